@@ -1,0 +1,62 @@
+#ifndef CLIENT_COMMCTL_COMMCTL_H
+#define CLIENT_COMMCTL_COMMCTL_H
+
+#include <jansson.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "proto/client.pb-c.h"
+
+/* What the verbs of commctl share. Data goes to standard output, messages to standard error. */
+
+enum exit_code {
+    EXIT_CODE_OK = 0,
+    EXIT_CODE_FAILURE = 1,
+    EXIT_CODE_USAGE = 2,
+    EXIT_CODE_NOT_RUNNING = 3,
+    EXIT_CODE_NOT_FOUND = 4,
+    EXIT_CODE_DEGRADED = 5,
+    EXIT_CODE_TIMED_OUT = 124
+};
+
+#define COMMCTL_SCHEMA_VERSION 1
+
+struct commctl {
+    const char *socket_path;
+    uint32_t timeout_ms;
+    bool json;
+    double watch_s; /* 0: once */
+    int fd;         /* -1 until the first request */
+};
+
+/* connection.c: one request, one reply; the caller frees *event (commd__client__event__free_unpacked). Prints
+ * what failed. */
+enum exit_code connection_request(struct commctl *commctl, Commd__Client__Request *request,
+                                  Commd__Client__Event **event);
+void connection_close(struct commctl *commctl);
+
+/* json.c: any message as an object, by its descriptor. New reference; null when out of memory. */
+json_t *json_of_message(const ProtobufCMessage *message);
+
+/* table.c: how an array of objects looks on a terminal. */
+enum column_format { COLUMN_TEXT, COLUMN_NUMBER, COLUMN_BYTES, COLUMN_MS, COLUMN_NS, COLUMN_LIST };
+struct column {
+    const char *key;
+    const char *title;
+    enum column_format format;
+};
+void table_print(const json_t *rows, const struct column *columns, size_t column_count);
+/* One value as text, in a buffer of the caller's. */
+void table_format(const json_t *value, enum column_format format, char *text, size_t size);
+
+/* Verbs: argv[0] is the verb. */
+typedef enum exit_code verb_function(struct commctl *commctl, int argc, char **argv);
+verb_function verb_status, verb_nodes, verb_comms, verb_clients, verb_ops; /* list.c */
+verb_function verb_ping;                                                   /* ping.c */
+verb_function verb_config;                                                 /* config.c */
+verb_function verb_pki;                                                    /* pki.c */
+
+/* Prints an object (its schema_version added) as JSON, or calls `text` with it; releases it. */
+void output_object(const struct commctl *commctl, json_t *object, void (*text)(const json_t *object));
+
+#endif

@@ -1,0 +1,63 @@
+#include <errno.h>
+#include <limits.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/commctl/commctl.h"
+
+static void print_settings(const json_t *object)
+{
+    static const struct column columns[] = {
+        {"key", "KEY", COLUMN_TEXT}, {"value", "VALUE", COLUMN_TEXT}, {"source", "FROM", COLUMN_TEXT}};
+    table_print(json_object_get(object, "settings"), columns, sizeof columns / sizeof columns[0]);
+}
+
+static enum exit_code config_show(struct commctl *commctl)
+{
+    Commd__Client__ConfigQuery query = COMMD__CLIENT__CONFIG_QUERY__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_CONFIG;
+    request.config = &query;
+    Commd__Client__Event *event;
+    enum exit_code code = connection_request(commctl, &request, &event);
+    if (code == EXIT_CODE_OK && event->reply->body_case == COMMD__CLIENT__REPLY__BODY_CONFIG) {
+        output_object(commctl, json_of_message(&event->reply->config->base), print_settings);
+    }
+    commd__client__event__free_unpacked(event, NULL);
+    return code;
+}
+
+/* The daemon knows its schema: the commd beside this commctl, or the one on PATH, checks the file. */
+static enum exit_code config_check(const char *path)
+{
+    char beside[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", beside, sizeof beside - 16);
+    if (length > 0) {
+        static const char *const places[] = {"commd", "../sbin/commd"};
+        beside[length] = '\0';
+        char *name = strrchr(beside, '/') + 1;
+        for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+            strcpy(name, places[i]);
+            if (access(beside, X_OK) == 0) {
+                execl(beside, "commd", "--check-config", path != NULL ? "--config" : NULL, path,
+                      (char *)NULL);
+            }
+        }
+    }
+    execlp("commd", "commd", "--check-config", path != NULL ? "--config" : NULL, path, (char *)NULL);
+    fprintf(stderr, "commctl: commd cannot be run: %s\n", strerror(errno));
+    return EXIT_CODE_FAILURE;
+}
+
+enum exit_code verb_config(struct commctl *commctl, int argc, char **argv)
+{
+    if (argc == 2 && strcmp(argv[1], "show") == 0) {
+        return config_show(commctl);
+    }
+    if ((argc == 2 || argc == 3) && strcmp(argv[1], "check") == 0) {
+        return config_check(argc == 3 ? argv[2] : NULL);
+    }
+    fprintf(stderr, "usage: commctl config show | commctl config check [FILE]\n");
+    return EXIT_CODE_USAGE;
+}

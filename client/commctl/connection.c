@@ -1,0 +1,154 @@
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "client/commctl/commctl.h"
+#include "proto/status.h"
+#include "proto/version.h"
+
+static enum exit_code exit_code_of(enum status status)
+{
+    switch (status) {
+    case STATUS_OK:
+        return EXIT_CODE_OK;
+    case STATUS_NOT_FOUND:
+        return EXIT_CODE_NOT_FOUND;
+    case STATUS_TIMED_OUT:
+        return EXIT_CODE_TIMED_OUT;
+    case STATUS_IN_PROGRESS:
+    case STATUS_INVALID_ARGUMENT:
+    case STATUS_UNSUPPORTED:
+    case STATUS_MISMATCH:
+    case STATUS_PERMISSION:
+    case STATUS_ALREADY_EXISTS:
+    case STATUS_LIMIT:
+    case STATUS_NO_MEMORY:
+    case STATUS_PROTOCOL:
+    case STATUS_VERSION:
+    case STATUS_DAEMON_LOST:
+    case STATUS_NODE_LOST:
+    case STATUS_RANK_LOST:
+    case STATUS_ABORTED:
+    case STATUS_SHUTTING_DOWN:
+    case STATUS_CONFIG:
+    case STATUS_SYSTEM:
+    case STATUS_CERTIFICATE:
+    case STATUS_UNREACHABLE:
+    case STATUS_INTERNAL:
+        break;
+    }
+    return EXIT_CODE_FAILURE;
+}
+
+static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *request,
+                               Commd__Client__Event **event)
+{
+    static uint8_t packet[CLIENT_PACKET_MAX_BYTES];
+    size_t size = commd__client__request__get_packed_size(request);
+    if (size > sizeof packet) {
+        fprintf(stderr, "commctl: the request is too large\n");
+        return EXIT_CODE_USAGE;
+    }
+    commd__client__request__pack(request, packet);
+    if (send(commctl->fd, packet, size, MSG_NOSIGNAL) < 0) {
+        fprintf(stderr, "commctl: %s: %s\n", commctl->socket_path, strerror(errno));
+        return EXIT_CODE_NOT_RUNNING;
+    }
+    struct pollfd ready = {.fd = commctl->fd, .events = POLLIN};
+    int count;
+    do {
+        count = poll(&ready, 1, (int)commctl->timeout_ms);
+    } while (count < 0 && errno == EINTR);
+    if (count == 0) {
+        fprintf(stderr, "commctl: %s: no answer within %u ms\n", commctl->socket_path, commctl->timeout_ms);
+        return EXIT_CODE_TIMED_OUT;
+    }
+    ssize_t received = recv(commctl->fd, packet, sizeof packet, 0);
+    if (received <= 0) {
+        fprintf(stderr, "commctl: %s: commd closed the connection\n", commctl->socket_path);
+        return EXIT_CODE_NOT_RUNNING;
+    }
+    *event = commd__client__event__unpack(NULL, (size_t)received, packet);
+    if (*event == NULL || (*event)->body_case != COMMD__CLIENT__EVENT__BODY_REPLY) {
+        fprintf(stderr, "commctl: %s: an answer that is none; is it a commd?\n", commctl->socket_path);
+        commd__client__event__free_unpacked(*event, NULL);
+        *event = NULL;
+        return EXIT_CODE_FAILURE;
+    }
+    if ((*event)->reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR) {
+        const Commd__Client__Error *error = (*event)->reply->error;
+        enum status status = status_from_wire(error->status);
+        fprintf(stderr, "commctl: %s\n", error->text[0] != '\0' ? error->text : status_text(status));
+        commd__client__event__free_unpacked(*event, NULL);
+        *event = NULL;
+        return exit_code_of(status);
+    }
+    return EXIT_CODE_OK;
+}
+
+static enum exit_code connect_and_greet(struct commctl *commctl)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(commctl->socket_path) >= sizeof address.sun_path) {
+        fprintf(stderr, "commctl: %s: too long for a socket's path\n", commctl->socket_path);
+        return EXIT_CODE_USAGE;
+    }
+    strcpy(address.sun_path, commctl->socket_path);
+    commctl->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (commctl->fd < 0 || connect(commctl->fd, (struct sockaddr *)&address, sizeof address) < 0) {
+        int reason = errno;
+        fprintf(stderr, "commctl: %s: %s%s\n", commctl->socket_path, strerror(reason),
+                reason == ENOENT || reason == ECONNREFUSED
+                    ? " (is commd running? set COMMD_SOCKET or --socket)"
+                    : "");
+        connection_close(commctl);
+        return reason == EACCES ? EXIT_CODE_FAILURE : EXIT_CODE_NOT_RUNNING;
+    }
+    Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
+    hello.protocol_version = CLIENT_PROTOCOL_VERSION;
+    hello.program = (char *)"commctl";
+    hello.version_text = (char *)COMMD_VERSION_TEXT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.id = 1;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
+    request.hello = &hello;
+    Commd__Client__Event *event = NULL;
+    enum exit_code code = exchange(commctl, &request, &event);
+    commd__client__event__free_unpacked(event, NULL);
+    if (code != EXIT_CODE_OK) {
+        connection_close(commctl);
+    }
+    return code;
+}
+
+enum exit_code connection_request(struct commctl *commctl, Commd__Client__Request *request,
+                                  Commd__Client__Event **event)
+{
+    static uint64_t last_id = 1;
+    *event = NULL;
+    if (commctl->fd < 0) {
+        enum exit_code code = connect_and_greet(commctl);
+        if (code != EXIT_CODE_OK) {
+            return code;
+        }
+    }
+    request->id = ++last_id;
+    enum exit_code code = exchange(commctl, request, event);
+    if (code != EXIT_CODE_OK) {
+        connection_close(commctl);
+    }
+    return code;
+}
+
+void connection_close(struct commctl *commctl)
+{
+    if (commctl->fd >= 0) {
+        close(commctl->fd);
+    }
+    commctl->fd = -1;
+}

@@ -1,0 +1,61 @@
+#include "client/commctl/commctl.h"
+
+static json_t *json_of_field(const ProtobufCFieldDescriptor *field, const char *place)
+{
+    switch (field->type) {
+    case PROTOBUF_C_TYPE_STRING:
+        return json_string(*(char *const *)place);
+    case PROTOBUF_C_TYPE_BOOL:
+        return json_boolean(*(const protobuf_c_boolean *)place);
+    case PROTOBUF_C_TYPE_INT32:
+    case PROTOBUF_C_TYPE_SINT32:
+    case PROTOBUF_C_TYPE_SFIXED32:
+    case PROTOBUF_C_TYPE_ENUM:
+        return json_integer(*(const int32_t *)place);
+    case PROTOBUF_C_TYPE_UINT32:
+    case PROTOBUF_C_TYPE_FIXED32:
+        return json_integer(*(const uint32_t *)place);
+    case PROTOBUF_C_TYPE_INT64:
+    case PROTOBUF_C_TYPE_SINT64:
+    case PROTOBUF_C_TYPE_SFIXED64:
+    case PROTOBUF_C_TYPE_UINT64:
+        return json_integer(*(const int64_t *)place);
+    case PROTOBUF_C_TYPE_FIXED64: /* identities: JSON's numbers are doubles to most readers */
+        return json_sprintf("%016llx", *(const unsigned long long *)place);
+    case PROTOBUF_C_TYPE_FLOAT:
+        return json_real((double)*(const float *)place);
+    case PROTOBUF_C_TYPE_DOUBLE:
+        return json_real(*(const double *)place);
+    case PROTOBUF_C_TYPE_MESSAGE:
+        return json_of_message(*(ProtobufCMessage *const *)place);
+    case PROTOBUF_C_TYPE_BYTES:
+        break;
+    }
+    return json_null();
+}
+
+json_t *json_of_message(const ProtobufCMessage *message)
+{
+    json_t *object = json_object();
+    if (message == NULL) {
+        return object;
+    }
+    for (unsigned i = 0; i < message->descriptor->n_fields; i++) {
+        const ProtobufCFieldDescriptor *field = &message->descriptor->fields[i];
+        const char *place = (const char *)message + field->offset;
+        json_t *value;
+        if (field->label == PROTOBUF_C_LABEL_REPEATED) {
+            value = json_array();
+            size_t count = *(const size_t *)((const char *)message + field->quantifier_offset);
+            const char *elements = *(char *const *)place;
+            size_t step = field->type == PROTOBUF_C_TYPE_UINT32 ? sizeof(uint32_t) : sizeof(void *);
+            for (size_t element = 0; element < count; element++) {
+                json_array_append_new(value, json_of_field(field, elements + element * step));
+            }
+        } else {
+            value = json_of_field(field, place);
+        }
+        json_object_set_new(object, field->name, value);
+    }
+    return object;
+}

@@ -1,0 +1,230 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "client/commctl/commctl.h"
+
+static enum exit_code no_arguments(int argc, char **argv)
+{
+    if (argc > 1) {
+        fprintf(stderr, "commctl %s: unexpected argument: %s\n", argv[0], argv[1]);
+        return EXIT_CODE_USAGE;
+    }
+    return EXIT_CODE_OK;
+}
+
+static void print_field(const json_t *object, const char *title, const char *key, enum column_format format)
+{
+    char text[256];
+    table_format(json_object_get(object, key), format, text, sizeof text);
+    printf("%-14s%s\n", title, text);
+}
+
+static long long number(const json_t *object, const char *key)
+{
+    return json_integer_value(json_object_get(object, key));
+}
+
+static void print_status(const json_t *status)
+{
+    bool standalone = json_is_true(json_object_get(status, "standalone"));
+    printf("%-14s%s%s%s\n", "node", json_string_value(json_object_get(status, "node_name")),
+           standalone ? " (standalone)" : "",
+           json_is_true(json_object_get(status, "draining")) ? " (draining)" : "");
+    if (!standalone) {
+        print_field(status, "cluster", "cluster_name", COLUMN_TEXT);
+        print_field(status, "address", "network_address", COLUMN_TEXT);
+        printf("%-14s%lld of %lld up\n", "other nodes", number(status, "nodes_up"),
+               number(status, "nodes_configured"));
+    }
+    print_field(status, "version", "version_text", COLUMN_TEXT);
+    print_field(status, "pid", "pid", COLUMN_NUMBER);
+    print_field(status, "uptime", "uptime_ms", COLUMN_MS);
+    print_field(status, "clients", "clients", COLUMN_NUMBER);
+    printf("%-14s%lld formed, %lld forming, %lld failed\n", "communicators", number(status, "comms_formed"),
+           number(status, "comms_forming"), number(status, "comms_failed"));
+    printf("%-14s%lld completed, %lld failed, %lld pending\n", "operations", number(status, "ops_completed"),
+           number(status, "ops_failed"), number(status, "ops_pending"));
+    print_field(status, "registered", "memory_registered_bytes", COLUMN_BYTES);
+    print_field(status, "resident", "resident_bytes", COLUMN_BYTES);
+    print_field(status, "reductions", "reduce_level", COLUMN_TEXT);
+}
+
+enum exit_code verb_status(struct commctl *commctl, int argc, char **argv)
+{
+    enum exit_code code = no_arguments(argc, argv);
+    if (code != EXIT_CODE_OK) {
+        return code;
+    }
+    Commd__Client__StatusQuery query = COMMD__CLIENT__STATUS_QUERY__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_STATUS;
+    request.status = &query;
+    Commd__Client__Event *event;
+    code = connection_request(commctl, &request, &event);
+    if (code != EXIT_CODE_OK) {
+        return code;
+    }
+    if (event->reply->body_case != COMMD__CLIENT__REPLY__BODY_STATUS) {
+        fprintf(stderr, "commctl: an answer to another question\n");
+        code = EXIT_CODE_FAILURE;
+    } else {
+        const Commd__Client__StatusReply *reply = event->reply->status;
+        code =
+            reply->nodes_up < reply->nodes_configured || reply->draining ? EXIT_CODE_DEGRADED : EXIT_CODE_OK;
+        output_object(commctl, json_of_message(&reply->base), print_status);
+    }
+    commd__client__event__free_unpacked(event, NULL);
+    return code;
+}
+
+/* A list that comes in pages: how to ask for one, and where its rows and cursor are. */
+struct list {
+    const char *name;
+    Commd__Client__Request__BodyCase question;
+    Commd__Client__Reply__BodyCase answer;
+};
+
+static const struct list list_nodes = {"nodes", COMMD__CLIENT__REQUEST__BODY_NODES,
+                                       COMMD__CLIENT__REPLY__BODY_NODES};
+static const struct list list_comms = {"comms", COMMD__CLIENT__REQUEST__BODY_COMMS,
+                                       COMMD__CLIENT__REPLY__BODY_COMMS};
+static const struct list list_clients = {"clients", COMMD__CLIENT__REQUEST__BODY_CLIENTS,
+                                         COMMD__CLIENT__REPLY__BODY_CLIENTS};
+static const struct list list_ops = {"ops", COMMD__CLIENT__REQUEST__BODY_OPS, COMMD__CLIENT__REPLY__BODY_OPS};
+
+#define PAGES_MAX 4096
+
+static enum exit_code fetch_rows(struct commctl *commctl, const struct list *list, json_t *rows)
+{
+    uint64_t after = 0;
+    for (int page = 0; page < PAGES_MAX; page++) {
+        /* The four queries have the same one field. */
+        Commd__Client__NodesQuery nodes = COMMD__CLIENT__NODES_QUERY__INIT;
+        Commd__Client__CommsQuery comms = COMMD__CLIENT__COMMS_QUERY__INIT;
+        Commd__Client__ClientsQuery clients = COMMD__CLIENT__CLIENTS_QUERY__INIT;
+        Commd__Client__OpsQuery ops = COMMD__CLIENT__OPS_QUERY__INIT;
+        nodes.after = comms.after = clients.after = ops.after = after;
+        Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+        request.body_case = list->question;
+        if (list == &list_nodes) {
+            request.nodes = &nodes;
+        } else if (list == &list_comms) {
+            request.comms = &comms;
+        } else if (list == &list_clients) {
+            request.clients = &clients;
+        } else {
+            request.ops = &ops;
+        }
+        Commd__Client__Event *event;
+        enum exit_code code = connection_request(commctl, &request, &event);
+        if (code != EXIT_CODE_OK) {
+            return code;
+        }
+        json_t *object = NULL;
+        if (event->reply->body_case == list->answer) {
+            object = json_of_message((const ProtobufCMessage *)event->reply->nodes);
+        }
+        commd__client__event__free_unpacked(event, NULL);
+        json_array_extend(rows, json_object_get(object, list->name));
+        after = (uint64_t)json_integer_value(json_object_get(object, "cursor"));
+        json_decref(object);
+        if (after == 0) {
+            return EXIT_CODE_OK;
+        }
+    }
+    return EXIT_CODE_OK;
+}
+
+static enum exit_code show_list(struct commctl *commctl, int argc, char **argv, const struct list *list,
+                                const struct column *columns, size_t column_count, json_t **kept)
+{
+    enum exit_code code = no_arguments(argc, argv);
+    if (code != EXIT_CODE_OK) {
+        return code;
+    }
+    json_t *rows = json_array();
+    code = fetch_rows(commctl, list, rows);
+    if (code == EXIT_CODE_OK && commctl->json) {
+        output_object(commctl, json_pack("{sO}", list->name, rows), NULL);
+    } else if (code == EXIT_CODE_OK) {
+        table_print(rows, columns, column_count);
+    }
+    if (kept != NULL && code == EXIT_CODE_OK) {
+        *kept = json_incref(rows);
+    }
+    json_decref(rows);
+    return code;
+}
+
+#define COLUMN_COUNT(columns) (sizeof(columns) / sizeof(columns)[0])
+
+enum exit_code verb_nodes(struct commctl *commctl, int argc, char **argv)
+{
+    static const struct column columns[] = {
+        {"name", "NODE", COLUMN_TEXT},
+        {"state", "STATE", COLUMN_TEXT},
+        {"since_ms", "SINCE", COLUMN_MS},
+        {"address", "ADDRESS", COLUMN_TEXT},
+        {"heartbeat_round_trip_ns", "HEARTBEAT", COLUMN_NS},
+        {"sent_bytes", "SENT", COLUMN_BYTES},
+        {"received_bytes", "RECEIVED", COLUMN_BYTES},
+        {"lost_packets", "LOST", COLUMN_NUMBER},
+        {"datagram_bytes", "DATAGRAM", COLUMN_NUMBER},
+        {"version_text", "VERSION", COLUMN_TEXT},
+        {"last_error", "LAST ERROR", COLUMN_TEXT},
+    };
+    json_t *rows = NULL;
+    enum exit_code code = show_list(commctl, argc, argv, &list_nodes, columns, COLUMN_COUNT(columns), &rows);
+    size_t index;
+    json_t *row;
+    json_array_foreach(rows, index, row)
+    {
+        const char *state = json_string_value(json_object_get(row, "state"));
+        if (code == EXIT_CODE_OK && (state == NULL || strcmp(state, "up") != 0)) {
+            code = EXIT_CODE_DEGRADED;
+        }
+    }
+    json_decref(rows);
+    return code;
+}
+
+enum exit_code verb_comms(struct commctl *commctl, int argc, char **argv)
+{
+    static const struct column columns[] = {
+        {"name", "COMMUNICATOR", COLUMN_TEXT},     {"state", "STATE", COLUMN_TEXT},
+        {"since_ms", "SINCE", COLUMN_MS},          {"owner_uid", "UID", COLUMN_NUMBER},
+        {"size", "SIZE", COLUMN_NUMBER},           {"local_size", "LOCAL", COLUMN_NUMBER},
+        {"node_names", "NODES", COLUMN_LIST},      {"ops_posted", "POSTED", COLUMN_NUMBER},
+        {"ops_completed", "DONE", COLUMN_NUMBER},  {"bytes_reduced", "BYTES", COLUMN_BYTES},
+        {"missing_ranks", "MISSING", COLUMN_TEXT}, {"error", "ERROR", COLUMN_TEXT},
+    };
+    return show_list(commctl, argc, argv, &list_comms, columns, COLUMN_COUNT(columns), NULL);
+}
+
+enum exit_code verb_clients(struct commctl *commctl, int argc, char **argv)
+{
+    static const struct column columns[] = {
+        {"pid", "PID", COLUMN_NUMBER},
+        {"uid", "UID", COLUMN_NUMBER},
+        {"program", "PROGRAM", COLUMN_TEXT},
+        {"connected_ms", "SINCE", COLUMN_MS},
+        {"comms", "RANKS", COLUMN_NUMBER},
+        {"memories", "MEMORIES", COLUMN_NUMBER},
+        {"memory_bytes", "REGISTERED", COLUMN_BYTES},
+        {"ops_submitted", "SUBMITTED", COLUMN_NUMBER},
+        {"ops_completed", "DONE", COLUMN_NUMBER},
+    };
+    return show_list(commctl, argc, argv, &list_clients, columns, COLUMN_COUNT(columns), NULL);
+}
+
+enum exit_code verb_ops(struct commctl *commctl, int argc, char **argv)
+{
+    static const struct column columns[] = {
+        {"comm_name", "COMMUNICATOR", COLUMN_TEXT},   {"seq", "SEQ", COLUMN_NUMBER},
+        {"kind", "OPERATION", COLUMN_TEXT},           {"dtype", "TYPE", COLUMN_TEXT},
+        {"count_elements", "COUNT", COLUMN_NUMBER},   {"age_ms", "AGE", COLUMN_MS},
+        {"deadline_in_ms", "DEADLINE IN", COLUMN_MS}, {"arrived_ranks", "ARRIVED", COLUMN_TEXT},
+        {"missing_ranks", "MISSING", COLUMN_TEXT},    {"waiting_for", "WAITING FOR", COLUMN_TEXT},
+    };
+    return show_list(commctl, argc, argv, &list_ops, columns, COLUMN_COUNT(columns), NULL);
+}

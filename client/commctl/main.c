@@ -1,0 +1,202 @@
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "client/commctl/commctl.h"
+#include "proto/version.h"
+
+static verb_function verb_version, verb_help;
+
+struct verb {
+    const char *name;
+    const char *arguments;
+    const char *help;
+    verb_function *function;
+    bool watchable;
+};
+
+static const struct verb verbs[] = {
+    {"status", "", "this node in short (the default)", verb_status, true},
+    {"nodes", "", "every node: up or not, since when, why not", verb_nodes, true},
+    {"comms", "", "communicators: state, ranks, operations, why failed", verb_comms, true},
+    {"clients", "", "processes that are connected", verb_clients, true},
+    {"ops", "", "operations under way: who arrived, who is missing, how late", verb_ops, true},
+    {"ping", "[-n COUNT] NODE", "round trip to another node, from daemon to daemon", verb_ping, false},
+    {"config", "show | check [FILE]", "settings in force and where they come from; check a file", verb_config,
+     false},
+    {"pki", "init | request NAME | issue NAME", "make the cluster's authority and the nodes' certificates",
+     verb_pki, false},
+    {"version", "", "versions of commctl and of the commd that runs", verb_version, false},
+    {"help", "", "this text", verb_help, false},
+};
+#define VERB_COUNT (sizeof verbs / sizeof verbs[0])
+
+static enum exit_code verb_help(struct commctl *commctl, int argc, char **argv)
+{
+    (void)commctl;
+    (void)argc;
+    (void)argv;
+    puts("usage: commctl [OPTION...] [VERB [ARGUMENT...]]\n");
+    for (size_t i = 0; i < VERB_COUNT; i++) {
+        char call[64];
+        snprintf(call, sizeof call, "%s %s", verbs[i].name, verbs[i].arguments);
+        printf("  %-36s %s\n", call, verbs[i].help);
+    }
+    puts("\n  -f, --format text|json   how to print (default text)\n"
+         "  -w, --watch[=SECONDS]    again and again, until interrupted (default 1)\n"
+         "  -t, --timeout SECONDS    how long to wait for commd (default 5)\n"
+         "      --socket PATH        default $COMMD_SOCKET, else " CLIENT_SOCKET_DEFAULT "\n"
+         "      --version, --help\n\n"
+         "Exit codes: 0 fine, 1 failure, 2 usage, 3 commd is not running, 4 not found, 5 degraded, 124 timed "
+         "out.");
+    return EXIT_CODE_OK;
+}
+
+static void print_version(const json_t *object)
+{
+    printf("commctl %s\n", json_string_value(json_object_get(object, "commctl")));
+    const json_t *daemon = json_object_get(object, "commd");
+    printf("commd   %s\n", daemon != NULL ? json_string_value(daemon) : "not running");
+}
+
+static enum exit_code verb_version(struct commctl *commctl, int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    json_t *object = json_pack("{ss}", "commctl", COMMD_VERSION_TEXT);
+    if (access(commctl->socket_path, F_OK) == 0) {
+        Commd__Client__StatusQuery query = COMMD__CLIENT__STATUS_QUERY__INIT;
+        Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+        request.body_case = COMMD__CLIENT__REQUEST__BODY_STATUS;
+        request.status = &query;
+        Commd__Client__Event *event;
+        if (connection_request(commctl, &request, &event) == EXIT_CODE_OK &&
+            event->reply->body_case == COMMD__CLIENT__REPLY__BODY_STATUS) {
+            json_object_set_new(object, "commd", json_string(event->reply->status->version_text));
+        }
+        commd__client__event__free_unpacked(event, NULL);
+    }
+    output_object(commctl, object, print_version);
+    return EXIT_CODE_OK;
+}
+
+void output_object(const struct commctl *commctl, json_t *object, void (*text)(const json_t *object))
+{
+    if (commctl->json || text == NULL) {
+        json_object_set_new(object, "schema_version", json_integer(COMMCTL_SCHEMA_VERSION));
+        json_dumpf(object, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
+        putchar('\n');
+    } else {
+        text(object);
+    }
+    json_decref(object);
+}
+
+static bool parse_seconds(const char *text, double low, double high, double *out)
+{
+    char *end;
+    *out = strtod(text, &end);
+    return end != text && *end == '\0' && *out >= low && *out <= high;
+}
+
+/* Returns -1 to go on, otherwise the exit code. */
+static int parse_options(int argc, char **argv, struct commctl *commctl)
+{
+    static const struct option options[] = {
+        {"format", required_argument, NULL, 'f'},
+        {"watch", optional_argument, NULL, 'w'},
+        {"timeout", required_argument, NULL, 't'},
+        {"socket", required_argument, NULL, 'S'},
+        {"version", no_argument, NULL, 'V'},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
+    };
+    double timeout_s;
+    for (int option; (option = getopt_long(argc, argv, "+f:w::t:h", options, NULL)) != -1;) {
+        switch (option) {
+        case 'f':
+            commctl->json = strcmp(optarg, "json") == 0;
+            if (!commctl->json && strcmp(optarg, "text") != 0) {
+                fprintf(stderr, "commctl: --format %s: expected text or json\n", optarg);
+                return EXIT_CODE_USAGE;
+            }
+            break;
+        case 'w':
+            commctl->watch_s = 1;
+            if (optarg != NULL && !parse_seconds(optarg, 0.1, 86400, &commctl->watch_s)) {
+                fprintf(stderr, "commctl: --watch %s: expected seconds, 0.1 to 86400\n", optarg);
+                return EXIT_CODE_USAGE;
+            }
+            break;
+        case 't':
+            if (!parse_seconds(optarg, 0.01, 3600, &timeout_s)) {
+                fprintf(stderr, "commctl: --timeout %s: expected seconds, 0.01 to 3600\n", optarg);
+                return EXIT_CODE_USAGE;
+            }
+            commctl->timeout_ms = (uint32_t)(timeout_s * 1000);
+            break;
+        case 'S':
+            commctl->socket_path = optarg;
+            break;
+        case 'V':
+            puts("commctl " COMMD_VERSION_TEXT);
+            return EXIT_CODE_OK;
+        case 'h':
+            return (int)verb_help(commctl, 0, NULL);
+        default:
+            fputs("Try 'commctl help'.\n", stderr);
+            return EXIT_CODE_USAGE;
+        }
+    }
+    return -1;
+}
+
+static enum exit_code run_verb(struct commctl *commctl, const struct verb *verb, int argc, char **argv)
+{
+    if (commctl->watch_s > 0 && !verb->watchable) {
+        fprintf(stderr, "commctl: %s cannot be watched\n", verb->name);
+        return EXIT_CODE_USAGE;
+    }
+    for (;;) {
+        if (commctl->watch_s > 0 && isatty(STDOUT_FILENO) && !commctl->json) {
+            fputs("\033[H\033[2J", stdout);
+        }
+        enum exit_code code = verb->function(commctl, argc, argv);
+        fflush(stdout);
+        if (commctl->watch_s <= 0 || code == EXIT_CODE_USAGE) {
+            return code;
+        }
+        nanosleep(&(struct timespec){.tv_sec = (time_t)commctl->watch_s,
+                                     .tv_nsec =
+                                         (long)((commctl->watch_s - (double)(time_t)commctl->watch_s) * 1e9)},
+                  NULL);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    const char *environment = getenv(CLIENT_SOCKET_ENVIRONMENT);
+    struct commctl commctl = {
+        .socket_path = environment != NULL && environment[0] != '\0' ? environment : CLIENT_SOCKET_DEFAULT,
+        .timeout_ms = 5000,
+        .fd = -1};
+    int exit_code = parse_options(argc, argv, &commctl);
+    if (exit_code >= 0) {
+        return exit_code;
+    }
+    char *default_verb[] = {(char *)"status", NULL};
+    char **arguments = optind < argc ? argv + optind : default_verb;
+    int count = optind < argc ? argc - optind : 1;
+    for (size_t i = 0; i < VERB_COUNT; i++) {
+        if (strcmp(verbs[i].name, arguments[0]) == 0) {
+            exit_code = (int)run_verb(&commctl, &verbs[i], count, arguments);
+            connection_close(&commctl);
+            return exit_code;
+        }
+    }
+    fprintf(stderr, "commctl: unknown verb: %s\nTry 'commctl help'.\n", arguments[0]);
+    return EXIT_CODE_USAGE;
+}

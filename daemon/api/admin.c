@@ -1,0 +1,424 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/api/session.h"
+#include "daemon/dev/reduce.h"
+
+/*
+ * Lists are copied into pages of at most CLIENT_LIST_PAGE_MAX rows and PAGE_BYTES_MAX bytes; `after` counts
+ * the rows that came before, so that a list that changes between pages may repeat or miss a row, and nothing
+ * worse.
+ */
+#define PAGE_BYTES_MAX (CLIENT_PACKET_MAX_BYTES - 4096)
+#define COMM_NODE_NAMES_MAX 64 /* of one row; node_count tells how many there are */
+
+static uint64_t resident_bytes(void)
+{
+    unsigned long long pages = 0;
+    FILE *file = fopen("/proc/self/statm", "re");
+    if (file != NULL) {
+        if (fscanf(file, "%*u %llu", &pages) != 1) {
+            pages = 0;
+        }
+        fclose(file);
+    }
+    return pages * (uint64_t)sysconf(_SC_PAGESIZE);
+}
+
+static bool count_comm(void *context, const struct req_comm_info *info)
+{
+    Commd__Client__StatusReply *answer = context;
+    switch (info->state) {
+    case REQ_COMM_FORMING:
+        answer->comms_forming++;
+        break;
+    case REQ_COMM_FORMED:
+        answer->comms_formed++;
+        break;
+    case REQ_COMM_FAILED:
+        answer->comms_failed++;
+        break;
+    }
+    return true;
+}
+
+static bool count_op(void *context, const struct req_op_info *info)
+{
+    (void)info;
+    ((Commd__Client__StatusReply *)context)->ops_pending++;
+    return true;
+}
+
+void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t now_ns)
+{
+    const struct api *api = session->api;
+    Commd__Client__StatusReply answer = COMMD__CLIENT__STATUS_REPLY__INIT;
+    answer.node_name = (char *)mesh_own_name(api->mesh);
+    answer.cluster_name = api->cluster_name;
+    answer.version_text = (char *)COMMD_VERSION_TEXT;
+    answer.instance = mesh_own_instance(api->mesh);
+    answer.uptime_ms = (now_ns - api->started_ns) / TIME_MS;
+    answer.pid = (uint32_t)getpid();
+    answer.standalone = api->standalone;
+    answer.draining = api->draining;
+    answer.network_address = api->network_address;
+    answer.nodes_configured = mesh_node_count(api->mesh);
+    for (uint32_t node = 0; node < answer.nodes_configured; node++) {
+        answer.nodes_up += mesh_node_is_up(api->mesh, node);
+    }
+    answer.clients = HASH_COUNT(api->sessions);
+    req_visit_comms(api->req, count_comm, &answer);
+    req_visit_ops(api->req, now_ns, count_op, &answer);
+    answer.ops_completed = api->ops_completed;
+    answer.ops_failed = api->ops_failed;
+    answer.reduce_level = (char *)dev_reduce_level_text();
+    if (api->net != NULL) {
+        struct net_statistics statistics = {0};
+        net_statistics(api->net, &statistics);
+        answer.received_datagrams = statistics.received_datagrams;
+        answer.dropped_datagrams = statistics.dropped_datagrams;
+        answer.refused_handshakes = statistics.refused_handshakes;
+    }
+    for (const struct api_session *each = api->sessions; each != NULL; each = each->hh.next) {
+        answer.memory_registered_bytes += each->memory_bytes;
+    }
+    answer.resident_bytes = resident_bytes();
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_STATUS;
+    reply.status = &answer;
+    api_session_reply(session, &reply);
+}
+
+static void fill_node(const struct api *api, uint32_t node, uint64_t now_ns, Commd__Client__NodeInfo *row)
+{
+    struct mesh_node_info info;
+    mesh_node_info(api->mesh, node, &info);
+    row->name = (char *)info.name;
+    row->address = (char *)info.address;
+    row->state = (char *)mesh_node_state_text(info.state);
+    row->since_ms = now_ns > info.since_ns ? (now_ns - info.since_ns) / TIME_MS : 0;
+    row->instance = info.instance;
+    row->version_text = (char *)info.version_text;
+    row->heartbeat_round_trip_ns = info.heartbeat_round_trip_ns;
+    row->round_trip_ns = info.net.round_trip_ns;
+    row->sent_bytes = info.net.sent_bytes;
+    row->received_bytes = info.net.received_bytes;
+    row->lost_packets = info.net.lost_packets;
+    row->datagram_bytes = info.net.datagram_bytes;
+    row->connected_count = info.net.connected_count;
+    row->last_error = (char *)info.last_error;
+}
+
+void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
+{
+    const struct api *api = session->api;
+    Commd__Client__NodeInfo rows[CLIENT_LIST_PAGE_MAX];
+    Commd__Client__NodeInfo *pointers[CLIENT_LIST_PAGE_MAX];
+    Commd__Client__NodesReply answer = COMMD__CLIENT__NODES_REPLY__INIT;
+    uint64_t total = (uint64_t)mesh_node_count(api->mesh) + 1; /* row 0 is this node */
+    answer.nodes = pointers;
+    size_t page_bytes = 0;
+    uint64_t next = after;
+    while (next < total && answer.n_nodes < CLIENT_LIST_PAGE_MAX) {
+        Commd__Client__NodeInfo *row = &rows[answer.n_nodes];
+        commd__client__node_info__init(row);
+        if (next == 0) {
+            row->self = true;
+            row->name = (char *)mesh_own_name(api->mesh);
+            row->address = api->network_address;
+            row->state = (char *)"up";
+            row->since_ms = (now_ns - api->started_ns) / TIME_MS;
+            row->instance = mesh_own_instance(api->mesh);
+            row->version_text = (char *)COMMD_VERSION_TEXT;
+        } else {
+            fill_node(api, (uint32_t)(next - 1), now_ns, row);
+        }
+        page_bytes += commd__client__node_info__get_packed_size(row) + 8;
+        if (page_bytes > PAGE_BYTES_MAX) {
+            break;
+        }
+        pointers[answer.n_nodes++] = row;
+        next++;
+    }
+    answer.cursor = next < total ? next : 0;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_NODES;
+    reply.nodes = &answer;
+    api_session_reply(session, &reply);
+}
+
+/* A page of packed rows: visits give texts that live during the call alone, so rows are copied by packing. */
+struct page {
+    uint64_t skip;
+    uint64_t next; /* 0: the list ended */
+    uint64_t now_ns;
+    size_t bytes;
+    size_t count;
+    void *rows[CLIENT_LIST_PAGE_MAX];
+};
+
+/* Whether the row at hand belongs to the page; sets *more to false when the visit is to stop. */
+static bool page_wants(struct page *page, size_t row_bytes, uint64_t *seen, bool *more)
+{
+    *more = true;
+    if ((*seen)++ < page->skip) {
+        return false;
+    }
+    if (page->count == CLIENT_LIST_PAGE_MAX || page->bytes + row_bytes > PAGE_BYTES_MAX) {
+        page->next = *seen - 1;
+        *more = false;
+        return false;
+    }
+    page->bytes += row_bytes + 8;
+    return true;
+}
+
+struct list_visit {
+    struct page page;
+    uint64_t seen;
+};
+
+static bool visit_comm(void *context, const struct req_comm_info *info)
+{
+    struct list_visit *visit = context;
+    Commd__Client__CommInfo row = COMMD__CLIENT__COMM_INFO__INIT;
+    row.name = (char *)info->name;
+    row.comm_id = info->comm_id;
+    row.generation = info->generation;
+    row.owner_uid = info->owner_uid;
+    row.state = (char *)req_comm_state_text(info->state);
+    row.size = info->size;
+    row.local_size = info->local_size;
+    row.known_ranks = info->known_ranks;
+    row.missing_ranks = (char *)(info->missing_ranks != NULL ? info->missing_ranks : "");
+    row.node_count = info->node_count;
+    row.node_names = (char **)info->node_names;
+    row.n_node_names = info->node_count < COMM_NODE_NAMES_MAX ? info->node_count : COMM_NODE_NAMES_MAX;
+    row.since_ms = visit->page.now_ns > info->since_ns ? (visit->page.now_ns - info->since_ns) / TIME_MS : 0;
+    row.ops_posted = info->ops_posted;
+    row.ops_completed = info->ops_completed;
+    row.bytes_reduced = info->bytes_reduced;
+    row.error = (char *)(info->error != NULL ? info->error : "");
+    size_t size = commd__client__comm_info__get_packed_size(&row);
+    bool more;
+    if (page_wants(&visit->page, size, &visit->seen, &more)) {
+        uint8_t *packed = malloc(size + 1);
+        if (packed == NULL) {
+            return false;
+        }
+        commd__client__comm_info__pack(&row, packed);
+        visit->page.rows[visit->page.count] = commd__client__comm_info__unpack(NULL, size, packed);
+        free(packed);
+        if (visit->page.rows[visit->page.count] == NULL) {
+            return false;
+        }
+        visit->page.count++;
+    }
+    return more;
+}
+
+void api_admin_comms(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
+{
+    struct list_visit visit = {.page = {.skip = after, .now_ns = now_ns}};
+    req_visit_comms(session->api->req, visit_comm, &visit);
+    Commd__Client__CommsReply answer = COMMD__CLIENT__COMMS_REPLY__INIT;
+    answer.comms = (Commd__Client__CommInfo **)visit.page.rows;
+    answer.n_comms = visit.page.count;
+    answer.cursor = visit.page.next;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_COMMS;
+    reply.comms = &answer;
+    api_session_reply(session, &reply);
+    for (size_t i = 0; i < visit.page.count; i++) {
+        commd__client__comm_info__free_unpacked(visit.page.rows[i], NULL);
+    }
+}
+
+static bool visit_op(void *context, const struct req_op_info *info)
+{
+    struct list_visit *visit = context;
+    Commd__Client__OpInfo row = COMMD__CLIENT__OP_INFO__INIT;
+    row.comm_name = (char *)info->comm_name;
+    row.owner_uid = info->owner_uid;
+    row.seq = info->seq;
+    row.kind = (char *)op_kind_text(info->kind);
+    row.dtype = (char *)dtype_text(info->dtype);
+    row.reduce = (char *)reduce_text(info->reduce);
+    row.count_elements = info->count_elements;
+    row.root_rank = info->root_rank;
+    row.age_ms = info->age_ns / TIME_MS;
+    row.deadline_in_ms = info->deadline_in_ns / TIME_MS;
+    row.running = info->running;
+    row.arrived_ranks = (char *)info->arrived_ranks;
+    row.missing_ranks = (char *)info->missing_ranks;
+    row.waiting_for = (char *)(info->waiting_for != NULL ? info->waiting_for : "");
+    size_t size = commd__client__op_info__get_packed_size(&row);
+    bool more;
+    if (page_wants(&visit->page, size, &visit->seen, &more)) {
+        uint8_t *packed = malloc(size + 1);
+        if (packed == NULL) {
+            return false;
+        }
+        commd__client__op_info__pack(&row, packed);
+        visit->page.rows[visit->page.count] = commd__client__op_info__unpack(NULL, size, packed);
+        free(packed);
+        if (visit->page.rows[visit->page.count] == NULL) {
+            return false;
+        }
+        visit->page.count++;
+    }
+    return more;
+}
+
+void api_admin_ops(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
+{
+    struct list_visit visit = {.page = {.skip = after, .now_ns = now_ns}};
+    req_visit_ops(session->api->req, now_ns, visit_op, &visit);
+    Commd__Client__OpsReply answer = COMMD__CLIENT__OPS_REPLY__INIT;
+    answer.ops = (Commd__Client__OpInfo **)visit.page.rows;
+    answer.n_ops = visit.page.count;
+    answer.cursor = visit.page.next;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_OPS;
+    reply.ops = &answer;
+    api_session_reply(session, &reply);
+    for (size_t i = 0; i < visit.page.count; i++) {
+        commd__client__op_info__free_unpacked(visit.page.rows[i], NULL);
+    }
+}
+
+void api_admin_clients(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
+{
+    Commd__Client__ClientInfo rows[CLIENT_LIST_PAGE_MAX];
+    Commd__Client__ClientInfo *pointers[CLIENT_LIST_PAGE_MAX];
+    Commd__Client__ClientsReply answer = COMMD__CLIENT__CLIENTS_REPLY__INIT;
+    answer.clients = pointers;
+    for (struct api_session *each = session->api->sessions; each != NULL; each = each->hh.next) {
+        if (each->id <= after) { /* ids grow in the order of the list */
+            continue;
+        }
+        if (answer.n_clients == CLIENT_LIST_PAGE_MAX) {
+            answer.cursor = rows[CLIENT_LIST_PAGE_MAX - 1].id;
+            break;
+        }
+        Commd__Client__ClientInfo *row = &rows[answer.n_clients];
+        commd__client__client_info__init(row);
+        row->id = each->id;
+        row->pid = (uint32_t)each->client.pid;
+        row->uid = each->client.uid;
+        row->gid = each->gid;
+        row->program = each->program;
+        row->connected_ms = (now_ns - each->connected_ns) / TIME_MS;
+        row->comms = HASH_COUNT(each->comms);
+        row->memories = HASH_COUNT(each->memories);
+        row->memory_bytes = each->memory_bytes;
+        row->ops_submitted = each->ops_submitted;
+        row->ops_completed = each->ops_completed;
+        pointers[answer.n_clients++] = row;
+    }
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_CLIENTS;
+    reply.clients = &answer;
+    api_session_reply(session, &reply);
+}
+
+/* mesh_ping_forget goes by context, so the session is the context, and it has one ping at a time. */
+static void ping_done(void *context, enum status result, uint64_t round_trip_ns, uint64_t now_ns)
+{
+    (void)now_ns;
+    struct api_session *session = context;
+    uint64_t request_id = session->ping_request_id;
+    session->ping_request_id = 0;
+    if (result != STATUS_OK) {
+        struct error error;
+        error_set(&error, result, "no answer: %s", status_text(result));
+        api_session_reply_error(session, request_id, &error);
+        return;
+    }
+    Commd__Client__PingReply answer = COMMD__CLIENT__PING_REPLY__INIT;
+    answer.round_trip_ns = round_trip_ns;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_PING;
+    reply.ping = &answer;
+    api_session_reply(session, &reply);
+}
+
+#define PING_TIMEOUT_MAX_MS 60000u
+
+void api_admin_ping(struct api_session *session, uint64_t request_id, const Commd__Client__Ping *request,
+                    uint64_t now_ns)
+{
+    struct error error;
+    uint32_t node;
+    uint32_t timeout_ms =
+        request->timeout_ms < PING_TIMEOUT_MAX_MS ? request->timeout_ms : PING_TIMEOUT_MAX_MS;
+    if (!mesh_find_node(session->api->mesh, request->node, &node)) {
+        error_set(&error, STATUS_NOT_FOUND, "no other node is called \"%s\"", request->node);
+    } else if (session->ping_request_id != 0 || request_id == 0) {
+        error_set(&error, STATUS_LIMIT, "one ping at a time on a connection");
+    } else {
+        session->ping_request_id = request_id;
+        if (mesh_ping(session->api->mesh, node, timeout_ms * TIME_MS, ping_done, session, now_ns, &error) ==
+            STATUS_OK) {
+            return;
+        }
+        session->ping_request_id = 0;
+    }
+    api_session_reply_error(session, request_id, &error);
+}
+
+#define SETTINGS_MAX 256
+
+struct settings {
+    Commd__Client__ConfigSetting rows[SETTINGS_MAX];
+    Commd__Client__ConfigSetting *pointers[SETTINGS_MAX];
+    size_t count;
+};
+
+static void add_setting(void *context, const char *key, const char *value, const char *source)
+{
+    struct settings *settings = context;
+    if (settings->count == SETTINGS_MAX) {
+        return;
+    }
+    Commd__Client__ConfigSetting *row = &settings->rows[settings->count];
+    commd__client__config_setting__init(row);
+    row->key = strdup(key);
+    row->value = strdup(value);
+    row->source = strdup(source);
+    settings->pointers[settings->count++] = row;
+}
+
+void api_admin_config(struct api_session *session, uint64_t request_id)
+{
+    struct settings *settings = calloc(1, sizeof *settings);
+    if (settings == NULL) {
+        struct error error;
+        error_set(&error, STATUS_NO_MEMORY, "no memory for the settings");
+        api_session_reply_error(session, request_id, &error);
+        return;
+    }
+    session->api->visit_settings(session->api->settings_context, add_setting, settings);
+    Commd__Client__ConfigReply answer = COMMD__CLIENT__CONFIG_REPLY__INIT;
+    answer.settings = settings->pointers;
+    answer.n_settings = settings->count;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_CONFIG;
+    reply.config = &answer;
+    api_session_reply(session, &reply);
+    for (size_t i = 0; i < settings->count; i++) {
+        free(settings->rows[i].key);
+        free(settings->rows[i].value);
+        free(settings->rows[i].source);
+    }
+    free(settings);
+}

@@ -1,0 +1,54 @@
+#ifndef DAEMON_API_API_H
+#define DAEMON_API_API_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#include "daemon/base/loop.h"
+#include "daemon/req/req.h"
+
+/*
+ * The Unix socket: sessions of clients and of commctl. Turns packets (proto/client.proto) into checked
+ * requests to req and mesh, and what they answer into packets. A client that lies, stalls or dies loses its
+ * own session alone.
+ */
+struct api;
+
+#define API_SESSIONS_MAX 4096          /* beyond: accepted, told LIMIT, closed */
+#define API_SESSION_COMMS_MAX 1024     /* communicators (ranks) of one client; beyond: LIMIT */
+#define API_SESSION_MEMORIES_MAX 16384 /* registered memories of one client; beyond: LIMIT */
+#define API_SESSION_PACKETS_MAX 65536  /* packets that wait for a client to read; beyond: it is dropped */
+#define API_SESSION_PAUSE_PACKETS 256  /* from here on, no more requests of it are read */
+#define API_PACKETS_PER_WAKE 64        /* then the others get their turn */
+
+/* One configuration setting, for commctl. */
+typedef void api_setting_function(void *context, const char *key, const char *value, const char *source);
+
+struct api_options {
+    const char *socket_path; /* bound, unless listen_fd is given */
+    int listen_fd;           /* from socket activation, owned by the api from then on; -1: none */
+    mode_t socket_mode;
+    const char *socket_group; /* "" leaves the group alone */
+    struct req *req;
+    struct mesh *mesh;
+    struct net *net; /* for statistics; null when standalone */
+    const char *cluster_name;
+    const char *network_address; /* "" when standalone */
+    bool standalone;
+    uint64_t started_ns;
+    void (*visit_settings)(void *context, api_setting_function *visit, void *visit_context);
+    void *settings_context;
+};
+
+/* Texts are copied. ALREADY_EXISTS when another commd answers on the socket; SYSTEM. A dead socket file is
+ * replaced. */
+enum status api_new(struct loop *loop, const struct api_options *options, uint64_t now_ns, struct api **out,
+                    struct error *error) COMM_MUST_USE;
+/* Drops every session and removes the socket file if we made it. */
+void api_free(struct api *api);
+
+/* No new session is accepted, and status says draining. */
+void api_drain(struct api *api);
+
+#endif

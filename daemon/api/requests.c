@@ -1,0 +1,346 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/api/session.h"
+#include "daemon/base/checked.h"
+
+static struct api_comm *session_comm(struct api_session *session, uint32_t handle)
+{
+    struct api_comm *comm;
+    HASH_FIND(hh, session->comms, &handle, sizeof handle, comm);
+    return comm;
+}
+
+static struct api_memory *session_memory(struct api_session *session, uint32_t id)
+{
+    struct api_memory *memory;
+    HASH_FIND(hh, session->memories, &id, sizeof id, memory);
+    return memory;
+}
+
+static void comm_forget(struct api_comm *comm)
+{
+    HASH_DEL(comm->session->comms, comm);
+    free(comm);
+}
+
+static void comm_formed(void *context, struct req_member *member, const struct error *result, uint64_t now_ns)
+{
+    struct api_comm *comm = context;
+    if (result->status != STATUS_OK) {
+        api_session_reply_error(comm->session, comm->init_request_id, result);
+        req_member_leave(member, REQ_LEAVE_ORDERLY, now_ns);
+        comm_forget(comm);
+        return;
+    }
+    comm->formed = true;
+    struct req_comm_view view;
+    req_member_view(member, &view);
+    Commd__Client__CommInitReply answer = COMMD__CLIENT__COMM_INIT_REPLY__INIT;
+    answer.comm_id = view.comm_id;
+    answer.generation = view.generation;
+    answer.local_rank = view.local_rank;
+    answer.local_size = view.local_size;
+    answer.node_count = view.node_count;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = comm->init_request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_COMM_INIT;
+    reply.comm_init = &answer;
+    api_session_reply(comm->session, &reply);
+}
+
+static void comm_send_complete(struct api_session *session, uint32_t handle, uint64_t ticket,
+                               const struct error *result)
+{
+    Commd__Client__Complete complete = COMMD__CLIENT__COMPLETE__INIT;
+    complete.handle = handle;
+    complete.ticket = ticket;
+    complete.status = result->status;
+    if (result->status != STATUS_OK) {
+        complete.text = (char *)result->text;
+    }
+    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+    event.body_case = COMMD__CLIENT__EVENT__BODY_COMPLETE;
+    event.complete = &complete;
+    api_session_send(session, &event);
+}
+
+static void comm_completed(void *context, struct req_member *member, uint64_t seq, const struct error *result,
+                           uint64_t now_ns)
+{
+    (void)member;
+    (void)now_ns;
+    struct api_comm *comm = context;
+    struct api_session *session = comm->session;
+    comm->pending_ops--;
+    session->ops_completed++;
+    if (result->status == STATUS_OK) {
+        session->api->ops_completed++;
+    } else {
+        session->api->ops_failed++;
+    }
+    comm_send_complete(session, comm->handle, comm->tickets[seq % REQ_PENDING_OPS_MAX], result);
+}
+
+static void comm_aborted(void *context, struct req_member *member, const struct error *cause, uint64_t now_ns)
+{
+    (void)member;
+    (void)now_ns;
+    struct api_comm *comm = context;
+    Commd__Client__Aborted aborted = COMMD__CLIENT__ABORTED__INIT;
+    aborted.handle = comm->handle;
+    aborted.status = cause->status;
+    aborted.text = (char *)cause->text;
+    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+    event.body_case = COMMD__CLIENT__EVENT__BODY_ABORTED;
+    event.aborted = &aborted;
+    api_session_send(comm->session, &event);
+}
+
+static enum status comm_join(struct api_session *session, uint64_t request_id,
+                             const Commd__Client__CommInit *request, uint64_t now_ns, struct error *error)
+{
+    if (request->device != -1) {
+        return error_set(error, STATUS_UNSUPPORTED,
+                         "device %d: this commd has no CUDA backend; use the host (-1)", request->device);
+    }
+    if (session_comm(session, request->handle) != NULL) {
+        return error_set(error, STATUS_PROTOCOL, "handle %u is in use", request->handle);
+    }
+    if (HASH_COUNT(session->comms) >= API_SESSION_COMMS_MAX) {
+        return error_set(error, STATUS_LIMIT, "a process can hold %d ranks at most", API_SESSION_COMMS_MAX);
+    }
+    struct api_comm *comm = calloc(1, sizeof *comm);
+    if (comm == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", request->name);
+    }
+    comm->handle = request->handle;
+    comm->session = session;
+    comm->init_request_id = request_id;
+    struct req_terms terms = {.name = request->name,
+                              .rank = request->rank,
+                              .size = request->size,
+                              .form_timeout_ms = request->form_timeout_ms,
+                              .op_timeout_ms = request->op_timeout_ms,
+                              .slice_bytes = request->slice_bytes,
+                              .algorithms = request->algorithms};
+    struct req_member_handler handler = {
+        .context = comm, .formed = comm_formed, .completed = comm_completed, .aborted = comm_aborted};
+    enum status status =
+        req_member_join(session->api->req, &session->client, &terms, &handler, now_ns, &comm->member, error);
+    if (status != STATUS_OK) {
+        free(comm);
+        return status;
+    }
+    HASH_ADD(hh, session->comms, handle, sizeof comm->handle, comm);
+    return STATUS_OK;
+}
+
+void api_comm_init(struct api_session *session, uint64_t request_id, const Commd__Client__CommInit *request,
+                   uint64_t now_ns)
+{
+    struct error error;
+    if (comm_join(session, request_id, request, now_ns, &error) != STATUS_OK) {
+        log_info("client %d (%s), uid %u: communicator \"%s\", rank %u of %u refused: %s",
+                 (int)session->client.pid, session->program, (unsigned)session->client.uid, request->name,
+                 request->rank, request->size, error.text);
+        api_session_reply_error(session, request_id, &error);
+    }
+}
+
+void api_comm_table(struct api_session *session, uint64_t request_id, const Commd__Client__CommTable *request)
+{
+    struct error error;
+    struct api_comm *comm = session_comm(session, request->handle);
+    if (comm == NULL || !comm->formed) {
+        error_set(&error, STATUS_NOT_FOUND, "no formed communicator has handle %u", request->handle);
+        api_session_reply_error(session, request_id, &error);
+        return;
+    }
+    struct req_comm_view view;
+    req_member_view(comm->member, &view);
+    Commd__Client__CommTableReply answer = COMMD__CLIENT__COMM_TABLE_REPLY__INIT;
+    if (request->first_rank < view.size) {
+        answer.node_of_rank = (uint32_t *)&view.node_of_rank[request->first_rank];
+        uint32_t left = view.size - request->first_rank;
+        answer.n_node_of_rank = left < CLIENT_TABLE_RANKS_MAX ? left : CLIENT_TABLE_RANKS_MAX;
+    }
+    if (request->first_node < view.node_count) {
+        answer.node_names = (char **)&view.node_names[request->first_node];
+        uint32_t left = view.node_count - request->first_node;
+        answer.n_node_names = left < CLIENT_TABLE_NODES_MAX ? left : CLIENT_TABLE_NODES_MAX;
+    }
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_COMM_TABLE;
+    reply.comm_table = &answer;
+    api_session_reply(session, &reply);
+}
+
+void api_comm_destroy(struct api_session *session, uint64_t request_id,
+                      const Commd__Client__CommDestroy *request, uint64_t now_ns)
+{
+    struct api_comm *comm = session_comm(session, request->handle);
+    if (comm == NULL) {
+        struct error error;
+        error_set(&error, STATUS_NOT_FOUND, "no communicator has handle %u", request->handle);
+        api_session_reply_error(session, request_id, &error);
+        return;
+    }
+    req_member_leave(comm->member, REQ_LEAVE_ORDERLY, now_ns);
+    comm_forget(comm);
+    api_session_reply_done(session, request_id);
+}
+
+static enum status memory_register(struct api_session *session, const Commd__Client__MemRegister *request,
+                                   int fd, struct error *error)
+{
+    if (fd < 0) {
+        return error_set(error, STATUS_PROTOCOL, "memory %u: no file descriptor came with the request",
+                         request->memory);
+    }
+    if (session_memory(session, request->memory) != NULL) {
+        return error_set(error, STATUS_PROTOCOL, "memory %u is registered already", request->memory);
+    }
+    if (HASH_COUNT(session->memories) >= API_SESSION_MEMORIES_MAX) {
+        return error_set(error, STATUS_LIMIT, "a process can register %d memories at most",
+                         API_SESSION_MEMORIES_MAX);
+    }
+    struct api_memory *memory = calloc(1, sizeof *memory);
+    if (memory == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
+    }
+    memory->id = request->memory;
+    enum status status = dev_memory_import(fd, request->size_bytes, &memory->memory, error);
+    if (status != STATUS_OK) {
+        free(memory);
+        return status;
+    }
+    HASH_ADD(hh, session->memories, id, sizeof memory->id, memory);
+    session->memory_bytes += dev_memory_size_bytes(memory->memory);
+    return STATUS_OK;
+}
+
+void api_memory_register(struct api_session *session, uint64_t request_id,
+                         const Commd__Client__MemRegister *request, int fd)
+{
+    struct error error;
+    if (memory_register(session, request, fd, &error) == STATUS_OK) {
+        api_session_reply_done(session, request_id);
+        return;
+    }
+    log_info("client %d (%s), uid %u: registration of %llu bytes refused: %s", (int)session->client.pid,
+             session->program, (unsigned)session->client.uid, (unsigned long long)request->size_bytes,
+             error.text);
+    api_session_reply_error(session, request_id, &error);
+}
+
+static void memory_forget(struct api_session *session, struct api_memory *memory)
+{
+    HASH_DEL(session->memories, memory);
+    session->memory_bytes -= dev_memory_size_bytes(memory->memory);
+    dev_memory_unref(memory->memory);
+    free(memory);
+}
+
+void api_memory_deregister(struct api_session *session, uint64_t request_id,
+                           const Commd__Client__MemDeregister *request)
+{
+    struct api_memory *memory = session_memory(session, request->memory);
+    if (memory == NULL) {
+        struct error error;
+        error_set(&error, STATUS_NOT_FOUND, "memory %u is not registered", request->memory);
+        api_session_reply_error(session, request_id, &error);
+        return;
+    }
+    memory_forget(session, memory);
+    api_session_reply_done(session, request_id);
+}
+
+static enum status submit_range(struct api_session *session, const Commd__Client__Range *range,
+                                const char *which, uint64_t size_bytes, struct dev_memory **memory,
+                                uint64_t *offset_bytes, struct error *error)
+{
+    if (range == NULL) {
+        return STATUS_OK;
+    }
+    struct api_memory *registered = session_memory(session, range->memory);
+    if (registered == NULL) {
+        return error_set(error, STATUS_NOT_FOUND, "%s: memory %u is not registered", which, range->memory);
+    }
+    if (dev_memory_range(registered->memory, range->offset_bytes, size_bytes) == NULL) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "%s: %llu bytes at offset %llu lie beyond memory %u of %llu bytes", which,
+                         (unsigned long long)size_bytes, (unsigned long long)range->offset_bytes,
+                         range->memory, (unsigned long long)dev_memory_size_bytes(registered->memory));
+    }
+    *memory = registered->memory;
+    *offset_bytes = range->offset_bytes;
+    return STATUS_OK;
+}
+
+static enum status submit_op(struct api_session *session, struct api_comm *comm,
+                             const Commd__Client__Submit *request, uint64_t now_ns, struct error *error)
+{
+    struct req_op op = {.count_elements = request->count_elements,
+                        .root_rank = request->root_rank,
+                        .factor = request->factor,
+                        .timeout_ms = request->timeout_ms};
+    uint64_t size_bytes;
+    if (!op_kind_from_wire(request->kind, &op.kind)) {
+        return error_set(error, STATUS_UNSUPPORTED, "operation kind %u is not known here", request->kind);
+    }
+    if (!dtype_from_wire(request->dtype, &op.dtype)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "element type %u is not known", request->dtype);
+    }
+    if (!reduce_from_wire(request->reduce, &op.reduce)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "operator %u is not known", request->reduce);
+    }
+    if (!checked_mul_u64(op.count_elements, dtype_size_bytes(op.dtype), &size_bytes)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%llu elements of %s exceed the address space",
+                         (unsigned long long)op.count_elements, dtype_text(op.dtype));
+    }
+    enum status status = submit_range(session, request->input, "input", size_bytes, &op.input_memory,
+                                      &op.input_offset_bytes, error);
+    if (status == STATUS_OK) {
+        status = submit_range(session, request->output, "output", size_bytes, &op.output_memory,
+                              &op.output_offset_bytes, error);
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    uint64_t seq;
+    status = req_submit(comm->member, &op, now_ns, &seq, error);
+    if (status == STATUS_OK) {
+        comm->tickets[seq % REQ_PENDING_OPS_MAX] = request->ticket;
+        comm->pending_ops++;
+        session->ops_submitted++;
+    }
+    return status;
+}
+
+void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns)
+{
+    struct error error;
+    struct api_comm *comm = session_comm(session, request->handle);
+    if (comm == NULL) {
+        error_set(&error, STATUS_NOT_FOUND, "no communicator has handle %u", request->handle);
+    } else if (submit_op(session, comm, request, now_ns, &error) == STATUS_OK) {
+        return;
+    }
+    comm_send_complete(session, request->handle, request->ticket, &error);
+}
+
+void api_session_release(struct api_session *session, uint64_t now_ns)
+{
+    mesh_ping_forget(session->api->mesh, session);
+    struct api_comm *comm, *next_comm;
+    HASH_ITER (hh, session->comms, comm, next_comm) {
+        req_member_leave(comm->member, REQ_LEAVE_LOST, now_ns);
+        comm_forget(comm);
+    }
+    struct api_memory *memory, *next_memory;
+    HASH_ITER (hh, session->memories, memory, next_memory) {
+        memory_forget(session, memory);
+    }
+}

@@ -1,0 +1,176 @@
+#include <errno.h>
+#include <grp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/api/session.h"
+
+static void server_accept(void *context, unsigned events, uint64_t now_ns)
+{
+    (void)events;
+    struct api *api = context;
+    for (int i = 0; i < API_PACKETS_PER_WAKE; i++) {
+        int fd = accept4(api->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0) {
+            uint64_t suppressed;
+            if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM) &&
+                log_limit_pass(&api->refused_limit, now_ns, &suppressed)) {
+                log_warning("a client cannot be accepted: %s", strerror(errno));
+            }
+            return;
+        }
+        struct error error;
+        if (HASH_COUNT(api->sessions) >= API_SESSIONS_MAX) {
+            uint64_t suppressed;
+            if (log_limit_pass(&api->refused_limit, now_ns, &suppressed)) {
+                log_warning("a client is refused: %d sessions are open", API_SESSIONS_MAX);
+            }
+            close(fd);
+        } else if (api_session_new(api, fd, now_ns, &error) != STATUS_OK) {
+            log_warning("a client is refused: %s", error.text);
+            close(fd);
+        }
+    }
+}
+
+/* Whether somebody answers on the socket file, which then is not ours to replace. */
+static bool server_answers(const struct sockaddr_un *address)
+{
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    bool answers =
+        fd >= 0 && (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN);
+    if (fd >= 0) {
+        close(fd);
+    }
+    return answers;
+}
+
+static enum status server_permit(const struct api_options *options, struct error *error)
+{
+    if (chmod(options->socket_path, options->socket_mode) < 0) {
+        return error_set_errno(error, errno, "%s: chmod", options->socket_path);
+    }
+    if (options->socket_group != NULL && options->socket_group[0] != '\0') {
+        const struct group *group = getgrnam(options->socket_group);
+        if (group == NULL) {
+            return error_set(error, STATUS_CONFIG, "%s: there is no group \"%s\"", options->socket_path,
+                             options->socket_group);
+        }
+        if (chown(options->socket_path, (uid_t)-1, group->gr_gid) < 0) {
+            return error_set_errno(error, errno, "%s: chown to group %s", options->socket_path,
+                                   options->socket_group);
+        }
+    }
+    return STATUS_OK;
+}
+
+static enum status server_bind(struct api *api, const struct api_options *options, struct error *error)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(options->socket_path) >= sizeof address.sun_path) {
+        return error_set(error, STATUS_CONFIG, "%s: a socket's path has at most %zu bytes",
+                         options->socket_path, sizeof address.sun_path - 1);
+    }
+    strcpy(address.sun_path, options->socket_path);
+    struct stat file;
+    if (lstat(options->socket_path, &file) == 0) {
+        if (!S_ISSOCK(file.st_mode)) {
+            return error_set(error, STATUS_CONFIG, "%s: exists and is no socket", options->socket_path);
+        }
+        if (server_answers(&address)) {
+            return error_set(error, STATUS_ALREADY_EXISTS, "%s: another commd is running",
+                             options->socket_path);
+        }
+        unlink(options->socket_path);
+    }
+    api->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    if (api->listen_fd < 0) {
+        return error_set_errno(error, errno, "socket");
+    }
+    mode_t mask = umask(0177); /* nobody connects before the mode and group are right */
+    int bound = bind(api->listen_fd, (struct sockaddr *)&address, sizeof address);
+    int bind_errno = errno;
+    umask(mask);
+    if (bound < 0) {
+        return error_set_errno(error, bind_errno, "%s: bind", options->socket_path);
+    }
+    api->owns_socket_file = true;
+    enum status status = server_permit(options, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (listen(api->listen_fd, SOMAXCONN) < 0) {
+        return error_set_errno(error, errno, "%s: listen", options->socket_path);
+    }
+    return STATUS_OK;
+}
+
+enum status api_new(struct loop *loop, const struct api_options *options, uint64_t now_ns, struct api **out,
+                    struct error *error)
+{
+    (void)now_ns;
+    struct api *api = calloc(1, sizeof *api);
+    if (api == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
+    }
+    api->loop = loop;
+    api->req = options->req;
+    api->mesh = options->mesh;
+    api->net = options->net;
+    api->listen_fd = options->listen_fd;
+    api->standalone = options->standalone;
+    api->started_ns = options->started_ns;
+    api->visit_settings = options->visit_settings;
+    api->settings_context = options->settings_context;
+    api->refused_limit = (struct log_limit){.burst = 5, .interval_ns = 10 * TIME_S};
+    api->socket_path = strdup(options->socket_path);
+    api->cluster_name = strdup(options->cluster_name);
+    api->network_address = strdup(options->network_address);
+    enum status status = STATUS_OK;
+    if (api->socket_path == NULL || api->cluster_name == NULL || api->network_address == NULL) {
+        status = error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
+    } else if (api->listen_fd < 0) {
+        status = server_bind(api, options, error);
+    }
+    if (status == STATUS_OK) {
+        status = loop_watch_new(loop, api->listen_fd, LOOP_READ, server_accept, api, &api->watch, error);
+    }
+    if (status != STATUS_OK) {
+        api_free(api);
+        return status;
+    }
+    *out = api;
+    return STATUS_OK;
+}
+
+void api_free(struct api *api)
+{
+    if (api == NULL) {
+        return;
+    }
+    struct api_session *session, *next;
+    HASH_ITER (hh, api->sessions, session, next) {
+        api_session_free(session, loop_now_ns());
+    }
+    loop_watch_free(api->watch);
+    if (api->owns_socket_file) {
+        unlink(api->socket_path);
+    }
+    if (api->listen_fd >= 0) {
+        close(api->listen_fd);
+    }
+    free(api->network_address);
+    free(api->cluster_name);
+    free(api->socket_path);
+    free(api);
+}
+
+void api_drain(struct api *api)
+{
+    api->draining = true;
+    loop_watch_set(api->watch, 0);
+}

@@ -1,0 +1,372 @@
+#include "daemon/api/session.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+static void session_reap(void *context, uint64_t now_ns)
+{
+    struct api_session *session = context;
+    session->reap_posted = false;
+    if (session->broken || (session->closing && session->out_first == NULL)) {
+        api_session_free(session, now_ns);
+    }
+}
+
+/* Frees the session soon, from the loop: callers up the stack may still use it. */
+static void session_break(struct api_session *session)
+{
+    session->broken = true;
+    if (!session->reap_posted) {
+        session->reap_posted = loop_post(session->api->loop, session_reap, session) == STATUS_OK;
+    }
+}
+
+static void session_update_watch(struct api_session *session)
+{
+    unsigned events = 0;
+    if (!session->closing && session->out_count < API_SESSION_PAUSE_PACKETS) {
+        events |= LOOP_READ;
+    }
+    if (session->out_first != NULL) {
+        events |= LOOP_WRITE;
+    }
+    loop_watch_set(session->watch, events);
+}
+
+static void session_flush(struct api_session *session)
+{
+    while (session->out_first != NULL && !session->broken) {
+        struct api_packet *packet = session->out_first;
+        ssize_t sent = send(session->fd, packet->bytes, packet->size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent < 0) {
+            if (errno == EINTR) {
+                continue;
+            }
+            if (errno != EAGAIN && errno != EWOULDBLOCK) {
+                session_break(session);
+            }
+            break;
+        }
+        session->out_first = packet->next;
+        if (session->out_first == NULL) {
+            session->out_last = &session->out_first;
+        }
+        session->out_count--;
+        free(packet);
+    }
+    session_update_watch(session);
+    if (session->closing && session->out_first == NULL) {
+        session_break(session);
+    }
+}
+
+void api_session_send(struct api_session *session, const Commd__Client__Event *event)
+{
+    if (session->broken) {
+        return;
+    }
+    size_t size_bytes = commd__client__event__get_packed_size(event);
+    struct api_packet *packet = NULL;
+    if (session->out_count >= API_SESSION_PACKETS_MAX) {
+        log_warning("client %d (%s): dropped, it reads none of its %u answers", (int)session->client.pid,
+                    session->program, session->out_count);
+        session_break(session);
+        return;
+    }
+    if (size_bytes > CLIENT_PACKET_MAX_BYTES || (packet = malloc(sizeof *packet + size_bytes)) == NULL) {
+        log_error("client %d (%s): dropped, an answer of %zu bytes cannot be made", (int)session->client.pid,
+                  session->program, size_bytes);
+        session_break(session);
+        return;
+    }
+    packet->next = NULL;
+    packet->size_bytes = commd__client__event__pack(event, packet->bytes);
+    *session->out_last = packet;
+    session->out_last = &packet->next;
+    session->out_count++;
+    session_flush(session);
+}
+
+void api_session_reply(struct api_session *session, Commd__Client__Reply *reply)
+{
+    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+    event.body_case = COMMD__CLIENT__EVENT__BODY_REPLY;
+    event.reply = reply;
+    api_session_send(session, &event);
+}
+
+void api_session_reply_done(struct api_session *session, uint64_t request_id)
+{
+    Commd__Client__Done done = COMMD__CLIENT__DONE__INIT;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_DONE;
+    reply.done = &done;
+    api_session_reply(session, &reply);
+}
+
+void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error)
+{
+    Commd__Client__Error message = COMMD__CLIENT__ERROR__INIT;
+    message.status = error->status;
+    message.text = (char *)error->text;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_ERROR;
+    reply.error = &message;
+    api_session_reply(session, &reply);
+}
+
+void api_session_end(struct api_session *session, const char *why)
+{
+    if (session->closing || session->broken) {
+        return;
+    }
+    log_warning("client %d (%s), uid %u: session ended: %s", (int)session->client.pid, session->program,
+                (unsigned)session->client.uid, why);
+    session->closing = true;
+    session_flush(session);
+}
+
+static void session_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello)
+{
+    struct error error;
+    if (hello->protocol_version != CLIENT_PROTOCOL_VERSION) {
+        error_set(&error, STATUS_VERSION,
+                  "this commd (%s) speaks version %u of the client protocol, the library version %u",
+                  COMMD_VERSION_TEXT, CLIENT_PROTOCOL_VERSION, hello->protocol_version);
+        api_session_reply_error(session, request_id, &error);
+        api_session_end(session, error.text);
+        return;
+    }
+    if (session->greeted) {
+        error_set(&error, STATUS_PROTOCOL, "a second Hello");
+        api_session_reply_error(session, request_id, &error);
+        api_session_end(session, error.text);
+        return;
+    }
+    session->greeted = true;
+    snprintf(session->program, sizeof session->program, "%s", hello->program);
+    for (char *byte = session->program; *byte != '\0'; byte++) {
+        if (*byte < ' ' || *byte > '~') {
+            *byte = '?';
+        }
+    }
+    Commd__Client__HelloReply answer = COMMD__CLIENT__HELLO_REPLY__INIT;
+    answer.protocol_version = CLIENT_PROTOCOL_VERSION;
+    answer.version_text = (char *)COMMD_VERSION_TEXT;
+    answer.node_name = (char *)mesh_own_name(session->api->mesh);
+    answer.pending_ops_max = REQ_PENDING_OPS_MAX;
+    answer.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_HELLO;
+    reply.hello = &answer;
+    api_session_reply(session, &reply);
+    log_debug("client %d (%s), uid %u: connected", (int)session->client.pid, session->program,
+              (unsigned)session->client.uid);
+}
+
+static void session_dispatch(struct api_session *session, const Commd__Client__Request *request, int fd,
+                             uint64_t now_ns)
+{
+    struct error error;
+    if (!session->greeted && request->body_case != COMMD__CLIENT__REQUEST__BODY_HELLO) {
+        error_set(&error, STATUS_PROTOCOL, "the first request must be Hello");
+        api_session_reply_error(session, request->id, &error);
+        api_session_end(session, error.text);
+        return;
+    }
+    switch (request->body_case) {
+    case COMMD__CLIENT__REQUEST__BODY_HELLO:
+        session_hello(session, request->id, request->hello);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_COMM_INIT:
+        api_comm_init(session, request->id, request->comm_init, now_ns);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_COMM_TABLE:
+        api_comm_table(session, request->id, request->comm_table);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY:
+        api_comm_destroy(session, request->id, request->comm_destroy, now_ns);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER:
+        api_memory_register(session, request->id, request->mem_register, fd);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER:
+        api_memory_deregister(session, request->id, request->mem_deregister);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_SUBMIT:
+        api_submit(session, request->submit, now_ns);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_STATUS:
+        api_admin_status(session, request->id, now_ns);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_NODES:
+        api_admin_nodes(session, request->id, request->nodes->after, now_ns);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_COMMS:
+        api_admin_comms(session, request->id, request->comms->after, now_ns);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_CLIENTS:
+        api_admin_clients(session, request->id, request->clients->after, now_ns);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_OPS:
+        api_admin_ops(session, request->id, request->ops->after, now_ns);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_PING:
+        api_admin_ping(session, request->id, request->ping, now_ns);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_CONFIG:
+        api_admin_config(session, request->id);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY__NOT_SET:
+    case _COMMD__CLIENT__REQUEST__BODY__CASE_IS_INT_SIZE:
+        break;
+    }
+    error_set(&error, STATUS_PROTOCOL, "a request of a kind that this commd (%s) does not know",
+              COMMD_VERSION_TEXT);
+    api_session_reply_error(session, request->id, &error);
+    api_session_end(session, error.text);
+}
+
+/* Takes the first descriptor out of a packet's control data and closes any other; returns how many came. */
+static unsigned session_take_fds(struct msghdr *message, int *first)
+{
+    unsigned count = 0;
+    *first = -1;
+    for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control != NULL;
+         control = CMSG_NXTHDR(message, control)) {
+        if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) {
+            continue;
+        }
+        size_t fds = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < fds; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(control) + i * sizeof fd, sizeof fd);
+            if (count++ == 0) {
+                *first = fd;
+            } else {
+                close(fd);
+            }
+        }
+    }
+    return count;
+}
+
+static void session_packet(struct api_session *session, const uint8_t *bytes, size_t size, int flags,
+                           unsigned fds, int fd, uint64_t now_ns)
+{
+    struct error error;
+    Commd__Client__Request *request = NULL;
+    if ((flags & MSG_TRUNC) != 0) {
+        error_set(&error, STATUS_PROTOCOL, "a packet larger than %d bytes", CLIENT_PACKET_MAX_BYTES);
+    } else if ((flags & MSG_CTRUNC) != 0 || fds > CLIENT_PACKET_FDS_MAX) {
+        error_set(&error, STATUS_PROTOCOL, "more than %d file descriptor with a packet",
+                  CLIENT_PACKET_FDS_MAX);
+    } else if ((request = commd__client__request__unpack(NULL, size, bytes)) == NULL) {
+        error_set(&error, STATUS_PROTOCOL, "a packet of %zu bytes that is no request", size);
+    } else {
+        session_dispatch(session, request, fd, now_ns);
+        commd__client__request__free_unpacked(request, NULL);
+        return;
+    }
+    api_session_reply_error(session, 0, &error);
+    api_session_end(session, error.text);
+}
+
+static void session_read(struct api_session *session, uint64_t now_ns)
+{
+    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* the loop's thread alone reads sessions */
+    for (int i = 0; i < API_PACKETS_PER_WAKE; i++) {
+        if (session->closing || session->broken || session->out_count >= API_SESSION_PAUSE_PACKETS) {
+            return;
+        }
+        union {
+            struct cmsghdr header;
+            char space[CMSG_SPACE(16 * sizeof(int))];
+        } control;
+        struct iovec part = {.iov_base = bytes, .iov_len = sizeof bytes};
+        struct msghdr message = {
+            .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        ssize_t size = recvmsg(session->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+            return;
+        }
+        int fd;
+        unsigned fds = size >= 0 ? session_take_fds(&message, &fd) : 0;
+        if (size <= 0) {
+            if (fds > 0) {
+                close(fd);
+            }
+            session_break(session);
+            return;
+        }
+        session_packet(session, bytes, (size_t)size, message.msg_flags, fds, fd, now_ns);
+        if (fds > 0) {
+            close(fd);
+        }
+    }
+}
+
+static void session_ready(void *context, unsigned events, uint64_t now_ns)
+{
+    struct api_session *session = context;
+    if ((events & LOOP_WRITE) != 0) {
+        session_flush(session);
+    }
+    if ((events & LOOP_READ) != 0) {
+        session_read(session, now_ns);
+    }
+    if (!session->broken) {
+        session_update_watch(session);
+    }
+}
+
+enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct error *error)
+{
+    struct ucred credentials;
+    socklen_t size = sizeof credentials;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &size) < 0) {
+        return error_set_errno(error, errno, "SO_PEERCRED");
+    }
+    struct api_session *session = calloc(1, sizeof *session);
+    if (session == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a session");
+    }
+    session->api = api;
+    session->fd = fd;
+    session->client = (struct req_client){.pid = credentials.pid, .uid = credentials.uid};
+    session->gid = credentials.gid;
+    session->connected_ns = now_ns;
+    session->out_last = &session->out_first;
+    snprintf(session->program, sizeof session->program, "?");
+    enum status status =
+        loop_watch_new(api->loop, fd, LOOP_READ, session_ready, session, &session->watch, error);
+    if (status != STATUS_OK) {
+        free(session);
+        return status;
+    }
+    session->id = ++api->last_session_id;
+    HASH_ADD(hh, api->sessions, id, sizeof session->id, session);
+    return STATUS_OK;
+}
+
+void api_session_free(struct api_session *session, uint64_t now_ns)
+{
+    HASH_DEL(session->api->sessions, session);
+    log_debug("client %d (%s): gone", (int)session->client.pid, session->program);
+    loop_watch_free(session->watch);
+    close(session->fd);
+    api_session_release(session, now_ns);
+    while (session->out_first != NULL) {
+        struct api_packet *packet = session->out_first;
+        session->out_first = packet->next;
+        free(packet);
+    }
+    free(session);
+}

@@ -1,0 +1,122 @@
+#ifndef DAEMON_API_SESSION_H
+#define DAEMON_API_SESSION_H
+
+#include <uthash.h>
+
+#include "daemon/api/api.h"
+#include "daemon/base/log.h"
+#include "daemon/base/time.h"
+#include "proto/client.pb-c.h"
+#include "proto/version.h"
+
+/* What the files of daemon/api share: the server, its sessions, and what a session holds. */
+
+struct api_packet {
+    struct api_packet *next;
+    size_t size_bytes;
+    uint8_t bytes[];
+};
+
+/* One rank that the session holds. */
+struct api_comm {
+    uint32_t handle;
+    struct api_session *session;
+    struct req_member *member;
+    uint64_t init_request_id;
+    bool formed;
+    uint64_t pending_ops;
+    uint64_t tickets[REQ_PENDING_OPS_MAX]; /* by seq modulo: completions come in order */
+    UT_hash_handle hh;
+};
+
+struct api_memory {
+    uint32_t id;
+    struct dev_memory *memory;
+    UT_hash_handle hh;
+};
+
+struct api_session {
+    struct api *api;
+    uint64_t id;
+    int fd;
+    struct loop_watch *watch;
+    struct req_client client;
+    gid_t gid;
+    char program[64];
+    bool greeted;
+    bool closing; /* nothing is read any more; freed when what is queued has been sent */
+    bool broken;  /* freed at once */
+    uint64_t connected_ns;
+    struct api_comm *comms;
+    struct api_memory *memories;
+    uint64_t memory_bytes;
+    uint64_t ops_submitted;
+    uint64_t ops_completed;
+    struct api_packet *out_first;
+    struct api_packet **out_last;
+    uint32_t out_count;
+    bool reap_posted;
+    uint64_t ping_request_id; /* 0: no ping under way */
+    UT_hash_handle hh;
+};
+
+struct api {
+    struct loop *loop;
+    struct req *req;
+    struct mesh *mesh;
+    struct net *net;
+    char *socket_path;
+    bool owns_socket_file;
+    int listen_fd;
+    struct loop_watch *watch;
+    char *cluster_name;
+    char *network_address;
+    bool standalone;
+    bool draining;
+    uint64_t started_ns;
+    void (*visit_settings)(void *context, api_setting_function *visit, void *visit_context);
+    void *settings_context;
+    struct api_session *sessions; /* by id */
+    uint64_t last_session_id;
+    uint64_t ops_completed;
+    uint64_t ops_failed;
+    struct log_limit refused_limit;
+};
+
+/* session.c */
+enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct error *error) COMM_MUST_USE;
+void api_session_free(struct api_session *session, uint64_t now_ns);
+/* Queues an event; a session that cannot take it is dropped. */
+void api_session_send(struct api_session *session, const Commd__Client__Event *event);
+void api_session_reply(struct api_session *session, Commd__Client__Reply *reply);
+void api_session_reply_done(struct api_session *session, uint64_t request_id);
+void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error);
+/* After the reply that says why: the session ends once that is sent. One log line. */
+void api_session_end(struct api_session *session, const char *why);
+
+/* requests.c: communicators, memory, operations. fd: -1 or the packet's descriptor, which stays the caller's.
+ */
+void api_comm_init(struct api_session *session, uint64_t request_id, const Commd__Client__CommInit *request,
+                   uint64_t now_ns);
+void api_comm_table(struct api_session *session, uint64_t request_id,
+                    const Commd__Client__CommTable *request);
+void api_comm_destroy(struct api_session *session, uint64_t request_id,
+                      const Commd__Client__CommDestroy *request, uint64_t now_ns);
+void api_memory_register(struct api_session *session, uint64_t request_id,
+                         const Commd__Client__MemRegister *request, int fd);
+void api_memory_deregister(struct api_session *session, uint64_t request_id,
+                           const Commd__Client__MemDeregister *request);
+void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns);
+void api_session_release(struct api_session *session, uint64_t now_ns); /* everything that it holds */
+
+/* admin.c: what commctl asks. */
+void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t now_ns);
+void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns);
+void api_admin_comms(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns);
+void api_admin_clients(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns);
+void api_admin_ops(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns);
+void api_admin_ping(struct api_session *session, uint64_t request_id, const Commd__Client__Ping *request,
+                    uint64_t now_ns);
+void api_admin_config(struct api_session *session, uint64_t request_id);
+
+#endif

@@ -1,0 +1,107 @@
+#include "daemon/base/error.h"
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+/* Ends text of `length` bytes before a UTF-8 sequence that the cut left incomplete. */
+static void error_trim_utf8(char *text, size_t length)
+{
+    size_t start = length;
+    while (start > 0 && length - start < 3 && ((uint8_t)text[start - 1] & 0xc0) == 0x80) {
+        start--;
+    }
+    if (start == 0) {
+        return;
+    }
+    uint8_t lead = (uint8_t)text[start - 1];
+    size_t sequence_bytes = lead >= 0xf0 ? 4 : lead >= 0xe0 ? 3 : lead >= 0xc0 ? 2 : 1;
+    if (length - (start - 1) < sequence_bytes) {
+        text[start - 1] = '\0';
+    }
+}
+
+/* Appends formatted text to text, which has ERROR_TEXT_MAX_BYTES and `length` in use; returns the new length.
+ */
+__attribute__((format(printf, 3, 0))) static size_t error_append(char *text, size_t length,
+                                                                 const char *format, va_list arguments)
+{
+    size_t room = ERROR_TEXT_MAX_BYTES - length;
+    int wanted = vsnprintf(text + length, room, format, arguments);
+    if (wanted < 0) {
+        text[length] = '\0';
+        return length;
+    }
+    if ((size_t)wanted < room) {
+        return length + (size_t)wanted;
+    }
+    error_trim_utf8(text, ERROR_TEXT_MAX_BYTES - 1);
+    return strlen(text);
+}
+
+__attribute__((format(printf, 3, 4))) static size_t error_append_text(char *text, size_t length,
+                                                                      const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    length = error_append(text, length, format, arguments);
+    va_end(arguments);
+    return length;
+}
+
+/* Texts are built aside, because arguments may point into the error that is being filled. */
+static enum status error_store(struct error *error, enum status status, const char *text)
+{
+    error->status = status;
+    memcpy(error->text, text, strlen(text) + 1);
+    return status;
+}
+
+enum status error_set(struct error *error, enum status status, const char *format, ...)
+{
+    if (error == NULL) {
+        return status;
+    }
+    char text[ERROR_TEXT_MAX_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    error_append(text, 0, format, arguments);
+    va_end(arguments);
+    return error_store(error, status, text);
+}
+
+enum status error_set_errno(struct error *error, int errnum, const char *format, ...)
+{
+    if (error == NULL) {
+        return STATUS_SYSTEM;
+    }
+    char text[ERROR_TEXT_MAX_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    size_t length = error_append(text, 0, format, arguments);
+    va_end(arguments);
+    const char *cause = strerrordesc_np(errnum); /* thread-safe, and never translated */
+    if (cause != NULL) {
+        error_append_text(text, length, ": %s", cause);
+    } else {
+        error_append_text(text, length, ": error number %d", errnum);
+    }
+    return error_store(error, STATUS_SYSTEM, text);
+}
+
+enum status error_prefix(struct error *error, const char *format, ...)
+{
+    if (error == NULL) {
+        return STATUS_INTERNAL;
+    }
+    char text[ERROR_TEXT_MAX_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    size_t length = error_append(text, 0, format, arguments);
+    va_end(arguments);
+    error_append_text(text, length, ": %s", error->text);
+    return error_store(error, error->status, text);
+}

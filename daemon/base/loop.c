@@ -1,0 +1,556 @@
+#include "daemon/base/loop.h"
+
+#include <assert.h>
+#include <errno.h>
+#include <event2/event.h>
+#include <event2/event_struct.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/queue.h>
+#include <sys/timerfd.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/time.h"
+#include "daemon/base/timer_heap.h"
+
+/*
+ * libevent waits and dispatches; timers are kept here. libevent's own would be armed relative to a cached
+ * time, in microseconds, in no stated order among equals, and with a system call a turn. One timerfd,
+ * absolute and in nanoseconds, stands for the earliest of ours.
+ */
+
+struct loop_watch {
+    LIST_ENTRY(loop_watch) entry;
+    struct loop *loop;
+    struct event event;
+    int fd;
+    unsigned events;
+    loop_watch_function *function;
+    void *context;
+};
+
+struct loop_timer {
+    struct timer_node node; /* first: a node's address is its timer's */
+    LIST_ENTRY(loop_timer) entry;
+    struct loop *loop;
+    loop_timer_function *function;
+    void *context;
+};
+_Static_assert(offsetof(struct loop_timer, node) == 0, "a node is cast to its timer");
+
+struct loop_signal_watch {
+    LIST_ENTRY(loop_signal_watch) entry;
+    struct event event;
+    loop_signal_function *function;
+    void *context;
+};
+
+struct loop_task {
+    loop_task_function *function;
+    void *context;
+};
+
+struct loop_task_queue {
+    struct loop_task *tasks;
+    size_t count;
+    size_t capacity;
+};
+
+struct loop {
+    struct event_base *base;
+    LIST_HEAD(, loop_watch) watches;
+    LIST_HEAD(, loop_timer) timers;
+    LIST_HEAD(, loop_signal_watch) signals;
+
+    struct timer_heap heap; /* the armed timers; room for all of them */
+    size_t timer_count;
+    uint64_t timer_pass_ns; /* the last pass over the timers */
+    int timer_fd;
+    struct event timer_event;
+    uint64_t programmed_ns; /* when timer_fd fires; TIME_NEVER when not armed */
+
+    int wake_fd;
+    struct event wake_event;
+    atomic_bool stop;
+    pthread_mutex_t mutex; /* guards posted */
+    struct loop_task_queue posted;
+    struct loop_task_queue running; /* owned by the loop's thread: the batch that is being run */
+};
+
+/* The loop whose turn this thread is in: what is posted from there needs no wake-up. */
+static _Thread_local struct loop *loop_of_thread;
+
+uint64_t loop_now_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * TIME_S + (uint64_t)now.tv_nsec;
+}
+
+/* --- construction ------------------------------------------------------------------------------------------
+ */
+
+/* Below an error, libevent says nothing that the failing call does not return: it is for whoever debugs. */
+static void loop_log_libevent(int severity, const char *message)
+{
+    log_line(severity == EVENT_LOG_ERR ? LOG_LEVEL_ERROR : LOG_LEVEL_DEBUG, "libevent: %s", message);
+}
+
+static void loop_drain_fd(evutil_socket_t fd, short what, void *context)
+{
+    (void)what;
+    (void)context;
+    uint64_t count;
+    if (read(fd, &count, sizeof(count)) < 0 && errno != EAGAIN && errno != EINTR) {
+        log_error("event loop: reading a wake-up: %s", strerrordesc_np(errno));
+    }
+}
+
+static void loop_timer_fd_fired(evutil_socket_t fd, short what, void *context)
+{
+    struct loop *loop = context;
+    loop_drain_fd(fd, what, NULL);
+    loop->programmed_ns = TIME_NEVER;
+}
+
+static struct event_base *loop_new_base(void)
+{
+    struct event_config *config = event_config_new();
+    if (config == NULL) {
+        return NULL;
+    }
+    struct event_base *base = NULL;
+    if (event_config_set_flag(config, EVENT_BASE_FLAG_NOLOCK) == 0 &&
+        event_config_set_flag(config, EVENT_BASE_FLAG_IGNORE_ENV) == 0) {
+        base = event_base_new_with_config(config);
+    }
+    event_config_free(config);
+    return base;
+}
+
+static bool loop_add_internal_fd(struct loop *loop, struct event *event, int fd, event_callback_fn function)
+{
+    return event_assign(event, loop->base, fd, EV_READ | EV_PERSIST, function, loop) == 0 &&
+           event_add(event, NULL) == 0;
+}
+
+enum status loop_new(struct loop **out, struct error *error)
+{
+    event_set_log_callback(loop_log_libevent);
+    struct loop *loop = calloc(1, sizeof(*loop));
+    if (loop == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "event loop: out of memory");
+    }
+    pthread_mutex_init(&loop->mutex, NULL);
+    atomic_init(&loop->stop, false);
+    loop->programmed_ns = TIME_NEVER;
+    loop->wake_fd = -1;
+    enum status status = STATUS_OK;
+    loop->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
+    if (loop->timer_fd < 0) {
+        status = error_set_errno(error, errno, "event loop: timerfd_create");
+        goto fail;
+    }
+    loop->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
+    if (loop->wake_fd < 0) {
+        status = error_set_errno(error, errno, "event loop: eventfd");
+        goto fail;
+    }
+    loop->base = loop_new_base();
+    if (loop->base == NULL) {
+        status = error_set(error, STATUS_SYSTEM,
+                           "event loop: libevent offers no event base (too many open files?)");
+        goto fail;
+    }
+    if (!loop_add_internal_fd(loop, &loop->timer_event, loop->timer_fd, loop_timer_fd_fired) ||
+        !loop_add_internal_fd(loop, &loop->wake_event, loop->wake_fd, loop_drain_fd)) {
+        status =
+            error_set(error, STATUS_SYSTEM, "event loop: libevent does not take its own file descriptors");
+        goto fail;
+    }
+    *out = loop;
+    return STATUS_OK;
+
+fail:
+    loop_free(loop);
+    return status;
+}
+
+static void loop_close_fd(struct event *event, int fd)
+{
+    if (event_initialized(event)) {
+        event_del(event);
+    }
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+void loop_free(struct loop *loop)
+{
+    if (loop == NULL) {
+        return;
+    }
+    assert(loop_of_thread != loop);
+    struct loop_watch *next_watch;
+    for (struct loop_watch *watch = LIST_FIRST(&loop->watches); watch != NULL; watch = next_watch) {
+        next_watch = LIST_NEXT(watch, entry);
+        loop_watch_free(watch);
+    }
+    struct loop_timer *next_timer;
+    for (struct loop_timer *timer = LIST_FIRST(&loop->timers); timer != NULL; timer = next_timer) {
+        next_timer = LIST_NEXT(timer, entry);
+        loop_timer_free(timer);
+    }
+    struct loop_signal_watch *next_signal;
+    for (struct loop_signal_watch *signal = LIST_FIRST(&loop->signals); signal != NULL;
+         signal = next_signal) {
+        next_signal = LIST_NEXT(signal, entry);
+        event_del(&signal->event);
+        free(signal);
+    }
+    loop_close_fd(&loop->wake_event, loop->wake_fd);
+    loop_close_fd(&loop->timer_event, loop->timer_fd);
+    if (loop->base != NULL) {
+        event_base_free(loop->base);
+    }
+    timer_heap_free(&loop->heap);
+    free(loop->posted.tasks);
+    free(loop->running.tasks);
+    pthread_mutex_destroy(&loop->mutex);
+    free(loop);
+}
+
+/* --- watches and signals -----------------------------------------------------------------------------------
+ */
+
+static void loop_watch_ready(evutil_socket_t fd, short what, void *context)
+{
+    (void)fd;
+    struct loop_watch *watch = context;
+    unsigned events = 0;
+    if ((what & EV_READ) != 0) {
+        events |= LOOP_READ;
+    }
+    if ((what & EV_WRITE) != 0) {
+        events |= LOOP_WRITE;
+    }
+    watch->function(watch->context, events, loop_now_ns());
+}
+
+/* Registers watch->events with libevent; the watch's event is not pending. False with errno set. */
+static bool loop_watch_add(struct loop_watch *watch)
+{
+    if (watch->events == 0) {
+        return true;
+    }
+    short what = EV_PERSIST;
+    if ((watch->events & LOOP_READ) != 0) {
+        what |= EV_READ;
+    }
+    if ((watch->events & LOOP_WRITE) != 0) {
+        what |= EV_WRITE;
+    }
+    errno = 0;
+    if (event_assign(&watch->event, watch->loop->base, watch->fd, what, loop_watch_ready, watch) != 0 ||
+        event_add(&watch->event, NULL) != 0) {
+        watch->events = 0;
+        return false;
+    }
+    return true;
+}
+
+enum status loop_watch_new(struct loop *loop, int fd, unsigned events, loop_watch_function *function,
+                           void *context, struct loop_watch **out, struct error *error)
+{
+    assert((events & ~(unsigned)(LOOP_READ | LOOP_WRITE)) == 0);
+    struct loop_watch *watch = calloc(1, sizeof(*watch));
+    if (watch == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "event loop: out of memory for a watch of fd %d", fd);
+    }
+    *watch = (struct loop_watch){
+        .loop = loop, .fd = fd, .events = events, .function = function, .context = context};
+    if (!loop_watch_add(watch)) {
+        int errnum = errno;
+        free(watch);
+        return error_set_errno(error, errnum, "event loop: watching fd %d", fd);
+    }
+    LIST_INSERT_HEAD(&loop->watches, watch, entry);
+    *out = watch;
+    return STATUS_OK;
+}
+
+void loop_watch_set(struct loop_watch *watch, unsigned events)
+{
+    assert((events & ~(unsigned)(LOOP_READ | LOOP_WRITE)) == 0);
+    if (watch->events == events) {
+        return;
+    }
+    if (watch->events != 0) {
+        event_del(&watch->event);
+    }
+    watch->events = events;
+    if (!loop_watch_add(watch)) {
+        log_error("event loop: fd %d is not watched any more: %s", watch->fd, strerrordesc_np(errno));
+    }
+}
+
+void loop_watch_free(struct loop_watch *watch)
+{
+    if (watch == NULL) {
+        return;
+    }
+    if (watch->events != 0) {
+        event_del(&watch->event); /* takes it from libevent's list of ready events, too */
+    }
+    LIST_REMOVE(watch, entry);
+    free(watch);
+}
+
+static void loop_signal_arrived(evutil_socket_t signal_number, short what, void *context)
+{
+    (void)what;
+    struct loop_signal_watch *watch = context;
+    watch->function(watch->context, (int)signal_number, loop_now_ns());
+}
+
+enum status loop_signal(struct loop *loop, int signal_number, loop_signal_function *function, void *context,
+                        struct error *error)
+{
+    struct loop_signal_watch *watch = calloc(1, sizeof(*watch));
+    if (watch == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "event loop: out of memory for signal %d", signal_number);
+    }
+    watch->function = function;
+    watch->context = context;
+    errno = 0;
+    if (event_assign(&watch->event, loop->base, signal_number, EV_SIGNAL | EV_PERSIST, loop_signal_arrived,
+                     watch) != 0 ||
+        event_add(&watch->event, NULL) != 0) {
+        int errnum = errno;
+        free(watch);
+        return error_set_errno(error, errnum, "event loop: watching signal %d", signal_number);
+    }
+    LIST_INSERT_HEAD(&loop->signals, watch, entry);
+    return STATUS_OK;
+}
+
+/* --- timers ------------------------------------------------------------------------------------------------
+ */
+
+enum status loop_timer_new(struct loop *loop, loop_timer_function *function, void *context,
+                           struct loop_timer **out, struct error *error)
+{
+    struct loop_timer *timer = calloc(1, sizeof(*timer));
+    if (timer == NULL || !timer_heap_reserve(&loop->heap, loop->timer_count + 1)) {
+        free(timer);
+        return error_set(error, STATUS_NO_MEMORY, "event loop: out of memory for a timer");
+    }
+    *timer = (struct loop_timer){
+        .node = {.index = TIMER_NODE_DISARMED}, .loop = loop, .function = function, .context = context};
+    loop->timer_count++;
+    LIST_INSERT_HEAD(&loop->timers, timer, entry);
+    *out = timer;
+    return STATUS_OK;
+}
+
+void loop_timer_set(struct loop_timer *timer, uint64_t deadline_ns)
+{
+    struct loop *loop = timer->loop;
+    if (deadline_ns == TIME_NEVER) {
+        timer_heap_remove(&loop->heap, &timer->node);
+        return;
+    }
+    /* Not before the last pass: a timer that always asks for the past comes after the others that are due. */
+    uint64_t from_ns = deadline_ns > loop->timer_pass_ns ? deadline_ns : loop->timer_pass_ns;
+    timer_heap_set(&loop->heap, &timer->node, from_ns);
+}
+
+void loop_timer_free(struct loop_timer *timer)
+{
+    if (timer == NULL) {
+        return;
+    }
+    timer_heap_remove(&timer->loop->heap, &timer->node);
+    timer->loop->timer_count--;
+    LIST_REMOVE(timer, entry);
+    free(timer);
+}
+
+/* Fires what is due, but not what is set meanwhile: that waits for the next turn, so that I/O has its share.
+ */
+static void loop_run_timers(struct loop *loop)
+{
+    uint64_t set_before = loop->heap.set_number;
+    loop->timer_pass_ns = loop_now_ns();
+    for (;;) {
+        struct timer_node *node = timer_heap_first(&loop->heap);
+        if (node == NULL || node->deadline_ns > loop->timer_pass_ns || node->set_number >= set_before) {
+            return;
+        }
+        timer_heap_remove(&loop->heap, node);
+        struct loop_timer *timer = (struct loop_timer *)node;
+        timer->function(timer->context, loop_now_ns());
+    }
+}
+
+/*
+ * Makes timer_fd fire at deadline_ns. When it fires earlier already and that does no harm (not `exact`), it
+ * is left so: deadlines that move on with every packet then cost a system call each time they are reached,
+ * not each time they move.
+ */
+static void loop_program(struct loop *loop, uint64_t deadline_ns, bool exact)
+{
+    if (deadline_ns == loop->programmed_ns || (!exact && deadline_ns > loop->programmed_ns)) {
+        return;
+    }
+    struct itimerspec at = {0};
+    if (deadline_ns != TIME_NEVER) {
+        at.it_value.tv_sec = (time_t)(deadline_ns / TIME_S);
+        at.it_value.tv_nsec = (long)(deadline_ns % TIME_S);
+        if (deadline_ns == 0) {
+            at.it_value.tv_nsec = 1; /* zero would disarm */
+        }
+    }
+    if (timerfd_settime(loop->timer_fd, TFD_TIMER_ABSTIME, &at, NULL) != 0) {
+        log_error("event loop: timerfd_settime: %s", strerrordesc_np(errno));
+        return;
+    }
+    loop->programmed_ns = deadline_ns;
+}
+
+/* --- tasks -------------------------------------------------------------------------------------------------
+ */
+
+static enum status loop_task_append(struct loop_task_queue *queue, struct loop_task task)
+{
+    if (queue->count == queue->capacity) {
+        if (queue->capacity == LOOP_TASKS_MAX) {
+            return STATUS_LIMIT;
+        }
+        size_t capacity = queue->capacity > 0 ? 2 * queue->capacity : 64;
+        struct loop_task *tasks = reallocarray(queue->tasks, capacity, sizeof(*tasks));
+        if (tasks == NULL) {
+            return STATUS_NO_MEMORY;
+        }
+        queue->tasks = tasks;
+        queue->capacity = capacity;
+    }
+    queue->tasks[queue->count++] = task;
+    return STATUS_OK;
+}
+_Static_assert((LOOP_TASKS_MAX & (LOOP_TASKS_MAX - 1)) == 0 && LOOP_TASKS_MAX >= 64,
+               "doubling 64 reaches it");
+
+/* The counter is full only when a wake-up is pending anyway. write(2) on an eventfd is async-signal-safe. */
+static void loop_wake(const struct loop *loop)
+{
+    uint64_t one = 1;
+    ssize_t written;
+    do {
+        written = write(loop->wake_fd, &one, sizeof(one));
+    } while (written < 0 && errno == EINTR);
+}
+
+enum status loop_post(struct loop *loop, loop_task_function *function, void *context)
+{
+    pthread_mutex_lock(&loop->mutex);
+    bool was_empty = loop->posted.count == 0;
+    enum status status =
+        loop_task_append(&loop->posted, (struct loop_task){.function = function, .context = context});
+    pthread_mutex_unlock(&loop->mutex);
+    if (status == STATUS_OK && was_empty && loop_of_thread != loop) {
+        loop_wake(loop);
+    }
+    return status;
+}
+
+static bool loop_has_tasks(struct loop *loop)
+{
+    pthread_mutex_lock(&loop->mutex);
+    bool any = loop->posted.count > 0;
+    pthread_mutex_unlock(&loop->mutex);
+    return any;
+}
+
+/* Runs what was posted until now; what these tasks post waits for the next turn, so that I/O has its share.
+ */
+static void loop_run_tasks(struct loop *loop)
+{
+    pthread_mutex_lock(&loop->mutex);
+    struct loop_task_queue batch = loop->posted;
+    loop->posted = loop->running;
+    pthread_mutex_unlock(&loop->mutex);
+    for (size_t i = 0; i < batch.count; i++) {
+        batch.tasks[i].function(batch.tasks[i].context, loop_now_ns());
+    }
+    batch.count = 0;
+    loop->running = batch;
+}
+
+/* --- turns -------------------------------------------------------------------------------------------------
+ */
+
+/* limit_ns: when to give up waiting; TIME_NEVER for no limit, 0 for no wait. */
+static enum status loop_turn(struct loop *loop, uint64_t limit_ns, bool exact, struct error *error)
+{
+    uint64_t deadline_ns = limit_ns;
+    const struct timer_node *first = timer_heap_first(&loop->heap);
+    if (first != NULL) {
+        deadline_ns = time_min(deadline_ns, first->deadline_ns);
+    }
+    int flags = EVLOOP_ONCE;
+    if (loop_has_tasks(loop) || (deadline_ns != TIME_NEVER && deadline_ns <= loop_now_ns())) {
+        flags = EVLOOP_NONBLOCK;
+    } else {
+        loop_program(loop, deadline_ns, exact);
+    }
+    struct loop *outer = loop_of_thread;
+    loop_of_thread = loop;
+    errno = 0;
+    int result = event_base_loop(loop->base, flags);
+    if (result >= 0) {
+        loop_run_tasks(loop);
+        loop_run_timers(loop);
+    }
+    loop_of_thread = outer;
+    if (result < 0) {
+        return error_set(error, STATUS_INTERNAL, "event loop: libevent's %s backend failed (errno: %s)",
+                         event_base_get_method(loop->base), strerrordesc_np(errno));
+    }
+    return STATUS_OK;
+}
+
+enum status loop_run(struct loop *loop, struct error *error)
+{
+    while (!atomic_exchange(&loop->stop, false)) {
+        enum status status = loop_turn(loop, TIME_NEVER, false, error);
+        if (status != STATUS_OK) {
+            return status;
+        }
+    }
+    return STATUS_OK;
+}
+
+enum status loop_run_once(struct loop *loop, uint64_t timeout_ms, struct error *error)
+{
+    uint64_t limit_ns = 0;
+    uint64_t timeout_ns;
+    if (timeout_ms > 0) {
+        bool fits = !__builtin_mul_overflow(timeout_ms, (uint64_t)TIME_MS, &timeout_ns);
+        limit_ns = fits ? time_after(loop_now_ns(), timeout_ns) : TIME_NEVER;
+    }
+    return loop_turn(loop, limit_ns, true, error);
+}
+
+void loop_stop(struct loop *loop)
+{
+    atomic_store(&loop->stop, true);
+    loop_wake(loop);
+}

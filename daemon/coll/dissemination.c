@@ -1,0 +1,43 @@
+#include <assert.h>
+
+#include "daemon/coll/transfer.h"
+
+/*
+ * Hensgen, Finkel and Manber, "Two Algorithms for Barrier Synchronization", 1988: in round r node i tells
+ * node i + 2^r, and hears from node i - 2^r. After round r it has heard, through others, of the 2^(r+1) - 1
+ * nodes before it.
+ */
+
+static uint32_t dissemination_round_count(const struct coll_call *call)
+{
+    return coll_doubling_rounds(call->node_count);
+}
+
+static uint32_t dissemination_transfers_max(const struct coll_call *call)
+{
+    (void)call;
+    return 1;
+}
+
+static void dissemination_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    uint32_t nodes = call->node_count;
+    assert(call->node_index < nodes && round < dissemination_round_count(call));
+    uint32_t distance = UINT32_C(1) << round;
+    out->sends[0] =
+        (struct coll_transfer){.node = (call->node_index + distance) % nodes, .action = COLL_STORE};
+    out->send_count = 1;
+    out->receives[0] =
+        (struct coll_transfer){.node = (call->node_index + nodes - distance) % nodes, .action = COLL_STORE};
+    out->receive_count = 1;
+}
+
+const struct coll_algorithm coll_dissemination_barrier = {
+    .id = 4,
+    .name = "dissemination",
+    .description = "ceil(log2 n) rounds of one empty message each way",
+    .kind = OP_KIND_BARRIER,
+    .round_count = dissemination_round_count,
+    .transfers_max = dissemination_transfers_max,
+    .round = dissemination_round,
+};

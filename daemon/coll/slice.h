@@ -1,0 +1,24 @@
+#ifndef DAEMON_COLL_SLICE_H
+#define DAEMON_COLL_SLICE_H
+
+#include <stdint.h>
+
+/*
+ * Cuts an operation into slices of whole elements: a pure function of agreed values (the element count and
+ * size, the communicator's slice_bytes), so that all nodes have the same slices. All slices but the last hold
+ * the same number of elements, at least one, even if slice_bytes is smaller than an element. Zero elements
+ * make one empty slice (a barrier, or an empty operation still has one lane), and only then may element_bytes
+ * be 0. No argument overflows. Thread-safe, as is all below.
+ */
+uint64_t coll_slice_count(uint64_t count_elements, uint64_t element_bytes, uint64_t slice_bytes);
+
+/* The range of slice `index`; index < coll_slice_count(...) of the same arguments. */
+void coll_slice_range(uint64_t count_elements, uint64_t element_bytes, uint64_t slice_bytes, uint64_t index,
+                      uint64_t *offset_elements, uint64_t *slice_elements);
+
+/* Part `index` of `parts` of a range of count elements: sizes differ by at most one, the larger ones first.
+ * index < parts. */
+void coll_part_range(uint64_t count_elements, uint32_t parts, uint32_t index, uint64_t *offset_elements,
+                     uint64_t *part_elements);
+
+#endif

@@ -1,0 +1,148 @@
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/base/log.h"
+#include "daemon/daemon.h"
+#include "proto/version.h"
+
+#ifndef COMMD_SYSCONFDIR
+#define COMMD_SYSCONFDIR "/etc"
+#endif
+
+/* Exit codes: 0 orderly end, 1 failure, 2 usage, 78 (EX_CONFIG) bad configuration: systemd does not restart
+ * on it. */
+enum { EXIT_USAGE = 2, EXIT_CONFIG = 78 };
+
+static const char usage_text[] =
+    "usage: commd [OPTION...]\n"
+    "Owns this node's collectives: serves its processes on a Unix socket and the other nodes over QUIC.\n\n"
+    "  -c, --config FILE     configuration (default " COMMD_SYSCONFDIR "/commd/commd.conf)\n"
+    "      --standalone      one node, no configuration, no certificates, no network\n"
+    "      --check-config    check the configuration, say what is wrong with it, and exit\n"
+    "      --node NAME       this node's name (default: the host's name)\n"
+    "      --socket PATH     the socket that clients connect to\n"
+    "      --log-level LEVEL error, warning, info or debug\n"
+    "  -s, --set KEY=VALUE   any other setting of the configuration\n"
+    "      --version         print the version and exit\n"
+    "  -h, --help            this text\n\n"
+    "Stays in the foreground. SIGTERM drains and stops, SIGHUP reloads. See commd(8) and commd.conf(5).\n";
+
+struct command_line {
+    struct daemon_options daemon;
+    const char *overrides[CONF_OVERRIDES_MAX];
+    char texts[CONF_OVERRIDES_MAX][512];
+    size_t override_count;
+    bool check_only;
+};
+
+static bool add_override(struct command_line *line, const char *key, const char *value)
+{
+    if (line->override_count == CONF_OVERRIDES_MAX) {
+        fprintf(stderr, "commd: more than %d settings on the command line\n", CONF_OVERRIDES_MAX);
+        return false;
+    }
+    char *text = line->texts[line->override_count];
+    int length = snprintf(text, sizeof line->texts[0], "%s%s%s", key, key[0] != '\0' ? "=" : "", value);
+    if (length < 0 || (size_t)length >= sizeof line->texts[0]) {
+        fprintf(stderr, "commd: a setting of more than %zu bytes\n", sizeof line->texts[0] - 1);
+        return false;
+    }
+    line->overrides[line->override_count++] = text;
+    return true;
+}
+
+/* Returns -1 to go on, otherwise the exit code. */
+static int parse_command_line(int argc, char **argv, struct command_line *line)
+{
+    enum { OPTION_STANDALONE = 256, OPTION_CHECK, OPTION_NODE, OPTION_SOCKET, OPTION_LEVEL, OPTION_VERSION };
+    static const struct option options[] = {
+        {"config", required_argument, NULL, 'c'},
+        {"standalone", no_argument, NULL, OPTION_STANDALONE},
+        {"check-config", no_argument, NULL, OPTION_CHECK},
+        {"node", required_argument, NULL, OPTION_NODE},
+        {"socket", required_argument, NULL, OPTION_SOCKET},
+        {"log-level", required_argument, NULL, OPTION_LEVEL},
+        {"set", required_argument, NULL, 's'},
+        {"version", no_argument, NULL, OPTION_VERSION},
+        {"help", no_argument, NULL, 'h'},
+        {NULL, 0, NULL, 0},
+    };
+    const char *path = NULL;
+    bool fine = true;
+    for (int option; fine && (option = getopt_long(argc, argv, "c:s:h", options, NULL)) != -1;) {
+        switch (option) {
+        case 'c':
+            path = optarg;
+            break;
+        case OPTION_STANDALONE:
+            line->daemon.conf.standalone = true;
+            break;
+        case OPTION_CHECK:
+            line->check_only = true;
+            break;
+        case OPTION_NODE:
+            fine = add_override(line, "node_name", optarg);
+            break;
+        case OPTION_SOCKET:
+            fine = add_override(line, "socket_path", optarg);
+            break;
+        case OPTION_LEVEL:
+            fine = add_override(line, "log_level", optarg);
+            break;
+        case 's':
+            fine = add_override(line, "", optarg);
+            break;
+        case OPTION_VERSION:
+            puts("commd " COMMD_VERSION_TEXT);
+            return EXIT_SUCCESS;
+        case 'h':
+            fputs(usage_text, stdout);
+            return EXIT_SUCCESS;
+        default:
+            fine = false;
+            break;
+        }
+    }
+    if (fine && optind < argc) {
+        fprintf(stderr, "commd: unexpected argument: %s\n", argv[optind]);
+        fine = false;
+    }
+    if (!fine) {
+        fputs("Try 'commd --help'.\n", stderr);
+        return EXIT_USAGE;
+    }
+    line->daemon.conf.path = path != NULL                   ? path
+                             : line->daemon.conf.standalone ? NULL
+                                                            : COMMD_SYSCONFDIR "/commd/commd.conf";
+    line->daemon.conf.overrides = line->overrides;
+    line->daemon.conf.override_count = line->override_count;
+    return -1;
+}
+
+int main(int argc, char **argv)
+{
+    static struct command_line line;
+    int exit_code = parse_command_line(argc, argv, &line);
+    if (exit_code >= 0) {
+        return exit_code;
+    }
+    struct error error;
+    if (line.check_only) {
+        struct conf *conf;
+        if (conf_load(&line.daemon.conf, &conf, &error) != STATUS_OK) {
+            fprintf(stderr, "commd: %s\n", error.text);
+            return EXIT_CONFIG;
+        }
+        printf("%s: fine: node %s, %zu other nodes\n", conf->path[0] != '\0' ? conf->path : "standalone",
+               conf->node_name, conf->node_count);
+        conf_free(conf);
+        return EXIT_SUCCESS;
+    }
+    enum status status = daemon_run(&line.daemon, &error);
+    if (status != STATUS_OK) {
+        log_error("%s", error.text);
+        return status == STATUS_CONFIG || status == STATUS_CERTIFICATE ? EXIT_CONFIG : EXIT_FAILURE;
+    }
+    return EXIT_SUCCESS;
+}

@@ -1,0 +1,527 @@
+#include "daemon/conf/conf.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <libconfig.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "proto/types.h"
+#include "proto/version.h"
+
+#ifndef COMMD_SYSCONFDIR
+#define COMMD_SYSCONFDIR "/etc"
+#endif
+
+enum setting_type {
+    SETTING_TEXT,
+    SETTING_NODE_NAME,
+    SETTING_ADDRESS,
+    SETTING_MODE,
+    SETTING_LEVEL,
+    SETTING_NUMBER
+};
+
+struct setting {
+    const char *key;
+    enum setting_type type;
+    size_t offset;
+    const char *text_default;
+    uint64_t number_default;
+    uint64_t number_min;
+    uint64_t number_max;
+    bool reloadable;
+};
+
+#define TEXT(name, type, value, reloadable)                                                                  \
+    {                                                                                                        \
+#name, type, offsetof(struct conf, name), value, 0, 0, 0, reloadable                                 \
+    }
+#define NUMBER(name, value, low, high, reloadable)                                                           \
+    {                                                                                                        \
+#name, SETTING_NUMBER, offsetof(struct conf, name), NULL, value, low, high, reloadable               \
+    }
+
+static const struct setting schema[] = {
+    TEXT(node_name, SETTING_NODE_NAME, "", false),
+    TEXT(cluster_name, SETTING_TEXT, "", false),
+    TEXT(listen, SETTING_ADDRESS, "", false),
+    TEXT(certificate, SETTING_TEXT, COMMD_SYSCONFDIR "/commd/pki/node.crt", false),
+    TEXT(key, SETTING_TEXT, COMMD_SYSCONFDIR "/commd/pki/node.key", false),
+    TEXT(authority, SETTING_TEXT, COMMD_SYSCONFDIR "/commd/pki/ca.crt", false),
+    TEXT(revocation_list, SETTING_TEXT, "", false),
+    TEXT(socket_path, SETTING_TEXT, CLIENT_SOCKET_DEFAULT, false),
+    TEXT(socket_mode, SETTING_MODE, "0666", false),
+    TEXT(socket_group, SETTING_TEXT, "", false),
+    TEXT(log_level, SETTING_LEVEL, "info", true),
+    NUMBER(heartbeat_interval_ms, 500, 10, 60000, false),
+    NUMBER(heartbeat_timeout_ms, 2500, 50, 600000, false),
+    NUMBER(suspect_timeout_ms, 600, 20, 600000, false),
+    NUMBER(reconnect_min_ms, 100, 10, 60000, false),
+    NUMBER(reconnect_max_ms, 5000, 10, 600000, false),
+    NUMBER(handshake_timeout_ms, 5000, 100, 60000, false),
+    NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
+    NUMBER(datagram_bytes, 0, 0, 65527, false),
+    NUMBER(socket_buffer_bytes, 0, 0, 1u << 30, false),
+    NUMBER(drain_timeout_ms, 10000, 0, 600000, true),
+};
+#define SETTING_COUNT (sizeof schema / sizeof schema[0])
+
+static char **text_field(const struct conf *conf, const struct setting *setting)
+{
+    return (char **)((char *)conf + setting->offset);
+}
+
+static uint64_t *number_field(const struct conf *conf, const struct setting *setting)
+{
+    return (uint64_t *)((char *)conf + setting->offset);
+}
+
+bool conf_node_name_is_valid(const char *text)
+{
+    size_t length = strlen(text);
+    if (length == 0 || length > NODE_NAME_MAX_BYTES || text[0] == '-' || text[length - 1] == '-') {
+        return false;
+    }
+    for (size_t i = 0; i < length; i++) {
+        if (!isalnum((unsigned char)text[i]) && text[i] != '-') {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool address_is_valid(const char *text)
+{
+    const char *colon = strrchr(text, ':');
+    if (colon == NULL || colon == text || colon[1] == '\0' || strlen(colon + 1) > 5) {
+        return false;
+    }
+    for (const char *digit = colon + 1; *digit != '\0'; digit++) {
+        if (!isdigit((unsigned char)*digit)) {
+            return false;
+        }
+    }
+    return atoi(colon + 1) <= 65535;
+}
+
+static bool mode_is_valid(const char *text)
+{
+    char *end;
+    unsigned long mode = strtoul(text, &end, 8);
+    return *text != '\0' && *end == '\0' && mode <= 0777;
+}
+
+static const char *text_expectation(enum setting_type type, const char *text)
+{
+    enum log_level level;
+    switch (type) {
+    case SETTING_TEXT:
+        return NULL;
+    case SETTING_NODE_NAME:
+        return conf_node_name_is_valid(text) ? NULL
+                                             : "a node's name: letters, digits and hyphens, at most 63";
+    case SETTING_ADDRESS:
+        return address_is_valid(text) ? NULL : "an address: \"host:port\" or \"[IPv6]:port\"";
+    case SETTING_MODE:
+        return mode_is_valid(text) ? NULL : "file permissions in octal, as \"0660\"";
+    case SETTING_LEVEL:
+        return log_level_from_text(text, &level) ? NULL : "error, warning, info or debug";
+    case SETTING_NUMBER:
+        break;
+    }
+    return NULL;
+}
+
+static const char *type_expectation(enum setting_type type)
+{
+    return type == SETTING_NUMBER ? "a whole number" : "a text in double quotes";
+}
+
+static enum status set_text(struct conf *conf, const struct setting *setting, const char *text,
+                            const char *where, struct error *error)
+{
+    const char *expected = text_expectation(setting->type, text);
+    if (expected != NULL) {
+        return error_set(error, STATUS_CONFIG, "%s: %s = \"%s\": expected %s", where, setting->key, text,
+                         expected);
+    }
+    char *copy = strdup(text);
+    if (copy == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
+    }
+    free(*text_field(conf, setting));
+    *text_field(conf, setting) = copy;
+    return STATUS_OK;
+}
+
+static enum status set_number(struct conf *conf, const struct setting *setting, long long number,
+                              const char *where, struct error *error)
+{
+    if (number < 0 || (uint64_t)number < setting->number_min || (uint64_t)number > setting->number_max) {
+        return error_set(error, STATUS_CONFIG, "%s: %s = %lld: expected a number from %llu to %llu", where,
+                         setting->key, number, (unsigned long long)setting->number_min,
+                         (unsigned long long)setting->number_max);
+    }
+    *number_field(conf, setting) = (uint64_t)number;
+    return STATUS_OK;
+}
+
+static enum status set_source(struct conf *conf, size_t index, const char *where, struct error *error)
+{
+    char *copy = strdup(where);
+    if (copy == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
+    }
+    free(conf->sources[index]);
+    conf->sources[index] = copy;
+    return STATUS_OK;
+}
+
+static const struct setting *find_setting(const char *key, size_t *index)
+{
+    for (size_t i = 0; i < SETTING_COUNT; i++) {
+        if (strcmp(schema[i].key, key) == 0) {
+            *index = i;
+            return &schema[i];
+        }
+    }
+    return NULL;
+}
+
+static void describe_place(const char *path, const config_setting_t *setting, char *text, size_t size)
+{
+    const char *file = config_setting_source_file(setting);
+    snprintf(text, size, "%s:%u", file != NULL ? file : path, config_setting_source_line(setting));
+}
+
+static enum status read_scalar(struct conf *conf, const config_setting_t *entry, const char *where,
+                               struct error *error)
+{
+    size_t index;
+    const char *key = config_setting_name(entry);
+    const struct setting *setting = find_setting(key, &index);
+    if (setting == NULL) {
+        return error_set(error, STATUS_CONFIG, "%s: %s: unknown key", where, key);
+    }
+    int type = config_setting_type(entry);
+    bool is_number = type == CONFIG_TYPE_INT || type == CONFIG_TYPE_INT64;
+    enum status status;
+    if (setting->type == SETTING_NUMBER && is_number) {
+        status = set_number(conf, setting, config_setting_get_int64(entry), where, error);
+    } else if (setting->type != SETTING_NUMBER && type == CONFIG_TYPE_STRING) {
+        status = set_text(conf, setting, config_setting_get_string(entry), where, error);
+    } else {
+        status = error_set(error, STATUS_CONFIG, "%s: %s: expected %s", where, key,
+                           type_expectation(setting->type));
+    }
+    return status == STATUS_OK ? set_source(conf, index, where, error) : status;
+}
+
+static enum status read_node(struct conf *conf, const config_setting_t *entry, const char *path,
+                             struct error *error)
+{
+    char where[512];
+    describe_place(path, entry, where, sizeof where);
+    const char *name = NULL;
+    const char *address = NULL;
+    if (!config_setting_is_group(entry)) {
+        return error_set(error, STATUS_CONFIG,
+                         "%s: nodes: expected { name = \"...\"; address = \"host:port\"; }", where);
+    }
+    for (unsigned i = 0; i < (unsigned)config_setting_length(entry); i++) {
+        const config_setting_t *field = config_setting_get_elem(entry, i);
+        const char *key = config_setting_name(field);
+        const char *text = config_setting_get_string(field);
+        describe_place(path, field, where, sizeof where);
+        enum setting_type type;
+        if (strcmp(key, "name") == 0) {
+            name = text;
+            type = SETTING_NODE_NAME;
+        } else if (strcmp(key, "address") == 0) {
+            address = text;
+            type = SETTING_ADDRESS;
+        } else {
+            return error_set(error, STATUS_CONFIG, "%s: nodes: %s: unknown key (name and address are known)",
+                             where, key);
+        }
+        const char *expected = text == NULL ? type_expectation(type) : text_expectation(type, text);
+        if (expected != NULL) {
+            return error_set(error, STATUS_CONFIG, "%s: nodes: %s = \"%s\": expected %s", where, key,
+                             text != NULL ? text : "", expected);
+        }
+    }
+    if (name == NULL || address == NULL) {
+        return error_set(error, STATUS_CONFIG, "%s: nodes: a node needs a name and an address", where);
+    }
+    for (size_t i = 0; i < conf->node_count; i++) {
+        if (strcmp(conf->nodes[i].name, name) == 0) {
+            return error_set(error, STATUS_CONFIG, "%s: nodes: \"%s\" is there twice", where, name);
+        }
+    }
+    struct conf_node *node = &conf->nodes[conf->node_count];
+    node->name = strdup(name);
+    node->address = strdup(address);
+    conf->node_count++;
+    if (node->name == NULL || node->address == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
+    }
+    return STATUS_OK;
+}
+
+static enum status read_nodes(struct conf *conf, const config_setting_t *list, const char *path,
+                              const char *where, struct error *error)
+{
+    int length = config_setting_length(list);
+    if (!config_setting_is_list(list)) {
+        return error_set(error, STATUS_CONFIG,
+                         "%s: nodes: expected a list: ( { name = ...; address = ...; }, ... )", where);
+    }
+    if (length > CONF_NODES_MAX) {
+        return error_set(error, STATUS_CONFIG, "%s: nodes: %d of them; expected at most %d", where, length,
+                         CONF_NODES_MAX);
+    }
+    conf->nodes = calloc((size_t)length + 1, sizeof *conf->nodes);
+    if (conf->nodes == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
+    }
+    enum status status = STATUS_OK;
+    for (unsigned i = 0; i < (unsigned)length && status == STATUS_OK; i++) {
+        status = read_node(conf, config_setting_get_elem(list, i), path, error);
+    }
+    return status;
+}
+
+static enum status read_file(struct conf *conf, const char *path, struct error *error)
+{
+    FILE *file = fopen(path, "re");
+    if (file == NULL) {
+        return error_set_errno(error, errno, "%s", path);
+    }
+    config_t parsed;
+    config_init(&parsed);
+    enum status status = STATUS_OK;
+    if (config_read(&parsed, file) != CONFIG_TRUE) {
+        const char *name = config_error_file(&parsed);
+        status = error_set(error, STATUS_CONFIG, "%s:%d: %s", name != NULL ? name : path,
+                           config_error_line(&parsed), config_error_text(&parsed));
+    }
+    const config_setting_t *root = config_root_setting(&parsed);
+    for (unsigned i = 0; status == STATUS_OK && i < (unsigned)config_setting_length(root); i++) {
+        const config_setting_t *entry = config_setting_get_elem(root, i);
+        char where[512];
+        describe_place(path, entry, where, sizeof where);
+        if (strcmp(config_setting_name(entry), "nodes") == 0) {
+            status = read_nodes(conf, entry, path, where, error);
+        } else {
+            status = read_scalar(conf, entry, where, error);
+        }
+    }
+    config_destroy(&parsed);
+    fclose(file);
+    return status;
+}
+
+static enum status apply_override(struct conf *conf, const char *text, struct error *error)
+{
+    char key[64];
+    const char *equals = strchr(text, '=');
+    size_t index;
+    if (equals == NULL || (size_t)(equals - text) >= sizeof key) {
+        return error_set(error, STATUS_CONFIG, "option %s: expected KEY=VALUE", text);
+    }
+    memcpy(key, text, (size_t)(equals - text));
+    key[equals - text] = '\0';
+    const struct setting *setting = find_setting(key, &index);
+    if (setting == NULL) {
+        return error_set(error, STATUS_CONFIG, "option %s: unknown key", key);
+    }
+    enum status status;
+    if (setting->type == SETTING_NUMBER) {
+        char *end;
+        errno = 0;
+        long long number = strtoll(equals + 1, &end, 10);
+        if (equals[1] == '\0' || *end != '\0' || errno != 0) {
+            return error_set(error, STATUS_CONFIG, "option %s: expected a whole number, not \"%s\"", key,
+                             equals + 1);
+        }
+        status = set_number(conf, setting, number, "option", error);
+    } else {
+        status = set_text(conf, setting, equals + 1, "option", error);
+    }
+    return status == STATUS_OK ? set_source(conf, index, "option", error) : status;
+}
+
+static enum status set_defaults(struct conf *conf, struct error *error)
+{
+    for (size_t i = 0; i < SETTING_COUNT; i++) {
+        const struct setting *setting = &schema[i];
+        if (setting->type == SETTING_NUMBER) {
+            *number_field(conf, setting) = setting->number_default;
+        } else if ((*text_field(conf, setting) = strdup(setting->text_default)) == NULL) {
+            return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
+        }
+        if (set_source(conf, i, "default", error) != STATUS_OK) {
+            return STATUS_NO_MEMORY;
+        }
+    }
+    return STATUS_OK;
+}
+
+static enum status default_node_name(struct conf *conf, struct error *error)
+{
+    char host[256] = "";
+    if (conf->node_name[0] != '\0') {
+        return STATUS_OK;
+    }
+    if (gethostname(host, sizeof host - 1) < 0) {
+        return error_set_errno(error, errno, "gethostname");
+    }
+    host[strcspn(host, ".")] = '\0';
+    return set_text(conf, &schema[0], host, "node_name is not set, and the host's name does not do", error);
+}
+
+/* Takes ourselves out of the list of nodes; our address there is what we listen on, unless `listen` says
+ * otherwise. */
+static enum status find_ourselves(struct conf *conf, struct error *error)
+{
+    for (size_t i = 0; i < conf->node_count; i++) {
+        if (strcmp(conf->nodes[i].name, conf->node_name) != 0) {
+            continue;
+        }
+        if (conf->listen[0] == '\0') {
+            free(conf->listen);
+            conf->listen = conf->nodes[i].address;
+        } else {
+            free(conf->nodes[i].address);
+        }
+        free(conf->nodes[i].name);
+        memmove(&conf->nodes[i], &conf->nodes[i + 1], (conf->node_count - i - 1) * sizeof *conf->nodes);
+        conf->node_count--;
+        return STATUS_OK;
+    }
+    if (conf->standalone || conf->listen[0] != '\0') {
+        return STATUS_OK;
+    }
+    return error_set(error, STATUS_CONFIG,
+                     "%s: nodes: this node, \"%s\", is not among them (node_name is %s)", conf->path,
+                     conf->node_name, conf->sources[0]);
+}
+
+static enum status check_together(const struct conf *conf, struct error *error)
+{
+    if (conf->heartbeat_timeout_ms < 2 * conf->heartbeat_interval_ms) {
+        return error_set(error, STATUS_CONFIG,
+                         "%s: heartbeat_timeout_ms = %llu: expected at least twice heartbeat_interval_ms",
+                         conf->path, (unsigned long long)conf->heartbeat_timeout_ms);
+    }
+    if (conf->reconnect_max_ms < conf->reconnect_min_ms) {
+        return error_set(error, STATUS_CONFIG,
+                         "%s: reconnect_max_ms = %llu: expected at least reconnect_min_ms", conf->path,
+                         (unsigned long long)conf->reconnect_max_ms);
+    }
+    if (conf->standalone && conf->node_count > 0) {
+        return error_set(error, STATUS_CONFIG, "%s: nodes: there are others, but --standalone was given",
+                         conf->path);
+    }
+    return STATUS_OK;
+}
+
+enum status conf_load(const struct conf_options *options, struct conf **out, struct error *error)
+{
+    struct conf *conf = calloc(1, sizeof *conf);
+    if (conf == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
+    }
+    conf->standalone = options->standalone;
+    conf->path = strdup(options->path != NULL ? options->path : "");
+    conf->sources = calloc(SETTING_COUNT, sizeof *conf->sources);
+    enum status status = STATUS_OK;
+    if (conf->path == NULL || conf->sources == NULL) {
+        status = error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
+        goto failed;
+    }
+    status = set_defaults(conf, error);
+    if (status == STATUS_OK && options->path != NULL) {
+        status = read_file(conf, options->path, error);
+    }
+    for (size_t i = 0; i < options->override_count && status == STATUS_OK; i++) {
+        status = apply_override(conf, options->overrides[i], error);
+    }
+    if (status == STATUS_OK) {
+        status = default_node_name(conf, error);
+    }
+    if (status == STATUS_OK) {
+        status = find_ourselves(conf, error);
+    }
+    if (status == STATUS_OK) {
+        status = check_together(conf, error);
+    }
+    if (status != STATUS_OK) {
+        goto failed;
+    }
+    *out = conf;
+    return STATUS_OK;
+failed:
+    conf_free(conf);
+    return status;
+}
+
+void conf_free(struct conf *conf)
+{
+    if (conf == NULL) {
+        return;
+    }
+    for (size_t i = 0; i < conf->node_count; i++) {
+        free(conf->nodes[i].name);
+        free(conf->nodes[i].address);
+    }
+    free(conf->nodes);
+    for (size_t i = 0; i < SETTING_COUNT; i++) {
+        if (schema[i].type != SETTING_NUMBER) {
+            free(*text_field(conf, &schema[i]));
+        }
+        if (conf->sources != NULL) {
+            free(conf->sources[i]);
+        }
+    }
+    free(conf->sources);
+    free(conf->path);
+    free(conf);
+}
+
+void conf_visit(const struct conf *conf, conf_visit_function *visit, void *context)
+{
+    for (size_t i = 0; i < SETTING_COUNT; i++) {
+        char number[32];
+        const char *value = number;
+        if (schema[i].type == SETTING_NUMBER) {
+            snprintf(number, sizeof number, "%llu", (unsigned long long)*number_field(conf, &schema[i]));
+        } else {
+            value = *text_field(conf, &schema[i]);
+        }
+        visit(context, schema[i].key, value, conf->sources[i]);
+    }
+    for (size_t i = 0; i < conf->node_count; i++) {
+        char key[NODE_NAME_MAX_BYTES + 16];
+        snprintf(key, sizeof key, "nodes.%s", conf->nodes[i].name);
+        visit(context, key, conf->nodes[i].address, conf->path);
+    }
+}
+
+bool conf_needs_restart(const struct conf *old_conf, const struct conf *new_conf, const char **key)
+{
+    for (size_t i = 0; i < SETTING_COUNT; i++) {
+        bool same = schema[i].type == SETTING_NUMBER
+                        ? *number_field(old_conf, &schema[i]) == *number_field(new_conf, &schema[i])
+                        : strcmp(*text_field(old_conf, &schema[i]), *text_field(new_conf, &schema[i])) == 0;
+        if (!same && !schema[i].reloadable) {
+            *key = schema[i].key;
+            return true;
+        }
+    }
+    return false;
+}

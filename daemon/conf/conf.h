@@ -1,0 +1,77 @@
+#ifndef DAEMON_CONF_CONF_H
+#define DAEMON_CONF_CONF_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "daemon/base/error.h"
+
+/*
+ * The configuration: one file in libconfig's syntax, the same on every node, checked strictly against one
+ * schema (conf.c): an unknown key, a value of another type or out of range stops the start, with file, line,
+ * key and what was expected.
+ */
+#define CONF_NODES_MAX 16384
+#define CONF_OVERRIDES_MAX 32
+
+struct conf_node {
+    char *name;
+    char *address;
+};
+
+struct conf {
+    char *path; /* "" without a file (standalone) */
+    bool standalone;
+    char *node_name;
+    char *cluster_name;
+    char *listen;
+    char *certificate;
+    char *key;
+    char *authority;
+    char *revocation_list;
+    char *socket_path;
+    char *socket_mode; /* octal */
+    char *socket_group;
+    char *log_level;
+    uint64_t heartbeat_interval_ms;
+    uint64_t heartbeat_timeout_ms;
+    uint64_t suspect_timeout_ms;
+    uint64_t reconnect_min_ms;
+    uint64_t reconnect_max_ms;
+    uint64_t handshake_timeout_ms;
+    uint64_t slice_bytes;
+    uint64_t datagram_bytes;
+    uint64_t socket_buffer_bytes;
+    uint64_t drain_timeout_ms;
+    struct conf_node *nodes; /* the others, without ourselves, in the file's order */
+    size_t node_count;
+    char **sources; /* where each setting of the schema comes from: "file:line", "default", "option" */
+};
+
+struct conf_options {
+    const char *path;             /* the file; null when standalone */
+    bool standalone;              /* one node, no network: no file is needed */
+    const char *const *overrides; /* "key=value" of the command line: win over the file */
+    size_t override_count;
+};
+
+/* Reads and checks. CONFIG with "file:line: key: what was expected", SYSTEM when it cannot be read,
+ * NO_MEMORY. */
+enum status conf_load(const struct conf_options *options, struct conf **out,
+                      struct error *error) COMM_MUST_USE;
+void conf_free(struct conf *conf);
+
+/* Every setting with its value and where it comes from, nodes included ("nodes.b"), in the schema's order. */
+typedef void conf_visit_function(void *context, const char *key, const char *value, const char *source);
+void conf_visit(const struct conf *conf, conf_visit_function *visit, void *context);
+
+/* Whether a setting that only a restart can change differs; *key names the first. Nodes may be added at run
+ * time. */
+bool conf_needs_restart(const struct conf *old_conf, const struct conf *new_conf, const char **key);
+
+/* Whether text can be a node's name: a DNS label of letters, digits and hyphens, at most NODE_NAME_MAX_BYTES.
+ */
+bool conf_node_name_is_valid(const char *text);
+
+#endif

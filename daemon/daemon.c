@@ -1,0 +1,348 @@
+#include "daemon/daemon.h"
+
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include "daemon/api/api.h"
+#include "daemon/base/log.h"
+#include "daemon/base/loop.h"
+#include "daemon/base/random.h"
+#include "daemon/base/time.h"
+#include "daemon/dev/reduce.h"
+#include "daemon/exec/exec.h"
+#include "daemon/mesh/mesh.h"
+#include "daemon/net/mem.h"
+#include "daemon/net/quic.h"
+#include "daemon/req/req.h"
+#include "proto/version.h"
+
+struct daemon {
+    const struct daemon_options *options;
+    struct conf *conf;
+    struct loop *loop;
+    struct mem_network *loopback; /* standalone: a network of one */
+    struct net *net;
+    struct mesh *mesh;
+    struct exec *exec;
+    struct req *req;
+    struct api *api;
+    struct loop_timer *tick;
+    struct loop_timer *watchdog;
+    uint64_t watchdog_interval_ns;
+    bool exec_posted;
+    bool draining;
+    bool stopping;
+    uint64_t drain_deadline_ns;
+};
+
+/* How often a drain looks whether everything is done. */
+#define DRAIN_POLL_NS (20 * TIME_MS)
+#define TURN_MAX_MS 3600000u
+
+static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
+{
+    uint64_t deadline_ns = time_min(mesh_next_deadline_ns(daemon->mesh), req_next_deadline_ns(daemon->req));
+    deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(daemon->exec));
+    if (daemon->loopback != NULL) {
+        deadline_ns = time_min(deadline_ns, mem_network_next_ns(daemon->loopback));
+    }
+    if (daemon->draining) {
+        deadline_ns = time_min(deadline_ns, time_after(now_ns, DRAIN_POLL_NS));
+    }
+    loop_timer_set(daemon->tick, deadline_ns);
+}
+
+static void daemon_tick(void *context, uint64_t now_ns)
+{
+    struct daemon *daemon = context;
+    if (daemon->loopback != NULL) {
+        mem_network_advance(daemon->loopback, now_ns);
+    }
+    mesh_tick(daemon->mesh, now_ns);
+    exec_tick(daemon->exec, now_ns);
+    req_tick(daemon->req, now_ns);
+    if (daemon->draining && (req_idle(daemon->req) || now_ns >= daemon->drain_deadline_ns)) {
+        daemon->stopping = true;
+    }
+}
+
+static void daemon_exec(void *context, uint64_t now_ns)
+{
+    struct daemon *daemon = context;
+    daemon->exec_posted = false;
+    if (exec_run(daemon->exec, now_ns) && !daemon->exec_posted) {
+        daemon->exec_posted = loop_post(daemon->loop, daemon_exec, daemon) == STATUS_OK;
+    }
+}
+
+static void daemon_wake_exec(void *context)
+{
+    struct daemon *daemon = context;
+    if (!daemon->exec_posted) {
+        daemon->exec_posted = loop_post(daemon->loop, daemon_exec, daemon) == STATUS_OK;
+    }
+}
+
+static void daemon_drain(void *context, int signal_number, uint64_t now_ns)
+{
+    struct daemon *daemon = context;
+    if (daemon->draining) {
+        log_info("%s again: stopping at once", strsignal(signal_number));
+        daemon->stopping = true;
+        return;
+    }
+    log_info("%s: draining, for at most %llu ms", strsignal(signal_number),
+             (unsigned long long)daemon->conf->drain_timeout_ms);
+    sd_notify(0, "STOPPING=1\nSTATUS=Draining");
+    daemon->draining = true;
+    daemon->drain_deadline_ns = time_after(now_ns, daemon->conf->drain_timeout_ms * TIME_MS);
+    api_drain(daemon->api);
+    req_drain(daemon->req);
+}
+
+static void daemon_set_log_level(const struct conf *conf)
+{
+    enum log_level level;
+    if (log_level_from_text(conf->log_level, &level)) {
+        log_set_level(level);
+    }
+}
+
+/* Nodes that a new configuration has and the mesh does not; nodes that it no longer has stay until a restart.
+ */
+static void daemon_add_nodes(struct daemon *daemon, const struct conf *conf)
+{
+    for (size_t i = 0; i < conf->node_count; i++) {
+        uint32_t node;
+        struct error error;
+        if (!mesh_find_node(daemon->mesh, conf->nodes[i].name, &node) &&
+            mesh_add_node(daemon->mesh, conf->nodes[i].name, conf->nodes[i].address, &node, &error) !=
+                STATUS_OK) {
+            log_error("reload: %s", error.text);
+        }
+    }
+}
+
+static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
+{
+    (void)signal_number;
+    struct daemon *daemon = context;
+    struct error error;
+    struct conf *conf;
+    char notice[96];
+    snprintf(notice, sizeof notice, "RELOADING=1\nMONOTONIC_USEC=%llu",
+             (unsigned long long)(now_ns / TIME_US));
+    sd_notify(0, notice);
+    if (conf_load(&daemon->options->conf, &conf, &error) != STATUS_OK) {
+        log_error("reload: %s; the configuration stays as it was", error.text);
+        sd_notify(0, "READY=1");
+        return;
+    }
+    const char *key;
+    if (conf_needs_restart(daemon->conf, conf, &key)) {
+        log_warning("reload: %s changes only with a restart", key);
+    }
+    daemon_set_log_level(conf);
+    daemon_add_nodes(daemon, conf);
+    if (!daemon->conf->standalone && net_quic_reload(daemon->net, &error) != STATUS_OK) {
+        log_error("reload: %s; the certificates stay as they were", error.text);
+    }
+    conf_free(daemon->conf);
+    daemon->conf = conf;
+    log_info("reload: done");
+    sd_notify(0, "READY=1");
+}
+
+static void daemon_watchdog(void *context, uint64_t now_ns)
+{
+    struct daemon *daemon = context;
+    sd_notify(0, "WATCHDOG=1");
+    loop_timer_set(daemon->watchdog, time_after(now_ns, daemon->watchdog_interval_ns));
+}
+
+static void daemon_visit_settings(void *context, api_setting_function *visit, void *visit_context)
+{
+    const struct daemon *daemon = context;
+    conf_visit(daemon->conf, visit, visit_context);
+}
+
+static enum status daemon_make_net(struct daemon *daemon, struct error *error)
+{
+    const struct conf *conf = daemon->conf;
+    if (conf->standalone) {
+        struct mem_conditions conditions = {0};
+        enum status status = mem_network_new(1, &conditions, &daemon->loopback, error);
+        return status == STATUS_OK ? mem_network_add(daemon->loopback, conf->node_name, &daemon->net, error)
+                                   : status;
+    }
+    struct quic_options options = {.node_name = conf->node_name,
+                                   .bind_address = conf->listen,
+                                   .certificate_path = conf->certificate,
+                                   .key_path = conf->key,
+                                   .authority_path = conf->authority,
+                                   .revocation_path =
+                                       conf->revocation_list[0] != '\0' ? conf->revocation_list : NULL,
+                                   .datagram_max_bytes = (uint32_t)conf->datagram_bytes,
+                                   .socket_buffer_bytes = (uint32_t)conf->socket_buffer_bytes,
+                                   .handshake_timeout_ns = conf->handshake_timeout_ms * TIME_MS,
+                                   .idle_timeout_ns = 30 * TIME_S};
+    return net_quic_new(daemon->loop, &options, &daemon->net, error);
+}
+
+static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
+{
+    const struct conf *conf = daemon->conf;
+    struct mesh_options options;
+    mesh_options_default(&options);
+    options.node_name = conf->node_name;
+    options.cluster_name = conf->cluster_name;
+    options.version_text = COMMD_VERSION_TEXT;
+    options.heartbeat_interval_ns = conf->heartbeat_interval_ms * TIME_MS;
+    options.heartbeat_timeout_ns = conf->heartbeat_timeout_ms * TIME_MS;
+    options.suspect_timeout_ns = conf->suspect_timeout_ms * TIME_MS;
+    options.reconnect_min_ns = conf->reconnect_min_ms * TIME_MS;
+    options.reconnect_max_ns = conf->reconnect_max_ms * TIME_MS;
+    enum status status = random_secure(&options.instance, sizeof options.instance, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    options.instance |= 1; /* never 0 */
+    options.seed = options.instance;
+    status = mesh_new(daemon->net, &options, &daemon->mesh, error);
+    for (size_t i = 0; i < conf->node_count && status == STATUS_OK; i++) {
+        uint32_t node;
+        status = mesh_add_node(daemon->mesh, conf->nodes[i].name, conf->nodes[i].address, &node, error);
+    }
+    return status;
+}
+
+static enum status daemon_make_api(struct daemon *daemon, struct error *error)
+{
+    const struct conf *conf = daemon->conf;
+    int inherited = sd_listen_fds(1);
+    if (inherited > 1) {
+        return error_set(error, STATUS_CONFIG, "%d sockets were passed; expected one", inherited);
+    }
+    struct api_options options = {.socket_path = conf->socket_path,
+                                  .listen_fd = inherited == 1 ? SD_LISTEN_FDS_START : -1,
+                                  .socket_mode = (mode_t)strtoul(conf->socket_mode, NULL, 8),
+                                  .socket_group = conf->socket_group,
+                                  .req = daemon->req,
+                                  .mesh = daemon->mesh,
+                                  .net = conf->standalone ? NULL : daemon->net,
+                                  .cluster_name = conf->cluster_name,
+                                  .network_address = conf->standalone ? "" : conf->listen,
+                                  .standalone = conf->standalone,
+                                  .started_ns = loop_now_ns(),
+                                  .visit_settings = daemon_visit_settings,
+                                  .settings_context = daemon};
+    return api_new(daemon->loop, &options, loop_now_ns(), &daemon->api, error);
+}
+
+static enum status daemon_make_signals(struct daemon *daemon, struct error *error)
+{
+    uint64_t watchdog_us = 0;
+    enum status status = loop_signal(daemon->loop, SIGTERM, daemon_drain, daemon, error);
+    if (status == STATUS_OK) {
+        status = loop_signal(daemon->loop, SIGINT, daemon_drain, daemon, error);
+    }
+    if (status == STATUS_OK) {
+        status = loop_signal(daemon->loop, SIGHUP, daemon_reload, daemon, error);
+    }
+    if (status == STATUS_OK) {
+        status = loop_timer_new(daemon->loop, daemon_tick, daemon, &daemon->tick, error);
+    }
+    if (status == STATUS_OK && sd_watchdog_enabled(0, &watchdog_us) > 0) {
+        daemon->watchdog_interval_ns = watchdog_us * TIME_US / 2;
+        status = loop_timer_new(daemon->loop, daemon_watchdog, daemon, &daemon->watchdog, error);
+        if (status == STATUS_OK) {
+            loop_timer_set(daemon->watchdog, 0);
+        }
+    }
+    return status;
+}
+
+static enum status daemon_make(struct daemon *daemon, struct error *error)
+{
+    enum status status = conf_load(&daemon->options->conf, &daemon->conf, error);
+    if (status == STATUS_OK) {
+        daemon_set_log_level(daemon->conf);
+        status = loop_new(&daemon->loop, error);
+    }
+    if (status == STATUS_OK) {
+        status = daemon_make_net(daemon, error);
+    }
+    if (status == STATUS_OK) {
+        status = daemon_make_mesh(daemon, error);
+    }
+    if (status == STATUS_OK) {
+        status = exec_new(daemon->net, daemon_wake_exec, daemon, &daemon->exec, error);
+    }
+    struct req_options req_options = {.mesh = daemon->mesh,
+                                      .exec = daemon->exec,
+                                      .slice_bytes = status == STATUS_OK ? daemon->conf->slice_bytes : 0};
+    if (status == STATUS_OK) {
+        status = random_secure(&req_options.seed_secure, sizeof req_options.seed_secure, error);
+    }
+    if (status == STATUS_OK) {
+        status = req_new(&req_options, &daemon->req, error);
+    }
+    if (status == STATUS_OK) {
+        status = daemon_make_signals(daemon, error);
+    }
+    if (status == STATUS_OK) {
+        status = daemon_make_api(daemon, error);
+    }
+    return status;
+}
+
+static void daemon_free(struct daemon *daemon)
+{
+    if (daemon->req != NULL) {
+        struct error cause;
+        error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down", daemon->conf->node_name);
+        req_abort_all(daemon->req, &cause, loop_now_ns());
+    }
+    api_free(daemon->api);
+    req_free(daemon->req);
+    exec_free(daemon->exec);
+    mesh_free(daemon->mesh);
+    net_free(daemon->net);
+    mem_network_free(daemon->loopback);
+    loop_timer_free(daemon->watchdog);
+    loop_timer_free(daemon->tick);
+    loop_free(daemon->loop);
+    conf_free(daemon->conf);
+}
+
+static enum status daemon_loop(struct daemon *daemon, struct error *error)
+{
+    const struct conf *conf = daemon->conf;
+    log_info("commd %s: node %s ready on %s%s%s, %zu other nodes, reductions: %s", COMMD_VERSION_TEXT,
+             conf->node_name, conf->socket_path, conf->standalone ? "" : " and udp ",
+             conf->standalone ? "" : conf->listen, conf->node_count, dev_reduce_level_text());
+    sd_notifyf(0, "READY=1\nSTATUS=Node %s\nMAINPID=%d", conf->node_name, (int)getpid());
+    enum status status = STATUS_OK;
+    while (status == STATUS_OK && !daemon->stopping) {
+        /* Any turn may have moved a deadline: all are looked at before the next wait. */
+        daemon_arm(daemon, loop_now_ns());
+        status = loop_run_once(daemon->loop, TURN_MAX_MS, error);
+    }
+    return status;
+}
+
+enum status daemon_run(const struct daemon_options *options, struct error *error)
+{
+    struct daemon daemon = {.options = options};
+    enum status status = daemon_make(&daemon, error);
+    if (status == STATUS_OK) {
+        status = daemon_loop(&daemon, error);
+        log_info("stopped");
+    }
+    daemon_free(&daemon);
+    return status;
+}

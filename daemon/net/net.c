@@ -1,0 +1,72 @@
+#include "daemon/net/net.h"
+
+void net_set_peer_handler(struct net *net, const struct net_peer_handler *handler)
+{
+    net->peer_handler = *handler;
+}
+
+void net_set_stream_handler(struct net *net, enum net_stream_kind kind, const struct net_stream_handler *handler)
+{
+    net->stream_handlers[kind] = *handler;
+}
+
+void net_free(struct net *net)
+{
+    if (net != NULL) {
+        net->operations->free(net);
+    }
+}
+
+enum status net_add_peer(struct net *net, const char *name, const char *address, uint32_t *peer,
+                         struct error *error)
+{
+    return net->operations->add_peer(net, name, address, peer, error);
+}
+
+enum status net_connect(struct net *net, uint32_t peer, struct error *error)
+{
+    return net->operations->connect(net, peer, error);
+}
+
+void net_disconnect(struct net *net, uint32_t peer, const struct error *cause)
+{
+    net->operations->disconnect(net, peer, cause);
+}
+
+enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind, struct net_stream **out,
+                            struct error *error)
+{
+    return net->operations->stream_open(net, peer, kind, out, error);
+}
+
+enum status net_stream_send(struct net_stream *stream, const void *header, size_t header_bytes, const void *payload,
+                            size_t payload_bytes, net_sent_function *sent, void *context)
+{
+    return stream->net->operations->stream_send(stream, header, header_bytes, payload, payload_bytes, sent,
+                                                context);
+}
+
+void net_stream_finish(struct net_stream *stream)
+{
+    stream->net->operations->stream_finish(stream);
+}
+
+void net_stream_reset(struct net_stream *stream)
+{
+    stream->net->operations->stream_reset(stream);
+}
+
+void net_stream_resume(struct net_stream *stream)
+{
+    stream->net->operations->stream_resume(stream);
+}
+
+void net_peer_statistics(const struct net *net, uint32_t peer, struct net_peer_statistics *out)
+{
+    net->operations->peer_statistics(net, peer, out);
+}
+
+void net_statistics(const struct net *net, struct net_statistics *out)
+{
+    net->operations->statistics(net, out);
+}

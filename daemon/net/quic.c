@@ -1,0 +1,359 @@
+#include "daemon/net/quic.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/random.h"
+#include "daemon/net/quic_internal.h"
+
+#define QUIC_SOCKET_BUFFER_BYTES (4u << 20)
+
+/* --- Construction --------------------------------------------------------------------------------------------- */
+
+static enum status quic_copy_text(char **out, const char *text, struct error *error)
+{
+    if (text == NULL) {
+        return STATUS_OK;
+    }
+    *out = strdup(text);
+    return *out == NULL ? error_set(error, STATUS_NO_MEMORY, "no memory for the network's options") : STATUS_OK;
+}
+
+static enum status quic_options_copy(struct quic_endpoint *endpoint, const struct quic_options *options,
+                                     struct error *error)
+{
+    if (options->node_name == NULL || options->node_name[0] == '\0' ||
+        strlen(options->node_name) > NODE_NAME_MAX_BYTES) {
+        return error_set(error, STATUS_CONFIG, "node name \"%s\": expected 1 to %d characters",
+                         options->node_name == NULL ? "" : options->node_name, NODE_NAME_MAX_BYTES);
+    }
+    if (options->datagram_max_bytes != 0 && (options->datagram_max_bytes < NGTCP2_MAX_UDP_PAYLOAD_SIZE ||
+                                             options->datagram_max_bytes > QUIC_DATAGRAM_LOOPBACK_BYTES)) {
+        return error_set(error, STATUS_CONFIG, "datagrams of at most %u bytes: expected 0, or %u to %u",
+                         options->datagram_max_bytes, (unsigned)NGTCP2_MAX_UDP_PAYLOAD_SIZE,
+                         QUIC_DATAGRAM_LOOPBACK_BYTES);
+    }
+    strcpy(endpoint->node_name, options->node_name);
+    endpoint->datagram_max_bytes = options->datagram_max_bytes;
+    endpoint->handshake_timeout_ns =
+        options->handshake_timeout_ns != 0 ? options->handshake_timeout_ns : QUIC_HANDSHAKE_TIMEOUT_NS;
+    endpoint->idle_timeout_ns = options->idle_timeout_ns != 0 ? options->idle_timeout_ns : QUIC_IDLE_TIMEOUT_NS;
+    const struct {
+        char **out;
+        const char *text;
+    } paths[] = {
+        {&endpoint->certificate_path, options->certificate_path},
+        {&endpoint->key_path, options->key_path},
+        {&endpoint->authority_path, options->authority_path},
+        {&endpoint->revocation_path, options->revocation_path},
+    };
+    enum status status = STATUS_OK;
+    for (size_t i = 0; status == STATUS_OK && i < sizeof paths / sizeof paths[0]; i++) {
+        status = quic_copy_text(paths[i].out, paths[i].text, error);
+    }
+    return status;
+}
+
+static void quic_endpoint_free(struct quic_endpoint *endpoint)
+{
+    loop_watch_free(endpoint->watch);
+    loop_timer_free(endpoint->wake);
+    quic_socket_close(&endpoint->socket);
+    quic_tls_free(endpoint->tls);
+    free(endpoint->send_buffer);
+    free(endpoint->certificate_path);
+    free(endpoint->key_path);
+    free(endpoint->authority_path);
+    free(endpoint->revocation_path);
+    free(endpoint->peers);
+    OPENSSL_cleanse(endpoint->secret, sizeof endpoint->secret);
+    free(endpoint);
+}
+
+static enum status quic_endpoint_open(struct quic_endpoint *endpoint, const struct quic_options *options,
+                                      struct error *error)
+{
+    uint32_t buffer_bytes = options->socket_buffer_bytes != 0 ? options->socket_buffer_bytes : QUIC_SOCKET_BUFFER_BYTES;
+    enum status status = quic_socket_open(options->bind_address, buffer_bytes, &endpoint->socket, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    uint32_t granted = endpoint->socket.granted_receive_bytes < endpoint->socket.granted_send_bytes
+                           ? endpoint->socket.granted_receive_bytes
+                           : endpoint->socket.granted_send_bytes;
+    if (granted < buffer_bytes) {
+        log_warning("UDP socket %s: buffers of %u bytes granted, %u wanted (see net.core.rmem_max and wmem_max)",
+                    options->bind_address, granted, buffer_bytes);
+    }
+    endpoint->send_buffer = malloc(QUIC_BATCH_MAX_BYTES);
+    if (endpoint->send_buffer == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the network's buffers");
+    }
+    status = loop_timer_new(endpoint->loop, quic_woken, endpoint, &endpoint->wake, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    return loop_watch_new(endpoint->loop, endpoint->socket.fd, LOOP_READ, quic_socket_ready, endpoint,
+                          &endpoint->watch, error);
+}
+
+static const struct net_operations quic_operations;
+
+enum status net_quic_new(struct loop *loop, const struct quic_options *options, struct net **out, struct error *error)
+{
+    struct quic_endpoint *endpoint = calloc(1, sizeof *endpoint);
+    if (endpoint == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the network");
+    }
+    endpoint->base.operations = &quic_operations;
+    endpoint->loop = loop;
+    endpoint->socket.fd = -1;
+    endpoint->now_ns = loop_now_ns();
+    endpoint->refusal_limit = (struct log_limit){.burst = 8, .interval_ns = 5 * TIME_S};
+    endpoint->garbage_limit = (struct log_limit){.burst = 1, .interval_ns = 60 * TIME_S};
+    endpoint->reset_limit = (struct log_limit){.burst = 64, .interval_ns = 10 * TIME_MS};
+    enum status status = quic_options_copy(endpoint, options, error);
+    if (status == STATUS_OK) {
+        status = quic_tls_new(options, &endpoint->tls, error);
+    }
+    if (status == STATUS_OK) {
+        status = quic_tls_secret(endpoint->tls, endpoint->secret, error);
+    }
+    if (status == STATUS_OK) {
+        status = quic_endpoint_open(endpoint, options, error);
+    }
+    if (status != STATUS_OK) {
+        quic_endpoint_free(endpoint);
+        return status;
+    }
+    *out = &endpoint->base;
+    return STATUS_OK;
+}
+
+uint16_t net_quic_port(const struct net *net)
+{
+    const struct quic_endpoint *endpoint = (const struct quic_endpoint *)net;
+    return quic_address_port(&endpoint->socket.local);
+}
+
+enum status net_quic_reload(struct net *net, struct error *error)
+{
+    struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    struct quic_options options = {
+        .node_name = endpoint->node_name,
+        .certificate_path = endpoint->certificate_path,
+        .key_path = endpoint->key_path,
+        .authority_path = endpoint->authority_path,
+        .revocation_path = endpoint->revocation_path,
+    };
+    struct quic_tls *tls = NULL;
+    enum status status = quic_tls_new(&options, &tls, error);
+    if (status == STATUS_OK) {
+        quic_tls_free(endpoint->tls);
+        endpoint->tls = tls;
+    }
+    return status;
+}
+
+/* --- The end -------------------------------------------------------------------------------------------------- */
+
+static void quic_free(struct net *net)
+{
+    struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    assert(!endpoint->in_event);
+    struct error cause;
+    error_set(&cause, STATUS_SHUTTING_DOWN, "node %s is shutting down", endpoint->node_name);
+    endpoint->freeing = true;
+    while (endpoint->connections != NULL) {
+        struct quic_connection *connection = endpoint->connections;
+        quic_peer_lose_streams(connection, &cause, true, endpoint->now_ns);
+        if (connection->transport != NULL) {
+            quic_connection_abort(connection, cause.status, cause.text);
+            quic_connection_close(connection, endpoint->now_ns);
+        }
+        quic_connection_free(connection);
+    }
+    quic_done_dispatch(endpoint, endpoint->now_ns);
+    while (endpoint->lost_senders != NULL) {
+        quic_sender_free(endpoint->lost_senders);
+    }
+    HASH_CLEAR(hh, endpoint->peers_by_name);
+    HASH_CLEAR(by_address, endpoint->peers_by_address);
+    for (uint32_t i = 0; i < endpoint->peer_count; i++) {
+        free(endpoint->peers[i]);
+    }
+    quic_endpoint_free(endpoint);
+}
+
+/* --- Peers ---------------------------------------------------------------------------------------------------- */
+
+struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *name)
+{
+    struct quic_peer *peer = NULL;
+    HASH_FIND_STR(endpoint->peers_by_name, name, peer);
+    return peer;
+}
+
+static enum status quic_peers_grow(struct quic_endpoint *endpoint, struct error *error)
+{
+    if (endpoint->peer_count < endpoint->peer_capacity) {
+        return STATUS_OK;
+    }
+    uint32_t capacity = endpoint->peer_capacity == 0 ? 16 : 2 * endpoint->peer_capacity;
+    struct quic_peer **peers = reallocarray(endpoint->peers, capacity, sizeof *peers);
+    if (peers == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for another peer");
+    }
+    endpoint->peers = peers;
+    endpoint->peer_capacity = capacity;
+    return STATUS_OK;
+}
+
+static enum status quic_peer_insert(struct quic_endpoint *endpoint, struct quic_peer *peer, struct error *error)
+{
+    HASH_ADD_STR(endpoint->peers_by_name, name, peer);
+    if (peer->hh.tbl == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
+    }
+    struct quic_peer *same = NULL;
+    HASH_FIND(by_address, endpoint->peers_by_address, &peer->key, sizeof peer->key, same);
+    if (same == NULL) { /* of several at one address, which a relay may be, the first one is suspected */
+        HASH_ADD(by_address, endpoint->peers_by_address, key, sizeof peer->key, peer);
+        if (peer->by_address.tbl == NULL) {
+            HASH_DEL(endpoint->peers_by_name, peer);
+            return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
+        }
+    }
+    peer->index = endpoint->peer_count;
+    endpoint->peers[endpoint->peer_count++] = peer;
+    return STATUS_OK;
+}
+
+static enum status quic_add_peer(struct net *net, const char *name, const char *address, uint32_t *index,
+                                 struct error *error)
+{
+    struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    if (endpoint->peer_count >= NET_PEERS_MAX) {
+        return error_set(error, STATUS_LIMIT, "peer %s: no more than %d peers", name, NET_PEERS_MAX);
+    }
+    if (name[0] == '\0' || strlen(name) > NODE_NAME_MAX_BYTES || strcmp(name, endpoint->node_name) == 0) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "peer \"%s\": expected 1 to %d characters, and not our own name",
+                         name, NODE_NAME_MAX_BYTES);
+    }
+    if (quic_peer_find(endpoint, name) != NULL) {
+        return error_set(error, STATUS_ALREADY_EXISTS, "peer %s is known already", name);
+    }
+    enum status status = quic_peers_grow(endpoint, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    struct quic_peer *peer = calloc(1, sizeof *peer);
+    if (peer == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", name);
+    }
+    strcpy(peer->name, name);
+    status = quic_address_resolve(address, endpoint->socket.local.base.sa_family, &peer->address, error);
+    if (status == STATUS_OK) {
+        quic_address_key(&peer->address, &peer->key);
+        status = quic_peer_insert(endpoint, peer, error);
+    } else {
+        error_prefix(error, "peer %s", name);
+    }
+    if (status != STATUS_OK) {
+        free(peer);
+        return status;
+    }
+    *index = peer->index;
+    return STATUS_OK;
+}
+
+static enum status quic_connect(struct net *net, uint32_t index, struct error *error)
+{
+    struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    assert(index < endpoint->peer_count);
+    struct quic_peer *peer = endpoint->peers[index];
+    if (endpoint->freeing) {
+        return error_set(error, STATUS_SHUTTING_DOWN, "node %s is shutting down", endpoint->node_name);
+    }
+    bool connected = peer->up != NULL && !peer->up->failed;
+    bool connecting = peer->dial != NULL && !peer->dial->failed;
+    if (!connected && !connecting) {
+        quic_work_dial(endpoint, peer);
+    }
+    return STATUS_OK;
+}
+
+static void quic_disconnect(struct net *net, uint32_t index, const struct error *cause)
+{
+    struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    assert(index < endpoint->peer_count);
+    struct quic_peer *peer = endpoint->peers[index];
+    quic_work_dial_cancel(endpoint, peer);
+    if (peer->dial != NULL) { /* nobody is told of the end of an attempt that was called off */
+        struct quic_connection *dial = peer->dial;
+        peer->dial = NULL;
+        quic_connection_abort(dial, cause->status, cause->text);
+    }
+    if (peer->up != NULL) {
+        quic_connection_abort(peer->up, cause->status, cause->text);
+    }
+}
+
+/* --- Streams -------------------------------------------------------------------------------------------------- */
+
+static void quic_stream_reset(struct net_stream *stream)
+{
+    struct quic_stream *head = (struct quic_stream *)stream;
+    if (head->incoming) {
+        quic_receiver_stop((struct quic_receiver *)head);
+    } else {
+        quic_sender_reset((struct quic_sender *)head);
+    }
+}
+
+/* --- Statistics ----------------------------------------------------------------------------------------------- */
+
+static void quic_peer_statistics(const struct net *net, uint32_t index, struct net_peer_statistics *out)
+{
+    const struct quic_endpoint *endpoint = (const struct quic_endpoint *)net;
+    assert(index < endpoint->peer_count);
+    const struct quic_peer *peer = endpoint->peers[index];
+    *out = peer->past;
+    out->up = peer->up != NULL && !peer->up->failed;
+    out->connected_count = peer->connected_count;
+    out->round_trip_ns = 0;
+    out->datagram_bytes = 0;
+    if (peer->up != NULL && peer->up->transport != NULL) {
+        ngtcp2_conn_info info;
+        ngtcp2_conn_get_conn_info2(peer->up->transport, &info);
+        out->round_trip_ns = info.smoothed_rtt;
+        out->sent_bytes += info.bytes_sent;
+        out->received_bytes += info.bytes_recv;
+        out->lost_packets += info.pkt_lost;
+        out->datagram_bytes = quic_write_small(peer->up)
+                                  ? (uint32_t)NGTCP2_MAX_UDP_PAYLOAD_SIZE
+                                  : (uint32_t)ngtcp2_conn_get_path_max_tx_udp_payload_size2(peer->up->transport);
+    }
+}
+
+static void quic_statistics(const struct net *net, struct net_statistics *out)
+{
+    *out = ((const struct quic_endpoint *)net)->statistics;
+}
+
+static const struct net_operations quic_operations = {
+    .free = quic_free,
+    .add_peer = quic_add_peer,
+    .connect = quic_connect,
+    .disconnect = quic_disconnect,
+    .stream_open = quic_stream_open,
+    .stream_send = quic_stream_send,
+    .stream_finish = quic_stream_finish,
+    .stream_reset = quic_stream_reset,
+    .stream_resume = quic_stream_resume,
+    .peer_statistics = quic_peer_statistics,
+    .statistics = quic_statistics,
+};

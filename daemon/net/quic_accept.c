@@ -1,0 +1,165 @@
+#include <openssl/rand.h>
+#include <string.h>
+
+#include "daemon/net/quic_internal.h"
+
+/* The shortest packet with a short header that may be one of a connection of ours, and not a stateless reset itself. */
+#define QUIC_SHORT_PACKET_MIN_BYTES (1u + QUIC_CID_BYTES + 4u + 16u)
+#define QUIC_RESET_MIN_BYTES (NGTCP2_MIN_STATELESS_RESET_RANDLEN + NGTCP2_STATELESS_RESET_TOKENLEN)
+#define QUIC_RESET_RANDOM_BYTES 24u
+
+static void quic_drop(struct quic_endpoint *endpoint, const struct quic_datagram *datagram, const char *what)
+{
+    uint64_t suppressed = 0;
+    endpoint->statistics.dropped_datagrams++;
+    if (log_limit_pass(&endpoint->garbage_limit, endpoint->now_ns, &suppressed)) {
+        char text[QUIC_ADDRESS_TEXT_MAX_BYTES];
+        log_info("network: dropped a datagram of %zu bytes from %s: %s (%llu dropped in all)", datagram->size,
+                 quic_address_text(datagram->remote, text), what,
+                 (unsigned long long)endpoint->statistics.dropped_datagrams);
+    }
+}
+
+static void quic_reply(struct quic_endpoint *endpoint, const struct quic_datagram *datagram, const uint8_t *bytes,
+                       ngtcp2_ssize size)
+{
+    if (size > 0) {
+        quic_write_single(endpoint, datagram->local, datagram->remote, bytes, (size_t)size);
+    }
+}
+
+/* RFC 9000, 6.1: only for what a server of that version might have accepted. */
+static void quic_negotiate_version(struct quic_endpoint *endpoint, const struct quic_datagram *datagram,
+                                   const ngtcp2_version_cid *ids)
+{
+    static const uint32_t versions[] = {NGTCP2_PROTO_VER_V1};
+    uint8_t packet[NGTCP2_MAX_UDP_PAYLOAD_SIZE];
+    uint8_t random = 0;
+    if (datagram->size < NGTCP2_MAX_UDP_PAYLOAD_SIZE || !log_limit_pass(&endpoint->reset_limit, endpoint->now_ns, NULL)) {
+        return;
+    }
+    (void)RAND_bytes(&random, 1);
+    quic_reply(endpoint, datagram, packet,
+               ngtcp2_pkt_write_version_negotiation(packet, sizeof packet, random, ids->scid, ids->scidlen, ids->dcid,
+                                                    ids->dcidlen, versions, 1));
+}
+
+/*
+ * RFC 9000, 10.3: the peer learns that the connection is gone, after a restart for instance. Smaller than what it answers,
+ * so that two of them cannot go on answering each other.
+ */
+static void quic_reset_stateless(struct quic_endpoint *endpoint, const struct quic_datagram *datagram,
+                                 const ngtcp2_version_cid *ids)
+{
+    ngtcp2_cid cid;
+    ngtcp2_stateless_reset_token token;
+    uint8_t random[QUIC_RESET_RANDOM_BYTES];
+    uint8_t packet[QUIC_RESET_RANDOM_BYTES + NGTCP2_STATELESS_RESET_TOKENLEN];
+    if (datagram->size <= QUIC_RESET_MIN_BYTES || !log_limit_pass(&endpoint->reset_limit, endpoint->now_ns, NULL)) {
+        return;
+    }
+    size_t size = datagram->size - 1 < sizeof packet ? datagram->size - 1 : sizeof packet;
+    ngtcp2_cid_init(&cid, ids->dcid, ids->dcidlen);
+    if (RAND_bytes(random, sizeof random) != 1 ||
+        ngtcp2_crypto_generate_stateless_reset_token(token.data, endpoint->secret, sizeof endpoint->secret, &cid) != 0) {
+        return;
+    }
+    quic_reply(endpoint, datagram, packet,
+               ngtcp2_pkt_write_stateless_reset2(packet, size, &token, random,
+                                                 size - NGTCP2_STATELESS_RESET_TOKENLEN));
+}
+
+/* RFC 9000, 8.1.2: whoever answers has the address that he claims. */
+static void quic_retry(struct quic_endpoint *endpoint, const struct quic_datagram *datagram,
+                       const ngtcp2_pkt_hd *header)
+{
+    uint8_t token[NGTCP2_CRYPTO_MAX_RETRY_TOKENLEN2];
+    uint8_t packet[NGTCP2_MAX_UDP_PAYLOAD_SIZE];
+    ngtcp2_cid cid = {.datalen = QUIC_CID_BYTES};
+    if (RAND_bytes(cid.data, QUIC_CID_BYTES) != 1) {
+        return;
+    }
+    ngtcp2_ssize size = ngtcp2_crypto_generate_retry_token2(
+        token, endpoint->secret, sizeof endpoint->secret, header->version, &datagram->remote->base,
+        datagram->remote->size, &cid, &header->dcid, endpoint->now_ns);
+    if (size > 0) {
+        quic_reply(endpoint, datagram, packet,
+                   ngtcp2_crypto_write_retry(packet, sizeof packet, header->version, &header->scid, &cid,
+                                             &header->dcid, token, (size_t)size));
+    }
+}
+
+static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagram *datagram)
+{
+    ngtcp2_pkt_hd header;
+    if (ngtcp2_accept(&header, datagram->bytes, datagram->size) != 0 || header.dcid.datalen < NGTCP2_MIN_INITIAL_DCIDLEN) {
+        quic_drop(endpoint, datagram, "of no connection, and not the first of one");
+        return;
+    }
+    if (endpoint->half_open >= QUIC_HALF_OPEN_MAX) {
+        endpoint->statistics.refused_handshakes++;
+        quic_drop(endpoint, datagram, "too many handshakes are under way");
+        return;
+    }
+    ngtcp2_cid original;
+    bool validated = false;
+    if (header.tokenlen > 0 && header.token[0] == NGTCP2_CRYPTO_TOKEN_MAGIC_RETRY2) {
+        validated = ngtcp2_crypto_verify_retry_token2(&original, header.token, header.tokenlen, endpoint->secret,
+                                                      sizeof endpoint->secret, header.version, &datagram->remote->base,
+                                                      datagram->remote->size, &header.dcid, QUIC_RETRY_TOKEN_TIMEOUT_NS,
+                                                      endpoint->now_ns) == 0;
+        if (!validated) { /* a client takes one Retry only, so another would be in vain */
+            quic_drop(endpoint, datagram, "its address validation token is not valid, or no longer");
+            return;
+        }
+    }
+    if (!validated && endpoint->half_open >= QUIC_HALF_OPEN_RETRY) {
+        quic_retry(endpoint, datagram, &header);
+        return;
+    }
+    struct quic_connection *connection =
+        quic_connection_accept(endpoint, &header, validated ? &original : NULL, datagram);
+    if (connection == NULL) {
+        quic_drop(endpoint, datagram, "no memory for another connection");
+        return;
+    }
+    quic_connection_read(connection, datagram);
+}
+
+void quic_datagram_received(void *context, const struct quic_datagram *datagram)
+{
+    struct quic_endpoint *endpoint = context;
+    ngtcp2_version_cid ids;
+    endpoint->statistics.received_datagrams++;
+    if (datagram->size == 0) {
+        quic_drop(endpoint, datagram, "empty");
+        return;
+    }
+    int decoded = ngtcp2_pkt_decode_version_cid(&ids, datagram->bytes, datagram->size, QUIC_CID_BYTES);
+    if (decoded == NGTCP2_ERR_VERSION_NEGOTIATION) {
+        quic_negotiate_version(endpoint, datagram, &ids);
+        quic_drop(endpoint, datagram, "a QUIC version that is not spoken here");
+        return;
+    }
+    if (decoded != 0) {
+        quic_drop(endpoint, datagram, "not QUIC");
+        return;
+    }
+    struct quic_connection *connection = quic_connection_find(endpoint, false, ids.dcid, ids.dcidlen);
+    if (connection == NULL && ids.version == 0 && datagram->size >= QUIC_RESET_MIN_BYTES) {
+        /* A stateless reset looks like a packet of no connection but for its last bytes. */
+        connection = quic_connection_find(endpoint, true,
+                                          datagram->bytes + datagram->size - NGTCP2_STATELESS_RESET_TOKENLEN,
+                                          NGTCP2_STATELESS_RESET_TOKENLEN);
+    }
+    if (connection != NULL) {
+        quic_connection_read(connection, datagram);
+    } else if (ids.version != 0) {
+        quic_accept(endpoint, datagram);
+    } else {
+        quic_drop(endpoint, datagram, "of no connection");
+        if (datagram->size >= QUIC_SHORT_PACKET_MIN_BYTES) {
+            quic_reset_stateless(endpoint, datagram, &ids);
+        }
+    }
+}

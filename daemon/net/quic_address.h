@@ -1,0 +1,51 @@
+#ifndef DAEMON_NET_QUIC_ADDRESS_H
+#define DAEMON_NET_QUIC_ADDRESS_H
+
+#include <netinet/in.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <sys/socket.h>
+
+#include "daemon/base/error.h"
+
+/* An IPv4 or IPv6 address and UDP port. What it does not use of the union is zero. */
+struct quic_address {
+    union {
+        struct sockaddr base;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    };
+    socklen_t size;
+};
+
+/* The same address and port, whether written as IPv4 or as IPv6-mapped IPv4: for lookup by value. */
+struct quic_address_key {
+    uint8_t bytes[16];
+    uint16_t port;
+};
+
+#define QUIC_ADDRESS_TEXT_MAX_BYTES 64
+
+/*
+ * "host:port" or "[v6]:port", the port a number. family AF_INET or AF_INET6 asks for an address that a socket of it can
+ * send to (IPv4 becomes IPv6-mapped); AF_UNSPEC takes what comes first. INVALID_ARGUMENT with a text that says what was
+ * expected.
+ */
+enum status quic_address_resolve(const char *text, int family, struct quic_address *out,
+                                 struct error *error) COMM_MUST_USE;
+
+/* False, and *out is empty, for a family that is neither. */
+bool quic_address_set(struct quic_address *out, const struct sockaddr *address, socklen_t size);
+
+/* "127.0.0.1:4242", "[::1]:4242"; IPv6-mapped IPv4 as IPv4. Returns text. */
+const char *quic_address_text(const struct quic_address *address, char text[QUIC_ADDRESS_TEXT_MAX_BYTES]);
+
+void quic_address_key(const struct quic_address *address, struct quic_address_key *out);
+uint16_t quic_address_port(const struct quic_address *address);
+void quic_address_set_port(struct quic_address *address, uint16_t port);
+bool quic_address_is_wildcard(const struct quic_address *address);
+bool quic_address_is_loopback(const struct quic_address *address);
+/* IPv4, also when IPv6-mapped. */
+bool quic_address_is_v4(const struct quic_address *address);
+
+#endif

@@ -1,0 +1,216 @@
+#include <assert.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "daemon/net/quic_internal.h"
+
+/* --- Noting what is to be done -------------------------------------------------------------------------------- */
+
+void quic_wake(struct quic_endpoint *endpoint)
+{
+    if (!endpoint->wake_set && !endpoint->in_event && !endpoint->freeing) {
+        endpoint->wake_set = true;
+        loop_timer_set(endpoint->wake, 0);
+    }
+}
+
+void quic_done_append(struct quic_endpoint *endpoint, struct quic_message *message, enum status result)
+{
+    message->next = NULL;
+    message->result = result;
+    if (endpoint->done == NULL) {
+        endpoint->done = message;
+    } else {
+        endpoint->done_last->next = message;
+    }
+    endpoint->done_last = message;
+    quic_wake(endpoint);
+}
+
+void quic_work_sender(struct quic_sender *sender)
+{
+    if (!sender->working) {
+        sender->working = true;
+        DL_APPEND2(sender->endpoint->sender_work, sender, work_prev, work_next);
+        quic_wake(sender->endpoint);
+    }
+}
+
+void quic_work_forget_sender(struct quic_sender *sender)
+{
+    if (sender->working) {
+        sender->working = false;
+        DL_DELETE2(sender->endpoint->sender_work, sender, work_prev, work_next);
+    }
+}
+
+void quic_work_receiver(struct quic_receiver *receiver)
+{
+    if (!receiver->working) {
+        receiver->working = true;
+        DL_APPEND2(receiver->endpoint->receiver_work, receiver, work_prev, work_next);
+        quic_wake(receiver->endpoint);
+    }
+}
+
+void quic_work_forget_receiver(struct quic_receiver *receiver)
+{
+    if (receiver->working) {
+        receiver->working = false;
+        DL_DELETE2(receiver->endpoint->receiver_work, receiver, work_prev, work_next);
+    }
+}
+
+void quic_work_connection(struct quic_connection *connection)
+{
+    if (!connection->working) {
+        connection->working = true;
+        DL_APPEND2(connection->endpoint->connection_work, connection, work_prev, work_next);
+        quic_wake(connection->endpoint);
+    }
+}
+
+void quic_work_flush(struct quic_connection *connection)
+{
+    if (!connection->flushing && connection->transport != NULL) {
+        connection->flushing = true;
+        DL_APPEND2(connection->endpoint->flushes, connection, flush_prev, flush_next);
+        quic_wake(connection->endpoint);
+    }
+}
+
+void quic_work_forget_connection(struct quic_connection *connection)
+{
+    if (connection->working) {
+        connection->working = false;
+        DL_DELETE2(connection->endpoint->connection_work, connection, work_prev, work_next);
+    }
+    if (connection->flushing) {
+        connection->flushing = false;
+        DL_DELETE2(connection->endpoint->flushes, connection, flush_prev, flush_next);
+    }
+}
+
+void quic_work_dial(struct quic_endpoint *endpoint, struct quic_peer *peer)
+{
+    if (!peer->dial_wanted) {
+        peer->dial_wanted = true;
+        DL_APPEND2(endpoint->dials, peer, dial_prev, dial_next);
+        quic_wake(endpoint);
+    }
+}
+
+void quic_work_dial_cancel(struct quic_endpoint *endpoint, struct quic_peer *peer)
+{
+    if (peer->dial_wanted) {
+        peer->dial_wanted = false;
+        DL_DELETE2(endpoint->dials, peer, dial_prev, dial_next);
+    }
+}
+
+/* --- Doing it ------------------------------------------------------------------------------------------------- */
+
+void quic_done_dispatch(struct quic_endpoint *endpoint, uint64_t now_ns)
+{
+    while (endpoint->done != NULL) {
+        struct quic_message *message = endpoint->done;
+        endpoint->done = message->next;
+        if (message->sent != NULL) {
+            message->sent(message->context, message->result, now_ns);
+        }
+        free(message);
+    }
+}
+
+static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, uint64_t now_ns)
+{
+    struct error error;
+    if (peer->up != NULL || peer->dial != NULL) {
+        return;
+    }
+    if (quic_connection_dial(endpoint, peer, &error) != STATUS_OK &&
+        endpoint->base.peer_handler.connect_failed != NULL) {
+        endpoint->base.peer_handler.connect_failed(endpoint->base.peer_handler.context, peer->index, &error, now_ns);
+    }
+}
+
+/* Takes what is there now: what handlers add waits for the next event, so that none can hold this one up. */
+static void quic_settle_streams(struct quic_endpoint *endpoint, uint64_t now_ns)
+{
+    unsigned count = 0;
+    struct quic_sender *sender;
+    DL_COUNT2(endpoint->sender_work, sender, count, work_next);
+    while (count-- > 0 && endpoint->sender_work != NULL) {
+        sender = endpoint->sender_work;
+        quic_work_forget_sender(sender);
+        quic_sender_work(sender);
+    }
+    struct quic_receiver *receiver;
+    DL_COUNT2(endpoint->receiver_work, receiver, count, work_next);
+    while (count-- > 0 && endpoint->receiver_work != NULL) {
+        receiver = endpoint->receiver_work;
+        quic_work_forget_receiver(receiver);
+        quic_receiver_work(receiver, now_ns);
+    }
+}
+
+void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns)
+{
+    bool outer = endpoint->in_event;
+    endpoint->in_event = true;
+    endpoint->now_ns = now_ns;
+    quic_done_dispatch(endpoint, now_ns);
+    quic_settle_streams(endpoint, now_ns);
+    unsigned count = 0;
+    struct quic_connection *connection;
+    DL_COUNT2(endpoint->connection_work, connection, count, work_next);
+    while (count-- > 0 && endpoint->connection_work != NULL) {
+        connection = endpoint->connection_work;
+        connection->working = false;
+        DL_DELETE2(endpoint->connection_work, connection, work_prev, work_next);
+        quic_peer_settle(connection, now_ns);
+    }
+    struct quic_peer *peer;
+    DL_COUNT2(endpoint->dials, peer, count, dial_next);
+    while (count-- > 0 && endpoint->dials != NULL) {
+        peer = endpoint->dials;
+        quic_work_dial_cancel(endpoint, peer);
+        quic_dial(endpoint, peer, now_ns);
+    }
+    quic_flush(endpoint, now_ns);
+    endpoint->in_event = outer;
+    bool blocked = endpoint->blocked.size > 0;
+    if (endpoint->done != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
+        endpoint->connection_work != NULL || endpoint->dials != NULL || (endpoint->flushes != NULL && !blocked)) {
+        quic_wake(endpoint);
+    }
+}
+
+void quic_woken(void *context, uint64_t now_ns)
+{
+    struct quic_endpoint *endpoint = context;
+    endpoint->wake_set = false;
+    quic_settle(endpoint, now_ns);
+}
+
+void quic_socket_ready(void *context, unsigned events, uint64_t now_ns)
+{
+    struct quic_endpoint *endpoint = context;
+    endpoint->in_event = true;
+    endpoint->now_ns = now_ns;
+    if ((events & LOOP_WRITE) != 0) {
+        quic_flush_blocked(endpoint);
+    }
+    if ((events & LOOP_READ) != 0) {
+        quic_socket_read_errors(&endpoint->socket, quic_peer_unreachable, endpoint);
+        size_t count = 0;
+        size_t received;
+        do {
+            received = quic_socket_receive(&endpoint->socket, quic_datagram_received, endpoint);
+            count += received;
+        } while (received > 0 && count < QUIC_RECEIVE_BUDGET);
+    }
+    endpoint->in_event = false;
+    quic_settle(endpoint, now_ns);
+}

@@ -1,0 +1,353 @@
+#include "daemon/net/quic_tls.h"
+
+#include <openssl/err.h>
+#include <openssl/evp.h>
+#include <openssl/x509v3.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <ngtcp2/ngtcp2_crypto_ossl.h>
+
+#include "daemon/net/quic_certificate.h"
+
+struct quic_tls {
+    SSL_CTX *dialling;
+    SSL_CTX *accepting;
+};
+
+static const unsigned char quic_alpn_list[] = {sizeof QUIC_ALPN - 1, 'c', 'o', 'm', 'm', 'd', '/', '1'};
+_Static_assert(sizeof quic_alpn_list == sizeof QUIC_ALPN, "one protocol, with its length before it");
+
+/* --- Contexts ----------------------------------------------------------------------------------------------- */
+
+static pthread_once_t quic_once = PTHREAD_ONCE_INIT;
+static int quic_refusal_index = -1; /* of a session's error to fill */
+
+static void quic_once_init(void)
+{
+    quic_refusal_index = SSL_get_ex_new_index(0, NULL, NULL, NULL, NULL);
+    (void)ngtcp2_crypto_ossl_init(); /* fetches algorithms once instead of for each packet; works without, slowly */
+}
+
+/*
+ * Records why a certificate is refused. It never decides: what OpenSSL found is what it returns.
+ */
+static int quic_verify_record(int acceptable, X509_STORE_CTX *verification)
+{
+    if (acceptable == 1) {
+        return 1;
+    }
+    const SSL *ssl = X509_STORE_CTX_get_ex_data(verification, SSL_get_ex_data_X509_STORE_CTX_idx());
+    struct error *refusal = ssl == NULL ? NULL : SSL_get_ex_data(ssl, quic_refusal_index);
+    if (refusal != NULL && refusal->status == STATUS_OK) {
+        char text[QUIC_CERTIFICATE_TEXT_MAX_BYTES];
+        const X509 *certificate = X509_STORE_CTX_get_current_cert(verification);
+        if (certificate == NULL) {
+            certificate = X509_STORE_CTX_get0_cert(verification);
+        }
+        int code = X509_STORE_CTX_get_error(verification);
+        quic_certificate_text(certificate, text);
+        if (code == X509_V_ERR_HOSTNAME_MISMATCH) {
+            const char *expected = X509_VERIFY_PARAM_get0_host(X509_STORE_CTX_get0_param(verification), 0);
+            error_set(refusal, STATUS_CERTIFICATE, "the certificate (%s) is not of node \"%s\"", text,
+                      expected == NULL ? "?" : expected);
+        } else {
+            error_set(refusal, STATUS_CERTIFICATE, "the certificate (%s) %s", text, quic_verify_text(code));
+        }
+    }
+    return acceptable;
+}
+
+static int quic_alpn_select(SSL *ssl, const unsigned char **out, unsigned char *out_size, const unsigned char *in,
+                            unsigned in_size, void *context)
+{
+    (void)ssl;
+    (void)context;
+    unsigned char *selected = NULL;
+    if (SSL_select_next_proto(&selected, out_size, quic_alpn_list, sizeof quic_alpn_list, in, in_size) !=
+        OPENSSL_NPN_NEGOTIATED) {
+        return SSL_TLSEXT_ERR_ALERT_FATAL;
+    }
+    *out = selected;
+    return SSL_TLSEXT_ERR_OK;
+}
+
+static enum status quic_context_new(const SSL_METHOD *method, const struct quic_options *options, SSL_CTX **out,
+                                    struct error *error)
+{
+    SSL_CTX *context = SSL_CTX_new(method);
+    if (context == NULL) {
+        return quic_error_tls(error, STATUS_NO_MEMORY, "TLS context");
+    }
+    SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_IGNORE_UNEXPECTED_EOF);
+    SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
+    SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, quic_verify_record);
+    SSL_CTX_set_alpn_select_cb(context, quic_alpn_select, NULL);
+    enum status status = STATUS_OK;
+    if (SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1 ||
+        SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 || SSL_CTX_set_num_tickets(context, 0) != 1 ||
+        SSL_CTX_set_max_early_data(context, 0) != 1 ||
+        SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") != 1 ||
+        SSL_CTX_set_alpn_protos(context, quic_alpn_list, sizeof quic_alpn_list) != 0) {
+        status = quic_error_tls(error, STATUS_INTERNAL, "TLS context: its options");
+    }
+    if (status == STATUS_OK) {
+        status = quic_certificate_load(context, options, error);
+    }
+    if (status == STATUS_OK) {
+        status = quic_certificate_check(context, options, error);
+    }
+    if (status != STATUS_OK) {
+        SSL_CTX_free(context);
+        return status;
+    }
+    *out = context;
+    return STATUS_OK;
+}
+
+enum status quic_tls_new(const struct quic_options *options, struct quic_tls **out, struct error *error)
+{
+    pthread_once(&quic_once, quic_once_init);
+    struct quic_tls *tls = calloc(1, sizeof *tls);
+    if (tls == NULL || quic_refusal_index < 0) {
+        free(tls);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for TLS");
+    }
+    enum status status = quic_context_new(TLS_client_method(), options, &tls->dialling, error);
+    if (status == STATUS_OK) {
+        status = quic_context_new(TLS_server_method(), options, &tls->accepting, error);
+    }
+    if (status != STATUS_OK) {
+        quic_tls_free(tls);
+        return status;
+    }
+    *out = tls;
+    return STATUS_OK;
+}
+
+void quic_tls_free(struct quic_tls *tls)
+{
+    if (tls != NULL) {
+        SSL_CTX_free(tls->dialling);
+        SSL_CTX_free(tls->accepting);
+        free(tls);
+    }
+}
+
+enum status quic_tls_secret(const struct quic_tls *tls, uint8_t out[QUIC_SECRET_BYTES], struct error *error)
+{
+    static const char label[] = "commd stateless reset";
+    unsigned char *der = NULL;
+    int size = i2d_PrivateKey(SSL_CTX_get0_privatekey(tls->accepting), &der);
+    EVP_MD_CTX *digest = EVP_MD_CTX_new();
+    bool done = size > 0 && digest != NULL && EVP_DigestInit_ex(digest, EVP_sha256(), NULL) == 1 &&
+                EVP_DigestUpdate(digest, label, sizeof label) == 1 &&
+                EVP_DigestUpdate(digest, der, (size_t)size) == 1 && EVP_DigestFinal_ex(digest, out, NULL) == 1;
+    EVP_MD_CTX_free(digest);
+    OPENSSL_clear_free(der, size > 0 ? (size_t)size : 0);
+    return done ? STATUS_OK : quic_error_tls(error, STATUS_INTERNAL, "deriving the secret of stateless resets");
+}
+
+/* --- Sessions ----------------------------------------------------------------------------------------------- */
+
+static SSL *quic_session_new(SSL_CTX *context, struct error *refusal)
+{
+    SSL *ssl = SSL_new(context);
+    *refusal = (struct error){.status = STATUS_OK};
+    if (ssl != NULL && SSL_set_ex_data(ssl, quic_refusal_index, refusal) != 1) {
+        SSL_free(ssl);
+        return NULL;
+    }
+    return ssl;
+}
+
+SSL *quic_tls_dial(const struct quic_tls *tls, const char *peer_name, struct error *refusal)
+{
+    SSL *ssl = quic_session_new(tls->dialling, refusal);
+    if (ssl == NULL) {
+        return NULL;
+    }
+    SSL_set_hostflags(ssl, X509_CHECK_FLAG_NEVER_CHECK_SUBJECT | X509_CHECK_FLAG_NO_WILDCARDS);
+    if (SSL_set1_host(ssl, peer_name) != 1 || ngtcp2_crypto_ossl_configure_client_session(ssl) != 0) {
+        SSL_free(ssl);
+        return NULL;
+    }
+    SSL_set_connect_state(ssl);
+    return ssl;
+}
+
+SSL *quic_tls_accept(const struct quic_tls *tls, struct error *refusal)
+{
+    SSL *ssl = quic_session_new(tls->accepting, refusal);
+    if (ssl == NULL) {
+        return NULL;
+    }
+    if (ngtcp2_crypto_ossl_configure_server_session(ssl) != 0) {
+        SSL_free(ssl);
+        return NULL;
+    }
+    SSL_set_accept_state(ssl);
+    return ssl;
+}
+
+/* --- Names -------------------------------------------------------------------------------------------------- */
+
+/* A DNS name as a string; false for other kinds, and for names that are longer than a node's or hold a zero byte. */
+static bool quic_general_name(const GENERAL_NAME *general, char out[NODE_NAME_MAX_BYTES + 1])
+{
+    int type = 0;
+    const ASN1_STRING *string = GENERAL_NAME_get0_value(general, &type);
+    if (type != GEN_DNS) {
+        return false;
+    }
+    int size = ASN1_STRING_length(string);
+    const unsigned char *data = ASN1_STRING_get0_data(string);
+    if (size <= 0 || size > NODE_NAME_MAX_BYTES || memchr(data, 0, (size_t)size) != NULL) {
+        return false;
+    }
+    memcpy(out, data, (size_t)size);
+    out[size] = '\0';
+    return true;
+}
+
+enum status quic_tls_peer_name(SSL *ssl, const char *own_name, quic_name_function *known, void *context,
+                               char out[NODE_NAME_MAX_BYTES + 1], struct error *error)
+{
+    const unsigned char *alpn = NULL;
+    unsigned alpn_size = 0;
+    SSL_get0_alpn_selected(ssl, &alpn, &alpn_size);
+    if (alpn_size != sizeof QUIC_ALPN - 1 || memcmp(alpn, QUIC_ALPN, alpn_size) != 0) {
+        return error_set(error, STATUS_VERSION, "the protocol \"%s\" was not agreed on", QUIC_ALPN);
+    }
+    const X509 *certificate = SSL_get0_peer_certificate(ssl);
+    if (certificate == NULL || SSL_get_verify_result(ssl) != X509_V_OK) {
+        return error_set(error, STATUS_CERTIFICATE, "no verified certificate was presented");
+    }
+    char text[QUIC_CERTIFICATE_TEXT_MAX_BYTES];
+    quic_certificate_text(certificate, text);
+    GENERAL_NAMES *names = X509_get_ext_d2i(certificate, NID_subject_alt_name, NULL, NULL);
+    unsigned matches = 0;
+    bool ours = false;
+    for (int i = 0; names != NULL && i < sk_GENERAL_NAME_num(names); i++) {
+        char name[NODE_NAME_MAX_BYTES + 1];
+        if (!quic_general_name(sk_GENERAL_NAME_value(names, i), name)) {
+            continue;
+        }
+        ours = ours || strcmp(name, own_name) == 0;
+        if (known(context, name) && (matches == 0 || strcmp(name, out) != 0)) {
+            strcpy(out, name);
+            matches++;
+        }
+    }
+    GENERAL_NAMES_free(names);
+    if (ours) {
+        return error_set(error, STATUS_CERTIFICATE, "the certificate (%s) is of node \"%s\" itself", text, own_name);
+    }
+    if (matches != 1) {
+        return error_set(error, STATUS_CERTIFICATE, "the certificate (%s) names %s node that node \"%s\" knows", text,
+                         matches == 0 ? "no" : "more than one", own_name);
+    }
+    return STATUS_OK;
+}
+
+const char *quic_certificate_text(const X509 *certificate, char text[QUIC_CERTIFICATE_TEXT_MAX_BYTES])
+{
+    char subject[96] = "";
+    if (certificate == NULL) {
+        snprintf(text, QUIC_CERTIFICATE_TEXT_MAX_BYTES, "unknown");
+        return text;
+    }
+    BIO *memory = BIO_new(BIO_s_mem());
+    if (memory != NULL && X509_NAME_print_ex(memory, X509_get_subject_name(certificate), 0,
+                                             XN_FLAG_RFC2253) >= 0) {
+        int size = BIO_read(memory, subject, (int)sizeof subject - 1);
+        subject[size > 0 ? size : 0] = '\0';
+    }
+    BIO_free(memory);
+    int used = snprintf(text, QUIC_CERTIFICATE_TEXT_MAX_BYTES, "subject \"%s\"", subject);
+    size_t end = (size_t)used;
+    unsigned count = 0;
+    GENERAL_NAMES *names = X509_get_ext_d2i(certificate, NID_subject_alt_name, NULL, NULL);
+    for (int i = 0; names != NULL && i < sk_GENERAL_NAME_num(names); i++) {
+        char name[NODE_NAME_MAX_BYTES + 1];
+        if (quic_general_name(sk_GENERAL_NAME_value(names, i), name) &&
+            end + strlen(name) + 12 < QUIC_CERTIFICATE_TEXT_MAX_BYTES) {
+            used = snprintf(text + end, QUIC_CERTIFICATE_TEXT_MAX_BYTES - end, "%s\"%s\"",
+                            count == 0 ? ", name " : ", ", name);
+            end += (size_t)used;
+            count++;
+        }
+    }
+    GENERAL_NAMES_free(names);
+    if (count == 0) {
+        snprintf(text + end, QUIC_CERTIFICATE_TEXT_MAX_BYTES - end, ", no DNS name");
+    }
+    return text;
+}
+
+/* --- Texts -------------------------------------------------------------------------------------------------- */
+
+const char *quic_verify_text(int code)
+{
+    switch (code) {
+    case X509_V_ERR_CERT_HAS_EXPIRED:
+        return "has expired";
+    case X509_V_ERR_CERT_NOT_YET_VALID:
+        return "is not valid yet";
+    case X509_V_ERR_CERT_REVOKED:
+        return "is revoked";
+    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT:
+    case X509_V_ERR_UNABLE_TO_GET_ISSUER_CERT_LOCALLY:
+    case X509_V_ERR_UNABLE_TO_VERIFY_LEAF_SIGNATURE:
+    case X509_V_ERR_DEPTH_ZERO_SELF_SIGNED_CERT:
+    case X509_V_ERR_SELF_SIGNED_CERT_IN_CHAIN:
+    case X509_V_ERR_CERT_SIGNATURE_FAILURE:
+    case X509_V_ERR_CERT_UNTRUSTED:
+        return "was not issued by the cluster's CA";
+    case X509_V_ERR_INVALID_PURPOSE:
+        return "does not allow this use (expected extended key usage serverAuth and clientAuth, or none)";
+    case X509_V_ERR_UNABLE_TO_GET_CRL:
+        return "cannot be checked: the revocation file has no list of its CA";
+    case X509_V_ERR_CRL_HAS_EXPIRED:
+        return "cannot be checked: the revocation list has expired";
+    case X509_V_ERR_CRL_NOT_YET_VALID:
+        return "cannot be checked: the revocation list is not valid yet";
+    default:
+        return X509_verify_cert_error_string(code);
+    }
+}
+
+/* The alerts that OpenSSL sends for certificates: RFC 8446, 6.2. */
+enum status quic_alert_status(unsigned alert)
+{
+    switch (alert) {
+    case SSL_AD_BAD_CERTIFICATE:
+    case SSL_AD_UNSUPPORTED_CERTIFICATE:
+    case SSL_AD_CERTIFICATE_REVOKED:
+    case SSL_AD_CERTIFICATE_EXPIRED:
+    case SSL_AD_CERTIFICATE_UNKNOWN:
+    case SSL_AD_UNKNOWN_CA:
+    case SSL_AD_ACCESS_DENIED:
+    case SSL_AD_CERTIFICATE_REQUIRED:
+        return STATUS_CERTIFICATE;
+    case SSL_AD_NO_APPLICATION_PROTOCOL:
+    case SSL_AD_PROTOCOL_VERSION:
+        return STATUS_VERSION;
+    default:
+        return STATUS_PROTOCOL;
+    }
+}
+
+const char *quic_alert_text(unsigned alert)
+{
+    switch (alert) {
+    case SSL_AD_CERTIFICATE_REQUIRED:
+        return "no certificate was presented";
+    case SSL_AD_NO_APPLICATION_PROTOCOL:
+        return "the protocol \"" QUIC_ALPN "\" was not agreed on";
+    default:
+        return SSL_alert_desc_string_long((int)alert);
+    }
+}

@@ -1,0 +1,24 @@
+COMMD_SOURCES := $(filter-out daemon/commd.c,$(wildcard daemon/*.c daemon/*/*.c))
+COMMD_OBJECTS := $(COMMD_SOURCES:%.c=$(BUILD)/%.o)
+COMMD_LIBS = $(QUIC_LIBS) -levent_core -levent_pthreads -lprotobuf-c -lconfig -lsystemd -lm
+
+$(COMMD_OBJECTS) $(BUILD)/daemon/commd.o: | $(PROTO_HEADERS)
+
+# Host reductions: every vector width gives the same bits, so no contraction into fused multiply-add.
+$(BUILD)/daemon/dev/%.o: EXTRA_CFLAGS += -O3 -ffp-contract=off
+$(BUILD)/daemon/dev/%_avx2.o: EXTRA_CFLAGS += -mavx2 -mfma -mf16c
+$(BUILD)/daemon/dev/%_avx512.o: EXTRA_CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
+
+$(BUILD)/libcommd.a: $(COMMD_OBJECTS) $(PROTO_OBJECTS)
+	@echo "  AR      $@" && rm -f $@ && $(AR) rcs $@ $^
+
+$(BUILD)/commd: EXTRA_LIBS = $(COMMD_LIBS)
+$(BUILD)/commd: $(BUILD)/daemon/commd.o $(BUILD)/libcommd.a
+	$(link)
+
+MAN_SOURCES += $(wildcard daemon/*.scd)
+all: $(BUILD)/commd
+
+install-daemon: $(BUILD)/commd
+	install -D -m 755 $(BUILD)/commd $(DESTDIR)$(sbindir)/commd
+.PHONY: install-daemon

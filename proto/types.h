@@ -1,0 +1,104 @@
+#ifndef PROTO_TYPES_H
+#define PROTO_TYPES_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ * Element types, reduction operators and operation kinds: one list each, used by both wire protocols, the
+ * daemon and the library. Numbers never change. client/include/commclient.h repeats them as COMM_<NAME>.
+ */
+
+/* X(name, number, text, size_bytes) */
+#define DTYPE_LIST(X)                                                                                         \
+    X(F64, 0, "f64", 8)                                                                                       \
+    X(F32, 1, "f32", 4)                                                                                       \
+    X(F16, 2, "f16", 2)                                                                                       \
+    X(BF16, 3, "bf16", 2)                                                                                     \
+    X(F8E4M3, 4, "f8e4m3", 1)                                                                                 \
+    X(F8E5M2, 5, "f8e5m2", 1)                                                                                 \
+    X(I64, 6, "i64", 8)                                                                                       \
+    X(I32, 7, "i32", 4)                                                                                       \
+    X(I16, 8, "i16", 2)                                                                                       \
+    X(I8, 9, "i8", 1)                                                                                         \
+    X(U64, 10, "u64", 8)                                                                                      \
+    X(U32, 11, "u32", 4)                                                                                      \
+    X(U16, 12, "u16", 2)                                                                                      \
+    X(U8, 13, "u8", 1)                                                                                        \
+    X(BOOL, 14, "bool", 1)                                                                                    \
+    X(C64, 15, "complex64", 8)                                                                                \
+    X(C128, 16, "complex128", 16)
+
+enum dtype {
+#define X(name, number, text, size_bytes) DTYPE_##name = number,
+    DTYPE_LIST(X)
+#undef X
+};
+#define DTYPE_COUNT 17
+#define DTYPE_SIZE_MAX_BYTES 16
+
+/* X(name, number, text) */
+#define REDUCE_LIST(X)                                                                                        \
+    X(SUM, 0, "sum")                                                                                          \
+    X(PROD, 1, "prod")                                                                                        \
+    X(MIN, 2, "min")                                                                                          \
+    X(MAX, 3, "max")                                                                                          \
+    X(AVG, 4, "avg")                                                                                          \
+    X(PREMUL_SUM, 5, "premul_sum")                                                                            \
+    X(BAND, 6, "band")                                                                                        \
+    X(BOR, 7, "bor")                                                                                          \
+    X(BXOR, 8, "bxor")                                                                                        \
+    X(LAND, 9, "land")                                                                                        \
+    X(LOR, 10, "lor")
+
+enum reduce {
+#define X(name, number, text) REDUCE_##name = number,
+    REDUCE_LIST(X)
+#undef X
+};
+#define REDUCE_COUNT 11
+
+/* X(name, number, text) */
+#define OP_KIND_LIST(X)                                                                                       \
+    X(ALL_REDUCE, 0, "all_reduce")                                                                            \
+    X(BROADCAST, 1, "broadcast")                                                                              \
+    X(BARRIER, 2, "barrier")
+
+enum op_kind {
+#define X(name, number, text) OP_KIND_##name = number,
+    OP_KIND_LIST(X)
+#undef X
+};
+#define OP_KIND_COUNT 3
+
+#define COMM_NAME_MAX_BYTES 127 /* length of a communicator's name, without the terminator */
+#define NODE_NAME_MAX_BYTES 63  /* a DNS label: it also is the certificate's subject alternative name */
+#define COMM_SIZE_MAX 65536     /* ranks in one communicator */
+
+/* Element size in bytes. dtype must be in the list. */
+size_t dtype_size_bytes(enum dtype dtype);
+
+/* "f32", "sum", "all_reduce"; "unknown" for a number that is not in the list. Static storage. */
+const char *dtype_text(enum dtype dtype);
+const char *reduce_text(enum reduce reduce);
+const char *op_kind_text(enum op_kind kind);
+
+/* Checked conversion of a number off the wire. Returns false, leaving *out untouched, when not in the list. */
+bool dtype_from_wire(unsigned number, enum dtype *out);
+bool reduce_from_wire(unsigned number, enum reduce *out);
+bool op_kind_from_wire(unsigned number, enum op_kind *out);
+
+/*
+ * Which operators have a meaning for which element types:
+ *   sum                        all types (bool: as lor)
+ *   prod                       all types (bool: as land)
+ *   min, max                   all but complex (bool: false < true)
+ *   avg                        all but bool; integers divide truncating toward zero after the (wrapping) sum
+ *   premul_sum                 floating point and complex
+ *   band, bor, bxor            integers and bool
+ *   land, lor                  integers and bool; the result is 0 or 1
+ */
+bool reduce_is_defined(enum dtype dtype, enum reduce reduce);
+
+#endif

@@ -1,0 +1,10 @@
+$(BUILD)/systemd/commd.service: systemd/commd.service.in $(FLAGS_STAMP)
+	@mkdir -p $(@D) && sed -e 's|@SBINDIR@|$(sbindir)|g; s|@SYSCONFDIR@|$(sysconfdir)|g' $< > $@
+all: $(BUILD)/systemd/commd.service
+
+install-systemd: $(BUILD)/systemd/commd.service
+	install -D -m 644 $(BUILD)/systemd/commd.service $(DESTDIR)$(unitdir)/commd.service
+	install -D -m 644 systemd/commd.socket $(DESTDIR)$(unitdir)/commd.socket
+	install -D -m 644 systemd/commd.sysusers $(DESTDIR)$(sysusersdir)/commd.conf
+	install -D -m 644 systemd/commd.tmpfiles $(DESTDIR)$(tmpfilesdir)/commd.conf
+.PHONY: install-systemd

@@ -1,0 +1,40 @@
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/data_header.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+static void require(int truth)
+{
+    if (!truth) {
+        abort();
+    }
+}
+
+/* What is accepted is in range and encodes to the same bytes again; what is refused names its field. */
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size != DATA_HEADER_BYTES) {
+        return 0;
+    }
+    struct data_header header;
+    const char *what = NULL;
+    enum status status = data_header_decode(data, &header, &what);
+    if (status != STATUS_OK) {
+        require(status == STATUS_PROTOCOL || status == STATUS_VERSION);
+        require(what != NULL && what[0] != '\0');
+        return 0;
+    }
+    require(what == NULL);
+    require((unsigned)header.kind < OP_KIND_COUNT);
+    require((unsigned)header.dtype < DTYPE_COUNT);
+    require((unsigned)header.reduce < REDUCE_COUNT);
+    require(header.payload_bytes <= DATA_PAYLOAD_MAX_BYTES);
+    uint8_t again[DATA_HEADER_BYTES];
+    data_header_encode(&header, again);
+    require(memcmp(again, data, sizeof(again)) == 0);
+    return 0;
+}

@@ -1,0 +1,333 @@
+#include "tests/sim/cluster.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/hash.h"
+
+#define CLUSTER_SCAN_NS TIME_MS          /* between looks at the nodes' deadlines while anything happens */
+#define CLUSTER_SCAN_MIN_NS (10 * TIME_US) /* for who always wants to be called at once */
+#define CLUSTER_PUMP_MAX 1000000         /* turns of exec at one moment: more is a loop without end */
+
+uint64_t cluster_seed(uint32_t which)
+{
+    const char *text = getenv("COMMD_SEED");
+    uint64_t seed = text == NULL || text[0] == '\0' ? CLUSTER_SEED_DEFAULT : strtoull(text, NULL, 0);
+    return hash_bytes(seed, &which, sizeof which);
+}
+
+int cluster_report(int failed)
+{
+    if (failed != 0) {
+        const char *text = getenv("COMMD_SEED");
+        (void)fprintf(stderr, "# this run: COMMD_SEED=%s\n", text == NULL || text[0] == '\0' ? "(unset)" : text);
+    }
+    return failed;
+}
+
+/* --- Nodes -------------------------------------------------------------------------------------------------- */
+
+static void cluster_wake(void *context)
+{
+    ((struct cluster_node *)context)->woken = true;
+}
+
+static void node_start(struct cluster_node *node)
+{
+    struct cluster *cluster = node->cluster;
+    struct error error = {0};
+    uint64_t instance = hash_bytes(cluster->seed, &cluster->incarnations, sizeof cluster->incarnations) | 1;
+    cluster->incarnations++;
+    if (mem_network_add(cluster->network, node->name, &node->net, &error) != STATUS_OK) {
+        fail_msg("%s: %s", node->name, error.text);
+    }
+    struct mesh_options options;
+    mesh_options_default(&options);
+    options.node_name = node->name;
+    options.cluster_name = "simulated";
+    options.version_text = "0";
+    options.instance = instance;
+    options.seed = instance;
+    if (mesh_new(node->net, &options, &node->mesh, &error) != STATUS_OK ||
+        exec_new(node->net, cluster_wake, node, &node->exec, &error) != STATUS_OK) {
+        fail_msg("%s: %s", node->name, error.text);
+    }
+    struct req_options req_options = {
+        .mesh = node->mesh,
+        .exec = node->exec,
+        .seed_secure = hash_bytes(instance, "nonces", 6),
+        .slice_bytes = cluster->slice_bytes,
+    };
+    if (req_new(&req_options, &node->req, &error) != STATUS_OK) {
+        fail_msg("%s: %s", node->name, error.text);
+    }
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        uint32_t peer;
+        if (i != node->index && mesh_add_node(node->mesh, cluster->nodes[i].name, "127.0.0.1:1", &peer, &error) != STATUS_OK) {
+            fail_msg("%s: %s", node->name, error.text);
+        }
+    }
+    node->alive = true;
+    node->crashed = false;
+    node->woken = false;
+}
+
+/* Lets exec work as long as it wants to, on every node, as if it took no time. */
+static void cluster_pump(struct cluster *cluster)
+{
+    bool again = true;
+    for (uint32_t turn = 0; again; turn++) {
+        assert_true(turn < CLUSTER_PUMP_MAX);
+        again = false;
+        for (uint32_t i = 0; i < cluster->node_count; i++) {
+            struct cluster_node *node = &cluster->nodes[i];
+            if (node->exec != NULL && node->woken) {
+                node->woken = false;
+                node->woken |= exec_run(node->exec, cluster->now_ns);
+                again |= node->woken;
+            }
+        }
+    }
+}
+
+/* Members are gone; what the network still holds of their buffers comes back now, and then there is nothing left to wait for. */
+static void node_stop(struct cluster_node *node)
+{
+    node->alive = false;
+    for (unsigned i = 0; i < 10; i++) {
+        cluster_pump(node->cluster);
+        req_tick(node->req, node->cluster->now_ns);
+        mem_network_advance(node->cluster->network, node->cluster->now_ns);
+    }
+    req_free(node->req);
+    exec_free(node->exec);
+    mesh_free(node->mesh);
+    net_free(node->net);
+    node->req = NULL;
+    node->exec = NULL;
+    node->mesh = NULL;
+    node->net = NULL;
+}
+
+struct cluster *cluster_new(const struct cluster_options *options)
+{
+    struct error error = {0};
+    struct cluster *cluster = calloc(1, sizeof *cluster);
+    assert_non_null(cluster);
+    assert_true(options->node_count <= CLUSTER_NODES_MAX);
+    cluster->seed = options->seed;
+    cluster->node_count = options->node_count;
+    cluster->slice_bytes = options->slice_bytes == 0 ? EXEC_SLICE_BYTES_DEFAULT : options->slice_bytes;
+    cluster->nodes = calloc(options->node_count, sizeof *cluster->nodes);
+    assert_non_null(cluster->nodes);
+    random_seed(&cluster->random, options->seed);
+    if (mem_network_new(options->seed, &options->conditions, &cluster->network, &error) != STATUS_OK) {
+        fail_msg("%s", error.text);
+    }
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        struct cluster_node *node = &cluster->nodes[i];
+        node->cluster = cluster;
+        node->index = i;
+        (void)snprintf(node->name, sizeof node->name, "n%03u", i % 1000);
+    }
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        node_start(&cluster->nodes[i]);
+    }
+    return cluster;
+}
+
+void cluster_free(struct cluster *cluster)
+{
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        if (cluster->nodes[i].net != NULL) {
+            node_stop(&cluster->nodes[i]);
+        }
+    }
+    mem_network_free(cluster->network);
+    free(cluster->nodes);
+    free(cluster);
+}
+
+static void cluster_silence(struct cluster *cluster, uint32_t node, bool cut)
+{
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        if (i != node) {
+            cluster_cut(cluster, node, i, cut);
+        }
+    }
+}
+
+void cluster_kill(struct cluster *cluster, uint32_t node)
+{
+    mem_network_kill(cluster->network, cluster->nodes[node].name);
+    cluster->nodes[node].alive = false;
+}
+
+void cluster_crash(struct cluster *cluster, uint32_t node)
+{
+    cluster_silence(cluster, node, true);
+    cluster->nodes[node].alive = false;
+    cluster->nodes[node].crashed = true;
+}
+
+void cluster_bury(struct cluster *cluster, uint32_t node)
+{
+    node_stop(&cluster->nodes[node]);
+    if (cluster->nodes[node].crashed) {
+        cluster_silence(cluster, node, false);
+    }
+}
+
+void cluster_restart(struct cluster *cluster, uint32_t node)
+{
+    assert_null(cluster->nodes[node].net);
+    node_start(&cluster->nodes[node]);
+    cluster_touch(cluster);
+}
+
+void cluster_cut(struct cluster *cluster, uint32_t from, uint32_t to, bool cut)
+{
+    mem_network_cut(cluster->network, cluster->nodes[from].name, cluster->nodes[to].name, cut);
+}
+
+void cluster_partition(struct cluster *cluster, uint32_t first, bool cut)
+{
+    for (uint32_t i = 0; i < first; i++) {
+        for (uint32_t j = first; j < cluster->node_count; j++) {
+            cluster_cut(cluster, i, j, cut);
+            cluster_cut(cluster, j, i, cut);
+        }
+    }
+}
+
+/* --- Time --------------------------------------------------------------------------------------------------- */
+
+static uint64_t node_deadline_ns(const struct cluster_node *node)
+{
+    uint64_t deadline_ns = mesh_next_deadline_ns(node->mesh);
+    deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(node->exec));
+    return time_min(deadline_ns, req_next_deadline_ns(node->req));
+}
+
+static void cluster_scan(struct cluster *cluster)
+{
+    uint64_t now_ns = cluster->now_ns;
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        struct cluster_node *node = &cluster->nodes[i];
+        if (!node->alive) {
+            continue;
+        }
+        if (mesh_next_deadline_ns(node->mesh) <= now_ns) {
+            mesh_tick(node->mesh, now_ns);
+        }
+        if (exec_next_deadline_ns(node->exec) <= now_ns) {
+            exec_tick(node->exec, now_ns);
+        }
+        if (req_next_deadline_ns(node->req) <= now_ns) {
+            req_tick(node->req, now_ns);
+        }
+    }
+    cluster_pump(cluster);
+    uint64_t next_ns = TIME_NEVER;
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        if (cluster->nodes[i].alive) {
+            next_ns = time_min(next_ns, node_deadline_ns(&cluster->nodes[i]));
+        }
+    }
+    cluster->scan_ns = next_ns > now_ns + CLUSTER_SCAN_MIN_NS ? next_ns : now_ns + CLUSTER_SCAN_MIN_NS;
+}
+
+static uint64_t cluster_next_ns(const struct cluster *cluster)
+{
+    return time_min(mem_network_next_ns(cluster->network), cluster->scan_ns);
+}
+
+/* To the next event. */
+static void cluster_step(struct cluster *cluster)
+{
+    uint64_t next_ns = cluster_next_ns(cluster);
+    cluster->now_ns = next_ns > cluster->now_ns ? next_ns : cluster->now_ns;
+    mem_network_advance(cluster->network, cluster->now_ns);
+    cluster_pump(cluster);
+    if (cluster->now_ns >= cluster->scan_ns) {
+        cluster_scan(cluster);
+    } else {
+        cluster->scan_ns = time_min(cluster->scan_ns, cluster->now_ns + CLUSTER_SCAN_NS);
+    }
+}
+
+void cluster_touch(struct cluster *cluster)
+{
+    cluster->scan_ns = cluster->now_ns;
+}
+
+static bool never(const void *context)
+{
+    (void)context;
+    return false;
+}
+
+bool cluster_run_until(struct cluster *cluster, bool (*done)(const void *context), const void *context, uint64_t span_ns)
+{
+    uint64_t until_ns = cluster->now_ns + span_ns;
+    cluster_pump(cluster);
+    while (!done(context)) {
+        if (cluster_next_ns(cluster) > until_ns) {
+            cluster->now_ns = until_ns;
+            mem_network_advance(cluster->network, until_ns);
+            return done(context);
+        }
+        cluster_step(cluster);
+    }
+    return true;
+}
+
+void cluster_run(struct cluster *cluster, uint64_t span_ns)
+{
+    (void)cluster_run_until(cluster, never, NULL, span_ns);
+}
+
+bool cluster_connected(const void *context)
+{
+    const struct cluster *cluster = context;
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        const struct cluster_node *node = &cluster->nodes[i];
+        for (uint32_t j = 0; node->alive && j < cluster->node_count; j++) {
+            uint32_t peer;
+            if (j != i && cluster->nodes[j].alive &&
+                !(mesh_find_node(node->mesh, cluster->nodes[j].name, &peer) && mesh_node_is_up(node->mesh, peer))) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+void cluster_connect(struct cluster *cluster)
+{
+    for (unsigned i = 0; i < 600 && !cluster_connected(cluster); i++) {
+        cluster_run(cluster, 100 * TIME_MS);
+    }
+    assert_true(cluster_connected(cluster));
+}
+
+/* --- The trace ---------------------------------------------------------------------------------------------- */
+
+void cluster_tell(struct cluster *cluster, uint32_t node, uint64_t what, uint64_t number, uint64_t result)
+{
+    uint64_t words[] = {cluster->now_ns, node, what, number, result};
+    cluster->trace_hash = hash_bytes(cluster->trace_hash, words, sizeof words);
+}
+
+uint64_t cluster_trace(const struct cluster *cluster)
+{
+    struct mem_network_counters counters;
+    mem_network_counters(cluster->network, &counters);
+    return hash_bytes(counters.trace_hash, &cluster->trace_hash, sizeof cluster->trace_hash);
+}

@@ -1,0 +1,97 @@
+#ifndef TESTS_SIM_CLUSTER_H
+#define TESTS_SIM_CLUSTER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/random.h"
+#include "daemon/base/time.h"
+#include "daemon/exec/exec.h"
+#include "daemon/mesh/mesh.h"
+#include "daemon/net/mem.h"
+#include "daemon/req/req.h"
+
+/*
+ * A whole cluster in one process, on one thread and in virtual time: every node is net (in memory), mesh, exec and req, wired as the
+ * daemon wires them, without sockets, loop or clients' processes (comm.h stands for those). One seed decides everything: the same seed
+ * gives the same run, event for event. Anything unexpected ends the test that runs (cmocka).
+ */
+#define CLUSTER_NODES_MAX 256
+
+struct cluster;
+
+struct cluster_node {
+    struct cluster *cluster;
+    uint32_t index;
+    char name[8]; /* "n000"... */
+    struct net *net;
+    struct mesh *mesh;
+    struct exec *exec;
+    struct req *req;
+    bool alive;
+    bool crashed; /* its host lives */
+    bool woken; /* exec has work */
+};
+
+struct cluster {
+    uint64_t seed;
+    struct mem_network *network;
+    struct cluster_node *nodes;
+    uint32_t node_count;
+    uint64_t slice_bytes;
+    struct random random; /* of the clients: when they post, what */
+    uint64_t now_ns;
+    uint64_t scan_ns;   /* when the nodes' deadlines are looked at again */
+    uint64_t trace_hash; /* of what clients were told */
+    uint32_t incarnations;
+};
+
+struct cluster_options {
+    uint64_t seed;
+    uint32_t node_count;
+    struct mem_conditions conditions;
+    uint64_t slice_bytes; /* 0: the default */
+};
+
+/* COMMD_SEED of the environment, else a fixed one; mixed with `which` so that tests differ. */
+#define CLUSTER_SEED_DEFAULT 20260601
+uint64_t cluster_seed(uint32_t which);
+/* Ends main: says the seed when a test failed. */
+int cluster_report(int failed);
+
+/* Nodes know each other; none has dialled yet. */
+struct cluster *cluster_new(const struct cluster_options *options);
+/* Every member must have left. */
+void cluster_free(struct cluster *cluster);
+
+/* After whatever was asked of a node from outside: its deadlines may have changed. */
+void cluster_touch(struct cluster *cluster);
+void cluster_run(struct cluster *cluster, uint64_t span_ns);
+/* Until done, at most for span_ns of virtual time; returns whether it was. */
+bool cluster_run_until(struct cluster *cluster, bool (*done)(const void *context), const void *context, uint64_t span_ns);
+
+/* Runs until every live node is up for every other; fails the test after a minute of virtual time. */
+void cluster_connect(struct cluster *cluster);
+bool cluster_connected(const void *cluster);
+
+/*
+ * The host dies, or only its daemon: silently either way, but of the second the host tells who asks. What the node consisted of stays until
+ * cluster_bury, so that its members can leave (comm_forget_node).
+ */
+void cluster_kill(struct cluster *cluster, uint32_t node);
+void cluster_crash(struct cluster *cluster, uint32_t node);
+/* Every member of the node must have left. */
+void cluster_bury(struct cluster *cluster, uint32_t node);
+/* A buried node comes back as another instance. */
+void cluster_restart(struct cluster *cluster, uint32_t node);
+
+/* Cuts or heals the way between two nodes. */
+void cluster_cut(struct cluster *cluster, uint32_t from, uint32_t to, bool cut);
+/* Cuts or heals every way between the nodes below `first` and the others. */
+void cluster_partition(struct cluster *cluster, uint32_t first, bool cut);
+
+/* What of the run is hashed: every event of the network, and everything that clients were told. */
+uint64_t cluster_trace(const struct cluster *cluster);
+void cluster_tell(struct cluster *cluster, uint32_t node, uint64_t what, uint64_t number, uint64_t result);
+
+#endif

@@ -1,0 +1,116 @@
+#ifndef TESTS_SIM_COMM_H
+#define TESTS_SIM_COMM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "tests/sim/cluster.h"
+
+/*
+ * Virtual clients: the ranks of one communicator, wherever they are, each with its own process and buffers, that ask req as sessions do.
+ * What they are told is checked against req.h's promises (once, in order, not within a call) and recorded.
+ */
+struct comm;
+
+struct comm_rank {
+    struct comm *comm;
+    struct cluster_node *node;
+    struct req_client client;
+    uint32_t rank;
+    struct req_member *member; /* null: refused, left, or its node is dead */
+    bool calling;              /* req is on the stack for this member */
+    struct error refused;      /* STATUS_OK unless the join was refused at once */
+    bool formed;               /* told, whether well or not */
+    struct error formed_result;
+    uint64_t formed_ns;
+    uint64_t posted_seq;
+    uint64_t completed_seq;
+    bool aborted;
+    struct error abort_cause;
+};
+
+/* One operation as all ranks post it. */
+struct comm_call {
+    enum op_kind kind;
+    enum dtype dtype;
+    enum reduce reduce;
+    uint64_t count;
+    uint32_t root;
+    bool in_place;
+    uint64_t timeout_ms;
+};
+
+/* One rank's part of it. */
+struct comm_part {
+    bool posted;
+    struct error refused; /* by req_submit; STATUS_OK otherwise */
+    bool done;
+    struct error result;
+    uint64_t done_ns;
+    void *input;  /* as posted; what an operation in place overwrites is kept in `original` */
+    void *output; /* null where nothing is written */
+    void *original;
+    struct dev_memory *input_memory, *output_memory;
+};
+
+struct comm_op {
+    struct comm *comm;
+    struct comm_call call;
+    uint64_t seq;
+    uint64_t posted_ns; /* the first part */
+    struct comm_part *parts; /* by rank */
+    struct comm_op *next;    /* of the communicator, in the order of seq */
+};
+
+struct comm {
+    struct cluster *cluster;
+    char name[64];
+    uint32_t size;
+    struct comm_rank *ranks;
+    uint64_t op_count;
+    struct comm_op *ops; /* not freed yet */
+};
+
+struct comm_options {
+    uint64_t form_timeout_ms;
+    uint64_t op_timeout_ms;
+    uint64_t slice_bytes;
+    uid_t uid;
+};
+
+/* node_of_rank: of the cluster, by rank; copied. No rank has joined yet. options may be null. */
+struct comm *comm_new(struct cluster *cluster, const char *name, uint32_t size, const uint32_t *node_of_rank);
+/* One rank joins, as part of a communicator of another size, uid, ... when options or size say so; 0 and null: the usual. */
+void comm_join(struct comm *comm, uint32_t rank, uint32_t size, const struct comm_options *options);
+/* All ranks, in random order and at random times. */
+void comm_join_all(struct comm *comm, const struct comm_options *options);
+/* Every joined rank was told, one way or the other. */
+bool comm_formed(const void *comm);
+/* comm_join_all, and every rank formed well, within `span_ns`. */
+void comm_form(struct comm *comm, const struct comm_options *options, uint64_t span_ns);
+
+/* Starts an operation and posts one rank's part of it, or all ranks' at random times. */
+struct comm_op *comm_op_new(struct comm *comm, const struct comm_call *call);
+void comm_post(struct comm_op *op, uint32_t rank);
+struct comm_op *comm_post_all(struct comm *comm, const struct comm_call *call);
+/* Every posted part is done. */
+bool comm_op_done(const void *op);
+/* Whether every posted part of every operation of the communicator is done. */
+bool comm_idle(const void *comm);
+/* Runs until it is done well on every rank, and checks the outputs. */
+void comm_finish(struct comm_op *op, uint64_t span_ns);
+/* Outputs against the reference; the same bits on all ranks. */
+void comm_check(const struct comm_op *op);
+/* Its parts must be done. */
+void comm_op_free(struct comm_op *op);
+
+/* comm_post_all, comm_finish and comm_op_free. */
+void comm_run(struct comm *comm, const struct comm_call *call);
+
+void comm_leave(struct comm *comm, uint32_t rank, enum req_leave how);
+/* The processes on this node die with it: after cluster_kill, before cluster_bury. */
+void comm_forget_node(struct comm *comm, uint32_t node);
+/* Leaves with every member, and frees operations and all. */
+void comm_free(struct comm *comm);
+
+#endif

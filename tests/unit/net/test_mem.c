@@ -1,0 +1,650 @@
+#include "tests/unit/net/mem_nodes.h"
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1 /* as gcc says it */
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+size_t __sanitizer_get_current_allocated_bytes(void);
+#else
+#include <malloc.h>
+#endif
+
+/* Streams over the in-memory network. test_mem_connection.c: connections. */
+
+static const struct mem_conditions good = {.delay_ns = 100 * TIME_US, .jitter_ns = 10 * TIME_US};
+static const struct mem_conditions bad = {
+    .loss = 0.1, .duplication = 0.1, .delay_ns = 100 * TIME_US, .jitter_ns = 400 * TIME_US};
+
+/* --- Transfers ---------------------------------------------------------------------------------------------- */
+
+/* A stream's worth of messages of random sizes, cut from one buffer: some copied, some with the first bytes as header. */
+struct transfer {
+    struct node *node;
+    struct net_stream *stream;
+    uint8_t *bytes;
+    size_t size;
+    size_t queued;
+    struct sending *sendings;
+    uint32_t count, capacity;
+    uint64_t order;
+};
+
+static void transfer_start(struct transfer *transfer, struct node *node, uint32_t id, size_t size)
+{
+    *transfer = (struct transfer){.node = node, .stream = pair_open(node), .size = size, .capacity = 100000};
+    transfer->bytes = malloc(size);
+    transfer->sendings = calloc(transfer->capacity, sizeof *transfer->sendings);
+    assert_non_null(transfer->bytes);
+    assert_non_null(transfer->sendings);
+    pattern_fill(id, 0, transfer->bytes, size);
+}
+
+static void transfer_queue(struct transfer *transfer, size_t message_max_bytes)
+{
+    struct random *random = &transfer->node->random;
+    while (transfer->queued < transfer->size) {
+        size_t left = transfer->size - transfer->queued;
+        size_t size = 1 + (size_t)random_below(random, message_max_bytes);
+        size = size < left ? size : left;
+        size_t header_bytes = (size_t)random_below(random, NET_STREAM_HEADER_MAX_BYTES + 1);
+        header_bytes = header_bytes < size ? header_bytes : size;
+        bool copied = random_chance(random, 0.3);
+        const uint8_t *at = transfer->bytes + transfer->queued;
+        assert_true(transfer->count < transfer->capacity);
+        struct sending *sending = copied ? NULL : &transfer->sendings[transfer->count];
+        if (sending != NULL) {
+            sending->order = &transfer->order;
+            sending->number = transfer->count;
+        }
+        enum status status = node_send(transfer->node, transfer->stream, at, header_bytes, at + header_bytes,
+                                       size - header_bytes, sending);
+        if (status == STATUS_LIMIT) {
+            return;
+        }
+        assert_int_equal(status, STATUS_OK);
+        transfer->count += sending != NULL;
+        transfer->queued += size;
+    }
+}
+
+static void transfer_stop(struct transfer *transfer)
+{
+    assert_int_equal(transfer->queued, transfer->size);
+    assert_int_equal(transfer->order, transfer->count);
+    for (uint32_t i = 0; i < transfer->count; i++) {
+        assert_int_equal(transfer->sendings[i].done, 1);
+        assert_int_equal(transfer->sendings[i].status, STATUS_OK);
+    }
+    free(transfer->bytes);
+    free(transfer->sendings);
+}
+
+#define TRANSFERS 6
+
+static void run_transfers(uint64_t seed, const struct mem_conditions *conditions, double hold_chance,
+                          struct mem_network_counters *counters)
+{
+    static const size_t sizes[TRANSFERS] = {1, 4, 1199, 70001, 400003, 1000000};
+    struct pair pair;
+    pair_start(&pair, seed, conditions, true);
+    pair.a->hold_chance = hold_chance;
+    pair.b->hold_chance = hold_chance;
+    struct transfer transfers[2][TRANSFERS];
+    for (uint32_t side = 0; side < 2; side++) {
+        for (uint32_t i = 0; i < TRANSFERS; i++) {
+            transfer_start(&transfers[side][i], side == 0 ? pair.a : pair.b, 0x01010101u * (side * 16 + i + 1), sizes[i]);
+        }
+    }
+    for (unsigned turn = 0; turn < 100000; turn++) {
+        bool busy = false;
+        for (uint32_t i = 0; i < 2 * TRANSFERS; i++) {
+            struct transfer *transfer = &transfers[i % 2][i / 2];
+            transfer_queue(transfer, i / 2 == 3 ? 100 : 20000);
+            if (transfer->queued == transfer->size && transfer->stream != NULL) {
+                node_call(transfer->node, net_stream_finish, transfer->stream);
+                transfer->stream = NULL;
+            }
+            busy |= transfer->stream != NULL || transfer->order < transfer->count;
+        }
+        busy |= pair.a->open_from[0] > 0 || pair.b->open_from[0] > 0;
+        if (!busy && mem_network_next_ns(pair.network) == TIME_NEVER) {
+            break;
+        }
+        pair_run(&pair, 200 * TIME_US);
+        node_resume_all(pair.a);
+        node_resume_all(pair.b);
+    }
+    for (uint32_t side = 0; side < 2; side++) {
+        struct node *receiver = side == 0 ? pair.b : pair.a;
+        assert_int_equal(receiver->incoming_count, TRANSFERS);
+        for (uint32_t i = 0; i < TRANSFERS; i++) {
+            const struct incoming *incoming = &receiver->incoming[i];
+            uint32_t which = (incoming->id & 0xff) - 1 - side * 16;
+            assert_true(which < TRANSFERS);
+            assert_int_equal(incoming->seen, sizes[which]);
+            assert_true(incoming->end);
+            assert_null(incoming->stream);
+            assert_int_equal(incoming->status, STATUS_OK);
+            if (sizes[which] > 100000) {
+                assert_true(incoming->odd_pieces > incoming->pieces / 2);
+            }
+            transfer_stop(&transfers[side][i]);
+        }
+    }
+    mem_network_counters(pair.network, counters);
+    /* Nothing is under way any more, and nothing happens by itself. */
+    assert_true(mem_network_next_ns(pair.network) == TIME_NEVER);
+    assert_int_equal(pair.a->down[0] + pair.b->down[0], 0);
+    pair_stop(&pair);
+}
+
+static void test_transfers(void **state)
+{
+    (void)state;
+    struct mem_network_counters counters;
+    run_transfers(1, &good, 0, &counters);
+    assert_int_equal(counters.packets_lost, 0);
+    assert_int_equal(counters.retransmitted_bytes, 0);
+    assert_int_equal(counters.stream_bytes, 2 * (1 + 4 + 1199 + 70001 + 400003 + 1000000));
+    run_transfers(2, &good, 0.3, &counters);
+    assert_int_equal(counters.stream_bytes, 2 * (1 + 4 + 1199 + 70001 + 400003 + 1000000));
+}
+
+static void test_transfers_under_loss(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 10; seed < 16; seed++) {
+        struct mem_network_counters counters;
+        run_transfers(seed, &bad, seed % 2 == 0 ? 0 : 0.2, &counters);
+        double lost = (double)counters.packets_lost / (double)counters.packets;
+        assert_true(lost > 0.08 && lost < 0.12);
+        assert_true(counters.retransmitted_bytes > counters.stream_bytes / 20);
+        assert_true(counters.retransmitted_bytes < counters.stream_bytes);
+    }
+}
+
+static void test_a_seed_reproduces_a_run(void **state)
+{
+    (void)state;
+    struct mem_network_counters first, again, other;
+    run_transfers(20, &bad, 0.2, &first);
+    run_transfers(20, &bad, 0.2, &again);
+    run_transfers(21, &bad, 0.2, &other);
+    assert_true(first.trace_hash != 0);
+    assert_true(first.trace_hash == again.trace_hash);
+    assert_int_equal(first.packets, again.packets);
+    assert_true(first.trace_hash != other.trace_hash);
+}
+
+static void test_large_packets_and_bandwidth(void **state)
+{
+    (void)state;
+    struct mem_conditions conditions = {.delay_ns = 100 * TIME_US, .bandwidth_bytes_s = 100000000, .packet_bytes = 65536};
+    struct pair pair;
+    pair_start(&pair, 30, &conditions, true);
+    size_t size = 10000000;
+    uint8_t *bytes = malloc(size);
+    assert_non_null(bytes);
+    pattern_fill(7, 0, bytes, size);
+    struct net_stream *stream = pair_open(pair.a);
+    struct sending sending = {0};
+    uint64_t begin_ns = pair.now_ns;
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes, size, &sending), STATUS_OK);
+    node_call(pair.a, net_stream_finish, stream);
+    pair_run(&pair, TIME_S);
+    assert_int_equal(sending.done, 1);
+    uint64_t took_ns = sending.done_ns - begin_ns;
+    assert_true(took_ns > 100 * TIME_MS && took_ns < 120 * TIME_MS);
+    assert_int_equal(pair.b->incoming[0].seen, size);
+    struct mem_network_counters counters;
+    mem_network_counters(pair.network, &counters);
+    assert_int_equal(counters.retransmitted_bytes, 0);
+    struct net_peer_statistics statistics;
+    net_peer_statistics(pair.a->net, 0, &statistics);
+    assert_int_equal(statistics.datagram_bytes, 65536);
+    assert_true(statistics.sent_bytes > size && statistics.sent_bytes < size + size / 100);
+    assert_true(statistics.round_trip_ns >= 200 * TIME_US);
+    assert_int_equal(statistics.lost_packets, 0);
+    net_peer_statistics(pair.b->net, 0, &statistics);
+    assert_true(statistics.received_bytes > size);
+    free(bytes);
+    pair_stop(&pair);
+}
+
+/* --- Flow control ------------------------------------------------------------------------------------------- */
+
+static void test_back_pressure(void **state)
+{
+    (void)state;
+    struct pair pair;
+    pair_start(&pair, 40, &bad, true);
+    pair.b->hold_all = true;
+    size_t piece = 65536;
+    uint32_t count = 2 * NET_STREAM_WINDOW_BYTES / (uint32_t)piece;
+    uint8_t *bytes = malloc(piece * count);
+    struct sending *sendings = calloc(count, sizeof *sendings);
+    assert_non_null(bytes);
+    assert_non_null(sendings);
+    pattern_fill(9, 0, bytes, piece * count);
+    struct net_stream *stream = pair_open(pair.a);
+    for (uint32_t i = 0; i < count; i++) {
+        assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes + i * piece, piece, &sendings[i]), STATUS_OK);
+    }
+    net_stream_finish(stream);
+    pair_run(&pair, 20 * TIME_S);
+    /* Exactly the window was taken by the other side, which has been called once. */
+    for (uint32_t i = 0; i < count; i++) {
+        assert_int_equal(sendings[i].done, i < count / 2);
+    }
+    struct mem_network_counters counters;
+    mem_network_counters(pair.network, &counters);
+    assert_int_equal(counters.stream_bytes, NET_STREAM_WINDOW_BYTES);
+    assert_int_equal(pair.b->incoming[0].pieces, 1);
+    assert_true(mem_network_next_ns(pair.network) == TIME_NEVER);
+    /* Resume: not within the call, and again everything at once. */
+    pair.b->hold_all = false;
+    node_resume_all(pair.b);
+    assert_int_equal(pair.b->incoming[0].pieces, 1);
+    mem_network_advance(pair.network, pair.now_ns);
+    assert_int_equal(pair.b->incoming[0].pieces, 2);
+    assert_int_equal(pair.b->incoming[0].seen, NET_STREAM_WINDOW_BYTES);
+    pair_run(&pair, 20 * TIME_S);
+    assert_int_equal(pair.b->incoming[0].seen, piece * count);
+    assert_int_equal(pair.b->open_from[0], 0);
+    for (uint32_t i = 0; i < count; i++) {
+        assert_int_equal(sendings[i].done, 1);
+    }
+    free(sendings);
+    free(bytes);
+    pair_stop(&pair);
+}
+
+static void resume_at_once(struct node *node, struct incoming *incoming)
+{
+    if (incoming->held) {
+        incoming->held = false;
+        node_call(node, net_stream_resume, incoming->stream);
+    }
+}
+
+static void test_resume_from_within_receive(void **state)
+{
+    (void)state;
+    struct pair pair;
+    pair_start(&pair, 41, &bad, true);
+    pair.b->hold_chance = 0.7;
+    pair.b->on_receive = resume_at_once;
+    static uint8_t bytes[100000];
+    pattern_fill(3, 0, bytes, sizeof bytes);
+    struct net_stream *stream = pair_open(pair.a);
+    struct sending sending = {0};
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes, sizeof bytes, &sending), STATUS_OK);
+    net_stream_finish(stream);
+    pair_run(&pair, 5 * TIME_S);
+    assert_int_equal(pair.b->incoming[0].seen, sizeof bytes);
+    assert_int_equal(pair.b->incoming[0].status, STATUS_OK);
+    assert_null(pair.b->incoming[0].stream);
+    assert_int_equal(sending.status, STATUS_OK);
+    pair_stop(&pair);
+}
+
+static void test_one_held_stream_does_not_stop_another(void **state)
+{
+    (void)state;
+    struct pair pair;
+    pair_start(&pair, 42, &good, true);
+    size_t size = 2 * NET_STREAM_WINDOW_BYTES;
+    uint8_t *bytes = malloc(size);
+    assert_non_null(bytes);
+    pattern_fill(5, 0, bytes, size);
+    struct sending sendings[2] = {{0}, {0}};
+    struct net_stream *held = pair_open(pair.a);
+    pair.b->hold_all = true;
+    assert_int_equal(node_send(pair.a, held, NULL, 0, bytes, size, &sendings[0]), STATUS_OK);
+    pair_run(&pair, TIME_S);
+    pair.b->hold_all = false;
+    struct net_stream *stream = pair_open(pair.a);
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes, size, &sendings[1]), STATUS_OK);
+    pair_run(&pair, TIME_S);
+    assert_int_equal(sendings[0].done, 0);
+    assert_int_equal(sendings[1].done, 1);
+    assert_int_equal(pair.b->incoming[1].seen, size);
+    net_stream_reset(held);
+    net_stream_finish(stream);
+    pair_run(&pair, TIME_S);
+    assert_int_equal(sendings[0].status, STATUS_ABORTED);
+    free(bytes);
+    pair_stop(&pair);
+}
+
+/* --- Buffers ------------------------------------------------------------------------------------------------ */
+
+static uint8_t seen_bytes[16];
+static size_t seen_count;
+
+static size_t collect(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
+                      uint64_t now_ns)
+{
+    (void)context, (void)stream, (void)end, (void)now_ns;
+    assert_true(seen_count + size <= sizeof seen_bytes);
+    memcpy(seen_bytes + seen_count, bytes, size);
+    seen_count += size;
+    return size;
+}
+
+static void test_payload_is_read_again_for_a_retransmission(void **state)
+{
+    (void)state;
+    struct pair pair;
+    pair_start(&pair, 50, &good, true);
+    struct net_stream_handler handler = {NULL, collect, NULL};
+    net_set_stream_handler(pair.b->net, NET_STREAM_CONTROL, &handler);
+    struct net_stream *stream = NULL;
+    assert_int_equal(net_stream_open(pair.a->net, 0, NET_STREAM_CONTROL, &stream, NULL), STATUS_OK);
+    char header[] = "head";
+    char payload[] = "lent";
+    char copied[] = "copy";
+    struct sending sending = {0};
+    seen_count = 0;
+    mem_network_cut(pair.network, "a", "b", true);
+    assert_int_equal(node_send(pair.a, stream, header, 4, payload, 4, &sending), STATUS_OK);
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, copied, 4, NULL), STATUS_OK);
+    memcpy(header, "HEAD", 4);
+    memcpy(payload, "LENT", 4);
+    memcpy(copied, "COPY", 4);
+    mem_network_cut(pair.network, "a", "b", false);
+    pair_run(&pair, TIME_S);
+    assert_int_equal(sending.done, 1);
+    /* What was lent is the network's until sent: a change shows. What is copied does not. */
+    assert_int_equal(seen_count, 12);
+    assert_memory_equal(seen_bytes, "headLENTcopy", 12);
+    net_stream_finish(stream);
+    pair_stop(&pair);
+}
+
+static uint64_t seen_of(const struct node *node, uint32_t id)
+{
+    for (uint32_t i = 0; i < node->incoming_count; i++) {
+        if (node->incoming[i].id == id) {
+            return node->incoming[i].seen;
+        }
+    }
+    return 0;
+}
+
+static void test_limits_of_a_stream(void **state)
+{
+    (void)state;
+    struct pair pair;
+    pair_start(&pair, 51, &good, true);
+    mem_network_cut(pair.network, "a", "b", true);
+    static struct sending sendings[NET_STREAM_QUEUE_MAX];
+    memset(sendings, 0, sizeof sendings);
+    static uint8_t bytes[NET_STREAM_QUEUE_MAX];
+    pattern_fill(1, 0, bytes, sizeof bytes);
+    struct net_stream *stream = pair_open(pair.a);
+    for (uint32_t i = 0; i < NET_STREAM_QUEUE_MAX; i++) {
+        assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes + i, 1, &sendings[i]), STATUS_OK);
+    }
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes, 1, NULL), STATUS_LIMIT);
+    struct net_stream *copies = pair_open(pair.a);
+    uint8_t *large = calloc(1, NET_STREAM_COPY_MAX_BYTES + 1);
+    assert_non_null(large);
+    pattern_fill(2, 0, large, NET_STREAM_COPY_MAX_BYTES + 1);
+    assert_int_equal(node_send(pair.a, copies, NULL, 0, large, NET_STREAM_COPY_MAX_BYTES + 1, NULL), STATUS_LIMIT);
+    assert_int_equal(node_send(pair.a, copies, NULL, 0, large, NET_STREAM_COPY_MAX_BYTES - 1, NULL), STATUS_OK);
+    assert_int_equal(node_send(pair.a, copies, NULL, 0, large, 2, NULL), STATUS_LIMIT);
+    assert_int_equal(node_send(pair.a, copies, NULL, 0, large + NET_STREAM_COPY_MAX_BYTES - 1, 1, NULL), STATUS_OK);
+    /* Nothing of what was refused is in the stream, and what leaves the queue makes room. */
+    mem_network_cut(pair.network, "a", "b", false);
+    pair_run(&pair, 10 * TIME_S);
+    assert_int_equal(sendings[NET_STREAM_QUEUE_MAX - 1].done, 1);
+    assert_int_equal(seen_of(pair.b, 1), NET_STREAM_QUEUE_MAX);
+    assert_int_equal(seen_of(pair.b, 2), NET_STREAM_COPY_MAX_BYTES);
+    assert_int_equal(node_send(pair.a, copies, NULL, 0, large + NET_STREAM_COPY_MAX_BYTES, 1, NULL), STATUS_OK);
+    pair_run(&pair, TIME_S);
+    assert_int_equal(seen_of(pair.b, 2), NET_STREAM_COPY_MAX_BYTES + 1);
+    net_stream_finish(stream);
+    net_stream_finish(copies);
+    pair_run(&pair, TIME_S);
+    assert_int_equal(pair.b->open_from[0], 0);
+    free(large);
+    pair_stop(&pair);
+}
+
+/* --- Ends of streams ---------------------------------------------------------------------------------------- */
+
+static void test_empty_messages_and_empty_ends(void **state)
+{
+    (void)state;
+    struct pair pair;
+    pair_start(&pair, 60, &bad, true);
+    struct sending sendings[4] = {{0}, {0}, {0}, {0}};
+    struct net_stream *stream = pair_open(pair.a);
+    uint8_t bytes[5];
+    pattern_fill(4, 0, bytes, 5);
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, NULL, 0, &sendings[0]), STATUS_OK);
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes, 5, &sendings[1]), STATUS_OK);
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, NULL, 0, &sendings[2]), STATUS_OK);
+    pair_run(&pair, TIME_S);
+    assert_int_equal(sendings[2].done, 1);
+    assert_true(sendings[0].done_ns < sendings[1].done_ns);
+    assert_true(sendings[1].done_ns == sendings[2].done_ns);
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, NULL, 0, &sendings[3]), STATUS_OK);
+    assert_int_equal(sendings[3].done, 0);
+    net_stream_finish(stream);
+    pair_run(&pair, TIME_S);
+    assert_int_equal(sendings[3].status, STATUS_OK);
+    assert_int_equal(sendings[3].done, 1);
+    assert_int_equal(pair.b->incoming[0].seen, 5);
+    assert_true(pair.b->incoming[0].end);
+    assert_null(pair.b->incoming[0].stream);
+    /* Nothing but an end. */
+    net_stream_finish(pair_open(pair.a));
+    pair_run(&pair, TIME_S);
+    assert_int_equal(pair.b->incoming_count, 2);
+    assert_int_equal(pair.b->incoming[1].pieces, 1);
+    assert_true(pair.b->incoming[1].end);
+    assert_null(pair.b->incoming[1].stream);
+    pair_stop(&pair);
+}
+
+static void test_end_behind_unconsumed_bytes(void **state)
+{
+    (void)state;
+    struct pair pair;
+    pair_start(&pair, 61, &good, true);
+    pair.b->hold_all = true;
+    uint8_t bytes[100];
+    pattern_fill(4, 0, bytes, sizeof bytes);
+    struct net_stream *stream = pair_open(pair.a);
+    struct sending sending = {0};
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes, sizeof bytes, &sending), STATUS_OK);
+    pair_run(&pair, TIME_S);
+    net_stream_finish(stream);
+    pair_run(&pair, TIME_S);
+    assert_int_equal(sending.done, 1);
+    assert_int_equal(pair.b->incoming[0].pieces, 1);
+    assert_int_equal(pair.b->open_from[0], 1);
+    pair.b->hold_all = false;
+    node_resume_all(pair.b);
+    pair_run(&pair, TIME_S);
+    assert_int_equal(pair.b->incoming[0].pieces, 2);
+    assert_true(pair.b->incoming[0].end);
+    assert_null(pair.b->incoming[0].stream);
+    pair_stop(&pair);
+}
+
+static void test_reset_by_the_sender(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 70; seed < 90; seed++) {
+        struct pair pair;
+        pair_start(&pair, seed, &bad, true);
+        pair.b->hold_chance = 0.1;
+        struct sending sendings[2] = {{0}, {0}};
+        static uint8_t bytes[1000000];
+        pattern_fill(4, 0, bytes, sizeof bytes);
+        struct net_stream *stream = pair_open(pair.a);
+        assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes, 1000, &sendings[0]), STATUS_OK);
+        assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes + 1000, 999000, &sendings[1]), STATUS_OK);
+        pair_run(&pair, (seed - 70) * 200 * TIME_US);
+        node_call(pair.a, net_stream_reset, stream);
+        pair_run(&pair, 0);
+        assert_int_equal(sendings[0].done, 1);
+        assert_int_equal(sendings[1].done, 1);
+        assert_int_equal(sendings[1].status, STATUS_ABORTED);
+        memset(bytes, 0, sizeof bytes); /* ours again: nothing of it may arrive any more */
+        pair_run(&pair, 5 * TIME_S);
+        assert_int_equal(pair.b->open_from[0], 0);
+        assert_true(pair.b->incoming_count <= 1);
+        if (pair.b->incoming_count == 1) {
+            assert_int_equal(pair.b->incoming[0].status, STATUS_ABORTED);
+        }
+        assert_true(mem_network_next_ns(pair.network) == TIME_NEVER);
+        pair_stop(&pair);
+    }
+}
+
+static void reset_incoming(struct node *node, struct incoming *incoming)
+{
+    node_call(node, net_stream_reset, incoming->stream);
+    node_call(node, net_stream_resume, incoming->stream); /* in vain */
+}
+
+static void test_reset_by_the_receiver(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 90; seed < 110; seed++) {
+        struct pair pair;
+        pair_start(&pair, seed, &bad, true);
+        pair.b->hold_chance = 0.5;
+        pair.b->on_receive = seed % 2 == 0 ? reset_incoming : NULL;
+        struct sending sendings[2] = {{0}, {0}};
+        size_t size = NET_STREAM_WINDOW_BYTES;
+        uint8_t *bytes = malloc(2 * size);
+        assert_non_null(bytes);
+        pattern_fill(4, 0, bytes, 2 * size);
+        struct net_stream *stream = pair_open(pair.a);
+        assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes, size, &sendings[0]), STATUS_OK);
+        assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes + size, size, &sendings[1]), STATUS_OK);
+        for (unsigned i = 0; i < 100 && pair.b->incoming_count == 0; i++) {
+            pair_run(&pair, TIME_MS);
+        }
+        assert_int_equal(pair.b->incoming_count, 1);
+        if (seed % 2 == 1) {
+            assert_int_equal(pair.b->open_from[0], 1);
+            reset_incoming(pair.b, &pair.b->incoming[0]);
+            assert_int_equal(pair.b->open_from[0], 1);
+            pair_run(&pair, 0);
+        }
+        assert_int_equal(pair.b->open_from[0], 0);
+        assert_int_equal(pair.b->incoming[0].status, STATUS_ABORTED);
+        pair_run(&pair, TIME_S);
+        assert_int_equal(sendings[0].status, STATUS_ABORTED);
+        assert_int_equal(sendings[1].status, STATUS_ABORTED);
+        /* The sender's pointer stays valid until it lets go. */
+        assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes, 1, NULL), STATUS_UNREACHABLE);
+        node_call(pair.a, seed % 4 < 2 ? net_stream_finish : net_stream_reset, stream);
+        pair_run(&pair, TIME_S);
+        assert_int_equal(pair.b->incoming_count, 1);
+        assert_int_equal(pair.a->down[0], 0);
+        free(bytes);
+        pair_stop(&pair);
+    }
+}
+
+static void test_streams_of_a_kind_without_handler(void **state)
+{
+    (void)state;
+    struct pair pair;
+    pair_start(&pair, 110, &good, true);
+    struct net_stream *stream = NULL;
+    struct sending sending = {0};
+    uint8_t byte = 1;
+    assert_int_equal(net_stream_open(pair.a->net, 0, NET_STREAM_CONTROL, &stream, NULL), STATUS_OK);
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, &byte, 1, &sending), STATUS_OK);
+    pair_run(&pair, TIME_S);
+    assert_int_equal(sending.done, 1);
+    assert_int_equal(node_send(pair.a, stream, NULL, 0, &byte, 1, NULL), STATUS_UNREACHABLE);
+    net_stream_finish(stream);
+    assert_true(node_is_up(pair.a, 0));
+    pair_stop(&pair);
+}
+
+/* --- Memory ------------------------------------------------------------------------------------------------- */
+
+static size_t allocated_bytes(void)
+{
+#ifdef __SANITIZE_ADDRESS__
+    return __sanitizer_get_current_allocated_bytes();
+#else
+    return mallinfo2().uordblks;
+#endif
+}
+
+/* Streams come and go, messages pass: what is allocated stays what it was. */
+static void test_memory_is_flat(void **state)
+{
+    (void)state;
+    struct pair pair;
+    struct mem_conditions conditions = {
+        .loss = 0.02, .duplication = 0.02, .delay_ns = 10 * TIME_US, .jitter_ns = 10 * TIME_US};
+    pair_start(&pair, 120, &conditions, true);
+    struct sending sendings[10];
+    uint8_t bytes[330];
+    pattern_fill(6, 0, bytes, sizeof bytes);
+    size_t before = 0;
+    struct net_stream *lasting = NULL;
+    for (unsigned turn = 0; turn < 10000; turn++) {
+        struct net_stream *stream = turn % 2 == 0 ? pair_open(pair.a) : lasting;
+        memset(sendings, 0, sizeof sendings);
+        uint64_t start = turn % 2 == 0 || lasting == NULL ? 0 : pair.b->incoming[0].seen;
+        if (stream == NULL) {
+            stream = lasting = pair_open(pair.a);
+        }
+        pattern_fill(6, start, bytes, sizeof bytes);
+        for (uint32_t i = 0; i < 10; i++) {
+            const uint8_t *at = bytes + 33 * i;
+            assert_int_equal(node_send(pair.a, stream, at, i, at + i, 33 - i, i % 3 == 0 ? NULL : &sendings[i]), STATUS_OK);
+        }
+        if (stream != lasting) {
+            turn % 4 == 0 ? net_stream_finish(stream) : net_stream_reset(stream);
+        }
+        pair_run(&pair, 200 * TIME_MS);
+        assert_true(mem_network_next_ns(pair.network) == TIME_NEVER);
+        /* The first incoming record is the lasting stream's, once it is there; the others' are used again. */
+        pair.b->incoming_count = turn == 0 ? 0 : 1;
+        if (turn == 100) {
+            before = allocated_bytes();
+        }
+    }
+    assert_int_equal(pair.b->incoming[0].seen, 330 * 5000);
+    assert_true(allocated_bytes() <= before);
+    net_stream_finish(lasting);
+    pair_stop(&pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_transfers),
+        cmocka_unit_test(test_transfers_under_loss),
+        cmocka_unit_test(test_a_seed_reproduces_a_run),
+        cmocka_unit_test(test_large_packets_and_bandwidth),
+        cmocka_unit_test(test_back_pressure),
+        cmocka_unit_test(test_resume_from_within_receive),
+        cmocka_unit_test(test_one_held_stream_does_not_stop_another),
+        cmocka_unit_test(test_payload_is_read_again_for_a_retransmission),
+        cmocka_unit_test(test_limits_of_a_stream),
+        cmocka_unit_test(test_empty_messages_and_empty_ends),
+        cmocka_unit_test(test_end_behind_unconsumed_bytes),
+        cmocka_unit_test(test_reset_by_the_sender),
+        cmocka_unit_test(test_reset_by_the_receiver),
+        cmocka_unit_test(test_streams_of_a_kind_without_handler),
+        cmocka_unit_test(test_memory_is_flat),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

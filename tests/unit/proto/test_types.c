@@ -1,0 +1,160 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "proto/types.h"
+
+/*
+ * Everything that is on the wire and in the ABI, written out a second time, so that a change shows. `defined`
+ * has one character an operator, in the order of their numbers: sum prod min max avg premul_sum band bor bxor
+ * land lor.
+ */
+static const struct {
+    enum dtype dtype;
+    unsigned number;
+    const char *text;
+    size_t size_bytes;
+    const char *defined;
+} dtypes[] = {
+    /* clang-format off */
+    {DTYPE_F64,     0,  "f64",        8,  "yyyyyy-----"},
+    {DTYPE_F32,     1,  "f32",        4,  "yyyyyy-----"},
+    {DTYPE_F16,     2,  "f16",        2,  "yyyyyy-----"},
+    {DTYPE_BF16,    3,  "bf16",       2,  "yyyyyy-----"},
+    {DTYPE_F8E4M3,  4,  "f8e4m3",     1,  "yyyyyy-----"},
+    {DTYPE_F8E5M2,  5,  "f8e5m2",     1,  "yyyyyy-----"},
+    {DTYPE_I64,     6,  "i64",        8,  "yyyyy-yyyyy"},
+    {DTYPE_I32,     7,  "i32",        4,  "yyyyy-yyyyy"},
+    {DTYPE_I16,     8,  "i16",        2,  "yyyyy-yyyyy"},
+    {DTYPE_I8,      9,  "i8",         1,  "yyyyy-yyyyy"},
+    {DTYPE_U64,     10, "u64",        8,  "yyyyy-yyyyy"},
+    {DTYPE_U32,     11, "u32",        4,  "yyyyy-yyyyy"},
+    {DTYPE_U16,     12, "u16",        2,  "yyyyy-yyyyy"},
+    {DTYPE_U8,      13, "u8",         1,  "yyyyy-yyyyy"},
+    {DTYPE_BOOL,    14, "bool",       1,  "yyyy--yyyyy"},
+    {DTYPE_C64,     15, "complex64",  8,  "yy--yy-----"},
+    {DTYPE_C128,    16, "complex128", 16, "yy--yy-----"},
+    /* clang-format on */
+};
+
+static const struct {
+    enum reduce reduce;
+    const char *text;
+} reduces[] = {
+    {REDUCE_SUM, "sum"},   {REDUCE_PROD, "prod"}, {REDUCE_MIN, "min"},
+    {REDUCE_MAX, "max"},   {REDUCE_AVG, "avg"},   {REDUCE_PREMUL_SUM, "premul_sum"},
+    {REDUCE_BAND, "band"}, {REDUCE_BOR, "bor"},   {REDUCE_BXOR, "bxor"},
+    {REDUCE_LAND, "land"}, {REDUCE_LOR, "lor"},
+};
+
+static const struct {
+    enum op_kind kind;
+    const char *text;
+} op_kinds[] = {
+    {OP_KIND_ALL_REDUCE, "all_reduce"},
+    {OP_KIND_BROADCAST, "broadcast"},
+    {OP_KIND_BARRIER, "barrier"},
+};
+
+#define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
+
+static const unsigned far_numbers[] = {255, 256, 0x7fffffffu, 0x80000000u, 0xffffffffu};
+
+static void test_dtypes(void **state)
+{
+    (void)state;
+    assert_int_equal(COUNT_OF(dtypes), DTYPE_COUNT);
+    size_t size_max_bytes = 0;
+    for (unsigned i = 0; i < COUNT_OF(dtypes); i++) {
+        enum dtype dtype = (enum dtype)((i + 1) % DTYPE_COUNT);
+        assert_int_equal(dtypes[i].number, i);
+        assert_int_equal(dtypes[i].dtype, i);
+        assert_string_equal(dtype_text(dtypes[i].dtype), dtypes[i].text);
+        assert_int_equal(dtype_size_bytes(dtypes[i].dtype), dtypes[i].size_bytes);
+        assert_true(dtype_from_wire(i, &dtype));
+        assert_int_equal(dtype, i);
+        size_max_bytes = dtypes[i].size_bytes > size_max_bytes ? dtypes[i].size_bytes : size_max_bytes;
+    }
+    assert_int_equal(size_max_bytes, DTYPE_SIZE_MAX_BYTES);
+    enum dtype untouched = DTYPE_I16;
+    assert_false(dtype_from_wire(DTYPE_COUNT, &untouched));
+    assert_string_equal(dtype_text((enum dtype)DTYPE_COUNT), "unknown");
+    for (size_t i = 0; i < COUNT_OF(far_numbers); i++) {
+        assert_false(dtype_from_wire(far_numbers[i], &untouched));
+        assert_string_equal(dtype_text((enum dtype)far_numbers[i]), "unknown");
+    }
+    assert_int_equal(untouched, DTYPE_I16);
+}
+
+static void test_reduces(void **state)
+{
+    (void)state;
+    assert_int_equal(COUNT_OF(reduces), REDUCE_COUNT);
+    for (unsigned i = 0; i < COUNT_OF(reduces); i++) {
+        enum reduce reduce = (enum reduce)((i + 1) % REDUCE_COUNT);
+        assert_int_equal(reduces[i].reduce, i);
+        assert_string_equal(reduce_text(reduces[i].reduce), reduces[i].text);
+        assert_true(reduce_from_wire(i, &reduce));
+        assert_int_equal(reduce, i);
+    }
+    enum reduce untouched = REDUCE_BXOR;
+    assert_false(reduce_from_wire(REDUCE_COUNT, &untouched));
+    assert_string_equal(reduce_text((enum reduce)REDUCE_COUNT), "unknown");
+    for (size_t i = 0; i < COUNT_OF(far_numbers); i++) {
+        assert_false(reduce_from_wire(far_numbers[i], &untouched));
+        assert_string_equal(reduce_text((enum reduce)far_numbers[i]), "unknown");
+    }
+    assert_int_equal(untouched, REDUCE_BXOR);
+}
+
+static void test_op_kinds(void **state)
+{
+    (void)state;
+    assert_int_equal(COUNT_OF(op_kinds), OP_KIND_COUNT);
+    for (unsigned i = 0; i < COUNT_OF(op_kinds); i++) {
+        enum op_kind kind = (enum op_kind)((i + 1) % OP_KIND_COUNT);
+        assert_int_equal(op_kinds[i].kind, i);
+        assert_string_equal(op_kind_text(op_kinds[i].kind), op_kinds[i].text);
+        assert_true(op_kind_from_wire(i, &kind));
+        assert_int_equal(kind, i);
+    }
+    enum op_kind untouched = OP_KIND_BROADCAST;
+    assert_false(op_kind_from_wire(OP_KIND_COUNT, &untouched));
+    assert_string_equal(op_kind_text((enum op_kind)OP_KIND_COUNT), "unknown");
+    for (size_t i = 0; i < COUNT_OF(far_numbers); i++) {
+        assert_false(op_kind_from_wire(far_numbers[i], &untouched));
+        assert_string_equal(op_kind_text((enum op_kind)far_numbers[i]), "unknown");
+    }
+    assert_int_equal(untouched, OP_KIND_BROADCAST);
+}
+
+static void test_which_reductions_are_defined(void **state)
+{
+    (void)state;
+    for (unsigned d = 0; d < DTYPE_COUNT; d++) {
+        assert_int_equal(strlen(dtypes[d].defined), REDUCE_COUNT);
+        for (unsigned r = 0; r < REDUCE_COUNT; r++) {
+            bool expected = dtypes[d].defined[r] == 'y';
+            if (reduce_is_defined((enum dtype)d, (enum reduce)r) != expected) {
+                fail_msg("%s of %s: expected %s", reduces[r].text, dtypes[d].text,
+                         expected ? "a meaning" : "none");
+            }
+        }
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_dtypes),
+        cmocka_unit_test(test_reduces),
+        cmocka_unit_test(test_op_kinds),
+        cmocka_unit_test(test_which_reductions_are_defined),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

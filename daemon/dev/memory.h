@@ -7,22 +7,25 @@
 #include "daemon/base/error.h"
 
 /*
- * A client's memory as the daemon sees it: an imported memfd, counted by reference, so that nothing that an operation still
- * uses is unmapped when its client leaves.
+ * A client's memory as the daemon sees it: an imported memfd, counted by reference, so that nothing that an
+ * operation still uses is unmapped when its client leaves.
  */
 struct dev_memory;
 
 #define DEV_MEMORY_MAX_BYTES (1ull << 44)
 
 /*
- * Maps a memfd that a client passed. It must be sealed against shrinking (F_SEAL_SHRINK), or a client could truncate it under us
- * (SIGBUS); anything else is refused by name. size_bytes: what the client says; must not be 0 or exceed the file. The fd stays the
- * caller's and may be closed afterwards. The caller gets one reference. INVALID_ARGUMENT, LIMIT, NO_MEMORY, SYSTEM.
+ * Maps a memfd that a client passed. It must be sealed against shrinking (F_SEAL_SHRINK), or a client could
+ * truncate it under us (SIGBUS); anything else is refused by name. size_bytes: what the client says; must not
+ * be 0 or exceed the file. The fd stays the caller's and may be closed afterwards. The caller gets one
+ * reference. INVALID_ARGUMENT, LIMIT, NO_MEMORY, SYSTEM.
  */
-enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out, struct error *error) COMM_MUST_USE;
+enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out,
+                              struct error *error) COMM_MUST_USE;
 
 /* Wraps memory of this process, for simulations and tests: it must outlive the last reference. */
-enum status dev_memory_wrap(void *base, uint64_t size_bytes, struct dev_memory **out, struct error *error) COMM_MUST_USE;
+enum status dev_memory_wrap(void *base, uint64_t size_bytes, struct dev_memory **out,
+                            struct error *error) COMM_MUST_USE;
 
 /* One thread at a time a memory (the daemon's main loop). unref of null is accepted; the last one unmaps. */
 struct dev_memory *dev_memory_ref(struct dev_memory *memory);

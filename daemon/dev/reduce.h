@@ -7,28 +7,31 @@
 #include "daemon/base/error.h"
 #include "proto/types.h"
 
-#define DEV_REDUCE_BUFFERS_MAX 1024 /* inputs, and outputs, of one reduction: ranks of one communicator on one node */
+#define DEV_REDUCE_BUFFERS_MAX                                                                               \
+    1024 /* inputs, and outputs, of one reduction: ranks of one communicator on one node */
 
 /*
  * One reduction of the local stage: element i of every output becomes
  *     in[0][i] (op) in[1][i] (op) ... (op) in[input_count - 1][i]
  * folded from left to right, in one pass over all buffers, in blocks that stay in the first-level cache.
  *
- * Buffers need no alignment. An output may be the same as one input (in place); other overlaps are not allowed.
- * 16- and 8-bit floats are converted to f32, accumulated there and rounded once, to nearest even (f8: saturating
- * to the largest finite value as in OCP 8-bit Floating Point, infinities of e5m2 and NaN kept); f32 and f64 are
- * accumulated in their own type, complex as two of them; integers wrap. min and max propagate NaN (any NaN input
- * makes the output NaN) and treat -0 as less than +0. bool is 0 or non-zero on input and 0 or 1 on output.
+ * Buffers need no alignment. An output may be the same as one input (in place); other overlaps are not
+ * allowed. 16- and 8-bit floats are converted to f32, accumulated there and rounded once, to nearest even
+ * (f8: saturating to the largest finite value as in OCP 8-bit Floating Point, infinities of e5m2 and NaN
+ * kept); f32 and f64 are accumulated in their own type, complex as two of them; integers wrap. min and max
+ * propagate NaN (any NaN input makes the output NaN) and treat -0 as less than +0. bool is 0 or non-zero on
+ * input and 0 or 1 on output.
  */
 struct dev_reduction {
     enum dtype dtype;
     enum reduce reduce; /* avg and premul_sum sum here; see divisor and factors */
     uint64_t count_elements;
-    uint32_t input_count; /* 1..DEV_REDUCE_BUFFERS_MAX */
+    uint32_t input_count;  /* 1..DEV_REDUCE_BUFFERS_MAX */
     uint32_t output_count; /* 1..DEV_REDUCE_BUFFERS_MAX */
     const void *const *inputs;
     void *const *outputs;
-    const double *factors; /* null, or one a input: it is multiplied by it first (in f32, f64 for f64 and c128) */
+    const double
+        *factors;     /* null, or one a input: it is multiplied by it first (in f32, f64 for f64 and c128) */
     uint64_t divisor; /* 0 and 1: none; otherwise the result is divided, integers truncating toward zero */
 };
 
@@ -36,9 +39,9 @@ struct dev_reduction {
 void dev_reduce(const struct dev_reduction *reduction);
 
 /*
- * target[i] = target[i] (op) source[i]: what a receive does, straight from a decrypted packet. avg and premul_sum
- * sum. source needs no alignment and does not overlap target. The same arithmetic, bit for bit, as dev_reduce of
- * two inputs {target, source}.
+ * target[i] = target[i] (op) source[i]: what a receive does, straight from a decrypted packet. avg and
+ * premul_sum sum. source needs no alignment and does not overlap target. The same arithmetic, bit for bit, as
+ * dev_reduce of two inputs {target, source}.
  */
 void dev_reduce_into(enum dtype dtype, enum reduce reduce, void *target, const void *source,
                      uint64_t count_elements);
@@ -48,7 +51,7 @@ const char *dev_reduce_level_text(void);
 
 /*
  * For tests and benchmarks: forces a level by its text; STATUS_UNSUPPORTED when this processor lacks it. Not
- * thread-safe. All levels give the same bits.
+ * thread-safe. All levels give the same bits, payloads of NaN excepted.
  */
 enum status dev_reduce_force_level(const char *text, struct error *error) COMM_MUST_USE;
 

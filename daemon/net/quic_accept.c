@@ -123,7 +123,10 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
         quic_drop(endpoint, datagram, "no memory for another connection");
         return;
     }
-    quic_connection_read(connection, datagram);
+    /* The first part of its ClientHello is still under way: nothing is kept for an address that is not validated. */
+    if (quic_connection_read(connection, datagram) == NGTCP2_ERR_RETRY) {
+        quic_retry(endpoint, datagram, &header);
+    }
 }
 
 void quic_datagram_received(void *context, const struct quic_datagram *datagram)
@@ -153,7 +156,7 @@ void quic_datagram_received(void *context, const struct quic_datagram *datagram)
                                           NGTCP2_STATELESS_RESET_TOKENLEN);
     }
     if (connection != NULL) {
-        quic_connection_read(connection, datagram);
+        (void)quic_connection_read(connection, datagram);
     } else if (ids.version != 0) {
         quic_accept(endpoint, datagram);
     } else {

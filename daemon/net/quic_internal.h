@@ -66,9 +66,9 @@
 #define QUIC_DATAGRAM_BYTES 1452u                      /* of an Ethernet frame over IPv6 */
 #define QUIC_DATAGRAM_JUMBO_BYTES 8952u                /* of a 9000-byte frame over IPv6 */
 #define QUIC_DATAGRAM_LOOPBACK_BYTES 65000u
-#define QUIC_BLACK_HOLE_TIMEOUTS 3u                    /* probe timeouts in a row after which large datagrams are suspected */
-#define QUIC_BLACK_HOLE_HOLD_NS (30 * TIME_S)          /* how long small ones are sent then; doubles each time */
-#define QUIC_BLACK_HOLE_HOLD_MAX_NS (960 * TIME_S)
+#define QUIC_BLACK_HOLE_TIMEOUTS 3u                    /* probe timeouts without an answer after which large datagrams are suspected */
+#define QUIC_BLACK_HOLE_HOLD_NS (5 * TIME_S)           /* how long small ones are sent then; doubles each time */
+#define QUIC_BLACK_HOLE_HOLD_MAX_NS (640 * TIME_S)
 
 struct quic_endpoint;
 struct quic_connection;
@@ -184,6 +184,8 @@ struct quic_connection {
     bool authenticated; /* both ways: to be made the peer's */
     bool failed;        /* to be closed, for `cause` */
     bool silent;        /* without telling the peer */
+    bool forgotten;     /* and without a trace: what still arrives is of no connection */
+    bool suspected;     /* an ICMP error came: peer_suspect is to be called */
     bool half_open;     /* counted among the incoming handshakes under way */
     struct quic_peer *peer; /* null: incoming, not authenticated yet */
     struct quic_address remote;
@@ -196,7 +198,6 @@ struct quic_connection {
     ngtcp2_crypto_conn_ref reference;
     SSL *tls;
     struct quic_cid *cids;
-    uint16_t mtu_probes[4];
 
     struct quic_sender *senders;
     struct quic_sender *ready_control;
@@ -208,9 +209,8 @@ struct quic_connection {
     ngtcp2_ccerr close;   /* what the peer is told */
     char close_text[QUIC_CLOSE_TEXT_MAX_BYTES + 1];
 
-    uint32_t timeouts;         /* probe timeouts since something was heard */
-    uint64_t heard_ns;
-    uint64_t small_until_ns;   /* datagrams are kept at 1200 bytes until then; 0: not */
+    uint64_t unanswered_ns;  /* the first packet sent since something was heard; 0: none */
+    uint64_t small_until_ns; /* datagrams are kept at 1200 bytes until then */
     uint64_t small_hold_ns;
 
     uint8_t *close_packet; /* sent again to whoever goes on sending */
@@ -340,7 +340,8 @@ enum status quic_connection_dial(struct quic_endpoint *endpoint, struct quic_pee
  */
 struct quic_connection *quic_connection_accept(struct quic_endpoint *endpoint, const ngtcp2_pkt_hd *header,
                                                const ngtcp2_cid *original, const struct quic_datagram *datagram);
-void quic_connection_read(struct quic_connection *connection, const struct quic_datagram *datagram);
+/* 0, or what ngtcp2 returned, which is noted already. */
+int quic_connection_read(struct quic_connection *connection, const struct quic_datagram *datagram);
 /* For the connection's timer. */
 void quic_connection_timer(void *context, uint64_t now_ns);
 void quic_connection_arm(struct quic_connection *connection);

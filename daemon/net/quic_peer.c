@@ -1,0 +1,227 @@
+#include <assert.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/net/quic_internal.h"
+
+/* --- Who it is ------------------------------------------------------------------------------------------------ */
+
+static bool quic_peer_known(void *context, const char *name)
+{
+    return quic_peer_find(context, name) != NULL;
+}
+
+enum status quic_peer_identify(struct quic_connection *connection, struct error *error)
+{
+    struct quic_endpoint *endpoint = connection->endpoint;
+    char name[NODE_NAME_MAX_BYTES + 1];
+    enum status status = quic_tls_peer_name(connection->tls, endpoint->node_name, quic_peer_known, endpoint, name, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    struct quic_peer *peer = quic_peer_find(endpoint, name);
+    if (connection->dialled && connection->peer != peer) {
+        return error_set(error, STATUS_CERTIFICATE, "the certificate is of node \"%s\", not of node \"%s\"", name,
+                         connection->peer->name);
+    }
+    connection->peer = peer;
+    return STATUS_OK;
+}
+
+/* --- Down ----------------------------------------------------------------------------------------------------- */
+
+void quic_peer_lose_streams(struct quic_connection *connection, const struct error *cause, bool quiet, uint64_t now_ns)
+{
+    while (connection->receivers != NULL) {
+        quic_receiver_close(connection->receivers, cause, quiet, now_ns);
+    }
+    while (connection->senders != NULL) {
+        quic_sender_lose(connection->senders, cause->status);
+    }
+}
+
+static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
+{
+    struct quic_endpoint *endpoint = connection->endpoint;
+    struct quic_peer *peer = connection->peer;
+    struct error cause = connection->cause;
+    assert(peer->up == connection);
+    peer->up = NULL; /* who connects from a handler below begins anew */
+    quic_peer_lose_streams(connection, &cause, false, now_ns);
+    quic_done_dispatch(endpoint, now_ns);
+    quic_connection_close(connection, now_ns);
+    if (endpoint->base.peer_handler.peer_down != NULL) {
+        endpoint->base.peer_handler.peer_down(endpoint->base.peer_handler.context, peer->index, &cause, now_ns);
+    }
+}
+
+static void quic_dial_failed(struct quic_connection *connection, uint64_t now_ns)
+{
+    struct quic_endpoint *endpoint = connection->endpoint;
+    struct quic_peer *peer = connection->peer;
+    struct error cause = connection->cause;
+    bool current = peer->dial == connection; /* else it was called off, or another one has taken its place */
+    if (current) {
+        peer->dial = NULL;
+    }
+    quic_connection_close(connection, now_ns);
+    if (current && peer->up == NULL && endpoint->base.peer_handler.connect_failed != NULL) {
+        endpoint->base.peer_handler.connect_failed(endpoint->base.peer_handler.context, peer->index, &cause, now_ns);
+    }
+}
+
+/* An incoming handshake that came to nothing: a line for those that were refused, none for those that only went away. */
+static void quic_handshake_failed(struct quic_connection *connection, uint64_t now_ns)
+{
+    struct quic_endpoint *endpoint = connection->endpoint;
+    uint64_t suppressed = 0;
+    if (!connection->silent && connection->cause.status != STATUS_TIMED_OUT) {
+        endpoint->statistics.refused_handshakes++;
+        if (log_limit_pass(&endpoint->refusal_limit, now_ns, &suppressed)) {
+            log_warning("network: refused a connection from %s (%llu such lines left out)", connection->cause.text,
+                        (unsigned long long)suppressed);
+        }
+    }
+    quic_connection_close(connection, now_ns);
+}
+
+/* --- Up ------------------------------------------------------------------------------------------------------- */
+
+static void quic_connection_replace(struct quic_connection *connection, uint64_t now_ns)
+{
+    char reason[2 * NODE_NAME_MAX_BYTES + 64];
+    snprintf(reason, sizeof reason, "node %s and node %s have another connection", connection->peer->name,
+             connection->endpoint->node_name);
+    if (!connection->failed) {
+        quic_connection_abort(connection, STATUS_NODE_LOST, reason);
+    }
+    if (connection->peer->up == connection) {
+        quic_peer_down(connection, now_ns);
+    } else {
+        quic_peer_lose_streams(connection, &connection->cause, true, now_ns); /* nobody has heard of them */
+        quic_connection_close(connection, now_ns);
+    }
+}
+
+/*
+ * A peer that dials anew has lost the connection that we still have, so its new one replaces ours. But when both dial at
+ * once, each would so replace the other's, and none would be left: then the one that the lower name has dialled stays. `connection` is
+ * incoming; whether it came while our own attempt was under way tells the two cases apart.
+ */
+static bool quic_peer_prefers_ours(const struct quic_connection *connection)
+{
+    const struct quic_peer *peer = connection->peer;
+    if (connection->dialled || strcmp(connection->endpoint->node_name, peer->name) > 0) {
+        return false;
+    }
+    if (peer->up != NULL) {
+        return !peer->up->failed && peer->up->dialled && connection->created_ns <= peer->up->authenticated_ns;
+    }
+    if (peer->dial == NULL || peer->dial->failed) {
+        return false;
+    }
+    /* An attempt that nobody has answered yet may go to an address that is not right: the connection that there is is better. */
+    ngtcp2_conn_info info;
+    ngtcp2_conn_get_conn_info2(peer->dial->transport, &info);
+    return info.pkt_recv > 0;
+}
+
+static void quic_peer_up(struct quic_connection *connection, uint64_t now_ns)
+{
+    struct quic_endpoint *endpoint = connection->endpoint;
+    struct quic_peer *peer = connection->peer;
+    struct quic_receiver *receiver;
+    connection->authenticated = false;
+    if (connection->half_open) {
+        connection->half_open = false;
+        endpoint->half_open--;
+    }
+    if (quic_peer_prefers_ours(connection)) {
+        quic_connection_replace(connection, now_ns);
+        return;
+    }
+    if (peer->dial == connection) {
+        peer->dial = NULL;
+    }
+    if (peer->up != NULL) {
+        quic_connection_replace(peer->up, now_ns);
+    }
+    if (peer->dial != NULL) { /* succeeds by this */
+        struct quic_connection *dial = peer->dial;
+        peer->dial = NULL;
+        quic_connection_replace(dial, now_ns);
+    }
+    quic_work_dial_cancel(endpoint, peer);
+    peer->up = connection;
+    peer->connected_count++;
+    connection->state = QUIC_STATE_UP;
+    DL_FOREACH(connection->receivers, receiver)
+    {
+        receiver->resumed = true; /* what came before this */
+        quic_work_receiver(receiver);
+    }
+    quic_work_flush(connection);
+    if (endpoint->base.peer_handler.peer_up != NULL) {
+        endpoint->base.peer_handler.peer_up(endpoint->base.peer_handler.context, peer->index, now_ns);
+    }
+}
+
+static void quic_peer_suspected(struct quic_connection *connection, uint64_t now_ns)
+{
+    const struct net_peer_handler *handler = &connection->endpoint->base.peer_handler;
+    connection->suspected = false;
+    if (handler->peer_suspect != NULL) {
+        handler->peer_suspect(handler->context, connection->peer->index, now_ns);
+    }
+}
+
+void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns)
+{
+    if (connection->transport == NULL) {
+        return;
+    }
+    if (!connection->failed) {
+        if (connection->authenticated) {
+            quic_peer_up(connection, now_ns);
+        } else if (connection->suspected && connection->state == QUIC_STATE_UP) {
+            quic_peer_suspected(connection, now_ns);
+        }
+        return;
+    }
+    if (connection->state == QUIC_STATE_UP) {
+        quic_peer_down(connection, now_ns);
+        return;
+    }
+    /* Streams that came with the handshake: nobody has heard of them. */
+    quic_peer_lose_streams(connection, &connection->cause, true, now_ns);
+    if (connection->dialled) {
+        quic_dial_failed(connection, now_ns);
+    } else {
+        quic_handshake_failed(connection, now_ns);
+    }
+}
+
+/* --- ICMP ----------------------------------------------------------------------------------------------------- */
+
+void quic_peer_unreachable(void *context, const struct quic_address *remote)
+{
+    struct quic_endpoint *endpoint = context;
+    struct quic_address_key key;
+    struct quic_peer *peer = NULL;
+    quic_address_key(remote, &key);
+    HASH_FIND(by_address, endpoint->peers_by_address, &key, sizeof key, peer);
+    if (peer == NULL) {
+        return;
+    }
+    if (peer->dial != NULL && !peer->dial->failed) {
+        char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+        char reason[QUIC_CONNECTION_TEXT_MAX_BYTES + 32];
+        snprintf(reason, sizeof reason, "%s: nobody listens there", quic_connection_text(peer->dial, who));
+        quic_connection_abort(peer->dial, STATUS_UNREACHABLE, reason);
+        peer->dial->silent = true;
+    } else if (peer->up != NULL && !peer->up->failed) {
+        peer->up->suspected = true;
+        quic_work_connection(peer->up);
+    }
+}

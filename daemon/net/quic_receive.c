@@ -1,0 +1,272 @@
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/net/quic_internal.h"
+
+#define QUIC_BUFFER_MIN_BYTES 4096u
+
+static const struct net_stream_handler *quic_receiver_handler(const struct quic_receiver *receiver)
+{
+    return &receiver->stream.base.net->stream_handlers[receiver->stream.base.kind];
+}
+
+static struct quic_receiver *quic_receiver_new(struct quic_connection *connection, int64_t id)
+{
+    struct quic_receiver *receiver = calloc(1, sizeof *receiver);
+    if (receiver == NULL) {
+        return NULL;
+    }
+    receiver->stream.base.net = &connection->endpoint->base;
+    receiver->stream.incoming = true;
+    receiver->endpoint = connection->endpoint;
+    receiver->connection = connection;
+    receiver->id = id;
+    DL_APPEND(connection->receivers, receiver);
+    ngtcp2_conn_set_stream_user_data(connection->transport, id, receiver);
+    return receiver;
+}
+
+static void quic_buffer_drop(struct quic_receiver *receiver)
+{
+    free(receiver->buffer);
+    receiver->buffer = NULL;
+    receiver->buffer_first = 0;
+    receiver->buffer_bytes = 0;
+    receiver->buffer_capacity = 0;
+}
+
+/* Lets the sender go on by so many bytes. */
+static void quic_receiver_credit(struct quic_receiver *receiver, size_t size)
+{
+    struct quic_connection *connection = receiver->connection;
+    if (size == 0 || connection->transport == NULL) {
+        return;
+    }
+    if (!receiver->transport_over && !receiver->stopped && !receiver->reset) {
+        (void)ngtcp2_conn_extend_max_stream_offset(connection->transport, receiver->id, size);
+    }
+    ngtcp2_conn_extend_max_offset(connection->transport, size);
+    quic_work_flush(connection);
+}
+
+/* Frees what nobody will ask for any more. */
+static void quic_receiver_drop_bytes(struct quic_receiver *receiver)
+{
+    quic_receiver_credit(receiver, receiver->buffer_bytes);
+    quic_buffer_drop(receiver);
+}
+
+void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet, uint64_t now_ns)
+{
+    struct quic_connection *connection = receiver->connection;
+    const struct net_stream_handler *handler = quic_receiver_handler(receiver);
+    DL_DELETE(connection->receivers, receiver);
+    quic_work_forget_receiver(receiver);
+    receiver->closing = true;
+    if (!quiet && receiver->announced && handler->closed != NULL) {
+        handler->closed(handler->context, &receiver->stream.base, cause, now_ns);
+    }
+    quic_receiver_drop_bytes(receiver);
+    if (connection->transport != NULL) {
+        if (receiver->transport_over) {
+            ngtcp2_conn_extend_max_streams_uni(connection->transport, 1);
+            quic_work_flush(connection);
+        } else {
+            ngtcp2_conn_set_stream_user_data(connection->transport, receiver->id, NULL);
+        }
+    }
+    free(receiver);
+}
+
+/* --- Bytes ---------------------------------------------------------------------------------------------------- */
+
+/* Keeps bytes that were not consumed: at most a window of them, as no more is credited. False without memory. */
+static bool quic_receiver_keep(struct quic_receiver *receiver, const uint8_t *bytes, size_t size)
+{
+    if (size == 0) {
+        return true;
+    }
+    assert(receiver->buffer_bytes + size <= NET_STREAM_WINDOW_BYTES);
+    if (receiver->buffer_first + receiver->buffer_bytes + size > receiver->buffer_capacity) {
+        size_t needed = receiver->buffer_bytes + size;
+        size_t capacity = needed < QUIC_BUFFER_MIN_BYTES ? QUIC_BUFFER_MIN_BYTES : needed + needed / 2;
+        uint8_t *buffer = malloc(capacity);
+        if (buffer == NULL) {
+            return false;
+        }
+        if (receiver->buffer_bytes > 0) {
+            memcpy(buffer, receiver->buffer + receiver->buffer_first, receiver->buffer_bytes);
+        }
+        free(receiver->buffer);
+        receiver->buffer = buffer;
+        receiver->buffer_first = 0;
+        receiver->buffer_capacity = capacity;
+    }
+    memcpy(receiver->buffer + receiver->buffer_first + receiver->buffer_bytes, bytes, size);
+    receiver->buffer_bytes += size;
+    return true;
+}
+
+/* Returns how many bytes the handler consumed. */
+static size_t quic_receiver_call(struct quic_receiver *receiver, const uint8_t *bytes, size_t size, uint64_t now_ns)
+{
+    const struct net_stream_handler *handler = quic_receiver_handler(receiver);
+    receiver->announced = true;
+    receiver->calling = true;
+    receiver->resumed = false;
+    size_t used = handler->receive(handler->context, &receiver->stream.base, bytes, size, receiver->ended, now_ns);
+    receiver->calling = false;
+    assert(used <= size);
+    receiver->held = used < size;
+    if (!receiver->held) {
+        receiver->resumed = false; /* nothing to come again */
+    }
+    quic_receiver_credit(receiver, used);
+    return used;
+}
+
+/* The stream's first byte: its kind. False, with the connection's failure noted, for one that there is not. */
+static bool quic_receiver_kind(struct quic_receiver *receiver, uint8_t kind)
+{
+    struct quic_connection *connection = receiver->connection;
+    if (kind == 0 || kind >= NET_STREAM_KIND_COUNT) {
+        char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+        char reason[QUIC_CONNECTION_TEXT_MAX_BYTES + 64];
+        snprintf(reason, sizeof reason, "%s opened a stream of unknown kind %u", quic_connection_text(connection, who),
+                 kind);
+        quic_connection_abort(connection, STATUS_PROTOCOL, reason);
+        return false;
+    }
+    receiver->kind_known = true;
+    receiver->stream.base.kind = (enum net_stream_kind)kind;
+    receiver->stream.base.peer = connection->peer->index;
+    if (quic_receiver_handler(receiver)->receive == NULL) {
+        quic_receiver_stop(receiver); /* nobody takes streams of this kind */
+    }
+    return true;
+}
+
+int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver *receiver, int64_t id,
+                        const uint8_t *bytes, size_t size, bool end)
+{
+    if (connection->failed) {
+        return 0; /* it is closed before the event is over: nobody is handed anything any more */
+    }
+    if (receiver == NULL) {
+        receiver = quic_receiver_new(connection, id);
+        if (receiver == NULL) {
+            quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for another stream");
+            return NGTCP2_ERR_CALLBACK_FAILURE;
+        }
+    }
+    receiver->ended = receiver->ended || end;
+    if (!receiver->kind_known && size > 0) {
+        if (!quic_receiver_kind(receiver, bytes[0])) {
+            return NGTCP2_ERR_CALLBACK_FAILURE;
+        }
+        quic_receiver_credit(receiver, 1);
+        bytes++;
+        size--;
+    }
+    if (receiver->stopped || !receiver->kind_known || (size == 0 && !end)) {
+        quic_receiver_credit(receiver, size);
+    } else if (receiver->held || connection->state != QUIC_STATE_UP) {
+        receiver->held = true;
+        if (!quic_receiver_keep(receiver, bytes, size)) {
+            quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for what a stream holds back");
+            return NGTCP2_ERR_CALLBACK_FAILURE;
+        }
+    } else {
+        size_t used = quic_receiver_call(receiver, bytes, size, connection->endpoint->now_ns);
+        if (receiver->stopped) {
+            quic_receiver_credit(receiver, size - used);
+        } else if (!quic_receiver_keep(receiver, bytes + used, size - used)) {
+            quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for what a stream holds back");
+            return NGTCP2_ERR_CALLBACK_FAILURE;
+        }
+    }
+    if (receiver->ended && !receiver->held) {
+        quic_work_receiver(receiver);
+    }
+    return 0;
+}
+
+/* --- What ngtcp2 says, and the handler ------------------------------------------------------------------------ */
+
+void quic_receiver_reset_received(struct quic_receiver *receiver)
+{
+    if (!receiver->stopped && !receiver->reset) {
+        receiver->reset = true;
+        quic_work_receiver(receiver);
+    }
+}
+
+void quic_receiver_transport_over(struct quic_receiver *receiver)
+{
+    receiver->transport_over = true;
+}
+
+void quic_receiver_stop(struct quic_receiver *receiver)
+{
+    struct quic_connection *connection = receiver->connection;
+    if (receiver->stopped || receiver->closing) {
+        return;
+    }
+    receiver->stopped = true;
+    if (connection->transport != NULL && !receiver->transport_over) {
+        (void)ngtcp2_conn_shutdown_stream_read(connection->transport, 0, receiver->id, STATUS_ABORTED);
+        quic_work_flush(connection);
+    }
+    quic_work_receiver(receiver);
+}
+
+void quic_stream_resume(struct net_stream *stream)
+{
+    struct quic_receiver *receiver = (struct quic_receiver *)stream;
+    assert(receiver->stream.incoming);
+    if ((receiver->held || receiver->calling) && !receiver->stopped && !receiver->closing) {
+        receiver->resumed = true;
+        quic_work_receiver(receiver);
+    }
+}
+
+/* Hands out again what was left. The buffer is handed out in place: nothing arrives during the call. */
+static void quic_receiver_again(struct quic_receiver *receiver, uint64_t now_ns)
+{
+    static const uint8_t nothing[1];
+    const uint8_t *bytes = receiver->buffer == NULL ? nothing : receiver->buffer + receiver->buffer_first;
+    size_t used = quic_receiver_call(receiver, bytes, receiver->buffer_bytes, now_ns);
+    receiver->buffer_first += used;
+    receiver->buffer_bytes -= used;
+    if (receiver->buffer_bytes == 0) {
+        quic_buffer_drop(receiver);
+    }
+}
+
+void quic_receiver_work(struct quic_receiver *receiver, uint64_t now_ns)
+{
+    struct quic_connection *connection = receiver->connection;
+    struct error cause;
+    if (connection->failed || connection->state != QUIC_STATE_UP) {
+        return; /* it is closed with the connection, or handed out with peer_up */
+    }
+    if (receiver->resumed && receiver->held && !receiver->stopped && !receiver->reset) {
+        quic_receiver_again(receiver, now_ns);
+        if (connection->failed) {
+            return;
+        }
+    }
+    if (receiver->stopped) {
+        error_set(&cause, STATUS_ABORTED, "stream of node %s given up by node %s", connection->peer->name,
+                  connection->endpoint->node_name);
+        quic_receiver_close(receiver, &cause, false, now_ns);
+    } else if (receiver->reset) {
+        error_set(&cause, STATUS_ABORTED, "node %s gave the stream up", connection->peer->name);
+        quic_receiver_close(receiver, &cause, false, now_ns);
+    } else if (receiver->ended && !receiver->held) {
+        quic_receiver_close(receiver, NULL, false, now_ns);
+    }
+}

@@ -1,0 +1,313 @@
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/checked.h"
+#include "daemon/net/quic_internal.h"
+
+/* --- Messages ------------------------------------------------------------------------------------------------- */
+
+/* With a copy of the header, and of the payload when `copied`. Null when there is no memory. */
+static struct quic_message *quic_message_new(const void *header, size_t header_bytes, const void *payload,
+                                             size_t payload_bytes, bool copied)
+{
+    size_t copied_bytes = copied ? payload_bytes : 0;
+    struct quic_message *message = malloc(sizeof *message + header_bytes + copied_bytes);
+    if (message == NULL) {
+        return NULL;
+    }
+    *message = (struct quic_message){
+        .payload = payload,
+        .payload_bytes = payload_bytes,
+        .header_bytes = (uint32_t)header_bytes,
+        .copied_bytes = (uint32_t)copied_bytes,
+    };
+    if (header_bytes > 0) {
+        memcpy(message->bytes, header, header_bytes);
+    }
+    if (copied_bytes > 0) {
+        memcpy(message->bytes + header_bytes, payload, copied_bytes);
+        message->payload = message->bytes + header_bytes;
+    }
+    return message;
+}
+
+static void quic_message_append(struct quic_sender *sender, struct quic_message *message)
+{
+    sender->queued_end += message->header_bytes + message->payload_bytes;
+    message->end_offset = sender->queued_end;
+    if (sender->messages == NULL) {
+        sender->messages = message;
+    } else {
+        sender->messages_last->next = message;
+    }
+    sender->messages_last = message;
+    if (sender->unsent == NULL) {
+        sender->unsent = message;
+    }
+    sender->message_count++;
+    sender->copied_bytes += message->header_bytes + message->copied_bytes;
+}
+
+/* Takes the first message off the stream; its sender is told when the event is over. */
+static void quic_message_end(struct quic_sender *sender, enum status result)
+{
+    struct quic_message *message = sender->messages;
+    sender->messages = message->next;
+    if (sender->unsent == message) {
+        sender->unsent = message->next;
+    }
+    sender->message_count--;
+    sender->copied_bytes -= message->header_bytes + message->copied_bytes;
+    if (message->sent == NULL) {
+        free(message);
+    } else {
+        quic_done_append(sender->endpoint, message, result);
+    }
+}
+
+static void quic_messages_end(struct quic_sender *sender, enum status result)
+{
+    while (sender->messages != NULL) {
+        quic_message_end(sender, result);
+    }
+}
+
+/* --- The ready ones ------------------------------------------------------------------------------------------- */
+
+static struct quic_sender **quic_ready_list(struct quic_sender *sender)
+{
+    struct quic_connection *connection = sender->connection;
+    return sender->stream.base.kind == NET_STREAM_CONTROL ? &connection->ready_control : &connection->ready_data;
+}
+
+static bool quic_sender_has_more(const struct quic_sender *sender)
+{
+    return sender->sent_end < sender->queued_end || (sender->finishing && !sender->fin_sent);
+}
+
+static void quic_sender_line_up(struct quic_sender *sender)
+{
+    if (!sender->ready) {
+        struct quic_sender **list = quic_ready_list(sender);
+        sender->ready = true;
+        sender->turn_bytes = 0;
+        DL_APPEND2(*list, sender, ready_prev, ready_next);
+    }
+}
+
+void quic_sender_ready(struct quic_sender *sender)
+{
+    if (sender->connection != NULL && !sender->shut && !sender->blocked && quic_sender_has_more(sender)) {
+        quic_sender_line_up(sender);
+        quic_work_flush(sender->connection);
+    }
+}
+
+void quic_sender_unready(struct quic_sender *sender)
+{
+    if (sender->ready) {
+        struct quic_sender **list = quic_ready_list(sender);
+        sender->ready = false;
+        DL_DELETE2(*list, sender, ready_prev, ready_next);
+    }
+}
+
+/* --- Sending -------------------------------------------------------------------------------------------------- */
+
+size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes, ngtcp2_vec vectors[QUIC_VECTORS_MAX],
+                         size_t *total, bool *fin)
+{
+    size_t count = 0;
+    uint64_t offset = sender->sent_end;
+    uint64_t limit = max_bytes < sender->queued_end - offset ? offset + max_bytes : sender->queued_end;
+    for (struct quic_message *message = sender->unsent; message != NULL && offset < limit; message = message->next) {
+        uint64_t payload_offset = message->end_offset - message->payload_bytes;
+        if (offset < payload_offset && count < QUIC_VECTORS_MAX) {
+            uint64_t end = payload_offset < limit ? payload_offset : limit;
+            size_t skipped = (size_t)(offset - (payload_offset - message->header_bytes));
+            vectors[count++] = (ngtcp2_vec){.base = message->bytes + skipped, .len = (size_t)(end - offset)};
+            offset = end;
+        }
+        if (offset >= payload_offset && offset < message->end_offset && offset < limit && count < QUIC_VECTORS_MAX) {
+            uint64_t end = message->end_offset < limit ? message->end_offset : limit;
+            /* ngtcp2 only reads it. */
+            uint8_t *payload = (uint8_t *)(uintptr_t)message->payload;
+            vectors[count++] = (ngtcp2_vec){.base = payload + (offset - payload_offset), .len = (size_t)(end - offset)};
+            offset = end;
+        }
+        if (count == QUIC_VECTORS_MAX) {
+            break;
+        }
+    }
+    *total = (size_t)(offset - sender->sent_end);
+    *fin = sender->finishing && offset == sender->queued_end;
+    return count;
+}
+
+void quic_sender_sent(struct quic_sender *sender, size_t size, bool fin)
+{
+    sender->sent_end += size;
+    sender->turn_bytes += size;
+    while (sender->unsent != NULL && sender->unsent->end_offset <= sender->sent_end) {
+        sender->unsent = sender->unsent->next;
+    }
+    sender->fin_sent = sender->fin_sent || fin;
+    if (!quic_sender_has_more(sender)) {
+        quic_sender_unready(sender);
+    } else if (sender->turn_bytes >= QUIC_STREAM_QUANTUM_BYTES) {
+        quic_sender_unready(sender);
+        quic_sender_line_up(sender);
+    }
+}
+
+void quic_sender_acknowledged(struct quic_sender *sender, uint64_t offset)
+{
+    sender->acknowledged_end = offset;
+    while (sender->messages != NULL && sender->messages->end_offset <= offset) {
+        quic_message_end(sender, STATUS_OK);
+    }
+}
+
+/* --- The end -------------------------------------------------------------------------------------------------- */
+
+void quic_sender_free(struct quic_sender *sender)
+{
+    quic_messages_end(sender, STATUS_ABORTED);
+    quic_work_forget_sender(sender);
+    if (sender->connection != NULL) {
+        quic_sender_unready(sender);
+        DL_DELETE(sender->connection->senders, sender);
+    } else {
+        DL_DELETE(sender->endpoint->lost_senders, sender);
+    }
+    free(sender);
+}
+
+void quic_sender_lose(struct quic_sender *sender, enum status status)
+{
+    struct quic_connection *connection = sender->connection;
+    quic_sender_unready(sender);
+    DL_DELETE(connection->senders, sender);
+    if (connection->transport != NULL) {
+        ngtcp2_conn_set_stream_user_data(connection->transport, sender->id, NULL);
+    }
+    sender->connection = NULL;
+    DL_APPEND(sender->endpoint->lost_senders, sender);
+    quic_messages_end(sender, status == STATUS_OK ? STATUS_NODE_LOST : status);
+    if (sender->finishing) {
+        quic_sender_free(sender);
+    }
+}
+
+void quic_sender_closed(struct quic_sender *sender)
+{
+    if (sender->fin_sent && sender->messages == NULL) {
+        quic_sender_free(sender);
+    } else {
+        quic_sender_lose(sender, STATUS_ABORTED); /* stopped by the receiver */
+    }
+}
+
+void quic_sender_work(struct quic_sender *sender)
+{
+    quic_sender_acknowledged(sender, sender->acknowledged_end); /* messages without a byte */
+}
+
+void quic_sender_reset(struct quic_sender *sender)
+{
+    assert(!sender->finishing);
+    struct quic_connection *connection = sender->connection;
+    if (connection != NULL && connection->transport != NULL) {
+        /*
+         * From here on ngtcp2 does not read what was given to it for this stream: lost packets of a stream that was reset are not
+         * sent again (ngtcp2_rtb.c), what waited to be sent again is dropped, and packets hold copies.
+         */
+        (void)ngtcp2_conn_shutdown_stream_write(connection->transport, 0, sender->id, STATUS_ABORTED);
+        ngtcp2_conn_set_stream_user_data(connection->transport, sender->id, NULL);
+        quic_work_flush(connection);
+    }
+    quic_sender_free(sender);
+}
+
+/* --- The interface -------------------------------------------------------------------------------------------- */
+
+enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_kind kind, struct net_stream **out,
+                             struct error *error)
+{
+    struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    assert(index < endpoint->peer_count);
+    struct quic_peer *peer = endpoint->peers[index];
+    struct quic_connection *connection = peer->up;
+    if (connection == NULL || connection->failed) {
+        return error_set(error, STATUS_UNREACHABLE, "no connection to node %s", peer->name);
+    }
+    uint8_t kind_byte = (uint8_t)kind;
+    struct quic_sender *sender = calloc(1, sizeof *sender);
+    struct quic_message *first = quic_message_new(&kind_byte, 1, NULL, 0, false);
+    int failure = NGTCP2_ERR_NOMEM;
+    if (sender != NULL && first != NULL) {
+        failure = ngtcp2_conn_open_uni_stream(connection->transport, &sender->id, sender);
+    }
+    if (failure != 0) {
+        free(sender);
+        free(first);
+        return failure == NGTCP2_ERR_STREAM_ID_BLOCKED
+                   ? error_set(error, STATUS_LIMIT, "node %s allows no further stream at present", peer->name)
+                   : error_set(error, STATUS_NO_MEMORY, "no memory for a stream to node %s", peer->name);
+    }
+    sender->stream.base = (struct net_stream){.net = net, .peer = index, .kind = kind};
+    sender->endpoint = endpoint;
+    sender->connection = connection;
+    DL_APPEND(connection->senders, sender);
+    quic_message_append(sender, first);
+    quic_sender_ready(sender);
+    *out = &sender->stream.base;
+    return STATUS_OK;
+}
+
+enum status quic_stream_send(struct net_stream *stream, const void *header, size_t header_bytes, const void *payload,
+                             size_t payload_bytes, net_sent_function *sent, void *context)
+{
+    struct quic_sender *sender = (struct quic_sender *)stream;
+    assert(!sender->stream.incoming && !sender->finishing);
+    assert(header_bytes <= NET_STREAM_HEADER_MAX_BYTES);
+    if (sender->connection == NULL || sender->connection->failed) {
+        return STATUS_UNREACHABLE;
+    }
+    size_t copied_bytes = sent == NULL ? payload_bytes : 0;
+    size_t kept_bytes;
+    size_t total_bytes;
+    if (sender->message_count >= NET_STREAM_QUEUE_MAX || copied_bytes > NET_STREAM_COPY_MAX_BYTES ||
+        !checked_add_size(sender->copied_bytes, header_bytes + copied_bytes, &kept_bytes) ||
+        kept_bytes > NET_STREAM_COPY_MAX_BYTES || !checked_add_size(header_bytes, payload_bytes, &total_bytes)) {
+        return STATUS_LIMIT;
+    }
+    struct quic_message *message = quic_message_new(header, header_bytes, payload, payload_bytes, sent == NULL);
+    if (message == NULL) {
+        return STATUS_NO_MEMORY;
+    }
+    message->sent = sent;
+    message->context = context;
+    quic_message_append(sender, message);
+    if (total_bytes == 0) {
+        quic_work_sender(sender); /* perhaps nothing before it waits for an acknowledgement */
+    } else {
+        quic_sender_ready(sender);
+    }
+    return STATUS_OK;
+}
+
+void quic_stream_finish(struct net_stream *stream)
+{
+    struct quic_sender *sender = (struct quic_sender *)stream;
+    assert(!sender->stream.incoming && !sender->finishing);
+    sender->finishing = true;
+    if (sender->connection == NULL) {
+        quic_sender_free(sender);
+    } else {
+        quic_sender_ready(sender);
+    }
+}

@@ -1,0 +1,491 @@
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/dev/convert.h"
+#include "daemon/dev/reduce.h"
+
+#define INPUTS_MAX 17
+#define COUNT_MAX 10007
+#define GUARD 64
+#define POISON 0xA5
+
+static const char *const levels[] = {"portable", "avx2", "avx512"};
+static unsigned char *inputs[INPUTS_MAX];
+static unsigned char *outputs[3];
+static unsigned char *first_level;
+
+static bool is_float(enum dtype dtype)
+{
+    return dtype <= DTYPE_F8E5M2;
+}
+
+static bool is_complex(enum dtype dtype)
+{
+    return dtype == DTYPE_C64 || dtype == DTYPE_C128;
+}
+
+static double element_real(enum dtype dtype, const unsigned char *buffer, size_t index)
+{
+    const unsigned char *at =
+        buffer + index * (is_complex(dtype) ? dtype_size_bytes(dtype) / 2 : dtype_size_bytes(dtype));
+    double f64;
+    float f32;
+    uint16_t half;
+    switch (dtype) {
+    case DTYPE_F64:
+    case DTYPE_C128:
+        memcpy(&f64, at, sizeof f64);
+        return f64;
+    case DTYPE_F32:
+    case DTYPE_C64:
+        memcpy(&f32, at, sizeof f32);
+        return (double)f32;
+    case DTYPE_F16:
+        memcpy(&half, at, sizeof half);
+        return (double)convert_f16_to_f32(half);
+    case DTYPE_BF16:
+        memcpy(&half, at, sizeof half);
+        return (double)convert_bf16_to_f32(half);
+    case DTYPE_F8E4M3:
+        return (double)convert_f8e4m3_to_f32(*at);
+    case DTYPE_F8E5M2:
+        return (double)convert_f8e5m2_to_f32(*at);
+    case DTYPE_I64:
+    case DTYPE_I32:
+    case DTYPE_I16:
+    case DTYPE_I8:
+    case DTYPE_U64:
+    case DTYPE_U32:
+    case DTYPE_U16:
+    case DTYPE_U8:
+    case DTYPE_BOOL:
+        break;
+    }
+    fail_msg("not a real type");
+    return 0;
+}
+
+static double unit_roundoff(enum dtype dtype)
+{
+    switch (dtype) {
+    case DTYPE_F64:
+    case DTYPE_C128:
+        return 0x1p-53;
+    case DTYPE_F16:
+        return 0x1p-11;
+    case DTYPE_BF16:
+        return 0x1p-8;
+    case DTYPE_F8E4M3:
+        return 0x1p-4;
+    case DTYPE_F8E5M2:
+        return 0x1p-3;
+    case DTYPE_F32:
+    case DTYPE_C64:
+    case DTYPE_I64:
+    case DTYPE_I32:
+    case DTYPE_I16:
+    case DTYPE_I8:
+    case DTYPE_U64:
+    case DTYPE_U32:
+    case DTYPE_U16:
+    case DTYPE_U8:
+    case DTYPE_BOOL:
+        break;
+    }
+    return 0x1p-24;
+}
+
+/* Integer elements as 64 bits, sign-extended for signed types. */
+static uint64_t element_integer(enum dtype dtype, const unsigned char *buffer, size_t index)
+{
+    size_t size = dtype_size_bytes(dtype);
+    uint64_t value = 0;
+    memcpy(&value, buffer + index * size, size);
+    bool is_signed = dtype >= DTYPE_I64 && dtype <= DTYPE_I8;
+    if (is_signed && size < 8 && (value >> (8 * size - 1)) != 0) {
+        value |= ~0ull << (8 * size);
+    }
+    return value;
+}
+
+static uint64_t truncate_to(enum dtype dtype, uint64_t value)
+{
+    unsigned char bytes[8];
+    memcpy(bytes, &value, 8);
+    return element_integer(dtype, bytes, 0);
+}
+
+static uint64_t combine_integers(enum dtype dtype, enum reduce reduce, uint64_t a, uint64_t b)
+{
+    bool is_signed = dtype >= DTYPE_I64 && dtype <= DTYPE_I8;
+    bool less = is_signed ? (int64_t)a < (int64_t)b : a < b;
+    switch (reduce) {
+    case REDUCE_SUM:
+    case REDUCE_AVG:
+    case REDUCE_PREMUL_SUM:
+        return truncate_to(dtype, a + b);
+    case REDUCE_PROD:
+        return truncate_to(dtype, a * b);
+    case REDUCE_MIN:
+        return less ? a : b;
+    case REDUCE_MAX:
+        return less ? b : a;
+    case REDUCE_BAND:
+        return a & b;
+    case REDUCE_BOR:
+        return a | b;
+    case REDUCE_BXOR:
+        return a ^ b;
+    case REDUCE_LAND:
+        return a != 0 && b != 0;
+    case REDUCE_LOR:
+        return a != 0 || b != 0;
+    }
+    return 0;
+}
+
+static uint64_t combine_bools(enum reduce reduce, uint64_t a, uint64_t b)
+{
+    switch (reduce) {
+    case REDUCE_PROD:
+    case REDUCE_MIN:
+    case REDUCE_BAND:
+    case REDUCE_LAND:
+        return a != 0 && b != 0;
+    case REDUCE_BXOR:
+        return (a != 0) != (b != 0);
+    case REDUCE_SUM:
+    case REDUCE_MAX:
+    case REDUCE_AVG:
+    case REDUCE_PREMUL_SUM:
+    case REDUCE_BOR:
+    case REDUCE_LOR:
+        break;
+    }
+    return a != 0 || b != 0;
+}
+
+/* Different for every rank and element; moderate magnitudes, so that products stay finite. */
+static void fill(enum dtype dtype, unsigned char *buffer, size_t count, unsigned rank)
+{
+    size_t size = dtype_size_bytes(dtype);
+    size_t reals = is_complex(dtype) ? count * 2 : count;
+    for (size_t i = 0; i < reals; i++) {
+        uint64_t hash = (i * 0x9e3779b97f4a7c15ull) ^ ((uint64_t)(rank + 1) * 0xbf58476d1ce4e5b9ull);
+        hash ^= hash >> 29;
+        hash *= 0x94d049bb133111ebull;
+        hash ^= hash >> 32;
+        double real = 0.5 + (double)(hash % 1000) / 999.0;
+        real = (hash >> 20) % 3 == 0 ? -real : real;
+        float f32 = (float)real;
+        uint16_t half = dtype == DTYPE_BF16 ? convert_f32_to_bf16(f32) : convert_f32_to_f16(f32);
+        uint8_t byte = dtype == DTYPE_F8E4M3 ? convert_f32_to_f8e4m3(f32) : convert_f32_to_f8e5m2(f32);
+        if (dtype == DTYPE_F64 || dtype == DTYPE_C128) {
+            memcpy(buffer + i * 8, &real, 8);
+        } else if (dtype == DTYPE_F32 || dtype == DTYPE_C64) {
+            memcpy(buffer + i * 4, &f32, 4);
+        } else if (dtype == DTYPE_F16 || dtype == DTYPE_BF16) {
+            memcpy(buffer + i * 2, &half, 2);
+        } else if (is_float(dtype)) {
+            buffer[i] = byte;
+        } else if (dtype == DTYPE_BOOL) {
+            buffer[i] = (unsigned char)((hash & 3) != 0 ? 0 : 1 + hash % 255);
+        } else {
+            memcpy(buffer + i * size, &hash, size);
+        }
+    }
+}
+
+static void check_reals(const struct dev_reduction *reduction, const unsigned char *output)
+{
+    enum dtype dtype = reduction->dtype;
+    size_t reals = (size_t)reduction->count_elements * (is_complex(dtype) ? 2 : 1);
+    for (size_t i = 0; i < reals; i++) {
+        long double value = 0, magnitude = 0;
+        if (is_complex(dtype) && reduction->reduce == REDUCE_PROD) {
+            long double real = 1, imaginary = 0;
+            for (uint32_t k = 0; k < reduction->input_count; k++) {
+                long double a = (long double)element_real(dtype, inputs[k], i & ~(size_t)1);
+                long double b = (long double)element_real(dtype, inputs[k], i | 1);
+                long double next = real * a - imaginary * b;
+                imaginary = real * b + imaginary * a;
+                real = next;
+            }
+            value = (i & 1) != 0 ? imaginary : real;
+            magnitude = fabsl(real) + fabsl(imaginary);
+        } else {
+            for (uint32_t k = 0; k < reduction->input_count; k++) {
+                long double x = (long double)element_real(dtype, inputs[k], i);
+                x *= reduction->factors != NULL ? (long double)reduction->factors[k] : 1;
+                bool first = k == 0;
+                switch (reduction->reduce) {
+                case REDUCE_PROD:
+                    value = first ? x : value * x;
+                    magnitude = fabsl(value);
+                    break;
+                case REDUCE_MIN:
+                    value = first || x < value ? x : value;
+                    break;
+                case REDUCE_MAX:
+                    value = first || x > value ? x : value;
+                    break;
+                case REDUCE_SUM:
+                case REDUCE_AVG:
+                case REDUCE_PREMUL_SUM:
+                case REDUCE_BAND:
+                case REDUCE_BOR:
+                case REDUCE_BXOR:
+                case REDUCE_LAND:
+                case REDUCE_LOR:
+                    value += x;
+                    magnitude += fabsl(x);
+                    break;
+                }
+            }
+        }
+        if (reduction->divisor > 1) {
+            value /= (long double)reduction->divisor;
+            magnitude /= (long double)reduction->divisor;
+        }
+        double wide = dtype == DTYPE_F64 || dtype == DTYPE_C128 ? 0x1p-53 : 0x1p-24;
+        long double bound = magnitude * (long double)(wide * 4 * (reduction->input_count + 2)) +
+                            fabsl(value) * (long double)unit_roundoff(dtype) * 1.001L +
+                            0x1p-16L * (dtype >= DTYPE_F8E4M3 && dtype <= DTYPE_F8E5M2 ? 64 : 0);
+        double top = dtype == DTYPE_F8E4M3 ? 448 : dtype == DTYPE_F8E5M2 ? 57344 : INFINITY;
+        value = fabsl(value) > (long double)top ? copysignl((long double)top, value) : value;
+        double got = element_real(dtype, output, i);
+        if (fabsl((long double)got - value) > bound) {
+            fail_msg("%s %s, %u inputs, element %zu: got %.9g, expected %.9Lg", dtype_text(dtype),
+                     reduce_text(reduction->reduce), reduction->input_count, i, got, value);
+        }
+    }
+}
+
+static void check_integers(const struct dev_reduction *reduction, const unsigned char *output)
+{
+    enum dtype dtype = reduction->dtype;
+    for (size_t i = 0; i < reduction->count_elements; i++) {
+        uint64_t value = element_integer(dtype, inputs[0], i);
+        value = dtype == DTYPE_BOOL ? value != 0 : value;
+        for (uint32_t k = 1; k < reduction->input_count; k++) {
+            uint64_t next = element_integer(dtype, inputs[k], i);
+            value = dtype == DTYPE_BOOL ? combine_bools(reduction->reduce, value, next)
+                                        : combine_integers(dtype, reduction->reduce, value, next);
+        }
+        if (reduction->divisor > 1) {
+            bool is_signed = dtype >= DTYPE_I64 && dtype <= DTYPE_I8;
+            value = is_signed ? (uint64_t)((int64_t)value / (int64_t)reduction->divisor)
+                              : value / reduction->divisor;
+        }
+        if (element_integer(dtype, output, i) != value) {
+            fail_msg("%s %s, %u inputs, element %zu: got %llx, expected %llx", dtype_text(dtype),
+                     reduce_text(reduction->reduce), reduction->input_count, i,
+                     (unsigned long long)element_integer(dtype, output, i), (unsigned long long)value);
+        }
+    }
+}
+
+/* One case at every level: right, the same bits, guards untouched, all outputs the same. */
+static void check_case(enum dtype dtype, enum reduce reduce, uint32_t input_count, size_t count, size_t shift,
+                       bool in_place)
+{
+    static const double factors[INPUTS_MAX] = {0.5, -2, 1.25, 3, 0.75, -1, 2, 0.1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+    size_t bytes = count * dtype_size_bytes(dtype);
+    const void *in[INPUTS_MAX];
+    void *out[3];
+    bool have_first = false;
+    for (uint32_t k = 0; k < input_count; k++) {
+        fill(dtype, inputs[k], count, k);
+    }
+    for (size_t level = 0; level < 3; level++) {
+        if (dev_reduce_force_level(levels[level], NULL) != STATUS_OK) {
+            continue;
+        }
+        for (int o = 0; o < 3; o++) {
+            memset(outputs[o], POISON, bytes + 2 * GUARD + 64);
+            out[o] = outputs[o] + GUARD + shift;
+        }
+        for (uint32_t k = 0; k < input_count; k++) {
+            in[k] = inputs[k];
+        }
+        if (in_place) { /* the last input's place is the first output, the first one's the second */
+            memcpy(out[0], inputs[input_count - 1], bytes);
+            in[input_count - 1] = out[0];
+            if (input_count > 1) {
+                memcpy(out[1], inputs[0], bytes);
+                in[0] = out[1];
+            }
+        }
+        struct dev_reduction reduction = {.dtype = dtype,
+                                          .reduce = reduce,
+                                          .count_elements = count,
+                                          .input_count = input_count,
+                                          .output_count = 3,
+                                          .inputs = in,
+                                          .outputs = out,
+                                          .factors = reduce == REDUCE_PREMUL_SUM ? factors : NULL,
+                                          .divisor = reduce == REDUCE_AVG ? input_count : 0};
+        dev_reduce(&reduction);
+        for (int o = 0; o < 3; o++) {
+            assert_memory_equal(out[o], out[0], bytes);
+            for (size_t g = 0; g < GUARD; g++) {
+                assert_int_equal(outputs[o][g + shift], POISON);
+                assert_int_equal(outputs[o][GUARD + shift + bytes + g], POISON);
+            }
+        }
+        if (is_float(dtype) || is_complex(dtype)) {
+            check_reals(&reduction, out[0]);
+        } else {
+            check_integers(&reduction, out[0]);
+        }
+        if (have_first && memcmp(out[0], first_level, bytes) != 0) {
+            fail_msg("%s %s, %u inputs, %zu elements: %s differs in bits from the level before",
+                     dtype_text(dtype), reduce_text(reduce), input_count, count, levels[level]);
+        }
+        memcpy(first_level, out[0], bytes);
+        have_first = true;
+    }
+}
+
+static void test_everything(void **state)
+{
+    (void)state;
+    static const uint32_t input_counts[] = {1, 2, 3, 4, 5, 8, 17};
+    static const size_t counts[] = {0,  1,  2,  3,  7,   8,   15,   16,   17,  31,
+                                    33, 63, 64, 65, 127, 129, 1000, 1023, 1025};
+    for (unsigned dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+        for (unsigned reduce = 0; reduce < REDUCE_COUNT; reduce++) {
+            if (!reduce_is_defined((enum dtype)dtype, (enum reduce)reduce)) {
+                continue;
+            }
+            for (size_t k = 0; k < sizeof input_counts / sizeof input_counts[0]; k++) {
+                for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+                    check_case((enum dtype)dtype, (enum reduce)reduce, input_counts[k], counts[c],
+                               (k + c) % 5, (k + c) % 2 == 0);
+                }
+            }
+        }
+    }
+}
+
+/* Counts around the inner block of every width. */
+static void test_blocks(void **state)
+{
+    (void)state;
+    static const size_t counts[] = {511, 512, 513, 2047, 2048, 2049, 4096, 4097, 8191, 8192, 8193, COUNT_MAX};
+    for (unsigned dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+        for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+            check_case((enum dtype)dtype, REDUCE_SUM, 2, counts[c], 1, false);
+            check_case((enum dtype)dtype, REDUCE_PROD, 3, counts[c], 3, true);
+        }
+    }
+}
+
+static void check_order(enum reduce reduce, double a, double b, double expected)
+{
+    for (size_t level = 0; level < 3; level++) {
+        if (dev_reduce_force_level(levels[level], NULL) != STATUS_OK) {
+            continue;
+        }
+        for (size_t count = 1; count < 40; count += 6) {
+            double left[40], right[40];
+            float left_f32[40], right_f32[40];
+            for (size_t i = 0; i < count; i++) {
+                left[i] = a;
+                right[i] = b;
+                left_f32[i] = (float)a;
+                right_f32[i] = (float)b;
+            }
+            dev_reduce_into(DTYPE_F64, reduce, left, right, count);
+            dev_reduce_into(DTYPE_F32, reduce, left_f32, right_f32, count);
+            for (size_t i = 0; i < count; i++) {
+                assert_true(isnan(expected) ? isnan(left[i]) && isnan(left_f32[i])
+                                            : left[i] == expected && (double)left_f32[i] == expected);
+                assert_true(isnan(expected) || !signbit(left[i]) == !signbit(expected));
+                assert_true(isnan(expected) || !signbit(left_f32[i]) == !signbit(expected));
+            }
+        }
+    }
+}
+
+static void test_nan_infinity_zero(void **state)
+{
+    (void)state;
+    const double infinity = (double)INFINITY;
+    const double nan_value = (double)NAN;
+    check_order(REDUCE_MIN, nan_value, 1, nan_value);
+    check_order(REDUCE_MIN, 1, nan_value, nan_value);
+    check_order(REDUCE_MAX, nan_value, infinity, nan_value);
+    check_order(REDUCE_MAX, infinity, nan_value, nan_value);
+    check_order(REDUCE_MIN, 0.0, -0.0, -0.0);
+    check_order(REDUCE_MIN, -0.0, 0.0, -0.0);
+    check_order(REDUCE_MAX, 0.0, -0.0, 0.0);
+    check_order(REDUCE_MAX, -0.0, 0.0, 0.0);
+    check_order(REDUCE_MIN, -infinity, 5, -infinity);
+    check_order(REDUCE_SUM, infinity, -infinity, nan_value);
+    check_order(REDUCE_SUM, infinity, 1, infinity);
+}
+
+static void test_short_floats_accumulate_in_f32(void **state)
+{
+    (void)state;
+    /* 2048 + 1 + 1 + ... : in f16 each 1 would be lost; summed in f32 and rounded once it is not. */
+    uint16_t values[9];
+    const void *in[9];
+    uint16_t result = 0;
+    void *out[1] = {&result};
+    for (int k = 0; k < 9; k++) {
+        values[k] = convert_f32_to_f16(k == 0 ? 2048.0f : 1.0f);
+        in[k] = &values[k];
+    }
+    struct dev_reduction reduction = {DTYPE_F16, REDUCE_SUM, 1, 9, 1, in, out, NULL, 0};
+    dev_reduce(&reduction);
+    assert_int_equal(result, convert_f32_to_f16(2056.0f));
+}
+
+static int make_buffers(void **state)
+{
+    (void)state;
+    size_t bytes = COUNT_MAX * DTYPE_SIZE_MAX_BYTES + 4 * GUARD;
+    for (int k = 0; k < INPUTS_MAX; k++) {
+        inputs[k] = malloc(bytes);
+    }
+    for (int o = 0; o < 3; o++) {
+        outputs[o] = malloc(bytes);
+    }
+    first_level = malloc(bytes);
+    return first_level == NULL;
+}
+
+static int free_buffers(void **state)
+{
+    (void)state;
+    for (int k = 0; k < INPUTS_MAX; k++) {
+        free(inputs[k]);
+    }
+    for (int o = 0; o < 3; o++) {
+        free(outputs[o]);
+    }
+    free(first_level);
+    return 0;
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_everything),
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_nan_infinity_zero),
+        cmocka_unit_test(test_short_floats_accumulate_in_f32),
+    };
+    return cmocka_run_group_tests(tests, make_buffers, free_buffers);
+}

@@ -1,11 +1,12 @@
 # commd: one make process; each folder adds its rules.mk. `make help` lists the targets.
 
-VERSION := 0.1.0
+VERSION := $(shell sed -n 's/^.define COMMD_VERSION_TEXT "\(.*\)"/\1/p' proto/version.h)
 VARIANT ?= release
 BUILD ?= build/$(VARIANT)
 CUDA ?= no
+DEPS ?= install
 CC ?= cc
-# make's own default for CC is "cc" already; the sanitizers and lint use clang where it is there.
+AR ?= ar
 
 PREFIX ?= /usr/local
 DESTDIR ?=
@@ -14,7 +15,6 @@ sbindir ?= $(PREFIX)/sbin
 libdir ?= $(PREFIX)/lib
 includedir ?= $(PREFIX)/include
 mandir ?= $(PREFIX)/share/man
-docdir ?= $(PREFIX)/share/doc/commd
 sysconfdir ?= /etc
 unitdir ?= $(PREFIX)/lib/systemd/system
 sysusersdir ?= $(PREFIX)/lib/sysusers.d
@@ -24,69 +24,83 @@ tmpfilesdir ?= $(PREFIX)/lib/tmpfiles.d
 .DELETE_ON_ERROR:
 .SUFFIXES:
 
-ifeq ($(filter release asan tsan,$(VARIANT)),)
-$(error VARIANT=$(VARIANT): expected release, asan or tsan)
-endif
-ifeq ($(filter auto yes no,$(CUDA)),)
-$(error CUDA=$(CUDA): expected auto, yes or no)
-endif
+one_of = $(if $(filter $2,$($1)),,$(error $1=$($1): expected one of: $2))
+$(call one_of,VARIANT,release asan tsan)
+$(call one_of,CUDA,auto yes no)
+$(call one_of,DEPS,install check)
 
-# Everything that compiles needs the packages: they are installed, and the private libraries found, before the build is read.
 goals := $(or $(MAKECMDGOALS),all)
-goals_without_build := help deps clean distclean check-layers format
-ifneq ($(filter-out $(goals_without_build),$(goals)),)
-DEPS_PREFIX := $(shell CC="$(CC)" tests/lib/install-deps.sh || echo failed)
-ifeq ($(DEPS_PREFIX),failed)
-$(error make deps failed: see above)
-endif
-endif
+goals_without_build := help deps clean check-layers check-format format uninstall
+builds := $(filter-out $(goals_without_build),$(goals))
 
-ifneq ($(DEPS_PREFIX),)
-PKG_CONFIG := PKG_CONFIG_PATH=$(DEPS_PREFIX)/lib/pkgconfig pkg-config --static
-QUIC_CFLAGS = -I$(DEPS_PREFIX)/include
-QUIC_LIBS = -L$(DEPS_PREFIX)/lib -lngtcp2_crypto_ossl -lngtcp2 -l:libssl.a -l:libcrypto.a -ldl -pthread
-CRYPTO_LIBS = -l:libcrypto.a -ldl -pthread
-else
-PKG_CONFIG := pkg-config
-QUIC_LIBS = -lngtcp2_crypto_ossl -lngtcp2 -lssl -lcrypto
-CRYPTO_LIBS = -lcrypto
+# All processors, unless -j says otherwise; in order where something is cleaned first.
+ifeq ($(MAKELEVEL),0)
+MAKEFLAGS += -j$(shell nproc)
 endif
-CRYPTO_LIBS := $(if $(DEPS_PREFIX),-L$(DEPS_PREFIX)/lib) $(CRYPTO_LIBS)
+ifneq ($(filter clean,$(goals)),)
+.NOTPARALLEL:
+endif
+MAKEFLAGS += -r --no-print-directory
+Q := $(if $(V),,@)
+
+# Everything that compiles needs the packages: they are there before the rules are read. DEPS=check installs nothing and
+# names all that is missing.
+DEPS_FILE := $(BUILD)/deps.mk
+ifneq ($(builds),)
+ifneq ($(shell tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) $(DEPS_FILE) && echo ready),ready)
+$(error what the build needs is not there: see above)
+endif
+include $(DEPS_FILE)
+endif
 
 WARNINGS := -Wall -Wextra -Wconversion -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wvla -Wswitch-enum -Wformat=2
 ifneq ($(CI)$(WERROR),)
 WARNINGS += -Werror
 endif
 
-CPPFLAGS_ALL = -D_GNU_SOURCE -I. -I$(BUILD)/gen $(QUIC_CFLAGS) -DCOMMD_SYSCONFDIR='"$(sysconfdir)"' $(CPPFLAGS)
-CFLAGS_ALL = -std=gnu17 -g -fno-omit-frame-pointer -fPIC -fvisibility=hidden -fstack-protector-strong -pthread $(VARIANT_CFLAGS) $(CFLAGS)
-LDFLAGS_ALL = -pie -Wl,-z,relro,-z,now -pthread $(VARIANT_LDFLAGS) $(LDFLAGS)
+VARIANT_CFLAGS_release := -O2 -D_FORTIFY_SOURCE=2
+VARIANT_LDFLAGS_release := -Wl,-z,relro,-z,now
+VARIANT_CFLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
+VARIANT_LDFLAGS_asan := -fsanitize=address,undefined
+VARIANT_CFLAGS_tsan := -O1 -fsanitize=thread
+VARIANT_LDFLAGS_tsan := -fsanitize=thread
 
-ifeq ($(VARIANT),release)
-VARIANT_CFLAGS := -O2 -D_FORTIFY_SOURCE=2
-else ifeq ($(VARIANT),asan)
-VARIANT_CFLAGS := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
-VARIANT_LDFLAGS := -fsanitize=address,undefined
-else
-VARIANT_CFLAGS := -O1 -fsanitize=thread
-VARIANT_LDFLAGS := -fsanitize=thread
-endif
+CPPFLAGS_ALL = -D_GNU_SOURCE -I. -I$(BUILD)/gen $(DEPS_CPPFLAGS) -DCOMMD_SYSCONFDIR='"$(sysconfdir)"' $(CPPFLAGS)
+CFLAGS_ALL = -std=gnu17 -g -fno-omit-frame-pointer -fPIC -fvisibility=hidden -fstack-protector-strong -pthread \
+    $(VARIANT_CFLAGS_$(VARIANT)) $(CFLAGS)
+LDFLAGS_SHARED = -pthread -Wl,--as-needed $(VARIANT_LDFLAGS_$(VARIANT)) $(DEPS_LDFLAGS) $(LDFLAGS)
+LDFLAGS_ALL = -pie $(LDFLAGS_SHARED)
 
-# Changed flags rebuild: every object depends on a stamp that holds them.
+# What was built with other flags, or for other folders, is built again: it depends on a stamp that holds them.
 FLAGS_STAMP := $(BUILD)/flags
-flags_now := $(CC) $(WARNINGS) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL) $(CUDA)
-ifneq ($(filter-out $(goals_without_build),$(goals)),)
-$(shell mkdir -p $(BUILD); printf '%s\n' '$(subst ','\'',$(flags_now))' | cmp -s - $(FLAGS_STAMP) || \
-    printf '%s\n' '$(subst ','\'',$(flags_now))' > $(FLAGS_STAMP))
+flags_now = $(CC) $(WARNINGS) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL) $(QUIC_LIBS) CUDA=$(CUDA)
+FOLDERS_STAMP := $(BUILD)/folders
+folders_now = $(VERSION) $(PREFIX) $(bindir) $(sbindir) $(libdir) $(includedir) $(sysconfdir)
+ifneq ($(builds),)
+write_stamp = $(if $(call differ,$(file <$1),$2),$(file >$1,$2))
+differ = $(if $(subst x$1x,,x$2x)$(subst x$2x,,x$1x),yes)
+$(call write_stamp,$(FLAGS_STAMP),$(flags_now))
+$(call write_stamp,$(FOLDERS_STAMP),$(folders_now))
 endif
+$(FLAGS_STAMP): ; @mkdir -p $(@D) && touch $@
+$(FOLDERS_STAMP): ; @mkdir -p $(@D) && touch $@
 
-compile = @mkdir -p $(@D) && echo "  CC      $<" && $(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARNINGS) $(EXTRA_CFLAGS) -MMD -MP -c -o $@ $<
-link = @mkdir -p $(@D) && echo "  LINK    $@" && $(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o %.a,$^) $(EXTRA_LIBS)
+compile = $(Q)mkdir -p $(@D) && echo "  CC      $<" && \
+    $(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARNINGS) $(EXTRA_CFLAGS) -MMD -MP -c -o $@ $<
+link = $(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o %.a,$^) $(EXTRA_LIBS)
+# The folder is recorded, so that names of libraries with the same members do not keep old ones.
+archive = $(Q)mkdir -p $(@D) && echo "  AR      $@" && rm -f $@ && $(AR) rcs $@ $^
 
 $(BUILD)/%.o: %.c $(FLAGS_STAMP)
 	$(compile)
 
-all: ## build the daemon, the library, commctl, the examples and the manual pages
+deps: ## install what the system lacks and build the private libraries (the others call it when needed)
+	@tests/lib/install-deps.sh $(DEPS_FILE)
+
+all: ## build commd, commctl, libcommclient, the examples and the manual pages
+
+demo: all ## two nodes, four processes and a training run, in under a minute
+	@COMMD_BUILD=$(abspath $(BUILD)) client/examples/demo.sh
 
 include proto/rules.mk
 include daemon/rules.mk
@@ -96,30 +110,20 @@ include config/rules.mk
 include systemd/rules.mk
 include tests/rules.mk
 
-deps: ## install what the system lacks and build the private libraries (called by the others when needed)
-	@CC="$(CC)" tests/lib/install-deps.sh >/dev/null
+install: all install-daemon install-client install-config install-systemd ## install below PREFIX (and DESTDIR); configuration that is there is kept
+uninstall: ## remove what install put there, but the configuration
+	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
 
-demo: all ## two nodes, four processes, a training run: in under a minute
-	@COMMD_BUILD=$(BUILD) client/examples/demo.sh
+clean: ## remove what was built (the private libraries stay in their cache)
+	rm -rf build $(if $(wildcard $(FLAGS_STAMP)),$(BUILD))
 
-format: ## format all C sources
-	@git ls-files '*.c' '*.h' | xargs clang-format -i
+help: ## list the targets
+	@echo "make [TARGET] [VARIANT=release|asan|tsan] [CC=gcc|clang] [BUILD=folder] [CUDA=auto|yes|no] [DEPS=install|check]"
+	@echo "     [PREFIX=$(PREFIX)] [DESTDIR=] [WERROR=1] [V=1]"
+	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' Makefile */rules.mk | expand -t 18
 
-install: install-daemon install-client install-config install-systemd ## install below DESTDIR and PREFIX; an installed configuration is kept
-uninstall: ## remove what install put there, the configuration excepted
-	rm -f $(DESTDIR)$(sbindir)/commd $(DESTDIR)$(bindir)/commctl $(DESTDIR)$(includedir)/commclient.h
-	rm -f $(DESTDIR)$(libdir)/libcommclient.* $(DESTDIR)$(libdir)/pkgconfig/commclient.pc
-	rm -f $(DESTDIR)$(unitdir)/commd.service $(DESTDIR)$(unitdir)/commd.socket
-	rm -f $(DESTDIR)$(sysusersdir)/commd.conf $(DESTDIR)$(tmpfilesdir)/commd.conf
-	rm -f $(addprefix $(DESTDIR)$(mandir)/,$(INSTALLED_MAN_PAGES))
+.PHONY: all deps demo install uninstall clean help
 
-clean: ## remove what was built (the private libraries' cache stays)
-	rm -rf build
-
-help: ## this list
-	@echo "commd $(VERSION): make [VARIANT=release|asan|tsan] [CC=gcc|clang] [CUDA=auto|yes|no] [PREFIX=...] [DESTDIR=...] TARGET"
-	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' Makefile */rules.mk | sort | expand -t 20
-
-.PHONY: all deps demo format install uninstall clean help
-
+ifneq ($(builds),)
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)
+endif

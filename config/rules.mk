@@ -1,19 +1,20 @@
 MAN_SOURCES += $(wildcard config/*.scd)
 
-# Recursive (=) on purpose: the pages are known once every rules.mk was read.
-MAN_PAGES = $(foreach source,$(MAN_SOURCES),$(BUILD)/man/$(notdir $(source:.scd=)))
-INSTALLED_MAN_PAGES = $(foreach page,$(notdir $(MAN_SOURCES:.scd=)),man$(patsubst .%,%,$(suffix $(page)))/$(page))
+# Every rules.mk adds to MAN_SOURCES, hence = and the second expansion.
+MAN_PAGES = $(patsubst %.scd,$(BUILD)/man/%,$(notdir $(MAN_SOURCES)))
+man_page_path = $(mandir)/man$(patsubst .%,%,$(suffix $1))/$(notdir $1)
+INSTALLED_MAN_PAGES = $(foreach page,$(MAN_PAGES),$(call man_page_path,$(page)))
 
-vpath %.scd daemon client/lib client/commctl config
+vpath %.scd daemon client/lib client/commctl client/examples config
 $(BUILD)/man/%: %.scd
-	@mkdir -p $(@D) && echo "  SCDOC   $<" && scdoc < $< > $@
-all: man
-man: ; @:
-.PHONY: man
+	$(Q)mkdir -p $(@D) && echo "  SCDOC   $<" && scdoc < $< > $@
 .SECONDEXPANSION:
 man: $$(MAN_PAGES)
+all: man
 
-install-config:
+install-config: man
 	test -e $(DESTDIR)$(sysconfdir)/commd/commd.conf || \
 	    install -D -m 644 config/commd.conf $(DESTDIR)$(sysconfdir)/commd/commd.conf
-.PHONY: install-config
+	$(foreach page,$(MAN_PAGES),install -D -m 644 $(page) $(DESTDIR)$(call man_page_path,$(page)) &&) :
+INSTALLED += $(INSTALLED_MAN_PAGES)
+.PHONY: man install-config

@@ -1,6 +1,7 @@
 COMMD_SOURCES := $(filter-out daemon/commd.c,$(wildcard daemon/*.c daemon/*/*.c))
 COMMD_OBJECTS := $(COMMD_SOURCES:%.c=$(BUILD)/%.o)
-COMMD_LIBS = $(QUIC_LIBS) -levent_core -levent_pthreads -lprotobuf-c -lconfig -lsystemd -lm
+# libevent_pthreads stands before the core that it calls: either may be the static library.
+COMMD_LIBS = $(QUIC_LIBS) -levent_pthreads -levent_core -lprotobuf-c -lconfig -lsystemd -lm
 
 $(COMMD_OBJECTS) $(BUILD)/daemon/commd.o: | $(PROTO_HEADERS)
 
@@ -9,8 +10,9 @@ $(BUILD)/daemon/dev/%.o: EXTRA_CFLAGS += -O3 -ffp-contract=off
 $(BUILD)/daemon/dev/%_avx2.o: EXTRA_CFLAGS += -mavx2 -mfma -mf16c
 $(BUILD)/daemon/dev/%_avx512.o: EXTRA_CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
 
+# The daemon is a library and a short main, so that tests link all of it.
 $(BUILD)/libcommd.a: $(COMMD_OBJECTS) $(PROTO_OBJECTS)
-	@echo "  AR      $@" && rm -f $@ && $(AR) rcs $@ $^
+	$(archive)
 
 $(BUILD)/commd: EXTRA_LIBS = $(COMMD_LIBS)
 $(BUILD)/commd: $(BUILD)/daemon/commd.o $(BUILD)/libcommd.a
@@ -21,4 +23,5 @@ all: $(BUILD)/commd
 
 install-daemon: $(BUILD)/commd
 	install -D -m 755 $(BUILD)/commd $(DESTDIR)$(sbindir)/commd
+INSTALLED += $(sbindir)/commd
 .PHONY: install-daemon

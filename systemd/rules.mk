@@ -1,5 +1,5 @@
-$(BUILD)/systemd/commd.service: systemd/commd.service.in $(FLAGS_STAMP)
-	@mkdir -p $(@D) && sed -e 's|@SBINDIR@|$(sbindir)|g; s|@SYSCONFDIR@|$(sysconfdir)|g' $< > $@
+$(BUILD)/systemd/commd.service: systemd/commd.service.in $(FOLDERS_STAMP)
+	$(Q)mkdir -p $(@D) && sed -e 's|@BINDIR@|$(bindir)|g; s|@SBINDIR@|$(sbindir)|g; s|@SYSCONFDIR@|$(sysconfdir)|g' $< > $@
 all: $(BUILD)/systemd/commd.service
 
 install-systemd: $(BUILD)/systemd/commd.service
@@ -7,4 +7,5 @@ install-systemd: $(BUILD)/systemd/commd.service
 	install -D -m 644 systemd/commd.socket $(DESTDIR)$(unitdir)/commd.socket
 	install -D -m 644 systemd/commd.sysusers $(DESTDIR)$(sysusersdir)/commd.conf
 	install -D -m 644 systemd/commd.tmpfiles $(DESTDIR)$(tmpfilesdir)/commd.conf
+INSTALLED += $(unitdir)/commd.service $(unitdir)/commd.socket $(sysusersdir)/commd.conf $(tmpfilesdir)/commd.conf
 .PHONY: install-systemd

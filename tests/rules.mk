@@ -59,7 +59,7 @@ check-layers: ## every file includes only what stands below it
 lint: check-layers all ## formatting, layers, shell scripts, manual pages, units, clang-tidy
 	@git ls-files '*.c' '*.h' | xargs clang-format --dry-run -Werror
 	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' .ci/run | xargs shellcheck -S warning; else echo "lint: no shellcheck"; fi
-	@if command -v mandoc >/dev/null; then mandoc -T lint -W warning $(MAN_PAGES); else echo "lint: no mandoc"; fi
+	@if command -v mandoc >/dev/null; then mandoc -T lint -W error $(MAN_PAGES); else echo "lint: no mandoc"; fi
 	@python3 tests/lib/check-units.py $(BUILD)/systemd/commd.service systemd/commd.socket
 	@if command -v clang-tidy >/dev/null; then clang-tidy --quiet $(COMMD_SOURCES) $(wildcard client/*/*.c) -- -std=gnu17 $(CPPFLAGS_ALL) -Iclient/include; \
 	    else echo "lint: no clang-tidy"; fi

@@ -351,6 +351,7 @@ static void quic_connection_suspect_mtu(struct quic_connection *connection, uint
     ngtcp2_conn_info info;
     size_t bytes = ngtcp2_conn_get_path_max_tx_udp_payload_size2(connection->transport);
     uint64_t limit_ns = QUIC_BLACK_HOLE_TIMEOUTS * ngtcp2_conn_get_pto2(connection->transport);
+    limit_ns = limit_ns > QUIC_BLACK_HOLE_MIN_NS ? limit_ns : QUIC_BLACK_HOLE_MIN_NS;
     if (connection->state != QUIC_STATE_UP || connection->unanswered_ns == 0 || bytes <= NGTCP2_MAX_UDP_PAYLOAD_SIZE ||
         now_ns < connection->small_until_ns || now_ns - connection->unanswered_ns < limit_ns) {
         return;

@@ -67,6 +67,7 @@
 #define QUIC_DATAGRAM_JUMBO_BYTES 8952u                /* of a 9000-byte frame over IPv6 */
 #define QUIC_DATAGRAM_LOOPBACK_BYTES 65000u
 #define QUIC_BLACK_HOLE_TIMEOUTS 3u                    /* probe timeouts without an answer after which large datagrams are suspected */
+#define QUIC_BLACK_HOLE_MIN_NS (200 * TIME_MS)         /* and at least so long: a busy peer is not a small path */
 #define QUIC_BLACK_HOLE_HOLD_NS (5 * TIME_S)           /* how long small ones are sent then; doubles each time */
 #define QUIC_BLACK_HOLE_HOLD_MAX_NS (640 * TIME_S)
 

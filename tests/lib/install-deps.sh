@@ -1,25 +1,81 @@
 #!/usr/bin/env bash
-# Installs what commd is built and tested with: Debian packages for most of it; where the system's OpenSSL and ngtcp2 are too
-# old, private static libraries from Debian's own source packages, in a cache outside the work tree. Nothing that the system has is
-# replaced or upgraded. A second run is instant. Prints the folder of the private libraries (empty: the system's are used).
+# Installs what commd is built and tested with, and says how to compile against it.
 #
-#   install-deps.sh           install and build what is missing
-#   install-deps.sh --prefix  only print the folder that a build uses
-set -euo pipefail
+#   install-deps.sh [FILE]          install and build what is missing; FILE gets the make variables that a build needs
+#   install-deps.sh --check [FILE]  install nothing: name all that is missing, and fail
+#
+# Most of it is Debian packages. Nothing that the system has is replaced: where a -dev package would upgrade a library
+# that is installed, its files are unpacked into the cache instead. Where the system's OpenSSL and ngtcp2 are too old,
+# private static libraries are built from Debian's own source packages. The cache is ${XDG_CACHE_HOME:-~/.cache}/commd;
+# a second run, also from another clone, is instant.
+set -Eeuo pipefail
+export LC_ALL=C
 
 openssl_needed=3.5
 ngtcp2_needed=1.22.1
-# Source suites, best first: ngtcp2 moves between them.
+# Suites of Debian that have the sources, best first: ngtcp2 moves between them.
 openssl_suites=(trixie forky sid)
 ngtcp2_suites=(forky trixie-backports sid)
-build_revision=1 # grows when the options of the private build change
+build_revision=2 # grows when the options of the private build change
 
-packages=(gcc make pkg-config cmake dpkg-dev python3 iproute2 ca-certificates
-    libevent-dev libprotobuf-c-dev protobuf-c-compiler libcmocka-dev libconfig-dev libjansson-dev
-    libsystemd-dev uthash-dev scdoc)
+packages=(libc6-dev make pkg-config python3 iproute2 protobuf-c-compiler scdoc
+    libevent-dev libprotobuf-c-dev libcmocka-dev libconfig-dev libjansson-dev libsystemd-dev uthash-dev)
+private_build_packages=(cmake dpkg-dev ca-certificates debian-archive-keyring)
 
-say() { printf '%s\n' "deps: $*" >&2; }
+say() { printf 'deps: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
+
+cache=${XDG_CACHE_HOME:-$HOME/.cache}/commd
+# shellcheck source=/dev/null
+release=$(. /etc/os-release && printf '%s' "$ID-${VERSION_CODENAME:-unknown}")-$(uname -m)
+unpacked=$cache/packages-$release # one folder for each -dev package that is not installed but unpacked
+compiler=cc # C has one ABI: the libraries serve every compiler that the project is built with
+private_libraries= # the folder of OpenSSL and ngtcp2, once the compiler is known
+
+# ---- what is there
+
+system_is_enough() {
+    pkg-config --exists "libssl >= $openssl_needed" "libcrypto >= $openssl_needed" "libngtcp2 >= $ngtcp2_needed" \
+        libngtcp2_crypto_ossl 2>/dev/null
+}
+
+name_private_libraries() {
+    local version key
+    version=$($compiler --version 2>/dev/null | head -1 || true)
+    key=$(printf '%s %s %s %s' "$build_revision" "$openssl_needed" "$ngtcp2_needed" "$version $release" | sha256sum)
+    private_libraries=$cache/deps-${key:0:16}
+}
+
+# A build folder remembers its libraries, so that `sudo make install` does not build them again for root.
+recall_private_libraries() {
+    local known
+    known=$(sed -n 's/^DEPS_PREFIX := \(.*\/deps-.*\)$/\1/p' "$1" 2>/dev/null || true)
+    if [ -n "$known" ] && [ -d "$known" ]; then
+        private_libraries=$known
+    fi
+}
+
+find_missing() {
+    local wanted=("${packages[@]}") installed package
+    command -v cc >/dev/null || wanted+=(gcc)
+    if ! system_is_enough && [ ! -d "$private_libraries" ]; then
+        wanted+=("${private_build_packages[@]}")
+    fi
+    installed=" $(dpkg-query -W -f '${db:Status-Status} ${Package} ' "${wanted[@]}" 2>/dev/null || true)"
+    missing=()
+    for package in "${wanted[@]}"; do
+        case "$installed" in *" installed $package "*) continue ;; esac
+        [ -d "$unpacked/$package" ] && continue
+        case $package in
+        make | cmake | python3 | pkg-config) command -v "$package" >/dev/null && continue ;;
+        iproute2) [ -x /sbin/ip ] || [ -x /usr/sbin/ip ] || command -v ip >/dev/null && continue ;;
+        *) ;;
+        esac
+        missing+=("$package")
+    done
+}
+
+# ---- Debian packages
 
 as_root() {
     if [ "$(id -u)" = 0 ]; then
@@ -27,133 +83,227 @@ as_root() {
     elif command -v sudo >/dev/null; then
         sudo "$@"
     else
-        die "root or sudo is needed to install: ${missing[*]}"
+        die "to install ${missing[*]}, be root or have sudo; or: apt-get install ${missing[*]}"
     fi
 }
 
-install_packages() {
-    missing=()
-    local package
-    for package in "${packages[@]}"; do
-        if [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" != installed ]; then
-            case $package in
-            gcc) command -v cc >/dev/null && continue ;;
-            make | cmake | python3) command -v "$package" >/dev/null && continue ;;
-            pkg-config) command -v pkg-config >/dev/null && continue ;;
-            *) ;;
-            esac
-            missing+=("$package")
+apt_install_options=(--no-install-recommends --no-upgrade --no-remove)
+
+# The installed packages that installing $@ would upgrade, or ones that it would remove.
+replaced_by() {
+    apt-get install --simulate -qq "${apt_install_options[@]}" "$@" 2>/dev/null |
+        sed -nE 's/^Inst ([^ ]+) \[.*/\1/p; s/^Remv ([^ ]+).*/\1/p'
+}
+
+# Unpacks the -dev package $1 into the cache, against the runtime library that is installed: the linker's names point to
+# that one, or go where it is not installed, so that the static library of the package is linked. Fails if neither is there.
+unpack_package() {
+    local package=$1 work linker_name target
+    work=$(mktemp -d "$cache/package-XXXXXX")
+    (cd "$work" && apt-get download -qq -o APT::Sandbox::User=root "$package" >&2 && dpkg-deb -x ./*.deb files) || return 1
+    local whole=yes
+    while read -r linker_name; do
+        target=$(readlink "$linker_name")
+        target=${linker_name#"$work/files"}/../${target##*/}
+        target=$(realpath -m "$target")
+        # The runtime package may have another patch level in its file name: its soname link is what lasts.
+        if [ ! -e "$target" ]; then
+            target=$(find "$(dirname "$target")" /lib -maxdepth 2 -name "$(basename "$linker_name").[0-9]" 2>/dev/null | head -1)
         fi
-    done
-    [ ${#missing[@]} = 0 ] && return
-    say "installing ${missing[*]}"
-    as_root apt-get update -qq >&2
-    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends --no-upgrade \
-        "${missing[@]}" >&2
-}
-
-system_is_enough() {
-    pkg-config --exists "openssl >= $openssl_needed" "libngtcp2 >= $ngtcp2_needed" libngtcp2_crypto_ossl 2>/dev/null
-}
-
-compiler=${CC:-cc}
-cache=${XDG_CACHE_HOME:-$HOME/.cache}/commd
-key=$(printf '%s %s %s %s' "$build_revision" "$openssl_needed" "$ngtcp2_needed" \
-    "$($compiler --version 2>/dev/null | head -1) $(uname -m)" | sha256sum | cut -c1-16)
-prefix=$cache/deps-$key
-
-# The deb822 sources that the private apt reads: the machine's own mirrors, other suites, signed as Debian signs.
-write_sources() {
-    local uris
-    uris=$(cat /etc/apt/sources.list.d/*.sources 2>/dev/null | sed -n 's/^URIs:[[:space:]]*//p' | tr ' ' '\n' |
-        grep -v security | sort -u | head -1 || true)
-    if [ -z "$uris" ]; then
-        uris=$(cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null |
-            sed -nE 's/^deb[[:space:]]+(\[[^]]*\][[:space:]]+)?([^[:space:]]+).*/\2/p' | grep -v security | sort -u |
-            head -1 || true)
+        if [ -n "$target" ]; then ln -sfn "$target" "$linker_name"; else whole=no; fi
+    done < <(find "$work/files" -name '*.so' -type l)
+    if [ $whole = no ]; then
+        find "$work/files" -name '*.so' -type l -delete
+        [ -n "$(find "$work/files" -name '*.a')" ] || { rm -rf "$work"; return 1; }
     fi
-    [ -n "$uris" ] || die "no Debian mirror found in /etc/apt/sources.list*"
-    local suite
-    for suite in "$@"; do
-        printf 'Types: deb-src\nURIs: %s\nSuites: %s\nComponents: main\nSigned-By: /usr/share/keyrings/debian-archive-keyring.gpg\n\n' \
-            "$uris" "$suite"
-    done
-}
-
-# Downloads the source package $1 from the first of the suites that has it, into the current folder.
-fetch_source() {
-    local package=$1 suite
-    shift
-    for suite in "$@"; do
-        mkdir -p "$work/apt/$suite/lists/partial" "$work/apt/$suite/cache/archives/partial" "$work/apt/$suite/parts"
-        write_sources "$suite" >"$work/apt/$suite/parts/private.sources"
-        cat >"$work/apt/$suite/apt.conf" <<CONF
-Dir::State::Lists "$work/apt/$suite/lists";
-Dir::Cache "$work/apt/$suite/cache";
-Dir::Etc::SourceParts "$work/apt/$suite/parts";
-Dir::Etc::SourceList "/dev/null";
-APT::Sandbox::User "";
-CONF
-        if APT_CONFIG="$work/apt/$suite/apt.conf" apt-get update -qq >&2 &&
-            APT_CONFIG="$work/apt/$suite/apt.conf" apt-get source --download-only -qq "$package/$suite" >&2; then
-            return 0
-        fi
-        say "$package is not to be had from $suite"
-    done
-    die "no suite offers the source of $package"
-}
-
-build_openssl() {
-    mkdir -p "$work/openssl" && cd "$work/openssl"
-    fetch_source openssl "${openssl_suites[@]}"
-    dpkg-source --no-check -x ./*.dsc src >&2
-    cd src
-    say "building OpenSSL (about a minute)"
-    CC=$compiler ./Configure "linux-$(uname -m)" --prefix="$stage" --libdir=lib no-shared no-tests no-docs no-apps no-legacy no-module \
-        no-dtls no-comp no-engine >"$work/openssl.log" 2>&1 || die "OpenSSL: see $work/openssl.log"
-    make -j"$(nproc)" build_libs >>"$work/openssl.log" 2>&1 || die "OpenSSL: see $work/openssl.log"
-    make install_dev >>"$work/openssl.log" 2>&1 || die "OpenSSL: see $work/openssl.log"
-}
-
-build_ngtcp2() {
-    mkdir -p "$work/ngtcp2" && cd "$work/ngtcp2"
-    fetch_source ngtcp2 "${ngtcp2_suites[@]}"
-    dpkg-source --no-check -x ./*.dsc src >&2
-    say "building ngtcp2"
-    PKG_CONFIG_PATH="$stage/lib/pkgconfig" cmake -S src -B build -DCMAKE_INSTALL_PREFIX="$stage" -DCMAKE_INSTALL_LIBDIR=lib \
-        -DCMAKE_C_COMPILER="$compiler" -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_PREFIX_PATH="$stage" -DOPENSSL_ROOT_DIR="$stage" \
-        -DOPENSSL_USE_STATIC_LIBS=ON -DENABLE_LIB_ONLY=ON -DENABLE_OPENSSL=ON -DENABLE_STATIC_LIB=ON -DENABLE_SHARED_LIB=OFF \
-        >"$work/ngtcp2.log" 2>&1 || die "ngtcp2: see $work/ngtcp2.log"
-    cmake --build build -j"$(nproc)" --target install >>"$work/ngtcp2.log" 2>&1 || die "ngtcp2: see $work/ngtcp2.log"
-}
-
-build_private() {
-    mkdir -p "$cache"
-    exec 9>"$cache/lock"
-    flock 9
-    [ -e "$prefix/complete" ] && return
-    work=$(mktemp -d "$cache/build-XXXXXX")
-    # pkg-config files name the final folder, so the build installs there and a mark says that it is whole.
-    stage=$prefix
-    rm -rf "$prefix"
-    say "building OpenSSL and ngtcp2 once for this machine, into $prefix"
-    (build_openssl)
-    (build_ngtcp2)
-    touch "$prefix/complete"
+    mkdir -p "$unpacked"
+    rm -rf "${unpacked:?}/$package"
+    mv "$work/files" "$unpacked/$package"
     rm -rf "$work"
 }
 
+install_packages() {
+    local to_install=() package
+    command -v apt-get >/dev/null || die "this is not Debian; install the equivalents of: ${missing[*]}"
+    say "missing: ${missing[*]}"
+    as_root apt-get update -qq >&2 || say "apt-get update had errors; going on with the lists that are there"
+    if [ -z "$(replaced_by "${missing[@]}")" ]; then
+        to_install=("${missing[@]}")
+    else
+        for package in "${missing[@]}"; do
+            if [[ $package == lib*-dev && -n "$(replaced_by "$package")" ]] && unpack_package "$package"; then
+                say "$package is unpacked into $unpacked: to install it would upgrade what is installed"
+            else
+                to_install+=("$package")
+            fi
+        done
+    fi
+    [ ${#to_install[@]} = 0 ] && return
+    local replaced
+    replaced=$(replaced_by "${to_install[@]}" | tr '\n' ' ')
+    [ -z "$replaced" ] || die "installing ${to_install[*]} would upgrade or remove ${replaced}and is left to you:
+deps:   apt-get install --no-install-recommends ${to_install[*]}"
+    say "installing ${to_install[*]}"
+    # Several runs at once wait for each other.
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 \
+        "${apt_install_options[@]}" "${to_install[@]}" >&2 </dev/null
+}
+
+# ---- OpenSSL and ngtcp2 from Debian's sources
+
+# The machine's own mirrors of its Debian release, from both forms of apt's source lists.
+mirrors() {
+    local codename
+    # shellcheck source=/dev/null
+    codename=$(. /etc/os-release && printf '%s' "${VERSION_CODENAME:-}")
+    {
+        cat /etc/apt/sources.list.d/*.sources 2>/dev/null | awk -v RS= -v codename="$codename" '{
+            uris = suites = ""
+            count = split($0, lines, "\n")
+            for (i = 1; i <= count; i++) {
+                if (lines[i] ~ /^URIs:/) { uris = substr(lines[i], 6) }
+                if (lines[i] ~ /^Suites:/) { suites = substr(lines[i], 8) " " }
+            }
+            if (index(" " suites, " " codename " ") || index(suites, " stable ")) { print uris }
+        }' || true
+        cat /etc/apt/sources.list /etc/apt/sources.list.d/*.list 2>/dev/null |
+            sed -nE "s/^deb[[:space:]]+(\[[^]]*\][[:space:]]+)?([^[:space:]]+)[[:space:]]+($codename|stable)[[:space:]].*/\2/p" || true
+    } | tr -s '[:space:]' '\n' | awk 'NF && !seen[$0]++'
+}
+
+# Downloads the source package $1 into the current folder from the first of the suites that has it. The private apt
+# configuration leaves the system's lists as they are; apt checks the signature of the lists, and by them each file.
+fetch_source() {
+    local package=$1 suite mirror private keyring
+    shift
+    keyring=/usr/share/keyrings/debian-archive-keyring.gpg
+    [ -e $keyring ] || keyring=${keyring%.gpg}.pgp
+    for suite in "$@"; do
+        for mirror in $(mirrors); do
+            private=$(mktemp -d "$work/apt-XXXXXX")
+            mkdir -p "$private/lists/partial" "$private/cache/archives/partial" "$private/sources"
+            printf '%s\n' "Types: deb-src" "URIs: $mirror" "Suites: $suite" "Components: main" "Signed-By: $keyring" \
+                >"$private/sources/debian.sources"
+            printf '%s "%s";\n' Dir::State::Lists "$private/lists" Dir::Cache "$private/cache" \
+                Dir::Etc::SourceParts "$private/sources" Dir::Etc::SourceList /dev/null APT::Sandbox::User "" \
+                >"$private/apt.conf"
+            if APT_CONFIG=$private/apt.conf apt-get update -qq >&2 &&
+                APT_CONFIG=$private/apt.conf apt-get source --download-only -qq "$package/$suite" >&2; then
+                return
+            fi
+            say "$suite on $mirror does not offer the source of $package"
+        done
+    done
+    die "no suite of $* offers the source of $package; the machine's mirrors: $(mirrors | tr '\n' ' ')"
+}
+
+run_logged() {
+    local log=$1
+    shift
+    "$@" >>"$log" 2>&1 </dev/null || { tail -20 "$log" >&2; die "failed: $*; all of its output: $log"; }
+}
+
+build_openssl() {
+    local log=$work/openssl.log target
+    target=linux-$(uname -m)
+    mkdir "$work/openssl" && cd "$work/openssl"
+    fetch_source openssl "${openssl_suites[@]}"
+    run_logged "$log" dpkg-source --no-check -x ./*.dsc source # apt has checked the files
+    cd source
+    say "building OpenSSL, for a minute or two"
+    # Configured as the system's is (/usr/lib/ssl is Debian's), not from a folder below somebody's home.
+    run_logged "$log" env CC=$compiler ./Configure "$target" --prefix="$private_libraries" --libdir=lib --openssldir=/usr/lib/ssl \
+        no-shared no-tests no-docs no-apps no-legacy no-module no-dtls no-comp no-engine
+    run_logged "$log" make -j"$(nproc)" build_libs
+    run_logged "$log" make install_dev DESTDIR="$work/root"
+}
+
+build_ngtcp2() {
+    local log=$work/ngtcp2.log built=$work/root$private_libraries
+    mkdir "$work/ngtcp2" && cd "$work/ngtcp2"
+    fetch_source ngtcp2 "${ngtcp2_suites[@]}"
+    run_logged "$log" dpkg-source --no-check -x ./*.dsc source
+    say "building ngtcp2"
+    run_logged "$log" cmake -S source -B build -DCMAKE_INSTALL_PREFIX="$private_libraries" -DCMAKE_INSTALL_LIBDIR=lib \
+        -DCMAKE_C_COMPILER=$compiler -DCMAKE_BUILD_TYPE=RelWithDebInfo -DOPENSSL_ROOT_DIR="$built" \
+        -DOPENSSL_INCLUDE_DIR="$built/include" -DOPENSSL_SSL_LIBRARY="$built/lib/libssl.a" \
+        -DOPENSSL_CRYPTO_LIBRARY="$built/lib/libcrypto.a" -DOPENSSL_USE_STATIC_LIBS=ON \
+        -DENABLE_LIB_ONLY=ON -DENABLE_OPENSSL=ON -DENABLE_STATIC_LIB=ON -DENABLE_SHARED_LIB=OFF
+    run_logged "$log" cmake --build build -j"$(nproc)"
+    run_logged "$log" env DESTDIR="$work/root" cmake --install build
+}
+
+build_private_libraries() {
+    rm -rf "$cache"/build-* # of runs that failed or were stopped: this one holds the lock
+    work=$(mktemp -d "$cache/build-XXXXXX")
+    say "building OpenSSL and ngtcp2 once for this machine, into $private_libraries"
+    (build_openssl)
+    (build_ngtcp2)
+    mv "$work/root$private_libraries" "$private_libraries"
+    rm -rf "$work"
+}
+
+# ---- what a build needs to know
+
+print_variables() {
+    local cppflags="" ldflags="" package folder quic crypto prefix=""
+    for package in "${packages[@]}"; do
+        [ -d "$unpacked/$package" ] || continue
+        [ "$(dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null)" = installed ] && continue
+        for folder in "$unpacked/$package"/usr/include "$unpacked/$package"/usr/include/*-linux-gnu*; do
+            [ -d "$folder" ] && cppflags+=" -isystem $folder"
+        done
+        for folder in "$unpacked/$package"/usr/lib/*-linux-gnu*; do
+            [ -d "$folder" ] && ldflags+=" -L$folder"
+        done
+    done
+    if system_is_enough; then
+        quic=$(pkg-config --libs libngtcp2_crypto_ossl libngtcp2 libssl libcrypto)
+        crypto=$(pkg-config --libs libcrypto)
+        cppflags+=" $(pkg-config --cflags libngtcp2_crypto_ossl libngtcp2 libssl libcrypto)"
+    else
+        prefix=$private_libraries
+        cppflags+=" -isystem $prefix/include"
+        ldflags+=" -L$prefix/lib"
+        quic="-lngtcp2_crypto_ossl -lngtcp2 -l:libssl.a -l:libcrypto.a -ldl"
+        crypto="-l:libcrypto.a -ldl"
+    fi
+    printf '%s\n' "DEPS_PREFIX := ${prefix:-system}" "DEPS_CPPFLAGS :=$cppflags" "DEPS_LDFLAGS :=$ldflags" \
+        "QUIC_LIBS := $quic" "CRYPTO_LIBS := $crypto"
+}
+
+trap 'say "stopped at line $LINENO of $0"' ERR
+
 main() {
-    if [ "${1:-}" != --prefix ]; then
-        install_packages
-        if ! system_is_enough && [ ! -e "$prefix/complete" ]; then
-            build_private
+    local check=no variables=
+    if [ "${1:-}" = --check ]; then
+        check=yes
+        shift
+    fi
+    variables=${1:-}
+    name_private_libraries
+    [ -z "$variables" ] || recall_private_libraries "$variables"
+    find_missing
+    if [ $check = yes ]; then
+        [ ${#missing[@]} = 0 ] || die "missing: ${missing[*]} (make deps installs them)"
+        system_is_enough || [ -d "$private_libraries" ] ||
+            die "missing: OpenSSL >= $openssl_needed and ngtcp2 >= $ngtcp2_needed (make deps builds them)"
+    elif [ ${#missing[@]} != 0 ] || { ! system_is_enough && [ ! -d "$private_libraries" ]; }; then
+        mkdir -p "$cache"
+        exec 9>"$cache/lock"
+        flock --nonblock 9 || { say "waiting for another run"; flock 9; }
+        find_missing
+        [ ${#missing[@]} = 0 ] || install_packages
+        name_private_libraries # the compiler may have come with the packages
+        if ! system_is_enough && [ ! -d "$private_libraries" ]; then
+            build_private_libraries
         fi
     fi
-    if system_is_enough; then
-        echo
+    if [ -z "$variables" ]; then
+        print_variables
     else
-        echo "$prefix"
+        mkdir -p "$(dirname "$variables")"
+        print_variables | cmp -s - "$variables" || print_variables >"$variables"
     fi
 }
 main "$@"

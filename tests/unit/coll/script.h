@@ -11,13 +11,14 @@
 #include "daemon/coll/schedule.h"
 
 /*
- * Schedules written out line by line, right or wrong, as algorithms that coll_check takes; and script_runs_right, which runs
- * one on real values in a random order, as an executor does: an opinion of its own about what coll_check accepts.
+ * Schedules written out line by line, right or wrong, as algorithms that coll_check takes; and
+ * script_runs_right, which runs one on real values in a random order, as an executor does: an opinion of its
+ * own about what coll_check accepts.
  */
 
-#define SCRIPT_LINES_MAX 512
+#define SCRIPT_LINES_MAX 256
 #define SCRIPT_NODES_MAX 8
-#define SCRIPT_ELEMENTS_MAX 32
+#define SCRIPT_ELEMENTS_MAX 16
 
 enum script_direction { SCRIPT_SEND, SCRIPT_RECEIVE };
 
@@ -29,7 +30,8 @@ struct script_line {
 };
 
 struct script {
-    struct script_line lines[SCRIPT_LINES_MAX]; /* any order among nodes and rounds; within both, that of the list */
+    struct script_line
+        lines[SCRIPT_LINES_MAX]; /* any order among nodes and rounds; within both, that of the list */
     uint32_t line_count;
     uint32_t round_count;
     uint32_t transfers_max;
@@ -66,7 +68,7 @@ static inline void script_round(const struct coll_call *call, uint32_t round, st
     }
 }
 
-/* Has a copy on the stack: *kind is what the call asks for. */
+/* The algorithm that plays a script, which must outlive it; one script at a time. */
 static inline struct coll_algorithm script_algorithm(const struct script *script, enum op_kind kind)
 {
     script_played = script;
@@ -80,8 +82,8 @@ static inline struct coll_algorithm script_algorithm(const struct script *script
 }
 
 /* Appends a line, and makes the script as long and wide as that needs. False when it is full. */
-static inline bool script_add(struct script *script, uint32_t node, uint32_t round, enum script_direction direction,
-                              struct coll_transfer transfer)
+static inline bool script_add(struct script *script, uint32_t node, uint32_t round,
+                              enum script_direction direction, struct coll_transfer transfer)
 {
     if (script->line_count == SCRIPT_LINES_MAX) {
         return false;
@@ -124,16 +126,18 @@ static inline bool script_record(struct script *script, const struct coll_algori
     return fits;
 }
 
-/* --- Running one ---------------------------------------------------------------------------------------------- */
+/* --- Running one
+ * ---------------------------------------------------------------------------------------------- */
 
-/* What an element holds: how often each node contributed (8 bits each), and a hash of the order of the folds. */
+/* What an element holds: how often each node contributed (8 bits each), and a hash of the order of the folds.
+ */
 struct script_value {
     uint64_t contributions;
     uint64_t order;
 };
 
 struct script_message {
-    bool left;  /* the sender has come to its round: it may be read from now on */
+    bool left; /* the sender has come to its round: it may be read from now on */
     bool taken;
     struct script_value early[SCRIPT_ELEMENTS_MAX]; /* what was there at that time */
 };
@@ -177,7 +181,8 @@ static inline uint32_t script_next_message(const struct script_state *state, uin
     for (uint32_t i = 0; i < script->line_count; i++) {
         const struct script_line *line = &script->lines[i];
         if (line->node == from && line->direction == SCRIPT_SEND && line->transfer.node == to &&
-            !state->messages[i].taken && (next == script->line_count || line->round < script->lines[next].round)) {
+            !state->messages[i].taken &&
+            (next == script->line_count || line->round < script->lines[next].round)) {
             next = i;
         }
     }
@@ -192,14 +197,18 @@ static inline void script_send(struct script_state *state, uint32_t node)
     uint32_t round = next < script->line_count ? script->lines[next].round : script->round_count;
     for (uint32_t i = 0; i < script->line_count; i++) {
         const struct script_line *line = &script->lines[i];
-        if (line->node == node && line->direction == SCRIPT_SEND && line->round <= round && !state->messages[i].left) {
+        if (line->node == node && line->direction == SCRIPT_SEND && line->round <= round &&
+            !state->messages[i].left) {
             state->messages[i].left = true;
             memcpy(state->messages[i].early, state->values[node], sizeof state->messages[i].early);
         }
     }
 }
 
-/* Takes a node's next receive if its message has left. The network has read each element when it was sent, or reads it now. */
+/*
+ * Takes a node's next receive if its message has left. The network read each element when it was sent, or
+ * reads it only now.
+ */
 static inline bool script_take(struct script_state *state, uint32_t node, struct random *random, bool *right)
 {
     const struct script *script = state->script;
@@ -215,14 +224,15 @@ static inline bool script_take(struct script_state *state, uint32_t node, struct
     const struct coll_transfer *from = &script->lines[send].transfer;
     state->taken[receive] = true;
     state->messages[send].taken = true;
-    *right = *right && from->count_elements == to->count_elements && from->offset_elements == to->offset_elements &&
-             from->action == to->action && to->offset_elements <= state->call.count_elements &&
+    *right = *right && from->count_elements == to->count_elements &&
+             from->offset_elements == to->offset_elements && from->action == to->action &&
+             to->offset_elements <= state->call.count_elements &&
              to->count_elements <= state->call.count_elements - to->offset_elements;
     for (uint64_t i = 0; *right && i < to->count_elements; i++) {
         uint64_t element = to->offset_elements + i;
         struct script_value *value = &state->values[node][element];
         const struct script_value *read = random_chance(random, 0.5) ? &state->messages[send].early[element]
-                                                                    : &state->values[to->node][element];
+                                                                     : &state->values[to->node][element];
         if (to->action == COLL_STORE) {
             *value = *read;
         } else {
@@ -250,7 +260,8 @@ static inline bool script_ends_right(const struct script_state *state)
         }
     }
     for (uint32_t i = 0; i < state->script->line_count; i++) {
-        if (!(state->script->lines[i].direction == SCRIPT_SEND ? state->messages[i].taken : state->taken[i])) {
+        if (!(state->script->lines[i].direction == SCRIPT_SEND ? state->messages[i].taken
+                                                               : state->taken[i])) {
             return false;
         }
     }
@@ -264,16 +275,18 @@ static inline bool script_passed_early(const struct script_state *state)
     bool one_passed = false;
     for (uint32_t node = 0; node < state->call.node_count; node++) {
         all_entered = all_entered && state->entered[node];
-        one_passed = one_passed || (state->entered[node] && script_next_receive(state, node) == state->script->line_count);
+        one_passed = one_passed ||
+                     (state->entered[node] && script_next_receive(state, node) == state->script->line_count);
     }
     return state->call.kind == OP_KIND_BARRIER && one_passed && !all_entered;
 }
 
 /*
- * One run: a random node comes a step further, as often as one can. One node at random does so only when no other
- * can, as if it were slow. True if it comes to the right end.
+ * One run: a random node comes a step further, as often as one can. One node at random does so only when no
+ * other can, as if it were slow. True if it comes to the right end.
  */
-static inline bool script_runs_right(const struct script *script, const struct coll_call *call, struct random *random)
+static inline bool script_runs_right(const struct script *script, const struct coll_call *call,
+                                     struct random *random)
 {
     struct script_state *state = calloc(1, sizeof *state);
     if (state == NULL || call->node_count > SCRIPT_NODES_MAX || call->count_elements > SCRIPT_ELEMENTS_MAX) {
@@ -284,7 +297,8 @@ static inline bool script_runs_right(const struct script *script, const struct c
     for (uint32_t node = 0; node < call->node_count; node++) {
         for (uint64_t element = 0; element < call->count_elements; element++) {
             bool holds = call->kind != OP_KIND_BROADCAST || node == call->root_node;
-            state->values[node][element].contributions = holds ? UINT64_C(1) << (8 * node) : UINT64_C(0xee) << 56;
+            state->values[node][element].contributions =
+                holds ? UINT64_C(1) << (8 * node) : UINT64_C(0xee) << 56;
             state->values[node][element].order = script_mix(node, element);
         }
     }

@@ -8,11 +8,12 @@
 #include "daemon/coll/check.h"
 
 /*
- * Right schedules with a few random changes: whatever coll_check still accepts must come to the right end in every
- * order of events tried, although the network may read a buffer as late as it likes.
+ * Right schedules with a few random changes: whatever coll_check still accepts must come to the right end in
+ * every order of events tried, although the network may read a buffer as late as it likes.
  */
 
-#define RUNS_EACH 24
+#define RUNS_EACH 12
+#define TRIALS_EACH 150
 
 struct outcomes {
     uint32_t accepted; /* although changed */
@@ -24,7 +25,7 @@ static uint32_t pick(struct random *random, uint32_t limit)
     return (uint32_t)random_below(random, limit);
 }
 
-/* The line of the other direction that the line is matched with, as long as nothing was changed; line_count without. */
+/* The line of the other direction that a line is matched with, as far as rounds are listed in order. */
 static uint32_t partner(const struct script *script, uint32_t of)
 {
     const struct script_line *line = &script->lines[of];
@@ -105,7 +106,8 @@ static void change(struct script *script, struct random *random, const struct co
         break;
     case 2: /* another order within a round */
         for (uint32_t i = 0; i < script->line_count; i++) {
-            if (script->lines[i].node == script->lines[at].node && script->lines[i].round == script->lines[at].round &&
+            if (script->lines[i].node == script->lines[at].node &&
+                script->lines[i].round == script->lines[at].round &&
                 script->lines[i].direction == script->lines[at].direction) {
                 swap_lines(script, i, at);
                 break;
@@ -139,7 +141,8 @@ static void change(struct script *script, struct random *random, const struct co
     }
 }
 
-static void try_one(struct script *script, const struct coll_call *call, struct random *random, struct outcomes *outcomes)
+static void try_one(struct script *script, const struct coll_call *call, struct random *random,
+                    struct outcomes *outcomes)
 {
     script->transfers_max = script->line_count;
     struct coll_algorithm algorithm = script_algorithm(script, call->kind);
@@ -172,7 +175,7 @@ static void try_call(const struct coll_algorithm *algorithm, const struct coll_c
     struct outcomes unchanged = {0};
     try_one(&right, call, &random, &unchanged);
     assert_int_equal(unchanged.accepted, 1);
-    for (int trial = 0; trial < 400 && right.line_count > 0; trial++) {
+    for (int trial = 0; trial < TRIALS_EACH && right.line_count > 0; trial++) {
         struct script changed = right;
         for (uint32_t changes = 1 + pick(&random, 3); changes > 0 && changed.line_count > 0; changes--) {
             change(&changed, &random, call);
@@ -185,7 +188,7 @@ static void try_algorithm(const struct coll_algorithm *algorithm, uint64_t count
 {
     struct outcomes outcomes = {0};
     for (uint32_t nodes = 2; nodes <= 6; nodes++) {
-        for (uint64_t count = count_max > 0 ? 1 : 0; count <= count_max; count += 1 + count / 3) {
+        for (uint64_t count = count_max > 0 ? 1 : 0; count <= count_max; count += 1 + count / 2) {
             struct coll_call call = {.kind = algorithm->kind,
                                      .node_count = nodes,
                                      .root_node = algorithm->kind == OP_KIND_BROADCAST ? nodes / 2 : 0,
@@ -193,7 +196,8 @@ static void try_algorithm(const struct coll_algorithm *algorithm, uint64_t count
             try_call(algorithm, &call, nodes * 1000 + count, &outcomes);
         }
     }
-    print_message("%s: of the changed, %u accepted and %u refused\n", algorithm->name, outcomes.accepted, outcomes.refused);
+    print_message("%s: of the changed, %u accepted and %u refused\n", algorithm->name, outcomes.accepted,
+                  outcomes.refused);
     assert_true(outcomes.accepted > 0);
     assert_true(outcomes.refused > outcomes.accepted);
 }

@@ -22,7 +22,8 @@ static void test_entries_are_complete_and_unique(void **state)
         const struct coll_algorithm *one = algorithms[i];
         assert_non_null(one);
         assert_true(one->id != 0);
-        assert_true(strlen(one->name) > 0 && strspn(one->name, "abcdefghijklmnopqrstuvwxyz_") == strlen(one->name));
+        assert_true(strlen(one->name) > 0 &&
+                    strspn(one->name, "abcdefghijklmnopqrstuvwxyz_") == strlen(one->name));
         assert_true(strlen(one->description) > 0 && strchr(one->description, '\n') == NULL);
         assert_non_null(one->round_count);
         assert_non_null(one->transfers_max);
@@ -71,11 +72,16 @@ static void test_by_id_and_by_name(void **state)
     assert_null(coll_registry_by_name(OP_KIND_ALL_REDUCE, "Ring"));
 }
 
-static const uint64_t sizes_bytes[] = {0,           1,           8,           4 * KIB,         64 * KIB,   256 * KIB - 1,
-                                       256 * KIB,   256 * KIB + 1, 1024 * KIB, 16 * 1024 * KIB, INT64_MAX,  UINT64_MAX};
+static const uint64_t sizes_bytes[] = {0,          1,
+                                       8,          4 * KIB,
+                                       64 * KIB,   256 * KIB - 1,
+                                       256 * KIB,  256 * KIB + 1,
+                                       1024 * KIB, 16 * 1024 * KIB,
+                                       INT64_MAX,  UINT64_MAX};
 #define SIZE_COUNT (sizeof sizes_bytes / sizeof sizes_bytes[0])
 
-/* It takes no node's index, so nodes that agree on the arguments agree on the choice: here, that it has no memory. */
+/* It takes no node's index, so nodes that agree on the arguments agree on the choice: here, that it has no
+ * memory. */
 static void test_selection_is_a_pure_function(void **state)
 {
     (void)state;

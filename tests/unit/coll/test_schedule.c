@@ -20,9 +20,11 @@ static void counts_for(uint32_t nodes, uint64_t counts[COUNT_CASES])
     memcpy(counts, all, sizeof all);
 }
 
-static struct coll_cost prove(const struct coll_algorithm *algorithm, uint32_t nodes, uint32_t root, uint64_t count)
+static struct coll_cost prove(const struct coll_algorithm *algorithm, uint32_t nodes, uint32_t root,
+                              uint64_t count)
 {
-    struct coll_call call = {.kind = algorithm->kind, .node_count = nodes, .root_node = root, .count_elements = count};
+    struct coll_call call = {
+        .kind = algorithm->kind, .node_count = nodes, .root_node = root, .count_elements = count};
     struct coll_cost cost;
     memset(&cost, 0xa5, sizeof cost);
     struct error error = {.status = STATUS_OK};
@@ -43,7 +45,8 @@ static uint32_t log2_rounded_up(uint32_t nodes)
     return rounds;
 }
 
-static void prove_all_reduce(const struct coll_algorithm *algorithm, uint32_t nodes, uint64_t count, uint32_t rounds)
+static void prove_all_reduce(const struct coll_algorithm *algorithm, uint32_t nodes, uint64_t count,
+                             uint32_t rounds)
 {
     struct coll_cost cost = prove(algorithm, nodes, 0, count);
     uint64_t part = (count + nodes - 1) / nodes;
@@ -121,7 +124,8 @@ static void test_more_nodes_and_elements(void **state)
     assert_true(prove(&coll_dissemination_barrier, 1000, 0, 0).rounds == 10);
 }
 
-/* Elements whose parts are not cut evenly: the predecessor's 25 MiB of f32 and 6,291,457 elements, in slices of 2 MiB. */
+/* Elements whose parts are not cut evenly: the predecessor's 25 MiB of f32 and 6,291,457 elements, in slices
+ * of 2 MiB. */
 static void test_slices_that_do_not_divide(void **state)
 {
     (void)state;
@@ -134,7 +138,8 @@ static void test_slices_that_do_not_divide(void **state)
     }
 }
 
-/* --- What the rounds are, spelled out ------------------------------------------------------------------------- */
+/* --- What the rounds are, spelled out
+ * ------------------------------------------------------------------------- */
 
 static void assert_transfer(const struct coll_transfer *transfer, uint32_t node, enum coll_action action,
                             uint64_t offset, uint64_t count)
@@ -157,14 +162,18 @@ static void test_ring_of_three(void **state)
     static const struct {
         enum coll_action action;
         uint64_t send_offset, send_count, receive_offset, receive_count;
-    } expected[4] = {{COLL_REDUCE, 0, 3, 5, 2}, {COLL_REDUCE, 5, 2, 3, 2}, {COLL_STORE, 3, 2, 0, 3}, {COLL_STORE, 0, 3, 5, 2}};
+    } expected[4] = {{COLL_REDUCE, 0, 3, 5, 2},
+                     {COLL_REDUCE, 5, 2, 3, 2},
+                     {COLL_STORE, 3, 2, 0, 3},
+                     {COLL_STORE, 0, 3, 5, 2}};
     assert_int_equal(coll_ring_all_reduce.round_count(&call), 4);
     assert_int_equal(coll_ring_all_reduce.transfers_max(&call), 1);
     for (uint32_t round = 0; round < 4; round++) {
         coll_ring_all_reduce.round(&call, round, &out);
         assert_int_equal(out.send_count, 1);
         assert_int_equal(out.receive_count, 1);
-        assert_transfer(&send, 2, expected[round].action, expected[round].send_offset, expected[round].send_count);
+        assert_transfer(&send, 2, expected[round].action, expected[round].send_offset,
+                        expected[round].send_count);
         assert_transfer(&receive, 0, expected[round].action, expected[round].receive_offset,
                         expected[round].receive_count);
     }
@@ -208,7 +217,8 @@ static void test_ring_and_direct_of_two_are_one(void **state)
         for (uint64_t count = 0; count <= 5; count++) {
             struct coll_call call = {
                 .kind = OP_KIND_ALL_REDUCE, .node_count = 2, .node_index = node, .count_elements = count};
-            assert_int_equal(coll_ring_all_reduce.round_count(&call), coll_direct_all_reduce.round_count(&call));
+            assert_int_equal(coll_ring_all_reduce.round_count(&call),
+                             coll_direct_all_reduce.round_count(&call));
             for (uint32_t round = 0; round < 2; round++) {
                 struct coll_transfer transfers[4];
                 struct coll_round ring = {.sends = &transfers[0], .receives = &transfers[1]};
@@ -230,9 +240,11 @@ static void test_ring_and_direct_of_two_are_one(void **state)
     }
 }
 
-/* --- The far end of the arguments ----------------------------------------------------------------------------- */
+/* --- The far end of the arguments
+ * ----------------------------------------------------------------------------- */
 
-static void assert_in_bounds(const struct coll_call *call, const struct coll_transfer *transfers, uint32_t count)
+static void assert_in_bounds(const struct coll_call *call, const struct coll_transfer *transfers,
+                             uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         assert_true(transfers[i].node < call->node_count && transfers[i].node != call->node_index);
@@ -251,11 +263,12 @@ static void walk_largest(const struct coll_algorithm *algorithm, uint32_t node, 
                              .count_elements = count};
     uint32_t rounds = algorithm->round_count(&call);
     uint32_t max = algorithm->transfers_max(&call);
-    struct coll_round out = {.sends = calloc(max, sizeof *out.sends), .receives = calloc(max, sizeof *out.receives)};
+    struct coll_round out = {.sends = calloc(max, sizeof *out.sends),
+                             .receives = calloc(max, sizeof *out.receives)};
     assert_non_null(out.sends);
     assert_non_null(out.receives);
     uint64_t received = 0;
-    for (uint32_t round = 0; round < rounds; round += rounds > 100 ? 97 : 1) {
+    for (uint32_t round = 0; round<rounds; round += rounds> 100 ? 97 : 1) {
         algorithm->round(&call, round, &out);
         assert_true(out.send_count <= max && out.receive_count <= max);
         assert_in_bounds(&call, out.sends, out.send_count);

@@ -159,8 +159,8 @@ static void assert_huge(uint64_t count, uint64_t element_bytes, uint64_t slice_b
 static void test_huge_counts(void **state)
 {
     (void)state;
-    static const uint64_t counts[] = {UINT64_C(1) << 40, INT64_MAX - 1, INT64_MAX, UINT64_C(1) << 63, UINT64_MAX - 1,
-                                      UINT64_MAX};
+    static const uint64_t counts[] = {UINT64_C(1) << 40, INT64_MAX - 1,  INT64_MAX,
+                                      UINT64_C(1) << 63, UINT64_MAX - 1, UINT64_MAX};
     static const uint64_t slice_bytes[] = {0, 1, 4 * KIB, MIB, MIB + 1, UINT64_C(1) << 62, UINT64_MAX};
     for (size_t c = 0; c < 6; c++) {
         for (size_t s = 0; s < 7; s++) {

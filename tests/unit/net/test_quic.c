@@ -1,0 +1,566 @@
+#include <netinet/in.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/time.h"
+#include "tests/lib/quic_node.h"
+#include "tests/lib/test_pki.h"
+
+/* The life of a connection: dialled, replaced, lost, closed. */
+
+static struct test_pki *pki;
+static struct loop *loop;
+static struct quic_node *a;
+static struct quic_node *b;
+
+static int setup_files(void **state)
+{
+    (void)state;
+    pki = test_pki_new();
+    test_pki_issue(pki, "a", &(struct test_certificate){.name = "a"});
+    test_pki_issue(pki, "b", &(struct test_certificate){.name = "b"});
+    test_pki_issue(pki, "c", &(struct test_certificate){.name = "c"});
+    return 0;
+}
+
+static int teardown_files(void **state)
+{
+    (void)state;
+    test_pki_free(pki);
+    return 0;
+}
+
+static int setup(void **state)
+{
+    (void)state;
+    struct error error;
+    if (loop_new(&loop, &error) != STATUS_OK) {
+        return -1;
+    }
+    a = quic_node_new(loop, pki, "a", NULL);
+    b = quic_node_new(loop, pki, "b", NULL);
+    return 0;
+}
+
+static int teardown(void **state)
+{
+    (void)state;
+    quic_node_free(a);
+    quic_node_free(b);
+    a = NULL;
+    b = NULL;
+    loop_free(loop);
+    return 0;
+}
+
+/* --- Conditions ----------------------------------------------------------------------------------------------- */
+
+static bool both_up(const void *context)
+{
+    (void)context;
+    return a->up[0] && b->up[0];
+}
+
+static bool both_down(const void *context)
+{
+    (void)context;
+    return !a->up[0] && !b->up[0];
+}
+
+static bool a_down(const void *context)
+{
+    (void)context;
+    return !a->up[0];
+}
+
+static bool a_failed(const void *context)
+{
+    (void)context;
+    return a->failed_calls[0] > 0;
+}
+
+static bool source_done(const void *context)
+{
+    return quic_source_done(context);
+}
+
+static bool source_delivered(const void *context)
+{
+    const struct quic_source *source = context;
+    return quic_source_done(source) && b->sinks != NULL && b->sinks->closed;
+}
+
+static void assert_text(const char *text, const char *part)
+{
+    if (strstr(text, part) == NULL) {
+        fail_msg("\"%s\" does not say \"%s\"", text, part);
+    }
+}
+
+/* Whatever they agreed on carries data both ways. */
+static void assert_connection_works(void)
+{
+    struct quic_source *forth = quic_source_new(a, 0, 1, 100000, 7000, true);
+    struct quic_source *back = quic_source_new(b, 0, 2, 100000, 7000, true);
+    assert_true(quic_run_until(loop, source_done, forth, 5000));
+    assert_true(quic_run_until(loop, source_done, back, 5000));
+    quic_run_for(loop, 20);
+    assert_true(quic_sink_complete(a->sinks));
+    assert_true(quic_sink_complete(b->sinks));
+    assert_false(a->wrong_order);
+    assert_false(b->wrong_order);
+    quic_source_free(forth);
+    quic_source_free(back);
+}
+
+/* --- Connecting ----------------------------------------------------------------------------------------------- */
+
+static void connects(void **state)
+{
+    (void)state;
+    quic_nodes_connect(a, b);
+    assert_int_equal(a->up_calls[0], 1);
+    assert_int_equal(b->up_calls[0], 1);
+    struct net_peer_statistics statistics;
+    net_peer_statistics(a->net, 0, &statistics);
+    assert_true(statistics.up);
+    assert_int_equal(statistics.connected_count, 1);
+    assert_true(statistics.sent_bytes >= 1200);
+    assert_true(statistics.received_bytes > 0);
+    assert_true(statistics.round_trip_ns > 0);
+    assert_int_equal(statistics.lost_packets, 0);
+    quic_node_connect(a, 0); /* connected already: nothing happens */
+    quic_node_connect(b, 0);
+    quic_run_for(loop, 50);
+    assert_int_equal(a->up_calls[0], 1);
+    assert_int_equal(a->down_calls[0], 0);
+    assert_connection_works();
+}
+
+static void connects_when_dialled_by_the_second(void **state)
+{
+    (void)state;
+    quic_nodes_connect(b, a);
+    assert_connection_works();
+}
+
+/* Each dials the other: whichever connection they keep, they keep the same one. */
+static void simultaneous_dials_leave_one_connection(void **state)
+{
+    (void)state;
+    for (unsigned round = 0; round < 20; round++) {
+        if (round == 0) {
+            quic_node_add_peer(a, "b", b->port);
+            quic_node_add_peer(b, "a", a->port);
+        }
+        quic_node_connect(a, 0);
+        for (unsigned i = 0; i < round; i++) { /* the more rounds, the later the second dial */
+            struct error error;
+            assert_int_equal(loop_run_once(loop, 0, &error), STATUS_OK);
+        }
+        quic_node_connect(b, 0);
+        assert_true(quic_run_until(loop, both_up, NULL, 5000));
+        quic_run_for(loop, 30);
+        assert_true(a->up[0] && b->up[0]);
+        assert_int_equal(a->up_calls[0], a->down_calls[0] + 1);
+        assert_int_equal(b->up_calls[0], b->down_calls[0] + 1);
+        if (round == 0) {
+            assert_connection_works();
+        }
+        struct error cause;
+        error_set(&cause, STATUS_ABORTED, "next round");
+        net_disconnect(a->net, 0, &cause);
+        assert_true(quic_run_until(loop, both_down, NULL, 5000));
+    }
+    assert_false(a->wrong_order);
+    assert_false(b->wrong_order);
+}
+
+static void a_peer_nobody_listens_for_is_unreachable(void **state)
+{
+    (void)state;
+    uint16_t port = b->port;
+    quic_node_free(b);
+    b = NULL;
+    quic_node_add_peer(a, "b", port);
+    quic_node_connect(a, 0);
+    assert_true(quic_run_until(loop, a_failed, NULL, 2000));
+    assert_int_equal(a->failed_cause.status, STATUS_UNREACHABLE);
+    assert_text(a->failed_cause.text, "node b");
+    assert_text(a->failed_cause.text, "nobody listens");
+    quic_run_for(loop, 100);
+    assert_int_equal(a->failed_calls[0], 1);
+    quic_node_connect(a, 0); /* and again */
+    quic_run_for(loop, 100);
+    assert_int_equal(a->failed_calls[0], 2);
+}
+
+static void a_peer_that_does_not_answer_times_out(void **state)
+{
+    (void)state;
+    struct quic_options options;
+    quic_node_free(a);
+    quic_node_options(pki, "a", &options);
+    options.handshake_timeout_ns = 300 * TIME_MS;
+    a = quic_node_new(loop, pki, "a", &options);
+    struct sockaddr_in silent = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof silent;
+    int fd = socket(AF_INET, SOCK_DGRAM, 0);
+    assert_int_equal(bind(fd, (struct sockaddr *)&silent, size), 0);
+    assert_int_equal(getsockname(fd, (struct sockaddr *)&silent, &size), 0);
+    quic_node_add_peer(a, "b", ntohs(silent.sin_port));
+    quic_node_connect(a, 0);
+    uint64_t start_ns = loop_now_ns();
+    assert_true(quic_run_until(loop, a_failed, NULL, 2000));
+    assert_int_equal(a->failed_cause.status, STATUS_TIMED_OUT);
+    assert_in_range(loop_now_ns() - start_ns, 290 * TIME_MS, 800 * TIME_MS);
+    close(fd);
+}
+
+static void a_dial_called_off_is_not_reported(void **state)
+{
+    (void)state;
+    struct error cause;
+    error_set(&cause, STATUS_ABORTED, "changed our mind");
+    quic_node_add_peer(a, "b", b->port);
+    quic_node_add_peer(b, "a", a->port);
+    quic_node_connect(a, 0);
+    net_disconnect(a->net, 0, &cause); /* before anything was sent */
+    quic_run_for(loop, 50);
+    quic_node_connect(a, 0);
+    struct error error;
+    assert_int_equal(loop_run_once(loop, 0, &error), STATUS_OK);
+    net_disconnect(a->net, 0, &cause); /* after the first packet */
+    quic_run_for(loop, 50);
+    assert_int_equal(a->up_calls[0] + a->failed_calls[0] + a->down_calls[0], 0);
+    assert_int_equal(b->up_calls[0], b->down_calls[0]);
+    quic_node_connect(a, 0);
+    assert_true(quic_run_until(loop, both_up, NULL, 5000));
+}
+
+/* --- Ends ----------------------------------------------------------------------------------------------------- */
+
+static void disconnect_tells_both(void **state)
+{
+    (void)state;
+    quic_nodes_connect(a, b);
+    struct error cause;
+    error_set(&cause, STATUS_TIMED_OUT, "no heartbeat for 3 s");
+    net_disconnect(a->net, 0, &cause);
+    assert_int_equal(a->down_calls[0], 0); /* not within the call */
+    struct net_stream *stream;
+    struct error error;
+    assert_int_equal(net_stream_open(a->net, 0, NET_STREAM_DATA, &stream, &error), STATUS_UNREACHABLE);
+    assert_true(quic_run_until(loop, both_down, NULL, 2000));
+    assert_int_equal(a->down_cause.status, STATUS_TIMED_OUT);
+    assert_string_equal(a->down_cause.text, "no heartbeat for 3 s");
+    assert_int_equal(b->down_cause.status, STATUS_TIMED_OUT);
+    assert_text(b->down_cause.text, "node a");
+    assert_text(b->down_cause.text, "no heartbeat for 3 s");
+    quic_node_connect(b, 0);
+    assert_true(quic_run_until(loop, both_up, NULL, 5000));
+    assert_connection_works();
+    struct net_peer_statistics statistics;
+    net_peer_statistics(a->net, 0, &statistics);
+    assert_int_equal(statistics.connected_count, 2);
+    assert_true(statistics.sent_bytes > 100000);
+}
+
+static void freeing_tells_the_peer_and_ends_every_send(void **state)
+{
+    (void)state;
+    quic_nodes_connect(a, b);
+    b->hold = true;
+    struct quic_source *sources[3];
+    for (unsigned i = 0; i < 3; i++) {
+        sources[i] = quic_source_new(a, 0, i, 20u << 20, 1u << 20, i == 1);
+    }
+    quic_run_for(loop, 100);
+    quic_node_free(a);
+    a = NULL;
+    for (unsigned i = 0; i < 3; i++) {
+        assert_true(quic_source_done(sources[i]));
+        assert_true(sources[i]->failed > 0);
+        assert_int_equal(sources[i]->result, STATUS_SHUTTING_DOWN);
+        quic_source_free(sources[i]);
+    }
+    uint64_t deadline_ns = loop_now_ns() + 2 * TIME_S;
+    while (b->down_calls[0] == 0 && loop_now_ns() < deadline_ns) {
+        quic_run_for(loop, 5);
+    }
+    assert_int_equal(b->down_calls[0], 1);
+    assert_int_equal(b->down_cause.status, STATUS_SHUTTING_DOWN);
+    assert_text(b->down_cause.text, "node a");
+    assert_false(b->wrong_order);
+}
+
+/* --- A peer that dies ----------------------------------------------------------------------------------------- */
+
+/* Node b in a process of its own, dialled by a. Returns its process; *port is where it listens. */
+static pid_t start_child(uint16_t *port)
+{
+    int ends[2];
+    assert_int_equal(pipe(ends), 0);
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct loop *own = NULL;
+        struct error error;
+        if (loop_new(&own, &error) != STATUS_OK) {
+            _exit(1);
+        }
+        struct quic_node *node = quic_node_new(own, pki, "b", NULL);
+        quic_node_add_peer(node, "a", a->port);
+        if (write(ends[1], &node->port, sizeof node->port) != sizeof node->port) {
+            _exit(1);
+        }
+        for (;;) {
+            quic_run_for(own, 1000);
+        }
+    }
+    assert_int_equal(read(ends[0], port, sizeof *port), sizeof *port);
+    close(ends[0]);
+    close(ends[1]);
+    return child;
+}
+
+static void kill_child(pid_t child)
+{
+    assert_int_equal(kill(child, SIGKILL), 0);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+}
+
+static bool a_up(const void *context)
+{
+    (void)context;
+    return a->up[0];
+}
+
+static bool a_suspects(const void *context)
+{
+    (void)context;
+    return a->suspect_calls[0] > 0;
+}
+
+static void a_killed_peer_is_suspected_then_lost(void **state)
+{
+    (void)state;
+    struct quic_options options;
+    uint16_t port = 0;
+    quic_node_free(a);
+    quic_node_free(b);
+    b = NULL;
+    quic_node_options(pki, "a", &options);
+    options.idle_timeout_ns = 1500 * TIME_MS;
+    a = quic_node_new(loop, pki, "a", &options);
+    pid_t child = start_child(&port);
+    quic_node_add_peer(a, "b", port);
+    quic_node_connect(a, 0);
+    assert_true(quic_run_until(loop, a_up, NULL, 5000));
+    kill_child(child);
+    struct quic_source *source = quic_source_new(a, 0, 3, 50000, 5000, true);
+    uint64_t start_ns = loop_now_ns();
+    assert_true(quic_run_until(loop, a_suspects, NULL, 1000));
+    assert_int_equal(a->down_calls[0], 0); /* it may be forged */
+    assert_true(quic_run_until(loop, a_down, NULL, 5000));
+    assert_in_range(loop_now_ns() - start_ns, 1000 * TIME_MS, 3000 * TIME_MS);
+    assert_int_equal(a->down_cause.status, STATUS_NODE_LOST);
+    assert_text(a->down_cause.text, "node b");
+    assert_true(quic_source_done(source));
+    assert_int_equal(source->failed, source->sends);
+    assert_int_equal(source->result, STATUS_NODE_LOST);
+    quic_source_free(source);
+}
+
+/* Its host says so: the secret of stateless resets is the same after a restart. */
+static void a_restarted_peer_is_noticed_at_once(void **state)
+{
+    (void)state;
+    struct quic_options options;
+    char address[32];
+    uint16_t port = 0;
+    quic_node_free(b);
+    b = NULL;
+    pid_t child = start_child(&port);
+    quic_node_add_peer(a, "b", port);
+    quic_node_connect(a, 0);
+    assert_true(quic_run_until(loop, a_up, NULL, 5000));
+    kill_child(child);
+    snprintf(address, sizeof address, "127.0.0.1:%u", port);
+    quic_node_options(pki, "b", &options);
+    options.bind_address = address;
+    b = quic_node_new(loop, pki, "b", &options);
+    quic_node_add_peer(b, "a", a->port);
+    struct quic_source *source = quic_source_new(a, 0, 3, 50000, 5000, true);
+    uint64_t start_ns = loop_now_ns();
+    assert_true(quic_run_until(loop, a_down, NULL, 5000));
+    assert_true(loop_now_ns() - start_ns < 1000 * TIME_MS);
+    assert_int_equal(a->down_cause.status, STATUS_NODE_LOST);
+    assert_text(a->down_cause.text, "restarted");
+    assert_true(quic_source_done(source));
+    quic_source_free(source);
+    quic_node_connect(a, 0);
+    assert_true(quic_run_until(loop, both_up, NULL, 5000));
+    assert_connection_works();
+}
+
+/* It dials anew while we still hold the old connection for alive: the new one replaces that. */
+static void a_restarted_peer_that_dials_replaces_the_old_connection(void **state)
+{
+    (void)state;
+    struct quic_options options;
+    char address[32];
+    uint16_t port = 0;
+    quic_node_free(b);
+    b = NULL;
+    pid_t child = start_child(&port);
+    quic_node_add_peer(a, "b", port);
+    quic_node_connect(a, 0);
+    assert_true(quic_run_until(loop, a_up, NULL, 5000));
+    kill_child(child);
+    snprintf(address, sizeof address, "127.0.0.1:%u", port);
+    quic_node_options(pki, "b", &options);
+    options.bind_address = address;
+    b = quic_node_new(loop, pki, "b", &options);
+    quic_node_add_peer(b, "a", a->port);
+    quic_node_connect(b, 0);
+    assert_true(quic_run_until(loop, both_up, NULL, 5000));
+    quic_run_for(loop, 50);
+    assert_int_equal(a->down_calls[0], 1);
+    assert_int_equal(a->up_calls[0], 2);
+    assert_int_equal(a->down_cause.status, STATUS_NODE_LOST);
+    assert_connection_works();
+}
+
+/* --- Options -------------------------------------------------------------------------------------------------- */
+
+static void wrong_peers_are_refused_by_name(void **state)
+{
+    (void)state;
+    struct error error;
+    uint32_t peer;
+    assert_int_equal(net_add_peer(a->net, "b", "127.0.0.1:4242", &peer, &error), STATUS_OK);
+    assert_int_equal(net_add_peer(a->net, "b", "127.0.0.1:4243", &peer, &error), STATUS_ALREADY_EXISTS);
+    static const char *const wrong[] = {"",          "127.0.0.1",      "127.0.0.1:",  "127.0.0.1:65536", ":4242",
+                                        "::1:4242",  "[::1]",          "[::1:4242",   "[]:4242",         "127.0.0.1:42x",
+                                        "127.0.0.1:-1", "no such host.invalid:1"};
+    for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+        assert_int_equal(net_add_peer(a->net, "x", wrong[i], &peer, &error), STATUS_INVALID_ARGUMENT);
+        assert_text(error.text, wrong[i]);
+        assert_text(error.text, "x");
+    }
+    assert_int_equal(net_add_peer(a->net, "a", "127.0.0.1:4242", &peer, &error), STATUS_INVALID_ARGUMENT);
+    assert_int_equal(net_add_peer(a->net, "", "127.0.0.1:4242", &peer, &error), STATUS_INVALID_ARGUMENT);
+}
+
+static void a_port_in_use_is_an_error(void **state)
+{
+    (void)state;
+    struct quic_options options;
+    char address[32];
+    struct net *net = NULL;
+    struct error error;
+    quic_node_options(pki, "c", &options);
+    snprintf(address, sizeof address, "127.0.0.1:%u", a->port);
+    options.bind_address = address;
+    assert_int_equal(net_quic_new(loop, &options, &net, &error), STATUS_SYSTEM);
+    assert_text(error.text, address);
+    options.bind_address = "nonsense";
+    assert_int_equal(net_quic_new(loop, &options, &net, &error), STATUS_INVALID_ARGUMENT);
+    options.bind_address = "127.0.0.1:0";
+    options.datagram_max_bytes = 1199;
+    assert_int_equal(net_quic_new(loop, &options, &net, &error), STATUS_CONFIG);
+    assert_text(error.text, "1199");
+}
+
+/* Bound to no address in particular, over both families at once. */
+static void wildcard_binding_answers_from_the_address_that_was_dialled(void **state)
+{
+    (void)state;
+    static const char *const binds[] = {"0.0.0.0:0", "[::]:0"};
+    for (size_t i = 0; i < 2; i++) {
+        struct quic_options options;
+        quic_node_free(b);
+        quic_node_options(pki, "b", &options);
+        options.bind_address = binds[i];
+        b = quic_node_new(loop, pki, "b", &options);
+        if (i > 0) {
+            quic_node_free(a);
+            a = quic_node_new(loop, pki, "a", NULL);
+        }
+        char address[32];
+        struct error error;
+        uint32_t peer;
+        snprintf(address, sizeof address, "127.0.0.3:%u", b->port);
+        assert_int_equal(net_add_peer(a->net, "b", address, &peer, &error), STATUS_OK);
+        quic_node_add_peer(b, "a", a->port);
+        quic_node_connect(a, 0);
+        assert_true(quic_run_until(loop, both_up, NULL, 5000));
+        assert_connection_works();
+        error_set(&error, STATUS_ABORTED, "the other way round");
+        net_disconnect(a->net, 0, &error);
+        assert_true(quic_run_until(loop, both_down, NULL, 5000));
+        quic_node_connect(b, 0);
+        assert_true(quic_run_until(loop, both_up, NULL, 5000));
+    }
+}
+
+static void datagrams_grow_to_what_the_path_carries(void **state)
+{
+    (void)state;
+    static const uint32_t limits[] = {0, 1200, 1452, 8952, 20000};
+    static const uint32_t found[] = {65000, 1200, 1452, 8952, 20000};
+    for (size_t i = 0; i < sizeof limits / sizeof limits[0]; i++) {
+        struct quic_options options;
+        quic_node_free(a);
+        quic_node_free(b);
+        quic_node_options(pki, "a", &options);
+        options.datagram_max_bytes = limits[i];
+        a = quic_node_new(loop, pki, "a", &options);
+        b = quic_node_new(loop, pki, "b", NULL);
+        quic_nodes_connect(a, b);
+        struct quic_source *source = quic_source_new(a, 0, i, 4u << 20, 1u << 20, true);
+        assert_true(quic_run_until(loop, source_delivered, source, 10000));
+        assert_true(quic_sink_complete(b->sinks));
+        quic_source_free(source);
+        struct net_peer_statistics statistics;
+        net_peer_statistics(a->net, 0, &statistics);
+        assert_int_equal(statistics.datagram_bytes, found[i]);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(connects, setup, teardown),
+        cmocka_unit_test_setup_teardown(connects_when_dialled_by_the_second, setup, teardown),
+        cmocka_unit_test_setup_teardown(simultaneous_dials_leave_one_connection, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_peer_nobody_listens_for_is_unreachable, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_peer_that_does_not_answer_times_out, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_dial_called_off_is_not_reported, setup, teardown),
+        cmocka_unit_test_setup_teardown(disconnect_tells_both, setup, teardown),
+        cmocka_unit_test_setup_teardown(freeing_tells_the_peer_and_ends_every_send, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_killed_peer_is_suspected_then_lost, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_restarted_peer_is_noticed_at_once, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_restarted_peer_that_dials_replaces_the_old_connection, setup, teardown),
+        cmocka_unit_test_setup_teardown(wrong_peers_are_refused_by_name, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_port_in_use_is_an_error, setup, teardown),
+        cmocka_unit_test_setup_teardown(wildcard_binding_answers_from_the_address_that_was_dialled, setup, teardown),
+        cmocka_unit_test_setup_teardown(datagrams_grow_to_what_the_path_carries, setup, teardown),
+    };
+    log_set_level(LOG_LEVEL_ERROR);
+    return cmocka_run_group_tests_name("quic", tests, setup_files, teardown_files);
+}

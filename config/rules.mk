@@ -1,20 +1,18 @@
 MAN_SOURCES += $(wildcard config/*.scd)
 
-# Every rules.mk adds to MAN_SOURCES, hence = and the second expansion.
-MAN_PAGES = $(patsubst %.scd,$(BUILD)/man/%,$(notdir $(MAN_SOURCES)))
-man_page_path = $(mandir)/man$(patsubst .%,%,$(suffix $1))/$(notdir $1)
-INSTALLED_MAN_PAGES = $(foreach page,$(MAN_PAGES),$(call man_page_path,$(page)))
-
 vpath %.scd daemon client/lib client/commctl client/examples config
 $(BUILD)/man/%: %.scd
 	$(Q)mkdir -p $(@D) && echo "  SCDOC   $<" && scdoc < $< > $@
-.SECONDEXPANSION:
-man: $$(MAN_PAGES)
+
+# After the folders that add to MAN_SOURCES.
+MAN_PAGES := $(patsubst %.scd,$(BUILD)/man/%,$(notdir $(MAN_SOURCES)))
+man_page_path = $(mandir)/man$(patsubst .%,%,$(suffix $1))/$(notdir $1)
+man: $(MAN_PAGES)
 all: man
 
 install-config: man
 	test -e $(DESTDIR)$(sysconfdir)/commd/commd.conf || \
 	    install -D -m 644 config/commd.conf $(DESTDIR)$(sysconfdir)/commd/commd.conf
 	$(foreach page,$(MAN_PAGES),install -D -m 644 $(page) $(DESTDIR)$(call man_page_path,$(page)) &&) :
-INSTALLED += $(INSTALLED_MAN_PAGES)
+INSTALLED += $(foreach page,$(MAN_PAGES),$(call man_page_path,$(page)))
 .PHONY: man install-config

@@ -1,67 +1,106 @@
-TEST_SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(filter-out tests/lib/fuzz_replay_main.c,$(wildcard tests/lib/*.c)))
-SIM_SUPPORT := $(patsubst %.c,$(BUILD)/%.o,$(filter-out $(wildcard tests/sim/test_*.c),$(wildcard tests/sim/*.c)))
-UNIT_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/unit/*/test_*.c))
-SIM_TESTS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/sim/test_*.c))
-FUZZ_TARGETS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/fuzz/*.c))
-SYSTEM_PROGRAMS := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/system/*.c))
-SYSTEM_TESTS := $(wildcard tests/system/test_*.py)
-BENCHES := $(patsubst %.c,$(BUILD)/%,$(wildcard tests/bench/*.c))
-TEST_OBJECTS := $(addsuffix .o,$(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES)) $(TEST_SUPPORT) $(SIM_SUPPORT)
+objects_of = $(patsubst %.c,$(BUILD)/%.o,$1)
+programs_of = $(patsubst %.c,$(BUILD)/%,$1)
 
-$(TEST_OBJECTS) $(BUILD)/tests/lib/fuzz_replay_main.o: | $(PROTO_HEADERS)
+UNIT_TESTS := $(call programs_of,$(wildcard tests/unit/*/test_*.c))
+SIM_TESTS := $(call programs_of,$(wildcard tests/sim/test_*.c))
+FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/*.c))
+SYSTEM_PROGRAMS := $(call programs_of,$(wildcard tests/system/*.c))
+SYSTEM_TESTS := $(wildcard tests/system/test_*.py)
+BENCHES := $(call programs_of,$(wildcard tests/bench/*.c))
+FUZZ_MAIN := $(BUILD)/tests/lib/fuzz_replay_main.o
+TEST_SUPPORT := $(filter-out $(FUZZ_MAIN),$(call objects_of,$(wildcard tests/lib/*.c)))
+SIM_SUPPORT := $(call objects_of,$(filter-out tests/sim/test_%,$(wildcard tests/sim/*.c)))
+TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES)
+TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(FUZZ_MAIN)
+
+$(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
 
-test_libraries = $(BUILD)/libcommd.a
-$(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES): EXTRA_LIBS = -lcmocka $(COMMD_LIBS) -ljansson
+# Archives, so that each program has only what it uses.
+$(BUILD)/tests/support.a: $(TEST_SUPPORT)
+	$(archive)
+TEST_ARCHIVES := $(BUILD)/tests/support.a $(BUILD)/client/commctl.a $(BUILD)/client/internal.a $(BUILD)/libcommd.a
 
-$(UNIT_TESTS): %: %.o $(TEST_SUPPORT) $(CLIENT_OBJECTS) $(BUILD)/libcommd.a
+$(TEST_PROGRAMS): EXTRA_LIBS = -lcmocka -ljansson $(COMMD_LIBS)
+$(UNIT_TESTS) $(SYSTEM_PROGRAMS) $(BENCHES): %: %.o $(TEST_ARCHIVES)
 	$(link)
-$(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(TEST_SUPPORT) $(BUILD)/libcommd.a
+$(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
-$(FUZZ_TARGETS): %: %.o $(BUILD)/tests/lib/fuzz_replay_main.o $(TEST_SUPPORT) $(BUILD)/libcommd.a
-	$(link)
-$(SYSTEM_PROGRAMS) $(BENCHES): %: %.o $(TEST_SUPPORT) $(CLIENT_OBJECTS) $(BUILD)/libcommd.a
+$(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(TEST_ARCHIVES)
 	$(link)
 
-tests: $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS)
+# A sanitized program takes several times as long; gcc's and clang's thread sanitizers need addresses of few random bits.
+test_timeout_s := $(if $(filter release,$(VARIANT)),300,1200)
+fixed_addresses := $(if $(filter tsan,$(VARIANT)),$(shell setarch -R true 2>/dev/null && echo setarch -R))
+run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_TIMEOUT_S:-$(test_timeout_s)} \
+    $(fixed_addresses) python3 tests/lib/run-tests.py
+MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS)
 
-run_tests := COMMD_BUILD=$(BUILD) python3 tests/lib/run-tests.py
-memory_tests = $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS)
-
-test: all tests ## every test, ending with one line of counts
-	@$(run_tests) $(memory_tests) $(SYSTEM_TESTS)
-test-unit: $(UNIT_TESTS) $(FUZZ_TARGETS) ## the unit tests and the fuzz corpora
+tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(BENCHES)
+test: all tests ## run every test; the last line counts them
+	@$(run_tests) $(MEMORY_TESTS) $(SYSTEM_TESTS)
+test-unit: $(UNIT_TESTS) $(FUZZ_TARGETS) ## run the unit tests and replay the fuzz corpora
 	@$(run_tests) $^
-test-sim: $(SIM_TESTS) ## whole clusters in memory
+test-sim: $(SIM_TESTS) ## run whole clusters in memory
 	@$(run_tests) $^
-test-system: all tests ## real daemons and clients
+test-system: all $(SYSTEM_PROGRAMS) ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
-test-memory: $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS)
+test-memory: $(MEMORY_TESTS)
 	@$(run_tests) $^
-check-asan: ## unit, simulation and fuzz corpora under AddressSanitizer and UBSan
-	@$(MAKE) --no-print-directory VARIANT=asan BUILD=build/asan test-memory
+
+# Where BUILD is given, the other variants go beside it.
+folder_of = $(if $(filter file,$(origin BUILD)),build/$1,$(BUILD)-$1)
+check-asan: ## run the unit tests, simulations and corpora under AddressSanitizer and UBSan
+	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) test-memory
 check-tsan: ## the same under ThreadSanitizer
-	@$(MAKE) --no-print-directory VARIANT=tsan BUILD=build/tsan test-memory
+	@$(MAKE) VARIANT=tsan BUILD=$(call folder_of,tsan) test-memory
 
-fuzz: ## build the fuzz targets for libFuzzer (clang), in build/fuzz
-	@$(MAKE) --no-print-directory CC=clang BUILD=build/fuzz CFLAGS='-fsanitize=fuzzer-no-link,address' fuzz-link
-fuzz-link: $(BUILD)/libcommd.a $(addsuffix .o,$(FUZZ_TARGETS)) $(TEST_SUPPORT)
-	@for target in $(notdir $(FUZZ_TARGETS)); do echo "  LINK    $(BUILD)/$$target"; \
-	    clang -fsanitize=fuzzer,address -o $(BUILD)/$$target $(BUILD)/tests/fuzz/$$target.o $(TEST_SUPPORT) $(BUILD)/libcommd.a \
-	    -lcmocka $(COMMD_LIBS) || exit 1; done
+fuzz: ## build the fuzz targets with clang's libFuzzer, to run by hand on tests/fuzz/corpus/<target>
+	@$(MAKE) CC=clang VARIANT=asan BUILD=$(call folder_of,fuzz) CFLAGS='$(CFLAGS) -fsanitize=fuzzer-no-link' fuzz-programs
+FUZZERS := $(patsubst $(BUILD)/tests/fuzz/%,$(BUILD)/%,$(FUZZ_TARGETS))
+$(FUZZERS): EXTRA_LIBS = -fsanitize=fuzzer -lcmocka -ljansson $(COMMD_LIBS)
+$(FUZZERS): $(BUILD)/%: $(BUILD)/tests/fuzz/%.o $(TEST_ARCHIVES)
+	$(link)
+fuzz-programs: $(FUZZERS)
 
-bench: all $(BENCHES) ## the benchmarks that exist
-	@for bench in $(BENCHES); do echo "== $$bench"; $$bench || exit 1; done
+bench: all $(BENCHES) ## run the benchmarks
+	@for bench in $(BENCHES); do echo "== $${bench##*/}"; $$bench || exit 1; done
+	@$(if $(BENCHES),,echo "bench: there are no benchmarks yet")
 
-check-layers: ## every file includes only what stands below it
+# ---- what is checked without running it. A tool that is not installed is named and left out.
+
+C_FILES = $(shell find proto daemon client kernels tests -name '*.[ch]' | sort)
+TIDY_FILES = $(filter %.c,$(filter-out kernels/%,$(C_FILES)))
+SHELL_FILES = $(shell find tests client config .ci -name '*.sh') .ci/run
+with_tool = @if command -v $1 >/dev/null; then $2; else echo "lint: $1 is not installed: left out"; fi
+
+check-layers: ## check that every file includes only what stands below it
 	@python3 tests/lib/check-layers.py
-
-lint: check-layers all ## formatting, layers, shell scripts, manual pages, units, clang-tidy
-	@git ls-files '*.c' '*.h' | xargs clang-format --dry-run -Werror
-	@if command -v shellcheck >/dev/null; then git ls-files '*.sh' .ci/run | xargs shellcheck -S warning; else echo "lint: no shellcheck"; fi
-	@if command -v mandoc >/dev/null; then mandoc -T lint -W error $(MAN_PAGES); else echo "lint: no mandoc"; fi
+check-format:
+	$(call with_tool,clang-format,echo $(C_FILES) | xargs clang-format --dry-run -Werror)
+format: ## format the C sources
+	@echo $(C_FILES) | xargs clang-format -i
+check-shell:
+	$(call with_tool,shellcheck,shellcheck -S warning $(SHELL_FILES))
+check-man: man
+	$(call with_tool,mandoc,mandoc -T lint -W error $(MAN_PAGES))
+check-units: $(BUILD)/systemd/commd.service
 	@python3 tests/lib/check-units.py $(BUILD)/systemd/commd.service systemd/commd.socket
-	@if command -v clang-tidy >/dev/null; then clang-tidy --quiet $(COMMD_SOURCES) $(wildcard client/*/*.c) -- -std=gnu17 $(CPPFLAGS_ALL) -Iclient/include; \
-	    else echo "lint: no clang-tidy"; fi
+# The library shows its callers the API alone, and asks of them nothing but libc and protobuf-c.
+check-library: $(BUILD)/libcommclient.so $(BUILD)/libcommclient.a
+	@! nm -g --defined-only $(BUILD)/libcommclient.a | awk 'NF == 3 && $$3 !~ /^comm_/' | grep . || \
+	    { echo "libcommclient.a: defines the above beside the API"; exit 1; }
+	@! nm -D --defined-only $(BUILD)/libcommclient.so | awk '$$3 !~ /^(comm_|COMM)/' | grep . || \
+	    { echo "libcommclient.so: exports the above beside the API"; exit 1; }
+	@! objdump -p $(BUILD)/libcommclient.so | awk '$$1 == "NEEDED" && $$2 !~ /^(libc|libprotobuf-c|libpthread|lib[at]san|libubsan)[.]so/' | grep . || \
+	    { echo "libcommclient.so: needs the above beside libc and protobuf-c"; exit 1; }
+	$(call with_tool,c++,echo '#include "client/include/commclient.h"' | c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c++ -I. -)
+	@echo '#include "client/include/commclient.h"' | $(CC) -std=c99 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c -I. -
+check-tidy: | $(PROTO_HEADERS)
+	$(call with_tool,clang-tidy,printf '%s\n' $(TIDY_FILES) | xargs -P$$(nproc) -n4 sh -c \
+	    'clang-tidy --quiet "$$@" -- -std=gnu17 $(subst ','\'',$(CPPFLAGS_ALL)) -Iclient/include 2>/dev/null' clang-tidy)
 
-.PHONY: tests test test-unit test-sim test-system test-memory check-asan check-tsan fuzz fuzz-link bench check-layers lint
+lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
+
+.PHONY: tests test test-unit test-sim test-system test-memory check-asan check-tsan fuzz fuzz-programs bench \
+    check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -463,6 +463,7 @@ static enum status coll_run_check_end(const struct coll_run *run, struct error *
 static enum status coll_run_all(struct coll_run *run, struct error *error)
 {
     uint32_t nodes = run->plan->call.node_count;
+    assert(nodes > 0);
     enum status status = STATUS_OK;
     for (uint32_t node = 0; status == STATUS_OK && node < nodes; node++) {
         run->nodes[node].next_receive = run->plan->nodes[node].receive_begin[0];

@@ -6,8 +6,9 @@
 
 #include "daemon/base/hash.h"
 
-#define VALUES_MAX (UINT32_C(1) << 30) /* so that twice as many slots fit; beyond, memory counts as used up  \
-                                        */
+#define VALUES_MAX                                                                                           \
+    (UINT32_C(1) << 30) /* so that twice as many slots fit; beyond, memory counts as used up                 \
+                         */
 
 /* The slot that holds the fold of (left, right), or the free one where it belongs. */
 static uint32_t *coll_values_slot(const struct coll_values *values, uint32_t left, uint32_t right)

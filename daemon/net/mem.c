@@ -6,7 +6,8 @@
 
 #include "daemon/base/hash.h"
 
-/* --- Hosts and links ---------------------------------------------------------------------------------------- */
+/* --- Hosts and links
+ * ---------------------------------------------------------------------------------------- */
 
 struct mem_host *mem_host_intern(struct mem_network *network, const char *name)
 {
@@ -79,9 +80,11 @@ static bool mem_conditions_valid(const struct mem_conditions *conditions)
            conditions->delay_ns <= 1000 * TIME_S && conditions->jitter_ns <= 1000 * TIME_S;
 }
 
-/* --- Packets ------------------------------------------------------------------------------------------------ */
+/* --- Packets
+ * ------------------------------------------------------------------------------------------------ */
 
-void mem_trace(struct mem_network *network, uint32_t what, uint32_t from, uint32_t to, uint64_t offset, uint64_t size)
+void mem_trace(struct mem_network *network, uint32_t what, uint32_t from, uint32_t to, uint64_t offset,
+               uint64_t size)
 {
     uint64_t words[] = {network->now_ns, (uint64_t)from << 32 | to, what, offset, size};
     network->counters.trace_hash = hash_bytes(network->counters.trace_hash, words, sizeof words);
@@ -160,7 +163,8 @@ void mem_packet_between(struct mem_packet *packet, struct mem_end *from, struct 
 
 static struct mem_packet *mem_packet_copy(const struct mem_packet *packet)
 {
-    struct mem_packet *copy = mem_packet_new(packet->link->from, packet->link->to, packet->kind, packet->size);
+    struct mem_packet *copy =
+        mem_packet_new(packet->link->from, packet->link->to, packet->kind, packet->size);
     if (copy == NULL) {
         return NULL;
     }
@@ -174,7 +178,8 @@ static struct mem_packet *mem_packet_copy(const struct mem_packet *packet)
     return copy;
 }
 
-/* When a packet that left then arrives: never at once, or a handler's answer could arrive before the handler is done. */
+/* When a packet that left then arrives: never at once, or a handler's answer could arrive before the handler
+ * is done. */
 static uint64_t mem_packet_arrival_ns(struct mem_network *network, const struct mem_conditions *conditions,
                                       uint64_t left_ns)
 {
@@ -215,12 +220,14 @@ uint64_t mem_packet_send(struct mem_packet *packet)
     struct mem_packet *copy = doubled ? mem_packet_copy(packet) : NULL;
     mem_event_schedule(&network->events, &packet->event, mem_packet_arrival_ns(network, conditions, left_ns));
     if (copy != NULL) {
-        mem_event_schedule(&network->events, &copy->event, mem_packet_arrival_ns(network, conditions, left_ns));
+        mem_event_schedule(&network->events, &copy->event,
+                           mem_packet_arrival_ns(network, conditions, left_ns));
     }
     return left_ns;
 }
 
-/* --- Endpoints ---------------------------------------------------------------------------------------------- */
+/* --- Endpoints
+ * ---------------------------------------------------------------------------------------------- */
 
 static void mem_free(struct net *base)
 {
@@ -272,8 +279,8 @@ static enum status mem_add_peer(struct net *base, const char *name, const char *
                          NODE_NAME_MAX_BYTES, name == NULL ? "" : name);
     }
     if (net->peer_count >= NET_PEERS_MAX) {
-        return error_set(error, STATUS_LIMIT, "node %s: more than %d peers at %s", net->host->name, NET_PEERS_MAX,
-                         name);
+        return error_set(error, STATUS_LIMIT, "node %s: more than %d peers at %s", net->host->name,
+                         NET_PEERS_MAX, name);
     }
     struct mem_host *host = mem_host_intern(net->network, name);
     if (host == net->host) {
@@ -283,7 +290,8 @@ static enum status mem_add_peer(struct net *base, const char *name, const char *
     if (host != NULL) {
         HASH_FIND(hh, net->peers_by_host, &host->id, sizeof host->id, peer);
         if (peer != NULL) {
-            return error_set(error, STATUS_ALREADY_EXISTS, "node %s has a peer %s already", net->host->name, name);
+            return error_set(error, STATUS_ALREADY_EXISTS, "node %s has a peer %s already", net->host->name,
+                             name);
         }
         peer = calloc(1, sizeof *peer);
     }
@@ -297,7 +305,8 @@ static enum status mem_add_peer(struct net *base, const char *name, const char *
     if (status == STATUS_OK) {
         HASH_ADD(hh, net->peers_by_host, host_id, sizeof peer->host_id, peer);
         if (peer->hh.tbl == NULL) {
-            status = error_set(error, STATUS_NO_MEMORY, "no memory for peer %s of node %s", name, net->host->name);
+            status =
+                error_set(error, STATUS_NO_MEMORY, "no memory for peer %s of node %s", name, net->host->name);
         }
     }
     if (status != STATUS_OK) {
@@ -354,7 +363,8 @@ static const struct net_operations mem_operations = {
     .statistics = mem_statistics,
 };
 
-/* --- The network -------------------------------------------------------------------------------------------- */
+/* --- The network
+ * -------------------------------------------------------------------------------------------- */
 
 enum status mem_network_new(uint64_t seed, const struct mem_conditions *conditions, struct mem_network **out,
                             struct error *error)
@@ -390,21 +400,20 @@ void mem_network_free(struct mem_network *network)
     assert(network->events.claimed == 0);
     timer_heap_free(&network->events.heap);
     struct mem_link *link, *next_link;
-    HASH_ITER(hh, network->links, link, next_link)
-    {
+    HASH_ITER (hh, network->links, link, next_link) {
         HASH_DEL(network->links, link);
         free(link);
     }
     struct mem_host *host, *next_host;
-    HASH_ITER(hh, network->hosts, host, next_host)
-    {
+    HASH_ITER (hh, network->hosts, host, next_host) {
         HASH_DEL(network->hosts, host);
         free(host);
     }
     free(network);
 }
 
-enum status mem_network_add(struct mem_network *network, const char *name, struct net **out, struct error *error)
+enum status mem_network_add(struct mem_network *network, const char *name, struct net **out,
+                            struct error *error)
 {
     if (!mem_name_valid(name)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "a node's name has 1 to %d bytes: \"%s\"",
@@ -454,7 +463,8 @@ static struct mem_link *mem_link_named(struct mem_network *network, const char *
 {
     struct mem_host *from_host = mem_host_intern(network, from);
     struct mem_host *to_host = mem_host_intern(network, to);
-    struct mem_link *link = from_host == NULL || to_host == NULL ? NULL : mem_link_between(from_host, to_host);
+    struct mem_link *link =
+        from_host == NULL || to_host == NULL ? NULL : mem_link_between(from_host, to_host);
     if (link == NULL) {
         abort();
     }

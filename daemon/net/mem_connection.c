@@ -11,7 +11,8 @@
 /* What mem_trace says of events that are no packets. */
 enum { MEM_TRACE_TIMER = 100, MEM_TRACE_DISCONNECT };
 
-/* --- Ends --------------------------------------------------------------------------------------------------- */
+/* --- Ends
+ * --------------------------------------------------------------------------------------------------- */
 
 struct mem_peer *mem_end_peer(const struct mem_end *end)
 {
@@ -29,7 +30,8 @@ void mem_end_unref(struct mem_end *end)
     if (end == NULL || --end->references > 0) {
         return;
     }
-    assert(end->state == MEM_END_GONE && end->flights == NULL && end->senders == NULL && end->receivers == NULL);
+    assert(end->state == MEM_END_GONE && end->flights == NULL && end->senders == NULL &&
+           end->receivers == NULL);
     free(end->cause);
     free(end);
 }
@@ -84,8 +86,8 @@ static void mem_end_retire(struct mem_end *end, const struct error *cause)
     mem_end_unref(end);
 }
 
-static void mem_close_send(struct mem_host *from, struct mem_end *to, enum mem_packet_kind kind, enum status status,
-                           const char *text)
+static void mem_close_send(struct mem_host *from, struct mem_end *to, enum mem_packet_kind kind,
+                           enum status status, const char *text)
 {
     size_t size = strnlen(text, MEM_CLOSE_TEXT_MAX_BYTES);
     struct mem_packet *packet = mem_packet_new(from, to->host, kind, (uint32_t)size);
@@ -162,7 +164,8 @@ static void mem_end_deferred(struct mem_event *event, uint64_t now_ns)
     mem_end_take_down(end, &cause, now_ns);
 }
 
-/* --- Dialling ----------------------------------------------------------------------------------------------- */
+/* --- Dialling
+ * ----------------------------------------------------------------------------------------------- */
 
 static void mem_dial_failed(struct mem_end *end, const struct error *cause, uint64_t now_ns)
 {
@@ -180,8 +183,8 @@ static void mem_dial_again(struct mem_end *end, uint64_t now_ns)
 {
     struct error cause;
     if (now_ns >= end->deadline_ns) {
-        error_set(&cause, STATUS_TIMED_OUT, "node %s did not answer node %s within %llu ms", end->remote->name,
-                  end->host->name, (unsigned long long)(MEM_CONNECT_TIMEOUT_NS / TIME_MS));
+        error_set(&cause, STATUS_TIMED_OUT, "node %s did not answer node %s within %llu ms",
+                  end->remote->name, end->host->name, (unsigned long long)(MEM_CONNECT_TIMEOUT_NS / TIME_MS));
         mem_dial_failed(end, &cause, now_ns);
         return;
     }
@@ -305,7 +308,8 @@ void mem_peer_free(struct mem_net *net, struct mem_peer *peer, uint64_t now_ns)
     mem_end_unref(end);
 }
 
-/* --- Answering ---------------------------------------------------------------------------------------------- */
+/* --- Answering
+ * ---------------------------------------------------------------------------------------------- */
 
 static void mem_answer_send(struct mem_end *end, struct mem_end *dialer)
 {
@@ -357,8 +361,9 @@ static void mem_answer(struct mem_net *net, struct mem_packet *packet)
 }
 
 /*
- * The dialler has our answer: its connection replaces ours. When both dialled at once, both would replace the other's, and none would be
- * left: then the connection that the lower name dialled stays. Returns whether this end is up.
+ * The dialler has our answer: its connection replaces ours. When both dialled at once, both would replace the
+ * other's, and none would be left: then the connection that the lower name dialled stays. Returns whether
+ * this end is up.
  */
 static bool mem_end_confirmed(struct mem_end *end, uint64_t now_ns)
 {
@@ -379,7 +384,8 @@ static bool mem_end_confirmed(struct mem_end *end, uint64_t now_ns)
         mem_end_tell(current, cause.status, cause.text);
         mem_end_take_down(current, current->cause == NULL ? &cause : current->cause, now_ns);
     }
-    if (peer->end != NULL) { /* an attempt, perhaps one that peer_down's handler has begun: it succeeds by this */
+    if (peer->end !=
+        NULL) { /* an attempt, perhaps one that peer_down's handler has begun: it succeeds by this */
         struct mem_end *attempt = peer->end;
         peer->end = NULL;
         mem_end_retire(attempt, &cause);
@@ -389,7 +395,8 @@ static bool mem_end_confirmed(struct mem_end *end, uint64_t now_ns)
     return end->state == MEM_END_UP;
 }
 
-/* --- What arrives ------------------------------------------------------------------------------------------- */
+/* --- What arrives
+ * ------------------------------------------------------------------------------------------- */
 
 /* A packet for a connection that is not, any more: whoever sent it is told, and why. */
 static void mem_reject(struct mem_net *net, const struct mem_packet *packet)

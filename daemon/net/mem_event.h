@@ -8,8 +8,9 @@
 #include "daemon/base/timer_heap.h"
 
 /*
- * What happens when: events by (time, order of scheduling), each part of what it happens to. Room for an event is claimed when it is
- * made, so that scheduling never fails. Scheduling, cancelling and taking are O(log n).
+ * What happens when: events by (time, order of scheduling), each part of what it happens to. Room for an
+ * event is claimed when it is made, so that scheduling never fails. Scheduling, cancelling and taking are
+ * O(log n).
  */
 struct mem_event {
     struct timer_node node;

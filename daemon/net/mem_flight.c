@@ -110,7 +110,8 @@ void mem_flight_launch(struct mem_end *end, struct mem_flight *flight)
     }
 }
 
-void mem_flight_signal(struct mem_end *end, enum mem_packet_kind kind, struct mem_channel *channel, uint64_t offset)
+void mem_flight_signal(struct mem_end *end, enum mem_packet_kind kind, struct mem_channel *channel,
+                       uint64_t offset)
 {
     struct mem_flight *flight = mem_flight_new(kind, channel);
     if (flight == NULL) {

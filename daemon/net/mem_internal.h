@@ -24,17 +24,19 @@
  *   mem_send.c        outgoing streams
  *   mem_receive.c     incoming streams
  *
- * Everything that is acknowledged is a flight. A packet carries references to the flight, the end and the channel (both ends' view of
- * one stream) that it speaks of, where a real packet carries numbers: what a packet still refers to stays allocated, however late it arrives.
+ * Everything that is acknowledged is a flight. A packet carries references to the flight, the end and the
+ * channel (both ends' view of one stream) that it speaks of, where a real packet carries numbers: what a
+ * packet still refers to stays allocated, however late it arrives.
  */
 
 #define MEM_PACKET_BYTES_DEFAULT 1200u
-#define MEM_SEGMENTS_MAX 128u                   /* of one stream in flight */
-#define MEM_CONTROL_PACKET_BYTES 40u            /* what a packet without payload takes of a link's bandwidth */
+#define MEM_SEGMENTS_MAX 128u        /* of one stream in flight */
+#define MEM_CONTROL_PACKET_BYTES 40u /* what a packet without payload takes of a link's bandwidth */
 #define MEM_RETRANSMISSION_MIN_NS TIME_MS
-#define MEM_RETRANSMISSION_MAX_NS (100 * TIME_MS) /* backing off ends here, so that a healed link is noticed soon */
-#define MEM_PROBES_MAX 2u                       /* flights sent again at a time while nothing is acknowledged */
-#define MEM_RESERVE_RETRY_NS TIME_MS            /* after which a sender that got no memory tries again */
+#define MEM_RETRANSMISSION_MAX_NS                                                                            \
+    (100 * TIME_MS)                  /* backing off ends here, so that a healed link is noticed soon */
+#define MEM_PROBES_MAX 2u            /* flights sent again at a time while nothing is acknowledged */
+#define MEM_RESERVE_RETRY_NS TIME_MS /* after which a sender that got no memory tries again */
 #define MEM_CLOSE_TEXT_MAX_BYTES 256u
 
 struct mem_net;
@@ -77,7 +79,8 @@ struct mem_network {
     struct mem_network_counters counters;
 };
 
-/* --- Packets (mem.c) ------------------------------------------------------------------------------------------ */
+/* --- Packets (mem.c)
+ * ------------------------------------------------------------------------------------------ */
 
 enum mem_packet_kind {
     MEM_PACKET_DIAL,        /* from: the dialling end */
@@ -105,10 +108,10 @@ struct mem_channel {
 struct mem_flight {
     uint32_t references;
     enum mem_packet_kind kind;
-    struct mem_end *end; /* whose it is; null once acknowledged or given up. No reference */
+    struct mem_end *end;            /* whose it is; null once acknowledged or given up. No reference */
     struct mem_flight *prev, *next; /* among the end's, in the order of due_ns */
     struct mem_flight *segment_prev, *segment_next; /* among the stream's, in the order of offset */
-    struct mem_channel *channel; /* reference; null for CONFIRM */
+    struct mem_channel *channel;                    /* reference; null for CONFIRM */
     uint64_t offset;
     uint32_t size;
     bool fin; /* no byte of the stream follows */
@@ -139,20 +142,24 @@ struct mem_link *mem_link_between(struct mem_host *from, struct mem_host *to);
 uint64_t mem_link_retransmission_ns(const struct mem_link *link);
 uint32_t mem_link_packet_bytes(const struct mem_link *link);
 
-/* A packet from one host to another with room for size bytes; null when there is no memory: as good as lost. */
+/* A packet from one host to another with room for size bytes; null when there is no memory: as good as lost.
+ */
 struct mem_packet *mem_packet_new(struct mem_host *from, struct mem_host *to, enum mem_packet_kind kind,
                                   uint32_t size);
 void mem_packet_between(struct mem_packet *packet, struct mem_end *from, struct mem_end *to);
-/* Puts it on its link, which may lose, delay or double it, and takes it over. Returns when it has left the host. */
+/* Puts it on its link, which may lose, delay or double it, and takes it over. Returns when it has left the
+ * host. */
 uint64_t mem_packet_send(struct mem_packet *packet);
 
 /* Takes part in the trace whatever happens to a host beside packets. */
-void mem_trace(struct mem_network *network, uint32_t what, uint32_t from, uint32_t to, uint64_t offset, uint64_t size);
+void mem_trace(struct mem_network *network, uint32_t what, uint32_t from, uint32_t to, uint64_t offset,
+               uint64_t size);
 
 struct mem_channel *mem_channel_ref(struct mem_channel *channel);
 void mem_channel_unref(struct mem_channel *channel);
 
-/* --- Endpoints and connections (mem_connection.c) --------------------------------------------------------------- */
+/* --- Endpoints and connections (mem_connection.c)
+ * --------------------------------------------------------------- */
 
 enum mem_end_state {
     MEM_END_DIALING,
@@ -167,26 +174,26 @@ struct mem_end {
     uint32_t references;
     enum mem_end_state state;
     uint64_t number;
-    struct mem_host *host;  /* where it is */
+    struct mem_host *host; /* where it is */
     struct mem_host *remote;
-    struct mem_net *net;    /* null once gone */
-    uint64_t incarnation;   /* of net: one that came after it knows nothing of this end */
-    uint32_t peer;          /* of net */
-    struct mem_end *other;  /* reference; null when not known yet, and once gone */
-    struct error *cause;    /* of the end; null while up or for want of memory */
-    bool dialed;            /* by us */
-    bool settled;           /* the other end is known to be up */
-    bool crossed;           /* answers a peer that we were dialling ourselves */
+    struct mem_net *net;       /* null once gone */
+    uint64_t incarnation;      /* of net: one that came after it knows nothing of this end */
+    uint32_t peer;             /* of net */
+    struct mem_end *other;     /* reference; null when not known yet, and once gone */
+    struct error *cause;       /* of the end; null while up or for want of memory */
+    bool dialed;               /* by us */
+    bool settled;              /* the other end is known to be up */
+    bool crossed;              /* answers a peer that we were dialling ourselves */
     struct mem_event timer;    /* retries and the deadline of the handshake; flights */
     struct mem_event deferred; /* peer_down after net_disconnect */
     uint64_t deadline_ns;      /* of the handshake */
     uint64_t retry_ns;         /* of the handshake: the next interval */
 
     struct mem_flight *flights;
-    uint64_t heard_ns;         /* when the peer was last heard, or the first of flights was sent */
-    uint64_t probe_ns;         /* while backing off: not to send again before */
-    uint32_t backoff;          /* time-outs in a row without an acknowledgement */
-    uint64_t round_trip_ns;    /* smoothed */
+    uint64_t heard_ns;      /* when the peer was last heard, or the first of flights was sent */
+    uint64_t probe_ns;      /* while backing off: not to send again before */
+    uint32_t backoff;       /* time-outs in a row without an acknowledgement */
+    uint64_t round_trip_ns; /* smoothed */
 
     struct mem_sender *senders;
     struct mem_receiver *receivers;
@@ -230,28 +237,34 @@ void mem_disconnect(struct net *net, uint32_t peer, const struct error *cause);
 void mem_connection_receive(struct mem_net *net, struct mem_packet *packet, uint64_t now_ns);
 /* The connection cannot go on (no memory for what arrived): peer_down follows, not within this call. */
 void mem_end_fail(struct mem_end *end, const struct error *cause);
-/* Streams closed, sends done, peer_down. The end is gone when this is called from the idle timer or by the peer. */
+/* Streams closed, sends done, peer_down. The end is gone when this is called from the idle timer or by the
+ * peer. */
 void mem_end_take_down(struct mem_end *end, const struct error *cause, uint64_t now_ns);
 /* net_free: the peer is told, sends are done, nothing else is called. */
 void mem_peer_free(struct mem_net *net, struct mem_peer *peer, uint64_t now_ns);
 
-/* --- Flights (mem_flight.c) ------------------------------------------------------------------------------------- */
+/* --- Flights (mem_flight.c)
+ * ------------------------------------------------------------------------------------- */
 
-/* A new one, not sent yet. Null when there is no memory. The caller's reference passes to the end with mem_flight_launch. */
+/* A new one, not sent yet. Null when there is no memory. The caller's reference passes to the end with
+ * mem_flight_launch. */
 struct mem_flight *mem_flight_new(enum mem_packet_kind kind, struct mem_channel *channel);
 void mem_flight_launch(struct mem_end *end, struct mem_flight *flight);
 /* Makes and launches one; without memory the connection fails. */
-void mem_flight_signal(struct mem_end *end, enum mem_packet_kind kind, struct mem_channel *channel, uint64_t offset);
+void mem_flight_signal(struct mem_end *end, enum mem_packet_kind kind, struct mem_channel *channel,
+                       uint64_t offset);
 /* Not sent again. */
 void mem_flight_give_up(struct mem_flight *flight);
 void mem_flight_give_up_all(struct mem_end *end);
 void mem_flight_acknowledged(struct mem_end *end, struct mem_flight *flight, uint64_t now_ns);
-/* The end's timer: sends again what is overdue; the connection is lost after MEM_IDLE_TIMEOUT_NS of silence. */
+/* The end's timer: sends again what is overdue; the connection is lost after MEM_IDLE_TIMEOUT_NS of silence.
+ */
 void mem_flight_timer(struct mem_end *end, uint64_t now_ns);
 struct mem_flight *mem_flight_ref(struct mem_flight *flight);
 void mem_flight_unref(struct mem_flight *flight);
 
-/* --- Streams (mem_send.c, mem_receive.c) ------------------------------------------------------------------------ */
+/* --- Streams (mem_send.c, mem_receive.c)
+ * ------------------------------------------------------------------------ */
 
 struct mem_stream {
     struct net_stream base;
@@ -272,7 +285,7 @@ struct mem_message {
 struct mem_sender {
     struct mem_stream stream;
     struct mem_net *net;
-    struct mem_end *end; /* reference; null once lost */
+    struct mem_end *end;            /* reference; null once lost */
     struct mem_sender *prev, *next; /* among the end's, or the net's lost ones */
     struct mem_channel *channel;
     struct mem_event deferred; /* completions that were due within a call; trying again for want of memory */
@@ -292,10 +305,11 @@ struct mem_sender {
     uint32_t busy; /* its functions on the stack: who leaves last frees what is over */
 };
 
-enum status mem_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind, struct net_stream **out,
-                            struct error *error);
-enum status mem_stream_send(struct net_stream *stream, const void *header, size_t header_bytes, const void *payload,
-                            size_t payload_bytes, net_sent_function *sent, void *context);
+enum status mem_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind,
+                            struct net_stream **out, struct error *error);
+enum status mem_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
+                            const void *payload, size_t payload_bytes, net_sent_function *sent,
+                            void *context);
 void mem_stream_finish(struct net_stream *stream);
 void mem_sender_reset(struct mem_sender *sender);
 /* Copies bytes [offset, offset + size) of the stream as they are now. */
@@ -339,7 +353,8 @@ void mem_receive_reset(struct mem_end *end, struct mem_channel *channel, uint64_
 void mem_receiver_reset(struct mem_receiver *receiver);
 void mem_stream_resume(struct net_stream *stream);
 /* closed is called unless quiet or receive never was; frees. */
-void mem_receiver_close(struct mem_receiver *receiver, const struct error *cause, bool quiet, uint64_t now_ns);
+void mem_receiver_close(struct mem_receiver *receiver, const struct error *cause, bool quiet,
+                        uint64_t now_ns);
 /* The offset that the sender may go up to now: what a window packet says when it leaves. */
 uint64_t mem_receiver_limit(const struct mem_receiver *receiver);
 

@@ -26,7 +26,8 @@ static struct mem_receiver *mem_receiver_new(struct mem_end *end, struct mem_cha
     if (receiver == NULL) {
         return NULL;
     }
-    if (mem_event_claim(&end->host->network->events, &receiver->deferred, mem_receiver_deferred) != STATUS_OK) {
+    if (mem_event_claim(&end->host->network->events, &receiver->deferred, mem_receiver_deferred) !=
+        STATUS_OK) {
         free(receiver);
         return NULL;
     }
@@ -63,7 +64,8 @@ void mem_receiver_close(struct mem_receiver *receiver, const struct error *cause
     free(receiver);
 }
 
-/* --- The receiver's side of flow control -------------------------------------------------------------------- */
+/* --- The receiver's side of flow control
+ * -------------------------------------------------------------------- */
 
 uint64_t mem_receiver_limit(const struct mem_receiver *receiver)
 {
@@ -80,7 +82,8 @@ static void mem_receiver_consumed(struct mem_receiver *receiver, size_t size)
     }
 }
 
-/* --- Bytes in order ----------------------------------------------------------------------------------------- */
+/* --- Bytes in order
+ * ----------------------------------------------------------------------------------------- */
 
 static void mem_receiver_no_memory(struct mem_receiver *receiver)
 {
@@ -115,7 +118,8 @@ static void mem_receiver_keep(struct mem_receiver *receiver, const uint8_t *byte
     assert(receiver->buffer_size <= NET_STREAM_WINDOW_BYTES);
 }
 
-static size_t mem_receiver_call(struct mem_receiver *receiver, const uint8_t *bytes, size_t size, uint64_t now_ns)
+static size_t mem_receiver_call(struct mem_receiver *receiver, const uint8_t *bytes, size_t size,
+                                uint64_t now_ns)
 {
     const struct net_stream_handler *handler = mem_receiver_handler(receiver);
     bool end = receiver->received_end == receiver->final_size;
@@ -125,14 +129,16 @@ static size_t mem_receiver_call(struct mem_receiver *receiver, const uint8_t *by
     receiver->calling = false;
     assert(used <= size);
     if (used == size && !receiver->stopped) {
-        mem_event_cancel(&mem_receiver_network(receiver)->events, &receiver->deferred); /* nothing to come again */
+        mem_event_cancel(&mem_receiver_network(receiver)->events,
+                         &receiver->deferred); /* nothing to come again */
     }
     mem_receiver_consumed(receiver, used);
     return used;
 }
 
 /* The next bytes of the stream. */
-static void mem_receiver_hand(struct mem_receiver *receiver, const uint8_t *bytes, size_t size, uint64_t now_ns)
+static void mem_receiver_hand(struct mem_receiver *receiver, const uint8_t *bytes, size_t size,
+                              uint64_t now_ns)
 {
     receiver->received_end += size;
     if (receiver->stopped || receiver->end->state != MEM_END_UP) {
@@ -167,8 +173,8 @@ static void mem_receiver_deferred(struct mem_event *event, uint64_t now_ns)
     }
     if (receiver->stopped) {
         struct error cause;
-        error_set(&cause, STATUS_ABORTED, "stream of node %s given up by node %s", receiver->end->remote->name,
-                  receiver->end->host->name);
+        error_set(&cause, STATUS_ABORTED, "stream of node %s given up by node %s",
+                  receiver->end->remote->name, receiver->end->host->name);
         mem_receiver_close(receiver, &cause, false, now_ns);
         return;
     }
@@ -176,7 +182,8 @@ static void mem_receiver_deferred(struct mem_event *event, uint64_t now_ns)
         return;
     }
     /* The buffer is handed out in place: nothing arrives during the call. */
-    size_t used = mem_receiver_call(receiver, receiver->buffer + receiver->buffer_first, receiver->buffer_size, now_ns);
+    size_t used =
+        mem_receiver_call(receiver, receiver->buffer + receiver->buffer_first, receiver->buffer_size, now_ns);
     receiver->buffer_first += used;
     receiver->buffer_size -= used;
     receiver->held = receiver->buffer_size > 0;
@@ -189,7 +196,8 @@ static void mem_receiver_deferred(struct mem_event *event, uint64_t now_ns)
     mem_receiver_settle(receiver, now_ns);
 }
 
-/* --- What arrives ------------------------------------------------------------------------------------------- */
+/* --- What arrives
+ * ------------------------------------------------------------------------------------------- */
 
 static void mem_acknowledge(struct mem_end *end, const struct mem_packet *packet)
 {
@@ -285,7 +293,8 @@ void mem_receive_reset(struct mem_end *end, struct mem_channel *channel, uint64_
     mem_receiver_close(receiver, &cause, false, now_ns);
 }
 
-/* --- The interface ------------------------------------------------------------------------------------------ */
+/* --- The interface
+ * ------------------------------------------------------------------------------------------ */
 
 void mem_receiver_reset(struct mem_receiver *receiver)
 {

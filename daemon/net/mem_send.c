@@ -11,7 +11,8 @@ static uint64_t mem_min(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* --- The queue of messages ---------------------------------------------------------------------------------- */
+/* --- The queue of messages
+ * ---------------------------------------------------------------------------------- */
 
 static struct mem_message *mem_message_at(const struct mem_sender *sender, uint32_t index)
 {
@@ -66,8 +67,8 @@ static uint32_t mem_message_find(const struct mem_sender *sender, uint64_t offse
 }
 
 /* Copies what [offset, offset + size) has in common with a part of a message. */
-static void mem_part_copy(const uint8_t *part, uint64_t part_offset, uint64_t part_bytes, uint64_t offset, uint8_t *out,
-                          uint32_t size)
+static void mem_part_copy(const uint8_t *part, uint64_t part_offset, uint64_t part_bytes, uint64_t offset,
+                          uint8_t *out, uint32_t size)
 {
     uint64_t first = part_offset > offset ? part_offset : offset;
     uint64_t last = mem_min(part_offset + part_bytes, offset + size);
@@ -83,13 +84,15 @@ void mem_sender_read(const struct mem_sender *sender, uint64_t offset, uint8_t *
     while (reached < offset + size) {
         const struct mem_message *message = mem_message_at(sender, index++);
         uint64_t payload_offset = message->end_offset - message->payload_bytes;
-        mem_part_copy(message->header, payload_offset - message->header_bytes, message->header_bytes, offset, out, size);
+        mem_part_copy(message->header, payload_offset - message->header_bytes, message->header_bytes, offset,
+                      out, size);
         mem_part_copy(message->payload, payload_offset, message->payload_bytes, offset, out, size);
         reached = message->end_offset;
     }
 }
 
-/* --- Sending ------------------------------------------------------------------------------------------------ */
+/* --- Sending
+ * ------------------------------------------------------------------------------------------------ */
 
 static struct mem_network *mem_sender_network(const struct mem_sender *sender)
 {
@@ -157,7 +160,8 @@ static void mem_segments_drop(struct mem_sender *sender)
     }
 }
 
-/* --- The end of sends and of the stream --------------------------------------------------------------------- */
+/* --- The end of sends and of the stream
+ * --------------------------------------------------------------------- */
 
 /* Frees a stream that nobody needs any more. Only who holds no other claim on it may call this. */
 static void mem_sender_settle(struct mem_sender *sender)
@@ -182,7 +186,8 @@ static void mem_sender_settle(struct mem_sender *sender)
     free(sender);
 }
 
-/* Ends every send that is queued. Callbacks may reset or finish the stream, and see it closed when they send. */
+/* Ends every send that is queued. Callbacks may reset or finish the stream, and see it closed when they send.
+ */
 static void mem_sender_flush(struct mem_sender *sender, enum status status, uint64_t now_ns)
 {
     sender->busy++;
@@ -268,7 +273,8 @@ void mem_sender_destroy(struct mem_sender *sender, uint64_t now_ns)
     mem_sender_settle(sender);
 }
 
-/* --- The interface ------------------------------------------------------------------------------------------ */
+/* --- The interface
+ * ------------------------------------------------------------------------------------------ */
 
 static struct mem_sender *mem_sender_new(struct mem_net *net, uint32_t peer, enum net_stream_kind kind)
 {
@@ -290,8 +296,8 @@ static struct mem_sender *mem_sender_new(struct mem_net *net, uint32_t peer, enu
     return sender;
 }
 
-enum status mem_stream_open(struct net *base, uint32_t index, enum net_stream_kind kind, struct net_stream **out,
-                            struct error *error)
+enum status mem_stream_open(struct net *base, uint32_t index, enum net_stream_kind kind,
+                            struct net_stream **out, struct error *error)
 {
     struct mem_net *net = (struct mem_net *)base;
     assert(index < net->peer_count);
@@ -301,8 +307,8 @@ enum status mem_stream_open(struct net *base, uint32_t index, enum net_stream_ki
         return error_set(error, STATUS_UNREACHABLE, "no connection to node %s", peer->host->name);
     }
     if (end->sender_count >= MEM_STREAMS_MAX) {
-        return error_set(error, STATUS_LIMIT, "node %s allows no more than %d streams at a time", peer->host->name,
-                         MEM_STREAMS_MAX);
+        return error_set(error, STATUS_LIMIT, "node %s allows no more than %d streams at a time",
+                         peer->host->name, MEM_STREAMS_MAX);
     }
     struct mem_sender *sender = mem_sender_new(net, index, kind);
     if (sender == NULL) {
@@ -315,8 +321,8 @@ enum status mem_stream_open(struct net *base, uint32_t index, enum net_stream_ki
     return STATUS_OK;
 }
 
-enum status mem_stream_send(struct net_stream *stream, const void *header, size_t header_bytes, const void *payload,
-                            size_t payload_bytes, net_sent_function *sent, void *context)
+enum status mem_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
+                            const void *payload, size_t payload_bytes, net_sent_function *sent, void *context)
 {
     struct mem_sender *sender = (struct mem_sender *)stream;
     assert(!sender->stream.incoming && !sender->finishing && !sender->reset);

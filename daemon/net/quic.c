@@ -112,6 +112,7 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
     endpoint->loop = loop;
     endpoint->socket.fd = -1;
     endpoint->now_ns = loop_now_ns();
+    endpoint->connection_window_bytes = QUIC_CONNECTION_WINDOW_BYTES;
     endpoint->refusal_limit = (struct log_limit){.burst = 8, .interval_ns = 5 * TIME_S};
     endpoint->garbage_limit = (struct log_limit){.burst = 1, .interval_ns = 60 * TIME_S};
     endpoint->reset_limit = (struct log_limit){.burst = 64, .interval_ns = 10 * TIME_MS};

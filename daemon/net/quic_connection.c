@@ -135,7 +135,7 @@ static void quic_settings(const struct quic_endpoint *endpoint, const struct qui
 
     ngtcp2_transport_params_default(parameters);
     parameters->initial_max_stream_data_uni = NET_STREAM_WINDOW_BYTES;
-    parameters->initial_max_data = QUIC_CONNECTION_WINDOW_BYTES;
+    parameters->initial_max_data = endpoint->connection_window_bytes;
     parameters->initial_max_streams_uni = QUIC_STREAMS_MAX;
     parameters->initial_max_streams_bidi = 0;
     parameters->max_idle_timeout = endpoint->idle_timeout_ns;

@@ -256,6 +256,7 @@ struct quic_endpoint {
     uint32_t datagram_max_bytes;
     uint64_t handshake_timeout_ns;
     uint64_t idle_timeout_ns;
+    uint64_t connection_window_bytes; /* QUIC_CONNECTION_WINDOW_BYTES but in tests */
     uint8_t secret[QUIC_SECRET_BYTES];
 
     struct quic_peer **peers;

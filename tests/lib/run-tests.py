@@ -1,109 +1,271 @@
 #!/usr/bin/env python3
-"""Runs test programs (cmocka, TAP) and system tests (unittest), each bounded in time, and counts.
+"""Runs test programs (cmocka or any that print TAP) and system tests (unittest files), each bounded in time, and counts.
 
 usage: run-tests.py PROGRAM-OR-test_*.py ...
+       run-tests.py --tap test_*.py [NAME ...]    one unittest file, in this process, reported as TAP
 
-Shows every failure with its output and every skip with its reason; ends with "N passed, N failed[, N skipped]".
+Programs run two at a time, then the unittest files one after the other. Each skip is shown with its reason: for unittest the
+one given, for cmocka the line "SKIP: reason" that the test prints before it calls skip(). Each failure is shown with the
+end of the output. The last line is "N passed, N failed" or "N passed, N failed, N skipped"; the exit code is 0 if
+tests ran and none failed.
+
+A program may run COMMD_TEST_TIMEOUT_S seconds (300); a unittest file that needs longer sets TIMEOUT_S = seconds at its top.
 """
 import concurrent.futures
+import importlib.util
 import os
+import pathlib
 import re
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+import unittest
 
-TIMEOUT_S = int(os.environ.get("COMMD_TEST_TIMEOUT_S", "600"))
-TAIL_LINES = 60
+TIMEOUT_S = int(os.environ.get("COMMD_TEST_TIMEOUT_S", "300"))
+PROGRAMS_AT_ONCE = 2
+CLEAN_UP_S = 10  # for a stopped test to end its daemons and remove its network namespaces
+TAIL_LINES = 80
+NO_REASON = "no reason given"
 
 
-def run(path):
-    """Runs one program in a process group of its own; returns (path, output, exit code or None, seconds)."""
-    environment = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", PYTHONDONTWRITEBYTECODE="1")
-    command = [os.path.abspath(path)]
-    if path.endswith(".py"):
-        command = [sys.executable, path, "-v"]
-    started = time.monotonic()
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                               env=environment, start_new_session=True)
+class Stopped(Exception):
+    """The run was interrupted."""
+
+
+class Runner:
+    def __init__(self):
+        self.processes = set()
+        self.lock = threading.Lock()
+        self.stopping = False
+        self.passed = self.failed = self.skipped = 0
+
+    def run(self, path):
+        """Runs one program in a process group of its own; returns (path, output, exit code, null when out of time, seconds)."""
+        environment = dict(os.environ, CMOCKA_MESSAGE_OUTPUT="TAP", PYTHONDONTWRITEBYTECODE="1", PYTHONUNBUFFERED="1")
+        command = [os.path.abspath(path)]
+        limit_s = TIMEOUT_S
+        if path.endswith(".py"):
+            command = [sys.executable, os.path.abspath(__file__), "--tap", path]
+            longer = re.search(r"^TIMEOUT_S\s*=\s*(\d+)", pathlib.Path(path).read_text(), re.MULTILINE)
+            limit_s = max(limit_s, int(longer.group(1)) if longer else 0)
+        started = time.monotonic()
+        # A file, not a pipe: whatever a test leaves behind may hold it open without holding up this run.
+        with tempfile.TemporaryFile() as output:
+            with self.lock:
+                if self.stopping:
+                    raise Stopped
+                try:
+                    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                                               env=environment, start_new_session=True)
+                except OSError as error:
+                    return path, str(error), 127, 0.0
+                self.processes.add(process)
+            try:
+                code = process.wait(timeout=limit_s)
+            except subprocess.TimeoutExpired:
+                code = None
+                self.stop(process)
+            with self.lock:
+                self.processes.discard(process)
+            kill_group(process)
+            output.seek(0)
+            text = output.read().decode(errors="replace")
+        if self.stopping:
+            raise Stopped
+        return path, text, code, time.monotonic() - started
+
+    def stop(self, process):
+        """Ends a process: unittest files by an interrupt, so that they clean up; then whatever is left of the group."""
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(timeout=CLEAN_UP_S)
+        except subprocess.TimeoutExpired:
+            pass
+        kill_group(process)
+        process.wait()
+
+    def stop_all(self):
+        with self.lock:
+            self.stopping = True
+            processes = list(self.processes)
+        for process in processes:
+            self.stop(process)
+
+    def report(self, path, output, code, seconds):
+        passed, failed, skipped, planned = count_tap(output)
+        ended = passed + len(failed) + len(skipped)
+        if code is None:
+            failed.append(f"stopped after {seconds:.0f} s: out of time")
+        elif code < 0:
+            failed.append(f"ended by {signal.Signals(-code).name}")
+        elif code != 0 and not failed:
+            failed.append(f"exit code {code}")
+        elif ended == 0:
+            failed.append("ran no test")
+        elif planned is not None and ended < planned:
+            failed.append(f"{planned} tests were announced, {ended} ended")
+        self.passed += passed
+        self.failed += len(failed)
+        self.skipped += len(skipped)
+        counts = [f"{passed} passed"] + [f"{len(some)} {word}" for some, word in ((failed, "failed"), (skipped, "skipped")) if some]
+        print(f"{'FAIL' if failed else 'ok  '} {short(path)}: {', '.join(counts)} ({seconds:.1f} s)")
+        for name, reason in skipped:
+            print(f"     skipped: {name}: {reason}")
+        for name in failed:
+            print(f"     failed: {name}")
+        if failed:
+            lines = output.splitlines()
+            if len(lines) > TAIL_LINES:
+                print(f"     | ... {len(lines) - TAIL_LINES} lines before")
+            print("".join(f"     | {line}\n" for line in lines[-TAIL_LINES:]), end="")
+        sys.stdout.flush()
+
+    def run_all(self, paths):
+        programs = [path for path in paths if not path.endswith(".py")]
+        with concurrent.futures.ThreadPoolExecutor(max_workers=PROGRAMS_AT_ONCE) as pool:
+            for done in concurrent.futures.as_completed([pool.submit(self.run, path) for path in programs]):
+                self.report(*done.result())
+        for path in paths:
+            if path.endswith(".py"):
+                self.report(*self.run(path))
+
+
+def kill_group(process):
     try:
-        output, _ = process.communicate(timeout=TIMEOUT_S)
-        code = process.returncode
-    except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        code = None
-    return path, output.decode(errors="replace"), code, time.monotonic() - started
+    except ProcessLookupError:
+        pass
+
+
+def short(path):
+    build = os.environ.get("COMMD_BUILD", "")
+    absolute = os.path.abspath(path)
+    return os.path.relpath(absolute, build) if build and absolute.startswith(build + os.sep) else path
 
 
 def count_tap(output):
-    passed, failed, skipped, reasons = 0, [], [], []
+    """Returns (passed, names of failures, [(name, reason)] of skips, announced number or null)."""
+    passed, failed, skipped, planned = 0, [], [], None
+    reasons = []  # printed, and not yet taken by a skip
     for line in output.splitlines():
-        if line.startswith("SKIP: "):
-            reasons.append(line[6:])
-        match = re.match(r"(not )?ok \d+( - )?(.*)", line)
-        if not match:
+        reason = re.match(r"\s*#?\s*SKIP: (.*)", line)
+        if reason:
+            reasons.append(reason.group(1).strip())
             continue
-        name = match.group(3)
-        if re.search(r"# SKIP", name, re.IGNORECASE):
-            skipped.append((name.split("#")[0].strip(), reasons.pop() if reasons else "no reason given"))
-        elif match.group(1):
-            failed.append(name)
+        plan = re.match(r"1\.\.(\d+)\s*$", line)
+        if plan:
+            planned = (planned or 0) + int(plan.group(1))  # one for each group of tests
+            continue
+        result = re.match(r"(not )?ok\b\s*(\d*)\s*(?:- )?(.*)", line)
+        if not result:
+            continue
+        name = result.group(3).strip()
+        # cmocka: "not ok 2 # SKIP name"; TAP: "ok 2 - name # SKIP reason".
+        skip = re.match(r"(.*?)\s*#\s*SKIP\b\s*(.*)", name, re.IGNORECASE)
+        if skip:
+            before, after = skip.group(1), skip.group(2)
+            if before:
+                skipped.append((before, after or (reasons.pop(0) if reasons else NO_REASON)))
+            else:
+                skipped.append((after, reasons.pop(0) if reasons else NO_REASON))
+        elif result.group(1):
+            failed.append(name or f"number {result.group(2)}")
         else:
             passed += 1
-    return passed, failed, skipped
+    return passed, failed, skipped, planned
 
 
-def count_unittest(output):
-    passed, failed, skipped = 0, [], []
-    for match in re.finditer(r"^(FAIL|ERROR): (.*)$", output, re.MULTILINE):
-        failed.append(match.group(2))
-    for match in re.finditer(r"^(\S+) .*\.\.\. (?:.*\n)*?skipped ['\"](.*)['\"]$", output, re.MULTILINE):
-        skipped.append((match.group(1), match.group(2)))
-    ran = re.search(r"^Ran (\d+) tests?", output, re.MULTILINE)
-    skips = re.search(r"skipped=(\d+)", output)
-    if ran:
-        passed = int(ran.group(1)) - len(failed) - (int(skips.group(1)) if skips else 0)
-    return max(passed, 0), failed, skipped
+class TapResult(unittest.TestResult):
+    """Reports a unittest run as TAP, one line a test."""
+
+    def __init__(self, stream):
+        super().__init__()
+        self.stream = stream
+        self.number = 0
+        self.subtest_failed = False
+
+    def say(self, result, test, directive="", details=""):
+        self.number += 1
+        name = test.id() if hasattr(test, "id") else str(test)
+        self.stream.write(details.rstrip("\n") + "\n" if details else "")
+        self.stream.write(f"{result} {self.number} - {name}{directive}\n")
+        self.stream.flush()
+
+    def startTest(self, test):
+        super().startTest(test)
+        self.subtest_failed = False
+
+    def addSuccess(self, test):
+        if not self.subtest_failed:
+            self.say("ok", test)
+
+    def addSkip(self, test, reason):
+        self.say("ok", test, f" # SKIP {' '.join(reason.split())}")
+
+    def addFailure(self, test, err):
+        super().addFailure(test, err)
+        self.say("not ok", test, details=self.failures[-1][1])
+
+    def addError(self, test, err):
+        super().addError(test, err)
+        self.say("not ok", test, details=self.errors[-1][1])
+
+    def addSubTest(self, test, subtest, err):
+        super().addSubTest(test, subtest, err)
+        if err is not None:
+            self.subtest_failed = True
+            self.say("not ok", subtest, details=(self.failures or self.errors)[-1][1])
+
+    def addExpectedFailure(self, test, err):
+        self.say("ok", test)
+
+    def addUnexpectedSuccess(self, test):
+        super().addUnexpectedSuccess(test)
+        self.say("not ok", test, details="succeeds, and was expected to fail")
+
+
+def run_unittest_file(path, names):
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
+    module_name = pathlib.Path(path).stem
+    specification = importlib.util.spec_from_file_location(module_name, path)
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[module_name] = module
+    result = TapResult(sys.stdout)
+    try:
+        specification.loader.exec_module(module)
+    except unittest.SkipTest as skip:
+        result.say("ok", module_name, f" # SKIP {skip}")
+        return 0
+    loader = unittest.defaultTestLoader
+    suite = loader.loadTestsFromNames(names, module) if names else loader.loadTestsFromModule(module)
+    suite.run(result)
+    return 0 if result.wasSuccessful() and result.number else 1
+
+
+def interrupt(_number, _frame):
+    raise KeyboardInterrupt
 
 
 def main():
-    programs = sys.argv[1:]
-    parallel = [p for p in programs if not p.endswith(".py")]
-    serial = [p for p in programs if p.endswith(".py")]
-    total_passed, total_failed, total_skipped = 0, 0, 0
-
-    def report(result):
-        nonlocal total_passed, total_failed, total_skipped
-        path, output, code, seconds = result
-        passed, failed, skipped = (count_unittest if path.endswith(".py") else count_tap)(output)
-        if code is None:
-            failed.append(f"killed after {TIMEOUT_S} s")
-        elif code != 0 and not failed:
-            failed.append(f"died with signal {-code}" if code < 0 else f"exit code {code}")
-        elif passed + len(failed) + len(skipped) == 0:
-            failed.append("ran no test")
-        total_passed += passed
-        total_failed += len(failed)
-        total_skipped += len(skipped)
-        print(f"{'FAIL' if failed else 'ok  '} {path}: {passed} passed"
-              f"{f', {len(failed)} failed' if failed else ''}{f', {len(skipped)} skipped' if skipped else ''} ({seconds:.1f} s)")
-        for name, reason in skipped:
-            print(f"     skipped {name}: {reason}")
-        if failed:
-            for name in failed:
-                print(f"     failed: {name}")
-            print("\n".join("     | " + line for line in output.splitlines()[-TAIL_LINES:]))
-        sys.stdout.flush()
-
-    with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        for result in pool.map(run, parallel):
-            report(result)
-    for path in serial:
-        report(run(path))
-    line = f"{total_passed} passed, {total_failed} failed"
-    print(line + (f", {total_skipped} skipped" if total_skipped else ""))
-    return 1 if total_failed or not total_passed else 0
+    if sys.argv[1:2] == ["--tap"]:
+        return run_unittest_file(sys.argv[2], sys.argv[3:])
+    runner = Runner()
+    signal.signal(signal.SIGTERM, interrupt)
+    signal.signal(signal.SIGHUP, interrupt)
+    status = 0
+    try:
+        runner.run_all(sys.argv[1:])
+    except (KeyboardInterrupt, Stopped):
+        print("interrupted")
+        status = 130
+    finally:
+        runner.stop_all()
+    counts = f"{runner.passed} passed, {runner.failed} failed"
+    print(counts + (f", {runner.skipped} skipped" if runner.skipped else ""), flush=True)
+    return status or (1 if runner.failed or not runner.passed else 0)
 
 
 if __name__ == "__main__":

@@ -11,9 +11,9 @@
 
 #include "daemon/base/hash.h"
 
-#define CLUSTER_SCAN_NS TIME_MS          /* between looks at the nodes' deadlines while anything happens */
+#define CLUSTER_SCAN_NS TIME_MS            /* between looks at the nodes' deadlines while anything happens */
 #define CLUSTER_SCAN_MIN_NS (10 * TIME_US) /* for who always wants to be called at once */
-#define CLUSTER_PUMP_MAX 1000000         /* turns of exec at one moment: more is a loop without end */
+#define CLUSTER_PUMP_MAX 1000000           /* turns of exec at one moment: more is a loop without end */
 
 uint64_t cluster_seed(uint32_t which)
 {
@@ -26,12 +26,14 @@ int cluster_report(int failed)
 {
     if (failed != 0) {
         const char *text = getenv("COMMD_SEED");
-        (void)fprintf(stderr, "# this run: COMMD_SEED=%s\n", text == NULL || text[0] == '\0' ? "(unset)" : text);
+        (void)fprintf(stderr, "# this run: COMMD_SEED=%s\n",
+                      text == NULL || text[0] == '\0' ? "(unset)" : text);
     }
     return failed;
 }
 
-/* --- Nodes -------------------------------------------------------------------------------------------------- */
+/* --- Nodes
+ * -------------------------------------------------------------------------------------------------- */
 
 static void cluster_wake(void *context)
 {
@@ -69,7 +71,8 @@ static void node_start(struct cluster_node *node)
     }
     for (uint32_t i = 0; i < cluster->node_count; i++) {
         uint32_t peer;
-        if (i != node->index && mesh_add_node(node->mesh, cluster->nodes[i].name, "127.0.0.1:1", &peer, &error) != STATUS_OK) {
+        if (i != node->index &&
+            mesh_add_node(node->mesh, cluster->nodes[i].name, "127.0.0.1:1", &peer, &error) != STATUS_OK) {
             fail_msg("%s: %s", node->name, error.text);
         }
     }
@@ -96,7 +99,8 @@ static void cluster_pump(struct cluster *cluster)
     }
 }
 
-/* Members are gone; what the network still holds of their buffers comes back now, and then there is nothing left to wait for. */
+/* Members are gone; what the network still holds of their buffers comes back now, and then there is nothing
+ * left to wait for. */
 static void node_stop(struct cluster_node *node)
 {
     node->alive = false;
@@ -206,7 +210,8 @@ void cluster_partition(struct cluster *cluster, uint32_t first, bool cut)
     }
 }
 
-/* --- Time --------------------------------------------------------------------------------------------------- */
+/* --- Time
+ * --------------------------------------------------------------------------------------------------- */
 
 static uint64_t node_deadline_ns(const struct cluster_node *node)
 {
@@ -273,7 +278,8 @@ static bool never(const void *context)
     return false;
 }
 
-bool cluster_run_until(struct cluster *cluster, bool (*done)(const void *context), const void *context, uint64_t span_ns)
+bool cluster_run_until(struct cluster *cluster, bool (*done)(const void *context), const void *context,
+                       uint64_t span_ns)
 {
     uint64_t until_ns = cluster->now_ns + span_ns;
     cluster_pump(cluster);
@@ -301,7 +307,8 @@ bool cluster_connected(const void *context)
         for (uint32_t j = 0; node->alive && j < cluster->node_count; j++) {
             uint32_t peer;
             if (j != i && cluster->nodes[j].alive &&
-                !(mesh_find_node(node->mesh, cluster->nodes[j].name, &peer) && mesh_node_is_up(node->mesh, peer))) {
+                !(mesh_find_node(node->mesh, cluster->nodes[j].name, &peer) &&
+                  mesh_node_is_up(node->mesh, peer))) {
                 return false;
             }
         }
@@ -317,7 +324,8 @@ void cluster_connect(struct cluster *cluster)
     assert_true(cluster_connected(cluster));
 }
 
-/* --- The trace ---------------------------------------------------------------------------------------------- */
+/* --- The trace
+ * ---------------------------------------------------------------------------------------------- */
 
 void cluster_tell(struct cluster *cluster, uint32_t node, uint64_t what, uint64_t number, uint64_t result)
 {

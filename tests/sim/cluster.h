@@ -12,9 +12,10 @@
 #include "daemon/req/req.h"
 
 /*
- * A whole cluster in one process, on one thread and in virtual time: every node is net (in memory), mesh, exec and req, wired as the
- * daemon wires them, without sockets, loop or clients' processes (comm.h stands for those). One seed decides everything: the same seed
- * gives the same run, event for event. Anything unexpected ends the test that runs (cmocka).
+ * A whole cluster in one process, on one thread and in virtual time: every node is net (in memory), mesh,
+ * exec and req, wired as the daemon wires them, without sockets, loop or clients' processes (comm.h stands
+ * for those). One seed decides everything: the same seed gives the same run, event for event. Anything
+ * unexpected ends the test that runs (cmocka).
  */
 #define CLUSTER_NODES_MAX 256
 
@@ -30,7 +31,7 @@ struct cluster_node {
     struct req *req;
     bool alive;
     bool crashed; /* its host lives */
-    bool woken; /* exec has work */
+    bool woken;   /* exec has work */
 };
 
 struct cluster {
@@ -41,7 +42,7 @@ struct cluster {
     uint64_t slice_bytes;
     struct random random; /* of the clients: when they post, what */
     uint64_t now_ns;
-    uint64_t scan_ns;   /* when the nodes' deadlines are looked at again */
+    uint64_t scan_ns;    /* when the nodes' deadlines are looked at again */
     uint64_t trace_hash; /* of what clients were told */
     uint32_t incarnations;
 };
@@ -68,15 +69,16 @@ void cluster_free(struct cluster *cluster);
 void cluster_touch(struct cluster *cluster);
 void cluster_run(struct cluster *cluster, uint64_t span_ns);
 /* Until done, at most for span_ns of virtual time; returns whether it was. */
-bool cluster_run_until(struct cluster *cluster, bool (*done)(const void *context), const void *context, uint64_t span_ns);
+bool cluster_run_until(struct cluster *cluster, bool (*done)(const void *context), const void *context,
+                       uint64_t span_ns);
 
 /* Runs until every live node is up for every other; fails the test after a minute of virtual time. */
 void cluster_connect(struct cluster *cluster);
 bool cluster_connected(const void *cluster);
 
 /*
- * The host dies, or only its daemon: silently either way, but of the second the host tells who asks. What the node consisted of stays until
- * cluster_bury, so that its members can leave (comm_forget_node).
+ * The host dies, or only its daemon: silently either way, but of the second the host tells who asks. What the
+ * node consisted of stays until cluster_bury, so that its members can leave (comm_forget_node).
  */
 void cluster_kill(struct cluster *cluster, uint32_t node);
 void cluster_crash(struct cluster *cluster, uint32_t node);

@@ -16,7 +16,8 @@
 
 enum { TELL_FORMED = 1, TELL_COMPLETED, TELL_ABORTED };
 
-/* --- What members are told ---------------------------------------------------------------------------------- */
+/* --- What members are told
+ * ---------------------------------------------------------------------------------- */
 
 static void on_formed(void *context, struct req_member *member, const struct error *result, uint64_t now_ns)
 {
@@ -30,7 +31,8 @@ static void on_formed(void *context, struct req_member *member, const struct err
     cluster_tell(rank->comm->cluster, rank->node->index, TELL_FORMED, rank->rank, result->status);
 }
 
-static void on_completed(void *context, struct req_member *member, uint64_t seq, const struct error *result, uint64_t now_ns)
+static void on_completed(void *context, struct req_member *member, uint64_t seq, const struct error *result,
+                         uint64_t now_ns)
 {
     struct comm_rank *rank = context;
     assert_false(rank->calling);
@@ -49,7 +51,8 @@ static void on_completed(void *context, struct req_member *member, uint64_t seq,
     part->done = true;
     part->result = *result;
     part->done_ns = now_ns;
-    cluster_tell(rank->comm->cluster, rank->node->index, TELL_COMPLETED, (uint64_t)rank->rank << 32 | seq, result->status);
+    cluster_tell(rank->comm->cluster, rank->node->index, TELL_COMPLETED, (uint64_t)rank->rank << 32 | seq,
+                 result->status);
 }
 
 static void on_aborted(void *context, struct req_member *member, const struct error *cause, uint64_t now_ns)
@@ -66,7 +69,8 @@ static void on_aborted(void *context, struct req_member *member, const struct er
     cluster_tell(rank->comm->cluster, rank->node->index, TELL_ABORTED, rank->rank, cause->status);
 }
 
-/* --- Joining ------------------------------------------------------------------------------------------------ */
+/* --- Joining
+ * ------------------------------------------------------------------------------------------------ */
 
 struct comm *comm_new(struct cluster *cluster, const char *name, uint32_t size, const uint32_t *node_of_rank)
 {
@@ -79,7 +83,8 @@ struct comm *comm_new(struct cluster *cluster, const char *name, uint32_t size, 
     (void)snprintf(comm->name, sizeof comm->name, "%s", name);
     for (uint32_t i = 0; i < size; i++) {
         assert_true(node_of_rank[i] < cluster->node_count);
-        comm->ranks[i] = (struct comm_rank){.comm = comm, .node = &cluster->nodes[node_of_rank[i]], .rank = i};
+        comm->ranks[i] =
+            (struct comm_rank){.comm = comm, .node = &cluster->nodes[node_of_rank[i]], .rank = i};
         comm->ranks[i].client = (struct req_client){.pid = (pid_t)(1000 + i), .uid = 1000};
     }
     return comm;
@@ -88,7 +93,8 @@ struct comm *comm_new(struct cluster *cluster, const char *name, uint32_t size, 
 void comm_join(struct comm *comm, uint32_t rank, uint32_t size, const struct comm_options *options)
 {
     struct comm_rank *who = &comm->ranks[rank];
-    struct req_terms terms = {.name = comm->name, .rank = rank, .size = size == 0 ? comm->size : size, .algorithms = ""};
+    struct req_terms terms = {
+        .name = comm->name, .rank = rank, .size = size == 0 ? comm->size : size, .algorithms = ""};
     if (options != NULL) {
         terms.form_timeout_ms = options->form_timeout_ms;
         terms.op_timeout_ms = options->op_timeout_ms;
@@ -97,8 +103,8 @@ void comm_join(struct comm *comm, uint32_t rank, uint32_t size, const struct com
     }
     struct req_member_handler handler = {who, on_formed, on_completed, on_aborted};
     who->calling = true;
-    enum status status = req_member_join(who->node->req, &who->client, &terms, &handler, comm->cluster->now_ns, &who->member,
-                                         &who->refused);
+    enum status status = req_member_join(who->node->req, &who->client, &terms, &handler,
+                                         comm->cluster->now_ns, &who->member, &who->refused);
     who->calling = false;
     if (status == STATUS_OK) {
         assert_non_null(who->member);
@@ -169,7 +175,8 @@ void comm_form(struct comm *comm, const struct comm_options *options, uint64_t s
     assert_true(told);
 }
 
-/* --- Operations --------------------------------------------------------------------------------------------- */
+/* --- Operations
+ * --------------------------------------------------------------------------------------------- */
 
 struct comm_op *comm_op_new(struct comm *comm, const struct comm_call *call)
 {
@@ -216,7 +223,8 @@ static void part_prepare(struct comm_op *op, uint32_t rank)
     bool reads = call->kind == OP_KIND_ALL_REDUCE || call->root == rank;
     if (reads) {
         part->input = buffer_new(size, &part->input_memory);
-        data_fill(call->dtype, call->reduce, op->comm->cluster->seed + op->seq, rank, call->count, part->input);
+        data_fill(call->dtype, call->reduce, op->comm->cluster->seed + op->seq, rank, call->count,
+                  part->input);
         part->original = malloc(size + 1);
         assert_non_null(part->original);
         memcpy(part->original, part->input, size);
@@ -340,8 +348,8 @@ void comm_check(const struct comm_op *op)
         assert_memory_equal(first, inputs[call->root], size);
     } else if (first != NULL) {
         bool is_short = dtype_size_bytes(call->dtype) < 4;
-        data_check_reduced(call->dtype, call->reduce, comm->size, inputs, is_short ? comm_node_count(comm) : comm->size,
-                           call->count, first);
+        data_check_reduced(call->dtype, call->reduce, comm->size, inputs,
+                           is_short ? comm_node_count(comm) : comm->size, call->count, first);
     }
     free(inputs);
 }
@@ -352,8 +360,9 @@ void comm_finish(struct comm_op *op, uint64_t span_ns)
     for (uint32_t i = 0; i < op->comm->size; i++) {
         const struct comm_part *part = &op->parts[i];
         if (!part->posted || !part->done || part->result.status != STATUS_OK) {
-            fail_msg("%s operation %llu (%s of %llu), rank %u: %s", op->comm->name, (unsigned long long)op->seq,
-                     op_kind_text(op->call.kind), (unsigned long long)op->call.count, i,
+            fail_msg("%s operation %llu (%s of %llu), rank %u: %s", op->comm->name,
+                     (unsigned long long)op->seq, op_kind_text(op->call.kind),
+                     (unsigned long long)op->call.count, i,
                      !part->posted ? part->refused.text
                      : part->done  ? part->result.text
                                    : "not done");
@@ -392,7 +401,8 @@ void comm_run(struct comm *comm, const struct comm_call *call)
     comm_op_free(op);
 }
 
-/* --- Leaving ------------------------------------------------------------------------------------------------ */
+/* --- Leaving
+ * ------------------------------------------------------------------------------------------------ */
 
 void comm_leave(struct comm *comm, uint32_t rank, enum req_leave how)
 {

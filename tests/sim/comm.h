@@ -7,8 +7,9 @@
 #include "tests/sim/cluster.h"
 
 /*
- * Virtual clients: the ranks of one communicator, wherever they are, each with its own process and buffers, that ask req as sessions do.
- * What they are told is checked against req.h's promises (once, in order, not within a call) and recorded.
+ * Virtual clients: the ranks of one communicator, wherever they are, each with its own process and buffers,
+ * that ask req as sessions do. What they are told is checked against req.h's promises (once, in order, not
+ * within a call) and recorded.
  */
 struct comm;
 
@@ -57,7 +58,7 @@ struct comm_op {
     struct comm *comm;
     struct comm_call call;
     uint64_t seq;
-    uint64_t posted_ns; /* the first part */
+    uint64_t posted_ns;      /* the first part */
     struct comm_part *parts; /* by rank */
     struct comm_op *next;    /* of the communicator, in the order of seq */
 };
@@ -80,7 +81,8 @@ struct comm_options {
 
 /* node_of_rank: of the cluster, by rank; copied. No rank has joined yet. options may be null. */
 struct comm *comm_new(struct cluster *cluster, const char *name, uint32_t size, const uint32_t *node_of_rank);
-/* One rank joins, as part of a communicator of another size, uid, ... when options or size say so; 0 and null: the usual. */
+/* One rank joins, as part of a communicator of another size, uid, ... when options or size say so; 0 and
+ * null: the usual. */
 void comm_join(struct comm *comm, uint32_t rank, uint32_t size, const struct comm_options *options);
 /* All ranks, in random order and at random times. */
 void comm_join_all(struct comm *comm, const struct comm_options *options);

@@ -11,7 +11,8 @@
 #include "daemon/base/random.h"
 #include "daemon/dev/convert.h"
 
-/* --- Kinds of types ----------------------------------------------------------------------------------------- */
+/* --- Kinds of types
+ * ----------------------------------------------------------------------------------------- */
 
 /* Bits of the significand, the hidden one included; 0 for what is no float. Complex: of a component. */
 static int data_precision_bits(enum dtype dtype)
@@ -45,7 +46,8 @@ static int data_precision_bits(enum dtype dtype)
     return 0;
 }
 
-/* Half the distance between the smallest numbers of the short types: what rounding may be off by near zero. */
+/* Half the distance between the smallest numbers of the short types: what rounding may be off by near zero.
+ */
 static double data_smallest_step(enum dtype dtype)
 {
     if (dtype == DTYPE_F8E4M3) {
@@ -123,7 +125,8 @@ static uint64_t data_integer(enum dtype dtype, const void *array, uint64_t index
     return value;
 }
 
-/* --- Operands ----------------------------------------------------------------------------------------------- */
+/* --- Operands
+ * ----------------------------------------------------------------------------------------------- */
 
 void data_fill(enum dtype dtype, enum reduce reduce, uint64_t seed, uint32_t rank, uint64_t count, void *out)
 {
@@ -140,12 +143,15 @@ void data_fill(enum dtype dtype, enum reduce reduce, uint64_t seed, uint32_t ran
     for (uint64_t i = 0; i < count; i++) {
         uint64_t value = random_u64(&random);
         value = dtype == DTYPE_BOOL ? value % 2 : value;
-        value |= reduce == REDUCE_PROD ? 1 : 0; /* an even factor of each of many ranks would leave nothing but zero */
+        value |= reduce == REDUCE_PROD
+                     ? 1
+                     : 0; /* an even factor of each of many ranks would leave nothing but zero */
         memcpy((uint8_t *)out + i * size, &value, size);
     }
 }
 
-/* --- References --------------------------------------------------------------------------------------------- */
+/* --- References
+ * --------------------------------------------------------------------------------------------- */
 
 static uint64_t data_fold(enum dtype dtype, enum reduce reduce, uint64_t a, uint64_t b)
 {
@@ -175,8 +181,8 @@ static uint64_t data_fold(enum dtype dtype, enum reduce reduce, uint64_t a, uint
     return 0;
 }
 
-static void data_check_integer(enum dtype dtype, enum reduce reduce, uint32_t input_count, const void *const *inputs,
-                               uint64_t index, const void *output)
+static void data_check_integer(enum dtype dtype, enum reduce reduce, uint32_t input_count,
+                               const void *const *inputs, uint64_t index, const void *output)
 {
     uint64_t expected = data_integer(dtype, inputs[0], index);
     for (uint32_t rank = 1; rank < input_count; rank++) {
@@ -187,17 +193,19 @@ static void data_check_integer(enum dtype dtype, enum reduce reduce, uint32_t in
     }
     expected = data_integer(dtype, &expected, 0); /* wraps as the type does */
     if (reduce == REDUCE_AVG) {
-        expected = data_is_signed(dtype) ? (uint64_t)((int64_t)expected / (int64_t)input_count) : expected / input_count;
+        expected = data_is_signed(dtype) ? (uint64_t)((int64_t)expected / (int64_t)input_count)
+                                         : expected / input_count;
     }
     uint64_t got = data_integer(dtype, output, index);
     if (got != expected) {
-        fail_msg("%s %s of %u, element %llu: %llx instead of %llx", dtype_text(dtype), reduce_text(reduce), input_count,
-                 (unsigned long long)index, (unsigned long long)got, (unsigned long long)expected);
+        fail_msg("%s %s of %u, element %llu: %llx instead of %llx", dtype_text(dtype), reduce_text(reduce),
+                 input_count, (unsigned long long)index, (unsigned long long)got,
+                 (unsigned long long)expected);
     }
 }
 
-static void data_check_real(enum dtype dtype, enum reduce reduce, uint32_t input_count, const void *const *inputs,
-                            uint32_t steps, uint64_t index, const void *output)
+static void data_check_real(enum dtype dtype, enum reduce reduce, uint32_t input_count,
+                            const void *const *inputs, uint32_t steps, uint64_t index, const void *output)
 {
     double expected = data_real(dtype, inputs[0], index);
     double magnitude = expected < 0 ? -expected : expected;
@@ -226,13 +234,14 @@ static void data_check_real(enum dtype dtype, enum reduce reduce, uint32_t input
     double got = data_real(dtype, output, index);
     double off = got > expected ? got - expected : expected - got;
     if (!(off <= bound)) {
-        fail_msg("%s %s of %u, element %llu: %.17g instead of %.17g, off by %g, allowed %g", dtype_text(dtype),
-                 reduce_text(reduce), input_count, (unsigned long long)index, got, expected, off, bound);
+        fail_msg("%s %s of %u, element %llu: %.17g instead of %.17g, off by %g, allowed %g",
+                 dtype_text(dtype), reduce_text(reduce), input_count, (unsigned long long)index, got,
+                 expected, off, bound);
     }
 }
 
-void data_check_reduced(enum dtype dtype, enum reduce reduce, uint32_t input_count, const void *const *inputs, uint32_t steps,
-                        uint64_t count, const void *output)
+void data_check_reduced(enum dtype dtype, enum reduce reduce, uint32_t input_count, const void *const *inputs,
+                        uint32_t steps, uint64_t count, const void *output)
 {
     assert_true(data_components(dtype) == 1 || reduce == REDUCE_SUM || reduce == REDUCE_AVG);
     for (uint64_t i = 0; i < count * data_components(dtype); i++) {

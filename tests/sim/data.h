@@ -6,13 +6,14 @@
 #include "proto/types.h"
 
 /*
- * Operands and references. Values differ per rank, element and operation; the reference is an exact integer, or a double with the
- * error that the type's rounding allows.
+ * Operands and references. Values differ per rank, element and operation; the reference is an exact integer,
+ * or a double with the error that the type's rounding allows.
  */
 void data_fill(enum dtype dtype, enum reduce reduce, uint64_t seed, uint32_t rank, uint64_t count, void *out);
 
-/* Fails the test at the first element of output that is not the reduction of the inputs. steps: how often a partial result is rounded, at most. */
-void data_check_reduced(enum dtype dtype, enum reduce reduce, uint32_t input_count, const void *const *inputs, uint32_t steps,
-                        uint64_t count, const void *output);
+/* Fails the test at the first element of output that is not the reduction of the inputs. steps: how often a
+ * partial result is rounded, at most. */
+void data_check_reduced(enum dtype dtype, enum reduce reduce, uint32_t input_count, const void *const *inputs,
+                        uint32_t steps, uint64_t count, const void *output);
 
 #endif

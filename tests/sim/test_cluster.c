@@ -10,15 +10,21 @@
 #include "tests/sim/cluster.h"
 #include "tests/sim/comm.h"
 
-/* Whole clusters at work: right results, formation and what may go wrong with it, deadlines, many communicators. Faults: test_faults.c. */
+/* Whole clusters at work: right results, formation and what may go wrong with it, deadlines, many
+ * communicators. Faults: test_faults.c. */
 
-static const struct mem_conditions calm = {.delay_ns = 20 * TIME_US, .jitter_ns = 5 * TIME_US, .packet_bytes = 16384};
-static const struct mem_conditions rough = {
-    .loss = 0.02, .duplication = 0.01, .delay_ns = 50 * TIME_US, .jitter_ns = 100 * TIME_US, .packet_bytes = 8192};
+static const struct mem_conditions calm = {
+    .delay_ns = 20 * TIME_US, .jitter_ns = 5 * TIME_US, .packet_bytes = 16384};
+static const struct mem_conditions rough = {.loss = 0.02,
+                                            .duplication = 0.01,
+                                            .delay_ns = 50 * TIME_US,
+                                            .jitter_ns = 100 * TIME_US,
+                                            .packet_bytes = 8192};
 
 static const struct comm_call barrier = {.kind = OP_KIND_BARRIER};
 
-/* 1 to 3 ranks on each of the nodes, in an order without any: ranks of a node are not contiguous. Returns how many. */
+/* 1 to 3 ranks on each of the nodes, in an order without any: ranks of a node are not contiguous. Returns how
+ * many. */
 static uint32_t scatter_ranks(struct cluster *cluster, uint32_t nodes, uint32_t *node_of_rank)
 {
     uint32_t size = 0;
@@ -33,7 +39,8 @@ static uint32_t scatter_ranks(struct cluster *cluster, uint32_t nodes, uint32_t 
     return size;
 }
 
-/* --- 1. All-reduce ------------------------------------------------------------------------------------------ */
+/* --- 1. All-reduce
+ * ------------------------------------------------------------------------------------------ */
 
 static uint64_t run_all_reduces(uint64_t seed)
 {
@@ -43,16 +50,32 @@ static uint64_t run_all_reduces(uint64_t seed)
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F64, .reduce = REDUCE_SUM, .count = 64},
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 65},
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_AVG, .count = 0},
-        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_AVG, .count = 4095, .in_place = true},
+        {.kind = OP_KIND_ALL_REDUCE,
+         .dtype = DTYPE_F32,
+         .reduce = REDUCE_AVG,
+         .count = 4095,
+         .in_place = true},
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 4096},
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_BF16, .reduce = REDUCE_SUM, .count = 8193},
-        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F16, .reduce = REDUCE_MAX, .count = 20011, .in_place = true},
+        {.kind = OP_KIND_ALL_REDUCE,
+         .dtype = DTYPE_F16,
+         .reduce = REDUCE_MAX,
+         .count = 20011,
+         .in_place = true},
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I64, .reduce = REDUCE_PROD, .count = 7777},
-        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_U8, .reduce = REDUCE_BXOR, .count = 50021, .in_place = true},
+        {.kind = OP_KIND_ALL_REDUCE,
+         .dtype = DTYPE_U8,
+         .reduce = REDUCE_BXOR,
+         .count = 50021,
+         .in_place = true},
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I16, .reduce = REDUCE_MIN, .count = 30001},
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_BOOL, .reduce = REDUCE_LAND, .count = 1000},
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_C64, .reduce = REDUCE_SUM, .count = 12345},
-        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F64, .reduce = REDUCE_SUM, .count = 60013, .in_place = true},
+        {.kind = OP_KIND_ALL_REDUCE,
+         .dtype = DTYPE_F64,
+         .reduce = REDUCE_SUM,
+         .count = 60013,
+         .in_place = true},
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F8E5M2, .reduce = REDUCE_MIN, .count = 333},
     };
     enum { CALLS = sizeof calls / sizeof *calls, AHEAD = 4 };
@@ -96,13 +119,14 @@ static void test_the_seed_reproduces_a_run(void **state)
     assert_true(run_all_reduces(cluster_seed(3)) != first);
 }
 
-/* --- 2. Broadcast and barrier ------------------------------------------------------------------------------- */
+/* --- 2. Broadcast and barrier
+ * ------------------------------------------------------------------------------- */
 
 static void test_broadcast_from_every_kind_of_root(void **state)
 {
     (void)state;
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(4), .node_count = 13, .conditions = rough, .slice_bytes = 8192});
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(4), .node_count = 13, .conditions = rough, .slice_bytes = 8192});
     uint32_t node_of_rank[39];
     uint32_t size = scatter_ranks(cluster, 13, node_of_rank);
     struct comm *comm = comm_new(cluster, "roots", size, node_of_rank);
@@ -125,8 +149,8 @@ static void test_broadcast_from_every_kind_of_root(void **state)
 static void test_barriers(void **state)
 {
     (void)state;
-    struct cluster *cluster =
-        cluster_new(&(struct cluster_options){.seed = cluster_seed(5), .node_count = 17, .conditions = rough});
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(5), .node_count = 17, .conditions = rough});
     uint32_t node_of_rank[51];
     uint32_t size = scatter_ranks(cluster, 17, node_of_rank);
     struct comm *comm = comm_new(cluster, "gate", size, node_of_rank);
@@ -150,7 +174,8 @@ static void test_barriers(void **state)
     cluster_free(cluster);
 }
 
-/* --- 5. Formation ------------------------------------------------------------------------------------------- */
+/* --- 5. Formation
+ * ------------------------------------------------------------------------------------------- */
 
 static void assert_text(const struct error *error, enum status status, const char *a, const char *b)
 {
@@ -167,12 +192,13 @@ static const struct error *verdict_of(const struct comm *comm, uint32_t rank)
     return who->refused.status != STATUS_OK ? &who->refused : &who->formed_result;
 }
 
-/* Three ranks on three nodes form although somebody who does not fit comes: before, or after, all the others. */
+/* Three ranks on three nodes form although somebody who does not fit comes: before, or after, all the others.
+ */
 static void run_misfit(uint32_t which, void (*misfit)(struct comm *comm, uint32_t rank), enum status status,
                        const char *text)
 {
-    struct cluster *cluster =
-        cluster_new(&(struct cluster_options){.seed = cluster_seed(which), .node_count = 4, .conditions = calm});
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(which), .node_count = 4, .conditions = calm});
     cluster_connect(cluster);
     static const uint32_t node_of_rank[] = {0, 1, 2};
     static const uint32_t node_of_stranger[] = {3, 3, 3};
@@ -260,7 +286,8 @@ static void test_misfits_of_one_node(void **state)
     assert_int_not_equal(stranger->ranks[2].refused.status, STATUS_OK);
     comm_join(comm, 2, 0, NULL);
     assert_true(cluster_run_until(cluster, comm_formed, comm, TIME_S));
-    comm_run(comm, &(struct comm_call){.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1001});
+    comm_run(comm, &(struct comm_call){
+                       .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1001});
     comm_free(stranger);
     comm_free(comm);
     cluster_free(cluster);
@@ -269,8 +296,8 @@ static void test_misfits_of_one_node(void **state)
 static void test_missing_ranks_are_named_at_the_deadline(void **state)
 {
     (void)state;
-    struct cluster *cluster =
-        cluster_new(&(struct cluster_options){.seed = cluster_seed(15), .node_count = 5, .conditions = rough});
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(15), .node_count = 5, .conditions = rough});
     cluster_connect(cluster);
     static const uint32_t node_of_rank[] = {0, 1, 2, 3, 4, 0, 1, 2, 3, 4};
     struct comm *comm = comm_new(cluster, "late", 10, node_of_rank);
@@ -299,13 +326,14 @@ static void test_missing_ranks_are_named_at_the_deadline(void **state)
     cluster_free(cluster);
 }
 
-/* --- 6. Size ------------------------------------------------------------------------------------------------ */
+/* --- 6. Size
+ * ------------------------------------------------------------------------------------------------ */
 
 static void test_200_nodes(void **state)
 {
     (void)state;
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(20), .node_count = 200, .conditions = calm, .slice_bytes = 65536});
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(20), .node_count = 200, .conditions = calm, .slice_bytes = 65536});
     static uint32_t node_of_rank[200];
     for (uint32_t i = 0; i < 200; i++) {
         node_of_rank[i] = (i * 77) % 200;
@@ -313,25 +341,32 @@ static void test_200_nodes(void **state)
     struct comm *comm = comm_new(cluster, "wide", 200, node_of_rank);
     comm_form(comm, NULL, 30 * TIME_S);
     comm_run(comm, &barrier);
-    comm_run(comm, &(struct comm_call){.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 100});
-    comm_run(comm, &(struct comm_call){.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 40001});
-    comm_run(comm, &(struct comm_call){.kind = OP_KIND_BROADCAST, .dtype = DTYPE_F64, .root = 123, .count = 20001});
+    comm_run(comm, &(struct comm_call){
+                       .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 100});
+    comm_run(comm, &(struct comm_call){
+                       .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 40001});
+    comm_run(comm,
+             &(struct comm_call){.kind = OP_KIND_BROADCAST, .dtype = DTYPE_F64, .root = 123, .count = 20001});
     comm_free(comm);
     cluster_free(cluster);
 }
 
-/* --- 7. Deadlines of operations ----------------------------------------------------------------------------- */
+/* --- 7. Deadlines of operations
+ * ----------------------------------------------------------------------------- */
 
 static void test_a_deadline_that_passes(void **state)
 {
     (void)state;
-    struct cluster *cluster =
-        cluster_new(&(struct cluster_options){.seed = cluster_seed(30), .node_count = 4, .conditions = rough});
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(30), .node_count = 4, .conditions = rough});
     static const uint32_t node_of_rank[] = {0, 1, 2, 3, 0, 1, 2, 3};
     struct comm *comm = comm_new(cluster, "slow", 8, node_of_rank);
     comm_form(comm, NULL, 10 * TIME_S);
-    struct comm_call call = {
-        .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1000, .timeout_ms = 1500};
+    struct comm_call call = {.kind = OP_KIND_ALL_REDUCE,
+                             .dtype = DTYPE_F32,
+                             .reduce = REDUCE_SUM,
+                             .count = 1000,
+                             .timeout_ms = 1500};
     comm_run(comm, &call);
     uint64_t begin_ns = cluster->now_ns;
     struct comm_op *op = comm_op_new(comm, &call);
@@ -363,12 +398,13 @@ static void test_a_contradiction_names_both_calls(void **state)
     (void)state;
     static const uint32_t node_of_rank[] = {0, 1, 2, 0, 1, 2};
     for (uint32_t wrong = 0; wrong < 6; wrong++) {
-        struct cluster *cluster =
-            cluster_new(&(struct cluster_options){.seed = cluster_seed(40 + wrong), .node_count = 3, .conditions = rough});
+        struct cluster *cluster = cluster_new(&(struct cluster_options){
+            .seed = cluster_seed(40 + wrong), .node_count = 3, .conditions = rough});
         struct comm *comm = comm_new(cluster, "odd", 6, node_of_rank);
         comm_form(comm, NULL, 10 * TIME_S);
         struct comm_op *op = comm_op_new(
-            comm, &(struct comm_call){.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1000});
+            comm, &(struct comm_call){
+                      .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1000});
         for (uint32_t i = 0; i < 6; i++) {
             /* With one rank of a node wrong, the node sees it; with both, the nodes do. */
             bool differs = i == wrong || (wrong >= 3 && i == wrong - 3);
@@ -385,7 +421,8 @@ static void test_a_contradiction_names_both_calls(void **state)
     }
 }
 
-/* --- 8. Many communicators ---------------------------------------------------------------------------------- */
+/* --- 8. Many communicators
+ * ---------------------------------------------------------------------------------- */
 
 enum { MANY = 24, MANY_NODES = 8, MANY_ROUNDS = 6 };
 
@@ -459,8 +496,8 @@ static size_t allocated_bytes(void)
 static void test_names_are_used_again_and_memory_is_flat(void **state)
 {
     (void)state;
-    struct cluster *cluster =
-        cluster_new(&(struct cluster_options){.seed = cluster_seed(60), .node_count = 4, .conditions = rough});
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(60), .node_count = 4, .conditions = rough});
     static const uint32_t node_of_rank[] = {3, 0, 1, 2, 1, 0};
     size_t before = 0;
     for (uint32_t turn = 0; turn < 100; turn++) {

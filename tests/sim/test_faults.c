@@ -12,8 +12,11 @@
 
 /* Whole clusters in trouble: nothing hangs, everybody hears the same, the survivors go on. */
 
-static const struct mem_conditions rough = {
-    .loss = 0.02, .duplication = 0.01, .delay_ns = 50 * TIME_US, .jitter_ns = 100 * TIME_US, .packet_bytes = 8192};
+static const struct mem_conditions rough = {.loss = 0.02,
+                                            .duplication = 0.01,
+                                            .delay_ns = 50 * TIME_US,
+                                            .jitter_ns = 100 * TIME_US,
+                                            .packet_bytes = 8192};
 
 /* 20 ms at least for the larger calls below: something to break. */
 static const struct mem_conditions narrow = {.loss = 0.02,
@@ -60,7 +63,8 @@ static bool comm_aborted(const void *context)
     return true;
 }
 
-/* Every rank that is left has its operation ended with this status, and a text that has `name`, by the time given. */
+/* Every rank that is left has its operation ended with this status, and a text that has `name`, by the time
+ * given. */
 static void assert_ended(const struct comm_op *op, enum status status, const char *name, uint64_t by_ns)
 {
     for (uint32_t i = 0; i < op->comm->size; i++) {
@@ -70,8 +74,9 @@ static void assert_ended(const struct comm_op *op, enum status status, const cha
         }
         assert_true(part->posted);
         if (!part->done || part->result.status != status || strstr(part->result.text, name) == NULL) {
-            fail_msg("rank %u: %s \"%s\" instead of %s naming %s", i, part->done ? status_name(part->result.status) : "not done",
-                     part->result.text, status_name(status), name);
+            fail_msg("rank %u: %s \"%s\" instead of %s naming %s", i,
+                     part->done ? status_name(part->result.status) : "not done", part->result.text,
+                     status_name(status), name);
         }
         if (part->done_ns > by_ns) {
             fail_msg("rank %u: %llu ms too late", i, (unsigned long long)((part->done_ns - by_ns) / TIME_MS));
@@ -81,9 +86,11 @@ static void assert_ended(const struct comm_op *op, enum status status, const cha
     }
 }
 
-/* --- 3. Lost nodes ------------------------------------------------------------------------------------------ */
+/* --- 3. Lost nodes
+ * ------------------------------------------------------------------------------------------ */
 
-static void lose_node(struct cluster *cluster, struct comm *comm, uint32_t node, bool host, const struct comm_call *call)
+static void lose_node(struct cluster *cluster, struct comm *comm, uint32_t node, bool host,
+                      const struct comm_call *call)
 {
     struct comm_op *op = call == NULL ? NULL : comm_post_all(comm, call);
     if (op != NULL) {
@@ -176,8 +183,8 @@ static void test_a_daemon_dies_and_its_host_lives(void **state)
 static void test_a_daemon_restarts_at_once(void **state)
 {
     (void)state;
-    struct cluster *cluster =
-        cluster_new(&(struct cluster_options){.seed = cluster_seed(102), .node_count = 5, .conditions = rough});
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(102), .node_count = 5, .conditions = rough});
     struct comm *comm = comm_of_all(cluster, "before");
     struct comm_op *op = comm_op_new(comm, &barrier);
     for (uint32_t i = 0; i < comm->size; i++) {
@@ -229,7 +236,8 @@ static void test_a_process_dies(void **state)
     cluster_free(cluster);
 }
 
-/* --- 4. Lost links ------------------------------------------------------------------------------------------ */
+/* --- 4. Lost links
+ * ------------------------------------------------------------------------------------------ */
 
 static void test_a_partition_and_its_end(void **state)
 {
@@ -330,12 +338,13 @@ static void test_a_blackhole_of_2_seconds(void **state)
     }
 }
 
-/* A node lost while a communicator forms: the others are told, or form without having noticed; nobody hangs. */
+/* A node lost while a communicator forms: the others are told, or form without having noticed; nobody hangs.
+ */
 static void test_a_node_lost_while_forming(void **state)
 {
     (void)state;
-    struct cluster *cluster =
-        cluster_new(&(struct cluster_options){.seed = cluster_seed(120), .node_count = 4, .conditions = rough});
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(120), .node_count = 4, .conditions = rough});
     cluster_connect(cluster);
     static const uint32_t node_of_rank[] = {0, 1, 2, 3};
     struct comm *comm = comm_new(cluster, "forming", 4, node_of_rank);

@@ -243,6 +243,11 @@ static void test_double_contribution(void **state)
     move(0, 2, 1, 2, STORE, 0, 6);
     assert_refused(OP_KIND_ALL_REDUCE, 2, 6, "node 0, round 1:",
                    "reduces the contribution of node 1 a second time into elements 2 to 3");
+    begin(); /* a high node: sets of contributors have more than one word */
+    move(69, 0, 0, 0, REDUCE, 0, 6);
+    move(69, 1, 0, 1, REDUCE, 5, 1);
+    assert_refused(OP_KIND_ALL_REDUCE, 70, 6, "node 0, round 1:",
+                   "reduces the contribution of node 69 a second time into elements 5 to 5");
 }
 
 /* In the last step of the first phase of the ring, a node stores instead: earlier contributions are lost. */

@@ -18,9 +18,10 @@
 #include "proto/types.h"
 
 /*
- * Nodes on an in-memory network that check what they are told against net.h's promises: peer_up and peer_down alternate, nothing of a
- * connection is called after its peer_down, closed comes once for what was received, sent once for each send and never from within a call, bytes
- * arrive whole and in order. A stream's bytes are its id (4 bytes), then pattern(id, offset).
+ * Nodes on an in-memory network that check what they are told against net.h's promises: peer_up and peer_down
+ * alternate, nothing of a connection is called after its peer_down, closed comes once for what was received,
+ * sent once for each send and never from within a call, bytes arrive whole and in order. A stream's bytes are
+ * its id (4 bytes), then pattern(id, offset).
  */
 #define NODES_MAX 8
 #define INCOMING_MAX 4096
@@ -44,16 +45,16 @@ struct node {
     struct net *net;
     char name[16];
     struct random random;
-    double hold_chance;  /* of leaving bytes unconsumed */
-    bool hold_all;       /* consumes nothing */
-    bool calling;        /* a net function of this node is on the stack */
+    double hold_chance; /* of leaving bytes unconsumed */
+    bool hold_all;      /* consumes nothing */
+    bool calling;       /* a net function of this node is on the stack */
     unsigned up[NODES_MAX], down[NODES_MAX], failed[NODES_MAX], suspect[NODES_MAX];
     uint64_t changed_ns; /* of the last peer_up, peer_down or connect_failed */
     struct error cause;  /* of the last peer_down or connect_failed */
     struct incoming incoming[INCOMING_MAX];
     uint32_t incoming_count;
-    bool recycle; /* records of closed streams are used again */
-    uint32_t open_from[NODES_MAX]; /* incoming streams open, by peer */
+    bool recycle;                   /* records of closed streams are used again */
+    uint32_t open_from[NODES_MAX];  /* incoming streams open, by peer */
     uint32_t sends_from[NODES_MAX]; /* sends not done, by peer */
     void (*on_peer_down)(struct node *node, uint32_t peer);
     void (*on_receive)(struct node *node, struct incoming *incoming);
@@ -112,7 +113,8 @@ static inline void node_peer_down(void *context, uint32_t peer, const struct err
     }
 }
 
-static inline void node_connect_failed(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
+static inline void node_connect_failed(void *context, uint32_t peer, const struct error *cause,
+                                       uint64_t now_ns)
 {
     struct node *node = context;
     assert_false(node->calling);
@@ -147,8 +149,8 @@ static inline struct incoming *node_incoming(struct node *node, struct net_strea
     return stream->user;
 }
 
-static inline size_t node_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
-                                  uint64_t now_ns)
+static inline size_t node_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                                  bool end, uint64_t now_ns)
 {
     struct node *node = context;
     (void)now_ns;
@@ -181,7 +183,8 @@ static inline size_t node_receive(void *context, struct net_stream *stream, cons
     return used;
 }
 
-static inline void node_closed(void *context, struct net_stream *stream, const struct error *cause, uint64_t now_ns)
+static inline void node_closed(void *context, struct net_stream *stream, const struct error *cause,
+                               uint64_t now_ns)
 {
     struct node *node = context;
     (void)now_ns;
@@ -208,7 +211,8 @@ static inline void node_start(struct node *node, struct mem_network *network, co
     (void)snprintf(node->name, sizeof node->name, "%s", name);
     struct error error = {0};
     assert_int_equal(mem_network_add(network, name, &node->net, &error), STATUS_OK);
-    struct net_peer_handler peers = {node, node_peer_up, node_peer_down, node_connect_failed, node_peer_suspect};
+    struct net_peer_handler peers = {node, node_peer_up, node_peer_down, node_connect_failed,
+                                     node_peer_suspect};
     struct net_stream_handler streams = {node, node_receive, node_closed};
     net_set_peer_handler(node->net, &peers);
     net_set_stream_handler(node->net, NET_STREAM_DATA, &streams);
@@ -256,8 +260,9 @@ static inline void sending_done(void *context, enum status status, uint64_t now_
     }
 }
 
-static inline enum status node_send(struct node *node, struct net_stream *stream, const void *header, size_t header_bytes,
-                                    const void *payload, size_t payload_bytes, struct sending *sending)
+static inline enum status node_send(struct node *node, struct net_stream *stream, const void *header,
+                                    size_t header_bytes, const void *payload, size_t payload_bytes,
+                                    struct sending *sending)
 {
     if (sending != NULL) {
         sending->node = node;
@@ -274,7 +279,8 @@ static inline enum status node_send(struct node *node, struct net_stream *stream
     return status;
 }
 
-static inline void node_call(struct node *node, void (*function)(struct net_stream *), struct net_stream *stream)
+static inline void node_call(struct node *node, void (*function)(struct net_stream *),
+                             struct net_stream *stream)
 {
     bool outermost = !node->calling;
     node->calling = true;
@@ -322,7 +328,8 @@ struct pair {
     struct node *a, *b;
 };
 
-static inline void pair_start(struct pair *pair, uint64_t seed, const struct mem_conditions *conditions, bool connect)
+static inline void pair_start(struct pair *pair, uint64_t seed, const struct mem_conditions *conditions,
+                              bool connect)
 {
     memset(pair, 0, sizeof *pair);
     assert_int_equal(mem_network_new(seed, conditions, &pair->network, NULL), STATUS_OK);

@@ -17,9 +17,11 @@ static const struct mem_conditions good = {.delay_ns = 100 * TIME_US, .jitter_ns
 static const struct mem_conditions bad = {
     .loss = 0.1, .duplication = 0.1, .delay_ns = 100 * TIME_US, .jitter_ns = 400 * TIME_US};
 
-/* --- Transfers ---------------------------------------------------------------------------------------------- */
+/* --- Transfers
+ * ---------------------------------------------------------------------------------------------- */
 
-/* A stream's worth of messages of random sizes, cut from one buffer: some copied, some with the first bytes as header. */
+/* A stream's worth of messages of random sizes, cut from one buffer: some copied, some with the first bytes
+ * as header. */
 struct transfer {
     struct node *node;
     struct net_stream *stream;
@@ -94,7 +96,8 @@ static void run_transfers(uint64_t seed, const struct mem_conditions *conditions
     struct transfer transfers[2][TRANSFERS];
     for (uint32_t side = 0; side < 2; side++) {
         for (uint32_t i = 0; i < TRANSFERS; i++) {
-            transfer_start(&transfers[side][i], side == 0 ? pair.a : pair.b, 0x01010101u * (side * 16 + i + 1), sizes[i]);
+            transfer_start(&transfers[side][i], side == 0 ? pair.a : pair.b,
+                           0x01010101u * (side * 16 + i + 1), sizes[i]);
         }
     }
     for (unsigned turn = 0; turn < 100000; turn++) {
@@ -181,7 +184,8 @@ static void test_a_seed_reproduces_a_run(void **state)
 static void test_large_packets_and_bandwidth(void **state)
 {
     (void)state;
-    struct mem_conditions conditions = {.delay_ns = 100 * TIME_US, .bandwidth_bytes_s = 100000000, .packet_bytes = 65536};
+    struct mem_conditions conditions = {
+        .delay_ns = 100 * TIME_US, .bandwidth_bytes_s = 100000000, .packet_bytes = 65536};
     struct pair pair;
     pair_start(&pair, 30, &conditions, true);
     size_t size = 10000000;
@@ -213,7 +217,8 @@ static void test_large_packets_and_bandwidth(void **state)
     pair_stop(&pair);
 }
 
-/* --- Flow control ------------------------------------------------------------------------------------------- */
+/* --- Flow control
+ * ------------------------------------------------------------------------------------------- */
 
 static void test_back_pressure(void **state)
 {
@@ -230,7 +235,8 @@ static void test_back_pressure(void **state)
     pattern_fill(9, 0, bytes, piece * count);
     struct net_stream *stream = pair_open(pair.a);
     for (uint32_t i = 0; i < count; i++) {
-        assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes + i * piece, piece, &sendings[i]), STATUS_OK);
+        assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes + i * piece, piece, &sendings[i]),
+                         STATUS_OK);
     }
     net_stream_finish(stream);
     pair_run(&pair, 20 * TIME_S);
@@ -319,7 +325,8 @@ static void test_one_held_stream_does_not_stop_another(void **state)
     pair_stop(&pair);
 }
 
-/* --- Buffers ------------------------------------------------------------------------------------------------ */
+/* --- Buffers
+ * ------------------------------------------------------------------------------------------------ */
 
 static uint8_t seen_bytes[16];
 static size_t seen_count;
@@ -393,17 +400,21 @@ static void test_limits_of_a_stream(void **state)
     uint8_t *large = calloc(1, NET_STREAM_COPY_MAX_BYTES + 1);
     assert_non_null(large);
     pattern_fill(2, 0, large, NET_STREAM_COPY_MAX_BYTES + 1);
-    assert_int_equal(node_send(pair.a, copies, NULL, 0, large, NET_STREAM_COPY_MAX_BYTES + 1, NULL), STATUS_LIMIT);
-    assert_int_equal(node_send(pair.a, copies, NULL, 0, large, NET_STREAM_COPY_MAX_BYTES - 1, NULL), STATUS_OK);
+    assert_int_equal(node_send(pair.a, copies, NULL, 0, large, NET_STREAM_COPY_MAX_BYTES + 1, NULL),
+                     STATUS_LIMIT);
+    assert_int_equal(node_send(pair.a, copies, NULL, 0, large, NET_STREAM_COPY_MAX_BYTES - 1, NULL),
+                     STATUS_OK);
     assert_int_equal(node_send(pair.a, copies, NULL, 0, large, 2, NULL), STATUS_LIMIT);
-    assert_int_equal(node_send(pair.a, copies, NULL, 0, large + NET_STREAM_COPY_MAX_BYTES - 1, 1, NULL), STATUS_OK);
+    assert_int_equal(node_send(pair.a, copies, NULL, 0, large + NET_STREAM_COPY_MAX_BYTES - 1, 1, NULL),
+                     STATUS_OK);
     /* Nothing of what was refused is in the stream, and what leaves the queue makes room. */
     mem_network_cut(pair.network, "a", "b", false);
     pair_run(&pair, 10 * TIME_S);
     assert_int_equal(sendings[NET_STREAM_QUEUE_MAX - 1].done, 1);
     assert_int_equal(seen_of(pair.b, 1), NET_STREAM_QUEUE_MAX);
     assert_int_equal(seen_of(pair.b, 2), NET_STREAM_COPY_MAX_BYTES);
-    assert_int_equal(node_send(pair.a, copies, NULL, 0, large + NET_STREAM_COPY_MAX_BYTES, 1, NULL), STATUS_OK);
+    assert_int_equal(node_send(pair.a, copies, NULL, 0, large + NET_STREAM_COPY_MAX_BYTES, 1, NULL),
+                     STATUS_OK);
     pair_run(&pair, TIME_S);
     assert_int_equal(seen_of(pair.b, 2), NET_STREAM_COPY_MAX_BYTES + 1);
     net_stream_finish(stream);
@@ -414,7 +425,8 @@ static void test_limits_of_a_stream(void **state)
     pair_stop(&pair);
 }
 
-/* --- Ends of streams ---------------------------------------------------------------------------------------- */
+/* --- Ends of streams
+ * ---------------------------------------------------------------------------------------- */
 
 static void test_empty_messages_and_empty_ends(void **state)
 {
@@ -574,7 +586,8 @@ static void test_streams_of_a_kind_without_handler(void **state)
     pair_stop(&pair);
 }
 
-/* --- Memory ------------------------------------------------------------------------------------------------- */
+/* --- Memory
+ * ------------------------------------------------------------------------------------------------- */
 
 static size_t allocated_bytes(void)
 {
@@ -608,7 +621,9 @@ static void test_memory_is_flat(void **state)
         pattern_fill(6, start, bytes, sizeof bytes);
         for (uint32_t i = 0; i < 10; i++) {
             const uint8_t *at = bytes + 33 * i;
-            assert_int_equal(node_send(pair.a, stream, at, i, at + i, 33 - i, i % 3 == 0 ? NULL : &sendings[i]), STATUS_OK);
+            assert_int_equal(
+                node_send(pair.a, stream, at, i, at + i, 33 - i, i % 3 == 0 ? NULL : &sendings[i]),
+                STATUS_OK);
         }
         if (stream != lasting) {
             turn % 4 == 0 ? net_stream_finish(stream) : net_stream_reset(stream);

@@ -6,7 +6,8 @@ static const struct mem_conditions good = {.delay_ns = 100 * TIME_US, .jitter_ns
 static const struct mem_conditions bad = {
     .loss = 0.1, .duplication = 0.1, .delay_ns = 100 * TIME_US, .jitter_ns = 400 * TIME_US};
 
-/* --- Names -------------------------------------------------------------------------------------------------- */
+/* --- Names
+ * -------------------------------------------------------------------------------------------------- */
 
 static void test_names(void **state)
 {
@@ -58,7 +59,8 @@ static void test_many_peers(void **state)
     mem_network_free(network);
 }
 
-/* --- Connecting --------------------------------------------------------------------------------------------- */
+/* --- Connecting
+ * --------------------------------------------------------------------------------------------- */
 
 static void test_connect(void **state)
 {
@@ -85,7 +87,8 @@ static void test_connect(void **state)
 static void test_connect_under_loss(void **state)
 {
     (void)state;
-    struct mem_conditions conditions = {.loss = 0.3, .duplication = 0.1, .delay_ns = TIME_MS, .jitter_ns = TIME_MS};
+    struct mem_conditions conditions = {
+        .loss = 0.3, .duplication = 0.1, .delay_ns = TIME_MS, .jitter_ns = TIME_MS};
     for (uint64_t seed = 100; seed < 300; seed++) {
         struct pair pair;
         pair_start(&pair, seed, &conditions, false);
@@ -183,7 +186,8 @@ static void test_simultaneous_dials(void **state)
     assert_true(quiet > 300);
 }
 
-/* --- Endings ------------------------------------------------------------------------------------------------ */
+/* --- Endings
+ * ------------------------------------------------------------------------------------------------ */
 
 enum ending {
     ENDING_DISCONNECT_A,
@@ -305,7 +309,8 @@ static void run_ending(uint64_t seed, enum ending ending)
                 struct sending *sending = &sendings[side][i][j];
                 sending->order = &orders[side][i];
                 sending->number = j;
-                assert_int_equal(node_send(node, streams[side][i], NULL, 0, bytes + j * size, size, sending), STATUS_OK);
+                assert_int_equal(node_send(node, streams[side][i], NULL, 0, bytes + j * size, size, sending),
+                                 STATUS_OK);
             }
         }
         net_stream_finish(streams[side][0]);
@@ -326,7 +331,8 @@ static void run_ending(uint64_t seed, enum ending ending)
             }
             if (i > 0 && !freed) {
                 /* The streams of a lost connection are closed, and still their owner's. */
-                assert_int_equal(node_send(node, streams[side][i], NULL, 0, bytes, 1, NULL), STATUS_UNREACHABLE);
+                assert_int_equal(node_send(node, streams[side][i], NULL, 0, bytes, 1, NULL),
+                                 STATUS_UNREACHABLE);
                 node_call(node, i == 1 ? net_stream_finish : net_stream_reset, streams[side][i]);
             }
         }
@@ -489,7 +495,8 @@ static void test_conditions_of_one_link(void **state)
     pair_run(&pair, TIME_S);
     assert_int_equal(pair.b->incoming_count, 1);
     for (unsigned i = 0; i < 2; i++) {
-        assert_true(sendings[i].done_ns - begin_ns >= 50 * TIME_MS && sendings[i].done_ns - begin_ns < 51 * TIME_MS);
+        assert_true(sendings[i].done_ns - begin_ns >= 50 * TIME_MS &&
+                    sendings[i].done_ns - begin_ns < 51 * TIME_MS);
         net_stream_finish(streams[i]);
     }
     struct mem_network_counters counters;
@@ -498,12 +505,14 @@ static void test_conditions_of_one_link(void **state)
     pair_stop(&pair);
 }
 
-/* --- Anything at any time ----------------------------------------------------------------------------------- */
+/* --- Anything at any time
+ * ----------------------------------------------------------------------------------- */
 
 #define CHAOS_NODES 5
 #define CHAOS_STREAMS 64
 
-/* Handlers and the loop do whatever net.h allows, at random; the nodes check that every promise holds all the same. */
+/* Handlers and the loop do whatever net.h allows, at random; the nodes check that every promise holds all the
+ * same. */
 struct chaos {
     struct mem_network *network;
     struct node *nodes[CHAOS_NODES];
@@ -549,7 +558,8 @@ static void chaos_stream(uint32_t who, uint32_t slot)
             struct sending *sending = &chaos.sendings[chaos.sending_count++];
             sending->on_sent = chaos_sent;
             sending->done = 0;
-            if (node_send(node, *stream, NULL, 0, chaos.bytes + *queued, size, dice == 8 ? NULL : sending) == STATUS_OK) {
+            if (node_send(node, *stream, NULL, 0, chaos.bytes + *queued, size, dice == 8 ? NULL : sending) ==
+                STATUS_OK) {
                 *queued += size;
             }
             return;
@@ -684,7 +694,8 @@ static uint64_t run_chaos(uint64_t seed)
     uint64_t now_ns = 0;
     for (uint64_t turn = 0; turn < 5000; turn++) {
         chaos_turn(turn);
-        run_for(chaos.network, &now_ns, random_below(&chaos.random, turn % 500 == 0 ? 40 * TIME_S : 2 * TIME_MS));
+        run_for(chaos.network, &now_ns,
+                random_below(&chaos.random, turn % 500 == 0 ? 40 * TIME_S : 2 * TIME_MS));
     }
     unsigned connected = 0;
     for (uint32_t who = 0; who < CHAOS_NODES; who++) {

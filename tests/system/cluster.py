@@ -1,0 +1,215 @@
+"""Real daemons and clients for the system tests: each node in a network namespace of its own where root allows, else on loopback.
+
+Everything that a Cluster makes (processes, namespaces, files) it removes in close().
+"""
+import ctypes
+import json
+import os
+import pathlib
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+BUILD = pathlib.Path(os.environ.get("COMMD_BUILD", "build/release")).resolve()
+READY_TIMEOUT_S = 20
+
+
+def run(*command, check=True, **options):
+    return subprocess.run([str(part) for part in command], check=check, capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
+
+
+def namespaces_work():
+    """Whether this user may make network namespaces joined by veth."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
+    name = f"commd-probe-{os.getpid()}"
+    made = run("ip", "netns", "add", name, check=False).returncode == 0
+    works = made and run("ip", "-n", name, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1", check=False).returncode == 0
+    if made:
+        run("ip", "netns", "del", name, check=False)
+    return works
+
+
+class Cluster:
+    """`names` are the nodes; certificates come from one authority unless `issue` says otherwise."""
+
+    next_port = 17400 + os.getpid() % 997 * 8
+
+    def __init__(self, names, settings="", namespaces=None, start=True):
+        self.names = list(names)
+        self.settings = settings
+        self.folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-test-"))
+        self.processes = []
+        self.daemons = {}
+        self.namespaces = {}
+        self.use_namespaces = namespaces_work() if namespaces is None else namespaces
+        try:
+            self._make_network()
+            commctl = BUILD / "commctl"
+            run(commctl, "pki", "init", "--dir", self.folder / "pki")
+            for name in self.names:
+                run(commctl, "pki", "issue", name, "--dir", self.folder / "pki")
+            for name in self.names:
+                self.write_config(name)
+            if start:
+                for name in self.names:
+                    self.start(name)
+                self.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.close()
+
+    def _make_network(self):
+        self.addresses = {}
+        if not self.use_namespaces:
+            for name in self.names:
+                self.addresses[name] = f"127.0.0.1:{Cluster.next_port}"
+                Cluster.next_port += 1
+            return
+        tag = f"commd-{os.getpid()}-{self.folder.name[-6:]}"
+        hub = f"{tag}-hub"
+        run("ip", "netns", "add", hub)
+        self.namespaces["*hub"] = hub
+        run("ip", "-n", hub, "link", "add", "bridge0", "type", "bridge")
+        run("ip", "-n", hub, "link", "set", "bridge0", "up")
+        for index, name in enumerate(self.names):
+            namespace = f"{tag}-{name}"
+            run("ip", "netns", "add", namespace)
+            self.namespaces[name] = namespace
+            run("ip", "-n", namespace, "link", "add", "veth0", "type", "veth", "peer", "name", f"port{index}", "netns", hub)
+            run("ip", "-n", hub, "link", "set", f"port{index}", "master", "bridge0", "up")
+            run("ip", "-n", namespace, "link", "set", "lo", "up")
+            run("ip", "-n", namespace, "link", "set", "veth0", "up")
+            run("ip", "-n", namespace, "addr", "add", f"10.97.0.{index + 1}/24", "dev", "veth0")
+            self.addresses[name] = f"10.97.0.{index + 1}:7400"
+
+    def config_path(self, name):
+        return self.folder / f"{name}.conf"
+
+    def socket(self, name):
+        return str(self.folder / f"{name}.sock")
+
+    def log(self, name):
+        path = self.folder / f"{name}.log"
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def write_config(self, name, certificate=None, key=None, authority=None, node_name=None):
+        pki = self.folder / "pki"
+        nodes = ", ".join(f'{{ name = "{each}"; address = "{self.addresses[each]}"; }}' for each in self.names)
+        self.config_path(name).write_text(
+            f'node_name = "{node_name or name}";\ncluster_name = "test";\nnodes = ( {nodes} );\n'
+            f'certificate = "{certificate or pki / (name + ".crt")}";\nkey = "{key or pki / (name + ".key")}";\n'
+            f'authority = "{authority or pki / "ca.crt"}";\nsocket_path = "{self.socket(name)}";\n{self.settings}\n')
+
+    def in_node(self, name, *command):
+        prefix = ["ip", "netns", "exec", self.namespaces[name]] if self.use_namespaces else []
+        return [str(part) for part in [*prefix, *command]]
+
+    def start(self, name, *options):
+        log = open(self.folder / f"{name}.log", "ab")
+        process = subprocess.Popen(self.in_node(name, BUILD / "commd", "--config", self.config_path(name), *options),
+                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(name))
+        log.close()
+        self.daemons[name] = process
+        self.processes.append(process)
+        return process
+
+    def environment(self, name):
+        return dict(os.environ, COMMD_SOCKET=self.socket(name), PYTHONDONTWRITEBYTECODE="1")
+
+    def commctl(self, name, *arguments):
+        return run(BUILD / "commctl", "--socket", self.socket(name), *arguments, check=False)
+
+    def json(self, name, *arguments):
+        return json.loads(self.commctl(name, "-f", "json", *arguments).stdout)
+
+    def wait(self, condition, what, timeout_s=READY_TIMEOUT_S):
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            if time.monotonic() > deadline:
+                logs = "\n".join(f"--- {name}\n{self.log(name)[-3000:]}" for name in self.names)
+                raise AssertionError(f"{what}: not within {timeout_s} s\n{logs}")
+            time.sleep(0.02)
+
+    def wait_ready(self, names=None):
+        """Every node sees every other up."""
+        for name in names or self.names:
+            self.wait(lambda: self.commctl(name, "status").returncode == 0, f"node {name} ready")
+
+    def client(self, name, *command):
+        """A client process of a node, its output collected."""
+        process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                   env=self.environment(name))
+        self.processes.append(process)
+        return process
+
+    def rank(self, name, comm, rank, size, mode, *options):
+        return self.client(name, sys.executable, ROOT / "tests/system/rank.py", comm, rank, size, mode, *options)
+
+    def close(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for process in self.processes:
+            try:
+                process.communicate(timeout=15)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.communicate()
+        for namespace in self.namespaces.values():
+            run("ip", "netns", "del", namespace, check=False)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+class Library:
+    """libcommclient by ctypes, thin."""
+
+    DTYPES = {"f64": 0, "f32": 1, "i64": 6, "u8": 13}
+    NAMES = ["OK", "IN_PROGRESS", "INVALID_ARGUMENT", "UNSUPPORTED", "MISMATCH", "PERMISSION", "NOT_FOUND", "ALREADY_EXISTS", "LIMIT", "NO_MEMORY",
+             "TIMED_OUT", "PROTOCOL", "VERSION", "DAEMON_LOST", "NODE_LOST", "RANK_LOST", "ABORTED", "SHUTTING_DOWN", "CONFIG", "SYSTEM",
+             "CERTIFICATE", "UNREACHABLE", "INTERNAL"]
+
+    class InitOptions(ctypes.Structure):
+        _fields_ = [("struct_size", ctypes.c_size_t), ("timeout_ms", ctypes.c_uint32), ("op_timeout_ms", ctypes.c_uint32),
+                    ("slice_bytes", ctypes.c_uint64), ("algorithms", ctypes.c_char_p)]
+
+    def __init__(self):
+        self.library = ctypes.CDLL(str(BUILD / "libcommclient.so"))
+        self.library.comm_last_error.restype = ctypes.c_char_p
+        self.library.comm_node_of.restype = ctypes.c_char_p
+        self.library.comm_node_of.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        self.library.comm_mem_alloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        self.library.comm_init.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        self.library.comm_all_reduce.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+        self.library.comm_broadcast.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p]
+        self.library.comm_sync.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        self.library.comm_barrier.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self.library.comm_destroy.argtypes = [ctypes.c_void_p]
+        self.library.comm_client_close.argtypes = [ctypes.c_void_p]
+
+    def __getattr__(self, name):
+        return getattr(self.library, name)
+
+    def error(self):
+        return self.library.comm_last_error().decode(errors="replace")
+
+    def open(self):
+        client = ctypes.c_void_p()
+        return self.library.comm_client_open(None, ctypes.byref(client)), client
+
+    def init(self, client, name, rank, size, timeout_ms=20000, op_timeout_ms=0, device=-1):
+        comm = ctypes.c_void_p()
+        options = self.InitOptions(ctypes.sizeof(self.InitOptions), timeout_ms, op_timeout_ms, 0, None)
+        result = self.library.comm_init(client, name.encode(), rank, size, device, ctypes.byref(options), ctypes.byref(comm))
+        return result, comm

@@ -1,0 +1,404 @@
+/*
+ * One rank of a check against real daemons: every type and operator, broadcasts from every root, barriers,
+ * counts around every boundary, in place and out of place, registered and ordinary memory; against a
+ * reference of higher precision, and for identical bits on all ranks.
+ *
+ *   matrix NAME RANK SIZE       prints what is wrong and exits with 1, or the number of operations checked
+ */
+#include <commclient.h>
+
+#include <math.h>
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SLICE_BYTES 4096u
+#define LARGE_COUNT 1000003u
+#define POISON 0xA5
+
+static comm_client_t *client;
+static comm_t *comm;
+static uint32_t rank, size;
+static unsigned char *registered_in, *registered_out, *plain_in, *plain_out;
+static unsigned long checked;
+
+static const char *const dtype_names[] = {"f64", "f32", "f16",  "bf16", "f8e4m3", "f8e5m2",
+                                          "i64", "i32", "i16",  "i8",   "u64",    "u32",
+                                          "u16", "u8",  "bool", "c64",  "c128"};
+static const char *const op_names[] = {"sum",  "prod", "min",  "max",  "avg", "premul_sum",
+                                       "band", "bor",  "bxor", "land", "lor"};
+
+static void expect_ok(comm_result_t result, const char *what)
+{
+    if (result != COMM_OK) {
+        fprintf(stderr, "rank %u: %s: %s: %s\n", rank, what, comm_result_text(result), comm_last_error());
+        exit(EXIT_FAILURE);
+    }
+}
+
+static uint64_t hash(uint64_t of_rank, uint64_t index)
+{
+    uint64_t value = (index + 1) * 0x9e3779b97f4a7c15ull ^ (of_rank + 1) * 0xbf58476d1ce4e5b9ull;
+    value ^= value >> 29;
+    value *= 0x94d049bb133111ebull;
+    return value ^ (value >> 32);
+}
+
+/* Floating point: 0.5 + k/8 with k in 0..7, some negative: exact in every type, f8e5m2 after rounding to its
+ * 2 bits excepted. */
+static double real_input(comm_dtype_t dtype, uint64_t of_rank, uint64_t index)
+{
+    uint64_t value = hash(of_rank, index);
+    double real = dtype == COMM_F8E5M2 ? 0.5 + (double)(value % 3) * 0.25 : 0.5 + (double)(value % 8) / 8;
+    return (value >> 20) % 3 == 0 ? -real : real;
+}
+
+static bool is_complex(comm_dtype_t dtype)
+{
+    return dtype == COMM_C64 || dtype == COMM_C128;
+}
+
+static bool is_real(comm_dtype_t dtype)
+{
+    return dtype <= COMM_F8E5M2 || is_complex(dtype);
+}
+
+/* A short float's bits from a value that it holds exactly, and back: by the definition of the formats. */
+static unsigned short_bits(double value, int exponent_bits, int mantissa_bits)
+{
+    int exponent;
+    double fraction = frexp(fabs(value), &exponent) * 2 - 1;
+    int bias = (1 << (exponent_bits - 1)) - 1;
+    unsigned bits = (unsigned)(exponent - 1 + bias) << mantissa_bits;
+    bits |= (unsigned)lrint(fraction * (double)(1 << mantissa_bits));
+    return bits | (value < 0 ? 1u << (exponent_bits + mantissa_bits) : 0);
+}
+
+static double short_value(unsigned bits, int exponent_bits, int mantissa_bits)
+{
+    int bias = (1 << (exponent_bits - 1)) - 1;
+    int exponent = (int)(bits >> mantissa_bits) & ((1 << exponent_bits) - 1);
+    double mantissa = (double)(bits & ((1u << mantissa_bits) - 1)) / (double)(1u << mantissa_bits);
+    double value = exponent == 0 ? ldexp(mantissa, 1 - bias) : ldexp(1 + mantissa, exponent - bias);
+    return (bits >> (exponent_bits + mantissa_bits)) != 0 ? -value : value;
+}
+
+static void put_real(comm_dtype_t dtype, unsigned char *at, double value)
+{
+    float f32 = (float)value;
+    uint16_t half = 0;
+    switch ((int)dtype) {
+    case COMM_F64:
+    case COMM_C128:
+        memcpy(at, &value, sizeof value);
+        return;
+    case COMM_F32:
+    case COMM_C64:
+        memcpy(at, &f32, sizeof f32);
+        return;
+    case COMM_F16:
+        half = (uint16_t)short_bits(value, 5, 10);
+        break;
+    case COMM_BF16:
+        half = (uint16_t)short_bits(value, 8, 7);
+        break;
+    case COMM_F8E4M3:
+        *at = (unsigned char)short_bits(value, 4, 3);
+        return;
+    default:
+        *at = (unsigned char)short_bits(value, 5, 2);
+        return;
+    }
+    memcpy(at, &half, sizeof half);
+}
+
+static double get_real(comm_dtype_t dtype, const unsigned char *at)
+{
+    double f64;
+    float f32;
+    uint16_t half;
+    switch ((int)dtype) {
+    case COMM_F64:
+    case COMM_C128:
+        memcpy(&f64, at, sizeof f64);
+        return f64;
+    case COMM_F32:
+    case COMM_C64:
+        memcpy(&f32, at, sizeof f32);
+        return (double)f32;
+    case COMM_F16:
+        memcpy(&half, at, sizeof half);
+        return short_value(half, 5, 10);
+    case COMM_BF16:
+        memcpy(&half, at, sizeof half);
+        return short_value(half, 8, 7);
+    case COMM_F8E4M3:
+        return short_value(*at, 4, 3);
+    default:
+        return short_value(*at, 5, 2);
+    }
+}
+
+static double roundoff(comm_dtype_t dtype)
+{
+    static const double units[] = {0x1p-53, 0x1p-24, 0x1p-11, 0x1p-8, 0x1p-4, 0x1p-3};
+    return dtype == COMM_C128 ? 0x1p-53 : dtype == COMM_C64 ? 0x1p-24 : units[dtype];
+}
+
+static uint64_t integer_input(comm_dtype_t dtype, uint64_t of_rank, uint64_t index)
+{
+    uint64_t value = hash(of_rank, index);
+    return dtype == COMM_BOOL ? ((value & 3) != 0 ? 0 : 1 + value % 255) : value;
+}
+
+static uint64_t fit(comm_dtype_t dtype, uint64_t value)
+{
+    size_t bits = comm_dtype_size(dtype) * 8;
+    if (bits < 64) {
+        value &= (1ull << bits) - 1;
+        bool is_signed = dtype >= COMM_I64 && dtype <= COMM_I8;
+        value |= is_signed && value >> (bits - 1) != 0 ? ~0ull << bits : 0;
+    }
+    return value;
+}
+
+static void fill(comm_dtype_t dtype, unsigned char *buffer, size_t count, uint64_t of_rank)
+{
+    size_t step = comm_dtype_size(dtype) / (is_complex(dtype) ? 2 : 1);
+    size_t values = count * (is_complex(dtype) ? 2 : 1);
+    for (size_t i = 0; i < values; i++) {
+        if (is_real(dtype)) {
+            put_real(dtype, buffer + i * step, real_input(dtype, of_rank, i));
+        } else {
+            uint64_t value = integer_input(dtype, of_rank, i);
+            memcpy(buffer + i * step, &value, step);
+        }
+    }
+}
+
+static double factor_of(uint64_t of_rank)
+{
+    return 0.5 + 0.25 * (double)of_rank;
+}
+
+static void reference_real(comm_dtype_t dtype, comm_op_t op, size_t i, long double *value,
+                           long double *magnitude)
+{
+    *value = 0;
+    *magnitude = 0;
+    long double real = 1, imaginary = 0;
+    for (uint64_t r = 0; r < size; r++) {
+        long double x = (long double)real_input(dtype, r, i);
+        x *= op == COMM_PREMUL_SUM ? (long double)factor_of(r) : 1;
+        if (op == COMM_PROD && is_complex(dtype)) {
+            long double a = (long double)real_input(dtype, r, i & ~(size_t)1),
+                        b = (long double)real_input(dtype, r, i | 1);
+            long double next = real * a - imaginary * b;
+            imaginary = real * b + imaginary * a;
+            real = next;
+            *value = (i & 1) != 0 ? imaginary : real;
+            *magnitude = fabsl(real) + fabsl(imaginary) + 1;
+        } else if (op == COMM_PROD) {
+            *value = r == 0 ? x : *value * x;
+            *magnitude = fabsl(*value);
+        } else if (op == COMM_MIN || op == COMM_MAX) {
+            *value = r == 0 || (op == COMM_MIN ? x < *value : x > *value) ? x : *value;
+        } else {
+            *value += x;
+            *magnitude += fabsl(x);
+        }
+    }
+    if (op == COMM_AVG) {
+        *value /= size;
+        *magnitude /= size;
+    }
+}
+
+static uint64_t reference_integer(comm_dtype_t dtype, comm_op_t op, size_t i)
+{
+    uint64_t value = 0;
+    bool is_signed = dtype >= COMM_I64 && dtype <= COMM_I8;
+    for (uint64_t r = 0; r < size; r++) {
+        uint64_t x = integer_input(dtype, r, i);
+        x = dtype == COMM_BOOL ? x != 0 : fit(dtype, x);
+        bool less = is_signed ? (int64_t)x < (int64_t)value : x < value;
+        if (r == 0) {
+            value = op == COMM_LAND || op == COMM_LOR ? x != 0 : x;
+        } else if (op == COMM_SUM || op == COMM_AVG) {
+            value = dtype == COMM_BOOL ? value | x : fit(dtype, value + x);
+        } else if (op == COMM_PROD) {
+            value = dtype == COMM_BOOL ? value & x : fit(dtype, value * x);
+        } else if (op == COMM_MIN || op == COMM_MAX) {
+            value = less == (op == COMM_MIN) ? x : value;
+        } else if (op == COMM_BAND || op == COMM_BOR || op == COMM_BXOR) {
+            value = op == COMM_BAND ? value & x : op == COMM_BOR ? value | x : value ^ x;
+        } else {
+            value = op == COMM_LAND ? value != 0 && x != 0 : value != 0 || x != 0;
+        }
+    }
+    /* One rank alone: the logical operators still answer 0 or 1. */
+    if (op == COMM_AVG) {
+        value = is_signed ? (uint64_t)((int64_t)value / (int64_t)size) : value / size;
+    }
+    return value;
+}
+
+static void check_output(comm_dtype_t dtype, comm_op_t op, size_t count, const unsigned char *output)
+{
+    size_t step = comm_dtype_size(dtype) / (is_complex(dtype) ? 2 : 1);
+    size_t values = count * (is_complex(dtype) ? 2 : 1);
+    for (size_t i = 0; i < values; i++) {
+        if (is_real(dtype)) {
+            long double value, magnitude;
+            reference_real(dtype, op, i, &value, &magnitude);
+            double got = get_real(dtype, output + i * step);
+            long double bound =
+                magnitude * (long double)roundoff(dtype) * (size + 2) +
+                (dtype == COMM_F8E4M3 || dtype == COMM_F8E5M2 ? 0x1p-8L : 0x1p-24L * magnitude * 4);
+            if (!(fabsl((long double)got - value) <= bound)) {
+                fprintf(stderr, "rank %u: %s %s of %zu: element %zu is %.9g, expected %.9Lg\n", rank,
+                        dtype_names[dtype], op_names[op], count, i, got, value);
+                exit(EXIT_FAILURE);
+            }
+        } else {
+            uint64_t got = 0;
+            memcpy(&got, output + i * step, step);
+            uint64_t expected = reference_integer(dtype, op, i);
+            if (fit(dtype, got) != expected) {
+                fprintf(stderr, "rank %u: %s %s of %zu: element %zu is %llx, expected %llx\n", rank,
+                        dtype_names[dtype], op_names[op], count, i, (unsigned long long)fit(dtype, got),
+                        (unsigned long long)expected);
+                exit(EXIT_FAILURE);
+            }
+        }
+    }
+}
+
+/* All ranks have the same bits: the least and the greatest hash are one. */
+static void check_identical(const unsigned char *output, size_t bytes, const char *what)
+{
+    uint64_t mine = 0xcbf29ce484222325ull;
+    for (size_t i = 0; i < bytes; i++) {
+        mine = (mine ^ output[i]) * 0x100000001b3ull;
+    }
+    uint64_t least = mine, greatest = mine;
+    expect_ok(comm_all_reduce(comm, &least, &least, 1, COMM_U64, COMM_MIN, NULL), "comparison");
+    expect_ok(comm_all_reduce(comm, &greatest, &greatest, 1, COMM_U64, COMM_MAX, NULL), "comparison");
+    expect_ok(comm_sync(comm, 0), "comparison");
+    if (least != greatest) {
+        fprintf(stderr, "rank %u: %s: ranks hold different bits\n", rank, what);
+        exit(EXIT_FAILURE);
+    }
+}
+
+static void check_all_reduce(comm_dtype_t dtype, comm_op_t op, size_t count, bool in_place, bool registered)
+{
+    unsigned char *in = registered ? registered_in : plain_in;
+    unsigned char *out = registered ? registered_out : plain_out;
+    size_t bytes = count * comm_dtype_size(dtype);
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.factor = factor_of(rank);
+    memset(out, POISON, bytes + 64);
+    fill(dtype, in_place ? out : in, count, rank);
+    expect_ok(comm_all_reduce(comm, in_place ? out : in, out, count, dtype, op, &options), "all_reduce");
+    expect_ok(comm_sync(comm, 0), "all_reduce");
+    check_output(dtype, op, count, out);
+    for (int i = 0; i < 64; i++) {
+        if (out[bytes + (size_t)i] != POISON) {
+            fprintf(stderr, "rank %u: %s %s of %zu writes beyond its output\n", rank, dtype_names[dtype],
+                    op_names[op], count);
+            exit(EXIT_FAILURE);
+        }
+    }
+    check_identical(out, bytes, "all_reduce");
+    checked++;
+}
+
+static void check_broadcast(size_t count, uint32_t root, bool registered)
+{
+    unsigned char *buffer = registered ? registered_out : plain_out;
+    unsigned char *expected = plain_in;
+    memset(buffer, POISON, count * 4 + 64);
+    fill(COMM_U32, expected, count, root);
+    if (rank == root) {
+        memcpy(buffer, expected, count * 4);
+    }
+    expect_ok(comm_broadcast(comm, buffer, count, COMM_U32, root, NULL), "broadcast");
+    expect_ok(comm_sync(comm, 0), "broadcast");
+    if (memcmp(buffer, expected, count * 4) != 0 || buffer[count * 4] != POISON) {
+        fprintf(stderr, "rank %u: broadcast of %zu from %u is wrong\n", rank, count, root);
+        exit(EXIT_FAILURE);
+    }
+    checked++;
+}
+
+static void check_everything(void)
+{
+    for (int dtype = COMM_F64; dtype <= COMM_C128; dtype++) {
+        size_t slice = SLICE_BYTES / comm_dtype_size((comm_dtype_t)dtype);
+        size_t counts[] = {0, 1, size - 1, size, size + 1, slice - 1, slice, slice + 1, 3 * slice + 5};
+        for (int op = COMM_SUM; op <= COMM_LOR; op++) {
+            unsigned char byte = 0;
+            comm_result_t probe =
+                comm_all_reduce(comm, &byte, &byte, 0, (comm_dtype_t)dtype, (comm_op_t)op, NULL);
+            if (probe == COMM_UNSUPPORTED) {
+                continue; /* no meaning: refused by name, here at the caller */
+            }
+            expect_ok(probe, "all_reduce of nothing");
+            for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+                check_all_reduce((comm_dtype_t)dtype, (comm_op_t)op, counts[c], c % 2 == 0,
+                                 (c / 2 + (size_t)op) % 2 == 0);
+                check_all_reduce((comm_dtype_t)dtype, (comm_op_t)op, counts[c], c % 2 != 0,
+                                 (c / 2 + (size_t)op) % 2 != 0);
+            }
+        }
+    }
+    check_all_reduce(COMM_F32, COMM_SUM, LARGE_COUNT, false, true);
+    check_all_reduce(COMM_F32, COMM_SUM, LARGE_COUNT, true, false);
+    check_all_reduce(COMM_BF16, COMM_AVG, LARGE_COUNT, true, true);
+    check_all_reduce(COMM_I64, COMM_BXOR, LARGE_COUNT, false, false);
+    for (uint32_t root = 0; root < size; root++) {
+        static const size_t counts[] = {0, 1, 1023, 1024, 1025, 10007};
+        for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+            check_broadcast(counts[c], root, (c + root) % 2 == 0);
+        }
+    }
+    check_broadcast(LARGE_COUNT, size - 1, true);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc != 4) {
+        fprintf(stderr, "usage: matrix NAME RANK SIZE\n");
+        return 2;
+    }
+    rank = (uint32_t)strtoul(argv[2], NULL, 10);
+    size = (uint32_t)strtoul(argv[3], NULL, 10);
+    size_t bytes = LARGE_COUNT * 8 + 4096;
+    comm_init_options_t options = COMM_INIT_OPTIONS_INIT;
+    options.slice_bytes = SLICE_BYTES;
+    options.timeout_ms = 20000;
+    void *memory;
+    expect_ok(comm_client_open(NULL, &client), "open");
+    expect_ok(comm_init(client, argv[1], rank, size, COMM_DEVICE_HOST, &options, &comm), "init");
+    expect_ok(comm_mem_alloc(client, bytes, COMM_DEVICE_HOST, &memory), "memory");
+    registered_in = memory;
+    expect_ok(comm_mem_alloc(client, bytes, COMM_DEVICE_HOST, &memory), "memory");
+    registered_out = memory;
+    plain_in = malloc(bytes);
+    plain_out = malloc(bytes);
+    if (plain_in == NULL || plain_out == NULL) {
+        return EXIT_FAILURE;
+    }
+    check_everything();
+    expect_ok(comm_barrier(comm, NULL), "barrier");
+    printf("%lu operations checked, node %s, local rank %u of %u\n", checked, comm_node_of(comm, rank),
+           comm_local_rank(comm), comm_local_size(comm));
+    comm_destroy(comm);
+    comm_client_close(client);
+    free(plain_in);
+    free(plain_out);
+    return EXIT_SUCCESS;
+}

@@ -1,0 +1,68 @@
+#!/usr/bin/env python3
+"""One rank of a communicator, for tests: rank.py NAME RANK SIZE MODE [OPTION=VALUE...]
+
+Prints FORMED, READY after the first right result, then, at its end, "CODE text" of the last call.
+  once   one all-reduce, checked
+  loop   all-reduces until one fails or `seconds` passed (default 60)
+  idle   forms, then only waits for `seconds`, then one all-reduce
+  kind=broadcast posts a broadcast where the others post an all-reduce
+Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload).
+"""
+import ctypes
+import sys
+import time
+
+from cluster import Library
+
+
+def main():
+    name, rank, size, mode = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+    options = dict(argument.split("=", 1) for argument in sys.argv[5:])
+    count = int(options.get("count", 1000))
+    seconds = float(options.get("seconds", 60))
+    library = Library()
+
+    def end(result):
+        print(f"{library.NAMES[result]} {library.error() if result else ''}", flush=True)
+        return 0 if result == 0 else 1
+
+    result, client = library.open()
+    if result:
+        return end(result)
+    result, comm = library.init(client, name, rank, size, int(options.get("timeout_ms", 20000)), int(options.get("op_timeout_ms", 0)))
+    if result:
+        return end(result)
+    print("FORMED", flush=True)
+    if mode == "idle":
+        time.sleep(seconds)
+    values = ctypes.c_int64 * count
+    started = time.monotonic()
+    step = 0
+    while result == 0 and (step == 0 or mode == "loop" and time.monotonic() - started < seconds):
+        if "pattern" in options:
+            buffer = ctypes.create_string_buffer((options["pattern"] * (count * 8)).encode()[:count * 8], count * 8)
+            result = library.comm_broadcast(comm, buffer, count, library.DTYPES["i64"], 0, None)
+            result = result or library.comm_sync(comm, 0)
+        elif options.get("kind") == "broadcast":
+            buffer = values()
+            result = library.comm_broadcast(comm, buffer, count, library.DTYPES["i64"], 0, None)
+            result = result or library.comm_sync(comm, 0)
+        else:
+            buffer = values(*[(rank + 1) * (i + step) for i in range(count)])
+            result = library.comm_all_reduce(comm, buffer, buffer, count, library.DTYPES["i64"], 0, None)
+            result = result or library.comm_sync(comm, 0)
+            total = size * (size + 1) // 2
+            if result == 0 and any(buffer[i] != total * (i + step) for i in range(count)):
+                print("WRONG", flush=True)
+                return 1
+        if step == 0 and result == 0:
+            print("READY", flush=True)
+        step += 1
+    code = end(result)
+    library.comm_destroy(comm)
+    library.comm_client_close(client)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,90 @@
+#!/usr/bin/env python3
+"""Kill -9 of a client, of a daemon: the others get an error that names the lost one, none hangs, a new communicator works."""
+import time
+import unittest
+
+from cluster import Cluster
+
+HEARTBEAT_BOUND_S = 4.0
+
+
+def read_until(process, word):
+    for line in process.stdout:
+        if line.startswith(word):
+            return line
+    raise AssertionError(f"no {word}: {process.stderr.read()}")
+
+
+class Failures(unittest.TestCase):
+    def start(self, cluster, layout, name, mode, *options):
+        ranks = [cluster.rank(node, name, rank, len(layout), mode, *options) for rank, node in enumerate(layout)]
+        for process in ranks:
+            read_until(process, "READY")
+        return ranks
+
+    def expect(self, process, code, *texts, within_s):
+        started = time.monotonic()
+        output, errors = process.communicate(timeout=within_s + 10)
+        line = output.strip().splitlines()[-1] if output.strip() else errors
+        self.assertTrue(line.startswith(code), line)
+        for text in texts:
+            self.assertIn(text, line)
+        self.assertLess(time.monotonic() - started, within_s)
+
+    def check_new_communicator(self, cluster, layout, name):
+        ranks = [cluster.rank(node, name, rank, len(layout), "once") for rank, node in enumerate(layout)]
+        for process in ranks:
+            self.expect(process, "OK", within_s=15)
+
+    def test_killed_client(self):
+        with Cluster("ab") as cluster:
+            ranks = self.start(cluster, "aabb", "work", "loop")
+            other = self.start(cluster, "ab", "other", "loop", "seconds=6")
+            ranks[3].kill()
+            for process in ranks[:3]:
+                self.expect(process, "RANK_LOST", "rank 3", str(ranks[3].pid), "node b", within_s=2)
+            self.check_new_communicator(cluster, "aabb", "work")
+            for process in other:
+                self.expect(process, "OK", within_s=15)
+
+    def test_killed_daemon(self):
+        with Cluster("abc") as cluster:
+            ranks = self.start(cluster, "abc", "work", "loop")
+            other = self.start(cluster, "ab", "other", "loop", "seconds=8")
+            cluster.daemons["c"].kill()
+            for process in ranks[:2]:
+                self.expect(process, "NODE_LOST", "node c", within_s=HEARTBEAT_BOUND_S)
+            self.expect(ranks[2], "DAEMON_LOST", within_s=2)
+            self.check_new_communicator(cluster, "ab", "survivors")
+            for process in other:
+                self.expect(process, "OK", within_s=20)
+            cluster.start("c")
+            cluster.wait_ready()
+            self.check_new_communicator(cluster, "abc", "work")
+            self.assertIsNone(cluster.daemons["a"].poll())
+
+    def test_stopped_client_hits_the_deadline(self):
+        with Cluster("ab") as cluster:
+            first = cluster.rank("a", "late", 0, 2, "once", "op_timeout_ms=1000")
+            second = cluster.rank("b", "late", 1, 2, "idle", "seconds=5", "op_timeout_ms=1000")
+            self.expect(first, "TIMED_OUT", "late", within_s=5)
+            self.expect(second, "TIMED_OUT", within_s=12)
+            self.check_new_communicator(cluster, "ab", "late2")
+
+    def test_mismatch_on_one_node_names_both(self):
+        with Cluster("ab") as cluster:
+            ranks = [cluster.rank("a", "odd", 0, 2, "once"), cluster.rank("a", "odd", 1, 2, "once", "kind=broadcast")]
+            for process in ranks:
+                self.expect(process, "MISMATCH", "all_reduce", "broadcast", "rank 0", "rank 1", within_s=10)
+            self.check_new_communicator(cluster, "ab", "odd")
+
+    def test_mismatch_between_nodes_names_both(self):
+        with Cluster("ab") as cluster:
+            ranks = [cluster.rank("a", "odd", 0, 2, "once", "count=100"), cluster.rank("b", "odd", 1, 2, "once", "count=101")]
+            for process in ranks:
+                self.expect(process, "MISMATCH", "100", "101", within_s=10)
+            self.check_new_communicator(cluster, "ab", "odd")
+
+
+if __name__ == "__main__":
+    unittest.main()

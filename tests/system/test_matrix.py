@@ -1,0 +1,29 @@
+#!/usr/bin/env python3
+"""All types and operators between real daemons, against the reference, bit-identical on all ranks."""
+import unittest
+
+from cluster import BUILD, Cluster
+
+
+class Matrix(unittest.TestCase):
+    def check(self, layout):
+        """layout: the node of each rank."""
+        with Cluster(sorted(set(layout))) as cluster:
+            ranks = [cluster.client(node, BUILD / "tests/system/matrix", "matrix", rank, len(layout)) for rank, node in enumerate(layout)]
+            for rank, process in enumerate(ranks):
+                output, errors = process.communicate(timeout=240)
+                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
+                self.assertIn("operations checked", output)
+
+    def test_one_node_of_three_ranks(self):
+        self.check("aaa")
+
+    def test_two_nodes_of_two_ranks(self):
+        self.check("aabb")
+
+    def test_three_nodes_of_one_two_and_three_ranks_interleaved(self):
+        self.check("cbcabc")
+
+
+if __name__ == "__main__":
+    unittest.main()

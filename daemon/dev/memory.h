@@ -1,6 +1,7 @@
 #ifndef DAEMON_DEV_MEMORY_H
 #define DAEMON_DEV_MEMORY_H
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 

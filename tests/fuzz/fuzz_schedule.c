@@ -21,22 +21,27 @@ enum record_flag {
     FLAG_OTHER_ACTION = 16
 };
 
-/* One message: from and to, both rounds, offset and count, flags; four bits each but for the last. */
-static void add_record(struct script *script, const uint8_t *record)
+/*
+ * One message: from and to, both rounds, offset and count, flags; four bits each but for the last. A side
+ * that is no node of the call has no rounds to list it in.
+ */
+static void add_record(struct script *script, uint32_t node_count, const uint8_t *record)
 {
+    uint32_t from = record[0] >> 4;
+    uint32_t to = record[0] & 15;
     struct coll_transfer transfer = {.action = record[3] & FLAG_REDUCE ? COLL_REDUCE : COLL_STORE,
                                      .offset_elements = record[2] >> 4,
                                      .count_elements = record[2] & 15};
     bool fits = true;
-    if ((record[3] & FLAG_NO_SEND) == 0) {
-        transfer.node = record[0] & 15;
-        fits = script_add(script, record[0] >> 4, record[1] >> 4, SCRIPT_SEND, transfer);
+    if ((record[3] & FLAG_NO_SEND) == 0 && from < node_count) {
+        transfer.node = to;
+        fits = script_add(script, from, record[1] >> 4, SCRIPT_SEND, transfer);
     }
-    if ((record[3] & FLAG_NO_RECEIVE) == 0 && fits) {
-        transfer.node = record[0] >> 4;
+    if ((record[3] & FLAG_NO_RECEIVE) == 0 && to < node_count && fits) {
+        transfer.node = from;
         transfer.offset_elements += record[3] & FLAG_OTHER_OFFSET ? 1 : 0;
         transfer.action = record[3] & FLAG_OTHER_ACTION ? COLL_STORE : transfer.action;
-        (void)script_add(script, record[0] & 15, record[1] & 15, SCRIPT_RECEIVE, transfer);
+        (void)script_add(script, to, record[1] & 15, SCRIPT_RECEIVE, transfer);
     }
 }
 
@@ -65,7 +70,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     call.count_elements = call.kind == OP_KIND_BARRIER ? 0 : data[1] & 15;
     script = (struct script){0};
     for (size_t at = HEADER_BYTES; size - at >= RECORD_BYTES; at += RECORD_BYTES) {
-        add_record(&script, data + at);
+        add_record(&script, call.node_count, data + at);
     }
     struct coll_algorithm algorithm = script_algorithm(&script, call.kind);
     struct coll_cost cost = {0};

@@ -79,11 +79,12 @@ class Runner:
 
     def stop(self, process):
         """Ends a process: unittest files by an interrupt, so that they clean up; then whatever is left of the group."""
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(timeout=CLEAN_UP_S)
-        except subprocess.TimeoutExpired:
-            pass
+        if process.args[0] == sys.executable:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(timeout=CLEAN_UP_S)
+            except subprocess.TimeoutExpired:
+                pass
         kill_group(process)
         process.wait()
 
@@ -159,7 +160,7 @@ def count_tap(output):
         if plan:
             planned = (planned or 0) + int(plan.group(1))  # one for each group of tests
             continue
-        result = re.match(r"(not )?ok\b\s*(\d*)\s*(?:- )?(.*)", line)
+        result = re.match(r"(not )?ok (\d+)\b\s*(?:- )?(.*)", line)
         if not result:
             continue
         name = result.group(3).strip()

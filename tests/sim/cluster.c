@@ -11,7 +11,7 @@
 
 #include "daemon/base/hash.h"
 
-#define CLUSTER_SCAN_NS TIME_MS            /* between looks at the nodes' deadlines while anything happens */
+#define CLUSTER_SCAN_NS (200 * TIME_US)    /* between looks at the nodes' deadlines while anything happens */
 #define CLUSTER_SCAN_MIN_NS (10 * TIME_US) /* for who always wants to be called at once */
 #define CLUSTER_PUMP_MAX 1000000           /* turns of exec at one moment: more is a loop without end */
 

@@ -13,8 +13,8 @@
 
 /*
  * A whole cluster in one process, on one thread and in virtual time: every node is net (in memory), mesh,
- * exec and req, wired as the daemon wires them, without sockets, loop or clients' processes (comm.h stands
- * for those). One seed decides everything: the same seed gives the same run, event for event. Anything
+ * exec and req, wired as the daemon wires them, without sockets, loop or clients' processes (sim_comm.h
+ * stands for those). One seed decides everything: the same seed gives the same run, event for event. Anything
  * unexpected ends the test that runs (cmocka).
  */
 #define CLUSTER_NODES_MAX 256
@@ -78,7 +78,7 @@ bool cluster_connected(const void *cluster);
 
 /*
  * The host dies, or only its daemon: silently either way, but of the second the host tells who asks. What the
- * node consisted of stays until cluster_bury, so that its members can leave (comm_forget_node).
+ * node consisted of stays until cluster_bury, so that its members can leave (sim_comm_forget_node).
  */
 void cluster_kill(struct cluster *cluster, uint32_t node);
 void cluster_crash(struct cluster *cluster, uint32_t node);

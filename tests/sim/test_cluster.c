@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "tests/sim/cluster.h"
-#include "tests/sim/comm.h"
+#include "tests/sim/sim_comm.h"
 
 /* Whole clusters at work: right results, formation and what may go wrong with it, deadlines, many
  * communicators. Faults: test_faults.c. */
@@ -21,7 +21,7 @@ static const struct mem_conditions rough = {.loss = 0.02,
                                             .jitter_ns = 100 * TIME_US,
                                             .packet_bytes = 8192};
 
-static const struct comm_call barrier = {.kind = OP_KIND_BARRIER};
+static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};
 
 /* 1 to 3 ranks on each of the nodes, in an order without any: ranks of a node are not contiguous. Returns how
  * many. */
@@ -44,7 +44,7 @@ static uint32_t scatter_ranks(struct cluster *cluster, uint32_t nodes, uint32_t 
 
 static uint64_t run_all_reduces(uint64_t seed)
 {
-    static const struct comm_call calls[] = {
+    static const struct sim_call calls[] = {
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1},
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 63, .in_place = true},
         {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F64, .reduce = REDUCE_SUM, .count = 64},
@@ -83,24 +83,24 @@ static uint64_t run_all_reduces(uint64_t seed)
         &(struct cluster_options){.seed = seed, .node_count = 64, .conditions = rough, .slice_bytes = 16384});
     uint32_t node_of_rank[192];
     uint32_t size = scatter_ranks(cluster, 64, node_of_rank);
-    struct comm *comm = comm_new(cluster, "all", size, node_of_rank);
-    comm_form(comm, NULL, 30 * TIME_S);
+    struct sim_comm *comm = sim_comm_new(cluster, "all", size, node_of_rank);
+    sim_comm_form(comm, NULL, 30 * TIME_S);
     /* Some ahead of their completion, as applications post them. */
-    struct comm_op *ops[CALLS];
+    struct sim_op *ops[CALLS];
     for (uint32_t i = 0; i < CALLS + AHEAD; i++) {
         if (i < CALLS) {
-            ops[i] = comm_post_all(comm, &calls[i]);
+            ops[i] = sim_comm_post_all(comm, &calls[i]);
         }
         if (i >= AHEAD) {
-            comm_finish(ops[i - AHEAD], 60 * TIME_S);
-            comm_op_free(ops[i - AHEAD]);
+            sim_op_finish(ops[i - AHEAD], 60 * TIME_S);
+            sim_op_free(ops[i - AHEAD]);
         }
     }
     struct mem_network_counters counters;
     mem_network_counters(cluster->network, &counters);
     assert_true(counters.packets_lost > counters.packets / 100);
     uint64_t trace = cluster_trace(cluster);
-    comm_free(comm);
+    sim_comm_free(comm);
     cluster_free(cluster);
     return trace;
 }
@@ -129,19 +129,19 @@ static void test_broadcast_from_every_kind_of_root(void **state)
         .seed = cluster_seed(4), .node_count = 13, .conditions = rough, .slice_bytes = 8192});
     uint32_t node_of_rank[39];
     uint32_t size = scatter_ranks(cluster, 13, node_of_rank);
-    struct comm *comm = comm_new(cluster, "roots", size, node_of_rank);
-    comm_form(comm, NULL, 30 * TIME_S);
+    struct sim_comm *comm = sim_comm_new(cluster, "roots", size, node_of_rank);
+    sim_comm_form(comm, NULL, 30 * TIME_S);
     static const uint64_t counts[] = {0, 1, 1000, 2047, 2048, 2049, 30011};
     /* First and last rank of a node, on first, last and other nodes: every rank. */
     for (uint32_t root = 0; root < size; root++) {
-        struct comm_call call = {.kind = OP_KIND_BROADCAST,
-                                 .dtype = root % 2 == 0 ? DTYPE_F32 : DTYPE_I16,
-                                 .root = root,
-                                 .count = counts[root % 7],
-                                 .in_place = root % 3 == 0};
-        comm_run(comm, &call);
+        struct sim_call call = {.kind = OP_KIND_BROADCAST,
+                                .dtype = root % 2 == 0 ? DTYPE_F32 : DTYPE_I16,
+                                .root = root,
+                                .count = counts[root % 7],
+                                .in_place = root % 3 == 0};
+        sim_comm_run(comm, &call);
     }
-    comm_free(comm);
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 
@@ -153,24 +153,24 @@ static void test_barriers(void **state)
         &(struct cluster_options){.seed = cluster_seed(5), .node_count = 17, .conditions = rough});
     uint32_t node_of_rank[51];
     uint32_t size = scatter_ranks(cluster, 17, node_of_rank);
-    struct comm *comm = comm_new(cluster, "gate", size, node_of_rank);
-    comm_form(comm, NULL, 30 * TIME_S);
+    struct sim_comm *comm = sim_comm_new(cluster, "gate", size, node_of_rank);
+    sim_comm_form(comm, NULL, 30 * TIME_S);
     for (uint32_t last = 0; last < size; last += 5) {
-        struct comm_op *op = comm_op_new(comm, &barrier);
+        struct sim_op *op = sim_op_new(comm, &barrier);
         for (uint32_t i = 0; i < size; i++) {
             if (i != last) {
-                comm_post(op, i);
+                sim_op_post(op, i);
             }
         }
         cluster_run(cluster, TIME_S);
         for (uint32_t i = 0; i < size; i++) {
             assert_false(op->parts[i].done);
         }
-        comm_post(op, last);
-        comm_finish(op, 10 * TIME_S);
-        comm_op_free(op);
+        sim_op_post(op, last);
+        sim_op_finish(op, 10 * TIME_S);
+        sim_op_free(op);
     }
-    comm_free(comm);
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 
@@ -186,59 +186,59 @@ static void assert_text(const struct error *error, enum status status, const cha
 }
 
 /* What a rank was told of its formation, at once or later. */
-static const struct error *verdict_of(const struct comm *comm, uint32_t rank)
+static const struct error *verdict_of(const struct sim_comm *comm, uint32_t rank)
 {
-    const struct comm_rank *who = &comm->ranks[rank];
+    const struct sim_rank *who = &comm->ranks[rank];
     return who->refused.status != STATUS_OK ? &who->refused : &who->formed_result;
 }
 
 /* Three ranks on three nodes form although somebody who does not fit comes: before, or after, all the others.
  */
-static void run_misfit(uint32_t which, void (*misfit)(struct comm *comm, uint32_t rank), enum status status,
-                       const char *text)
+static void run_misfit(uint32_t which, void (*misfit)(struct sim_comm *comm, uint32_t rank),
+                       enum status status, const char *text)
 {
     struct cluster *cluster = cluster_new(
         &(struct cluster_options){.seed = cluster_seed(which), .node_count = 4, .conditions = calm});
     cluster_connect(cluster);
     static const uint32_t node_of_rank[] = {0, 1, 2};
     static const uint32_t node_of_stranger[] = {3, 3, 3};
-    struct comm *comm = comm_new(cluster, "fit", 3, node_of_rank);
-    struct comm *stranger = comm_new(cluster, "fit", 3, node_of_stranger);
-    comm_join(comm, 0, 0, NULL);
-    comm_join(comm, 1, 0, NULL);
+    struct sim_comm *comm = sim_comm_new(cluster, "fit", 3, node_of_rank);
+    struct sim_comm *stranger = sim_comm_new(cluster, "fit", 3, node_of_stranger);
+    sim_comm_join(comm, 0, 0, NULL);
+    sim_comm_join(comm, 1, 0, NULL);
     cluster_run(cluster, 100 * TIME_MS);
     misfit(stranger, 1);
     cluster_run(cluster, TIME_S);
     assert_text(verdict_of(stranger, 1), status, "fit", text);
-    comm_join(comm, 2, 0, NULL);
-    assert_true(cluster_run_until(cluster, comm_formed, comm, 10 * TIME_S));
+    sim_comm_join(comm, 2, 0, NULL);
+    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, 10 * TIME_S));
     for (uint32_t i = 0; i < 3; i++) {
         assert_int_equal(verdict_of(comm, i)->status, STATUS_OK);
     }
-    comm_run(comm, &barrier);
-    comm_free(stranger);
-    comm_free(comm);
+    sim_comm_run(comm, &barrier);
+    sim_comm_free(stranger);
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 
-static void misfit_same_rank(struct comm *comm, uint32_t rank)
+static void misfit_same_rank(struct sim_comm *comm, uint32_t rank)
 {
-    comm_join(comm, rank, 0, NULL);
+    sim_comm_join(comm, rank, 0, NULL);
 }
 
-static void misfit_other_uid(struct comm *comm, uint32_t rank)
+static void misfit_other_uid(struct sim_comm *comm, uint32_t rank)
 {
-    comm_join(comm, rank, 0, &(struct comm_options){.uid = 2000});
+    sim_comm_join(comm, rank, 0, &(struct sim_options){.uid = 2000});
 }
 
-static void misfit_other_size(struct comm *comm, uint32_t rank)
+static void misfit_other_size(struct sim_comm *comm, uint32_t rank)
 {
-    comm_join(comm, rank, 4, NULL);
+    sim_comm_join(comm, rank, 4, NULL);
 }
 
-static void misfit_other_slices(struct comm *comm, uint32_t rank)
+static void misfit_other_slices(struct sim_comm *comm, uint32_t rank)
 {
-    comm_join(comm, rank, 0, &(struct comm_options){.slice_bytes = 65536});
+    sim_comm_join(comm, rank, 0, &(struct sim_options){.slice_bytes = 65536});
 }
 
 static void test_a_rank_that_is_taken(void **state)
@@ -272,24 +272,25 @@ static void test_misfits_of_one_node(void **state)
     struct cluster *cluster =
         cluster_new(&(struct cluster_options){.seed = cluster_seed(14), .node_count = 1, .conditions = calm});
     static const uint32_t node_of_rank[] = {0, 0, 0};
-    struct comm *comm = comm_new(cluster, "one", 3, node_of_rank);
-    struct comm *stranger = comm_new(cluster, "one", 3, node_of_rank);
-    comm_join(comm, 0, 0, NULL);
-    comm_join(comm, 1, 0, NULL);
-    comm_join(stranger, 1, 0, NULL);
+    struct sim_comm *comm = sim_comm_new(cluster, "one", 3, node_of_rank);
+    struct sim_comm *stranger = sim_comm_new(cluster, "one", 3, node_of_rank);
+    sim_comm_join(comm, 0, 0, NULL);
+    sim_comm_join(comm, 1, 0, NULL);
+    sim_comm_join(stranger, 1, 0, NULL);
     assert_text(&stranger->ranks[1].refused, STATUS_ALREADY_EXISTS, "rank 1", "1001");
-    comm_join(stranger, 2, 4, NULL);
+    sim_comm_join(stranger, 2, 4, NULL);
     assert_text(&stranger->ranks[2].refused, STATUS_MISMATCH, "size", "4");
-    comm_join(stranger, 2, 0, &(struct comm_options){.uid = 2000});
+    sim_comm_join(stranger, 2, 0, &(struct sim_options){.uid = 2000});
     assert_int_equal(stranger->ranks[2].refused.status, STATUS_PERMISSION);
-    comm_join(stranger, 2, 2, NULL);
+    sim_comm_join(stranger, 2, 2, NULL);
     assert_int_not_equal(stranger->ranks[2].refused.status, STATUS_OK);
-    comm_join(comm, 2, 0, NULL);
-    assert_true(cluster_run_until(cluster, comm_formed, comm, TIME_S));
-    comm_run(comm, &(struct comm_call){
-                       .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1001});
-    comm_free(stranger);
-    comm_free(comm);
+    sim_comm_join(comm, 2, 0, NULL);
+    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, TIME_S));
+    sim_comm_run(comm,
+                 &(struct sim_call){
+                     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1001});
+    sim_comm_free(stranger);
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 
@@ -300,17 +301,17 @@ static void test_missing_ranks_are_named_at_the_deadline(void **state)
         &(struct cluster_options){.seed = cluster_seed(15), .node_count = 5, .conditions = rough});
     cluster_connect(cluster);
     static const uint32_t node_of_rank[] = {0, 1, 2, 3, 4, 0, 1, 2, 3, 4};
-    struct comm *comm = comm_new(cluster, "late", 10, node_of_rank);
-    struct comm_options options = {.form_timeout_ms = 2000};
+    struct sim_comm *comm = sim_comm_new(cluster, "late", 10, node_of_rank);
+    struct sim_options options = {.form_timeout_ms = 2000};
     uint64_t begin_ns = cluster->now_ns;
     for (uint32_t i = 0; i < 10; i++) {
         if (i != 2 && i != 7 && i != 8) {
-            comm_join(comm, i, 0, &options);
+            sim_comm_join(comm, i, 0, &options);
         }
     }
-    assert_true(cluster_run_until(cluster, comm_formed, comm, 10 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, 10 * TIME_S));
     for (uint32_t i = 0; i < 10; i++) {
-        const struct comm_rank *rank = &comm->ranks[i];
+        const struct sim_rank *rank = &comm->ranks[i];
         if (rank->member != NULL) {
             assert_text(&rank->formed_result, STATUS_TIMED_OUT, "2, 7-8", "late");
             assert_true(rank->formed_ns >= begin_ns + 2 * TIME_S - TIME_MS);
@@ -318,11 +319,11 @@ static void test_missing_ranks_are_named_at_the_deadline(void **state)
         }
     }
     /* The name is free again once they have left. */
-    comm_free(comm);
-    comm = comm_new(cluster, "late", 10, node_of_rank);
-    comm_form(comm, NULL, 10 * TIME_S);
-    comm_run(comm, &barrier);
-    comm_free(comm);
+    sim_comm_free(comm);
+    comm = sim_comm_new(cluster, "late", 10, node_of_rank);
+    sim_comm_form(comm, NULL, 10 * TIME_S);
+    sim_comm_run(comm, &barrier);
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 
@@ -338,16 +339,18 @@ static void test_200_nodes(void **state)
     for (uint32_t i = 0; i < 200; i++) {
         node_of_rank[i] = (i * 77) % 200;
     }
-    struct comm *comm = comm_new(cluster, "wide", 200, node_of_rank);
-    comm_form(comm, NULL, 30 * TIME_S);
-    comm_run(comm, &barrier);
-    comm_run(comm, &(struct comm_call){
-                       .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 100});
-    comm_run(comm, &(struct comm_call){
-                       .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 40001});
-    comm_run(comm,
-             &(struct comm_call){.kind = OP_KIND_BROADCAST, .dtype = DTYPE_F64, .root = 123, .count = 20001});
-    comm_free(comm);
+    struct sim_comm *comm = sim_comm_new(cluster, "wide", 200, node_of_rank);
+    sim_comm_form(comm, NULL, 30 * TIME_S);
+    sim_comm_run(comm, &barrier);
+    sim_comm_run(comm,
+                 &(struct sim_call){
+                     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 100});
+    sim_comm_run(comm,
+                 &(struct sim_call){
+                     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 40001});
+    sim_comm_run(
+        comm, &(struct sim_call){.kind = OP_KIND_BROADCAST, .dtype = DTYPE_F64, .root = 123, .count = 20001});
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 
@@ -360,22 +363,22 @@ static void test_a_deadline_that_passes(void **state)
     struct cluster *cluster = cluster_new(
         &(struct cluster_options){.seed = cluster_seed(30), .node_count = 4, .conditions = rough});
     static const uint32_t node_of_rank[] = {0, 1, 2, 3, 0, 1, 2, 3};
-    struct comm *comm = comm_new(cluster, "slow", 8, node_of_rank);
-    comm_form(comm, NULL, 10 * TIME_S);
-    struct comm_call call = {.kind = OP_KIND_ALL_REDUCE,
-                             .dtype = DTYPE_F32,
-                             .reduce = REDUCE_SUM,
-                             .count = 1000,
-                             .timeout_ms = 1500};
-    comm_run(comm, &call);
+    struct sim_comm *comm = sim_comm_new(cluster, "slow", 8, node_of_rank);
+    sim_comm_form(comm, NULL, 10 * TIME_S);
+    struct sim_call call = {.kind = OP_KIND_ALL_REDUCE,
+                            .dtype = DTYPE_F32,
+                            .reduce = REDUCE_SUM,
+                            .count = 1000,
+                            .timeout_ms = 1500};
+    sim_comm_run(comm, &call);
     uint64_t begin_ns = cluster->now_ns;
-    struct comm_op *op = comm_op_new(comm, &call);
+    struct sim_op *op = sim_op_new(comm, &call);
     for (uint32_t i = 0; i < 8; i++) {
         if (i != 6) {
-            comm_post(op, i);
+            sim_op_post(op, i);
         }
     }
-    assert_true(cluster_run_until(cluster, comm_op_done, op, 10 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_op_done, op, 10 * TIME_S));
     for (uint32_t i = 0; i < 8; i++) {
         if (i != 6) {
             assert_text(&op->parts[i].result, STATUS_TIMED_OUT, "slow", "");
@@ -386,10 +389,10 @@ static void test_a_deadline_that_passes(void **state)
         assert_true(comm->ranks[i].aborted);
     }
     /* Who comes too late gets the same cause. */
-    comm_post(op, 6);
+    sim_op_post(op, 6);
     assert_false(op->parts[6].posted);
     assert_int_equal(op->parts[6].refused.status, STATUS_TIMED_OUT);
-    comm_free(comm);
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 
@@ -400,23 +403,23 @@ static void test_a_contradiction_names_both_calls(void **state)
     for (uint32_t wrong = 0; wrong < 6; wrong++) {
         struct cluster *cluster = cluster_new(&(struct cluster_options){
             .seed = cluster_seed(40 + wrong), .node_count = 3, .conditions = rough});
-        struct comm *comm = comm_new(cluster, "odd", 6, node_of_rank);
-        comm_form(comm, NULL, 10 * TIME_S);
-        struct comm_op *op = comm_op_new(
-            comm, &(struct comm_call){
+        struct sim_comm *comm = sim_comm_new(cluster, "odd", 6, node_of_rank);
+        sim_comm_form(comm, NULL, 10 * TIME_S);
+        struct sim_op *op = sim_op_new(
+            comm, &(struct sim_call){
                       .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1000});
         for (uint32_t i = 0; i < 6; i++) {
             /* With one rank of a node wrong, the node sees it; with both, the nodes do. */
             bool differs = i == wrong || (wrong >= 3 && i == wrong - 3);
             op->call.dtype = differs ? DTYPE_I32 : DTYPE_F32;
-            comm_post(op, i);
+            sim_op_post(op, i);
         }
-        assert_true(cluster_run_until(cluster, comm_op_done, op, 10 * TIME_S));
+        assert_true(cluster_run_until(cluster, sim_op_done, op, 10 * TIME_S));
         for (uint32_t i = 0; i < 6; i++) {
             const struct error *result = op->parts[i].posted ? &op->parts[i].result : &op->parts[i].refused;
             assert_text(result, STATUS_MISMATCH, "f32", "i32");
         }
-        comm_free(comm);
+        sim_comm_free(comm);
         cluster_free(cluster);
     }
 }
@@ -431,7 +434,7 @@ static void test_many_communicators_at_once(void **state)
     (void)state;
     struct cluster *cluster = cluster_new(&(struct cluster_options){
         .seed = cluster_seed(50), .node_count = MANY_NODES, .conditions = rough, .slice_bytes = 8192});
-    struct comm *comms[MANY];
+    struct sim_comm *comms[MANY];
     for (uint32_t i = 0; i < MANY; i++) {
         uint32_t node_of_rank[24];
         uint32_t size = 2 + (uint32_t)random_below(&cluster->random, 10);
@@ -440,35 +443,35 @@ static void test_many_communicators_at_once(void **state)
         }
         char name[16];
         (void)snprintf(name, sizeof name, "many-%u", i);
-        comms[i] = comm_new(cluster, name, size, node_of_rank);
-        comm_join_all(comms[i], NULL);
+        comms[i] = sim_comm_new(cluster, name, size, node_of_rank);
+        sim_comm_join_all(comms[i], NULL);
     }
-    struct comm_op *ops[MANY][MANY_ROUNDS];
+    struct sim_op *ops[MANY][MANY_ROUNDS];
     for (uint32_t i = 0; i < MANY; i++) {
-        assert_true(cluster_run_until(cluster, comm_formed, comms[i], 30 * TIME_S));
+        assert_true(cluster_run_until(cluster, sim_comm_formed, comms[i], 30 * TIME_S));
         for (uint32_t j = 0; j < comms[i]->size; j++) {
             assert_int_equal(verdict_of(comms[i], j)->status, STATUS_OK);
         }
     }
     for (uint32_t round = 0; round < MANY_ROUNDS; round++) {
         for (uint32_t i = 0; i < MANY; i++) {
-            struct comm_call call = {.kind = (enum op_kind)((round + i) % OP_KIND_COUNT),
-                                     .dtype = i % 2 == 0 ? DTYPE_F32 : DTYPE_U16,
-                                     .reduce = round % 2 == 0 ? REDUCE_SUM : REDUCE_MAX,
-                                     .count = random_below(&cluster->random, 9000),
-                                     .root = round % comms[i]->size,
-                                     .in_place = round % 2 == 1};
-            ops[i][round] = comm_post_all(comms[i], &call);
+            struct sim_call call = {.kind = (enum op_kind)((round + i) % OP_KIND_COUNT),
+                                    .dtype = i % 2 == 0 ? DTYPE_F32 : DTYPE_U16,
+                                    .reduce = round % 2 == 0 ? REDUCE_SUM : REDUCE_MAX,
+                                    .count = random_below(&cluster->random, 9000),
+                                    .root = round % comms[i]->size,
+                                    .in_place = round % 2 == 1};
+            ops[i][round] = sim_comm_post_all(comms[i], &call);
         }
     }
     for (uint32_t i = 0; i < MANY; i++) {
         for (uint32_t round = 0; round < MANY_ROUNDS; round++) {
-            comm_finish(ops[i][round], 60 * TIME_S);
-            comm_op_free(ops[i][round]);
+            sim_op_finish(ops[i][round], 60 * TIME_S);
+            sim_op_free(ops[i][round]);
         }
     }
     for (uint32_t i = 0; i < MANY; i++) {
-        comm_free(comms[i]);
+        sim_comm_free(comms[i]);
     }
     cluster_free(cluster);
 }
@@ -501,16 +504,16 @@ static void test_names_are_used_again_and_memory_is_flat(void **state)
     static const uint32_t node_of_rank[] = {3, 0, 1, 2, 1, 0};
     size_t before = 0;
     for (uint32_t turn = 0; turn < 100; turn++) {
-        struct comm *comm = comm_new(cluster, "again", 6, node_of_rank);
-        comm_form(comm, NULL, 10 * TIME_S);
+        struct sim_comm *comm = sim_comm_new(cluster, "again", 6, node_of_rank);
+        sim_comm_form(comm, NULL, 10 * TIME_S);
         for (uint32_t i = 0; i < 5; i++) {
-            comm_run(comm, &(struct comm_call){.kind = (enum op_kind)(i % OP_KIND_COUNT),
-                                               .dtype = DTYPE_F32,
-                                               .reduce = REDUCE_SUM,
-                                               .count = 500 + turn,
-                                               .root = i});
+            sim_comm_run(comm, &(struct sim_call){.kind = (enum op_kind)(i % OP_KIND_COUNT),
+                                                  .dtype = DTYPE_F32,
+                                                  .reduce = REDUCE_SUM,
+                                                  .count = 500 + turn,
+                                                  .root = i});
         }
-        comm_free(comm);
+        sim_comm_free(comm);
         cluster_run(cluster, TIME_S);
         if (turn == 20) {
             before = allocated_bytes();

@@ -8,7 +8,7 @@
 #include <cmocka.h>
 
 #include "tests/sim/cluster.h"
-#include "tests/sim/comm.h"
+#include "tests/sim/sim_comm.h"
 
 /* Whole clusters in trouble: nothing hangs, everybody hears the same, the survivors go on. */
 
@@ -25,18 +25,18 @@ static const struct mem_conditions narrow = {.loss = 0.02,
                                              .packet_bytes = 8192,
                                              .bandwidth_bytes_s = 100000000};
 
-static const struct comm_call large = {
+static const struct sim_call large = {
     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 500000};
-static const struct comm_call small = {
+static const struct sim_call small = {
     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 3333, .in_place = true};
-static const struct comm_call barrier = {.kind = OP_KIND_BARRIER};
+static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};
 
 #define SILENT_HOST_BOUND_NS (3 * TIME_S)
 #define CRASH_BOUND_NS (1200 * TIME_MS)
 #define PARTITION_BOUND_NS (5 * TIME_S)
 
 /* Ranks of all live nodes but their order is the nodes' backwards; two ranks on every third. */
-static struct comm *comm_of_all(struct cluster *cluster, const char *name)
+static struct sim_comm *sim_comm_of_all(struct cluster *cluster, const char *name)
 {
     uint32_t node_of_rank[2 * CLUSTER_NODES_MAX];
     uint32_t size = 0;
@@ -47,14 +47,14 @@ static struct comm *comm_of_all(struct cluster *cluster, const char *name)
             }
         }
     }
-    struct comm *comm = comm_new(cluster, name, size, node_of_rank);
-    comm_form(comm, NULL, 30 * TIME_S);
+    struct sim_comm *comm = sim_comm_new(cluster, name, size, node_of_rank);
+    sim_comm_form(comm, NULL, 30 * TIME_S);
     return comm;
 }
 
-static bool comm_aborted(const void *context)
+static bool sim_comm_aborted(const void *context)
 {
-    const struct comm *comm = context;
+    const struct sim_comm *comm = context;
     for (uint32_t i = 0; i < comm->size; i++) {
         if (comm->ranks[i].member != NULL && !comm->ranks[i].aborted) {
             return false;
@@ -65,10 +65,10 @@ static bool comm_aborted(const void *context)
 
 /* Every rank that is left has its operation ended with this status, and a text that has `name`, by the time
  * given. */
-static void assert_ended(const struct comm_op *op, enum status status, const char *name, uint64_t by_ns)
+static void assert_ended(const struct sim_op *op, enum status status, const char *name, uint64_t by_ns)
 {
     for (uint32_t i = 0; i < op->comm->size; i++) {
-        const struct comm_part *part = &op->parts[i];
+        const struct sim_part *part = &op->parts[i];
         if (op->comm->ranks[i].member == NULL) {
             continue;
         }
@@ -89,19 +89,19 @@ static void assert_ended(const struct comm_op *op, enum status status, const cha
 /* --- 3. Lost nodes
  * ------------------------------------------------------------------------------------------ */
 
-static void lose_node(struct cluster *cluster, struct comm *comm, uint32_t node, bool host,
-                      const struct comm_call *call)
+static void lose_node(struct cluster *cluster, struct sim_comm *comm, uint32_t node, bool host,
+                      const struct sim_call *call)
 {
-    struct comm_op *op = call == NULL ? NULL : comm_post_all(comm, call);
+    struct sim_op *op = call == NULL ? NULL : sim_comm_post_all(comm, call);
     if (op != NULL) {
         cluster_run(cluster, TIME_MS);
-        assert_false(comm_op_done(op));
+        assert_false(sim_op_done(op));
     }
     (host ? cluster_kill : cluster_crash)(cluster, node);
-    comm_forget_node(comm, node);
+    sim_comm_forget_node(comm, node);
     cluster_bury(cluster, node);
     uint64_t bound_ns = cluster->now_ns + (host ? SILENT_HOST_BOUND_NS : CRASH_BOUND_NS);
-    assert_true(cluster_run_until(cluster, comm_aborted, comm, 20 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_comm_aborted, comm, 20 * TIME_S));
     assert_true(cluster->now_ns <= bound_ns);
     if (op != NULL) {
         assert_ended(op, STATUS_NODE_LOST, cluster->nodes[node].name, bound_ns);
@@ -118,26 +118,26 @@ static void run_losses(uint32_t which, bool host)
 {
     struct cluster *cluster = cluster_new(&(struct cluster_options){
         .seed = cluster_seed(which), .node_count = 12, .conditions = narrow, .slice_bytes = 32768});
-    static const struct comm_call *calls[] = {&large, &small, NULL, &barrier};
+    static const struct sim_call *calls[] = {&large, &small, NULL, &barrier};
     /* Lose one, go on among the others under a new communicator; and again. */
     for (uint32_t round = 0; round < 4; round++) {
         char name[16];
         (void)snprintf(name, sizeof name, "round-%u", round);
-        struct comm *comm = comm_of_all(cluster, name);
-        comm_run(comm, &small);
-        struct comm *other = NULL;
+        struct sim_comm *comm = sim_comm_of_all(cluster, name);
+        sim_comm_run(comm, &small);
+        struct sim_comm *other = NULL;
         if (round == 1) { /* one that does not need the node notices nothing */
             static const uint32_t node_of_rank[] = {1, 2, 1, 8};
-            other = comm_new(cluster, "other", 4, node_of_rank);
-            comm_form(other, NULL, 10 * TIME_S);
+            other = sim_comm_new(cluster, "other", 4, node_of_rank);
+            sim_comm_form(other, NULL, 10 * TIME_S);
         }
         if (calls[round] == &small || calls[round] == &barrier) {
             /* These are over at once: one rank comes late, so that the others wait. */
-            struct comm_op *op = comm_op_new(comm, calls[round]);
+            struct sim_op *op = sim_op_new(comm, calls[round]);
             uint32_t lost = 11 - 3 * round;
             for (uint32_t i = 0; i < comm->size; i++) {
                 if (comm->ranks[i].node->index != lost) {
-                    comm_post(op, i);
+                    sim_op_post(op, i);
                 }
             }
             cluster_run(cluster, 10 * TIME_MS);
@@ -148,22 +148,22 @@ static void run_losses(uint32_t which, bool host)
         }
         if (other != NULL) {
             cluster_run(cluster, 5 * TIME_S);
-            comm_run(other, &small);
-            comm_free(other);
+            sim_comm_run(other, &small);
+            sim_comm_free(other);
         }
-        comm_free(comm);
+        sim_comm_free(comm);
     }
-    struct comm *comm = comm_of_all(cluster, "survivors");
-    comm_run(comm, &small);
-    comm_free(comm);
+    struct sim_comm *comm = sim_comm_of_all(cluster, "survivors");
+    sim_comm_run(comm, &small);
+    sim_comm_free(comm);
     /* They come back, as other instances. */
     for (uint32_t round = 0; round < 4; round++) {
         cluster_restart(cluster, 11 - 3 * round);
     }
     cluster_connect(cluster);
-    comm = comm_of_all(cluster, "all");
-    comm_run(comm, &small);
-    comm_free(comm);
+    comm = sim_comm_of_all(cluster, "all");
+    sim_comm_run(comm, &small);
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 
@@ -185,26 +185,26 @@ static void test_a_daemon_restarts_at_once(void **state)
     (void)state;
     struct cluster *cluster = cluster_new(
         &(struct cluster_options){.seed = cluster_seed(102), .node_count = 5, .conditions = rough});
-    struct comm *comm = comm_of_all(cluster, "before");
-    struct comm_op *op = comm_op_new(comm, &barrier);
+    struct sim_comm *comm = sim_comm_of_all(cluster, "before");
+    struct sim_op *op = sim_op_new(comm, &barrier);
     for (uint32_t i = 0; i < comm->size; i++) {
         if (comm->ranks[i].node->index != 2) {
-            comm_post(op, i);
+            sim_op_post(op, i);
         }
     }
     cluster_run(cluster, 100 * TIME_MS);
     cluster_crash(cluster, 2);
-    comm_forget_node(comm, 2);
+    sim_comm_forget_node(comm, 2);
     cluster_bury(cluster, 2);
     cluster_restart(cluster, 2);
     uint64_t bound_ns = cluster->now_ns + CRASH_BOUND_NS;
-    assert_true(cluster_run_until(cluster, comm_aborted, comm, 20 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_comm_aborted, comm, 20 * TIME_S));
     assert_ended(op, STATUS_NODE_LOST, "n002", bound_ns);
     cluster_connect(cluster);
-    comm_free(comm);
-    comm = comm_of_all(cluster, "before");
-    comm_run(comm, &small);
-    comm_free(comm);
+    sim_comm_free(comm);
+    comm = sim_comm_of_all(cluster, "before");
+    sim_comm_run(comm, &small);
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 
@@ -214,13 +214,13 @@ static void test_a_process_dies(void **state)
     struct cluster *cluster = cluster_new(&(struct cluster_options){
         .seed = cluster_seed(103), .node_count = 6, .conditions = narrow, .slice_bytes = 32768});
     for (uint32_t turn = 0; turn < 3; turn++) {
-        struct comm *comm = comm_of_all(cluster, "processes");
-        comm_run(comm, &small);
-        struct comm_op *op = turn == 2 ? NULL : comm_post_all(comm, turn == 0 ? &large : &barrier);
+        struct sim_comm *comm = sim_comm_of_all(cluster, "processes");
+        sim_comm_run(comm, &small);
+        struct sim_op *op = turn == 2 ? NULL : sim_comm_post_all(comm, turn == 0 ? &large : &barrier);
         cluster_run(cluster, turn == 0 ? TIME_MS : 0);
-        comm_leave(comm, 4, REQ_LEAVE_LOST);
+        sim_comm_leave(comm, 4, REQ_LEAVE_LOST);
         uint64_t bound_ns = cluster->now_ns + 100 * TIME_MS;
-        assert_true(cluster_run_until(cluster, comm_aborted, comm, 20 * TIME_S));
+        assert_true(cluster_run_until(cluster, sim_comm_aborted, comm, 20 * TIME_S));
         assert_true(cluster->now_ns <= bound_ns);
         if (turn == 0) {
             assert_ended(op, STATUS_RANK_LOST, "rank 4", bound_ns);
@@ -231,7 +231,7 @@ static void test_a_process_dies(void **state)
                 assert_non_null(strstr(comm->ranks[i].abort_cause.text, "rank 4"));
             }
         }
-        comm_free(comm);
+        sim_comm_free(comm);
     }
     cluster_free(cluster);
 }
@@ -245,34 +245,34 @@ static void test_a_partition_and_its_end(void **state)
     struct cluster *cluster = cluster_new(&(struct cluster_options){
         .seed = cluster_seed(110), .node_count = 8, .conditions = narrow, .slice_bytes = 32768});
     for (uint32_t turn = 0; turn < 2; turn++) {
-        struct comm *comm = comm_of_all(cluster, "halves");
-        struct comm_op *op = comm_post_all(comm, &large);
+        struct sim_comm *comm = sim_comm_of_all(cluster, "halves");
+        struct sim_op *op = sim_comm_post_all(comm, &large);
         cluster_run(cluster, TIME_MS);
-        assert_false(comm_op_done(op));
+        assert_false(sim_op_done(op));
         cluster_partition(cluster, 3, true);
         uint64_t bound_ns = cluster->now_ns + PARTITION_BOUND_NS;
-        assert_true(cluster_run_until(cluster, comm_aborted, comm, 20 * TIME_S));
+        assert_true(cluster_run_until(cluster, sim_comm_aborted, comm, 20 * TIME_S));
         assert_ended(op, STATUS_NODE_LOST, "n00", bound_ns);
-        comm_free(comm);
+        sim_comm_free(comm);
         /* Each side can go on alone, under names of its own. */
         static const uint32_t node_of_rank[2][4] = {{0, 1, 2, 0}, {3, 4, 7, 6}};
-        struct comm *sides[2];
+        struct sim_comm *sides[2];
         for (uint32_t side = 0; side < 2; side++) {
-            sides[side] = comm_new(cluster, side == 0 ? "left" : "right", 4, node_of_rank[side]);
-            comm_form(sides[side], NULL, 10 * TIME_S);
-            comm_run(sides[side], &small);
+            sides[side] = sim_comm_new(cluster, side == 0 ? "left" : "right", 4, node_of_rank[side]);
+            sim_comm_form(sides[side], NULL, 10 * TIME_S);
+            sim_comm_run(sides[side], &small);
         }
         cluster_run(cluster, 20 * TIME_S);
         cluster_partition(cluster, 3, false);
         cluster_connect(cluster);
         for (uint32_t side = 0; side < 2; side++) {
-            comm_run(sides[side], &small);
-            comm_free(sides[side]);
+            sim_comm_run(sides[side], &small);
+            sim_comm_free(sides[side]);
         }
     }
-    struct comm *comm = comm_of_all(cluster, "halves");
-    comm_run(comm, &small);
-    comm_free(comm);
+    struct sim_comm *comm = sim_comm_of_all(cluster, "halves");
+    sim_comm_run(comm, &small);
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 
@@ -284,21 +284,21 @@ static void test_a_way_cut_in_one_direction(void **state)
         .seed = cluster_seed(111), .node_count = 6, .conditions = narrow, .slice_bytes = 32768});
     static const uint32_t pairs[][2] = {{0, 1}, {5, 0}, {2, 4}, {4, 2}};
     for (uint32_t turn = 0; turn < 4; turn++) {
-        struct comm *comm = comm_of_all(cluster, "ways");
-        struct comm_op *op = comm_post_all(comm, &large);
+        struct sim_comm *comm = sim_comm_of_all(cluster, "ways");
+        struct sim_op *op = sim_comm_post_all(comm, &large);
         cluster_run(cluster, TIME_MS);
-        assert_false(comm_op_done(op));
+        assert_false(sim_op_done(op));
         cluster_cut(cluster, pairs[turn][0], pairs[turn][1], true);
         uint64_t bound_ns = cluster->now_ns + PARTITION_BOUND_NS;
-        assert_true(cluster_run_until(cluster, comm_aborted, comm, 20 * TIME_S));
+        assert_true(cluster_run_until(cluster, sim_comm_aborted, comm, 20 * TIME_S));
         assert_ended(op, STATUS_NODE_LOST, "n00", bound_ns);
         cluster_cut(cluster, pairs[turn][0], pairs[turn][1], false);
-        comm_free(comm);
+        sim_comm_free(comm);
         cluster_connect(cluster);
     }
-    struct comm *comm = comm_of_all(cluster, "ways");
-    comm_run(comm, &small);
-    comm_free(comm);
+    struct sim_comm *comm = sim_comm_of_all(cluster, "ways");
+    sim_comm_run(comm, &small);
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 
@@ -309,11 +309,11 @@ static void test_a_blackhole_of_2_seconds(void **state)
     for (uint32_t turn = 0; turn < 3; turn++) {
         struct cluster *cluster = cluster_new(&(struct cluster_options){
             .seed = cluster_seed(112 + turn), .node_count = 6, .conditions = narrow, .slice_bytes = 32768});
-        struct comm *comm = comm_of_all(cluster, "hole");
-        struct comm_op *op = comm_post_all(comm, &large);
-        struct comm_op *next = comm_post_all(comm, &small);
+        struct sim_comm *comm = sim_comm_of_all(cluster, "hole");
+        struct sim_op *op = sim_comm_post_all(comm, &large);
+        struct sim_op *next = sim_comm_post_all(comm, &small);
         cluster_run(cluster, 2 * TIME_MS);
-        assert_false(comm_op_done(op));
+        assert_false(sim_op_done(op));
         for (uint32_t i = 0; i < 6; i++) {
             for (uint32_t j = 0; j < 6; j++) {
                 if (i != j && (turn == 0 || (turn == 1) == (i < j))) {
@@ -322,7 +322,7 @@ static void test_a_blackhole_of_2_seconds(void **state)
             }
         }
         cluster_run(cluster, 2 * TIME_S);
-        assert_false(comm_op_done(op));
+        assert_false(sim_op_done(op));
         for (uint32_t i = 0; i < 6; i++) {
             for (uint32_t j = 0; j < 6; j++) {
                 if (i != j) {
@@ -330,10 +330,10 @@ static void test_a_blackhole_of_2_seconds(void **state)
                 }
             }
         }
-        comm_finish(op, 10 * TIME_S);
-        comm_finish(next, 10 * TIME_S);
+        sim_op_finish(op, 10 * TIME_S);
+        sim_op_finish(next, 10 * TIME_S);
         assert_true(cluster_connected(cluster));
-        comm_free(comm);
+        sim_comm_free(comm);
         cluster_free(cluster);
     }
 }
@@ -347,18 +347,18 @@ static void test_a_node_lost_while_forming(void **state)
         &(struct cluster_options){.seed = cluster_seed(120), .node_count = 4, .conditions = rough});
     cluster_connect(cluster);
     static const uint32_t node_of_rank[] = {0, 1, 2, 3};
-    struct comm *comm = comm_new(cluster, "forming", 4, node_of_rank);
-    struct comm_options options = {.form_timeout_ms = 8000};
+    struct sim_comm *comm = sim_comm_new(cluster, "forming", 4, node_of_rank);
+    struct sim_options options = {.form_timeout_ms = 8000};
     for (uint32_t i = 0; i < 3; i++) {
-        comm_join(comm, i, 0, &options);
+        sim_comm_join(comm, i, 0, &options);
     }
     cluster_run(cluster, TIME_S);
     cluster_kill(cluster, 1);
-    comm_forget_node(comm, 1);
+    sim_comm_forget_node(comm, 1);
     cluster_bury(cluster, 1);
     cluster_run(cluster, 4 * TIME_S);
-    comm_join(comm, 3, 0, &options);
-    assert_true(cluster_run_until(cluster, comm_formed, comm, 20 * TIME_S));
+    sim_comm_join(comm, 3, 0, &options);
+    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, 20 * TIME_S));
     for (uint32_t i = 0; i < 4; i++) {
         if (i != 1) {
             const struct error *result = &comm->ranks[i].formed_result;
@@ -366,14 +366,14 @@ static void test_a_node_lost_while_forming(void **state)
             assert_true(strstr(result->text, "1") != NULL);
         }
     }
-    comm_free(comm);
+    sim_comm_free(comm);
     /* The node comes back, and the name can be used. */
     cluster_restart(cluster, 1);
     cluster_connect(cluster);
-    comm = comm_new(cluster, "forming", 4, node_of_rank);
-    comm_form(comm, NULL, 10 * TIME_S);
-    comm_run(comm, &small);
-    comm_free(comm);
+    comm = sim_comm_new(cluster, "forming", 4, node_of_rank);
+    sim_comm_form(comm, NULL, 10 * TIME_S);
+    sim_comm_run(comm, &small);
+    sim_comm_free(comm);
     cluster_free(cluster);
 }
 

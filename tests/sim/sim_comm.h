@@ -1,5 +1,5 @@
-#ifndef TESTS_SIM_COMM_H
-#define TESTS_SIM_COMM_H
+#ifndef TESTS_SIM_SIM_COMM_H
+#define TESTS_SIM_SIM_COMM_H
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -11,10 +11,10 @@
  * that ask req as sessions do. What they are told is checked against req.h's promises (once, in order, not
  * within a call) and recorded.
  */
-struct comm;
+struct sim_comm;
 
-struct comm_rank {
-    struct comm *comm;
+struct sim_rank {
+    struct sim_comm *comm;
     struct cluster_node *node;
     struct req_client client;
     uint32_t rank;
@@ -31,7 +31,7 @@ struct comm_rank {
 };
 
 /* One operation as all ranks post it. */
-struct comm_call {
+struct sim_call {
     enum op_kind kind;
     enum dtype dtype;
     enum reduce reduce;
@@ -42,7 +42,7 @@ struct comm_call {
 };
 
 /* One rank's part of it. */
-struct comm_part {
+struct sim_part {
     bool posted;
     struct error refused; /* by req_submit; STATUS_OK otherwise */
     bool done;
@@ -54,25 +54,25 @@ struct comm_part {
     struct dev_memory *input_memory, *output_memory;
 };
 
-struct comm_op {
-    struct comm *comm;
-    struct comm_call call;
+struct sim_op {
+    struct sim_comm *comm;
+    struct sim_call call;
     uint64_t seq;
-    uint64_t posted_ns;      /* the first part */
-    struct comm_part *parts; /* by rank */
-    struct comm_op *next;    /* of the communicator, in the order of seq */
+    uint64_t posted_ns;     /* the first part */
+    struct sim_part *parts; /* by rank */
+    struct sim_op *next;    /* of the communicator, in the order of seq */
 };
 
-struct comm {
+struct sim_comm {
     struct cluster *cluster;
     char name[64];
     uint32_t size;
-    struct comm_rank *ranks;
+    struct sim_rank *ranks;
     uint64_t op_count;
-    struct comm_op *ops; /* not freed yet */
+    struct sim_op *ops; /* not freed yet */
 };
 
-struct comm_options {
+struct sim_options {
     uint64_t form_timeout_ms;
     uint64_t op_timeout_ms;
     uint64_t slice_bytes;
@@ -80,39 +80,40 @@ struct comm_options {
 };
 
 /* node_of_rank: of the cluster, by rank; copied. No rank has joined yet. options may be null. */
-struct comm *comm_new(struct cluster *cluster, const char *name, uint32_t size, const uint32_t *node_of_rank);
+struct sim_comm *sim_comm_new(struct cluster *cluster, const char *name, uint32_t size,
+                              const uint32_t *node_of_rank);
 /* One rank joins, as part of a communicator of another size, uid, ... when options or size say so; 0 and
  * null: the usual. */
-void comm_join(struct comm *comm, uint32_t rank, uint32_t size, const struct comm_options *options);
+void sim_comm_join(struct sim_comm *comm, uint32_t rank, uint32_t size, const struct sim_options *options);
 /* All ranks, in random order and at random times. */
-void comm_join_all(struct comm *comm, const struct comm_options *options);
+void sim_comm_join_all(struct sim_comm *comm, const struct sim_options *options);
 /* Every joined rank was told, one way or the other. */
-bool comm_formed(const void *comm);
-/* comm_join_all, and every rank formed well, within `span_ns`. */
-void comm_form(struct comm *comm, const struct comm_options *options, uint64_t span_ns);
+bool sim_comm_formed(const void *comm);
+/* sim_comm_join_all, and every rank formed well, within `span_ns`. */
+void sim_comm_form(struct sim_comm *comm, const struct sim_options *options, uint64_t span_ns);
 
 /* Starts an operation and posts one rank's part of it, or all ranks' at random times. */
-struct comm_op *comm_op_new(struct comm *comm, const struct comm_call *call);
-void comm_post(struct comm_op *op, uint32_t rank);
-struct comm_op *comm_post_all(struct comm *comm, const struct comm_call *call);
+struct sim_op *sim_op_new(struct sim_comm *comm, const struct sim_call *call);
+void sim_op_post(struct sim_op *op, uint32_t rank);
+struct sim_op *sim_comm_post_all(struct sim_comm *comm, const struct sim_call *call);
 /* Every posted part is done. */
-bool comm_op_done(const void *op);
+bool sim_op_done(const void *op);
 /* Whether every posted part of every operation of the communicator is done. */
-bool comm_idle(const void *comm);
+bool sim_comm_idle(const void *comm);
 /* Runs until it is done well on every rank, and checks the outputs. */
-void comm_finish(struct comm_op *op, uint64_t span_ns);
+void sim_op_finish(struct sim_op *op, uint64_t span_ns);
 /* Outputs against the reference; the same bits on all ranks. */
-void comm_check(const struct comm_op *op);
+void sim_op_check(const struct sim_op *op);
 /* Its parts must be done. */
-void comm_op_free(struct comm_op *op);
+void sim_op_free(struct sim_op *op);
 
-/* comm_post_all, comm_finish and comm_op_free. */
-void comm_run(struct comm *comm, const struct comm_call *call);
+/* sim_comm_post_all, sim_op_finish and sim_op_free. */
+void sim_comm_run(struct sim_comm *comm, const struct sim_call *call);
 
-void comm_leave(struct comm *comm, uint32_t rank, enum req_leave how);
+void sim_comm_leave(struct sim_comm *comm, uint32_t rank, enum req_leave how);
 /* The processes on this node die with it: after cluster_kill, before cluster_bury. */
-void comm_forget_node(struct comm *comm, uint32_t node);
+void sim_comm_forget_node(struct sim_comm *comm, uint32_t node);
 /* Leaves with every member, and frees operations and all. */
-void comm_free(struct comm *comm);
+void sim_comm_free(struct sim_comm *comm);
 
 #endif

@@ -1,4 +1,4 @@
-#include "tests/sim/comm.h"
+#include "tests/sim/sim_comm.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,8 +11,8 @@
 
 #include "tests/sim/data.h"
 
-#define COMM_POISON 0xa5
-#define COMM_STAGGER_NS (200 * TIME_US) /* between what ranks do "at random times", at most */
+#define SIM_POISON 0xa5
+#define SIM_STAGGER_NS (200 * TIME_US) /* between what ranks do "at random times", at most */
 
 enum { TELL_FORMED = 1, TELL_COMPLETED, TELL_ABORTED };
 
@@ -21,7 +21,7 @@ enum { TELL_FORMED = 1, TELL_COMPLETED, TELL_ABORTED };
 
 static void on_formed(void *context, struct req_member *member, const struct error *result, uint64_t now_ns)
 {
-    struct comm_rank *rank = context;
+    struct sim_rank *rank = context;
     assert_false(rank->calling);
     assert_true(member == rank->member);
     assert_false(rank->formed);
@@ -34,19 +34,19 @@ static void on_formed(void *context, struct req_member *member, const struct err
 static void on_completed(void *context, struct req_member *member, uint64_t seq, const struct error *result,
                          uint64_t now_ns)
 {
-    struct comm_rank *rank = context;
+    struct sim_rank *rank = context;
     assert_false(rank->calling);
     assert_true(member == rank->member);
     assert_true(rank->formed && rank->formed_result.status == STATUS_OK);
     assert_int_equal(seq, rank->completed_seq + 1);
     assert_true(seq <= rank->posted_seq);
     rank->completed_seq = seq;
-    struct comm_op *op = rank->comm->ops;
+    struct sim_op *op = rank->comm->ops;
     while (op != NULL && !(op->seq == seq && op->parts[rank->rank].posted)) {
         op = op->next;
     }
     assert_non_null(op);
-    struct comm_part *part = &op->parts[rank->rank];
+    struct sim_part *part = &op->parts[rank->rank];
     assert_false(part->done);
     part->done = true;
     part->result = *result;
@@ -57,7 +57,7 @@ static void on_completed(void *context, struct req_member *member, uint64_t seq,
 
 static void on_aborted(void *context, struct req_member *member, const struct error *cause, uint64_t now_ns)
 {
-    struct comm_rank *rank = context;
+    struct sim_rank *rank = context;
     (void)now_ns;
     assert_false(rank->calling);
     assert_true(member == rank->member);
@@ -72,9 +72,10 @@ static void on_aborted(void *context, struct req_member *member, const struct er
 /* --- Joining
  * ------------------------------------------------------------------------------------------------ */
 
-struct comm *comm_new(struct cluster *cluster, const char *name, uint32_t size, const uint32_t *node_of_rank)
+struct sim_comm *sim_comm_new(struct cluster *cluster, const char *name, uint32_t size,
+                              const uint32_t *node_of_rank)
 {
-    struct comm *comm = calloc(1, sizeof *comm);
+    struct sim_comm *comm = calloc(1, sizeof *comm);
     assert_non_null(comm);
     comm->cluster = cluster;
     comm->size = size;
@@ -83,16 +84,15 @@ struct comm *comm_new(struct cluster *cluster, const char *name, uint32_t size, 
     (void)snprintf(comm->name, sizeof comm->name, "%s", name);
     for (uint32_t i = 0; i < size; i++) {
         assert_true(node_of_rank[i] < cluster->node_count);
-        comm->ranks[i] =
-            (struct comm_rank){.comm = comm, .node = &cluster->nodes[node_of_rank[i]], .rank = i};
+        comm->ranks[i] = (struct sim_rank){.comm = comm, .node = &cluster->nodes[node_of_rank[i]], .rank = i};
         comm->ranks[i].client = (struct req_client){.pid = (pid_t)(1000 + i), .uid = 1000};
     }
     return comm;
 }
 
-void comm_join(struct comm *comm, uint32_t rank, uint32_t size, const struct comm_options *options)
+void sim_comm_join(struct sim_comm *comm, uint32_t rank, uint32_t size, const struct sim_options *options)
 {
-    struct comm_rank *who = &comm->ranks[rank];
+    struct sim_rank *who = &comm->ranks[rank];
     struct req_terms terms = {
         .name = comm->name, .rank = rank, .size = size == 0 ? comm->size : size, .algorithms = ""};
     if (options != NULL) {
@@ -117,7 +117,7 @@ void comm_join(struct comm *comm, uint32_t rank, uint32_t size, const struct com
 }
 
 /* Ranks in random order. */
-static uint32_t *comm_shuffled(struct comm *comm)
+static uint32_t *sim_comm_shuffled(struct sim_comm *comm)
 {
     uint32_t *order = calloc(comm->size, sizeof *order);
     assert_non_null(order);
@@ -129,28 +129,28 @@ static uint32_t *comm_shuffled(struct comm *comm)
     return order;
 }
 
-static void comm_pause(struct comm *comm)
+static void sim_comm_pause(struct sim_comm *comm)
 {
     if (random_below(&comm->cluster->random, 4) == 0) {
-        cluster_run(comm->cluster, random_below(&comm->cluster->random, COMM_STAGGER_NS));
+        cluster_run(comm->cluster, random_below(&comm->cluster->random, SIM_STAGGER_NS));
     }
 }
 
-void comm_join_all(struct comm *comm, const struct comm_options *options)
+void sim_comm_join_all(struct sim_comm *comm, const struct sim_options *options)
 {
-    uint32_t *order = comm_shuffled(comm);
+    uint32_t *order = sim_comm_shuffled(comm);
     for (uint32_t i = 0; i < comm->size; i++) {
         if (comm->ranks[order[i]].node->alive) {
-            comm_join(comm, order[i], 0, options);
-            comm_pause(comm);
+            sim_comm_join(comm, order[i], 0, options);
+            sim_comm_pause(comm);
         }
     }
     free(order);
 }
 
-bool comm_formed(const void *context)
+bool sim_comm_formed(const void *context)
 {
-    const struct comm *comm = context;
+    const struct sim_comm *comm = context;
     for (uint32_t i = 0; i < comm->size; i++) {
         if (comm->ranks[i].member != NULL && !comm->ranks[i].formed) {
             return false;
@@ -159,12 +159,12 @@ bool comm_formed(const void *context)
     return true;
 }
 
-void comm_form(struct comm *comm, const struct comm_options *options, uint64_t span_ns)
+void sim_comm_form(struct sim_comm *comm, const struct sim_options *options, uint64_t span_ns)
 {
-    comm_join_all(comm, options);
-    bool told = cluster_run_until(comm->cluster, comm_formed, comm, span_ns);
+    sim_comm_join_all(comm, options);
+    bool told = cluster_run_until(comm->cluster, sim_comm_formed, comm, span_ns);
     for (uint32_t i = 0; i < comm->size; i++) {
-        const struct comm_rank *rank = &comm->ranks[i];
+        const struct sim_rank *rank = &comm->ranks[i];
         if (rank->refused.status != STATUS_OK || !rank->formed || rank->formed_result.status != STATUS_OK) {
             fail_msg("%s rank %u: %s", comm->name, i,
                      rank->refused.status != STATUS_OK ? rank->refused.text
@@ -178,9 +178,9 @@ void comm_form(struct comm *comm, const struct comm_options *options, uint64_t s
 /* --- Operations
  * --------------------------------------------------------------------------------------------- */
 
-struct comm_op *comm_op_new(struct comm *comm, const struct comm_call *call)
+struct sim_op *sim_op_new(struct sim_comm *comm, const struct sim_call *call)
 {
-    struct comm_op *op = calloc(1, sizeof *op);
+    struct sim_op *op = calloc(1, sizeof *op);
     assert_non_null(op);
     op->parts = calloc(comm->size, sizeof *op->parts);
     assert_non_null(op->parts);
@@ -188,7 +188,7 @@ struct comm_op *comm_op_new(struct comm *comm, const struct comm_call *call)
     op->call = *call;
     op->seq = ++comm->op_count;
     op->posted_ns = TIME_NEVER;
-    struct comm_op **last = &comm->ops;
+    struct sim_op **last = &comm->ops;
     while (*last != NULL) {
         last = &(*last)->next;
     }
@@ -196,7 +196,7 @@ struct comm_op *comm_op_new(struct comm *comm, const struct comm_call *call)
     return op;
 }
 
-static size_t comm_op_bytes(const struct comm_op *op)
+static size_t sim_op_bytes(const struct sim_op *op)
 {
     return op->call.kind == OP_KIND_BARRIER ? 0 : op->call.count * dtype_size_bytes(op->call.dtype);
 }
@@ -206,17 +206,17 @@ static void *buffer_new(size_t size, struct dev_memory **memory)
     struct error error;
     void *buffer = malloc(size == 0 ? 1 : size);
     assert_non_null(buffer);
-    memset(buffer, COMM_POISON, size == 0 ? 1 : size);
+    memset(buffer, SIM_POISON, size == 0 ? 1 : size);
     assert_int_equal(dev_memory_wrap(buffer, size == 0 ? 1 : size, memory, &error), STATUS_OK);
     return buffer;
 }
 
 /* Buffers of this rank, filled; outputs poisoned. */
-static void part_prepare(struct comm_op *op, uint32_t rank)
+static void part_prepare(struct sim_op *op, uint32_t rank)
 {
-    const struct comm_call *call = &op->call;
-    struct comm_part *part = &op->parts[rank];
-    size_t size = comm_op_bytes(op);
+    const struct sim_call *call = &op->call;
+    struct sim_part *part = &op->parts[rank];
+    size_t size = sim_op_bytes(op);
     if (call->kind == OP_KIND_BARRIER) {
         return;
     }
@@ -237,10 +237,10 @@ static void part_prepare(struct comm_op *op, uint32_t rank)
     }
 }
 
-void comm_post(struct comm_op *op, uint32_t rank)
+void sim_op_post(struct sim_op *op, uint32_t rank)
 {
-    struct comm_rank *who = &op->comm->ranks[rank];
-    struct comm_part *part = &op->parts[rank];
+    struct sim_rank *who = &op->comm->ranks[rank];
+    struct sim_part *part = &op->parts[rank];
     part_prepare(op, rank);
     struct req_op request = {
         .kind = op->call.kind,
@@ -270,23 +270,23 @@ void comm_post(struct comm_op *op, uint32_t rank)
     cluster_touch(op->comm->cluster);
 }
 
-struct comm_op *comm_post_all(struct comm *comm, const struct comm_call *call)
+struct sim_op *sim_comm_post_all(struct sim_comm *comm, const struct sim_call *call)
 {
-    struct comm_op *op = comm_op_new(comm, call);
-    uint32_t *order = comm_shuffled(comm);
+    struct sim_op *op = sim_op_new(comm, call);
+    uint32_t *order = sim_comm_shuffled(comm);
     for (uint32_t i = 0; i < comm->size; i++) {
         if (comm->ranks[order[i]].member != NULL) {
-            comm_post(op, order[i]);
-            comm_pause(comm);
+            sim_op_post(op, order[i]);
+            sim_comm_pause(comm);
         }
     }
     free(order);
     return op;
 }
 
-bool comm_op_done(const void *context)
+bool sim_op_done(const void *context)
 {
-    const struct comm_op *op = context;
+    const struct sim_op *op = context;
     for (uint32_t i = 0; i < op->comm->size; i++) {
         if (op->parts[i].posted && !op->parts[i].done && op->comm->ranks[i].member != NULL) {
             return false;
@@ -295,18 +295,18 @@ bool comm_op_done(const void *context)
     return true;
 }
 
-bool comm_idle(const void *context)
+bool sim_comm_idle(const void *context)
 {
-    const struct comm *comm = context;
-    for (const struct comm_op *op = comm->ops; op != NULL; op = op->next) {
-        if (!comm_op_done(op)) {
+    const struct sim_comm *comm = context;
+    for (const struct sim_op *op = comm->ops; op != NULL; op = op->next) {
+        if (!sim_op_done(op)) {
             return false;
         }
     }
     return true;
 }
 
-static uint32_t comm_node_count(const struct comm *comm)
+static uint32_t sim_comm_node_count(const struct sim_comm *comm)
 {
     uint32_t count = 0;
     for (uint32_t i = 0; i < comm->size; i++) {
@@ -320,11 +320,11 @@ static uint32_t comm_node_count(const struct comm *comm)
 }
 
 /* The same bits everywhere, and right ones; what is only read is untouched. */
-void comm_check(const struct comm_op *op)
+void sim_op_check(const struct sim_op *op)
 {
-    struct comm *comm = op->comm;
-    const struct comm_call *call = &op->call;
-    size_t size = comm_op_bytes(op);
+    struct sim_comm *comm = op->comm;
+    const struct sim_call *call = &op->call;
+    size_t size = sim_op_bytes(op);
     if (call->kind == OP_KIND_BARRIER) {
         return;
     }
@@ -332,7 +332,7 @@ void comm_check(const struct comm_op *op)
     const void **inputs = calloc(comm->size, sizeof *inputs);
     assert_non_null(inputs);
     for (uint32_t i = 0; i < comm->size; i++) {
-        const struct comm_part *part = &op->parts[i];
+        const struct sim_part *part = &op->parts[i];
         inputs[i] = part->original;
         if (part->input != NULL && part->input != part->output) {
             assert_memory_equal(part->input, part->original, size);
@@ -349,16 +349,16 @@ void comm_check(const struct comm_op *op)
     } else if (first != NULL) {
         bool is_short = dtype_size_bytes(call->dtype) < 4;
         data_check_reduced(call->dtype, call->reduce, comm->size, inputs,
-                           is_short ? comm_node_count(comm) : comm->size, call->count, first);
+                           is_short ? sim_comm_node_count(comm) : comm->size, call->count, first);
     }
     free(inputs);
 }
 
-void comm_finish(struct comm_op *op, uint64_t span_ns)
+void sim_op_finish(struct sim_op *op, uint64_t span_ns)
 {
-    bool done = cluster_run_until(op->comm->cluster, comm_op_done, op, span_ns);
+    bool done = cluster_run_until(op->comm->cluster, sim_op_done, op, span_ns);
     for (uint32_t i = 0; i < op->comm->size; i++) {
-        const struct comm_part *part = &op->parts[i];
+        const struct sim_part *part = &op->parts[i];
         if (!part->posted || !part->done || part->result.status != STATUS_OK) {
             fail_msg("%s operation %llu (%s of %llu), rank %u: %s", op->comm->name,
                      (unsigned long long)op->seq, op_kind_text(op->call.kind),
@@ -369,18 +369,18 @@ void comm_finish(struct comm_op *op, uint64_t span_ns)
         }
     }
     assert_true(done);
-    comm_check(op);
+    sim_op_check(op);
 }
 
-void comm_op_free(struct comm_op *op)
+void sim_op_free(struct sim_op *op)
 {
-    struct comm_op **at = &op->comm->ops;
+    struct sim_op **at = &op->comm->ops;
     while (*at != op) {
         at = &(*at)->next;
     }
     *at = op->next;
     for (uint32_t i = 0; i < op->comm->size; i++) {
-        struct comm_part *part = &op->parts[i];
+        struct sim_part *part = &op->parts[i];
         assert_true(!part->posted || part->done || op->comm->ranks[i].member == NULL);
         dev_memory_unref(part->input_memory);
         dev_memory_unref(part->output_memory);
@@ -394,19 +394,19 @@ void comm_op_free(struct comm_op *op)
     free(op);
 }
 
-void comm_run(struct comm *comm, const struct comm_call *call)
+void sim_comm_run(struct sim_comm *comm, const struct sim_call *call)
 {
-    struct comm_op *op = comm_post_all(comm, call);
-    comm_finish(op, 60 * TIME_S);
-    comm_op_free(op);
+    struct sim_op *op = sim_comm_post_all(comm, call);
+    sim_op_finish(op, 60 * TIME_S);
+    sim_op_free(op);
 }
 
 /* --- Leaving
  * ------------------------------------------------------------------------------------------------ */
 
-void comm_leave(struct comm *comm, uint32_t rank, enum req_leave how)
+void sim_comm_leave(struct sim_comm *comm, uint32_t rank, enum req_leave how)
 {
-    struct comm_rank *who = &comm->ranks[rank];
+    struct sim_rank *who = &comm->ranks[rank];
     if (who->member != NULL) {
         struct req_member *member = who->member;
         who->member = NULL;
@@ -417,24 +417,24 @@ void comm_leave(struct comm *comm, uint32_t rank, enum req_leave how)
     }
 }
 
-void comm_forget_node(struct comm *comm, uint32_t node)
+void sim_comm_forget_node(struct sim_comm *comm, uint32_t node)
 {
     for (uint32_t i = 0; i < comm->size; i++) {
         if (comm->ranks[i].node->index == node) {
-            comm_leave(comm, i, REQ_LEAVE_LOST);
+            sim_comm_leave(comm, i, REQ_LEAVE_LOST);
         }
     }
 }
 
-void comm_free(struct comm *comm)
+void sim_comm_free(struct sim_comm *comm)
 {
     for (uint32_t i = 0; i < comm->size; i++) {
-        comm_leave(comm, i, REQ_LEAVE_ORDERLY);
+        sim_comm_leave(comm, i, REQ_LEAVE_ORDERLY);
     }
     /* Buffers are still in use until exec and network have let go. */
     cluster_run(comm->cluster, TIME_MS);
     while (comm->ops != NULL) {
-        comm_op_free(comm->ops);
+        sim_op_free(comm->ops);
     }
     free(comm->ranks);
     free(comm);

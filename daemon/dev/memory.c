@@ -1,0 +1,94 @@
+#include "daemon/dev/memory.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#include "daemon/base/checked.h"
+
+struct dev_memory {
+    unsigned char *base;
+    uint64_t size_bytes;
+    uint32_t references;
+    bool mapped;
+};
+
+static enum status memory_new(void *base, uint64_t size_bytes, bool mapped, struct dev_memory **out,
+                              struct error *error)
+{
+    struct dev_memory *memory = calloc(1, sizeof *memory);
+    if (memory == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
+    }
+    *memory = (struct dev_memory){.base = base, .size_bytes = size_bytes, .references = 1, .mapped = mapped};
+    *out = memory;
+    return STATUS_OK;
+}
+
+enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out, struct error *error)
+{
+    struct stat file;
+    int seals = fcntl(fd, F_GET_SEALS);
+    if (seals < 0 || fstat(fd, &file) < 0) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the file descriptor is no memfd");
+    }
+    if ((seals & F_SEAL_SHRINK) == 0) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "the memfd is not sealed against shrinking (F_SEAL_SHRINK)");
+    }
+    if ((fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the memfd is not open for reading and writing");
+    }
+    if (size_bytes == 0 || size_bytes > DEV_MEMORY_MAX_BYTES) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes; expected 1 to %llu",
+                         (unsigned long long)size_bytes, (unsigned long long)DEV_MEMORY_MAX_BYTES);
+    }
+    if (file.st_size < 0 || (uint64_t)file.st_size < size_bytes) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes, but the memfd has %lld",
+                         (unsigned long long)size_bytes, (long long)file.st_size);
+    }
+    void *base = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+        return error_set_errno(error, errno, "mapping %llu bytes of a client",
+                               (unsigned long long)size_bytes);
+    }
+    enum status status = memory_new(base, size_bytes, true, out, error);
+    if (status != STATUS_OK) {
+        munmap(base, size_bytes);
+    }
+    return status;
+}
+
+enum status dev_memory_wrap(void *base, uint64_t size_bytes, struct dev_memory **out, struct error *error)
+{
+    return memory_new(base, size_bytes, false, out, error);
+}
+
+struct dev_memory *dev_memory_ref(struct dev_memory *memory)
+{
+    memory->references++;
+    return memory;
+}
+
+void dev_memory_unref(struct dev_memory *memory)
+{
+    if (memory == NULL || --memory->references > 0) {
+        return;
+    }
+    if (memory->mapped) {
+        munmap(memory->base, memory->size_bytes);
+    }
+    free(memory);
+}
+
+uint64_t dev_memory_size_bytes(const struct dev_memory *memory)
+{
+    return memory->size_bytes;
+}
+
+void *dev_memory_range(const struct dev_memory *memory, uint64_t offset_bytes, uint64_t size_bytes)
+{
+    return checked_range(offset_bytes, size_bytes, memory->size_bytes) ? memory->base + offset_bytes : NULL;
+}

@@ -1,0 +1,64 @@
+#include <stdlib.h>
+
+#include "daemon/exec/exec_internal.h"
+
+enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_context, struct exec **out,
+                     struct error *error)
+{
+    struct exec *exec = calloc(1, sizeof *exec);
+    if (exec == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the engine");
+    }
+    exec->net = net;
+    exec->wake = wake;
+    exec->wake_context = wake_context;
+    receive_register(exec);
+    *out = exec;
+    return STATUS_OK;
+}
+
+void exec_free(struct exec *exec)
+{
+    if (exec == NULL) {
+        return;
+    }
+    static const struct net_stream_handler nobody;
+    net_set_stream_handler(exec->net, NET_STREAM_DATA, &nobody);
+    while (exec->parked != NULL) {
+        struct exec_incoming *incoming = exec->parked;
+        exec->parked = incoming->next;
+        free(incoming);
+    }
+    free(exec);
+}
+
+void exec_wake(struct exec *exec)
+{
+    exec->wake(exec->wake_context);
+}
+
+bool exec_run(struct exec *exec, uint64_t now_ns)
+{
+    bool more = false;
+    struct exec_comm *comm, *next;
+    exec->now_ns = now_ns;
+    HASH_ITER (hh, exec->comms, comm, next) {
+        more |= exec_comm_step(comm, now_ns);
+    }
+    return more;
+}
+
+uint64_t exec_next_deadline_ns(const struct exec *exec)
+{
+    uint64_t earliest_ns = UINT64_MAX;
+    for (const struct exec_incoming *incoming = exec->parked; incoming != NULL; incoming = incoming->next) {
+        earliest_ns = incoming->expires_ns < earliest_ns ? incoming->expires_ns : earliest_ns;
+    }
+    return earliest_ns;
+}
+
+void exec_tick(struct exec *exec, uint64_t now_ns)
+{
+    exec->now_ns = now_ns;
+    receive_expire(exec, now_ns);
+}

@@ -1,0 +1,111 @@
+#include "daemon/mesh/mesh_internal.h"
+
+/*
+ * Heartbeats travel from mesh to mesh, so an answer proves that the other daemon's loop turns and that both directions of the path work; what
+ * the transport acknowledges proves less. Only answers count: with one direction cut, both sides come to the same verdict.
+ *
+ * Given up is who leaves a heartbeat unanswered for the timeout less half an interval: then a silent host is noticed at most half an interval later than
+ * the timeout after its last answer, and a pause of the path that is an interval shorter than the timeout is survived, whenever it begins. While one is
+ * unanswered for an interval, others follow at a quarter of the interval, so that the end of such a pause is noticed early.
+ */
+#define HEARTBEAT_UNANSWERED_DIVISOR 4
+
+static uint64_t heartbeat_patience_ns(const struct mesh_options *options)
+{
+    return options->heartbeat_timeout_ns > options->heartbeat_interval_ns
+               ? options->heartbeat_timeout_ns - options->heartbeat_interval_ns / 2
+               : options->heartbeat_timeout_ns;
+}
+
+static uint64_t heartbeat_give_up_ns(const struct mesh_peer *peer)
+{
+    const struct mesh_options *options = &peer->mesh->options;
+    uint64_t silent_ns = time_after(peer->heartbeat.unanswered_ns, heartbeat_patience_ns(options));
+    return time_min(silent_ns, time_after(peer->heartbeat.suspect_ns, options->suspect_timeout_ns));
+}
+
+static void heartbeat_send(struct mesh_peer *peer, uint64_t now_ns)
+{
+    const struct mesh_options *options = &peer->mesh->options;
+    struct mesh_heartbeat *heartbeat = &peer->heartbeat;
+    heartbeat->number++;
+    heartbeat->sent_ns = now_ns;
+    heartbeat->unanswered_ns = time_min(heartbeat->unanswered_ns, now_ns);
+    uint64_t wait_ns = options->heartbeat_interval_ns;
+    if (now_ns - heartbeat->unanswered_ns >= wait_ns) {
+        wait_ns = wait_ns / HEARTBEAT_UNANSWERED_DIVISOR + 1;
+    }
+    heartbeat->next_ns = time_after(now_ns, wait_ns);
+    Commd__Mesh__Heartbeat body = COMMD__MESH__HEARTBEAT__INIT;
+    body.number = heartbeat->number;
+    body.sent_ns = now_ns;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_HEARTBEAT;
+    message.heartbeat = &body;
+    enum status status = mesh_peer_send(peer, &message);
+    (void)status; /* what cannot be sent is not answered */
+}
+
+/* The first one comes at a random part of an interval: the heartbeats to many peers are spread. */
+void mesh_heartbeat_start(struct mesh_peer *peer, uint64_t now_ns)
+{
+    uint64_t interval_ns = peer->mesh->options.heartbeat_interval_ns;
+    peer->heartbeat = (struct mesh_heartbeat){
+        .next_ns = time_after(now_ns, random_below(&peer->mesh->random, interval_ns > 0 ? interval_ns : 1)),
+        .unanswered_ns = TIME_NEVER,
+        .answered_ns = now_ns,
+        .suspect_ns = TIME_NEVER,
+    };
+}
+
+uint64_t mesh_heartbeat_deadline_ns(const struct mesh_peer *peer)
+{
+    return time_min(peer->heartbeat.next_ns, heartbeat_give_up_ns(peer));
+}
+
+void mesh_heartbeat_tick(struct mesh_peer *peer, uint64_t now_ns)
+{
+    const struct mesh_heartbeat *heartbeat = &peer->heartbeat;
+    if (now_ns >= heartbeat_give_up_ns(peer)) {
+        struct error cause;
+        bool suspect = heartbeat->suspect_ns != TIME_NEVER;
+        error_set(&cause, STATUS_NODE_LOST, "node %s: no heartbeat answered for %llu ms%s", peer->name,
+                  (unsigned long long)((now_ns - heartbeat->answered_ns) / TIME_MS),
+                  suspect ? "; its host says that no commd listens" : "");
+        mesh_peer_disconnect(peer, &cause);
+        return;
+    }
+    if (now_ns >= heartbeat->next_ns) {
+        heartbeat_send(peer, now_ns);
+    }
+}
+
+void mesh_heartbeat_suspect(struct mesh_peer *peer, uint64_t now_ns)
+{
+    if (peer->heartbeat.suspect_ns == TIME_NEVER) {
+        peer->heartbeat.suspect_ns = now_ns;
+        peer->heartbeat.suspect_number = peer->heartbeat.number + 1;
+        heartbeat_send(peer, now_ns);
+    }
+}
+
+void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer, uint64_t now_ns)
+{
+    struct mesh_heartbeat *heartbeat = &peer->heartbeat;
+    if (answer->number == 0 || answer->number > heartbeat->number) {
+        return; /* never sent */
+    }
+    heartbeat->answered_ns = now_ns;
+    if (answer->number == heartbeat->number) {
+        heartbeat->round_trip_ns = now_ns - heartbeat->sent_ns;
+        heartbeat->unanswered_ns = TIME_NEVER;
+    } else {
+        heartbeat->unanswered_ns = now_ns;
+    }
+    heartbeat->next_ns = time_min(
+        time_after(heartbeat->sent_ns, peer->mesh->options.heartbeat_interval_ns),
+        time_after(now_ns, peer->mesh->options.heartbeat_interval_ns));
+    if (answer->number >= heartbeat->suspect_number) {
+        heartbeat->suspect_ns = TIME_NEVER;
+    }
+}

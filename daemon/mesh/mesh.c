@@ -1,0 +1,257 @@
+#include "daemon/mesh/mesh_internal.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+void mesh_options_default(struct mesh_options *options)
+{
+    *options = (struct mesh_options){
+        .cluster_name = "",
+        .version_text = "",
+        .heartbeat_interval_ns = 500 * TIME_MS,
+        .heartbeat_timeout_ns = 2500 * TIME_MS,
+        .suspect_timeout_ns = 600 * TIME_MS,
+        .reconnect_min_ns = 100 * TIME_MS,
+        .reconnect_max_ns = 5 * TIME_S,
+    };
+}
+
+static enum status options_check(const struct mesh_options *options, struct error *error)
+{
+    if (options->node_name == NULL || options->node_name[0] == '\0' ||
+        strlen(options->node_name) > NODE_NAME_MAX_BYTES) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "a node's name has 1 to %d bytes", NODE_NAME_MAX_BYTES);
+    }
+    if (options->cluster_name == NULL || strlen(options->cluster_name) > MESH_CLUSTER_NAME_MAX_BYTES) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "a cluster's name has at most %d bytes",
+                         MESH_CLUSTER_NAME_MAX_BYTES);
+    }
+    if (options->instance == 0 || options->heartbeat_interval_ns == 0 || options->heartbeat_timeout_ns == 0) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "a node's instance, heartbeat interval and heartbeat timeout are not 0");
+    }
+    return STATUS_OK;
+}
+
+enum status mesh_new(struct net *net, const struct mesh_options *options, struct mesh **out, struct error *error)
+{
+    enum status status = options_check(options, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    struct mesh *mesh = calloc(1, sizeof *mesh);
+    if (mesh == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the mesh");
+    }
+    mesh->net = net;
+    mesh->options = *options;
+    (void)snprintf(mesh->node_name, sizeof mesh->node_name, "%s", options->node_name);
+    (void)snprintf(mesh->cluster_name, sizeof mesh->cluster_name, "%s", options->cluster_name);
+    (void)snprintf(mesh->version_text, sizeof mesh->version_text, "%s",
+                   options->version_text != NULL ? options->version_text : "");
+    mesh->options.node_name = mesh->node_name;
+    mesh->options.cluster_name = mesh->cluster_name;
+    mesh->options.version_text = mesh->version_text;
+    mesh->ping_deadline_ns = TIME_NEVER;
+    random_seed(&mesh->random, options->seed);
+    struct net_peer_handler peer_handler = {mesh, mesh_peer_up, mesh_peer_down, mesh_peer_connect_failed,
+                                            mesh_peer_suspect};
+    struct net_stream_handler stream_handler = {mesh, mesh_stream_receive, mesh_stream_closed};
+    net_set_peer_handler(net, &peer_handler);
+    net_set_stream_handler(net, NET_STREAM_CONTROL, &stream_handler);
+    *out = mesh;
+    return STATUS_OK;
+}
+
+void mesh_free(struct mesh *mesh)
+{
+    if (mesh == NULL) {
+        return;
+    }
+    mesh_ping_free(mesh);
+    HASH_CLEAR(hh, mesh->by_name);
+    for (uint32_t i = 0; i < mesh->peer_count; i++) {
+        frame_decoder_free(&mesh->peers[i]->decoder);
+        free(mesh->peers[i]->address);
+        free(mesh->peers[i]);
+    }
+    free(mesh->peers);
+    timer_heap_free(&mesh->timers);
+    free(mesh);
+}
+
+void mesh_set_handler(struct mesh *mesh, const struct mesh_handler *handler)
+{
+    mesh->handler = *handler;
+}
+
+/* --- Nodes -------------------------------------------------------------------------------------------------- */
+
+static bool peers_reserve(struct mesh *mesh)
+{
+    if (!timer_heap_reserve(&mesh->timers, (size_t)mesh->peer_count + 1)) {
+        return false;
+    }
+    if (mesh->peer_count < mesh->peer_capacity) {
+        return true;
+    }
+    uint32_t capacity = mesh->peer_capacity == 0 ? 16 : mesh->peer_capacity * 2;
+    struct mesh_peer **peers = realloc(mesh->peers, capacity * sizeof *peers);
+    if (peers == NULL) {
+        return false;
+    }
+    mesh->peers = peers;
+    mesh->peer_capacity = capacity;
+    return true;
+}
+
+enum status mesh_add_node(struct mesh *mesh, const char *name, const char *address, uint32_t *node,
+                          struct error *error)
+{
+    uint32_t known;
+    if (name == NULL || name[0] == '\0' || strlen(name) > NODE_NAME_MAX_BYTES) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "a node's name has 1 to %d bytes", NODE_NAME_MAX_BYTES);
+    }
+    if (strcmp(name, mesh->node_name) == 0) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "node %s is this node itself", name);
+    }
+    if (mesh_find_node(mesh, name, &known)) {
+        return error_set(error, STATUS_ALREADY_EXISTS, "node %s is known already", name);
+    }
+    if (mesh->peer_count >= NET_PEERS_MAX) {
+        return error_set(error, STATUS_LIMIT, "node %s: more than %d nodes", name, NET_PEERS_MAX);
+    }
+    struct mesh_peer *peer = calloc(1, sizeof *peer);
+    char *copy = strdup(address != NULL ? address : "");
+    enum status status = STATUS_OK;
+    if (peer == NULL || copy == NULL || !peers_reserve(mesh)) {
+        status = error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
+    }
+    if (status == STATUS_OK) {
+        status = net_add_peer(mesh->net, name, address, &peer->index, error);
+    }
+    if (status == STATUS_OK && peer->index != mesh->peer_count) {
+        status = error_set(error, STATUS_INTERNAL, "node %s got index %u of the network, not %u", name, peer->index,
+                           mesh->peer_count);
+    }
+    if (status != STATUS_OK) {
+        free(copy);
+        free(peer);
+        return status;
+    }
+    peer->mesh = mesh;
+    peer->address = copy;
+    (void)snprintf(peer->name, sizeof peer->name, "%s", name);
+    peer->dials = strcmp(mesh->node_name, name) < 0;
+    peer->timer.index = TIMER_NODE_DISARMED;
+    mesh->peers[mesh->peer_count++] = peer;
+    HASH_ADD_STR(mesh->by_name, name, peer);
+    mesh_peer_arm(peer);
+    *node = peer->index;
+    return STATUS_OK;
+}
+
+const char *mesh_node_state_text(enum mesh_node_state state)
+{
+    switch (state) {
+    case MESH_NODE_DOWN:
+        return "down";
+    case MESH_NODE_CONNECTING:
+        return "connecting";
+    case MESH_NODE_GREETING:
+        return "greeting";
+    case MESH_NODE_UP:
+        return "up";
+    }
+    return "unknown";
+}
+
+uint32_t mesh_node_count(const struct mesh *mesh)
+{
+    return mesh->peer_count;
+}
+
+void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_info *out)
+{
+    const struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    *out = (struct mesh_node_info){
+        .name = peer->name,
+        .address = peer->address,
+        .state = peer->state,
+        .since_ns = peer->since_ns,
+        .instance = peer->instance,
+        .version_text = peer->version_text,
+        .heartbeat_round_trip_ns = peer->heartbeat.round_trip_ns,
+        .last_error = peer->last_error,
+    };
+    net_peer_statistics(mesh->net, node, &out->net);
+}
+
+const char *mesh_node_name(const struct mesh *mesh, uint32_t node)
+{
+    return mesh_peer_at(mesh, node)->name;
+}
+
+bool mesh_node_is_up(const struct mesh *mesh, uint32_t node)
+{
+    const struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    return peer->state == MESH_NODE_UP && !peer->closing;
+}
+
+bool mesh_find_node(const struct mesh *mesh, const char *name, uint32_t *node)
+{
+    struct mesh_peer *peer;
+    HASH_FIND_STR(mesh->by_name, name, peer);
+    if (peer == NULL) {
+        return false;
+    }
+    *node = peer->index;
+    return true;
+}
+
+const char *mesh_own_name(const struct mesh *mesh)
+{
+    return mesh->node_name;
+}
+
+uint64_t mesh_own_instance(const struct mesh *mesh)
+{
+    return mesh->options.instance;
+}
+
+/* --- Time and messages -------------------------------------------------------------------------------------- */
+
+uint64_t mesh_next_deadline_ns(const struct mesh *mesh)
+{
+    const struct timer_node *first = timer_heap_first(&mesh->timers);
+    return time_min(first != NULL ? first->deadline_ns : TIME_NEVER, mesh->ping_deadline_ns);
+}
+
+void mesh_tick(struct mesh *mesh, uint64_t now_ns)
+{
+    struct timer_node *first;
+    /* Every tick of a peer sets its timer later than now, or removes it; the bound keeps a mistake there from hanging the daemon. */
+    for (uint32_t turn = 0; turn <= mesh->peer_count; turn++) {
+        first = timer_heap_first(&mesh->timers);
+        if (first == NULL || first->deadline_ns > now_ns) {
+            break;
+        }
+        mesh_peer_tick((struct mesh_peer *)((char *)first - offsetof(struct mesh_peer, timer)), now_ns);
+    }
+    mesh_ping_tick(mesh, now_ns);
+}
+
+enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Message *message)
+{
+    struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    return peer->state == MESH_NODE_UP ? mesh_peer_send(peer, message) : STATUS_UNREACHABLE;
+}
+
+void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message)
+{
+    for (uint32_t i = 0; i < mesh->peer_count; i++) {
+        enum status status = mesh_send(mesh, i, message);
+        (void)status; /* who is not up, or does not read, is told otherwise or not at all */
+    }
+}

@@ -1,0 +1,117 @@
+#ifndef DAEMON_MESH_MESH_INTERNAL_H
+#define DAEMON_MESH_MESH_INTERNAL_H
+
+#include <uthash.h>
+
+#include "daemon/base/random.h"
+#include "daemon/base/time.h"
+#include "daemon/base/timer_heap.h"
+#include "daemon/mesh/mesh.h"
+#include "proto/frame.h"
+#include "proto/types.h"
+
+/* What the parts of the mesh share. Seen by daemon/mesh alone. */
+
+#define MESH_VERSION_TEXT_MAX_BYTES 63
+#define MESH_CLUSTER_NAME_MAX_BYTES 255
+
+/* What of a heartbeat decides whether a peer lives: see heartbeat.c. */
+struct mesh_heartbeat {
+    uint64_t number;         /* of the latest sent, from 1 */
+    uint64_t sent_ns;        /* the latest */
+    uint64_t next_ns;        /* when the next is due */
+    uint64_t unanswered_ns;  /* when the oldest without an answer was sent; TIME_NEVER when there is none */
+    uint64_t answered_ns;    /* when the last answer came, or the node came up */
+    uint64_t suspect_ns;     /* since when the peer is suspect; TIME_NEVER when it is not */
+    uint64_t suspect_number; /* the answer to this one, or a later one, ends the suspicion */
+    uint64_t round_trip_ns;
+};
+
+struct mesh_peer {
+    struct mesh *mesh;
+    uint32_t index; /* the net's */
+    char name[NODE_NAME_MAX_BYTES + 1];
+    char *address;
+    enum mesh_node_state state;
+    uint64_t since_ns;
+    bool closing; /* given up by us: peer_down is to come */
+    bool dials;   /* our name is the lower one */
+    uint64_t dial_ns;
+    uint32_t failures; /* since it was last up */
+    uint64_t greeting_deadline_ns;
+    struct net_stream *outgoing, *incoming;
+    struct frame_decoder decoder;
+    struct mesh_heartbeat heartbeat;
+    uint64_t instance;
+    char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
+    char last_error[ERROR_TEXT_MAX_BYTES];
+    struct timer_node timer;
+    UT_hash_handle hh;
+};
+
+struct mesh_ping_entry {
+    struct mesh_ping_entry *prev, *next;
+    struct mesh_peer *peer;
+    uint64_t token;
+    uint64_t sent_ns;
+    uint64_t deadline_ns;
+    mesh_ping_function *done;
+    void *context;
+};
+
+struct mesh {
+    struct net *net;
+    struct mesh_options options; /* its texts are the three below */
+    char node_name[NODE_NAME_MAX_BYTES + 1];
+    char cluster_name[MESH_CLUSTER_NAME_MAX_BYTES + 1];
+    char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
+    struct mesh_handler handler;
+    struct mesh_peer **peers; /* by the net's index */
+    uint32_t peer_count;
+    uint32_t peer_capacity;
+    struct mesh_peer *by_name;
+    struct timer_heap timers;
+    struct random random;
+    struct mesh_ping_entry *pings;
+    uint32_t ping_count;
+    uint64_t ping_token;
+    uint64_t ping_deadline_ns; /* none is due before; TIME_NEVER without any */
+};
+
+/* peer.c */
+struct mesh_peer *mesh_peer_at(const struct mesh *mesh, uint32_t node);
+void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns);
+void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
+void mesh_peer_connect_failed(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
+void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns);
+void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns);
+/* Sets the peer's timer after its state changed. */
+void mesh_peer_arm(struct mesh_peer *peer);
+/* Drops the connection; peer_down follows. Does nothing when that is under way. */
+void mesh_peer_disconnect(struct mesh_peer *peer, const struct error *cause);
+/* The peer is up: its Hello was accepted. */
+void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns);
+/* As mesh_send, in any state that has a stream. */
+enum status mesh_peer_send(struct mesh_peer *peer, const Commd__Mesh__Message *message) COMM_MUST_USE;
+
+/* message.c */
+size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
+                           uint64_t now_ns);
+void mesh_stream_closed(void *context, struct net_stream *stream, const struct error *cause, uint64_t now_ns);
+void mesh_send_hello(struct mesh_peer *peer);
+
+/* heartbeat.c */
+void mesh_heartbeat_start(struct mesh_peer *peer, uint64_t now_ns);
+uint64_t mesh_heartbeat_deadline_ns(const struct mesh_peer *peer);
+void mesh_heartbeat_tick(struct mesh_peer *peer, uint64_t now_ns);
+void mesh_heartbeat_suspect(struct mesh_peer *peer, uint64_t now_ns);
+void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer, uint64_t now_ns);
+
+/* ping.c */
+void mesh_ping_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns);
+/* Every ping of the peer ends. */
+void mesh_ping_lost(struct mesh_peer *peer, enum status status, uint64_t now_ns);
+void mesh_ping_tick(struct mesh *mesh, uint64_t now_ns);
+void mesh_ping_free(struct mesh *mesh);
+
+#endif

@@ -1,0 +1,223 @@
+#include "daemon/mesh/mesh_internal.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "proto/version.h"
+
+/* What a peer says is shown to people: printable, cut. */
+static void text_copy(const char *from, char *out, size_t size)
+{
+    size_t length = 0;
+    for (; from != NULL && from[length] != '\0' && length + 1 < size; length++) {
+        out[length] = from[length] >= ' ' && from[length] <= '~' ? from[length] : '?';
+    }
+    out[length] = '\0';
+}
+
+static void violation(struct mesh_peer *peer, const struct error *cause)
+{
+    if (!peer->closing) {
+        /* The peer dials again, and does the same again: once is enough. */
+        enum log_level level = strcmp(peer->last_error, cause->text) == 0 ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING;
+        log_line(level, "node %s: connection dropped: %s", peer->name, cause->text);
+        mesh_peer_disconnect(peer, cause);
+    }
+}
+
+void mesh_send_hello(struct mesh_peer *peer)
+{
+    const struct mesh_options *options = &peer->mesh->options;
+    Commd__Mesh__Hello hello = COMMD__MESH__HELLO__INIT;
+    hello.protocol_version = MESH_PROTOCOL_VERSION;
+    hello.node_name = (char *)options->node_name;
+    hello.cluster_name = (char *)options->cluster_name;
+    hello.instance = options->instance;
+    hello.version_text = (char *)options->version_text;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_HELLO;
+    message.hello = &hello;
+    if (mesh_peer_send(peer, &message) != STATUS_OK && !peer->closing) {
+        struct error cause;
+        error_set(&cause, STATUS_NO_MEMORY, "node %s: no greeting could be sent", peer->name);
+        violation(peer, &cause);
+    }
+}
+
+static enum status hello_check(const struct mesh_peer *peer, const Commd__Mesh__Hello *hello, struct error *cause)
+{
+    const struct mesh_options *options = &peer->mesh->options;
+    char text[64];
+    if (hello->protocol_version != MESH_PROTOCOL_VERSION) {
+        return error_set(cause, STATUS_VERSION, "node %s speaks mesh protocol %u, node %s speaks %u", peer->name,
+                         hello->protocol_version, options->node_name, (unsigned)MESH_PROTOCOL_VERSION);
+    }
+    if (strcmp(hello->cluster_name, options->cluster_name) != 0) {
+        text_copy(hello->cluster_name, text, sizeof text);
+        return error_set(cause, STATUS_CONFIG, "node %s is of cluster \"%s\", node %s of cluster \"%.63s\"", peer->name,
+                         text, options->node_name, options->cluster_name);
+    }
+    if (strcmp(hello->node_name, peer->name) != 0) {
+        text_copy(hello->node_name, text, sizeof text);
+        return error_set(cause, STATUS_CERTIFICATE, "node %s by its certificate calls itself \"%s\"", peer->name, text);
+    }
+    if (hello->instance == 0) {
+        return error_set(cause, STATUS_PROTOCOL, "node %s greets with instance 0", peer->name);
+    }
+    return STATUS_OK;
+}
+
+static void on_hello(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    const Commd__Mesh__Hello *hello = message->hello;
+    struct error cause;
+    if (peer->state == MESH_NODE_UP) {
+        error_set(&cause, STATUS_PROTOCOL, "node %s greets a second time", peer->name);
+        violation(peer, &cause);
+        return;
+    }
+    if (hello_check(peer, hello, &cause) != STATUS_OK) {
+        violation(peer, &cause);
+        return;
+    }
+    peer->instance = hello->instance;
+    text_copy(hello->version_text, peer->version_text, sizeof peer->version_text);
+    mesh_peer_greeted(peer, now_ns);
+}
+
+/* An answer that cannot be sent has dropped the connection already. */
+static void answer(struct mesh_peer *peer, const Commd__Mesh__Message *message)
+{
+    enum status status = mesh_peer_send(peer, message);
+    (void)status;
+}
+
+static void on_heartbeat(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    (void)now_ns;
+    Commd__Mesh__HeartbeatAnswer body = COMMD__MESH__HEARTBEAT_ANSWER__INIT;
+    body.number = message->heartbeat->number;
+    body.sent_ns = message->heartbeat->sent_ns;
+    Commd__Mesh__Message reply = COMMD__MESH__MESSAGE__INIT;
+    reply.body_case = COMMD__MESH__MESSAGE__BODY_HEARTBEAT_ANSWER;
+    reply.heartbeat_answer = &body;
+    answer(peer, &reply);
+}
+
+static void on_heartbeat_answer(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    mesh_heartbeat_answered(peer, message->heartbeat_answer, now_ns);
+    mesh_peer_arm(peer);
+}
+
+static void on_echo(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    (void)now_ns;
+    Commd__Mesh__EchoAnswer body = COMMD__MESH__ECHO_ANSWER__INIT;
+    body.token = message->echo->token;
+    Commd__Mesh__Message reply = COMMD__MESH__MESSAGE__INIT;
+    reply.body_case = COMMD__MESH__MESSAGE__BODY_ECHO_ANSWER;
+    reply.echo_answer = &body;
+    answer(peer, &reply);
+}
+
+static void on_echo_answer(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    mesh_ping_answered(peer, message->echo_answer->token, now_ns);
+}
+
+static void on_other(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    const struct mesh_handler *handler = &peer->mesh->handler;
+    if (handler->message != NULL) {
+        handler->message(handler->context, peer->index, message, now_ns);
+    }
+}
+
+typedef void message_function(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns);
+
+static message_function *const message_functions[] = {
+    [COMMD__MESH__MESSAGE__BODY_HELLO] = on_hello,
+    [COMMD__MESH__MESSAGE__BODY_HEARTBEAT] = on_heartbeat,
+    [COMMD__MESH__MESSAGE__BODY_HEARTBEAT_ANSWER] = on_heartbeat_answer,
+    [COMMD__MESH__MESSAGE__BODY_ECHO] = on_echo,
+    [COMMD__MESH__MESSAGE__BODY_ECHO_ANSWER] = on_echo_answer,
+    [COMMD__MESH__MESSAGE__BODY_ANNOUNCE] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_REFUSE] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_WITHDRAW] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_ABORT] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_LEAVE] = on_other,
+};
+
+static void message_received(struct mesh_peer *peer, const uint8_t *bytes, size_t size, uint64_t now_ns)
+{
+    struct error cause;
+    Commd__Mesh__Message *message = commd__mesh__message__unpack(NULL, size, bytes);
+    if (message == NULL) {
+        error_set(&cause, STATUS_PROTOCOL, "node %s sent a message of %zu bytes that cannot be understood", peer->name,
+                  size);
+        violation(peer, &cause);
+        return;
+    }
+    unsigned body = (unsigned)message->body_case;
+    bool known = body < sizeof message_functions / sizeof message_functions[0] && message_functions[body] != NULL;
+    if (peer->state != MESH_NODE_UP && body != COMMD__MESH__MESSAGE__BODY_HELLO) {
+        error_set(&cause, STATUS_PROTOCOL, "node %s did not greet first", peer->name);
+        violation(peer, &cause);
+    } else if (known) {
+        message_functions[body](peer, message, now_ns);
+    } else {
+        log_debug("node %s: a message of a kind that is not known here is ignored", peer->name);
+    }
+    commd__mesh__message__free_unpacked(message, NULL);
+}
+
+size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
+                           uint64_t now_ns)
+{
+    (void)end; /* closed follows */
+    struct mesh_peer *peer = mesh_peer_at(context, stream->peer);
+    struct error cause;
+    if (peer->incoming == NULL && !peer->closing) {
+        peer->incoming = stream;
+    }
+    if (peer->incoming != stream && !peer->closing) {
+        error_set(&cause, STATUS_PROTOCOL, "node %s opened a second control stream", peer->name);
+        violation(peer, &cause);
+    }
+    size_t left = size;
+    while (!peer->closing) {
+        const uint8_t *message;
+        size_t message_bytes;
+        enum status status = frame_decoder_next(&peer->decoder, &bytes, &left, &message, &message_bytes);
+        if (status == STATUS_IN_PROGRESS) {
+            break;
+        }
+        if (status == STATUS_OK) {
+            message_received(peer, message, message_bytes, now_ns);
+        } else {
+            error_set(&cause, status, "node %s: control stream: %s", peer->name,
+                      status == STATUS_PROTOCOL ? "a message of 0 bytes or more than the maximum" : status_text(status));
+            violation(peer, &cause);
+        }
+    }
+    return size;
+}
+
+void mesh_stream_closed(void *context, struct net_stream *stream, const struct error *cause, uint64_t now_ns)
+{
+    (void)now_ns;
+    struct mesh_peer *peer = mesh_peer_at(context, stream->peer);
+    if (peer->incoming != stream) {
+        return;
+    }
+    peer->incoming = NULL;
+    /* With any other cause the connection itself is lost, and peer_down says so. */
+    if (cause == NULL || cause->status == STATUS_ABORTED) {
+        struct error reason;
+        error_set(&reason, STATUS_PROTOCOL, "node %s closed its control stream%s", peer->name,
+                  frame_decoder_at_boundary(&peer->decoder) ? "" : " within a message");
+        violation(peer, &reason);
+    }
+}

@@ -1,0 +1,215 @@
+#include "daemon/mesh/mesh_internal.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+
+#define DIAL_DOUBLINGS_MAX 20
+
+struct mesh_peer *mesh_peer_at(const struct mesh *mesh, uint32_t node)
+{
+    assert(node < mesh->peer_count);
+    return mesh->peers[node];
+}
+
+static void peer_set_state(struct mesh_peer *peer, enum mesh_node_state state, uint64_t now_ns)
+{
+    peer->state = state;
+    peer->since_ns = now_ns;
+}
+
+static uint64_t peer_deadline_ns(const struct mesh_peer *peer)
+{
+    if (peer->closing) {
+        return TIME_NEVER;
+    }
+    switch (peer->state) {
+    case MESH_NODE_DOWN:
+        return peer->dials ? peer->dial_ns : TIME_NEVER;
+    case MESH_NODE_CONNECTING:
+        return TIME_NEVER; /* the network says how it ends */
+    case MESH_NODE_GREETING:
+        return peer->greeting_deadline_ns;
+    case MESH_NODE_UP:
+        return mesh_heartbeat_deadline_ns(peer);
+    }
+    return TIME_NEVER;
+}
+
+void mesh_peer_arm(struct mesh_peer *peer)
+{
+    uint64_t deadline_ns = peer_deadline_ns(peer);
+    if (deadline_ns == TIME_NEVER) {
+        timer_heap_remove(&peer->mesh->timers, &peer->timer);
+    } else {
+        timer_heap_set(&peer->mesh->timers, &peer->timer, deadline_ns);
+    }
+}
+
+/* Exponential back-off; each wait is between half of it and the whole, so that nodes that lost each other at once do not meet again at once. */
+static void peer_back_off(struct mesh_peer *peer, uint64_t now_ns)
+{
+    const struct mesh_options *options = &peer->mesh->options;
+    uint32_t doublings = peer->failures < DIAL_DOUBLINGS_MAX ? peer->failures : DIAL_DOUBLINGS_MAX;
+    uint64_t wait_ns = options->reconnect_max_ns;
+    if (options->reconnect_min_ns <= options->reconnect_max_ns >> doublings) {
+        wait_ns = options->reconnect_min_ns << doublings;
+    }
+    peer->failures++;
+    peer->dial_ns = time_after(now_ns, wait_ns - random_below(&peer->mesh->random, wait_ns / 2 + 1));
+}
+
+/* A cause that repeats is logged once. */
+static void peer_note_error(struct mesh_peer *peer, const char *what, const struct error *cause)
+{
+    enum log_level level = strcmp(peer->last_error, cause->text) == 0 ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO;
+    log_line(level, "node %s %s: %s", peer->name, what, cause->text);
+    (void)snprintf(peer->last_error, sizeof peer->last_error, "%s", cause->text);
+}
+
+void mesh_peer_disconnect(struct mesh_peer *peer, const struct error *cause)
+{
+    if (!peer->closing && (peer->state == MESH_NODE_GREETING || peer->state == MESH_NODE_UP)) {
+        peer->closing = true;
+        mesh_peer_arm(peer);
+        net_disconnect(peer->mesh->net, peer->index, cause);
+    }
+}
+
+enum status mesh_peer_send(struct mesh_peer *peer, const Commd__Mesh__Message *message)
+{
+    uint8_t header[FRAME_HEADER_BYTES];
+    uint8_t packed[FRAME_MAX_BYTES];
+    if (peer->outgoing == NULL || peer->closing) {
+        return STATUS_UNREACHABLE;
+    }
+    size_t size = commd__mesh__message__get_packed_size(message);
+    if (size == 0 || size > sizeof packed) {
+        return STATUS_LIMIT;
+    }
+    commd__mesh__message__pack(message, packed);
+    frame_put_header(header, size);
+    enum status status = net_stream_send(peer->outgoing, header, sizeof header, packed, size, NULL, NULL);
+    if (status == STATUS_LIMIT || status == STATUS_NO_MEMORY) {
+        struct error cause;
+        error_set(&cause, STATUS_LIMIT, "node %s does not read its control stream", peer->name);
+        log_warning("%s", cause.text);
+        mesh_peer_disconnect(peer, &cause);
+    }
+    return status;
+}
+
+void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns)
+{
+    struct mesh_peer *peer = mesh_peer_at(context, node);
+    struct mesh *mesh = peer->mesh;
+    struct error cause;
+    peer->closing = false;
+    peer_set_state(peer, MESH_NODE_GREETING, now_ns);
+    peer->greeting_deadline_ns = time_after(now_ns, mesh->options.heartbeat_timeout_ns);
+    mesh_peer_arm(peer);
+    if (net_stream_open(mesh->net, node, NET_STREAM_CONTROL, &peer->outgoing, &cause) != STATUS_OK) {
+        peer->outgoing = NULL;
+        mesh_peer_disconnect(peer, &cause);
+        return;
+    }
+    mesh_send_hello(peer);
+}
+
+void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
+{
+    const struct mesh_handler *handler = &peer->mesh->handler;
+    peer_set_state(peer, MESH_NODE_UP, now_ns);
+    peer->failures = 0;
+    mesh_heartbeat_start(peer, now_ns);
+    mesh_peer_arm(peer);
+    log_info("node %s is up: commd %s, instance %016llx", peer->name, peer->version_text,
+             (unsigned long long)peer->instance);
+    if (handler->node_up != NULL) {
+        handler->node_up(handler->context, peer->index, now_ns);
+    }
+}
+
+void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)
+{
+    struct mesh_peer *peer = mesh_peer_at(context, node);
+    const struct mesh_handler *handler = &peer->mesh->handler;
+    bool was_up = peer->state == MESH_NODE_UP;
+    bool ours = peer->closing;
+    peer->closing = false;
+    if (peer->outgoing != NULL) {
+        net_stream_reset(peer->outgoing);
+        peer->outgoing = NULL;
+    }
+    peer->incoming = NULL;
+    frame_decoder_free(&peer->decoder);
+    peer_set_state(peer, MESH_NODE_DOWN, now_ns);
+    peer_back_off(peer, now_ns);
+    mesh_peer_arm(peer);
+    if (was_up) {
+        peer->last_error[0] = '\0';
+    }
+    if (was_up || !ours) { /* else the violation was logged when it was found */
+        peer_note_error(peer, was_up ? "is down" : "refused the connection", cause);
+    } else {
+        (void)snprintf(peer->last_error, sizeof peer->last_error, "%s", cause->text);
+    }
+    if (was_up) {
+        struct error copy = *cause;
+        mesh_ping_lost(peer, STATUS_NODE_LOST, now_ns);
+        if (handler->node_down != NULL) {
+            handler->node_down(handler->context, node, &copy, now_ns);
+        }
+    }
+}
+
+void mesh_peer_connect_failed(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)
+{
+    struct mesh_peer *peer = mesh_peer_at(context, node);
+    peer_set_state(peer, MESH_NODE_DOWN, now_ns);
+    peer_back_off(peer, now_ns);
+    mesh_peer_arm(peer);
+    peer_note_error(peer, "cannot be reached", cause);
+}
+
+void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns)
+{
+    struct mesh_peer *peer = mesh_peer_at(context, node);
+    if (peer->state == MESH_NODE_UP && !peer->closing) {
+        mesh_heartbeat_suspect(peer, now_ns);
+        mesh_peer_arm(peer);
+    }
+}
+
+static void peer_dial(struct mesh_peer *peer, uint64_t now_ns)
+{
+    struct error error;
+    peer_set_state(peer, MESH_NODE_CONNECTING, now_ns);
+    if (net_connect(peer->mesh->net, peer->index, &error) != STATUS_OK) {
+        mesh_peer_connect_failed(peer->mesh, peer->index, &error, now_ns);
+    }
+}
+
+void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns)
+{
+    struct error cause;
+    switch (peer->state) {
+    case MESH_NODE_DOWN:
+        peer_dial(peer, now_ns);
+        break;
+    case MESH_NODE_CONNECTING:
+        break;
+    case MESH_NODE_GREETING:
+        error_set(&cause, STATUS_TIMED_OUT, "node %s did not greet within %llu ms", peer->name,
+                  (unsigned long long)((now_ns - peer->since_ns) / TIME_MS));
+        log_warning("%s", cause.text);
+        mesh_peer_disconnect(peer, &cause);
+        break;
+    case MESH_NODE_UP:
+        mesh_heartbeat_tick(peer, now_ns);
+        break;
+    }
+    mesh_peer_arm(peer);
+}

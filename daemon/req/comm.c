@@ -1,0 +1,324 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/log.h"
+#include "daemon/req/req_internal.h"
+
+struct comm *comm_find(const struct req *req, const char *name)
+{
+    struct comm *comm;
+    HASH_FIND(hh_name, req->by_name, name, strlen(name), comm);
+    return comm;
+}
+
+struct comm *comm_find_id(const struct req *req, uint64_t comm_id)
+{
+    struct comm *comm;
+    HASH_FIND(hh_id, req->by_id, &comm_id, sizeof comm_id, comm);
+    return comm;
+}
+
+const char *comm_own_name(const struct comm *comm)
+{
+    return mesh_own_name(comm->req->mesh);
+}
+
+const char *comm_node_name(const struct comm *comm, uint32_t node)
+{
+    return node == REQ_NODE_OWN ? comm_own_name(comm) : mesh_node_name(comm->req->mesh, node);
+}
+
+uint32_t comm_node_index(const struct comm *comm, uint32_t node)
+{
+    uint32_t index = 0;
+    while (index < comm->node_count && comm->nodes[index].node != node) {
+        index++;
+    }
+    return index;
+}
+
+void comm_send(struct comm *comm, uint32_t node, const Commd__Mesh__Message *message)
+{
+    enum status status = mesh_send(comm->req->mesh, node, message);
+    (void)status; /* a node that cannot be told is lost, and node_down follows or was */
+}
+
+/* --- Beginning and end -------------------------------------------------------------------------------------- */
+
+/* Counts up for each name. For people: ids tell incarnations apart. */
+static uint32_t generation_next(struct req *req, const char *name)
+{
+    struct req_name *entry, *next;
+    HASH_FIND_STR(req->names, name, entry);
+    if (entry != NULL) {
+        return ++entry->generation;
+    }
+    if (HASH_COUNT(req->names) >= REQ_NAMES_MAX) {
+        HASH_ITER (hh, req->names, entry, next) {
+            HASH_DEL(req->names, entry);
+            free(entry);
+        }
+    }
+    entry = calloc(1, sizeof *entry);
+    if (entry != NULL) {
+        strncpy(entry->name, name, sizeof entry->name - 1);
+        entry->generation = 1;
+        HASH_ADD_STR(req->names, name, entry);
+    }
+    return 1;
+}
+
+enum status comm_new(struct req *req, const char *name, const struct comm_terms *terms, uint64_t now_ns, struct comm **out,
+                     struct error *error)
+{
+    if (req->comm_count >= REQ_COMMS_MAX) {
+        return error_set(error, STATUS_LIMIT, "communicator \"%s\": this node has %d communicators already", name,
+                         REQ_COMMS_MAX);
+    }
+    struct comm *comm = calloc(1, sizeof *comm);
+    if (comm == NULL || !timer_heap_reserve(&req->timers, (size_t)req->comm_count + 1)) {
+        free(comm);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", name);
+    }
+    comm->req = req;
+    strncpy(comm->name, name, sizeof comm->name - 1);
+    comm->terms = *terms;
+    comm->generation = generation_next(req, name);
+    comm->timer.index = TIMER_NODE_DISARMED;
+    comm->left_seq = UINT64_MAX;
+    comm->op_deadline_ns = TIME_NEVER;
+    comm->oldest_seq = 1;
+    do {
+        comm->nonce = random_u64(&req->random);
+    } while (comm->nonce == 0);
+    comm_set_state(comm, REQ_COMM_FORMING, now_ns);
+    DL_APPEND(req->comms, comm);
+    req->comm_count++;
+    HASH_ADD_KEYPTR(hh_name, req->by_name, comm->name, strlen(comm->name), comm);
+    comm->named = true;
+    *out = comm;
+    return STATUS_OK;
+}
+
+void comm_unname(struct comm *comm)
+{
+    if (comm->named) {
+        HASH_DELETE(hh_name, comm->req->by_name, comm);
+        comm->named = false;
+    }
+}
+
+void comm_free(struct comm *comm)
+{
+    struct req *req = comm->req;
+    comm_unname(comm);
+    if (comm->queued) {
+        DL_DELETE2(req->queue, comm, queue_prev, queue_next);
+    }
+    op_free_all(comm);
+    if (comm->exec != NULL) {
+        exec_comm_free(comm->exec);
+    }
+    formation_free(comm);
+    timer_heap_remove(&req->timers, &comm->timer);
+    DL_DELETE(req->comms, comm);
+    req->comm_count--;
+    free(comm);
+}
+
+void comm_queue(struct comm *comm)
+{
+    if (!comm->queued) {
+        comm->queued = true;
+        DL_APPEND2(comm->req->queue, comm, queue_prev, queue_next);
+    }
+}
+
+void comm_set_state(struct comm *comm, enum req_comm_state state, uint64_t now_ns)
+{
+    comm->state = state;
+    comm->since_ns = now_ns;
+}
+
+static uint64_t comm_deadline_ns(const struct comm *comm)
+{
+    uint64_t deadline_ns = TIME_NEVER;
+    const struct req_member *member;
+    switch (comm->state) {
+    case REQ_COMM_FORMING:
+        DL_FOREACH (comm->members, member) {
+            if (!member->refused) {
+                deadline_ns = time_min(deadline_ns, member->form_deadline_ns);
+            }
+        }
+        break;
+    case REQ_COMM_FORMED:
+        deadline_ns = comm->op_deadline_ns;
+        if (comm->exec_failed) {
+            deadline_ns = time_min(deadline_ns, comm->exec_cause_ns);
+        }
+        break;
+    case REQ_COMM_FAILED:
+        break;
+    }
+    return deadline_ns;
+}
+
+void comm_arm(struct comm *comm)
+{
+    uint64_t deadline_ns = comm_deadline_ns(comm);
+    if (deadline_ns == TIME_NEVER) {
+        timer_heap_remove(&comm->req->timers, &comm->timer);
+    } else {
+        timer_heap_set(&comm->req->timers, &comm->timer, deadline_ns);
+    }
+}
+
+/* --- Failure ------------------------------------------------------------------------------------------------ */
+
+static void comm_tell_abort(struct comm *comm, const struct error *cause)
+{
+    Commd__Mesh__Abort body = COMMD__MESH__ABORT__INIT;
+    body.comm_id = comm->comm_id;
+    body.status = cause->status;
+    body.text = (char *)cause->text;
+    body.origin_node = (char *)comm_own_name(comm);
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_ABORT;
+    message.abort = &body;
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        if (i != comm->own_index) {
+            comm_send(comm, comm->nodes[i].node, &message);
+        }
+    }
+}
+
+void comm_fail(struct comm *comm, const struct error *cause, enum comm_tell tell, uint64_t now_ns)
+{
+    if (comm->state == REQ_COMM_FAILED) {
+        return;
+    }
+    bool formed = comm->state == REQ_COMM_FORMED;
+    struct error copy = *cause; /* may be the communicator's own */
+    if (copy.status == STATUS_OK || copy.status == STATUS_IN_PROGRESS) {
+        copy.status = STATUS_INTERNAL;
+    }
+    log_warning("communicator \"%s\" %s: %s", comm->name, formed ? "failed" : "did not form", copy.text);
+    comm->cause = copy;
+    if (tell == COMM_TELL_NODES) {
+        if (formed) {
+            comm_tell_abort(comm, &copy);
+        }
+        formation_withdraw(comm, &copy); /* for nodes on which it is not formed yet, or is forming anew already */
+    }
+    comm_set_state(comm, REQ_COMM_FAILED, now_ns);
+    comm_unname(comm);
+    if (formed) {
+        op_fail_waiting(comm);
+        exec_comm_abort(comm->exec, &comm->cause, now_ns);
+    }
+    comm_arm(comm);
+    comm_queue(comm);
+}
+
+/* --- Members ------------------------------------------------------------------------------------------------ */
+
+void comm_remove_member(struct req_member *member)
+{
+    struct comm *comm = member->comm;
+    if (comm->cursor == member) {
+        comm->cursor = member->next;
+    }
+    if (comm->told == member) {
+        comm->told = NULL;
+    }
+    DL_DELETE(comm->members, member);
+    comm->member_count--;
+    if (!member->refused) {
+        comm->rank_count--;
+        if (comm->rank_count == 0) {
+            comm_unname(comm);
+        }
+    }
+    if (comm->locals != NULL && member->local_index < comm->local_count &&
+        comm->locals[member->local_index] == member) {
+        comm->locals[member->local_index] = NULL;
+    }
+    free(member);
+    comm_queue(comm);
+}
+
+static const struct error comm_success = {.status = STATUS_OK};
+
+/* Tells the owner the next thing that it does not know yet. Returns whether there was one. The member may be gone afterwards. */
+static bool member_tell(struct req_member *member, uint64_t now_ns)
+{
+    struct comm *comm = member->comm;
+    const struct req_member_handler handler = member->handler;
+    bool was_formed = comm->ops != NULL && !member->refused;
+    if (!member->formed_told) {
+        if (comm->state == REQ_COMM_FORMING && !member->refused) {
+            return false;
+        }
+        member->formed_told = true;
+        handler.formed(handler.context, member,
+                       member->refused ? &member->refusal
+                       : was_formed    ? &comm_success
+                                       : &comm->cause,
+                       now_ns);
+        return true;
+    }
+    if (!was_formed) {
+        return false;
+    }
+    if (member->completed_seq < member->posted_seq) {
+        struct comm_op *op = op_at(comm, member->completed_seq + 1);
+        if (op == NULL || !op->finished) {
+            return false;
+        }
+        uint64_t seq = ++member->completed_seq;
+        bool succeeded = op->succeeded;
+        op_settle(op, member->local_index);
+        handler.completed(handler.context, member, seq, succeeded ? &comm_success : &comm->cause, now_ns);
+        return true;
+    }
+    if (comm->state == REQ_COMM_FAILED && !member->aborted_told) {
+        member->aborted_told = true;
+        handler.aborted(handler.context, member, &comm->cause, now_ns);
+        return true;
+    }
+    return false;
+}
+
+/* Owners may do anything from their callbacks: leave (any member), post, join. */
+static void comm_tell_members(struct comm *comm, uint64_t now_ns)
+{
+    comm->cursor = comm->members;
+    while (comm->cursor != NULL) {
+        struct req_member *member = comm->cursor;
+        comm->cursor = member->next;
+        comm->told = member;
+        while (comm->told == member && member_tell(member, now_ns)) {
+        }
+        comm->told = NULL;
+    }
+}
+
+void comm_work(struct comm *comm, uint64_t now_ns)
+{
+    comm->working = true;
+    if (comm->state == REQ_COMM_FORMED && comm->exec_failed && now_ns >= comm->exec_cause_ns) {
+        comm_fail(comm, &comm->exec_cause, COMM_TELL_NODES, now_ns);
+    }
+    if (comm->state == REQ_COMM_FORMING && comm->rank_count > 0) {
+        formation_work(comm, now_ns);
+    }
+    comm_tell_members(comm, now_ns);
+    comm->working = false;
+    comm_arm(comm);
+    if (comm->member_count == 0 && (comm->exec == NULL || exec_comm_idle(comm->exec))) {
+        comm_free(comm);
+    }
+}

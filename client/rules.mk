@@ -20,7 +20,7 @@ $(BUILD)/libcommclient.a: $(BUILD)/libcommclient.o
 	$(archive)
 
 $(BUILD)/$(CLIENT_SONAME): $(CLIENT_OBJECTS) $(PROTO_OBJECTS) client/lib/libcommclient.map
-	$(Q)echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) -Wl,-soname,$(CLIENT_SONAME) \
+	$(Q)echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(if $(filter release,$(VARIANT)),-Wl,-z,defs) -Wl,-soname,$(CLIENT_SONAME) \
 	    -Wl,--version-script=client/lib/libcommclient.map -o $@ $(filter %.o,$^) -lprotobuf-c
 $(BUILD)/libcommclient.so: $(BUILD)/$(CLIENT_SONAME)
 	$(Q)ln -sf $(CLIENT_SONAME) $@

@@ -6,11 +6,12 @@
 /*
  * Up to this size an all-reduce goes direct. Both families move the same bytes in the same number of messages
  * a node; they differ in waiting and in crowding. The ring waits for 2(n-1) messages one after the other,
- * direct for two: at some 50 us from daemon to daemon this outweighs the transfer itself (256 KiB take 84 us
- * at 25 Gbit/s) from three nodes on. But direct has n - 1 senders converge on every node at once, and
- * together they must not overrun a switch port's share of its packet buffer, commonly a few hundred KiB
- * however many they are: past that the losses cost more than the rounds save. Hence a bound on the whole
- * operation, which is what converges, the same for every node count.
+ * direct for two: with 50 us a message from daemon to daemon, three nodes save 100 us already, more than
+ * 256 KiB take at 25 Gbit/s (84 us). But direct has n - 1 senders converge on every node at once, and
+ * together they should not overrun a switch port's share of its packet buffer, however many they are: past
+ * that, losses cost more than the rounds save. What converges on a node is about the whole operation, hence
+ * one bound on it for every node count. The figures are estimates, not measurements; the bound is the place
+ * to put those.
  */
 #define COLL_DIRECT_MAX_BYTES (UINT64_C(256) << 10)
 

@@ -126,7 +126,11 @@ void quic_done_dispatch(struct quic_endpoint *endpoint, uint64_t now_ns)
 static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, uint64_t now_ns)
 {
     struct error error;
-    if (peer->up != NULL || peer->dial != NULL) {
+    const struct quic_connection *present = peer->up != NULL ? peer->up : peer->dial;
+    if (present != NULL) {
+        if (present->failed) {
+            quic_work_dial(endpoint, peer); /* once that one is gone */
+        }
         return;
     }
     if (quic_connection_dial(endpoint, peer, &error) != STATUS_OK &&
@@ -203,13 +207,15 @@ void quic_socket_ready(void *context, unsigned events, uint64_t now_ns)
         quic_flush_blocked(endpoint);
     }
     if ((events & LOOP_READ) != 0) {
-        quic_socket_read_errors(&endpoint->socket, quic_peer_unreachable, endpoint);
         size_t count = 0;
         size_t received;
         do {
             received = quic_socket_receive(&endpoint->socket, quic_datagram_received, endpoint);
             count += received;
         } while (received > 0 && count < QUIC_RECEIVE_BUDGET);
+        if (count == 0 || endpoint->socket.has_errors) { /* they make it ready, too */
+            quic_socket_read_errors(&endpoint->socket, quic_peer_unreachable, endpoint);
+        }
     }
     endpoint->in_event = false;
     quic_settle(endpoint, now_ns);

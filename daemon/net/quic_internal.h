@@ -50,10 +50,7 @@
 #define QUIC_IDLE_TIMEOUT_NS (30 * TIME_S)             /* when the options say 0 */
 #define QUIC_INITIAL_RTT_NS (20 * TIME_MS)             /* before the first sample: a local network, not the Internet */
 #define QUIC_MAX_ACK_DELAY_NS (1 * TIME_MS)
-#ifndef QUIC_ACK_THRESHOLD
-#define QUIC_ACK_THRESHOLD 16u
-#endif
-//                         /* packets for which one acknowledgement is sent at once */
+#define QUIC_ACK_THRESHOLD 8u                          /* packets for which one acknowledgement is sent at once */
 #define QUIC_STREAMS_MAX 65536u                        /* incoming streams of a connection that are not yet over */
 #define QUIC_CONNECTION_WINDOW_BYTES (256ull * NET_STREAM_WINDOW_BYTES) /* the most that a peer makes us keep: 1 GiB */
 #define QUIC_CONTROL_RESERVE_BYTES (1ull << 20)        /* of that window: for control streams alone */

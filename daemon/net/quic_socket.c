@@ -181,7 +181,7 @@ static void quic_control_source(struct msghdr *message, const struct quic_addres
 }
 
 /* One sendmsg of size bytes, cut into datagrams by the kernel where there are several. Returns 0 or errno. */
-static int quic_send_once(const struct quic_socket *socket, const struct quic_batch *batch, size_t offset, size_t size)
+static int quic_send_once(struct quic_socket *socket, const struct quic_batch *batch, size_t offset, size_t size)
 {
     union quic_control control;
     struct iovec vector = {.iov_base = (void *)(uintptr_t)(batch->bytes + offset), .iov_len = size};
@@ -215,6 +215,7 @@ static int quic_send_once(const struct quic_socket *socket, const struct quic_ba
         }
         bool stale = errno == ECONNREFUSED || errno == EHOSTUNREACH || errno == ENETUNREACH || errno == EPROTO ||
                      errno == EHOSTDOWN;
+        socket->has_errors = socket->has_errors || stale;
         if (errno != EINTR && !(stale && attempt == 0)) {
             return errno;
         }
@@ -227,7 +228,7 @@ static bool quic_errno_blocks(int errnum)
 }
 
 /* Datagram by datagram. *refused is set when one of them could not be sent for its size. */
-static enum quic_send_result quic_send_singly(const struct quic_socket *socket, const struct quic_batch *batch,
+static enum quic_send_result quic_send_singly(struct quic_socket *socket, const struct quic_batch *batch,
                                               size_t *sent_bytes, bool *refused)
 {
     size_t offset = *sent_bytes;
@@ -348,7 +349,9 @@ size_t quic_socket_receive(struct quic_socket *socket, quic_datagram_function *f
     }
     int received = recvmmsg(socket->fd, messages, QUIC_RECEIVE_MESSAGES_MAX, MSG_DONTWAIT, NULL);
     if (received < 0) {
-        return quic_errno_blocks(errno) ? 0 : 1; /* an ICMP error, reported once: there may be datagrams behind it */
+        bool none = quic_errno_blocks(errno);
+        socket->has_errors = socket->has_errors || !none; /* reported once: there may be datagrams behind it */
+        return none ? 0 : 1;
     }
     size_t count = 0;
     for (int i = 0; i < received; i++) {
@@ -389,6 +392,7 @@ static bool quic_message_is_unreachable(struct msghdr *message)
 
 void quic_socket_read_errors(struct quic_socket *socket, quic_unreachable_function *function, void *context)
 {
+    socket->has_errors = false;
     for (unsigned i = 0; i < QUIC_SOCKET_ERRORS_MAX; i++) {
         union quic_control control;
         struct sockaddr_in6 name;

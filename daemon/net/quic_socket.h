@@ -24,6 +24,7 @@ struct quic_socket {
     int fd;
     bool wildcard; /* bound to no address: datagrams carry the local one */
     bool gso;      /* cleared when a device refuses it */
+    bool has_errors; /* ICMP errors wait to be read */
     struct quic_address local;
     uint8_t *receive_buffers;
     uint32_t granted_receive_bytes;

@@ -81,7 +81,7 @@ static enum status quic_context_new(const SSL_METHOD *method, const struct quic_
     if (context == NULL) {
         return quic_error_tls(error, STATUS_NO_MEMORY, "TLS context");
     }
-    SSL_CTX_set_options(context, SSL_OP_NO_TICKET | SSL_OP_NO_RENEGOTIATION | SSL_OP_IGNORE_UNEXPECTED_EOF);
+    SSL_CTX_set_options(context, SSL_OP_NO_TICKET);
     SSL_CTX_set_session_cache_mode(context, SSL_SESS_CACHE_OFF);
     SSL_CTX_set_verify(context, SSL_VERIFY_PEER | SSL_VERIFY_FAIL_IF_NO_PEER_CERT, quic_verify_record);
     SSL_CTX_set_alpn_select_cb(context, quic_alpn_select, NULL);

@@ -225,6 +225,19 @@ void comm_fail(struct comm *comm, const struct error *cause, enum comm_tell tell
 
 /* --- Members ------------------------------------------------------------------------------------------------ */
 
+void comm_rank_left(struct comm *comm, uint32_t rank, uint64_t last_seq)
+{
+    if (comm->has_left[rank]) {
+        return;
+    }
+    comm->has_left[rank] = true;
+    comm->nodes[comm->node_of_rank[rank]].left_count++;
+    if (last_seq < comm->left_seq) {
+        comm->left_seq = last_seq;
+        comm->left_rank = rank;
+    }
+}
+
 void comm_remove_member(struct req_member *member)
 {
     struct comm *comm = member->comm;

@@ -118,6 +118,16 @@ void formation_announce_to(struct comm *comm, uint32_t node)
     }
 }
 
+void formation_answer(struct comm *comm, const Commd__Mesh__Announce *announced, uint32_t node)
+{
+    struct announcement announcement;
+    announcement_fill(comm, &announcement);
+    announcement.body.answer = true;
+    announcement.body.answered_nonce = announced->nonce;
+    announcement.body.answered_revision = announced->revision;
+    comm_send(comm, node, &announcement.message);
+}
+
 static void announce(struct comm *comm)
 {
     struct announcement announcement;
@@ -416,7 +426,6 @@ static enum status make_exec(struct comm *comm, struct error *error)
 static void refuse_others(struct comm *comm)
 {
     const struct claim *claim, *next;
-    char text[ERROR_TEXT_MAX_BYTES];
     struct error error;
     HASH_ITER (hh, comm->claims, claim, next) {
         if (claim->rank_count == 0 || comm_node_index(comm, claim->node) < comm->node_count) {
@@ -425,7 +434,6 @@ static void refuse_others(struct comm *comm)
         error_set(&error, STATUS_ALREADY_EXISTS, "communicator \"%s\": formed without node %s, rank %u is on node %s",
                   comm->name, comm_node_name(comm, claim->node), claim->ranks[0],
                   comm->node_names[comm->node_of_rank[claim->ranks[0]]]);
-        (void)text;
         Commd__Mesh__Refuse body = COMMD__MESH__REFUSE__INIT;
         body.name = comm->name;
         body.nonce = claim->nonce;

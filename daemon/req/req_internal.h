@@ -207,6 +207,8 @@ enum comm_tell { COMM_TELL_NODES, COMM_TELL_NOBODY };
  * are told, unless it is one of them that said so. Owners are told in the next tick. Does nothing when it failed before.
  */
 void comm_fail(struct comm *comm, const struct error *cause, enum comm_tell tell, uint64_t now_ns);
+/* A rank takes part in no operation after last_seq. */
+void comm_rank_left(struct comm *comm, uint32_t rank, uint64_t last_seq);
 void comm_remove_member(struct req_member *member);
 const char *comm_own_name(const struct comm *comm);
 const char *comm_node_name(const struct comm *comm, uint32_t node);
@@ -218,6 +220,8 @@ void comm_send(struct comm *comm, uint32_t node, const Commd__Mesh__Message *mes
 void formation_work(struct comm *comm, uint64_t now_ns);
 void formation_deadline(struct comm *comm, uint64_t now_ns);
 void formation_announce_to(struct comm *comm, uint32_t node);
+/* In return for an announcement of that node's. */
+void formation_answer(struct comm *comm, const Commd__Mesh__Announce *announced, uint32_t node);
 void formation_withdraw(struct comm *comm, const struct error *cause);
 /* One local rank leaves the communicator that is being formed, of its own accord or refused. */
 void formation_drop_member(struct req_member *member, const struct error *cause, uint64_t now_ns);

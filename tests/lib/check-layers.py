@@ -1,75 +1,96 @@
 #!/usr/bin/env python3
-"""Checks that every file includes only what stands below it (README, How it works)."""
+"""Checks the #include lines: every file includes only what stands below it (README, How it works), and a library's headers only
+where that library is wrapped. Prints file:line and the rule that was broken.
+
+usage: check-layers.py [FOLDER]    the top folder of a tree, by default the current one
+"""
 import pathlib
 import re
 import sys
 
-# Folder: the folders that its files may include besides their own.
+TOPS = ("proto", "daemon", "client", "kernels")  # tests may include everything
+
+# Folder: the folders that its files may include besides their own. Siblings of one layer do not see each other.
+BASE = ["daemon/base", "proto"]
+LAYER_2 = ["daemon/coll", "daemon/dev", "daemon/net", "daemon/conf"]
+LAYER_3 = ["daemon/mesh", "daemon/exec"]
 BELOW = {
     "proto": [],
+    "kernels": ["proto"],
     "daemon/base": ["proto"],
-    "daemon/coll": ["daemon/base", "proto"],
-    "daemon/dev": ["daemon/base", "kernels", "proto"],
-    "daemon/net": ["daemon/base", "proto"],
-    "daemon/conf": ["daemon/base", "proto"],
+    "daemon/coll": BASE,
+    "daemon/dev": BASE + ["kernels"],
+    "daemon/net": BASE,
+    "daemon/conf": BASE,
+    "daemon/mesh": BASE + LAYER_2,
+    "daemon/exec": BASE + LAYER_2,
+    "daemon/req": BASE + LAYER_2 + LAYER_3,
+    "daemon/api": BASE + LAYER_2 + LAYER_3 + ["daemon/req"],
+    "daemon": BASE + LAYER_2 + LAYER_3 + ["daemon/req", "daemon/api"],
+    "client/include": [],
+    "client/lib": ["proto", "client/include"],
+    "client/commctl": ["proto", "client/include"],
+    "client/nccl": ["client/include"],
+    "client/examples": ["client/include"],
 }
-LAYER_2 = ["daemon/coll", "daemon/dev", "daemon/net", "daemon/conf"]
-BELOW["daemon/mesh"] = ["daemon/net", "daemon/conf", "daemon/base", "proto"]
-BELOW["daemon/exec"] = LAYER_2 + ["daemon/base", "proto"]
-BELOW["daemon/req"] = ["daemon/mesh", "daemon/exec"] + LAYER_2 + ["daemon/base", "proto"]
-BELOW["daemon/api"] = ["daemon/req"] + BELOW["daemon/req"]
-BELOW["daemon"] = ["daemon/api"] + BELOW["daemon/api"]
-BELOW["client/lib"] = ["proto"]
-BELOW["client/commctl"] = ["proto"]
-BELOW["client/examples"] = []
-BELOW["client/include"] = []
-BELOW["kernels"] = ["proto"]
 
-# Headers of libraries that only some files may see.
-PRIVATE = [
-    (re.compile(r"^(ngtcp2/)"), re.compile(r"^daemon/net/quic")),
-    (re.compile(r"^openssl/"), re.compile(r"^(daemon/net/quic|client/commctl/pki)")),
-    (re.compile(r"^event2/|^event\.h"), re.compile(r"^daemon/base/loop\.")),
-    (re.compile(r"^(cuda|nccl)"), re.compile(r"^(daemon/dev/(cuda|nccl)|kernels/)")),
-    (re.compile(r"^libconfig"), re.compile(r"^(daemon/conf/|client/commctl/)")),
-    (re.compile(r"^jansson"), re.compile(r"^client/commctl/")),
-    (re.compile(r"^systemd/"), re.compile(r"^daemon/[a-z_]+\.c$")),
+# A library's headers: the files that may see them, and how that is said.
+WRAPPED = [
+    (r"ngtcp2/", r"daemon/net/quic", "ngtcp2 is for daemon/net/quic* alone"),
+    (r"openssl/", r"daemon/net/quic|client/commctl/", "OpenSSL is for daemon/net/quic* and client/commctl alone"),
+    (r"event2/|event\.h|evhttp\.h", r"daemon/base/loop\.", "libevent is for daemon/base/loop.* alone"),
+    (r"cuda|nccl", r"daemon/dev/(cuda|nccl)|kernels/|client/nccl/", "CUDA and NCCL are for daemon/dev/cuda*, daemon/dev/nccl* and kernels alone"),
+    (r"libconfig", r"daemon/conf/|client/commctl/", "libconfig is for daemon/conf and client/commctl alone"),
+    (r"jansson", r"client/commctl/", "jansson is for client/commctl alone"),
+    (r"systemd/", r"daemon/[^/]*$", "libsystemd is for the top of the daemon alone"),
+    (r"cmocka", r"(?!)", "cmocka is for tests alone"),
 ]
-INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
+PUBLIC_HEADER = "commclient.h"  # written as its users write it
+INCLUDE = re.compile(r'^\s*#\s*(?:include|include_next|import)\s*(.*)')
 
 
-def check(path, text):
-    folder = str(path.parent)
+def problems_of(path, text):
+    folder = path.parent.as_posix()
+    if folder not in BELOW:
+        yield f"{path}:1: the folder {folder} is in no layer"
+        return
     for number, line in enumerate(text.splitlines(), 1):
         match = INCLUDE.match(line)
-        if not match:
-            continue
-        name = match.group(2)
-        for header, allowed in PRIVATE:
-            if header.search(name) and not allowed.search(str(path)):
-                yield f"{path}:{number}: <{name}> belongs to {allowed.pattern} alone"
-        if match.group(1) != '"' or folder not in BELOW:
-            continue
-        target = str(pathlib.PurePosixPath(name).parent)
-        if name == "commclient.h":
-            if folder not in ("client/lib", "client/examples", "client/commctl"):
-                yield f"{path}:{number}: commclient.h is for the client's side"
-        elif target == ".":
-            yield f"{path}:{number}: \"{name}\" is not written from the top folder"
-        elif target != folder and target not in BELOW[folder]:
-            yield f"{path}:{number}: {folder} must not include {target}"
+        if match:
+            for problem in problems_of_include(path, folder, match.group(1).strip()):
+                yield f"{path}:{number}: {problem}"
+
+
+def problems_of_include(path, folder, operand):
+    written = re.match(r'([<"])([^>"]+)[>"]', operand)
+    if not written:
+        yield f"{operand}: an include by macro cannot be checked"
+        return
+    bracket, name = written.groups()
+    for header, files, rule in WRAPPED:
+        if re.match(header, name) and not re.match(files, path.as_posix()):
+            yield f"{name}: {rule}"
+    target = "client/include" if name == PUBLIC_HEADER else pathlib.PurePosixPath(name).parent.as_posix()
+    if ".." in name.split("/"):
+        yield f"{name}: project headers are written from the top folder"
+    elif name.split("/")[0] in TOPS + ("tests",) and "/" in name or name == PUBLIC_HEADER:
+        if target != folder and target not in BELOW[folder]:
+            allowed = ", ".join(BELOW[folder]) or "nothing of the project"
+            yield f"{name}: {folder} must not include {target}; below it: {allowed}"
+    elif bracket == '"':
+        yield f'"{name}": project headers are written from the top folder, others as <{name}>'
 
 
 def main():
-    problems, files = [], 0
-    for top in ("proto", "daemon", "client", "kernels"):
-        for path in sorted(pathlib.Path(top).rglob("*.[ch]")):
-            files += 1
-            if str(path.parent) not in BELOW:
-                problems.append(f"{path}: folder {path.parent} is in no layer")
-            problems += check(path, path.read_text())
-    print("\n".join(problems) if problems else f"layers: {files} files, all in order")
-    return 1 if problems else 0
+    top = pathlib.Path(sys.argv[1] if len(sys.argv) > 1 else ".")
+    files = [path for folder in TOPS for suffix in (".c", ".h", ".cc", ".cpp", ".cu", ".cuh")
+             for path in sorted((top / folder).rglob("*" + suffix))]
+    problems = [problem for path in files
+                for problem in problems_of(path.relative_to(top), path.read_text(errors="replace"))]
+    for problem in problems:
+        print(problem)
+    print(f"layers: {len(files)} files, {len(problems)} problems" if problems else f"layers: {len(files)} files, all in order")
+    return 1 if problems or not files else 0
 
 
 if __name__ == "__main__":

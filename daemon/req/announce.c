@@ -1,0 +1,315 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/log.h"
+#include "daemon/req/req_internal.h"
+
+/*
+ * Announcements of other nodes. Who was there first stays: a fresh announcement that does not fit is refused by a node whose own ranks the
+ * sender knew of (it has acknowledged them) when it spoke. When neither knew of the other, the node with the lower name stays.
+ */
+
+bool terms_differ(const struct comm_terms *asked, const struct comm_terms *held, char *asks, char *has, size_t size)
+{
+    struct {
+        const char *name;
+        unsigned long long asked, held;
+    } numbers[] = {
+        {"size", asked->size, held->size},
+        {"op_timeout_ms", asked->op_timeout_ms, held->op_timeout_ms},
+        {"slice_bytes", asked->slice_bytes, held->slice_bytes},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (numbers[i].asked != numbers[i].held) {
+            (void)snprintf(asks, size, "%s %llu", numbers[i].name, numbers[i].asked);
+            (void)snprintf(has, size, "%s %llu", numbers[i].name, numbers[i].held);
+            return true;
+        }
+    }
+    if (strcmp(asked->algorithms, held->algorithms) != 0) {
+        (void)snprintf(asks, size, "algorithms \"%.60s\"", asked->algorithms);
+        (void)snprintf(has, size, "algorithms \"%.60s\"", held->algorithms);
+        return true;
+    }
+    return false;
+}
+
+/* --- Checks ------------------------------------------------------------------------------------------------- */
+
+static bool ranks_are_sound(const uint32_t *ranks, size_t count, uint32_t size)
+{
+    for (size_t i = 0; i < count; i++) {
+        if (ranks[i] >= size || (i > 0 && ranks[i] <= ranks[i - 1])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* An announcement without terms is an acknowledgement: it has no ranks. */
+static bool announce_is_sound(const Commd__Mesh__Announce *announce)
+{
+    if (!text_is_name(announce->name, COMM_NAME_MAX_BYTES)) {
+        return false;
+    }
+    const Commd__Mesh__CommTerms *terms = announce->terms;
+    if (terms == NULL) {
+        return announce->answer && announce->n_ranks == 0;
+    }
+    return terms->size >= 1 && terms->size <= COMM_SIZE_MAX && announce->nonce != 0 && announce->n_ranks >= 1 &&
+           announce->n_ranks <= REQ_LOCAL_RANKS_MAX && ranks_are_sound(announce->ranks, announce->n_ranks, terms->size) &&
+           (terms->algorithms[0] == '\0' || text_is_name(terms->algorithms, REQ_ALGORITHMS_MAX_BYTES));
+}
+
+static void terms_of(const Commd__Mesh__CommTerms *from, struct comm_terms *out)
+{
+    *out = (struct comm_terms){.size = from->size,
+                               .owner_uid = from->owner_uid,
+                               .op_timeout_ms = from->op_timeout_ms,
+                               .slice_bytes = from->slice_bytes};
+    (void)snprintf(out->algorithms, sizeof out->algorithms, "%s", from->algorithms);
+}
+
+/* --- Answers ------------------------------------------------------------------------------------------------ */
+
+static void send_to(struct req *req, uint32_t node, const Commd__Mesh__Message *message)
+{
+    enum status status = mesh_send(req->mesh, node, message);
+    (void)status; /* a node that cannot be told is lost, and node_down follows or was */
+}
+
+static void acknowledge(struct req *req, uint32_t node, const Commd__Mesh__Announce *announce)
+{
+    if (announce->answer) {
+        return;
+    }
+    Commd__Mesh__Announce body = COMMD__MESH__ANNOUNCE__INIT;
+    body.name = announce->name;
+    body.answer = true;
+    body.answered_nonce = announce->nonce;
+    body.answered_revision = announce->revision;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
+    message.announce = &body;
+    send_to(req, node, &message);
+}
+
+/* ranks: null for all of them. */
+static void refuse(struct req *req, uint32_t node, const Commd__Mesh__Announce *announce, uint32_t *rank,
+                   struct error *error)
+{
+    Commd__Mesh__Refuse body = COMMD__MESH__REFUSE__INIT;
+    body.name = announce->name;
+    body.nonce = announce->nonce;
+    body.status = error->status;
+    body.text = error->text;
+    body.n_ranks = rank != NULL ? 1 : 0;
+    body.ranks = rank;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_REFUSE;
+    message.refuse = &body;
+    log_info("communicator \"%s\": node %s refused: %s", announce->name, mesh_node_name(req->mesh, node), error->text);
+    send_to(req, node, &message);
+}
+
+/* Whether the terms of a node do not fit ours, with a text that names both sides. */
+static bool terms_contradict(const struct comm *comm, uint32_t node, const struct comm_terms *asked, struct error *error)
+{
+    const char *asker = comm_node_name(comm, node);
+    char asks[96];
+    char has[96];
+    if (asked->owner_uid != comm->terms.owner_uid) {
+        error_set(error, STATUS_PERMISSION, "communicator \"%s\" belongs to uid %u (node %s); uid %u of node %s asks for it",
+                  comm->name, comm->terms.owner_uid, comm_own_name(comm), asked->owner_uid, asker);
+        return true;
+    }
+    if (terms_differ(asked, &comm->terms, asks, has, sizeof asks)) {
+        error_set(error, STATUS_MISMATCH, "communicator \"%s\": node %s asks for %s, node %s has %s", comm->name, asker,
+                  asks, comm_own_name(comm), has);
+        return true;
+    }
+    return false;
+}
+
+static void rank_taken(const struct req_member *member, uint32_t node, struct error *error)
+{
+    const struct comm *comm = member->comm;
+    error_set(error, STATUS_ALREADY_EXISTS, "communicator \"%s\": rank %u is taken by pid %d of node %s; node %s asks for it",
+              comm->name, member->rank, (int)member->client.pid, comm_own_name(comm), comm_node_name(comm, node));
+}
+
+static struct req_member *member_of(const struct comm *comm, uint32_t rank)
+{
+    struct req_member *member;
+    DL_FOREACH (comm->members, member) {
+        if (!member->refused && member->rank == rank) {
+            return member;
+        }
+    }
+    return NULL;
+}
+
+/* --- A communicator that is formed here --------------------------------------------------------------------- */
+
+static void announce_to_formed(struct comm *comm, uint32_t node, const Commd__Mesh__Announce *announce)
+{
+    struct comm_terms asked;
+    struct error error;
+    uint32_t index = comm_node_index(comm, node);
+    if (announce->answer || (index < comm->node_count && comm->nodes[index].nonce == announce->nonce)) {
+        return;
+    }
+    terms_of(announce->terms, &asked);
+    /* Its ranks have left this one: it forms the next of the name, which our ranks will join in their time. */
+    bool is_next = index < comm->node_count && comm->nodes[index].left_count == comm->nodes[index].rank_count &&
+                   asked.owner_uid == comm->terms.owner_uid;
+    if (!is_next && terms_contradict(comm, node, &asked, &error)) {
+        refuse(comm->req, node, announce, NULL, &error);
+        return;
+    }
+    for (size_t i = 0; i < announce->n_ranks && !is_next; i++) {
+        const struct req_member *member = member_of(comm, announce->ranks[i]);
+        if (member != NULL) {
+            rank_taken(member, node, &error);
+            refuse(comm->req, node, announce, &announce->ranks[i], &error);
+        }
+    }
+    acknowledge(comm->req, node, announce);
+}
+
+/* --- One that is being formed ------------------------------------------------------------------------------- */
+
+/* Whether this node's ranks of that revision were there before the sender's, or win for our name. */
+static bool prevails(const struct comm *comm, const struct claim *claim, uint64_t revision)
+{
+    return revision != 0 && (revision <= claim->acknowledged_revision ||
+                             strcmp(comm_own_name(comm), comm_node_name(comm, claim->node)) < 0);
+}
+
+static void contradiction(struct comm *comm, struct claim *claim, const Commd__Mesh__Announce *announce,
+                          struct error *error, uint64_t now_ns)
+{
+    if (announce->answer) {
+        return; /* to ours: it will refuse us, or be refused */
+    }
+    if (prevails(comm, claim, comm->announced ? 1 : 0)) {
+        refuse(comm->req, claim->node, announce, NULL, error);
+        return;
+    }
+    acknowledge(comm->req, claim->node, announce);
+    if (!comm->announced) {
+        comm_fail(comm, error, COMM_TELL_NOBODY, now_ns);
+    }
+}
+
+static void settle_ranks(struct comm *comm, const struct claim *claim, const Commd__Mesh__Announce *announce,
+                         uint64_t now_ns)
+{
+    struct error error;
+    for (size_t i = 0; i < announce->n_ranks; i++) {
+        struct req_member *member = member_of(comm, announce->ranks[i]);
+        if (member == NULL) {
+            continue;
+        }
+        if (prevails(comm, claim, member->announced_revision)) {
+            rank_taken(member, claim->node, &error);
+            refuse(comm->req, claim->node, announce, &announce->ranks[i], &error);
+        } else if (member->announced_revision == 0) {
+            error_set(&error, STATUS_ALREADY_EXISTS, "communicator \"%s\": rank %u is taken by node %s; pid %d of node %s asks for it",
+                      comm->name, member->rank, comm_node_name(comm, claim->node), (int)member->client.pid,
+                      comm_own_name(comm));
+            formation_drop_member(member, &error, now_ns);
+            if (comm->state != REQ_COMM_FORMING) {
+                return;
+            }
+        }
+    }
+}
+
+static bool claim_is_same(const struct claim *claim, const Commd__Mesh__Announce *announce)
+{
+    return claim->nonce == announce->nonce && claim->rank_count == announce->n_ranks &&
+           memcmp(claim->ranks, announce->ranks, announce->n_ranks * sizeof *announce->ranks) == 0;
+}
+
+/* Keeps what the node says. False without memory: the node is then as if it had said nothing. */
+static bool claim_store(struct comm *comm, struct claim *claim, const Commd__Mesh__Announce *announce)
+{
+    if (!claim_is_same(claim, announce)) {
+        formation_drop_claim(comm, claim, NULL);
+        claim->ranks = malloc(announce->n_ranks * sizeof *claim->ranks);
+        if (claim->ranks == NULL) {
+            return false;
+        }
+        memcpy(claim->ranks, announce->ranks, announce->n_ranks * sizeof *claim->ranks);
+        claim->rank_count = (uint32_t)announce->n_ranks;
+        claim->nonce = announce->nonce;
+    }
+    claim->revision = announce->revision;
+    claim->comm_id = announce->comm_id;
+    return true;
+}
+
+static void announce_to_forming(struct comm *comm, uint32_t node, const Commd__Mesh__Announce *announce, uint64_t now_ns)
+{
+    struct comm_terms asked;
+    struct error error;
+    struct claim *claim = formation_claim_make(comm, node);
+    if (claim == NULL) {
+        return;
+    }
+    if (announce->answered_nonce == comm->nonce && announce->answered_revision <= comm->revision &&
+        announce->answered_revision > claim->acknowledged_revision) {
+        claim->acknowledged_revision = announce->answered_revision;
+    }
+    if (announce->terms == NULL) {
+        return;
+    }
+    terms_of(announce->terms, &asked);
+    if (terms_contradict(comm, node, &asked, &error)) {
+        contradiction(comm, claim, announce, &error, now_ns);
+        return;
+    }
+    if (claim->nonce == announce->nonce && announce->revision < claim->revision) {
+        return;
+    }
+    if (!claim_store(comm, claim, announce)) {
+        return;
+    }
+    if (!announce->answer) {
+        settle_ranks(comm, claim, announce, now_ns);
+        if (comm->state != REQ_COMM_FORMING || !comm->announced) {
+            acknowledge(comm->req, node, announce); /* our ranks, if any, are announced in the next tick */
+        } else {
+            formation_answer(comm, announce, node);
+        }
+    }
+    comm_queue(comm);
+}
+
+void message_announce(struct req *req, uint32_t node, const Commd__Mesh__Announce *announce, uint64_t now_ns)
+{
+    if (!announce_is_sound(announce)) {
+        log_debug("node %s: a malformed announcement is ignored", mesh_node_name(req->mesh, node));
+        return;
+    }
+    struct comm *comm = comm_find(req, announce->name);
+    if (comm == NULL) {
+        acknowledge(req, node, announce);
+        return;
+    }
+    switch (comm->state) {
+    case REQ_COMM_FORMING:
+        announce_to_forming(comm, node, announce, now_ns);
+        return;
+    case REQ_COMM_FORMED:
+        announce_to_formed(comm, node, announce);
+        return;
+    case REQ_COMM_FAILED: /* has no name any more */
+        acknowledge(req, node, announce);
+        return;
+    }
+}

@@ -1,0 +1,146 @@
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "daemon/req/req_internal.h"
+
+#define VISIT_TEXT_MAX_BYTES 256
+
+const char *req_comm_state_text(enum req_comm_state state)
+{
+    switch (state) {
+    case REQ_COMM_FORMING:
+        return "forming";
+    case REQ_COMM_FORMED:
+        return "formed";
+    case REQ_COMM_FAILED:
+        return "failed";
+    }
+    return "unknown";
+}
+
+/* While forming: who is known, and which ranks are missing. *names is to be freed; null without memory. */
+static void visit_forming(const struct comm *comm, struct req_comm_info *info, char *missing, size_t size,
+                          const char ***names)
+{
+    const struct claim *claim, *next;
+    struct text text;
+    uint8_t *bits = formation_known(comm, &info->known_ranks);
+    text_begin(&text, missing, size);
+    if (bits != NULL) {
+        text_add_ranks(&text, bits, comm->terms.size, false);
+    }
+    free(bits);
+    *names = calloc((size_t)HASH_COUNT(comm->claims) + 1, sizeof **names);
+    if (*names == NULL) {
+        return;
+    }
+    if (comm->rank_count > 0) {
+        (*names)[info->node_count++] = comm_own_name(comm);
+    }
+    HASH_ITER (hh, comm->claims, claim, next) {
+        if (claim->rank_count > 0) {
+            (*names)[info->node_count++] = comm_node_name(comm, claim->node);
+        }
+    }
+    info->node_names = *names;
+}
+
+void req_visit_comms(const struct req *req, req_comm_visit *visit, void *context)
+{
+    const struct comm *comm;
+    bool more = true;
+    DL_FOREACH (req->comms, comm) {
+        char missing[VISIT_TEXT_MAX_BYTES] = "";
+        const char **names = NULL;
+        if (!more) {
+            return;
+        }
+        if (comm->member_count == 0) {
+            continue; /* only its last buffers are waited for */
+        }
+        struct req_comm_info info = {
+            .name = comm->name,
+            .comm_id = comm->comm_id,
+            .generation = comm->generation,
+            .owner_uid = comm->terms.owner_uid,
+            .state = comm->state,
+            .size = comm->terms.size,
+            .local_size = comm->rank_count,
+            .missing_ranks = missing,
+            .since_ns = comm->since_ns,
+            .ops_posted = comm->highest_seq,
+            .ops_completed = comm->completed_count,
+            .bytes_reduced = comm->bytes_reduced,
+            .error = comm->state == REQ_COMM_FAILED ? comm->cause.text : "",
+        };
+        if (comm->node_count == 0) {
+            visit_forming(comm, &info, missing, sizeof missing, &names);
+        } else {
+            info.known_ranks = comm->terms.size;
+            info.node_count = comm->node_count;
+            info.node_names = comm->node_names;
+        }
+        more = visit(context, &info);
+        free(names);
+    }
+}
+
+/* Local ranks that posted it, or those that have not: "0, 2 (pid 4711)". */
+static void visit_ranks(const struct comm_op *op, bool posted, char *out, size_t size)
+{
+    const struct comm *comm = op->comm;
+    const char *separator = "";
+    struct text text;
+    text_begin(&text, out, size);
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        if (comm->locals[i] != NULL && op->posts[i].posted == posted) {
+            text_add(&text, "%s%u (pid %d)", separator, comm->locals[i]->rank, (int)comm->locals[i]->client.pid);
+            separator = ", ";
+        }
+    }
+}
+
+static bool visit_op(const struct comm_op *op, uint64_t now_ns, req_op_visit *visit, void *context)
+{
+    const struct comm *comm = op->comm;
+    char arrived[VISIT_TEXT_MAX_BYTES];
+    char missing[VISIT_TEXT_MAX_BYTES];
+    char waits[VISIT_TEXT_MAX_BYTES] = "";
+    uint64_t deadline_ns = op_deadline_ns(op);
+    visit_ranks(op, true, arrived, sizeof arrived);
+    visit_ranks(op, false, missing, sizeof missing);
+    if (op->running && op->seq == comm->oldest_seq) {
+        exec_comm_describe_wait(comm->exec, waits, sizeof waits);
+    }
+    struct req_op_info info = {
+        .comm_name = comm->name,
+        .owner_uid = comm->terms.owner_uid,
+        .seq = op->seq,
+        .kind = op->kind,
+        .dtype = op->dtype,
+        .reduce = op->reduce,
+        .count_elements = op->count_elements,
+        .root_rank = op->root_rank,
+        .age_ns = now_ns - op->first_post_ns,
+        .deadline_in_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0,
+        .running = op->running,
+        .arrived_ranks = arrived,
+        .missing_ranks = missing,
+        .waiting_for = waits,
+    };
+    return visit(context, &info);
+}
+
+void req_visit_ops(const struct req *req, uint64_t now_ns, req_op_visit *visit, void *context)
+{
+    const struct comm *comm;
+    DL_FOREACH (req->comms, comm) {
+        for (uint64_t seq = comm->oldest_seq; op_any_pending(comm) && seq <= comm->highest_seq; seq++) {
+            const struct comm_op *op = op_at(comm, seq);
+            if (op != NULL && !op->finished && !visit_op(op, now_ns, visit, context)) {
+                return;
+            }
+        }
+    }
+}

@@ -507,7 +507,7 @@ static enum status loop_turn(struct loop *loop, uint64_t limit_ns, bool exact, s
     }
     int flags = EVLOOP_ONCE;
     if (loop_has_tasks(loop) || (deadline_ns != TIME_NEVER && deadline_ns <= loop_now_ns())) {
-        flags = EVLOOP_NONBLOCK;
+        flags = EVLOOP_ONCE | EVLOOP_NONBLOCK; /* NONBLOCK alone goes on for as long as anything is ready */
     } else {
         loop_program(loop, deadline_ns, exact);
     }

@@ -19,8 +19,10 @@ $(BUILD)/libcommclient.o: $(CLIENT_OBJECTS) $(PROTO_OBJECTS)
 $(BUILD)/libcommclient.a: $(BUILD)/libcommclient.o
 	$(archive)
 
+# The sanitizers' symbols come with the program.
+no_undefined_release := -Wl,-z,defs
 $(BUILD)/$(CLIENT_SONAME): $(CLIENT_OBJECTS) $(PROTO_OBJECTS) client/lib/libcommclient.map
-	$(Q)echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(if $(filter release,$(VARIANT)),-Wl,-z,defs) -Wl,-soname,$(CLIENT_SONAME) \
+	$(Q)echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -Wl,-soname,$(CLIENT_SONAME) \
 	    -Wl,--version-script=client/lib/libcommclient.map -o $@ $(filter %.o,$^) -lprotobuf-c
 $(BUILD)/libcommclient.so: $(BUILD)/$(CLIENT_SONAME)
 	$(Q)ln -sf $(CLIENT_SONAME) $@

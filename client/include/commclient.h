@@ -207,7 +207,7 @@ COMM_API comm_result_t comm_mem_deregister(comm_client_t *client, void *memory);
  * Buffers: any address of the process. Within memory from comm_mem_alloc or comm_mem_register nothing is copied;
  * anything else is staged: copied in on submission and copied out during comm_sync. Buffers must stay as they are until
  * the operation is done. count is in elements; 0 is valid. The calls return as soon as the operation is
- * submitted; with 1,024 of a communicator in flight they wait for one to end.
+ * submitted; with 1,024 of a communicator in flight, or 1 GiB of its buffers staged, they wait for one to end.
  *
  * A failure of an operation is reported by comm_sync, and by every later call on the communicator.
  */

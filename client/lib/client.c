@@ -1,52 +1,101 @@
 #include <errno.h>
-#include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
 #include "client/lib/internal.h"
-#include "proto/version.h"
 
-static comm_result_t open_socket(const char *path, int *out)
+static comm_result_t connect_failure(const char *path, int reason, uint32_t timeout_ms)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof address.sun_path) {
-        return error_report(COMM_INVALID_ARGUMENT, "%s: a socket's path has at most %zu bytes", path,
-                            sizeof address.sun_path - 1);
-    }
-    strcpy(address.sun_path, path);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (fd < 0) {
-        return error_report(COMM_SYSTEM, "socket: %s", strerror(errno));
-    }
-    if (connect(fd, (struct sockaddr *)&address, sizeof address) < 0) {
-        int reason = errno;
-        close(fd);
-        if (reason == EACCES || reason == EPERM) {
-            return error_report(COMM_PERMISSION, "%s: %s", path, strerror(reason));
-        }
+    switch (reason) {
+    case EACCES:
+    case EPERM:
+        return error_report(COMM_PERMISSION,
+                            "%s: %s: commd's configuration says who may connect (socket_group, "
+                            "socket_mode)",
+                            path, strerror(reason));
+    case EAGAIN:
+        return error_report(COMM_TIMED_OUT, "%s: commd did not accept the connection within %u ms", path,
+                            timeout_ms);
+    default:
         return error_report(COMM_DAEMON_LOST, "%s: %s: is commd running? ($%s names another socket)", path,
                             strerror(reason), CLIENT_SOCKET_ENVIRONMENT);
+    }
+}
+
+static comm_result_t open_socket(const char *path, uint32_t timeout_ms, int *out)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t length = strlen(path);
+    if (length == 0 || length >= sizeof address.sun_path) {
+        return error_report(COMM_INVALID_ARGUMENT, "\"%s\": the path of commd's socket has 1 to %zu bytes",
+                            path, sizeof address.sun_path - 1);
+    }
+    memcpy(address.sun_path, path, length + 1);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    if (fd < 0) {
+        return error_report(COMM_SYSTEM, "%s: socket: %s", path, strerror(errno));
+    }
+    /* What connect waits for is room in the daemon's queue; that wait has a socket's time-out to send. */
+    struct timeval timeout = {.tv_sec = (time_t)(timeout_ms / 1000),
+                              .tv_usec = (suseconds_t)(timeout_ms % 1000 * 1000)};
+    (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
+    int connected;
+    do {
+        connected = connect(fd, (struct sockaddr *)&address, sizeof address);
+    } while (connected < 0 && errno == EINTR);
+    if (connected < 0) {
+        int reason = errno;
+        close(fd);
+        return connect_failure(path, reason, timeout_ms);
     }
     *out = fd;
     return COMM_OK;
 }
 
-static comm_result_t greet(struct comm_client *client, uint32_t timeout_ms)
+static comm_result_t take_hello(struct comm_client *client, const Commd__Client__HelloReply *reply)
 {
-    char program[64] = "";
-    FILE *file = fopen("/proc/self/comm", "re");
-    if (file != NULL) {
-        if (fgets(program, sizeof program, file) == NULL) {
-            program[0] = '\0';
-        }
-        program[strcspn(program, "\n")] = '\0';
-        fclose(file);
+    if (reply->protocol_version != CLIENT_PROTOCOL_VERSION) {
+        return error_report(
+            COMM_VERSION,
+            "%s: commd (%s) speaks version %u of the client protocol, this library (%s) version %u: "
+            "use the same release of both",
+            client->path, reply->version_text, reply->protocol_version, COMMD_VERSION_TEXT,
+            CLIENT_PROTOCOL_VERSION);
     }
+    if (reply->pending_ops_max == 0) {
+        return error_report(COMM_PROTOCOL, "%s: commd allows no operation at all", client->path);
+    }
+    client->pending_ops_max =
+        reply->pending_ops_max < OPS_IN_FLIGHT_MAX ? reply->pending_ops_max : OPS_IN_FLIGHT_MAX;
+    return COMM_OK;
+}
+
+static void read_program_name(char *out, size_t size)
+{
+    FILE *file = fopen("/proc/self/comm", "re");
+    out[0] = '\0';
+    if (file == NULL) {
+        return;
+    }
+    if (fgets(out, (int)size, file) == NULL) {
+        out[0] = '\0';
+    }
+    fclose(file);
+    out[strcspn(out, "\n")] = '\0';
+    for (char *byte = out; *byte != '\0'; byte++) {
+        *byte = *byte >= ' ' && *byte <= '~' ? *byte : '?';
+    }
+}
+
+static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
+{
+    char program[64];
+    read_program_name(program, sizeof program);
     Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
     hello.protocol_version = CLIENT_PROTOCOL_VERSION;
     hello.program = program;
@@ -54,31 +103,50 @@ static comm_result_t greet(struct comm_client *client, uint32_t timeout_ms)
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
     request.hello = &hello;
+    struct client_question question = {.what = "greeting commd",
+                                       .expected = COMMD__CLIENT__REPLY__BODY_HELLO,
+                                       .fd = -1,
+                                       .deadline_ns = deadline_ns};
     Commd__Client__Event *event;
-    comm_result_t result =
-        client_ask(client, &request, -1, COMMD__CLIENT__REPLY__BODY_HELLO, timeout_ms, &event);
-    if (result != COMM_OK) {
-        return result;
+    comm_result_t result = client_ask(client, &request, &question, &event, NULL);
+    if (result == COMM_OK) {
+        result = take_hello(client, event->reply->hello);
+        commd__client__event__free_unpacked(event, NULL);
     }
-    const Commd__Client__HelloReply *answer = event->reply->hello;
-    client->pending_ops_max =
-        answer->pending_ops_max < OPS_IN_FLIGHT_MAX ? answer->pending_ops_max : OPS_IN_FLIGHT_MAX;
-    if (answer->protocol_version != CLIENT_PROTOCOL_VERSION || client->pending_ops_max == 0) {
-        result =
-            error_report(COMM_VERSION, "%s: commd speaks version %u of the protocol, this library version %u",
-                         client->path, answer->protocol_version, CLIENT_PROTOCOL_VERSION);
-    }
-    commd__client__event__free_unpacked(event, NULL);
     return result;
+}
+
+static struct comm_client *client_new(const char *path)
+{
+    pthread_condattr_t attributes;
+    struct comm_client *client = calloc(1, sizeof *client);
+    if (client == NULL || (client->path = strdup(path)) == NULL || pthread_condattr_init(&attributes) != 0) {
+        goto failed;
+    }
+    client->fd = -1;
+    client->pid = getpid();
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&client->changed, &attributes);
+    pthread_condattr_destroy(&attributes);
+    pthread_mutex_init(&client->lock, NULL);
+    return client;
+failed:
+    if (client != NULL) {
+        free(client->path);
+    }
+    free(client);
+    return NULL;
 }
 
 static void client_free(struct comm_client *client)
 {
-    memory_release_all(client);
-    close(client->fd);
+    memory_free_all(client);
+    staging_free_all(client);
+    if (client->fd >= 0) {
+        close(client->fd);
+    }
     pthread_cond_destroy(&client->changed);
     pthread_mutex_destroy(&client->lock);
-    free(client->memories);
     free(client->path);
     free(client);
 }
@@ -86,40 +154,33 @@ static void client_free(struct comm_client *client)
 comm_result_t comm_client_open(const comm_open_options_t *options, comm_client_t **out)
 {
     comm_open_options_t given = COMM_OPEN_OPTIONS_INIT;
-    if (out == NULL || !options_copy(&given, sizeof given, options)) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_client_open: %s",
-                            out == NULL ? "no place for the client" : "options of an unknown size");
+    if (out == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_client_open: no place for the client: a null pointer");
     }
     *out = NULL;
-    const char *path = given.socket_path;
+    comm_result_t result =
+        options_copy(&given, sizeof given, options, "comm_client_open", "COMM_OPEN_OPTIONS_INIT");
+    if (result != COMM_OK) {
+        return result;
+    }
     const char *environment = getenv(CLIENT_SOCKET_ENVIRONMENT);
+    const char *path = given.socket_path;
     if (path == NULL) {
         path = environment != NULL && environment[0] != '\0' ? environment : CLIENT_SOCKET_DEFAULT;
     }
-    struct comm_client *client = calloc(1, sizeof *client);
-    char *path_copy = strdup(path);
-    if (client == NULL || path_copy == NULL) {
-        free(client);
-        free(path_copy);
-        return error_report(COMM_NO_MEMORY, "no memory for a connection");
+    uint32_t timeout_ms = given.timeout_ms != 0 ? given.timeout_ms : OPEN_TIMEOUT_DEFAULT_MS;
+    uint64_t deadline_ns = clock_after_ms(timeout_ms);
+    struct comm_client *client = client_new(path);
+    if (client == NULL) {
+        return error_report(COMM_NO_MEMORY, "%s: no memory for a connection", path);
     }
-    client->path = path_copy;
-    client->pid = getpid();
-    comm_result_t result = open_socket(path, &client->fd);
-    if (result != COMM_OK) {
-        free(client->path);
-        free(client);
-        return result;
+    result = open_socket(path, timeout_ms, &client->fd);
+    if (result == COMM_OK) {
+        pthread_mutex_lock(&client->lock);
+        result = greet(client, deadline_ns);
+        pthread_mutex_unlock(&client->lock);
     }
-    pthread_condattr_t attributes;
-    pthread_condattr_init(&attributes);
-    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-    pthread_cond_init(&client->changed, &attributes);
-    pthread_condattr_destroy(&attributes);
-    pthread_mutex_init(&client->lock, NULL);
-    pthread_mutex_lock(&client->lock);
-    result = greet(client, given.timeout_ms != 0 ? given.timeout_ms : OPEN_TIMEOUT_DEFAULT_MS);
-    pthread_mutex_unlock(&client->lock);
     if (result != COMM_OK) {
         client_free(client);
         return result;
@@ -133,12 +194,16 @@ void comm_client_close(comm_client_t *client)
     if (client == NULL) {
         return;
     }
-    if (client->pid != getpid()) { /* a fork's copy: the connection is the parent's */
+    if (client->pid !=
+        getpid()) { /* a copy made by fork; its lock may be held by a thread that is not here */
         close(client->fd);
         return;
     }
+    pthread_mutex_lock(&client->lock);
+    uint64_t deadline_ns = clock_after_ms(FINISH_TIMEOUT_MS);
     while (client->comms != NULL) {
-        comm_destroy(client->comms);
+        member_drop(client->comms, deadline_ns);
     }
+    pthread_mutex_unlock(&client->lock);
     client_free(client);
 }

@@ -1,16 +1,41 @@
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "client/lib/internal.h"
 
-static void comm_release(struct comm_comm *comm)
+static struct comm_comm *member_new(struct comm_client *client, const char *name, uint32_t rank,
+                                    uint32_t size)
 {
-    if (comm->node_names != NULL) {
-        for (uint32_t i = 0; i < comm->node_count; i++) {
-            free(comm->node_names[i]);
+    struct comm_comm *comm = calloc(1, sizeof *comm);
+    char *name_copy = strdup(name);
+    if (comm == NULL || name_copy == NULL) {
+        free(comm);
+        free(name_copy);
+        return NULL;
+    }
+    comm->client = client;
+    comm->handle = ++client->last_handle;
+    comm->rank = rank;
+    comm->size = size;
+    comm->name = name_copy;
+    comm->last_op = &comm->first_op;
+    comm->next = client->comms; /* from the start: an abort may come right after the reply */
+    client->comms = comm;
+    return comm;
+}
+
+static void member_free(struct comm_comm *comm)
+{
+    for (struct comm_comm **link = &comm->client->comms; *link != NULL; link = &(*link)->next) {
+        if (*link == comm) {
+            *link = comm->next;
+            break;
         }
+    }
+    for (uint32_t i = 0; comm->node_names != NULL && i < comm->node_count; i++) {
+        free(comm->node_names[i]);
     }
     free(comm->node_names);
     free(comm->node_of_rank);
@@ -18,45 +43,112 @@ static void comm_release(struct comm_comm *comm)
     free(comm);
 }
 
-static void comm_unlink(struct comm_comm *comm)
+struct comm_comm *member_by_handle(const struct comm_client *client, uint32_t handle)
 {
-    for (struct comm_comm **link = &comm->client->comms; *link != NULL; link = &(*link)->next) {
-        if (*link == comm) {
-            *link = comm->next;
-            return;
-        }
+    struct comm_comm *comm = client->comms;
+    while (comm != NULL && comm->handle != handle) {
+        comm = comm->next;
     }
+    return comm;
 }
 
-static comm_result_t check_arguments(const char *name, uint32_t rank, uint32_t size, int device, comm_t **out)
+void member_fail(struct comm_comm *comm, comm_result_t failure, const char *format, ...)
 {
-    if (out == NULL || name == NULL) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_init: %s",
-                            out == NULL ? "no place for the communicator" : "no name");
+    if (comm->failure != COMM_OK) {
+        return;
     }
-    if (size == 0 || size > RANKS_MAX || rank >= size) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(comm->failure_text, sizeof comm->failure_text, format, arguments);
+    va_end(arguments);
+    comm->failure = failure;
+}
+
+comm_result_t member_check(const struct comm_comm *comm)
+{
+    return comm->failure != COMM_OK ? error_repeat(comm->failure, comm->failure_text) : COMM_OK;
+}
+
+/* --- Joining
+ * ------------------------------------------------------------------------------------------------ */
+
+static bool name_is_good(const char *name)
+{
+    size_t length = 0;
+    while (name[length] > ' ' && name[length] <= '~' && length <= COMM_NAME_MAX_BYTES) {
+        length++;
+    }
+    return name[length] == '\0' && length > 0 && length <= COMM_NAME_MAX_BYTES;
+}
+
+static comm_result_t check_arguments(const char *name, uint32_t rank, uint32_t size, int device,
+                                     const comm_init_options_t *options)
+{
+    if (name == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_init: the name is a null pointer");
+    }
+    if (!name_is_good(name)) {
         return error_report(
             COMM_INVALID_ARGUMENT,
-            "comm_init: \"%s\": rank %u of %u: expected a rank below the size, and a size of 1 to %u", name,
-            rank, size, RANKS_MAX);
+            "comm_init: \"%.160s\": a name has 1 to %d printable ASCII characters without space", name,
+            COMM_NAME_MAX_BYTES);
+    }
+    if (size == 0 || size > COMM_SIZE_MAX || rank >= size) {
+        return error_report(
+            COMM_INVALID_ARGUMENT,
+            "comm_init: \"%s\": rank %u of %u: expected a size of 1 to %d, and a rank below it", name, rank,
+            size, COMM_SIZE_MAX);
     }
     if (device != COMM_DEVICE_HOST) {
         return error_report(
             COMM_UNSUPPORTED,
-            "comm_init: \"%s\": device %d: this version has the host (COMM_DEVICE_HOST) alone", name, device);
+            "comm_init: \"%s\": device %d: this version has the host alone (COMM_DEVICE_HOST, %d)", name,
+            device, COMM_DEVICE_HOST);
+    }
+    if (options->algorithms != NULL && strlen(options->algorithms) > ALGORITHMS_MAX_BYTES) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_init: \"%s\": options.algorithms is longer than %d bytes", name,
+                            ALGORITHMS_MAX_BYTES);
     }
     return COMM_OK;
 }
 
+static comm_result_t take_formed(struct comm_comm *comm, const Commd__Client__CommInitReply *reply)
+{
+    if (reply->node_count == 0 || reply->node_count > comm->size || reply->local_size > comm->size ||
+        reply->local_rank >= reply->local_size) {
+        client_lose(
+            comm->client, COMM_PROTOCOL,
+            "%s: commd says that \"%s\", of %u ranks, has %u nodes, and that this is rank %u of %u here",
+            comm->client->path, comm->name, comm->size, reply->node_count, reply->local_rank,
+            reply->local_size);
+        return member_check(comm);
+    }
+    comm->local_rank = reply->local_rank;
+    comm->local_size = reply->local_size;
+    comm->node_count = reply->node_count;
+    return COMM_OK;
+}
+
+static void tell_destroyed(struct comm_comm *comm)
+{
+    Commd__Client__CommDestroy body = COMMD__CLIENT__COMM_DESTROY__INIT;
+    body.handle = comm->handle;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY;
+    request.comm_destroy = &body;
+    client_tell(comm->client, &request);
+}
+
 /* Asks for the communicator, and waits until it has formed. */
-static comm_result_t comm_form(struct comm_comm *comm, const comm_init_options_t *options)
+static comm_result_t member_form(struct comm_comm *comm, const comm_init_options_t *options)
 {
     Commd__Client__CommInit body = COMMD__CLIENT__COMM_INIT__INIT;
     body.handle = comm->handle;
     body.name = comm->name;
     body.rank = comm->rank;
     body.size = comm->size;
-    body.device = -1;
+    body.device = COMM_DEVICE_HOST;
     body.form_timeout_ms = options->timeout_ms;
     body.op_timeout_ms = options->op_timeout_ms;
     body.slice_bytes = options->slice_bytes;
@@ -64,43 +156,51 @@ static comm_result_t comm_form(struct comm_comm *comm, const comm_init_options_t
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_INIT;
     request.comm_init = &body;
+    char what[COMM_NAME_MAX_BYTES + 64];
+    snprintf(what, sizeof what, "joining \"%s\" as rank %u of %u", comm->name, comm->rank, comm->size);
+    struct client_question question = {.what = what,
+                                       .expected = COMMD__CLIENT__REPLY__BODY_COMM_INIT,
+                                       .fd = -1,
+                                       .deadline_ns =
+                                           clock_after_ms((uint64_t)options->timeout_ms + DAEMON_MARGIN_MS)};
     Commd__Client__Event *event;
-    uint64_t timeout_ms = (uint64_t)options->timeout_ms + DAEMON_MARGIN_MS;
-    comm_result_t result =
-        client_ask(comm->client, &request, -1, COMMD__CLIENT__REPLY__BODY_COMM_INIT, timeout_ms, &event);
-    if (result != COMM_OK) {
-        return result;
+    bool unanswered;
+    comm_result_t result = client_ask(comm->client, &request, &question, &event, &unanswered);
+    if (result == COMM_OK) {
+        result = take_formed(comm, event->reply->comm_init);
+        commd__client__event__free_unpacked(event, NULL);
+    } else if (unanswered) {
+        tell_destroyed(comm); /* should it form after all */
     }
-    const Commd__Client__CommInitReply *reply = event->reply->comm_init;
-    comm->local_rank = reply->local_rank;
-    comm->local_size = reply->local_size;
-    comm->node_count = reply->node_count;
-    if (comm->node_count == 0 || comm->node_count > NODES_MAX) {
-        comm->node_count = 0;
-        result =
-            error_report(COMM_PROTOCOL, "\"%s\": commd tells of %u nodes", comm->name, reply->node_count);
-    }
-    commd__client__event__free_unpacked(event, NULL);
     return result;
+}
+
+static comm_result_t table_failure(struct comm_comm *comm, const char *what, uint32_t value)
+{
+    client_lose(comm->client, COMM_PROTOCOL, "%s: commd's table of the ranks of \"%s\" makes no sense: %s %u",
+                comm->client->path, comm->name, what, value);
+    return member_check(comm);
 }
 
 static comm_result_t take_table_page(struct comm_comm *comm, const Commd__Client__CommTableReply *page,
                                      uint32_t *ranks, uint32_t *nodes)
 {
-    size_t new_ranks = page->n_node_of_rank;
-    size_t new_nodes = page->n_node_names;
-    if (new_ranks > comm->size - *ranks || new_nodes > comm->node_count - *nodes ||
-        new_ranks + new_nodes == 0) {
-        return error_report(COMM_PROTOCOL, "\"%s\": commd's table of ranks makes no sense", comm->name);
+    if (page->n_node_of_rank + page->n_node_names == 0) {
+        return table_failure(comm, "nothing from rank", *ranks);
     }
-    for (size_t i = 0; i < new_ranks; i++) {
+    if (page->n_node_of_rank > comm->size - *ranks) {
+        return table_failure(comm, "more ranks than", comm->size);
+    }
+    if (page->n_node_names > comm->node_count - *nodes) {
+        return table_failure(comm, "more nodes than", comm->node_count);
+    }
+    for (size_t i = 0; i < page->n_node_of_rank; i++) {
         if (page->node_of_rank[i] >= comm->node_count) {
-            return error_report(COMM_PROTOCOL, "\"%s\": commd's table of ranks names node %u", comm->name,
-                                page->node_of_rank[i]);
+            return table_failure(comm, "node", page->node_of_rank[i]);
         }
         comm->node_of_rank[(*ranks)++] = page->node_of_rank[i];
     }
-    for (size_t i = 0; i < new_nodes; i++) {
+    for (size_t i = 0; i < page->n_node_names; i++) {
         comm->node_names[*nodes] = strdup(page->node_names[i]);
         if (comm->node_names[*nodes] == NULL) {
             return error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", comm->name);
@@ -110,96 +210,112 @@ static comm_result_t take_table_page(struct comm_comm *comm, const Commd__Client
     return COMM_OK;
 }
 
-static comm_result_t comm_fetch_table(struct comm_comm *comm)
+static comm_result_t fetch_table_page(struct comm_comm *comm, uint32_t *ranks, uint32_t *nodes)
+{
+    Commd__Client__CommTable body = COMMD__CLIENT__COMM_TABLE__INIT;
+    body.handle = comm->handle;
+    body.first_rank = *ranks;
+    body.first_node = *nodes;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_TABLE;
+    request.comm_table = &body;
+    struct client_question question = {.what = "asking for a communicator's ranks",
+                                       .expected = COMMD__CLIENT__REPLY__BODY_COMM_TABLE,
+                                       .fd = -1,
+                                       .deadline_ns = clock_after_ms(REQUEST_TIMEOUT_MS)};
+    Commd__Client__Event *event;
+    comm_result_t result = client_ask(comm->client, &request, &question, &event, NULL);
+    if (result == COMM_OK) {
+        result = take_table_page(comm, event->reply->comm_table, ranks, nodes);
+        commd__client__event__free_unpacked(event, NULL);
+    }
+    return result;
+}
+
+static comm_result_t fetch_table(struct comm_comm *comm)
 {
     uint32_t ranks = 0, nodes = 0;
+    comm_result_t result = COMM_OK;
     comm->node_of_rank = calloc(comm->size, sizeof *comm->node_of_rank);
     comm->node_names = calloc(comm->node_count, sizeof *comm->node_names);
     if (comm->node_of_rank == NULL || comm->node_names == NULL) {
-        return error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", comm->name);
+        result = error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", comm->name);
     }
-    while (ranks < comm->size || nodes < comm->node_count) {
-        Commd__Client__CommTable body = COMMD__CLIENT__COMM_TABLE__INIT;
-        body.handle = comm->handle;
-        body.first_rank = ranks;
-        body.first_node = nodes;
-        Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-        request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_TABLE;
-        request.comm_table = &body;
-        Commd__Client__Event *event;
-        comm_result_t result = client_ask(comm->client, &request, -1, COMMD__CLIENT__REPLY__BODY_COMM_TABLE,
-                                          REQUEST_TIMEOUT_MS, &event);
-        if (result == COMM_OK) {
-            result = take_table_page(comm, event->reply->comm_table, &ranks, &nodes);
-            commd__client__event__free_unpacked(event, NULL);
-        }
-        if (result != COMM_OK) {
-            return result;
-        }
+    while (result == COMM_OK && (ranks < comm->size || nodes < comm->node_count)) {
+        result = fetch_table_page(comm, &ranks, &nodes);
     }
-    return COMM_OK;
-}
-
-static void comm_tell_destroyed(struct comm_comm *comm)
-{
-    Commd__Client__CommDestroy body = COMMD__CLIENT__COMM_DESTROY__INIT;
-    body.handle = comm->handle;
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY;
-    request.comm_destroy = &body;
-    Commd__Client__Event *event;
-    if (client_ask(comm->client, &request, -1, COMMD__CLIENT__REPLY__BODY_DONE, REQUEST_TIMEOUT_MS, &event) ==
-        COMM_OK) {
-        commd__client__event__free_unpacked(event, NULL);
+    if (result != COMM_OK) {
+        tell_destroyed(comm);
     }
+    return result;
 }
 
 comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, uint32_t size, int device,
                         const comm_init_options_t *options, comm_t **out)
 {
     comm_init_options_t given = COMM_INIT_OPTIONS_INIT;
-    comm_result_t result = check_arguments(name, rank, size, device, out);
-    if (result == COMM_OK && !options_copy(&given, sizeof given, options)) {
-        result = error_report(COMM_INVALID_ARGUMENT, "comm_init: options of an unknown size");
-    }
-    if (result != COMM_OK || (result = client_enter(client)) != COMM_OK) {
-        return result;
+    if (out == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_init: no place for the communicator: a null pointer");
     }
     *out = NULL;
-    given.timeout_ms = given.timeout_ms != 0 ? given.timeout_ms : FORM_TIMEOUT_DEFAULT_MS;
-    given.op_timeout_ms = given.op_timeout_ms != 0 ? given.op_timeout_ms : OP_TIMEOUT_DEFAULT_MS;
-    struct comm_comm *comm = calloc(1, sizeof *comm);
-    char *name_copy = strdup(name);
-    if (comm == NULL || name_copy == NULL) {
-        free(comm);
-        free(name_copy);
-        client_leave(client);
-        return error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", name);
-    }
-    comm->client = client;
-    comm->handle = ++client->last_handle;
-    comm->rank = rank;
-    comm->size = size;
-    comm->name = name_copy;
-    comm->op_timeout_ms = given.op_timeout_ms;
-    comm->last_op = &comm->first_op;
-    comm->next = client->comms; /* from the start: an abort may come right after the reply */
-    client->comms = comm;
-    result = comm_form(comm, &given);
-    if (result == COMM_OK && (result = comm_fetch_table(comm)) != COMM_OK && client->lost == COMM_OK) {
-        char text[ERROR_TEXT_BYTES];
-        snprintf(text, sizeof text, "%s", comm_last_error());
-        comm_tell_destroyed(comm);
-        error_repeat(result, text);
+    comm_result_t result = options_copy(&given, sizeof given, options, "comm_init", "COMM_INIT_OPTIONS_INIT");
+    if (result == COMM_OK) {
+        result = check_arguments(name, rank, size, device, &given);
     }
     if (result == COMM_OK) {
-        *out = comm;
+        result = client_enter(client);
+    }
+    if (result != COMM_OK) {
+        return result;
+    }
+    given.timeout_ms = given.timeout_ms != 0 ? given.timeout_ms : FORM_TIMEOUT_DEFAULT_MS;
+    given.op_timeout_ms = given.op_timeout_ms != 0 ? given.op_timeout_ms : OP_TIMEOUT_DEFAULT_MS;
+    struct comm_comm *comm = member_new(client, name, rank, size);
+    if (comm == NULL) {
+        result = error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", name);
     } else {
-        comm_unlink(comm);
-        comm_release(comm);
+        comm->op_timeout_ms = given.op_timeout_ms;
+        result = member_form(comm, &given);
+        if (result == COMM_OK) {
+            result = fetch_table(comm);
+        }
+        if (result == COMM_OK) {
+            *out = comm;
+        } else {
+            member_free(comm);
+        }
     }
     client_leave(client);
     return result;
+}
+
+/* --- Leaving
+ * ------------------------------------------------------------------------------------------------ */
+
+void member_drop(struct comm_comm *comm, uint64_t deadline_ns)
+{
+    struct comm_client *client = comm->client;
+    if (comm->failure == COMM_OK) {
+        (void)ops_finish(comm, comm->last_ticket, deadline_ns);
+    }
+    if (client->lost == COMM_OK) {
+        Commd__Client__CommDestroy body = COMMD__CLIENT__COMM_DESTROY__INIT;
+        body.handle = comm->handle;
+        Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+        request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY;
+        request.comm_destroy = &body;
+        struct client_question question = {.what = "leaving a communicator",
+                                           .expected = COMMD__CLIENT__REPLY__BODY_DONE,
+                                           .fd = -1,
+                                           .deadline_ns = deadline_ns};
+        Commd__Client__Event *event;
+        if (client_ask(client, &request, &question, &event, NULL) == COMM_OK) {
+            commd__client__event__free_unpacked(event, NULL);
+        }
+    }
+    ops_forget(comm);
+    member_free(comm);
 }
 
 void comm_destroy(comm_t *comm)
@@ -208,18 +324,12 @@ void comm_destroy(comm_t *comm)
         return;
     }
     struct comm_client *client = comm->client;
-    if (comm->failure == COMM_OK) {
-        (void)ops_finish(comm, comm->last_ticket, FINISH_TIMEOUT_MS);
-    }
-    if (client->lost == COMM_OK) {
-        comm_tell_destroyed(comm);
-    }
-    /* commd answers the destruction after it has let go of what was still in flight. */
-    ops_forget(comm);
-    comm_unlink(comm);
-    comm_release(comm);
+    member_drop(comm, clock_after_ms(FINISH_TIMEOUT_MS));
     client_leave(client);
 }
+
+/* --- What it is; all of it stays as it was when it formed, so that no lock is needed
+ * -------------------------- */
 
 uint32_t comm_rank(const comm_t *comm)
 {

@@ -8,8 +8,9 @@
 #include <unistd.h>
 
 #include "client/lib/internal.h"
-#include "proto/status.h"
-#include "proto/version.h"
+
+#define POLL_MAX_MS 60000
+#define SEND_RETRY_MS 10u /* when another thread reads, and the socket is full */
 
 uint64_t clock_ns(void)
 {
@@ -29,9 +30,10 @@ comm_result_t client_enter(struct comm_client *client)
         return error_report(COMM_INVALID_ARGUMENT, "the client is a null pointer");
     }
     if (client->pid != getpid()) {
-        return error_report(COMM_INVALID_ARGUMENT,
-                            "this connection was opened by process %d before a fork: open another",
-                            (int)client->pid);
+        return error_report(
+            COMM_INVALID_ARGUMENT,
+            "%s: this connection was opened by process %d, before a fork: process %d must open its own",
+            client->path, (int)client->pid, (int)getpid());
     }
     pthread_mutex_lock(&client->lock);
     return COMM_OK;
@@ -52,15 +54,35 @@ void client_lose(struct comm_client *client, comm_result_t result, const char *f
     vsnprintf(client->lost_text, sizeof client->lost_text, format, arguments);
     va_end(arguments);
     client->lost = result;
-    shutdown(client->fd, SHUT_RDWR);
+    shutdown(client->fd, SHUT_RDWR); /* wakes the thread that waits at it */
     for (struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
-        if (comm->failure == COMM_OK) {
-            comm->failure = result;
-            memcpy(comm->failure_text, client->lost_text, sizeof comm->failure_text);
-        }
+        member_fail(comm, result, "%s", client->lost_text);
         ops_forget(comm);
     }
     pthread_cond_broadcast(&client->changed);
+}
+
+/* --- Events
+ * ------------------------------------------------------------------------------------------------- */
+
+/* Whether the event was handed to somebody, who frees it. */
+static bool hand_out_reply(struct comm_client *client, Commd__Client__Event *event)
+{
+    const Commd__Client__Reply *reply = event->reply;
+    for (struct client_request *request = client->requests; request != NULL; request = request->next) {
+        if (request->id == reply->id && request->event == NULL) {
+            request->event = event;
+            return true;
+        }
+    }
+    if (reply->id == 0 && reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR) {
+        client_lose(client, failure_from_wire(reply->error->status), "%s: commd says: %s", client->path,
+                    reply->error->text);
+    } else if (reply->id == 0 || reply->id > client->last_request_id) {
+        client_lose(client, COMM_PROTOCOL, "%s: commd answered request %llu, which was not made",
+                    client->path, (unsigned long long)reply->id);
+    }
+    return false; /* otherwise nobody waits for it, or not any more */
 }
 
 static void dispatch(struct comm_client *client, const uint8_t *bytes, size_t size)
@@ -72,17 +94,10 @@ static void dispatch(struct comm_client *client, const uint8_t *bytes, size_t si
     }
     switch (event->body_case) {
     case COMMD__CLIENT__EVENT__BODY_REPLY:
-        for (struct client_request *request = client->requests; request != NULL; request = request->next) {
-            if (request->id == event->reply->id && request->event == NULL) {
-                request->event = event;
-                return;
-            }
+        if (hand_out_reply(client, event)) {
+            return;
         }
-        if (event->reply->id == 0 && event->reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR) {
-            client_lose(client, (comm_result_t)status_from_wire(event->reply->error->status),
-                        "%s: commd says: %s", client->path, event->reply->error->text);
-        }
-        break; /* otherwise the answer to somebody who no longer waits */
+        break;
     case COMMD__CLIENT__EVENT__BODY_COMPLETE:
         ops_handle_complete(client, event->complete);
         break;
@@ -97,23 +112,33 @@ static void dispatch(struct comm_client *client, const uint8_t *bytes, size_t si
     commd__client__event__free_unpacked(event, NULL);
 }
 
-/* Reads everything that is there. */
+/* Takes everything that is there. */
 static void drain(struct comm_client *client)
 {
     while (client->lost == COMM_OK) {
         ssize_t size = recv(client->fd, client->packet, sizeof client->packet, MSG_DONTWAIT | MSG_TRUNC);
         if (size > (ssize_t)sizeof client->packet) {
-            client_lose(client, COMM_PROTOCOL, "%s: commd sent a packet of %zd bytes", client->path, size);
+            client_lose(client, COMM_PROTOCOL, "%s: commd sent a packet of %zd bytes; %zu are the most",
+                        client->path, size, sizeof client->packet);
         } else if (size > 0) {
             dispatch(client, client->packet, (size_t)size);
-        } else if (size < 0 && errno == EINTR) {
-            continue;
-        } else if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        } else if (size == 0) {
+            client_lose(client, COMM_DAEMON_LOST,
+                        "%s: commd closed the connection: it ended or was restarted", client->path);
+        } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
             return;
-        } else {
-            client_lose(client, COMM_DAEMON_LOST, "%s: commd closed the connection%s%s", client->path,
-                        size < 0 ? ": " : "", size < 0 ? strerror(errno) : "");
+        } else if (errno != EINTR) {
+            client_lose(client, COMM_DAEMON_LOST, "%s: the connection to commd is lost: %s", client->path,
+                        strerror(errno));
         }
+    }
+}
+
+void client_take_events(struct comm_client *client)
+{
+    if (!client->reading) {
+        drain(client);
+        pthread_cond_broadcast(&client->changed);
     }
 }
 
@@ -124,42 +149,65 @@ static int poll_timeout_ms(uint64_t deadline_ns)
         return 0;
     }
     uint64_t ms = (deadline_ns - now_ns + 999999u) / 1000000u;
-    return ms > 60000u ? 60000 : (int)ms;
+    return ms > POLL_MAX_MS ? POLL_MAX_MS : (int)ms;
 }
 
-static bool progress(struct comm_client *client, uint64_t deadline_ns, short events)
+static void wait_at_socket(struct comm_client *client, uint64_t deadline_ns, short events)
 {
-    if (client->lost != COMM_OK) {
-        return true;
-    }
-    if (client->reading) {
-        struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
-                                 .tv_nsec = (long)(deadline_ns % 1000000000u)};
-        pthread_cond_timedwait(&client->changed, &client->lock, &until);
-        return clock_ns() < deadline_ns;
-    }
-    client->reading = true;
-    pthread_mutex_unlock(&client->lock);
     struct pollfd ready = {.fd = client->fd, .events = events};
-    int count = poll(&ready, 1, poll_timeout_ms(deadline_ns));
+    pthread_mutex_unlock(&client->lock);
+    (void)poll(&ready, 1, poll_timeout_ms(deadline_ns)); /* whatever it says, the socket is looked at next */
     pthread_mutex_lock(&client->lock);
+}
+
+/* The only reader: waits, takes what has come, and wakes those for whom something may have been in it. */
+static void read_socket(struct comm_client *client, uint64_t deadline_ns, short events)
+{
+    client->reading = true;
+    wait_at_socket(client, deadline_ns, events);
     drain(client);
     client->reading = false;
     pthread_cond_broadcast(&client->changed);
-    return count > 0 || clock_ns() < deadline_ns;
 }
 
-bool client_progress(struct comm_client *client, uint64_t deadline_ns)
+void client_progress(struct comm_client *client, uint64_t deadline_ns)
 {
-    return progress(client, deadline_ns, POLLIN);
+    if (client->lost != COMM_OK) {
+        return;
+    }
+    if (!client->reading) {
+        read_socket(client, deadline_ns, POLLIN);
+        return;
+    }
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    (void)pthread_cond_timedwait(&client->changed, &client->lock, &until);
 }
 
-comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd)
+/* --- Requests
+ * ----------------------------------------------------------------------------------------------- */
+
+/*
+ * commd reads no more of a client that does not read what it has been sent: never wait for the one without
+ * doing the other.
+ */
+static void wait_to_send(struct comm_client *client, uint64_t deadline_ns)
 {
-    uint8_t packet[8192];
+    if (!client->reading) {
+        read_socket(client, deadline_ns, POLLIN | POLLOUT);
+    } else {
+        uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS);
+        wait_at_socket(client, soon_ns < deadline_ns ? soon_ns : deadline_ns, POLLOUT);
+    }
+}
+
+comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
+                          uint64_t deadline_ns)
+{
+    uint8_t packet[REQUEST_MAX_BYTES]; /* every text in a request is checked to be shorter before */
     size_t size = commd__client__request__get_packed_size(request);
     if (size > sizeof packet) {
-        return error_report(COMM_INVALID_ARGUMENT, "a request of %zu bytes is too large", size);
+        return COMM_INTERNAL;
     }
     commd__client__request__pack(request, packet);
     union {
@@ -177,28 +225,26 @@ comm_result_t client_send(struct comm_client *client, const Commd__Client__Reque
         control.header.cmsg_len = CMSG_LEN(sizeof fd);
         memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
     }
-    uint64_t deadline_ns = clock_after_ms(OP_TIMEOUT_DEFAULT_MS);
     while (client->lost == COMM_OK) {
         if (sendmsg(client->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) >= 0) {
             return COMM_OK;
         }
         if (errno == EAGAIN || errno == EWOULDBLOCK) {
-            /* commd reads no more until we read what it has sent: never wait for the one without doing the
-             * other. */
-            uint64_t soon_ns = clock_after_ms(10);
-            (void)progress(client, soon_ns, POLLIN | POLLOUT);
             if (clock_ns() >= deadline_ns) {
-                client_lose(client, COMM_DAEMON_LOST, "%s: commd does not read its socket", client->path);
+                return COMM_TIMED_OUT;
             }
+            wait_to_send(client, deadline_ns);
         } else if (errno != EINTR) {
-            drain(client); /* it may have said why */
-            client_lose(client, COMM_DAEMON_LOST, "%s: %s", client->path, strerror(errno));
+            int reason = errno;
+            drain(client); /* it may have said why; the loss that follows wakes everybody */
+            client_lose(client, COMM_DAEMON_LOST, "%s: the connection to commd is lost: %s", client->path,
+                        strerror(reason));
         }
     }
-    return error_repeat(client->lost, client->lost_text);
+    return client->lost;
 }
 
-static void forget_request(struct comm_client *client, struct client_request *request)
+static void forget_request(struct comm_client *client, const struct client_request *request)
 {
     for (struct client_request **link = &client->requests; *link != NULL; link = &(*link)->next) {
         if (*link == request) {
@@ -208,37 +254,62 @@ static void forget_request(struct comm_client *client, struct client_request *re
     }
 }
 
-comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *request, int fd,
-                         Commd__Client__Reply__BodyCase expected, uint64_t timeout_ms,
-                         Commd__Client__Event **event)
+/* Takes the reply apart; frees the event unless it is what was asked for. */
+static comm_result_t take_answer(struct comm_client *client, const struct client_question *question,
+                                 Commd__Client__Event *event, Commd__Client__Event **out)
 {
-    struct client_request waiting = {.next = client->requests, .id = ++client->last_request_id};
-    *event = NULL;
-    request->id = waiting.id;
-    client->requests = &waiting;
-    uint64_t deadline_ns = clock_after_ms(timeout_ms);
-    comm_result_t result = client_send(client, request, fd);
-    while (result == COMM_OK && waiting.event == NULL && client->lost == COMM_OK) {
-        if (!client_progress(client, deadline_ns) && waiting.event == NULL) {
-            result = error_report(COMM_TIMED_OUT, "%s: commd did not answer within %llu ms", client->path,
-                                  (unsigned long long)timeout_ms);
-        }
-    }
-    forget_request(client, &waiting);
-    if (waiting.event == NULL) {
-        return result != COMM_OK ? result : error_repeat(client->lost, client->lost_text);
-    }
-    const Commd__Client__Reply *reply = waiting.event->reply;
-    if (reply->body_case == expected) {
-        *event = waiting.event;
+    const Commd__Client__Reply *reply = event->reply;
+    comm_result_t result;
+    if (reply->body_case == question->expected) {
+        *out = event;
         return COMM_OK;
     }
     if (reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR) {
-        result = (comm_result_t)status_from_wire(reply->error->status);
-        result = error_repeat(result == COMM_OK ? COMM_PROTOCOL : result, reply->error->text);
+        result = error_repeat(failure_from_wire(reply->error->status), reply->error->text);
     } else {
-        result = error_report(COMM_PROTOCOL, "%s: commd gave an answer to another question", client->path);
+        client_lose(client, COMM_PROTOCOL, "%s: %s: commd gave the answer to another question", client->path,
+                    question->what);
+        result = error_repeat(client->lost, client->lost_text);
     }
-    commd__client__event__free_unpacked(waiting.event, NULL);
+    commd__client__event__free_unpacked(event, NULL);
     return result;
+}
+
+comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *request,
+                         const struct client_question *question, Commd__Client__Event **event,
+                         bool *unanswered)
+{
+    struct client_request waiting = {.next = client->requests, .id = ++client->last_request_id};
+    uint64_t began_ns = clock_ns();
+    *event = NULL;
+    if (unanswered != NULL) {
+        *unanswered = false;
+    }
+    request->id = waiting.id;
+    client->requests = &waiting;
+    comm_result_t result = client_send(client, request, question->fd, question->deadline_ns);
+    while (result == COMM_OK && waiting.event == NULL && client->lost == COMM_OK) {
+        client_progress(client, question->deadline_ns);
+        if (waiting.event == NULL && client->lost == COMM_OK && clock_ns() >= question->deadline_ns) {
+            result = COMM_TIMED_OUT;
+        }
+    }
+    forget_request(client, &waiting);
+    if (waiting.event != NULL) {
+        return take_answer(client, question, waiting.event, event);
+    }
+    if (unanswered != NULL) {
+        *unanswered = true;
+    }
+    if (client->lost != COMM_OK) {
+        return error_repeat(client->lost, client->lost_text);
+    }
+    return error_report(result, "%s: %s: commd did not answer within %llu ms", client->path, question->what,
+                        (unsigned long long)((clock_ns() - began_ns) / 1000000u));
+}
+
+void client_tell(struct comm_client *client, Commd__Client__Request *request)
+{
+    request->id = ++client->last_request_id;
+    (void)client_send(client, request, -1, clock_after_ms(FINISH_TIMEOUT_MS));
 }

@@ -9,11 +9,18 @@
 #include <sys/types.h>
 
 #include "proto/client.pb-c.h"
+#include "proto/status.h"
+#include "proto/types.h"
+#include "proto/version.h"
 
 /*
  * What the library's files share. One lock a client guards everything of it. There is no thread of the
  * library's own: whoever waits reads the socket, one thread at a time, and hands out what arrives; the others
  * wait for it to do so.
+ *
+ * Functions that take a client or a communicator expect its lock held, unless they say otherwise. Those that
+ * may send or wait let go of it meanwhile, and say so: nothing that another thread may change is to be
+ * remembered across them.
  */
 
 #define ERROR_TEXT_BYTES 768
@@ -23,32 +30,50 @@
 #define OP_TIMEOUT_DEFAULT_MS 60000u
 #define REQUEST_TIMEOUT_MS 10000u /* for answers that commd gives at once */
 #define DAEMON_MARGIN_MS 5000u    /* beyond commd's own deadline, before it counts as frozen */
-#define FINISH_TIMEOUT_MS 1000u   /* how long destroy and close try to finish */
-#define STAGING_MIN_BYTES 65536u
+#define FINISH_TIMEOUT_MS 1000u   /* how long destroy and close try to finish, and a notice to be sent */
+#define REQUEST_MAX_BYTES                                                                                    \
+    8192 /* what a request is packed in; the texts of comm_init are the only long ones */
+#define ALGORITHMS_MAX_BYTES 1024
+#define OPTIONS_MAX_BYTES 4096 /* a struct_size beyond is garbage, not a newer library's */
+
+#define STAGING_MIN_BYTES ((size_t)64 << 10)
+#define STAGING_ORDERS 29 /* block sizes: STAGING_MIN_BYTES << 0 ... 28, 16 TiB */
 #define STAGING_CACHED_MAX_BYTES                                                                             \
-    (256u << 20) /* of blocks that wait to be used again; beyond, they are freed */
-#define RANKS_MAX 65536u
-#define NODES_MAX 16384u
+    ((size_t)512 << 20) /* of blocks that wait to be used again; beyond, they are freed */
+#define STAGING_FLIGHT_MAX_BYTES                                                                             \
+    ((size_t)1024 << 20) /* of a communicator's operations in flight; beyond, submission waits */
 
 /* Memory that commd has mapped: the caller's, or a staging block. */
 struct client_memory {
     uint32_t id;
+    uint32_t uses; /* by operations, in flight or about to be */
     unsigned char *base;
     size_t size_bytes;
-    bool owned; /* mapped by us */
+    uint64_t file_offset_bytes; /* of base, in the file that commd has mapped from its start */
+    bool owned;                 /* mapped by us */
     bool staging;
-    uint32_t uses;                   /* operations in flight */
-    struct client_memory *next_free; /* staging blocks that wait to be used again */
+    bool ready; /* commd knows it, and nobody is about to forget it */
+    struct client_memory *next_free;
 };
 
-/* An operation in flight, oldest first in its communicator's list. */
+/* Blocks of sizes that are powers of two, so that the same ones serve again and again. */
+struct staging_pool {
+    struct client_memory *free[STAGING_ORDERS]; /* last used first */
+    struct client_memory *doomed;               /* not to be used again: to be freed when commd can be told */
+    size_t free_bytes;
+};
+
+/* An operation in flight, in its communicator's list, oldest first. */
 struct client_op {
     struct client_op *next;
     uint64_t ticket;
-    uint64_t deadline_ns;
+    uint64_t submitted_ns;
+    uint64_t deadline_ns; /* commd's; it has DAEMON_MARGIN_MS more to say so */
+    enum op_kind kind;
     struct client_memory *input;
     struct client_memory *output;
-    void *copy_to; /* the caller's output, when staged */
+    size_t staged_bytes; /* 0: nothing is staged */
+    void *copy_to;       /* the caller's output, when staged */
     const void *copy_from;
     size_t copy_bytes;
 };
@@ -69,7 +94,9 @@ struct comm_comm {
     struct client_op *first_op;
     struct client_op **last_op;
     uint32_t in_flight;
+    size_t staged_bytes; /* of the operations in flight */
     uint64_t last_ticket;
+    uint64_t heard_ns;     /* when commd last said something of this communicator */
     comm_result_t failure; /* the first one; stays */
     char failure_text[ERROR_TEXT_BYTES];
 };
@@ -87,7 +114,7 @@ struct comm_client {
     pid_t pid;
     int fd;
     char *path;
-    bool reading;
+    bool reading;       /* a thread waits at the socket: it alone takes events */
     comm_result_t lost; /* COMM_OK while connected */
     char lost_text[ERROR_TEXT_BYTES];
     uint64_t last_request_id;
@@ -96,50 +123,136 @@ struct comm_client {
     uint32_t pending_ops_max;
     struct client_request *requests;
     struct comm_comm *comms;
-    struct client_memory **memories; /* by address */
+    struct client_memory **memories; /* the caller's, by address */
     size_t memory_count;
     size_t memory_capacity;
-    struct client_memory *free_staging;
-    size_t free_staging_bytes;
-    unsigned char packet[65536];
+    struct staging_pool staging;
+    unsigned char packet[CLIENT_PACKET_MAX_BYTES];
 };
 
-/* result.c */
+/* --- result.c: any thread, no lock
+ * ---------------------------------------------------------------------------- */
+
+/* Keeps the long text for comm_last_error of this thread; returns `result`. */
 comm_result_t error_report(comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 comm_result_t error_repeat(comm_result_t result, const char *text);
+/* A failure's code off the wire: never COMM_OK or COMM_IN_PROGRESS. */
+comm_result_t failure_from_wire(uint32_t number);
+/*
+ * Copies an options struct of any known size over the defaults in `target`; null leaves those. `call` and
+ * `initializer` are for the message. COMM_INVALID_ARGUMENT.
+ */
+comm_result_t options_copy(void *target, size_t known_size, const void *source, const char *call,
+                           const char *initializer);
 
-/* connection.c; all with the lock held, which they may let go meanwhile */
-uint64_t clock_ns(void);
+/* --- connection.c
+ * --------------------------------------------------------------------------------------------- */
+
+uint64_t clock_ns(void); /* CLOCK_MONOTONIC */
 uint64_t clock_after_ms(uint64_t ms);
-comm_result_t client_enter(struct comm_client *client); /* takes the lock; fails after fork or null */
+
+/* Takes the lock; reports a null pointer, or another process than the one that opened it. */
+comm_result_t client_enter(struct comm_client *client);
 void client_leave(struct comm_client *client);
+
+/* The connection is of no use any more: every operation, and whoever waits, ends with this. */
 void client_lose(struct comm_client *client, comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* Lets something happen; false when deadline_ns passed first. */
-bool client_progress(struct comm_client *client, uint64_t deadline_ns);
-comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd);
-/* One request, one reply: *event is the caller's to free, and its body is `expected`. An Error is reported
- * and returned. */
-comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *request, int fd,
-                         Commd__Client__Reply__BodyCase expected, uint64_t timeout_ms,
-                         Commd__Client__Event **event);
 
-/* op.c */
+/* Lets something happen, with the lock let go; returns latest at the deadline. */
+void client_progress(struct comm_client *client, uint64_t deadline_ns);
+/* Takes the events that are there already, unless another thread is at it. Does not let go of the lock. */
+void client_take_events(struct comm_client *client);
+
+/*
+ * Sends one packet, with `fd` beside it unless negative, which stays the caller's. May let go of the lock.
+ * Not reported: COMM_TIMED_OUT (nothing was sent), or what client->lost says.
+ */
+comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
+                          uint64_t deadline_ns);
+
+/* One request and what is expected of its reply. */
+struct client_question {
+    const char *what; /* for messages: "joining a communicator" */
+    Commd__Client__Reply__BodyCase expected;
+    int fd; /* -1: none */
+    uint64_t deadline_ns;
+};
+/*
+ * Asks and waits, with the lock let go. On success *event is the caller's to free, and holds the expected
+ * body. Failures are reported; COMM_TIMED_OUT and the loss of the connection leave open whether commd did it,
+ * and then, and only then, *unanswered is set (it may be null).
+ */
+comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *request,
+                         const struct client_question *question, Commd__Client__Event **event,
+                         bool *unanswered);
+/* Tells without waiting for the answer; whatever comes of it is not reported. May let go of the lock. */
+void client_tell(struct comm_client *client, Commd__Client__Request *request);
+
+/* --- comm.c
+ * ----------------------------------------------------------------------------------------------------- */
+
+struct comm_comm *member_by_handle(const struct comm_client *client, uint32_t handle);
+/* Leaves the communicator and frees it; what is pending may end until the deadline. May let go of the lock.
+ */
+void member_drop(struct comm_comm *comm, uint64_t deadline_ns);
+/* Keeps the first failure. */
+void member_fail(struct comm_comm *comm, comm_result_t failure, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+/* COMM_OK, or reports why nothing can be submitted any more. */
+comm_result_t member_check(const struct comm_comm *comm);
+
+/* --- op.c
+ * ------------------------------------------------------------------------------------------------------- */
+
 void ops_handle_complete(struct comm_client *client, const Commd__Client__Complete *complete);
 void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted);
+/* Lets go of the communicator's operations, whatever they were. */
 void ops_forget(struct comm_comm *comm);
-comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t timeout_ms);
+/*
+ * Waits, with the lock let go, until no operation up to `ticket` is in flight, and returns the communicator's
+ * failure. COMM_TIMED_OUT at the deadline. A commd that says nothing beyond the operations' own deadlines is
+ * a failure.
+ */
+comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns);
+/* Until when an operation that uses the memory may take, as ops_finish sees it. */
+uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_memory *memory);
+/*
+ * Puts it last in the list, which owns it from then on whatever is returned, and sends it, with handle and
+ * ticket filled in; *ticket is for ops_finish. May let go of the lock. Reported.
+ */
+comm_result_t ops_submit(struct comm_comm *comm, struct client_op *op, Commd__Client__Submit *submit,
+                         uint32_t timeout_ms, uint64_t *ticket);
+/*
+ * Waits, with the lock let go, until one more operation, with `staged_bytes` of staging, may be in flight.
+ * Reports the communicator's failure.
+ */
+comm_result_t ops_make_room(struct comm_comm *comm, size_t staged_bytes);
+/* Gives back what an operation uses, and frees it; clean: commd is done with it. */
+void op_free(struct comm_client *client, struct client_op *op, bool clean);
 
-/* memory.c */
+/* --- memory.c
+ * --------------------------------------------------------------------------------------------------- */
+
+/* Makes, maps and registers; lets go of the lock meanwhile. Reported. */
 comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool staging,
                           struct client_memory **out);
+/* The caller's memory that holds all of the range, or null. */
 struct client_memory *memory_find(const struct comm_client *client, const void *address, size_t size_bytes);
-void memory_release_all(struct comm_client *client);
-comm_result_t staging_take(struct comm_client *client, size_t size_bytes, struct client_memory **out);
-void staging_give(struct comm_client *client, struct client_memory *memory);
+/* Where `address` is in the file that commd has mapped. */
+uint64_t memory_offset_bytes(const struct client_memory *memory, const void *address);
+void memory_withdraw(struct comm_client *client, uint32_t id); /* tells commd; may let go of the lock */
+void memory_free(struct client_memory *memory);
+void memory_free_all(struct comm_client *client);
 
-/* Copies an options struct of any known size over defaults; false when it is not acceptable. */
-bool options_copy(void *target, size_t known_size, const void *source);
+/* --- staging.c
+ * -------------------------------------------------------------------------------------------------- */
+
+/* A block of at least size_bytes. May let go of the lock. Reported. */
+comm_result_t staging_take(struct comm_client *client, size_t size_bytes, struct client_memory **out);
+/* reuse: commd is done with it; otherwise the block is not used again. */
+void staging_give(struct comm_client *client, struct client_memory *memory, bool reuse);
+void staging_free_all(struct comm_client *client);
 
 #endif

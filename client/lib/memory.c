@@ -8,6 +8,9 @@
 
 #include "client/lib/internal.h"
 
+/* --- The caller's memories, by address
+ * ----------------------------------------------------------------------- */
+
 /* Index of the first memory that begins beyond address. */
 static size_t upper_index(const struct comm_client *client, const unsigned char *address)
 {
@@ -25,36 +28,37 @@ static size_t upper_index(const struct comm_client *client, const unsigned char 
 
 struct client_memory *memory_find(const struct comm_client *client, const void *address, size_t size_bytes)
 {
-    const unsigned char *first = address;
-    size_t index = upper_index(client, first);
+    size_t index = upper_index(client, address);
     if (index == 0) {
         return NULL;
     }
     struct client_memory *memory = client->memories[index - 1];
-    size_t offset = (size_t)(first - memory->base);
-    return offset <= memory->size_bytes && size_bytes <= memory->size_bytes - offset ? memory : NULL;
+    size_t offset = (size_t)((const unsigned char *)address - memory->base);
+    bool within = offset <= memory->size_bytes && size_bytes <= memory->size_bytes - offset;
+    return within && memory->ready ? memory : NULL;
 }
 
-static struct client_memory *memory_at(const struct comm_client *client, const void *base)
+uint64_t memory_offset_bytes(const struct client_memory *memory, const void *address)
 {
-    size_t index = upper_index(client, base);
-    return index > 0 && client->memories[index - 1]->base == base ? client->memories[index - 1] : NULL;
+    return memory->file_offset_bytes + (uint64_t)((const unsigned char *)address - memory->base);
 }
 
 static bool overlaps(const struct comm_client *client, const unsigned char *base, size_t size_bytes)
 {
     size_t index = upper_index(client, base);
-    if (index < client->memory_count && client->memories[index]->base < base + size_bytes) {
+    if (index < client->memory_count && (size_t)(client->memories[index]->base - base) < size_bytes) {
         return true;
     }
-    return index > 0 && client->memories[index - 1]->base + client->memories[index - 1]->size_bytes > base;
+    return index > 0 &&
+           (size_t)(base - client->memories[index - 1]->base) < client->memories[index - 1]->size_bytes;
 }
 
 static comm_result_t memory_insert(struct comm_client *client, struct client_memory *memory)
 {
     if (client->memory_count == client->memory_capacity) {
         size_t capacity = client->memory_capacity != 0 ? client->memory_capacity * 2 : 16;
-        struct client_memory **grown = realloc(client->memories, capacity * sizeof(struct client_memory *));
+        struct client_memory **grown =
+            reallocarray(client->memories, capacity, sizeof(struct client_memory *));
         if (grown == NULL) {
             return error_report(COMM_NO_MEMORY, "no memory for a registration");
         }
@@ -69,49 +73,55 @@ static comm_result_t memory_insert(struct comm_client *client, struct client_mem
     return COMM_OK;
 }
 
-static void memory_remove(struct comm_client *client, struct client_memory *memory)
+static void memory_remove(struct comm_client *client, const struct client_memory *memory)
 {
-    for (size_t i = 0; i < client->memory_count; i++) {
-        if (client->memories[i] == memory) {
-            client->memory_count--;
-            memmove(&client->memories[i], &client->memories[i + 1],
-                    (client->memory_count - i) * sizeof(struct client_memory *));
-            return;
-        }
+    size_t index = upper_index(client, memory->base) - 1;
+    client->memory_count--;
+    memmove(&client->memories[index], &client->memories[index + 1],
+            (client->memory_count - index) * sizeof(struct client_memory *));
+}
+
+/* --- commd's side
+ * ------------------------------------------------------------------------------------------- */
+
+void memory_withdraw(struct comm_client *client, uint32_t id)
+{
+    Commd__Client__MemDeregister body = COMMD__CLIENT__MEM_DEREGISTER__INIT;
+    body.memory = id;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER;
+    request.mem_deregister = &body;
+    if (client->lost == COMM_OK) {
+        client_tell(client, &request);
     }
 }
 
-/* Tells commd. It maps the whole of what is registered, from the file's start: `memory` begins there. */
+/* commd maps the file from its start. */
 static comm_result_t memory_announce(struct comm_client *client, struct client_memory *memory, int fd)
 {
     Commd__Client__MemRegister body = COMMD__CLIENT__MEM_REGISTER__INIT;
     body.memory = memory->id;
-    body.size_bytes = memory->size_bytes;
+    body.size_bytes = memory->file_offset_bytes + memory->size_bytes;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER;
     request.mem_register = &body;
+    struct client_question question = {.what = "registering memory",
+                                       .expected = COMMD__CLIENT__REPLY__BODY_DONE,
+                                       .fd = fd,
+                                       .deadline_ns = clock_after_ms(REQUEST_TIMEOUT_MS)};
     Commd__Client__Event *event;
-    comm_result_t result =
-        client_ask(client, &request, fd, COMMD__CLIENT__REPLY__BODY_DONE, REQUEST_TIMEOUT_MS, &event);
-    commd__client__event__free_unpacked(event, NULL);
+    bool unanswered;
+    comm_result_t result = client_ask(client, &request, &question, &event, &unanswered);
+    if (result == COMM_OK) {
+        memory->ready = true;
+        commd__client__event__free_unpacked(event, NULL);
+    } else if (unanswered) {
+        memory_withdraw(client, memory->id); /* should it be registered after all */
+    }
     return result;
 }
 
-static void memory_withdraw(struct comm_client *client, const struct client_memory *memory)
-{
-    Commd__Client__MemDeregister body = COMMD__CLIENT__MEM_DEREGISTER__INIT;
-    body.memory = memory->id;
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER;
-    request.mem_deregister = &body;
-    Commd__Client__Event *event;
-    if (client_ask(client, &request, -1, COMMD__CLIENT__REPLY__BODY_DONE, REQUEST_TIMEOUT_MS, &event) ==
-        COMM_OK) {
-        commd__client__event__free_unpacked(event, NULL);
-    }
-}
-
-static void memory_free(struct client_memory *memory)
+void memory_free(struct client_memory *memory)
 {
     if (memory->owned) {
         munmap(memory->base, memory->size_bytes);
@@ -119,35 +129,75 @@ static void memory_free(struct client_memory *memory)
     free(memory);
 }
 
+void memory_free_all(struct comm_client *client)
+{
+    for (size_t i = 0; i < client->memory_count; i++) {
+        memory_free(client->memories[i]);
+    }
+    client->memory_count = 0;
+    free(client->memories);
+    client->memories = NULL;
+}
+
+static comm_result_t make_failure(const char *what, size_t size_bytes)
+{
+    if (errno == EMFILE || errno == ENFILE) {
+        return error_report(COMM_LIMIT, "%zu bytes to share with commd: %s: %s (ulimit -n)", size_bytes, what,
+                            strerror(errno));
+    }
+    return error_report(COMM_NO_MEMORY, "%zu bytes to share with commd: %s: %s", size_bytes, what,
+                        strerror(errno));
+}
+
+/* A file in memory that cannot change its size: commd may read it without fear of a hole. */
+static comm_result_t make_file(size_t size_bytes, bool staging, int *out)
+{
+    int fd = memfd_create(staging ? "commd-staging" : "commd-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (fd < 0) {
+        return make_failure("memfd_create", size_bytes);
+    }
+    if (ftruncate(fd, (off_t)size_bytes) < 0 ||
+        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
+        comm_result_t result = make_failure("memfd", size_bytes);
+        close(fd);
+        return result;
+    }
+    *out = fd;
+    return COMM_OK;
+}
+
 comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool staging,
                           struct client_memory **out)
 {
-    comm_result_t result;
+    int fd = -1;
     struct client_memory *memory = calloc(1, sizeof *memory);
-    int fd = memfd_create(staging ? "commd-staging" : "commd-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    if (memory == NULL || fd < 0 || ftruncate(fd, (off_t)size_bytes) < 0 ||
-        fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) < 0) {
-        result =
-            error_report(COMM_NO_MEMORY, "no memory of %zu bytes to share: %s", size_bytes, strerror(errno));
+    if (memory == NULL) {
+        return error_report(COMM_NO_MEMORY, "no memory for a registration");
+    }
+    comm_result_t result = make_file(size_bytes, staging, &fd);
+    if (result != COMM_OK) {
         goto failed;
     }
     memory->base = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory->base == MAP_FAILED) {
-        result =
-            error_report(COMM_NO_MEMORY, "no address space for %zu bytes: %s", size_bytes, strerror(errno));
+        result = make_failure("mmap", size_bytes);
         goto failed;
     }
     memory->owned = true;
     memory->id = ++client->last_memory_id;
     memory->size_bytes = size_bytes;
     memory->staging = staging;
-    result = memory_announce(client, memory, fd);
-    if (result == COMM_OK && !staging) { /* staging blocks are not addresses that a caller may name */
+    if (!staging) { /* staging blocks are no addresses that a caller may name */
         result = memory_insert(client, memory);
+        if (result != COMM_OK) {
+            goto failed;
+        }
     }
+    result = memory_announce(client, memory, fd);
     if (result != COMM_OK) {
-        memory_free(memory);
-        memory = NULL;
+        if (!staging) {
+            memory_remove(client, memory);
+        }
         goto failed;
     }
     close(fd);
@@ -157,88 +207,63 @@ failed:
     if (fd >= 0) {
         close(fd);
     }
-    free(memory);
+    memory_free(memory);
     return result;
 }
 
-void memory_release_all(struct comm_client *client)
-{
-    for (size_t i = 0; i < client->memory_count; i++) {
-        memory_free(client->memories[i]);
-    }
-    client->memory_count = 0;
-    while (client->free_staging != NULL) {
-        struct client_memory *memory = client->free_staging;
-        client->free_staging = memory->next_free;
-        memory_free(memory);
-    }
-}
-
-comm_result_t staging_take(struct comm_client *client, size_t size_bytes, struct client_memory **out)
-{
-    size_t rounded = STAGING_MIN_BYTES;
-    while (rounded < size_bytes && rounded <= SIZE_MAX / 4) {
-        rounded *= 2;
-    }
-    for (struct client_memory **link = &client->free_staging; *link != NULL; link = &(*link)->next_free) {
-        if ((*link)->size_bytes == rounded) {
-            *out = *link;
-            *link = (*out)->next_free;
-            client->free_staging_bytes -= rounded;
-            return COMM_OK;
-        }
-    }
-    return memory_make(client, rounded < size_bytes ? size_bytes : rounded, true, out);
-}
-
-void staging_give(struct comm_client *client, struct client_memory *memory)
-{
-    /* Beyond the bound, the oldest are let go; not now, in the middle of whatever is at hand, but at the next
-     * allocation. */
-    memory->next_free = client->free_staging;
-    client->free_staging = memory;
-    client->free_staging_bytes += memory->size_bytes;
-}
-
-static void staging_trim(struct comm_client *client)
-{
-    while (client->free_staging_bytes > STAGING_CACHED_MAX_BYTES && client->free_staging != NULL) {
-        struct client_memory *memory = client->free_staging;
-        client->free_staging = memory->next_free;
-        client->free_staging_bytes -= memory->size_bytes;
-        memory_withdraw(client, memory);
-        memory_free(memory);
-    }
-}
+/* --- The API
+ * ------------------------------------------------------------------------------------------------ */
 
 comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device, void **memory)
 {
+    if (memory == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_mem_alloc: no place for the address: a null pointer");
+    }
+    *memory = NULL;
+    if (size == 0 || size > PTRDIFF_MAX) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_mem_alloc: %zu bytes: expected 1 to %zu", size,
+                            (size_t)PTRDIFF_MAX);
+    }
+    if (device != COMM_DEVICE_HOST) {
+        return error_report(
+            COMM_UNSUPPORTED,
+            "comm_mem_alloc: device %d: this version has the host alone (COMM_DEVICE_HOST, %d)", device,
+            COMM_DEVICE_HOST);
+    }
     comm_result_t result = client_enter(client);
     if (result != COMM_OK) {
         return result;
     }
-    if (memory == NULL || size == 0 || size > SIZE_MAX / 2) {
-        result = error_report(COMM_INVALID_ARGUMENT, "comm_mem_alloc: %s",
-                              memory == NULL ? "no place for the address"
-                                             : "a size of 0 or beyond the address space");
-    } else if (device != COMM_DEVICE_HOST) {
-        result = error_report(COMM_UNSUPPORTED,
-                              "comm_mem_alloc: device %d: this version has the host (COMM_DEVICE_HOST) alone",
-                              device);
-    } else {
-        struct client_memory *made;
-        *memory = NULL;
-        staging_trim(client);
-        result = memory_make(client, size, false, &made);
-        if (result == COMM_OK) {
-            *memory = made->base;
-        }
+    struct client_memory *made;
+    result = memory_make(client, size, false, &made);
+    if (result == COMM_OK) {
+        *memory = made->base;
     }
     client_leave(client);
     return result;
 }
 
-/* Forgets a memory once no operation uses it any more. */
+/* Waits until no operation uses it. No new one does, since it is not ready any more. */
+static comm_result_t await_unused(struct comm_client *client, struct client_memory *memory, const char *call)
+{
+    uint64_t began_ns = clock_ns();
+    while (memory->uses > 0) {
+        uint64_t deadline_ns = ops_deadline_ns(client, memory);
+        uint64_t least_ns = began_ns + (uint64_t)DAEMON_MARGIN_MS * 1000000u;
+        deadline_ns = deadline_ns > least_ns ? deadline_ns : least_ns;
+        client_progress(client, deadline_ns);
+        if (memory->uses > 0 && clock_ns() >= deadline_ns) {
+            return error_report(
+                COMM_TIMED_OUT,
+                "%s: %u operations still use the memory, and commd does not answer: destroy their "
+                "communicators first",
+                call, memory->uses);
+        }
+    }
+    return COMM_OK;
+}
+
 static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, const char *call)
 {
     if (base == NULL) {
@@ -248,19 +273,22 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
     if (result != COMM_OK) {
         return result;
     }
-    struct client_memory *memory = memory_at(client, base);
-    if (memory == NULL || memory->owned != owned) {
-        result = error_report(COMM_NOT_FOUND, "%s: %p is not from %s", call, base,
+    size_t index = upper_index(client, base);
+    struct client_memory *memory = index > 0 ? client->memories[index - 1] : NULL;
+    if (memory == NULL || memory->base != base || !memory->ready || memory->owned != owned) {
+        result = error_report(COMM_NOT_FOUND, "%s: %p is no memory of %s on this connection", call, base,
                               owned ? "comm_mem_alloc" : "comm_mem_register");
     } else {
-        while (memory->uses > 0 && client->lost == COMM_OK) {
-            (void)client_progress(client, clock_after_ms(REQUEST_TIMEOUT_MS));
+        memory->ready = false;
+        result = await_unused(client, memory, call);
+        if (result == COMM_OK) {
+            uint32_t id = memory->id;
+            memory_remove(client, memory);
+            memory_free(memory);
+            memory_withdraw(client, id);
+        } else {
+            memory->ready = true;
         }
-        memory_remove(client, memory);
-        if (client->lost == COMM_OK) {
-            memory_withdraw(client, memory);
-        }
-        memory_free(memory);
     }
     client_leave(client);
     return result;
@@ -276,22 +304,22 @@ comm_result_t comm_mem_deregister(comm_client_t *client, void *memory)
     return memory_drop(client, memory, false, "comm_mem_deregister");
 }
 
-static comm_result_t check_registration(const void *memory, size_t size, int memfd, uint64_t offset)
+static comm_result_t check_file(int memfd, size_t size, uint64_t offset)
 {
     struct stat file;
-    size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    if (memory == NULL || size == 0 || (uintptr_t)memory % page != 0 || offset % page != 0) {
-        return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_mem_register: memory and offset must be page-aligned, size not 0");
-    }
-    if (offset != 0) {
-        return error_report(COMM_UNSUPPORTED,
-                            "comm_mem_register: memory must begin at the file's start in this version");
-    }
     int seals = fcntl(memfd, F_GET_SEALS);
     if (seals < 0 || fstat(memfd, &file) < 0) {
         return error_report(COMM_INVALID_ARGUMENT, "comm_mem_register: fd %d is no memfd: %s", memfd,
                             strerror(errno));
+    }
+    if ((fcntl(memfd, F_GETFL) & O_ACCMODE) != O_RDWR) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_mem_register: fd %d is not open for reading and writing", memfd);
+    }
+    if (file.st_size < 0 || (uint64_t)file.st_size < offset || (uint64_t)file.st_size - offset < size) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_mem_register: %zu bytes at offset %llu, but the memfd has %lld bytes", size,
+                            (unsigned long long)offset, (long long)file.st_size);
     }
     if ((seals & F_SEAL_SHRINK) == 0 && fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK) < 0) {
         return error_report(COMM_INVALID_ARGUMENT,
@@ -299,11 +327,50 @@ static comm_result_t check_registration(const void *memory, size_t size, int mem
                             "MFD_ALLOW_SEALING): %s",
                             memfd, strerror(errno));
     }
-    if (file.st_size < 0 || (uint64_t)file.st_size < size) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_mem_register: %zu bytes, but the file has %lld",
-                            size, (long long)file.st_size);
-    }
     return COMM_OK;
+}
+
+static comm_result_t check_registration(const void *memory, size_t size, int memfd, uint64_t offset)
+{
+    size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    if (memory == NULL || (uintptr_t)memory % page != 0 || offset % page != 0) {
+        return error_report(
+            COMM_INVALID_ARGUMENT,
+            "comm_mem_register: memory %p, offset %llu: expected multiples of the page size, %zu", memory,
+            (unsigned long long)offset, page);
+    }
+    if (size == 0 || size > PTRDIFF_MAX || (uintptr_t)memory + size < size) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_mem_register: %zu bytes at %p: expected 1 or more",
+                            size, memory);
+    }
+    return check_file(memfd, size, offset);
+}
+
+static comm_result_t memory_adopt(struct comm_client *client, void *base, size_t size, int memfd,
+                                  uint64_t offset)
+{
+    if (overlaps(client, base, size)) {
+        return error_report(COMM_ALREADY_EXISTS,
+                            "comm_mem_register: %zu bytes at %p overlap memory that is registered", size,
+                            base);
+    }
+    struct client_memory *memory = calloc(1, sizeof *memory);
+    if (memory == NULL) {
+        return error_report(COMM_NO_MEMORY, "no memory for a registration");
+    }
+    *memory = (struct client_memory){
+        .id = ++client->last_memory_id, .base = base, .size_bytes = size, .file_offset_bytes = offset};
+    comm_result_t result = memory_insert(client, memory);
+    if (result == COMM_OK) {
+        result = memory_announce(client, memory, memfd);
+        if (result != COMM_OK) {
+            memory_remove(client, memory);
+        }
+    }
+    if (result != COMM_OK) {
+        memory_free(memory);
+    }
+    return result;
 }
 
 comm_result_t comm_mem_register(comm_client_t *client, void *memory, size_t size, int memfd, uint64_t offset)
@@ -312,26 +379,9 @@ comm_result_t comm_mem_register(comm_client_t *client, void *memory, size_t size
     if (result == COMM_OK) {
         result = client_enter(client);
     }
-    if (result != COMM_OK) {
-        return result;
+    if (result == COMM_OK) {
+        result = memory_adopt(client, memory, size, memfd, offset);
+        client_leave(client);
     }
-    struct client_memory *made = calloc(1, sizeof *made);
-    if (made == NULL) {
-        result = error_report(COMM_NO_MEMORY, "no memory for a registration");
-    } else if (overlaps(client, memory, size)) {
-        result = error_report(COMM_ALREADY_EXISTS,
-                              "comm_mem_register: %zu bytes at %p overlap memory that is registered", size,
-                              memory);
-    } else {
-        *made = (struct client_memory){.id = ++client->last_memory_id, .base = memory, .size_bytes = size};
-        result = memory_announce(client, made, memfd);
-        if (result == COMM_OK) {
-            result = memory_insert(client, made);
-        }
-    }
-    if (result != COMM_OK) {
-        free(made);
-    }
-    client_leave(client);
     return result;
 }

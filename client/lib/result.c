@@ -4,15 +4,16 @@
 #include <string.h>
 
 #include "client/lib/internal.h"
-#include "proto/status.h"
-#include "proto/types.h"
-#include "proto/version.h"
 
-#define X(name, number, ...) static_assert((int)COMM_##name == (int)number, "commclient.h: COMM_" #name);
+/* The public header repeats the lists of proto/: same names, same numbers, nothing beyond. */
+#define X(name, number, ...) static_assert((int)COMM_##name == (int)(number), "commclient.h: COMM_" #name);
 STATUS_LIST(X)
 DTYPE_LIST(X)
 REDUCE_LIST(X)
 #undef X
+static_assert(COMM_INTERNAL + 1 == STATUS_COUNT, "commclient.h: comm_result_t");
+static_assert(COMM_C128 + 1 == DTYPE_COUNT, "commclient.h: comm_dtype_t");
+static_assert(COMM_LOR + 1 == REDUCE_COUNT, "commclient.h: comm_op_t");
 
 static _Thread_local char last_error[ERROR_TEXT_BYTES];
 
@@ -29,6 +30,12 @@ comm_result_t error_repeat(comm_result_t result, const char *text)
 {
     snprintf(last_error, sizeof last_error, "%s", text[0] != '\0' ? text : comm_result_text(result));
     return result;
+}
+
+comm_result_t failure_from_wire(uint32_t number)
+{
+    comm_result_t result = (comm_result_t)status_from_wire(number);
+    return result == COMM_OK || result == COMM_IN_PROGRESS ? COMM_PROTOCOL : result;
 }
 
 const char *comm_result_text(comm_result_t result)
@@ -52,23 +59,28 @@ const char *comm_version(void)
     return COMMD_VERSION_TEXT;
 }
 
-bool options_copy(void *target, size_t known_size, const void *source)
+comm_result_t options_copy(void *target, size_t known_size, const void *source, const char *call,
+                           const char *initializer)
 {
     size_t size;
     if (source == NULL) {
-        return true;
+        return COMM_OK;
     }
     memcpy(&size, source, sizeof size);
-    if (size < sizeof size) {
-        return false;
+    if (size < sizeof size || size > OPTIONS_MAX_BYTES) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s: the options' struct_size is %zu: initialise them with %s", call, size,
+                            initializer);
     }
-    /* A caller built against a newer header: what we do not know must be unused. */
     for (size_t i = known_size; i < size; i++) {
         if (((const unsigned char *)source)[i] != 0) {
-            return false;
+            return error_report(
+                COMM_INVALID_ARGUMENT,
+                "%s: the options, of %zu bytes, set something that this library (%s) does not know", call,
+                size, COMMD_VERSION_TEXT);
         }
     }
     memcpy(target, source, size < known_size ? size : known_size);
     memcpy(target, &known_size, sizeof known_size);
-    return true;
+    return COMM_OK;
 }

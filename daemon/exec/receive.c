@@ -206,7 +206,7 @@ static size_t take_payload(struct exec_incoming *incoming, const uint8_t *bytes,
     uint64_t left = incoming->header.payload_bytes - incoming->taken_bytes;
     size = size < left ? size : (size_t)left;
     size_t used = size;
-    if (receive->action == COLL_STORE) {
+    if (receive->action == COLL_STORE && size > 0) { /* a barrier has no work buffer */
         const struct exec_op *op = lane_op(incoming->lane);
         unsigned char *work = stage_work(op, incoming->lane->offset_elements + receive->offset_elements);
         memcpy(work + incoming->taken_bytes, bytes, size);

@@ -1,12 +1,14 @@
 #include "daemon/mesh/mesh_internal.h"
 
 /*
- * Heartbeats travel from mesh to mesh, so an answer proves that the other daemon's loop turns and that both directions of the path work; what
- * the transport acknowledges proves less. Only answers count: with one direction cut, both sides come to the same verdict.
+ * Heartbeats travel from mesh to mesh, so an answer proves that the other daemon's loop turns and that both
+ * directions of the path work; what the transport acknowledges proves less. Only answers count: with one
+ * direction cut, both sides come to the same verdict.
  *
- * Given up is who leaves a heartbeat unanswered for the timeout less half an interval: then a silent host is noticed at most half an interval later than
- * the timeout after its last answer, and a pause of the path that is an interval shorter than the timeout is survived, whenever it begins. While one is
- * unanswered for an interval, others follow at a quarter of the interval, so that the end of such a pause is noticed early.
+ * Given up is who leaves a heartbeat unanswered for the timeout less half an interval: then a silent host is
+ * noticed at most half an interval later than the timeout after its last answer, and a pause of the path that
+ * is an interval shorter than the timeout is survived, whenever it begins. While one is unanswered for an
+ * interval, others follow at a quarter of the interval, so that the end of such a pause is noticed early.
  */
 #define HEARTBEAT_UNANSWERED_DIVISOR 4
 
@@ -89,7 +91,8 @@ void mesh_heartbeat_suspect(struct mesh_peer *peer, uint64_t now_ns)
     }
 }
 
-void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer, uint64_t now_ns)
+void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer,
+                             uint64_t now_ns)
 {
     struct mesh_heartbeat *heartbeat = &peer->heartbeat;
     if (answer->number == 0 || answer->number > heartbeat->number) {
@@ -102,9 +105,8 @@ void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__Heartbea
     } else {
         heartbeat->unanswered_ns = now_ns;
     }
-    heartbeat->next_ns = time_min(
-        time_after(heartbeat->sent_ns, peer->mesh->options.heartbeat_interval_ns),
-        time_after(now_ns, peer->mesh->options.heartbeat_interval_ns));
+    heartbeat->next_ns = time_min(time_after(heartbeat->sent_ns, peer->mesh->options.heartbeat_interval_ns),
+                                  time_after(now_ns, peer->mesh->options.heartbeat_interval_ns));
     if (answer->number >= heartbeat->suspect_number) {
         heartbeat->suspect_ns = TIME_NEVER;
     }

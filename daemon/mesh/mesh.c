@@ -21,7 +21,8 @@ static enum status options_check(const struct mesh_options *options, struct erro
 {
     if (options->node_name == NULL || options->node_name[0] == '\0' ||
         strlen(options->node_name) > NODE_NAME_MAX_BYTES) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "a node's name has 1 to %d bytes", NODE_NAME_MAX_BYTES);
+        return error_set(error, STATUS_INVALID_ARGUMENT, "a node's name has 1 to %d bytes",
+                         NODE_NAME_MAX_BYTES);
     }
     if (options->cluster_name == NULL || strlen(options->cluster_name) > MESH_CLUSTER_NAME_MAX_BYTES) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "a cluster's name has at most %d bytes",
@@ -34,7 +35,8 @@ static enum status options_check(const struct mesh_options *options, struct erro
     return STATUS_OK;
 }
 
-enum status mesh_new(struct net *net, const struct mesh_options *options, struct mesh **out, struct error *error)
+enum status mesh_new(struct net *net, const struct mesh_options *options, struct mesh **out,
+                     struct error *error)
 {
     enum status status = options_check(options, error);
     if (status != STATUS_OK) {
@@ -86,7 +88,8 @@ void mesh_set_handler(struct mesh *mesh, const struct mesh_handler *handler)
     mesh->handler = *handler;
 }
 
-/* --- Nodes -------------------------------------------------------------------------------------------------- */
+/* --- Nodes
+ * -------------------------------------------------------------------------------------------------- */
 
 static bool peers_reserve(struct mesh *mesh)
 {
@@ -111,7 +114,8 @@ enum status mesh_add_node(struct mesh *mesh, const char *name, const char *addre
 {
     uint32_t known;
     if (name == NULL || name[0] == '\0' || strlen(name) > NODE_NAME_MAX_BYTES) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "a node's name has 1 to %d bytes", NODE_NAME_MAX_BYTES);
+        return error_set(error, STATUS_INVALID_ARGUMENT, "a node's name has 1 to %d bytes",
+                         NODE_NAME_MAX_BYTES);
     }
     if (strcmp(name, mesh->node_name) == 0) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "node %s is this node itself", name);
@@ -132,8 +136,8 @@ enum status mesh_add_node(struct mesh *mesh, const char *name, const char *addre
         status = net_add_peer(mesh->net, name, address, &peer->index, error);
     }
     if (status == STATUS_OK && peer->index != mesh->peer_count) {
-        status = error_set(error, STATUS_INTERNAL, "node %s got index %u of the network, not %u", name, peer->index,
-                           mesh->peer_count);
+        status = error_set(error, STATUS_INTERNAL, "node %s got index %u of the network, not %u", name,
+                           peer->index, mesh->peer_count);
     }
     if (status != STATUS_OK) {
         free(copy);
@@ -220,7 +224,8 @@ uint64_t mesh_own_instance(const struct mesh *mesh)
     return mesh->options.instance;
 }
 
-/* --- Time and messages -------------------------------------------------------------------------------------- */
+/* --- Time and messages
+ * -------------------------------------------------------------------------------------- */
 
 uint64_t mesh_next_deadline_ns(const struct mesh *mesh)
 {
@@ -231,7 +236,8 @@ uint64_t mesh_next_deadline_ns(const struct mesh *mesh)
 void mesh_tick(struct mesh *mesh, uint64_t now_ns)
 {
     struct timer_node *first;
-    /* Every tick of a peer sets its timer later than now, or removes it; the bound keeps a mistake there from hanging the daemon. */
+    /* Every tick of a peer sets its timer later than now, or removes it; the bound keeps a mistake there from
+     * hanging the daemon. */
     for (uint32_t turn = 0; turn <= mesh->peer_count; turn++) {
         first = timer_heap_first(&mesh->timers);
         if (first == NULL || first->deadline_ns > now_ns) {

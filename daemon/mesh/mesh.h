@@ -9,10 +9,12 @@
 #include "proto/mesh.pb-c.h"
 
 /*
- * The other nodes: who they are, whether they answer, and the messages that communicators exchange with them. One control stream each
- * way and peer, framed protobuf (proto/mesh.proto, proto/frame.h). A node is up once both said Hello (same cluster, same protocol version, the
- * certificate's name); it is down when its connection is lost or when no heartbeat was answered in time: heartbeats travel end to end, from mesh to mesh.
- * The node with the lower name (strcmp) dials; lost connections are dialled again with exponential back-off and jitter.
+ * The other nodes: who they are, whether they answer, and the messages that communicators exchange with them.
+ * One control stream each way and peer, framed protobuf (proto/mesh.proto, proto/frame.h). A node is up once
+ * both said Hello (same cluster, same protocol version, the certificate's name); it is down when its
+ * connection is lost or when no heartbeat was answered in time: heartbeats travel end to end, from mesh to
+ * mesh. The node with the lower name (strcmp) dials; lost connections are dialled again with exponential
+ * back-off and jitter.
  *
  * Single-threaded. Time is an argument.
  */
@@ -20,15 +22,16 @@ struct mesh;
 
 struct mesh_options {
     const char *node_name;
-    const char *cluster_name;         /* both sides must agree; "" is a name, too */
-    const char *version_text;         /* of this commd, for people */
-    uint64_t instance;                /* random, never 0: a restarted daemon has another */
-    uint64_t heartbeat_interval_ns;   /* default 500 ms */
-    uint64_t heartbeat_timeout_ns;    /* default 2,500 ms: survives a 2 s blackhole, notices a silent host within 3 s */
-    uint64_t suspect_timeout_ns;      /* default 600 ms: instead, once the peer's host said that nobody listens */
-    uint64_t reconnect_min_ns;        /* default 100 ms */
-    uint64_t reconnect_max_ns;        /* default 5 s */
-    uint64_t seed;                    /* for jitter */
+    const char *cluster_name;       /* both sides must agree; "" is a name, too */
+    const char *version_text;       /* of this commd, for people */
+    uint64_t instance;              /* random, never 0: a restarted daemon has another */
+    uint64_t heartbeat_interval_ns; /* default 500 ms */
+    uint64_t heartbeat_timeout_ns; /* default 2,500 ms: survives a 2 s blackhole, notices a silent host within
+                                      3 s */
+    uint64_t suspect_timeout_ns; /* default 600 ms: instead, once the peer's host said that nobody listens */
+    uint64_t reconnect_min_ns;   /* default 100 ms */
+    uint64_t reconnect_max_ns;   /* default 5 s */
+    uint64_t seed;               /* for jitter */
 };
 void mesh_options_default(struct mesh_options *options);
 
@@ -37,36 +40,42 @@ struct mesh_handler {
     void *context;
     void (*node_up)(void *context, uint32_t node, uint64_t now_ns);
     void (*node_down)(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
-    /* Any message but Hello, heartbeats and echoes, which mesh answers itself. The message is mesh's, and valid during the call. */
+    /* Any message but Hello, heartbeats and echoes, which mesh answers itself. The message is mesh's, and
+     * valid during the call. */
     void (*message)(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns);
 };
 
-/* Registers itself with net as peer handler and for NET_STREAM_CONTROL. net outlives the mesh. Names are copied. */
-enum status mesh_new(struct net *net, const struct mesh_options *options, struct mesh **out, struct error *error) COMM_MUST_USE;
+/* Registers itself with net as peer handler and for NET_STREAM_CONTROL. net outlives the mesh. Names are
+ * copied. */
+enum status mesh_new(struct net *net, const struct mesh_options *options, struct mesh **out,
+                     struct error *error) COMM_MUST_USE;
 void mesh_free(struct mesh *mesh);
 void mesh_set_handler(struct mesh *mesh, const struct mesh_handler *handler);
 
-/* Adds a node of the configuration (net_add_peer). LIMIT, ALREADY_EXISTS, INVALID_ARGUMENT (also for our own name). */
+/* Adds a node of the configuration (net_add_peer). LIMIT, ALREADY_EXISTS, INVALID_ARGUMENT (also for our own
+ * name). */
 enum status mesh_add_node(struct mesh *mesh, const char *name, const char *address, uint32_t *node,
                           struct error *error) COMM_MUST_USE;
 
-/* Dials, probes, notices silence. mesh_next_deadline_ns says when it wants to be called again at the latest. */
+/* Dials, probes, notices silence. mesh_next_deadline_ns says when it wants to be called again at the latest.
+ */
 uint64_t mesh_next_deadline_ns(const struct mesh *mesh);
 void mesh_tick(struct mesh *mesh, uint64_t now_ns);
 
 /*
- * Sends a message on the control stream. UNREACHABLE when the node is not up. A peer that does not read (the stream's queue is full) is
- * disconnected, and LIMIT returned.
+ * Sends a message on the control stream. UNREACHABLE when the node is not up. A peer that does not read (the
+ * stream's queue is full) is disconnected, and LIMIT returned.
  */
 enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Message *message) COMM_MUST_USE;
 /* To every node that is up. */
 void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message);
 
-/* For people (commctl ping): sends an echo; done is called exactly once, also on time-out or loss, never from within. */
+/* For people (commctl ping): sends an echo; done is called exactly once, also on time-out or loss, never from
+ * within. */
 typedef void mesh_ping_function(void *context, enum status result, uint64_t round_trip_ns, uint64_t now_ns);
 #define MESH_PINGS_MAX 1024
-enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mesh_ping_function *done, void *context,
-                      uint64_t now_ns, struct error *error) COMM_MUST_USE;
+enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mesh_ping_function *done,
+                      void *context, uint64_t now_ns, struct error *error) COMM_MUST_USE;
 /* Pings of a context that goes away are forgotten: done is not called. */
 void mesh_ping_forget(struct mesh *mesh, void *context);
 
@@ -82,15 +91,16 @@ struct mesh_node_info {
     const char *name;
     const char *address;
     enum mesh_node_state state;
-    uint64_t since_ns;              /* of the state */
-    uint64_t instance;              /* 0 before the first Hello */
-    const char *version_text;       /* the peer's; "" before the first Hello */
+    uint64_t since_ns;                /* of the state */
+    uint64_t instance;                /* 0 before the first Hello */
+    const char *version_text;         /* the peer's; "" before the first Hello */
     uint64_t heartbeat_round_trip_ns; /* last; 0 when none */
-    const char *last_error;         /* why it was last lost or not reached; "" when never */
+    const char *last_error;           /* why it was last lost or not reached; "" when never */
     struct net_peer_statistics net;
 };
 uint32_t mesh_node_count(const struct mesh *mesh); /* without ourselves */
-void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_info *out); /* texts are mesh's, valid until it runs again */
+void mesh_node_info(const struct mesh *mesh, uint32_t node,
+                    struct mesh_node_info *out); /* texts are mesh's, valid until it runs again */
 const char *mesh_node_name(const struct mesh *mesh, uint32_t node);
 bool mesh_node_is_up(const struct mesh *mesh, uint32_t node);
 /* Whether a node of that name is known; *node gets its index. */

@@ -95,8 +95,8 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns);
 enum status mesh_peer_send(struct mesh_peer *peer, const Commd__Mesh__Message *message) COMM_MUST_USE;
 
 /* message.c */
-size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
-                           uint64_t now_ns);
+size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                           bool end, uint64_t now_ns);
 void mesh_stream_closed(void *context, struct net_stream *stream, const struct error *cause, uint64_t now_ns);
 void mesh_send_hello(struct mesh_peer *peer);
 
@@ -105,7 +105,8 @@ void mesh_heartbeat_start(struct mesh_peer *peer, uint64_t now_ns);
 uint64_t mesh_heartbeat_deadline_ns(const struct mesh_peer *peer);
 void mesh_heartbeat_tick(struct mesh_peer *peer, uint64_t now_ns);
 void mesh_heartbeat_suspect(struct mesh_peer *peer, uint64_t now_ns);
-void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer, uint64_t now_ns);
+void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer,
+                             uint64_t now_ns);
 
 /* ping.c */
 void mesh_ping_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns);

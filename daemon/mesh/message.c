@@ -20,7 +20,8 @@ static void violation(struct mesh_peer *peer, const struct error *cause)
 {
     if (!peer->closing) {
         /* The peer dials again, and does the same again: once is enough. */
-        enum log_level level = strcmp(peer->last_error, cause->text) == 0 ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING;
+        enum log_level level =
+            strcmp(peer->last_error, cause->text) == 0 ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING;
         log_line(level, "node %s: connection dropped: %s", peer->name, cause->text);
         mesh_peer_disconnect(peer, cause);
     }
@@ -45,22 +46,25 @@ void mesh_send_hello(struct mesh_peer *peer)
     }
 }
 
-static enum status hello_check(const struct mesh_peer *peer, const Commd__Mesh__Hello *hello, struct error *cause)
+static enum status hello_check(const struct mesh_peer *peer, const Commd__Mesh__Hello *hello,
+                               struct error *cause)
 {
     const struct mesh_options *options = &peer->mesh->options;
     char text[64];
     if (hello->protocol_version != MESH_PROTOCOL_VERSION) {
-        return error_set(cause, STATUS_VERSION, "node %s speaks mesh protocol %u, node %s speaks %u", peer->name,
-                         hello->protocol_version, options->node_name, (unsigned)MESH_PROTOCOL_VERSION);
+        return error_set(cause, STATUS_VERSION, "node %s speaks mesh protocol %u, node %s speaks %u",
+                         peer->name, hello->protocol_version, options->node_name,
+                         (unsigned)MESH_PROTOCOL_VERSION);
     }
     if (strcmp(hello->cluster_name, options->cluster_name) != 0) {
         text_copy(hello->cluster_name, text, sizeof text);
-        return error_set(cause, STATUS_CONFIG, "node %s is of cluster \"%s\", node %s of cluster \"%.63s\"", peer->name,
-                         text, options->node_name, options->cluster_name);
+        return error_set(cause, STATUS_CONFIG, "node %s is of cluster \"%s\", node %s of cluster \"%.63s\"",
+                         peer->name, text, options->node_name, options->cluster_name);
     }
     if (strcmp(hello->node_name, peer->name) != 0) {
         text_copy(hello->node_name, text, sizeof text);
-        return error_set(cause, STATUS_CERTIFICATE, "node %s by its certificate calls itself \"%s\"", peer->name, text);
+        return error_set(cause, STATUS_CERTIFICATE, "node %s by its certificate calls itself \"%s\"",
+                         peer->name, text);
     }
     if (hello->instance == 0) {
         return error_set(cause, STATUS_PROTOCOL, "node %s greets with instance 0", peer->name);
@@ -155,13 +159,14 @@ static void message_received(struct mesh_peer *peer, const uint8_t *bytes, size_
     struct error cause;
     Commd__Mesh__Message *message = commd__mesh__message__unpack(NULL, size, bytes);
     if (message == NULL) {
-        error_set(&cause, STATUS_PROTOCOL, "node %s sent a message of %zu bytes that cannot be understood", peer->name,
-                  size);
+        error_set(&cause, STATUS_PROTOCOL, "node %s sent a message of %zu bytes that cannot be understood",
+                  peer->name, size);
         violation(peer, &cause);
         return;
     }
     unsigned body = (unsigned)message->body_case;
-    bool known = body < sizeof message_functions / sizeof message_functions[0] && message_functions[body] != NULL;
+    bool known =
+        body < sizeof message_functions / sizeof message_functions[0] && message_functions[body] != NULL;
     if (peer->state != MESH_NODE_UP && body != COMMD__MESH__MESSAGE__BODY_HELLO) {
         error_set(&cause, STATUS_PROTOCOL, "node %s did not greet first", peer->name);
         violation(peer, &cause);
@@ -173,8 +178,8 @@ static void message_received(struct mesh_peer *peer, const uint8_t *bytes, size_
     commd__mesh__message__free_unpacked(message, NULL);
 }
 
-size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
-                           uint64_t now_ns)
+size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                           bool end, uint64_t now_ns)
 {
     (void)end; /* closed follows */
     struct mesh_peer *peer = mesh_peer_at(context, stream->peer);
@@ -198,7 +203,8 @@ size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8
             message_received(peer, message, message_bytes, now_ns);
         } else {
             error_set(&cause, status, "node %s: control stream: %s", peer->name,
-                      status == STATUS_PROTOCOL ? "a message of 0 bytes or more than the maximum" : status_text(status));
+                      status == STATUS_PROTOCOL ? "a message of 0 bytes or more than the maximum"
+                                                : status_text(status));
             violation(peer, &cause);
         }
     }

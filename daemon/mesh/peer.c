@@ -48,7 +48,8 @@ void mesh_peer_arm(struct mesh_peer *peer)
     }
 }
 
-/* Exponential back-off; each wait is between half of it and the whole, so that nodes that lost each other at once do not meet again at once. */
+/* Exponential back-off; each wait is between half of it and the whole, so that nodes that lost each other at
+ * once do not meet again at once. */
 static void peer_back_off(struct mesh_peer *peer, uint64_t now_ns)
 {
     const struct mesh_options *options = &peer->mesh->options;

@@ -21,8 +21,8 @@ static void ping_end(struct mesh *mesh, struct mesh_ping_entry *ping, enum statu
     done(context, result, round_trip_ns, now_ns);
 }
 
-enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mesh_ping_function *done, void *context,
-                      uint64_t now_ns, struct error *error)
+enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mesh_ping_function *done,
+                      void *context, uint64_t now_ns, struct error *error)
 {
     struct mesh_peer *peer = mesh_peer_at(mesh, node);
     if (!mesh_node_is_up(mesh, node)) {
@@ -50,7 +50,8 @@ enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mes
     enum status status = mesh_send(mesh, node, &message);
     if (status != STATUS_OK) {
         free(ping);
-        return error_set(error, status, "node %s: the ping could not be sent: %s", peer->name, status_text(status));
+        return error_set(error, status, "node %s: the ping could not be sent: %s", peer->name,
+                         status_text(status));
     }
     DL_APPEND(mesh->pings, ping);
     mesh->ping_count++;
@@ -61,7 +62,8 @@ enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mes
 void mesh_ping_forget(struct mesh *mesh, void *context)
 {
     struct mesh_ping_entry *ping, *next;
-    DL_FOREACH_SAFE (mesh->pings, ping, next) {
+    DL_FOREACH_SAFE(mesh->pings, ping, next)
+    {
         if (ping->context == context) {
             ping_remove(mesh, ping);
             free(ping);
@@ -72,7 +74,8 @@ void mesh_ping_forget(struct mesh *mesh, void *context)
 void mesh_ping_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns)
 {
     struct mesh_ping_entry *ping;
-    DL_FOREACH (peer->mesh->pings, ping) {
+    DL_FOREACH(peer->mesh->pings, ping)
+    {
         if (ping->token == token && ping->peer == peer) {
             ping_end(peer->mesh, ping, STATUS_OK, now_ns);
             return;
@@ -80,8 +83,10 @@ void mesh_ping_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns)
     }
 }
 
-/* Ends those that `is_over` names, one at a time from the start: done may change the list. Only what was there before is looked at. */
-static void ping_end_each(struct mesh *mesh, bool (*is_over)(const struct mesh_ping_entry *ping, const void *what),
+/* Ends those that `is_over` names, one at a time from the start: done may change the list. Only what was
+ * there before is looked at. */
+static void ping_end_each(struct mesh *mesh,
+                          bool (*is_over)(const struct mesh_ping_entry *ping, const void *what),
                           const void *what, enum status result, uint64_t now_ns)
 {
     uint64_t last_token = mesh->ping_token;
@@ -119,7 +124,8 @@ void mesh_ping_tick(struct mesh *mesh, uint64_t now_ns)
     ping_end_each(mesh, ping_is_late, &now_ns, STATUS_TIMED_OUT, now_ns);
     mesh->ping_deadline_ns = TIME_NEVER;
     struct mesh_ping_entry *ping;
-    DL_FOREACH (mesh->pings, ping) {
+    DL_FOREACH(mesh->pings, ping)
+    {
         mesh->ping_deadline_ns = time_min(mesh->ping_deadline_ns, ping->deadline_ns);
     }
 }

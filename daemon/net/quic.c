@@ -11,7 +11,7 @@
 
 #define QUIC_SOCKET_BUFFER_BYTES (4u << 20)
 
-/* --- Construction --------------------------------------------------------------------------------------------- */
+/* --- Construction -------------------------------------------------------------------------------------- */
 
 static enum status quic_copy_text(char **out, const char *text, struct error *error)
 {
@@ -19,7 +19,8 @@ static enum status quic_copy_text(char **out, const char *text, struct error *er
         return STATUS_OK;
     }
     *out = strdup(text);
-    return *out == NULL ? error_set(error, STATUS_NO_MEMORY, "no memory for the network's options") : STATUS_OK;
+    return *out == NULL ? error_set(error, STATUS_NO_MEMORY, "no memory for the network's options")
+                        : STATUS_OK;
 }
 
 static enum status quic_options_copy(struct quic_endpoint *endpoint, const struct quic_options *options,
@@ -36,11 +37,12 @@ static enum status quic_options_copy(struct quic_endpoint *endpoint, const struc
                          options->datagram_max_bytes, (unsigned)NGTCP2_MAX_UDP_PAYLOAD_SIZE,
                          QUIC_DATAGRAM_LOOPBACK_BYTES);
     }
-    strcpy(endpoint->node_name, options->node_name);
+    memcpy(endpoint->node_name, options->node_name, strlen(options->node_name) + 1);
     endpoint->datagram_max_bytes = options->datagram_max_bytes;
     endpoint->handshake_timeout_ns =
         options->handshake_timeout_ns != 0 ? options->handshake_timeout_ns : QUIC_HANDSHAKE_TIMEOUT_NS;
-    endpoint->idle_timeout_ns = options->idle_timeout_ns != 0 ? options->idle_timeout_ns : QUIC_IDLE_TIMEOUT_NS;
+    endpoint->idle_timeout_ns =
+        options->idle_timeout_ns != 0 ? options->idle_timeout_ns : QUIC_IDLE_TIMEOUT_NS;
     const struct {
         char **out;
         const char *text;
@@ -76,7 +78,8 @@ static void quic_endpoint_free(struct quic_endpoint *endpoint)
 static enum status quic_endpoint_open(struct quic_endpoint *endpoint, const struct quic_options *options,
                                       struct error *error)
 {
-    uint32_t buffer_bytes = options->socket_buffer_bytes != 0 ? options->socket_buffer_bytes : QUIC_SOCKET_BUFFER_BYTES;
+    uint32_t buffer_bytes =
+        options->socket_buffer_bytes != 0 ? options->socket_buffer_bytes : QUIC_SOCKET_BUFFER_BYTES;
     enum status status = quic_socket_open(options->bind_address, buffer_bytes, &endpoint->socket, error);
     if (status != STATUS_OK) {
         return status;
@@ -85,8 +88,9 @@ static enum status quic_endpoint_open(struct quic_endpoint *endpoint, const stru
                            ? endpoint->socket.granted_receive_bytes
                            : endpoint->socket.granted_send_bytes;
     if (granted < buffer_bytes) {
-        log_warning("UDP socket %s: buffers of %u bytes granted, %u wanted (see net.core.rmem_max and wmem_max)",
-                    options->bind_address, granted, buffer_bytes);
+        log_warning(
+            "UDP socket %s: buffers of %u bytes granted, %u wanted (see net.core.rmem_max and wmem_max)",
+            options->bind_address, granted, buffer_bytes);
     }
     endpoint->send_buffer = malloc(QUIC_BATCH_MAX_BYTES);
     if (endpoint->send_buffer == NULL) {
@@ -102,7 +106,8 @@ static enum status quic_endpoint_open(struct quic_endpoint *endpoint, const stru
 
 static const struct net_operations quic_operations;
 
-enum status net_quic_new(struct loop *loop, const struct quic_options *options, struct net **out, struct error *error)
+enum status net_quic_new(struct loop *loop, const struct quic_options *options, struct net **out,
+                         struct error *error)
 {
     struct quic_endpoint *endpoint = calloc(1, sizeof *endpoint);
     if (endpoint == NULL) {
@@ -159,7 +164,7 @@ enum status net_quic_reload(struct net *net, struct error *error)
     return status;
 }
 
-/* --- The end -------------------------------------------------------------------------------------------------- */
+/* --- The end ------------------------------------------------------------------------------------------- */
 
 static void quic_free(struct net *net)
 {
@@ -189,7 +194,7 @@ static void quic_free(struct net *net)
     quic_endpoint_free(endpoint);
 }
 
-/* --- Peers ---------------------------------------------------------------------------------------------------- */
+/* --- Peers --------------------------------------------------------------------------------------------- */
 
 struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *name)
 {
@@ -204,7 +209,7 @@ static enum status quic_peers_grow(struct quic_endpoint *endpoint, struct error 
         return STATUS_OK;
     }
     uint32_t capacity = endpoint->peer_capacity == 0 ? 16 : 2 * endpoint->peer_capacity;
-    struct quic_peer **peers = reallocarray(endpoint->peers, capacity, sizeof *peers);
+    struct quic_peer **peers = reallocarray(endpoint->peers, capacity, sizeof(struct quic_peer *));
     if (peers == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for another peer");
     }
@@ -213,7 +218,8 @@ static enum status quic_peers_grow(struct quic_endpoint *endpoint, struct error 
     return STATUS_OK;
 }
 
-static enum status quic_peer_insert(struct quic_endpoint *endpoint, struct quic_peer *peer, struct error *error)
+static enum status quic_peer_insert(struct quic_endpoint *endpoint, struct quic_peer *peer,
+                                    struct error *error)
 {
     HASH_ADD_STR(endpoint->peers_by_name, name, peer);
     if (peer->hh.tbl == NULL) {
@@ -241,8 +247,9 @@ static enum status quic_add_peer(struct net *net, const char *name, const char *
         return error_set(error, STATUS_LIMIT, "peer %s: no more than %d peers", name, NET_PEERS_MAX);
     }
     if (name[0] == '\0' || strlen(name) > NODE_NAME_MAX_BYTES || strcmp(name, endpoint->node_name) == 0) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "peer \"%s\": expected 1 to %d characters, and not our own name",
-                         name, NODE_NAME_MAX_BYTES);
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "peer \"%s\": expected 1 to %d characters, and not our own name", name,
+                         NODE_NAME_MAX_BYTES);
     }
     if (quic_peer_find(endpoint, name) != NULL) {
         return error_set(error, STATUS_ALREADY_EXISTS, "peer %s is known already", name);
@@ -255,7 +262,7 @@ static enum status quic_add_peer(struct net *net, const char *name, const char *
     if (peer == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", name);
     }
-    strcpy(peer->name, name);
+    memcpy(peer->name, name, strlen(name) + 1);
     status = quic_address_resolve(address, endpoint->socket.local.base.sa_family, &peer->address, error);
     if (status == STATUS_OK) {
         quic_address_key(&peer->address, &peer->key);
@@ -303,7 +310,7 @@ static void quic_disconnect(struct net *net, uint32_t index, const struct error 
     }
 }
 
-/* --- Streams -------------------------------------------------------------------------------------------------- */
+/* --- Streams ------------------------------------------------------------------------------------------- */
 
 static void quic_stream_reset(struct net_stream *stream)
 {
@@ -315,7 +322,7 @@ static void quic_stream_reset(struct net_stream *stream)
     }
 }
 
-/* --- Statistics ----------------------------------------------------------------------------------------------- */
+/* --- Statistics ---------------------------------------------------------------------------------------- */
 
 static void quic_peer_statistics(const struct net *net, uint32_t index, struct net_peer_statistics *out)
 {
@@ -334,9 +341,10 @@ static void quic_peer_statistics(const struct net *net, uint32_t index, struct n
         out->sent_bytes += info.bytes_sent;
         out->received_bytes += info.bytes_recv;
         out->lost_packets += info.pkt_lost;
-        out->datagram_bytes = quic_write_small(peer->up)
-                                  ? (uint32_t)NGTCP2_MAX_UDP_PAYLOAD_SIZE
-                                  : (uint32_t)ngtcp2_conn_get_path_max_tx_udp_payload_size2(peer->up->transport);
+        out->datagram_bytes =
+            quic_write_small(peer->up)
+                ? (uint32_t)NGTCP2_MAX_UDP_PAYLOAD_SIZE
+                : (uint32_t)ngtcp2_conn_get_path_max_tx_udp_payload_size2(peer->up->transport);
     }
 }
 

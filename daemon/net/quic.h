@@ -7,31 +7,39 @@
 #include "daemon/net/net.h"
 
 /*
- * The network for real: QUIC (RFC 9000, 9001, 9002) by ngtcp2 with OpenSSL, mutual TLS 1.3, in libevent's loop. No early
- * data, no tickets. ALPN "commd/1". The dialling side checks that the certificate's subject alternative name (DNS) is the name
- * of the peer it dialled; the accepting side looks up the peer by that name, and refuses one it does not know.
+ * The network for real: QUIC (RFC 9000, 9001, 9002) by ngtcp2 with OpenSSL, mutual TLS 1.3, in libevent's
+ * loop. No early data, no tickets. ALPN "commd/1". The dialling side checks that the certificate's subject
+ * alternative name (DNS) is the name of the peer it dialled; the accepting side looks up the peer by that
+ * name, and refuses one it does not know.
  */
 struct quic_options {
-    const char *node_name;        /* ours: must be in our certificate, checked at start */
-    const char *bind_address;     /* "host:port", "[v6]:port"; port 0 picks one, see net_quic_port */
-    const char *certificate_path; /* PEM, chain */
-    const char *key_path;         /* PEM; refused when others than its owner may read it */
-    const char *authority_path;   /* PEM: the cluster's CA certificates */
-    const char *revocation_path;  /* PEM CRL, or null */
-    uint32_t datagram_max_bytes;  /* 0: 1452, growing by path MTU discovery up to 9000-byte frames */
-    uint32_t socket_buffer_bytes; /* 0: 4 MiB; what the kernel granted is logged when it is less */
-    uint64_t handshake_timeout_ns;
-    uint64_t idle_timeout_ns; /* of the transport; mesh's heartbeats are the real detector */
+    const char *node_name;         /* ours: must be in our certificate, checked at start */
+    const char *bind_address;      /* "host:port", "[v6]:port"; port 0 picks one, see net_quic_port */
+    const char *certificate_path;  /* PEM, chain */
+    const char *key_path;          /* PEM; refused when others than its owner may read it */
+    const char *authority_path;    /* PEM: the cluster's CA certificates */
+    const char *revocation_path;   /* PEM CRL, or null */
+    uint32_t datagram_max_bytes;   /* grown into by path MTU discovery; 0: 8952 (9000-byte frames), 65000 on
+                                      loopback */
+    uint32_t socket_buffer_bytes;  /* 0: 4 MiB; what the kernel granted is logged when it is less */
+    uint64_t handshake_timeout_ns; /* 0: 10 s */
+    uint64_t idle_timeout_ns;      /* of the transport, 0: 30 s; mesh's heartbeats are the real detector */
 };
 
-/* Binds and loads the certificates. CONFIG or CERTIFICATE with a text that names the file and what is wrong; SYSTEM. */
+/*
+ * Binds and loads the certificates. CONFIG or CERTIFICATE with a text that names the file and what is wrong;
+ * INVALID_ARGUMENT for a bind address that does not parse; SYSTEM, NO_MEMORY.
+ */
 enum status net_quic_new(struct loop *loop, const struct quic_options *options, struct net **out,
                          struct error *error) COMM_MUST_USE;
 
 /* The UDP port that was bound. */
 uint16_t net_quic_port(const struct net *net);
 
-/* Loads certificate, key and CAs again; connections made from now on use them. On failure the old ones stay in use. */
+/*
+ * Loads certificate, key, CAs and revocations again; connections made from now on use them. On failure the
+ * old ones stay in use.
+ */
 enum status net_quic_reload(struct net *net, struct error *error) COMM_MUST_USE;
 
 #endif

@@ -3,7 +3,10 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* The shortest packet with a short header that may be one of a connection of ours, and not a stateless reset itself. */
+/*
+ * The shortest packet with a short header that may be one of a connection of ours, and not a stateless reset
+ * itself.
+ */
 #define QUIC_SHORT_PACKET_MIN_BYTES (1u + QUIC_CID_BYTES + 4u + 16u)
 #define QUIC_RESET_MIN_BYTES (NGTCP2_MIN_STATELESS_RESET_RANDLEN + NGTCP2_STATELESS_RESET_TOKENLEN)
 #define QUIC_RESET_RANDOM_BYTES 24u
@@ -20,8 +23,8 @@ static void quic_drop(struct quic_endpoint *endpoint, const struct quic_datagram
     }
 }
 
-static void quic_reply(struct quic_endpoint *endpoint, const struct quic_datagram *datagram, const uint8_t *bytes,
-                       ngtcp2_ssize size)
+static void quic_reply(struct quic_endpoint *endpoint, const struct quic_datagram *datagram,
+                       const uint8_t *bytes, ngtcp2_ssize size)
 {
     if (size > 0) {
         quic_write_single(endpoint, datagram->local, datagram->remote, bytes, (size_t)size);
@@ -35,18 +38,19 @@ static void quic_negotiate_version(struct quic_endpoint *endpoint, const struct 
     static const uint32_t versions[] = {NGTCP2_PROTO_VER_V1};
     uint8_t packet[NGTCP2_MAX_UDP_PAYLOAD_SIZE];
     uint8_t random = 0;
-    if (datagram->size < NGTCP2_MAX_UDP_PAYLOAD_SIZE || !log_limit_pass(&endpoint->reset_limit, endpoint->now_ns, NULL)) {
+    if (datagram->size < NGTCP2_MAX_UDP_PAYLOAD_SIZE ||
+        !log_limit_pass(&endpoint->reset_limit, endpoint->now_ns, NULL)) {
         return;
     }
     (void)RAND_bytes(&random, 1);
     quic_reply(endpoint, datagram, packet,
-               ngtcp2_pkt_write_version_negotiation(packet, sizeof packet, random, ids->scid, ids->scidlen, ids->dcid,
-                                                    ids->dcidlen, versions, 1));
+               ngtcp2_pkt_write_version_negotiation(packet, sizeof packet, random, ids->scid, ids->scidlen,
+                                                    ids->dcid, ids->dcidlen, versions, 1));
 }
 
 /*
- * RFC 9000, 10.3: the peer learns that the connection is gone, after a restart for instance. Smaller than what it answers,
- * so that two of them cannot go on answering each other.
+ * RFC 9000, 10.3: the peer learns that the connection is gone, after a restart for instance. Smaller than
+ * what it answers, so that two of them cannot go on answering each other.
  */
 static void quic_reset_stateless(struct quic_endpoint *endpoint, const struct quic_datagram *datagram,
                                  const ngtcp2_version_cid *ids)
@@ -55,13 +59,15 @@ static void quic_reset_stateless(struct quic_endpoint *endpoint, const struct qu
     ngtcp2_stateless_reset_token token;
     uint8_t random[QUIC_RESET_RANDOM_BYTES];
     uint8_t packet[QUIC_RESET_RANDOM_BYTES + NGTCP2_STATELESS_RESET_TOKENLEN];
-    if (datagram->size <= QUIC_RESET_MIN_BYTES || !log_limit_pass(&endpoint->reset_limit, endpoint->now_ns, NULL)) {
+    if (datagram->size <= QUIC_RESET_MIN_BYTES ||
+        !log_limit_pass(&endpoint->reset_limit, endpoint->now_ns, NULL)) {
         return;
     }
     size_t size = datagram->size - 1 < sizeof packet ? datagram->size - 1 : sizeof packet;
     ngtcp2_cid_init(&cid, ids->dcid, ids->dcidlen);
     if (RAND_bytes(random, sizeof random) != 1 ||
-        ngtcp2_crypto_generate_stateless_reset_token(token.data, endpoint->secret, sizeof endpoint->secret, &cid) != 0) {
+        ngtcp2_crypto_generate_stateless_reset_token(token.data, endpoint->secret, sizeof endpoint->secret,
+                                                     &cid) != 0) {
         return;
     }
     quic_reply(endpoint, datagram, packet,
@@ -92,7 +98,8 @@ static void quic_retry(struct quic_endpoint *endpoint, const struct quic_datagra
 static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagram *datagram)
 {
     ngtcp2_pkt_hd header;
-    if (ngtcp2_accept(&header, datagram->bytes, datagram->size) != 0 || header.dcid.datalen < NGTCP2_MIN_INITIAL_DCIDLEN) {
+    if (ngtcp2_accept(&header, datagram->bytes, datagram->size) != 0 ||
+        header.dcid.datalen < NGTCP2_MIN_INITIAL_DCIDLEN) {
         quic_drop(endpoint, datagram, "of no connection, and not the first of one");
         return;
     }
@@ -104,10 +111,10 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
     ngtcp2_cid original;
     bool validated = false;
     if (header.tokenlen > 0 && header.token[0] == NGTCP2_CRYPTO_TOKEN_MAGIC_RETRY2) {
-        validated = ngtcp2_crypto_verify_retry_token2(&original, header.token, header.tokenlen, endpoint->secret,
-                                                      sizeof endpoint->secret, header.version, &datagram->remote->base,
-                                                      datagram->remote->size, &header.dcid, QUIC_RETRY_TOKEN_TIMEOUT_NS,
-                                                      endpoint->now_ns) == 0;
+        validated = ngtcp2_crypto_verify_retry_token2(
+                        &original, header.token, header.tokenlen, endpoint->secret, sizeof endpoint->secret,
+                        header.version, &datagram->remote->base, datagram->remote->size, &header.dcid,
+                        QUIC_RETRY_TOKEN_TIMEOUT_NS, endpoint->now_ns) == 0;
         if (!validated) { /* a client takes one Retry only, so another would be in vain */
             quic_drop(endpoint, datagram, "its address validation token is not valid, or no longer");
             return;
@@ -123,7 +130,10 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
         quic_drop(endpoint, datagram, "no memory for another connection");
         return;
     }
-    /* The first part of its ClientHello is still under way: nothing is kept for an address that is not validated. */
+    /*
+     * The first part of its ClientHello is still under way: nothing is kept for an address that is not
+     * validated.
+     */
     if (quic_connection_read(connection, datagram) == NGTCP2_ERR_RETRY) {
         quic_retry(endpoint, datagram, &header);
     }

@@ -11,7 +11,8 @@
 static bool quic_port_parse(const char *text, char out[6])
 {
     size_t length = strlen(text);
-    if (length == 0 || length > 5 || strspn(text, "0123456789") != length || strtoul(text, NULL, 10) > UINT16_MAX) {
+    if (length == 0 || length > 5 || strspn(text, "0123456789") != length ||
+        strtoul(text, NULL, 10) > UINT16_MAX) {
         return false;
     }
     memcpy(out, text, length + 1);
@@ -51,7 +52,8 @@ enum status quic_address_resolve(const char *text, int family, struct quic_addre
     char port[6];
     if (!quic_address_split(text, host, port)) {
         return error_set(error, STATUS_INVALID_ARGUMENT,
-                         "address \"%s\": expected \"host:port\" or \"[IPv6 address]:port\", port 0 to 65535", text);
+                         "address \"%s\": expected \"host:port\" or \"[IPv6 address]:port\", port 0 to 65535",
+                         text);
     }
     struct addrinfo hints = {.ai_family = family, .ai_socktype = SOCK_DGRAM, .ai_flags = AI_NUMERICSERV};
     if (family == AF_INET6) {

@@ -27,9 +27,9 @@ struct quic_address_key {
 #define QUIC_ADDRESS_TEXT_MAX_BYTES 64
 
 /*
- * "host:port" or "[v6]:port", the port a number. family AF_INET or AF_INET6 asks for an address that a socket of it can
- * send to (IPv4 becomes IPv6-mapped); AF_UNSPEC takes what comes first. INVALID_ARGUMENT with a text that says what was
- * expected.
+ * "host:port" or "[v6]:port", the port a number. family AF_INET or AF_INET6 asks for an address that a socket
+ * of it can send to (IPv4 becomes IPv6-mapped); AF_UNSPEC takes what comes first. INVALID_ARGUMENT with a
+ * text that says what was expected.
  */
 enum status quic_address_resolve(const char *text, int family, struct quic_address *out,
                                  struct error *error) COMM_MUST_USE;

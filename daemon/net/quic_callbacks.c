@@ -3,13 +3,14 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* What ngtcp2 calls: each only translates and passes on. Failures of ours are noted on the connection first. */
+/* What ngtcp2 calls: each only translates and passes on. Failures of ours are noted first. */
 
 static void quic_on_random(uint8_t *out, size_t size, const ngtcp2_rand_ctx *context)
 {
     (void)context;
     if (RAND_bytes(out, (int)size) != 1) {
-        memset(out, 0, size); /* of what this is asked for, nothing depends on it being secret (ngtcp2_rand) */
+        memset(out, 0,
+               size); /* of what this is asked for, nothing depends on it being secret (ngtcp2_rand) */
     }
 }
 
@@ -19,8 +20,8 @@ bool quic_cid_new(struct quic_connection *connection, ngtcp2_cid *out, size_t si
     return RAND_bytes(out->data, (int)size) == 1 && quic_cid_add(connection, false, out->data, size);
 }
 
-static int quic_on_new_cid(ngtcp2_conn *transport, ngtcp2_cid *cid, ngtcp2_stateless_reset_token *token, size_t size,
-                           void *context)
+static int quic_on_new_cid(ngtcp2_conn *transport, ngtcp2_cid *cid, ngtcp2_stateless_reset_token *token,
+                           size_t size, void *context)
 {
     (void)transport;
     struct quic_connection *connection = context;
@@ -28,7 +29,8 @@ static int quic_on_new_cid(ngtcp2_conn *transport, ngtcp2_cid *cid, ngtcp2_state
     if (!quic_cid_new(connection, cid, size)) {
         return NGTCP2_ERR_CALLBACK_FAILURE;
     }
-    if (ngtcp2_crypto_generate_stateless_reset_token(token->data, endpoint->secret, sizeof endpoint->secret, cid) != 0) {
+    if (ngtcp2_crypto_generate_stateless_reset_token(token->data, endpoint->secret, sizeof endpoint->secret,
+                                                     cid) != 0) {
         quic_cid_remove(connection, false, cid->data, cid->datalen);
         return NGTCP2_ERR_CALLBACK_FAILURE;
     }
@@ -63,7 +65,8 @@ static int quic_on_dcid(ngtcp2_conn *transport, ngtcp2_connection_id_status_type
     return 0;
 }
 
-static int quic_on_stateless_reset(ngtcp2_conn *transport, const ngtcp2_pkt_stateless_reset2 *packet, void *context)
+static int quic_on_stateless_reset(ngtcp2_conn *transport, const ngtcp2_pkt_stateless_reset2 *packet,
+                                   void *context)
 {
     (void)transport;
     (void)packet;
@@ -77,7 +80,7 @@ static int quic_on_stateless_reset(ngtcp2_conn *transport, const ngtcp2_pkt_stat
     return 0;
 }
 
-/* --- The handshake -------------------------------------------------------------------------------------------- */
+/* --- The handshake ------------------------------------------------------------------------------------- */
 
 static int quic_on_handshake_completed(ngtcp2_conn *transport, void *context)
 {
@@ -97,8 +100,8 @@ static int quic_on_handshake_completed(ngtcp2_conn *transport, void *context)
 }
 
 /*
- * A dialling side learns by this that the accepting one has taken its certificate, too: TLS 1.3 completes the handshake
- * here before that.
+ * A dialling side learns by this that the accepting one has taken its certificate, too: TLS 1.3 completes the
+ * handshake here before that.
  */
 static int quic_on_handshake_confirmed(ngtcp2_conn *transport, void *context)
 {
@@ -112,18 +115,18 @@ static int quic_on_handshake_confirmed(ngtcp2_conn *transport, void *context)
     return 0;
 }
 
-/* --- Streams -------------------------------------------------------------------------------------------------- */
+/* --- Streams ------------------------------------------------------------------------------------------- */
 
-static int quic_on_stream_data(ngtcp2_conn *transport, uint32_t flags, int64_t id, uint64_t offset, const uint8_t *bytes,
-                               size_t size, void *context, void *stream)
+static int quic_on_stream_data(ngtcp2_conn *transport, uint32_t flags, int64_t id, uint64_t offset,
+                               const uint8_t *bytes, size_t size, void *context, void *stream)
 {
     (void)transport;
     (void)offset;
     return quic_receiver_bytes(context, stream, id, bytes, size, (flags & NGTCP2_STREAM_DATA_FLAG_FIN) != 0);
 }
 
-static int quic_on_stream_acknowledged(ngtcp2_conn *transport, int64_t id, uint64_t offset, uint64_t size, void *context,
-                                       void *stream)
+static int quic_on_stream_acknowledged(ngtcp2_conn *transport, int64_t id, uint64_t offset, uint64_t size,
+                                       void *context, void *stream)
 {
     (void)transport;
     (void)id;
@@ -134,8 +137,8 @@ static int quic_on_stream_acknowledged(ngtcp2_conn *transport, int64_t id, uint6
     return 0;
 }
 
-static int quic_on_stream_close(ngtcp2_conn *transport, uint32_t flags, int64_t id, uint64_t code, void *context,
-                                void *stream)
+static int quic_on_stream_close(ngtcp2_conn *transport, uint32_t flags, int64_t id, uint64_t code,
+                                void *context, void *stream)
 {
     (void)flags;
     (void)code;
@@ -152,8 +155,8 @@ static int quic_on_stream_close(ngtcp2_conn *transport, uint32_t flags, int64_t 
     return 0;
 }
 
-static int quic_on_stream_reset(ngtcp2_conn *transport, int64_t id, uint64_t size, uint64_t code, void *context,
-                                void *stream)
+static int quic_on_stream_reset(ngtcp2_conn *transport, int64_t id, uint64_t size, uint64_t code,
+                                void *context, void *stream)
 {
     (void)transport;
     (void)id;
@@ -166,7 +169,8 @@ static int quic_on_stream_reset(ngtcp2_conn *transport, int64_t id, uint64_t siz
     return 0;
 }
 
-static int quic_on_stream_window(ngtcp2_conn *transport, int64_t id, uint64_t limit, void *context, void *stream)
+static int quic_on_stream_window(ngtcp2_conn *transport, int64_t id, uint64_t limit, void *context,
+                                 void *stream)
 {
     (void)transport;
     (void)id;

@@ -74,16 +74,19 @@ static enum status quic_key_load(SSL_CTX *context, const char *path, struct erro
         goto done;
     }
     if ((attributes.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
-        status = error_set(error, STATUS_CONFIG,
-                           "key file %s: others than its owner have access to it (mode %04o, expected 0600 or 0400)",
-                           path, (unsigned)attributes.st_mode & 07777u);
+        status = error_set(
+            error, STATUS_CONFIG,
+            "key file %s: others than its owner have access to it (mode %04o, expected 0600 or 0400)", path,
+            (unsigned)attributes.st_mode & 07777u);
         goto done;
     }
     key = PEM_read_PrivateKey(file, NULL, quic_no_password, NULL);
     if (key == NULL) {
-        status = quic_error_tls(error, STATUS_CONFIG, "key file %s: not an unencrypted private key in PEM", path);
+        status =
+            quic_error_tls(error, STATUS_CONFIG, "key file %s: not an unencrypted private key in PEM", path);
     } else if (SSL_CTX_use_PrivateKey(context, key) != 1) {
-        status = quic_error_tls(error, STATUS_CERTIFICATE, "key file %s does not belong to the certificate", path);
+        status =
+            quic_error_tls(error, STATUS_CERTIFICATE, "key file %s does not belong to the certificate", path);
     }
 
 done:
@@ -101,7 +104,8 @@ static enum status quic_revocations_load(SSL_CTX *context, const char *path, str
     X509_STORE *store = SSL_CTX_get_cert_store(context);
     X509_LOOKUP *lookup = X509_STORE_add_lookup(store, X509_LOOKUP_file());
     if (lookup == NULL || X509_load_crl_file(lookup, path, X509_FILETYPE_PEM) < 1) {
-        return quic_error_tls(error, STATUS_CONFIG, "revocation file %s: not a certificate revocation list in PEM", path);
+        return quic_error_tls(error, STATUS_CONFIG,
+                              "revocation file %s: not a certificate revocation list in PEM", path);
     }
     X509_STORE_set_flags(store, X509_V_FLAG_CRL_CHECK);
     return STATUS_OK;
@@ -131,7 +135,8 @@ enum status quic_certificate_load(SSL_CTX *context, const struct quic_options *o
         return status;
     }
     if (SSL_CTX_load_verify_file(context, options->authority_path) != 1) {
-        return quic_error_tls(error, STATUS_CONFIG, "CA file %s: no certificates in PEM", options->authority_path);
+        return quic_error_tls(error, STATUS_CONFIG, "CA file %s: no certificates in PEM",
+                              options->authority_path);
     }
     if (options->revocation_path != NULL && options->revocation_path[0] != '\0') {
         return quic_revocations_load(context, options->revocation_path, error);
@@ -140,8 +145,8 @@ enum status quic_certificate_load(SSL_CTX *context, const struct quic_options *o
 }
 
 /* role: "ssl_client" or "ssl_server", names of OpenSSL's verification parameters. */
-static enum status quic_certificate_verify(SSL_CTX *context, const struct quic_options *options, const char *role,
-                                           struct error *error)
+static enum status quic_certificate_verify(SSL_CTX *context, const struct quic_options *options,
+                                           const char *role, struct error *error)
 {
     STACK_OF(X509) *chain = NULL;
     X509_STORE_CTX *verification = X509_STORE_CTX_new();
@@ -149,21 +154,25 @@ static enum status quic_certificate_verify(SSL_CTX *context, const struct quic_o
     SSL_CTX_get0_chain_certs(context, &chain);
     if (verification == NULL || X509_STORE_CTX_init(verification, SSL_CTX_get_cert_store(context),
                                                     SSL_CTX_get0_certificate(context), chain) != 1) {
-        status = quic_error_tls(error, STATUS_NO_MEMORY, "checking certificate file %s", options->certificate_path);
+        status = quic_error_tls(error, STATUS_NO_MEMORY, "checking certificate file %s",
+                                options->certificate_path);
         goto done;
     }
     if (X509_STORE_CTX_set_default(verification, role) != 1) {
-        status = quic_error_tls(error, STATUS_INTERNAL, "checking certificate file %s", options->certificate_path);
+        status =
+            quic_error_tls(error, STATUS_INTERNAL, "checking certificate file %s", options->certificate_path);
         goto done;
     }
     if (X509_verify_cert(verification) != 1) {
         char text[QUIC_CERTIFICATE_TEXT_MAX_BYTES];
         int code = X509_STORE_CTX_get_error(verification);
         const X509 *certificate = X509_STORE_CTX_get_current_cert(verification);
-        status = error_set(error, STATUS_CERTIFICATE, "certificate file %s: the certificate (%s) %s (CA file %s)",
-                           options->certificate_path,
-                           quic_certificate_text(certificate == NULL ? SSL_CTX_get0_certificate(context) : certificate, text),
-                           quic_verify_text(code), options->authority_path);
+        status =
+            error_set(error, STATUS_CERTIFICATE, "certificate file %s: the certificate (%s) %s (CA file %s)",
+                      options->certificate_path,
+                      quic_certificate_text(
+                          certificate == NULL ? SSL_CTX_get0_certificate(context) : certificate, text),
+                      quic_verify_text(code), options->authority_path);
     }
 
 done:
@@ -183,9 +192,10 @@ enum status quic_certificate_check(SSL_CTX *context, const struct quic_options *
     }
     if (status == STATUS_OK && X509_check_host(certificate, options->node_name, 0, flags, NULL) != 1) {
         status = error_set(error, STATUS_CERTIFICATE,
-                           "certificate file %s is not of node \"%s\": it has %s (expected a DNS subject alternative name \"%s\")",
-                           options->certificate_path, options->node_name, quic_certificate_text(certificate, text),
-                           options->node_name);
+                           "certificate file %s is not of node \"%s\": it has %s (expected a DNS subject "
+                           "alternative name \"%s\")",
+                           options->certificate_path, options->node_name,
+                           quic_certificate_text(certificate, text), options->node_name);
     }
     return status;
 }

@@ -6,7 +6,10 @@
 #include "daemon/base/error.h"
 #include "daemon/net/quic.h"
 
-/* Loading a node's own files into a context of either role, with texts that name the file and what is wrong with it. */
+/*
+ * Loading a node's own files into a context of either role, with texts that name the file and what is wrong
+ * with it.
+ */
 
 /* CONFIG for a file that cannot be read or parsed, CERTIFICATE for one whose content is not acceptable. */
 enum status quic_certificate_load(SSL_CTX *context, const struct quic_options *options,

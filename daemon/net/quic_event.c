@@ -5,7 +5,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* --- Noting what is to be done -------------------------------------------------------------------------------- */
+/* --- Noting what is to be done ------------------------------------------------------------------------- */
 
 void quic_wake(struct quic_endpoint *endpoint)
 {
@@ -109,7 +109,7 @@ void quic_work_dial_cancel(struct quic_endpoint *endpoint, struct quic_peer *pee
     }
 }
 
-/* --- Doing it ------------------------------------------------------------------------------------------------- */
+/* --- Doing it ------------------------------------------------------------------------------------------ */
 
 void quic_done_dispatch(struct quic_endpoint *endpoint, uint64_t now_ns)
 {
@@ -135,7 +135,8 @@ static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, ui
     }
     if (quic_connection_dial(endpoint, peer, &error) != STATUS_OK &&
         endpoint->base.peer_handler.connect_failed != NULL) {
-        endpoint->base.peer_handler.connect_failed(endpoint->base.peer_handler.context, peer->index, &error, now_ns);
+        endpoint->base.peer_handler.connect_failed(endpoint->base.peer_handler.context, peer->index, &error,
+                                                   now_ns);
     }
 }
 
@@ -186,7 +187,8 @@ void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns)
     endpoint->in_event = outer;
     bool blocked = endpoint->blocked.size > 0;
     if (endpoint->done != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
-        endpoint->connection_work != NULL || endpoint->dials != NULL || (endpoint->flushes != NULL && !blocked)) {
+        endpoint->connection_work != NULL || endpoint->dials != NULL ||
+        (endpoint->flushes != NULL && !blocked)) {
         quic_wake(endpoint);
     }
 }
@@ -208,11 +210,10 @@ void quic_socket_ready(void *context, unsigned events, uint64_t now_ns)
     }
     if ((events & LOOP_READ) != 0) {
         size_t count = 0;
-        size_t received;
-        do {
-            received = quic_socket_receive(&endpoint->socket, quic_datagram_received, endpoint);
-            count += received;
-        } while (received > 0 && count < QUIC_RECEIVE_BUDGET);
+        bool more = true;
+        while (more && count < QUIC_RECEIVE_BUDGET) {
+            count += quic_socket_receive(&endpoint->socket, quic_datagram_received, endpoint, &more);
+        }
         if (count == 0 || endpoint->socket.has_errors) { /* they make it ready, too */
             quic_socket_read_errors(&endpoint->socket, quic_peer_unreachable, endpoint);
         }

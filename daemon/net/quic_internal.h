@@ -30,52 +30,53 @@
  * The parts of the QUIC network, shared by quic*.c alone:
  *
  *   quic.c              the endpoint: options, peers, the table of operations, statistics
- *   quic_event.c        what an event leaves to be done: handlers called, connections changed, packets written
- *   quic_accept.c       datagrams of no connection: new ones, Retry, version negotiation, stateless reset
- *   quic_connection.c   a connection's life: made, read, lost, closed, freed
- *   quic_callbacks.c    what ngtcp2 calls
- *   quic_peer.c         which connection is a peer's: up, replaced, refused, down
- *   quic_write.c        packets out: streams in turn, batches, pacing, path MTU
- *   quic_send.c         outgoing streams
- *   quic_receive.c      incoming streams
- *   quic_tls.c, quic_certificate.c, quic_socket.c, quic_address.c   as named; they know nothing of the above
+ *   quic_event.c        what an event leaves to be done: handlers called, connections changed, packets
+ * written quic_accept.c       datagrams of no connection: new ones, Retry, version negotiation, stateless
+ * reset quic_connection.c   a connection's life: made, read, lost, closed, freed quic_callbacks.c    what
+ * ngtcp2 calls quic_peer.c         which connection is a peer's: up, replaced, refused, down quic_write.c
+ * packets out: streams in turn, batches, pacing, path MTU quic_send.c         outgoing streams quic_receive.c
+ * incoming streams quic_tls.c, quic_certificate.c, quic_socket.c, quic_address.c   as named; they know
+ * nothing of the above
  *
- * Whatever happens, happens in two steps. An event (datagrams, a timer, a call from outside) reads packets and notes what
- * follows from it; then quic_settle calls handlers, makes and frees connections, and writes packets. So no handler runs within
- * ngtcp2 but net_stream_handler.receive, which gets bytes in place, and nothing is freed under anybody's feet.
+ * Whatever happens, happens in two steps. An event (datagrams, a timer, a call from outside) reads packets
+ * and notes what follows from it; then quic_settle calls handlers, makes and frees connections, and writes
+ * packets. So no handler runs within ngtcp2 but net_stream_handler.receive, which gets bytes in place, and
+ * nothing is freed under anybody's feet.
  */
 
-#define QUIC_CID_BYTES 8u                              /* of every connection ID that we choose */
-#define QUIC_HANDSHAKE_TIMEOUT_NS (10 * TIME_S)        /* when the options say 0 */
-#define QUIC_IDLE_TIMEOUT_NS (30 * TIME_S)             /* when the options say 0 */
-#define QUIC_INITIAL_RTT_NS (20 * TIME_MS)             /* before the first sample: a local network, not the Internet */
+#define QUIC_CID_BYTES 8u                       /* of every connection ID that we choose */
+#define QUIC_HANDSHAKE_TIMEOUT_NS (10 * TIME_S) /* when the options say 0 */
+#define QUIC_IDLE_TIMEOUT_NS (30 * TIME_S)      /* when the options say 0 */
+#define QUIC_INITIAL_RTT_NS (20 * TIME_MS) /* before the first sample: a local network, not the Internet */
 #define QUIC_MAX_ACK_DELAY_NS (1 * TIME_MS)
-#define QUIC_ACK_THRESHOLD 8u                          /* packets for which one acknowledgement is sent at once */
-#define QUIC_STREAMS_MAX 65536u                        /* incoming streams of a connection that are not yet over */
-#define QUIC_CONNECTION_WINDOW_BYTES (256ull * NET_STREAM_WINDOW_BYTES) /* the most that a peer makes us keep: 1 GiB */
-#define QUIC_CONTROL_RESERVE_BYTES (1ull << 20)        /* of that window: for control streams alone */
-#define QUIC_HALF_OPEN_MAX 1024u                       /* incoming handshakes under way; beyond: dropped */
-#define QUIC_HALF_OPEN_RETRY 64u                       /* beyond: addresses are validated by Retry first */
+#define QUIC_ACK_THRESHOLD 8u   /* packets for which one acknowledgement is sent at once */
+#define QUIC_STREAMS_MAX 65536u /* incoming streams of a connection that are not yet over */
+#define QUIC_CONNECTION_WINDOW_BYTES                                                                         \
+    (256ull * NET_STREAM_WINDOW_BYTES)          /* the most that a peer makes us keep: 1 GiB */
+#define QUIC_CONTROL_RESERVE_BYTES (1ull << 20) /* of that window: for control streams alone */
+#define QUIC_HALF_OPEN_MAX 1024u                /* incoming handshakes under way; beyond: dropped */
+#define QUIC_HALF_OPEN_RETRY 64u                /* beyond: addresses are validated by Retry first */
 #define QUIC_RETRY_TOKEN_TIMEOUT_NS (10 * TIME_S)
-#define QUIC_RECEIVE_BUDGET 2048u                      /* datagrams read before others have their turn */
-#define QUIC_STREAM_QUANTUM_BYTES (64u << 10)          /* of one stream before the next one has its turn */
-#define QUIC_VECTORS_MAX 16u                           /* pieces of one stream offered to one packet */
-#define QUIC_FLUSH_BATCHES 32u                         /* batches written before others have their turn */
-#define QUIC_CLOSE_TEXT_MAX_BYTES 256u                 /* of the reason in a CONNECTION_CLOSE */
+#define QUIC_RECEIVE_BUDGET 2048u             /* datagrams read before others have their turn */
+#define QUIC_STREAM_QUANTUM_BYTES (64u << 10) /* of one stream before the next one has its turn */
+#define QUIC_VECTORS_MAX 16u                  /* pieces of one stream offered to one packet */
+#define QUIC_FLUSH_BATCHES 32u                /* batches written before others have their turn */
+#define QUIC_CLOSE_TEXT_MAX_BYTES 256u        /* of the reason in a CONNECTION_CLOSE */
 #define QUIC_CLOSE_PACKET_MAX_BYTES 1200u
-#define QUIC_DATAGRAM_BYTES 1452u                      /* of an Ethernet frame over IPv6 */
-#define QUIC_DATAGRAM_JUMBO_BYTES 8952u                /* of a 9000-byte frame over IPv6 */
+#define QUIC_DATAGRAM_BYTES 1452u       /* of an Ethernet frame over IPv6 */
+#define QUIC_DATAGRAM_JUMBO_BYTES 8952u /* of a 9000-byte frame over IPv6 */
 #define QUIC_DATAGRAM_LOOPBACK_BYTES 65000u
-#define QUIC_BLACK_HOLE_TIMEOUTS 3u                    /* probe timeouts without an answer after which large datagrams are suspected */
-#define QUIC_BLACK_HOLE_MIN_NS (200 * TIME_MS)         /* and at least so long: a busy peer is not a small path */
-#define QUIC_BLACK_HOLE_HOLD_NS (5 * TIME_S)           /* how long small ones are sent then; doubles each time */
+#define QUIC_BLACK_HOLE_TIMEOUTS                                                                             \
+    3u /* probe timeouts without an answer after which large datagrams are suspected */
+#define QUIC_BLACK_HOLE_MIN_NS (200 * TIME_MS) /* and at least so long: a busy peer is not a small path */
+#define QUIC_BLACK_HOLE_HOLD_NS (5 * TIME_S)   /* how long small ones are sent then; doubles each time */
 #define QUIC_BLACK_HOLE_HOLD_MAX_NS (640 * TIME_S)
 
 struct quic_endpoint;
 struct quic_connection;
 struct quic_peer;
 
-/* --- Streams -------------------------------------------------------------------------------------------------- */
+/* --- Streams ------------------------------------------------------------------------------------------- */
 
 /* The head of both kinds: what a net_stream pointer points to. */
 struct quic_stream {
@@ -84,8 +85,8 @@ struct quic_stream {
 };
 
 /*
- * One net_stream_send, from there until `sent` was called: on its stream until acknowledged or given up, then among the
- * endpoint's done ones. The header, and the payload when it was copied, follow it.
+ * One net_stream_send, from there until `sent` was called: on its stream until acknowledged or given up, then
+ * among the endpoint's done ones. The header, and the payload when it was copied, follow it.
  */
 struct quic_message {
     struct quic_message *next;
@@ -111,17 +112,17 @@ struct quic_sender {
     int64_t id;
     struct quic_message *messages; /* not acknowledged yet, in order */
     struct quic_message *messages_last;
-    struct quic_message *unsent;   /* the first of them of which something has not been sent; null: none */
+    struct quic_message *unsent; /* the first of them of which something has not been sent; null: none */
     uint64_t queued_end;
     uint64_t sent_end;
     uint64_t acknowledged_end;
     uint64_t turn_bytes; /* sent since it came to the front of the ready ones */
     size_t copied_bytes;
     uint32_t message_count;
-    bool ready;    /* among the connection's ready ones */
-    bool working;  /* among the endpoint's work */
-    bool blocked;  /* by the receiver's window */
-    bool shut;     /* the receiver wants no more; the end of the stream follows */
+    bool ready;   /* among the connection's ready ones */
+    bool working; /* among the endpoint's work */
+    bool blocked; /* by the receiver's window */
+    bool shut;    /* the receiver wants no more; the end of the stream follows */
     bool finishing;
     bool fin_sent;
 };
@@ -151,11 +152,11 @@ struct quic_receiver {
     bool working;        /* among the endpoint's work */
 };
 
-/* --- Connections ---------------------------------------------------------------------------------------------- */
+/* --- Connections --------------------------------------------------------------------------------------- */
 
 /*
- * What a connection is found by: the connection IDs that we gave the peer, and the tokens by which the peer's host says that it
- * has lost the connection.
+ * What a connection is found by: the connection IDs that we gave the peer, and the tokens by which the peer's
+ * host says that it has lost the connection.
  */
 struct quic_cid {
     UT_hash_handle hh;
@@ -169,8 +170,9 @@ _Static_assert(NGTCP2_MAX_CIDLEN >= NGTCP2_STATELESS_RESET_TOKENLEN, "both fit")
 
 enum quic_state {
     QUIC_STATE_HANDSHAKE,
-    QUIC_STATE_UP,     /* the peer's connection, from just before peer_up */
-    QUIC_STATE_CLOSED  /* closing or draining (RFC 9000, 10.2): kept to answer, or not to, what still arrives */
+    QUIC_STATE_UP,    /* the peer's connection, from just before peer_up */
+    QUIC_STATE_CLOSED /* closing or draining (RFC 9000, 10.2): kept to answer, or not to, what still arrives
+                       */
 };
 
 struct quic_connection {
@@ -181,13 +183,13 @@ struct quic_connection {
     enum quic_state state;
     bool dialled;
     bool working;
-    bool flushing;      /* among those that have, or may have, packets to write */
-    bool authenticated; /* both ways: to be made the peer's */
-    bool failed;        /* to be closed, for `cause` */
-    bool silent;        /* without telling the peer */
-    bool forgotten;     /* and without a trace: what still arrives is of no connection */
-    bool suspected;     /* an ICMP error came: peer_suspect is to be called */
-    bool half_open;     /* counted among the incoming handshakes under way */
+    bool flushing;          /* among those that have, or may have, packets to write */
+    bool authenticated;     /* both ways: to be made the peer's */
+    bool failed;            /* to be closed, for `cause` */
+    bool silent;            /* without telling the peer */
+    bool forgotten;         /* and without a trace: what still arrives is of no connection */
+    bool suspected;         /* an ICMP error came: peer_suspect is to be called */
+    bool half_open;         /* counted among the incoming handshakes under way */
     struct quic_peer *peer; /* null: incoming, not authenticated yet */
     struct quic_address remote;
     uint64_t created_ns;
@@ -207,7 +209,7 @@ struct quic_connection {
 
     struct error refusal; /* of the peer's certificate, in TLS's words */
     struct error cause;
-    ngtcp2_ccerr close;   /* what the peer is told */
+    ngtcp2_ccerr close; /* what the peer is told */
     char close_text[QUIC_CLOSE_TEXT_MAX_BYTES + 1];
 
     uint64_t unanswered_ns;  /* the first packet sent since something was heard; 0: none */
@@ -221,7 +223,7 @@ struct quic_connection {
 };
 
 struct quic_peer {
-    UT_hash_handle hh;         /* by name */
+    UT_hash_handle hh; /* by name */
     UT_hash_handle by_address;
     uint32_t index;
     char name[NODE_NAME_MAX_BYTES + 1];
@@ -235,7 +237,7 @@ struct quic_peer {
     struct net_peer_statistics past; /* of connections that are over */
 };
 
-/* --- The endpoint --------------------------------------------------------------------------------------------- */
+/* --- The endpoint -------------------------------------------------------------------------------------- */
 
 struct quic_endpoint {
     struct net base;
@@ -280,7 +282,7 @@ struct quic_endpoint {
     struct quic_peer *dials;
     struct quic_connection *flushes;
 
-    uint8_t *send_buffer; /* QUIC_BATCH_MAX_BYTES */
+    uint8_t *send_buffer;      /* QUIC_BATCH_MAX_BYTES */
     struct quic_batch blocked; /* what the socket did not take, in send_buffer; size 0: nothing */
     size_t blocked_sent_bytes;
 
@@ -291,7 +293,7 @@ struct quic_endpoint {
     struct net_statistics statistics;
 };
 
-/* --- quic.c --------------------------------------------------------------------------------------------------- */
+/* --- quic.c -------------------------------------------------------------------------------------------- */
 
 static inline struct quic_endpoint *quic_endpoint_of(struct net *net)
 {
@@ -301,7 +303,7 @@ static inline struct quic_endpoint *quic_endpoint_of(struct net *net)
 /* Null for a name that is not a peer's. */
 struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *name);
 
-/* --- quic_event.c --------------------------------------------------------------------------------------------- */
+/* --- quic_event.c -------------------------------------------------------------------------------------- */
 
 /* Makes quic_settle run soon. */
 void quic_wake(struct quic_endpoint *endpoint);
@@ -326,88 +328,101 @@ void quic_work_forget_connection(struct quic_connection *connection);
 void quic_socket_ready(void *context, unsigned events, uint64_t now_ns);
 void quic_woken(void *context, uint64_t now_ns);
 
-/* --- quic_accept.c -------------------------------------------------------------------------------------------- */
+/* --- quic_accept.c ------------------------------------------------------------------------------------- */
 
 /* A datagram that arrived, of whatever kind. */
 void quic_datagram_received(void *context, const struct quic_datagram *datagram);
 
-/* --- quic_connection.c ---------------------------------------------------------------------------------------- */
+/* --- quic_connection.c --------------------------------------------------------------------------------- */
 
 /* Starts a handshake with peer, whose `dial` it becomes. */
 enum status quic_connection_dial(struct quic_endpoint *endpoint, struct quic_peer *peer,
                                  struct error *error) COMM_MUST_USE;
 /*
- * For a first Initial; original is the destination connection ID from before a Retry, null without one. Null when it cannot be
- * made: the datagram is dropped.
+ * For a first Initial; original is the destination connection ID from before a Retry, null without one. Null
+ * when it cannot be made: the datagram is dropped.
  */
 struct quic_connection *quic_connection_accept(struct quic_endpoint *endpoint, const ngtcp2_pkt_hd *header,
-                                               const ngtcp2_cid *original, const struct quic_datagram *datagram);
+                                               const ngtcp2_cid *original,
+                                               const struct quic_datagram *datagram);
 /* 0, or what ngtcp2 returned, which is noted already. */
 int quic_connection_read(struct quic_connection *connection, const struct quic_datagram *datagram);
 /* For the connection's timer. */
 void quic_connection_timer(void *context, uint64_t now_ns);
 void quic_connection_arm(struct quic_connection *connection);
 
+void quic_connection_free(struct quic_connection *connection);
+/* Lets go of ngtcp2 and TLS. */
+void quic_connection_dissolve(struct quic_connection *connection);
+/* `node "b" (127.0.0.1:4242)`, or the address alone. Returns text. */
+#define QUIC_CONNECTION_TEXT_MAX_BYTES 160
+const char *quic_connection_text(const struct quic_connection *connection,
+                                 char text[QUIC_CONNECTION_TEXT_MAX_BYTES]);
+
+/* By connection ID, or by the token of a stateless reset. Null when there is none. */
+struct quic_connection *quic_connection_find(struct quic_endpoint *endpoint, bool is_token,
+                                             const uint8_t *bytes, size_t size);
+/* False when there is no memory, or when it is taken already. */
+bool quic_cid_add(struct quic_connection *connection, bool is_token, const uint8_t *bytes, size_t size);
+void quic_cid_remove(struct quic_connection *connection, bool is_token, const uint8_t *bytes, size_t size);
+void quic_cid_drop(struct quic_connection *connection, struct quic_cid *cid);
+
+/* --- quic_close.c -------------------------------------------------------------------------------------- */
+
 /* Notes that the connection is to be closed, for what ngtcp2 returned. The first reason stays. */
 void quic_connection_fail(struct quic_connection *connection, int failure);
 /* The same for a reason of ours, of which the peer is told status and text. */
 void quic_connection_abort(struct quic_connection *connection, enum status status, const char *text);
-/* Tells the peer, unless silent, and lets go of everything but what closing needs. Streams are over already. */
+/* Tells the peer, unless silent, and lets go of all but what closing needs. Streams are over already. */
 void quic_connection_close(struct quic_connection *connection, uint64_t now_ns);
-void quic_connection_free(struct quic_connection *connection);
-/* `node "b" (127.0.0.1:4242)`, or the address alone. Returns text. */
-#define QUIC_CONNECTION_TEXT_MAX_BYTES 160
-const char *quic_connection_text(const struct quic_connection *connection, char text[QUIC_CONNECTION_TEXT_MAX_BYTES]);
 
-/* By connection ID, or by the token of a stateless reset. Null when there is none. */
-struct quic_connection *quic_connection_find(struct quic_endpoint *endpoint, bool is_token, const uint8_t *bytes,
-                                             size_t size);
-/* False when there is no memory, or when it is taken already. */
-bool quic_cid_add(struct quic_connection *connection, bool is_token, const uint8_t *bytes, size_t size);
-void quic_cid_remove(struct quic_connection *connection, bool is_token, const uint8_t *bytes, size_t size);
-
-/* --- quic_callbacks.c ----------------------------------------------------------------------------------------- */
+/* --- quic_callbacks.c ---------------------------------------------------------------------------------- */
 
 extern const ngtcp2_callbacks quic_callbacks;
 /* A connection ID that is not in use, registered. False when there is no memory. */
 bool quic_cid_new(struct quic_connection *connection, ngtcp2_cid *out, size_t size);
 
-/* --- quic_peer.c ---------------------------------------------------------------------------------------------- */
+/* --- quic_peer.c --------------------------------------------------------------------------------------- */
 
 /* Who is at the other end of a handshake that TLS has accepted. */
 enum status quic_peer_identify(struct quic_connection *connection, struct error *error) COMM_MUST_USE;
 /* What the connection's flags ask for: it becomes the peer's, or it ends. */
 void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns);
 /* Ends streams and sends of a connection; handlers are told unless quiet. */
-void quic_peer_lose_streams(struct quic_connection *connection, const struct error *cause, bool quiet, uint64_t now_ns);
+void quic_peer_lose_streams(struct quic_connection *connection, const struct error *cause, bool quiet,
+                            uint64_t now_ns);
 void quic_peer_unreachable(void *context, const struct quic_address *remote);
 
-/* --- quic_write.c --------------------------------------------------------------------------------------------- */
+/* --- quic_write.c -------------------------------------------------------------------------------------- */
 
 /* Writes what the connections that ask for it have to send, in turn, within a budget. */
 void quic_flush(struct quic_endpoint *endpoint, uint64_t now_ns);
 /* The socket is writable again. */
 void quic_flush_blocked(struct quic_endpoint *endpoint);
-/* One packet outside of batches (of no connection, or of one that is closing). Dropped when the socket is full. */
+/*
+ * One packet outside of batches (of no connection, or of one that is closing). Dropped when the socket is
+ * full.
+ */
 void quic_write_single(struct quic_endpoint *endpoint, const struct quic_address *local,
                        const struct quic_address *remote, const uint8_t *bytes, size_t size);
 /* Whether datagrams are kept small now, because larger ones seem to vanish. */
 bool quic_write_small(const struct quic_connection *connection);
 
-/* --- quic_send.c ---------------------------------------------------------------------------------------------- */
+/* --- quic_send.c --------------------------------------------------------------------------------------- */
 
-enum status quic_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind, struct net_stream **out,
-                             struct error *error) COMM_MUST_USE;
-enum status quic_stream_send(struct net_stream *stream, const void *header, size_t header_bytes, const void *payload,
-                             size_t payload_bytes, net_sent_function *sent, void *context) COMM_MUST_USE;
+enum status quic_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind,
+                             struct net_stream **out, struct error *error) COMM_MUST_USE;
+enum status quic_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
+                             const void *payload, size_t payload_bytes, net_sent_function *sent,
+                             void *context) COMM_MUST_USE;
 void quic_stream_finish(struct net_stream *stream);
 void quic_sender_reset(struct quic_sender *sender);
 /*
- * What the sender has to send next: at most QUIC_VECTORS_MAX pieces and max_bytes. Returns how many; *total is their size; *fin
- * whether the stream ends with them.
+ * What the sender has to send next: at most QUIC_VECTORS_MAX pieces and max_bytes. Returns how many; *total
+ * is their size; *fin whether the stream ends with them.
  */
-size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes, ngtcp2_vec vectors[QUIC_VECTORS_MAX],
-                         size_t *total, bool *fin);
+size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes,
+                         ngtcp2_vec vectors[QUIC_VECTORS_MAX], size_t *total, bool *fin);
 void quic_sender_sent(struct quic_sender *sender, size_t size, bool fin);
 void quic_sender_acknowledged(struct quic_sender *sender, uint64_t offset);
 /* The window has grown, or there is more to send. */
@@ -419,7 +434,7 @@ void quic_sender_lose(struct quic_sender *sender, enum status status);
 void quic_sender_work(struct quic_sender *sender);
 void quic_sender_free(struct quic_sender *sender);
 
-/* --- quic_receive.c ------------------------------------------------------------------------------------------- */
+/* --- quic_receive.c ------------------------------------------------------------------------------------ */
 
 /* From ngtcp2: the next bytes. 0, or NGTCP2_ERR_CALLBACK_FAILURE with the connection's failure noted. */
 int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver *receiver, int64_t id,
@@ -430,6 +445,7 @@ void quic_receiver_stop(struct quic_receiver *receiver);
 void quic_stream_resume(struct net_stream *stream);
 void quic_receiver_work(struct quic_receiver *receiver, uint64_t now_ns);
 /* Calls closed, unless quiet or never announced, and frees. */
-void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet, uint64_t now_ns);
+void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet,
+                         uint64_t now_ns);
 
 #endif

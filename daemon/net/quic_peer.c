@@ -5,7 +5,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* --- Who it is ------------------------------------------------------------------------------------------------ */
+/* --- Who it is ----------------------------------------------------------------------------------------- */
 
 static bool quic_peer_known(void *context, const char *name)
 {
@@ -16,22 +16,24 @@ enum status quic_peer_identify(struct quic_connection *connection, struct error 
 {
     struct quic_endpoint *endpoint = connection->endpoint;
     char name[NODE_NAME_MAX_BYTES + 1];
-    enum status status = quic_tls_peer_name(connection->tls, endpoint->node_name, quic_peer_known, endpoint, name, error);
+    enum status status =
+        quic_tls_peer_name(connection->tls, endpoint->node_name, quic_peer_known, endpoint, name, error);
     if (status != STATUS_OK) {
         return status;
     }
     struct quic_peer *peer = quic_peer_find(endpoint, name);
     if (connection->dialled && connection->peer != peer) {
-        return error_set(error, STATUS_CERTIFICATE, "the certificate is of node \"%s\", not of node \"%s\"", name,
-                         connection->peer->name);
+        return error_set(error, STATUS_CERTIFICATE, "the certificate is of node \"%s\", not of node \"%s\"",
+                         name, connection->peer->name);
     }
     connection->peer = peer;
     return STATUS_OK;
 }
 
-/* --- Down ----------------------------------------------------------------------------------------------------- */
+/* --- Down ---------------------------------------------------------------------------------------------- */
 
-void quic_peer_lose_streams(struct quic_connection *connection, const struct error *cause, bool quiet, uint64_t now_ns)
+void quic_peer_lose_streams(struct quic_connection *connection, const struct error *cause, bool quiet,
+                            uint64_t now_ns)
 {
     while (connection->receivers != NULL) {
         quic_receiver_close(connection->receivers, cause, quiet, now_ns);
@@ -52,7 +54,8 @@ static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
     quic_done_dispatch(endpoint, now_ns);
     quic_connection_close(connection, now_ns);
     if (endpoint->base.peer_handler.peer_down != NULL) {
-        endpoint->base.peer_handler.peer_down(endpoint->base.peer_handler.context, peer->index, &cause, now_ns);
+        endpoint->base.peer_handler.peer_down(endpoint->base.peer_handler.context, peer->index, &cause,
+                                              now_ns);
     }
 }
 
@@ -67,11 +70,15 @@ static void quic_dial_failed(struct quic_connection *connection, uint64_t now_ns
     }
     quic_connection_close(connection, now_ns);
     if (current && peer->up == NULL && endpoint->base.peer_handler.connect_failed != NULL) {
-        endpoint->base.peer_handler.connect_failed(endpoint->base.peer_handler.context, peer->index, &cause, now_ns);
+        endpoint->base.peer_handler.connect_failed(endpoint->base.peer_handler.context, peer->index, &cause,
+                                                   now_ns);
     }
 }
 
-/* An incoming handshake that came to nothing: a line for those that were refused, none for those that only went away. */
+/*
+ * An incoming handshake that came to nothing: a line for those that were refused, none for those that only
+ * went away.
+ */
 static void quic_handshake_failed(struct quic_connection *connection, uint64_t now_ns)
 {
     struct quic_endpoint *endpoint = connection->endpoint;
@@ -79,14 +86,14 @@ static void quic_handshake_failed(struct quic_connection *connection, uint64_t n
     if (!connection->silent && connection->cause.status != STATUS_TIMED_OUT) {
         endpoint->statistics.refused_handshakes++;
         if (log_limit_pass(&endpoint->refusal_limit, now_ns, &suppressed)) {
-            log_warning("network: refused a connection from %s (%llu such lines left out)", connection->cause.text,
-                        (unsigned long long)suppressed);
+            log_warning("network: refused a connection from %s (%llu such lines left out)",
+                        connection->cause.text, (unsigned long long)suppressed);
         }
     }
     quic_connection_close(connection, now_ns);
 }
 
-/* --- Up ------------------------------------------------------------------------------------------------------- */
+/* --- Up ------------------------------------------------------------------------------------------------ */
 
 static void quic_connection_replace(struct quic_connection *connection, uint64_t now_ns)
 {
@@ -105,9 +112,10 @@ static void quic_connection_replace(struct quic_connection *connection, uint64_t
 }
 
 /*
- * A peer that dials anew has lost the connection that we still have, so its new one replaces ours. But when both dial at
- * once, each would so replace the other's, and none would be left: then the one that the lower name has dialled stays. `connection` is
- * incoming; whether it came while our own attempt was under way tells the two cases apart.
+ * A peer that dials anew has lost the connection that we still have, so its new one replaces ours. But when
+ * both dial at once, each would so replace the other's, and none would be left: then the one that the lower
+ * name has dialled stays. `connection` is incoming; whether it came while our own attempt was under way tells
+ * the two cases apart.
  */
 static bool quic_peer_prefers_ours(const struct quic_connection *connection)
 {
@@ -121,7 +129,10 @@ static bool quic_peer_prefers_ours(const struct quic_connection *connection)
     if (peer->dial == NULL || peer->dial->failed) {
         return false;
     }
-    /* An attempt that nobody has answered yet may go to an address that is not right: the connection that there is is better. */
+    /*
+     * An attempt that nobody has answered yet may go to an address that is not right: the connection that
+     * there is is better.
+     */
     ngtcp2_conn_info info;
     ngtcp2_conn_get_conn_info2(peer->dial->transport, &info);
     return info.pkt_recv > 0;
@@ -202,7 +213,7 @@ void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns)
     }
 }
 
-/* --- ICMP ----------------------------------------------------------------------------------------------------- */
+/* --- ICMP ---------------------------------------------------------------------------------------------- */
 
 void quic_peer_unreachable(void *context, const struct quic_address *remote)
 {

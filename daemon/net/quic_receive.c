@@ -59,7 +59,8 @@ static void quic_receiver_drop_bytes(struct quic_receiver *receiver)
     quic_buffer_drop(receiver);
 }
 
-void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet, uint64_t now_ns)
+void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet,
+                         uint64_t now_ns)
 {
     struct quic_connection *connection = receiver->connection;
     const struct net_stream_handler *handler = quic_receiver_handler(receiver);
@@ -81,9 +82,9 @@ void quic_receiver_close(struct quic_receiver *receiver, const struct error *cau
     free(receiver);
 }
 
-/* --- Bytes ---------------------------------------------------------------------------------------------------- */
+/* --- Bytes --------------------------------------------------------------------------------------------- */
 
-/* Keeps bytes that were not consumed: at most a window of them, as no more is credited. False without memory. */
+/* Keeps bytes that were not consumed: a window of them at most, as no more is credited. False: no memory. */
 static bool quic_receiver_keep(struct quic_receiver *receiver, const uint8_t *bytes, size_t size)
 {
     if (size == 0) {
@@ -111,13 +112,15 @@ static bool quic_receiver_keep(struct quic_receiver *receiver, const uint8_t *by
 }
 
 /* Returns how many bytes the handler consumed. */
-static size_t quic_receiver_call(struct quic_receiver *receiver, const uint8_t *bytes, size_t size, uint64_t now_ns)
+static size_t quic_receiver_call(struct quic_receiver *receiver, const uint8_t *bytes, size_t size,
+                                 uint64_t now_ns)
 {
     const struct net_stream_handler *handler = quic_receiver_handler(receiver);
     receiver->announced = true;
     receiver->calling = true;
     receiver->resumed = false;
-    size_t used = handler->receive(handler->context, &receiver->stream.base, bytes, size, receiver->ended, now_ns);
+    size_t used =
+        handler->receive(handler->context, &receiver->stream.base, bytes, size, receiver->ended, now_ns);
     receiver->calling = false;
     assert(used <= size);
     receiver->held = used < size;
@@ -128,15 +131,15 @@ static size_t quic_receiver_call(struct quic_receiver *receiver, const uint8_t *
     return used;
 }
 
-/* The stream's first byte: its kind. False, with the connection's failure noted, for one that there is not. */
+/* The stream's first byte: its kind. False, with the failure noted, for one that there is not. */
 static bool quic_receiver_kind(struct quic_receiver *receiver, uint8_t kind)
 {
     struct quic_connection *connection = receiver->connection;
     if (kind == 0 || kind >= NET_STREAM_KIND_COUNT) {
         char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
         char reason[QUIC_CONNECTION_TEXT_MAX_BYTES + 64];
-        snprintf(reason, sizeof reason, "%s opened a stream of unknown kind %u", quic_connection_text(connection, who),
-                 kind);
+        snprintf(reason, sizeof reason, "%s opened a stream of unknown kind %u",
+                 quic_connection_text(connection, who), kind);
         quic_connection_abort(connection, STATUS_PROTOCOL, reason);
         return false;
     }
@@ -194,7 +197,7 @@ int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver
     return 0;
 }
 
-/* --- What ngtcp2 says, and the handler ------------------------------------------------------------------------ */
+/* --- What ngtcp2 says, and the handler ----------------------------------------------------------------- */
 
 void quic_receiver_reset_received(struct quic_receiver *receiver)
 {

@@ -7,7 +7,7 @@
 #include "daemon/base/checked.h"
 #include "daemon/net/quic_internal.h"
 
-/* --- Messages ------------------------------------------------------------------------------------------------- */
+/* --- Messages ------------------------------------------------------------------------------------------ */
 
 /* With a copy of the header, and of the payload when `copied`. Null when there is no memory. */
 static struct quic_message *quic_message_new(const void *header, size_t header_bytes, const void *payload,
@@ -75,12 +75,13 @@ static void quic_messages_end(struct quic_sender *sender, enum status result)
     }
 }
 
-/* --- The ready ones ------------------------------------------------------------------------------------------- */
+/* --- The ready ones ------------------------------------------------------------------------------------ */
 
 static struct quic_sender **quic_ready_list(struct quic_sender *sender)
 {
     struct quic_connection *connection = sender->connection;
-    return sender->stream.base.kind == NET_STREAM_CONTROL ? &connection->ready_control : &connection->ready_data;
+    return sender->stream.base.kind == NET_STREAM_CONTROL ? &connection->ready_control
+                                                          : &connection->ready_data;
 }
 
 static bool quic_sender_has_more(const struct quic_sender *sender)
@@ -115,15 +116,16 @@ void quic_sender_unready(struct quic_sender *sender)
     }
 }
 
-/* --- Sending -------------------------------------------------------------------------------------------------- */
+/* --- Sending ------------------------------------------------------------------------------------------- */
 
-size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes, ngtcp2_vec vectors[QUIC_VECTORS_MAX],
-                         size_t *total, bool *fin)
+size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes,
+                         ngtcp2_vec vectors[QUIC_VECTORS_MAX], size_t *total, bool *fin)
 {
     size_t count = 0;
     uint64_t offset = sender->sent_end;
     uint64_t limit = max_bytes < sender->queued_end - offset ? offset + max_bytes : sender->queued_end;
-    for (struct quic_message *message = sender->unsent; message != NULL && offset < limit; message = message->next) {
+    for (struct quic_message *message = sender->unsent; message != NULL && offset < limit;
+         message = message->next) {
         uint64_t payload_offset = message->end_offset - message->payload_bytes;
         if (offset < payload_offset && count < QUIC_VECTORS_MAX) {
             uint64_t end = payload_offset < limit ? payload_offset : limit;
@@ -131,11 +133,13 @@ size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes, n
             vectors[count++] = (ngtcp2_vec){.base = message->bytes + skipped, .len = (size_t)(end - offset)};
             offset = end;
         }
-        if (offset >= payload_offset && offset < message->end_offset && offset < limit && count < QUIC_VECTORS_MAX) {
+        if (offset >= payload_offset && offset < message->end_offset && offset < limit &&
+            count < QUIC_VECTORS_MAX) {
             uint64_t end = message->end_offset < limit ? message->end_offset : limit;
             /* ngtcp2 only reads it. */
             uint8_t *payload = (uint8_t *)(uintptr_t)message->payload;
-            vectors[count++] = (ngtcp2_vec){.base = payload + (offset - payload_offset), .len = (size_t)(end - offset)};
+            vectors[count++] =
+                (ngtcp2_vec){.base = payload + (offset - payload_offset), .len = (size_t)(end - offset)};
             offset = end;
         }
         if (count == QUIC_VECTORS_MAX) {
@@ -171,7 +175,7 @@ void quic_sender_acknowledged(struct quic_sender *sender, uint64_t offset)
     }
 }
 
-/* --- The end -------------------------------------------------------------------------------------------------- */
+/* --- The end ------------------------------------------------------------------------------------------- */
 
 void quic_sender_free(struct quic_sender *sender)
 {
@@ -222,8 +226,9 @@ void quic_sender_reset(struct quic_sender *sender)
     struct quic_connection *connection = sender->connection;
     if (connection != NULL && connection->transport != NULL) {
         /*
-         * From here on ngtcp2 does not read what was given to it for this stream: lost packets of a stream that was reset are not
-         * sent again (ngtcp2_rtb.c), what waited to be sent again is dropped, and packets hold copies.
+         * From here on ngtcp2 does not read what was given to it for this stream: lost packets of a stream
+         * that was reset are not sent again (ngtcp2_rtb.c), what waited to be sent again is dropped, and
+         * packets hold copies.
          */
         (void)ngtcp2_conn_shutdown_stream_write(connection->transport, 0, sender->id, STATUS_ABORTED);
         ngtcp2_conn_set_stream_user_data(connection->transport, sender->id, NULL);
@@ -232,10 +237,10 @@ void quic_sender_reset(struct quic_sender *sender)
     quic_sender_free(sender);
 }
 
-/* --- The interface -------------------------------------------------------------------------------------------- */
+/* --- The interface ------------------------------------------------------------------------------------- */
 
-enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_kind kind, struct net_stream **out,
-                             struct error *error)
+enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_kind kind,
+                             struct net_stream **out, struct error *error)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
     assert(index < endpoint->peer_count);
@@ -268,8 +273,9 @@ enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_ki
     return STATUS_OK;
 }
 
-enum status quic_stream_send(struct net_stream *stream, const void *header, size_t header_bytes, const void *payload,
-                             size_t payload_bytes, net_sent_function *sent, void *context)
+enum status quic_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
+                             const void *payload, size_t payload_bytes, net_sent_function *sent,
+                             void *context)
 {
     struct quic_sender *sender = (struct quic_sender *)stream;
     assert(!sender->stream.incoming && !sender->finishing);
@@ -282,10 +288,12 @@ enum status quic_stream_send(struct net_stream *stream, const void *header, size
     size_t total_bytes;
     if (sender->message_count >= NET_STREAM_QUEUE_MAX || copied_bytes > NET_STREAM_COPY_MAX_BYTES ||
         !checked_add_size(sender->copied_bytes, header_bytes + copied_bytes, &kept_bytes) ||
-        kept_bytes > NET_STREAM_COPY_MAX_BYTES || !checked_add_size(header_bytes, payload_bytes, &total_bytes)) {
+        kept_bytes > NET_STREAM_COPY_MAX_BYTES ||
+        !checked_add_size(header_bytes, payload_bytes, &total_bytes)) {
         return STATUS_LIMIT;
     }
-    struct quic_message *message = quic_message_new(header, header_bytes, payload, payload_bytes, sent == NULL);
+    struct quic_message *message =
+        quic_message_new(header, header_bytes, payload, payload_bytes, sent == NULL);
     if (message == NULL) {
         return STATUS_NO_MEMORY;
     }

@@ -23,7 +23,7 @@
 
 #define QUIC_CONTROL_BYTES 256u
 
-/* --- Opening ------------------------------------------------------------------------------------------------ */
+/* --- Opening ------------------------------------------------------------------------------------------- */
 
 static bool quic_option(int fd, int level, int name, int value)
 {
@@ -110,7 +110,8 @@ enum status quic_socket_open(const char *bind_address, uint32_t buffer_bytes, st
     }
     out->receive_buffers = malloc((size_t)QUIC_RECEIVE_MESSAGES_MAX * QUIC_RECEIVE_BUFFER_BYTES);
     if (out->receive_buffers == NULL) {
-        status = error_set(error, STATUS_NO_MEMORY, "UDP socket for %s: no memory for its buffers", bind_address);
+        status =
+            error_set(error, STATUS_NO_MEMORY, "UDP socket for %s: no memory for its buffers", bind_address);
         goto fail;
     }
     return STATUS_OK;
@@ -150,7 +151,7 @@ bool quic_socket_local_address(const struct quic_socket *bound, const struct qui
     return found;
 }
 
-/* --- Sending ------------------------------------------------------------------------------------------------ */
+/* --- Sending ------------------------------------------------------------------------------------------- */
 
 /* Room for the control messages below, aligned as they need. */
 union quic_control {
@@ -181,7 +182,8 @@ static void quic_control_source(struct msghdr *message, const struct quic_addres
 }
 
 /* One sendmsg of size bytes, cut into datagrams by the kernel where there are several. Returns 0 or errno. */
-static int quic_send_once(struct quic_socket *socket, const struct quic_batch *batch, size_t offset, size_t size)
+static int quic_send_once(struct quic_socket *socket, const struct quic_batch *batch, size_t offset,
+                          size_t size)
 {
     union quic_control control;
     struct iovec vector = {.iov_base = (void *)(uintptr_t)(batch->bytes + offset), .iov_len = size};
@@ -208,13 +210,16 @@ static int quic_send_once(struct quic_socket *socket, const struct quic_batch *b
     if (message.msg_controllen == 0) {
         message.msg_control = NULL;
     }
-    /* An ICMP error that came meanwhile is reported once by whatever call is next: it says nothing about this one. */
+    /*
+     * An ICMP error that came meanwhile is reported once by whatever call is next: it says nothing about this
+     * one.
+     */
     for (int attempt = 0;; attempt++) {
         if (sendmsg(socket->fd, &message, MSG_NOSIGNAL) >= 0) {
             return 0;
         }
-        bool stale = errno == ECONNREFUSED || errno == EHOSTUNREACH || errno == ENETUNREACH || errno == EPROTO ||
-                     errno == EHOSTDOWN;
+        bool stale = errno == ECONNREFUSED || errno == EHOSTUNREACH || errno == ENETUNREACH ||
+                     errno == EPROTO || errno == EHOSTDOWN;
         socket->has_errors = socket->has_errors || stale;
         if (errno != EINTR && !(stale && attempt == 0)) {
             return errno;
@@ -233,7 +238,8 @@ static enum quic_send_result quic_send_singly(struct quic_socket *socket, const 
 {
     size_t offset = *sent_bytes;
     while (offset < batch->size) {
-        size_t size = batch->size - offset < batch->datagram_bytes ? batch->size - offset : batch->datagram_bytes;
+        size_t size =
+            batch->size - offset < batch->datagram_bytes ? batch->size - offset : batch->datagram_bytes;
         int errnum = quic_send_once(socket, batch, offset, size);
         if (quic_errno_blocks(errnum)) {
             *sent_bytes = offset;
@@ -246,7 +252,8 @@ static enum quic_send_result quic_send_singly(struct quic_socket *socket, const 
     return QUIC_SEND_DONE;
 }
 
-enum quic_send_result quic_socket_send(struct quic_socket *socket, const struct quic_batch *batch, size_t *sent_bytes)
+enum quic_send_result quic_socket_send(struct quic_socket *socket, const struct quic_batch *batch,
+                                       size_t *sent_bytes)
 {
     bool refused = false;
     size_t left = batch->size - *sent_bytes;
@@ -262,16 +269,20 @@ enum quic_send_result quic_socket_send(struct quic_socket *socket, const struct 
         *sent_bytes = batch->size;
         return QUIC_SEND_DONE;
     }
-    /* EIO: a device without checksum offload. EINVAL: that, or datagrams above the device's MTU, which single ones tell. */
+    /*
+     * EIO: a device without checksum offload. EINVAL: that, or datagrams above the device's MTU, which single
+     * ones tell.
+     */
     enum quic_send_result result = quic_send_singly(socket, batch, sent_bytes, &refused);
     if (!refused) {
         socket->gso = false;
-        log_info("UDP segmentation offload is not to be had on this path: datagrams are sent one by one from now on");
+        log_info("UDP segmentation offload is not to be had on this path: datagrams are sent one by one from "
+                 "now on");
     }
     return result;
 }
 
-/* --- Receiving ---------------------------------------------------------------------------------------------- */
+/* --- Receiving ----------------------------------------------------------------------------------------- */
 
 struct quic_ancillary {
     size_t segment_bytes; /* 0: one datagram */
@@ -279,10 +290,12 @@ struct quic_ancillary {
     struct quic_address local;
 };
 
-static void quic_ancillary_read(const struct quic_socket *socket, struct msghdr *message, struct quic_ancillary *out)
+static void quic_ancillary_read(const struct quic_socket *socket, struct msghdr *message,
+                                struct quic_ancillary *out)
 {
     *out = (struct quic_ancillary){.local = socket->local};
-    for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header != NULL; header = CMSG_NXTHDR(message, header)) {
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header != NULL;
+         header = CMSG_NXTHDR(message, header)) {
         size_t size = header->cmsg_len - CMSG_LEN(0);
         int value = 0;
         memcpy(&value, CMSG_DATA(header), size < sizeof value ? size : sizeof value);
@@ -306,8 +319,8 @@ static void quic_ancillary_read(const struct quic_socket *socket, struct msghdr 
 }
 
 /* Splits what GRO joined. Returns the number of datagrams. */
-static size_t quic_hand_out(const struct quic_socket *socket, struct mmsghdr *message, quic_datagram_function *function,
-                            void *context)
+static size_t quic_hand_out(const struct quic_socket *socket, struct mmsghdr *message,
+                            quic_datagram_function *function, void *context)
 {
     struct quic_ancillary ancillary;
     struct quic_address remote;
@@ -323,14 +336,16 @@ static size_t quic_hand_out(const struct quic_socket *socket, struct mmsghdr *me
     do {
         size_t rest = size - count * ancillary.segment_bytes;
         datagram.bytes = bytes + count * ancillary.segment_bytes;
-        datagram.size = ancillary.segment_bytes > 0 && rest > ancillary.segment_bytes ? ancillary.segment_bytes : rest;
+        datagram.size =
+            ancillary.segment_bytes > 0 && rest > ancillary.segment_bytes ? ancillary.segment_bytes : rest;
         function(context, &datagram);
         count++;
     } while (ancillary.segment_bytes > 0 && count * ancillary.segment_bytes < size);
     return count;
 }
 
-size_t quic_socket_receive(struct quic_socket *socket, quic_datagram_function *function, void *context)
+size_t quic_socket_receive(struct quic_socket *socket, quic_datagram_function *function, void *context,
+                           bool *more)
 {
     struct mmsghdr messages[QUIC_RECEIVE_MESSAGES_MAX];
     struct iovec vectors[QUIC_RECEIVE_MESSAGES_MAX];
@@ -349,10 +364,12 @@ size_t quic_socket_receive(struct quic_socket *socket, quic_datagram_function *f
     }
     int received = recvmmsg(socket->fd, messages, QUIC_RECEIVE_MESSAGES_MAX, MSG_DONTWAIT, NULL);
     if (received < 0) {
-        bool none = quic_errno_blocks(errno);
-        socket->has_errors = socket->has_errors || !none; /* reported once: there may be datagrams behind it */
-        return none ? 0 : 1;
+        *more =
+            !quic_errno_blocks(errno); /* an ICMP error, reported once: there may be datagrams behind it */
+        socket->has_errors = socket->has_errors || *more;
+        return *more ? 1 : 0;
     }
+    *more = received == QUIC_RECEIVE_MESSAGES_MAX;
     size_t count = 0;
     for (int i = 0; i < received; i++) {
         count += quic_hand_out(socket, &messages[i], function, context);
@@ -360,12 +377,13 @@ size_t quic_socket_receive(struct quic_socket *socket, quic_datagram_function *f
     return count;
 }
 
-/* --- ICMP errors -------------------------------------------------------------------------------------------- */
+/* --- ICMP errors --------------------------------------------------------------------------------------- */
 
 static bool quic_error_is_unreachable(const struct sock_extended_err *error)
 {
     if (error->ee_origin == SO_EE_ORIGIN_ICMP) {
-        return error->ee_type == ICMP_DEST_UNREACH && (error->ee_code == ICMP_PORT_UNREACH || error->ee_code == ICMP_HOST_UNREACH);
+        return error->ee_type == ICMP_DEST_UNREACH &&
+               (error->ee_code == ICMP_PORT_UNREACH || error->ee_code == ICMP_HOST_UNREACH);
     }
     if (error->ee_origin == SO_EE_ORIGIN_ICMP6) {
         return error->ee_type == ICMP6_DST_UNREACH &&
@@ -376,7 +394,8 @@ static bool quic_error_is_unreachable(const struct sock_extended_err *error)
 
 static bool quic_message_is_unreachable(struct msghdr *message)
 {
-    for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header != NULL; header = CMSG_NXTHDR(message, header)) {
+    for (struct cmsghdr *header = CMSG_FIRSTHDR(message); header != NULL;
+         header = CMSG_NXTHDR(message, header)) {
         bool v4 = header->cmsg_level == SOL_IP && header->cmsg_type == IP_RECVERR;
         bool v6 = header->cmsg_level == SOL_IPV6 && header->cmsg_type == IPV6_RECVERR;
         struct sock_extended_err error;

@@ -20,7 +20,7 @@ struct quic_tls {
 static const unsigned char quic_alpn_list[] = {sizeof QUIC_ALPN - 1, 'c', 'o', 'm', 'm', 'd', '/', '1'};
 _Static_assert(sizeof quic_alpn_list == sizeof QUIC_ALPN, "one protocol, with its length before it");
 
-/* --- Contexts ----------------------------------------------------------------------------------------------- */
+/* --- Contexts ------------------------------------------------------------------------------------------ */
 
 static pthread_once_t quic_once = PTHREAD_ONCE_INIT;
 static int quic_refusal_index = -1; /* of a session's error to fill */
@@ -28,7 +28,8 @@ static int quic_refusal_index = -1; /* of a session's error to fill */
 static void quic_once_init(void)
 {
     quic_refusal_index = SSL_get_ex_new_index(0, NULL, NULL, NULL, NULL);
-    (void)ngtcp2_crypto_ossl_init(); /* fetches algorithms once instead of for each packet; works without, slowly */
+    (void)ngtcp2_crypto_ossl_init(); /* fetches algorithms once instead of for each packet; works without,
+                                        slowly */
 }
 
 /*
@@ -60,8 +61,8 @@ static int quic_verify_record(int acceptable, X509_STORE_CTX *verification)
     return acceptable;
 }
 
-static int quic_alpn_select(SSL *ssl, const unsigned char **out, unsigned char *out_size, const unsigned char *in,
-                            unsigned in_size, void *context)
+static int quic_alpn_select(SSL *ssl, const unsigned char **out, unsigned char *out_size,
+                            const unsigned char *in, unsigned in_size, void *context)
 {
     (void)ssl;
     (void)context;
@@ -74,8 +75,8 @@ static int quic_alpn_select(SSL *ssl, const unsigned char **out, unsigned char *
     return SSL_TLSEXT_ERR_OK;
 }
 
-static enum status quic_context_new(const SSL_METHOD *method, const struct quic_options *options, SSL_CTX **out,
-                                    struct error *error)
+static enum status quic_context_new(const SSL_METHOD *method, const struct quic_options *options,
+                                    SSL_CTX **out, struct error *error)
 {
     SSL_CTX *context = SSL_CTX_new(method);
     if (context == NULL) {
@@ -87,9 +88,10 @@ static enum status quic_context_new(const SSL_METHOD *method, const struct quic_
     SSL_CTX_set_alpn_select_cb(context, quic_alpn_select, NULL);
     enum status status = STATUS_OK;
     if (SSL_CTX_set_min_proto_version(context, TLS1_3_VERSION) != 1 ||
-        SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 || SSL_CTX_set_num_tickets(context, 0) != 1 ||
-        SSL_CTX_set_max_early_data(context, 0) != 1 ||
-        SSL_CTX_set_ciphersuites(context, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") != 1 ||
+        SSL_CTX_set_max_proto_version(context, TLS1_3_VERSION) != 1 ||
+        SSL_CTX_set_num_tickets(context, 0) != 1 || SSL_CTX_set_max_early_data(context, 0) != 1 ||
+        SSL_CTX_set_ciphersuites(
+            context, "TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256") != 1 ||
         SSL_CTX_set_alpn_protos(context, quic_alpn_list, sizeof quic_alpn_list) != 0) {
         status = quic_error_tls(error, STATUS_INTERNAL, "TLS context: its options");
     }
@@ -144,13 +146,15 @@ enum status quic_tls_secret(const struct quic_tls *tls, uint8_t out[QUIC_SECRET_
     EVP_MD_CTX *digest = EVP_MD_CTX_new();
     bool done = size > 0 && digest != NULL && EVP_DigestInit_ex(digest, EVP_sha256(), NULL) == 1 &&
                 EVP_DigestUpdate(digest, label, sizeof label) == 1 &&
-                EVP_DigestUpdate(digest, der, (size_t)size) == 1 && EVP_DigestFinal_ex(digest, out, NULL) == 1;
+                EVP_DigestUpdate(digest, der, (size_t)size) == 1 &&
+                EVP_DigestFinal_ex(digest, out, NULL) == 1;
     EVP_MD_CTX_free(digest);
     OPENSSL_clear_free(der, size > 0 ? (size_t)size : 0);
-    return done ? STATUS_OK : quic_error_tls(error, STATUS_INTERNAL, "deriving the secret of stateless resets");
+    return done ? STATUS_OK
+                : quic_error_tls(error, STATUS_INTERNAL, "deriving the secret of stateless resets");
 }
 
-/* --- Sessions ----------------------------------------------------------------------------------------------- */
+/* --- Sessions ------------------------------------------------------------------------------------------ */
 
 static SSL *quic_session_new(SSL_CTX *context, struct error *refusal)
 {
@@ -192,9 +196,12 @@ SSL *quic_tls_accept(const struct quic_tls *tls, struct error *refusal)
     return ssl;
 }
 
-/* --- Names -------------------------------------------------------------------------------------------------- */
+/* --- Names --------------------------------------------------------------------------------------------- */
 
-/* A DNS name as a string; false for other kinds, and for names that are longer than a node's or hold a zero byte. */
+/*
+ * A DNS name as a string; false for other kinds, and for names that are longer than a node's or hold a zero
+ * byte.
+ */
 static bool quic_general_name(const GENERAL_NAME *general, char out[NODE_NAME_MAX_BYTES + 1])
 {
     int type = 0;
@@ -237,16 +244,18 @@ enum status quic_tls_peer_name(SSL *ssl, const char *own_name, quic_name_functio
         }
         ours = ours || strcmp(name, own_name) == 0;
         if (known(context, name) && (matches == 0 || strcmp(name, out) != 0)) {
-            strcpy(out, name);
+            memcpy(out, name, strlen(name) + 1);
             matches++;
         }
     }
     GENERAL_NAMES_free(names);
     if (ours) {
-        return error_set(error, STATUS_CERTIFICATE, "the certificate (%s) is of node \"%s\" itself", text, own_name);
+        return error_set(error, STATUS_CERTIFICATE, "the certificate (%s) is of node \"%s\" itself", text,
+                         own_name);
     }
     if (matches != 1) {
-        return error_set(error, STATUS_CERTIFICATE, "the certificate (%s) names %s node that node \"%s\" knows", text,
+        return error_set(error, STATUS_CERTIFICATE,
+                         "the certificate (%s) names %s node that node \"%s\" knows", text,
                          matches == 0 ? "no" : "more than one", own_name);
     }
     return STATUS_OK;
@@ -260,8 +269,8 @@ const char *quic_certificate_text(const X509 *certificate, char text[QUIC_CERTIF
         return text;
     }
     BIO *memory = BIO_new(BIO_s_mem());
-    if (memory != NULL && X509_NAME_print_ex(memory, X509_get_subject_name(certificate), 0,
-                                             XN_FLAG_RFC2253) >= 0) {
+    if (memory != NULL &&
+        X509_NAME_print_ex(memory, X509_get_subject_name(certificate), 0, XN_FLAG_RFC2253) >= 0) {
         int size = BIO_read(memory, subject, (int)sizeof subject - 1);
         subject[size > 0 ? size : 0] = '\0';
     }
@@ -287,7 +296,7 @@ const char *quic_certificate_text(const X509 *certificate, char text[QUIC_CERTIF
     return text;
 }
 
-/* --- Texts -------------------------------------------------------------------------------------------------- */
+/* --- Texts --------------------------------------------------------------------------------------------- */
 
 const char *quic_verify_text(int code)
 {

@@ -10,8 +10,9 @@
 #include "proto/types.h"
 
 /*
- * Certificates and who is who. Mutual TLS 1.3 (RFC 8446): each side must present a certificate of the cluster's CA; no
- * early data, no tickets, no resumption. A node's name is a DNS name in its certificate's subject alternative name.
+ * Certificates and who is who. Mutual TLS 1.3 (RFC 8446): each side must present a certificate of the
+ * cluster's CA; no early data, no tickets, no resumption. A node's name is a DNS name in its certificate's
+ * subject alternative name.
  */
 struct quic_tls;
 
@@ -20,23 +21,25 @@ struct quic_tls;
 #define QUIC_CERTIFICATE_TEXT_MAX_BYTES 256
 
 /*
- * Loads and checks: the key belongs to the certificate, nobody but its owner can read it, the certificate is in date,
- * of the CA, not revoked, good for both roles, and names the node. CONFIG (a file that cannot be read), CERTIFICATE.
+ * Loads and checks: the key belongs to the certificate, nobody but its owner can read it, the certificate is
+ * in date, of the CA, not revoked, good for both roles, and names the node. CONFIG (a file that cannot be
+ * read), CERTIFICATE.
  */
-enum status quic_tls_new(const struct quic_options *options, struct quic_tls **out, struct error *error) COMM_MUST_USE;
+enum status quic_tls_new(const struct quic_options *options, struct quic_tls **out,
+                         struct error *error) COMM_MUST_USE;
 /* Sessions made from it live on. Null is accepted. */
 void quic_tls_free(struct quic_tls *tls);
 
 /*
- * A secret that stays the same while the private key does, and tells nothing of it: after a restart, the tokens of
- * stateless resets (RFC 9000, 10.3.2) are those that peers know.
+ * A secret that stays the same while the private key does, and tells nothing of it: after a restart, the
+ * tokens of stateless resets (RFC 9000, 10.3.2) are those that peers know.
  */
 enum status quic_tls_secret(const struct quic_tls *tls, uint8_t out[QUIC_SECRET_BYTES],
                             struct error *error) COMM_MUST_USE;
 
 /*
- * A session for one connection; null when there is no memory. A certificate that does not verify is told to *refusal,
- * which outlives the session; peer_name is what a dialling side expects.
+ * A session for one connection; null when there is no memory. A certificate that does not verify is told to
+ * *refusal, which outlives the session; peer_name is what a dialling side expects.
  */
 SSL *quic_tls_dial(const struct quic_tls *tls, const char *peer_name, struct error *refusal);
 SSL *quic_tls_accept(const struct quic_tls *tls, struct error *refusal);
@@ -45,8 +48,8 @@ SSL *quic_tls_accept(const struct quic_tls *tls, struct error *refusal);
 typedef bool quic_name_function(void *context, const char *name);
 
 /*
- * After the handshake: the one name of the peer's certificate that `known` accepts. CERTIFICATE when there is none or more than
- * one, or when the certificate is own_name's; VERSION when ALPN was not agreed on.
+ * After the handshake: the one name of the peer's certificate that `known` accepts. CERTIFICATE when there is
+ * none or more than one, or when the certificate is own_name's; VERSION when ALPN was not agreed on.
  */
 enum status quic_tls_peer_name(SSL *ssl, const char *own_name, quic_name_function *known, void *context,
                                char out[NODE_NAME_MAX_BYTES + 1], struct error *error) COMM_MUST_USE;

@@ -8,11 +8,12 @@ bool quic_write_small(const struct quic_connection *connection)
     return connection->endpoint->now_ns < connection->small_until_ns;
 }
 
-/* --- Streams in turn ------------------------------------------------------------------------------------------ */
+/* --- Streams in turn ----------------------------------------------------------------------------------- */
 
 /*
- * Whose turn it is, and how much it may send. Control streams go first, and a part of the connection's window is theirs alone: however
- * many data streams the receiver holds back, heartbeats and aborts get through. Null when nobody may send.
+ * Whose turn it is, and how much it may send. Control streams go first, and a part of the connection's window
+ * is theirs alone: however many data streams the receiver holds back, heartbeats and aborts get through. Null
+ * when nobody may send.
  */
 static struct quic_sender *quic_write_next(const struct quic_connection *connection, uint64_t *max_bytes)
 {
@@ -29,8 +30,8 @@ static struct quic_sender *quic_write_next(const struct quic_connection *connect
 }
 
 /* ngtcp2_write_pkt: one packet, of whatever there is to send. */
-static ngtcp2_ssize quic_write_packet(ngtcp2_conn *transport, ngtcp2_path *path, ngtcp2_pkt_info *info, uint8_t *out,
-                                      size_t size, ngtcp2_tstamp now_ns, void *context)
+static ngtcp2_ssize quic_write_packet(ngtcp2_conn *transport, ngtcp2_path *path, ngtcp2_pkt_info *info,
+                                      uint8_t *out, size_t size, ngtcp2_tstamp now_ns, void *context)
 {
     struct quic_connection *connection = context;
     if (size > NGTCP2_MAX_UDP_PAYLOAD_SIZE && quic_write_small(connection)) {
@@ -51,8 +52,8 @@ static ngtcp2_ssize quic_write_packet(ngtcp2_conn *transport, ngtcp2_path *path,
             id = sender->id;
             flags = NGTCP2_WRITE_STREAM_FLAG_MORE | (fin ? NGTCP2_WRITE_STREAM_FLAG_FIN : 0u);
         }
-        ngtcp2_ssize written = ngtcp2_conn_writev_stream(transport, path, info, out, size, &accepted, flags, id, vectors,
-                                                         count, now_ns);
+        ngtcp2_ssize written = ngtcp2_conn_writev_stream(transport, path, info, out, size, &accepted, flags,
+                                                         id, vectors, count, now_ns);
         if (sender == NULL) {
             return written;
         }
@@ -77,7 +78,7 @@ static ngtcp2_ssize quic_write_packet(ngtcp2_conn *transport, ngtcp2_path *path,
     }
 }
 
-/* --- Batches -------------------------------------------------------------------------------------------------- */
+/* --- Batches ------------------------------------------------------------------------------------------- */
 
 static void quic_batch_send(struct quic_endpoint *endpoint, const struct quic_batch *batch)
 {
@@ -90,8 +91,8 @@ static void quic_batch_send(struct quic_endpoint *endpoint, const struct quic_ba
 
 void quic_flush_blocked(struct quic_endpoint *endpoint)
 {
-    if (endpoint->blocked.size > 0 &&
-        quic_socket_send(&endpoint->socket, &endpoint->blocked, &endpoint->blocked_sent_bytes) == QUIC_SEND_BLOCKED) {
+    if (endpoint->blocked.size > 0 && quic_socket_send(&endpoint->socket, &endpoint->blocked,
+                                                       &endpoint->blocked_sent_bytes) == QUIC_SEND_BLOCKED) {
         return;
     }
     endpoint->blocked.size = 0;
@@ -106,9 +107,9 @@ static bool quic_write_batch(struct quic_connection *connection, uint64_t now_ns
     ngtcp2_pkt_info info = {.ecn = 0};
     size_t datagram_bytes = 0;
     ngtcp2_path_storage_zero(&path);
-    ngtcp2_ssize size = ngtcp2_conn_write_aggregate_pkt2(connection->transport, &path.path, &info, endpoint->send_buffer,
-                                                         QUIC_BATCH_MAX_BYTES, &datagram_bytes, quic_write_packet,
-                                                         QUIC_BATCH_MAX_DATAGRAMS, now_ns);
+    ngtcp2_ssize size = ngtcp2_conn_write_aggregate_pkt2(
+        connection->transport, &path.path, &info, endpoint->send_buffer, QUIC_BATCH_MAX_BYTES,
+        &datagram_bytes, quic_write_packet, QUIC_BATCH_MAX_DATAGRAMS, now_ns);
     if (size < 0) {
         quic_connection_fail(connection, (int)size);
         return false;
@@ -155,7 +156,8 @@ void quic_flush(struct quic_endpoint *endpoint, uint64_t now_ns)
 void quic_write_single(struct quic_endpoint *endpoint, const struct quic_address *local,
                        const struct quic_address *remote, const uint8_t *bytes, size_t size)
 {
-    struct quic_batch batch = {.bytes = bytes, .size = size, .datagram_bytes = size, .local = *local, .remote = *remote};
+    struct quic_batch batch = {
+        .bytes = bytes, .size = size, .datagram_bytes = size, .local = *local, .remote = *remote};
     size_t sent_bytes = 0;
     assert(size > 0);
     if (endpoint->blocked.size == 0) {

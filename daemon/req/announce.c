@@ -8,11 +8,13 @@
 #include "daemon/req/req_internal.h"
 
 /*
- * Announcements of other nodes. Who was there first stays: a fresh announcement that does not fit is refused by a node whose own ranks the
- * sender knew of (it has acknowledged them) when it spoke. When neither knew of the other, the node with the lower name stays.
+ * Announcements of other nodes. Who was there first stays: a fresh announcement that does not fit is refused
+ * by a node whose own ranks the sender knew of (it has acknowledged them) when it spoke. When neither knew of
+ * the other, the node with the lower name stays.
  */
 
-bool terms_differ(const struct comm_terms *asked, const struct comm_terms *held, char *asks, char *has, size_t size)
+bool req_terms_differ(const struct req_comm_terms *asked, const struct req_comm_terms *held, char *asks,
+                      char *has, size_t size)
 {
     struct {
         const char *name;
@@ -37,7 +39,8 @@ bool terms_differ(const struct comm_terms *asked, const struct comm_terms *held,
     return false;
 }
 
-/* --- Checks ------------------------------------------------------------------------------------------------- */
+/* --- Checks
+ * ------------------------------------------------------------------------------------------------- */
 
 static bool ranks_are_sound(const uint32_t *ranks, size_t count, uint32_t size)
 {
@@ -52,28 +55,30 @@ static bool ranks_are_sound(const uint32_t *ranks, size_t count, uint32_t size)
 /* An announcement without terms is an acknowledgement: it has no ranks. */
 static bool announce_is_sound(const Commd__Mesh__Announce *announce)
 {
-    if (!text_is_name(announce->name, COMM_NAME_MAX_BYTES)) {
+    if (!req_text_is_name(announce->name, COMM_NAME_MAX_BYTES)) {
         return false;
     }
     const Commd__Mesh__CommTerms *terms = announce->terms;
     if (terms == NULL) {
         return announce->answer && announce->n_ranks == 0;
     }
-    return terms->size >= 1 && terms->size <= COMM_SIZE_MAX && announce->nonce != 0 && announce->n_ranks >= 1 &&
-           announce->n_ranks <= REQ_LOCAL_RANKS_MAX && ranks_are_sound(announce->ranks, announce->n_ranks, terms->size) &&
-           (terms->algorithms[0] == '\0' || text_is_name(terms->algorithms, REQ_ALGORITHMS_MAX_BYTES));
+    return terms->size >= 1 && terms->size <= COMM_SIZE_MAX && announce->nonce != 0 &&
+           announce->n_ranks >= 1 && announce->n_ranks <= REQ_LOCAL_RANKS_MAX &&
+           ranks_are_sound(announce->ranks, announce->n_ranks, terms->size) &&
+           (terms->algorithms[0] == '\0' || req_text_is_name(terms->algorithms, REQ_ALGORITHMS_MAX_BYTES));
 }
 
-static void terms_of(const Commd__Mesh__CommTerms *from, struct comm_terms *out)
+static void terms_of(const Commd__Mesh__CommTerms *from, struct req_comm_terms *out)
 {
-    *out = (struct comm_terms){.size = from->size,
-                               .owner_uid = from->owner_uid,
-                               .op_timeout_ms = from->op_timeout_ms,
-                               .slice_bytes = from->slice_bytes};
+    *out = (struct req_comm_terms){.size = from->size,
+                                   .owner_uid = from->owner_uid,
+                                   .op_timeout_ms = from->op_timeout_ms,
+                                   .slice_bytes = from->slice_bytes};
     (void)snprintf(out->algorithms, sizeof out->algorithms, "%s", from->algorithms);
 }
 
-/* --- Answers ------------------------------------------------------------------------------------------------ */
+/* --- Answers
+ * ------------------------------------------------------------------------------------------------ */
 
 static void send_to(struct req *req, uint32_t node, const Commd__Mesh__Message *message)
 {
@@ -111,24 +116,27 @@ static void refuse(struct req *req, uint32_t node, const Commd__Mesh__Announce *
     Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
     message.body_case = COMMD__MESH__MESSAGE__BODY_REFUSE;
     message.refuse = &body;
-    log_info("communicator \"%s\": node %s refused: %s", announce->name, mesh_node_name(req->mesh, node), error->text);
+    log_info("communicator \"%s\": node %s refused: %s", announce->name, mesh_node_name(req->mesh, node),
+             error->text);
     send_to(req, node, &message);
 }
 
 /* Whether the terms of a node do not fit ours, with a text that names both sides. */
-static bool terms_contradict(const struct comm *comm, uint32_t node, const struct comm_terms *asked, struct error *error)
+static bool terms_contradict(const struct req_comm *comm, uint32_t node, const struct req_comm_terms *asked,
+                             struct error *error)
 {
-    const char *asker = comm_node_name(comm, node);
+    const char *asker = req_comm_node_name(comm, node);
     char asks[96];
     char has[96];
     if (asked->owner_uid != comm->terms.owner_uid) {
-        error_set(error, STATUS_PERMISSION, "communicator \"%s\" belongs to uid %u (node %s); uid %u of node %s asks for it",
-                  comm->name, comm->terms.owner_uid, comm_own_name(comm), asked->owner_uid, asker);
+        error_set(error, STATUS_PERMISSION,
+                  "communicator \"%s\" belongs to uid %u (node %s); uid %u of node %s asks for it",
+                  comm->name, comm->terms.owner_uid, req_comm_own_name(comm), asked->owner_uid, asker);
         return true;
     }
-    if (terms_differ(asked, &comm->terms, asks, has, sizeof asks)) {
-        error_set(error, STATUS_MISMATCH, "communicator \"%s\": node %s asks for %s, node %s has %s", comm->name, asker,
-                  asks, comm_own_name(comm), has);
+    if (req_terms_differ(asked, &comm->terms, asks, has, sizeof asks)) {
+        error_set(error, STATUS_MISMATCH, "communicator \"%s\": node %s asks for %s, node %s has %s",
+                  comm->name, asker, asks, req_comm_own_name(comm), has);
         return true;
     }
     return false;
@@ -136,15 +144,17 @@ static bool terms_contradict(const struct comm *comm, uint32_t node, const struc
 
 static void rank_taken(const struct req_member *member, uint32_t node, struct error *error)
 {
-    const struct comm *comm = member->comm;
-    error_set(error, STATUS_ALREADY_EXISTS, "communicator \"%s\": rank %u is taken by pid %d of node %s; node %s asks for it",
-              comm->name, member->rank, (int)member->client.pid, comm_own_name(comm), comm_node_name(comm, node));
+    const struct req_comm *comm = member->comm;
+    error_set(error, STATUS_ALREADY_EXISTS,
+              "communicator \"%s\": rank %u is taken by pid %d of node %s; node %s asks for it", comm->name,
+              member->rank, (int)member->client.pid, req_comm_own_name(comm), req_comm_node_name(comm, node));
 }
 
-static struct req_member *member_of(const struct comm *comm, uint32_t rank)
+static struct req_member *member_of(const struct req_comm *comm, uint32_t rank)
 {
     struct req_member *member;
-    DL_FOREACH (comm->members, member) {
+    DL_FOREACH(comm->members, member)
+    {
         if (!member->refused && member->rank == rank) {
             return member;
         }
@@ -152,20 +162,42 @@ static struct req_member *member_of(const struct comm *comm, uint32_t rank)
     return NULL;
 }
 
-/* --- A communicator that is formed here --------------------------------------------------------------------- */
+/* --- A communicator that is formed here
+ * --------------------------------------------------------------------- */
 
-static void announce_to_formed(struct comm *comm, uint32_t node, const Commd__Mesh__Announce *announce)
+/* Ranks that have left this one form the next of the name, which ours will join in their time. */
+static bool have_left(const struct req_comm *comm, const Commd__Mesh__Announce *announce)
 {
-    struct comm_terms asked;
+    bool any = false;
+    for (size_t i = 0; i < announce->n_ranks && announce->ranks[i] < comm->terms.size; i++) {
+        if (!comm->has_left[announce->ranks[i]]) {
+            return false;
+        }
+        any = true;
+    }
+    return any;
+}
+
+static void announce_to_formed(struct req_comm *comm, uint32_t node, const Commd__Mesh__Announce *announce,
+                               uint64_t now_ns)
+{
+    struct req_comm_terms asked;
     struct error error;
-    uint32_t index = comm_node_index(comm, node);
-    if (announce->answer || (index < comm->node_count && comm->nodes[index].nonce == announce->nonce)) {
+    uint32_t index = req_comm_node_index(comm, node);
+    if (index < comm->node_count && comm->nodes[index].nonce == announce->nonce) {
+        if (announce->comm_id != comm->comm_id) {
+            error_set(&error, STATUS_ABORTED,
+                      "communicator \"%s\": node %s took its part back while it was being formed", comm->name,
+                      req_comm_node_name(comm, node));
+            req_comm_fail(comm, &error, REQ_TELL_NODES, now_ns);
+        }
+        return;
+    }
+    if (announce->answer) {
         return;
     }
     terms_of(announce->terms, &asked);
-    /* Its ranks have left this one: it forms the next of the name, which our ranks will join in their time. */
-    bool is_next = index < comm->node_count && comm->nodes[index].left_count == comm->nodes[index].rank_count &&
-                   asked.owner_uid == comm->terms.owner_uid;
+    bool is_next = asked.owner_uid == comm->terms.owner_uid && have_left(comm, announce);
     if (!is_next && terms_contradict(comm, node, &asked, &error)) {
         refuse(comm->req, node, announce, NULL, &error);
         return;
@@ -180,18 +212,22 @@ static void announce_to_formed(struct comm *comm, uint32_t node, const Commd__Me
     acknowledge(comm->req, node, announce);
 }
 
-/* --- One that is being formed ------------------------------------------------------------------------------- */
+/* --- One that is being formed
+ * ------------------------------------------------------------------------------- */
 
 /* Whether this node's ranks of that revision were there before the sender's, or win for our name. */
-static bool prevails(const struct comm *comm, const struct claim *claim, uint64_t revision)
+static bool prevails(const struct req_comm *comm, const struct req_claim *claim, uint64_t revision)
 {
     return revision != 0 && (revision <= claim->acknowledged_revision ||
-                             strcmp(comm_own_name(comm), comm_node_name(comm, claim->node)) < 0);
+                             strcmp(req_comm_own_name(comm), req_comm_node_name(comm, claim->node)) < 0);
 }
 
-static void contradiction(struct comm *comm, struct claim *claim, const Commd__Mesh__Announce *announce,
-                          struct error *error, uint64_t now_ns)
+static void contradiction(struct req_comm *comm, struct req_claim *claim,
+                          const Commd__Mesh__Announce *announce, struct error *error, uint64_t now_ns)
 {
+    if (claim->nonce != announce->nonce) {
+        req_formation_drop_claim(comm, claim, NULL);
+    }
     if (announce->answer) {
         return; /* to ours: it will refuse us, or be refused */
     }
@@ -201,12 +237,12 @@ static void contradiction(struct comm *comm, struct claim *claim, const Commd__M
     }
     acknowledge(comm->req, claim->node, announce);
     if (!comm->announced) {
-        comm_fail(comm, error, COMM_TELL_NOBODY, now_ns);
+        req_comm_fail(comm, error, REQ_TELL_NOBODY, now_ns);
     }
 }
 
-static void settle_ranks(struct comm *comm, const struct claim *claim, const Commd__Mesh__Announce *announce,
-                         uint64_t now_ns)
+static void settle_ranks(struct req_comm *comm, const struct req_claim *claim,
+                         const Commd__Mesh__Announce *announce, uint64_t now_ns)
 {
     struct error error;
     for (size_t i = 0; i < announce->n_ranks; i++) {
@@ -218,10 +254,11 @@ static void settle_ranks(struct comm *comm, const struct claim *claim, const Com
             rank_taken(member, claim->node, &error);
             refuse(comm->req, claim->node, announce, &announce->ranks[i], &error);
         } else if (member->announced_revision == 0) {
-            error_set(&error, STATUS_ALREADY_EXISTS, "communicator \"%s\": rank %u is taken by node %s; pid %d of node %s asks for it",
-                      comm->name, member->rank, comm_node_name(comm, claim->node), (int)member->client.pid,
-                      comm_own_name(comm));
-            formation_drop_member(member, &error, now_ns);
+            error_set(&error, STATUS_ALREADY_EXISTS,
+                      "communicator \"%s\": rank %u is taken by node %s; pid %d of node %s asks for it",
+                      comm->name, member->rank, req_comm_node_name(comm, claim->node),
+                      (int)member->client.pid, req_comm_own_name(comm));
+            req_formation_drop_member(member, &error, now_ns);
             if (comm->state != REQ_COMM_FORMING) {
                 return;
             }
@@ -229,17 +266,17 @@ static void settle_ranks(struct comm *comm, const struct claim *claim, const Com
     }
 }
 
-static bool claim_is_same(const struct claim *claim, const Commd__Mesh__Announce *announce)
+static bool claim_is_same(const struct req_claim *claim, const Commd__Mesh__Announce *announce)
 {
     return claim->nonce == announce->nonce && claim->rank_count == announce->n_ranks &&
            memcmp(claim->ranks, announce->ranks, announce->n_ranks * sizeof *announce->ranks) == 0;
 }
 
 /* Keeps what the node says. False without memory: the node is then as if it had said nothing. */
-static bool claim_store(struct comm *comm, struct claim *claim, const Commd__Mesh__Announce *announce)
+static bool claim_store(struct req_comm *comm, struct req_claim *claim, const Commd__Mesh__Announce *announce)
 {
     if (!claim_is_same(claim, announce)) {
-        formation_drop_claim(comm, claim, NULL);
+        req_formation_drop_claim(comm, claim, NULL);
         claim->ranks = malloc(announce->n_ranks * sizeof *claim->ranks);
         if (claim->ranks == NULL) {
             return false;
@@ -253,11 +290,12 @@ static bool claim_store(struct comm *comm, struct claim *claim, const Commd__Mes
     return true;
 }
 
-static void announce_to_forming(struct comm *comm, uint32_t node, const Commd__Mesh__Announce *announce, uint64_t now_ns)
+static void announce_to_forming(struct req_comm *comm, uint32_t node, const Commd__Mesh__Announce *announce,
+                                uint64_t now_ns)
 {
-    struct comm_terms asked;
+    struct req_comm_terms asked;
     struct error error;
-    struct claim *claim = formation_claim_make(comm, node);
+    struct req_claim *claim = req_formation_claim_make(comm, node);
     if (claim == NULL) {
         return;
     }
@@ -284,19 +322,20 @@ static void announce_to_forming(struct comm *comm, uint32_t node, const Commd__M
         if (comm->state != REQ_COMM_FORMING || !comm->announced) {
             acknowledge(comm->req, node, announce); /* our ranks, if any, are announced in the next tick */
         } else {
-            formation_answer(comm, announce, node);
+            req_formation_answer(comm, announce, node);
         }
     }
-    comm_queue(comm);
+    req_comm_queue(comm);
 }
 
-void message_announce(struct req *req, uint32_t node, const Commd__Mesh__Announce *announce, uint64_t now_ns)
+void req_message_announce(struct req *req, uint32_t node, const Commd__Mesh__Announce *announce,
+                          uint64_t now_ns)
 {
     if (!announce_is_sound(announce)) {
         log_debug("node %s: a malformed announcement is ignored", mesh_node_name(req->mesh, node));
         return;
     }
-    struct comm *comm = comm_find(req, announce->name);
+    struct req_comm *comm = req_comm_find(req, announce->name);
     if (comm == NULL) {
         acknowledge(req, node, announce);
         return;
@@ -306,7 +345,7 @@ void message_announce(struct req *req, uint32_t node, const Commd__Mesh__Announc
         announce_to_forming(comm, node, announce, now_ns);
         return;
     case REQ_COMM_FORMED:
-        announce_to_formed(comm, node, announce);
+        announce_to_formed(comm, node, announce, now_ns);
         return;
     case REQ_COMM_FAILED: /* has no name any more */
         acknowledge(req, node, announce);

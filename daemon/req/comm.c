@@ -6,31 +6,31 @@
 #include "daemon/base/log.h"
 #include "daemon/req/req_internal.h"
 
-struct comm *comm_find(const struct req *req, const char *name)
+struct req_comm *req_comm_find(const struct req *req, const char *name)
 {
-    struct comm *comm;
+    struct req_comm *comm;
     HASH_FIND(hh_name, req->by_name, name, strlen(name), comm);
     return comm;
 }
 
-struct comm *comm_find_id(const struct req *req, uint64_t comm_id)
+struct req_comm *req_comm_find_id(const struct req *req, uint64_t comm_id)
 {
-    struct comm *comm;
+    struct req_comm *comm;
     HASH_FIND(hh_id, req->by_id, &comm_id, sizeof comm_id, comm);
     return comm;
 }
 
-const char *comm_own_name(const struct comm *comm)
+const char *req_comm_own_name(const struct req_comm *comm)
 {
     return mesh_own_name(comm->req->mesh);
 }
 
-const char *comm_node_name(const struct comm *comm, uint32_t node)
+const char *req_comm_node_name(const struct req_comm *comm, uint32_t node)
 {
-    return node == REQ_NODE_OWN ? comm_own_name(comm) : mesh_node_name(comm->req->mesh, node);
+    return node == REQ_NODE_OWN ? req_comm_own_name(comm) : mesh_node_name(comm->req->mesh, node);
 }
 
-uint32_t comm_node_index(const struct comm *comm, uint32_t node)
+uint32_t req_comm_node_index(const struct req_comm *comm, uint32_t node)
 {
     uint32_t index = 0;
     while (index < comm->node_count && comm->nodes[index].node != node) {
@@ -39,13 +39,14 @@ uint32_t comm_node_index(const struct comm *comm, uint32_t node)
     return index;
 }
 
-void comm_send(struct comm *comm, uint32_t node, const Commd__Mesh__Message *message)
+void req_comm_send(struct req_comm *comm, uint32_t node, const Commd__Mesh__Message *message)
 {
     enum status status = mesh_send(comm->req->mesh, node, message);
     (void)status; /* a node that cannot be told is lost, and node_down follows or was */
 }
 
-/* --- Beginning and end -------------------------------------------------------------------------------------- */
+/* --- Beginning and end
+ * -------------------------------------------------------------------------------------- */
 
 /* Counts up for each name. For people: ids tell incarnations apart. */
 static uint32_t generation_next(struct req *req, const char *name)
@@ -70,14 +71,14 @@ static uint32_t generation_next(struct req *req, const char *name)
     return 1;
 }
 
-enum status comm_new(struct req *req, const char *name, const struct comm_terms *terms, uint64_t now_ns, struct comm **out,
-                     struct error *error)
+enum status req_comm_new(struct req *req, const char *name, const struct req_comm_terms *terms,
+                         uint64_t now_ns, struct req_comm **out, struct error *error)
 {
     if (req->comm_count >= REQ_COMMS_MAX) {
-        return error_set(error, STATUS_LIMIT, "communicator \"%s\": this node has %d communicators already", name,
-                         REQ_COMMS_MAX);
+        return error_set(error, STATUS_LIMIT, "communicator \"%s\": this node has %d communicators already",
+                         name, REQ_COMMS_MAX);
     }
-    struct comm *comm = calloc(1, sizeof *comm);
+    struct req_comm *comm = calloc(1, sizeof *comm);
     if (comm == NULL || !timer_heap_reserve(&req->timers, (size_t)req->comm_count + 1)) {
         free(comm);
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", name);
@@ -89,11 +90,12 @@ enum status comm_new(struct req *req, const char *name, const struct comm_terms 
     comm->timer.index = TIMER_NODE_DISARMED;
     comm->left_seq = UINT64_MAX;
     comm->op_deadline_ns = TIME_NEVER;
+    comm->refusal_ns = TIME_NEVER;
     comm->oldest_seq = 1;
     do {
         comm->nonce = random_u64(&req->random);
     } while (comm->nonce == 0);
-    comm_set_state(comm, REQ_COMM_FORMING, now_ns);
+    req_comm_set_state(comm, REQ_COMM_FORMING, now_ns);
     DL_APPEND(req->comms, comm);
     req->comm_count++;
     HASH_ADD_KEYPTR(hh_name, req->by_name, comm->name, strlen(comm->name), comm);
@@ -102,7 +104,7 @@ enum status comm_new(struct req *req, const char *name, const struct comm_terms 
     return STATUS_OK;
 }
 
-void comm_unname(struct comm *comm)
+void req_comm_unname(struct req_comm *comm)
 {
     if (comm->named) {
         HASH_DELETE(hh_name, comm->req->by_name, comm);
@@ -110,25 +112,25 @@ void comm_unname(struct comm *comm)
     }
 }
 
-void comm_free(struct comm *comm)
+void req_comm_free(struct req_comm *comm)
 {
     struct req *req = comm->req;
-    comm_unname(comm);
+    req_comm_unname(comm);
     if (comm->queued) {
         DL_DELETE2(req->queue, comm, queue_prev, queue_next);
     }
-    op_free_all(comm);
+    req_op_free_all(comm);
     if (comm->exec != NULL) {
         exec_comm_free(comm->exec);
     }
-    formation_free(comm);
+    req_formation_free(comm);
     timer_heap_remove(&req->timers, &comm->timer);
     DL_DELETE(req->comms, comm);
     req->comm_count--;
     free(comm);
 }
 
-void comm_queue(struct comm *comm)
+void req_comm_queue(struct req_comm *comm)
 {
     if (!comm->queued) {
         comm->queued = true;
@@ -136,19 +138,21 @@ void comm_queue(struct comm *comm)
     }
 }
 
-void comm_set_state(struct comm *comm, enum req_comm_state state, uint64_t now_ns)
+void req_comm_set_state(struct req_comm *comm, enum req_comm_state state, uint64_t now_ns)
 {
     comm->state = state;
     comm->since_ns = now_ns;
 }
 
-static uint64_t comm_deadline_ns(const struct comm *comm)
+static uint64_t comm_deadline_ns(const struct req_comm *comm)
 {
     uint64_t deadline_ns = TIME_NEVER;
     const struct req_member *member;
     switch (comm->state) {
     case REQ_COMM_FORMING:
-        DL_FOREACH (comm->members, member) {
+        deadline_ns = comm->refusal_ns;
+        DL_FOREACH(comm->members, member)
+        {
             if (!member->refused) {
                 deadline_ns = time_min(deadline_ns, member->form_deadline_ns);
             }
@@ -166,7 +170,7 @@ static uint64_t comm_deadline_ns(const struct comm *comm)
     return deadline_ns;
 }
 
-void comm_arm(struct comm *comm)
+void req_comm_arm(struct req_comm *comm)
 {
     uint64_t deadline_ns = comm_deadline_ns(comm);
     if (deadline_ns == TIME_NEVER) {
@@ -176,26 +180,27 @@ void comm_arm(struct comm *comm)
     }
 }
 
-/* --- Failure ------------------------------------------------------------------------------------------------ */
+/* --- Failure
+ * ------------------------------------------------------------------------------------------------ */
 
-static void comm_tell_abort(struct comm *comm, const struct error *cause)
+static void comm_tell_abort(struct req_comm *comm, const struct error *cause)
 {
     Commd__Mesh__Abort body = COMMD__MESH__ABORT__INIT;
     body.comm_id = comm->comm_id;
     body.status = cause->status;
     body.text = (char *)cause->text;
-    body.origin_node = (char *)comm_own_name(comm);
+    body.origin_node = (char *)req_comm_own_name(comm);
     Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
     message.body_case = COMMD__MESH__MESSAGE__BODY_ABORT;
     message.abort = &body;
     for (uint32_t i = 0; i < comm->node_count; i++) {
         if (i != comm->own_index) {
-            comm_send(comm, comm->nodes[i].node, &message);
+            req_comm_send(comm, comm->nodes[i].node, &message);
         }
     }
 }
 
-void comm_fail(struct comm *comm, const struct error *cause, enum comm_tell tell, uint64_t now_ns)
+void req_comm_fail(struct req_comm *comm, const struct error *cause, enum req_tell tell, uint64_t now_ns)
 {
     if (comm->state == REQ_COMM_FAILED) {
         return;
@@ -207,25 +212,27 @@ void comm_fail(struct comm *comm, const struct error *cause, enum comm_tell tell
     }
     log_warning("communicator \"%s\" %s: %s", comm->name, formed ? "failed" : "did not form", copy.text);
     comm->cause = copy;
-    if (tell == COMM_TELL_NODES) {
+    if (tell == REQ_TELL_NODES) {
         if (formed) {
             comm_tell_abort(comm, &copy);
         }
-        formation_withdraw(comm, &copy); /* for nodes on which it is not formed yet, or is forming anew already */
+        req_formation_withdraw(
+            comm, &copy); /* for nodes on which it is not formed yet, or is forming anew already */
     }
-    comm_set_state(comm, REQ_COMM_FAILED, now_ns);
-    comm_unname(comm);
+    req_comm_set_state(comm, REQ_COMM_FAILED, now_ns);
+    req_comm_unname(comm);
     if (formed) {
-        op_fail_waiting(comm);
+        req_op_fail_waiting(comm);
         exec_comm_abort(comm->exec, &comm->cause, now_ns);
     }
-    comm_arm(comm);
-    comm_queue(comm);
+    req_comm_arm(comm);
+    req_comm_queue(comm);
 }
 
-/* --- Members ------------------------------------------------------------------------------------------------ */
+/* --- Members
+ * ------------------------------------------------------------------------------------------------ */
 
-void comm_rank_left(struct comm *comm, uint32_t rank, uint64_t last_seq)
+void req_comm_rank_left(struct req_comm *comm, uint32_t rank, uint64_t last_seq)
 {
     if (comm->has_left[rank]) {
         return;
@@ -238,9 +245,9 @@ void comm_rank_left(struct comm *comm, uint32_t rank, uint64_t last_seq)
     }
 }
 
-void comm_remove_member(struct req_member *member)
+void req_comm_remove_member(struct req_member *member)
 {
-    struct comm *comm = member->comm;
+    struct req_comm *comm = member->comm;
     if (comm->cursor == member) {
         comm->cursor = member->next;
     }
@@ -252,7 +259,7 @@ void comm_remove_member(struct req_member *member)
     if (!member->refused) {
         comm->rank_count--;
         if (comm->rank_count == 0) {
-            comm_unname(comm);
+            req_comm_unname(comm);
         }
     }
     if (comm->locals != NULL && member->local_index < comm->local_count &&
@@ -260,15 +267,16 @@ void comm_remove_member(struct req_member *member)
         comm->locals[member->local_index] = NULL;
     }
     free(member);
-    comm_queue(comm);
+    req_comm_queue(comm);
 }
 
 static const struct error comm_success = {.status = STATUS_OK};
 
-/* Tells the owner the next thing that it does not know yet. Returns whether there was one. The member may be gone afterwards. */
+/* Tells the owner the next thing that it does not know yet. Returns whether there was one. The member may be
+ * gone afterwards. */
 static bool member_tell(struct req_member *member, uint64_t now_ns)
 {
-    struct comm *comm = member->comm;
+    struct req_comm *comm = member->comm;
     const struct req_member_handler handler = member->handler;
     bool was_formed = comm->ops != NULL && !member->refused;
     if (!member->formed_told) {
@@ -287,13 +295,13 @@ static bool member_tell(struct req_member *member, uint64_t now_ns)
         return false;
     }
     if (member->completed_seq < member->posted_seq) {
-        struct comm_op *op = op_at(comm, member->completed_seq + 1);
+        struct req_comm_op *op = req_op_at(comm, member->completed_seq + 1);
         if (op == NULL || !op->finished) {
             return false;
         }
         uint64_t seq = ++member->completed_seq;
         bool succeeded = op->succeeded;
-        op_settle(op, member->local_index);
+        req_op_settle(op, member->local_index);
         handler.completed(handler.context, member, seq, succeeded ? &comm_success : &comm->cause, now_ns);
         return true;
     }
@@ -306,7 +314,7 @@ static bool member_tell(struct req_member *member, uint64_t now_ns)
 }
 
 /* Owners may do anything from their callbacks: leave (any member), post, join. */
-static void comm_tell_members(struct comm *comm, uint64_t now_ns)
+static void comm_tell_members(struct req_comm *comm, uint64_t now_ns)
 {
     comm->cursor = comm->members;
     while (comm->cursor != NULL) {
@@ -319,19 +327,17 @@ static void comm_tell_members(struct comm *comm, uint64_t now_ns)
     }
 }
 
-void comm_work(struct comm *comm, uint64_t now_ns)
+void req_comm_work(struct req_comm *comm, uint64_t now_ns)
 {
-    comm->working = true;
     if (comm->state == REQ_COMM_FORMED && comm->exec_failed && now_ns >= comm->exec_cause_ns) {
-        comm_fail(comm, &comm->exec_cause, COMM_TELL_NODES, now_ns);
+        req_comm_fail(comm, &comm->exec_cause, REQ_TELL_NODES, now_ns);
     }
     if (comm->state == REQ_COMM_FORMING && comm->rank_count > 0) {
-        formation_work(comm, now_ns);
+        req_formation_work(comm, now_ns);
     }
     comm_tell_members(comm, now_ns);
-    comm->working = false;
-    comm_arm(comm);
+    req_comm_arm(comm);
     if (comm->member_count == 0 && (comm->exec == NULL || exec_comm_idle(comm->exec))) {
-        comm_free(comm);
+        req_comm_free(comm);
     }
 }

@@ -8,23 +8,25 @@
 #include "daemon/req/req_internal.h"
 
 /*
- * A node announces its ranks to everybody. Once it knows all ranks it makes the communicator's id of all nodes' nonces and promises it to those nodes;
- * the communicator is formed once every node of it has promised the same id. A promise is taken back only when one of those nodes withdraws, and then it has
- * withdrawn towards all of them, so that nobody stays in a communicator that another one gave up.
+ * A node announces its ranks to everybody. Once it knows all ranks it makes the communicator's id of all
+ * nodes' nonces and promises it to those nodes; the communicator is formed once every node of it has promised
+ * the same id. A node that takes its promise back, or withdraws, says so to all of them, and whoever has
+ * formed it by then gives it up: nobody stays in a communicator that another node is not part of.
  */
 
-/* --- Claims ------------------------------------------------------------------------------------------------- */
+/* --- Claims
+ * ------------------------------------------------------------------------------------------------- */
 
-struct claim *formation_claim(const struct comm *comm, uint32_t node)
+struct req_claim *req_formation_claim(const struct req_comm *comm, uint32_t node)
 {
-    struct claim *claim;
+    struct req_claim *claim;
     HASH_FIND(hh, comm->claims, &node, sizeof node, claim);
     return claim;
 }
 
-struct claim *formation_claim_make(struct comm *comm, uint32_t node)
+struct req_claim *req_formation_claim_make(struct req_comm *comm, uint32_t node)
 {
-    struct claim *claim = formation_claim(comm, node);
+    struct req_claim *claim = req_formation_claim(comm, node);
     if (claim == NULL) {
         claim = calloc(1, sizeof *claim);
         if (claim != NULL) {
@@ -35,7 +37,7 @@ struct claim *formation_claim_make(struct comm *comm, uint32_t node)
     return claim;
 }
 
-static bool claim_has(const struct claim *claim, uint32_t rank)
+static bool claim_has(const struct req_claim *claim, uint32_t rank)
 {
     for (uint32_t i = 0; i < claim->rank_count; i++) {
         if (claim->ranks[i] == rank) {
@@ -45,9 +47,9 @@ static bool claim_has(const struct claim *claim, uint32_t rank)
     return false;
 }
 
-const struct claim *formation_claimant(const struct comm *comm, uint32_t rank)
+const struct req_claim *req_formation_claimant(const struct req_comm *comm, uint32_t rank)
 {
-    const struct claim *claim, *next;
+    const struct req_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
         if (claim_has(claim, rank)) {
             return claim;
@@ -56,25 +58,26 @@ const struct claim *formation_claimant(const struct comm *comm, uint32_t rank)
     return NULL;
 }
 
-void formation_drop_claim(struct comm *comm, struct claim *claim, const char *why)
+void req_formation_drop_claim(struct req_comm *comm, struct req_claim *claim, const char *why)
 {
     if (claim->rank_count > 0 && why != NULL) {
-        struct text text;
-        text_begin(&text, comm->last_loss, sizeof comm->last_loss);
-        text_add(&text, "%s", why);
+        struct req_text text;
+        req_text_begin(&text, comm->last_loss, sizeof comm->last_loss);
+        req_text_add(&text, "%s", why);
     }
-    if (comm_node_index(comm, claim->node) < comm->node_count) {
-        formation_unpromise(comm);
+    if (req_comm_node_index(comm, claim->node) < comm->node_count) {
+        req_formation_unpromise(comm);
     }
     free(claim->ranks);
     claim->ranks = NULL;
     claim->rank_count = 0;
     claim->nonce = 0;
     claim->comm_id = 0;
-    comm_queue(comm);
+    req_comm_queue(comm);
 }
 
-/* --- What is announced -------------------------------------------------------------------------------------- */
+/* --- What is announced
+ * -------------------------------------------------------------------------------------- */
 
 struct announcement {
     Commd__Mesh__Message message;
@@ -83,7 +86,7 @@ struct announcement {
     uint32_t ranks[REQ_LOCAL_RANKS_MAX];
 };
 
-static void announcement_fill(const struct comm *comm, struct announcement *out)
+static void announcement_fill(const struct req_comm *comm, struct announcement *out)
 {
     commd__mesh__message__init(&out->message);
     commd__mesh__announce__init(&out->body);
@@ -94,7 +97,8 @@ static void announcement_fill(const struct comm *comm, struct announcement *out)
     out->terms.slice_bytes = comm->terms.slice_bytes;
     out->terms.algorithms = (char *)comm->terms.algorithms;
     const struct req_member *member;
-    DL_FOREACH (comm->members, member) {
+    DL_FOREACH(comm->members, member)
+    {
         if (!member->refused && member->announced_revision != 0) {
             out->ranks[out->body.n_ranks++] = member->rank;
         }
@@ -109,31 +113,32 @@ static void announcement_fill(const struct comm *comm, struct announcement *out)
     out->message.announce = &out->body;
 }
 
-void formation_announce_to(struct comm *comm, uint32_t node)
+void req_formation_announce_to(struct req_comm *comm, uint32_t node)
 {
     if (comm->announced) {
         struct announcement announcement;
         announcement_fill(comm, &announcement);
-        comm_send(comm, node, &announcement.message);
+        req_comm_send(comm, node, &announcement.message);
     }
 }
 
-void formation_answer(struct comm *comm, const Commd__Mesh__Announce *announced, uint32_t node)
+void req_formation_answer(struct req_comm *comm, const Commd__Mesh__Announce *announced, uint32_t node)
 {
     struct announcement announcement;
     announcement_fill(comm, &announcement);
     announcement.body.answer = true;
     announcement.body.answered_nonce = announced->nonce;
     announcement.body.answered_revision = announced->revision;
-    comm_send(comm, node, &announcement.message);
+    req_comm_send(comm, node, &announcement.message);
 }
 
-static void announce(struct comm *comm)
+static void announce(struct req_comm *comm)
 {
     struct announcement announcement;
     struct req_member *member;
     comm->revision++;
-    DL_FOREACH (comm->members, member) {
+    DL_FOREACH(comm->members, member)
+    {
         if (!member->refused && member->announced_revision == 0) {
             member->announced_revision = comm->revision;
         }
@@ -144,20 +149,20 @@ static void announce(struct comm *comm)
 }
 
 /* The promise changed, not the ranks: nobody has a reason to answer. */
-static void update(struct comm *comm)
+static void update(struct req_comm *comm)
 {
     struct announcement announcement;
     announcement_fill(comm, &announcement);
     announcement.body.answer = true;
-    const struct claim *claim, *next;
+    const struct req_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
         if (claim->rank_count > 0) {
-            comm_send(comm, claim->node, &announcement.message);
+            req_comm_send(comm, claim->node, &announcement.message);
         }
     }
 }
 
-void formation_withdraw(struct comm *comm, const struct error *cause)
+void req_formation_withdraw(struct req_comm *comm, const struct error *cause)
 {
     if (!comm->announced) {
         return;
@@ -173,7 +178,7 @@ void formation_withdraw(struct comm *comm, const struct error *cause)
     if (comm->state == REQ_COMM_FORMED) {
         for (uint32_t i = 0; i < comm->node_count; i++) {
             if (i != comm->own_index) {
-                comm_send(comm, comm->nodes[i].node, &message);
+                req_comm_send(comm, comm->nodes[i].node, &message);
             }
         }
     } else {
@@ -181,9 +186,10 @@ void formation_withdraw(struct comm *comm, const struct error *cause)
     }
 }
 
-/* --- Promises ----------------------------------------------------------------------------------------------- */
+/* --- Promises
+ * ----------------------------------------------------------------------------------------------- */
 
-static void promise_free(struct comm *comm)
+static void promise_free(struct req_comm *comm)
 {
     if (comm->has_id) {
         HASH_DELETE(hh_id, comm->req->by_id, comm);
@@ -207,9 +213,9 @@ static void promise_free(struct comm *comm)
     comm->comm_id = 0;
 }
 
-void formation_free(struct comm *comm)
+void req_formation_free(struct req_comm *comm)
 {
-    struct claim *claim, *next;
+    struct req_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
         HASH_DEL(comm->claims, claim);
         free(claim->ranks);
@@ -218,23 +224,23 @@ void formation_free(struct comm *comm)
     promise_free(comm);
 }
 
-void formation_unpromise(struct comm *comm)
+void req_formation_unpromise(struct req_comm *comm)
 {
     if (comm->comm_id != 0) {
         promise_free(comm);
         comm->update_wanted = true;
-        comm_queue(comm);
+        req_comm_queue(comm);
     }
 }
 
 static int node_order(const void *a, const void *b)
 {
-    const struct comm_node *left = a;
-    const struct comm_node *right = b;
+    const struct req_comm_node *left = a;
+    const struct req_comm_node *right = b;
     return left->lowest_rank < right->lowest_rank ? -1 : left->lowest_rank > right->lowest_rank;
 }
 
-static uint64_t make_id(const struct comm *comm)
+static uint64_t make_id(const struct req_comm *comm)
 {
     uint64_t id = hash_bytes(0, comm->name, strlen(comm->name));
     for (uint32_t i = 0; i < comm->node_count; i++) {
@@ -242,14 +248,14 @@ static uint64_t make_id(const struct comm *comm)
         for (unsigned j = 0; j < sizeof nonce; j++) {
             nonce[j] = (uint8_t)(comm->nodes[i].nonce >> (8 * j));
         }
-        const char *name = comm_node_name(comm, comm->nodes[i].node);
+        const char *name = req_comm_node_name(comm, comm->nodes[i].node);
         id = hash_bytes(id, name, strlen(name));
         id = hash_bytes(id, nonce, sizeof nonce);
     }
     return id != 0 ? id : 1;
 }
 
-static bool promise_allocate(struct comm *comm, uint32_t node_count)
+static bool promise_allocate(struct req_comm *comm, uint32_t node_count)
 {
     comm->nodes = calloc(node_count, sizeof *comm->nodes);
     comm->node_names = calloc(node_count, sizeof *comm->node_names);
@@ -257,14 +263,14 @@ static bool promise_allocate(struct comm *comm, uint32_t node_count)
     comm->has_left = calloc(comm->terms.size, sizeof *comm->has_left);
     comm->locals = calloc(comm->rank_count, sizeof(struct req_member *));
     comm->exec_ranks = calloc(comm->rank_count, sizeof *comm->exec_ranks);
-    return comm->nodes != NULL && comm->node_names != NULL && comm->node_of_rank != NULL && comm->has_left != NULL &&
-           comm->locals != NULL && comm->exec_ranks != NULL;
+    return comm->nodes != NULL && comm->node_names != NULL && comm->node_of_rank != NULL &&
+           comm->has_left != NULL && comm->locals != NULL && comm->exec_ranks != NULL;
 }
 
 /* All ranks are known, once each: orders the nodes and makes the id. */
-static enum status promise(struct comm *comm, struct error *error)
+static enum status promise(struct req_comm *comm, struct error *error)
 {
-    const struct claim *claim, *next;
+    const struct req_claim *claim, *next;
     struct req_member *member;
     uint32_t node_count = 1;
     HASH_ITER (hh, comm->claims, claim, next) {
@@ -272,30 +278,31 @@ static enum status promise(struct comm *comm, struct error *error)
     }
     if (node_count > COLL_NODES_MAX || !promise_allocate(comm, node_count)) {
         promise_free(comm);
-        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for %u ranks on %u nodes", comm->name,
-                         comm->terms.size, node_count);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for %u ranks on %u nodes",
+                         comm->name, comm->terms.size, node_count);
     }
-    DL_FOREACH (comm->members, member) {
+    DL_FOREACH(comm->members, member)
+    {
         if (!member->refused) {
             member->local_index = comm->local_count;
             comm->locals[comm->local_count++] = member;
         }
     }
-    comm->nodes[comm->node_count++] = (struct comm_node){.node = REQ_NODE_OWN,
-                                                         .nonce = comm->nonce,
-                                                         .lowest_rank = comm->locals[0]->rank,
-                                                         .rank_count = comm->local_count};
+    comm->nodes[comm->node_count++] = (struct req_comm_node){.node = REQ_NODE_OWN,
+                                                             .nonce = comm->nonce,
+                                                             .lowest_rank = comm->locals[0]->rank,
+                                                             .rank_count = comm->local_count};
     HASH_ITER (hh, comm->claims, claim, next) {
         if (claim->rank_count > 0) {
-            comm->nodes[comm->node_count++] = (struct comm_node){.node = claim->node,
-                                                                 .nonce = claim->nonce,
-                                                                 .lowest_rank = claim->ranks[0],
-                                                                 .rank_count = claim->rank_count};
+            comm->nodes[comm->node_count++] = (struct req_comm_node){.node = claim->node,
+                                                                     .nonce = claim->nonce,
+                                                                     .lowest_rank = claim->ranks[0],
+                                                                     .rank_count = claim->rank_count};
         }
     }
     qsort(comm->nodes, comm->node_count, sizeof *comm->nodes, node_order);
     for (uint32_t i = 0; i < comm->node_count; i++) {
-        comm->node_names[i] = comm_node_name(comm, comm->nodes[i].node);
+        comm->node_names[i] = req_comm_node_name(comm, comm->nodes[i].node);
         if (comm->nodes[i].node == REQ_NODE_OWN) {
             comm->own_index = i;
             for (uint32_t j = 0; j < comm->local_count; j++) {
@@ -303,14 +310,14 @@ static enum status promise(struct comm *comm, struct error *error)
             }
             continue;
         }
-        claim = formation_claim(comm, comm->nodes[i].node);
+        claim = req_formation_claim(comm, comm->nodes[i].node);
         for (uint32_t j = 0; j < claim->rank_count; j++) {
             comm->node_of_rank[claim->ranks[j]] = i;
         }
     }
     comm->comm_id = make_id(comm);
     comm->last_promised_id = comm->comm_id;
-    if (comm_find_id(comm->req, comm->comm_id) == NULL) {
+    if (req_comm_find_id(comm->req, comm->comm_id) == NULL) {
         HASH_ADD(hh_id, comm->req->by_id, comm_id, sizeof comm->comm_id, comm);
         comm->has_id = true;
     }
@@ -318,16 +325,17 @@ static enum status promise(struct comm *comm, struct error *error)
     return STATUS_OK;
 }
 
-uint8_t *formation_known(const struct comm *comm, uint32_t *known)
+uint8_t *req_formation_known(const struct req_comm *comm, uint32_t *known)
 {
     uint8_t *bits = calloc(comm->terms.size / 8 + 1, 1);
-    const struct claim *claim, *next;
+    const struct req_claim *claim, *next;
     const struct req_member *member;
     uint32_t count = 0;
     if (bits == NULL) {
         return NULL;
     }
-    DL_FOREACH (comm->members, member) {
+    DL_FOREACH(comm->members, member)
+    {
         if (!member->refused) {
             bits[member->rank / 8] |= (uint8_t)(1u << member->rank % 8);
             count++;
@@ -345,10 +353,10 @@ uint8_t *formation_known(const struct comm *comm, uint32_t *known)
 }
 
 /* Every rank is claimed exactly once. */
-static bool is_complete(const struct comm *comm)
+static bool is_complete(const struct req_comm *comm)
 {
     uint64_t claimed = comm->rank_count;
-    const struct claim *claim, *next;
+    const struct req_claim *claim, *next;
     HASH_ITER (hh, comm->claims, claim, next) {
         claimed += claim->rank_count;
     }
@@ -356,41 +364,44 @@ static bool is_complete(const struct comm *comm)
         return false;
     }
     uint32_t known = 0;
-    uint8_t *bits = formation_known(comm, &known);
+    uint8_t *bits = req_formation_known(comm, &known);
     free(bits);
     return bits != NULL && known == comm->terms.size;
 }
 
-static bool all_promised(const struct comm *comm)
+static bool all_promised(const struct req_comm *comm)
 {
     for (uint32_t i = 0; i < comm->node_count; i++) {
-        if (i != comm->own_index && formation_claim(comm, comm->nodes[i].node)->comm_id != comm->comm_id) {
+        if (i != comm->own_index &&
+            req_formation_claim(comm, comm->nodes[i].node)->comm_id != comm->comm_id) {
             return false;
         }
     }
     return true;
 }
 
-/* --- Formed ------------------------------------------------------------------------------------------------- */
+/* --- Formed
+ * ------------------------------------------------------------------------------------------------- */
 
 /* The cause of the net stage's failure. A better one may be on its way when it is but the end of a stream. */
 static void on_exec_failed(void *context, const struct error *cause, uint64_t now_ns)
 {
-    struct comm *comm = context;
+    struct req_comm *comm = context;
     if (comm->exec_failed) {
         return;
     }
     comm->exec_failed = true;
     comm->exec_cause = *cause;
-    bool ended = cause->status == STATUS_ABORTED || cause->status == STATUS_NODE_LOST || cause->status == STATUS_UNREACHABLE;
+    bool ended = cause->status == STATUS_ABORTED || cause->status == STATUS_NODE_LOST ||
+                 cause->status == STATUS_UNREACHABLE;
     comm->exec_cause_ns = ended ? time_after(now_ns, REQ_BETTER_CAUSE_WAIT_NS) : now_ns;
-    comm_arm(comm);
-    comm_queue(comm);
+    req_comm_arm(comm);
+    req_comm_queue(comm);
 }
 
-static enum status make_exec(struct comm *comm, struct error *error)
+static enum status make_exec(struct req_comm *comm, struct error *error)
 {
-    comm->ops = calloc(REQ_PENDING_OPS_MAX, sizeof(struct comm_op *));
+    comm->ops = calloc(REQ_PENDING_OPS_MAX, sizeof(struct req_comm_op *));
     uint32_t *peers = calloc(comm->node_count, sizeof *peers);
     enum status status = STATUS_OK;
     if (comm->ops == NULL || peers == NULL) {
@@ -423,16 +434,17 @@ static enum status make_exec(struct comm *comm, struct error *error)
 }
 
 /* Ranks of nodes that came too late for a communicator that is formed: nobody else would tell them. */
-static void refuse_others(struct comm *comm)
+static void refuse_others(struct req_comm *comm)
 {
-    const struct claim *claim, *next;
+    const struct req_claim *claim, *next;
     struct error error;
     HASH_ITER (hh, comm->claims, claim, next) {
-        if (claim->rank_count == 0 || comm_node_index(comm, claim->node) < comm->node_count) {
+        if (claim->rank_count == 0 || req_comm_node_index(comm, claim->node) < comm->node_count) {
             continue;
         }
-        error_set(&error, STATUS_ALREADY_EXISTS, "communicator \"%s\": formed without node %s, rank %u is on node %s",
-                  comm->name, comm_node_name(comm, claim->node), claim->ranks[0],
+        error_set(&error, STATUS_ALREADY_EXISTS,
+                  "communicator \"%s\": formed without node %s, rank %u is on node %s", comm->name,
+                  req_comm_node_name(comm, claim->node), claim->ranks[0],
                   comm->node_names[comm->node_of_rank[claim->ranks[0]]]);
         Commd__Mesh__Refuse body = COMMD__MESH__REFUSE__INIT;
         body.name = comm->name;
@@ -442,32 +454,52 @@ static void refuse_others(struct comm *comm)
         Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
         message.body_case = COMMD__MESH__MESSAGE__BODY_REFUSE;
         message.refuse = &body;
-        comm_send(comm, claim->node, &message);
+        req_comm_send(comm, claim->node, &message);
     }
 }
 
-static void formed(struct comm *comm, uint64_t now_ns)
+static void formed(struct req_comm *comm, uint64_t now_ns)
 {
     struct error error;
     if (make_exec(comm, &error) != STATUS_OK) {
-        comm_fail(comm, &error, COMM_TELL_NODES, now_ns);
+        req_comm_fail(comm, &error, REQ_TELL_NODES, now_ns);
         return;
     }
     refuse_others(comm);
-    comm_set_state(comm, REQ_COMM_FORMED, now_ns);
-    log_info("communicator \"%s\" formed: %u ranks, %u here, on %u nodes, id %016llx", comm->name, comm->terms.size,
-             comm->local_count, comm->node_count, (unsigned long long)comm->comm_id);
+    req_comm_set_state(comm, REQ_COMM_FORMED, now_ns);
+    log_info("communicator \"%s\" formed: %u ranks, %u here, on %u nodes, id %016llx", comm->name,
+             comm->terms.size, comm->local_count, comm->node_count, (unsigned long long)comm->comm_id);
 }
 
-void formation_work(struct comm *comm, uint64_t now_ns)
+void req_formation_hold_refusals(struct req_comm *comm, uint64_t now_ns)
+{
+    struct req_member *member, *next;
+    comm->refusal_ns = TIME_NEVER;
+    req_formation_unpromise(comm);
+    DL_FOREACH_SAFE(comm->members, member, next)
+    {
+        if (member->refusal_waits && !member->refused) {
+            struct error cause = member->refusal;
+            req_formation_drop_member(member, &cause, now_ns);
+        }
+    }
+}
+
+void req_formation_work(struct req_comm *comm, uint64_t now_ns)
 {
     struct error error;
+    if (comm->comm_id == 0 && comm->refusal_ns != TIME_NEVER) {
+        req_formation_hold_refusals(comm, now_ns);
+        if (comm->state != REQ_COMM_FORMING) {
+            return;
+        }
+    }
     if (comm->announce_wanted) {
         comm->announce_wanted = false;
         announce(comm);
     }
     if (comm->comm_id == 0 && is_complete(comm) && promise(comm, &error) != STATUS_OK) {
-        comm_fail(comm, &error, COMM_TELL_NODES, now_ns);
+        req_comm_fail(comm, &error, REQ_TELL_NODES, now_ns);
         return;
     }
     if (comm->update_wanted) {
@@ -477,106 +509,4 @@ void formation_work(struct comm *comm, uint64_t now_ns)
     if (comm->comm_id != 0 && all_promised(comm)) {
         formed(comm, now_ns);
     }
-}
-
-/* --- Not formed --------------------------------------------------------------------------------------------- */
-
-void formation_drop_member(struct req_member *member, const struct error *cause, uint64_t now_ns)
-{
-    struct comm *comm = member->comm;
-    if (comm->comm_id != 0) {
-        /* Others may count on the promise already: all of this node's part goes. */
-        comm_fail(comm, cause, COMM_TELL_NODES, now_ns);
-        return;
-    }
-    if (comm->rank_count == 1) {
-        formation_withdraw(comm, cause);
-        comm->announced = false;
-    } else {
-        comm->announce_wanted = comm->announce_wanted || member->announced_revision != 0;
-    }
-    member->refused = true;
-    member->refusal = *cause;
-    comm->rank_count--;
-    if (comm->rank_count == 0) {
-        comm_unname(comm);
-        comm->cause = *cause;
-        comm_set_state(comm, REQ_COMM_FAILED, now_ns);
-    }
-    comm_arm(comm);
-    comm_queue(comm);
-}
-
-static void add_known_nodes(const struct comm *comm, struct text *text)
-{
-    const struct claim *claim, *next;
-    text_add(text, "%s", comm_own_name(comm));
-    HASH_ITER (hh, comm->claims, claim, next) {
-        if (claim->rank_count > 0) {
-            text_add(text, ", %s", comm_node_name(comm, claim->node));
-        }
-    }
-}
-
-/* What is wrong although no rank is missing. */
-static void describe_stuck(const struct comm *comm, struct text *text)
-{
-    const struct claim *claim, *next, *other;
-    HASH_ITER (hh, comm->claims, claim, next) {
-        if (comm->comm_id != 0 && claim->rank_count > 0 && claim->comm_id != comm->comm_id) {
-            text_add(text, "node %s has not confirmed", comm_node_name(comm, claim->node));
-            return;
-        }
-        for (uint32_t i = 0; i < claim->rank_count; i++) {
-            other = formation_claimant(comm, claim->ranks[i]);
-            const struct req_member *member;
-            DL_FOREACH (comm->members, member) {
-                if (!member->refused && member->rank == claim->ranks[i]) {
-                    text_add(text, "rank %u is claimed by nodes %s and %s", claim->ranks[i], comm_own_name(comm),
-                             comm_node_name(comm, claim->node));
-                    return;
-                }
-            }
-            if (other != NULL && other != claim) {
-                text_add(text, "rank %u is claimed by nodes %s and %s", claim->ranks[i], comm_node_name(comm, other->node),
-                         comm_node_name(comm, claim->node));
-                return;
-            }
-        }
-    }
-    text_add(text, "the nodes have not agreed");
-}
-
-void formation_deadline(struct comm *comm, uint64_t now_ns)
-{
-    const struct req_member *member, *late = NULL;
-    DL_FOREACH (comm->members, member) {
-        if (!member->refused && now_ns >= member->form_deadline_ns) {
-            late = member;
-        }
-    }
-    if (late == NULL) {
-        return;
-    }
-    char why[REQ_LIST_TEXT_MAX_BYTES];
-    char nodes[REQ_LIST_TEXT_MAX_BYTES / 2];
-    struct text text;
-    uint32_t known = 0;
-    uint8_t *bits = formation_known(comm, &known);
-    text_begin(&text, why, sizeof why);
-    if (bits != NULL && known < comm->terms.size) {
-        text_add(&text, "missing %s ", comm->terms.size - known == 1 ? "rank" : "ranks");
-        text_add_ranks(&text, bits, comm->terms.size, false);
-        text_add(&text, " of %u", comm->terms.size);
-    } else {
-        describe_stuck(comm, &text);
-    }
-    free(bits);
-    text_begin(&text, nodes, sizeof nodes);
-    add_known_nodes(comm, &text);
-    struct error cause;
-    error_set(&cause, STATUS_TIMED_OUT, "communicator \"%s\" did not form within %llu ms: %s; nodes with ranks: %s%s%.120s",
-              comm->name, (unsigned long long)late->form_timeout_ms, why, nodes, comm->last_loss[0] != '\0' ? "; " : "",
-              comm->last_loss);
-    comm_fail(comm, &cause, COMM_TELL_NODES, now_ns);
 }

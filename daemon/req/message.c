@@ -8,13 +8,14 @@
 #include "daemon/req/req_internal.h"
 
 /* A cause that came from another node: its status and text, nothing added. */
-static void cause_from_wire(const struct req *req, uint32_t node, uint32_t status, const char *text, struct error *out)
+static void cause_from_wire(const struct req *req, uint32_t node, uint32_t status, const char *text,
+                            struct error *out)
 {
     out->status = status_from_wire(status);
     if (out->status == STATUS_OK || out->status == STATUS_IN_PROGRESS) {
         out->status = STATUS_PROTOCOL;
     }
-    text_from_wire(text, out->text, sizeof out->text);
+    req_text_from_wire(text, out->text, sizeof out->text);
     if (out->text[0] == '\0') {
         error_set(out, out->status, "node %s says no more than: %s", mesh_node_name(req->mesh, node),
                   status_text(out->status));
@@ -23,62 +24,66 @@ static void cause_from_wire(const struct req *req, uint32_t node, uint32_t statu
 
 static void on_refuse(struct req *req, uint32_t node, const Commd__Mesh__Refuse *refuse, uint64_t now_ns)
 {
-    struct comm *comm = comm_find(req, refuse->name);
+    struct req_comm *comm = req_comm_find(req, refuse->name);
     struct error cause;
-    /* With a promise given the others decide: whoever refuses is not one of them, or withdraws. */
-    if (comm == NULL || comm->state != REQ_COMM_FORMING || comm->nonce != refuse->nonce || comm->comm_id != 0) {
+    if (comm == NULL || comm->state != REQ_COMM_FORMING || comm->nonce != refuse->nonce) {
         return;
     }
     cause_from_wire(req, node, refuse->status, refuse->text, &cause);
-    if (refuse->n_ranks == 0) {
-        comm_fail(comm, &cause, COMM_TELL_NODES, now_ns);
-        return;
-    }
-    struct req_member *member, *next;
-    DL_FOREACH_SAFE (comm->members, member, next) {
-        bool named = false;
+    struct req_member *member;
+    DL_FOREACH(comm->members, member)
+    {
+        bool named = refuse->n_ranks == 0;
         for (size_t i = 0; i < refuse->n_ranks; i++) {
             named = named || refuse->ranks[i] == member->rank;
         }
-        if (named && !member->refused && comm->state == REQ_COMM_FORMING) {
-            formation_drop_member(member, &cause, now_ns);
+        if (named && !member->refused && !member->refusal_waits) {
+            member->refusal_waits = true;
+            member->refusal = cause;
+            comm->refusal_ns = time_min(comm->refusal_ns, time_after(now_ns, REQ_REFUSAL_WAIT_NS));
         }
     }
+    req_comm_arm(comm);
+    req_comm_queue(comm);
 }
 
-static void on_withdraw(struct req *req, uint32_t node, const Commd__Mesh__Withdraw *withdraw, uint64_t now_ns)
+static void on_withdraw(struct req *req, uint32_t node, const Commd__Mesh__Withdraw *withdraw,
+                        uint64_t now_ns)
 {
-    struct comm *comm = comm_find(req, withdraw->name);
+    struct req_comm *comm = req_comm_find(req, withdraw->name);
     struct error cause;
     if (comm == NULL) {
         return;
     }
     cause_from_wire(req, node, withdraw->status, withdraw->text, &cause);
     if (comm->state == REQ_COMM_FORMING) {
-        struct claim *claim = formation_claim(comm, node);
+        struct req_claim *claim = req_formation_claim(comm, node);
         if (claim != NULL && claim->nonce == withdraw->nonce) {
             char why[REQ_LIST_TEXT_MAX_BYTES];
-            (void)snprintf(why, sizeof why, "node %s gave up: %.80s", mesh_node_name(req->mesh, node), cause.text);
-            formation_drop_claim(comm, claim, why);
+            (void)snprintf(why, sizeof why, "node %s gave up: %.80s", mesh_node_name(req->mesh, node),
+                           cause.text);
+            req_formation_drop_claim(comm, claim, why);
         }
         return;
     }
-    uint32_t index = comm_node_index(comm, node);
-    if (comm->state == REQ_COMM_FORMED && index < comm->node_count && comm->nodes[index].nonce == withdraw->nonce) {
-        comm_fail(comm, &cause, COMM_TELL_NODES, now_ns);
+    uint32_t index = req_comm_node_index(comm, node);
+    if (comm->state == REQ_COMM_FORMED && index < comm->node_count &&
+        comm->nodes[index].nonce == withdraw->nonce) {
+        req_comm_fail(comm, &cause, REQ_TELL_NODES, now_ns);
     }
 }
 
 /* The communicator of an id; also one that took its promise of it back, while others have formed it. */
-static struct comm *find_promised(struct req *req, uint64_t comm_id, uint32_t node)
+static struct req_comm *find_promised(struct req *req, uint64_t comm_id, uint32_t node)
 {
-    struct comm *comm = comm_find_id(req, comm_id);
+    struct req_comm *comm = req_comm_find_id(req, comm_id);
     if (comm != NULL) {
-        return comm_node_index(comm, node) < comm->node_count ? comm : NULL;
+        return req_comm_node_index(comm, node) < comm->node_count ? comm : NULL;
     }
-    DL_FOREACH (req->comms, comm) {
+    DL_FOREACH(req->comms, comm)
+    {
         if (comm->state == REQ_COMM_FORMING && comm->last_promised_id == comm_id && comm_id != 0 &&
-            formation_claim(comm, node) != NULL) {
+            req_formation_claim(comm, node) != NULL) {
             return comm;
         }
     }
@@ -87,35 +92,37 @@ static struct comm *find_promised(struct req *req, uint64_t comm_id, uint32_t no
 
 static void on_abort(struct req *req, uint32_t node, const Commd__Mesh__Abort *abort_message, uint64_t now_ns)
 {
-    struct comm *comm = find_promised(req, abort_message->comm_id, node);
+    struct req_comm *comm = find_promised(req, abort_message->comm_id, node);
     struct error cause;
     if (comm != NULL) {
         cause_from_wire(req, node, abort_message->status, abort_message->text, &cause);
-        /* The origin tells everybody; but that our part of what is still being formed is no more, only we can say. */
-        comm_fail(comm, &cause, comm->state == REQ_COMM_FORMING ? COMM_TELL_NODES : COMM_TELL_NOBODY, now_ns);
+        /* The origin tells everybody; but that our part of what is still being formed is no more, only we can
+         * say. */
+        req_comm_fail(comm, &cause, comm->state == REQ_COMM_FORMING ? REQ_TELL_NODES : REQ_TELL_NOBODY,
+                      now_ns);
     }
 }
 
 static void on_leave(struct req *req, uint32_t node, const Commd__Mesh__Leave *leave, uint64_t now_ns)
 {
-    struct comm *comm = comm_find_id(req, leave->comm_id);
+    struct req_comm *comm = req_comm_find_id(req, leave->comm_id);
     if (comm == NULL || comm->state == REQ_COMM_FAILED) {
         return;
     }
-    uint32_t index = comm_node_index(comm, node);
+    uint32_t index = req_comm_node_index(comm, node);
     for (size_t i = 0; i < leave->n_ranks; i++) {
         if (leave->ranks[i] < comm->terms.size && comm->node_of_rank[leave->ranks[i]] == index) {
-            comm_rank_left(comm, leave->ranks[i], leave->last_seq);
+            req_comm_rank_left(comm, leave->ranks[i], leave->last_seq);
         }
     }
-    op_check_left(comm, now_ns);
+    req_op_check_left(comm, now_ns);
 }
 
-void message_received(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns)
+void req_message_received(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns)
 {
     struct req *req = context;
     if (message->body_case == COMMD__MESH__MESSAGE__BODY_ANNOUNCE) {
-        message_announce(req, node, message->announce, now_ns);
+        req_message_announce(req, node, message->announce, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_REFUSE) {
         on_refuse(req, node, message->refuse, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_WITHDRAW) {
@@ -127,17 +134,20 @@ void message_received(void *context, uint32_t node, const Commd__Mesh__Message *
     }
 }
 
-/* --- Nodes -------------------------------------------------------------------------------------------------- */
+/* --- Nodes
+ * -------------------------------------------------------------------------------------------------- */
 
-/* Fresh, not an answer: who does not fit with the ranks that the node has meanwhile is to be found out, and answered. */
-void message_node_up(void *context, uint32_t node, uint64_t now_ns)
+/* Fresh, not an answer: who does not fit with the ranks that the node has meanwhile is to be found out, and
+ * answered. */
+void req_message_node_up(void *context, uint32_t node, uint64_t now_ns)
 {
     struct req *req = context;
-    struct comm *comm;
+    struct req_comm *comm;
     (void)now_ns;
-    DL_FOREACH (req->comms, comm) {
+    DL_FOREACH(req->comms, comm)
+    {
         if (comm->state == REQ_COMM_FORMING && comm->rank_count > 0) {
-            formation_announce_to(comm, node);
+            req_formation_announce_to(comm, node);
         }
     }
 }
@@ -151,27 +161,32 @@ static void lost_text(const struct req *req, uint32_t node, const struct error *
     error_set(out, STATUS_NODE_LOST, "node %s lost: %s", name, repeats ? cause->text + length : cause->text);
 }
 
-void message_node_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)
+void req_message_node_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)
 {
     struct req *req = context;
-    struct comm *comm;
+    struct req_comm *comm;
     struct error lost;
     lost_text(req, node, cause, &lost);
-    DL_FOREACH (req->comms, comm) {
+    DL_FOREACH(req->comms, comm)
+    {
         if (comm->state == REQ_COMM_FORMING) {
-            struct claim *claim = formation_claim(comm, node);
-            if (claim != NULL) {
-                formation_drop_claim(comm, claim, lost.text);
+            struct req_claim *claim = req_formation_claim(comm, node);
+            if (req_comm_node_index(comm, node) < comm->node_count) {
+                req_comm_fail(comm, &lost, REQ_TELL_NODES,
+                              now_ns); /* others may count on our promise already */
+            } else if (claim != NULL) {
+                req_formation_drop_claim(comm, claim, lost.text);
                 HASH_DEL(comm->claims, claim);
                 free(claim);
             }
         } else if (comm->state == REQ_COMM_FORMED) {
-            uint32_t index = comm_node_index(comm, node);
+            uint32_t index = req_comm_node_index(comm, node);
             if (index == comm->node_count ||
-                (comm->nodes[index].left_count == comm->nodes[index].rank_count && !op_any_pending(comm))) {
+                (comm->nodes[index].left_count == comm->nodes[index].rank_count &&
+                 !req_op_any_pending(comm))) {
                 continue; /* not needed, or not any more */
             }
-            comm_fail(comm, &lost, COMM_TELL_NODES, now_ns);
+            req_comm_fail(comm, &lost, REQ_TELL_NODES, now_ns);
         }
     }
 }

@@ -18,7 +18,7 @@ enum status req_new(const struct req_options *options, struct req **out, struct 
     req->exec = options->exec;
     req->slice_bytes = options->slice_bytes != 0 ? options->slice_bytes : EXEC_SLICE_BYTES_DEFAULT;
     random_seed(&req->random, options->seed_secure);
-    struct mesh_handler handler = {req, message_node_up, message_node_down, message_received};
+    struct mesh_handler handler = {req, req_message_node_up, req_message_node_down, req_message_received};
     mesh_set_handler(req->mesh, &handler);
     *out = req;
     return STATUS_OK;
@@ -34,14 +34,14 @@ void req_free(struct req *req)
     struct error cause;
     error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down", mesh_own_name(req->mesh));
     while (req->comms != NULL) {
-        struct comm *comm = req->comms;
+        struct req_comm *comm = req->comms;
         if (comm->exec != NULL && !exec_comm_idle(comm->exec)) {
             exec_comm_abort(comm->exec, &cause, 0);
         }
         while (comm->members != NULL) {
-            comm_remove_member(comm->members);
+            req_comm_remove_member(comm->members);
         }
-        comm_free(comm);
+        req_comm_free(comm);
     }
     struct req_name *name, *next;
     HASH_ITER (hh, req->names, name, next) {
@@ -61,128 +61,145 @@ uint64_t req_next_deadline_ns(const struct req *req)
     return first != NULL ? first->deadline_ns : TIME_NEVER;
 }
 
-static void req_expire(struct comm *comm, uint64_t now_ns)
+static void req_expire(struct req_comm *comm, uint64_t now_ns)
 {
     switch (comm->state) {
     case REQ_COMM_FORMING:
-        formation_deadline(comm, now_ns);
+        if (now_ns >= comm->refusal_ns) {
+            req_formation_hold_refusals(comm, now_ns);
+        }
+        if (comm->state == REQ_COMM_FORMING) {
+            req_formation_deadline(comm, now_ns);
+        }
         break;
     case REQ_COMM_FORMED:
         if (comm->exec_failed && now_ns >= comm->exec_cause_ns) {
-            comm_queue(comm);
-            comm->exec_cause_ns = 0;
+            req_comm_fail(comm, &comm->exec_cause, REQ_TELL_NODES, now_ns);
+        } else {
+            req_op_deadlines(comm, now_ns);
         }
-        op_deadlines(comm, now_ns);
         break;
     case REQ_COMM_FAILED:
         break;
     }
-    comm_arm(comm);
+    req_comm_arm(comm);
 }
 
 void req_tick(struct req *req, uint64_t now_ns)
 {
     struct timer_node *first;
-    /* Whatever expires is queued or set later than now; the bound keeps a mistake there from hanging the daemon. */
+    /* Whatever expires is queued or set later than now; the bound keeps a mistake there from hanging the
+     * daemon. */
     for (uint32_t turn = 0; turn <= req->comm_count; turn++) {
         first = timer_heap_first(&req->timers);
         if (first == NULL || first->deadline_ns > now_ns) {
             break;
         }
-        req_expire((struct comm *)((char *)first - offsetof(struct comm, timer)), now_ns);
+        req_expire((struct req_comm *)((char *)first - offsetof(struct req_comm, timer)), now_ns);
     }
     /* What is queued meanwhile waits for the next tick. */
     uint32_t count = 0;
-    struct comm *comm;
-    DL_FOREACH2 (req->queue, comm, queue_next) {
+    struct req_comm *comm;
+    DL_FOREACH2(req->queue, comm, queue_next)
+    {
         count++;
     }
     for (; count > 0 && req->queue != NULL; count--) {
         comm = req->queue;
         DL_DELETE2(req->queue, comm, queue_prev, queue_next);
         comm->queued = false;
-        comm_work(comm, now_ns);
+        req_comm_work(comm, now_ns);
     }
 }
 
-/* --- Joining ------------------------------------------------------------------------------------------------ */
+/* --- Joining
+ * ------------------------------------------------------------------------------------------------ */
 
 static enum status terms_check(const struct req *req, const struct req_terms *terms, struct error *error)
 {
-    if (terms->name == NULL || !text_is_name(terms->name, COMM_NAME_MAX_BYTES)) {
+    if (terms->name == NULL || !req_text_is_name(terms->name, COMM_NAME_MAX_BYTES)) {
         return error_set(error, STATUS_INVALID_ARGUMENT,
-                         "a communicator's name has 1 to %d printable ASCII characters without space", COMM_NAME_MAX_BYTES);
+                         "a communicator's name has 1 to %d printable ASCII characters without space",
+                         COMM_NAME_MAX_BYTES);
     }
     if (terms->size < 1 || terms->size > COMM_SIZE_MAX) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "communicator \"%s\": size %u; expected 1 to %d", terms->name,
-                         terms->size, COMM_SIZE_MAX);
+        return error_set(error, STATUS_INVALID_ARGUMENT, "communicator \"%s\": size %u; expected 1 to %d",
+                         terms->name, terms->size, COMM_SIZE_MAX);
     }
     if (terms->rank >= terms->size) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "communicator \"%s\": rank %u of size %u", terms->name, terms->rank,
-                         terms->size);
+        return error_set(error, STATUS_INVALID_ARGUMENT, "communicator \"%s\": rank %u of size %u",
+                         terms->name, terms->rank, terms->size);
     }
     if (terms->algorithms != NULL && terms->algorithms[0] != '\0' &&
-        !text_is_name(terms->algorithms, REQ_ALGORITHMS_MAX_BYTES)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT,
-                         "communicator \"%s\": algorithms have at most %d printable ASCII characters without space",
-                         terms->name, REQ_ALGORITHMS_MAX_BYTES);
+        !req_text_is_name(terms->algorithms, REQ_ALGORITHMS_MAX_BYTES)) {
+        return error_set(
+            error, STATUS_INVALID_ARGUMENT,
+            "communicator \"%s\": algorithms have at most %d printable ASCII characters without space",
+            terms->name, REQ_ALGORITHMS_MAX_BYTES);
     }
     if (req->draining) {
-        return error_set(error, STATUS_SHUTTING_DOWN, "communicator \"%s\": node %s is shutting down", terms->name,
-                         mesh_own_name(req->mesh));
+        return error_set(error, STATUS_SHUTTING_DOWN, "communicator \"%s\": node %s is shutting down",
+                         terms->name, mesh_own_name(req->mesh));
     }
     return STATUS_OK;
 }
 
-static void terms_agreed(const struct req *req, const struct req_client *client, const struct req_terms *terms,
-                         struct comm_terms *out)
+static void terms_agreed(const struct req *req, const struct req_client *client,
+                         const struct req_terms *terms, struct req_comm_terms *out)
 {
-    *out = (struct comm_terms){
+    *out = (struct req_comm_terms){
         .size = terms->size,
         .owner_uid = client->uid,
         .op_timeout_ms = terms->op_timeout_ms != 0 ? terms->op_timeout_ms : REQ_TIMEOUT_DEFAULT_MS,
         .slice_bytes = terms->slice_bytes != 0 ? terms->slice_bytes : req->slice_bytes,
     };
-    (void)snprintf(out->algorithms, sizeof out->algorithms, "%s", terms->algorithms != NULL ? terms->algorithms : "");
+    (void)snprintf(out->algorithms, sizeof out->algorithms, "%s",
+                   terms->algorithms != NULL ? terms->algorithms : "");
 }
 
 /* Whether a rank may join those that are here already. */
-static enum status join_check(const struct comm *comm, const struct req_client *client, uint32_t rank,
-                              const struct comm_terms *asked, struct error *error)
+static enum status join_check(const struct req_comm *comm, const struct req_client *client, uint32_t rank,
+                              const struct req_comm_terms *asked, struct error *error)
 {
     const struct req_member *member, *first = NULL;
     char asks[96];
     char has[96];
-    DL_FOREACH (comm->members, member) {
+    DL_FOREACH(comm->members, member)
+    {
         first = first == NULL && !member->refused ? member : first;
     }
     if (asked->owner_uid != comm->terms.owner_uid) {
-        return error_set(error, STATUS_PERMISSION, "communicator \"%s\" belongs to uid %u on node %s; uid %u (pid %d) asks for it",
-                         comm->name, comm->terms.owner_uid, comm_own_name(comm), client->uid, (int)client->pid);
+        return error_set(error, STATUS_PERMISSION,
+                         "communicator \"%s\" belongs to uid %u on node %s; uid %u (pid %d) asks for it",
+                         comm->name, comm->terms.owner_uid, req_comm_own_name(comm), client->uid,
+                         (int)client->pid);
     }
-    if (first != NULL && terms_differ(asked, &comm->terms, asks, has, sizeof asks)) {
-        return error_set(error, STATUS_MISMATCH, "communicator \"%s\": rank %u (pid %d) asks for %s, rank %u (pid %d) has %s",
+    if (first != NULL && req_terms_differ(asked, &comm->terms, asks, has, sizeof asks)) {
+        return error_set(error, STATUS_MISMATCH,
+                         "communicator \"%s\": rank %u (pid %d) asks for %s, rank %u (pid %d) has %s",
                          comm->name, rank, (int)client->pid, asks, first->rank, (int)first->client.pid, has);
     }
-    DL_FOREACH (comm->members, member) {
+    DL_FOREACH(comm->members, member)
+    {
         if (!member->refused && member->rank == rank) {
-            return error_set(error, STATUS_ALREADY_EXISTS, "communicator \"%s\": rank %u is taken by pid %d of node %s",
-                             comm->name, rank, (int)member->client.pid, comm_own_name(comm));
+            return error_set(error, STATUS_ALREADY_EXISTS,
+                             "communicator \"%s\": rank %u is taken by pid %d of node %s", comm->name, rank,
+                             (int)member->client.pid, req_comm_own_name(comm));
         }
     }
     if (comm->comm_id != 0) {
         const char *holder = comm->node_names[comm->node_of_rank[rank]];
-        return error_set(error, STATUS_ALREADY_EXISTS, "communicator \"%s\": rank %u %s node %s", comm->name, rank,
-                         comm->has_left[rank] ? "has left, and was on" : "is taken, on", holder);
+        return error_set(error, STATUS_ALREADY_EXISTS, "communicator \"%s\": rank %u %s node %s", comm->name,
+                         rank, comm->has_left[rank] ? "has left, and was on" : "is taken, on", holder);
     }
-    const struct claim *claim = formation_claimant(comm, rank);
+    const struct req_claim *claim = req_formation_claimant(comm, rank);
     if (claim != NULL) {
-        return error_set(error, STATUS_ALREADY_EXISTS, "communicator \"%s\": rank %u is taken, on node %s", comm->name, rank,
-                         comm_node_name(comm, claim->node));
+        return error_set(error, STATUS_ALREADY_EXISTS, "communicator \"%s\": rank %u is taken, on node %s",
+                         comm->name, rank, req_comm_node_name(comm, claim->node));
     }
     if (comm->rank_count >= REQ_LOCAL_RANKS_MAX) {
-        return error_set(error, STATUS_LIMIT, "communicator \"%s\" has %d ranks on node %s already", comm->name,
-                         REQ_LOCAL_RANKS_MAX, comm_own_name(comm));
+        return error_set(error, STATUS_LIMIT, "communicator \"%s\" has %d ranks on node %s already",
+                         comm->name, REQ_LOCAL_RANKS_MAX, req_comm_own_name(comm));
     }
     return STATUS_OK;
 }
@@ -193,17 +210,22 @@ static int member_order(const struct req_member *a, const struct req_member *b)
 }
 
 enum status req_member_join(struct req *req, const struct req_client *client, const struct req_terms *terms,
-                            const struct req_member_handler *handler, uint64_t now_ns, struct req_member **out,
-                            struct error *error)
+                            const struct req_member_handler *handler, uint64_t now_ns,
+                            struct req_member **out, struct error *error)
 {
-    struct comm_terms asked;
-    struct comm *comm = NULL;
+    struct req_comm_terms asked;
+    struct req_comm *comm = NULL;
     enum status status = terms_check(req, terms, error);
     if (status != STATUS_OK) {
         return status;
     }
     terms_agreed(req, client, terms, &asked);
-    comm = comm_find(req, terms->name);
+    comm = req_comm_find(req, terms->name);
+    if (comm != NULL && comm->state == REQ_COMM_FORMED && asked.owner_uid == comm->terms.owner_uid &&
+        terms->rank < comm->terms.size && comm->has_left[terms->rank]) {
+        req_comm_unname(comm); /* the rank begins the next of that name before others have left this one */
+        comm = NULL;
+    }
     if (comm != NULL) {
         status = join_check(comm, client, terms->rank, &asked, error);
         if (status != STATUS_OK) {
@@ -212,10 +234,11 @@ enum status req_member_join(struct req *req, const struct req_client *client, co
     }
     struct req_member *member = calloc(1, sizeof *member);
     if (member == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for rank %u", terms->name, terms->rank);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for rank %u", terms->name,
+                         terms->rank);
     }
     if (comm == NULL) {
-        status = comm_new(req, terms->name, &asked, now_ns, &comm, error);
+        status = req_comm_new(req, terms->name, &asked, now_ns, &comm, error);
         if (status != STATUS_OK) {
             free(member);
             return status;
@@ -234,15 +257,16 @@ enum status req_member_join(struct req *req, const struct req_client *client, co
     comm->member_count++;
     comm->rank_count++;
     comm->announce_wanted = true;
-    comm_arm(comm);
-    comm_queue(comm);
+    req_comm_arm(comm);
+    req_comm_queue(comm);
     *out = member;
     return STATUS_OK;
 }
 
-/* --- Leaving ------------------------------------------------------------------------------------------------ */
+/* --- Leaving
+ * ------------------------------------------------------------------------------------------------ */
 
-static void send_leave(struct comm *comm, uint32_t rank, uint64_t last_seq)
+static void send_leave(struct req_comm *comm, uint32_t rank, uint64_t last_seq)
 {
     Commd__Mesh__Leave body = COMMD__MESH__LEAVE__INIT;
     body.comm_id = comm->comm_id;
@@ -254,16 +278,16 @@ static void send_leave(struct comm *comm, uint32_t rank, uint64_t last_seq)
     message.leave = &body;
     for (uint32_t i = 0; i < comm->node_count; i++) {
         if (i != comm->own_index) {
-            comm_send(comm, comm->nodes[i].node, &message);
+            req_comm_send(comm, comm->nodes[i].node, &message);
         }
     }
 }
 
 static bool member_has_pending(const struct req_member *member)
 {
-    const struct comm *comm = member->comm;
+    const struct req_comm *comm = member->comm;
     for (uint64_t seq = comm->oldest_seq; seq <= member->posted_seq; seq++) {
-        const struct comm_op *op = op_at(comm, seq);
+        const struct req_comm_op *op = req_op_at(comm, seq);
         if (op != NULL && !op->finished) {
             return true;
         }
@@ -273,37 +297,40 @@ static bool member_has_pending(const struct req_member *member)
 
 static void leave_formed(struct req_member *member, enum req_leave how, uint64_t now_ns)
 {
-    struct comm *comm = member->comm;
+    struct req_comm *comm = member->comm;
     struct error cause;
     if (how == REQ_LEAVE_LOST) {
-        error_set(&cause, STATUS_RANK_LOST, "communicator \"%s\": the process of rank %u (pid %d) of node %s is gone",
-                  comm->name, member->rank, (int)member->client.pid, comm_own_name(comm));
-        comm_fail(comm, &cause, COMM_TELL_NODES, now_ns);
+        error_set(&cause, STATUS_RANK_LOST,
+                  "communicator \"%s\": the process of rank %u (pid %d) of node %s is gone", comm->name,
+                  member->rank, (int)member->client.pid, req_comm_own_name(comm));
+        req_comm_fail(comm, &cause, REQ_TELL_NODES, now_ns);
     } else if (member_has_pending(member)) {
-        error_set(&cause, STATUS_ABORTED, "communicator \"%s\": rank %u (pid %d) of node %s left before op %llu was done",
-                  comm->name, member->rank, (int)member->client.pid, comm_own_name(comm),
+        error_set(&cause, STATUS_ABORTED,
+                  "communicator \"%s\": rank %u (pid %d) of node %s left before op %llu was done", comm->name,
+                  member->rank, (int)member->client.pid, req_comm_own_name(comm),
                   (unsigned long long)member->posted_seq);
-        comm_fail(comm, &cause, COMM_TELL_NODES, now_ns);
+        req_comm_fail(comm, &cause, REQ_TELL_NODES, now_ns);
     } else {
-        comm_rank_left(comm, member->rank, member->posted_seq);
+        req_comm_rank_left(comm, member->rank, member->posted_seq);
         send_leave(comm, member->rank, member->posted_seq);
-        op_check_left(comm, now_ns);
+        req_op_check_left(comm, now_ns);
     }
 }
 
 static void leave_forming(struct req_member *member, enum req_leave how, uint64_t now_ns)
 {
-    struct comm *comm = member->comm;
+    struct req_comm *comm = member->comm;
     struct error cause;
-    error_set(&cause, STATUS_RANK_LOST, "communicator \"%s\": %s rank %u (pid %d) of node %s %s while it was being formed",
-              comm->name, how == REQ_LEAVE_LOST ? "the process of" : "", member->rank, (int)member->client.pid,
-              comm_own_name(comm), how == REQ_LEAVE_LOST ? "was lost" : "left");
-    formation_drop_member(member, &cause, now_ns);
+    error_set(&cause, STATUS_RANK_LOST,
+              "communicator \"%s\": %srank %u (pid %d) of node %s %s while it was being formed", comm->name,
+              how == REQ_LEAVE_LOST ? "the process of " : "", member->rank, (int)member->client.pid,
+              req_comm_own_name(comm), how == REQ_LEAVE_LOST ? "was lost" : "left");
+    req_formation_drop_member(member, &cause, now_ns);
 }
 
 void req_member_leave(struct req_member *member, enum req_leave how, uint64_t now_ns)
 {
-    struct comm *comm = member->comm;
+    struct req_comm *comm = member->comm;
     if (!member->refused) {
         switch (comm->state) {
         case REQ_COMM_FORMING:
@@ -317,17 +344,17 @@ void req_member_leave(struct req_member *member, enum req_leave how, uint64_t no
         }
     }
     for (uint64_t seq = member->completed_seq + 1; comm->ops != NULL && seq <= member->posted_seq; seq++) {
-        struct comm_op *op = op_at(comm, seq);
+        struct req_comm_op *op = req_op_at(comm, seq);
         if (op != NULL) {
-            op_settle(op, member->local_index);
+            req_op_settle(op, member->local_index);
         }
     }
-    comm_remove_member(member);
+    req_comm_remove_member(member);
 }
 
 void req_member_view(const struct req_member *member, struct req_comm_view *out)
 {
-    const struct comm *comm = member->comm;
+    const struct req_comm *comm = member->comm;
     *out = (struct req_comm_view){
         .comm_id = comm->comm_id,
         .generation = comm->generation,
@@ -341,33 +368,36 @@ void req_member_view(const struct req_member *member, struct req_comm_view *out)
     };
 }
 
-/* --- By hand ------------------------------------------------------------------------------------------------ */
+/* --- By hand
+ * ------------------------------------------------------------------------------------------------ */
 
 enum status req_abort(struct req *req, const char *name, const struct error *cause, uint64_t now_ns)
 {
-    struct comm *comm = comm_find(req, name);
+    struct req_comm *comm = req_comm_find(req, name);
     if (comm == NULL || comm->state == REQ_COMM_FAILED) {
         return STATUS_NOT_FOUND;
     }
-    comm_fail(comm, cause, COMM_TELL_NODES, now_ns);
+    req_comm_fail(comm, cause, REQ_TELL_NODES, now_ns);
     return STATUS_OK;
 }
 
 void req_abort_all(struct req *req, const struct error *cause, uint64_t now_ns)
 {
-    struct comm *comm;
-    DL_FOREACH (req->comms, comm) {
+    struct req_comm *comm;
+    DL_FOREACH(req->comms, comm)
+    {
         if (comm->member_count > 0) {
-            comm_fail(comm, cause, COMM_TELL_NODES, now_ns);
+            req_comm_fail(comm, cause, REQ_TELL_NODES, now_ns);
         }
     }
 }
 
 bool req_idle(const struct req *req)
 {
-    const struct comm *comm;
-    DL_FOREACH (req->comms, comm) {
-        if (op_any_pending(comm) || (comm->exec != NULL && !exec_comm_idle(comm->exec))) {
+    const struct req_comm *comm;
+    DL_FOREACH(req->comms, comm)
+    {
+        if (req_op_any_pending(comm) || (comm->exec != NULL && !exec_comm_idle(comm->exec))) {
             return false;
         }
     }

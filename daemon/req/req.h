@@ -12,36 +12,42 @@
 #include "proto/types.h"
 
 /*
- * Communicators: formation across the mesh, matching of what the local ranks post, the life of an operation, deadlines, failure.
+ * Communicators: formation across the mesh, matching of what the local ranks post, the life of an operation,
+ * deadlines, failure.
  *
- * Formation. A member (one local rank) is added with the terms that all ranks must agree on. The node announces its ranks to every node;
- * a node that has ranks of that name answers with its own. Who is not acceptable (another uid owns the name, other terms, a rank
- * number taken) is refused by whoever knows better, with a text that names both sides; those who were there before go on. Once all `size` ranks are known, once
- * each, the communicator is formed; its id is made of the name and all nodes' nonces, so every incarnation has an id of its own. Nodes of a
- * communicator are ordered by their lowest rank.
+ * Formation. A member (one local rank) is added with the terms that all ranks must agree on. The node
+ * announces its ranks to every node; a node that has ranks of that name answers with its own. Who is not
+ * acceptable (another uid owns the name, other terms, a rank number taken) is refused by whoever knows
+ * better, with a text that names both sides; those who were there before go on. Once all `size` ranks are
+ * known, once each, the communicator is formed; its id is made of the name and all nodes' nonces, so every
+ * incarnation has an id of its own. Nodes of a communicator are ordered by their lowest rank.
  *
- * Operations. The n-th submit of each local rank is operation seq n. When every local rank has posted seq n and they agree (kind, count, dtype,
- * operator, root), it goes to exec. A contradiction ends the operation, on the ranks of all nodes, with STATUS_MISMATCH naming two ranks and both calls.
+ * Operations. The n-th submit of each local rank is operation seq n. When every local rank has posted seq n
+ * and they agree (kind, count, dtype, operator, root), it goes to exec. A contradiction ends the operation,
+ * on the ranks of all nodes, with STATUS_MISMATCH naming two ranks and both calls.
  *
- * Failure. One path aborts a communicator, whatever the reason: a rank's process died, a node was lost, a deadline passed, a
- * mismatch, exec failed, another node's Abort. Every posted operation of every local member is completed with the same cause, the other nodes are told, and later
- * submits are refused with it. Members then only leave (req_member_leave).
+ * Failure. One path aborts a communicator, whatever the reason: a rank's process died, a node was lost, a
+ * deadline passed, a mismatch, exec failed, another node's Abort. Every posted operation of every local
+ * member is completed with the same cause, the other nodes are told, and later submits are refused with it.
+ * Members then only leave (req_member_leave).
  *
- * Single-threaded. Callbacks to the owner are never made from within a call of the owner's on the same member.
+ * Single-threaded. Callbacks to the owner are never made from within a call of the owner's on the same
+ * member.
  */
 struct req;
 struct req_member; /* one local rank of one communicator */
 
-#define REQ_COMMS_MAX 4096          /* communicators on this node */
-#define REQ_LOCAL_RANKS_MAX 1024    /* ranks of one communicator on one node */
-#define REQ_PENDING_OPS_MAX 1024    /* operations that one member has posted and not completed; beyond: STATUS_LIMIT */
+#define REQ_COMMS_MAX 4096       /* communicators on this node */
+#define REQ_LOCAL_RANKS_MAX 1024 /* ranks of one communicator on one node */
+#define REQ_PENDING_OPS_MAX                                                                                  \
+    1024 /* operations that one member has posted and not completed; beyond: STATUS_LIMIT */
 #define REQ_TIMEOUT_DEFAULT_MS 60000ull
 
 struct req_options {
     struct mesh *mesh;
     struct exec *exec;
-    uint64_t seed_secure;     /* nonces: random per start */
-    uint64_t slice_bytes;     /* default for communicators that do not say */
+    uint64_t seed_secure; /* nonces: random per start */
+    uint64_t slice_bytes; /* default for communicators that do not say */
 };
 enum status req_new(const struct req_options *options, struct req **out, struct error *error) COMM_MUST_USE;
 /* After all members have left. Registers itself as the mesh's handler in req_new. */
@@ -57,13 +63,13 @@ struct req_client {
 };
 
 struct req_terms {
-    const char *name;          /* 1..COMM_NAME_MAX_BYTES bytes, printable ASCII without space */
+    const char *name; /* 1..COMM_NAME_MAX_BYTES bytes, printable ASCII without space */
     uint32_t rank;
-    uint32_t size;             /* 1..COMM_SIZE_MAX */
-    uint64_t form_timeout_ms;  /* 0: the default */
-    uint64_t op_timeout_ms;    /* 0: the default; agreed */
-    uint64_t slice_bytes;      /* 0: the default; agreed */
-    const char *algorithms;    /* "" or overrides "all_reduce=ring"; agreed */
+    uint32_t size;            /* 1..COMM_SIZE_MAX */
+    uint64_t form_timeout_ms; /* 0: the default */
+    uint64_t op_timeout_ms;   /* 0: the default; agreed */
+    uint64_t slice_bytes;     /* 0: the default; agreed */
+    const char *algorithms;   /* "" or overrides "all_reduce=ring"; agreed */
 };
 
 /* What a member's owner (a session, a simulated client) is told. */
@@ -72,67 +78,74 @@ struct req_member_handler {
     /* Once: STATUS_OK, or why the communicator did not form (the member then is only to be left). */
     void (*formed)(void *context, struct req_member *member, const struct error *result, uint64_t now_ns);
     /* Once for each accepted submit, in the order of seq. */
-    void (*completed)(void *context, struct req_member *member, uint64_t seq, const struct error *result, uint64_t now_ns);
+    void (*completed)(void *context, struct req_member *member, uint64_t seq, const struct error *result,
+                      uint64_t now_ns);
     /* The communicator failed, also if nothing was pending; after the completions. At most once. */
     void (*aborted)(void *context, struct req_member *member, const struct error *cause, uint64_t now_ns);
 };
 
 /*
- * Adds a local rank and starts or joins the formation. Errors at once, nothing kept: INVALID_ARGUMENT, LIMIT, PERMISSION (another uid owns the
- * name here), MISMATCH (terms differ from those of the ranks here; names both), ALREADY_EXISTS (rank taken; says by which process).
+ * Adds a local rank and starts or joins the formation. Errors at once, nothing kept: INVALID_ARGUMENT, LIMIT,
+ * PERMISSION (another uid owns the name here), MISMATCH (terms differ from those of the ranks here; names
+ * both), ALREADY_EXISTS (rank taken; says by which process).
  */
 enum status req_member_join(struct req *req, const struct req_client *client, const struct req_terms *terms,
-                            const struct req_member_handler *handler, uint64_t now_ns, struct req_member **out,
-                            struct error *error) COMM_MUST_USE;
+                            const struct req_member_handler *handler, uint64_t now_ns,
+                            struct req_member **out, struct error *error) COMM_MUST_USE;
 
 enum req_leave {
     REQ_LEAVE_ORDERLY, /* comm_destroy: the others go on until they need this rank */
     REQ_LEAVE_LOST     /* the process is gone: aborts the communicator (RANK_LOST naming rank, pid, node) */
 };
 /*
- * The member is gone for its owner at once: no callback any more. What the network or exec still uses of its memory is kept by reference until they let go.
- * An orderly leave with operations pending aborts them (ABORTED) for the others as well.
+ * The member is gone for its owner at once: no callback any more. What the network or exec still uses of its
+ * memory is kept by reference until they let go. An orderly leave with operations pending aborts them
+ * (ABORTED) for the others as well.
  */
 void req_member_leave(struct req_member *member, enum req_leave how, uint64_t now_ns);
 
-/* One rank's part of an operation. Memory ranges are checked by the caller (dev_memory_range); references are taken here. */
+/* One rank's part of an operation. Memory ranges are checked by the caller (dev_memory_range); references are
+ * taken here. */
 struct req_op {
     enum op_kind kind;
     enum dtype dtype;
     enum reduce reduce;
     uint64_t count_elements;
     uint32_t root_rank;
-    double factor;             /* premul_sum */
-    uint64_t timeout_ms;       /* 0: the communicator's */
-    struct dev_memory *input_memory;  /* null where nothing is read */
+    double factor;                   /* premul_sum */
+    uint64_t timeout_ms;             /* 0: the communicator's */
+    struct dev_memory *input_memory; /* null where nothing is read */
     uint64_t input_offset_bytes;
     struct dev_memory *output_memory; /* null where nothing is written */
     uint64_t output_offset_bytes;
 };
 
 /*
- * Posts the next operation of this member; *seq gets its number (from 1). Refused at once: INVALID_ARGUMENT (root out of range, a range missing),
- * UNSUPPORTED (dtype × operator), LIMIT, IN_PROGRESS (not formed yet), the cause after a failure.
+ * Posts the next operation of this member; *seq gets its number (from 1). Refused at once: INVALID_ARGUMENT
+ * (root out of range, a range missing), UNSUPPORTED (dtype × operator), LIMIT, IN_PROGRESS (not formed yet),
+ * the cause after a failure.
  */
 enum status req_submit(struct req_member *member, const struct req_op *op, uint64_t now_ns, uint64_t *seq,
                        struct error *error) COMM_MUST_USE;
 
-/* What a formed communicator looks like to a member. Arrays are req's, valid while the member is joined and formed. */
+/* What a formed communicator looks like to a member. Arrays are req's, valid while the member is joined and
+ * formed. */
 struct req_comm_view {
     uint64_t comm_id;
     uint32_t generation;
     uint32_t size;
     uint32_t rank;
-    uint32_t local_rank;         /* among this node's ranks, ascending */
+    uint32_t local_rank; /* among this node's ranks, ascending */
     uint32_t local_size;
     uint32_t node_count;
-    const uint32_t *node_of_rank; /* size: index into node_names */
+    const uint32_t *node_of_rank;  /* size: index into node_names */
     const char *const *node_names; /* node_count */
 };
 void req_member_view(const struct req_member *member, struct req_comm_view *out);
 
 /* Aborts a communicator by hand (commctl), or every one (shutdown): the one abort path. */
-enum status req_abort(struct req *req, const char *name, const struct error *cause, uint64_t now_ns) COMM_MUST_USE;
+enum status req_abort(struct req *req, const char *name, const struct error *cause,
+                      uint64_t now_ns) COMM_MUST_USE;
 void req_abort_all(struct req *req, const struct error *cause, uint64_t now_ns);
 
 /* No communicator has an operation under way (for a drain). */
@@ -140,7 +153,8 @@ bool req_idle(const struct req *req);
 /* New members are refused with SHUTTING_DOWN from now on. */
 void req_drain(struct req *req);
 
-/* For commctl: copies of what is, in a stable order. Return false to stop. Texts are valid during the call. */
+/* For commctl: copies of what is, in a stable order. Return false to stop. Texts are valid during the call.
+ */
 enum req_comm_state { REQ_COMM_FORMING, REQ_COMM_FORMED, REQ_COMM_FAILED };
 const char *req_comm_state_text(enum req_comm_state state);
 
@@ -152,15 +166,15 @@ struct req_comm_info {
     enum req_comm_state state;
     uint32_t size;
     uint32_t local_size;
-    uint32_t known_ranks;         /* while forming: how many of `size` */
-    const char *missing_ranks;    /* while forming: "3, 5-7", cut with "…" */
+    uint32_t known_ranks;      /* while forming: how many of `size` */
+    const char *missing_ranks; /* while forming: "3, 5-7", cut with "…" */
     uint32_t node_count;
     const char *const *node_names; /* of the nodes known so far */
-    uint64_t since_ns;            /* of the state */
-    uint64_t ops_posted;          /* highest seq that any local rank posted */
+    uint64_t since_ns;             /* of the state */
+    uint64_t ops_posted;           /* highest seq that any local rank posted */
     uint64_t ops_completed;
-    uint64_t bytes_reduced;       /* payload bytes of completed operations (count × element size) */
-    const char *error;            /* FAILED: the cause */
+    uint64_t bytes_reduced; /* payload bytes of completed operations (count × element size) */
+    const char *error;      /* FAILED: the cause */
 };
 typedef bool req_comm_visit(void *context, const struct req_comm_info *info);
 void req_visit_comms(const struct req *req, req_comm_visit *visit, void *context);
@@ -174,12 +188,12 @@ struct req_op_info {
     enum reduce reduce;
     uint64_t count_elements;
     uint32_t root_rank;
-    uint64_t age_ns;               /* since the first local rank posted it */
+    uint64_t age_ns; /* since the first local rank posted it */
     uint64_t deadline_in_ns;
-    bool running;                  /* in exec, or waiting for local ranks */
-    const char *arrived_ranks;     /* local ranks that posted it: "0, 2 (pid 4711)" */
-    const char *missing_ranks;     /* local ranks that have not */
-    const char *waiting_for;       /* running: exec's words, with the node's name */
+    bool running;              /* in exec, or waiting for local ranks */
+    const char *arrived_ranks; /* local ranks that posted it: "0, 2 (pid 4711)" */
+    const char *missing_ranks; /* local ranks that have not */
+    const char *waiting_for;   /* running: exec's words, with the node's name */
 };
 typedef bool req_op_visit(void *context, const struct req_op_info *info);
 void req_visit_ops(const struct req *req, uint64_t now_ns, req_op_visit *visit, void *context);

@@ -15,22 +15,29 @@
 #define REQ_NODE_OWN UINT32_MAX     /* this node, where others are the mesh's indices */
 #define REQ_LIST_TEXT_MAX_BYTES 160 /* of ranks or nodes in a message: cut beyond */
 /*
- * When the net stage fails because a stream or a connection ended, the other node's Abort, or the mesh's own verdict, says why, and comes a
- * moment later: it is waited for, this long.
+ * When the net stage fails because a stream or a connection ended, the other node's Abort, or the mesh's own
+ * verdict, says why, and comes a moment later: it is waited for, this long.
  */
 #define REQ_BETTER_CAUSE_WAIT_NS (300 * TIME_MS)
 /*
- * Nodes whose ranks all posted an operation in time let those that know more speak first when its deadline passes: all ranks then hear the
- * same cause. By index among the nodes, so that they do not speak at once either.
+ * A rank that is refused while all nodes seem to agree already may be the one that is meant to stay: whoever
+ * refused it is then refused once the communicator is formed. When it is not formed after this long, the
+ * refusal holds.
+ */
+#define REQ_REFUSAL_WAIT_NS (300 * TIME_MS)
+/*
+ * Nodes whose ranks all posted an operation in time let those that know more speak first when its deadline
+ * passes: all ranks then hear the same cause. By index among the nodes, so that they do not speak at once
+ * either.
  */
 #define REQ_DEADLINE_GRACE_NS (10 * TIME_MS)
 #define REQ_DEADLINE_STEP_NS (5 * TIME_MS)
 #define REQ_DEADLINE_STEPS_MAX 10
 
-struct comm;
+struct req_comm;
 
 /* What all ranks must agree on. */
-struct comm_terms {
+struct req_comm_terms {
     uint32_t size;
     uid_t owner_uid;
     uint64_t op_timeout_ms;
@@ -39,7 +46,7 @@ struct comm_terms {
 };
 
 /* Another node's part of a communicator, as it announced it. */
-struct claim {
+struct req_claim {
     uint32_t node; /* the mesh's index */
     uint64_t nonce;
     uint64_t revision;
@@ -52,32 +59,33 @@ struct claim {
 
 struct req_member {
     struct req_member *prev, *next;
-    struct comm *comm;
+    struct req_comm *comm;
     struct req_client client;
     struct req_member_handler handler;
     uint32_t rank;
-    uint32_t local_index;         /* once promised */
+    uint32_t local_index; /* once promised */
     uint64_t form_timeout_ms;
     uint64_t form_deadline_ns;
-    uint64_t announced_revision;  /* the first with this rank; 0 before */
-    bool refused;                 /* alone: no part of the communicator any more */
+    uint64_t announced_revision; /* the first with this rank; 0 before */
+    bool refused;                /* alone: no part of the communicator any more */
+    bool refusal_waits;          /* see REQ_REFUSAL_WAIT_NS */
     bool formed_told;
     bool aborted_told;
     uint64_t posted_seq;
-    uint64_t completed_seq;       /* told to the owner */
+    uint64_t completed_seq; /* told to the owner */
     struct error refusal;
 };
 
 /* One local rank's part of an operation. */
-struct comm_post {
+struct req_comm_post {
     bool posted;
     bool owed; /* the owner is still to be told */
     struct dev_memory *input_memory, *output_memory;
     struct exec_rank addresses;
 };
 
-struct comm_op {
-    struct comm *comm;
+struct req_comm_op {
+    struct req_comm *comm;
     uint64_t seq;
     enum op_kind kind;
     enum dtype dtype;
@@ -92,12 +100,12 @@ struct comm_op {
     uint32_t owed_count;
     bool running;
     bool finished;
-    bool succeeded;      /* else the communicator's cause */
-    struct comm_post posts[]; /* by local index */
+    bool succeeded;               /* else the communicator's cause */
+    struct req_comm_post posts[]; /* by local index */
 };
 
 /* A node of a communicator, in their order. */
-struct comm_node {
+struct req_comm_node {
     uint32_t node; /* the mesh's index, or REQ_NODE_OWN */
     uint64_t nonce;
     uint32_t lowest_rank;
@@ -105,19 +113,18 @@ struct comm_node {
     uint32_t left_count;
 };
 
-struct comm {
-    struct comm *prev, *next; /* of req, oldest first */
-    struct comm *queue_prev, *queue_next;
+struct req_comm {
+    struct req_comm *prev, *next; /* of req, oldest first */
+    struct req_comm *queue_prev, *queue_next;
     struct req *req;
     char name[COMM_NAME_MAX_BYTES + 1];
-    struct comm_terms terms;
+    struct req_comm_terms terms;
     enum req_comm_state state;
     uint64_t since_ns;
     struct error cause; /* FAILED */
     uint32_t generation;
-    bool named;         /* in req->by_name */
-    bool queued;        /* in req->queue */
-    bool working;
+    bool named;  /* in req->by_name */
+    bool queued; /* in req->queue */
     struct timer_node timer;
 
     struct req_member *members; /* ascending by rank; refused ones too */
@@ -127,35 +134,37 @@ struct comm {
     struct req_member *told;    /* being told; null once it has left */
 
     /* Formation. */
-    struct claim *claims;
+    struct req_claim *claims;
     uint64_t nonce;
     uint64_t revision;
     bool announced;
     bool announce_wanted; /* ranks changed: to everybody */
     bool update_wanted;   /* comm_id changed: to those with ranks */
     uint64_t last_promised_id;
+    uint64_t refusal_ns;                         /* when refusals that wait hold; TIME_NEVER without any */
     char last_loss[REQ_LIST_TEXT_MAX_BYTES * 2]; /* why a node's ranks went away again */
 
     /* From the promise on. */
     uint64_t comm_id; /* 0 before */
     bool has_id;      /* in req->by_id */
-    struct comm_node *nodes;
+    struct req_comm_node *nodes;
     const char **node_names;
     uint32_t node_count;
     uint32_t own_index;
     uint32_t *node_of_rank;
     bool *has_left; /* by rank */
     uint32_t left_rank;
-    uint64_t left_seq; /* the last operation in which left_rank took part, the smallest of all; UINT64_MAX when none has left */
+    uint64_t left_seq; /* the last operation in which left_rank took part, the smallest of all; UINT64_MAX
+                          when none has left */
     struct req_member **locals; /* by local index; null once left */
     uint32_t local_count;
     struct exec_rank *exec_ranks; /* local_count, for submission */
 
     /* Formed. */
     struct exec_comm *exec;
-    struct comm_op **ops; /* ring of REQ_PENDING_OPS_MAX, by seq */
-    uint64_t highest_seq; /* posted by anybody here */
-    uint64_t oldest_seq;  /* not finished yet */
+    struct req_comm_op **ops;    /* ring of REQ_PENDING_OPS_MAX, by seq */
+    uint64_t highest_seq;        /* posted by anybody here */
+    uint64_t oldest_seq;         /* not finished yet */
     uint64_t op_deadline_ns; /* no operation's passes before */
     uint64_t completed_count;
     uint64_t bytes_reduced;
@@ -179,100 +188,105 @@ struct req {
     struct random random;
     uint64_t slice_bytes;
     bool draining;
-    struct comm *comms;
+    struct req_comm *comms;
     uint32_t comm_count;
-    struct comm *by_name;
-    struct comm *by_id;
-    struct comm *queue; /* work for the next tick */
+    struct req_comm *by_name;
+    struct req_comm *by_id;
+    struct req_comm *queue; /* work for the next tick */
     struct req_name *names;
     struct timer_heap timers;
 };
 
 /* comm.c: what a communicator is, how it fails and ends, what its owners are told. */
-struct comm *comm_find(const struct req *req, const char *name);
-struct comm *comm_find_id(const struct req *req, uint64_t comm_id);
-enum status comm_new(struct req *req, const char *name, const struct comm_terms *terms, uint64_t now_ns, struct comm **out,
-                     struct error *error) COMM_MUST_USE;
-void comm_free(struct comm *comm);
+struct req_comm *req_comm_find(const struct req *req, const char *name);
+struct req_comm *req_comm_find_id(const struct req *req, uint64_t comm_id);
+enum status req_comm_new(struct req *req, const char *name, const struct req_comm_terms *terms,
+                         uint64_t now_ns, struct req_comm **out, struct error *error) COMM_MUST_USE;
+void req_comm_free(struct req_comm *comm);
 /* Something is to be done in the next tick. */
-void comm_queue(struct comm *comm);
-void comm_work(struct comm *comm, uint64_t now_ns);
-void comm_arm(struct comm *comm);
+void req_comm_queue(struct req_comm *comm);
+void req_comm_work(struct req_comm *comm, uint64_t now_ns);
+void req_comm_arm(struct req_comm *comm);
 /* The name is free for another one. */
-void comm_unname(struct comm *comm);
-void comm_set_state(struct comm *comm, enum req_comm_state state, uint64_t now_ns);
-enum comm_tell { COMM_TELL_NODES, COMM_TELL_NOBODY };
+void req_comm_unname(struct req_comm *comm);
+void req_comm_set_state(struct req_comm *comm, enum req_comm_state state, uint64_t now_ns);
+enum req_tell { REQ_TELL_NODES, REQ_TELL_NOBODY };
 /*
- * The one path on which a communicator fails, forming or formed, whatever the reason. Everything pending ends with `cause`; the other nodes
- * are told, unless it is one of them that said so. Owners are told in the next tick. Does nothing when it failed before.
+ * The one path on which a communicator fails, forming or formed, whatever the reason. Everything pending ends
+ * with `cause`; the other nodes are told, unless it is one of them that said so. Owners are told in the next
+ * tick. Does nothing when it failed before.
  */
-void comm_fail(struct comm *comm, const struct error *cause, enum comm_tell tell, uint64_t now_ns);
+void req_comm_fail(struct req_comm *comm, const struct error *cause, enum req_tell tell, uint64_t now_ns);
 /* A rank takes part in no operation after last_seq. */
-void comm_rank_left(struct comm *comm, uint32_t rank, uint64_t last_seq);
-void comm_remove_member(struct req_member *member);
-const char *comm_own_name(const struct comm *comm);
-const char *comm_node_name(const struct comm *comm, uint32_t node);
+void req_comm_rank_left(struct req_comm *comm, uint32_t rank, uint64_t last_seq);
+void req_comm_remove_member(struct req_member *member);
+const char *req_comm_own_name(const struct req_comm *comm);
+const char *req_comm_node_name(const struct req_comm *comm, uint32_t node);
 /* Index among the communicator's nodes, or node_count. */
-uint32_t comm_node_index(const struct comm *comm, uint32_t node);
-void comm_send(struct comm *comm, uint32_t node, const Commd__Mesh__Message *message);
+uint32_t req_comm_node_index(const struct req_comm *comm, uint32_t node);
+void req_comm_send(struct req_comm *comm, uint32_t node, const Commd__Mesh__Message *message);
 
 /* formation.c: announcements, promises. */
-void formation_work(struct comm *comm, uint64_t now_ns);
-void formation_deadline(struct comm *comm, uint64_t now_ns);
-void formation_announce_to(struct comm *comm, uint32_t node);
+void req_formation_work(struct req_comm *comm, uint64_t now_ns);
+void req_formation_deadline(struct req_comm *comm, uint64_t now_ns);
+void req_formation_announce_to(struct req_comm *comm, uint32_t node);
 /* In return for an announcement of that node's. */
-void formation_answer(struct comm *comm, const Commd__Mesh__Announce *announced, uint32_t node);
-void formation_withdraw(struct comm *comm, const struct error *cause);
+void req_formation_answer(struct req_comm *comm, const Commd__Mesh__Announce *announced, uint32_t node);
+void req_formation_withdraw(struct req_comm *comm, const struct error *cause);
 /* One local rank leaves the communicator that is being formed, of its own accord or refused. */
-void formation_drop_member(struct req_member *member, const struct error *cause, uint64_t now_ns);
+void req_formation_drop_member(struct req_member *member, const struct error *cause, uint64_t now_ns);
+/* Refusals that waited for the communicator to form hold now. */
+void req_formation_hold_refusals(struct req_comm *comm, uint64_t now_ns);
 /* Forgets a node's ranks. */
-void formation_drop_claim(struct comm *comm, struct claim *claim, const char *why);
-void formation_unpromise(struct comm *comm);
-struct claim *formation_claim(const struct comm *comm, uint32_t node);
-struct claim *formation_claim_make(struct comm *comm, uint32_t node);
+void req_formation_drop_claim(struct req_comm *comm, struct req_claim *claim, const char *why);
+void req_formation_unpromise(struct req_comm *comm);
+struct req_claim *req_formation_claim(const struct req_comm *comm, uint32_t node);
+struct req_claim *req_formation_claim_make(struct req_comm *comm, uint32_t node);
 /* A node that claims the rank, or null. */
-const struct claim *formation_claimant(const struct comm *comm, uint32_t rank);
-void formation_free(struct comm *comm);
+const struct req_claim *req_formation_claimant(const struct req_comm *comm, uint32_t rank);
+void req_formation_free(struct req_comm *comm);
 /* Bits by rank of those that are known; null without memory. *known gets how many. To be freed. */
-uint8_t *formation_known(const struct comm *comm, uint32_t *known);
+uint8_t *req_formation_known(const struct req_comm *comm, uint32_t *known);
 /* Which term differs: "asks for size 4", "has size 3". False when all are equal. */
-bool terms_differ(const struct comm_terms *asked, const struct comm_terms *held, char *asks, char *has, size_t size);
+bool req_terms_differ(const struct req_comm_terms *asked, const struct req_comm_terms *held, char *asks,
+                      char *has, size_t size);
 
 /* announce.c and message.c: what other nodes say. */
-void message_announce(struct req *req, uint32_t node, const Commd__Mesh__Announce *announce, uint64_t now_ns);
-void message_node_up(void *context, uint32_t node, uint64_t now_ns);
-void message_node_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
-void message_received(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns);
+void req_message_announce(struct req *req, uint32_t node, const Commd__Mesh__Announce *announce,
+                          uint64_t now_ns);
+void req_message_node_up(void *context, uint32_t node, uint64_t now_ns);
+void req_message_node_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
+void req_message_received(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns);
 
 /* op.c */
-void op_done(void *context, const struct error *result, uint64_t now_ns);
+void req_op_done(void *context, const struct error *result, uint64_t now_ns);
 /* Every operation that exec does not have ends. */
-void op_fail_waiting(struct comm *comm);
+void req_op_fail_waiting(struct req_comm *comm);
 /* The oldest deadline that has passed, if any, fails the communicator. */
-void op_deadlines(struct comm *comm, uint64_t now_ns);
-struct comm_op *op_at(const struct comm *comm, uint64_t seq);
+void req_op_deadlines(struct req_comm *comm, uint64_t now_ns);
+struct req_comm_op *req_op_at(const struct req_comm *comm, uint64_t seq);
 /* The post's owner was told, or is gone. */
-void op_settle(struct comm_op *op, uint32_t local_index);
+void req_op_settle(struct req_comm_op *op, uint32_t local_index);
 /* An operation that is pending needs a rank that left: fails the communicator. */
-void op_check_left(struct comm *comm, uint64_t now_ns);
-uint64_t op_deadline_ns(const struct comm_op *op);
-void op_free_all(struct comm *comm);
-bool op_any_pending(const struct comm *comm);
+void req_op_check_left(struct req_comm *comm, uint64_t now_ns);
+uint64_t req_op_deadline_ns(const struct req_comm_op *op);
+void req_op_free_all(struct req_comm *comm);
+bool req_op_any_pending(const struct req_comm *comm);
 
 /* text.c */
-bool text_is_name(const char *text, size_t max_bytes);
+bool req_text_is_name(const char *text, size_t max_bytes);
 /* A text of another node: printable, cut. */
-void text_from_wire(const char *text, char *out, size_t size);
-struct text {
+void req_text_from_wire(const char *text, char *out, size_t size);
+struct req_text {
     char *out;
     size_t size;
     size_t length;
     bool cut;
 };
 /* Appends; once something did not fit, the text ends with "…" and takes no more. size is at least 8. */
-void text_begin(struct text *text, char *out, size_t size);
-void text_add(struct text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void req_text_begin(struct req_text *text, char *out, size_t size);
+void req_text_add(struct req_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* The numbers below size whose bit is set, or not: "3, 5-7". */
-void text_add_ranks(struct text *text, const uint8_t *bits, uint32_t size, bool set);
+void req_text_add_ranks(struct req_text *text, const uint8_t *bits, uint32_t size, bool set);
 
 #endif

@@ -6,7 +6,7 @@
 
 #define TEXT_ELLIPSIS "\xe2\x80\xa6"
 
-bool text_is_name(const char *text, size_t max_bytes)
+bool req_text_is_name(const char *text, size_t max_bytes)
 {
     size_t length = 0;
     for (; text[length] != '\0'; length++) {
@@ -17,7 +17,7 @@ bool text_is_name(const char *text, size_t max_bytes)
     return length > 0;
 }
 
-void text_from_wire(const char *text, char *out, size_t size)
+void req_text_from_wire(const char *text, char *out, size_t size)
 {
     size_t length = 0;
     for (; text != NULL && text[length] != '\0' && length + 1 < size; length++) {
@@ -27,13 +27,13 @@ void text_from_wire(const char *text, char *out, size_t size)
     out[length] = '\0';
 }
 
-void text_begin(struct text *text, char *out, size_t size)
+void req_text_begin(struct req_text *text, char *out, size_t size)
 {
-    *text = (struct text){.out = out, .size = size};
+    *text = (struct req_text){.out = out, .size = size};
     out[0] = '\0';
 }
 
-void text_add(struct text *text, const char *format, ...)
+void req_text_add(struct req_text *text, const char *format, ...)
 {
     if (text->cut) {
         return;
@@ -57,7 +57,7 @@ static bool bit(const uint8_t *bits, uint32_t at)
     return (bits[at / 8] >> (at % 8) & 1) != 0;
 }
 
-void text_add_ranks(struct text *text, const uint8_t *bits, uint32_t size, bool set)
+void req_text_add_ranks(struct req_text *text, const uint8_t *bits, uint32_t size, bool set)
 {
     const char *separator = "";
     for (uint32_t first = 0; first < size && !text->cut; first++) {
@@ -69,9 +69,9 @@ void text_add_ranks(struct text *text, const uint8_t *bits, uint32_t size, bool 
             last++;
         }
         if (first == last) {
-            text_add(text, "%s%u", separator, first);
+            req_text_add(text, "%s%u", separator, first);
         } else {
-            text_add(text, "%s%u-%u", separator, first, last);
+            req_text_add(text, "%s%u-%u", separator, first, last);
         }
         separator = ", ";
         first = last;

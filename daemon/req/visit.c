@@ -20,15 +20,15 @@ const char *req_comm_state_text(enum req_comm_state state)
 }
 
 /* While forming: who is known, and which ranks are missing. *names is to be freed; null without memory. */
-static void visit_forming(const struct comm *comm, struct req_comm_info *info, char *missing, size_t size,
+static void visit_forming(const struct req_comm *comm, struct req_comm_info *info, char *missing, size_t size,
                           const char ***names)
 {
-    const struct claim *claim, *next;
-    struct text text;
-    uint8_t *bits = formation_known(comm, &info->known_ranks);
-    text_begin(&text, missing, size);
+    const struct req_claim *claim, *next;
+    struct req_text text;
+    uint8_t *bits = req_formation_known(comm, &info->known_ranks);
+    req_text_begin(&text, missing, size);
     if (bits != NULL) {
-        text_add_ranks(&text, bits, comm->terms.size, false);
+        req_text_add_ranks(&text, bits, comm->terms.size, false);
     }
     free(bits);
     *names = calloc((size_t)HASH_COUNT(comm->claims) + 1, sizeof **names);
@@ -36,11 +36,11 @@ static void visit_forming(const struct comm *comm, struct req_comm_info *info, c
         return;
     }
     if (comm->rank_count > 0) {
-        (*names)[info->node_count++] = comm_own_name(comm);
+        (*names)[info->node_count++] = req_comm_own_name(comm);
     }
     HASH_ITER (hh, comm->claims, claim, next) {
         if (claim->rank_count > 0) {
-            (*names)[info->node_count++] = comm_node_name(comm, claim->node);
+            (*names)[info->node_count++] = req_comm_node_name(comm, claim->node);
         }
     }
     info->node_names = *names;
@@ -48,9 +48,10 @@ static void visit_forming(const struct comm *comm, struct req_comm_info *info, c
 
 void req_visit_comms(const struct req *req, req_comm_visit *visit, void *context)
 {
-    const struct comm *comm;
+    const struct req_comm *comm;
     bool more = true;
-    DL_FOREACH (req->comms, comm) {
+    DL_FOREACH(req->comms, comm)
+    {
         char missing[VISIT_TEXT_MAX_BYTES] = "";
         const char **names = NULL;
         if (!more) {
@@ -87,27 +88,28 @@ void req_visit_comms(const struct req *req, req_comm_visit *visit, void *context
 }
 
 /* Local ranks that posted it, or those that have not: "0, 2 (pid 4711)". */
-static void visit_ranks(const struct comm_op *op, bool posted, char *out, size_t size)
+static void visit_ranks(const struct req_comm_op *op, bool posted, char *out, size_t size)
 {
-    const struct comm *comm = op->comm;
+    const struct req_comm *comm = op->comm;
     const char *separator = "";
-    struct text text;
-    text_begin(&text, out, size);
+    struct req_text text;
+    req_text_begin(&text, out, size);
     for (uint32_t i = 0; i < comm->local_count; i++) {
         if (comm->locals[i] != NULL && op->posts[i].posted == posted) {
-            text_add(&text, "%s%u (pid %d)", separator, comm->locals[i]->rank, (int)comm->locals[i]->client.pid);
+            req_text_add(&text, "%s%u (pid %d)", separator, comm->locals[i]->rank,
+                         (int)comm->locals[i]->client.pid);
             separator = ", ";
         }
     }
 }
 
-static bool visit_op(const struct comm_op *op, uint64_t now_ns, req_op_visit *visit, void *context)
+static bool visit_op(const struct req_comm_op *op, uint64_t now_ns, req_op_visit *visit, void *context)
 {
-    const struct comm *comm = op->comm;
+    const struct req_comm *comm = op->comm;
     char arrived[VISIT_TEXT_MAX_BYTES];
     char missing[VISIT_TEXT_MAX_BYTES];
     char waits[VISIT_TEXT_MAX_BYTES] = "";
-    uint64_t deadline_ns = op_deadline_ns(op);
+    uint64_t deadline_ns = req_op_deadline_ns(op);
     visit_ranks(op, true, arrived, sizeof arrived);
     visit_ranks(op, false, missing, sizeof missing);
     if (op->running && op->seq == comm->oldest_seq) {
@@ -134,10 +136,11 @@ static bool visit_op(const struct comm_op *op, uint64_t now_ns, req_op_visit *vi
 
 void req_visit_ops(const struct req *req, uint64_t now_ns, req_op_visit *visit, void *context)
 {
-    const struct comm *comm;
-    DL_FOREACH (req->comms, comm) {
-        for (uint64_t seq = comm->oldest_seq; op_any_pending(comm) && seq <= comm->highest_seq; seq++) {
-            const struct comm_op *op = op_at(comm, seq);
+    const struct req_comm *comm;
+    DL_FOREACH(req->comms, comm)
+    {
+        for (uint64_t seq = comm->oldest_seq; req_op_any_pending(comm) && seq <= comm->highest_seq; seq++) {
+            const struct req_comm_op *op = req_op_at(comm, seq);
             if (op != NULL && !op->finished && !visit_op(op, now_ns, visit, context)) {
                 return;
             }

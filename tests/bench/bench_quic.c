@@ -11,8 +11,9 @@
 #include "tests/lib/quic_node.h"
 
 /*
- * How fast one connection carries data between two processes on this machine: bench_quic [seconds [datagram bytes...]]. Prints Gbit/s of
- * payload, and the CPU time that each side took of a second. The receiver looks at every byte once (a sum), as a reduction would.
+ * How fast one connection carries data between two processes on this machine: bench_quic [seconds [datagram
+ * bytes...]]. Prints Gbit/s of payload, and the CPU time that each side took of a second. The receiver looks
+ * at every byte once (a sum), as a reduction would.
  */
 
 #define PIECE_BYTES (1u << 20)
@@ -30,7 +31,8 @@ struct bench {
 
 static volatile uint64_t checksum;
 
-static size_t receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end, uint64_t now_ns)
+static size_t receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
+                      uint64_t now_ns)
 {
     (void)context;
     (void)stream;
@@ -165,7 +167,8 @@ static void run_bench(struct test_pki *pki, double duration_s, uint32_t datagram
         receiver_cpu_s = 0;
     }
     waitpid(child, NULL, 0);
-    printf("datagrams %5u bytes: %6.2f Gbit/s; CPU of a second: sender %.2f, receiver %.2f; round trip %llu us, lost packets %llu\n",
+    printf("datagrams %5u bytes: %6.2f Gbit/s; CPU of a second: sender %.2f, receiver %.2f; round trip %llu "
+           "us, lost packets %llu\n",
            statistics.datagram_bytes, (double)bytes * 8 / 1e9 / elapsed_s, sender_cpu_s / elapsed_s,
            receiver_cpu_s / elapsed_s, (unsigned long long)(statistics.round_trip_ns / TIME_US),
            (unsigned long long)statistics.lost_packets);

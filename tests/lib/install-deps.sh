@@ -95,22 +95,21 @@ replaced_by() {
         sed -nE 's/^Inst ([^ ]+) \[.*/\1/p; s/^Remv ([^ ]+).*/\1/p'
 }
 
-# Unpacks the -dev package $1 into the cache, against the runtime library that is installed: the linker's names point to
-# that one, or go where it is not installed, so that the static library of the package is linked. Fails if neither is there.
+# Unpacks the -dev package $1 into the cache, against the runtime libraries that are installed: the linker's names come to
+# point to their sonames. Where one is not installed, all of the names go, so that the package's static libraries are linked.
+# Fails if it has none.
 unpack_package() {
-    local package=$1 work linker_name target
+    local package=$1 work linker_name folder soname whole=yes
     work=$(mktemp -d "$cache/package-XXXXXX")
     (cd "$work" && apt-get download -qq -o APT::Sandbox::User=root "$package" >&2 && dpkg-deb -x ./*.deb files) || return 1
-    local whole=yes
     while read -r linker_name; do
-        target=$(readlink "$linker_name")
-        target=${linker_name#"$work/files"}/../${target##*/}
-        target=$(realpath -m "$target")
-        # The runtime package may have another patch level in its file name: its soname link is what lasts.
-        if [ ! -e "$target" ]; then
-            target=$(find "$(dirname "$target")" /lib -maxdepth 2 -name "$(basename "$linker_name").[0-9]" 2>/dev/null | head -1)
+        folder=$(dirname "${linker_name#"$work/files"}")
+        soname=$(readlink "$linker_name" | sed -nE 's|^(.*/)?([^/]+\.so\.[0-9]+).*|\2|p')
+        if [ -n "$soname" ] && [ -e "$folder/$soname" ]; then
+            ln -sfn "$folder/$soname" "$linker_name"
+        else
+            whole=no
         fi
-        if [ -n "$target" ]; then ln -sfn "$target" "$linker_name"; else whole=no; fi
     done < <(find "$work/files" -name '*.so' -type l)
     if [ $whole = no ]; then
         find "$work/files" -name '*.so' -type l -delete

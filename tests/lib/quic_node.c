@@ -21,7 +21,7 @@ static uint8_t pattern(uint64_t seed, uint64_t offset)
     return (uint8_t)(mixed >> 56);
 }
 
-/* --- Sinks ---------------------------------------------------------------------------------------------------- */
+/* --- Sinks --------------------------------------------------------------------------------------------- */
 
 static uint64_t header_word(const struct quic_sink *sink, size_t index)
 {
@@ -67,8 +67,8 @@ static struct quic_sink *sink_new(struct quic_node *node, struct net_stream *str
     return sink;
 }
 
-static size_t sink_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
-                           uint64_t now_ns)
+static size_t sink_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                           bool end, uint64_t now_ns)
 {
     (void)now_ns;
     struct quic_node *node = context;
@@ -112,8 +112,8 @@ void quic_sink_release(struct quic_sink *sink)
     }
 }
 
-static size_t control_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
-                              uint64_t now_ns)
+static size_t control_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                              bool end, uint64_t now_ns)
 {
     (void)stream;
     (void)bytes;
@@ -124,7 +124,7 @@ static size_t control_receive(void *context, struct net_stream *stream, const ui
     return size;
 }
 
-/* --- Peers ---------------------------------------------------------------------------------------------------- */
+/* --- Peers --------------------------------------------------------------------------------------------- */
 
 static void peer_up(void *context, uint32_t peer, uint64_t now_ns)
 {
@@ -195,9 +195,12 @@ struct quic_node *quic_node_new(struct loop *loop, struct test_pki *pki, const c
     node->port = net_quic_port(node->net);
     node->random = node->port;
     snprintf(node->name, sizeof node->name, "%s", name);
-    net_set_peer_handler(node->net, &(struct net_peer_handler){node, peer_up, peer_down, connect_failed, peer_suspect});
-    net_set_stream_handler(node->net, NET_STREAM_DATA, &(struct net_stream_handler){node, sink_receive, sink_closed});
-    net_set_stream_handler(node->net, NET_STREAM_CONTROL, &(struct net_stream_handler){node, control_receive, NULL});
+    net_set_peer_handler(node->net,
+                         &(struct net_peer_handler){node, peer_up, peer_down, connect_failed, peer_suspect});
+    net_set_stream_handler(node->net, NET_STREAM_DATA,
+                           &(struct net_stream_handler){node, sink_receive, sink_closed});
+    net_set_stream_handler(node->net, NET_STREAM_CONTROL,
+                           &(struct net_stream_handler){node, control_receive, NULL});
     return node;
 }
 
@@ -252,7 +255,7 @@ void quic_nodes_connect(struct quic_node *a, struct quic_node *b)
     require(quic_run_until(a->loop, both_up, &both, 5000), "connecting", &a->failed_cause);
 }
 
-/* --- Sources -------------------------------------------------------------------------------------------------- */
+/* --- Sources ------------------------------------------------------------------------------------------- */
 
 struct piece {
     struct quic_source *source;
@@ -288,8 +291,8 @@ struct quic_source *quic_source_new(struct quic_node *node, uint32_t peer, uint6
     for (size_t i = 0; i < size; i++) {
         source->data[i] = pattern(seed, i);
     }
-    require(net_stream_open(node->net, peer, NET_STREAM_DATA, &source->stream, &error) == STATUS_OK, "net_stream_open",
-            &error);
+    require(net_stream_open(node->net, peer, NET_STREAM_DATA, &source->stream, &error) == STATUS_OK,
+            "net_stream_open", &error);
     size_t offset = 0;
     do {
         size_t part = size - offset < piece_bytes ? size - offset : piece_bytes;
@@ -321,7 +324,7 @@ void quic_source_free(struct quic_source *source)
     free(source);
 }
 
-/* --- Time ----------------------------------------------------------------------------------------------------- */
+/* --- Time ---------------------------------------------------------------------------------------------- */
 
 bool quic_run_until(struct loop *loop, quic_condition *condition, const void *context, uint64_t timeout_ms)
 {
@@ -336,12 +339,30 @@ bool quic_run_until(struct loop *loop, quic_condition *condition, const void *co
     return true;
 }
 
+struct count {
+    const unsigned *value;
+    unsigned least;
+};
+
+static bool count_reached(const void *context)
+{
+    const struct count *count = context;
+    return *count->value >= count->least;
+}
+
+bool quic_run_until_count(struct loop *loop, const unsigned *value, unsigned least, uint64_t timeout_ms)
+{
+    struct count count = {value, least};
+    return quic_run_until(loop, count_reached, &count, timeout_ms);
+}
+
 void quic_run_for(struct loop *loop, uint64_t duration_ms)
 {
     uint64_t deadline_ns = loop_now_ns() + duration_ms * TIME_MS;
     while (loop_now_ns() < deadline_ns) {
         struct error error;
         uint64_t left_ms = (deadline_ns - loop_now_ns()) / TIME_MS + 1;
-        require(loop_run_once(loop, left_ms < 10 ? left_ms : 10, &error) == STATUS_OK, "loop_run_once", &error);
+        require(loop_run_once(loop, left_ms < 10 ? left_ms : 10, &error) == STATUS_OK, "loop_run_once",
+                &error);
     }
 }

@@ -11,8 +11,9 @@
 #include "tests/lib/test_pki.h"
 
 /*
- * A node of a QUIC test: an endpoint on 127.0.0.1 that records what its handlers are told, with sinks, which check what arrives on
- * streams, and sources, which send. Several share one loop. Whatever cannot be had ends the process.
+ * A node of a QUIC test: an endpoint on 127.0.0.1 that records what its handlers are told, with sinks, which
+ * check what arrives on streams, and sources, which send. Several share one loop. Whatever cannot be had ends
+ * the process.
  */
 #define QUIC_NODE_PEERS_MAX 8
 #define QUIC_NODE_HEADER_BYTES 16
@@ -24,9 +25,9 @@ struct quic_sink {
     struct net_stream *stream; /* null once closed */
     uint32_t peer;
     uint8_t header[QUIC_NODE_HEADER_BYTES]; /* seed and size of what follows */
-    uint64_t received; /* bytes consumed, the header among them */
-    bool hold;         /* consumes nothing */
-    bool wrong;        /* a byte was not what its offset and the seed say */
+    uint64_t received;                      /* bytes consumed, the header among them */
+    bool hold;                              /* consumes nothing */
+    bool wrong;                             /* a byte was not what its offset and the seed say */
     bool ended;
     bool closed;
     enum status closed_status; /* OK: ended and consumed */
@@ -79,12 +80,15 @@ struct quic_source {
     size_t size;
     size_t piece_bytes;
     unsigned sends;
-    unsigned done;     /* sends that were ended */
-    unsigned failed;   /* not with OK */
+    unsigned done;      /* sends that were ended */
+    unsigned failed;    /* not with OK */
     enum status result; /* of the last one that failed */
 };
 
-/* Opens the stream, sends all, and finishes it if asked to. A piece is overwritten as soon as `sent` allows that. */
+/*
+ * Opens the stream, sends all, and finishes it if asked to. A piece is overwritten as soon as `sent` allows
+ * that.
+ */
 struct quic_source *quic_source_new(struct quic_node *node, uint32_t peer, uint64_t seed, size_t size,
                                     size_t piece_bytes, bool finish);
 bool quic_source_done(const struct quic_source *source);
@@ -94,6 +98,8 @@ void quic_source_free(struct quic_source *source);
 /* Turns the loop until the condition holds; false after timeout_ms. */
 typedef bool quic_condition(const void *context);
 bool quic_run_until(struct loop *loop, quic_condition *condition, const void *context, uint64_t timeout_ms);
+/* The same until *count is at least so much. */
+bool quic_run_until_count(struct loop *loop, const unsigned *count, unsigned least, uint64_t timeout_ms);
 /* Turns it for so long. */
 void quic_run_for(struct loop *loop, uint64_t duration_ms);
 

@@ -92,12 +92,14 @@ static X509 *new_certificate(const char *common_name, EVP_PKEY *key, long begins
                 X509_gmtime_adj(X509_getm_notBefore(certificate), begins_s) != NULL &&
                 X509_gmtime_adj(X509_getm_notAfter(certificate), ends_s) != NULL &&
                 X509_set_pubkey(certificate, key) == 1 &&
-                X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, (const unsigned char *)common_name, -1, -1, 0) == 1,
+                X509_NAME_add_entry_by_txt(name, "CN", MBSTRING_ASC, (const unsigned char *)common_name, -1,
+                                           -1, 0) == 1,
             "filling a certificate");
     return certificate;
 }
 
-static void make_authority(struct test_pki *pki, struct test_authority *authority, const char *stem, const char *name)
+static void make_authority(struct test_pki *pki, struct test_authority *authority, const char *stem,
+                           const char *name)
 {
     authority->key = EVP_EC_gen("P-256");
     require(authority->key != NULL, "making a key");
@@ -154,7 +156,8 @@ void test_pki_issue(struct test_pki *pki, const char *stem, const struct test_ce
     require(key != NULL, "making a key");
     X509 *certificate =
         new_certificate(stem, key, usual ? -HOUR_S : wanted->begins_s, usual ? DAY_S : wanted->ends_s);
-    require(X509_set_issuer_name(certificate, X509_get_subject_name(authority->certificate)) == 1, "naming the issuer");
+    require(X509_set_issuer_name(certificate, X509_get_subject_name(authority->certificate)) == 1,
+            "naming the issuer");
     add_extension(certificate, authority->certificate, NID_basic_constraints, "critical,CA:FALSE");
     add_extension(certificate, authority->certificate, NID_ext_key_usage,
                   wanted->server_only ? "serverAuth" : "serverAuth,clientAuth");
@@ -167,7 +170,8 @@ void test_pki_issue(struct test_pki *pki, const char *stem, const struct test_ce
     require(X509_sign(certificate, authority->key, EVP_sha256()) > 0, "signing");
     write_certificate(pki, stem, certificate);
     FILE *file = open_file(pki, stem, ".key");
-    require(PEM_write_PrivateKey(file, key, NULL, NULL, 0, NULL, NULL) == 1 && fclose(file) == 0, "writing a key");
+    require(PEM_write_PrivateKey(file, key, NULL, NULL, 0, NULL, NULL) == 1 && fclose(file) == 0,
+            "writing a key");
     X509_free(certificate);
     EVP_PKEY_free(key);
 }
@@ -183,7 +187,8 @@ static void add_revoked(struct test_pki *pki, const char *stem)
     ASN1_TIME *now = ASN1_TIME_set(NULL, time(NULL));
     require(certificate != NULL && revoked != NULL && now != NULL &&
                 X509_REVOKED_set_serialNumber(revoked, X509_get_serialNumber(certificate)) == 1 &&
-                X509_REVOKED_set_revocationDate(revoked, now) == 1 && X509_CRL_add0_revoked(pki->revocations, revoked) == 1,
+                X509_REVOKED_set_revocationDate(revoked, now) == 1 &&
+                X509_CRL_add0_revoked(pki->revocations, revoked) == 1,
             "revoking");
     ASN1_TIME_free(now);
     X509_free(certificate);
@@ -195,7 +200,8 @@ void test_pki_revoke(struct test_pki *pki, const char *stem)
     if (pki->revocations == NULL) {
         pki->revocations = X509_CRL_new();
         require(pki->revocations != NULL && X509_CRL_set_version(pki->revocations, X509_CRL_VERSION_2) == 1 &&
-                    X509_CRL_set_issuer_name(pki->revocations, X509_get_subject_name(pki->authority.certificate)) == 1,
+                    X509_CRL_set_issuer_name(pki->revocations,
+                                             X509_get_subject_name(pki->authority.certificate)) == 1,
                 "making a revocation list");
     }
     ASN1_TIME *last = ASN1_TIME_set(NULL, time(NULL) - HOUR_S);
@@ -203,11 +209,13 @@ void test_pki_revoke(struct test_pki *pki, const char *stem)
     if (stem != NULL) {
         add_revoked(pki, stem);
     }
-    require(X509_CRL_set1_lastUpdate(pki->revocations, last) == 1 && X509_CRL_set1_nextUpdate(pki->revocations, next) == 1 &&
+    require(X509_CRL_set1_lastUpdate(pki->revocations, last) == 1 &&
+                X509_CRL_set1_nextUpdate(pki->revocations, next) == 1 &&
                 X509_CRL_sign(pki->revocations, pki->authority.key, EVP_sha256()) > 0,
             "signing the revocation list");
     ASN1_TIME_free(last);
     ASN1_TIME_free(next);
     FILE *file = open_file(pki, "crl", ".pem");
-    require(PEM_write_X509_CRL(file, pki->revocations) == 1 && fclose(file) == 0, "writing the revocation list");
+    require(PEM_write_X509_CRL(file, pki->revocations) == 1 && fclose(file) == 0,
+            "writing the revocation list");
 }

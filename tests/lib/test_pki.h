@@ -4,8 +4,9 @@
 #include <stdbool.h>
 
 /*
- * A certificate authority for tests, with its files in a folder of its own below /tmp: "ca.pem", "other-ca.pem" (another
- * authority), "crl.pem" (after test_pki_revoke), and "<stem>.pem", "<stem>.key" for each certificate. Whatever fails ends the process.
+ * A certificate authority for tests, with its files in a folder of its own below /tmp: "ca.pem",
+ * "other-ca.pem" (another authority), "crl.pem" (after test_pki_revoke), and "<stem>.pem", "<stem>.key" for
+ * each certificate. Whatever fails ends the process.
  */
 struct test_pki;
 

@@ -86,10 +86,10 @@ static int open_socket(const struct sockaddr_in *address)
     return fd;
 }
 
-/* --- Passing on ----------------------------------------------------------------------------------------------- */
+/* --- Passing on ---------------------------------------------------------------------------------------- */
 
-static void send_packet(struct udp_relay *relay, const struct relay_client *client, bool to_target, const uint8_t *bytes,
-                        size_t size)
+static void send_packet(struct udp_relay *relay, const struct relay_client *client, bool to_target,
+                        const uint8_t *bytes, size_t size)
 {
     int fd = to_target ? client->fd : relay->fd;
     const struct sockaddr_in *address = to_target ? &relay->target : &client->address;
@@ -118,8 +118,8 @@ static void deliver_due(void *context, uint64_t now_ns)
     set_timer(relay);
 }
 
-static void delay_packet(struct udp_relay *relay, struct relay_client *client, bool to_target, const uint8_t *bytes,
-                         size_t size, uint64_t due_ns)
+static void delay_packet(struct udp_relay *relay, struct relay_client *client, bool to_target,
+                         const uint8_t *bytes, size_t size, uint64_t due_ns)
 {
     struct relay_packet *packet = NULL;
     if (relay->packet_count < UDP_RELAY_PACKETS_MAX) {
@@ -147,8 +147,8 @@ static void delay_packet(struct udp_relay *relay, struct relay_client *client, b
     relay->packet_count++;
 }
 
-static void pass(struct udp_relay *relay, struct relay_client *client, bool to_target, uint8_t *bytes, size_t size,
-                 uint64_t now_ns)
+static void pass(struct udp_relay *relay, struct relay_client *client, bool to_target, uint8_t *bytes,
+                 size_t size, uint64_t now_ns)
 {
     const struct udp_relay_conditions *conditions = to_target ? &relay->to_target : &relay->from_target;
     struct random *random = &relay->random;
@@ -192,7 +192,7 @@ static void answers_ready(void *context, unsigned events, uint64_t now_ns)
     set_timer(relay);
 }
 
-/* --- Clients -------------------------------------------------------------------------------------------------- */
+/* --- Clients ------------------------------------------------------------------------------------------- */
 
 static enum status client_bind(struct relay_client *client, struct error *error)
 {
@@ -246,8 +246,8 @@ static void clients_ready(void *context, unsigned events, uint64_t now_ns)
     for (int i = 0; i < RELAY_BURST; i++) {
         struct sockaddr_in address;
         socklen_t address_size = sizeof address;
-        ssize_t size = recvfrom(relay->fd, relay->buffer, sizeof relay->buffer, 0, (struct sockaddr *)&address,
-                                &address_size);
+        ssize_t size = recvfrom(relay->fd, relay->buffer, sizeof relay->buffer, 0,
+                                (struct sockaddr *)&address, &address_size);
         if (size < 0) {
             break;
         }
@@ -261,10 +261,10 @@ static void clients_ready(void *context, unsigned events, uint64_t now_ns)
     set_timer(relay);
 }
 
-/* --- The relay ------------------------------------------------------------------------------------------------ */
+/* --- The relay ----------------------------------------------------------------------------------------- */
 
-enum status udp_relay_new(struct loop *loop, const char *listen, const char *target, uint64_t seed, struct udp_relay **out,
-                          struct error *error)
+enum status udp_relay_new(struct loop *loop, const char *listen, const char *target, uint64_t seed,
+                          struct udp_relay **out, struct error *error)
 {
     struct udp_relay *relay = calloc(1, sizeof *relay);
     if (relay == NULL) {
@@ -275,8 +275,8 @@ enum status udp_relay_new(struct loop *loop, const char *listen, const char *tar
     random_seed(&relay->random, seed);
     enum status status = STATUS_OK;
     if (!parse_address(listen, &relay->local) || !parse_address(target, &relay->target)) {
-        status = error_set(error, STATUS_INVALID_ARGUMENT, "relay: expected IPv4 \"address:port\", got \"%s\" and \"%s\"",
-                           listen, target);
+        status = error_set(error, STATUS_INVALID_ARGUMENT,
+                           "relay: expected IPv4 \"address:port\", got \"%s\" and \"%s\"", listen, target);
         goto fail;
     }
     socklen_t size = sizeof relay->local;

@@ -319,37 +319,55 @@ static uint32_t sim_comm_node_count(const struct sim_comm *comm)
     return count;
 }
 
-/* The same bits everywhere, and right ones; what is only read is untouched. */
+static bool part_succeeded(const struct sim_part *part)
+{
+    return part->posted && part->done && part->result.status == STATUS_OK;
+}
+
+/* Nobody can be through with a reduction or barrier before everybody has come. */
+static void check_all_posted(const struct sim_op *op)
+{
+    for (uint32_t i = 0; i < op->comm->size; i++) {
+        if (!op->parts[i].posted) {
+            fail_msg("%s operation %llu (%s): done, and rank %u has not posted it", op->comm->name,
+                     (unsigned long long)op->seq, op_kind_text(op->call.kind), i);
+        }
+    }
+}
+
 void sim_op_check(const struct sim_op *op)
 {
     struct sim_comm *comm = op->comm;
     const struct sim_call *call = &op->call;
     size_t size = sim_op_bytes(op);
-    if (call->kind == OP_KIND_BARRIER) {
-        return;
-    }
-    const void *first = NULL;
     const void **inputs = calloc(comm->size, sizeof *inputs);
     assert_non_null(inputs);
+    const struct sim_part *first = NULL;
     for (uint32_t i = 0; i < comm->size; i++) {
         const struct sim_part *part = &op->parts[i];
         inputs[i] = part->original;
         if (part->input != NULL && part->input != part->output) {
             assert_memory_equal(part->input, part->original, size);
         }
-        first = first == NULL ? part->output : first;
-        if (part->output != NULL && memcmp(part->output, first, size) != 0) {
-            fail_msg("%s operation %llu (%s %s %s of %llu): rank %u has other bits than rank 0", comm->name,
-                     (unsigned long long)op->seq, op_kind_text(call->kind), dtype_text(call->dtype),
-                     reduce_text(call->reduce), (unsigned long long)call->count, i);
+        if (!part_succeeded(part)) {
+            continue;
+        }
+        first = first == NULL ? part : first;
+        if (size > 0 && memcmp(part->output, first->output, size) != 0) {
+            fail_msg("%s operation %llu (%s %s %s of %llu): rank %u has other bits than those before it",
+                     comm->name, (unsigned long long)op->seq, op_kind_text(call->kind),
+                     dtype_text(call->dtype), reduce_text(call->reduce), (unsigned long long)call->count, i);
         }
     }
-    if (first != NULL && call->kind == OP_KIND_BROADCAST) {
-        assert_memory_equal(first, inputs[call->root], size);
-    } else if (first != NULL) {
+    if (first != NULL && (size > 0 || call->kind == OP_KIND_BARRIER) && call->kind != OP_KIND_BROADCAST) {
+        check_all_posted(op);
+    }
+    if (first != NULL && size > 0 && call->kind == OP_KIND_BROADCAST) {
+        assert_memory_equal(first->output, inputs[call->root], size);
+    } else if (first != NULL && size > 0) {
         bool is_short = dtype_size_bytes(call->dtype) < 4;
         data_check_reduced(call->dtype, call->reduce, comm->size, inputs,
-                           is_short ? sim_comm_node_count(comm) : comm->size, call->count, first);
+                           is_short ? sim_comm_node_count(comm) : comm->size, call->count, first->output);
     }
     free(inputs);
 }

@@ -102,7 +102,8 @@ bool sim_op_done(const void *op);
 bool sim_comm_idle(const void *comm);
 /* Runs until it is done well on every rank, and checks the outputs. */
 void sim_op_finish(struct sim_op *op, uint64_t span_ns);
-/* Outputs against the reference; the same bits on all ranks. */
+/* What those ranks have for which it ended well: right, and the same bits; and what is only read is
+ * untouched. */
 void sim_op_check(const struct sim_op *op);
 /* Its parts must be done. */
 void sim_op_free(struct sim_op *op);

@@ -424,6 +424,32 @@ static void test_a_contradiction_names_both_calls(void **state)
     }
 }
 
+/* Ranks may pass what they like where the operation has no use for it. */
+static void test_what_has_no_use_is_not_compared(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(48), .node_count = 3, .conditions = rough});
+    static const uint32_t node_of_rank[] = {0, 1, 2, 0, 1, 2};
+    struct sim_comm *comm = sim_comm_new(cluster, "useless", 6, node_of_rank);
+    sim_comm_form(comm, NULL, 10 * TIME_S);
+    for (uint32_t turn = 0; turn < 3; turn++) {
+        static const enum op_kind kinds[] = {OP_KIND_BARRIER, OP_KIND_BROADCAST, OP_KIND_ALL_REDUCE};
+        struct sim_op *op = sim_op_new(
+            comm,
+            &(struct sim_call){.kind = kinds[turn], .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 500});
+        for (uint32_t i = 0; i < 6; i++) {
+            op->call.reduce = turn < 2 ? (enum reduce)i : REDUCE_SUM;
+            op->call.dtype = turn == 0 ? (enum dtype)i : DTYPE_I32;
+            op->call.root = turn == 1 ? 0 : i;
+            sim_op_post(op, i);
+        }
+        sim_op_finish(op, 10 * TIME_S);
+    }
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
 /* --- 8. Many communicators
  * ---------------------------------------------------------------------------------- */
 
@@ -543,6 +569,7 @@ int main(void)
         cmocka_unit_test(test_200_nodes),
         cmocka_unit_test(test_a_deadline_that_passes),
         cmocka_unit_test(test_a_contradiction_names_both_calls),
+        cmocka_unit_test(test_what_has_no_use_is_not_compared),
         cmocka_unit_test(test_many_communicators_at_once),
         cmocka_unit_test(test_names_are_used_again_and_memory_is_flat),
     };

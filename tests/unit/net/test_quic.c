@@ -65,7 +65,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* --- Conditions ----------------------------------------------------------------------------------------------- */
+/* --- Conditions ---------------------------------------------------------------------------------------- */
 
 static bool both_up(const void *context)
 {
@@ -102,6 +102,12 @@ static bool source_delivered(const void *context)
     return quic_source_done(source) && b->sinks != NULL && b->sinks->closed;
 }
 
+static bool first_sinks_closed(const void *context)
+{
+    (void)context;
+    return a->sinks != NULL && b->sinks != NULL && a->sinks->closed && b->sinks->closed;
+}
+
 static void assert_text(const char *text, const char *part)
 {
     if (strstr(text, part) == NULL) {
@@ -116,7 +122,7 @@ static void assert_connection_works(void)
     struct quic_source *back = quic_source_new(b, 0, 2, 100000, 7000, true);
     assert_true(quic_run_until(loop, source_done, forth, 5000));
     assert_true(quic_run_until(loop, source_done, back, 5000));
-    quic_run_for(loop, 20);
+    assert_true(quic_run_until(loop, first_sinks_closed, NULL, 5000));
     assert_true(quic_sink_complete(a->sinks));
     assert_true(quic_sink_complete(b->sinks));
     assert_false(a->wrong_order);
@@ -125,7 +131,15 @@ static void assert_connection_works(void)
     quic_source_free(back);
 }
 
-/* --- Connecting ----------------------------------------------------------------------------------------------- */
+static void disconnect_and_wait(void)
+{
+    struct error cause;
+    error_set(&cause, STATUS_ABORTED, "a test");
+    net_disconnect(a->net, 0, &cause);
+    assert_true(quic_run_until(loop, both_down, NULL, 5000));
+}
+
+/* --- Connecting ---------------------------------------------------------------------------------------- */
 
 static void connects(void **state)
 {
@@ -172,17 +186,14 @@ static void simultaneous_dials_leave_one_connection(void **state)
         }
         quic_node_connect(b, 0);
         assert_true(quic_run_until(loop, both_up, NULL, 5000));
-        quic_run_for(loop, 30);
+        quic_run_for(loop, 60);
         assert_true(a->up[0] && b->up[0]);
         assert_int_equal(a->up_calls[0], a->down_calls[0] + 1);
         assert_int_equal(b->up_calls[0], b->down_calls[0] + 1);
         if (round == 0) {
             assert_connection_works();
         }
-        struct error cause;
-        error_set(&cause, STATUS_ABORTED, "next round");
-        net_disconnect(a->net, 0, &cause);
-        assert_true(quic_run_until(loop, both_down, NULL, 5000));
+        disconnect_and_wait();
     }
     assert_false(a->wrong_order);
     assert_false(b->wrong_order);
@@ -203,8 +214,7 @@ static void a_peer_nobody_listens_for_is_unreachable(void **state)
     quic_run_for(loop, 100);
     assert_int_equal(a->failed_calls[0], 1);
     quic_node_connect(a, 0); /* and again */
-    quic_run_for(loop, 100);
-    assert_int_equal(a->failed_calls[0], 2);
+    assert_true(quic_run_until_count(loop, &a->failed_calls[0], 2, 5000));
 }
 
 static void a_peer_that_does_not_answer_times_out(void **state)
@@ -223,9 +233,9 @@ static void a_peer_that_does_not_answer_times_out(void **state)
     quic_node_add_peer(a, "b", ntohs(silent.sin_port));
     quic_node_connect(a, 0);
     uint64_t start_ns = loop_now_ns();
-    assert_true(quic_run_until(loop, a_failed, NULL, 2000));
+    assert_true(quic_run_until(loop, a_failed, NULL, 5000));
     assert_int_equal(a->failed_cause.status, STATUS_TIMED_OUT);
-    assert_in_range(loop_now_ns() - start_ns, 290 * TIME_MS, 800 * TIME_MS);
+    assert_in_range(loop_now_ns() - start_ns, 290 * TIME_MS, 3000 * TIME_MS);
     close(fd);
 }
 
@@ -250,7 +260,7 @@ static void a_dial_called_off_is_not_reported(void **state)
     assert_true(quic_run_until(loop, both_up, NULL, 5000));
 }
 
-/* --- Ends ----------------------------------------------------------------------------------------------------- */
+/* --- Ends ---------------------------------------------------------------------------------------------- */
 
 static void disconnect_tells_both(void **state)
 {
@@ -287,7 +297,7 @@ static void freeing_tells_the_peer_and_ends_every_send(void **state)
     for (unsigned i = 0; i < 3; i++) {
         sources[i] = quic_source_new(a, 0, i, 20u << 20, 1u << 20, i == 1);
     }
-    quic_run_for(loop, 100);
+    assert_true(quic_run_until_count(loop, &b->sink_count, 3, 5000));
     quic_node_free(a);
     a = NULL;
     for (unsigned i = 0; i < 3; i++) {
@@ -296,17 +306,13 @@ static void freeing_tells_the_peer_and_ends_every_send(void **state)
         assert_int_equal(sources[i]->result, STATUS_SHUTTING_DOWN);
         quic_source_free(sources[i]);
     }
-    uint64_t deadline_ns = loop_now_ns() + 2 * TIME_S;
-    while (b->down_calls[0] == 0 && loop_now_ns() < deadline_ns) {
-        quic_run_for(loop, 5);
-    }
-    assert_int_equal(b->down_calls[0], 1);
+    assert_true(quic_run_until_count(loop, &b->down_calls[0], 1, 5000));
     assert_int_equal(b->down_cause.status, STATUS_SHUTTING_DOWN);
     assert_text(b->down_cause.text, "node a");
     assert_false(b->wrong_order);
 }
 
-/* --- A peer that dies ----------------------------------------------------------------------------------------- */
+/* --- A peer that dies ---------------------------------------------------------------------------------- */
 
 /* Node b in a process of its own, dialled by a. Returns its process; *port is where it listens. */
 static pid_t start_child(uint16_t *port)
@@ -375,8 +381,8 @@ static void a_killed_peer_is_suspected_then_lost(void **state)
     uint64_t start_ns = loop_now_ns();
     assert_true(quic_run_until(loop, a_suspects, NULL, 1000));
     assert_int_equal(a->down_calls[0], 0); /* it may be forged */
-    assert_true(quic_run_until(loop, a_down, NULL, 5000));
-    assert_in_range(loop_now_ns() - start_ns, 1000 * TIME_MS, 3000 * TIME_MS);
+    assert_true(quic_run_until(loop, a_down, NULL, 10000));
+    assert_in_range(loop_now_ns() - start_ns, 1000 * TIME_MS, 5000 * TIME_MS);
     assert_int_equal(a->down_cause.status, STATUS_NODE_LOST);
     assert_text(a->down_cause.text, "node b");
     assert_true(quic_source_done(source));
@@ -437,15 +443,14 @@ static void a_restarted_peer_that_dials_replaces_the_old_connection(void **state
     b = quic_node_new(loop, pki, "b", &options);
     quic_node_add_peer(b, "a", a->port);
     quic_node_connect(b, 0);
+    assert_true(quic_run_until_count(loop, &a->up_calls[0], 2, 5000));
     assert_true(quic_run_until(loop, both_up, NULL, 5000));
-    quic_run_for(loop, 50);
     assert_int_equal(a->down_calls[0], 1);
-    assert_int_equal(a->up_calls[0], 2);
     assert_int_equal(a->down_cause.status, STATUS_NODE_LOST);
     assert_connection_works();
 }
 
-/* --- Options -------------------------------------------------------------------------------------------------- */
+/* --- Options ------------------------------------------------------------------------------------------- */
 
 static void wrong_peers_are_refused_by_name(void **state)
 {
@@ -454,9 +459,9 @@ static void wrong_peers_are_refused_by_name(void **state)
     uint32_t peer;
     assert_int_equal(net_add_peer(a->net, "b", "127.0.0.1:4242", &peer, &error), STATUS_OK);
     assert_int_equal(net_add_peer(a->net, "b", "127.0.0.1:4243", &peer, &error), STATUS_ALREADY_EXISTS);
-    static const char *const wrong[] = {"",          "127.0.0.1",      "127.0.0.1:",  "127.0.0.1:65536", ":4242",
-                                        "::1:4242",  "[::1]",          "[::1:4242",   "[]:4242",         "127.0.0.1:42x",
-                                        "127.0.0.1:-1", "no such host.invalid:1"};
+    static const char *const wrong[] = {"",        "127.0.0.1",     "127.0.0.1:",   "127.0.0.1:65536",
+                                        ":4242",   "::1:4242",      "[::1]",        "[::1:4242",
+                                        "[]:4242", "127.0.0.1:42x", "127.0.0.1:-1", "no such host.invalid:1"};
     for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
         assert_int_equal(net_add_peer(a->net, "x", wrong[i], &peer, &error), STATUS_INVALID_ARGUMENT);
         assert_text(error.text, wrong[i]);
@@ -486,33 +491,39 @@ static void a_port_in_use_is_an_error(void **state)
     assert_text(error.text, "1199");
 }
 
-/* Bound to no address in particular, over both families at once. */
-static void wildcard_binding_answers_from_the_address_that_was_dialled(void **state)
+/* Bound to no address in particular, over both families at once, and over IPv6 alone. */
+static void every_kind_of_address_can_be_bound(void **state)
 {
     (void)state;
-    static const char *const binds[] = {"0.0.0.0:0", "[::]:0"};
-    for (size_t i = 0; i < 2; i++) {
+    static const char *const binds[][2] = {
+        {"0.0.0.0:0", "127.0.0.3"}, {"[::]:0", "127.0.0.3"}, {"[::1]:0", "[::1]"}};
+    for (size_t i = 0; i < sizeof binds / sizeof binds[0]; i++) {
         struct quic_options options;
-        quic_node_free(b);
-        quic_node_options(pki, "b", &options);
-        options.bind_address = binds[i];
-        b = quic_node_new(loop, pki, "b", &options);
-        if (i > 0) {
-            quic_node_free(a);
-            a = quic_node_new(loop, pki, "a", NULL);
-        }
-        char address[32];
+        struct net *probe = NULL;
         struct error error;
+        char address[64];
         uint32_t peer;
-        snprintf(address, sizeof address, "127.0.0.3:%u", b->port);
+        quic_node_options(pki, "b", &options);
+        options.bind_address = binds[i][0];
+        if (net_quic_new(loop, &options, &probe, &error) != STATUS_OK) {
+            print_message("no %s here: %s\n", binds[i][0], error.text);
+            continue;
+        }
+        net_free(probe);
+        quic_node_free(a);
+        quic_node_free(b);
+        b = quic_node_new(loop, pki, "b", &options);
+        quic_node_options(pki, "a", &options);
+        options.bind_address = i == 2 ? "[::1]:0" : "127.0.0.1:0";
+        a = quic_node_new(loop, pki, "a", &options);
+        snprintf(address, sizeof address, "%s:%u", binds[i][1], b->port);
         assert_int_equal(net_add_peer(a->net, "b", address, &peer, &error), STATUS_OK);
-        quic_node_add_peer(b, "a", a->port);
+        snprintf(address, sizeof address, "%s:%u", i == 2 ? "[::1]" : "127.0.0.1", a->port);
+        assert_int_equal(net_add_peer(b->net, "a", address, &peer, &error), STATUS_OK);
         quic_node_connect(a, 0);
         assert_true(quic_run_until(loop, both_up, NULL, 5000));
         assert_connection_works();
-        error_set(&error, STATUS_ABORTED, "the other way round");
-        net_disconnect(a->net, 0, &error);
-        assert_true(quic_run_until(loop, both_down, NULL, 5000));
+        disconnect_and_wait();
         quic_node_connect(b, 0);
         assert_true(quic_run_until(loop, both_up, NULL, 5000));
     }
@@ -555,10 +566,11 @@ int main(void)
         cmocka_unit_test_setup_teardown(freeing_tells_the_peer_and_ends_every_send, setup, teardown),
         cmocka_unit_test_setup_teardown(a_killed_peer_is_suspected_then_lost, setup, teardown),
         cmocka_unit_test_setup_teardown(a_restarted_peer_is_noticed_at_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_restarted_peer_that_dials_replaces_the_old_connection, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_restarted_peer_that_dials_replaces_the_old_connection, setup,
+                                        teardown),
         cmocka_unit_test_setup_teardown(wrong_peers_are_refused_by_name, setup, teardown),
         cmocka_unit_test_setup_teardown(a_port_in_use_is_an_error, setup, teardown),
-        cmocka_unit_test_setup_teardown(wildcard_binding_answers_from_the_address_that_was_dialled, setup, teardown),
+        cmocka_unit_test_setup_teardown(every_kind_of_address_can_be_bound, setup, teardown),
         cmocka_unit_test_setup_teardown(datagrams_grow_to_what_the_path_carries, setup, teardown),
     };
     log_set_level(LOG_LEVEL_ERROR);

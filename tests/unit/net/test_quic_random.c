@@ -18,13 +18,14 @@
 #include "tests/lib/test_pki.h"
 
 /*
- * Three nodes on which every function is called at random, from within every handler and from outside, while the promises of net.h
- * are checked: sent once a send, closed once a stream and before peer_down, peer_up and peer_down in turn, the right bytes in order.
+ * Three nodes on which every function is called at random, from within every handler and from outside, while
+ * the promises of net.h are checked: sent once a send, closed once a stream and before peer_down, peer_up and
+ * peer_down in turn, the right bytes in order.
  */
 
 #define NODES 3
-#define STREAMS_MAX 30        /* outgoing, of a node */
-#define PERIOD 251u           /* of the bytes of every stream */
+#define STREAMS_MAX 30 /* outgoing, of a node */
+#define PERIOD 251u    /* of the bytes of every stream */
 #define PAYLOAD_MAX_BYTES 300000u
 #define SEEDS 8
 #define RUN_MS 800
@@ -79,7 +80,7 @@ static bool maybe(double probability)
     return random_chance(&dice, probability);
 }
 
-/* --- Handlers ------------------------------------------------------------------------------------------------- */
+/* --- Handlers ------------------------------------------------------------------------------------------ */
 
 static void on_sent(void *context, enum status result, uint64_t now_ns)
 {
@@ -102,8 +103,8 @@ static unsigned other_of(const struct node *node, uint32_t peer)
     return 0;
 }
 
-static size_t on_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
-                         uint64_t now_ns)
+static size_t on_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                         bool end, uint64_t now_ns)
 {
     (void)now_ns;
     struct node *node = context;
@@ -183,7 +184,7 @@ static void on_failed(void *context, uint32_t peer, const struct error *cause, u
     act(node);
 }
 
-/* --- Actions -------------------------------------------------------------------------------------------------- */
+/* --- Actions ------------------------------------------------------------------------------------------- */
 
 static void open_stream(struct node *node, unsigned other)
 {
@@ -262,7 +263,8 @@ static void act(struct node *node)
     node->depth++;
     unsigned other = (node->index + 1 + (unsigned)random_below(&dice, NODES - 1)) % NODES;
     struct outgoing *outgoing = node->outgoing;
-    for (uint64_t skip = random_below(&dice, STREAMS_MAX); outgoing != NULL && outgoing->next != NULL && skip > 0; skip--) {
+    for (uint64_t skip = random_below(&dice, STREAMS_MAX);
+         outgoing != NULL && outgoing->next != NULL && skip > 0; skip--) {
         outgoing = outgoing->next;
     }
     uint64_t die = random_below(&dice, 100);
@@ -283,7 +285,7 @@ static void act(struct node *node)
     node->depth--;
 }
 
-/* --- Runs ----------------------------------------------------------------------------------------------------- */
+/* --- Runs ---------------------------------------------------------------------------------------------- */
 
 static const char *const names[NODES] = {"a", "b", "c"};
 
@@ -312,7 +314,8 @@ static void begin(uint64_t seed)
         unsigned other = i % NODES;
         if (other != i / NODES) {
             snprintf(address, sizeof address, "127.0.0.1:%u", net_quic_port(nodes[other].net));
-            assert_int_equal(net_add_peer(nodes[i / NODES].net, names[other], address, &nodes[i / NODES].peers[other], &error),
+            assert_int_equal(net_add_peer(nodes[i / NODES].net, names[other], address,
+                                          &nodes[i / NODES].peers[other], &error),
                              STATUS_OK);
         }
     }

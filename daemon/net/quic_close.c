@@ -1,0 +1,203 @@
+#include <assert.h>
+#include <openssl/err.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/net/quic_internal.h"
+
+/* --- Why ----------------------------------------------------------------------------------------------- */
+
+static void quic_connection_note(struct quic_connection *connection, const struct error *cause)
+{
+    connection->cause = *cause;
+    connection->failed = true;
+    quic_work_connection(connection);
+}
+
+static void quic_close_text(struct quic_connection *connection, const char *text)
+{
+    snprintf(connection->close_text, sizeof connection->close_text, "%.*s", (int)QUIC_CLOSE_TEXT_MAX_BYTES,
+             text);
+}
+
+/* Printable, as it came from outside. */
+static void quic_reason_text(const ngtcp2_ccerr *close, char out[QUIC_CLOSE_TEXT_MAX_BYTES + 1])
+{
+    size_t size = close->reasonlen < QUIC_CLOSE_TEXT_MAX_BYTES ? close->reasonlen : QUIC_CLOSE_TEXT_MAX_BYTES;
+    for (size_t i = 0; i < size; i++) {
+        out[i] = close->reason[i] >= 0x20 && close->reason[i] < 0x7f ? (char)close->reason[i] : '?';
+    }
+    out[size] = '\0';
+}
+
+/* The peer has closed: what it says is the cause. */
+static void quic_connection_closed_by_peer(struct quic_connection *connection, struct error *cause)
+{
+    const ngtcp2_ccerr *close = ngtcp2_conn_get_ccerr2(connection->transport);
+    char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+    char reason[QUIC_CLOSE_TEXT_MAX_BYTES + 1];
+    quic_connection_text(connection, who);
+    quic_reason_text(close, reason);
+    const char *verb =
+        connection->state == QUIC_STATE_UP ? "closed the connection" : "refuses the connection";
+    if (close->type == NGTCP2_CCERR_TYPE_APPLICATION) {
+        enum status status = close->error_code < STATUS_COUNT ? status_from_wire((unsigned)close->error_code)
+                                                              : STATUS_PROTOCOL;
+        if (connection->state != QUIC_STATE_UP) {
+            status = STATUS_UNREACHABLE;
+        } else if (status == STATUS_OK) {
+            status = STATUS_NODE_LOST;
+        }
+        error_set(cause, status, "%s %s: %s", who, verb, reason[0] != '\0' ? reason : status_text(status));
+    } else if (close->error_code >= NGTCP2_CRYPTO_ERROR &&
+               close->error_code <= (NGTCP2_CRYPTO_ERROR | 0xffu)) {
+        unsigned alert = (unsigned)close->error_code & 0xffu;
+        error_set(cause, quic_alert_status(alert), "%s %s: %s", who, verb,
+                  reason[0] != '\0' ? reason : quic_alert_text(alert));
+    } else {
+        error_set(cause, connection->state == QUIC_STATE_UP ? STATUS_PROTOCOL : STATUS_UNREACHABLE,
+                  "%s %s: %s (QUIC error 0x%llx)", who, verb, reason[0] != '\0' ? reason : "no reason given",
+                  (unsigned long long)close->error_code);
+    }
+}
+
+/* TLS, or the check of who it is after it, has refused the peer. */
+static void quic_connection_refuse(struct quic_connection *connection, int failure, struct error *cause)
+{
+    char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+    unsigned alert = failure == NGTCP2_ERR_CRYPTO ? ngtcp2_conn_get_tls_alert2(connection->transport)
+                                                  : (unsigned)SSL_AD_CERTIFICATE_UNKNOWN;
+    const struct error *refusal = &connection->refusal;
+    quic_connection_text(connection, who);
+    if (refusal->status != STATUS_OK) {
+        if (refusal->status == STATUS_VERSION) {
+            alert = SSL_AD_NO_APPLICATION_PROTOCOL;
+        }
+        error_set(cause, refusal->status, "%s: %s", who, refusal->text);
+        quic_close_text(connection, refusal->text);
+    } else {
+        const char *reason = ERR_reason_error_string(ERR_peek_error());
+        const char *text =
+            quic_alert_status(alert) == STATUS_PROTOCOL && reason != NULL ? reason : quic_alert_text(alert);
+        error_set(cause, quic_alert_status(alert), "%s: TLS handshake: %s", who, text);
+        quic_close_text(connection, text);
+    }
+    ERR_clear_error();
+    ngtcp2_ccerr_set_tls_alert(&connection->close, (uint8_t)alert, (const uint8_t *)connection->close_text,
+                               strlen(connection->close_text));
+}
+
+void quic_connection_fail(struct quic_connection *connection, int failure)
+{
+    if (connection->failed) {
+        return; /* the first reason, noted by a callback for instance, is the one that matters */
+    }
+    const struct quic_endpoint *endpoint = connection->endpoint;
+    struct error cause;
+    char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+    quic_connection_text(connection, who);
+    ngtcp2_ccerr_set_liberr(&connection->close, failure, NULL, 0);
+    switch (failure) {
+    case NGTCP2_ERR_DRAINING:
+        quic_connection_closed_by_peer(connection, &cause);
+        connection->silent = true;
+        break;
+    case NGTCP2_ERR_IDLE_CLOSE:
+        error_set(&cause, STATUS_NODE_LOST, "%s: nothing was heard of it for %llu ms", who,
+                  (unsigned long long)(endpoint->idle_timeout_ns / TIME_MS));
+        connection->silent = true;
+        connection->forgotten = true;
+        break;
+    case NGTCP2_ERR_RETRY:
+    case NGTCP2_ERR_DROP_CONN:
+        error_set(&cause, STATUS_PROTOCOL, "%s: no connection can be begun with what it sent", who);
+        connection->silent = true;
+        connection->forgotten = true;
+        break;
+    case NGTCP2_ERR_HANDSHAKE_TIMEOUT:
+        error_set(&cause, STATUS_TIMED_OUT, "%s: no connection within %llu ms", who,
+                  (unsigned long long)(endpoint->handshake_timeout_ns / TIME_MS));
+        break;
+    case NGTCP2_ERR_CRYPTO:
+    case NGTCP2_ERR_CALLBACK_FAILURE:
+        quic_connection_refuse(connection, failure, &cause);
+        break;
+    case NGTCP2_ERR_NOMEM:
+        error_set(&cause, STATUS_NO_MEMORY, "%s: no memory for its connection", who);
+        break;
+    default:
+        error_set(&cause, STATUS_PROTOCOL, "%s: %s", who, ngtcp2_strerror(failure));
+        break;
+    }
+    quic_connection_note(connection, &cause);
+}
+
+void quic_connection_abort(struct quic_connection *connection, enum status status, const char *text)
+{
+    if (connection->failed) {
+        return;
+    }
+    struct error cause;
+    error_set(&cause, status, "%s", text);
+    quic_close_text(connection, text);
+    ngtcp2_ccerr_set_application_error(&connection->close, (uint64_t)status,
+                                       (const uint8_t *)connection->close_text,
+                                       strlen(connection->close_text));
+    quic_connection_note(connection, &cause);
+}
+
+/* --- Telling, and letting go --------------------------------------------------------------------------- */
+
+static void quic_connection_tell(struct quic_connection *connection, uint64_t now_ns)
+{
+    struct quic_endpoint *endpoint = connection->endpoint;
+    uint8_t packet[QUIC_CLOSE_PACKET_MAX_BYTES];
+    ngtcp2_path_storage path;
+    ngtcp2_path_storage_zero(&path);
+    ngtcp2_ssize size = ngtcp2_conn_write_connection_close(connection->transport, &path.path, NULL, packet,
+                                                           sizeof packet, &connection->close, now_ns);
+    struct quic_address local;
+    struct quic_address remote;
+    if (size <= 0 || !quic_address_set(&local, path.path.local.addr, path.path.local.addrlen) ||
+        !quic_address_set(&remote, path.path.remote.addr, path.path.remote.addrlen)) {
+        return;
+    }
+    quic_write_single(endpoint, &local, &remote, packet, (size_t)size);
+    connection->close_packet = malloc((size_t)size);
+    if (connection->close_packet != NULL) {
+        memcpy(connection->close_packet, packet, (size_t)size);
+        connection->close_packet_bytes = (size_t)size;
+    }
+}
+
+void quic_connection_close(struct quic_connection *connection, uint64_t now_ns)
+{
+    assert(connection->senders == NULL && connection->receivers == NULL && connection->transport != NULL);
+    if (!connection->silent) {
+        quic_connection_tell(connection, now_ns);
+    }
+    if (connection->peer != NULL) {
+        ngtcp2_conn_info info;
+        ngtcp2_conn_get_conn_info2(connection->transport, &info);
+        connection->peer->past.sent_bytes += info.bytes_sent;
+        connection->peer->past.received_bytes += info.bytes_recv;
+        connection->peer->past.lost_packets += info.pkt_lost;
+    }
+    uint64_t linger_ns = connection->forgotten ? 0 : 3 * ngtcp2_conn_get_pto2(connection->transport);
+    quic_work_forget_connection(connection);
+    quic_connection_dissolve(connection);
+    struct quic_cid *cid;
+    struct quic_cid *next;
+    LL_FOREACH_SAFE(connection->cids, cid, next)
+    {
+        if (cid->is_token || connection->forgotten) {
+            quic_cid_drop(connection, cid);
+        }
+    }
+    connection->state = QUIC_STATE_CLOSED;
+    connection->peer = NULL;
+    loop_timer_set(connection->timer, time_after(now_ns, linger_ns));
+}

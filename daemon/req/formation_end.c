@@ -1,0 +1,110 @@
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "daemon/req/req_internal.h"
+
+/* How a communicator does not form: ranks that go, deadlines. */
+
+void req_formation_drop_member(struct req_member *member, const struct error *cause, uint64_t now_ns)
+{
+    struct req_comm *comm = member->comm;
+    if (comm->comm_id != 0) {
+        /* Others may count on the promise already: all of this node's part goes. */
+        req_comm_fail(comm, cause, REQ_TELL_NODES, now_ns);
+        return;
+    }
+    if (comm->rank_count == 1) {
+        req_formation_withdraw(comm, cause);
+        comm->announced = false;
+    } else {
+        comm->announce_wanted = comm->announce_wanted || member->announced_revision != 0;
+    }
+    member->refused = true;
+    member->refusal = *cause;
+    comm->rank_count--;
+    if (comm->rank_count == 0) {
+        req_comm_unname(comm);
+        comm->cause = *cause;
+        req_comm_set_state(comm, REQ_COMM_FAILED, now_ns);
+    }
+    req_comm_arm(comm);
+    req_comm_queue(comm);
+}
+
+static void add_known_nodes(const struct req_comm *comm, struct req_text *text)
+{
+    const struct req_claim *claim, *next;
+    req_text_add(text, "%s", req_comm_own_name(comm));
+    HASH_ITER (hh, comm->claims, claim, next) {
+        if (claim->rank_count > 0) {
+            req_text_add(text, ", %s", req_comm_node_name(comm, claim->node));
+        }
+    }
+}
+
+/* What is wrong although no rank is missing. */
+static void describe_stuck(const struct req_comm *comm, struct req_text *text)
+{
+    const struct req_claim *claim, *next, *other;
+    HASH_ITER (hh, comm->claims, claim, next) {
+        if (comm->comm_id != 0 && claim->rank_count > 0 && claim->comm_id != comm->comm_id) {
+            req_text_add(text, "node %s has not confirmed", req_comm_node_name(comm, claim->node));
+            return;
+        }
+        for (uint32_t i = 0; i < claim->rank_count; i++) {
+            other = req_formation_claimant(comm, claim->ranks[i]);
+            const struct req_member *member;
+            DL_FOREACH(comm->members, member)
+            {
+                if (!member->refused && member->rank == claim->ranks[i]) {
+                    req_text_add(text, "rank %u is claimed by nodes %s and %s", claim->ranks[i],
+                                 req_comm_own_name(comm), req_comm_node_name(comm, claim->node));
+                    return;
+                }
+            }
+            if (other != NULL && other != claim) {
+                req_text_add(text, "rank %u is claimed by nodes %s and %s", claim->ranks[i],
+                             req_comm_node_name(comm, other->node), req_comm_node_name(comm, claim->node));
+                return;
+            }
+        }
+    }
+    req_text_add(text, "the nodes have not agreed");
+}
+
+void req_formation_deadline(struct req_comm *comm, uint64_t now_ns)
+{
+    const struct req_member *member, *late = NULL;
+    DL_FOREACH(comm->members, member)
+    {
+        if (!member->refused && now_ns >= member->form_deadline_ns) {
+            late = member;
+        }
+    }
+    if (late == NULL) {
+        return;
+    }
+    char why[REQ_LIST_TEXT_MAX_BYTES];
+    char nodes[REQ_LIST_TEXT_MAX_BYTES / 2];
+    struct req_text text;
+    uint32_t known = 0;
+    uint8_t *bits = req_formation_known(comm, &known);
+    req_text_begin(&text, why, sizeof why);
+    if (bits != NULL && known < comm->terms.size) {
+        req_text_add(&text, "missing %s ", comm->terms.size - known == 1 ? "rank" : "ranks");
+        req_text_add_ranks(&text, bits, comm->terms.size, false);
+        req_text_add(&text, " of %u", comm->terms.size);
+    } else {
+        describe_stuck(comm, &text);
+    }
+    free(bits);
+    req_text_begin(&text, nodes, sizeof nodes);
+    add_known_nodes(comm, &text);
+    struct error cause;
+    error_set(&cause, STATUS_TIMED_OUT,
+              "communicator \"%s\" did not form within %llu ms: %s; nodes with ranks: %s%s%.120s", comm->name,
+              (unsigned long long)late->form_timeout_ms, why, nodes, comm->last_loss[0] != '\0' ? "; " : "",
+              comm->last_loss);
+    req_comm_fail(comm, &cause, REQ_TELL_NODES, now_ns);
+}

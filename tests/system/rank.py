@@ -3,7 +3,7 @@
 
 Prints FORMED, READY after the first right result, then, at its end, "CODE text" of the last call.
   once   one all-reduce, checked
-  loop   all-reduces until one fails or `seconds` passed (default 60)
+  loop   all-reduces until one fails or `seconds` passed (default 60), or `steps` are done
   idle   forms, then only waits for `seconds`, then one all-reduce
   kind=broadcast posts a broadcast where the others post an all-reduce
 Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload).
@@ -37,8 +37,9 @@ def main():
         time.sleep(seconds)
     values = ctypes.c_int64 * count
     started = time.monotonic()
+    steps = int(options.get("steps", 1 << 60))
     step = 0
-    while result == 0 and (step == 0 or mode == "loop" and time.monotonic() - started < seconds):
+    while result == 0 and (step == 0 or mode == "loop" and step < steps and time.monotonic() - started < seconds):
         if "pattern" in options:
             buffer = ctypes.create_string_buffer((options["pattern"] * (count * 8)).encode()[:count * 8], count * 8)
             result = library.comm_broadcast(comm, buffer, count, library.DTYPES["i64"], 0, None)

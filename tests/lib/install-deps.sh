@@ -4,8 +4,8 @@
 #   install-deps.sh [FILE]          install and build what is missing; FILE gets the make variables that a build needs
 #   install-deps.sh --check [FILE]  install nothing: name all that is missing, and fail
 #
-# Most of it is Debian packages. Nothing that the system has is replaced: where a -dev package would upgrade a library
-# that is installed, its files are unpacked into the cache instead. Where the system's OpenSSL and ngtcp2 are too old,
+# Most of it is Debian packages. Nothing that the system has is replaced: versions that match what is installed are taken, and
+# where there is none, a -dev package that would upgrade a library is unpacked into the cache instead. Where the system's OpenSSL and ngtcp2 are too old,
 # private static libraries are built from Debian's own source packages. The cache is ${XDG_CACHE_HOME:-~/.cache}/commd;
 # a second run, also from another clone, is instant.
 set -Eeuo pipefail
@@ -16,11 +16,11 @@ ngtcp2_needed=1.22.1
 # Suites of Debian that have the sources, best first: ngtcp2 moves between them.
 openssl_suites=(trixie forky sid)
 ngtcp2_suites=(forky trixie-backports sid)
-build_revision=2 # grows when the options of the private build change
+build_revision=3 # grows when the options of the private build change
 
 packages=(libc6-dev make pkg-config python3 iproute2 protobuf-c-compiler scdoc
     libevent-dev libprotobuf-c-dev libcmocka-dev libconfig-dev libjansson-dev libsystemd-dev uthash-dev)
-private_build_packages=(cmake dpkg-dev ca-certificates debian-archive-keyring)
+private_build_packages=(dpkg-dev debian-archive-keyring)
 
 say() { printf 'deps: %s\n' "$*" >&2; }
 die() { say "$*"; exit 1; }
@@ -67,7 +67,7 @@ find_missing() {
         case "$installed" in *" installed $package "*) continue ;; esac
         [ -d "$unpacked/$package" ] && continue
         case $package in
-        make | cmake | python3 | pkg-config) command -v "$package" >/dev/null && continue ;;
+        make | python3 | pkg-config) command -v "$package" >/dev/null && continue ;;
         iproute2) [ -x /sbin/ip ] || [ -x /usr/sbin/ip ] || command -v ip >/dev/null && continue ;;
         *) ;;
         esac
@@ -89,10 +89,29 @@ as_root() {
 
 apt_install_options=(--no-install-recommends --no-upgrade --no-remove)
 
-# The installed packages that installing $@ would upgrade, or ones that it would remove.
-replaced_by() {
-    apt-get install --simulate -qq "${apt_install_options[@]}" "$@" 2>/dev/null |
-        sed -nE 's/^Inst ([^ ]+) \[.*/\1/p; s/^Remv ([^ ]+).*/\1/p'
+simulate() { apt-get install --simulate -qq "${apt_install_options[@]}" "$@"; }
+
+# Sets request to $@, with versions where the newest would upgrade what is installed and the mirror still has the one that
+# matches it. Sets replaced to what would even so be upgraded, or removed; succeeds if that is nothing.
+match_versions() {
+    local plan package old new companion known
+    request=("$@")
+    while :; do
+        plan=$(simulate "${request[@]}") || die "apt cannot install ${request[*]}: $plan"
+        replaced=$(sed -nE 's/^Inst ([^ ]+) \[.*/\1/p; s/^Remv ([^ ]+).*/\1/p' <<<"$plan" | tr '\n' ' ')
+        [ -n "$replaced" ] || return 0
+        known=${#request[@]}
+        while read -r package old new; do
+            # New packages of the version that would come are mostly of the same source: those ask for the upgrade.
+            for companion in $(awk -v version="($new" '$1 == "Inst" && $3 == version { print $2 }' <<<"$plan"); do
+                case " ${request[*]} " in *" $companion="*) continue ;; esac
+                if apt-cache madison "$companion" | awk -F ' *[|] *' -v old="$old" '$2 == old { found = 1 } END { exit !found }'; then
+                    request+=("$companion=$old")
+                fi
+            done
+        done < <(sed -nE 's/^Inst ([^ ]+) \[([^]]+)\] \(([^ ]+) .*/\1 \2 \3/p' <<<"$plan")
+        [ ${#request[@]} -gt "$known" ] || return 1
+    done
 }
 
 # Unpacks the -dev package $1 into the cache, against the runtime libraries that are installed: the linker's names come to
@@ -122,30 +141,26 @@ unpack_package() {
 }
 
 install_packages() {
-    local to_install=() package
+    local to_install=() package request replaced
     command -v apt-get >/dev/null || die "this is not Debian; install the equivalents of: ${missing[*]}"
     say "missing: ${missing[*]}"
     as_root apt-get update -qq >&2 || say "apt-get update had errors; going on with the lists that are there"
-    if [ -z "$(replaced_by "${missing[@]}")" ]; then
-        to_install=("${missing[@]}")
-    else
+    if ! match_versions "${missing[@]}"; then
         for package in "${missing[@]}"; do
-            if [[ $package == lib*-dev && -n "$(replaced_by "$package")" ]] && unpack_package "$package"; then
-                say "$package is unpacked into $unpacked: to install it would upgrade what is installed"
+            if [[ $package == lib*-dev ]] && ! match_versions "$package" && unpack_package "$package"; then
+                say "$package is unpacked into $unpacked: to install it would upgrade $replaced"
             else
                 to_install+=("$package")
             fi
         done
-    fi
-    [ ${#to_install[@]} = 0 ] && return
-    local replaced
-    replaced=$(replaced_by "${to_install[@]}" | tr '\n' ' ')
-    [ -z "$replaced" ] || die "installing ${to_install[*]} would upgrade or remove ${replaced}and is left to you:
+        [ ${#to_install[@]} != 0 ] || return 0
+        match_versions "${to_install[@]}" || die "to install ${to_install[*]} would upgrade or remove ${replaced}and is left to you:
 deps:   apt-get install --no-install-recommends ${to_install[*]}"
-    say "installing ${to_install[*]}"
+    fi
+    say "installing ${request[*]}"
     # Several runs at once wait for each other.
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq -o DPkg::Lock::Timeout=300 -o Dpkg::Use-Pty=0 \
-        "${apt_install_options[@]}" "${to_install[@]}" >&2 </dev/null
+        "${apt_install_options[@]}" "${request[@]}" >&2 </dev/null
 }
 
 # ---- OpenSSL and ngtcp2 from Debian's sources
@@ -222,14 +237,14 @@ build_ngtcp2() {
     mkdir "$work/ngtcp2" && cd "$work/ngtcp2"
     fetch_source ngtcp2 "${ngtcp2_suites[@]}"
     run_logged "$log" dpkg-source --no-check -x ./*.dsc source
+    cd source
     say "building ngtcp2"
-    run_logged "$log" cmake -S source -B build -DCMAKE_INSTALL_PREFIX="$private_libraries" -DCMAKE_INSTALL_LIBDIR=lib \
-        -DCMAKE_C_COMPILER=$compiler -DCMAKE_BUILD_TYPE=RelWithDebInfo -DOPENSSL_ROOT_DIR="$built" \
-        -DOPENSSL_INCLUDE_DIR="$built/include" -DOPENSSL_SSL_LIBRARY="$built/lib/libssl.a" \
-        -DOPENSSL_CRYPTO_LIBRARY="$built/lib/libcrypto.a" -DOPENSSL_USE_STATIC_LIBS=ON \
-        -DENABLE_LIB_ONLY=ON -DENABLE_OPENSSL=ON -DENABLE_STATIC_LIB=ON -DENABLE_SHARED_LIB=OFF
-    run_logged "$log" cmake --build build -j"$(nproc)"
-    run_logged "$log" env DESTDIR="$work/root" cmake --install build
+    run_logged "$log" ./configure CC=$compiler CFLAGS="-O2 -g -fPIC" PKG_CONFIG_PATH="$built/lib/pkgconfig" \
+        OPENSSL_CFLAGS="-I$built/include" OPENSSL_LIBS="-L$built/lib -lssl -lcrypto -ldl -pthread" \
+        --prefix="$private_libraries" --enable-lib-only --with-openssl --disable-shared --enable-static
+    run_logged "$log" make -j"$(nproc)"
+    run_logged "$log" make install DESTDIR="$work/root"
+    [ -e "$built/lib/libngtcp2_crypto_ossl.a" ] || die "ngtcp2 was built without its OpenSSL backend: $log"
 }
 
 build_private_libraries() {

@@ -11,23 +11,23 @@
  */
 
 /* X(name, number, text, size_bytes) */
-#define DTYPE_LIST(X)                                                                                         \
-    X(F64, 0, "f64", 8)                                                                                       \
-    X(F32, 1, "f32", 4)                                                                                       \
-    X(F16, 2, "f16", 2)                                                                                       \
-    X(BF16, 3, "bf16", 2)                                                                                     \
-    X(F8E4M3, 4, "f8e4m3", 1)                                                                                 \
-    X(F8E5M2, 5, "f8e5m2", 1)                                                                                 \
-    X(I64, 6, "i64", 8)                                                                                       \
-    X(I32, 7, "i32", 4)                                                                                       \
-    X(I16, 8, "i16", 2)                                                                                       \
-    X(I8, 9, "i8", 1)                                                                                         \
-    X(U64, 10, "u64", 8)                                                                                      \
-    X(U32, 11, "u32", 4)                                                                                      \
-    X(U16, 12, "u16", 2)                                                                                      \
-    X(U8, 13, "u8", 1)                                                                                        \
-    X(BOOL, 14, "bool", 1)                                                                                    \
-    X(C64, 15, "complex64", 8)                                                                                \
+#define DTYPE_LIST(X)                                                                                        \
+    X(F64, 0, "f64", 8)                                                                                      \
+    X(F32, 1, "f32", 4)                                                                                      \
+    X(F16, 2, "f16", 2)                                                                                      \
+    X(BF16, 3, "bf16", 2)                                                                                    \
+    X(F8E4M3, 4, "f8e4m3", 1)                                                                                \
+    X(F8E5M2, 5, "f8e5m2", 1)                                                                                \
+    X(I64, 6, "i64", 8)                                                                                      \
+    X(I32, 7, "i32", 4)                                                                                      \
+    X(I16, 8, "i16", 2)                                                                                      \
+    X(I8, 9, "i8", 1)                                                                                        \
+    X(U64, 10, "u64", 8)                                                                                     \
+    X(U32, 11, "u32", 4)                                                                                     \
+    X(U16, 12, "u16", 2)                                                                                     \
+    X(U8, 13, "u8", 1)                                                                                       \
+    X(BOOL, 14, "bool", 1)                                                                                   \
+    X(C64, 15, "complex64", 8)                                                                               \
     X(C128, 16, "complex128", 16)
 
 enum dtype {
@@ -39,17 +39,17 @@ enum dtype {
 #define DTYPE_SIZE_MAX_BYTES 16
 
 /* X(name, number, text) */
-#define REDUCE_LIST(X)                                                                                        \
-    X(SUM, 0, "sum")                                                                                          \
-    X(PROD, 1, "prod")                                                                                        \
-    X(MIN, 2, "min")                                                                                          \
-    X(MAX, 3, "max")                                                                                          \
-    X(AVG, 4, "avg")                                                                                          \
-    X(PREMUL_SUM, 5, "premul_sum")                                                                            \
-    X(BAND, 6, "band")                                                                                        \
-    X(BOR, 7, "bor")                                                                                          \
-    X(BXOR, 8, "bxor")                                                                                        \
-    X(LAND, 9, "land")                                                                                        \
+#define REDUCE_LIST(X)                                                                                       \
+    X(SUM, 0, "sum")                                                                                         \
+    X(PROD, 1, "prod")                                                                                       \
+    X(MIN, 2, "min")                                                                                         \
+    X(MAX, 3, "max")                                                                                         \
+    X(AVG, 4, "avg")                                                                                         \
+    X(PREMUL_SUM, 5, "premul_sum")                                                                           \
+    X(BAND, 6, "band")                                                                                       \
+    X(BOR, 7, "bor")                                                                                         \
+    X(BXOR, 8, "bxor")                                                                                       \
+    X(LAND, 9, "land")                                                                                       \
     X(LOR, 10, "lor")
 
 enum reduce {
@@ -60,9 +60,9 @@ enum reduce {
 #define REDUCE_COUNT 11
 
 /* X(name, number, text) */
-#define OP_KIND_LIST(X)                                                                                       \
-    X(ALL_REDUCE, 0, "all_reduce")                                                                            \
-    X(BROADCAST, 1, "broadcast")                                                                              \
+#define OP_KIND_LIST(X)                                                                                      \
+    X(ALL_REDUCE, 0, "all_reduce")                                                                           \
+    X(BROADCAST, 1, "broadcast")                                                                             \
     X(BARRIER, 2, "barrier")
 
 enum op_kind {
@@ -84,7 +84,8 @@ const char *dtype_text(enum dtype dtype);
 const char *reduce_text(enum reduce reduce);
 const char *op_kind_text(enum op_kind kind);
 
-/* Checked conversion of a number off the wire. Returns false, leaving *out untouched, when not in the list. */
+/* Checked conversion of a number off the wire. Returns false, leaving *out untouched, when not in the list.
+ */
 bool dtype_from_wire(unsigned number, enum dtype *out);
 bool reduce_from_wire(unsigned number, enum reduce *out);
 bool op_kind_from_wire(unsigned number, enum op_kind *out);

@@ -69,8 +69,7 @@ comm_result_t member_check(const struct comm_comm *comm)
     return comm->failure != COMM_OK ? error_repeat(comm->failure, comm->failure_text) : COMM_OK;
 }
 
-/* --- Joining
- * ------------------------------------------------------------------------------------------------ */
+/* --- Joining --- */
 
 static bool name_is_good(const char *name)
 {
@@ -290,8 +289,7 @@ comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, 
     return result;
 }
 
-/* --- Leaving
- * ------------------------------------------------------------------------------------------------ */
+/* --- Leaving --- */
 
 void member_drop(struct comm_comm *comm, uint64_t deadline_ns)
 {
@@ -328,8 +326,7 @@ void comm_destroy(comm_t *comm)
     client_leave(client);
 }
 
-/* --- What it is; all of it stays as it was when it formed, so that no lock is needed
- * -------------------------- */
+/* --- What it is; all of it stays as it was when it formed, so that no lock is needed --- */
 
 uint32_t comm_rank(const comm_t *comm)
 {

@@ -62,8 +62,7 @@ void client_lose(struct comm_client *client, comm_result_t result, const char *f
     pthread_cond_broadcast(&client->changed);
 }
 
-/* --- Events
- * ------------------------------------------------------------------------------------------------- */
+/* --- Events --- */
 
 /* Whether the event was handed to somebody, who frees it. */
 static bool hand_out_reply(struct comm_client *client, Commd__Client__Event *event)
@@ -184,8 +183,7 @@ void client_progress(struct comm_client *client, uint64_t deadline_ns)
     (void)pthread_cond_timedwait(&client->changed, &client->lock, &until);
 }
 
-/* --- Requests
- * ----------------------------------------------------------------------------------------------- */
+/* --- Requests --- */
 
 /*
  * commd reads no more of a client that does not read what it has been sent: never wait for the one without

@@ -130,8 +130,7 @@ struct comm_client {
     unsigned char packet[CLIENT_PACKET_MAX_BYTES];
 };
 
-/* --- result.c: any thread, no lock
- * ---------------------------------------------------------------------------- */
+/* --- result.c: any thread, no lock --- */
 
 /* Keeps the long text for comm_last_error of this thread; returns `result`. */
 comm_result_t error_report(comm_result_t result, const char *format, ...)
@@ -146,8 +145,7 @@ comm_result_t failure_from_wire(uint32_t number);
 comm_result_t options_copy(void *target, size_t known_size, const void *source, const char *call,
                            const char *initializer);
 
-/* --- connection.c
- * --------------------------------------------------------------------------------------------- */
+/* --- connection.c --- */
 
 uint64_t clock_ns(void); /* CLOCK_MONOTONIC */
 uint64_t clock_after_ms(uint64_t ms);
@@ -190,8 +188,7 @@ comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *req
 /* Tells without waiting for the answer; whatever comes of it is not reported. May let go of the lock. */
 void client_tell(struct comm_client *client, Commd__Client__Request *request);
 
-/* --- comm.c
- * ----------------------------------------------------------------------------------------------------- */
+/* --- comm.c --- */
 
 struct comm_comm *member_by_handle(const struct comm_client *client, uint32_t handle);
 /* Leaves the communicator and frees it; what is pending may end until the deadline. May let go of the lock.
@@ -203,8 +200,7 @@ void member_fail(struct comm_comm *comm, comm_result_t failure, const char *form
 /* COMM_OK, or reports why nothing can be submitted any more. */
 comm_result_t member_check(const struct comm_comm *comm);
 
-/* --- op.c
- * ------------------------------------------------------------------------------------------------------- */
+/* --- op.c --- */
 
 void ops_handle_complete(struct comm_client *client, const Commd__Client__Complete *complete);
 void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted);
@@ -232,8 +228,7 @@ comm_result_t ops_make_room(struct comm_comm *comm, size_t staged_bytes);
 /* Gives back what an operation uses, and frees it; clean: commd is done with it. */
 void op_free(struct comm_client *client, struct client_op *op, bool clean);
 
-/* --- memory.c
- * --------------------------------------------------------------------------------------------------- */
+/* --- memory.c --- */
 
 /* Makes, maps and registers; lets go of the lock meanwhile. Reported. */
 comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool staging,
@@ -246,8 +241,7 @@ void memory_withdraw(struct comm_client *client, uint32_t id); /* tells commd; m
 void memory_free(struct client_memory *memory);
 void memory_free_all(struct comm_client *client);
 
-/* --- staging.c
- * -------------------------------------------------------------------------------------------------- */
+/* --- staging.c --- */
 
 /* A block of at least size_bytes. May let go of the lock. Reported. */
 comm_result_t staging_take(struct comm_client *client, size_t size_bytes, struct client_memory **out);

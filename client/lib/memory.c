@@ -8,8 +8,7 @@
 
 #include "client/lib/internal.h"
 
-/* --- The caller's memories, by address
- * ----------------------------------------------------------------------- */
+/* --- The caller's memories, by address --- */
 
 /* Index of the first memory that begins beyond address. */
 static size_t upper_index(const struct comm_client *client, const unsigned char *address)
@@ -81,8 +80,7 @@ static void memory_remove(struct comm_client *client, const struct client_memory
             (client->memory_count - index) * sizeof(struct client_memory *));
 }
 
-/* --- commd's side
- * ------------------------------------------------------------------------------------------- */
+/* --- commd's side --- */
 
 void memory_withdraw(struct comm_client *client, uint32_t id)
 {
@@ -211,8 +209,7 @@ failed:
     return result;
 }
 
-/* --- The API
- * ------------------------------------------------------------------------------------------------ */
+/* --- The API --- */
 
 comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device, void **memory)
 {

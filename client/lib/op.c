@@ -21,8 +21,7 @@ void op_free(struct comm_client *client, struct client_op *op, bool clean)
     free(op);
 }
 
-/* --- The list of what is in flight
- * -------------------------------------------------------------------------- */
+/* --- The list of what is in flight --- */
 
 static void list_append(struct comm_comm *comm, struct client_op *op)
 {
@@ -61,8 +60,7 @@ void ops_forget(struct comm_comm *comm)
     }
 }
 
-/* --- What commd says
- * ---------------------------------------------------------------------------------------- */
+/* --- What commd says --- */
 
 /* The communicator of an event; null for one that was destroyed meanwhile. */
 static struct comm_comm *event_comm(struct comm_client *client, uint32_t handle, const char *what)
@@ -111,8 +109,7 @@ void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted
     }
 }
 
-/* --- Waiting
- * ------------------------------------------------------------------------------------------------ */
+/* --- Waiting --- */
 
 /*
  * When commd counts as frozen: it ends every operation at its deadline, but what it said may have waited for

@@ -18,8 +18,7 @@ struct call {
     comm_call_options_t options;
 };
 
-/* --- Where commd finds the buffers
- * ---------------------------------------------------------------------------- */
+/* --- Where commd finds the buffers --- */
 
 static struct client_memory *use_memory(struct client_memory *memory)
 {
@@ -129,8 +128,7 @@ static comm_result_t submit(struct comm_comm *comm, const struct call *call, boo
     return result;
 }
 
-/* --- Checks
- * --------------------------------------------------------------------------------------------------- */
+/* --- Checks --- */
 
 static comm_result_t check_call(const struct comm_comm *comm, comm_dtype_t dtype, size_t count,
                                 const comm_call_options_t *options, struct call *call)
@@ -185,8 +183,7 @@ static bool overlap_in_part(const void *a, const void *b, size_t size_bytes)
     return low != high && high - low < size_bytes;
 }
 
-/* --- The calls
- * ------------------------------------------------------------------------------------------------ */
+/* --- The calls --- */
 
 comm_result_t comm_all_reduce(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
                               comm_op_t op, const comm_call_options_t *options)

@@ -93,8 +93,7 @@ uint64_t loop_now_ns(void)
     return (uint64_t)now.tv_sec * TIME_S + (uint64_t)now.tv_nsec;
 }
 
-/* --- construction ------------------------------------------------------------------------------------------
- */
+/* --- construction --- */
 
 /* Below an error, libevent says nothing that the failing call does not return: it is for whoever debugs. */
 static void loop_log_libevent(int severity, const char *message)
@@ -227,8 +226,7 @@ void loop_free(struct loop *loop)
     free(loop);
 }
 
-/* --- watches and signals -----------------------------------------------------------------------------------
- */
+/* --- watches and signals --- */
 
 static void loop_watch_ready(evutil_socket_t fd, short what, void *context)
 {
@@ -341,8 +339,7 @@ enum status loop_signal(struct loop *loop, int signal_number, loop_signal_functi
     return STATUS_OK;
 }
 
-/* --- timers ------------------------------------------------------------------------------------------------
- */
+/* --- timers --- */
 
 enum status loop_timer_new(struct loop *loop, loop_timer_function *function, void *context,
                            struct loop_timer **out, struct error *error)
@@ -425,8 +422,7 @@ static void loop_program(struct loop *loop, uint64_t deadline_ns, bool exact)
     loop->programmed_ns = deadline_ns;
 }
 
-/* --- tasks -------------------------------------------------------------------------------------------------
- */
+/* --- tasks --- */
 
 static enum status loop_task_append(struct loop_task_queue *queue, struct loop_task task)
 {
@@ -494,8 +490,7 @@ static void loop_run_tasks(struct loop *loop)
     loop->running = batch;
 }
 
-/* --- turns -------------------------------------------------------------------------------------------------
- */
+/* --- turns --- */
 
 /* limit_ns: when to give up waiting; TIME_NEVER for no limit, 0 for no wait. */
 static enum status loop_turn(struct loop *loop, uint64_t limit_ns, bool exact, struct error *error)

@@ -67,8 +67,7 @@ struct coll_run {
     uint32_t queue_count;
 };
 
-/* --- Setting up
- * ----------------------------------------------------------------------------------------------- */
+/* --- Setting up --- */
 
 static size_t coll_run_cell(const struct coll_run *run, uint32_t node, uint32_t part)
 {
@@ -143,8 +142,7 @@ static void coll_run_free(struct coll_run *run)
     free(run->queue);
 }
 
-/* --- Ranges that were sent
- * ------------------------------------------------------------------------------------ */
+/* --- Ranges that were sent --- */
 
 static bool coll_run_add_sent(struct coll_run *run, size_t cell, uint32_t receiver, uint32_t clock,
                               uint32_t round)
@@ -194,8 +192,7 @@ static enum status coll_run_check_write(struct coll_run *run, uint32_t node, uin
     return STATUS_OK;
 }
 
-/* --- Events
- * --------------------------------------------------------------------------------------------------- */
+/* --- Events --- */
 
 static void coll_run_wake(struct coll_run *run, uint32_t node)
 {
@@ -340,8 +337,7 @@ static enum status coll_run_advance(struct coll_run *run, uint32_t node, struct 
     return STATUS_OK;
 }
 
-/* --- Standstill
- * ----------------------------------------------------------------------------------------------- */
+/* --- Standstill --- */
 
 /* Whom a node that stands still waits for, and what for. */
 static uint32_t coll_run_waits_for(const struct coll_run *run, uint32_t node, bool *to_send)
@@ -390,8 +386,7 @@ static enum status coll_run_report_circle(struct coll_run *run, uint32_t start, 
     return coll_plan_fault(run->plan, start, run->nodes[start].round, error, "circular wait: %s", text);
 }
 
-/* --- The end
- * -------------------------------------------------------------------------------------------------- */
+/* --- The end --- */
 
 /* What is at fault at a node's end is put down to its last round, or to round 0 if it has none. */
 static uint32_t coll_run_last_round(const struct coll_run *run, uint32_t node)
@@ -457,8 +452,7 @@ static enum status coll_run_check_end(const struct coll_run *run, struct error *
     return STATUS_OK;
 }
 
-/* --- The whole
- * ------------------------------------------------------------------------------------------------ */
+/* --- The whole --- */
 
 static enum status coll_run_all(struct coll_run *run, struct error *error)
 {

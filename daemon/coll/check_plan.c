@@ -14,8 +14,7 @@
 #define OVERRUN_TRANSFERS                                                                                    \
     16 /* room behind a round's arrays, so that a schedule that overruns them is caught, not obeyed */
 
-/* --- Faults
- * ------------------------------------------------------------------------------------------------- */
+/* --- Faults --- */
 
 #define CALL_FORMAT "%s %s, %" PRIu32 " nodes, %" PRIu64 " elements: "
 #define CALL_ARGUMENTS(plan)                                                                                 \
@@ -40,8 +39,7 @@ enum status coll_plan_no_memory(const struct coll_plan *plan, struct error *erro
                      CALL_ARGUMENTS(plan));
 }
 
-/* --- The rounds, written down
- * ------------------------------------------------------------------------------- */
+/* --- The rounds, written down --- */
 
 static enum status coll_plan_check_transfer(const struct coll_plan *plan, uint32_t node, uint32_t round,
                                             const char *direction, const struct coll_transfer *transfer,
@@ -177,8 +175,7 @@ out:
     return status;
 }
 
-/* --- Sends and their receives
- * --------------------------------------------------------------------------------- */
+/* --- Sends and their receives --- */
 
 static enum status coll_plan_compare(const struct coll_plan *plan, const struct coll_plan_transfer *send,
                                      const struct coll_plan_transfer *receive, struct error *error)
@@ -276,8 +273,7 @@ out:
     return status;
 }
 
-/* --- Parts
- * ---------------------------------------------------------------------------------------------------- */
+/* --- Parts --- */
 
 static int coll_plan_compare_bounds(const void *a, const void *b)
 {
@@ -358,8 +354,7 @@ static enum status coll_plan_cut(struct coll_plan *plan, struct error *error)
     return STATUS_OK;
 }
 
-/* --- The whole
- * ------------------------------------------------------------------------------------------------ */
+/* --- The whole --- */
 
 static enum status coll_plan_check_call(const struct coll_plan *plan, struct error *error)
 {

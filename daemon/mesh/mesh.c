@@ -88,8 +88,7 @@ void mesh_set_handler(struct mesh *mesh, const struct mesh_handler *handler)
     mesh->handler = *handler;
 }
 
-/* --- Nodes
- * -------------------------------------------------------------------------------------------------- */
+/* --- Nodes --- */
 
 static bool peers_reserve(struct mesh *mesh)
 {
@@ -224,8 +223,7 @@ uint64_t mesh_own_instance(const struct mesh *mesh)
     return mesh->options.instance;
 }
 
-/* --- Time and messages
- * -------------------------------------------------------------------------------------- */
+/* --- Time and messages --- */
 
 uint64_t mesh_next_deadline_ns(const struct mesh *mesh)
 {

@@ -6,8 +6,7 @@
 
 #include "daemon/base/hash.h"
 
-/* --- Hosts and links
- * ---------------------------------------------------------------------------------------- */
+/* --- Hosts and links --- */
 
 struct mem_host *mem_host_intern(struct mem_network *network, const char *name)
 {
@@ -80,8 +79,7 @@ static bool mem_conditions_valid(const struct mem_conditions *conditions)
            conditions->delay_ns <= 1000 * TIME_S && conditions->jitter_ns <= 1000 * TIME_S;
 }
 
-/* --- Packets
- * ------------------------------------------------------------------------------------------------ */
+/* --- Packets --- */
 
 void mem_trace(struct mem_network *network, uint32_t what, uint32_t from, uint32_t to, uint64_t offset,
                uint64_t size)
@@ -226,8 +224,7 @@ uint64_t mem_packet_send(struct mem_packet *packet)
     return left_ns;
 }
 
-/* --- Endpoints
- * ---------------------------------------------------------------------------------------------- */
+/* --- Endpoints --- */
 
 static void mem_free(struct net *base)
 {
@@ -363,8 +360,7 @@ static const struct net_operations mem_operations = {
     .statistics = mem_statistics,
 };
 
-/* --- The network
- * -------------------------------------------------------------------------------------------- */
+/* --- The network --- */
 
 enum status mem_network_new(uint64_t seed, const struct mem_conditions *conditions, struct mem_network **out,
                             struct error *error)

@@ -11,8 +11,7 @@
 /* What mem_trace says of events that are no packets. */
 enum { MEM_TRACE_TIMER = 100, MEM_TRACE_DISCONNECT };
 
-/* --- Ends
- * --------------------------------------------------------------------------------------------------- */
+/* --- Ends --- */
 
 struct mem_peer *mem_end_peer(const struct mem_end *end)
 {
@@ -164,8 +163,7 @@ static void mem_end_deferred(struct mem_event *event, uint64_t now_ns)
     mem_end_take_down(end, &cause, now_ns);
 }
 
-/* --- Dialling
- * ----------------------------------------------------------------------------------------------- */
+/* --- Dialling --- */
 
 static void mem_dial_failed(struct mem_end *end, const struct error *cause, uint64_t now_ns)
 {
@@ -308,8 +306,7 @@ void mem_peer_free(struct mem_net *net, struct mem_peer *peer, uint64_t now_ns)
     mem_end_unref(end);
 }
 
-/* --- Answering
- * ---------------------------------------------------------------------------------------------- */
+/* --- Answering --- */
 
 static void mem_answer_send(struct mem_end *end, struct mem_end *dialer)
 {
@@ -395,8 +392,7 @@ static bool mem_end_confirmed(struct mem_end *end, uint64_t now_ns)
     return end->state == MEM_END_UP;
 }
 
-/* --- What arrives
- * ------------------------------------------------------------------------------------------- */
+/* --- What arrives --- */
 
 /* A packet for a connection that is not, any more: whoever sent it is told, and why. */
 static void mem_reject(struct mem_net *net, const struct mem_packet *packet)

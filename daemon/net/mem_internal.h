@@ -79,8 +79,7 @@ struct mem_network {
     struct mem_network_counters counters;
 };
 
-/* --- Packets (mem.c)
- * ------------------------------------------------------------------------------------------ */
+/* --- Packets (mem.c) --- */
 
 enum mem_packet_kind {
     MEM_PACKET_DIAL,        /* from: the dialling end */
@@ -158,8 +157,7 @@ void mem_trace(struct mem_network *network, uint32_t what, uint32_t from, uint32
 struct mem_channel *mem_channel_ref(struct mem_channel *channel);
 void mem_channel_unref(struct mem_channel *channel);
 
-/* --- Endpoints and connections (mem_connection.c)
- * --------------------------------------------------------------- */
+/* --- Endpoints and connections (mem_connection.c) --- */
 
 enum mem_end_state {
     MEM_END_DIALING,
@@ -243,8 +241,7 @@ void mem_end_take_down(struct mem_end *end, const struct error *cause, uint64_t 
 /* net_free: the peer is told, sends are done, nothing else is called. */
 void mem_peer_free(struct mem_net *net, struct mem_peer *peer, uint64_t now_ns);
 
-/* --- Flights (mem_flight.c)
- * ------------------------------------------------------------------------------------- */
+/* --- Flights (mem_flight.c) --- */
 
 /* A new one, not sent yet. Null when there is no memory. The caller's reference passes to the end with
  * mem_flight_launch. */
@@ -263,8 +260,7 @@ void mem_flight_timer(struct mem_end *end, uint64_t now_ns);
 struct mem_flight *mem_flight_ref(struct mem_flight *flight);
 void mem_flight_unref(struct mem_flight *flight);
 
-/* --- Streams (mem_send.c, mem_receive.c)
- * ------------------------------------------------------------------------ */
+/* --- Streams (mem_send.c, mem_receive.c) --- */
 
 struct mem_stream {
     struct net_stream base;

@@ -64,8 +64,7 @@ void mem_receiver_close(struct mem_receiver *receiver, const struct error *cause
     free(receiver);
 }
 
-/* --- The receiver's side of flow control
- * -------------------------------------------------------------------- */
+/* --- The receiver's side of flow control --- */
 
 uint64_t mem_receiver_limit(const struct mem_receiver *receiver)
 {
@@ -82,8 +81,7 @@ static void mem_receiver_consumed(struct mem_receiver *receiver, size_t size)
     }
 }
 
-/* --- Bytes in order
- * ----------------------------------------------------------------------------------------- */
+/* --- Bytes in order --- */
 
 static void mem_receiver_no_memory(struct mem_receiver *receiver)
 {
@@ -196,8 +194,7 @@ static void mem_receiver_deferred(struct mem_event *event, uint64_t now_ns)
     mem_receiver_settle(receiver, now_ns);
 }
 
-/* --- What arrives
- * ------------------------------------------------------------------------------------------- */
+/* --- What arrives --- */
 
 static void mem_acknowledge(struct mem_end *end, const struct mem_packet *packet)
 {
@@ -293,8 +290,7 @@ void mem_receive_reset(struct mem_end *end, struct mem_channel *channel, uint64_
     mem_receiver_close(receiver, &cause, false, now_ns);
 }
 
-/* --- The interface
- * ------------------------------------------------------------------------------------------ */
+/* --- The interface --- */
 
 void mem_receiver_reset(struct mem_receiver *receiver)
 {

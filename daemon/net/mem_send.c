@@ -11,8 +11,7 @@ static uint64_t mem_min(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* --- The queue of messages
- * ---------------------------------------------------------------------------------- */
+/* --- The queue of messages --- */
 
 static struct mem_message *mem_message_at(const struct mem_sender *sender, uint32_t index)
 {
@@ -91,8 +90,7 @@ void mem_sender_read(const struct mem_sender *sender, uint64_t offset, uint8_t *
     }
 }
 
-/* --- Sending
- * ------------------------------------------------------------------------------------------------ */
+/* --- Sending --- */
 
 static struct mem_network *mem_sender_network(const struct mem_sender *sender)
 {
@@ -160,8 +158,7 @@ static void mem_segments_drop(struct mem_sender *sender)
     }
 }
 
-/* --- The end of sends and of the stream
- * --------------------------------------------------------------------- */
+/* --- The end of sends and of the stream --- */
 
 /* Frees a stream that nobody needs any more. Only who holds no other claim on it may call this. */
 static void mem_sender_settle(struct mem_sender *sender)
@@ -273,8 +270,7 @@ void mem_sender_destroy(struct mem_sender *sender, uint64_t now_ns)
     mem_sender_settle(sender);
 }
 
-/* --- The interface
- * ------------------------------------------------------------------------------------------ */
+/* --- The interface --- */
 
 static struct mem_sender *mem_sender_new(struct mem_net *net, uint32_t peer, enum net_stream_kind kind)
 {

@@ -5,7 +5,8 @@ void net_set_peer_handler(struct net *net, const struct net_peer_handler *handle
     net->peer_handler = *handler;
 }
 
-void net_set_stream_handler(struct net *net, enum net_stream_kind kind, const struct net_stream_handler *handler)
+void net_set_stream_handler(struct net *net, enum net_stream_kind kind,
+                            const struct net_stream_handler *handler)
 {
     net->stream_handlers[kind] = *handler;
 }
@@ -33,14 +34,14 @@ void net_disconnect(struct net *net, uint32_t peer, const struct error *cause)
     net->operations->disconnect(net, peer, cause);
 }
 
-enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind, struct net_stream **out,
-                            struct error *error)
+enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind,
+                            struct net_stream **out, struct error *error)
 {
     return net->operations->stream_open(net, peer, kind, out, error);
 }
 
-enum status net_stream_send(struct net_stream *stream, const void *header, size_t header_bytes, const void *payload,
-                            size_t payload_bytes, net_sent_function *sent, void *context)
+enum status net_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
+                            const void *payload, size_t payload_bytes, net_sent_function *sent, void *context)
 {
     return stream->net->operations->stream_send(stream, header, header_bytes, payload, payload_bytes, sent,
                                                 context);

@@ -11,21 +11,22 @@
  * Bytes between nodes: one interface, two implementations. quic.h makes one over ngtcp2; mem.h makes a whole
  * network in memory, seeded, with time as an argument.
  *
- * A `net` is one node's endpoint. Peers are the other nodes of the configuration, known by index (0-based, in the
- * order of net_add_peer) and by name; at most one authenticated connection to each. On a connection, streams
- * carry ordered bytes one way, from the node that opened them; each has a kind, which decides who receives it.
+ * A `net` is one node's endpoint. Peers are the other nodes of the configuration, known by index (0-based, in
+ * the order of net_add_peer) and by name; at most one authenticated connection to each. On a connection,
+ * streams carry ordered bytes one way, from the node that opened them; each has a kind, which decides who
+ * receives it.
  *
- * Single-threaded: everything of a net happens on its loop's thread. Handlers are called from there and may call
- * back into the net, with one exception: none may call net_free.
+ * Single-threaded: everything of a net happens on its loop's thread. Handlers are called from there and may
+ * call back into the net, with one exception: none may call net_free.
  */
 struct net;
 struct net_stream;
 
 #define NET_PEERS_MAX 16384
 #define NET_STREAM_HEADER_MAX_BYTES 64
-#define NET_STREAM_QUEUE_MAX 4096                  /* messages of one stream that wait to be sent or acknowledged */
-#define NET_STREAM_COPY_MAX_BYTES (4u << 20)       /* bytes of one stream that the net holds copies of */
-#define NET_STREAM_WINDOW_BYTES (4u << 20)         /* bytes of one stream that a receiver leaves unconsumed */
+#define NET_STREAM_QUEUE_MAX 4096            /* messages of one stream that wait to be sent or acknowledged */
+#define NET_STREAM_COPY_MAX_BYTES (4u << 20) /* bytes of one stream that the net holds copies of */
+#define NET_STREAM_WINDOW_BYTES (4u << 20)   /* bytes of one stream that a receiver leaves unconsumed */
 
 enum net_stream_kind {
     NET_STREAM_CONTROL = 1, /* mesh: framed protobuf messages */
@@ -39,11 +40,12 @@ struct net_peer_handler {
     /* Authenticated both ways, ready for streams. */
     void (*peer_up)(void *context, uint32_t peer, uint64_t now_ns);
     /*
-     * The connection is gone, for the reason given (NODE_LOST, CERTIFICATE, PROTOCOL, SHUTTING_DOWN, …). Before this call every
-     * stream of it was closed, and every send on them done.
+     * The connection is gone, for the reason given (NODE_LOST, CERTIFICATE, PROTOCOL, SHUTTING_DOWN, …).
+     * Before this call every stream of it was closed, and every send on them done.
      */
     void (*peer_down)(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns);
-    /* net_connect failed before peer_up (UNREACHABLE, CERTIFICATE, TIMED_OUT); no attempt is under way any more. */
+    /* net_connect failed before peer_up (UNREACHABLE, CERTIFICATE, TIMED_OUT); no attempt is under way any
+     * more. */
     void (*connect_failed)(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns);
     /*
      * The peer's host says that nobody listens there any more (an ICMP error). It may be forged: a reason to
@@ -56,24 +58,26 @@ struct net_peer_handler {
 struct net_stream_handler {
     void *context;
     /*
-     * The next bytes of a stream, straight from the decrypted packet (or from what was left unconsumed). Returns
-     * how many were consumed; what is left stays with the net, within NET_STREAM_WINDOW_BYTES, holds the sender
-     * back, and comes again, with whatever arrived since, after net_stream_resume. `end`: no byte follows `bytes`; the stream closes
-     * once they are all consumed. size may be 0 when end is true. `bytes` needs no alignment and is valid during
-     * the call alone.
+     * The next bytes of a stream, straight from the decrypted packet (or from what was left unconsumed).
+     * Returns how many were consumed; what is left stays with the net, within NET_STREAM_WINDOW_BYTES, holds
+     * the sender back, and comes again, with whatever arrived since, after net_stream_resume. `end`: no byte
+     * follows `bytes`; the stream closes once they are all consumed. size may be 0 when end is true. `bytes`
+     * needs no alignment and is valid during the call alone.
      */
     size_t (*receive)(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
                       uint64_t now_ns);
     /*
-     * The stream is over: ended and consumed (cause null), reset by the sender, or lost with its connection. The pointer is
-     * invalid after this call. Called exactly once for each stream for which receive was called.
+     * The stream is over: ended and consumed (cause null), reset by the sender, or lost with its connection.
+     * The pointer is invalid after this call. Called exactly once for each stream for which receive was
+     * called.
      */
     void (*closed)(void *context, struct net_stream *stream, const struct error *cause, uint64_t now_ns);
 };
 
 /*
- * The end of one send. STATUS_OK: the peer's transport has acknowledged every byte, so the payload may change; anything else:
- * the stream or its connection is gone. Called exactly once a send, never from within net_stream_send.
+ * The end of one send. STATUS_OK: the peer's transport has acknowledged every byte, so the payload may
+ * change; anything else: the stream or its connection is gone. Called exactly once a send, never from within
+ * net_stream_send.
  */
 typedef void net_sent_function(void *context, enum status result, uint64_t now_ns);
 
@@ -83,7 +87,7 @@ struct net_peer_statistics {
     uint64_t sent_bytes;
     uint64_t received_bytes;
     uint64_t lost_packets;
-    uint32_t datagram_bytes; /* the largest datagram that the path is known to carry */
+    uint32_t datagram_bytes;  /* the largest datagram that the path is known to carry */
     uint64_t connected_count; /* how often peer_up was called */
 };
 
@@ -100,10 +104,11 @@ struct net_operations {
                             struct error *error);
     enum status (*connect)(struct net *net, uint32_t peer, struct error *error);
     void (*disconnect)(struct net *net, uint32_t peer, const struct error *cause);
-    enum status (*stream_open)(struct net *net, uint32_t peer, enum net_stream_kind kind, struct net_stream **out,
-                               struct error *error);
+    enum status (*stream_open)(struct net *net, uint32_t peer, enum net_stream_kind kind,
+                               struct net_stream **out, struct error *error);
     enum status (*stream_send)(struct net_stream *stream, const void *header, size_t header_bytes,
-                               const void *payload, size_t payload_bytes, net_sent_function *sent, void *context);
+                               const void *payload, size_t payload_bytes, net_sent_function *sent,
+                               void *context);
     void (*stream_finish)(struct net_stream *stream);
     void (*stream_reset)(struct net_stream *stream);
     void (*stream_resume)(struct net_stream *stream);
@@ -127,44 +132,53 @@ struct net_stream {
 
 /* Handlers are set once, before the first net_add_peer. */
 void net_set_peer_handler(struct net *net, const struct net_peer_handler *handler);
-void net_set_stream_handler(struct net *net, enum net_stream_kind kind, const struct net_stream_handler *handler);
+void net_set_stream_handler(struct net *net, enum net_stream_kind kind,
+                            const struct net_stream_handler *handler);
 
-/* Closes every connection (peers are told), ends every send, and frees. No handler is called any more but sent. */
+/* Closes every connection (peers are told), ends every send, and frees. No handler is called any more but
+ * sent. */
 void net_free(struct net *net);
 
 /*
- * Makes a node known, so that it may connect to us and we to it. address: "host:port", "[v6]:port"; resolved here. LIMIT beyond
- * NET_PEERS_MAX, ALREADY_EXISTS for a name known already, INVALID_ARGUMENT for an address that does not parse.
+ * Makes a node known, so that it may connect to us and we to it. address: "host:port", "[v6]:port"; resolved
+ * here. LIMIT beyond NET_PEERS_MAX, ALREADY_EXISTS for a name known already, INVALID_ARGUMENT for an address
+ * that does not parse.
  */
 enum status net_add_peer(struct net *net, const char *name, const char *address, uint32_t *peer,
                          struct error *error) COMM_MUST_USE;
 
 /*
- * Starts one attempt to connect; its outcome is peer_up or connect_failed, never from within this call. Does nothing when
- * connected or connecting. An authenticated connection that the peer opens meanwhile replaces ours, with peer_down first if ours was up.
+ * Starts one attempt to connect; its outcome is peer_up or connect_failed, never from within this call. Does
+ * nothing when connected or connecting. An authenticated connection that the peer opens meanwhile replaces
+ * ours, with peer_down first if ours was up.
  */
 enum status net_connect(struct net *net, uint32_t peer, struct error *error) COMM_MUST_USE;
 
-/* Drops the connection or attempt, telling the peer the cause's text. peer_down follows, not within this call, if it was up. */
+/* Drops the connection or attempt, telling the peer the cause's text. peer_down follows, not within this
+ * call, if it was up. */
 void net_disconnect(struct net *net, uint32_t peer, const struct error *cause);
 
-/* UNREACHABLE when not connected; LIMIT when the peer allows no further stream. The first byte sent names the kind. */
-enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind, struct net_stream **out,
-                            struct error *error) COMM_MUST_USE;
+/* UNREACHABLE when not connected; LIMIT when the peer allows no further stream. The first byte sent names the
+ * kind. */
+enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind,
+                            struct net_stream **out, struct error *error) COMM_MUST_USE;
 
 /*
- * Queues header (copied, at most NET_STREAM_HEADER_MAX_BYTES) and payload as the stream's next bytes. With `sent`, payload stays
- * the net's until it calls it; without (null), payload is copied before return. LIMIT, and nothing queued, beyond
- * NET_STREAM_QUEUE_MAX or NET_STREAM_COPY_MAX_BYTES; UNREACHABLE when the stream is closed already (its connection lost).
+ * Queues header (copied, at most NET_STREAM_HEADER_MAX_BYTES) and payload as the stream's next bytes. With
+ * `sent`, payload stays the net's until it calls it; without (null), payload is copied before return. LIMIT,
+ * and nothing queued, beyond NET_STREAM_QUEUE_MAX or NET_STREAM_COPY_MAX_BYTES; UNREACHABLE when the stream
+ * is closed already (its connection lost).
  */
-enum status net_stream_send(struct net_stream *stream, const void *header, size_t header_bytes, const void *payload,
-                            size_t payload_bytes, net_sent_function *sent, void *context) COMM_MUST_USE;
+enum status net_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
+                            const void *payload, size_t payload_bytes, net_sent_function *sent,
+                            void *context) COMM_MUST_USE;
 
 /*
- * Outgoing streams. finish: no more sends; what is queued is still delivered, and the net frees the stream by itself
- * afterwards. reset: what is queued is given up (its sends are done with STATUS_ABORTED, not within this call) and the receiver is
- * told. After either, the pointer is the net's: do not use it again. An outgoing stream whose connection was
- * lost stays valid until one of the two is called. Incoming streams: reset asks the sender to stop, and closed follows, not within this call.
+ * Outgoing streams. finish: no more sends; what is queued is still delivered, and the net frees the stream by
+ * itself afterwards. reset: what is queued is given up (its sends are done with STATUS_ABORTED, not within
+ * this call) and the receiver is told. After either, the pointer is the net's: do not use it again. An
+ * outgoing stream whose connection was lost stays valid until one of the two is called. Incoming streams:
+ * reset asks the sender to stop, and closed follows, not within this call.
  */
 void net_stream_finish(struct net_stream *stream);
 void net_stream_reset(struct net_stream *stream);

@@ -11,7 +11,7 @@
 
 #define QUIC_SOCKET_BUFFER_BYTES (4u << 20)
 
-/* --- Construction -------------------------------------------------------------------------------------- */
+/* --- Construction --- */
 
 static enum status quic_copy_text(char **out, const char *text, struct error *error)
 {
@@ -164,7 +164,7 @@ enum status net_quic_reload(struct net *net, struct error *error)
     return status;
 }
 
-/* --- The end ------------------------------------------------------------------------------------------- */
+/* --- The end --- */
 
 static void quic_free(struct net *net)
 {
@@ -194,7 +194,7 @@ static void quic_free(struct net *net)
     quic_endpoint_free(endpoint);
 }
 
-/* --- Peers --------------------------------------------------------------------------------------------- */
+/* --- Peers --- */
 
 struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *name)
 {
@@ -310,7 +310,7 @@ static void quic_disconnect(struct net *net, uint32_t index, const struct error 
     }
 }
 
-/* --- Streams ------------------------------------------------------------------------------------------- */
+/* --- Streams --- */
 
 static void quic_stream_reset(struct net_stream *stream)
 {
@@ -322,7 +322,7 @@ static void quic_stream_reset(struct net_stream *stream)
     }
 }
 
-/* --- Statistics ---------------------------------------------------------------------------------------- */
+/* --- Statistics --- */
 
 static void quic_peer_statistics(const struct net *net, uint32_t index, struct net_peer_statistics *out)
 {

@@ -80,7 +80,7 @@ static int quic_on_stateless_reset(ngtcp2_conn *transport, const ngtcp2_pkt_stat
     return 0;
 }
 
-/* --- The handshake ------------------------------------------------------------------------------------- */
+/* --- The handshake --- */
 
 static int quic_on_handshake_completed(ngtcp2_conn *transport, void *context)
 {
@@ -115,7 +115,7 @@ static int quic_on_handshake_confirmed(ngtcp2_conn *transport, void *context)
     return 0;
 }
 
-/* --- Streams ------------------------------------------------------------------------------------------- */
+/* --- Streams --- */
 
 static int quic_on_stream_data(ngtcp2_conn *transport, uint32_t flags, int64_t id, uint64_t offset,
                                const uint8_t *bytes, size_t size, void *context, void *stream)

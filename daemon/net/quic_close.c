@@ -8,7 +8,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* --- Why ----------------------------------------------------------------------------------------------- */
+/* --- Why --- */
 
 static void quic_connection_note(struct quic_connection *connection, const struct error *cause)
 {
@@ -149,7 +149,7 @@ void quic_connection_abort(struct quic_connection *connection, enum status statu
     quic_connection_note(connection, &cause);
 }
 
-/* --- Telling, and letting go --------------------------------------------------------------------------- */
+/* --- Telling, and letting go --- */
 
 static void quic_connection_tell(struct quic_connection *connection, uint64_t now_ns)
 {

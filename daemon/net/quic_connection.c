@@ -19,7 +19,7 @@
 #define QUIC_GLITCH_BURST 1000000u
 #define QUIC_GLITCHES_PER_S 100000u
 
-/* --- Connection IDs and tokens ------------------------------------------------------------------------- */
+/* --- Connection IDs and tokens --- */
 
 struct quic_connection *quic_connection_find(struct quic_endpoint *endpoint, bool is_token,
                                              const uint8_t *bytes, size_t size)
@@ -84,7 +84,7 @@ void quic_cid_remove(struct quic_connection *connection, bool is_token, const ui
     }
 }
 
-/* --- Construction -------------------------------------------------------------------------------------- */
+/* --- Construction --- */
 
 static void quic_path(ngtcp2_path *out, const struct quic_address *local, const struct quic_address *remote)
 {
@@ -295,7 +295,7 @@ void quic_connection_free(struct quic_connection *connection)
     free(connection);
 }
 
-/* --- Reading and time ---------------------------------------------------------------------------------- */
+/* --- Reading and time --- */
 
 const char *quic_connection_text(const struct quic_connection *connection,
                                  char text[QUIC_CONNECTION_TEXT_MAX_BYTES])

@@ -5,7 +5,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* --- Noting what is to be done ------------------------------------------------------------------------- */
+/* --- Noting what is to be done --- */
 
 void quic_wake(struct quic_endpoint *endpoint)
 {
@@ -109,7 +109,7 @@ void quic_work_dial_cancel(struct quic_endpoint *endpoint, struct quic_peer *pee
     }
 }
 
-/* --- Doing it ------------------------------------------------------------------------------------------ */
+/* --- Doing it --- */
 
 void quic_done_dispatch(struct quic_endpoint *endpoint, uint64_t now_ns)
 {

@@ -68,7 +68,7 @@
 #define QUIC_DATAGRAM_LOOPBACK_BYTES 65000u
 #define QUIC_BLACK_HOLE_TIMEOUTS                                                                             \
     3u /* probe timeouts without an answer after which large datagrams are suspected */
-#define QUIC_BLACK_HOLE_MIN_NS (200 * TIME_MS) /* and at least so long: a busy peer is not a small path */
+#define QUIC_BLACK_HOLE_MIN_NS (400 * TIME_MS) /* and at least so long: a busy peer is not a small path */
 #define QUIC_BLACK_HOLE_HOLD_NS (5 * TIME_S)   /* how long small ones are sent then; doubles each time */
 #define QUIC_BLACK_HOLE_HOLD_MAX_NS (640 * TIME_S)
 
@@ -76,7 +76,7 @@ struct quic_endpoint;
 struct quic_connection;
 struct quic_peer;
 
-/* --- Streams ------------------------------------------------------------------------------------------- */
+/* --- Streams --- */
 
 /* The head of both kinds: what a net_stream pointer points to. */
 struct quic_stream {
@@ -152,7 +152,7 @@ struct quic_receiver {
     bool working;        /* among the endpoint's work */
 };
 
-/* --- Connections --------------------------------------------------------------------------------------- */
+/* --- Connections --- */
 
 /*
  * What a connection is found by: the connection IDs that we gave the peer, and the tokens by which the peer's
@@ -237,7 +237,7 @@ struct quic_peer {
     struct net_peer_statistics past; /* of connections that are over */
 };
 
-/* --- The endpoint -------------------------------------------------------------------------------------- */
+/* --- The endpoint --- */
 
 struct quic_endpoint {
     struct net base;
@@ -293,7 +293,7 @@ struct quic_endpoint {
     struct net_statistics statistics;
 };
 
-/* --- quic.c -------------------------------------------------------------------------------------------- */
+/* --- quic.c --- */
 
 static inline struct quic_endpoint *quic_endpoint_of(struct net *net)
 {
@@ -303,7 +303,7 @@ static inline struct quic_endpoint *quic_endpoint_of(struct net *net)
 /* Null for a name that is not a peer's. */
 struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *name);
 
-/* --- quic_event.c -------------------------------------------------------------------------------------- */
+/* --- quic_event.c --- */
 
 /* Makes quic_settle run soon. */
 void quic_wake(struct quic_endpoint *endpoint);
@@ -328,12 +328,12 @@ void quic_work_forget_connection(struct quic_connection *connection);
 void quic_socket_ready(void *context, unsigned events, uint64_t now_ns);
 void quic_woken(void *context, uint64_t now_ns);
 
-/* --- quic_accept.c ------------------------------------------------------------------------------------- */
+/* --- quic_accept.c --- */
 
 /* A datagram that arrived, of whatever kind. */
 void quic_datagram_received(void *context, const struct quic_datagram *datagram);
 
-/* --- quic_connection.c --------------------------------------------------------------------------------- */
+/* --- quic_connection.c --- */
 
 /* Starts a handshake with peer, whose `dial` it becomes. */
 enum status quic_connection_dial(struct quic_endpoint *endpoint, struct quic_peer *peer,
@@ -367,7 +367,7 @@ bool quic_cid_add(struct quic_connection *connection, bool is_token, const uint8
 void quic_cid_remove(struct quic_connection *connection, bool is_token, const uint8_t *bytes, size_t size);
 void quic_cid_drop(struct quic_connection *connection, struct quic_cid *cid);
 
-/* --- quic_close.c -------------------------------------------------------------------------------------- */
+/* --- quic_close.c --- */
 
 /* Notes that the connection is to be closed, for what ngtcp2 returned. The first reason stays. */
 void quic_connection_fail(struct quic_connection *connection, int failure);
@@ -376,13 +376,13 @@ void quic_connection_abort(struct quic_connection *connection, enum status statu
 /* Tells the peer, unless silent, and lets go of all but what closing needs. Streams are over already. */
 void quic_connection_close(struct quic_connection *connection, uint64_t now_ns);
 
-/* --- quic_callbacks.c ---------------------------------------------------------------------------------- */
+/* --- quic_callbacks.c --- */
 
 extern const ngtcp2_callbacks quic_callbacks;
 /* A connection ID that is not in use, registered. False when there is no memory. */
 bool quic_cid_new(struct quic_connection *connection, ngtcp2_cid *out, size_t size);
 
-/* --- quic_peer.c --------------------------------------------------------------------------------------- */
+/* --- quic_peer.c --- */
 
 /* Who is at the other end of a handshake that TLS has accepted. */
 enum status quic_peer_identify(struct quic_connection *connection, struct error *error) COMM_MUST_USE;
@@ -393,7 +393,7 @@ void quic_peer_lose_streams(struct quic_connection *connection, const struct err
                             uint64_t now_ns);
 void quic_peer_unreachable(void *context, const struct quic_address *remote);
 
-/* --- quic_write.c -------------------------------------------------------------------------------------- */
+/* --- quic_write.c --- */
 
 /* Writes what the connections that ask for it have to send, in turn, within a budget. */
 void quic_flush(struct quic_endpoint *endpoint, uint64_t now_ns);
@@ -408,7 +408,7 @@ void quic_write_single(struct quic_endpoint *endpoint, const struct quic_address
 /* Whether datagrams are kept small now, because larger ones seem to vanish. */
 bool quic_write_small(const struct quic_connection *connection);
 
-/* --- quic_send.c --------------------------------------------------------------------------------------- */
+/* --- quic_send.c --- */
 
 enum status quic_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind,
                              struct net_stream **out, struct error *error) COMM_MUST_USE;
@@ -434,7 +434,7 @@ void quic_sender_lose(struct quic_sender *sender, enum status status);
 void quic_sender_work(struct quic_sender *sender);
 void quic_sender_free(struct quic_sender *sender);
 
-/* --- quic_receive.c ------------------------------------------------------------------------------------ */
+/* --- quic_receive.c --- */
 
 /* From ngtcp2: the next bytes. 0, or NGTCP2_ERR_CALLBACK_FAILURE with the connection's failure noted. */
 int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver *receiver, int64_t id,

@@ -5,7 +5,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* --- Who it is ----------------------------------------------------------------------------------------- */
+/* --- Who it is --- */
 
 static bool quic_peer_known(void *context, const char *name)
 {
@@ -30,7 +30,7 @@ enum status quic_peer_identify(struct quic_connection *connection, struct error 
     return STATUS_OK;
 }
 
-/* --- Down ---------------------------------------------------------------------------------------------- */
+/* --- Down --- */
 
 void quic_peer_lose_streams(struct quic_connection *connection, const struct error *cause, bool quiet,
                             uint64_t now_ns)
@@ -93,7 +93,7 @@ static void quic_handshake_failed(struct quic_connection *connection, uint64_t n
     quic_connection_close(connection, now_ns);
 }
 
-/* --- Up ------------------------------------------------------------------------------------------------ */
+/* --- Up --- */
 
 static void quic_connection_replace(struct quic_connection *connection, uint64_t now_ns)
 {
@@ -213,7 +213,7 @@ void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns)
     }
 }
 
-/* --- ICMP ---------------------------------------------------------------------------------------------- */
+/* --- ICMP --- */
 
 void quic_peer_unreachable(void *context, const struct quic_address *remote)
 {

@@ -82,7 +82,7 @@ void quic_receiver_close(struct quic_receiver *receiver, const struct error *cau
     free(receiver);
 }
 
-/* --- Bytes --------------------------------------------------------------------------------------------- */
+/* --- Bytes --- */
 
 /* Keeps bytes that were not consumed: a window of them at most, as no more is credited. False: no memory. */
 static bool quic_receiver_keep(struct quic_receiver *receiver, const uint8_t *bytes, size_t size)
@@ -197,7 +197,7 @@ int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver
     return 0;
 }
 
-/* --- What ngtcp2 says, and the handler ----------------------------------------------------------------- */
+/* --- What ngtcp2 says, and the handler --- */
 
 void quic_receiver_reset_received(struct quic_receiver *receiver)
 {

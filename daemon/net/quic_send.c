@@ -7,7 +7,7 @@
 #include "daemon/base/checked.h"
 #include "daemon/net/quic_internal.h"
 
-/* --- Messages ------------------------------------------------------------------------------------------ */
+/* --- Messages --- */
 
 /* With a copy of the header, and of the payload when `copied`. Null when there is no memory. */
 static struct quic_message *quic_message_new(const void *header, size_t header_bytes, const void *payload,
@@ -75,7 +75,7 @@ static void quic_messages_end(struct quic_sender *sender, enum status result)
     }
 }
 
-/* --- The ready ones ------------------------------------------------------------------------------------ */
+/* --- The ready ones --- */
 
 static struct quic_sender **quic_ready_list(struct quic_sender *sender)
 {
@@ -116,7 +116,7 @@ void quic_sender_unready(struct quic_sender *sender)
     }
 }
 
-/* --- Sending ------------------------------------------------------------------------------------------- */
+/* --- Sending --- */
 
 size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes,
                          ngtcp2_vec vectors[QUIC_VECTORS_MAX], size_t *total, bool *fin)
@@ -175,7 +175,7 @@ void quic_sender_acknowledged(struct quic_sender *sender, uint64_t offset)
     }
 }
 
-/* --- The end ------------------------------------------------------------------------------------------- */
+/* --- The end --- */
 
 void quic_sender_free(struct quic_sender *sender)
 {
@@ -237,7 +237,7 @@ void quic_sender_reset(struct quic_sender *sender)
     quic_sender_free(sender);
 }
 
-/* --- The interface ------------------------------------------------------------------------------------- */
+/* --- The interface --- */
 
 enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_kind kind,
                              struct net_stream **out, struct error *error)

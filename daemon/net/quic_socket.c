@@ -23,7 +23,7 @@
 
 #define QUIC_CONTROL_BYTES 256u
 
-/* --- Opening ------------------------------------------------------------------------------------------- */
+/* --- Opening --- */
 
 static bool quic_option(int fd, int level, int name, int value)
 {
@@ -151,7 +151,7 @@ bool quic_socket_local_address(const struct quic_socket *bound, const struct qui
     return found;
 }
 
-/* --- Sending ------------------------------------------------------------------------------------------- */
+/* --- Sending --- */
 
 /* Room for the control messages below, aligned as they need. */
 union quic_control {
@@ -282,7 +282,7 @@ enum quic_send_result quic_socket_send(struct quic_socket *socket, const struct 
     return result;
 }
 
-/* --- Receiving ----------------------------------------------------------------------------------------- */
+/* --- Receiving --- */
 
 struct quic_ancillary {
     size_t segment_bytes; /* 0: one datagram */
@@ -377,7 +377,7 @@ size_t quic_socket_receive(struct quic_socket *socket, quic_datagram_function *f
     return count;
 }
 
-/* --- ICMP errors --------------------------------------------------------------------------------------- */
+/* --- ICMP errors --- */
 
 static bool quic_error_is_unreachable(const struct sock_extended_err *error)
 {

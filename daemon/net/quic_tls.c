@@ -20,7 +20,7 @@ struct quic_tls {
 static const unsigned char quic_alpn_list[] = {sizeof QUIC_ALPN - 1, 'c', 'o', 'm', 'm', 'd', '/', '1'};
 _Static_assert(sizeof quic_alpn_list == sizeof QUIC_ALPN, "one protocol, with its length before it");
 
-/* --- Contexts ------------------------------------------------------------------------------------------ */
+/* --- Contexts --- */
 
 static pthread_once_t quic_once = PTHREAD_ONCE_INIT;
 static int quic_refusal_index = -1; /* of a session's error to fill */
@@ -154,7 +154,7 @@ enum status quic_tls_secret(const struct quic_tls *tls, uint8_t out[QUIC_SECRET_
                 : quic_error_tls(error, STATUS_INTERNAL, "deriving the secret of stateless resets");
 }
 
-/* --- Sessions ------------------------------------------------------------------------------------------ */
+/* --- Sessions --- */
 
 static SSL *quic_session_new(SSL_CTX *context, struct error *refusal)
 {
@@ -196,7 +196,7 @@ SSL *quic_tls_accept(const struct quic_tls *tls, struct error *refusal)
     return ssl;
 }
 
-/* --- Names --------------------------------------------------------------------------------------------- */
+/* --- Names --- */
 
 /*
  * A DNS name as a string; false for other kinds, and for names that are longer than a node's or hold a zero
@@ -296,7 +296,7 @@ const char *quic_certificate_text(const X509 *certificate, char text[QUIC_CERTIF
     return text;
 }
 
-/* --- Texts --------------------------------------------------------------------------------------------- */
+/* --- Texts --- */
 
 const char *quic_verify_text(int code)
 {

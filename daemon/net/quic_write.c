@@ -8,7 +8,7 @@ bool quic_write_small(const struct quic_connection *connection)
     return connection->endpoint->now_ns < connection->small_until_ns;
 }
 
-/* --- Streams in turn ----------------------------------------------------------------------------------- */
+/* --- Streams in turn --- */
 
 /*
  * Whose turn it is, and how much it may send. Control streams go first, and a part of the connection's window
@@ -78,7 +78,7 @@ static ngtcp2_ssize quic_write_packet(ngtcp2_conn *transport, ngtcp2_path *path,
     }
 }
 
-/* --- Batches ------------------------------------------------------------------------------------------- */
+/* --- Batches --- */
 
 static void quic_batch_send(struct quic_endpoint *endpoint, const struct quic_batch *batch)
 {

@@ -39,8 +39,7 @@ bool req_terms_differ(const struct req_comm_terms *asked, const struct req_comm_
     return false;
 }
 
-/* --- Checks
- * ------------------------------------------------------------------------------------------------- */
+/* --- Checks --- */
 
 static bool ranks_are_sound(const uint32_t *ranks, size_t count, uint32_t size)
 {
@@ -77,8 +76,7 @@ static void terms_of(const Commd__Mesh__CommTerms *from, struct req_comm_terms *
     (void)snprintf(out->algorithms, sizeof out->algorithms, "%s", from->algorithms);
 }
 
-/* --- Answers
- * ------------------------------------------------------------------------------------------------ */
+/* --- Answers --- */
 
 static void send_to(struct req *req, uint32_t node, const Commd__Mesh__Message *message)
 {
@@ -162,8 +160,7 @@ static struct req_member *member_of(const struct req_comm *comm, uint32_t rank)
     return NULL;
 }
 
-/* --- A communicator that is formed here
- * --------------------------------------------------------------------- */
+/* --- A communicator that is formed here --- */
 
 /* Ranks that have left this one form the next of the name, which ours will join in their time. */
 static bool have_left(const struct req_comm *comm, const Commd__Mesh__Announce *announce)
@@ -212,8 +209,7 @@ static void announce_to_formed(struct req_comm *comm, uint32_t node, const Commd
     acknowledge(comm->req, node, announce);
 }
 
-/* --- One that is being formed
- * ------------------------------------------------------------------------------- */
+/* --- One that is being formed --- */
 
 /* Whether this node's ranks of that revision were there before the sender's, or win for our name. */
 static bool prevails(const struct req_comm *comm, const struct req_claim *claim, uint64_t revision)

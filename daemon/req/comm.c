@@ -45,8 +45,7 @@ void req_comm_send(struct req_comm *comm, uint32_t node, const Commd__Mesh__Mess
     (void)status; /* a node that cannot be told is lost, and node_down follows or was */
 }
 
-/* --- Beginning and end
- * -------------------------------------------------------------------------------------- */
+/* --- Beginning and end --- */
 
 /* Counts up for each name. For people: ids tell incarnations apart. */
 static uint32_t generation_next(struct req *req, const char *name)
@@ -180,8 +179,7 @@ void req_comm_arm(struct req_comm *comm)
     }
 }
 
-/* --- Failure
- * ------------------------------------------------------------------------------------------------ */
+/* --- Failure --- */
 
 static void comm_tell_abort(struct req_comm *comm, const struct error *cause)
 {
@@ -210,7 +208,8 @@ void req_comm_fail(struct req_comm *comm, const struct error *cause, enum req_te
     if (copy.status == STATUS_OK || copy.status == STATUS_IN_PROGRESS) {
         copy.status = STATUS_INTERNAL;
     }
-    log_warning("communicator \"%s\" %s: %s", comm->name, formed ? "failed" : "did not form", copy.text);
+    log_warning("communicator \"%s\" %s: %s", comm->name, formed ? "failed" : "gave up forming",
+                req_text_without_name(comm->name, copy.text));
     comm->cause = copy;
     if (tell == REQ_TELL_NODES) {
         if (formed) {
@@ -229,8 +228,7 @@ void req_comm_fail(struct req_comm *comm, const struct error *cause, enum req_te
     req_comm_queue(comm);
 }
 
-/* --- Members
- * ------------------------------------------------------------------------------------------------ */
+/* --- Members --- */
 
 void req_comm_rank_left(struct req_comm *comm, uint32_t rank, uint64_t last_seq)
 {

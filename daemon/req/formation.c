@@ -14,8 +14,7 @@
  * formed it by then gives it up: nobody stays in a communicator that another node is not part of.
  */
 
-/* --- Claims
- * ------------------------------------------------------------------------------------------------- */
+/* --- Claims --- */
 
 struct req_claim *req_formation_claim(const struct req_comm *comm, uint32_t node)
 {
@@ -76,8 +75,7 @@ void req_formation_drop_claim(struct req_comm *comm, struct req_claim *claim, co
     req_comm_queue(comm);
 }
 
-/* --- What is announced
- * -------------------------------------------------------------------------------------- */
+/* --- What is announced --- */
 
 struct announcement {
     Commd__Mesh__Message message;
@@ -186,8 +184,7 @@ void req_formation_withdraw(struct req_comm *comm, const struct error *cause)
     }
 }
 
-/* --- Promises
- * ----------------------------------------------------------------------------------------------- */
+/* --- Promises --- */
 
 static void promise_free(struct req_comm *comm)
 {
@@ -380,8 +377,7 @@ static bool all_promised(const struct req_comm *comm)
     return true;
 }
 
-/* --- Formed
- * ------------------------------------------------------------------------------------------------- */
+/* --- Formed --- */
 
 /* The cause of the net stage's failure. A better one may be on its way when it is but the end of a stream. */
 static void on_exec_failed(void *context, const struct error *cause, uint64_t now_ns)

@@ -61,7 +61,7 @@ static void on_withdraw(struct req *req, uint32_t node, const Commd__Mesh__Withd
         if (claim != NULL && claim->nonce == withdraw->nonce) {
             char why[REQ_LIST_TEXT_MAX_BYTES];
             (void)snprintf(why, sizeof why, "node %s gave up: %.80s", mesh_node_name(req->mesh, node),
-                           cause.text);
+                           req_text_without_name(comm->name, cause.text));
             req_formation_drop_claim(comm, claim, why);
         }
         return;
@@ -134,8 +134,7 @@ void req_message_received(void *context, uint32_t node, const Commd__Mesh__Messa
     }
 }
 
-/* --- Nodes
- * -------------------------------------------------------------------------------------------------- */
+/* --- Nodes --- */
 
 /* Fresh, not an answer: who does not fit with the ranks that the node has meanwhile is to be found out, and
  * answered. */

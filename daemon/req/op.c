@@ -57,8 +57,7 @@ void req_op_free_all(struct req_comm *comm)
     comm->ops = NULL;
 }
 
-/* --- The end
- * ------------------------------------------------------------------------------------------------ */
+/* --- The end --- */
 
 static void op_finish(struct req_comm_op *op, bool succeeded)
 {
@@ -119,8 +118,7 @@ void req_op_check_left(struct req_comm *comm, uint64_t now_ns)
     }
 }
 
-/* --- Deadlines
- * ---------------------------------------------------------------------------------------------- */
+/* --- Deadlines --- */
 
 uint64_t req_op_deadline_ns(const struct req_comm_op *op)
 {
@@ -204,8 +202,7 @@ void req_op_deadlines(struct req_comm *comm, uint64_t now_ns)
     }
 }
 
-/* --- Submission
- * --------------------------------------------------------------------------------------------- */
+/* --- Submission --- */
 
 static void describe_call(char *out, size_t size, enum op_kind kind, enum dtype dtype, enum reduce reduce,
                           uint64_t count, uint32_t root)

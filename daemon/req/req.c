@@ -112,8 +112,7 @@ void req_tick(struct req *req, uint64_t now_ns)
     }
 }
 
-/* --- Joining
- * ------------------------------------------------------------------------------------------------ */
+/* --- Joining --- */
 
 static enum status terms_check(const struct req *req, const struct req_terms *terms, struct error *error)
 {
@@ -263,8 +262,7 @@ enum status req_member_join(struct req *req, const struct req_client *client, co
     return STATUS_OK;
 }
 
-/* --- Leaving
- * ------------------------------------------------------------------------------------------------ */
+/* --- Leaving --- */
 
 static void send_leave(struct req_comm *comm, uint32_t rank, uint64_t last_seq)
 {
@@ -368,8 +366,7 @@ void req_member_view(const struct req_member *member, struct req_comm_view *out)
     };
 }
 
-/* --- By hand
- * ------------------------------------------------------------------------------------------------ */
+/* --- By hand --- */
 
 enum status req_abort(struct req *req, const char *name, const struct error *cause, uint64_t now_ns)
 {

@@ -162,10 +162,10 @@ struct req_comm {
 
     /* Formed. */
     struct exec_comm *exec;
-    struct req_comm_op **ops;    /* ring of REQ_PENDING_OPS_MAX, by seq */
-    uint64_t highest_seq;        /* posted by anybody here */
-    uint64_t oldest_seq;         /* not finished yet */
-    uint64_t op_deadline_ns; /* no operation's passes before */
+    struct req_comm_op **ops; /* ring of REQ_PENDING_OPS_MAX, by seq */
+    uint64_t highest_seq;     /* posted by anybody here */
+    uint64_t oldest_seq;      /* not finished yet */
+    uint64_t op_deadline_ns;  /* no operation's passes before */
     uint64_t completed_count;
     uint64_t bytes_reduced;
     bool exec_failed;
@@ -226,7 +226,7 @@ const char *req_comm_node_name(const struct req_comm *comm, uint32_t node);
 uint32_t req_comm_node_index(const struct req_comm *comm, uint32_t node);
 void req_comm_send(struct req_comm *comm, uint32_t node, const Commd__Mesh__Message *message);
 
-/* formation.c: announcements, promises. */
+/* formation.c: announcements, promises; formation_end.c: ranks that go, deadlines. */
 void req_formation_work(struct req_comm *comm, uint64_t now_ns);
 void req_formation_deadline(struct req_comm *comm, uint64_t now_ns);
 void req_formation_announce_to(struct req_comm *comm, uint32_t node);
@@ -274,6 +274,8 @@ void req_op_free_all(struct req_comm *comm);
 bool req_op_any_pending(const struct req_comm *comm);
 
 /* text.c */
+/* The text after its beginning "communicator \"name\":", where it begins so. */
+const char *req_text_without_name(const char *name, const char *text);
 bool req_text_is_name(const char *text, size_t max_bytes);
 /* A text of another node: printable, cut. */
 void req_text_from_wire(const char *text, char *out, size_t size);

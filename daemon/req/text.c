@@ -17,6 +17,17 @@ bool req_text_is_name(const char *text, size_t max_bytes)
     return length > 0;
 }
 
+const char *req_text_without_name(const char *name, const char *text)
+{
+    char prefix[COMM_NAME_MAX_BYTES + 24];
+    int length = snprintf(prefix, sizeof prefix, "communicator \"%s\"", name);
+    if (length < 0 || strncmp(text, prefix, (size_t)length) != 0) {
+        return text;
+    }
+    text += length;
+    return text + strspn(text, ": ");
+}
+
 void req_text_from_wire(const char *text, char *out, size_t size)
 {
     size_t length = 0;

@@ -6,8 +6,8 @@
 #include <sys/stat.h>
 
 /*
- * Replays a corpus through a fuzz target without libFuzzer, in the ordinary test run: the files given, or those of
- * tests/fuzz/corpus/<target>, then each of them cut at every length. Reports as a TAP test.
+ * Replays a corpus through a fuzz target without libFuzzer, in the ordinary test run: the files given, or
+ * those of tests/fuzz/corpus/<target>, then each of them cut at every length. Reports as a TAP test.
  */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -51,7 +51,8 @@ int main(int argc, char **argv)
     }
     if (argc == 1) {
         char folder[512];
-        snprintf(folder, sizeof folder, "tests/fuzz/corpus/%s", strncmp(name, "fuzz_", 5) == 0 ? name + 5 : name);
+        snprintf(folder, sizeof folder, "tests/fuzz/corpus/%s",
+                 strncmp(name, "fuzz_", 5) == 0 ? name + 5 : name);
         DIR *entries = opendir(folder);
         for (struct dirent *entry; entries != NULL && (entry = readdir(entries)) != NULL;) {
             char path[1024];

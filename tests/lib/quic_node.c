@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/random.h"
 #include "daemon/base/time.h"
 
 static void require(bool condition, const char *what, const struct error *error)
@@ -14,14 +15,35 @@ static void require(bool condition, const char *what, const struct error *error)
     }
 }
 
-/* What stands at an offset of a stream: no two offsets near each other, or streams, look alike. */
-static uint8_t pattern(uint64_t seed, uint64_t offset)
+/*
+ * What stands at an offset of a stream: bytes by chance that come again after a prime number of them, so that
+ * what is cut, moved or doubled by any size that is usual is noticed. They begin elsewhere for each seed.
+ */
+#define PATTERN_PERIOD 65521u
+
+static uint8_t pattern[2 * PATTERN_PERIOD];
+
+static void pattern_init(void)
 {
-    uint64_t mixed = (offset + seed * 0x9e3779b97f4a7c15u) * 0xff51afd7ed558ccdu;
-    return (uint8_t)(mixed >> 56);
+    struct random random;
+    random_seed(&random, 1);
+    for (size_t i = 0; i < PATTERN_PERIOD; i++) {
+        pattern[i] = pattern[PATTERN_PERIOD + i] = (uint8_t)random_u64(&random);
+    }
 }
 
-/* --- Sinks --------------------------------------------------------------------------------------------- */
+/* The pattern's bytes from an offset on: PATTERN_PERIOD of them stand together. */
+static const uint8_t *pattern_at(uint64_t seed, uint64_t offset)
+{
+    return pattern + (offset + seed % PATTERN_PERIOD * 7919u) % PATTERN_PERIOD;
+}
+
+static size_t smaller(size_t x, size_t y)
+{
+    return x < y ? x : y;
+}
+
+/* --- Sinks --- */
 
 static uint64_t header_word(const struct quic_sink *sink, size_t index)
 {
@@ -43,12 +65,20 @@ bool quic_sink_complete(const struct quic_sink *sink)
 
 static void sink_take(struct quic_sink *sink, const uint8_t *bytes, size_t size)
 {
-    for (size_t i = 0; i < size; i++, sink->received++) {
+    while (size > 0) {
+        size_t part;
         if (sink->received < QUIC_NODE_HEADER_BYTES) {
-            sink->header[sink->received] = bytes[i];
-        } else if (bytes[i] != pattern(header_word(sink, 0), sink->received - QUIC_NODE_HEADER_BYTES)) {
-            sink->wrong = true;
+            part = smaller(size, QUIC_NODE_HEADER_BYTES - (size_t)sink->received);
+            memcpy(sink->header + sink->received, bytes, part);
+        } else {
+            part = smaller(size, PATTERN_PERIOD);
+            const uint8_t *expected =
+                pattern_at(header_word(sink, 0), sink->received - QUIC_NODE_HEADER_BYTES);
+            sink->wrong = sink->wrong || memcmp(bytes, expected, part) != 0;
         }
+        sink->received += part;
+        bytes += part;
+        size -= part;
     }
 }
 
@@ -81,7 +111,7 @@ static size_t sink_receive(void *context, struct net_stream *stream, const uint8
     if (node->consume_max > 0 && size > 0) {
         node->random = node->random * 1103515245u + 12345u;
         used = 1 + (node->random >> 8) % node->consume_max;
-        used = used < size ? used : size;
+        used = smaller(used, size);
     }
     sink_take(sink, bytes, used);
     sink->ended = sink->ended || (end && used == size);
@@ -124,7 +154,7 @@ static size_t control_receive(void *context, struct net_stream *stream, const ui
     return size;
 }
 
-/* --- Peers --------------------------------------------------------------------------------------------- */
+/* --- Peers --- */
 
 static void peer_up(void *context, uint32_t peer, uint64_t now_ns)
 {
@@ -186,6 +216,7 @@ struct quic_node *quic_node_new(struct loop *loop, struct test_pki *pki, const c
     struct error error;
     struct quic_node *node = calloc(1, sizeof *node);
     require(node != NULL, "calloc", NULL);
+    pattern_init();
     if (options == NULL) {
         quic_node_options(pki, name, &usual);
         options = &usual;
@@ -255,7 +286,7 @@ void quic_nodes_connect(struct quic_node *a, struct quic_node *b)
     require(quic_run_until(a->loop, both_up, &both, 5000), "connecting", &a->failed_cause);
 }
 
-/* --- Sources ------------------------------------------------------------------------------------------- */
+/* --- Sources --- */
 
 struct piece {
     struct quic_source *source;
@@ -288,8 +319,8 @@ struct quic_source *quic_source_new(struct quic_node *node, uint32_t peer, uint6
     require(source->data != NULL, "malloc", NULL);
     source->size = size;
     source->piece_bytes = piece_bytes;
-    for (size_t i = 0; i < size; i++) {
-        source->data[i] = pattern(seed, i);
+    for (size_t i = 0; i < size; i += PATTERN_PERIOD) {
+        memcpy(source->data + i, pattern_at(seed, i), smaller(size - i, PATTERN_PERIOD));
     }
     require(net_stream_open(node->net, peer, NET_STREAM_DATA, &source->stream, &error) == STATUS_OK,
             "net_stream_open", &error);
@@ -324,7 +355,7 @@ void quic_source_free(struct quic_source *source)
     free(source);
 }
 
-/* --- Time ---------------------------------------------------------------------------------------------- */
+/* --- Time --- */
 
 bool quic_run_until(struct loop *loop, quic_condition *condition, const void *context, uint64_t timeout_ms)
 {

@@ -86,7 +86,7 @@ static int open_socket(const struct sockaddr_in *address)
     return fd;
 }
 
-/* --- Passing on ---------------------------------------------------------------------------------------- */
+/* --- Passing on --- */
 
 static void send_packet(struct udp_relay *relay, const struct relay_client *client, bool to_target,
                         const uint8_t *bytes, size_t size)
@@ -192,7 +192,7 @@ static void answers_ready(void *context, unsigned events, uint64_t now_ns)
     set_timer(relay);
 }
 
-/* --- Clients ------------------------------------------------------------------------------------------- */
+/* --- Clients --- */
 
 static enum status client_bind(struct relay_client *client, struct error *error)
 {
@@ -261,7 +261,7 @@ static void clients_ready(void *context, unsigned events, uint64_t now_ns)
     set_timer(relay);
 }
 
-/* --- The relay ----------------------------------------------------------------------------------------- */
+/* --- The relay --- */
 
 enum status udp_relay_new(struct loop *loop, const char *listen, const char *target, uint64_t seed,
                           struct udp_relay **out, struct error *error)

@@ -10,6 +10,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/hash.h"
+#include "daemon/base/log.h"
 
 #define CLUSTER_SCAN_NS (200 * TIME_US)    /* between looks at the nodes' deadlines while anything happens */
 #define CLUSTER_SCAN_MIN_NS (10 * TIME_US) /* for who always wants to be called at once */
@@ -32,8 +33,7 @@ int cluster_report(int failed)
     return failed;
 }
 
-/* --- Nodes
- * -------------------------------------------------------------------------------------------------- */
+/* --- Nodes --- */
 
 static void cluster_wake(void *context)
 {
@@ -122,6 +122,7 @@ static void node_stop(struct cluster_node *node)
 struct cluster *cluster_new(const struct cluster_options *options)
 {
     struct error error = {0};
+    log_set_level(getenv("COMMD_SIM_LOG") == NULL ? LOG_LEVEL_ERROR : LOG_LEVEL_INFO);
     struct cluster *cluster = calloc(1, sizeof *cluster);
     assert_non_null(cluster);
     assert_true(options->node_count <= CLUSTER_NODES_MAX);
@@ -210,8 +211,7 @@ void cluster_partition(struct cluster *cluster, uint32_t first, bool cut)
     }
 }
 
-/* --- Time
- * --------------------------------------------------------------------------------------------------- */
+/* --- Time --- */
 
 static uint64_t node_deadline_ns(const struct cluster_node *node)
 {
@@ -324,8 +324,7 @@ void cluster_connect(struct cluster *cluster)
     assert_true(cluster_connected(cluster));
 }
 
-/* --- The trace
- * ---------------------------------------------------------------------------------------------- */
+/* --- The trace --- */
 
 void cluster_tell(struct cluster *cluster, uint32_t node, uint64_t what, uint64_t number, uint64_t result)
 {

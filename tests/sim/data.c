@@ -11,8 +11,7 @@
 #include "daemon/base/random.h"
 #include "daemon/dev/convert.h"
 
-/* --- Kinds of types
- * ----------------------------------------------------------------------------------------- */
+/* --- Kinds of types --- */
 
 /* Bits of the significand, the hidden one included; 0 for what is no float. Complex: of a component. */
 static int data_precision_bits(enum dtype dtype)
@@ -125,8 +124,7 @@ static uint64_t data_integer(enum dtype dtype, const void *array, uint64_t index
     return value;
 }
 
-/* --- Operands
- * ----------------------------------------------------------------------------------------------- */
+/* --- Operands --- */
 
 void data_fill(enum dtype dtype, enum reduce reduce, uint64_t seed, uint32_t rank, uint64_t count, void *out)
 {
@@ -150,8 +148,7 @@ void data_fill(enum dtype dtype, enum reduce reduce, uint64_t seed, uint32_t ran
     }
 }
 
-/* --- References
- * --------------------------------------------------------------------------------------------- */
+/* --- References --- */
 
 static uint64_t data_fold(enum dtype dtype, enum reduce reduce, uint64_t a, uint64_t b)
 {

@@ -16,8 +16,7 @@
 
 enum { TELL_FORMED = 1, TELL_COMPLETED, TELL_ABORTED };
 
-/* --- What members are told
- * ---------------------------------------------------------------------------------- */
+/* --- What members are told --- */
 
 static void on_formed(void *context, struct req_member *member, const struct error *result, uint64_t now_ns)
 {
@@ -69,8 +68,7 @@ static void on_aborted(void *context, struct req_member *member, const struct er
     cluster_tell(rank->comm->cluster, rank->node->index, TELL_ABORTED, rank->rank, cause->status);
 }
 
-/* --- Joining
- * ------------------------------------------------------------------------------------------------ */
+/* --- Joining --- */
 
 struct sim_comm *sim_comm_new(struct cluster *cluster, const char *name, uint32_t size,
                               const uint32_t *node_of_rank)
@@ -175,8 +173,7 @@ void sim_comm_form(struct sim_comm *comm, const struct sim_options *options, uin
     assert_true(told);
 }
 
-/* --- Operations
- * --------------------------------------------------------------------------------------------- */
+/* --- Operations --- */
 
 struct sim_op *sim_op_new(struct sim_comm *comm, const struct sim_call *call)
 {
@@ -419,8 +416,7 @@ void sim_comm_run(struct sim_comm *comm, const struct sim_call *call)
     sim_op_free(op);
 }
 
-/* --- Leaving
- * ------------------------------------------------------------------------------------------------ */
+/* --- Leaving --- */
 
 void sim_comm_leave(struct sim_comm *comm, uint32_t rank, enum req_leave how)
 {

@@ -86,8 +86,7 @@ static void assert_ended(const struct sim_op *op, enum status status, const char
     }
 }
 
-/* --- 3. Lost nodes
- * ------------------------------------------------------------------------------------------ */
+/* --- Lost nodes --- */
 
 static void lose_node(struct cluster *cluster, struct sim_comm *comm, uint32_t node, bool host,
                       const struct sim_call *call)
@@ -236,8 +235,7 @@ static void test_a_process_dies(void **state)
     cluster_free(cluster);
 }
 
-/* --- 4. Lost links
- * ------------------------------------------------------------------------------------------ */
+/* --- Lost links --- */
 
 static void test_a_partition_and_its_end(void **state)
 {

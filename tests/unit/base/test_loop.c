@@ -52,8 +52,7 @@ static void turn(struct loop *loop, uint64_t timeout_ms)
     assert_int_equal(loop_run_once(loop, timeout_ms, &error), STATUS_OK);
 }
 
-/* --- watches -----------------------------------------------------------------------------------------------
- */
+/* --- watches --- */
 
 struct watched {
     struct loop_watch *watch;
@@ -229,8 +228,7 @@ static void test_watches_pause_each_other_when_ready(void **state)
     check_rivals(*state, true);
 }
 
-/* --- tasks -------------------------------------------------------------------------------------------------
- */
+/* --- tasks --- */
 
 enum { POSTS = 10000 };
 
@@ -375,8 +373,7 @@ static void test_stop_from_another_thread_and_before_run(void **state)
     pthread_join(thread, NULL);
 }
 
-/* --- signals -----------------------------------------------------------------------------------------------
- */
+/* --- signals --- */
 
 struct signalled {
     struct loop *loop;

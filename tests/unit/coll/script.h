@@ -126,8 +126,7 @@ static inline bool script_record(struct script *script, const struct coll_algori
     return fits;
 }
 
-/* --- Running one
- * ---------------------------------------------------------------------------------------------- */
+/* --- Running one --- */
 
 /* What an element holds: how often each node contributed (8 bits each), and a hash of the order of the folds.
  */

@@ -5,8 +5,7 @@
  * test_check_order.c: waits, barriers and overwriting.
  */
 
-/* --- Right ones
- * ----------------------------------------------------------------------------------------------- */
+/* --- Right ones --- */
 
 /* Everything to node 0, one after the other, and back. */
 static void test_star_is_right(void **state)
@@ -79,8 +78,7 @@ static void test_no_rounds_are_right_for_one_node_or_nothing(void **state)
     assert_refused(OP_KIND_BARRIER, 2, 0, "node 0, round 0:", "without knowing that node 1 has entered");
 }
 
-/* --- Ranges
- * --------------------------------------------------------------------------------------------------- */
+/* --- Ranges --- */
 
 /* Both sides agree on a slice that is off by one. */
 static void test_slice_off_by_one(void **state)
@@ -167,8 +165,7 @@ static void test_empty_transfer_of_data(void **state)
     assert_refused(OP_KIND_BROADCAST, 2, 5, "node 0, round 1:", "an empty transfer of data");
 }
 
-/* --- Sends and receives
- * --------------------------------------------------------------------------------------- */
+/* --- Sends and receives --- */
 
 static void test_missing_send(void **state)
 {
@@ -231,8 +228,7 @@ static void test_more_transfers_than_announced(void **state)
                    "node 0, round 0:", "3 transfers (send), where transfers_max announced 2");
 }
 
-/* --- What the elements come to
- * -------------------------------------------------------------------------------- */
+/* --- What the elements come to --- */
 
 static void test_double_contribution(void **state)
 {
@@ -351,8 +347,7 @@ static void test_broadcast_that_reduces(void **state)
                    "node 0, round 1:", "the contribution of node 0 a second time into elements 1 to 2");
 }
 
-/* --- Calls and limits
- * ----------------------------------------------------------------------------------------- */
+/* --- Calls and limits --- */
 
 static void assert_status(const struct coll_algorithm *algorithm, struct coll_call call, enum status expected,
                           const char *text)

@@ -3,8 +3,7 @@
 /* What coll_check refuses for the order of events: circular waits, barriers that leak, buffers overwritten
  * too early. */
 
-/* --- Waits
- * ---------------------------------------------------------------------------------------------------- */
+/* --- Waits --- */
 
 static void test_deadlock_by_order(void **state)
 {
@@ -81,8 +80,7 @@ static void test_barrier_that_lets_one_through_early(void **state)
                    "node 0, round 1:", "passes the barrier without knowing that node 1 has entered it");
 }
 
-/* --- Overwriting
- * ---------------------------------------------------------------------------------------------- */
+/* --- Overwriting --- */
 
 /* Both exchange in place in one round: what arrives is written while the own contribution may still be on its
  * way. */

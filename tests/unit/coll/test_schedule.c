@@ -138,8 +138,7 @@ static void test_slices_that_do_not_divide(void **state)
     }
 }
 
-/* --- What the rounds are, spelled out
- * ------------------------------------------------------------------------- */
+/* --- What the rounds are, spelled out --- */
 
 static void assert_transfer(const struct coll_transfer *transfer, uint32_t node, enum coll_action action,
                             uint64_t offset, uint64_t count)
@@ -240,8 +239,7 @@ static void test_ring_and_direct_of_two_are_one(void **state)
     }
 }
 
-/* --- The far end of the arguments
- * ----------------------------------------------------------------------------- */
+/* --- The far end of the arguments --- */
 
 static void assert_in_bounds(const struct coll_call *call, const struct coll_transfer *transfers,
                              uint32_t count)

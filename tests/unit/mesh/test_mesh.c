@@ -179,8 +179,7 @@ static void keep_log(void *context, enum log_level level, const char *line)
     }
 }
 
-/* --- Up and down
- * -------------------------------------------------------------------------------------------- */
+/* --- Up and down --- */
 
 static void test_all_come_up(void **state)
 {
@@ -258,8 +257,7 @@ static void test_messages_arrive_in_order(void **state)
     world_stop(&world);
 }
 
-/* --- Silence
- * ------------------------------------------------------------------------------------------------ */
+/* --- Silence --- */
 
 static void test_silent_host_is_noticed(void **state)
 {
@@ -355,8 +353,7 @@ static void test_suspicion_shortens_the_wait(void **state)
     }
 }
 
-/* --- Coming back
- * -------------------------------------------------------------------------------------------- */
+/* --- Coming back --- */
 
 static void test_restarted_node_is_another_instance(void **state)
 {
@@ -414,8 +411,7 @@ static void test_back_off_is_bounded(void **state)
     world_stop(&world);
 }
 
-/* --- Greetings
- * ---------------------------------------------------------------------------------------------- */
+/* --- Greetings --- */
 
 static void test_another_cluster_is_refused(void **state)
 {
@@ -680,8 +676,7 @@ static void test_no_greeting(void **state)
     world_stop(&world);
 }
 
-/* --- Pings
- * -------------------------------------------------------------------------------------------------- */
+/* --- Pings --- */
 
 struct ping {
     unsigned done;

@@ -17,8 +17,7 @@ static const struct mem_conditions good = {.delay_ns = 100 * TIME_US, .jitter_ns
 static const struct mem_conditions bad = {
     .loss = 0.1, .duplication = 0.1, .delay_ns = 100 * TIME_US, .jitter_ns = 400 * TIME_US};
 
-/* --- Transfers
- * ---------------------------------------------------------------------------------------------- */
+/* --- Transfers --- */
 
 /* A stream's worth of messages of random sizes, cut from one buffer: some copied, some with the first bytes
  * as header. */
@@ -217,8 +216,7 @@ static void test_large_packets_and_bandwidth(void **state)
     pair_stop(&pair);
 }
 
-/* --- Flow control
- * ------------------------------------------------------------------------------------------- */
+/* --- Flow control --- */
 
 static void test_back_pressure(void **state)
 {
@@ -325,8 +323,7 @@ static void test_one_held_stream_does_not_stop_another(void **state)
     pair_stop(&pair);
 }
 
-/* --- Buffers
- * ------------------------------------------------------------------------------------------------ */
+/* --- Buffers --- */
 
 static uint8_t seen_bytes[16];
 static size_t seen_count;
@@ -425,8 +422,7 @@ static void test_limits_of_a_stream(void **state)
     pair_stop(&pair);
 }
 
-/* --- Ends of streams
- * ---------------------------------------------------------------------------------------- */
+/* --- Ends of streams --- */
 
 static void test_empty_messages_and_empty_ends(void **state)
 {
@@ -586,8 +582,7 @@ static void test_streams_of_a_kind_without_handler(void **state)
     pair_stop(&pair);
 }
 
-/* --- Memory
- * ------------------------------------------------------------------------------------------------- */
+/* --- Memory --- */
 
 static size_t allocated_bytes(void)
 {

@@ -6,8 +6,7 @@ static const struct mem_conditions good = {.delay_ns = 100 * TIME_US, .jitter_ns
 static const struct mem_conditions bad = {
     .loss = 0.1, .duplication = 0.1, .delay_ns = 100 * TIME_US, .jitter_ns = 400 * TIME_US};
 
-/* --- Names
- * -------------------------------------------------------------------------------------------------- */
+/* --- Names --- */
 
 static void test_names(void **state)
 {
@@ -59,8 +58,7 @@ static void test_many_peers(void **state)
     mem_network_free(network);
 }
 
-/* --- Connecting
- * --------------------------------------------------------------------------------------------- */
+/* --- Connecting --- */
 
 static void test_connect(void **state)
 {
@@ -186,8 +184,7 @@ static void test_simultaneous_dials(void **state)
     assert_true(quiet > 300);
 }
 
-/* --- Endings
- * ------------------------------------------------------------------------------------------------ */
+/* --- Endings --- */
 
 enum ending {
     ENDING_DISCONNECT_A,
@@ -505,8 +502,7 @@ static void test_conditions_of_one_link(void **state)
     pair_stop(&pair);
 }
 
-/* --- Anything at any time
- * ----------------------------------------------------------------------------------- */
+/* --- Anything at any time --- */
 
 #define CHAOS_NODES 5
 #define CHAOS_STREAMS 64

@@ -65,7 +65,7 @@ static int teardown(void **state)
     return 0;
 }
 
-/* --- Conditions ---------------------------------------------------------------------------------------- */
+/* --- Conditions --- */
 
 static bool both_up(const void *context)
 {
@@ -139,7 +139,7 @@ static void disconnect_and_wait(void)
     assert_true(quic_run_until(loop, both_down, NULL, 5000));
 }
 
-/* --- Connecting ---------------------------------------------------------------------------------------- */
+/* --- Connecting --- */
 
 static void connects(void **state)
 {
@@ -260,7 +260,7 @@ static void a_dial_called_off_is_not_reported(void **state)
     assert_true(quic_run_until(loop, both_up, NULL, 5000));
 }
 
-/* --- Ends ---------------------------------------------------------------------------------------------- */
+/* --- Ends --- */
 
 static void disconnect_tells_both(void **state)
 {
@@ -312,7 +312,7 @@ static void freeing_tells_the_peer_and_ends_every_send(void **state)
     assert_false(b->wrong_order);
 }
 
-/* --- A peer that dies ---------------------------------------------------------------------------------- */
+/* --- A peer that dies --- */
 
 /* Node b in a process of its own, dialled by a. Returns its process; *port is where it listens. */
 static pid_t start_child(uint16_t *port)
@@ -450,7 +450,7 @@ static void a_restarted_peer_that_dials_replaces_the_old_connection(void **state
     assert_connection_works();
 }
 
-/* --- Options ------------------------------------------------------------------------------------------- */
+/* --- Options --- */
 
 static void wrong_peers_are_refused_by_name(void **state)
 {

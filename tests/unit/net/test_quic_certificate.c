@@ -115,7 +115,7 @@ static bool b_failed(const void *context)
     return b->failed_calls[0] > 0;
 }
 
-/* --- One's own files ----------------------------------------------------------------------------------- */
+/* --- One's own files --- */
 
 static void refuse_options(const struct quic_options *options, enum status status, const char *file,
                            const char *text)
@@ -228,7 +228,7 @@ static void unacceptable_certificates_are_noticed_at_start(void **state)
     refuse_options(&options, STATUS_CERTIFICATE, "/b.key", "does not belong");
 }
 
-/* --- The peer's ---------------------------------------------------------------------------------------- */
+/* --- The peer's --- */
 
 /*
  * Puts another certificate into an endpoint that has started with a good one, as an attacker's would be: what
@@ -382,7 +382,7 @@ static void another_protocol_is_refused(void **state)
     assert_text(log_lines, "refused a connection");
 }
 
-/* --- Reloading ----------------------------------------------------------------------------------------- */
+/* --- Reloading --- */
 
 static void reload_takes_new_files_and_keeps_old_ones_on_failure(void **state)
 {

@@ -144,7 +144,7 @@ static void end_exchange(struct exchange *exchange, uint64_t timeout_ms)
     quic_source_free(exchange->back);
 }
 
-/* --- Bad networks -------------------------------------------------------------------------------------- */
+/* --- Bad networks --- */
 
 static void loss_and_damage_change_no_byte(void **state)
 {
@@ -279,19 +279,19 @@ static void keys_are_updated_under_load(void **state)
     struct udp_relay_conditions slow = {.loss = 0.005, .delay_ns = 300 * TIME_US};
     connect_nodes();
     udp_relay_set(relay, &slow, &slow);
-    struct exchange exchange = begin_exchange(32u << 20);
+    struct exchange exchange = begin_exchange(64u << 20);
     struct quic_node *const nodes[] = {a, b};
     unsigned updates = 0;
-    for (unsigned i = 0; i < 200 && !exchanged(&exchange); i++) {
+    for (unsigned i = 0; i < 1000 && !exchanged(&exchange); i++) {
         struct quic_endpoint *endpoint = (struct quic_endpoint *)nodes[i % 2]->net;
         updates += ngtcp2_conn_initiate_key_update(endpoint->peers[0]->up->transport, loop_now_ns()) == 0;
-        quic_run_for(loop, 10);
+        quic_run_for(loop, 3);
     }
     end_exchange(&exchange, 20000);
     assert_true(updates >= 3);
 }
 
-/* --- Strangers ----------------------------------------------------------------------------------------- */
+/* --- Strangers --- */
 
 struct stranger {
     int fd;

@@ -80,7 +80,7 @@ static bool maybe(double probability)
     return random_chance(&dice, probability);
 }
 
-/* --- Handlers ------------------------------------------------------------------------------------------ */
+/* --- Handlers --- */
 
 static void on_sent(void *context, enum status result, uint64_t now_ns)
 {
@@ -184,7 +184,7 @@ static void on_failed(void *context, uint32_t peer, const struct error *cause, u
     act(node);
 }
 
-/* --- Actions ------------------------------------------------------------------------------------------- */
+/* --- Actions --- */
 
 static void open_stream(struct node *node, unsigned other)
 {
@@ -285,7 +285,7 @@ static void act(struct node *node)
     node->depth--;
 }
 
-/* --- Runs ---------------------------------------------------------------------------------------------- */
+/* --- Runs --- */
 
 static const char *const names[NODES] = {"a", "b", "c"};
 

@@ -2,8 +2,7 @@
 
 static struct world world; /* large */
 
-/* --- What is formed
- * ----------------------------------------------------------------------------------------- */
+/* --- What is formed --- */
 
 /* Ranks of each node: unequal, not contiguous. */
 static void form(unsigned nodes, const unsigned *node_of_rank, uint32_t size, uint64_t seed,
@@ -147,8 +146,7 @@ static void test_an_owner_leaves_from_within_its_callback(void **state)
     world_stop(&world);
 }
 
-/* --- Who is refused
- * ----------------------------------------------------------------------------------------- */
+/* --- Who is refused --- */
 
 static void test_bad_terms(void **state)
 {
@@ -383,8 +381,7 @@ static void test_a_crowd(void **state)
     assert_true(whole >= connected);
 }
 
-/* --- Who does not come
- * -------------------------------------------------------------------------------------- */
+/* --- Who does not come --- */
 
 static void test_the_deadline_names_missing_ranks(void **state)
 {
@@ -473,8 +470,7 @@ static void test_lost_while_forming(void **state)
     world_stop(&world);
 }
 
-/* --- What is seen
- * ------------------------------------------------------------------------------------------- */
+/* --- What is seen --- */
 
 struct seen {
     unsigned count;

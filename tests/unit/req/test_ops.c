@@ -4,8 +4,7 @@
 
 static struct world world; /* large */
 
-/* --- Help
- * --------------------------------------------------------------------------------------------------- */
+/* --- Help --- */
 
 /* Ranks round the nodes, formed. */
 static void form_ops(struct member **members, unsigned nodes, uint32_t size, uint64_t op_timeout_ms,
@@ -80,8 +79,7 @@ static void assert_ended(const struct member *member, enum status status, const 
     assert_error(&member->aborted, status, text);
 }
 
-/* --- What is done
- * ------------------------------------------------------------------------------------------- */
+/* --- What is done --- */
 
 static void test_results(void **state)
 {
@@ -196,8 +194,7 @@ static void test_owners_post_from_within_their_callbacks(void **state)
     world_stop(&world);
 }
 
-/* --- What is refused at once
- * -------------------------------------------------------------------------------- */
+/* --- What is refused at once --- */
 
 static void test_bad_calls(void **state)
 {
@@ -251,8 +248,7 @@ static void test_bad_calls(void **state)
     world_stop(&world);
 }
 
-/* --- Contradictions
- * ----------------------------------------------------------------------------------------- */
+/* --- Contradictions --- */
 
 static void test_mismatch_on_one_node(void **state)
 {
@@ -316,8 +312,7 @@ static void test_mismatch_between_nodes(void **state)
     world_stop(&world);
 }
 
-/* --- Deadlines
- * ---------------------------------------------------------------------------------------------- */
+/* --- Deadlines --- */
 
 static void test_deadline_names_who_is_late(void **state)
 {
@@ -366,8 +361,7 @@ static void test_deadline_names_who_is_late(void **state)
     world_stop(&world);
 }
 
-/* --- Leaving
- * ------------------------------------------------------------------------------------------------ */
+/* --- Leaving --- */
 
 static void test_leaving_in_order(void **state)
 {
@@ -501,8 +495,7 @@ static void test_memory_outlives_its_owner(void **state)
     world_stop(&world);
 }
 
-/* --- By hand, and nodes
- * ------------------------------------------------------------------------------------- */
+/* --- By hand, and nodes --- */
 
 static void test_aborted_by_hand(void **state)
 {
@@ -581,8 +574,7 @@ static void test_a_lost_node_and_its_survivors(void **state)
     world_stop(&world);
 }
 
-/* --- What is seen
- * ------------------------------------------------------------------------------------------- */
+/* --- What is seen --- */
 
 struct seen {
     unsigned count;

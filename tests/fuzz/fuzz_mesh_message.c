@@ -1,0 +1,305 @@
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/time.h"
+#include "daemon/exec/exec.h"
+#include "daemon/mesh/mesh.h"
+#include "daemon/net/mem.h"
+#include "daemon/req/req.h"
+#include "proto/frame.h"
+#include "proto/version.h"
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+
+/*
+ * A node that has the cluster's certificate says anything to another one, which has a communicator that is
+ * being formed and one of its own. The first byte's lowest bit: 0, what follows are the bytes of its control
+ * stream, greeting included; 1, messages, each of a length (u16, little-endian) and the packed message, sent
+ * after a proper greeting. In those, a nonce, id or revision of 1 to 3 stands for what the node under test
+ * announced last: nonce 1, comm_id 2, revision 3.
+ */
+#define MESSAGES_MAX 64
+#define STEPS_MAX 100000
+
+struct target {
+    struct mem_network *network;
+    struct net *net, *liar;
+    struct mesh *mesh;
+    struct exec *exec;
+    struct req *req;
+    struct net_stream *stream; /* the liar's */
+    struct frame_decoder decoder;
+    struct req_member *members[3];
+    uint64_t now_ns;
+    uint64_t nonce, comm_id, revision;
+    unsigned ups, downs;
+};
+
+static void require(bool truth)
+{
+    if (!truth) {
+        abort();
+    }
+}
+
+static void on_formed(void *context, struct req_member *member, const struct error *result, uint64_t now_ns)
+{
+    struct target *target = context;
+    (void)now_ns;
+    (void)result;
+    require(member == target->members[0] || member == target->members[1] || member == target->members[2]);
+}
+
+static void on_completed(void *context, struct req_member *member, uint64_t seq, const struct error *result,
+                         uint64_t now_ns)
+{
+    on_formed(context, member, result, now_ns);
+    require(seq == 1);
+}
+
+static void on_wake(void *context)
+{
+    (void)context;
+}
+
+static void liar_up(void *context, uint32_t peer, uint64_t now_ns)
+{
+    struct target *target = context;
+    (void)now_ns;
+    target->ups++;
+    require(net_stream_open(target->liar, peer, NET_STREAM_CONTROL, &target->stream, NULL) == STATUS_OK);
+}
+
+static void liar_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
+{
+    struct target *target = context;
+    (void)peer;
+    (void)now_ns;
+    require(cause->status != STATUS_OK && cause->text[0] != '\0');
+    target->downs++;
+    if (target->stream != NULL) {
+        net_stream_reset(target->stream);
+        target->stream = NULL;
+    }
+    frame_decoder_free(&target->decoder);
+}
+
+static void liar_failed(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
+{
+    (void)context;
+    (void)peer;
+    (void)cause;
+    (void)now_ns;
+}
+
+/* Whatever the node says must be well-formed; what it announces is kept. */
+static size_t liar_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                           bool end, uint64_t now_ns)
+{
+    struct target *target = context;
+    size_t left = size;
+    const uint8_t *packed;
+    size_t packed_bytes;
+    (void)stream;
+    (void)end;
+    (void)now_ns;
+    while (frame_decoder_next(&target->decoder, &bytes, &left, &packed, &packed_bytes) == STATUS_OK) {
+        Commd__Mesh__Message *message = commd__mesh__message__unpack(NULL, packed_bytes, packed);
+        require(message != NULL);
+        if (message->body_case == COMMD__MESH__MESSAGE__BODY_ANNOUNCE && message->announce->nonce != 0) {
+            target->nonce = message->announce->nonce;
+            target->comm_id = message->announce->comm_id;
+            target->revision = message->announce->revision;
+        }
+        commd__mesh__message__free_unpacked(message, NULL);
+    }
+    return size;
+}
+
+static void liar_closed(void *context, struct net_stream *stream, const struct error *cause, uint64_t now_ns)
+{
+    (void)context;
+    (void)stream;
+    (void)cause;
+    (void)now_ns;
+}
+
+static void run(struct target *target, uint64_t span_ns)
+{
+    uint64_t until_ns = target->now_ns + span_ns;
+    for (unsigned step = 0;; step++) {
+        require(step < STEPS_MAX);
+        mem_network_advance(target->network, target->now_ns);
+        mesh_tick(target->mesh, target->now_ns);
+        exec_tick(target->exec, target->now_ns);
+        while (exec_run(target->exec, target->now_ns)) {
+        }
+        req_tick(target->req, target->now_ns);
+        uint64_t next_ns =
+            time_min(mem_network_next_ns(target->network), mesh_next_deadline_ns(target->mesh));
+        next_ns = time_min(next_ns, req_next_deadline_ns(target->req));
+        next_ns = time_min(next_ns, exec_next_deadline_ns(target->exec));
+        if (next_ns > until_ns) {
+            break;
+        }
+        target->now_ns = next_ns > target->now_ns ? next_ns : target->now_ns;
+    }
+    target->now_ns = until_ns;
+    mem_network_advance(target->network, until_ns);
+}
+
+static struct req_member *join(struct target *target, const char *name, uint32_t rank, uint32_t size)
+{
+    struct req_client client = {.pid = 7, .uid = 1000};
+    struct req_terms terms = {
+        .name = name, .rank = rank, .size = size, .form_timeout_ms = 2000, .op_timeout_ms = 1000};
+    struct req_member_handler handler = {target, on_formed, on_completed, on_formed};
+    struct req_member *member = NULL;
+    require(req_member_join(target->req, &client, &terms, &handler, target->now_ns, &member, NULL) ==
+            STATUS_OK);
+    return member;
+}
+
+static void start(struct target *target)
+{
+    struct mem_conditions conditions = {.delay_ns = 10 * TIME_US};
+    struct mesh_options options;
+    uint32_t peer;
+    require(mem_network_new(1, &conditions, &target->network, NULL) == STATUS_OK);
+    require(mem_network_add(target->network, "a", &target->net, NULL) == STATUS_OK);
+    require(mem_network_add(target->network, "b", &target->liar, NULL) == STATUS_OK);
+    mesh_options_default(&options);
+    options.node_name = "a";
+    options.instance = 1;
+    options.reconnect_min_ns = options.reconnect_max_ns = 100 * TIME_S; /* one connection */
+    require(mesh_new(target->net, &options, &target->mesh, NULL) == STATUS_OK);
+    require(exec_new(target->net, on_wake, NULL, &target->exec, NULL) == STATUS_OK);
+    struct req_options req_options = {.mesh = target->mesh, .exec = target->exec, .seed_secure = 1};
+    require(req_new(&req_options, &target->req, NULL) == STATUS_OK);
+    require(mesh_add_node(target->mesh, "b", "", &peer, NULL) == STATUS_OK);
+    net_set_peer_handler(target->liar,
+                         &(struct net_peer_handler){target, liar_up, liar_down, liar_failed, NULL});
+    net_set_stream_handler(target->liar, NET_STREAM_CONTROL,
+                           &(struct net_stream_handler){target, liar_receive, liar_closed});
+    require(net_add_peer(target->liar, "a", "", &peer, NULL) == STATUS_OK);
+    target->members[0] = join(target, "comm", 0, 4);
+    target->members[1] = join(target, "comm", 2, 4);
+    target->members[2] = join(target, "own", 0, 1);
+    run(target, TIME_MS);
+    require(target->stream != NULL);
+}
+
+static void stop(struct target *target)
+{
+    uint64_t seq;
+    struct req_op barrier = {.kind = OP_KIND_BARRIER};
+    for (unsigned i = 0; i < 3; i++) {
+        enum status status = req_submit(target->members[i], &barrier, target->now_ns, &seq, NULL);
+        require(i < 2 || status == STATUS_OK); /* what is this node's own, nobody else can hurt */
+    }
+    run(target, 5 * TIME_S);
+    require(req_idle(target->req));
+    for (unsigned i = 0; i < 3; i++) {
+        req_member_leave(target->members[i], i == 1 ? REQ_LEAVE_LOST : REQ_LEAVE_ORDERLY, target->now_ns);
+    }
+    run(target, TIME_MS);
+    frame_decoder_free(&target->decoder);
+    req_free(target->req);
+    exec_free(target->exec);
+    mesh_free(target->mesh);
+    net_free(target->net);
+    net_free(target->liar);
+    mem_network_free(target->network);
+}
+
+static void say(struct target *target, const uint8_t *bytes, size_t size)
+{
+    if (target->stream != NULL && size > 0) {
+        enum status status = net_stream_send(target->stream, NULL, 0, bytes, size, NULL, NULL);
+        require(status == STATUS_OK || status == STATUS_LIMIT || status == STATUS_UNREACHABLE);
+    }
+    run(target, TIME_MS);
+}
+
+static void say_message(struct target *target, const Commd__Mesh__Message *message)
+{
+    static uint8_t frame[FRAME_HEADER_BYTES + FRAME_MAX_BYTES];
+    size_t size = commd__mesh__message__get_packed_size(message);
+    if (size >= 1 && size <= FRAME_MAX_BYTES) {
+        frame_put_header(frame, size);
+        commd__mesh__message__pack(message, frame + FRAME_HEADER_BYTES);
+        say(target, frame, FRAME_HEADER_BYTES + size);
+    }
+}
+
+static void greet(struct target *target)
+{
+    Commd__Mesh__Hello hello = COMMD__MESH__HELLO__INIT;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    hello.protocol_version = MESH_PROTOCOL_VERSION;
+    hello.node_name = "b";
+    hello.instance = 2;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_HELLO;
+    message.hello = &hello;
+    say_message(target, &message);
+}
+
+static void replace(const struct target *target, uint64_t *number)
+{
+    *number = *number == 1   ? target->nonce
+              : *number == 2 ? target->comm_id
+              : *number == 3 ? target->revision
+                             : *number;
+}
+
+static void say_replaced(struct target *target, const uint8_t *packed, size_t size)
+{
+    Commd__Mesh__Message *message = commd__mesh__message__unpack(NULL, size, packed);
+    if (message == NULL) {
+        return;
+    }
+    if (message->body_case == COMMD__MESH__MESSAGE__BODY_ANNOUNCE) {
+        replace(target, &message->announce->comm_id);
+        replace(target, &message->announce->answered_nonce);
+        replace(target, &message->announce->answered_revision);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_REFUSE) {
+        replace(target, &message->refuse->nonce);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_ABORT) {
+        replace(target, &message->abort->comm_id);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_LEAVE) {
+        replace(target, &message->leave->comm_id);
+    }
+    say_message(target, message);
+    commd__mesh__message__free_unpacked(message, NULL);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    static struct target target;
+    if (size < 1) {
+        return 0;
+    }
+    log_set_level(LOG_LEVEL_ERROR);
+    memset(&target, 0, sizeof target);
+    start(&target);
+    if ((data[0] & 1) == 0) {
+        say(&target, data + 1, size - 1 < FRAME_MAX_BYTES ? size - 1 : FRAME_MAX_BYTES);
+    } else {
+        greet(&target);
+        size_t at = 1;
+        for (unsigned i = 0; i < MESSAGES_MAX && size - at >= 2; i++) {
+            size_t length = data[at] | (size_t)data[at + 1] << 8;
+            at += 2;
+            length = length < size - at ? length : size - at;
+            say_replaced(&target, data + at, length);
+            at += length;
+        }
+    }
+    stop(&target);
+    return 0;
+}

@@ -1,0 +1,573 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/cluster.h"
+#include "tests/sim/sim_comm.h"
+
+/* Whole clusters at work: right results, formation and what may go wrong with it, deadlines, many
+ * communicators. Faults: test_faults.c. */
+
+static const struct mem_conditions calm = {
+    .delay_ns = 20 * TIME_US, .jitter_ns = 5 * TIME_US, .packet_bytes = 16384};
+static const struct mem_conditions rough = {.loss = 0.02,
+                                            .duplication = 0.01,
+                                            .delay_ns = 50 * TIME_US,
+                                            .jitter_ns = 100 * TIME_US,
+                                            .packet_bytes = 8192};
+
+static const struct sim_call barrier = {.kind = OP_KIND_BARRIER};
+
+/* 1 to 3 ranks on each of the nodes, in an order without any: ranks of a node are not contiguous. Returns how
+ * many. */
+static uint32_t scatter_ranks(struct cluster *cluster, uint32_t nodes, uint32_t *node_of_rank)
+{
+    uint32_t size = 0;
+    for (uint32_t i = 0; i < nodes; i++) {
+        uint32_t local = 1 + (uint32_t)random_below(&cluster->random, 3);
+        while (local-- > 0) {
+            uint32_t at = (uint32_t)random_below(&cluster->random, size + 1);
+            node_of_rank[size++] = node_of_rank[at];
+            node_of_rank[at] = i;
+        }
+    }
+    return size;
+}
+
+/* --- All-reduce --- */
+
+static uint64_t run_all_reduces(uint64_t seed)
+{
+    static const struct sim_call calls[] = {
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1},
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 63, .in_place = true},
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F64, .reduce = REDUCE_SUM, .count = 64},
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 65},
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_AVG, .count = 0},
+        {.kind = OP_KIND_ALL_REDUCE,
+         .dtype = DTYPE_F32,
+         .reduce = REDUCE_AVG,
+         .count = 4095,
+         .in_place = true},
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 4096},
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_BF16, .reduce = REDUCE_SUM, .count = 8193},
+        {.kind = OP_KIND_ALL_REDUCE,
+         .dtype = DTYPE_F16,
+         .reduce = REDUCE_MAX,
+         .count = 20011,
+         .in_place = true},
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I64, .reduce = REDUCE_PROD, .count = 7777},
+        {.kind = OP_KIND_ALL_REDUCE,
+         .dtype = DTYPE_U8,
+         .reduce = REDUCE_BXOR,
+         .count = 50021,
+         .in_place = true},
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I16, .reduce = REDUCE_MIN, .count = 30001},
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_BOOL, .reduce = REDUCE_LAND, .count = 1000},
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_C64, .reduce = REDUCE_SUM, .count = 12345},
+        {.kind = OP_KIND_ALL_REDUCE,
+         .dtype = DTYPE_F64,
+         .reduce = REDUCE_SUM,
+         .count = 60013,
+         .in_place = true},
+        {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F8E5M2, .reduce = REDUCE_MIN, .count = 333},
+    };
+    enum { CALLS = sizeof calls / sizeof *calls, AHEAD = 4 };
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = seed, .node_count = 64, .conditions = rough, .slice_bytes = 16384});
+    uint32_t node_of_rank[192];
+    uint32_t size = scatter_ranks(cluster, 64, node_of_rank);
+    struct sim_comm *comm = sim_comm_new(cluster, "all", size, node_of_rank);
+    sim_comm_form(comm, NULL, 30 * TIME_S);
+    /* Some ahead of their completion, as applications post them. */
+    struct sim_op *ops[CALLS];
+    for (uint32_t i = 0; i < CALLS + AHEAD; i++) {
+        if (i < CALLS) {
+            ops[i] = sim_comm_post_all(comm, &calls[i]);
+        }
+        if (i >= AHEAD) {
+            sim_op_finish(ops[i - AHEAD], 60 * TIME_S);
+            sim_op_free(ops[i - AHEAD]);
+        }
+    }
+    struct mem_network_counters counters;
+    mem_network_counters(cluster->network, &counters);
+    assert_true(counters.packets_lost > counters.packets / 100);
+    uint64_t trace = cluster_trace(cluster);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+    return trace;
+}
+
+static void test_all_reduce_on_64_nodes(void **state)
+{
+    (void)state;
+    (void)run_all_reduces(cluster_seed(1));
+}
+
+static void test_the_seed_reproduces_a_run(void **state)
+{
+    (void)state;
+    uint64_t first = run_all_reduces(cluster_seed(2));
+    assert_true(run_all_reduces(cluster_seed(2)) == first);
+    assert_true(run_all_reduces(cluster_seed(3)) != first);
+}
+
+/* --- Broadcast and barrier --- */
+
+static void test_broadcast_from_every_kind_of_root(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(4), .node_count = 13, .conditions = rough, .slice_bytes = 8192});
+    uint32_t node_of_rank[39];
+    uint32_t size = scatter_ranks(cluster, 13, node_of_rank);
+    struct sim_comm *comm = sim_comm_new(cluster, "roots", size, node_of_rank);
+    sim_comm_form(comm, NULL, 30 * TIME_S);
+    static const uint64_t counts[] = {0, 1, 1000, 2047, 2048, 2049, 30011};
+    /* First and last rank of a node, on first, last and other nodes: every rank. */
+    for (uint32_t root = 0; root < size; root++) {
+        struct sim_call call = {.kind = OP_KIND_BROADCAST,
+                                .dtype = root % 2 == 0 ? DTYPE_F32 : DTYPE_I16,
+                                .root = root,
+                                .count = counts[root % 7],
+                                .in_place = root % 3 == 0};
+        sim_comm_run(comm, &call);
+    }
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+/* Nobody is through before everybody is there. */
+static void test_barriers(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(5), .node_count = 17, .conditions = rough});
+    uint32_t node_of_rank[51];
+    uint32_t size = scatter_ranks(cluster, 17, node_of_rank);
+    struct sim_comm *comm = sim_comm_new(cluster, "gate", size, node_of_rank);
+    sim_comm_form(comm, NULL, 30 * TIME_S);
+    for (uint32_t last = 0; last < size; last += 5) {
+        struct sim_op *op = sim_op_new(comm, &barrier);
+        for (uint32_t i = 0; i < size; i++) {
+            if (i != last) {
+                sim_op_post(op, i);
+            }
+        }
+        cluster_run(cluster, TIME_S);
+        for (uint32_t i = 0; i < size; i++) {
+            assert_false(op->parts[i].done);
+        }
+        sim_op_post(op, last);
+        sim_op_finish(op, 10 * TIME_S);
+        sim_op_free(op);
+    }
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+/* --- Formation --- */
+
+static void assert_text(const struct error *error, enum status status, const char *a, const char *b)
+{
+    if (error->status != status || strstr(error->text, a) == NULL || strstr(error->text, b) == NULL) {
+        fail_msg("%s \"%s\" instead of %s with \"%s\" and \"%s\"", status_name(error->status), error->text,
+                 status_name(status), a, b);
+    }
+}
+
+/* What a rank was told of its formation, at once or later. */
+static const struct error *verdict_of(const struct sim_comm *comm, uint32_t rank)
+{
+    const struct sim_rank *who = &comm->ranks[rank];
+    return who->refused.status != STATUS_OK ? &who->refused : &who->formed_result;
+}
+
+/* Three ranks on three nodes form although somebody who does not fit comes: before, or after, all the others.
+ */
+static void run_misfit(uint32_t which, void (*misfit)(struct sim_comm *comm, uint32_t rank),
+                       enum status status, const char *text)
+{
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(which), .node_count = 4, .conditions = calm});
+    cluster_connect(cluster);
+    static const uint32_t node_of_rank[] = {0, 1, 2};
+    static const uint32_t node_of_stranger[] = {3, 3, 3};
+    struct sim_comm *comm = sim_comm_new(cluster, "fit", 3, node_of_rank);
+    struct sim_comm *stranger = sim_comm_new(cluster, "fit", 3, node_of_stranger);
+    sim_comm_join(comm, 0, 0, NULL);
+    sim_comm_join(comm, 1, 0, NULL);
+    cluster_run(cluster, 100 * TIME_MS);
+    misfit(stranger, 1);
+    cluster_run(cluster, TIME_S);
+    assert_text(verdict_of(stranger, 1), status, "fit", text);
+    sim_comm_join(comm, 2, 0, NULL);
+    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, 10 * TIME_S));
+    for (uint32_t i = 0; i < 3; i++) {
+        assert_int_equal(verdict_of(comm, i)->status, STATUS_OK);
+    }
+    sim_comm_run(comm, &barrier);
+    sim_comm_free(stranger);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+static void misfit_same_rank(struct sim_comm *comm, uint32_t rank)
+{
+    sim_comm_join(comm, rank, 0, NULL);
+}
+
+static void misfit_other_uid(struct sim_comm *comm, uint32_t rank)
+{
+    sim_comm_join(comm, rank, 0, &(struct sim_options){.uid = 2000});
+}
+
+static void misfit_other_size(struct sim_comm *comm, uint32_t rank)
+{
+    sim_comm_join(comm, rank, 4, NULL);
+}
+
+static void misfit_other_slices(struct sim_comm *comm, uint32_t rank)
+{
+    sim_comm_join(comm, rank, 0, &(struct sim_options){.slice_bytes = 65536});
+}
+
+static void test_a_rank_that_is_taken(void **state)
+{
+    (void)state;
+    run_misfit(10, misfit_same_rank, STATUS_ALREADY_EXISTS, "rank 1");
+}
+
+static void test_a_name_of_another_uid(void **state)
+{
+    (void)state;
+    run_misfit(11, misfit_other_uid, STATUS_PERMISSION, "uid");
+}
+
+static void test_another_size(void **state)
+{
+    (void)state;
+    run_misfit(12, misfit_other_size, STATUS_MISMATCH, "size");
+}
+
+static void test_another_option(void **state)
+{
+    (void)state;
+    run_misfit(13, misfit_other_slices, STATUS_MISMATCH, "slice");
+}
+
+/* The same on one node, where it is refused at once. */
+static void test_misfits_of_one_node(void **state)
+{
+    (void)state;
+    struct cluster *cluster =
+        cluster_new(&(struct cluster_options){.seed = cluster_seed(14), .node_count = 1, .conditions = calm});
+    static const uint32_t node_of_rank[] = {0, 0, 0};
+    struct sim_comm *comm = sim_comm_new(cluster, "one", 3, node_of_rank);
+    struct sim_comm *stranger = sim_comm_new(cluster, "one", 3, node_of_rank);
+    sim_comm_join(comm, 0, 0, NULL);
+    sim_comm_join(comm, 1, 0, NULL);
+    sim_comm_join(stranger, 1, 0, NULL);
+    assert_text(&stranger->ranks[1].refused, STATUS_ALREADY_EXISTS, "rank 1", "1001");
+    sim_comm_join(stranger, 2, 4, NULL);
+    assert_text(&stranger->ranks[2].refused, STATUS_MISMATCH, "size", "4");
+    sim_comm_join(stranger, 2, 0, &(struct sim_options){.uid = 2000});
+    assert_int_equal(stranger->ranks[2].refused.status, STATUS_PERMISSION);
+    sim_comm_join(stranger, 2, 2, NULL);
+    assert_int_not_equal(stranger->ranks[2].refused.status, STATUS_OK);
+    sim_comm_join(comm, 2, 0, NULL);
+    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, TIME_S));
+    sim_comm_run(comm,
+                 &(struct sim_call){
+                     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1001});
+    sim_comm_free(stranger);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+static void test_missing_ranks_are_named_at_the_deadline(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(15), .node_count = 5, .conditions = rough});
+    cluster_connect(cluster);
+    static const uint32_t node_of_rank[] = {0, 1, 2, 3, 4, 0, 1, 2, 3, 4};
+    struct sim_comm *comm = sim_comm_new(cluster, "late", 10, node_of_rank);
+    struct sim_options options = {.form_timeout_ms = 2000};
+    uint64_t begin_ns = cluster->now_ns;
+    for (uint32_t i = 0; i < 10; i++) {
+        if (i != 2 && i != 7 && i != 8) {
+            sim_comm_join(comm, i, 0, &options);
+        }
+    }
+    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, 10 * TIME_S));
+    for (uint32_t i = 0; i < 10; i++) {
+        const struct sim_rank *rank = &comm->ranks[i];
+        if (rank->member != NULL) {
+            assert_text(&rank->formed_result, STATUS_TIMED_OUT, "2, 7-8", "late");
+            assert_true(rank->formed_ns >= begin_ns + 2 * TIME_S - TIME_MS);
+            assert_true(rank->formed_ns <= begin_ns + 2 * TIME_S + 100 * TIME_MS);
+        }
+    }
+    /* The name is free again once they have left. */
+    sim_comm_free(comm);
+    comm = sim_comm_new(cluster, "late", 10, node_of_rank);
+    sim_comm_form(comm, NULL, 10 * TIME_S);
+    sim_comm_run(comm, &barrier);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+/* --- Size --- */
+
+static void test_200_nodes(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(20), .node_count = 200, .conditions = calm, .slice_bytes = 65536});
+    static uint32_t node_of_rank[200];
+    for (uint32_t i = 0; i < 200; i++) {
+        node_of_rank[i] = (i * 77) % 200;
+    }
+    struct sim_comm *comm = sim_comm_new(cluster, "wide", 200, node_of_rank);
+    sim_comm_form(comm, NULL, 30 * TIME_S);
+    sim_comm_run(comm, &barrier);
+    sim_comm_run(comm,
+                 &(struct sim_call){
+                     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 100});
+    sim_comm_run(comm,
+                 &(struct sim_call){
+                     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 40001});
+    sim_comm_run(
+        comm, &(struct sim_call){.kind = OP_KIND_BROADCAST, .dtype = DTYPE_F64, .root = 123, .count = 20001});
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+/* --- Deadlines of operations --- */
+
+static void test_a_deadline_that_passes(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(30), .node_count = 4, .conditions = rough});
+    static const uint32_t node_of_rank[] = {0, 1, 2, 3, 0, 1, 2, 3};
+    struct sim_comm *comm = sim_comm_new(cluster, "slow", 8, node_of_rank);
+    sim_comm_form(comm, NULL, 10 * TIME_S);
+    struct sim_call call = {.kind = OP_KIND_ALL_REDUCE,
+                            .dtype = DTYPE_F32,
+                            .reduce = REDUCE_SUM,
+                            .count = 1000,
+                            .timeout_ms = 1500};
+    sim_comm_run(comm, &call);
+    uint64_t begin_ns = cluster->now_ns;
+    struct sim_op *op = sim_op_new(comm, &call);
+    for (uint32_t i = 0; i < 8; i++) {
+        if (i != 6) {
+            sim_op_post(op, i);
+        }
+    }
+    assert_true(cluster_run_until(cluster, sim_op_done, op, 10 * TIME_S));
+    for (uint32_t i = 0; i < 8; i++) {
+        if (i != 6) {
+            assert_text(&op->parts[i].result, STATUS_TIMED_OUT, "slow", "");
+            assert_string_equal(op->parts[i].result.text, op->parts[0].result.text);
+            assert_true(op->parts[i].done_ns >= begin_ns + 1500 * TIME_MS - TIME_MS);
+            assert_true(op->parts[i].done_ns <= begin_ns + 1600 * TIME_MS);
+        }
+        assert_true(comm->ranks[i].aborted);
+    }
+    /* Who comes too late gets the same cause. */
+    sim_op_post(op, 6);
+    assert_false(op->parts[6].posted);
+    assert_int_equal(op->parts[6].refused.status, STATUS_TIMED_OUT);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+static void test_a_contradiction_names_both_calls(void **state)
+{
+    (void)state;
+    static const uint32_t node_of_rank[] = {0, 1, 2, 0, 1, 2};
+    for (uint32_t wrong = 0; wrong < 6; wrong++) {
+        struct cluster *cluster = cluster_new(&(struct cluster_options){
+            .seed = cluster_seed(40 + wrong), .node_count = 3, .conditions = rough});
+        struct sim_comm *comm = sim_comm_new(cluster, "odd", 6, node_of_rank);
+        sim_comm_form(comm, NULL, 10 * TIME_S);
+        struct sim_op *op = sim_op_new(
+            comm, &(struct sim_call){
+                      .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 1000});
+        for (uint32_t i = 0; i < 6; i++) {
+            /* With one rank of a node wrong, the node sees it; with both, the nodes do. */
+            bool differs = i == wrong || (wrong >= 3 && i == wrong - 3);
+            op->call.dtype = differs ? DTYPE_I32 : DTYPE_F32;
+            sim_op_post(op, i);
+        }
+        assert_true(cluster_run_until(cluster, sim_op_done, op, 10 * TIME_S));
+        for (uint32_t i = 0; i < 6; i++) {
+            const struct error *result = op->parts[i].posted ? &op->parts[i].result : &op->parts[i].refused;
+            assert_text(result, STATUS_MISMATCH, "f32", "i32");
+        }
+        sim_comm_free(comm);
+        cluster_free(cluster);
+    }
+}
+
+/* Ranks may pass what they like where the operation has no use for it. */
+static void test_what_has_no_use_is_not_compared(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(48), .node_count = 3, .conditions = rough});
+    static const uint32_t node_of_rank[] = {0, 1, 2, 0, 1, 2};
+    struct sim_comm *comm = sim_comm_new(cluster, "useless", 6, node_of_rank);
+    sim_comm_form(comm, NULL, 10 * TIME_S);
+    for (uint32_t turn = 0; turn < 3; turn++) {
+        static const enum op_kind kinds[] = {OP_KIND_BARRIER, OP_KIND_BROADCAST, OP_KIND_ALL_REDUCE};
+        struct sim_op *op = sim_op_new(
+            comm,
+            &(struct sim_call){.kind = kinds[turn], .dtype = DTYPE_I32, .reduce = REDUCE_SUM, .count = 500});
+        for (uint32_t i = 0; i < 6; i++) {
+            op->call.reduce = turn < 2 ? (enum reduce)i : REDUCE_SUM;
+            op->call.dtype = turn == 0 ? (enum dtype)i : DTYPE_I32;
+            op->call.root = turn == 1 ? 0 : i;
+            sim_op_post(op, i);
+        }
+        sim_op_finish(op, 10 * TIME_S);
+    }
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+/* --- Many communicators --- */
+
+enum { MANY = 24, MANY_NODES = 8, MANY_ROUNDS = 6 };
+
+static void test_many_communicators_at_once(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(50), .node_count = MANY_NODES, .conditions = rough, .slice_bytes = 8192});
+    struct sim_comm *comms[MANY];
+    for (uint32_t i = 0; i < MANY; i++) {
+        uint32_t node_of_rank[24];
+        uint32_t size = 2 + (uint32_t)random_below(&cluster->random, 10);
+        for (uint32_t j = 0; j < size; j++) {
+            node_of_rank[j] = (uint32_t)random_below(&cluster->random, MANY_NODES);
+        }
+        char name[16];
+        (void)snprintf(name, sizeof name, "many-%u", i);
+        comms[i] = sim_comm_new(cluster, name, size, node_of_rank);
+        sim_comm_join_all(comms[i], NULL);
+    }
+    struct sim_op *ops[MANY][MANY_ROUNDS];
+    for (uint32_t i = 0; i < MANY; i++) {
+        assert_true(cluster_run_until(cluster, sim_comm_formed, comms[i], 30 * TIME_S));
+        for (uint32_t j = 0; j < comms[i]->size; j++) {
+            assert_int_equal(verdict_of(comms[i], j)->status, STATUS_OK);
+        }
+    }
+    for (uint32_t round = 0; round < MANY_ROUNDS; round++) {
+        for (uint32_t i = 0; i < MANY; i++) {
+            struct sim_call call = {.kind = (enum op_kind)((round + i) % OP_KIND_COUNT),
+                                    .dtype = i % 2 == 0 ? DTYPE_F32 : DTYPE_U16,
+                                    .reduce = round % 2 == 0 ? REDUCE_SUM : REDUCE_MAX,
+                                    .count = random_below(&cluster->random, 9000),
+                                    .root = round % comms[i]->size,
+                                    .in_place = round % 2 == 1};
+            ops[i][round] = sim_comm_post_all(comms[i], &call);
+        }
+    }
+    for (uint32_t i = 0; i < MANY; i++) {
+        for (uint32_t round = 0; round < MANY_ROUNDS; round++) {
+            sim_op_finish(ops[i][round], 60 * TIME_S);
+            sim_op_free(ops[i][round]);
+        }
+    }
+    for (uint32_t i = 0; i < MANY; i++) {
+        sim_comm_free(comms[i]);
+    }
+    cluster_free(cluster);
+}
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1 /* as gcc says it */
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+size_t __sanitizer_get_current_allocated_bytes(void);
+#else
+#include <malloc.h>
+#endif
+
+static size_t allocated_bytes(void)
+{
+#ifdef __SANITIZE_ADDRESS__
+    return __sanitizer_get_current_allocated_bytes();
+#else
+    return mallinfo2().uordblks;
+#endif
+}
+
+static void test_names_are_used_again_and_memory_is_flat(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(60), .node_count = 4, .conditions = rough});
+    static const uint32_t node_of_rank[] = {3, 0, 1, 2, 1, 0};
+    /* What is remembered of communicators that ended has bounds; before they are reached it grows. */
+    enum { TURNS_BEFORE = 700, TURNS = 1400 };
+    size_t before = 0;
+    for (uint32_t turn = 0; turn < TURNS; turn++) {
+        struct sim_comm *comm = sim_comm_new(cluster, "again", 6, node_of_rank);
+        sim_comm_form(comm, NULL, 10 * TIME_S);
+        for (uint32_t i = 0; i < 5; i++) {
+            sim_comm_run(comm, &(struct sim_call){.kind = (enum op_kind)(i % OP_KIND_COUNT),
+                                                  .dtype = DTYPE_F32,
+                                                  .reduce = REDUCE_SUM,
+                                                  .count = 500 + turn,
+                                                  .root = i});
+        }
+        sim_comm_free(comm);
+        cluster_run(cluster, TIME_S);
+        if (turn == TURNS_BEFORE) {
+            before = allocated_bytes();
+        }
+    }
+    /* Heartbeats and their packets come and go; a leak of anything by communicator would be more. */
+    size_t after = allocated_bytes();
+    if (after > before + 16384) {
+        fail_msg("%d communicators left %zu bytes behind", TURNS - TURNS_BEFORE, after - before);
+    }
+    cluster_free(cluster);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_all_reduce_on_64_nodes),
+        cmocka_unit_test(test_the_seed_reproduces_a_run),
+        cmocka_unit_test(test_broadcast_from_every_kind_of_root),
+        cmocka_unit_test(test_barriers),
+        cmocka_unit_test(test_a_rank_that_is_taken),
+        cmocka_unit_test(test_a_name_of_another_uid),
+        cmocka_unit_test(test_another_size),
+        cmocka_unit_test(test_another_option),
+        cmocka_unit_test(test_misfits_of_one_node),
+        cmocka_unit_test(test_missing_ranks_are_named_at_the_deadline),
+        cmocka_unit_test(test_200_nodes),
+        cmocka_unit_test(test_a_deadline_that_passes),
+        cmocka_unit_test(test_a_contradiction_names_both_calls),
+        cmocka_unit_test(test_what_has_no_use_is_not_compared),
+        cmocka_unit_test(test_many_communicators_at_once),
+        cmocka_unit_test(test_names_are_used_again_and_memory_is_flat),
+    };
+    return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
+}

@@ -89,7 +89,7 @@ static void initialise(struct model *model)
 static void learn_sample(const struct model *model, const unsigned char *at, struct gradient *sum)
 {
     double inputs[INPUTS], hidden[HIDDEN], output[SYMBOLS], hidden_error[HIDDEN] = {0};
-    for (int c = 0; c < CONTEXT; c++) {
+    for (size_t c = 0; c < CONTEXT; c++) {
         memcpy(&inputs[c * EMBEDDING], model->embedding[at[c]], sizeof model->embedding[0]);
     }
     memcpy(hidden, model->hidden_bias, sizeof hidden);

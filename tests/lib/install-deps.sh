@@ -185,11 +185,22 @@ mirrors() {
     } | tr -s '[:space:]' '\n' | awk 'NF && !seen[$0]++'
 }
 
-# Downloads the source package $1 into the current folder from the first of the suites that has it. The private apt
-# configuration leaves the system's lists as they are; apt checks the signature of the lists, and by them each file.
+# Downloads the source package $1 into the current folder from the first of the suites that has it. A mirror that stands still
+# has lists past their date: they are taken when nobody has newer ones.
 fetch_source() {
-    local package=$1 suite mirror private keyring
+    local package=$1
     shift
+    fetch_source_checked "$package" true "$@" || {
+        say "no list of $* that is up to date has the source of $package: one past its date will do"
+        fetch_source_checked "$package" false "$@"
+    } || die "no suite of $* offers the source of $package; the machine's mirrors: $(mirrors | tr '\n' ' ')"
+}
+
+# The private apt configuration leaves the system's lists as they are; apt checks the signature of the lists, and by them
+# each file. $2: whether the lists have to be up to date.
+fetch_source_checked() {
+    local package=$1 check_date=$2 suite mirror private keyring
+    shift 2
     keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     [ -e $keyring ] || keyring=${keyring%.gpg}.pgp
     for suite in "$@"; do
@@ -200,6 +211,7 @@ fetch_source() {
                 >"$private/sources/debian.sources"
             printf '%s "%s";\n' Dir::State::Lists "$private/lists" Dir::Cache "$private/cache" \
                 Dir::Etc::SourceParts "$private/sources" Dir::Etc::SourceList /dev/null APT::Sandbox::User "" \
+                Acquire::Check-Valid-Until "$check_date" \
                 >"$private/apt.conf"
             if APT_CONFIG=$private/apt.conf apt-get update -qq >&2 &&
                 APT_CONFIG=$private/apt.conf apt-get source --download-only -qq "$package/$suite" >&2; then
@@ -208,7 +220,7 @@ fetch_source() {
             say "$suite on $mirror does not offer the source of $package"
         done
     done
-    die "no suite of $* offers the source of $package; the machine's mirrors: $(mirrors | tr '\n' ' ')"
+    return 1
 }
 
 run_logged() {
@@ -220,8 +232,7 @@ run_logged() {
 build_openssl() {
     local log=$work/openssl.log target
     target=linux-$(uname -m)
-    mkdir "$work/openssl" && cd "$work/openssl"
-    fetch_source openssl "${openssl_suites[@]}"
+    cd "$work/openssl"
     run_logged "$log" dpkg-source --no-check -x ./*.dsc source # apt has checked the files
     cd source
     say "building OpenSSL, for a minute or two"
@@ -234,8 +245,7 @@ build_openssl() {
 
 build_ngtcp2() {
     local log=$work/ngtcp2.log built=$work/root$private_libraries
-    mkdir "$work/ngtcp2" && cd "$work/ngtcp2"
-    fetch_source ngtcp2 "${ngtcp2_suites[@]}"
+    cd "$work/ngtcp2"
     run_logged "$log" dpkg-source --no-check -x ./*.dsc source
     cd source
     say "building ngtcp2"
@@ -251,6 +261,9 @@ build_private_libraries() {
     rm -rf "$cache"/build-* # of runs that failed or were stopped: this one holds the lock
     work=$(mktemp -d "$cache/build-XXXXXX")
     say "building OpenSSL and ngtcp2 once for this machine, into $private_libraries"
+    mkdir "$work/openssl" "$work/ngtcp2"
+    (cd "$work/openssl" && fetch_source openssl "${openssl_suites[@]}")
+    (cd "$work/ngtcp2" && fetch_source ngtcp2 "${ngtcp2_suites[@]}")
     (build_openssl)
     (build_ngtcp2)
     mv "$work/root$private_libraries" "$private_libraries"

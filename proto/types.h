@@ -63,14 +63,22 @@ enum reduce {
 #define OP_KIND_LIST(X)                                                                                      \
     X(ALL_REDUCE, 0, "all_reduce")                                                                           \
     X(BROADCAST, 1, "broadcast")                                                                             \
-    X(BARRIER, 2, "barrier")
+    X(BARRIER, 2, "barrier")                                                                                 \
+    X(REDUCE, 3, "reduce")                                                                                   \
+    X(ALL_GATHER, 4, "all_gather")                                                                           \
+    X(REDUCE_SCATTER, 5, "reduce_scatter")                                                                   \
+    X(GATHER, 6, "gather")                                                                                   \
+    X(SCATTER, 7, "scatter")                                                                                 \
+    X(ALL_TO_ALL, 8, "all_to_all")                                                                           \
+    X(SCAN, 9, "scan")                                                                                       \
+    X(EXCLUSIVE_SCAN, 10, "exclusive_scan")
 
 enum op_kind {
 #define X(name, number, text) OP_KIND_##name = number,
     OP_KIND_LIST(X)
 #undef X
 };
-#define OP_KIND_COUNT 3
+#define OP_KIND_COUNT 11
 
 #define COMM_NAME_MAX_BYTES 127 /* length of a communicator's name, without the terminator */
 #define NODE_NAME_MAX_BYTES 63  /* a DNS label: it also is the certificate's subject alternative name */

@@ -1,5 +1,6 @@
 PROTO_MESSAGES := $(wildcard proto/*.proto)
 PROTO_GENERATED := $(PROTO_MESSAGES:%.proto=$(BUILD)/gen/%.pb-c.c)
+.SECONDARY: $(PROTO_GENERATED)
 PROTO_HEADERS := $(PROTO_GENERATED:.c=.h)
 PROTO_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard proto/*.c)) $(PROTO_GENERATED:.c=.o)
 

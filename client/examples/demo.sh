@@ -23,9 +23,7 @@ cleanup() {
     for process in "${processes[@]}"; do
         wait "$process" 2>/dev/null || true
     done
-    for namespace in "${namespaces[@]}"; do
-        ip netns del "$namespace" 2>/dev/null || true
-    done
+    delete_namespaces
     rm -rf "$work"
 }
 trap cleanup EXIT
@@ -42,23 +40,38 @@ in_node() {
     exec "$@"
 }
 
+# False where this user, or this container, may not; what was made until then is gone again.
 make_namespaces() {
-    [ "$(id -u)" = 0 ] && command -v ip >/dev/null && ip netns add "$tag-a" 2>/dev/null || return 1
-    namespaces+=("$tag-a")
-    ip netns add "$tag-b" && namespaces+=("$tag-b")
-    ip -n "$tag-a" link add veth0 type veth peer name veth0 netns "$tag-b"
+    local node address=1
+    if [ "$(id -u)" != 0 ] || ! command -v ip >/dev/null; then
+        return 1
+    fi
     for node in a b; do
-        ip -n "$tag-$node" link set lo up
-        ip -n "$tag-$node" link set veth0 up
+        ip netns add "$tag-$node" 2>/dev/null || return 1
+        namespaces+=("$tag-$node")
     done
-    ip -n "$tag-a" addr add 10.97.0.1/24 dev veth0
-    ip -n "$tag-b" addr add 10.97.0.2/24 dev veth0
+    ip -n "$tag-a" link add veth0 type veth peer name veth0 netns "$tag-b" 2>/dev/null || return 1
+    for node in a b; do
+        ip -n "$tag-$node" link set lo up && ip -n "$tag-$node" link set veth0 up &&
+            ip -n "$tag-$node" addr add "10.97.0.$address/24" dev veth0 &&
+            ip netns exec "$tag-$node" true 2>/dev/null || return 1
+        address=$((address + 1))
+    done
+}
+
+delete_namespaces() {
+    local namespace
+    for namespace in "${namespaces[@]}"; do
+        ip netns del "$namespace" 2>/dev/null || true
+    done
+    namespaces=()
 }
 
 if make_namespaces; then
     addresses=(10.97.0.1:7400 10.97.0.2:7400)
     echo "two nodes in network namespaces of their own, joined by veth"
 else
+    delete_namespaces
     addresses=(127.0.0.1:7400 127.0.0.1:7401)
     echo "two nodes on loopback"
 fi

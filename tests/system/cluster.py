@@ -29,6 +29,7 @@ def namespaces_work():
     name = f"commd-probe-{os.getpid()}"
     made = run("ip", "netns", "add", name, check=False).returncode == 0
     works = made and run("ip", "-n", name, "link", "add", "veth0", "type", "veth", "peer", "name", "veth1", check=False).returncode == 0
+    works = works and run("ip", "netns", "exec", name, "true", check=False).returncode == 0  # not in every container
     if made:
         run("ip", "netns", "del", name, check=False)
     return works

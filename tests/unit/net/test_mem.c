@@ -632,7 +632,8 @@ static void test_memory_is_flat(void **state)
         }
     }
     assert_int_equal(pair.b->incoming[0].seen, 330 * 5000);
-    assert_true(allocated_bytes() <= before);
+    /* One byte a turn would be more. What the allocator keeps for itself varies with its version. */
+    assert_true(allocated_bytes() <= before + 8192);
     net_stream_finish(lasting);
     pair_stop(&pair);
 }

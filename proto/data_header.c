@@ -19,10 +19,10 @@ enum {
     OFFSET_COUNT_ELEMENTS = 40,
     OFFSET_PAYLOAD_BYTES = 48,
     OFFSET_ALGORITHM = 56,
-    OFFSET_RESERVED = 60
+    OFFSET_DETAIL = 60
 };
 
-_Static_assert(OFFSET_RESERVED + 4 == DATA_HEADER_BYTES, "the fields fill the header");
+_Static_assert(OFFSET_DETAIL + 4 == DATA_HEADER_BYTES, "the fields fill the header");
 _Static_assert(OP_KIND_COUNT <= 256 && DTYPE_COUNT <= 256 && REDUCE_COUNT <= 256, "each fits one byte");
 
 void data_header_encode(const struct data_header *header, uint8_t out[DATA_HEADER_BYTES])
@@ -42,7 +42,7 @@ void data_header_encode(const struct data_header *header, uint8_t out[DATA_HEADE
     put_u64_le(out + OFFSET_COUNT_ELEMENTS, header->count_elements);
     put_u64_le(out + OFFSET_PAYLOAD_BYTES, header->payload_bytes);
     put_u32_le(out + OFFSET_ALGORITHM, header->algorithm);
-    put_u32_le(out + OFFSET_RESERVED, 0);
+    put_u32_le(out + OFFSET_DETAIL, header->detail);
 }
 
 static enum status data_header_fail(enum status status, const char *field, const char **what)
@@ -64,6 +64,7 @@ enum status data_header_decode(const uint8_t in[DATA_HEADER_BYTES], struct data_
         .algorithm = get_u32_le(in + OFFSET_ALGORITHM),
         .count_elements = get_u64_le(in + OFFSET_COUNT_ELEMENTS),
         .payload_bytes = get_u64_le(in + OFFSET_PAYLOAD_BYTES),
+        .detail = get_u32_le(in + OFFSET_DETAIL),
     };
     if (get_u32_le(in + OFFSET_MAGIC) != DATA_HEADER_MAGIC) {
         return data_header_fail(STATUS_PROTOCOL, "magic", what);
@@ -82,9 +83,6 @@ enum status data_header_decode(const uint8_t in[DATA_HEADER_BYTES], struct data_
     }
     if (read.payload_bytes > DATA_PAYLOAD_MAX_BYTES) {
         return data_header_fail(STATUS_PROTOCOL, "payload_bytes", what);
-    }
-    if (get_u32_le(in + OFFSET_RESERVED) != 0) {
-        return data_header_fail(STATUS_PROTOCOL, "reserved", what);
     }
     *header = read;
     return STATUS_OK;

@@ -17,7 +17,7 @@
  *   24 u32 generation                28 u32 slice
  *   32 u32 round                     36 u32 root
  *   40 u64 count_elements            48 u64 payload_bytes
- *   56 u32 algorithm                 60 u32 reserved, zero
+ *   56 u32 algorithm                 60 u32 detail
  */
 #define DATA_HEADER_BYTES 64
 #define DATA_HEADER_MAGIC 0x44444d43u /* the bytes "CMDD" */
@@ -37,6 +37,7 @@ struct data_header {
     uint32_t algorithm;      /* the registry's id */
     uint64_t count_elements; /* of the whole operation */
     uint64_t payload_bytes;  /* that follow this header, at most DATA_PAYLOAD_MAX_BYTES */
+    uint32_t detail;         /* a digest of whatever else the ranks must agree on */
 };
 
 /* Writes all DATA_HEADER_BYTES. The caller keeps payload_bytes within its maximum and the enums listed. */
@@ -44,8 +45,7 @@ void data_header_encode(const struct data_header *header, uint8_t out[DATA_HEADE
 
 /*
  * Reads and checks what came from another node. STATUS_VERSION for a version that is not understood,
- * STATUS_PROTOCOL for a wrong magic, a number that is not in its list, a payload beyond the maximum or a
- * reserved field that is not zero; then *header is untouched and *what names the field ("dtype"; static
+ * STATUS_PROTOCOL for a wrong magic, a number that is not in its list or a payload beyond the maximum; then *header is untouched and *what names the field ("dtype"; static
  * storage). Whether the fields agree with this node's operation is not known here.
  */
 enum status data_header_decode(const uint8_t in[DATA_HEADER_BYTES], struct data_header *header,

@@ -71,18 +71,42 @@ enum reduce {
     X(SCATTER, 7, "scatter")                                                                                 \
     X(ALL_TO_ALL, 8, "all_to_all")                                                                           \
     X(SCAN, 9, "scan")                                                                                       \
-    X(EXCLUSIVE_SCAN, 10, "exclusive_scan")
+    X(EXCLUSIVE_SCAN, 10, "exclusive_scan")                                                                  \
+    X(SEND, 11, "send")                                                                                      \
+    X(RECEIVE, 12, "recv")
 
+/* send and receive go from rank to rank: no schedule, no place in the order of a communicator's operations. */
 enum op_kind {
 #define X(name, number, text) OP_KIND_##name = number,
     OP_KIND_LIST(X)
 #undef X
 };
-#define OP_KIND_COUNT 11
+#define OP_KIND_COUNT 13
+
+/* X(name, number, text): what a compressed all-reduce puts on the wire. */
+#define COMPRESSION_LIST(X)                                                                                  \
+    X(NONE, 0, "none")                                                                                       \
+    X(BF16, 1, "bf16")                                                                                       \
+    X(F8, 2, "f8")                                                                                           \
+    X(TOP_K, 3, "top_k")
+
+enum compression {
+#define X(name, number, text) COMPRESSION_##name = number,
+    COMPRESSION_LIST(X)
+#undef X
+};
+#define COMPRESSION_COUNT 4
 
 #define COMM_NAME_MAX_BYTES 127 /* length of a communicator's name, without the terminator */
 #define NODE_NAME_MAX_BYTES 63  /* a DNS label: it also is the certificate's subject alternative name */
 #define COMM_SIZE_MAX 65536     /* ranks in one communicator */
+#define COMM_ANY_SOURCE_RANK UINT32_MAX
+
+/* What an operation has, by its kind: what of a call is used, checked and compared. */
+bool op_kind_reduces(enum op_kind kind);  /* an operator */
+bool op_kind_has_root(enum op_kind kind); /* a root rank */
+bool op_kind_has_blocks(enum op_kind kind); /* count is that of one rank's block, or there are layouts */
+bool op_kind_is_message(enum op_kind kind); /* send, recv */
 
 /* Element size in bytes. dtype must be in the list. */
 size_t dtype_size_bytes(enum dtype dtype);
@@ -91,12 +115,14 @@ size_t dtype_size_bytes(enum dtype dtype);
 const char *dtype_text(enum dtype dtype);
 const char *reduce_text(enum reduce reduce);
 const char *op_kind_text(enum op_kind kind);
+const char *compression_text(enum compression compression);
 
 /* Checked conversion of a number off the wire. Returns false, leaving *out untouched, when not in the list.
  */
 bool dtype_from_wire(unsigned number, enum dtype *out);
 bool reduce_from_wire(unsigned number, enum reduce *out);
 bool op_kind_from_wire(unsigned number, enum op_kind *out);
+bool compression_from_wire(unsigned number, enum compression *out);
 
 /*
  * Which operators have a meaning for which element types:

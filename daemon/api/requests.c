@@ -49,15 +49,17 @@ static void comm_formed(void *context, struct req_member *member, const struct e
     api_session_reply(comm->session, &reply);
 }
 
-static void comm_send_complete(struct api_session *session, uint32_t handle, uint64_t ticket,
-                               const struct error *result)
+static void comm_send_complete(struct api_session *session, uint32_t handle,
+                               const struct req_completion *completion)
 {
     Commd__Client__Complete complete = COMMD__CLIENT__COMPLETE__INIT;
     complete.handle = handle;
-    complete.ticket = ticket;
-    complete.status = result->status;
-    if (result->status != STATUS_OK) {
-        complete.text = (char *)result->text;
+    complete.ticket = completion->ticket;
+    complete.status = completion->result->status;
+    complete.source_rank = completion->source_rank;
+    complete.count_elements = completion->count_elements;
+    if (completion->result->status != STATUS_OK) {
+        complete.text = (char *)completion->result->text;
     }
     Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
     event.body_case = COMMD__CLIENT__EVENT__BODY_COMPLETE;
@@ -65,21 +67,20 @@ static void comm_send_complete(struct api_session *session, uint32_t handle, uin
     api_session_send(session, &event);
 }
 
-static void comm_completed(void *context, struct req_member *member, uint64_t seq, const struct error *result,
+static void comm_completed(void *context, struct req_member *member, const struct req_completion *completion,
                            uint64_t now_ns)
 {
     (void)member;
     (void)now_ns;
     struct api_comm *comm = context;
     struct api_session *session = comm->session;
-    comm->pending_ops--;
     session->ops_completed++;
-    if (result->status == STATUS_OK) {
+    if (completion->result->status == STATUS_OK) {
         session->api->ops_completed++;
     } else {
         session->api->ops_failed++;
     }
-    comm_send_complete(session, comm->handle, comm->tickets[seq % REQ_PENDING_OPS_MAX], result);
+    comm_send_complete(session, comm->handle, completion);
 }
 
 static void comm_aborted(void *context, struct req_member *member, const struct error *cause, uint64_t now_ns)
@@ -258,8 +259,7 @@ void api_memory_deregister(struct api_session *session, uint64_t request_id,
 }
 
 static enum status submit_range(struct api_session *session, const Commd__Client__Range *range,
-                                const char *which, uint64_t size_bytes, struct dev_memory **memory,
-                                uint64_t *offset_bytes, struct error *error)
+                                const char *which, struct req_op_range *out, struct error *error)
 {
     if (range == NULL) {
         return STATUS_OK;
@@ -268,25 +268,48 @@ static enum status submit_range(struct api_session *session, const Commd__Client
     if (registered == NULL) {
         return error_set(error, STATUS_NOT_FOUND, "%s: memory %u is not registered", which, range->memory);
     }
-    if (dev_memory_range(registered->memory, range->offset_bytes, size_bytes) == NULL) {
-        return error_set(error, STATUS_INVALID_ARGUMENT,
-                         "%s: %llu bytes at offset %llu lie beyond memory %u of %llu bytes", which,
-                         (unsigned long long)size_bytes, (unsigned long long)range->offset_bytes,
-                         range->memory, (unsigned long long)dev_memory_size_bytes(registered->memory));
+    out->memory = registered->memory;
+    out->offset_bytes = range->offset_bytes;
+    return STATUS_OK;
+}
+
+static enum status submit_ranges(struct api_session *session, const Commd__Client__Submit *request,
+                                 struct req_op *op, struct error *error)
+{
+    const struct {
+        const Commd__Client__Range *range;
+        const char *which;
+        struct req_op_range *out;
+    } ranges[] = {
+        {request->input, "input", &op->input},
+        {request->output, "output", &op->output},
+        {request->input_layout, "counts for the input", &op->input_layout},
+        {request->output_layout, "counts for the output", &op->output_layout},
+        {request->residual, "residual", &op->residual},
+    };
+    for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
+        enum status status = submit_range(session, ranges[i].range, ranges[i].which, ranges[i].out, error);
+        if (status != STATUS_OK) {
+            return status;
+        }
     }
-    *memory = registered->memory;
-    *offset_bytes = range->offset_bytes;
     return STATUS_OK;
 }
 
 static enum status submit_op(struct api_session *session, struct api_comm *comm,
                              const Commd__Client__Submit *request, uint64_t now_ns, struct error *error)
 {
-    struct req_op op = {.count_elements = request->count_elements,
+    struct req_op op = {.ticket = request->ticket,
+                        .count_elements = request->count_elements,
                         .root_rank = request->root_rank,
                         .factor = request->factor,
-                        .timeout_ms = request->timeout_ms};
-    uint64_t size_bytes;
+                        .timeout_ms = request->timeout_ms,
+                        .has_layouts = request->has_layouts,
+                        .peer_rank = request->peer_rank,
+                        .tag = request->tag,
+                        .bucket_ops = request->bucket_ops,
+                        .bucket_index = request->bucket_index,
+                        .top_k_permille = request->top_k_permille};
     if (!op_kind_from_wire(request->kind, &op.kind)) {
         return error_set(error, STATUS_UNSUPPORTED, "operation kind %u is not known here", request->kind);
     }
@@ -296,27 +319,11 @@ static enum status submit_op(struct api_session *session, struct api_comm *comm,
     if (!reduce_from_wire(request->reduce, &op.reduce)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "operator %u is not known", request->reduce);
     }
-    if (!checked_mul_u64(op.count_elements, dtype_size_bytes(op.dtype), &size_bytes)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "%llu elements of %s exceed the address space",
-                         (unsigned long long)op.count_elements, dtype_text(op.dtype));
+    if (!compression_from_wire(request->compression, &op.compression)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "compression %u is not known", request->compression);
     }
-    enum status status = submit_range(session, request->input, "input", size_bytes, &op.input_memory,
-                                      &op.input_offset_bytes, error);
-    if (status == STATUS_OK) {
-        status = submit_range(session, request->output, "output", size_bytes, &op.output_memory,
-                              &op.output_offset_bytes, error);
-    }
-    if (status != STATUS_OK) {
-        return status;
-    }
-    uint64_t seq;
-    status = req_submit(comm->member, &op, now_ns, &seq, error);
-    if (status == STATUS_OK) {
-        comm->tickets[seq % REQ_PENDING_OPS_MAX] = request->ticket;
-        comm->pending_ops++;
-        session->ops_submitted++;
-    }
-    return status;
+    enum status status = submit_ranges(session, request, &op, error);
+    return status == STATUS_OK ? req_submit(comm->member, &op, now_ns, error) : status;
 }
 
 void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns)
@@ -326,9 +333,18 @@ void api_submit(struct api_session *session, const Commd__Client__Submit *reques
     if (comm == NULL) {
         error_set(&error, STATUS_NOT_FOUND, "no communicator has handle %u", request->handle);
     } else if (submit_op(session, comm, request, now_ns, &error) == STATUS_OK) {
+        session->ops_submitted++;
         return;
     }
-    comm_send_complete(session, request->handle, request->ticket, &error);
+    struct req_completion refused = {.ticket = request->ticket, .result = &error};
+    comm_send_complete(session, request->handle, &refused);
+}
+
+void api_submit_list(struct api_session *session, const Commd__Client__SubmitList *request, uint64_t now_ns)
+{
+    for (size_t i = 0; i < request->n_submits; i++) {
+        api_submit(session, request->submits[i], now_ns);
+    }
 }
 
 void api_session_release(struct api_session *session, uint64_t now_ns)

@@ -203,6 +203,9 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     case COMMD__CLIENT__REQUEST__BODY_SUBMIT:
         api_submit(session, request->submit, now_ns);
         return;
+    case COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST:
+        api_submit_list(session, request->submit_list, now_ns);
+        return;
     case COMMD__CLIENT__REQUEST__BODY_STATUS:
         api_admin_status(session, request->id, now_ns);
         return;

@@ -24,8 +24,6 @@ struct api_comm {
     struct req_member *member;
     uint64_t init_request_id;
     bool formed;
-    uint64_t pending_ops;
-    uint64_t tickets[REQ_PENDING_OPS_MAX]; /* by seq modulo: completions come in order */
     UT_hash_handle hh;
 };
 
@@ -107,6 +105,7 @@ void api_memory_register(struct api_session *session, uint64_t request_id,
 void api_memory_deregister(struct api_session *session, uint64_t request_id,
                            const Commd__Client__MemDeregister *request);
 void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns);
+void api_submit_list(struct api_session *session, const Commd__Client__SubmitList *request, uint64_t now_ns);
 void api_session_release(struct api_session *session, uint64_t now_ns); /* everything that it holds */
 
 /* admin.c: what commctl asks. */

@@ -27,6 +27,7 @@ void exec_free(struct exec *exec)
     while (exec->parked != NULL) {
         struct exec_incoming *incoming = exec->parked;
         exec->parked = incoming->next;
+        free(incoming->encoded);
         free(incoming);
     }
     free(exec);

@@ -5,29 +5,38 @@
 #include <stdint.h>
 
 #include "daemon/base/error.h"
-#include "daemon/coll/schedule.h"
+#include "daemon/coll/registry.h"
 #include "daemon/net/net.h"
 #include "proto/types.h"
 
 /*
- * Schedules at work. An exec runs operations: the local stage in (reduce the inputs of this node's ranks),
- * the rounds of each slice over the network, the local stage out. Operations of one communicator run one
- * after the other, in the order submitted; slices of one operation run in lanes, concurrently; communicators
- * run independently.
+ * Schedules at work. An exec runs operations: the local stage in (what this node's ranks contribute), the
+ * rounds of each slice over the network, the local stage out. Operations of one communicator run one after
+ * the other, in the order submitted; slices of one operation run in lanes, concurrently; communicators run
+ * independently.
  *
- * The work buffer of the net stage is the first local rank's output itself: nothing is staged or copied on
- * the way. Received bytes are stored or reduced there straight from the packet.
+ * The net stage works on a vector of each slice (coll_call says what it holds), in node order: the blocks of
+ * the first node's ranks, in rank order, then those of the next. It lies in the ranks' own buffers where the
+ * operation has a buffer for all of it (the first local rank's output, the root's buffer), in pieces where
+ * ranks are not contiguous; otherwise in memory of the lane, of about one slice. Received bytes are stored or
+ * reduced there straight from the packet; large sends leave from there.
  *
  * Wire: a lane (slice modulo EXEC_LANES_MAX) of a communicator has one stream to each node that it sends to,
  * opened on first use, kind NET_STREAM_DATA: messages of one data header (proto/data_header.h) and the
- * payload. A message that this node is not ready for stays in the net, which holds its sender back. A message
- * whose header contradicts this node's operation of the same seq aborts the communicator with STATUS_MISMATCH
- * and both nodes' calls in the text.
+ * payload. A message that this node is not ready for stays in the net, which holds its sender back.
+ *
+ * Agreement. Every header repeats the call; before a byte is taken it is compared with this node's. Where a
+ * node could end an operation without having heard, directly or through others, of every other node (a
+ * broadcast's root, say), a barrier of empty messages runs beside the data, and the operation ends after
+ * both: so no node ends an operation in which two nodes disagree. A disagreement is reported
+ * (exec_comm_options.disagreed), and the operation waits for exec_cancel; what comes for it afterwards is
+ * dropped, and the next ones go on.
  *
  * Single-threaded, on the loop's thread. The exec never blocks: it works in bounded pieces from exec_run.
  */
 struct exec;
 struct exec_comm;
+struct exec_messages;
 
 #define EXEC_LANES_MAX 8
 #define EXEC_OPS_MAX 4096 /* operations that one communicator has queued; beyond: STATUS_LIMIT */
@@ -35,6 +44,7 @@ struct exec_comm;
     4096 /* incoming streams whose communicator is not known here yet, per peer; beyond: reset */
 #define EXEC_COPY_MAX_BYTES                                                                                  \
     16384 /* payloads up to this are copied on send, and need no acknowledgement to end an operation */
+#define EXEC_CANCELLED_MAX 512
 #define EXEC_SLICE_BYTES_DEFAULT (1u << 20)
 
 /* Called when the exec has work: exec_run is wanted soon (the daemon posts a task, a simulation loops). */
@@ -57,8 +67,10 @@ void exec_tick(struct exec *exec, uint64_t now_ns);
 struct exec_comm_options {
     uint64_t comm_id; /* the same on all nodes, and never that of another communicator */
     uint32_t generation;
-    uint32_t node_count;   /* 1..COLL_NODES_MAX */
-    uint32_t node_index;   /* ours */
+    uint32_t size;                /* ranks */
+    const uint32_t *node_of_rank; /* size; copied. Nodes are ordered by their lowest rank */
+    uint32_t node_count;          /* 1..COLL_NODES_MAX */
+    uint32_t node_index;          /* ours */
     const uint32_t *peers; /* node_count: net's peer index of each node; ignored for ourselves. Copied. */
     const char *const *node_names; /* node_count, for messages; outlive the exec_comm */
     uint64_t slice_bytes;          /* agreed by all nodes */
@@ -69,34 +81,62 @@ struct exec_comm_options {
      * exec_comm_abort (now or later). No op of the communicator advances any more.
      */
     void (*failed)(void *context, const struct error *cause, uint64_t now_ns);
+    /*
+     * Another node's call of operation `seq` is not ours: once an operation, from a network callback or
+     * exec_run. `how` says what differs when the calls themselves may look alike, else it is empty.
+     */
+    void (*disagreed)(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns);
     void *context;
+    struct coll_network network;            /* agreed by all nodes: what algorithms are chosen by */
+    const struct coll_overrides *overrides; /* agreed by all nodes; null for none. Outlive the exec_comm */
 };
 enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,
                           struct error *error) COMM_MUST_USE;
 
-/* One rank of this node in an operation. Addresses stay valid until the operation is done. */
-struct exec_rank {
-    const void *input; /* count elements; null where the operation reads nothing from this rank */
-    void *output;      /* count elements; may equal input; null where it writes nothing */
-    double factor;     /* premul_sum */
+/* Counts and displacements of one rank's buffer, by rank, in elements. Without layout (both null) blocks are
+ * equal and follow each other. */
+struct exec_layout {
+    const uint64_t *counts;
+    const uint64_t *displacements;
 };
 
+/* One rank of this node in an operation. Everything stays valid until the operation is done. */
+struct exec_rank {
+    const void *input;       /* null where the operation reads nothing from this rank */
+    void *output;            /* null where it writes nothing */
+    double factor;           /* premul_sum */
+    uint64_t count_elements; /* gather, scatter: of this rank's own block, when there are layouts */
+    struct exec_layout input_layout;
+    struct exec_layout output_layout;
+    float *residual; /* compression: null, or of count elements; the first local rank's is used */
+};
+
+/*
+ * What an operation is. The buffers of each kind are those of client/include/commclient.h; one buffer may
+ * be another only where that says `in place`.
+ */
 struct exec_call {
-    enum op_kind kind;
+    enum op_kind kind; /* not a message */
     enum dtype dtype;
     enum reduce reduce;
-    uint64_t seq;                  /* of the operation in its communicator, from 1, without gaps */
-    uint64_t count_elements;       /* 0 for a barrier */
-    uint32_t root_rank;            /* goes into the header, for the comparison */
-    uint32_t root_node;            /* broadcast */
-    uint32_t root_local;           /* broadcast: index into ranks, when root_node is this node */
-    uint64_t divisor;              /* avg: ranks of the communicator; otherwise 0 */
-    uint32_t rank_count;           /* local ranks, at least 1 */
-    const struct exec_rank *ranks; /* copied */
+    uint64_t seq; /* of the operation in its communicator, from 1, ascending; gaps are those cancelled before
+                     they were submitted */
+    uint64_t
+        count_elements; /* agreed: of the vector, or of each rank's block; 0 for a barrier and with layouts */
+    uint32_t root_rank;
+    uint64_t divisor; /* avg: ranks of the communicator; otherwise 0 */
+    bool has_layouts;
+    uint32_t detail; /* a digest of whatever else must agree: layouts, compression, buckets */
+    enum compression compression;
+    uint32_t top_k_permille;
+    uint32_t part_count;           /* all_reduces that run as one: of a bucket; otherwise 1 */
+    const uint64_t *part_counts;   /* part_count: elements of each; copied. Null when there is one */
+    uint32_t rank_count;           /* local ranks, at least 1, ascending */
+    const struct exec_rank *ranks; /* part_count × rank_count, part by part; copied */
     /*
      * Exactly once, never from within exec_submit: STATUS_OK when every output is final and every buffer is
-     * the caller's again; otherwise the cause given to exec_comm_abort, when the network and the exec touch
-     * the buffers no more.
+     * the caller's again; otherwise the cause given to exec_comm_abort or exec_cancel, when the network and
+     * the exec touch the buffers no more.
      */
     void (*done)(void *context, const struct error *result, uint64_t now_ns);
     void *context;
@@ -105,6 +145,13 @@ struct exec_call {
 /* Queues an operation. LIMIT beyond EXEC_OPS_MAX; the cause after the communicator failed. */
 enum status exec_submit(struct exec_comm *comm, const struct exec_call *call,
                         struct error *error) COMM_MUST_USE;
+
+/*
+ * Gives one operation up, on this node, submitted or not; every other node does the same. If submitted, its
+ * done follows with `cause`, possibly only after the network has let go of its buffers. At most
+ * EXEC_CANCELLED_MAX are remembered: messages of older ones fail the communicator.
+ */
+void exec_cancel(struct exec_comm *comm, uint64_t seq, const struct error *cause, uint64_t now_ns);
 
 /*
  * Gives up everything queued: streams are reset, and every op's done follows with `cause`, some possibly only

@@ -4,14 +4,88 @@
 
 #include "daemon/exec/exec_internal.h"
 
+/* --- Making one --- */
+
 static void comm_release(struct exec_comm *comm)
 {
-    for (int l = 0; l < EXEC_LANES_MAX; l++) {
-        free(comm->lanes[l].streams);
+    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
+        lane_release(&comm->lanes[i]);
     }
-    free(comm->transfer_space);
+    free(comm->local_of_rank);
+    free(comm->run_first);
+    free(comm->runs);
+    free(comm->node_first);
+    free(comm->order);
+    free(comm->node_of_rank);
     free(comm->peers);
     free(comm);
+}
+
+static bool comm_allocate(struct exec_comm *comm)
+{
+    size_t nodes = comm->options.node_count;
+    size_t size = comm->options.size;
+    comm->peers = calloc(nodes, sizeof *comm->peers);
+    comm->node_of_rank = calloc(size, sizeof *comm->node_of_rank);
+    comm->order = calloc(size, sizeof *comm->order);
+    comm->node_first = calloc(nodes + 1, sizeof *comm->node_first);
+    comm->runs = calloc(size, sizeof *comm->runs);
+    comm->run_first = calloc(nodes + 1, sizeof *comm->run_first);
+    comm->local_of_rank = calloc(size, sizeof *comm->local_of_rank);
+    bool complete = comm->peers != NULL && comm->node_of_rank != NULL && comm->order != NULL &&
+                    comm->node_first != NULL && comm->runs != NULL && comm->run_first != NULL &&
+                    comm->local_of_rank != NULL;
+    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && complete; i++) {
+        struct exec_lane *lane = &comm->lanes[i];
+        lane->comm = comm;
+        lane->index = i;
+        lane->streams = calloc(nodes, sizeof(struct net_stream *));
+        lane->offsets = calloc(2 * (nodes + 1), sizeof *lane->offsets);
+        complete = lane->streams != NULL && lane->offsets != NULL;
+    }
+    return complete;
+}
+
+/* Ranks in node order, and the runs of them. */
+static void comm_order(struct exec_comm *comm)
+{
+    const struct exec_comm_options *options = &comm->options;
+    const uint32_t *node_of_rank = options->node_of_rank;
+    for (uint32_t rank = 0; rank < options->size; rank++) {
+        comm->node_first[node_of_rank[rank] + 1]++;
+        comm->local_of_rank[rank] = UINT32_MAX;
+        if (rank == 0 || node_of_rank[rank] != node_of_rank[rank - 1]) {
+            comm->runs[comm->run_count].node = node_of_rank[rank];
+            comm->runs[comm->run_count].rank_count = 0;
+            comm->run_count++;
+            comm->run_first[node_of_rank[rank] + 1]++;
+        }
+        comm->runs[comm->run_count - 1].rank_count++;
+    }
+    for (uint32_t node = 0; node < options->node_count; node++) {
+        comm->node_first[node + 1] += comm->node_first[node];
+        comm->run_first[node + 1] += comm->run_first[node];
+        uint32_t position = comm->node_first[node];
+        uint32_t slot = comm->run_first[node];
+        uint32_t rank = 0;
+        for (uint32_t r = 0; r < comm->run_count; r++) {
+            struct exec_run *run = &comm->runs[r];
+            if (run->node == node) {
+                run->slot = slot++;
+                run->first_local = position - comm->node_first[node];
+            }
+            for (uint32_t i = 0; i < run->rank_count; i++, rank++) {
+                if (run->node == node) {
+                    comm->order[position++] = rank;
+                }
+            }
+        }
+    }
+    uint32_t first = comm->node_first[options->node_index];
+    comm->local_count = comm->node_first[options->node_index + 1] - first;
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        comm->local_of_rank[comm->order[first + i]] = i;
+    }
 }
 
 enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,
@@ -21,27 +95,18 @@ enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *opt
     if (comm == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
     }
-    size_t nodes = options->node_count;
     comm->exec = exec;
     comm->options = *options;
     comm->comm_id = options->comm_id;
     comm->last_op = &comm->first_op;
-    comm->peers = calloc(nodes, sizeof *comm->peers);
-    comm->transfer_space = calloc(2 * nodes * EXEC_LANES_MAX, sizeof *comm->transfer_space);
-    bool complete = comm->peers != NULL && comm->transfer_space != NULL;
-    for (int l = 0; l < EXEC_LANES_MAX && complete; l++) {
-        struct exec_lane *lane = &comm->lanes[l];
-        lane->comm = comm;
-        lane->streams = calloc(nodes, sizeof(struct net_stream *));
-        lane->transfers.sends = comm->transfer_space + (size_t)l * 2 * nodes;
-        lane->transfers.receives = lane->transfers.sends + nodes;
-        complete = lane->streams != NULL;
-    }
-    if (!complete) {
+    if (!comm_allocate(comm)) {
         comm_release(comm);
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
     }
-    memcpy(comm->peers, options->peers, nodes * sizeof *comm->peers);
+    memcpy(comm->peers, options->peers, options->node_count * sizeof *comm->peers);
+    memcpy(comm->node_of_rank, options->node_of_rank, options->size * sizeof *comm->node_of_rank);
+    comm->options.node_of_rank = comm->node_of_rank;
+    comm_order(comm);
     HASH_ADD(hh, exec->comms, comm_id, sizeof comm->comm_id, comm);
     receive_claim_parked(comm);
     *out = comm;
@@ -58,8 +123,11 @@ void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t 
     comm->options.failed(comm->options.context, cause, now_ns);
 }
 
+/* --- Operations --- */
+
 enum status exec_submit(struct exec_comm *comm, const struct exec_call *call, struct error *error)
 {
+    struct exec_op *op = NULL;
     if (comm->failed || comm->aborted) {
         return error_set(error, comm->cause.status, "%s", comm->cause.text);
     }
@@ -67,27 +135,9 @@ enum status exec_submit(struct exec_comm *comm, const struct exec_call *call, st
         return error_set(error, STATUS_LIMIT, "\"%s\": %d operations are queued", comm->options.name,
                          EXEC_OPS_MAX);
     }
-    struct exec_op *op = calloc(1, sizeof *op);
-    struct exec_rank *ranks = calloc(call->rank_count, sizeof *ranks);
-    if (op == NULL || ranks == NULL) {
-        free(op);
-        free(ranks);
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
-    }
-    memcpy(ranks, call->ranks, call->rank_count * sizeof *ranks);
-    op->call = *call;
-    op->ranks = ranks;
-    op->call.ranks = ranks;
-    op->element_bytes = dtype_size_bytes(call->dtype);
-    op->slice_count = coll_slice_count(call->count_elements, op->element_bytes, comm->options.slice_bytes);
-    op->algorithm =
-        coll_select(call->kind, comm->options.node_count, call->count_elements * op->element_bytes);
-    op->result.status = STATUS_OK;
-    if (op->slice_count > UINT32_MAX) {
-        free(ranks);
-        free(op);
-        return error_set(error, STATUS_LIMIT, "\"%s\": more than %u slices of %llu bytes", comm->options.name,
-                         UINT32_MAX, (unsigned long long)comm->options.slice_bytes);
+    enum status status = op_new(comm, call, &op, error);
+    if (status != STATUS_OK) {
+        return status;
     }
     *comm->last_op = op;
     comm->last_op = &op->next;
@@ -104,22 +154,87 @@ static void comm_finish_first(struct exec_comm *comm, const struct error *result
         comm->last_op = &comm->first_op;
     }
     comm->op_count--;
-    comm->running = false;
     struct exec_call call = op->call;
-    free(op->ranks);
-    free(op);
+    op_free(op);
     call.done(call.context, result, now_ns);
 }
 
-/* One slice after the other, one a step. Returns whether it is done. */
-static bool comm_step_local(struct exec_comm *comm)
+bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq)
+{
+    uint32_t kept = comm->cancelled_count < EXEC_CANCELLED_MAX ? comm->cancelled_count : EXEC_CANCELLED_MAX;
+    for (uint32_t i = 0; i < kept; i++) {
+        if (comm->cancelled[i] == seq) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void exec_cancel(struct exec_comm *comm, uint64_t seq, const struct error *cause, uint64_t now_ns)
+{
+    if (comm->aborted || exec_is_cancelled(comm, seq)) {
+        return;
+    }
+    comm->exec->now_ns = now_ns;
+    comm->cancelled[comm->cancelled_count++ % EXEC_CANCELLED_MAX] = seq;
+    for (struct exec_op *op = comm->first_op; op != NULL; op = op->next) {
+        if (op->call.seq == seq) {
+            op->cancelled = true;
+            op->result = *cause;
+        }
+    }
+    if (comm->first_op != NULL && comm->first_op->begun && comm->first_op->cancelled) {
+        for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
+            lane_stop(&comm->lanes[i]);
+        }
+    }
+    receive_drop(comm, seq);
+    exec_wake(comm->exec);
+}
+
+/* --- Steps --- */
+
+static bool lane_is_free(const struct exec_lane *lane)
+{
+    return lane->state == LANE_IDLE && lane->unacknowledged == 0;
+}
+
+/* Without other nodes: one slice after the other, one a step. Returns whether more can be done at once. */
+static bool comm_step_alone(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
-    uint64_t offset_elements, count_elements;
-    coll_slice_range(op->call.count_elements, op->element_bytes, comm->options.slice_bytes, op->next_slice,
-                     &offset_elements, &count_elements);
-    stage_local_only(op, offset_elements, count_elements);
-    return ++op->next_slice == op->slice_count;
+    struct error error;
+    if (!op->local_done) {
+        (void)stage_local_step(comm, op);
+        return true;
+    }
+    if (op->call.kind == OP_KIND_ALL_TO_ALL) {
+        op->slices_done = op->slice_count;
+    } else if (lane_start(&comm->lanes[0], op, op->next_slice, &error) != STATUS_OK) {
+        exec_comm_fail(comm, &error, now_ns);
+        return false;
+    } else {
+        op->next_slice++;
+        lane_advance(&comm->lanes[0], now_ns);
+    }
+    return op->slices_done < op->slice_count;
+}
+
+static bool comm_start_slice(struct exec_comm *comm, uint64_t now_ns)
+{
+    struct exec_op *op = comm->first_op;
+    struct exec_lane *lane = &comm->lanes[op->next_slice % EXEC_LANES_MAX];
+    struct error error;
+    if (op->next_slice == op->slice_count || !lane_is_free(lane)) {
+        return false;
+    }
+    if (lane_start(lane, op, op->next_slice++, &error) != STATUS_OK) {
+        exec_comm_fail(comm, &error, now_ns);
+        return false;
+    }
+    lane_advance(lane, now_ns);
+    receive_resume(comm);
+    return true;
 }
 
 /* Moves the lanes of the running operation; starts at most one slice. Returns whether more can be done at
@@ -127,32 +242,45 @@ static bool comm_step_local(struct exec_comm *comm)
 static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
-    bool started = false;
     for (int l = 0; l < EXEC_LANES_MAX && !comm->failed; l++) {
         if (comm->lanes[l].state == LANE_DRAIN && comm->lanes[l].unacknowledged == 0) {
             lane_advance(&comm->lanes[l], now_ns);
         }
     }
-    if (op->next_slice < op->slice_count && !comm->failed) {
-        struct exec_lane *lane = &comm->lanes[op->next_slice % EXEC_LANES_MAX];
-        if (lane->state == LANE_IDLE) {
-            struct error error;
-            if (lane_start(lane, op->next_slice++, &error) != STATUS_OK) {
-                exec_comm_fail(comm, &error, now_ns);
-                return false;
-            }
-            lane_advance(lane, now_ns);
-            receive_resume(comm);
-            started = true;
-        }
+    if (comm->failed) {
+        return false;
+    }
+    bool started = comm_start_slice(comm, now_ns);
+    if (!comm->failed && !op->local_done) {
+        (void)stage_local_step(comm, op);
+        return true;
     }
     return started && op->next_slice < op->slice_count;
 }
 
-static bool comm_is_local(const struct exec_comm *comm, const struct exec_op *op)
+static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
 {
-    return comm->options.node_count == 1 ||
-           (op->call.count_elements == 0 && op->call.kind != OP_KIND_BARRIER);
+    struct exec_op *op = comm->first_op;
+    struct error error;
+    enum status status = op_begin(comm, op, &error);
+    comm->last_seq = op->call.seq;
+    if (status == STATUS_OK && op->agrees) {
+        struct exec_lane *lane = &comm->lanes[EXEC_AGREEMENT_LANE];
+        status = lane_start_agreement(lane, op, &error);
+        if (status == STATUS_OK) {
+            lane_advance(lane, now_ns);
+        }
+    }
+    if (status != STATUS_OK) {
+        exec_comm_fail(comm, &error, now_ns);
+        return false;
+    }
+    if (op->total_elements == 0 && op->agrees && !op->call.has_layouts &&
+        op->call.kind != OP_KIND_ALL_TO_ALL) {
+        op->slices_done = op->next_slice = op->slice_count; /* nothing but to agree on that */
+    }
+    receive_resume(comm);
+    return !comm->failed;
 }
 
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
@@ -162,37 +290,29 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
     if (op == NULL) {
         return false;
     }
-    if (comm->aborted) {
+    if (comm->aborted || op->cancelled) {
         if (op->unacknowledged > 0) {
             return false; /* the network still holds its buffers */
         }
-        struct error cause = comm->cause;
+        struct error cause = comm->aborted ? comm->cause : op->result;
         bool more = op->next != NULL;
+        comm->last_seq = op->call.seq;
         comm_finish_first(comm, &cause, now_ns); /* may free the communicator, if that was the last */
         return more;
     }
-    if (comm->failed) {
+    if (comm->failed || (!op->begun && !comm_begin(comm, now_ns))) {
         return false;
     }
-    if (!comm->running) {
-        comm->running = true;
-        comm->last_seq = op->call.seq;
-    }
-    bool more;
-    bool done;
-    if (comm_is_local(comm, op)) {
-        done = comm_step_local(comm);
-        more = !done;
-    } else {
-        more = comm_step_lanes(comm, now_ns);
-        done = !comm->failed && op->slices_done == op->slice_count && op->unacknowledged == 0;
-    }
-    if (done) {
+    bool more = comm->options.node_count == 1 ? comm_step_alone(comm, now_ns) : comm_step_lanes(comm, now_ns);
+    if (!comm->failed && op->slices_done == op->slice_count && op->local_done && op->agrees == op->agreed &&
+        op->unacknowledged == 0) {
         more = op->next != NULL;
         comm_finish_first(comm, &fine, now_ns);
     }
     return more;
 }
+
+/* --- The end --- */
 
 void exec_comm_abort(struct exec_comm *comm, const struct error *cause, uint64_t now_ns)
 {
@@ -203,8 +323,8 @@ void exec_comm_abort(struct exec_comm *comm, const struct error *cause, uint64_t
     comm->failed = true;
     comm->aborted = true;
     comm->cause = *cause;
-    for (int l = 0; l < EXEC_LANES_MAX; l++) {
-        lane_reset_streams(&comm->lanes[l], true);
+    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
+        lane_reset_streams(&comm->lanes[i], true);
     }
     receive_detach(comm);
     exec_wake(comm->exec);
@@ -220,43 +340,52 @@ void exec_comm_free(struct exec_comm *comm)
     if (comm == NULL) {
         return;
     }
-    for (int l = 0; l < EXEC_LANES_MAX; l++) {
-        lane_reset_streams(&comm->lanes[l], false);
+    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
+        lane_reset_streams(&comm->lanes[i], false);
     }
     receive_detach(comm);
     HASH_DEL(comm->exec->comms, comm);
     comm_release(comm);
 }
 
+/* --- For people --- */
+
 void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t size)
 {
     text[0] = '\0';
-    if (comm->first_op == NULL || !comm->running) {
+    if (comm->first_op == NULL || !comm->first_op->begun) {
         return;
     }
-    for (int l = 0; l < EXEC_LANES_MAX; l++) {
-        const struct coll_transfer *receive = lane_next_receive(&comm->lanes[l]);
-        if (receive != NULL) {
-            snprintf(text, size, "round %u of slice %llu: waiting for data from node %s",
-                     comm->lanes[l].round, (unsigned long long)comm->lanes[l].slice,
-                     comm->options.node_names[receive->node]);
-            return;
+    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
+        const struct exec_lane *lane = &comm->lanes[i];
+        const struct coll_transfer *receive = lane_next_receive(lane);
+        if (receive == NULL) {
+            continue;
         }
+        if (i == EXEC_AGREEMENT_LANE) {
+            (void)snprintf(text, size, "waiting for word of node %s, or of those behind it",
+                           comm->options.node_names[receive->node]);
+        } else {
+            (void)snprintf(text, size, "round %u of slice %llu: waiting for data from node %s", lane->round,
+                           (unsigned long long)lane->slice, comm->options.node_names[receive->node]);
+        }
+        return;
     }
     if (comm->first_op->unacknowledged > 0) {
-        snprintf(text, size, "%llu sends are not acknowledged yet",
-                 (unsigned long long)comm->first_op->unacknowledged);
+        (void)snprintf(text, size, "%llu sends are not acknowledged yet",
+                       (unsigned long long)comm->first_op->unacknowledged);
     }
 }
 
 uint32_t exec_comm_waiting_for(const struct exec_comm *comm, uint32_t *nodes, uint32_t max)
 {
     uint32_t count = 0;
-    for (int l = 0; l < EXEC_LANES_MAX && comm->running; l++) {
-        const struct coll_transfer *receive = lane_next_receive(&comm->lanes[l]);
+    bool running = comm->first_op != NULL && comm->first_op->begun;
+    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && running; i++) {
+        const struct coll_transfer *receive = lane_next_receive(&comm->lanes[i]);
         bool known = receive == NULL;
-        for (uint32_t i = 0; i < count && !known; i++) {
-            known = nodes[i] == receive->node;
+        for (uint32_t k = 0; k < count && !known; k++) {
+            known = nodes[k] == receive->node;
         }
         if (!known && count < max) {
             nodes[count++] = receive->node;

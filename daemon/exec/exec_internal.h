@@ -3,12 +3,19 @@
 
 #include <uthash.h>
 
-#include "daemon/coll/registry.h"
 #include "daemon/coll/slice.h"
 #include "daemon/exec/exec.h"
+#include "daemon/exec/vector.h"
 #include "proto/data_header.h"
 
 /* What the files of daemon/exec share. */
+
+#define EXEC_AGREEMENT_LANE EXEC_LANES_MAX           /* its index: the barrier beside the data */
+#define EXEC_AGREEMENT_SLICE UINT32_MAX              /* its messages' slice */
+#define EXEC_MESSAGE_MAX_BYTES (UINT64_C(256) << 20) /* a larger transfer goes in several messages */
+#define EXEC_SEND_PIECES_MAX 16                      /* a send of more pieces is gathered first */
+#define EXEC_LOCAL_STEP_BYTES (UINT64_C(4) << 20)    /* copied between ranks before others have their turn */
+#define EXEC_PARKED_NS (60ull * 1000000000ull)
 
 struct exec_incoming;
 
@@ -17,34 +24,69 @@ struct exec_op {
     struct exec_op *next;
     struct exec_call call;
     struct exec_rank *ranks;
+    uint64_t *part_counts;
+    bool begun;
+    bool cancelled;
+    bool disputed; /* the owner was told that another node's call differs */
+    struct error result;
+
+    /* From its beginning on. */
     const struct coll_algorithm *algorithm;
+    enum op_kind schedule_kind; /* call.kind; a scan of ranks that are not contiguous gathers */
     uint64_t element_bytes;
+    uint64_t total_elements; /* of the whole vector */
+    bool blocks_are_equal;
     uint64_t slice_count;
     uint64_t next_slice;
     uint64_t slices_done;
+    bool agrees; /* the agreement lane has to come to its end too */
+    bool agreed;
+    uint32_t root_node;
+    uint32_t root_local; /* when root_node is this node */
+    uint32_t local_pair; /* all_to_all: local sender × local receiver under way, and how far it is */
+    uint64_t local_offset;
+    bool local_done;
     uint64_t unacknowledged; /* sends whose payload the network still holds */
-    struct error result;
 };
 
 enum lane_state {
     LANE_IDLE,
     LANE_ROUNDS, /* rounds under way */
-    LANE_DRAIN   /* rounds done; the output is divided in place once the network holds none of it any more */
+    LANE_DRAIN   /* rounds done; buffers are written to once the network holds none of it any more */
 };
 
 /* The rounds of one slice. */
 struct exec_lane {
     struct exec_comm *comm;
+    uint32_t index;
     enum lane_state state;
+    const struct coll_algorithm *algorithm;
+    struct coll_call call;
     uint64_t slice;
-    uint64_t offset_elements;
-    uint64_t count_elements;
+    uint64_t offset_elements; /* of the slice in the operation's vector, where there are no blocks */
     uint32_t round;
     uint32_t round_count;
     struct coll_round transfers;
+    uint32_t transfers_capacity;
     uint32_t receives_done;
+    uint64_t received_elements; /* of the receive under way, in messages that are complete */
+    bool prefix_begun;          /* scans: the prefix holds something */
     uint64_t unacknowledged;
+    struct exec_vector vectors[3]; /* by coll_space */
+    unsigned char *memory;         /* for vectors that lie in no rank's buffer */
+    size_t memory_bytes;
+    unsigned char *encoded; /* compression: this node's part of the sum */
+    uint64_t encoded_bytes;
+    uint64_t *offsets;           /* node_count + 1 block offsets, then as many of what is sent */
     struct net_stream **streams; /* outgoing, by node; opened on first use */
+};
+
+/* Ranks that follow each other and are of one node: as many of them as there can be. */
+struct exec_run {
+    uint32_t node;
+    uint32_t slot;        /* in node order */
+    uint32_t first_local; /* index into this node's ranks, if it is this node */
+    uint32_t rank_count;
 };
 
 struct exec_comm {
@@ -52,14 +94,22 @@ struct exec_comm {
     uint64_t comm_id;
     struct exec_comm_options options;
     uint32_t *peers;
+    uint32_t *node_of_rank;
+    uint32_t *order;      /* size: ranks in node order */
+    uint32_t *node_first; /* node_count + 1: where each node's ranks begin in `order` */
+    struct exec_run *runs;
+    uint32_t run_count;  /* node_count when ranks are contiguous */
+    uint32_t *run_first; /* node_count + 1: the first slot of each node */
+    uint32_t local_count;
+    uint32_t *local_of_rank;  /* size; UINT32_MAX for other nodes' */
     struct exec_op *first_op; /* the first one runs */
     struct exec_op **last_op;
     uint32_t op_count;
-    bool running;
-    struct exec_lane lanes[EXEC_LANES_MAX];
-    struct coll_transfer *transfer_space; /* 2 × (node_count - 1) for each lane */
-    uint64_t last_seq;                    /* of the last operation that was started */
-    bool failed;                          /* no op advances any more */
+    struct exec_lane lanes[EXEC_LANES_MAX + 1];
+    uint64_t last_seq; /* of the last operation that was begun */
+    uint64_t cancelled[EXEC_CANCELLED_MAX];
+    uint32_t cancelled_count; /* ever: the ring's position */
+    bool failed;              /* no op advances any more */
     bool aborted;
     struct error cause;
     bool resuming; /* receive_resume walks the list */
@@ -89,41 +139,98 @@ struct exec_incoming {
     bool in_message; /* the header is whole */
     struct data_header header;
     struct exec_lane *lane; /* once matched, until the payload is whole */
+    bool dropping;          /* the operation was cancelled: the payload is of no use */
     uint64_t taken_bytes;
     uint8_t partial[DTYPE_SIZE_MAX_BYTES]; /* of an element that the last piece ended in */
     uint32_t partial_have;
+    unsigned char *encoded; /* a compressed payload, until it is whole */
     bool stalled;
     bool resetting;
     uint64_t expires_ns; /* while parked */
 };
 
-#define EXEC_PARKED_NS (60ull * 1000000000ull)
-
 /* exec_comm.c */
 void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
 void exec_wake(struct exec *exec);
+bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq);
+
+/* op.c: what an operation is made of, once it begins. */
+enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
+                   struct error *error) COMM_MUST_USE;
+void op_free(struct exec_op *op);
+/* Chooses algorithm and slices. */
+enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
+/* Elements of the block of the rank at `position` in node order, as far as this node knows. */
+uint64_t op_block_count(const struct exec_comm *comm, const struct exec_op *op, uint32_t position);
+/* Where the block of `rank` begins in a buffer with that layout. */
+uint64_t op_block_begin(const struct exec_op *op, const struct exec_layout *layout, uint32_t rank);
+static inline struct exec_rank *op_rank(const struct exec_op *op, uint32_t local)
+{
+    return &op->ranks[local];
+}
+
+/* slice_layout.c: where a slice's vectors lie. */
+enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct error *error) COMM_MUST_USE;
+/* The part of a block of count elements that belongs to the lane's slice. */
+void lane_block_part(const struct exec_lane *lane, const struct exec_op *op, uint64_t count_elements,
+                     uint64_t *offset_elements, uint64_t *part_elements);
 
 /* lane.c */
-enum status lane_start(struct exec_lane *lane, uint64_t slice, struct error *error) COMM_MUST_USE;
+enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slice,
+                       struct error *error) COMM_MUST_USE;
+enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op,
+                                 struct error *error) COMM_MUST_USE;
 /* After a receive or at the start: goes through rounds as far as it can. */
 void lane_advance(struct exec_lane *lane, uint64_t now_ns);
 /* The next receive that the lane waits for; null when none. */
 const struct coll_transfer *lane_next_receive(const struct exec_lane *lane);
+/* Elements of the next message of that receive. */
+uint64_t lane_message_elements(const struct exec_lane *lane, const struct coll_transfer *receive);
+/* A message of the next receive is complete. */
+void lane_received(struct exec_lane *lane, uint64_t elements);
+void lane_stop(struct exec_lane *lane);
 void lane_reset_streams(struct exec_lane *lane, bool give_up);
+void lane_release(struct exec_lane *lane);
 struct exec_op *lane_op(const struct exec_lane *lane);
+enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out,
+                        struct error *error) COMM_MUST_USE;
 
-/* local_stage.c: pointers into the ranks' buffers, in elements of the operation. */
-unsigned char *stage_work(const struct exec_op *op, uint64_t offset_elements);
-void stage_in(const struct exec_op *op, bool at_root, uint64_t offset_elements, uint64_t count_elements);
-void stage_out(const struct exec_op *op, uint64_t offset_elements, uint64_t count_elements);
-void stage_local_only(const struct exec_op *op, uint64_t offset_elements, uint64_t count_elements);
+/* local_stage.c: between the ranks' buffers and the lane's vectors. */
+void stage_in(struct exec_lane *lane, struct exec_op *op);
+void stage_out(struct exec_lane *lane, struct exec_op *op);
+/* What goes between this node's own ranks without a slice: an all_to_all's. Returns whether that is done. */
+bool stage_local_step(const struct exec_comm *comm, struct exec_op *op);
+/* local_scan.c */
+void stage_scan_in(struct exec_lane *lane, const struct exec_op *op);
+void stage_scan_out(struct exec_lane *lane, const struct exec_op *op);
+
+/* Memory to send from; gone once sent, or when sending fails. */
+struct lane_copy;
+struct lane_copy *lane_copy_new(struct exec_lane *lane, uint64_t bytes);
+unsigned char *lane_copy_bytes(struct lane_copy *copy);
+enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_copy *copy,
+                           uint64_t payload_bytes, struct error *error) COMM_MUST_USE;
+
+/* compressed.c: all-reduces whose payloads are encoded on the way. */
+bool compressed_applies(const struct exec_lane *lane, const struct exec_op *op);
+enum status compressed_begin_round(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
+enum status compressed_send(struct exec_lane *lane, const struct coll_transfer *transfer,
+                            struct error *error) COMM_MUST_USE;
+/* The most that a message of the transfer may have. */
+uint64_t compressed_max_bytes(const struct exec_lane *lane, const struct coll_transfer *transfer);
+/* A whole payload. */
+enum status compressed_take(struct exec_lane *lane, const struct coll_transfer *receive,
+                            const unsigned char *payload, uint64_t payload_bytes,
+                            struct error *error) COMM_MUST_USE;
 
 /* receive.c */
 void receive_register(struct exec *exec);
 void receive_resume(struct exec_comm *comm);
 void receive_claim_parked(struct exec_comm *comm);
 void receive_detach(struct exec_comm *comm);
+/* Nothing is received for the operation any more. */
+void receive_drop(struct exec_comm *comm, uint64_t seq);
 void receive_expire(struct exec *exec, uint64_t now_ns);
 
 #endif

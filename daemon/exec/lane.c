@@ -1,4 +1,6 @@
-#include "daemon/dev/reduce.h"
+#include <stdlib.h>
+#include <string.h>
+
 #include "daemon/exec/exec_internal.h"
 
 struct exec_op *lane_op(const struct exec_lane *lane)
@@ -6,16 +8,7 @@ struct exec_op *lane_op(const struct exec_lane *lane)
     return lane->comm->first_op;
 }
 
-static struct coll_call lane_call(const struct exec_lane *lane)
-{
-    const struct exec_comm_options *options = &lane->comm->options;
-    const struct exec_op *op = lane_op(lane);
-    return (struct coll_call){.kind = op->call.kind,
-                              .node_count = options->node_count,
-                              .node_index = options->node_index,
-                              .root_node = op->call.kind == OP_KIND_BROADCAST ? op->call.root_node : 0,
-                              .count_elements = lane->count_elements};
-}
+/* --- Sending --- */
 
 /* A send that was given up is no news from here: see receive_closed. */
 static void lane_sent(void *context, enum status result, uint64_t now_ns)
@@ -23,14 +16,25 @@ static void lane_sent(void *context, enum status result, uint64_t now_ns)
     (void)result;
     (void)now_ns;
     struct exec_lane *lane = context;
-    struct exec_op *op = lane_op(lane);
     lane->unacknowledged--;
-    op->unacknowledged--;
+    lane_op(lane)->unacknowledged--;
     exec_wake(lane->comm->exec);
 }
 
-static enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out,
-                               struct error *error)
+/* What is sent from memory made for it. */
+struct lane_copy {
+    struct exec_lane *lane;
+    unsigned char bytes[];
+};
+
+static void lane_copy_sent(void *context, enum status result, uint64_t now_ns)
+{
+    struct lane_copy *copy = context;
+    lane_sent(copy->lane, result, now_ns);
+    free(copy);
+}
+
+enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out, struct error *error)
 {
     struct exec_comm *comm = lane->comm;
     if (lane->streams[node] == NULL) {
@@ -45,54 +49,188 @@ static enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net
     return STATUS_OK;
 }
 
-static enum status lane_send(struct exec_lane *lane, const struct coll_transfer *transfer,
-                             struct error *error)
+static void lane_header(const struct exec_lane *lane, uint64_t payload_bytes, uint8_t out[DATA_HEADER_BYTES])
 {
-    struct exec_comm *comm = lane->comm;
-    struct exec_op *op = lane_op(lane);
-    uint64_t payload_bytes = transfer->count_elements * op->element_bytes;
+    const struct exec_comm *comm = lane->comm;
+    const struct exec_op *op = lane_op(lane);
+    bool agreement = lane->index == EXEC_AGREEMENT_LANE;
     struct data_header header = {.kind = op->call.kind,
                                  .dtype = op->call.dtype,
                                  .reduce = op->call.reduce,
                                  .generation = comm->options.generation,
                                  .comm_id = comm->comm_id,
                                  .seq = op->call.seq,
-                                 .slice = (uint32_t)lane->slice,
+                                 .slice = agreement ? EXEC_AGREEMENT_SLICE : (uint32_t)lane->slice,
                                  .round = lane->round,
                                  .root = op->call.root_rank,
                                  .algorithm = op->algorithm->id,
                                  .count_elements = op->call.count_elements,
-                                 .payload_bytes = payload_bytes};
-    uint8_t header_bytes[DATA_HEADER_BYTES];
-    data_header_encode(&header, header_bytes);
-    const void *payload =
-        payload_bytes > 0 ? stage_work(op, lane->offset_elements + transfer->offset_elements) : NULL;
-    bool copied = payload_bytes <= EXEC_COPY_MAX_BYTES;
+                                 .payload_bytes = payload_bytes,
+                                 .detail = op->call.detail};
+    data_header_encode(&header, out);
+}
+
+static enum status send_failed(const struct exec_lane *lane, uint32_t node, enum status status,
+                               struct error *error)
+{
+    return error_set(error, STATUS_NODE_LOST, "\"%s\": sending to node %s failed: %s",
+                     lane->comm->options.name, lane->comm->options.node_names[node], status_text(status));
+}
+
+static void lane_holds(struct exec_lane *lane)
+{
+    lane->unacknowledged++;
+    lane_op(lane)->unacknowledged++;
+}
+
+/* One message whose payload is at one place; `copied`: the place may change at once. */
+static enum status send_bytes(struct exec_lane *lane, uint32_t node, const uint8_t *header,
+                              const unsigned char *payload, uint64_t payload_bytes, bool copied,
+                              struct error *error)
+{
     struct net_stream *stream = NULL;
-    enum status status = lane_stream(lane, transfer->node, &stream, error);
+    enum status status = lane_stream(lane, node, &stream, error);
     if (status != STATUS_OK) {
         return status;
     }
-    status = net_stream_send(stream, header_bytes, sizeof header_bytes, payload, (size_t)payload_bytes,
-                             copied ? NULL : lane_sent, lane);
+    status = net_stream_send(stream, header, header == NULL ? 0 : DATA_HEADER_BYTES, payload,
+                             (size_t)payload_bytes, copied ? NULL : lane_sent, lane);
     if (status != STATUS_OK) {
-        return error_set(error, STATUS_NODE_LOST, "\"%s\": sending to node %s failed: %s", comm->options.name,
-                         comm->options.node_names[transfer->node], status_text(status));
+        return send_failed(lane, node, status, error);
     }
     if (!copied) {
-        lane->unacknowledged++;
-        op->unacknowledged++;
+        lane_holds(lane);
     }
     return STATUS_OK;
 }
 
+enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_copy *copy,
+                           uint64_t payload_bytes, struct error *error)
+{
+    uint8_t header[DATA_HEADER_BYTES];
+    struct net_stream *stream = NULL;
+    enum status status = lane_stream(lane, node, &stream, error);
+    lane_header(lane, payload_bytes, header);
+    if (status == STATUS_OK) {
+        status = net_stream_send(stream, header, sizeof header, copy->bytes, (size_t)payload_bytes,
+                                 lane_copy_sent, copy);
+        status = status == STATUS_OK ? status : send_failed(lane, node, status, error);
+    }
+    if (status != STATUS_OK) {
+        free(copy);
+        return status;
+    }
+    lane_holds(lane);
+    return STATUS_OK;
+}
+
+struct lane_copy *lane_copy_new(struct exec_lane *lane, uint64_t bytes)
+{
+    struct lane_copy *copy = malloc(sizeof *copy + (size_t)bytes);
+    if (copy != NULL) {
+        copy->lane = lane;
+    }
+    return copy;
+}
+
+unsigned char *lane_copy_bytes(struct lane_copy *copy)
+{
+    return copy->bytes;
+}
+
+static enum status send_gathered(struct exec_lane *lane, const struct coll_transfer *transfer,
+                                 uint64_t offset, uint64_t elements, struct error *error)
+{
+    uint64_t bytes = elements * lane_op(lane)->element_bytes;
+    const struct exec_vector *vector = &lane->vectors[transfer->space];
+    uint8_t header[DATA_HEADER_BYTES];
+    if (bytes <= EXEC_COPY_MAX_BYTES) {
+        unsigned char small[EXEC_COPY_MAX_BYTES];
+        vector_gather(vector, offset, elements, small);
+        lane_header(lane, bytes, header);
+        return send_bytes(lane, transfer->node, header, small, bytes, true, error);
+    }
+    struct lane_copy *copy = lane_copy_new(lane, bytes);
+    if (copy == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory to send from", lane->comm->options.name);
+    }
+    vector_gather(vector, offset, elements, copy->bytes);
+    return lane_send_copy(lane, transfer->node, copy, bytes, error);
+}
+
+/* One message of a transfer. */
+static enum status send_message(struct exec_lane *lane, const struct coll_transfer *transfer, uint64_t offset,
+                                uint64_t elements, struct error *error)
+{
+    const struct exec_op *op = lane_op(lane);
+    const struct exec_vector *vector = &lane->vectors[transfer->space];
+    uint64_t bytes = elements * op->element_bytes;
+    bool small = bytes <= EXEC_COPY_MAX_BYTES;
+    uint32_t pieces = vector_pieces(vector, offset, elements, EXEC_SEND_PIECES_MAX + 1);
+    bool gathered = pieces > 1 && (small || pieces > EXEC_SEND_PIECES_MAX);
+    uint8_t header[DATA_HEADER_BYTES];
+    const uint8_t *next_header = header;
+    if (gathered || (lane->algorithm->copies_sends && !small)) {
+        return send_gathered(lane, transfer, offset, elements, error);
+    }
+    lane_header(lane, bytes, header);
+    if (elements == 0) {
+        return send_bytes(lane, transfer->node, header, NULL, 0, true, error);
+    }
+    while (elements > 0) {
+        uint64_t together;
+        const unsigned char *from = vector_at(vector, offset, &together);
+        together = together < elements ? together : elements;
+        enum status status =
+            send_bytes(lane, transfer->node, next_header, from, together * op->element_bytes, small, error);
+        if (status != STATUS_OK) {
+            return status;
+        }
+        next_header = NULL;
+        offset += together;
+        elements -= together;
+    }
+    return STATUS_OK;
+}
+
+static uint64_t message_max_elements(const struct exec_lane *lane)
+{
+    return EXEC_MESSAGE_MAX_BYTES / lane_op(lane)->element_bytes;
+}
+
+static enum status lane_send(struct exec_lane *lane, const struct coll_transfer *transfer,
+                             struct error *error)
+{
+    if (compressed_applies(lane, lane_op(lane))) {
+        return compressed_send(lane, transfer, error);
+    }
+    uint64_t offset = transfer->offset_elements;
+    uint64_t left = transfer->count_elements;
+    enum status status;
+    do {
+        uint64_t elements = left < message_max_elements(lane) ? left : message_max_elements(lane);
+        status = send_message(lane, transfer, offset, elements, error);
+        offset += elements;
+        left -= elements;
+    } while (left > 0 && status == STATUS_OK);
+    return status;
+}
+
+/* --- Rounds --- */
+
 static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
 {
-    struct coll_call call = lane_call(lane);
     lane->transfers.send_count = 0;
     lane->transfers.receive_count = 0;
     lane->receives_done = 0;
-    lane_op(lane)->algorithm->round(&call, lane->round, &lane->transfers);
+    lane->received_elements = 0;
+    lane->algorithm->round(&lane->call, lane->round, &lane->transfers);
+    if (compressed_applies(lane, lane_op(lane))) {
+        enum status status = compressed_begin_round(lane, error);
+        if (status != STATUS_OK) {
+            return status;
+        }
+    }
     for (uint32_t i = 0; i < lane->transfers.send_count; i++) {
         enum status status = lane_send(lane, &lane->transfers.sends[i], error);
         if (status != STATUS_OK) {
@@ -102,36 +240,87 @@ static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
     return STATUS_OK;
 }
 
-enum status lane_start(struct exec_lane *lane, uint64_t slice, struct error *error)
+/* Room for the transfers of a round. */
+static enum status lane_make_room(struct exec_lane *lane, struct error *error)
 {
-    struct exec_op *op = lane_op(lane);
-    const struct exec_comm_options *options = &lane->comm->options;
-    lane->state = LANE_ROUNDS;
-    lane->slice = slice;
-    lane->round = 0;
-    coll_slice_range(op->call.count_elements, op->element_bytes, options->slice_bytes, slice,
-                     &lane->offset_elements, &lane->count_elements);
-    stage_in(op, op->call.root_node == options->node_index, lane->offset_elements, lane->count_elements);
-    struct coll_call call = lane_call(lane);
-    lane->round_count = op->algorithm->round_count(&call);
-    lane->transfers.send_count = 0;
-    lane->transfers.receive_count = 0;
-    lane->receives_done = 0;
-    return lane->round_count > 0 ? lane_begin_round(lane, error) : STATUS_OK;
+    uint32_t wanted = lane->algorithm->transfers_max(&lane->call);
+    if (wanted > lane->transfers_capacity) {
+        struct coll_transfer *space = realloc(lane->transfers.sends, 2 * (size_t)wanted * sizeof *space);
+        if (space == NULL) {
+            return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a round",
+                             lane->comm->options.name);
+        }
+        lane->transfers.sends = space;
+        lane->transfers_capacity = wanted;
+    }
+    lane->transfers.receives = lane->transfers.sends + lane->transfers_capacity;
+    return STATUS_OK;
 }
 
-/* Hands the slice to the other ranks; a division in place has to wait for the network to let go of the
- * buffer. */
+static enum status lane_begin(struct exec_lane *lane, struct error *error)
+{
+    lane->state = LANE_ROUNDS;
+    lane->round = 0;
+    lane->receives_done = 0;
+    lane->received_elements = 0;
+    lane->prefix_begun = false;
+    lane->transfers.send_count = 0;
+    lane->transfers.receive_count = 0;
+    lane->round_count = 0;
+    if (lane->comm->options.node_count == 1) {
+        return STATUS_OK;
+    }
+    lane->round_count = lane->algorithm->round_count(&lane->call);
+    enum status status = lane_make_room(lane, error);
+    return status == STATUS_OK && lane->round_count > 0 ? lane_begin_round(lane, error) : status;
+}
+
+enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slice, struct error *error)
+{
+    lane->slice = slice;
+    lane->algorithm = op->algorithm;
+    enum status status = lane_lay_out(lane, op, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    stage_in(lane, op);
+    return lane_begin(lane, error);
+}
+
+enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, struct error *error)
+{
+    const struct exec_comm_options *options = &lane->comm->options;
+    lane->slice = EXEC_AGREEMENT_SLICE;
+    lane->algorithm = coll_registry_by_name(OP_KIND_BARRIER, "dissemination");
+    lane->call = (struct coll_call){
+        .kind = OP_KIND_BARRIER, .node_count = options->node_count, .node_index = options->node_index};
+    if (!vector_begin(&lane->vectors[COLL_WORK], op->element_bytes, 0)) {
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", options->name);
+    }
+    return lane_begin(lane, error);
+}
+
+/* Whether the end of the slice writes to what may still be being sent. */
+static bool lane_end_writes(const struct exec_lane *lane, const struct exec_op *op)
+{
+    return lane->index != EXEC_AGREEMENT_LANE && lane->unacknowledged > 0 &&
+           op->call.divisor > 1;
+}
+
 static void lane_finish(struct exec_lane *lane)
 {
     struct exec_op *op = lane_op(lane);
-    if (op->call.divisor > 1 && lane->unacknowledged > 0) {
+    if (lane_end_writes(lane, op)) {
         lane->state = LANE_DRAIN;
         return;
     }
-    stage_out(op, lane->offset_elements, lane->count_elements);
     lane->state = LANE_IDLE;
-    op->slices_done++;
+    if (lane->index == EXEC_AGREEMENT_LANE) {
+        op->agreed = true;
+    } else {
+        stage_out(lane, op);
+        op->slices_done++;
+    }
     exec_wake(lane->comm->exec);
 }
 
@@ -169,6 +358,29 @@ const struct coll_transfer *lane_next_receive(const struct exec_lane *lane)
                : NULL;
 }
 
+uint64_t lane_message_elements(const struct exec_lane *lane, const struct coll_transfer *receive)
+{
+    uint64_t left = receive->count_elements - lane->received_elements;
+    return left < message_max_elements(lane) ? left : message_max_elements(lane);
+}
+
+void lane_received(struct exec_lane *lane, uint64_t elements)
+{
+    const struct coll_transfer *receive = lane_next_receive(lane);
+    lane->received_elements += elements;
+    if (lane->received_elements < receive->count_elements) {
+        return;
+    }
+    lane->prefix_begun |= receive->action == COLL_PREFIX;
+    lane->received_elements = 0;
+    lane->receives_done++;
+}
+
+void lane_stop(struct exec_lane *lane)
+{
+    lane->state = LANE_IDLE;
+}
+
 void lane_reset_streams(struct exec_lane *lane, bool give_up)
 {
     for (uint32_t node = 0; lane->streams != NULL && node < lane->comm->options.node_count; node++) {
@@ -179,4 +391,16 @@ void lane_reset_streams(struct exec_lane *lane, bool give_up)
         }
         lane->streams[node] = NULL;
     }
+}
+
+void lane_release(struct exec_lane *lane)
+{
+    for (uint32_t space = 0; space < 3; space++) {
+        vector_free(&lane->vectors[space]);
+    }
+    free(lane->memory);
+    free(lane->encoded);
+    free(lane->offsets);
+    free(lane->transfers.sends);
+    free(lane->streams);
 }

@@ -3,119 +3,317 @@
 #include "daemon/dev/reduce.h"
 #include "daemon/exec/exec_internal.h"
 
-/* The local stage: among this node's ranks, between their buffers and the work buffer, which is the first
- * rank's output. */
+/* The local stage: among this node's ranks, between their buffers and the lane's vectors. */
 
-static unsigned char *output_of(const struct exec_op *op, uint32_t rank, uint64_t offset_elements)
+static unsigned char *at(const struct exec_op *op, const void *buffer, uint64_t elements)
 {
-    return (unsigned char *)op->ranks[rank].output + offset_elements * op->element_bytes;
+    return (unsigned char *)(uintptr_t)buffer + elements * op->element_bytes;
 }
 
-static const unsigned char *input_of(const struct exec_op *op, uint32_t rank, uint64_t offset_elements)
+static void copy(const struct exec_op *op, void *target, const void *source, uint64_t count_elements)
 {
-    return (const unsigned char *)op->ranks[rank].input + offset_elements * op->element_bytes;
+    if (target != source && count_elements > 0) {
+        memmove(target, source, count_elements * op->element_bytes);
+    }
 }
 
-unsigned char *stage_work(const struct exec_op *op, uint64_t offset_elements)
+/* --- Vectors without blocks: all_reduce, reduce, broadcast --- */
+
+/*
+ * Calls `work` for each part of the operation that the slice has a share of: from which element of the part,
+ * how many, and where the slice's vector has them.
+ */
+typedef void stage_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
+                        uint64_t from, uint64_t count, uint64_t offset_in_slice);
+
+static void stage_parts(const struct exec_lane *lane, const struct exec_op *op, stage_part *work)
 {
-    return output_of(op, 0, offset_elements);
+    uint64_t begin = lane->offset_elements;
+    uint64_t end = begin + lane->call.count_elements;
+    uint64_t part_begin = 0;
+    for (uint32_t part = 0; part < op->call.part_count; part++) {
+        uint64_t part_end = part_begin + op->part_counts[part];
+        uint64_t from = begin > part_begin ? begin : part_begin;
+        uint64_t to = end < part_end ? end : part_end;
+        if (from < to) {
+            work(lane, op, &op->ranks[(size_t)part * op->call.rank_count], from - part_begin, to - from,
+                 from - begin);
+        }
+        part_begin = part_end;
+    }
 }
 
-static void reduce_ranks(const struct exec_op *op, uint64_t offset_elements, uint64_t count_elements,
-                         bool to_all)
+/* Reduces inputs[i] of this node's ranks into `outputs`. */
+static void reduce_inputs(const struct exec_op *op, const struct exec_rank *ranks, const void *const *inputs,
+                          uint64_t count, void *const *outputs, uint32_t output_count, uint64_t divisor)
 {
-    const void *inputs[DEV_REDUCE_BUFFERS_MAX];
-    void *outputs[DEV_REDUCE_BUFFERS_MAX];
     double factors[DEV_REDUCE_BUFFERS_MAX];
-    for (uint32_t k = 0; k < op->call.rank_count; k++) {
-        inputs[k] = input_of(op, k, offset_elements);
-        outputs[k] = output_of(op, k, offset_elements);
-        factors[k] = op->ranks[k].factor;
+    for (uint32_t i = 0; i < op->call.rank_count; i++) {
+        factors[i] = ranks[i].factor;
     }
     struct dev_reduction reduction = {.dtype = op->call.dtype,
                                       .reduce = op->call.reduce,
-                                      .count_elements = count_elements,
+                                      .count_elements = count,
                                       .input_count = op->call.rank_count,
-                                      .output_count = to_all ? op->call.rank_count : 1,
+                                      .output_count = output_count,
                                       .inputs = inputs,
                                       .outputs = outputs,
                                       .factors = op->call.reduce == REDUCE_PREMUL_SUM ? factors : NULL,
-                                      .divisor = to_all ? op->call.divisor : 0};
+                                      .divisor = divisor};
     dev_reduce(&reduction);
 }
 
-static void copy_from_root(const struct exec_op *op, uint64_t offset_elements, uint64_t count_elements,
-                           uint32_t outputs)
+static void reduce_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
+                        uint64_t from, uint64_t count, uint64_t offset_in_slice)
 {
-    const unsigned char *source = input_of(op, op->call.root_local, offset_elements);
-    for (uint32_t k = 0; k < outputs; k++) {
-        unsigned char *target = output_of(op, k, offset_elements);
-        if (target != source) {
-            memmove(target, source, count_elements * op->element_bytes);
-        }
+    const void *inputs[DEV_REDUCE_BUFFERS_MAX];
+    void *outputs[DEV_REDUCE_BUFFERS_MAX];
+    bool alone = lane->comm->options.node_count == 1;
+    bool to_all = alone && op->call.kind == OP_KIND_ALL_REDUCE;
+    uint64_t together;
+    for (uint32_t i = 0; i < op->call.rank_count; i++) {
+        inputs[i] = at(op, ranks[i].input, from);
+        outputs[i] = to_all ? at(op, ranks[i].output, from) : NULL;
     }
+    if (!to_all) {
+        outputs[0] = vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together);
+    }
+    reduce_inputs(op, ranks, inputs, count, outputs, to_all ? op->call.rank_count : 1,
+                  alone ? op->call.divisor : 0);
 }
 
-void stage_in(const struct exec_op *op, bool at_root, uint64_t offset_elements, uint64_t count_elements)
+/* One value to several places, divided on the way where the operation asks for it. */
+static void spread(const struct exec_op *op, const void *value, uint64_t count, void *const *outputs,
+                   uint32_t output_count)
 {
-    if (count_elements == 0) {
-        return;
-    }
-    switch (op->call.kind) {
-    case OP_KIND_ALL_REDUCE:
-        reduce_ranks(op, offset_elements, count_elements, false);
-        break;
-    case OP_KIND_BROADCAST:
-        if (at_root) {
-            copy_from_root(op, offset_elements, count_elements, 1);
-        }
-        break;
-    case OP_KIND_BARRIER:
-        break;
-    }
-}
-
-void stage_out(const struct exec_op *op, uint64_t offset_elements, uint64_t count_elements)
-{
-    if (count_elements == 0 || op->call.kind == OP_KIND_BARRIER) {
-        return;
-    }
-    unsigned char *work = stage_work(op, offset_elements);
     if (op->call.divisor > 1) {
-        const void *input = work;
-        void *outputs[DEV_REDUCE_BUFFERS_MAX];
-        for (uint32_t k = 0; k < op->call.rank_count; k++) {
-            outputs[k] = output_of(op, k, offset_elements);
-        }
         struct dev_reduction reduction = {.dtype = op->call.dtype,
                                           .reduce = op->call.reduce,
-                                          .count_elements = count_elements,
+                                          .count_elements = count,
                                           .input_count = 1,
-                                          .output_count = op->call.rank_count,
-                                          .inputs = &input,
+                                          .output_count = output_count,
+                                          .inputs = &value,
                                           .outputs = outputs,
                                           .divisor = op->call.divisor};
         dev_reduce(&reduction);
         return;
     }
-    for (uint32_t k = 1; k < op->call.rank_count; k++) {
-        memcpy(output_of(op, k, offset_elements), work, count_elements * op->element_bytes);
+    for (uint32_t i = 0; i < output_count; i++) {
+        copy(op, outputs[i], value, count);
     }
 }
 
-void stage_local_only(const struct exec_op *op, uint64_t offset_elements, uint64_t count_elements)
+static void spread_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
+                        uint64_t from, uint64_t count, uint64_t offset_in_slice)
 {
-    if (count_elements == 0) {
-        return;
+    void *outputs[DEV_REDUCE_BUFFERS_MAX];
+    uint32_t output_count = 0;
+    uint64_t together;
+    for (uint32_t i = 0; i < op->call.rank_count; i++) {
+        if (ranks[i].output != NULL) {
+            outputs[output_count++] = at(op, ranks[i].output, from);
+        }
     }
+    spread(op, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together), count, outputs,
+           output_count);
+}
+
+static void divide_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
+                        uint64_t from, uint64_t count, uint64_t offset_in_slice)
+{
+    uint64_t together;
+    void *value = vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together);
+    (void)ranks;
+    (void)from;
+    spread(op, value, count, &value, 1);
+}
+
+/* --- Blocks --- */
+
+typedef void stage_block(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
+                         uint64_t part_offset, uint64_t part, void *in_slice);
+
+/* Calls `work` for the slice's share of the blocks of the ranks at positions first .. end - 1. */
+static void stage_blocks(const struct exec_lane *lane, const struct exec_op *op, uint32_t first, uint32_t end,
+                         stage_block *work)
+{
+    const struct exec_comm *comm = lane->comm;
+    uint32_t node = 0;
+    while (comm->node_first[node + 1] <= first) {
+        node++;
+    }
+    uint64_t begin = lane->offsets[node];
+    for (uint32_t k = first; k < end; k++) {
+        uint64_t part_offset, part, together;
+        lane_block_part(lane, op, op_block_count(comm, op, k), &part_offset, &part);
+        if (part > 0) {
+            work(lane, op, comm->order[k], part_offset, part,
+                 vector_at(&lane->vectors[COLL_WORK], begin, &together));
+        }
+        begin += part;
+    }
+}
+
+static void block_from_input(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
+                             uint64_t part_offset, uint64_t part, void *in_slice)
+{
+    const struct exec_rank *owner = &op->ranks[lane->comm->local_of_rank[rank]];
+    copy(op, in_slice, at(op, owner->input, part_offset), part);
+}
+
+static void block_to_output(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
+                            uint64_t part_offset, uint64_t part, void *in_slice)
+{
+    const struct exec_rank *owner = &op->ranks[lane->comm->local_of_rank[rank]];
+    void *output = at(op, owner->output, part_offset);
+    spread(op, in_slice, part, &output, 1);
+}
+
+static void block_to_all(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
+                         uint64_t part_offset, uint64_t part, void *in_slice)
+{
+    (void)lane;
+    for (uint32_t i = 1; i < op->call.rank_count; i++) {
+        const struct exec_rank *receiver = &op->ranks[i];
+        uint64_t begin = op_block_begin(op, &receiver->output_layout, rank) + part_offset;
+        copy(op, at(op, receiver->output, begin), in_slice, part);
+    }
+}
+
+static void block_reduced(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
+                          uint64_t part_offset, uint64_t part, void *in_slice)
+{
+    const void *inputs[DEV_REDUCE_BUFFERS_MAX];
+    (void)lane;
+    for (uint32_t i = 0; i < op->call.rank_count; i++) {
+        uint64_t begin = op_block_begin(op, &op->ranks[i].input_layout, rank) + part_offset;
+        inputs[i] = at(op, op->ranks[i].input, begin);
+    }
+    reduce_inputs(op, op->ranks, inputs, part, &in_slice, 1, 0);
+}
+
+static void stage_own_blocks(const struct exec_lane *lane, const struct exec_op *op, stage_block *work)
+{
+    const struct exec_comm *comm = lane->comm;
+    uint32_t node = comm->options.node_index;
+    stage_blocks(lane, op, comm->node_first[node], comm->node_first[node + 1], work);
+}
+
+static void stage_all_blocks(const struct exec_lane *lane, const struct exec_op *op, stage_block *work)
+{
+    stage_blocks(lane, op, 0, lane->comm->options.size, work);
+}
+
+/* --- */
+
+static bool is_root_node(const struct exec_lane *lane, const struct exec_op *op)
+{
+    return op->root_node == lane->comm->options.node_index;
+}
+
+void stage_in(struct exec_lane *lane, struct exec_op *op)
+{
     switch (op->call.kind) {
     case OP_KIND_ALL_REDUCE:
-        reduce_ranks(op, offset_elements, count_elements, true);
-        break;
+    case OP_KIND_REDUCE:
+        stage_parts(lane, op, reduce_part);
+        return;
+    case OP_KIND_ALL_GATHER:
+        stage_own_blocks(lane, op, block_from_input);
+        return;
+    case OP_KIND_REDUCE_SCATTER:
+        stage_all_blocks(lane, op, block_reduced);
+        return;
+    case OP_KIND_GATHER:
+        if (is_root_node(lane, op)) {
+            stage_own_blocks(lane, op, block_from_input);
+        }
+        return;
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+        stage_scan_in(lane, op);
+        return;
     case OP_KIND_BROADCAST:
-        copy_from_root(op, offset_elements, count_elements, op->call.rank_count);
-        break;
     case OP_KIND_BARRIER:
-        break;
+    case OP_KIND_SCATTER:
+    case OP_KIND_ALL_TO_ALL:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        return;
     }
+}
+
+void stage_out(struct exec_lane *lane, struct exec_op *op)
+{
+    bool alone = lane->comm->options.node_count == 1;
+    switch (op->call.kind) {
+    case OP_KIND_ALL_REDUCE:
+        if (!alone) {
+            stage_parts(lane, op, spread_part);
+        }
+        return;
+    case OP_KIND_BROADCAST:
+        stage_parts(lane, op, spread_part);
+        return;
+    case OP_KIND_REDUCE:
+        if (!alone && is_root_node(lane, op) && op->call.divisor > 1) {
+            stage_parts(lane, op, divide_part);
+        }
+        return;
+    case OP_KIND_ALL_GATHER:
+        stage_all_blocks(lane, op, block_to_all);
+        return;
+    case OP_KIND_REDUCE_SCATTER:
+        stage_own_blocks(lane, op, block_to_output);
+        return;
+    case OP_KIND_SCATTER:
+        if (is_root_node(lane, op)) {
+            stage_own_blocks(lane, op, block_to_output);
+        }
+        return;
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+        stage_scan_out(lane, op);
+        return;
+    case OP_KIND_BARRIER:
+    case OP_KIND_GATHER:
+    case OP_KIND_ALL_TO_ALL:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        return;
+    }
+}
+
+/* --- all_to_all among the ranks of this node --- */
+
+bool stage_local_step(const struct exec_comm *comm, struct exec_op *op)
+{
+    uint32_t locals = op->call.rank_count;
+    uint64_t budget = EXEC_LOCAL_STEP_BYTES / op->element_bytes;
+    while (op->local_pair < locals * locals && budget > 0) {
+        const struct exec_rank *sender = &op->ranks[op->local_pair / locals];
+        const struct exec_rank *receiver = &op->ranks[op->local_pair % locals];
+        uint32_t first = comm->node_first[comm->options.node_index];
+        uint32_t from = comm->order[first + op->local_pair / locals];
+        uint32_t to = comm->order[first + op->local_pair % locals];
+        uint64_t count =
+            sender->input_layout.counts != NULL ? sender->input_layout.counts[to] : op->call.count_elements;
+        uint64_t left = count - op->local_offset;
+        uint64_t now = left < budget ? left : budget;
+        if (now > 0) {
+            copy(op,
+                 at(op, receiver->output,
+                    op_block_begin(op, &receiver->output_layout, from) + op->local_offset),
+                 at(op, sender->input, op_block_begin(op, &sender->input_layout, to) + op->local_offset),
+                 now);
+        }
+        budget -= now;
+        op->local_offset += now;
+        if (op->local_offset == count) {
+            op->local_pair++;
+            op->local_offset = 0;
+        }
+    }
+    op->local_done = op->local_pair == locals * locals;
+    return op->local_done;
 }

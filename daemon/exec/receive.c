@@ -47,43 +47,24 @@ static void incoming_reset(struct exec_incoming *incoming)
     }
 }
 
-static void describe_call(char *text, size_t size, enum op_kind kind, enum dtype dtype, enum reduce reduce,
-                          uint64_t count_elements, uint32_t root)
-{
-    switch (kind) {
-    case OP_KIND_ALL_REDUCE:
-        snprintf(text, size, "all_reduce of %llu %s, %s", (unsigned long long)count_elements,
-                 dtype_text(dtype), reduce_text(reduce));
-        return;
-    case OP_KIND_BROADCAST:
-        snprintf(text, size, "broadcast of %llu %s from rank %u", (unsigned long long)count_elements,
-                 dtype_text(dtype), root);
-        return;
-    case OP_KIND_BARRIER:
-        snprintf(text, size, "barrier");
-        return;
-    }
-}
-
 static bool calls_agree(const struct data_header *header, const struct exec_op *op)
 {
     return header->kind == op->call.kind && header->dtype == op->call.dtype &&
            header->reduce == op->call.reduce && header->root == op->call.root_rank &&
-           header->count_elements == op->call.count_elements && header->algorithm == op->algorithm->id;
+           header->count_elements == op->call.count_elements && header->detail == op->call.detail &&
+           header->algorithm == op->algorithm->id;
 }
 
-static void set_mismatch(const struct exec_incoming *incoming, const struct exec_op *op, struct error *error)
+/* The operation waits for exec_cancel; what has come of it stays where it is until then. */
+static enum match set_disagreement(const struct exec_incoming *incoming, struct exec_op *op, const char *how,
+                                   uint64_t now_ns)
 {
-    char theirs[128] = "", ours[128] = "";
-    const struct data_header *header = &incoming->header;
-    const struct exec_comm_options *options = &incoming->comm->options;
-    describe_call(theirs, sizeof theirs, header->kind, header->dtype, header->reduce, header->count_elements,
-                  header->root);
-    describe_call(ours, sizeof ours, op->call.kind, op->call.dtype, op->call.reduce, op->call.count_elements,
-                  op->call.root_rank);
-    error_set(error, STATUS_MISMATCH, "\"%s\", operation %llu: node %s called %s; node %s called %s",
-              options->name, (unsigned long long)header->seq, options->node_names[options->node_index], ours,
-              options->node_names[incoming->node], theirs);
+    struct exec_comm *comm = incoming->comm;
+    if (!op->disputed) {
+        op->disputed = true;
+        comm->options.disagreed(comm->options.context, op->call.seq, incoming->node, how, now_ns);
+    }
+    return MATCH_WAIT;
 }
 
 static enum match set_fault(const struct exec_incoming *incoming, const char *what, struct error *error)
@@ -105,20 +86,33 @@ static bool expected_later(const struct exec_lane *lane, uint32_t node)
     return false;
 }
 
-static enum match match_lane(struct exec_incoming *incoming, const struct exec_op *op, struct error *error)
+/* The header's payload is what the next receive expects; or, compressed, not more than that can be. */
+static bool size_agrees(const struct exec_lane *lane, const struct exec_op *op,
+                        const struct coll_transfer *receive, uint64_t payload_bytes)
+{
+    if (compressed_applies(lane, op)) {
+        return payload_bytes <= compressed_max_bytes(lane, receive);
+    }
+    return payload_bytes == lane_message_elements(lane, receive) * op->element_bytes;
+}
+
+static enum match match_lane(struct exec_incoming *incoming, struct exec_op *op, uint64_t now_ns,
+                             struct error *error)
 {
     const struct data_header *header = &incoming->header;
-    if (header->slice >= op->slice_count) {
+    bool agreement = header->slice == EXEC_AGREEMENT_SLICE;
+    if (agreement ? !op->agrees : header->slice >= op->slice_count) {
         return set_fault(incoming, "a slice that the operation does not have", error);
     }
-    struct exec_lane *lane = &incoming->comm->lanes[header->slice % EXEC_LANES_MAX];
-    if (header->slice >= op->next_slice) {
+    struct exec_lane *lane =
+        &incoming->comm->lanes[agreement ? EXEC_AGREEMENT_LANE : header->slice % EXEC_LANES_MAX];
+    if (!agreement && header->slice >= op->next_slice) {
         return MATCH_WAIT;
     }
-    if (lane->state == LANE_IDLE || lane->slice > header->slice) {
+    if (lane->state != LANE_ROUNDS || (!agreement && lane->slice > header->slice)) {
         return set_fault(incoming, "data of a slice that is done", error);
     }
-    if (lane->slice < header->slice || header->round > lane->round) {
+    if ((!agreement && lane->slice < header->slice) || header->round > lane->round) {
         return MATCH_WAIT;
     }
     const struct coll_transfer *receive = lane_next_receive(lane);
@@ -128,61 +122,142 @@ static enum match match_lane(struct exec_incoming *incoming, const struct exec_o
     if (receive->node != incoming->node) {
         return MATCH_WAIT;
     }
-    if (header->payload_bytes != receive->count_elements * op->element_bytes) {
-        return set_fault(incoming, "a message of another size than agreed", error);
+    if (!size_agrees(lane, op, receive, header->payload_bytes)) {
+        char how[128];
+        (void)snprintf(how, sizeof how, "%llu bytes are sent where %llu are expected",
+                       (unsigned long long)header->payload_bytes,
+                       (unsigned long long)(lane_message_elements(lane, receive) * op->element_bytes));
+        return op->call.has_layouts ? set_disagreement(incoming, op, how, now_ns)
+                                    : set_fault(incoming, "a message of another size than agreed", error);
     }
     incoming->lane = lane;
     return MATCH_READY;
 }
 
-static enum match match(struct exec_incoming *incoming, struct error *error)
+static enum match match(struct exec_incoming *incoming, uint64_t now_ns, struct error *error)
 {
     const struct exec_comm *comm = incoming->comm;
-    const struct exec_op *op = comm->first_op;
+    struct exec_op *op = comm->first_op;
     const struct data_header *header = &incoming->header;
-    if (incoming->lane != NULL) {
+    if (incoming->lane != NULL || incoming->dropping) {
         return MATCH_READY;
     }
     if (comm->failed) {
         return MATCH_WAIT;
     }
-    if (header->seq <= comm->last_seq && (op == NULL || !comm->running || header->seq < op->call.seq)) {
-        error_set(
-            error, STATUS_MISMATCH,
-            "\"%s\", operation %llu: node %s sends data of it, but it is over here: the ranks' calls differ",
-            comm->options.name, (unsigned long long)header->seq, comm->options.node_names[incoming->node]);
-        return MATCH_FAULT;
+    if (exec_is_cancelled(comm, header->seq)) {
+        incoming->dropping = true;
+        return MATCH_READY;
     }
-    if (op == NULL || !comm->running || header->seq > op->call.seq) {
+    bool running = op != NULL && op->begun;
+    if (header->seq <= comm->last_seq && (!running || header->seq < op->call.seq)) {
+        return set_fault(incoming, "data of it although it is over", error);
+    }
+    if (!running || header->seq > op->call.seq) {
         return MATCH_WAIT;
     }
     if (!calls_agree(header, op)) {
-        set_mismatch(incoming, op, error);
-        return MATCH_FAULT;
+        return set_disagreement(incoming, op, "", now_ns);
     }
-    return match_lane(incoming, op, error);
+    return match_lane(incoming, op, now_ns, error);
+}
+
+/* --- Payloads --- */
+
+static void message_over(struct exec_incoming *incoming)
+{
+    incoming->in_message = false;
+    incoming->header_have = 0;
+    incoming->lane = NULL;
+    incoming->dropping = false;
+    free(incoming->encoded);
+    incoming->encoded = NULL;
 }
 
 static void message_done(struct exec_incoming *incoming, uint64_t now_ns)
 {
     struct exec_lane *lane = incoming->lane;
-    incoming->in_message = false;
-    incoming->header_have = 0;
-    incoming->lane = NULL;
-    lane->receives_done++;
+    if (incoming->dropping) {
+        message_over(incoming);
+        return;
+    }
+    const struct coll_transfer *receive = lane_next_receive(lane);
+    struct exec_op *op = lane_op(lane);
+    uint64_t elements = lane_message_elements(lane, receive);
+    if (compressed_applies(lane, op)) {
+        struct error error;
+        elements = receive->count_elements;
+        if (compressed_take(lane, receive, incoming->encoded, incoming->header.payload_bytes, &error) !=
+            STATUS_OK) {
+            struct error fault;
+            (void)set_fault(incoming, error.text, &fault);
+            message_over(incoming);
+            exec_comm_fail(lane->comm, &fault, now_ns);
+            return;
+        }
+    }
+    message_over(incoming);
+    lane_received(lane, elements);
     lane_advance(lane, now_ns);
     receive_resume(incoming->comm);
 }
 
-/* Elements that lie whole in the piece are reduced from there; one that a piece ends in is put together
- * first. */
-static size_t reduce_bytes(struct exec_incoming *incoming, const struct coll_transfer *receive,
-                           const uint8_t *bytes, size_t size)
+/* Whole elements, to where they lie together. */
+static void apply(const struct exec_lane *lane, const struct exec_op *op, enum coll_action action,
+                  unsigned char *target, unsigned char *prefix, const uint8_t *bytes, uint64_t count)
 {
-    const struct exec_op *op = lane_op(incoming->lane);
-    size_t element = (size_t)op->element_bytes;
-    unsigned char *work = stage_work(op, incoming->lane->offset_elements + receive->offset_elements);
-    unsigned char *target = work + (incoming->taken_bytes - incoming->partial_have);
+    enum dtype dtype = op->call.dtype;
+    enum reduce reduce = op->call.reduce;
+    switch (action) {
+    case COLL_STORE:
+        memcpy(target, bytes, (size_t)(count * op->element_bytes));
+        return;
+    case COLL_REDUCE:
+        dev_reduce_into(dtype, reduce, target, bytes, count);
+        return;
+    case COLL_REDUCE_BEFORE:
+        dev_reduce_into_before(dtype, reduce, target, bytes, count);
+        return;
+    case COLL_PREFIX:
+        dev_reduce_into_before(dtype, reduce, target, bytes, count);
+        if (lane->prefix_begun) {
+            dev_reduce_into_before(dtype, reduce, prefix, bytes, count);
+        } else {
+            memcpy(prefix, bytes, (size_t)(count * op->element_bytes));
+        }
+        return;
+    }
+}
+
+/* The next whole elements of the payload. */
+static void apply_elements(const struct exec_incoming *incoming, const struct coll_transfer *receive,
+                           uint64_t first, const uint8_t *bytes, uint64_t count)
+{
+    const struct exec_lane *lane = incoming->lane;
+    const struct exec_op *op = lane_op(lane);
+    const struct exec_vector *vector = &lane->vectors[receive->space];
+    uint64_t offset = receive->offset_elements + lane->received_elements + first;
+    while (count > 0) {
+        uint64_t together, behind;
+        unsigned char *target = vector_at(vector, offset, &together);
+        unsigned char *prefix = receive->action == COLL_PREFIX
+                                    ? vector_at(vector, offset + lane->call.count_elements, &behind)
+                                    : NULL;
+        together = together < count ? together : count;
+        apply(lane, op, receive->action, target, prefix, bytes, together);
+        bytes += together * op->element_bytes;
+        offset += together;
+        count -= together;
+    }
+}
+
+/* Elements that lie whole in the piece are taken from there; one that a piece ends in is put together
+ * first. */
+static size_t take_elements(struct exec_incoming *incoming, const struct coll_transfer *receive,
+                            const uint8_t *bytes, size_t size)
+{
+    size_t element = (size_t)lane_op(incoming->lane)->element_bytes;
+    uint64_t first = incoming->taken_bytes / element;
     size_t used = 0;
     if (incoming->partial_have > 0 || size < element) {
         size_t wanted = element - incoming->partial_have;
@@ -190,32 +265,44 @@ static size_t reduce_bytes(struct exec_incoming *incoming, const struct coll_tra
         memcpy(incoming->partial + incoming->partial_have, bytes, used);
         incoming->partial_have += (uint32_t)used;
         if (incoming->partial_have == element) {
-            dev_reduce_into(op->call.dtype, op->call.reduce, target, incoming->partial, 1);
+            apply_elements(incoming, receive, first, incoming->partial, 1);
             incoming->partial_have = 0;
         }
         return used;
     }
     size_t whole = size / element;
-    dev_reduce_into(op->call.dtype, op->call.reduce, target, bytes, whole);
+    apply_elements(incoming, receive, first, bytes, whole);
     return whole * element;
 }
 
 static size_t take_payload(struct exec_incoming *incoming, const uint8_t *bytes, size_t size)
 {
-    const struct coll_transfer *receive = lane_next_receive(incoming->lane);
     uint64_t left = incoming->header.payload_bytes - incoming->taken_bytes;
-    size = size < left ? size : (size_t)left;
-    size_t used = size;
-    if (receive->action == COLL_STORE && size > 0) { /* a barrier has no work buffer */
-        const struct exec_op *op = lane_op(incoming->lane);
-        unsigned char *work = stage_work(op, incoming->lane->offset_elements + receive->offset_elements);
-        memcpy(work + incoming->taken_bytes, bytes, size);
-    } else if (size > 0) {
-        used = reduce_bytes(incoming, receive, bytes, size);
+    size_t used = size < left ? size : (size_t)left;
+    if (used > 0 && !incoming->dropping) {
+        const struct exec_lane *lane = incoming->lane;
+        if (compressed_applies(lane, lane_op(lane))) {
+            memcpy(incoming->encoded + incoming->taken_bytes, bytes, used);
+        } else {
+            used = take_elements(incoming, lane_next_receive(lane), bytes, used);
+        }
     }
     incoming->taken_bytes += used;
     return used;
 }
+
+/* A compressed payload is decoded once it is whole. */
+static bool payload_has_room(struct exec_incoming *incoming)
+{
+    if (incoming->dropping || incoming->encoded != NULL || incoming->header.payload_bytes == 0 ||
+        !compressed_applies(incoming->lane, lane_op(incoming->lane))) {
+        return true;
+    }
+    incoming->encoded = malloc((size_t)incoming->header.payload_bytes);
+    return incoming->encoded != NULL;
+}
+
+/* --- Streams --- */
 
 static bool find_comm(struct exec_incoming *incoming)
 {
@@ -256,6 +343,7 @@ static size_t take_header(struct exec_incoming *incoming, const uint8_t *bytes, 
         incoming->in_message = true;
         incoming->taken_bytes = 0;
         incoming->partial_have = 0;
+        incoming->dropping = false;
     }
     return used;
 }
@@ -294,7 +382,12 @@ static size_t receive_bytes(void *context, struct net_stream *stream, const uint
         }
         struct error error;
         enum match ready =
-            incoming->comm != NULL || find_comm(incoming) ? match(incoming, &error) : MATCH_WAIT;
+            incoming->comm != NULL || find_comm(incoming) ? match(incoming, now_ns, &error) : MATCH_WAIT;
+        if (ready == MATCH_READY && !payload_has_room(incoming)) {
+            error_set(&error, STATUS_NO_MEMORY, "\"%s\": no memory for what node %s sends",
+                      incoming->comm->options.name, incoming->comm->options.node_names[incoming->node]);
+            ready = MATCH_FAULT;
+        }
         if (ready == MATCH_FAULT) {
             incoming->stalled = true;
             exec_comm_fail(incoming->comm, &error, now_ns);
@@ -333,6 +426,7 @@ static void receive_closed(void *context, struct net_stream *stream, const struc
     }
     stream->user = NULL;
     list_remove(list_of(incoming), incoming);
+    free(incoming->encoded);
     free(incoming);
 }
 
@@ -364,7 +458,7 @@ void receive_resume(struct exec_comm *comm)
             if (!incoming->stalled || incoming->resetting) {
                 continue;
             }
-            enum match ready = match(incoming, &error);
+            enum match ready = match(incoming, comm->exec->now_ns, &error);
             if (ready == MATCH_FAULT) {
                 exec_comm_fail(comm, &error, comm->exec->now_ns);
             } else if (ready == MATCH_READY && incoming->header.payload_bytes == 0) {
@@ -378,6 +472,17 @@ void receive_resume(struct exec_comm *comm)
         }
     } while (comm->resume_again && !comm->failed);
     comm->resuming = false;
+}
+
+void receive_drop(struct exec_comm *comm, uint64_t seq)
+{
+    for (struct exec_incoming *incoming = comm->incoming; incoming != NULL; incoming = incoming->next) {
+        if (incoming->in_message && incoming->header.seq == seq) {
+            incoming->lane = NULL;
+            incoming->dropping = true;
+        }
+    }
+    receive_resume(comm);
 }
 
 void receive_claim_parked(struct exec_comm *comm)
@@ -398,6 +503,7 @@ void receive_detach(struct exec_comm *comm)
         list_remove(&comm->incoming, incoming);
         incoming->comm = NULL;
         incoming->lane = NULL;
+        incoming->dropping = false;
         list_add(&comm->exec->parked, incoming);
         incoming_reset(incoming);
     }

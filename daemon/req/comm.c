@@ -119,6 +119,8 @@ void req_comm_free(struct req_comm *comm)
         DL_DELETE2(req->queue, comm, queue_prev, queue_next);
     }
     req_op_free_all(comm);
+    req_point_free_all(comm);
+    free(comm->verdicts);
     if (comm->exec != NULL) {
         exec_comm_free(comm->exec);
     }
@@ -292,15 +294,20 @@ static bool member_tell(struct req_member *member, uint64_t now_ns)
     if (!was_formed) {
         return false;
     }
+    if (req_point_tell(member, now_ns)) {
+        return true;
+    }
     if (member->completed_seq < member->posted_seq) {
         struct req_comm_op *op = req_op_at(comm, member->completed_seq + 1);
         if (op == NULL || !op->finished) {
             return false;
         }
-        uint64_t seq = ++member->completed_seq;
-        bool succeeded = op->succeeded;
+        struct error cause = op->succeeded ? comm_success : op->cause != NULL ? *op->cause : comm->cause;
+        struct req_completion completion = {.ticket = op->posts[member->local_index].ticket,
+                                            .result = &cause};
+        member->completed_seq++;
         req_op_settle(op, member->local_index);
-        handler.completed(handler.context, member, seq, succeeded ? &comm_success : &comm->cause, now_ns);
+        handler.completed(handler.context, member, &completion, now_ns);
         return true;
     }
     if (comm->state == REQ_COMM_FAILED && !member->aborted_told) {

@@ -197,13 +197,11 @@ static void promise_free(struct req_comm *comm)
     free(comm->node_of_rank);
     free(comm->has_left);
     free(comm->locals);
-    free(comm->exec_ranks);
     comm->nodes = NULL;
     comm->node_names = NULL;
     comm->node_of_rank = NULL;
     comm->has_left = NULL;
     comm->locals = NULL;
-    comm->exec_ranks = NULL;
     comm->node_count = 0;
     comm->local_count = 0;
     comm->left_seq = UINT64_MAX;
@@ -259,9 +257,8 @@ static bool promise_allocate(struct req_comm *comm, uint32_t node_count)
     comm->node_of_rank = calloc(comm->terms.size, sizeof *comm->node_of_rank);
     comm->has_left = calloc(comm->terms.size, sizeof *comm->has_left);
     comm->locals = calloc(comm->rank_count, sizeof(struct req_member *));
-    comm->exec_ranks = calloc(comm->rank_count, sizeof *comm->exec_ranks);
     return comm->nodes != NULL && comm->node_names != NULL && comm->node_of_rank != NULL &&
-           comm->has_left != NULL && comm->locals != NULL && comm->exec_ranks != NULL;
+           comm->has_left != NULL && comm->locals != NULL;
 }
 
 /* All ranks are known, once each: orders the nodes and makes the id. */
@@ -415,8 +412,13 @@ static enum status make_exec(struct req_comm *comm, struct error *error)
         .node_names = comm->node_names,
         .slice_bytes = comm->terms.slice_bytes,
         .name = comm->name,
+        .size = comm->terms.size,
+        .node_of_rank = comm->node_of_rank,
         .failed = on_exec_failed,
+        .disagreed = req_dispute_found,
         .context = comm,
+        .network = coll_network_default,
+        .overrides = &comm->terms.overrides,
     };
     if (status == STATUS_OK) {
         status = exec_comm_new(comm->req->exec, &options, &comm->exec, error);

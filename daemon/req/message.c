@@ -118,6 +118,24 @@ static void on_leave(struct req *req, uint32_t node, const Commd__Mesh__Leave *l
     req_op_check_left(comm, now_ns);
 }
 
+static void on_dispute(struct req *req, uint32_t node, const Commd__Mesh__Dispute *dispute, uint64_t now_ns)
+{
+    struct req_comm *comm = req_comm_find_id(req, dispute->comm_id);
+    uint32_t index = comm == NULL ? 0 : req_comm_node_index(comm, node);
+    if (comm != NULL && index < comm->node_count) {
+        req_dispute_received(comm, index, dispute, now_ns);
+    }
+}
+
+static void on_verdict(struct req *req, uint32_t node, const Commd__Mesh__Verdict *verdict, uint64_t now_ns)
+{
+    struct req_comm *comm = req_comm_find_id(req, verdict->comm_id);
+    uint32_t index = comm == NULL ? 0 : req_comm_node_index(comm, node);
+    if (comm != NULL && index < comm->node_count) {
+        req_verdict_received(comm, index, verdict, now_ns);
+    }
+}
+
 void req_message_received(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns)
 {
     struct req *req = context;
@@ -131,6 +149,10 @@ void req_message_received(void *context, uint32_t node, const Commd__Mesh__Messa
         on_abort(req, node, message->abort, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_LEAVE) {
         on_leave(req, node, message->leave, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_DISPUTE) {
+        on_dispute(req, node, message->dispute, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_VERDICT) {
+        on_verdict(req, node, message->verdict, now_ns);
     }
 }
 

@@ -20,10 +20,7 @@ bool req_op_any_pending(const struct req_comm *comm)
 static void op_release(struct req_comm_op *op)
 {
     for (uint32_t i = 0; i < op->comm->local_count; i++) {
-        dev_memory_unref(op->posts[i].input_memory);
-        dev_memory_unref(op->posts[i].output_memory);
-        op->posts[i].input_memory = NULL;
-        op->posts[i].output_memory = NULL;
+        req_buffers_release(&op->posts[i].buffers);
     }
 }
 
@@ -32,6 +29,7 @@ static void op_free(struct req_comm_op *op)
     struct req_comm *comm = op->comm;
     op_release(op);
     comm->ops[op->seq % REQ_PENDING_OPS_MAX] = NULL;
+    free(op->cause);
     free(op);
 }
 
@@ -59,6 +57,16 @@ void req_op_free_all(struct req_comm *comm)
 
 /* --- The end --- */
 
+static void op_set_cause(struct req_comm_op *op, const struct error *cause)
+{
+    if (op->cause == NULL) {
+        op->cause = malloc(sizeof *op->cause); /* without memory the communicator's cause has to do */
+        if (op->cause != NULL) {
+            *op->cause = *cause;
+        }
+    }
+}
+
 static void op_finish(struct req_comm_op *op, bool succeeded)
 {
     struct req_comm *comm = op->comm;
@@ -68,9 +76,7 @@ static void op_finish(struct req_comm_op *op, bool succeeded)
     op_release(op);
     if (succeeded) {
         comm->completed_count++;
-        if (op->kind != OP_KIND_BARRIER) {
-            comm->bytes_reduced += op->count_elements * dtype_size_bytes(op->dtype);
-        }
+        comm->bytes_reduced += op->call.count_elements * dtype_size_bytes(op->call.dtype);
     }
     if (op->owed_count == 0) {
         op_free(op);
@@ -85,11 +91,39 @@ static void op_finish(struct req_comm_op *op, bool succeeded)
     req_comm_queue(comm);
 }
 
+static uint64_t op_bucket_first(const struct req_comm_op *op)
+{
+    return op->seq - op->call.bucket_index;
+}
+
+/* `context` is the first of its bucket. */
 void req_op_done(void *context, const struct error *result, uint64_t now_ns)
 {
-    struct req_comm_op *op = context;
+    struct req_comm_op *first = context;
+    struct req_comm *comm = first->comm;
+    uint64_t seq = first->seq;
+    uint32_t ops = first->call.bucket_ops;
     (void)now_ns;
-    op_finish(op, result->status == STATUS_OK);
+    for (uint32_t i = 0; i < ops; i++) {
+        struct req_comm_op *op = req_op_at(comm, seq + i);
+        if (result->status != STATUS_OK && comm->state != REQ_COMM_FAILED) {
+            op_set_cause(op, result);
+        }
+        op_finish(op, result->status == STATUS_OK);
+    }
+}
+
+void req_op_end(struct req_comm_op *op, const struct error *cause, uint64_t now_ns)
+{
+    if (op->finished) {
+        return;
+    }
+    if (op->running) {
+        exec_cancel(op->comm->exec, op_bucket_first(op), cause, now_ns);
+        return;
+    }
+    op_set_cause(op, cause);
+    op_finish(op, false);
 }
 
 void req_op_fail_waiting(struct req_comm *comm)
@@ -175,7 +209,7 @@ static void op_late(const struct req_comm_op *op, struct error *cause)
                      waits[0] != '\0' ? waits : "about to begin");
     }
     error_set(cause, STATUS_TIMED_OUT, "op %llu %s on \"%s\": not done within %llu ms; %s",
-              (unsigned long long)op->seq, op_kind_text(op->kind), comm->name,
+              (unsigned long long)op->seq, op_kind_text(op->call.kind), comm->name,
               (unsigned long long)op->timeout_ms, why);
 }
 
@@ -204,55 +238,6 @@ void req_op_deadlines(struct req_comm *comm, uint64_t now_ns)
 
 /* --- Submission --- */
 
-static void describe_call(char *out, size_t size, enum op_kind kind, enum dtype dtype, enum reduce reduce,
-                          uint64_t count, uint32_t root)
-{
-    switch (kind) {
-    case OP_KIND_ALL_REDUCE:
-        (void)snprintf(out, size, "%s of %llu %s, %s", op_kind_text(kind), (unsigned long long)count,
-                       dtype_text(dtype), reduce_text(reduce));
-        return;
-    case OP_KIND_BROADCAST:
-        (void)snprintf(out, size, "%s of %llu %s from rank %u", op_kind_text(kind), (unsigned long long)count,
-                       dtype_text(dtype), root);
-        return;
-    case OP_KIND_BARRIER:
-        (void)snprintf(out, size, "%s", op_kind_text(kind));
-        return;
-    }
-}
-
-static bool op_agrees(const struct req_comm_op *op, const struct req_op *call)
-{
-    if (op->kind != call->kind) {
-        return false;
-    }
-    switch (op->kind) {
-    case OP_KIND_ALL_REDUCE:
-        return op->count_elements == call->count_elements && op->dtype == call->dtype &&
-               op->reduce == call->reduce;
-    case OP_KIND_BROADCAST:
-        return op->count_elements == call->count_elements && op->dtype == call->dtype &&
-               op->root_rank == call->root_rank;
-    case OP_KIND_BARRIER:
-        return true;
-    }
-    return false;
-}
-
-static void op_contradiction(const struct req_comm_op *op, const struct req_member *member,
-                             const struct req_op *call, struct error *cause)
-{
-    char first[128] = "";
-    char second[128] = "";
-    describe_call(first, sizeof first, op->kind, op->dtype, op->reduce, op->count_elements, op->root_rank);
-    describe_call(second, sizeof second, call->kind, call->dtype, call->reduce, call->count_elements,
-                  call->root_rank);
-    error_set(cause, STATUS_MISMATCH, "op %llu on \"%s\": rank %u (pid %d): %s; rank %u (pid %d): %s",
-              (unsigned long long)op->seq, op->comm->name, op->first_rank, (int)op->first_pid, first,
-              member->rank, (int)member->client.pid, second);
-}
-
 static enum status submit_refused(const struct req_member *member, struct error *error)
 {
     const struct req_comm *comm = member->comm;
@@ -267,6 +252,12 @@ static enum status submit_refused(const struct req_member *member, struct error 
     case REQ_COMM_FORMED:
         break;
     }
+    return STATUS_OK;
+}
+
+static enum status too_many(const struct req_member *member, struct error *error)
+{
+    const struct req_comm *comm = member->comm;
     if (member->posted_seq - member->completed_seq >= REQ_PENDING_OPS_MAX ||
         (comm->ops[(member->posted_seq + 1) % REQ_PENDING_OPS_MAX] != NULL &&
          req_op_at(comm, member->posted_seq + 1) == NULL)) {
@@ -276,73 +267,7 @@ static enum status submit_refused(const struct req_member *member, struct error 
     return STATUS_OK;
 }
 
-/* One buffer of the call; *out stays null where the operation does not touch it. */
-static enum status op_address(const struct req_member *member, const char *what, struct dev_memory *memory,
-                              uint64_t offset_bytes, uint64_t size_bytes, bool needed, void **out,
-                              struct error *error)
-{
-    *out = NULL;
-    if (memory == NULL) {
-        if (needed && size_bytes > 0) {
-            return error_set(error, STATUS_INVALID_ARGUMENT, "communicator \"%s\": rank %u gives no %s",
-                             member->comm->name, member->rank, what);
-        }
-        return STATUS_OK;
-    }
-    *out = dev_memory_range(memory, offset_bytes, size_bytes);
-    if (*out == NULL) {
-        return error_set(
-            error, STATUS_INVALID_ARGUMENT,
-            "communicator \"%s\": rank %u: the %s of %llu bytes at %llu is not within its memory",
-            member->comm->name, member->rank, what, (unsigned long long)size_bytes,
-            (unsigned long long)offset_bytes);
-    }
-    return STATUS_OK;
-}
-
-/* Checks the call alone; *addresses gets its buffers. */
-static enum status op_check(const struct req_member *member, const struct req_op *call,
-                            struct exec_rank *addresses, struct error *error)
-{
-    const struct req_comm *comm = member->comm;
-    uint64_t size_bytes = 0;
-    void *input = NULL;
-    void *output = NULL;
-    bool is_root = call->root_rank == member->rank;
-    *addresses = (struct exec_rank){.factor = call->factor};
-    if (call->kind == OP_KIND_BARRIER) {
-        return STATUS_OK;
-    }
-    if (!checked_mul_u64(call->count_elements, dtype_size_bytes(call->dtype), &size_bytes) ||
-        size_bytes > DEV_MEMORY_MAX_BYTES) {
-        return error_set(error, STATUS_INVALID_ARGUMENT,
-                         "communicator \"%s\": %llu elements of %s are too many", comm->name,
-                         (unsigned long long)call->count_elements, dtype_text(call->dtype));
-    }
-    if (call->kind == OP_KIND_ALL_REDUCE && !reduce_is_defined(call->dtype, call->reduce)) {
-        return error_set(error, STATUS_UNSUPPORTED, "communicator \"%s\": %s of %s has no meaning",
-                         comm->name, reduce_text(call->reduce), dtype_text(call->dtype));
-    }
-    if (call->kind == OP_KIND_BROADCAST && call->root_rank >= comm->terms.size) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "communicator \"%s\": root %u of %u ranks",
-                         comm->name, call->root_rank, comm->terms.size);
-    }
-    bool reads = call->kind == OP_KIND_ALL_REDUCE || is_root;
-    enum status status = STATUS_OK;
-    if (reads) {
-        status = op_address(member, "input", call->input_memory, call->input_offset_bytes, size_bytes, true,
-                            &input, error);
-    }
-    if (status == STATUS_OK) {
-        status = op_address(member, "output", call->output_memory, call->output_offset_bytes, size_bytes,
-                            call->kind == OP_KIND_ALL_REDUCE || !is_root, &output, error);
-    }
-    addresses->input = input;
-    addresses->output = output;
-    return status;
-}
-
-static struct req_comm_op *op_new(struct req_member *member, const struct req_op *call, uint64_t seq,
+static struct req_comm_op *op_new(struct req_member *member, const struct req_call *call, uint64_t seq,
                                   uint64_t now_ns)
 {
     struct req_comm *comm = member->comm;
@@ -350,70 +275,104 @@ static struct req_comm_op *op_new(struct req_member *member, const struct req_op
     if (op != NULL) {
         op->comm = comm;
         op->seq = seq;
-        op->kind = call->kind;
-        /* What an operation has no use for is not compared either: not here, and not between nodes. */
-        op->dtype = call->kind == OP_KIND_BARRIER ? DTYPE_U8 : call->dtype;
-        op->reduce = call->kind == OP_KIND_ALL_REDUCE ? call->reduce : REDUCE_SUM;
-        op->count_elements = call->kind == OP_KIND_BARRIER ? 0 : call->count_elements;
-        op->root_rank = call->kind == OP_KIND_BROADCAST ? call->root_rank : 0;
+        op->call = *call;
         op->first_rank = member->rank;
         op->first_pid = member->client.pid;
         op->first_post_ns = now_ns;
         op->timeout_ms = UINT64_MAX;
         assert(comm->ops[seq % REQ_PENDING_OPS_MAX] == NULL);
         comm->ops[seq % REQ_PENDING_OPS_MAX] = op;
-        comm->highest_seq = seq;
+        comm->highest_seq = seq > comm->highest_seq ? seq : comm->highest_seq;
     }
     return op;
 }
 
-/* Every local rank has posted it, and all before it. */
-static enum status op_start(struct req_comm_op *op, struct error *error)
+/* The operations that run as one with this one, it included; null unless all are posted and none is in
+ * doubt. */
+static struct req_comm_op *bucket_ready(struct req_comm_op *op)
 {
     struct req_comm *comm = op->comm;
-    struct exec_call call = {
-        .kind = op->kind,
-        .dtype = op->dtype,
-        .reduce = op->reduce,
-        .seq = op->seq,
-        .count_elements = op->count_elements,
-        .root_rank = op->root_rank,
-        .divisor = op->kind == OP_KIND_ALL_REDUCE && op->reduce == REDUCE_AVG ? comm->terms.size : 0,
-        .rank_count = comm->local_count,
-        .ranks = comm->exec_ranks,
-        .done = req_op_done,
-        .context = op,
-    };
-    if (op->kind == OP_KIND_BROADCAST) {
-        call.root_node = comm->node_of_rank[op->root_rank];
-    }
-    for (uint32_t i = 0; i < comm->local_count; i++) {
-        comm->exec_ranks[i] = op->posts[i].addresses;
-        if (op->kind == OP_KIND_BROADCAST && comm->locals[i] != NULL &&
-            comm->locals[i]->rank == op->root_rank) {
-            call.root_local = i;
+    uint64_t first = op_bucket_first(op);
+    for (uint32_t i = 0; i < op->call.bucket_ops; i++) {
+        const struct req_comm_op *each = op->call.bucket_index >= op->seq ? NULL : req_op_at(comm, first + i);
+        if (each == NULL || each->finished || each->disputed || each->posted_count < comm->local_count ||
+            each->call.bucket_ops != op->call.bucket_ops || each->call.bucket_index != i) {
+            return NULL;
         }
     }
-    enum status status = exec_submit(comm->exec, &call, error);
-    op->running = status == STATUS_OK;
+    return req_op_at(comm, first);
+}
+
+/* What the calls of a bucket agree on, together. */
+static uint32_t bucket_detail(const struct req_comm_op *first)
+{
+    uint32_t detail = 0;
+    for (uint32_t i = 0; i < first->call.bucket_ops; i++) {
+        detail = detail * 2654435761u + req_call_detail(&req_op_at(first->comm, first->seq + i)->call);
+    }
+    return detail;
+}
+
+/* Every local rank has posted it, and all before it. */
+static enum status op_start(struct req_comm_op *first, struct error *error)
+{
+    struct req_comm *comm = first->comm;
+    uint32_t ops = first->call.bucket_ops;
+    struct exec_rank *ranks = calloc((size_t)ops * comm->local_count, sizeof *ranks);
+    uint64_t *counts = calloc(ops, sizeof *counts);
+    enum status status = STATUS_NO_MEMORY;
+    if (ranks == NULL || counts == NULL) {
+        status =
+            error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for an operation", comm->name);
+        goto cleanup;
+    }
+    for (uint32_t part = 0; part < ops; part++) {
+        const struct req_comm_op *op = req_op_at(comm, first->seq + part);
+        counts[part] = op->call.count_elements;
+        for (uint32_t i = 0; i < comm->local_count; i++) {
+            ranks[(size_t)part * comm->local_count + i] = op->posts[i].buffers.exec;
+        }
+    }
+    struct exec_call call = {
+        .kind = first->call.kind,
+        .dtype = first->call.dtype,
+        .reduce = first->call.reduce,
+        .seq = first->seq,
+        .count_elements = first->call.count_elements,
+        .root_rank = first->call.root_rank,
+        .divisor =
+            op_kind_reduces(first->call.kind) && first->call.reduce == REDUCE_AVG ? comm->terms.size : 0,
+        .has_layouts = first->call.has_layouts,
+        .detail = bucket_detail(first),
+        .compression = first->call.compression,
+        .top_k_permille = first->call.top_k_permille,
+        .part_count = ops,
+        .part_counts = counts,
+        .rank_count = comm->local_count,
+        .ranks = ranks,
+        .done = req_op_done,
+        .context = first,
+    };
+    status = exec_submit(comm->exec, &call, error);
+    for (uint32_t part = 0; part < ops && status == STATUS_OK; part++) {
+        req_op_at(comm, first->seq + part)->running = true;
+    }
+cleanup:
+    free(counts);
+    free(ranks);
     return status;
 }
 
 static void op_post(struct req_comm_op *op, struct req_member *member, const struct req_op *call,
-                    const struct exec_rank *addresses)
+                    const struct req_buffers *buffers)
 {
     struct req_comm *comm = op->comm;
     struct req_comm_post *post = &op->posts[member->local_index];
     uint64_t timeout_ms = call->timeout_ms != 0 ? call->timeout_ms : comm->terms.op_timeout_ms;
     post->posted = true;
     post->owed = true;
-    post->addresses = *addresses;
-    if (addresses->input != NULL) {
-        post->input_memory = dev_memory_ref(call->input_memory);
-    }
-    if (addresses->output != NULL) {
-        post->output_memory = dev_memory_ref(call->output_memory);
-    }
+    post->ticket = call->ticket;
+    post->buffers = *buffers;
     op->posted_count++;
     op->owed_count++;
     member->posted_seq = op->seq;
@@ -421,41 +380,76 @@ static void op_post(struct req_comm_op *op, struct req_member *member, const str
     comm->op_deadline_ns = time_min(comm->op_deadline_ns, req_op_deadline_ns(op));
 }
 
-enum status req_submit(struct req_member *member, const struct req_op *call, uint64_t now_ns, uint64_t *seq,
-                       struct error *error)
+static void op_contradiction(struct req_comm_op *op, const struct req_member *member,
+                             const struct req_call *call, uint64_t now_ns)
+{
+    char first[REQ_CALL_TEXT_MAX_BYTES];
+    char second[REQ_CALL_TEXT_MAX_BYTES];
+    struct error cause;
+    req_call_describe(&op->call, first, sizeof first);
+    req_call_describe(call, second, sizeof second);
+    error_set(&cause, STATUS_MISMATCH, "op %llu on \"%s\": rank %u (pid %d): %s; rank %u (pid %d): %s",
+              (unsigned long long)op->seq, op->comm->name, op->first_rank, (int)op->first_pid, first,
+              member->rank, (int)member->client.pid, second);
+    req_dispute_local(op, &cause, now_ns);
+}
+
+static enum status post_op(struct req_member *member, const struct req_op *asked, const struct req_call *call,
+                           struct req_buffers *buffers, uint64_t now_ns, struct error *error)
 {
     struct req_comm *comm = member->comm;
-    struct exec_rank addresses;
     struct error cause;
-    enum status status = submit_refused(member, error);
-    if (status == STATUS_OK) {
-        status = op_check(member, call, &addresses, error);
-    }
-    if (status != STATUS_OK) {
-        return status;
-    }
-    uint64_t number = member->posted_seq + 1;
-    struct req_comm_op *op = req_op_at(comm, number);
-    bool agrees = op == NULL || op_agrees(op, call);
+    uint64_t seq = member->posted_seq + 1;
+    struct req_comm_op *op = req_op_at(comm, seq);
+    op = op != NULL ? op : op_new(member, call, seq, now_ns);
     if (op == NULL) {
-        op = op_new(member, call, number, now_ns);
-    }
-    if (op == NULL) {
+        req_buffers_release(buffers);
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for an operation",
                          comm->name);
     }
-    op_post(op, member, call, &addresses);
-    *seq = number;
-    if (!agrees) {
-        op_contradiction(op, member, call, &cause);
-        op_fail_comm(comm, &cause, now_ns);
-        return STATUS_OK;
+    op_post(op, member, asked, buffers);
+    const struct error *verdict = req_verdict_on(comm, seq);
+    if (verdict != NULL) {
+        if (op->finished) {
+            op_release(op); /* it ended before this rank came */
+            req_comm_queue(comm);
+        } else {
+            req_op_end(op, verdict, now_ns);
+        }
+    } else if (!req_calls_agree(&op->call, call)) {
+        op_contradiction(op, member, call, now_ns);
     }
     req_op_check_left(comm, now_ns);
-    if (comm->state == REQ_COMM_FORMED && !comm->exec_failed && op->posted_count == comm->local_count &&
-        op_start(op, &cause) != STATUS_OK) {
+    op = req_op_at(comm, seq);
+    struct req_comm_op *first =
+        op == NULL || comm->state != REQ_COMM_FORMED || comm->exec_failed ? NULL : bucket_ready(op);
+    if (first != NULL && !first->running && op_start(first, &cause) != STATUS_OK) {
         op_fail_comm(comm, &cause, now_ns);
     }
     req_comm_arm(comm);
     return STATUS_OK;
+}
+
+enum status req_submit(struct req_member *member, const struct req_op *op, uint64_t now_ns,
+                       struct error *error)
+{
+    struct req_call call;
+    struct req_buffers buffers;
+    struct error why;
+    enum status status = submit_refused(member, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (op_kind_is_message(op->kind)) {
+        return req_point_submit(member, op, now_ns, error);
+    }
+    status = too_many(member, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (req_call_check(op, member->rank, member->comm->terms.size, &call, &buffers, &why) != STATUS_OK) {
+        return error_set(error, why.status, "communicator \"%s\", rank %u: %s", member->comm->name,
+                         member->rank, why.text);
+    }
+    return post_op(member, op, &call, &buffers, now_ns, error);
 }

@@ -143,9 +143,11 @@ static enum status terms_check(const struct req *req, const struct req_terms *te
     return STATUS_OK;
 }
 
-static void terms_agreed(const struct req *req, const struct req_client *client,
-                         const struct req_terms *terms, struct req_comm_terms *out)
+static enum status terms_agreed(const struct req *req, const struct req_client *client,
+                                const struct req_terms *terms, struct req_comm_terms *out,
+                                struct error *error)
 {
+    struct error why;
     *out = (struct req_comm_terms){
         .size = terms->size,
         .owner_uid = client->uid,
@@ -154,6 +156,10 @@ static void terms_agreed(const struct req *req, const struct req_client *client,
     };
     (void)snprintf(out->algorithms, sizeof out->algorithms, "%s",
                    terms->algorithms != NULL ? terms->algorithms : "");
+    if (coll_overrides_parse(out->algorithms, &out->overrides, &why) != STATUS_OK) {
+        return error_set(error, why.status, "communicator \"%s\": algorithms: %s", terms->name, why.text);
+    }
+    return STATUS_OK;
 }
 
 /* Whether a rank may join those that are here already. */
@@ -218,7 +224,10 @@ enum status req_member_join(struct req *req, const struct req_client *client, co
     if (status != STATUS_OK) {
         return status;
     }
-    terms_agreed(req, client, terms, &asked);
+    status = terms_agreed(req, client, terms, &asked, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
     comm = req_comm_find(req, terms->name);
     if (comm != NULL && comm->state == REQ_COMM_FORMED && asked.owner_uid == comm->terms.owner_uid &&
         terms->rank < comm->terms.size && comm->has_left[terms->rank]) {

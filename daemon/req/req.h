@@ -23,11 +23,14 @@
  * incarnation has an id of its own. Nodes of a communicator are ordered by their lowest rank.
  *
  * Operations. The n-th submit of each local rank is operation seq n. When every local rank has posted seq n
- * and they agree (kind, count, dtype, operator, root), it goes to exec. A contradiction ends the operation,
- * on the ranks of all nodes, with STATUS_MISMATCH naming two ranks and both calls.
+ * and they agree (kind, count, dtype, operator, root, layout, ...), it goes to exec, which compares it with
+ * the other nodes'. A contradiction ends the operation, on the ranks of all nodes, with STATUS_MISMATCH
+ * naming two ranks and both calls; the communicator goes on with the next one. So that all hear the same,
+ * whoever finds one tells the node that it disagrees with, that one puts both calls together for the
+ * communicator's first node, and the first node tells all.
  *
  * Failure. One path aborts a communicator, whatever the reason: a rank's process died, a node was lost, a
- * deadline passed, a mismatch, exec failed, another node's Abort. Every posted operation of every local
+ * deadline passed, exec failed, another node's Abort. Every posted operation of every local
  * member is completed with the same cause, the other nodes are told, and later submits are refused with it.
  * Members then only leave (req_member_leave).
  *
@@ -72,13 +75,15 @@ struct req_terms {
     const char *algorithms;   /* "" or overrides "all_reduce=ring"; agreed */
 };
 
+struct req_completion;
+
 /* What a member's owner (a session, a simulated client) is told. */
 struct req_member_handler {
     void *context;
     /* Once: STATUS_OK, or why the communicator did not form (the member then is only to be left). */
     void (*formed)(void *context, struct req_member *member, const struct error *result, uint64_t now_ns);
-    /* Once for each accepted submit, in the order of seq. */
-    void (*completed)(void *context, struct req_member *member, uint64_t seq, const struct error *result,
+    /* Once for each accepted submit; messages apart, in the order submitted. */
+    void (*completed)(void *context, struct req_member *member, const struct req_completion *completion,
                       uint64_t now_ns);
     /* The communicator failed, also if nothing was pending; after the completions. At most once. */
     void (*aborted)(void *context, struct req_member *member, const struct error *cause, uint64_t now_ns);
@@ -104,28 +109,51 @@ enum req_leave {
  */
 void req_member_leave(struct req_member *member, enum req_leave how, uint64_t now_ns);
 
-/* One rank's part of an operation. Memory ranges are checked by the caller (dev_memory_range); references are
- * taken here. */
+struct req_op_range {
+    struct dev_memory *memory; /* null where the operation has no such thing; references are taken by req */
+    uint64_t offset_bytes;
+};
+
+/* One rank's part of an operation, as it asks for it: nothing is checked yet but the enums. */
 struct req_op {
+    uint64_t ticket; /* the owner's, returned with the completion */
     enum op_kind kind;
     enum dtype dtype;
     enum reduce reduce;
     uint64_t count_elements;
     uint32_t root_rank;
-    double factor;                   /* premul_sum */
-    uint64_t timeout_ms;             /* 0: the communicator's */
-    struct dev_memory *input_memory; /* null where nothing is read */
-    uint64_t input_offset_bytes;
-    struct dev_memory *output_memory; /* null where nothing is written */
-    uint64_t output_offset_bytes;
+    double factor;       /* premul_sum */
+    uint64_t timeout_ms; /* 0: the communicator's */
+    struct req_op_range input;
+    struct req_op_range output;
+    bool has_layouts;                 /* a _v operation */
+    struct req_op_range input_layout; /* 2 × size numbers of 64 bits: counts, displacements, in elements */
+    struct req_op_range output_layout;
+    uint32_t peer_rank; /* send, recv */
+    uint32_t tag;
+    uint32_t
+        bucket_ops; /* all_reduces that run as one: how many, 0 and 1: alone; and which of them this is */
+    uint32_t bucket_index;
+    enum compression compression;
+    uint32_t top_k_permille; /* 0: 10 */
+    struct req_op_range residual;
+};
+#define REQ_BUCKET_OPS_MAX 256
+
+/* An operation ended, for one rank. */
+struct req_completion {
+    uint64_t ticket;
+    const struct error *result;
+    uint32_t source_rank;    /* recv */
+    uint64_t count_elements; /* recv: that came */
 };
 
 /*
- * Posts the next operation of this member; *seq gets its number (from 1). Refused at once: INVALID_ARGUMENT
- * (root out of range, a range missing), UNSUPPORTED (dtype × operator), LIMIT, IN_PROGRESS (not formed yet),
- * the cause after a failure.
+ * Posts the next operation of this member, or a message. Refused at once: INVALID_ARGUMENT (root out of
+ * range, a range missing), UNSUPPORTED (dtype × operator), LIMIT, IN_PROGRESS (not formed yet), the cause
+ * after a failure.
  */
-enum status req_submit(struct req_member *member, const struct req_op *op, uint64_t now_ns, uint64_t *seq,
+enum status req_submit(struct req_member *member, const struct req_op *op, uint64_t now_ns,
                        struct error *error) COMM_MUST_USE;
 
 /* What a formed communicator looks like to a member. Arrays are req's, valid while the member is joined and

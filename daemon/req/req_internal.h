@@ -6,11 +6,15 @@
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
+#include "daemon/coll/overrides.h"
+#include "daemon/coll/registry.h"
+#include "daemon/req/call.h"
 #include "daemon/req/req.h"
 
 /* What the parts of req share. Seen by daemon/req alone. */
 
 #define REQ_ALGORITHMS_MAX_BYTES 255
+#define REQ_VERDICTS_MAX EXEC_CANCELLED_MAX
 #define REQ_NAMES_MAX 4096          /* names whose generations are remembered; beyond: all are forgotten */
 #define REQ_NODE_OWN UINT32_MAX     /* this node, where others are the mesh's indices */
 #define REQ_LIST_TEXT_MAX_BYTES 160 /* of ranks or nodes in a message: cut beyond */
@@ -43,6 +47,7 @@ struct req_comm_terms {
     uint64_t op_timeout_ms;
     uint64_t slice_bytes;
     char algorithms[REQ_ALGORITHMS_MAX_BYTES + 1];
+    struct coll_overrides overrides; /* what that text says */
 };
 
 /* Another node's part of a communicator, as it announced it. */
@@ -73,6 +78,8 @@ struct req_member {
     bool aborted_told;
     uint64_t posted_seq;
     uint64_t completed_seq; /* told to the owner */
+    uint32_t pending_messages;
+    struct req_point *points_done; /* messages that ended, to be told */
     struct error refusal;
 };
 
@@ -80,28 +87,33 @@ struct req_member {
 struct req_comm_post {
     bool posted;
     bool owed; /* the owner is still to be told */
-    struct dev_memory *input_memory, *output_memory;
-    struct exec_rank addresses;
+    uint64_t ticket;
+    struct req_buffers buffers;
 };
 
 struct req_comm_op {
     struct req_comm *comm;
     uint64_t seq;
-    enum op_kind kind;
-    enum dtype dtype;
-    enum reduce reduce;
-    uint64_t count_elements;
-    uint32_t root_rank;
+    struct req_call call;
     uint32_t first_rank; /* who posted it first */
     pid_t first_pid;
     uint64_t first_post_ns;
     uint64_t timeout_ms; /* the smallest */
     uint32_t posted_count;
     uint32_t owed_count;
+    bool disputed; /* ranks disagree: a verdict is waited for */
     bool running;
     bool finished;
-    bool succeeded;               /* else the communicator's cause */
+    bool succeeded;
+    struct error *cause;          /* of its own, when it did not; null: the communicator's */
     struct req_comm_post posts[]; /* by local index */
+};
+
+/* Operations that ended by a verdict, for ranks that post them later. */
+struct req_verdict {
+    uint64_t seq;
+    uint32_t ops;
+    struct error cause;
 };
 
 /* A node of a communicator, in their order. */
@@ -158,14 +170,15 @@ struct req_comm {
                           when none has left */
     struct req_member **locals; /* by local index; null once left */
     uint32_t local_count;
-    struct exec_rank *exec_ranks; /* local_count, for submission */
 
     /* Formed. */
     struct exec_comm *exec;
-    struct req_comm_op **ops; /* ring of REQ_PENDING_OPS_MAX, by seq */
-    uint64_t highest_seq;     /* posted by anybody here */
-    uint64_t oldest_seq;      /* not finished yet */
-    uint64_t op_deadline_ns;  /* no operation's passes before */
+    struct req_comm_op **ops;     /* ring of REQ_PENDING_OPS_MAX, by seq */
+    uint64_t highest_seq;         /* posted by anybody here */
+    uint64_t oldest_seq;          /* not finished yet */
+    struct req_verdict *verdicts; /* a ring of REQ_VERDICTS_MAX; null while there was none */
+    uint32_t verdict_count;       /* ever */
+    uint64_t op_deadline_ns;      /* no operation's passes before */
     uint64_t completed_count;
     uint64_t bytes_reduced;
     bool exec_failed;
@@ -258,6 +271,27 @@ void req_message_node_up(void *context, uint32_t node, uint64_t now_ns);
 void req_message_node_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
 void req_message_received(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns);
 
+/* dispute.c: operations that ranks called differently. */
+/* Two ranks of this node: the text has both calls. */
+void req_dispute_local(struct req_comm_op *op, const struct error *cause, uint64_t now_ns);
+/* Another node's call differs (exec_comm_options.disagreed). */
+void req_dispute_found(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns);
+void req_dispute_received(struct req_comm *comm, uint32_t index, const Commd__Mesh__Dispute *dispute,
+                          uint64_t now_ns);
+void req_verdict_received(struct req_comm *comm, uint32_t index, const Commd__Mesh__Verdict *verdict,
+                          uint64_t now_ns);
+/* The verdict on an operation, or null. */
+const struct error *req_verdict_on(const struct req_comm *comm, uint64_t seq);
+
+/* point.c: messages from rank to rank. */
+enum status req_point_submit(struct req_member *member, const struct req_op *op, uint64_t now_ns,
+                             struct error *error) COMM_MUST_USE;
+/* Tells the owner of one that ended. The member may be gone afterwards. Returns whether there was one. */
+bool req_point_tell(struct req_member *member, uint64_t now_ns);
+/* The member leaves: nobody is told any more. */
+void req_point_leave(struct req_member *member);
+void req_point_free_all(struct req_comm *comm);
+
 /* op.c */
 void req_op_done(void *context, const struct error *result, uint64_t now_ns);
 /* Every operation that exec does not have ends. */
@@ -265,6 +299,8 @@ void req_op_fail_waiting(struct req_comm *comm);
 /* The oldest deadline that has passed, if any, fails the communicator. */
 void req_op_deadlines(struct req_comm *comm, uint64_t now_ns);
 struct req_comm_op *req_op_at(const struct req_comm *comm, uint64_t seq);
+/* Ends it with a cause of its own, as soon as nothing uses its buffers. */
+void req_op_end(struct req_comm_op *op, const struct error *cause, uint64_t now_ns);
 /* The post's owner was told, or is gone. */
 void req_op_settle(struct req_comm_op *op, uint32_t local_index);
 /* An operation that is pending needs a rank that left: fails the communicator. */

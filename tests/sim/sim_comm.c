@@ -9,9 +9,8 @@
 
 #include <cmocka.h>
 
-#include "tests/sim/data.h"
+#include "tests/sim/sim_buffers.h"
 
-#define SIM_POISON 0xa5
 #define SIM_STAGGER_NS (200 * TIME_US) /* between what ranks do "at random times", at most */
 
 enum { TELL_FORMED = 1, TELL_COMPLETED, TELL_ABORTED };
@@ -30,10 +29,11 @@ static void on_formed(void *context, struct req_member *member, const struct err
     cluster_tell(rank->comm->cluster, rank->node->index, TELL_FORMED, rank->rank, result->status);
 }
 
-static void on_completed(void *context, struct req_member *member, uint64_t seq, const struct error *result,
+static void on_completed(void *context, struct req_member *member, const struct req_completion *completion,
                          uint64_t now_ns)
 {
     struct sim_rank *rank = context;
+    uint64_t seq = completion->ticket;
     assert_false(rank->calling);
     assert_true(member == rank->member);
     assert_true(rank->formed && rank->formed_result.status == STATUS_OK);
@@ -48,10 +48,10 @@ static void on_completed(void *context, struct req_member *member, uint64_t seq,
     struct sim_part *part = &op->parts[rank->rank];
     assert_false(part->done);
     part->done = true;
-    part->result = *result;
+    part->result = *completion->result;
     part->done_ns = now_ns;
     cluster_tell(rank->comm->cluster, rank->node->index, TELL_COMPLETED, (uint64_t)rank->rank << 32 | seq,
-                 result->status);
+                 completion->result->status);
 }
 
 static void on_aborted(void *context, struct req_member *member, const struct error *cause, uint64_t now_ns)
@@ -97,6 +97,7 @@ void sim_comm_join(struct sim_comm *comm, uint32_t rank, uint32_t size, const st
         terms.form_timeout_ms = options->form_timeout_ms;
         terms.op_timeout_ms = options->op_timeout_ms;
         terms.slice_bytes = options->slice_bytes;
+        terms.algorithms = options->algorithms;
         who->client.uid = options->uid == 0 ? who->client.uid : options->uid;
     }
     struct req_member_handler handler = {who, on_formed, on_completed, on_aborted};
@@ -193,73 +194,39 @@ struct sim_op *sim_op_new(struct sim_comm *comm, const struct sim_call *call)
     return op;
 }
 
-static size_t sim_op_bytes(const struct sim_op *op)
-{
-    return op->call.kind == OP_KIND_BARRIER ? 0 : op->call.count * dtype_size_bytes(op->call.dtype);
-}
-
-static void *buffer_new(size_t size, struct dev_memory **memory)
-{
-    struct error error;
-    void *buffer = malloc(size == 0 ? 1 : size);
-    assert_non_null(buffer);
-    memset(buffer, SIM_POISON, size == 0 ? 1 : size);
-    assert_int_equal(dev_memory_wrap(buffer, size == 0 ? 1 : size, memory, &error), STATUS_OK);
-    return buffer;
-}
-
-/* Buffers of this rank, filled; outputs poisoned. */
-static void part_prepare(struct sim_op *op, uint32_t rank)
-{
-    const struct sim_call *call = &op->call;
-    struct sim_part *part = &op->parts[rank];
-    size_t size = sim_op_bytes(op);
-    if (call->kind == OP_KIND_BARRIER) {
-        return;
-    }
-    bool reads = call->kind == OP_KIND_ALL_REDUCE || call->root == rank;
-    if (reads) {
-        part->input = buffer_new(size, &part->input_memory);
-        data_fill(call->dtype, call->reduce, op->comm->cluster->seed + op->seq, rank, call->count,
-                  part->input);
-        part->original = malloc(size + 1);
-        assert_non_null(part->original);
-        memcpy(part->original, part->input, size);
-    }
-    if (reads && call->in_place) {
-        part->output = part->input;
-        part->output_memory = dev_memory_ref(part->input_memory);
-    } else {
-        part->output = buffer_new(size, &part->output_memory);
-    }
-}
-
 void sim_op_post(struct sim_op *op, uint32_t rank)
 {
     struct sim_rank *who = &op->comm->ranks[rank];
     struct sim_part *part = &op->parts[rank];
-    part_prepare(op, rank);
+    const struct sim_call *call = &op->call;
+    sim_part_prepare(op, rank);
     struct req_op request = {
-        .kind = op->call.kind,
-        .dtype = op->call.dtype,
-        .reduce = op->call.reduce,
-        .count_elements = op->call.kind == OP_KIND_BARRIER ? 0 : op->call.count,
-        .root_rank = op->call.root,
+        .ticket = op->seq,
+        .kind = call->kind,
+        .dtype = call->dtype,
+        .reduce = call->reduce,
+        .count_elements = sim_own_count(op, rank),
+        .root_rank = call->root,
         .factor = 1,
-        .timeout_ms = op->call.timeout_ms,
-        .input_memory = part->input_memory,
-        .output_memory = part->output_memory,
+        .timeout_ms = call->timeout_ms,
+        .has_layouts = call->has_layouts && op_kind_has_blocks(call->kind),
+        .input = {part->input.memory, part->input.offset_bytes},
+        .output = {part->output.memory, part->output.offset_bytes},
+        .input_layout = {part->input.layout_memory, 0},
+        .output_layout = {part->output.layout_memory, 0},
+        .bucket_ops = call->bucket_ops,
+        .bucket_index = call->bucket_index,
+        .compression = call->compression,
+        .residual = {part->residual_memory, 0},
     };
-    uint64_t seq = 0;
     who->calling = true;
-    enum status status = req_submit(who->member, &request, op->comm->cluster->now_ns, &seq, &part->refused);
+    enum status status = req_submit(who->member, &request, op->comm->cluster->now_ns, &part->refused);
     who->calling = false;
     if (status == STATUS_OK) {
         part->refused.status = STATUS_OK;
         part->posted = true;
-        assert_int_equal(seq, op->seq);
-        assert_int_equal(seq, who->posted_seq + 1);
-        who->posted_seq = seq;
+        assert_int_equal(op->seq, who->posted_seq + 1);
+        who->posted_seq = op->seq;
         op->posted_ns = time_min(op->posted_ns, op->comm->cluster->now_ns);
     } else {
         assert_int_equal(part->refused.status, status);
@@ -303,72 +270,6 @@ bool sim_comm_idle(const void *context)
     return true;
 }
 
-static uint32_t sim_comm_node_count(const struct sim_comm *comm)
-{
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < comm->size; i++) {
-        uint32_t before = 0;
-        while (comm->ranks[before].node != comm->ranks[i].node) {
-            before++;
-        }
-        count += before == i;
-    }
-    return count;
-}
-
-static bool part_succeeded(const struct sim_part *part)
-{
-    return part->posted && part->done && part->result.status == STATUS_OK;
-}
-
-/* Nobody can be through with a reduction or barrier before everybody has come. */
-static void check_all_posted(const struct sim_op *op)
-{
-    for (uint32_t i = 0; i < op->comm->size; i++) {
-        if (!op->parts[i].posted) {
-            fail_msg("%s operation %llu (%s): done, and rank %u has not posted it", op->comm->name,
-                     (unsigned long long)op->seq, op_kind_text(op->call.kind), i);
-        }
-    }
-}
-
-void sim_op_check(const struct sim_op *op)
-{
-    struct sim_comm *comm = op->comm;
-    const struct sim_call *call = &op->call;
-    size_t size = sim_op_bytes(op);
-    const void **inputs = calloc(comm->size, sizeof *inputs);
-    assert_non_null(inputs);
-    const struct sim_part *first = NULL;
-    for (uint32_t i = 0; i < comm->size; i++) {
-        const struct sim_part *part = &op->parts[i];
-        inputs[i] = part->original;
-        if (part->input != NULL && part->input != part->output) {
-            assert_memory_equal(part->input, part->original, size);
-        }
-        if (!part_succeeded(part)) {
-            continue;
-        }
-        first = first == NULL ? part : first;
-        if (size > 0 && memcmp(part->output, first->output, size) != 0) {
-            fail_msg("%s operation %llu (%s %s %s of %llu): rank %u has other bits than those before it",
-                     comm->name, (unsigned long long)op->seq, op_kind_text(call->kind),
-                     dtype_text(call->dtype), reduce_text(call->reduce), (unsigned long long)call->count, i);
-        }
-    }
-    if (first != NULL && (size > 0 || call->kind == OP_KIND_BARRIER) && call->kind != OP_KIND_BROADCAST) {
-        check_all_posted(op);
-    }
-    if (first != NULL && size > 0 && call->kind == OP_KIND_BROADCAST) {
-        assert_memory_equal(first->output, inputs[call->root], size);
-    } else if (first != NULL && size > 0) {
-        bool is_short = dtype_size_bytes(call->dtype) < 4;
-        data_check_reduced(call->dtype, call->reduce, comm->size, inputs,
-                           is_short ? sim_comm_node_count(comm) : comm->size, call->count, first->output);
-    }
-    free(inputs);
-}
-
 void sim_op_finish(struct sim_op *op, uint64_t span_ns)
 {
     bool done = cluster_run_until(op->comm->cluster, sim_op_done, op, span_ns);
@@ -397,13 +298,7 @@ void sim_op_free(struct sim_op *op)
     for (uint32_t i = 0; i < op->comm->size; i++) {
         struct sim_part *part = &op->parts[i];
         assert_true(!part->posted || part->done || op->comm->ranks[i].member == NULL);
-        dev_memory_unref(part->input_memory);
-        dev_memory_unref(part->output_memory);
-        if (part->output != part->input) {
-            free(part->output);
-        }
-        free(part->input);
-        free(part->original);
+        sim_part_release(part);
     }
     free(op->parts);
     free(op);

@@ -30,15 +30,35 @@ struct sim_rank {
     struct error abort_cause;
 };
 
-/* One operation as all ranks post it. */
+/*
+ * One operation as all ranks post it. With layouts, blocks are of sizes up to `count`, drawn by layout_seed,
+ * some of them empty, and lie in the buffers in any order, with gaps.
+ */
 struct sim_call {
     enum op_kind kind;
     enum dtype dtype;
     enum reduce reduce;
-    uint64_t count;
+    uint64_t count; /* of the vector, or of each block */
     uint32_t root;
-    bool in_place;
+    bool in_place; /* where the operation has such a form */
     uint64_t timeout_ms;
+    bool has_layouts; /* for kinds with blocks */
+    uint64_t layout_seed;
+    uint32_t bucket_ops, bucket_index;
+    enum compression compression;
+};
+
+/* One rank's buffer of an operation: blocks by rank, or one vector (block_count 1). */
+struct sim_buffer {
+    bool used;
+    uint64_t elements; /* of the whole buffer, gaps included */
+    uint32_t block_count;
+    uint64_t *counts; /* by block: counts, then displacements, as req wants them */
+    uint64_t *displacements;
+    unsigned char *bytes;
+    unsigned char *original; /* as it was when posted */
+    struct dev_memory *memory, *layout_memory;
+    uint64_t offset_bytes; /* of the buffer in `memory`; > 0 only in place */
 };
 
 /* One rank's part of it. */
@@ -48,10 +68,10 @@ struct sim_part {
     bool done;
     struct error result;
     uint64_t done_ns;
-    void *input;  /* as posted; what an operation in place overwrites is kept in `original` */
-    void *output; /* null where nothing is written */
-    void *original;
-    struct dev_memory *input_memory, *output_memory;
+    struct sim_buffer input, output;
+    bool in_place; /* the buffers share memory */
+    float *residual;
+    struct dev_memory *residual_memory;
 };
 
 struct sim_op {
@@ -77,6 +97,7 @@ struct sim_options {
     uint64_t op_timeout_ms;
     uint64_t slice_bytes;
     uid_t uid;
+    const char *algorithms; /* null: what is best */
 };
 
 /* node_of_rank: of the cluster, by rank; copied. No rank has joined yet. options may be null. */

@@ -1,0 +1,89 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/dev/compress.h"
+#include "daemon/exec/exec_internal.h"
+
+/*
+ * Compressed all-reduces run direct (two rounds): in the first, each node sends to each other its share of
+ * the vector, encoded; the receiver adds what it decodes, in f32. In the second each node encodes its part of
+ * the sum once, keeps what that decodes to (so that all nodes hold the same bits), and sends it to all. What
+ * both encodings lose goes to the residual of the first local rank, where the next call finds it.
+ */
+
+bool compressed_applies(const struct exec_lane *lane, const struct exec_op *op)
+{
+    return op->call.compression != COMPRESSION_NONE && lane->index != EXEC_AGREEMENT_LANE;
+}
+
+static float *residual_at(const struct exec_lane *lane, const struct exec_op *op, uint64_t offset)
+{
+    float *residual = op->ranks[0].residual;
+    return residual == NULL ? NULL : residual + lane->offset_elements + offset;
+}
+
+static float *values_at(const struct exec_lane *lane, const struct coll_transfer *transfer)
+{
+    uint64_t together;
+    /* One all-reduce of one buffer: its slices lie in one piece. */
+    return (float *)(void *)vector_at(&lane->vectors[COLL_WORK], transfer->offset_elements, &together);
+}
+
+uint64_t compressed_max_bytes(const struct exec_lane *lane, const struct coll_transfer *transfer)
+{
+    const struct exec_op *op = lane_op(lane);
+    return dev_compress_max_bytes(op->call.compression, op->call.top_k_permille, transfer->count_elements);
+}
+
+static enum status no_memory(const struct exec_lane *lane, struct error *error)
+{
+    return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory to compress into", lane->comm->options.name);
+}
+
+/* In the second round the part of the sum that is this node's is encoded, and becomes what others decode. */
+enum status compressed_begin_round(struct exec_lane *lane, struct error *error)
+{
+    const struct exec_op *op = lane_op(lane);
+    if (lane->round + 1 != lane->round_count || lane->transfers.send_count == 0) {
+        return STATUS_OK;
+    }
+    const struct coll_transfer *own = &lane->transfers.sends[0];
+    uint64_t room = compressed_max_bytes(lane, own);
+    free(lane->encoded);
+    lane->encoded = malloc((size_t)room);
+    if (lane->encoded == NULL) {
+        return no_memory(lane, error);
+    }
+    lane->encoded_bytes =
+        dev_compress(op->call.compression, op->call.top_k_permille, values_at(lane, own),
+                     residual_at(lane, op, own->offset_elements), own->count_elements, lane->encoded);
+    return dev_decompress(op->call.compression, lane->encoded, lane->encoded_bytes, own->count_elements,
+                          values_at(lane, own), false, error);
+}
+
+enum status compressed_send(struct exec_lane *lane, const struct coll_transfer *transfer, struct error *error)
+{
+    const struct exec_op *op = lane_op(lane);
+    bool summed = lane->round + 1 == lane->round_count;
+    uint64_t bytes = summed ? lane->encoded_bytes : compressed_max_bytes(lane, transfer);
+    struct lane_copy *copy = lane_copy_new(lane, bytes);
+    if (copy == NULL) {
+        return no_memory(lane, error);
+    }
+    if (summed) {
+        memcpy(lane_copy_bytes(copy), lane->encoded, (size_t)bytes);
+    } else {
+        bytes = dev_compress(op->call.compression, op->call.top_k_permille, values_at(lane, transfer),
+                             residual_at(lane, op, transfer->offset_elements), transfer->count_elements,
+                             lane_copy_bytes(copy));
+    }
+    return lane_send_copy(lane, transfer->node, copy, bytes, error);
+}
+
+enum status compressed_take(struct exec_lane *lane, const struct coll_transfer *receive,
+                            const unsigned char *payload, uint64_t payload_bytes, struct error *error)
+{
+    const struct exec_op *op = lane_op(lane);
+    return dev_decompress(op->call.compression, payload, payload_bytes, receive->count_elements,
+                          values_at(lane, receive), receive->action != COLL_STORE, error);
+}

@@ -1,0 +1,187 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/req/req_internal.h"
+
+/*
+ * Operations that two ranks called differently. Whoever finds it tells the node that it disagrees with; that
+ * one puts both calls together and asks the communicator's first node, which tells everybody once: so all
+ * ranks hear the same, whoever found what first. The communicator goes on with what comes after.
+ */
+
+const struct error *req_verdict_on(const struct req_comm *comm, uint64_t seq)
+{
+    uint32_t kept = comm->verdict_count < REQ_VERDICTS_MAX ? comm->verdict_count : REQ_VERDICTS_MAX;
+    for (uint32_t i = 0; i < kept; i++) {
+        const struct req_verdict *verdict = &comm->verdicts[i];
+        if (seq >= verdict->seq && seq - verdict->seq < verdict->ops) {
+            return &verdict->cause;
+        }
+    }
+    return NULL;
+}
+
+static bool verdict_keep(struct req_comm *comm, uint64_t seq, uint32_t ops, const struct error *cause)
+{
+    if (comm->verdicts == NULL) {
+        comm->verdicts = calloc(REQ_VERDICTS_MAX, sizeof *comm->verdicts);
+    }
+    if (comm->verdicts == NULL) {
+        return false;
+    }
+    comm->verdicts[comm->verdict_count++ % REQ_VERDICTS_MAX] =
+        (struct req_verdict){.seq = seq, .ops = ops, .cause = *cause};
+    return true;
+}
+
+/* Ends the operations here. */
+static void verdict_apply(struct req_comm *comm, uint64_t seq, uint32_t ops, const struct error *cause,
+                          uint64_t now_ns)
+{
+    struct error failure;
+    if (req_verdict_on(comm, seq) != NULL) {
+        return;
+    }
+    log_warning("%s", cause->text);
+    if (!verdict_keep(comm, seq, ops, cause)) {
+        error_set(&failure, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
+        req_comm_fail(comm, &failure, REQ_TELL_NODES, now_ns);
+        return;
+    }
+    for (uint64_t each = seq; each < seq + ops; each++) {
+        exec_cancel(comm->exec, each, cause, now_ns); /* also what is not submitted: others may have been */
+        struct req_comm_op *op = req_op_at(comm, each);
+        if (op != NULL) {
+            req_op_end(op, cause, now_ns);
+        }
+    }
+    req_comm_arm(comm);
+    req_comm_queue(comm);
+}
+
+static void verdict_send(struct req_comm *comm, uint32_t index, uint64_t seq, uint32_t ops,
+                         const struct error *cause, bool final)
+{
+    Commd__Mesh__Verdict body = COMMD__MESH__VERDICT__INIT;
+    body.comm_id = comm->comm_id;
+    body.seq = seq;
+    body.ops = ops;
+    body.status = cause->status;
+    body.text = (char *)cause->text;
+    body.final = final;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_VERDICT;
+    message.verdict = &body;
+    req_comm_send(comm, comm->nodes[index].node, &message);
+}
+
+/* The first node's part: the first cause it hears of is everybody's. */
+static void verdict_say(struct req_comm *comm, uint64_t seq, uint32_t ops, const struct error *cause,
+                        uint64_t now_ns)
+{
+    if (req_verdict_on(comm, seq) != NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        if (i != comm->own_index) {
+            verdict_send(comm, i, seq, ops, cause, true);
+        }
+    }
+    verdict_apply(comm, seq, ops, cause, now_ns);
+}
+
+static void verdict_ask(struct req_comm *comm, uint64_t seq, uint32_t ops, const struct error *cause,
+                        uint64_t now_ns)
+{
+    if (comm->own_index == 0) {
+        verdict_say(comm, seq, ops, cause, now_ns);
+    } else {
+        verdict_send(comm, 0, seq, ops, cause, false);
+    }
+}
+
+void req_verdict_received(struct req_comm *comm, uint32_t index, const Commd__Mesh__Verdict *verdict,
+                          uint64_t now_ns)
+{
+    struct error cause;
+    uint32_t ops = verdict->ops;
+    if (comm->state != REQ_COMM_FORMED || ops < 1 || ops > REQ_BUCKET_OPS_MAX ||
+        verdict->seq > UINT64_MAX - ops) {
+        return;
+    }
+    cause.status = STATUS_MISMATCH;
+    req_text_from_wire(verdict->text, cause.text, sizeof cause.text);
+    if (verdict->final && index == 0) {
+        verdict_apply(comm, verdict->seq, ops, &cause, now_ns);
+    } else if (!verdict->final && comm->own_index == 0) {
+        verdict_say(comm, verdict->seq, ops, &cause, now_ns);
+    }
+}
+
+/* --- Who disagrees --- */
+
+void req_dispute_local(struct req_comm_op *op, const struct error *cause, uint64_t now_ns)
+{
+    op->disputed = true;
+    verdict_ask(op->comm, op->seq, 1, cause, now_ns);
+}
+
+static void describe_post(const struct req_comm_op *op, char *out, size_t size)
+{
+    char call[REQ_CALL_TEXT_MAX_BYTES];
+    req_call_describe(&op->call, call, sizeof call);
+    (void)snprintf(out, size, "rank %u (pid %d, node %s): %s", op->first_rank, (int)op->first_pid,
+                   req_comm_own_name(op->comm), call);
+}
+
+void req_dispute_found(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns)
+{
+    struct req_comm *comm = context;
+    struct req_comm_op *op = req_op_at(comm, seq);
+    char call[REQ_CALL_TEXT_MAX_BYTES + NODE_NAME_MAX_BYTES + 48];
+    (void)now_ns;
+    if (op == NULL || req_verdict_on(comm, seq) != NULL) {
+        return;
+    }
+    op->disputed = true;
+    describe_post(op, call, sizeof call);
+    Commd__Mesh__Dispute body = COMMD__MESH__DISPUTE__INIT;
+    body.comm_id = comm->comm_id;
+    body.seq = seq;
+    body.ops = op->call.bucket_ops;
+    body.call = call;
+    body.how = (char *)how;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_DISPUTE;
+    message.dispute = &body;
+    req_comm_send(comm, comm->nodes[node].node, &message);
+}
+
+void req_dispute_received(struct req_comm *comm, uint32_t index, const Commd__Mesh__Dispute *dispute,
+                          uint64_t now_ns)
+{
+    char theirs[REQ_CALL_TEXT_MAX_BYTES + NODE_NAME_MAX_BYTES + 48];
+    char ours[sizeof theirs];
+    char how[128];
+    struct error cause;
+    struct req_comm_op *op = req_op_at(comm, dispute->seq);
+    if (comm->state != REQ_COMM_FORMED || dispute->ops < 1 || dispute->ops > REQ_BUCKET_OPS_MAX ||
+        dispute->seq > UINT64_MAX - dispute->ops || req_verdict_on(comm, dispute->seq) != NULL) {
+        return;
+    }
+    req_text_from_wire(dispute->call, theirs, sizeof theirs);
+    req_text_from_wire(dispute->how, how, sizeof how);
+    uint32_t ops = dispute->ops;
+    if (op != NULL) {
+        describe_post(op, ours, sizeof ours);
+        ops = op->call.bucket_ops > ops ? op->call.bucket_ops : ops;
+    } else {
+        (void)snprintf(ours, sizeof ours, "node %s is past it", req_comm_own_name(comm));
+    }
+    (void)index;
+    error_set(&cause, STATUS_MISMATCH, "op %llu on \"%s\": %s; %s%s%s", (unsigned long long)dispute->seq,
+              comm->name, theirs, ours, how[0] != '\0' ? ": " : "", how);
+    verdict_ask(comm, dispute->seq, ops, &cause, now_ns);
+}

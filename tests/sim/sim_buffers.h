@@ -1,0 +1,15 @@
+#ifndef TESTS_SIM_SIM_BUFFERS_H
+#define TESTS_SIM_SIM_BUFFERS_H
+
+#include "tests/sim/sim_comm.h"
+
+/* The buffers of simulated operations, and what must be in them at the end: an opinion of its own about what
+ * each operation means. */
+
+/* What the rank says as its count: with layouts that of its own block. */
+uint64_t sim_own_count(const struct sim_op *op, uint32_t rank);
+/* Fills the inputs, poisons the outputs. */
+void sim_part_prepare(struct sim_op *op, uint32_t rank);
+void sim_part_release(struct sim_part *part);
+
+#endif

@@ -258,22 +258,30 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
     return started && op->next_slice < op->slice_count;
 }
 
+static void comm_agree(struct exec_comm *comm, uint64_t now_ns)
+{
+    struct exec_lane *lane = &comm->lanes[EXEC_AGREEMENT_LANE];
+    struct error error;
+    comm->first_op->agreeing = true;
+    if (lane_start_agreement(lane, comm->first_op, &error) != STATUS_OK) {
+        exec_comm_fail(comm, &error, now_ns);
+        return;
+    }
+    lane_advance(lane, now_ns);
+}
+
 static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
     struct error error;
     enum status status = op_begin(comm, op, &error);
     comm->last_seq = op->call.seq;
-    if (status == STATUS_OK && op->agrees) {
-        struct exec_lane *lane = &comm->lanes[EXEC_AGREEMENT_LANE];
-        status = lane_start_agreement(lane, op, &error);
-        if (status == STATUS_OK) {
-            lane_advance(lane, now_ns);
-        }
-    }
     if (status != STATUS_OK) {
         exec_comm_fail(comm, &error, now_ns);
         return false;
+    }
+    if (op->agrees && !op_sizes_are_private(op)) {
+        comm_agree(comm, now_ns);
     }
     if (op->total_elements == 0 && op->agrees && !op->call.has_layouts &&
         op->call.kind != OP_KIND_ALL_TO_ALL) {
@@ -304,6 +312,10 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
         return false;
     }
     bool more = comm->options.node_count == 1 ? comm_step_alone(comm, now_ns) : comm_step_lanes(comm, now_ns);
+    if (!comm->failed && op->agrees && !op->agreeing && op->slices_done == op->slice_count) {
+        comm_agree(comm, now_ns); /* whether sizes agree is known only now */
+        receive_resume(comm);
+    }
     if (!comm->failed && op->slices_done == op->slice_count && op->local_done && op->agrees == op->agreed &&
         op->unacknowledged == 0) {
         more = op->next != NULL;

@@ -39,7 +39,8 @@ struct exec_op {
     uint64_t slice_count;
     uint64_t next_slice;
     uint64_t slices_done;
-    bool agrees; /* the agreement lane has to come to its end too */
+    bool agrees;   /* the agreement lane has to come to its end too */
+    bool agreeing; /* it has begun */
     bool agreed;
     uint32_t root_node;
     uint32_t root_local; /* when root_node is this node */
@@ -163,6 +164,8 @@ void op_free(struct exec_op *op);
 enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 /* Elements of the block of the rank at `position` in node order, as far as this node knows. */
 uint64_t op_block_count(const struct exec_comm *comm, const struct exec_op *op, uint32_t position);
+/* Only the two sides of a transfer know its size: it is no pure function of what all agree on. */
+bool op_sizes_are_private(const struct exec_op *op);
 /* Where the block of `rank` begins in a buffer with that layout. */
 uint64_t op_block_begin(const struct exec_op *op, const struct exec_layout *layout, uint32_t rank);
 static inline struct exec_rank *op_rank(const struct exec_op *op, uint32_t local)

@@ -303,8 +303,7 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
 /* Whether the end of the slice writes to what may still be being sent. */
 static bool lane_end_writes(const struct exec_lane *lane, const struct exec_op *op)
 {
-    return lane->index != EXEC_AGREEMENT_LANE && lane->unacknowledged > 0 &&
-           op->call.divisor > 1;
+    return lane->index != EXEC_AGREEMENT_LANE && lane->unacknowledged > 0 && op->call.divisor > 1;
 }
 
 static void lane_finish(struct exec_lane *lane)

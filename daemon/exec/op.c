@@ -142,29 +142,17 @@ static bool op_needs_agreement(const struct exec_op *op)
     return true;
 }
 
-/* Sizes that only the two sides of a transfer know leave no room for slices: every node must see the same
- * ones. */
+bool op_sizes_are_private(const struct exec_op *op)
+{
+    return op->call.has_layouts && (op->call.kind == OP_KIND_ALL_TO_ALL || op->call.kind == OP_KIND_GATHER ||
+                                    op->call.kind == OP_KIND_SCATTER);
+}
+
+/* Without the sizes of all, slices cannot be agreed on; and what goes straight to its end gains nothing by
+ * them. */
 static bool op_is_sliced(const struct exec_op *op)
 {
-    switch (op->call.kind) {
-    case OP_KIND_ALL_TO_ALL:
-        return false;
-    case OP_KIND_GATHER:
-    case OP_KIND_SCATTER:
-        return !op->call.has_layouts;
-    case OP_KIND_ALL_REDUCE:
-    case OP_KIND_BROADCAST:
-    case OP_KIND_BARRIER:
-    case OP_KIND_REDUCE:
-    case OP_KIND_ALL_GATHER:
-    case OP_KIND_REDUCE_SCATTER:
-    case OP_KIND_SCAN:
-    case OP_KIND_EXCLUSIVE_SCAN:
-    case OP_KIND_SEND:
-    case OP_KIND_RECEIVE:
-        return true;
-    }
-    return true;
+    return op->call.kind != OP_KIND_ALL_TO_ALL && !op_sizes_are_private(op);
 }
 
 static bool blocks_are_equal(const struct exec_comm *comm, const struct exec_op *op)
@@ -213,14 +201,14 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         .kind = op->schedule_kind,
         .node_count = options->node_count,
         .root_node = op_kind_has_root(kind) ? op->root_node : 0,
-        .size_bytes = op->call.has_layouts && !op_is_sliced(op) ? 0 : size_bytes,
+        .size_bytes = op_sizes_are_private(op) ? 0 : size_bytes,
         .element_bytes = op->element_bytes,
         .slice_bytes = slice_bytes,
         .blocks_are_equal = op->blocks_are_equal,
     };
     if (op->call.compression != COMPRESSION_NONE) {
         op->algorithm = coll_registry_by_name(OP_KIND_ALL_REDUCE, "direct");
-    } else if (op->call.has_layouts && !op_is_sliced(op)) {
+    } else if (op_sizes_are_private(op)) {
         /* The only ones whose transfers are between the two that know their size. */
         op->algorithm =
             coll_registry_by_name(op->schedule_kind, kind == OP_KIND_ALL_TO_ALL ? "pairwise" : "direct");

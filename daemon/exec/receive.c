@@ -109,6 +109,9 @@ static enum match match_lane(struct exec_incoming *incoming, struct exec_op *op,
     if (!agreement && header->slice >= op->next_slice) {
         return MATCH_WAIT;
     }
+    if (agreement && !op->agreeing) {
+        return MATCH_WAIT;
+    }
     if (lane->state != LANE_ROUNDS || (!agreement && lane->slice > header->slice)) {
         return set_fault(incoming, "data of a slice that is done", error);
     }
@@ -127,8 +130,8 @@ static enum match match_lane(struct exec_incoming *incoming, struct exec_op *op,
         (void)snprintf(how, sizeof how, "%llu bytes are sent where %llu are expected",
                        (unsigned long long)header->payload_bytes,
                        (unsigned long long)(lane_message_elements(lane, receive) * op->element_bytes));
-        return op->call.has_layouts ? set_disagreement(incoming, op, how, now_ns)
-                                    : set_fault(incoming, "a message of another size than agreed", error);
+        return op_sizes_are_private(op) ? set_disagreement(incoming, op, how, now_ns)
+                                        : set_fault(incoming, "a message of another size than agreed", error);
     }
     incoming->lane = lane;
     return MATCH_READY;

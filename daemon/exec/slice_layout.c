@@ -264,7 +264,8 @@ enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct erro
     lane->call = (struct coll_call){.kind = op->schedule_kind,
                                     .node_count = options->node_count,
                                     .node_index = options->node_index,
-                                    .root_node = op_kind_has_root(op->call.kind) ? op->root_node : 0};
+                                    .root_node = op_kind_has_root(op->call.kind) ? op->root_node : 0,
+                                    .keeps_empty = op_sizes_are_private(op)};
     switch (op->call.kind) {
     case OP_KIND_ALL_REDUCE:
     case OP_KIND_BROADCAST:

@@ -91,6 +91,7 @@ enum status req_comm_new(struct req *req, const char *name, const struct req_com
     comm->op_deadline_ns = TIME_NEVER;
     comm->refusal_ns = TIME_NEVER;
     comm->oldest_seq = 1;
+    comm->start_seq = 1;
     do {
         comm->nonce = random_u64(&req->random);
     } while (comm->nonce == 0);

@@ -57,6 +57,7 @@ static void verdict_apply(struct req_comm *comm, uint64_t seq, uint32_t ops, con
             req_op_end(op, cause, now_ns);
         }
     }
+    req_op_start_ready(comm, now_ns);
     req_comm_arm(comm);
     req_comm_queue(comm);
 }

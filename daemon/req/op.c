@@ -267,6 +267,21 @@ static enum status too_many(const struct req_member *member, struct error *error
     return STATUS_OK;
 }
 
+/* The operations of a bucket follow each other, with nothing between them. */
+static enum status check_bucket(const struct req_member *member, const struct req_call *call,
+                                struct error *error)
+{
+    bool begins = call->bucket_index == 0;
+    if (member->bucket_left == 0 ? begins
+                                 : !begins && call->bucket_ops - call->bucket_index == member->bucket_left) {
+        return STATUS_OK;
+    }
+    return error_set(
+        error, STATUS_INVALID_ARGUMENT,
+        "communicator \"%s\", rank %u: operation %u of %u of a bucket, where %u of it are to come",
+        member->comm->name, member->rank, call->bucket_index + 1, call->bucket_ops, member->bucket_left);
+}
+
 static struct req_comm_op *op_new(struct req_member *member, const struct req_call *call, uint64_t seq,
                                   uint64_t now_ns)
 {
@@ -363,6 +378,26 @@ cleanup:
     return status;
 }
 
+void req_op_start_ready(struct req_comm *comm, uint64_t now_ns)
+{
+    struct error cause;
+    while (comm->state == REQ_COMM_FORMED && !comm->exec_failed && comm->start_seq <= comm->highest_seq) {
+        struct req_comm_op *op = req_op_at(comm, comm->start_seq);
+        if (op == NULL || op->finished) {
+            comm->start_seq++; /* by a verdict, before it began */
+            continue;
+        }
+        struct req_comm_op *first = bucket_ready(op);
+        if (first != op) {
+            return;
+        }
+        comm->start_seq += op->call.bucket_ops;
+        if (op_start(op, &cause) != STATUS_OK) {
+            op_fail_comm(comm, &cause, now_ns);
+        }
+    }
+}
+
 static void op_post(struct req_comm_op *op, struct req_member *member, const struct req_op *call,
                     const struct req_buffers *buffers)
 {
@@ -398,7 +433,6 @@ static enum status post_op(struct req_member *member, const struct req_op *asked
                            struct req_buffers *buffers, uint64_t now_ns, struct error *error)
 {
     struct req_comm *comm = member->comm;
-    struct error cause;
     uint64_t seq = member->posted_seq + 1;
     struct req_comm_op *op = req_op_at(comm, seq);
     op = op != NULL ? op : op_new(member, call, seq, now_ns);
@@ -408,6 +442,7 @@ static enum status post_op(struct req_member *member, const struct req_op *asked
                          comm->name);
     }
     op_post(op, member, asked, buffers);
+    member->bucket_left = call->bucket_ops - call->bucket_index - 1;
     const struct error *verdict = req_verdict_on(comm, seq);
     if (verdict != NULL) {
         if (op->finished) {
@@ -420,12 +455,7 @@ static enum status post_op(struct req_member *member, const struct req_op *asked
         op_contradiction(op, member, call, now_ns);
     }
     req_op_check_left(comm, now_ns);
-    op = req_op_at(comm, seq);
-    struct req_comm_op *first =
-        op == NULL || comm->state != REQ_COMM_FORMED || comm->exec_failed ? NULL : bucket_ready(op);
-    if (first != NULL && !first->running && op_start(first, &cause) != STATUS_OK) {
-        op_fail_comm(comm, &cause, now_ns);
-    }
+    req_op_start_ready(comm, now_ns);
     req_comm_arm(comm);
     return STATUS_OK;
 }
@@ -450,6 +480,11 @@ enum status req_submit(struct req_member *member, const struct req_op *op, uint6
     if (req_call_check(op, member->rank, member->comm->terms.size, &call, &buffers, &why) != STATUS_OK) {
         return error_set(error, why.status, "communicator \"%s\", rank %u: %s", member->comm->name,
                          member->rank, why.text);
+    }
+    status = check_bucket(member, &call, error);
+    if (status != STATUS_OK) {
+        req_buffers_release(&buffers);
+        return status;
     }
     return post_op(member, op, &call, &buffers, now_ns, error);
 }

@@ -77,6 +77,7 @@ struct req_member {
     bool formed_told;
     bool aborted_told;
     uint64_t posted_seq;
+    uint32_t bucket_left;   /* operations of its last one's bucket that are to follow */
     uint64_t completed_seq; /* told to the owner */
     uint32_t pending_messages;
     struct req_point *points_done; /* messages that ended, to be told */
@@ -176,6 +177,7 @@ struct req_comm {
     struct req_comm_op **ops;     /* ring of REQ_PENDING_OPS_MAX, by seq */
     uint64_t highest_seq;         /* posted by anybody here */
     uint64_t oldest_seq;          /* not finished yet */
+    uint64_t start_seq; /* the next to begin: none before one that is in doubt */
     struct req_verdict *verdicts; /* a ring of REQ_VERDICTS_MAX; null while there was none */
     uint32_t verdict_count;       /* ever */
     uint64_t op_deadline_ns;      /* no operation's passes before */
@@ -299,6 +301,8 @@ void req_op_fail_waiting(struct req_comm *comm);
 /* The oldest deadline that has passed, if any, fails the communicator. */
 void req_op_deadlines(struct req_comm *comm, uint64_t now_ns);
 struct req_comm_op *req_op_at(const struct req_comm *comm, uint64_t seq);
+/* Hands on what every local rank has posted, in order. */
+void req_op_start_ready(struct req_comm *comm, uint64_t now_ns);
 /* Ends it with a cause of its own, as soon as nothing uses its buffers. */
 void req_op_end(struct req_comm_op *op, const struct error *cause, uint64_t now_ns);
 /* The post's owner was told, or is gone. */

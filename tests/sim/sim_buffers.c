@@ -162,6 +162,12 @@ static void share(struct sim_buffer *part, const struct sim_buffer *whole, uint3
     part->memory = dev_memory_ref(whole->memory);
 }
 
+/* In place: whose memory it is. */
+static bool input_is_whole(const struct sim_part *part)
+{
+    return part->input.elements > part->output.elements;
+}
+
 void sim_part_prepare(struct sim_op *op, uint32_t rank)
 {
     const struct sim_call *call = &op->call;
@@ -169,7 +175,7 @@ void sim_part_prepare(struct sim_op *op, uint32_t rank)
     struct sim_buffer *input = &part->input, *output = &part->output;
     lay_out(op, rank);
     part->in_place = call->in_place && input->used && output->used && call->kind != OP_KIND_ALL_TO_ALL;
-    if (part->in_place && output->block_count == 1 && input->block_count > 1) {
+    if (part->in_place && input_is_whole(part)) {
         buffer_new(input, call->dtype);
         share(output, input, rank, call->dtype);
     } else if (part->in_place) {
@@ -214,9 +220,9 @@ static void buffer_release(struct sim_buffer *buffer, bool owns)
 
 void sim_part_release(struct sim_part *part)
 {
-    bool output_owns = part->in_place && !(part->output.block_count == 1 && part->input.block_count > 1);
-    buffer_release(&part->input, !part->in_place || !output_owns);
-    buffer_release(&part->output, !part->in_place || output_owns);
+    bool input_owns = !part->in_place || input_is_whole(part);
+    buffer_release(&part->input, input_owns);
+    buffer_release(&part->output, !part->in_place || !input_owns);
     dev_memory_unref(part->residual_memory);
     free(part->residual);
 }
@@ -392,13 +398,19 @@ void sim_op_check(const struct sim_op *op)
         return;
     }
     check_all_posted(op);
+    bool identical = op->call.kind == OP_KIND_ALL_REDUCE;
+    bool checked = false;
     for (uint32_t i = 0; i < op->comm->size; i++) {
-        if (part_succeeded(&op->parts[i]) && op->call.compression == COMPRESSION_NONE) {
-            check_part(op, i);
-            check_gaps(op, i);
+        if (!part_succeeded(&op->parts[i]) || op->call.compression != COMPRESSION_NONE) {
+            continue;
         }
+        if (!identical || !checked) {
+            check_part(op, i);
+        }
+        check_gaps(op, i);
+        checked = true;
     }
-    if (op->call.kind == OP_KIND_ALL_REDUCE) {
+    if (identical) {
         check_identical(op);
     }
 }

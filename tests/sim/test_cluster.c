@@ -475,7 +475,7 @@ static void test_many_communicators_at_once(void **state)
     }
     for (uint32_t round = 0; round < MANY_ROUNDS; round++) {
         for (uint32_t i = 0; i < MANY; i++) {
-            struct sim_call call = {.kind = (enum op_kind)((round + i) % OP_KIND_COUNT),
+            struct sim_call call = {.kind = (enum op_kind)((round + i) % OP_KIND_SEND),
                                     .dtype = i % 2 == 0 ? DTYPE_F32 : DTYPE_U16,
                                     .reduce = round % 2 == 0 ? REDUCE_SUM : REDUCE_MAX,
                                     .count = random_below(&cluster->random, 9000),
@@ -529,7 +529,7 @@ static void test_names_are_used_again_and_memory_is_flat(void **state)
         struct sim_comm *comm = sim_comm_new(cluster, "again", 6, node_of_rank);
         sim_comm_form(comm, NULL, 10 * TIME_S);
         for (uint32_t i = 0; i < 5; i++) {
-            sim_comm_run(comm, &(struct sim_call){.kind = (enum op_kind)(i % OP_KIND_COUNT),
+            sim_comm_run(comm, &(struct sim_call){.kind = (enum op_kind)(i % OP_KIND_SEND),
                                                   .dtype = DTYPE_F32,
                                                   .reduce = REDUCE_SUM,
                                                   .count = 500 + turn,

@@ -48,7 +48,8 @@ static struct sim_comm *sim_comm_of_all(struct cluster *cluster, const char *nam
         }
     }
     struct sim_comm *comm = sim_comm_new(cluster, name, size, node_of_rank);
-    sim_comm_form(comm, NULL, 30 * TIME_S);
+    /* Who needs whom is then known. */
+    sim_comm_form(comm, &(struct sim_options){.algorithms = "all_reduce=ring"}, 30 * TIME_S);
     return comm;
 }
 

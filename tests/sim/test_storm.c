@@ -83,12 +83,14 @@ static void post(struct storm *storm, uint32_t slot)
 {
     struct sim_comm *comm = storm->comms[slot];
     static const enum dtype dtypes[] = {DTYPE_F32, DTYPE_I32, DTYPE_U8, DTYPE_BF16};
-    struct sim_call call = {.kind = (enum op_kind)dice(storm, OP_KIND_COUNT),
+    struct sim_call call = {.kind = (enum op_kind)dice(storm, OP_KIND_SEND), /* not the messages */
                             .dtype = dtypes[dice(storm, 4)],
                             .reduce = dice(storm, 2) == 0 ? REDUCE_SUM : REDUCE_MAX,
                             .count = dice(storm, dice(storm, 4) == 0 ? 60000 : 500),
                             .root = (uint32_t)dice(storm, comm->size),
-                            .in_place = dice(storm, 2) == 0};
+                            .in_place = dice(storm, 2) == 0,
+                            .has_layouts = dice(storm, 3) == 0,
+                            .layout_seed = dice(storm, 1000)};
     uint64_t trouble = dice(storm, 20);
     uint32_t odd = (uint32_t)dice(storm, comm->size);
     if (trouble >= 3) {
@@ -106,9 +108,8 @@ static void post(struct storm *storm, uint32_t slot)
         return;
     }
     cluster_run(storm->cluster, dice(storm, TIME_S));
-    if (trouble == 1) {
+    if (trouble == 1) { /* contradicts the others: that operation fails, the next ones do not */
         op->call.reduce = call.reduce == REDUCE_SUM ? REDUCE_MAX : REDUCE_SUM;
-        storm->broken[slot] = call.kind == OP_KIND_ALL_REDUCE;
     }
     if (comm->ranks[odd].member != NULL) {
         sim_op_post(op, odd);

@@ -130,7 +130,7 @@ int main(int argc, char **argv)
     struct error error;
     if (line.check_only) {
         struct conf *conf;
-        if (conf_load(&line.daemon.conf, &conf, &error) != STATUS_OK) {
+        if (daemon_load_conf(&line.daemon.conf, &conf, &error) != STATUS_OK) {
             fprintf(stderr, "commd: %s\n", error.text);
             return EXIT_CONFIG;
         }

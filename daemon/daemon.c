@@ -12,6 +12,7 @@
 #include "daemon/base/loop.h"
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
+#include "daemon/coll/overrides.h"
 #include "daemon/dev/reduce.h"
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
@@ -38,6 +39,25 @@ struct daemon {
     bool stopping;
     uint64_t drain_deadline_ns;
 };
+
+enum status daemon_load_conf(const struct conf_options *options, struct conf **out, struct error *error)
+{
+    struct conf *conf = NULL;
+    struct coll_overrides overrides;
+    struct error why;
+    enum status status = conf_load(options, &conf, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (coll_overrides_parse(conf->algorithms, &overrides, &why) != STATUS_OK) {
+        status = error_set(error, STATUS_CONFIG, "%s: algorithms = \"%s\": %s", conf->path, conf->algorithms,
+                           why.text);
+        conf_free(conf);
+        return status;
+    }
+    *out = conf;
+    return STATUS_OK;
+}
 
 /* How often a drain looks whether everything is done. */
 #define DRAIN_POLL_NS (20 * TIME_MS)
@@ -137,7 +157,7 @@ static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
     snprintf(notice, sizeof notice, "RELOADING=1\nMONOTONIC_USEC=%llu",
              (unsigned long long)(now_ns / TIME_US));
     sd_notify(0, notice);
-    if (conf_load(&daemon->options->conf, &conf, &error) != STATUS_OK) {
+    if (daemon_load_conf(&daemon->options->conf, &conf, &error) != STATUS_OK) {
         log_error("reload: %s; the configuration stays as it was", error.text);
         sd_notify(0, "READY=1");
         return;
@@ -206,6 +226,7 @@ static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
     options.suspect_timeout_ns = conf->suspect_timeout_ms * TIME_MS;
     options.reconnect_min_ns = conf->reconnect_min_ms * TIME_MS;
     options.reconnect_max_ns = conf->reconnect_max_ms * TIME_MS;
+    options.probe_interval_ns = conf->probe_interval_ms * TIME_MS;
     enum status status = random_secure(&options.instance, sizeof options.instance, error);
     if (status != STATUS_OK) {
         return status;
@@ -268,7 +289,7 @@ static enum status daemon_make_signals(struct daemon *daemon, struct error *erro
 
 static enum status daemon_make(struct daemon *daemon, struct error *error)
 {
-    enum status status = conf_load(&daemon->options->conf, &daemon->conf, error);
+    enum status status = daemon_load_conf(&daemon->options->conf, &daemon->conf, error);
     if (status == STATUS_OK) {
         daemon_set_log_level(daemon->conf);
         status = loop_new(&daemon->loop, error);
@@ -284,7 +305,8 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     }
     struct req_options req_options = {.mesh = daemon->mesh,
                                       .exec = daemon->exec,
-                                      .slice_bytes = status == STATUS_OK ? daemon->conf->slice_bytes : 0};
+                                      .slice_bytes = status == STATUS_OK ? daemon->conf->slice_bytes : 0,
+                                      .algorithms = status == STATUS_OK ? daemon->conf->algorithms : ""};
     if (status == STATUS_OK) {
         status = random_secure(&req_options.seed_secure, sizeof req_options.seed_secure, error);
     }

@@ -105,8 +105,9 @@ typedef enum comm_op {
     COMM_LOR = 10
 } comm_op_t;
 
-typedef struct comm_client comm_client_t; /* a connection to commd */
-typedef struct comm_comm comm_t;          /* one rank of a communicator */
+typedef struct comm_client comm_client_t;   /* a connection to commd */
+typedef struct comm_comm comm_t;            /* one rank of a communicator */
+typedef struct comm_request comm_request_t; /* one operation, to be waited for by itself */
 
 /* Short text of a result; never null. Static storage. */
 COMM_API const char *comm_result_text(comm_result_t result);
@@ -217,40 +218,216 @@ COMM_API COMM_CHECK comm_result_t comm_mem_register(comm_client_t *client, void 
 /* Forgets a registration; waits for operations that still use it. */
 COMM_API comm_result_t comm_mem_deregister(comm_client_t *client, void *memory);
 
+/*
+ * Splits a communicator: ranks of equal color make a new one, ordered by key, then by rank in `comm`. Every
+ * rank must call it, as an operation; it waits for the others, and for the operations before it. color
+ * COMM_COLOR_NONE takes part in none: *part gets null. Other colors are 0 or more. The new communicator has
+ * the options of `comm`, may be split again, and must be destroyed; `comm` goes on as it is. options: of
+ * comm_init (its deadlines alone count), or null.
+ */
+#define COMM_COLOR_NONE (-1)
+COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_t key, comm_t **part);
+
 /* --- Operations --- */
 
 /*
  * Buffers: any address of the process. Within memory from comm_mem_alloc or comm_mem_register nothing is
- * copied; anything else is staged: copied in on submission and copied out during comm_sync. Buffers must stay
- * as they are until the operation is done. count is in elements; 0 is valid. The calls return as soon as the
- * operation is submitted; with 1,024 of a communicator in flight, or 1 GiB of its buffers staged, they wait
- * for one to end.
+ * copied; anything else is staged: copied in on submission and copied out when the operation is waited for
+ * (comm_sync, comm_barrier, comm_wait, comm_test). Buffers must stay as they are until then. The calls return
+ * as soon as the operation is submitted; with 1,024 of a communicator in flight, or 1 GiB of its buffers
+ * staged, they wait for one to end.
  *
- * A failure of an operation is reported by comm_sync, and by every later call on the communicator.
+ * Counts are in elements; 0 is valid. Where there are blocks, one for each rank, in rank order, `count` is
+ * that of one block; the _v forms take arrays of comm_size() counts and, where the blocks lie in the caller's
+ * buffer, displacements, in elements from its start (null: one after the other). The arrays are read before
+ * the call returns. What all ranks must give alike is named `agreed`: a contradiction ends the operation on
+ * every rank with COMM_MISMATCH, naming two ranks and both calls, and leaves the communicator usable.
+ *
+ * Send and receive buffers must not overlap, but for the forms named `in place`.
+ *
+ * A failure of an operation is reported by comm_wait on its handle, or else by the next comm_sync or
+ * comm_barrier; one that ends the communicator also by every later call on it.
  */
+
+enum comm_compression {
+    COMM_COMPRESSION_NONE = 0,
+    COMM_COMPRESSION_BF16 = 1, /* half the bytes; relative error of a contribution at most 2^-8 */
+    COMM_COMPRESSION_F8 = 2,   /* a quarter: e4m3, scaled by the largest magnitude of each 256 elements */
+    COMM_COMPRESSION_TOP_K = 3 /* the largest of each 1,024 elements alone, as f32 */
+};
 
 typedef struct comm_call_options {
     size_t struct_size;  /* set by COMM_CALL_OPTIONS_INIT */
     uint32_t timeout_ms; /* deadline of this operation; 0: the communicator's */
     double factor;       /* COMM_PREMUL_SUM: this rank's; otherwise ignored */
     void *stream;        /* CUDA stream; null on the host */
+    /*
+     * Not null: *request gets a handle of the operation, to be given to comm_wait or comm_test once. It is
+     * null afterwards, and after any failure to submit.
+     */
+    comm_request_t **request;
+    /*
+     * Not 0: nothing is submitted; *request (which must be given) gets a handle that comm_start starts, as
+     * often as wanted, each time to be waited for. Buffers and arguments stay those of this call.
+     */
+    int persistent;
+    /* all_reduce of COMM_F32 with COMM_SUM or COMM_AVG: what goes over the network. Agreed. */
+    enum comm_compression compression;
+    uint32_t top_k_permille; /* COMM_COMPRESSION_TOP_K: how many of a thousand elements; 0: 10. Agreed */
+    /*
+     * Compression: null, or count elements that begin as zero and are given again with the next call on the
+     * same data: what compression lost is added there, and added to what is sent next (error feedback: Seide
+     * et al. 2014, Karimireddy et al. 2019). On all ranks or none. Agreed.
+     */
+    float *residual;
 } comm_call_options_t;
 #define COMM_CALL_OPTIONS_INIT                                                                               \
     {                                                                                                        \
-        sizeof(struct comm_call_options), 0, 1.0, NULL                                                       \
+        sizeof(struct comm_call_options), 0, 1.0, NULL, NULL, 0, COMM_COMPRESSION_NONE, 0, NULL              \
     }
+/* `options` may be null everywhere. */
 
-/* receive[i] = reduction of send[i] over all ranks. send == receive: in place. options may be null. */
+/* receive[i] = reduction of send[i] over all ranks. In place: send == receive. Agreed: count, dtype, op. */
 COMM_API COMM_CHECK comm_result_t comm_all_reduce(comm_t *comm, const void *send, void *receive, size_t count,
                                                   comm_dtype_t dtype, comm_op_t op,
                                                   const comm_call_options_t *options);
 
-/* buffer of rank `root` to buffer of every rank. options may be null. */
+/* The same, on rank `root` alone; receive is ignored elsewhere. In place on the root: send == receive.
+ * Agreed: count, dtype, op, root. */
+COMM_API COMM_CHECK comm_result_t comm_reduce(comm_t *comm, const void *send, void *receive, size_t count,
+                                              comm_dtype_t dtype, comm_op_t op, uint32_t root,
+                                              const comm_call_options_t *options);
+
+/* buffer of rank `root` to buffer of every rank. Agreed: count, dtype, root. */
 COMM_API COMM_CHECK comm_result_t comm_broadcast(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype,
                                                  uint32_t root, const comm_call_options_t *options);
 
-/* Waits until every rank has reached it; implies comm_sync. options may be null. */
+/* receive, of comm_size() × count elements, gets every rank's block. In place: send is the own block in
+ * receive. Agreed: count, dtype. */
+COMM_API COMM_CHECK comm_result_t comm_all_gather(comm_t *comm, const void *send, void *receive, size_t count,
+                                                  comm_dtype_t dtype, const comm_call_options_t *options);
+/* Rank i sends counts[i] elements. Agreed: counts, dtype. */
+COMM_API COMM_CHECK comm_result_t comm_all_gather_v(comm_t *comm, const void *send, void *receive,
+                                                    const size_t *counts, const size_t *displacements,
+                                                    comm_dtype_t dtype, const comm_call_options_t *options);
+
+/*
+ * Rank i gets block i of the reduction over all ranks: send has comm_size() × count elements, receive count.
+ * send is left as it is, unless in place: receive is the own block in send. Agreed: count, dtype, op.
+ */
+COMM_API COMM_CHECK comm_result_t comm_reduce_scatter(comm_t *comm, const void *send, void *receive,
+                                                      size_t count, comm_dtype_t dtype, comm_op_t op,
+                                                      const comm_call_options_t *options);
+/* Rank i gets counts[i] elements. Agreed: counts, dtype, op. */
+COMM_API COMM_CHECK comm_result_t comm_reduce_scatter_v(comm_t *comm, const void *send, void *receive,
+                                                        const size_t *counts, comm_dtype_t dtype,
+                                                        comm_op_t op, const comm_call_options_t *options);
+
+/* receive of rank `root`, comm_size() × count elements, gets every rank's block; it is ignored elsewhere. In
+ * place on the root: send is the own block in receive. Agreed: count, dtype, root. */
+COMM_API COMM_CHECK comm_result_t comm_gather(comm_t *comm, const void *send, void *receive, size_t count,
+                                              comm_dtype_t dtype, uint32_t root,
+                                              const comm_call_options_t *options);
+/* Every rank sends send_count elements of its own; counts and displacements are the root's alone, and must
+ * say the same. Agreed: dtype, root. */
+COMM_API COMM_CHECK comm_result_t comm_gather_v(comm_t *comm, const void *send, size_t send_count,
+                                                void *receive, const size_t *counts,
+                                                const size_t *displacements, comm_dtype_t dtype,
+                                                uint32_t root, const comm_call_options_t *options);
+
+/* Rank i gets block i of send of rank `root`, which is ignored elsewhere. In place on the root: receive is
+ * the own block in send. Agreed: count, dtype, root. */
+COMM_API COMM_CHECK comm_result_t comm_scatter(comm_t *comm, const void *send, void *receive, size_t count,
+                                               comm_dtype_t dtype, uint32_t root,
+                                               const comm_call_options_t *options);
+/* As comm_gather_v, the other way. */
+COMM_API COMM_CHECK comm_result_t comm_scatter_v(comm_t *comm, const void *send, const size_t *counts,
+                                                 const size_t *displacements, void *receive,
+                                                 size_t receive_count, comm_dtype_t dtype, uint32_t root,
+                                                 const comm_call_options_t *options);
+
+/* Block j of rank i's send goes to block i of rank j's receive; both have comm_size() × count elements. In
+ * place: send == receive. Agreed: count, dtype. */
+COMM_API COMM_CHECK comm_result_t comm_all_to_all(comm_t *comm, const void *send, void *receive, size_t count,
+                                                  comm_dtype_t dtype, const comm_call_options_t *options);
+/* What rank i sends to rank j, rank j must expect of rank i. Agreed: that, and dtype. */
+COMM_API COMM_CHECK comm_result_t comm_all_to_all_v(comm_t *comm, const void *send, const size_t *send_counts,
+                                                    const size_t *send_displacements, void *receive,
+                                                    const size_t *receive_counts,
+                                                    const size_t *receive_displacements, comm_dtype_t dtype,
+                                                    const comm_call_options_t *options);
+
+/* receive[i] of rank r = reduction of send[i] over ranks 0 to r, in their order. avg has no meaning here. In
+ * place: send == receive. Agreed: count, dtype, op. */
+COMM_API COMM_CHECK comm_result_t comm_scan(comm_t *comm, const void *send, void *receive, size_t count,
+                                            comm_dtype_t dtype, comm_op_t op,
+                                            const comm_call_options_t *options);
+/* Over ranks 0 to r - 1; receive of rank 0 is left as it is. */
+COMM_API COMM_CHECK comm_result_t comm_exclusive_scan(comm_t *comm, const void *send, void *receive,
+                                                      size_t count, comm_dtype_t dtype, comm_op_t op,
+                                                      const comm_call_options_t *options);
+
+/*
+ * Messages from rank to rank, of any size, also to oneself. A receive takes the first message that `peer`
+ * sent to this rank with that tag and that no earlier receive took; messages of one sender and tag are taken
+ * in the order sent. They are no part of the order of the collectives, and no other rank has to know of them.
+ * A message may be shorter than the receive's count; one that is longer, or of another dtype, fails the
+ * receive with COMM_MISMATCH. A message of up to 16 KiB is sent at once, others when they are received: a
+ * send may end only then.
+ */
+#define COMM_ANY_SOURCE UINT32_MAX
+COMM_API COMM_CHECK comm_result_t comm_send(comm_t *comm, const void *buffer, size_t count,
+                                            comm_dtype_t dtype, uint32_t peer, uint32_t tag,
+                                            const comm_call_options_t *options);
+/* peer: a rank, or COMM_ANY_SOURCE. */
+COMM_API COMM_CHECK comm_result_t comm_recv(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype,
+                                            uint32_t peer, uint32_t tag, const comm_call_options_t *options);
+/* Both at once; waits for both. options: its deadline alone counts. */
+COMM_API COMM_CHECK comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count,
+                                                 uint32_t to, void *receive, size_t receive_count,
+                                                 uint32_t from, comm_dtype_t dtype, uint32_t tag,
+                                                 const comm_call_options_t *options);
+
+/*
+ * Between comm_group_begin and comm_group_end, of one thread, operations are collected, on any communicators
+ * of any clients, and submitted together by the latter. all_reduces of one communicator, dtype and op that
+ * follow each other run as one (agreed: that they do): one round of messages for all of them. Groups nest;
+ * the outermost end submits. comm_group_end returns the first failure to submit. A call that waits is refused
+ * in a group.
+ */
+COMM_API COMM_CHECK comm_result_t comm_group_begin(void);
+COMM_API COMM_CHECK comm_result_t comm_group_end(void);
+
+/* Waits until every rank has reached it; implies comm_sync. */
 COMM_API COMM_CHECK comm_result_t comm_barrier(comm_t *comm, const comm_call_options_t *options);
+
+/* --- Waiting --- */
+
+/* What a receive took. */
+typedef struct comm_received {
+    uint32_t source; /* rank */
+    size_t count;    /* elements */
+} comm_received_t;
+
+/*
+ * Waits until the operation has ended, and returns its result; received may be null. The handle is freed and
+ * *request null, unless it is persistent: that can be started again. A null handle has ended well.
+ */
+COMM_API COMM_CHECK comm_result_t comm_wait(comm_request_t **request, comm_received_t *received);
+/* Whether it has ended: *done 1, and all as above; otherwise *done 0, and COMM_OK. */
+COMM_API COMM_CHECK comm_result_t comm_test(comm_request_t **request, int *done, comm_received_t *received);
+/* Waits for all; returns the first failure, by index. received: null, or `count` of them. */
+COMM_API COMM_CHECK comm_result_t comm_wait_all(comm_request_t **requests, size_t count,
+                                                comm_received_t *received);
+/* Waits for one; *index gets which, its result is returned. Null handles and persistent ones that are not
+ * started are left out; when nothing else is there, *index gets `count`. */
+COMM_API COMM_CHECK comm_result_t comm_wait_any(comm_request_t **requests, size_t count, size_t *index,
+                                                comm_received_t *received);
+/* Starts a persistent operation; COMM_IN_PROGRESS when it has not been waited for since. */
+COMM_API COMM_CHECK comm_result_t comm_start(comm_request_t *request);
+/* Frees a handle without waiting: what is under way goes on, and comm_sync reports of it. Null is accepted.
+ */
+COMM_API void comm_request_free(comm_request_t *request);
 
 /*
  * Waits until every operation that was submitted on the communicator has ended: outputs valid, inputs

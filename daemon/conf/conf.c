@@ -63,6 +63,8 @@ static const struct setting schema[] = {
     NUMBER(reconnect_min_ms, 100, 10, 60000, false),
     NUMBER(reconnect_max_ms, 5000, 10, 600000, false),
     NUMBER(handshake_timeout_ms, 5000, 100, 60000, false),
+    NUMBER(probe_interval_ms, 1000, 0, 3600000, false),
+    TEXT(algorithms, SETTING_TEXT, "", false),
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
     NUMBER(datagram_bytes, 0, 0, 65527, false),
     NUMBER(socket_buffer_bytes, 0, 0, 1u << 30, false),

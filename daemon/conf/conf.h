@@ -40,7 +40,9 @@ struct conf {
     uint64_t reconnect_min_ms;
     uint64_t reconnect_max_ms;
     uint64_t handshake_timeout_ms;
+    uint64_t probe_interval_ms;
     uint64_t slice_bytes;
+    char *algorithms;
     uint64_t datagram_bytes;
     uint64_t socket_buffer_bytes;
     uint64_t drain_timeout_ms;

@@ -132,6 +132,11 @@ static void reduce_block(const struct dev_reduction *reduction, const struct red
             result = sum;
         }
     }
+    bool logical = reduction->reduce == REDUCE_LAND || reduction->reduce == REDUCE_LOR;
+    if (reduction->input_count == 1 && logical) {
+        pair(sum, result, result, count); /* 0 or 1, as of more */
+        result = sum;
+    }
     if (reduction->divisor > 1) {
         if (result != accumulator) {
             memcpy(accumulator, result, count * value_bytes);

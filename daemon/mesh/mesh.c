@@ -146,6 +146,7 @@ enum status mesh_add_node(struct mesh *mesh, const char *name, const char *addre
     peer->mesh = mesh;
     peer->address = copy;
     (void)snprintf(peer->name, sizeof peer->name, "%s", name);
+    mesh_link_start(peer);
     peer->dials = strcmp(mesh->node_name, name) < 0;
     peer->timer.index = TIMER_NODE_DISARMED;
     mesh->peers[mesh->peer_count++] = peer;
@@ -186,6 +187,7 @@ void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_inf
         .instance = peer->instance,
         .version_text = peer->version_text,
         .heartbeat_round_trip_ns = peer->heartbeat.round_trip_ns,
+        .measured_bytes_per_s = peer->link.bytes_per_s,
         .last_error = peer->last_error,
     };
     net_peer_statistics(mesh->net, node, &out->net);
@@ -228,7 +230,8 @@ uint64_t mesh_own_instance(const struct mesh *mesh)
 uint64_t mesh_next_deadline_ns(const struct mesh *mesh)
 {
     const struct timer_node *first = timer_heap_first(&mesh->timers);
-    return time_min(first != NULL ? first->deadline_ns : TIME_NEVER, mesh->ping_deadline_ns);
+    return time_min(first != NULL ? first->deadline_ns : TIME_NEVER,
+                    time_min(mesh->ping_deadline_ns, mesh_link_deadline_ns(mesh)));
 }
 
 void mesh_tick(struct mesh *mesh, uint64_t now_ns)
@@ -244,6 +247,7 @@ void mesh_tick(struct mesh *mesh, uint64_t now_ns)
         mesh_peer_tick((struct mesh_peer *)((char *)first - offsetof(struct mesh_peer, timer)), now_ns);
     }
     mesh_ping_tick(mesh, now_ns);
+    mesh_link_tick(mesh, now_ns);
 }
 
 enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Message *message)

@@ -31,6 +31,7 @@ struct mesh_options {
     uint64_t suspect_timeout_ns; /* default 600 ms: instead, once the peer's host said that nobody listens */
     uint64_t reconnect_min_ns;   /* default 100 ms */
     uint64_t reconnect_max_ns;   /* default 5 s */
+    uint64_t probe_interval_ns;  /* between measurements of links; default 0: none */
     uint64_t seed;               /* for jitter */
 };
 void mesh_options_default(struct mesh_options *options);
@@ -79,6 +80,12 @@ enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mes
 /* Pings of a context that goes away are forgotten: done is not called. */
 void mesh_ping_forget(struct mesh *mesh, void *context);
 
+/*
+ * What this node's links can do, by measurement: the median over its peers of half the shortest round trip,
+ * and of the bandwidth each way; 0 for what is not known. For choosing algorithms.
+ */
+void mesh_link_estimate(const struct mesh *mesh, uint64_t *latency_ns, uint64_t *bytes_per_s);
+
 enum mesh_node_state {
     MESH_NODE_DOWN,       /* no connection; the next attempt is scheduled (or the peer dials) */
     MESH_NODE_CONNECTING, /* the network tries */
@@ -95,6 +102,7 @@ struct mesh_node_info {
     uint64_t instance;                /* 0 before the first Hello */
     const char *version_text;         /* the peer's; "" before the first Hello */
     uint64_t heartbeat_round_trip_ns; /* last; 0 when none */
+    uint64_t measured_bytes_per_s;    /* 0 when not known */
     const char *last_error;           /* why it was last lost or not reached; "" when never */
     struct net_peer_statistics net;
 };

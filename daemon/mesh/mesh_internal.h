@@ -27,6 +27,17 @@ struct mesh_heartbeat {
     uint64_t round_trip_ns;
 };
 
+/* What is known of the link to a peer: see link.c. */
+struct mesh_link {
+    uint64_t round_trip_ns; /* the shortest; TIME_NEVER before the first */
+    uint64_t bytes_per_s;   /* 0 before the first */
+    uint32_t train_bytes;   /* of the next probe */
+    uint32_t probes;
+    uint32_t skipped;
+    uint64_t token; /* the last of the train under way */
+    uint64_t sent_ns;
+};
+
 struct mesh_peer {
     struct mesh *mesh;
     uint32_t index; /* the net's */
@@ -42,6 +53,7 @@ struct mesh_peer {
     struct net_stream *outgoing, *incoming;
     struct frame_decoder decoder;
     struct mesh_heartbeat heartbeat;
+    struct mesh_link link;
     uint64_t instance;
     char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
     char last_error[ERROR_TEXT_MAX_BYTES];
@@ -75,6 +87,9 @@ struct mesh {
     struct mesh_ping_entry *pings;
     uint32_t ping_count;
     uint64_t ping_token;
+    struct mesh_peer *link_probed; /* whose answer is waited for, or null */
+    uint32_t link_next;
+    uint64_t link_deadline_ns;
     uint64_t ping_deadline_ns; /* none is due before; TIME_NEVER without any */
 };
 
@@ -107,6 +122,17 @@ void mesh_heartbeat_tick(struct mesh_peer *peer, uint64_t now_ns);
 void mesh_heartbeat_suspect(struct mesh_peer *peer, uint64_t now_ns);
 void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__HeartbeatAnswer *answer,
                              uint64_t now_ns);
+
+/* link.c */
+void mesh_link_start(struct mesh_peer *peer);
+static inline uint64_t mesh_link_deadline_ns(const struct mesh *mesh)
+{
+    return mesh->options.probe_interval_ns == 0 ? TIME_NEVER : mesh->link_deadline_ns;
+}
+void mesh_link_tick(struct mesh *mesh, uint64_t now_ns);
+void mesh_link_lost(struct mesh_peer *peer);
+/* Whether the answer was to a probe. */
+bool mesh_link_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns);
 
 /* ping.c */
 void mesh_ping_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns);

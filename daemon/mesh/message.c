@@ -128,7 +128,9 @@ static void on_echo(struct mesh_peer *peer, const Commd__Mesh__Message *message,
 
 static void on_echo_answer(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)
 {
-    mesh_ping_answered(peer, message->echo_answer->token, now_ns);
+    if (!mesh_link_answered(peer, message->echo_answer->token, now_ns)) {
+        mesh_ping_answered(peer, message->echo_answer->token, now_ns);
+    }
 }
 
 static void on_other(struct mesh_peer *peer, const Commd__Mesh__Message *message, uint64_t now_ns)

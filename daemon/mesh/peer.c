@@ -160,6 +160,7 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
     if (was_up) {
         struct error copy = *cause;
         mesh_ping_lost(peer, STATUS_NODE_LOST, now_ns);
+        mesh_link_lost(peer);
         if (handler->node_down != NULL) {
             handler->node_down(handler->context, node, &copy, now_ns);
         }

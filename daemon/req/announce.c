@@ -283,6 +283,8 @@ static bool claim_store(struct req_comm *comm, struct req_claim *claim, const Co
     }
     claim->revision = announce->revision;
     claim->comm_id = announce->comm_id;
+    claim->latency_ns = announce->latency_ns;
+    claim->bytes_per_s = announce->bytes_per_s;
     return true;
 }
 

@@ -220,7 +220,7 @@ static enum status call_extents(const struct req_op *op, uint32_t rank, uint32_t
         return STATUS_OK;
     case OP_KIND_BROADCAST:
         extents->reads = is_root;
-        extents->writes = !is_root;
+        extents->writes = !is_root || op->output.memory != NULL;
         return STATUS_OK;
     case OP_KIND_REDUCE:
         extents->reads = true;

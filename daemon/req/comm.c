@@ -95,6 +95,7 @@ enum status req_comm_new(struct req *req, const char *name, const struct req_com
     do {
         comm->nonce = random_u64(&req->random);
     } while (comm->nonce == 0);
+    mesh_link_estimate(req->mesh, &comm->latency_ns, &comm->bytes_per_s);
     req_comm_set_state(comm, REQ_COMM_FORMING, now_ns);
     DL_APPEND(req->comms, comm);
     req->comm_count++;

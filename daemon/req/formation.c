@@ -106,6 +106,8 @@ static void announcement_fill(const struct req_comm *comm, struct announcement *
     out->body.nonce = comm->nonce;
     out->body.ranks = out->ranks;
     out->body.revision = comm->revision;
+    out->body.latency_ns = comm->latency_ns;
+    out->body.bytes_per_s = comm->bytes_per_s;
     out->body.comm_id = comm->comm_id;
     out->message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
     out->message.announce = &out->body;
@@ -392,6 +394,36 @@ static void on_exec_failed(void *context, const struct error *cause, uint64_t no
     req_comm_queue(comm);
 }
 
+static double worse_latency_s(uint64_t latency_ns, double than_s)
+{
+    double latency_s = (double)latency_ns * 1e-9;
+    return latency_s > than_s ? latency_s : than_s;
+}
+
+static double worse_rate(uint64_t bytes_per_s, double than)
+{
+    return bytes_per_s != 0 && (than == 0 || (double)bytes_per_s < than) ? (double)bytes_per_s : than;
+}
+
+/* The worst that any node measured: all know the same figures, since they belong to the nonces. */
+static struct coll_network agreed_network(const struct req_comm *comm)
+{
+    struct coll_network network = coll_network_default;
+    double latency_s = worse_latency_s(comm->latency_ns, 0);
+    double rate = worse_rate(comm->bytes_per_s, 0);
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        const struct req_claim *claim =
+            i == comm->own_index ? NULL : req_formation_claim(comm, comm->nodes[i].node);
+        if (claim != NULL) {
+            latency_s = worse_latency_s(claim->latency_ns, latency_s);
+            rate = worse_rate(claim->bytes_per_s, rate);
+        }
+    }
+    network.latency_s = latency_s > 0 ? latency_s : network.latency_s;
+    network.bandwidth_bytes_per_s = rate > 0 ? rate : network.bandwidth_bytes_per_s;
+    return network;
+}
+
 static enum status make_exec(struct req_comm *comm, struct error *error)
 {
     comm->ops = calloc(REQ_PENDING_OPS_MAX, sizeof(struct req_comm_op *));
@@ -417,7 +449,7 @@ static enum status make_exec(struct req_comm *comm, struct error *error)
         .failed = on_exec_failed,
         .disagreed = req_dispute_found,
         .context = comm,
-        .network = coll_network_default,
+        .network = agreed_network(comm),
         .overrides = &comm->terms.overrides,
     };
     if (status == STATUS_OK) {

@@ -16,6 +16,8 @@ enum status req_new(const struct req_options *options, struct req **out, struct 
     }
     req->mesh = options->mesh;
     req->exec = options->exec;
+    (void)snprintf(req->algorithms, sizeof req->algorithms, "%s",
+                   options->algorithms != NULL ? options->algorithms : "");
     req->slice_bytes = options->slice_bytes != 0 ? options->slice_bytes : EXEC_SLICE_BYTES_DEFAULT;
     random_seed(&req->random, options->seed_secure);
     struct mesh_handler handler = {req, req_message_node_up, req_message_node_down, req_message_received};
@@ -154,8 +156,8 @@ static enum status terms_agreed(const struct req *req, const struct req_client *
         .op_timeout_ms = terms->op_timeout_ms != 0 ? terms->op_timeout_ms : REQ_TIMEOUT_DEFAULT_MS,
         .slice_bytes = terms->slice_bytes != 0 ? terms->slice_bytes : req->slice_bytes,
     };
-    (void)snprintf(out->algorithms, sizeof out->algorithms, "%s",
-                   terms->algorithms != NULL ? terms->algorithms : "");
+    bool said = terms->algorithms != NULL && terms->algorithms[0] != '\0';
+    (void)snprintf(out->algorithms, sizeof out->algorithms, "%s", said ? terms->algorithms : req->algorithms);
     if (coll_overrides_parse(out->algorithms, &out->overrides, &why) != STATUS_OK) {
         return error_set(error, why.status, "communicator \"%s\": algorithms: %s", terms->name, why.text);
     }

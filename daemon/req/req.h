@@ -49,8 +49,9 @@ struct req_member; /* one local rank of one communicator */
 struct req_options {
     struct mesh *mesh;
     struct exec *exec;
-    uint64_t seed_secure; /* nonces: random per start */
-    uint64_t slice_bytes; /* default for communicators that do not say */
+    uint64_t seed_secure;   /* nonces: random per start */
+    uint64_t slice_bytes;   /* default for communicators that do not say */
+    const char *algorithms; /* likewise; "" or null for none. Copied */
 };
 enum status req_new(const struct req_options *options, struct req **out, struct error *error) COMM_MUST_USE;
 /* After all members have left. Registers itself as the mesh's handler in req_new. */

@@ -55,8 +55,9 @@ struct req_claim {
     uint32_t node; /* the mesh's index */
     uint64_t nonce;
     uint64_t revision;
-    uint64_t comm_id;               /* that it promised; 0 for none */
-    uint64_t acknowledged_revision; /* of ours: it knew that when it sent what comes after */
+    uint64_t comm_id;                 /* that it promised; 0 for none */
+    uint64_t latency_ns, bytes_per_s; /* of its links */
+    uint64_t acknowledged_revision;   /* of ours: it knew that when it sent what comes after */
     uint32_t *ranks;
     uint32_t rank_count;
     UT_hash_handle hh;
@@ -150,6 +151,7 @@ struct req_comm {
     struct req_claim *claims;
     uint64_t nonce;
     uint64_t revision;
+    uint64_t latency_ns, bytes_per_s; /* of our links, as they were when the nonce was made; 0 for unknown */
     bool announced;
     bool announce_wanted; /* ranks changed: to everybody */
     bool update_wanted;   /* comm_id changed: to those with ranks */
@@ -177,7 +179,7 @@ struct req_comm {
     struct req_comm_op **ops;     /* ring of REQ_PENDING_OPS_MAX, by seq */
     uint64_t highest_seq;         /* posted by anybody here */
     uint64_t oldest_seq;          /* not finished yet */
-    uint64_t start_seq; /* the next to begin: none before one that is in doubt */
+    uint64_t start_seq;           /* the next to begin: none before one that is in doubt */
     struct req_verdict *verdicts; /* a ring of REQ_VERDICTS_MAX; null while there was none */
     uint32_t verdict_count;       /* ever */
     uint64_t op_deadline_ns;      /* no operation's passes before */
@@ -202,6 +204,7 @@ struct req {
     struct exec *exec;
     struct random random;
     uint64_t slice_bytes;
+    char algorithms[REQ_ALGORITHMS_MAX_BYTES + 1];
     bool draining;
     struct req_comm *comms;
     uint32_t comm_count;

@@ -55,11 +55,11 @@ static void on_formed(void *context, struct req_member *member, const struct err
     require(member == target->members[0] || member == target->members[1] || member == target->members[2]);
 }
 
-static void on_completed(void *context, struct req_member *member, uint64_t seq, const struct error *result,
+static void on_completed(void *context, struct req_member *member, const struct req_completion *completion,
                          uint64_t now_ns)
 {
-    on_formed(context, member, result, now_ns);
-    require(seq == 1);
+    on_formed(context, member, completion->result, now_ns);
+    require(completion->ticket == 7);
 }
 
 static void on_wake(void *context)
@@ -196,10 +196,9 @@ static void start(struct target *target)
 
 static void stop(struct target *target)
 {
-    uint64_t seq;
-    struct req_op barrier = {.kind = OP_KIND_BARRIER};
+    struct req_op barrier = {.ticket = 7, .kind = OP_KIND_BARRIER};
     for (unsigned i = 0; i < 3; i++) {
-        enum status status = req_submit(target->members[i], &barrier, target->now_ns, &seq, NULL);
+        enum status status = req_submit(target->members[i], &barrier, target->now_ns, NULL);
         require(i < 2 || status == STATUS_OK); /* what is this node's own, nobody else can hurt */
     }
     run(target, 5 * TIME_S);
@@ -273,6 +272,10 @@ static void say_replaced(struct target *target, const uint8_t *packed, size_t si
         replace(target, &message->abort->comm_id);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_LEAVE) {
         replace(target, &message->leave->comm_id);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_DISPUTE) {
+        replace(target, &message->dispute->comm_id);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_VERDICT) {
+        replace(target, &message->verdict->comm_id);
     }
     say_message(target, message);
     commd__mesh__message__free_unpacked(message, NULL);

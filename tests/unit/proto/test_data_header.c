@@ -102,7 +102,8 @@ static void test_round_trip(void **state)
                                   .root = UINT32_MAX,
                                   .algorithm = UINT32_MAX,
                                   .count_elements = UINT64_MAX,
-                                  .payload_bytes = DATA_PAYLOAD_MAX_BYTES};
+                                  .payload_bytes = DATA_PAYLOAD_MAX_BYTES,
+                                  .detail = UINT32_MAX};
     check_round_trip(&header);
 }
 
@@ -136,8 +137,7 @@ static const struct field fields[] = {
     {7, 1, "reduce", STATUS_PROTOCOL},
     {8, 40, NULL, STATUS_OK}, /* any number is valid: whether it fits the operation is compared later */
     {48, 8, "payload_bytes", STATUS_PROTOCOL},
-    {56, 4, NULL, STATUS_OK},
-    {60, 4, "reserved", STATUS_PROTOCOL},
+    {56, 8, NULL, STATUS_OK},
 };
 
 static bool flip_is_valid(const struct field *field, const uint8_t *bytes)

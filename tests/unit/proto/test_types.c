@@ -59,6 +59,16 @@ static const struct {
     {OP_KIND_ALL_REDUCE, "all_reduce"},
     {OP_KIND_BROADCAST, "broadcast"},
     {OP_KIND_BARRIER, "barrier"},
+    {OP_KIND_REDUCE, "reduce"},
+    {OP_KIND_ALL_GATHER, "all_gather"},
+    {OP_KIND_REDUCE_SCATTER, "reduce_scatter"},
+    {OP_KIND_GATHER, "gather"},
+    {OP_KIND_SCATTER, "scatter"},
+    {OP_KIND_ALL_TO_ALL, "all_to_all"},
+    {OP_KIND_SCAN, "scan"},
+    {OP_KIND_EXCLUSIVE_SCAN, "exclusive_scan"},
+    {OP_KIND_SEND, "send"},
+    {OP_KIND_RECEIVE, "recv"},
 };
 
 #define COUNT_OF(array) (sizeof(array) / sizeof((array)[0]))
@@ -133,6 +143,29 @@ static void test_op_kinds(void **state)
     assert_int_equal(untouched, OP_KIND_BROADCAST);
 }
 
+static void test_what_kinds_have(void **state)
+{
+    (void)state;
+    for (unsigned i = 0; i < OP_KIND_COUNT; i++) {
+        enum op_kind kind = (enum op_kind)i;
+        const char *text = op_kind_text(kind);
+        assert_int_equal(op_kind_reduces(kind),
+                         strstr(text, "reduce") != NULL || strstr(text, "scan") != NULL);
+        assert_int_equal(op_kind_has_root(kind),
+                         strcmp(text, "broadcast") == 0 || strcmp(text, "reduce") == 0 ||
+                             strcmp(text, "gather") == 0 || strcmp(text, "scatter") == 0);
+        assert_int_equal(op_kind_has_blocks(kind), strstr(text, "gather") != NULL ||
+                                                       strstr(text, "scatter") != NULL ||
+                                                       strcmp(text, "all_to_all") == 0);
+        assert_int_equal(op_kind_is_message(kind), kind == OP_KIND_SEND || kind == OP_KIND_RECEIVE);
+    }
+    enum compression compression = COMPRESSION_NONE;
+    assert_true(compression_from_wire(COMPRESSION_TOP_K, &compression));
+    assert_string_equal(compression_text(compression), "top_k");
+    assert_false(compression_from_wire(COMPRESSION_COUNT, &compression));
+    assert_int_equal(compression, COMPRESSION_TOP_K);
+}
+
 static void test_which_reductions_are_defined(void **state)
 {
     (void)state;
@@ -154,6 +187,7 @@ int main(void)
         cmocka_unit_test(test_dtypes),
         cmocka_unit_test(test_reduces),
         cmocka_unit_test(test_op_kinds),
+        cmocka_unit_test(test_what_kinds_have),
         cmocka_unit_test(test_which_reductions_are_defined),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,9 +1,11 @@
 #include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/base/log.h"
 #include "daemon/daemon.h"
+#include "daemon/plan.h"
 #include "proto/version.h"
 
 #ifndef COMMD_SYSCONFDIR
@@ -123,6 +125,9 @@ static int parse_command_line(int argc, char **argv, struct command_line *line)
 int main(int argc, char **argv)
 {
     static struct command_line line;
+    if (argc > 1 && strcmp(argv[1], "--plan") == 0) {
+        return plan_run(argc - 2, argv + 2);
+    }
     int exit_code = parse_command_line(argc, argv, &line);
     if (exit_code >= 0) {
         return exit_code;

@@ -21,7 +21,7 @@ $(BUILD)/tests/support.a: $(TEST_SUPPORT)
 	$(archive)
 TEST_ARCHIVES := $(BUILD)/tests/support.a $(BUILD)/client/commctl.a $(BUILD)/client/internal.a $(BUILD)/libcommd.a
 
-$(TEST_PROGRAMS): EXTRA_LIBS = -lcmocka -ljansson $(COMMD_LIBS)
+$(TEST_PROGRAMS): EXTRA_LIBS = -lcmocka -ljansson $(COMMD_LIBS) -lm
 $(UNIT_TESTS) $(SYSTEM_PROGRAMS) $(BENCHES): %: %.o $(TEST_ARCHIVES)
 	$(link)
 $(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(TEST_ARCHIVES)

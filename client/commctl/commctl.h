@@ -46,6 +46,8 @@ struct column {
     enum column_format format;
 };
 void table_print(const json_t *rows, const struct column *columns, size_t column_count);
+/* A size as people write it: "4k", "1.5m", "2g"; powers of 1024. */
+bool size_parse(const char *text, uint64_t *bytes);
 /* One value as text, in a buffer of the caller's. */
 void table_format(const json_t *value, enum column_format format, char *text, size_t size);
 
@@ -53,6 +55,8 @@ void table_format(const json_t *value, enum column_format format, char *text, si
 typedef enum exit_code verb_function(struct commctl *commctl, int argc, char **argv);
 verb_function verb_status, verb_nodes, verb_comms, verb_clients, verb_ops; /* list.c */
 verb_function verb_ping;                                                   /* ping.c */
+verb_function verb_algorithms;                                             /* algorithms.c */
+verb_function verb_plan;                                                   /* plan.c */
 verb_function verb_config;                                                 /* config.c */
 verb_function verb_pki;                                                    /* pki.c */
 

@@ -1,4 +1,5 @@
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "client/commctl/commctl.h"
@@ -16,6 +17,40 @@ static void format_bytes(long long bytes, char *text, size_t size)
         unit++;
     }
     snprintf(text, size, unit == 0 ? "%.0f %s" : "%.1f %s", value, units[unit]);
+}
+
+bool size_parse(const char *text, uint64_t *bytes)
+{
+    char *end;
+    double value = strtod(text, &end);
+    double unit = 1;
+    if (end == text || !(value >= 0)) {
+        return false;
+    }
+    switch (*end) {
+    case 'k':
+    case 'K':
+        unit = 1024;
+        end++;
+        break;
+    case 'm':
+    case 'M':
+        unit = 1024.0 * 1024;
+        end++;
+        break;
+    case 'g':
+    case 'G':
+        unit = 1024.0 * 1024 * 1024;
+        end++;
+        break;
+    default:
+        break;
+    }
+    if (*end != '\0' || value * unit > 0x1p60) {
+        return false;
+    }
+    *bytes = (uint64_t)(value * unit);
+    return true;
 }
 
 static void format_ms(long long ms, char *text, size_t size)

@@ -227,6 +227,9 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     case COMMD__CLIENT__REQUEST__BODY_CONFIG:
         api_admin_config(session, request->id);
         return;
+    case COMMD__CLIENT__REQUEST__BODY_ALGORITHMS:
+        api_algorithms(session, request->id, request->algorithms);
+        return;
     case COMMD__CLIENT__REQUEST__BODY__NOT_SET:
     case _COMMD__CLIENT__REQUEST__BODY__CASE_IS_INT_SIZE:
         break;

@@ -116,6 +116,8 @@ void api_admin_clients(struct api_session *session, uint64_t request_id, uint64_
 void api_admin_ops(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns);
 void api_admin_ping(struct api_session *session, uint64_t request_id, const Commd__Client__Ping *request,
                     uint64_t now_ns);
+void api_algorithms(struct api_session *session, uint64_t request_id,
+                    const Commd__Client__AlgorithmsQuery *request);
 void api_admin_config(struct api_session *session, uint64_t request_id);
 
 #endif

@@ -7,8 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/checked.h"
 #include "daemon/coll/check_plan.h"
+#include "daemon/coll/check_run.h"
 #include "daemon/coll/check_value.h"
 
 /*
@@ -26,115 +26,101 @@
  * range in a way that matters, and the values are the same in every order.
  */
 
-#define NO_SENT UINT32_MAX
-#define NEVER UINT32_MAX
-
-/* A part that was sent: it may be written once `receiver` is known to have come to `clock`. */
-struct sent_part {
-    uint32_t next;
-    uint32_t receiver;
-    uint32_t clock;
-    uint32_t round; /* of the send */
-};
-
-struct node_progress {
-    uint32_t round;
-    uint32_t next_receive; /* index into the plan's receives */
-    uint32_t untaken;      /* sends of this round */
-    bool queued;
-};
-
-struct coll_run {
-    const struct coll_plan *plan;
-    struct coll_values values;
-    struct node_progress *nodes;
-    uint32_t *cells;   /* by (node, part): the value there */
-    uint32_t *written; /* by (node, part): the round of the last write, or NEVER */
-    uint32_t *sent;    /* by (node, part): the sent_parts not known to be consumed, a list */
-    struct sent_part *sent_parts;
-    uint32_t sent_part_count;
-    uint32_t sent_part_capacity;
-    uint32_t free_sent_part; /* a list */
-    /*
-     * By (node, other): how far the node knows the other to have come: 0 for nothing, 1 + k for having
-     * entered and consumed k receives; now, and when the node entered its round.
-     */
-    uint32_t *known;
-    uint32_t *known_at_round;
-    bool *taken;     /* by send */
-    uint32_t *queue; /* nodes that may have something to do: a ring of node_count, each at most once */
-    uint32_t queue_head;
-    uint32_t queue_count;
-};
+#define NO_SENT UINT32_MAX /* no index of a sent_part */
 
 /* --- Setting up --- */
 
-static size_t coll_run_cell(const struct coll_run *run, uint32_t node, uint32_t part)
+/* Whether a place holds what its node contributes before the call. */
+static bool coll_run_contributes(const struct coll_plan *plan, uint32_t node, uint64_t place)
 {
-    return (size_t)node * run->plan->part_count + part;
-}
-
-static uint32_t *coll_run_known(const struct coll_run *run, uint32_t *table, uint32_t node)
-{
-    return &table[(size_t)node * run->plan->call.node_count];
-}
-
-/* What a node's buffer holds before the call. */
-static uint32_t coll_run_first_value(const struct coll_run *run, uint32_t node)
-{
-    switch (run->plan->call.kind) {
+    const struct coll_call *call = &plan->call;
+    const uint64_t *begin = plan->nodes[node].space_begin;
+    switch (call->kind) {
     case OP_KIND_ALL_REDUCE:
-        return coll_values_contribution(&run->values, node);
+    case OP_KIND_REDUCE:
+    case OP_KIND_REDUCE_SCATTER:
+        return place < begin[COLL_INPUT];
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+        return place < call->count_elements;
     case OP_KIND_BROADCAST:
-        return node == run->plan->call.root_node ? coll_values_contribution(&run->values, node)
-                                                 : COLL_VALUE_NONE;
+    case OP_KIND_SCATTER:
+        return place < begin[COLL_INPUT] && node == call->root_node;
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_GATHER:
+        return place >= call->block_offsets[node] && place < call->block_offsets[node + 1];
+    case OP_KIND_ALL_TO_ALL:
+        return place >= begin[COLL_INPUT] && place < begin[COLL_SCRATCH];
     case OP_KIND_BARRIER:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
         break;
     }
-    return COLL_VALUE_NONE;
+    return false;
+}
+
+static bool coll_run_init_cells(struct coll_run *run)
+{
+    const struct coll_plan *plan = run->plan;
+    size_t count = 0;
+    for (uint32_t node = 0; node < plan->call.node_count; node++) {
+        run->first_cell[node] = count;
+        count += plan->nodes[node].part_count;
+    }
+    run->cells = calloc(count + 1, sizeof *run->cells);
+    if (run->cells == NULL) {
+        return false;
+    }
+    for (uint32_t node = 0; node < plan->call.node_count; node++) {
+        for (uint32_t part = 0; part < plan->nodes[node].part_count; part++) {
+            uint64_t place = coll_run_place(run, node, part);
+            bool contributes = coll_run_contributes(plan, node, place);
+            *coll_run_cell(run, node, part) = (struct coll_cell){
+                .origin = place,
+                .value = contributes ? coll_values_contribution(&run->values, node) : COLL_VALUE_NONE,
+                .written = COLL_RUN_NEVER,
+                .sent = NO_SENT};
+        }
+    }
+    return true;
 }
 
 static bool coll_run_init(struct coll_run *run, const struct coll_plan *plan)
 {
     *run = (struct coll_run){.plan = plan, .free_sent_part = NO_SENT};
     size_t nodes = plan->call.node_count;
-    size_t cells;
-    if (!checked_mul_size(nodes, plan->part_count, &cells) ||
-        !coll_values_init(&run->values, plan->call.node_count)) {
+    if (!coll_values_init(&run->values, plan->call.node_count)) {
         return false;
     }
     run->nodes = calloc(nodes, sizeof *run->nodes);
-    run->cells = calloc(cells + 1, sizeof *run->cells);
-    run->written = calloc(cells + 1, sizeof *run->written);
-    run->sent = calloc(cells + 1, sizeof *run->sent);
+    run->first_cell = calloc(nodes, sizeof *run->first_cell);
     run->known = calloc(nodes * nodes, sizeof *run->known);
     run->known_at_round = calloc(nodes * nodes, sizeof *run->known_at_round);
     run->taken = calloc((size_t)plan->sends.count + 1, sizeof *run->taken);
+    run->copies =
+        calloc(plan->algorithm->copies_sends ? (size_t)plan->sends.count + 1 : 1, sizeof *run->copies);
     run->queue = calloc(nodes, sizeof *run->queue);
-    if (run->nodes == NULL || run->cells == NULL || run->written == NULL || run->sent == NULL ||
-        run->known == NULL || run->known_at_round == NULL || run->taken == NULL || run->queue == NULL) {
+    if (run->nodes == NULL || run->first_cell == NULL || run->known == NULL || run->known_at_round == NULL ||
+        run->taken == NULL || run->copies == NULL || run->queue == NULL) {
         return false;
     }
     for (uint32_t node = 0; node < nodes; node++) {
-        uint32_t value = coll_run_first_value(run, node);
-        for (uint32_t part = 0; part < plan->part_count; part++) {
-            size_t cell = coll_run_cell(run, node, part);
-            run->cells[cell] = value;
-            run->written[cell] = NEVER;
-            run->sent[cell] = NO_SENT;
-        }
         coll_run_known(run, run->known, node)[node] = 1;
     }
-    return true;
+    return coll_run_init_cells(run);
 }
 
 static void coll_run_free(struct coll_run *run)
 {
     coll_values_free(&run->values);
+    for (uint32_t i = 0;
+         run->copies != NULL && run->plan->algorithm->copies_sends && i < run->plan->sends.count; i++) {
+        free(run->copies[i]);
+    }
+    free(run->copies);
     free(run->nodes);
+    free(run->first_cell);
     free(run->cells);
-    free(run->written);
-    free(run->sent);
     free(run->sent_parts);
     free(run->known);
     free(run->known_at_round);
@@ -144,7 +130,7 @@ static void coll_run_free(struct coll_run *run)
 
 /* --- Ranges that were sent --- */
 
-static bool coll_run_add_sent(struct coll_run *run, size_t cell, uint32_t receiver, uint32_t clock,
+static bool coll_run_add_sent(struct coll_run *run, struct coll_cell *cell, uint32_t receiver, uint32_t clock,
                               uint32_t round)
 {
     uint32_t at = run->free_sent_part;
@@ -163,8 +149,8 @@ static bool coll_run_add_sent(struct coll_run *run, size_t cell, uint32_t receiv
         }
         at = run->sent_part_count++;
     }
-    run->sent_parts[at] = (struct sent_part){run->sent[cell], receiver, clock, round};
-    run->sent[cell] = at;
+    run->sent_parts[at] = (struct sent_part){cell->sent, receiver, clock, round};
+    cell->sent = at;
     return true;
 }
 
@@ -174,16 +160,17 @@ static enum status coll_run_check_write(struct coll_run *run, uint32_t node, uin
                                         struct error *error)
 {
     const uint32_t *known = coll_run_known(run, run->known, node);
-    uint32_t *list = &run->sent[coll_run_cell(run, node, part)];
+    uint32_t *list = &coll_run_cell(run, node, part)->sent;
     while (*list != NO_SENT) {
         uint32_t at = *list;
         struct sent_part *sent = &run->sent_parts[at];
         if (known[sent->receiver] < sent->clock) {
-            return coll_plan_fault(
-                run->plan, node, round, error,
-                "writes elements %" PRIu64 " to %" PRIu64 ", which it sends to node %" PRIu32
-                " in round %" PRIu32 ", before it can know that they are consumed",
-                run->plan->bounds[part], run->plan->bounds[part + 1] - 1, sent->receiver, sent->round);
+            char text[COLL_PART_TEXT_BYTES];
+            return coll_plan_fault(run->plan, node, round, error,
+                                   "writes %s, which it sends to node %" PRIu32 " in round %" PRIu32
+                                   ", before it can know that they are consumed",
+                                   coll_plan_part_text(run->plan, node, part, text), sent->receiver,
+                                   sent->round);
         }
         *list = sent->next;
         sent->next = run->free_sent_part;
@@ -205,6 +192,37 @@ static void coll_run_wake(struct coll_run *run, uint32_t node)
     run->queue[(run->queue_head + run->queue_count++) % capacity] = node;
 }
 
+/* A send is offered: its parts must be there, and are copied, or must stay. */
+static enum status coll_run_offer(struct coll_run *run, uint32_t node, uint32_t index, struct error *error)
+{
+    const struct coll_plan *plan = run->plan;
+    const struct coll_plan_transfer *send = &plan->sends.list[index];
+    uint32_t receiver = send->at.node;
+    uint32_t clock = 1 + (send->match - plan->nodes[receiver].receive_begin[0]) + 1;
+    for (uint32_t part = send->part_first; part < send->part_end; part++) {
+        struct coll_cell *cell = coll_run_cell(run, node, part);
+        if (cell->value == COLL_VALUE_NONE) {
+            char text[COLL_PART_TEXT_BYTES];
+            return coll_plan_fault(plan, node, send->round, error,
+                                   "sends %s to node %" PRIu32 " without having them",
+                                   coll_plan_part_text(plan, node, part, text), receiver);
+        }
+        if (!plan->algorithm->copies_sends && !coll_run_add_sent(run, cell, receiver, clock, send->round)) {
+            return coll_plan_no_memory(plan, error);
+        }
+    }
+    if (plan->algorithm->copies_sends && send->part_end > send->part_first) {
+        size_t bytes = (send->part_end - send->part_first) * sizeof **run->copies;
+        run->copies[index] = malloc(bytes);
+        if (run->copies[index] == NULL) {
+            return coll_plan_no_memory(plan, error);
+        }
+        memcpy(run->copies[index], coll_run_cell(run, node, send->part_first), bytes);
+    }
+    coll_run_wake(run, receiver);
+    return STATUS_OK;
+}
+
 /* The node comes to its round `nodes[node].round`: its sends are offered. */
 static enum status coll_run_enter(struct coll_run *run, uint32_t node, struct error *error)
 {
@@ -212,62 +230,117 @@ static enum status coll_run_enter(struct coll_run *run, uint32_t node, struct er
     const struct coll_plan_node *own = &plan->nodes[node];
     uint32_t round = run->nodes[node].round;
     assert(round < own->round_count);
-    memcpy(coll_run_known(run, run->known_at_round, node), coll_run_known(run, run->known, node),
-           plan->call.node_count * sizeof *run->known);
     run->nodes[node].untaken = own->send_begin[round + 1] - own->send_begin[round];
-    for (uint32_t i = own->send_begin[round]; i < own->send_begin[round + 1]; i++) {
-        const struct coll_plan_transfer *send = &plan->sends.list[i];
-        uint32_t receiver = send->at.node;
-        uint32_t clock = 1 + (send->match - plan->nodes[receiver].receive_begin[0]) + 1;
-        for (uint32_t part = send->part_first; part < send->part_end; part++) {
-            size_t cell = coll_run_cell(run, node, part);
-            if (run->cells[cell] == COLL_VALUE_NONE) {
-                return coll_plan_fault(plan, node, round, error,
-                                       "sends elements %" PRIu64 " to %" PRIu64 " to node %" PRIu32
-                                       " without having them",
-                                       plan->bounds[part], plan->bounds[part + 1] - 1, receiver);
-            }
-            if (!coll_run_add_sent(run, cell, receiver, clock, round)) {
-                return coll_plan_no_memory(plan, error);
-            }
-        }
-        coll_run_wake(run, receiver);
+    if (run->nodes[node].untaken > 0) { /* otherwise nobody asks */
+        memcpy(coll_run_known(run, run->known_at_round, node), coll_run_known(run, run->known, node),
+               plan->call.node_count * sizeof *run->known);
     }
-    return STATUS_OK;
+    enum status status = STATUS_OK;
+    for (uint32_t i = own->send_begin[round]; status == STATUS_OK && i < own->send_begin[round + 1]; i++) {
+        status = coll_run_offer(run, node, i, error);
+    }
+    return status;
+}
+
+/* Folds what was received into a cell, on its left or right. */
+static enum status coll_run_fold(struct coll_run *run, uint32_t node,
+                                 const struct coll_plan_transfer *receive, uint32_t part,
+                                 struct coll_cell *cell, const struct coll_cell *received, bool before,
+                                 struct error *error)
+{
+    const struct coll_plan *plan = run->plan;
+    char text[COLL_PART_TEXT_BYTES];
+    coll_plan_part_text(plan, node, part, text);
+    if (cell->value == COLL_VALUE_NONE) {
+        return coll_plan_fault(plan, node, receive->round, error, "reduces into %s without having them",
+                               text);
+    }
+    if (cell->origin != received->origin) {
+        return coll_plan_fault(plan, node, receive->round, error,
+                               "reduces into %s those of other places, from element %" PRIu64 " on", text,
+                               received->origin);
+    }
+    uint32_t twice = coll_values_shared(&run->values, cell->value, received->value);
+    if (twice < plan->call.node_count) {
+        return coll_plan_fault(plan, node, receive->round, error,
+                               "reduces the contribution of node %" PRIu32 " a second time into %s", twice,
+                               text);
+    }
+    uint32_t left = before ? received->value : cell->value;
+    uint32_t right = before ? cell->value : received->value;
+    return coll_values_fold(&run->values, left, right, &cell->value) ? STATUS_OK
+                                                                     : coll_plan_no_memory(plan, error);
+}
+
+/* The prefix of a scan, beside the running value that `part` is of. */
+static enum status coll_run_write_prefix(struct coll_run *run, uint32_t node,
+                                         const struct coll_plan_transfer *receive, uint32_t part,
+                                         const struct coll_cell *received, struct error *error)
+{
+    uint64_t place = coll_run_place(run, node, part) + run->plan->call.count_elements;
+    uint32_t beside = (uint32_t)coll_cuts_at(run->plan->nodes[node].cuts, place);
+    enum status status = coll_run_check_write(run, node, beside, receive->round, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    struct coll_cell *cell = coll_run_cell(run, node, beside);
+    cell->written = receive->round;
+    if (cell->value == COLL_VALUE_NONE) {
+        cell->value = received->value;
+        cell->origin = received->origin;
+        return STATUS_OK;
+    }
+    return coll_run_fold(run, node, receive, beside, cell, received, true, error);
 }
 
 /* One part of a message is consumed. */
 static enum status coll_run_write(struct coll_run *run, uint32_t node,
                                   const struct coll_plan_transfer *receive, uint32_t part,
-                                  struct error *error)
+                                  const struct coll_cell *received, struct error *error)
 {
     enum status status = coll_run_check_write(run, node, part, receive->round, error);
     if (status != STATUS_OK) {
         return status;
     }
-    uint32_t *cell = &run->cells[coll_run_cell(run, node, part)];
-    uint32_t value = run->cells[coll_run_cell(run, receive->at.node, part)];
-    run->written[coll_run_cell(run, node, part)] = receive->round;
-    if (receive->at.action == COLL_STORE) {
-        *cell = value;
+    struct coll_cell *cell = coll_run_cell(run, node, part);
+    cell->written = receive->round;
+    switch (receive->at.action) {
+    case COLL_STORE:
+        cell->value = received->value;
+        cell->origin = received->origin;
         return STATUS_OK;
+    case COLL_REDUCE:
+        return coll_run_fold(run, node, receive, part, cell, received, false, error);
+    case COLL_REDUCE_BEFORE:
+        return coll_run_fold(run, node, receive, part, cell, received, true, error);
+    case COLL_PREFIX:
+        status = coll_run_fold(run, node, receive, part, cell, received, true, error);
+        return status == STATUS_OK ? coll_run_write_prefix(run, node, receive, part, received, error)
+                                   : status;
     }
-    uint64_t first = run->plan->bounds[part];
-    uint64_t last = run->plan->bounds[part + 1] - 1;
-    if (*cell == COLL_VALUE_NONE) {
-        return coll_plan_fault(run->plan, node, receive->round, error,
-                               "reduces into elements %" PRIu64 " to %" PRIu64 " without having them", first,
-                               last);
+    return STATUS_OK;
+}
+
+/* All parts of a message: each lies within one part of the sender. */
+static enum status coll_run_write_all(struct coll_run *run, uint32_t node,
+                                      const struct coll_plan_transfer *receive, struct error *error)
+{
+    uint32_t sender = receive->at.node;
+    const struct coll_plan_transfer *send = &run->plan->sends.list[receive->match];
+    const struct coll_cell *copy = run->copies[run->plan->algorithm->copies_sends ? receive->match : 0];
+    uint32_t from = send->part_first;
+    enum status status = STATUS_OK;
+    for (uint32_t part = receive->part_first; status == STATUS_OK && part < receive->part_end; part++) {
+        uint64_t place = send->place + (coll_run_place(run, node, part) - receive->place);
+        while (coll_run_place(run, sender, from + 1) <= place) {
+            from++;
+        }
+        struct coll_cell received =
+            copy != NULL ? copy[from - send->part_first] : *coll_run_cell(run, sender, from);
+        received.origin += place - coll_run_place(run, sender, from);
+        status = coll_run_write(run, node, receive, part, &received, error);
     }
-    uint32_t twice = coll_values_shared(&run->values, *cell, value);
-    if (twice < run->plan->call.node_count) {
-        return coll_plan_fault(run->plan, node, receive->round, error,
-                               "reduces the contribution of node %" PRIu32
-                               " a second time into elements %" PRIu64 " to %" PRIu64,
-                               twice, first, last);
-    }
-    return coll_values_fold(&run->values, *cell, value, cell) ? STATUS_OK
-                                                              : coll_plan_no_memory(run->plan, error);
+    return status;
 }
 
 /* Consumes the node's next receive, if its round is this one and its sender is ready. */
@@ -289,11 +362,13 @@ static enum status coll_run_consume(struct coll_run *run, uint32_t node, bool *c
     for (uint32_t other = 0; other < plan->call.node_count; other++) {
         known[other] = known[other] > carried[other] ? known[other] : carried[other];
     }
-    for (uint32_t part = receive->part_first; part < receive->part_end; part++) {
-        enum status status = coll_run_write(run, node, receive, part, error);
-        if (status != STATUS_OK) {
-            return status;
-        }
+    enum status status = coll_run_write_all(run, node, receive, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (plan->algorithm->copies_sends) {
+        free(run->copies[receive->match]);
+        run->copies[receive->match] = NULL;
     }
     own->next_receive++;
     known[node]++;
@@ -386,72 +461,6 @@ static enum status coll_run_report_circle(struct coll_run *run, uint32_t start, 
     return coll_plan_fault(run->plan, start, run->nodes[start].round, error, "circular wait: %s", text);
 }
 
-/* --- The end --- */
-
-/* What is at fault at a node's end is put down to its last round, or to round 0 if it has none. */
-static uint32_t coll_run_last_round(const struct coll_run *run, uint32_t node)
-{
-    uint32_t rounds = run->plan->nodes[node].round_count;
-    return rounds > 0 ? rounds - 1 : 0;
-}
-
-static enum status coll_run_check_part(const struct coll_run *run, uint32_t node, uint32_t part,
-                                       struct error *error)
-{
-    const struct coll_plan *plan = run->plan;
-    size_t cell = coll_run_cell(run, node, part);
-    uint32_t value = run->cells[cell];
-    uint64_t first = plan->bounds[part];
-    uint64_t last = plan->bounds[part + 1] - 1;
-    uint32_t round = run->written[cell] != NEVER ? run->written[cell] : coll_run_last_round(run, node);
-    const char *when = run->written[cell] != NEVER ? "written here for the last time" : "never written";
-    if (value == COLL_VALUE_NONE) {
-        return coll_plan_fault(plan, node, round, error,
-                               "ends without elements %" PRIu64 " to %" PRIu64 " of the root (%s)", first,
-                               last, when);
-    }
-    if (plan->call.kind == OP_KIND_BROADCAST) {
-        assert(value == coll_values_contribution(&run->values, plan->call.root_node)); /* there is no other */
-        return STATUS_OK;
-    }
-    uint32_t missing = coll_values_missing(&run->values, value);
-    if (missing < plan->call.node_count) {
-        return coll_plan_fault(plan, node, round, error,
-                               "elements %" PRIu64 " to %" PRIu64
-                               " (%s) end without the contribution of node %" PRIu32,
-                               first, last, when, missing);
-    }
-    if (value != run->cells[coll_run_cell(run, 0, part)]) {
-        return coll_plan_fault(plan, node, round, error,
-                               "elements %" PRIu64 " to %" PRIu64
-                               " (%s) are reduced in another order than at node 0",
-                               first, last, when);
-    }
-    return STATUS_OK;
-}
-
-static enum status coll_run_check_end(const struct coll_run *run, struct error *error)
-{
-    uint32_t nodes = run->plan->call.node_count;
-    for (uint32_t node = 0; node < nodes; node++) {
-        for (uint32_t part = 0; part < run->plan->part_count; part++) {
-            enum status status = coll_run_check_part(run, node, part, error);
-            if (status != STATUS_OK) {
-                return status;
-            }
-        }
-        const uint32_t *known = coll_run_known(run, run->known, node);
-        for (uint32_t other = 0; run->plan->call.kind == OP_KIND_BARRIER && other < nodes; other++) {
-            if (known[other] == 0) {
-                return coll_plan_fault(
-                    run->plan, node, coll_run_last_round(run, node), error,
-                    "passes the barrier without knowing that node %" PRIu32 " has entered it", other);
-            }
-        }
-    }
-    return STATUS_OK;
-}
-
 /* --- The whole --- */
 
 static enum status coll_run_all(struct coll_run *run, struct error *error)
@@ -481,12 +490,12 @@ static enum status coll_run_all(struct coll_run *run, struct error *error)
     return status == STATUS_OK ? coll_run_check_end(run, error) : status;
 }
 
-enum status coll_check(const struct coll_algorithm *algorithm, const struct coll_call *call,
-                       struct coll_cost *cost, struct error *error)
+enum status coll_check_all_to_all(const struct coll_algorithm *algorithm, const struct coll_call *call,
+                                  const uint64_t *counts, struct coll_cost *cost, struct error *error)
 {
     struct coll_plan plan;
     struct coll_run run = {0};
-    enum status status = coll_plan_init(&plan, algorithm, call, error);
+    enum status status = coll_plan_init(&plan, algorithm, call, counts, error);
     if (status != STATUS_OK) {
         goto out;
     }
@@ -498,4 +507,10 @@ enum status coll_check(const struct coll_algorithm *algorithm, const struct coll
 out:
     coll_plan_free(&plan);
     return status;
+}
+
+enum status coll_check(const struct coll_algorithm *algorithm, const struct coll_call *call,
+                       struct coll_cost *cost, struct error *error)
+{
+    return coll_check_all_to_all(algorithm, call, NULL, cost, error);
 }

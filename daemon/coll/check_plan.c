@@ -10,7 +10,6 @@
 
 #include "daemon/base/checked.h"
 
-#define NO_TRANSFER UINT32_MAX
 #define OVERRUN_TRANSFERS                                                                                    \
     16 /* room behind a round's arrays, so that a schedule that overruns them is caught, not obeyed */
 
@@ -33,6 +32,32 @@ enum status coll_plan_fault(const struct coll_plan *plan, uint32_t node, uint32_
                      CALL_ARGUMENTS(plan), node, round, text);
 }
 
+enum status coll_plan_limit(const struct coll_plan *plan, struct error *error, const char *format, ...)
+{
+    char text[ERROR_TEXT_MAX_BYTES];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    return error_set(error, STATUS_LIMIT, CALL_FORMAT "%s", CALL_ARGUMENTS(plan), text);
+}
+
+const char *coll_plan_part_text(const struct coll_plan *plan, uint32_t node, uint32_t part,
+                                char text[COLL_PART_TEXT_BYTES])
+{
+    static const char *const names[COLL_SPACE_COUNT] = {"", "input ", "scratch "};
+    const struct coll_plan_node *own = &plan->nodes[node];
+    uint64_t first = own->cuts->list[part];
+    unsigned space = 0;
+    while (space + 1 < COLL_SPACE_COUNT && first >= own->space_begin[space + 1]) {
+        space++;
+    }
+    uint64_t begin = own->space_begin[space];
+    snprintf(text, COLL_PART_TEXT_BYTES, "%selements %" PRIu64 " to %" PRIu64, names[space], first - begin,
+             own->cuts->list[part + 1] - begin - 1);
+    return text;
+}
+
 enum status coll_plan_no_memory(const struct coll_plan *plan, struct error *error)
 {
     return error_set(error, STATUS_NO_MEMORY, CALL_FORMAT "out of memory for the check",
@@ -41,36 +66,132 @@ enum status coll_plan_no_memory(const struct coll_plan *plan, struct error *erro
 
 /* --- The rounds, written down --- */
 
-static enum status coll_plan_check_transfer(const struct coll_plan *plan, uint32_t node, uint32_t round,
-                                            const char *direction, const struct coll_transfer *transfer,
-                                            struct error *error)
+struct coll_call coll_plan_call(const struct coll_plan *plan, uint32_t node)
 {
-    const struct coll_call *call = &plan->call;
-    if (transfer->node >= call->node_count || transfer->node == node) {
+    struct coll_call call = plan->call;
+    call.node_index = node;
+    if (plan->offsets != NULL) {
+        size_t width = (size_t)call.node_count + 1;
+        call.block_offsets = &plan->offsets[2 * width * node];
+        call.send_offsets = call.block_offsets + width;
+        call.count_elements = call.block_offsets[call.node_count];
+    }
+    return call;
+}
+
+uint32_t coll_plan_block(const struct coll_plan *plan, const uint64_t *offsets, uint64_t element)
+{
+    uint32_t low = 0;
+    uint32_t high = plan->call.node_count - 1;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (offsets[middle + 1] > element) {
+            high = middle;
+        } else {
+            low = middle + 1;
+        }
+    }
+    return low;
+}
+
+bool coll_plan_is_scan(const struct coll_plan *plan)
+{
+    return plan->call.kind == OP_KIND_SCAN || plan->call.kind == OP_KIND_EXCLUSIVE_SCAN;
+}
+
+/* Whether a receive may write where it wants to; otherwise *what says what is there. */
+static bool coll_plan_may_write(const struct coll_plan *plan, uint32_t node,
+                                const struct coll_transfer *receive, const char **what)
+{
+    *what = "its input";
+    if (receive->space != COLL_WORK || receive->count_elements == 0) {
+        return receive->space != COLL_INPUT;
+    }
+    struct coll_call call = coll_plan_call(plan, node);
+    switch (call.kind) {
+    case OP_KIND_BROADCAST:
+    case OP_KIND_SCATTER:
+        *what = "the root's elements";
+        return node != call.root_node;
+    case OP_KIND_GATHER:
+    case OP_KIND_ALL_TO_ALL:
+        *what = "its own block";
+        return receive->offset_elements >= call.block_offsets[node + 1] ||
+               receive->offset_elements + receive->count_elements <= call.block_offsets[node];
+    case OP_KIND_ALL_REDUCE:
+    case OP_KIND_BARRIER:
+    case OP_KIND_REDUCE:
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_REDUCE_SCATTER:
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        break;
+    }
+    return true;
+}
+
+static enum status coll_plan_check_numbers(const struct coll_plan *plan, uint32_t node, uint32_t round,
+                                           const char *direction, const struct coll_transfer *transfer,
+                                           struct error *error)
+{
+    if (transfer->node >= plan->call.node_count || transfer->node == node) {
         return coll_plan_fault(plan, node, round, error,
                                "%s with node %" PRIu32 ": not another node of the call", direction,
                                transfer->node);
     }
-    if (transfer->action != COLL_STORE && transfer->action != COLL_REDUCE) {
+    unsigned action = (unsigned)transfer->action;
+    if (action > COLL_PREFIX || (action == COLL_PREFIX && !coll_plan_is_scan(plan))) {
         return coll_plan_fault(plan, node, round, error, "%s with node %" PRIu32 ": action %u is none",
-                               direction, transfer->node, (unsigned)transfer->action);
+                               direction, transfer->node, action);
     }
-    if (!checked_range(transfer->offset_elements, transfer->count_elements, call->count_elements)) {
-        return coll_plan_fault(
-            plan, node, round, error,
-            "%s with node %" PRIu32 ": %" PRIu64 " elements at %" PRIu64 " reach out of the slice", direction,
-            transfer->node, transfer->count_elements, transfer->offset_elements);
+    if ((unsigned)transfer->space >= COLL_SPACE_COUNT) {
+        return coll_plan_fault(plan, node, round, error, "%s with node %" PRIu32 ": space %u is none",
+                               direction, transfer->node, (unsigned)transfer->space);
     }
-    if (transfer->count_elements == 0 && call->kind != OP_KIND_BARRIER) {
+    return STATUS_OK;
+}
+
+static enum status coll_plan_check_transfer(const struct coll_plan *plan, uint32_t node, uint32_t round,
+                                            bool receives, const struct coll_transfer *transfer,
+                                            struct error *error)
+{
+    const char *direction = receives ? "receive" : "send";
+    enum status status = coll_plan_check_numbers(plan, node, round, direction, transfer, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    static const char *const spaces[COLL_SPACE_COUNT] = {"slice", "input", "scratch"};
+    const uint64_t *begin = &plan->nodes[node].space_begin[transfer->space];
+    uint64_t elements = begin[1] - begin[0];
+    bool is_prefix = receives && transfer->action == COLL_PREFIX;
+    elements = is_prefix && transfer->space == COLL_WORK ? elements / 2 : elements;
+    if (!checked_range(transfer->offset_elements, transfer->count_elements, elements) ||
+        (is_prefix && transfer->space != COLL_WORK)) {
+        return coll_plan_fault(plan, node, round, error,
+                               "%s with node %" PRIu32 ": %" PRIu64 " elements at %" PRIu64
+                               " reach out of the %s",
+                               direction, transfer->node, transfer->count_elements, transfer->offset_elements,
+                               is_prefix ? "running value" : spaces[transfer->space]);
+    }
+    if (transfer->count_elements == 0 && plan->call.kind != OP_KIND_BARRIER && !plan->call.keeps_empty) {
         return coll_plan_fault(plan, node, round, error,
                                "%s with node %" PRIu32 ": an empty transfer of data", direction,
                                transfer->node);
+    }
+    const char *kept;
+    if (receives && !coll_plan_may_write(plan, node, transfer, &kept)) {
+        return coll_plan_fault(plan, node, round, error,
+                               "writes to %s what it receives from node %" PRIu32 " (%" PRIu64
+                               " elements at %" PRIu64 ")",
+                               kept, transfer->node, transfer->count_elements, transfer->offset_elements);
     }
     return STATUS_OK;
 }
 
 static bool coll_plan_append(struct coll_plan_transfers *transfers, const struct coll_transfer *transfer,
-                             uint32_t round)
+                             uint64_t place, uint32_t round)
 {
     if (transfers->count == transfers->capacity) {
         uint32_t capacity = transfers->capacity == 0 ? 64 : transfers->capacity * 2;
@@ -81,35 +202,36 @@ static bool coll_plan_append(struct coll_plan_transfers *transfers, const struct
         transfers->list = list;
         transfers->capacity = capacity;
     }
-    transfers->list[transfers->count++] =
-        (struct coll_plan_transfer){.at = *transfer, .round = round, .match = NO_TRANSFER};
+    transfers->list[transfers->count++] = (struct coll_plan_transfer){
+        .at = *transfer, .place = place, .round = round, .match = COLL_PLAN_NO_TRANSFER};
     return true;
 }
 
-/* Takes over one round's transfers of one direction. */
-static enum status coll_plan_take(struct coll_plan *plan, uint32_t node, uint32_t round,
-                                  const char *direction, const struct coll_transfer *transfers,
-                                  uint32_t count, uint32_t max, struct coll_plan_transfers *out,
+/* Takes over one round's transfers of one direction, and leaves poison behind: no node has that index. */
+static enum status coll_plan_take(struct coll_plan *plan, uint32_t node, uint32_t round, bool receives,
+                                  struct coll_transfer *transfers, uint32_t count, uint32_t max,
                                   struct error *error)
 {
+    struct coll_plan_transfers *out = receives ? &plan->receives : &plan->sends;
     if (count > max) {
         return coll_plan_fault(plan, node, round, error,
                                "%" PRIu32 " transfers (%s), where transfers_max announced %" PRIu32, count,
-                               direction, max);
+                               receives ? "receive" : "send", max);
     }
     if (count > COLL_PLAN_TRANSFERS_MAX - out->count) {
-        return error_set(error, STATUS_LIMIT, CALL_FORMAT "more than %u transfers", CALL_ARGUMENTS(plan),
-                         COLL_PLAN_TRANSFERS_MAX);
+        return coll_plan_limit(plan, error, "more than %u transfers", COLL_PLAN_TRANSFERS_MAX);
     }
     for (uint32_t i = 0; i < count; i++) {
-        enum status status = coll_plan_check_transfer(plan, node, round, direction, &transfers[i], error);
+        enum status status = coll_plan_check_transfer(plan, node, round, receives, &transfers[i], error);
         if (status != STATUS_OK) {
             return status;
         }
-        if (!coll_plan_append(out, &transfers[i], round)) {
+        uint64_t place = plan->nodes[node].space_begin[transfers[i].space] + transfers[i].offset_elements;
+        if (!coll_plan_append(out, &transfers[i], place, round)) {
             return coll_plan_no_memory(plan, error);
         }
     }
+    memset(transfers, 0xff, (count + OVERRUN_TRANSFERS) * sizeof *transfers);
     return STATUS_OK;
 }
 
@@ -118,22 +240,17 @@ static enum status coll_plan_ask_rounds(struct coll_plan *plan, uint32_t node, s
                                         struct coll_transfer *receives, uint32_t max, struct error *error)
 {
     struct coll_plan_node *out = &plan->nodes[node];
-    struct coll_call call = plan->call;
-    call.node_index = node;
+    struct coll_call call = coll_plan_call(plan, node);
     for (uint32_t round = 0; round < out->round_count; round++) {
-        /* Whatever the algorithm leaves out is refused: no node has that index. */
-        memset(sends, 0xff, (max + OVERRUN_TRANSFERS) * sizeof *sends);
-        memset(receives, 0xff, (max + OVERRUN_TRANSFERS) * sizeof *receives);
         struct coll_round transfers = {
             .sends = sends, .send_count = UINT32_MAX, .receives = receives, .receive_count = UINT32_MAX};
         plan->algorithm->round(&call, round, &transfers);
         out->send_begin[round] = plan->sends.count;
         out->receive_begin[round] = plan->receives.count;
         enum status status =
-            coll_plan_take(plan, node, round, "send", sends, transfers.send_count, max, &plan->sends, error);
+            coll_plan_take(plan, node, round, false, sends, transfers.send_count, max, error);
         if (status == STATUS_OK) {
-            status = coll_plan_take(plan, node, round, "receive", receives, transfers.receive_count, max,
-                                    &plan->receives, error);
+            status = coll_plan_take(plan, node, round, true, receives, transfers.receive_count, max, error);
         }
         if (status != STATUS_OK) {
             return status;
@@ -144,29 +261,50 @@ static enum status coll_plan_ask_rounds(struct coll_plan *plan, uint32_t node, s
     return STATUS_OK;
 }
 
+/* Lays out the node's line: its vector (a scan's both), its input, its scratch. */
+static enum status coll_plan_lay_out(struct coll_plan *plan, uint32_t node, struct error *error)
+{
+    struct coll_call call = coll_plan_call(plan, node);
+    uint64_t *begin = plan->nodes[node].space_begin;
+    uint64_t input = call.send_offsets != NULL ? call.send_offsets[call.node_count] : 0;
+    uint64_t scratch =
+        plan->algorithm->scratch_elements != NULL ? plan->algorithm->scratch_elements(&call) : 0;
+    begin[COLL_WORK] = 0;
+    bool fits = checked_mul_u64(call.count_elements, coll_plan_is_scan(plan) ? 2 : 1, &begin[COLL_INPUT]) &&
+                checked_add_u64(begin[COLL_INPUT], input, &begin[COLL_SCRATCH]) &&
+                checked_add_u64(begin[COLL_SCRATCH], scratch, &begin[COLL_SPACE_COUNT]);
+    return fits
+               ? STATUS_OK
+               : coll_plan_limit(plan, error, "the elements of node %" PRIu32 " do not fit in 64 bits", node);
+}
+
 static enum status coll_plan_ask_node(struct coll_plan *plan, uint32_t node, struct error *error)
 {
     struct coll_plan_node *out = &plan->nodes[node];
-    struct coll_call call = plan->call;
-    call.node_index = node;
+    struct coll_call call = coll_plan_call(plan, node);
     uint32_t round_count = plan->algorithm->round_count(&call);
     uint32_t max = plan->algorithm->transfers_max(&call);
     if (round_count > COLL_PLAN_ROUNDS_MAX || max > COLL_PLAN_ROUND_TRANSFERS_MAX) {
-        return error_set(error, STATUS_LIMIT,
-                         CALL_FORMAT "node %" PRIu32 " announces %" PRIu32
-                                     " rounds (at most %u) of up to %" PRIu32 " transfers (at most %u)",
-                         CALL_ARGUMENTS(plan), node, round_count, COLL_PLAN_ROUNDS_MAX, max,
-                         COLL_PLAN_ROUND_TRANSFERS_MAX);
+        return coll_plan_limit(plan, error,
+                               "node %" PRIu32 " announces %" PRIu32 " rounds (at most %u) of up to %" PRIu32
+                               " transfers (at most %u)",
+                               node, round_count, COLL_PLAN_ROUNDS_MAX, max, COLL_PLAN_ROUND_TRANSFERS_MAX);
     }
-    enum status status;
-    struct coll_transfer *sends = calloc(max + OVERRUN_TRANSFERS, sizeof *sends);
-    struct coll_transfer *receives = calloc(max + OVERRUN_TRANSFERS, sizeof *receives);
+    enum status status = coll_plan_lay_out(plan, node, error);
+    struct coll_transfer *sends = malloc((max + OVERRUN_TRANSFERS) * sizeof *sends);
+    struct coll_transfer *receives = malloc((max + OVERRUN_TRANSFERS) * sizeof *receives);
     out->send_begin = calloc((size_t)round_count + 1, sizeof *out->send_begin);
     out->receive_begin = calloc((size_t)round_count + 1, sizeof *out->receive_begin);
+    if (status != STATUS_OK) {
+        goto out;
+    }
     if (sends == NULL || receives == NULL || out->send_begin == NULL || out->receive_begin == NULL) {
         status = coll_plan_no_memory(plan, error);
         goto out;
     }
+    /* Whatever the algorithm leaves out is refused. */
+    memset(sends, 0xff, (max + OVERRUN_TRANSFERS) * sizeof *sends);
+    memset(receives, 0xff, (max + OVERRUN_TRANSFERS) * sizeof *receives);
     out->round_count = round_count;
     status = coll_plan_ask_rounds(plan, node, sends, receives, max, error);
 out:
@@ -175,186 +313,55 @@ out:
     return status;
 }
 
-/* --- Sends and their receives --- */
-
-static enum status coll_plan_compare(const struct coll_plan *plan, const struct coll_plan_transfer *send,
-                                     const struct coll_plan_transfer *receive, struct error *error)
-{
-    uint32_t sender = receive->at.node;
-    uint32_t receiver = send->at.node;
-    if (send->at.count_elements != receive->at.count_elements) {
-        return coll_plan_fault(plan, receiver, receive->round, error,
-                               "receives %" PRIu64 " elements from node %" PRIu32 ", which sends %" PRIu64
-                               " (its round %" PRIu32 ")",
-                               receive->at.count_elements, sender, send->at.count_elements, send->round);
-    }
-    if (send->at.offset_elements != receive->at.offset_elements) {
-        return coll_plan_fault(plan, receiver, receive->round, error,
-                               "receives at element %" PRIu64 " what node %" PRIu32
-                               " sends from element %" PRIu64 " (its round %" PRIu32
-                               "): elements keep their places",
-                               receive->at.offset_elements, sender, send->at.offset_elements, send->round);
-    }
-    if (send->at.action != receive->at.action) {
-        return coll_plan_fault(plan, receiver, receive->round, error,
-                               "%s what node %" PRIu32 " sends to be %s (its round %" PRIu32 ")",
-                               receive->at.action == COLL_STORE ? "stores" : "reduces", sender,
-                               send->at.action == COLL_STORE ? "stored" : "reduced", send->round);
-    }
-    return STATUS_OK;
-}
-
-/* Takes the receives in order; each gets the first send of its pair of nodes that none before it got. */
-static enum status coll_plan_match_receives(struct coll_plan *plan, uint32_t *first, const uint32_t *next,
-                                            struct error *error)
-{
-    uint32_t nodes = plan->call.node_count;
-    for (uint32_t node = 0; node < nodes; node++) {
-        const struct coll_plan_node *own = &plan->nodes[node];
-        for (uint32_t i = own->receive_begin[0]; i < own->receive_begin[own->round_count]; i++) {
-            struct coll_plan_transfer *receive = &plan->receives.list[i];
-            uint32_t *queue = &first[(size_t)receive->at.node * nodes + node];
-            if (*queue == NO_TRANSFER) {
-                return coll_plan_fault(plan, node, receive->round, error,
-                                       "receives %" PRIu64 " elements at %" PRIu64 " from node %" PRIu32
-                                       ", which sends nothing for it",
-                                       receive->at.count_elements, receive->at.offset_elements,
-                                       receive->at.node);
-            }
-            struct coll_plan_transfer *send = &plan->sends.list[*queue];
-            enum status status = coll_plan_compare(plan, send, receive, error);
-            if (status != STATUS_OK) {
-                return status;
-            }
-            send->match = i;
-            receive->match = *queue;
-            *queue = next[*queue];
-        }
-    }
-    return STATUS_OK;
-}
-
-static enum status coll_plan_match(struct coll_plan *plan, struct error *error)
-{
-    uint32_t nodes = plan->call.node_count;
-    enum status status;
-    uint32_t *first = malloc((size_t)nodes * nodes * sizeof *first);         /* by (sender, receiver) */
-    uint32_t *next = malloc((plan->sends.count + (size_t)1) * sizeof *next); /* by send */
-    if (first == NULL || next == NULL) {
-        status = coll_plan_no_memory(plan, error);
-        goto out;
-    }
-    memset(first, 0xff, (size_t)nodes * nodes * sizeof *first);
-    for (uint32_t node = nodes; node-- > 0;) {
-        const struct coll_plan_node *own = &plan->nodes[node];
-        for (uint32_t i = own->send_begin[own->round_count]; i-- > own->send_begin[0];) {
-            uint32_t *queue = &first[(size_t)node * nodes + plan->sends.list[i].at.node];
-            next[i] = *queue;
-            *queue = i;
-        }
-    }
-    status = coll_plan_match_receives(plan, first, next, error);
-    for (uint32_t node = 0; status == STATUS_OK && node < nodes; node++) {
-        const struct coll_plan_node *own = &plan->nodes[node];
-        for (uint32_t i = own->send_begin[0]; status == STATUS_OK && i < own->send_begin[own->round_count];
-             i++) {
-            const struct coll_plan_transfer *send = &plan->sends.list[i];
-            if (send->match == NO_TRANSFER) {
-                status = coll_plan_fault(plan, node, send->round, error,
-                                         "sends %" PRIu64 " elements at %" PRIu64 " to node %" PRIu32
-                                         ", which does not receive them",
-                                         send->at.count_elements, send->at.offset_elements, send->at.node);
-            }
-        }
-    }
-out:
-    free(next);
-    free(first);
-    return status;
-}
-
-/* --- Parts --- */
-
-static int coll_plan_compare_bounds(const void *a, const void *b)
-{
-    uint64_t left = *(const uint64_t *)a;
-    uint64_t right = *(const uint64_t *)b;
-    return (left > right) - (left < right);
-}
-
-/* Sorts, drops repetitions, and returns how many are left. */
-static size_t coll_plan_sort_bounds(uint64_t *bounds, size_t count)
-{
-    qsort(bounds, count, sizeof *bounds, coll_plan_compare_bounds);
-    size_t kept = 0;
-    for (size_t i = 0; i < count; i++) {
-        if (kept == 0 || bounds[kept - 1] != bounds[i]) {
-            bounds[kept++] = bounds[i];
-        }
-    }
-    return kept;
-}
-
-/* The index of a bound that is there. */
-static uint32_t coll_plan_find_bound(const struct coll_plan *plan, uint64_t element)
-{
-    const uint64_t *found = bsearch(&element, plan->bounds, (size_t)plan->part_count + 1, sizeof element,
-                                    coll_plan_compare_bounds);
-    assert(found != NULL);
-    return (uint32_t)(found - plan->bounds);
-}
-
-/*
- * Collects the ends of all transfers. Few differ, so they are sorted whenever the array is full, and it grows
- * only if that leaves more than half of it in use.
- */
-static bool coll_plan_collect_bounds(struct coll_plan *plan)
-{
-    size_t capacity = 64;
-    size_t count = 0;
-    plan->bounds = calloc(capacity, sizeof *plan->bounds);
-    if (plan->bounds == NULL) {
-        return false;
-    }
-    plan->bounds[count++] = 0;
-    plan->bounds[count++] = plan->call.count_elements;
-    for (uint32_t i = 0; i < plan->sends.count; i++) {
-        const struct coll_transfer *send = &plan->sends.list[i].at;
-        if (count + 2 > capacity) {
-            count = coll_plan_sort_bounds(plan->bounds, count);
-            if (count > capacity / 2) {
-                uint64_t *larger = reallocarray(plan->bounds, capacity * 2, sizeof *larger);
-                if (larger == NULL) {
-                    return false;
-                }
-                plan->bounds = larger;
-                capacity *= 2;
-            }
-        }
-        plan->bounds[count++] = send->offset_elements;
-        plan->bounds[count++] = send->offset_elements + send->count_elements;
-    }
-    plan->part_count = (uint32_t)coll_plan_sort_bounds(plan->bounds, count) - 1;
-    return true;
-}
-
-static enum status coll_plan_cut(struct coll_plan *plan, struct error *error)
-{
-    if (!coll_plan_collect_bounds(plan)) {
-        return coll_plan_no_memory(plan, error);
-    }
-    for (uint32_t i = 0; i < plan->sends.count; i++) {
-        struct coll_plan_transfer *send = &plan->sends.list[i];
-        struct coll_plan_transfer *receive = &plan->receives.list[send->match];
-        send->part_first = coll_plan_find_bound(plan, send->at.offset_elements);
-        send->part_end = coll_plan_find_bound(plan, send->at.offset_elements + send->at.count_elements);
-        receive->part_first = send->part_first;
-        receive->part_end = send->part_end;
-    }
-    return STATUS_OK;
-}
-
 /* --- The whole --- */
+
+static enum status coll_plan_no_call(const struct coll_plan *plan, struct error *error, const char *why)
+{
+    return error_set(error, STATUS_INVALID_ARGUMENT, CALL_FORMAT "%s", CALL_ARGUMENTS(plan), why);
+}
+
+/* Ascending, from 0 to `total`. */
+static bool coll_plan_offsets_are_good(const uint64_t *offsets, uint32_t nodes, uint64_t total)
+{
+    bool good = offsets != NULL && offsets[0] == 0 && offsets[nodes] == total;
+    for (uint32_t node = 0; good && node < nodes; node++) {
+        good = offsets[node] <= offsets[node + 1];
+    }
+    return good;
+}
+
+static bool coll_plan_offsets_are_equal(const uint64_t *offsets, uint32_t nodes, uint64_t each)
+{
+    bool equal = offsets != NULL;
+    for (uint32_t node = 0; equal && node <= nodes; node++) {
+        equal = offsets[node] == node * each;
+    }
+    return equal;
+}
+
+static enum status coll_plan_check_blocks(const struct coll_plan *plan, struct error *error)
+{
+    const struct coll_call *call = &plan->call;
+    if (call->kind == OP_KIND_ALL_TO_ALL) {
+        uint64_t each = call->count_elements / call->node_count;
+        if (plan->counts == NULL &&
+            (!coll_plan_offsets_are_equal(call->block_offsets, call->node_count, each) ||
+             !coll_plan_offsets_are_equal(call->send_offsets, call->node_count, each))) {
+            return coll_plan_no_call(plan, error, "blocks of an all_to_all without counts must be equal");
+        }
+        return STATUS_OK;
+    }
+    if (plan->counts != NULL || call->send_offsets != NULL) {
+        return coll_plan_no_call(plan, error, "only an all_to_all has an input");
+    }
+    if (!op_kind_has_blocks(call->kind)) {
+        return call->block_offsets == NULL ? STATUS_OK
+                                           : coll_plan_no_call(plan, error, "its vector has no blocks");
+    }
+    return coll_plan_offsets_are_good(call->block_offsets, call->node_count, call->count_elements)
+               ? STATUS_OK
+               : coll_plan_no_call(plan, error, "its blocks do not make up the vector");
+}
 
 static enum status coll_plan_check_call(const struct coll_plan *plan, struct error *error)
 {
@@ -369,22 +376,56 @@ static enum status coll_plan_check_call(const struct coll_plan *plan, struct err
                          call->root_node, COLL_NODES_MAX);
     }
     if (call->kind == OP_KIND_BARRIER && call->count_elements > 0) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, CALL_FORMAT "a barrier has no elements",
-                         CALL_ARGUMENTS(plan));
+        return coll_plan_no_call(plan, error, "a barrier has no elements");
     }
     if (call->node_count > COLL_CHECK_NODES_MAX) {
-        return error_set(error, STATUS_LIMIT, CALL_FORMAT "at most %u nodes are checked",
-                         CALL_ARGUMENTS(plan), COLL_CHECK_NODES_MAX);
+        return coll_plan_limit(plan, error, "at most %u nodes are checked", COLL_CHECK_NODES_MAX);
     }
-    return STATUS_OK;
+    enum status status = coll_plan_check_blocks(plan, error);
+    if (status == STATUS_OK && plan->algorithm->serves != NULL && !plan->algorithm->serves(call)) {
+        return coll_plan_no_call(plan, error, "the algorithm does not serve it");
+    }
+    return status;
+}
+
+/* Each node's offsets out of the counts by sender and receiver. */
+static enum status coll_plan_add_up(struct coll_plan *plan, struct error *error)
+{
+    size_t nodes = plan->call.node_count;
+    plan->offsets = calloc(2 * nodes * (nodes + 1), sizeof *plan->offsets);
+    if (plan->offsets == NULL) {
+        return coll_plan_no_memory(plan, error);
+    }
+    bool fits = true;
+    bool equal = true;
+    for (size_t node = 0; node < nodes; node++) {
+        uint64_t *received = &plan->offsets[2 * (nodes + 1) * node];
+        uint64_t *sent = received + nodes + 1;
+        for (size_t other = 0; other < nodes; other++) {
+            uint64_t from = plan->counts[other * nodes + node];
+            uint64_t to = plan->counts[node * nodes + other];
+            fits = fits && checked_add_u64(received[other], from, &received[other + 1]) &&
+                   checked_add_u64(sent[other], to, &sent[other + 1]);
+            equal = equal && to == plan->counts[0];
+        }
+    }
+    if (!fits) {
+        return coll_plan_limit(plan, error, "the blocks do not fit in 64 bits");
+    }
+    return equal || !plan->call.blocks_are_equal
+               ? STATUS_OK
+               : coll_plan_no_call(plan, error, "its blocks are called equal, and are not");
 }
 
 enum status coll_plan_init(struct coll_plan *plan, const struct coll_algorithm *algorithm,
-                           const struct coll_call *call, struct error *error)
+                           const struct coll_call *call, const uint64_t *counts, struct error *error)
 {
-    *plan = (struct coll_plan){.algorithm = algorithm, .call = *call};
+    *plan = (struct coll_plan){.algorithm = algorithm, .call = *call, .counts = counts};
     plan->call.node_index = 0;
     enum status status = coll_plan_check_call(plan, error);
+    if (status == STATUS_OK && counts != NULL) {
+        status = coll_plan_add_up(plan, error);
+    }
     if (status != STATUS_OK) {
         return status;
     }
@@ -408,30 +449,13 @@ void coll_plan_free(struct coll_plan *plan)
         free(plan->nodes[node].send_begin);
         free(plan->nodes[node].receive_begin);
     }
+    for (uint32_t i = 0; i < plan->cuts_count; i++) {
+        coll_cuts_free(&plan->cuts[i]);
+    }
+    free(plan->cuts);
     free(plan->nodes);
+    free(plan->offsets);
     free(plan->sends.list);
     free(plan->receives.list);
-    free(plan->bounds);
     *plan = (struct coll_plan){0};
-}
-
-enum status coll_plan_cost(const struct coll_plan *plan, struct coll_cost *cost, struct error *error)
-{
-    struct coll_cost sum = {.messages_total = plan->sends.count};
-    for (uint32_t node = 0; node < plan->call.node_count; node++) {
-        const struct coll_plan_node *own = &plan->nodes[node];
-        uint64_t sent = 0;
-        bool fits = true;
-        for (uint32_t i = own->send_begin[0]; fits && i < own->send_begin[own->round_count]; i++) {
-            fits = checked_add_u64(sent, plan->sends.list[i].at.count_elements, &sent);
-        }
-        if (!fits || !checked_add_u64(sum.sent_elements_total, sent, &sum.sent_elements_total)) {
-            return error_set(error, STATUS_LIMIT, CALL_FORMAT "the elements sent do not fit in 64 bits",
-                             CALL_ARGUMENTS(plan));
-        }
-        sum.rounds = own->round_count > sum.rounds ? own->round_count : sum.rounds;
-        sum.sent_elements_max = sent > sum.sent_elements_max ? sent : sum.sent_elements_max;
-    }
-    *cost = sum;
-    return STATUS_OK;
 }

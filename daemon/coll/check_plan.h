@@ -4,23 +4,32 @@
 #include <stdint.h>
 
 #include "daemon/coll/check.h"
+#include "daemon/coll/check_cuts.h"
 
 /*
- * The rounds of all nodes of one call, written down, each send matched with its receive, and the slice cut
- * into parts at every end of a transfer: within a part all elements fare alike. What coll_check walks;
- * private to it.
+ * The rounds of all nodes of one call, written down, each send matched with its receive, and each node's
+ * elements cut into parts at every end of a transfer: within a part all elements fare alike. What coll_check
+ * walks; private to it.
+ *
+ * A node's elements are one line of places: its vector, then its input, then its scratch. All nodes' lines
+ * are cut alike, but for those of an all_to_all.
  */
 
 /* Limits of what a schedule under check may ask for; beyond: STATUS_LIMIT. */
 #define COLL_PLAN_ROUNDS_MAX 65536          /* of one node */
 #define COLL_PLAN_ROUND_TRANSFERS_MAX 65536 /* of one node, round and direction */
 #define COLL_PLAN_TRANSFERS_MAX (1u << 26)  /* of all nodes together, per direction */
+#define COLL_PLAN_CELLS_MAX (1u << 28)      /* parts of all nodes together */
+
+#define COLL_SPACE_COUNT 3
+#define COLL_PLAN_NO_TRANSFER UINT32_MAX
 
 struct coll_plan_transfer {
     struct coll_transfer at;
-    uint32_t round;      /* of the node whose transfer it is */
+    uint64_t place;      /* in the line of the node whose transfer it is */
+    uint32_t round;      /* of that node */
     uint32_t match;      /* the other side's transfer: index into the other direction's list */
-    uint32_t part_first; /* the parts that it covers: part_first .. part_end - 1 */
+    uint32_t part_first; /* the parts of that node that it covers: part_first .. part_end - 1 */
     uint32_t part_end;
 };
 
@@ -34,26 +43,40 @@ struct coll_plan_node {
     uint32_t round_count;
     uint32_t *send_begin;    /* round_count + 1 indices: round r has sends.list[send_begin[r]] and on, */
     uint32_t *receive_begin; /* to before those of r + 1; likewise */
+    uint64_t space_begin[COLL_SPACE_COUNT + 1]; /* places; the last is the line's end */
+    const struct coll_cuts *cuts;               /* part p is places cuts->list[p] .. cuts->list[p + 1] - 1 */
+    uint32_t part_count;
 };
 
 struct coll_plan {
     const struct coll_algorithm *algorithm;
-    struct coll_call call; /* node_index 0 */
+    struct coll_call call;  /* node_index 0 */
+    const uint64_t *counts; /* null, or of coll_check_all_to_all */
+    uint64_t *offsets;      /* with counts: per node its block_offsets, then its send_offsets */
     struct coll_plan_node *nodes;
     struct coll_plan_transfers sends;
     struct coll_plan_transfers receives;
-    uint64_t *bounds; /* part p is elements bounds[p] .. bounds[p + 1] - 1; part_count + 1 of them */
-    uint32_t part_count;
+    struct coll_cuts *cuts; /* one, or one for each node */
+    uint32_t cuts_count;
 };
 
 /*
  * Asks the algorithm for every node's rounds and matches them. INTERNAL for what no run can mend: a transfer
- * beyond the slice or to no node, a send without its receive, other counts on the two sides. Free it in any
- * case.
+ * beyond its space or to no node, to what is kept, a send without its receive, other counts on the two sides.
+ * Free it in any case.
  */
 enum status coll_plan_init(struct coll_plan *plan, const struct coll_algorithm *algorithm,
-                           const struct coll_call *call, struct error *error) COMM_MUST_USE;
+                           const struct coll_call *call, const uint64_t *counts,
+                           struct error *error) COMM_MUST_USE;
 void coll_plan_free(struct coll_plan *plan);
+
+/* The call as the node makes it. Its offsets are the plan's. */
+struct coll_call coll_plan_call(const struct coll_plan *plan, uint32_t node);
+
+bool coll_plan_is_scan(const struct coll_plan *plan);
+
+/* The node whose block in `offsets` holds an element below the last offset. */
+uint32_t coll_plan_block(const struct coll_plan *plan, const uint64_t *offsets, uint64_t element);
 
 /* The costs that can be read off; part of coll_check's result. LIMIT when a sum exceeds 64 bits. */
 enum status coll_plan_cost(const struct coll_plan *plan, struct coll_cost *cost,
@@ -64,7 +87,18 @@ enum status coll_plan_cost(const struct coll_plan *plan, struct coll_cost *cost,
 enum status coll_plan_fault(const struct coll_plan *plan, uint32_t node, uint32_t round, struct error *error,
                             const char *format, ...) __attribute__((format(printf, 5, 6)));
 
-/* NO_MEMORY, naming the call. */
+/* "elements 3 to 5", "input elements 0 to 0": a part, as text. */
+#define COLL_PART_TEXT_BYTES 80
+const char *coll_plan_part_text(const struct coll_plan *plan, uint32_t node, uint32_t part,
+                                char text[COLL_PART_TEXT_BYTES]);
+
+/* NO_MEMORY, naming the call. LIMIT, with the text behind. */
 enum status coll_plan_no_memory(const struct coll_plan *plan, struct error *error);
+enum status coll_plan_limit(const struct coll_plan *plan, struct error *error, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* check_plan_match.c: the parts of coll_plan_init after the rounds are written down. */
+enum status coll_plan_match(struct coll_plan *plan, struct error *error) COMM_MUST_USE;
+enum status coll_plan_cut(struct coll_plan *plan, struct error *error) COMM_MUST_USE;
 
 #endif

@@ -10,6 +10,8 @@
     (UINT32_C(1) << 30) /* so that twice as many slots fit; beyond, memory counts as used up                 \
                          */
 
+static const struct coll_value_run NO_RUN = {1, 0};
+
 /* The slot that holds the fold of (left, right), or the free one where it belongs. */
 static uint32_t *coll_values_slot(const struct coll_values *values, uint32_t left, uint32_t right)
 {
@@ -45,6 +47,11 @@ static bool coll_values_grow(struct coll_values *values, uint32_t capacity)
         return false;
     }
     values->right = right;
+    struct coll_value_run *runs = reallocarray(values->runs, capacity, sizeof *runs);
+    if (runs == NULL) {
+        return false;
+    }
+    values->runs = runs;
     uint64_t *contributors =
         reallocarray(values->contributors, capacity, values->set_words * sizeof *contributors);
     if (contributors == NULL) {
@@ -82,6 +89,7 @@ bool coll_values_init(struct coll_values *values, uint32_t node_count)
         uint32_t value = coll_values_contribution(values, node);
         values->left[value] = COLL_VALUE_NONE;
         values->right[value] = COLL_VALUE_NONE;
+        values->runs[value] = (struct coll_value_run){node, node};
         coll_values_set(values, value)[node / 64] = UINT64_C(1) << (node % 64);
     }
     return true;
@@ -91,6 +99,7 @@ void coll_values_free(struct coll_values *values)
 {
     free(values->left);
     free(values->right);
+    free(values->runs);
     free(values->contributors);
     free(values->slots);
     *values = (struct coll_values){0};
@@ -117,6 +126,10 @@ bool coll_values_fold(struct coll_values *values, uint32_t left, uint32_t right,
     uint32_t value = values->count++;
     values->left[value] = left;
     values->right[value] = right;
+    struct coll_value_run before = values->runs[left];
+    struct coll_value_run after = values->runs[right];
+    bool is_run = before.first <= before.last && after.first <= after.last && before.last + 1 == after.first;
+    values->runs[value] = is_run ? (struct coll_value_run){before.first, after.last} : NO_RUN;
     uint64_t *set = coll_values_set(values, value);
     const uint64_t *left_set = coll_values_set(values, left);
     const uint64_t *right_set = coll_values_set(values, right);
@@ -139,6 +152,12 @@ uint32_t coll_values_shared(const struct coll_values *values, uint32_t left, uin
         }
     }
     return values->node_count;
+}
+
+bool coll_values_is_run(const struct coll_values *values, uint32_t value, uint32_t first, uint32_t last)
+{
+    struct coll_value_run run = values->runs[value];
+    return run.first == first && run.last == last;
 }
 
 uint32_t coll_values_missing(const struct coll_values *values, uint32_t value)

@@ -1,49 +1,207 @@
 #include <assert.h>
 #include <stdbool.h>
 
+#include "daemon/coll/registry.h"
 #include "daemon/coll/transfer.h"
 
 /*
- * Reduce-scatter and all-gather, each in one round of all pairs. In round 0 node i sends its contribution of
- * part j to node j, and folds part i: its own first, then those of i + 1, i + 2, ..., no matter which arrive
- * first. In round 1 it sends the finished part to all. Both rounds send in the order i - 1, i - 2, ...: with
- * everyone in step k, every node has one sender, the one whose message it takes next.
+ * Everything straight to where it belongs, in one round of all pairs. In a reduce-scatter node i sends its
+ * contribution of part j to node j, and folds part i: its own first, then those of i + 1, i + 2, ..., no
+ * matter which arrive first. In an all-gather it sends its part to all; an all-reduce is one after the other.
+ * All rounds send in the order i - 1, i - 2, ...: with everyone in step k, every node has one sender, the one
+ * whose message it takes next.
  */
 
-static uint32_t direct_round_count(const struct coll_call *call)
+static uint32_t direct_one_round(const struct coll_call *call)
 {
-    return call->node_count == 1 ? 0 : 2;
+    return call->node_count > 1;
 }
 
-static uint32_t direct_transfers_max(const struct coll_call *call)
+static uint32_t direct_two_rounds(const struct coll_call *call)
+{
+    return call->node_count > 1 ? 2 : 0;
+}
+
+static uint32_t direct_all_others(const struct coll_call *call)
 {
     return call->node_count - 1;
 }
 
-static void direct_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+/* With the root alone. */
+static uint32_t direct_rooted_transfers(const struct coll_call *call)
 {
-    uint32_t nodes = call->node_count;
+    return call->node_index == call->root_node ? call->node_count - 1 : 1;
+}
+
+static void direct_exchange(const struct coll_call *call, bool reducing, struct coll_round *out)
+{
     uint32_t self = call->node_index;
-    assert(self < nodes && round < direct_round_count(call));
-    bool reducing = round == 0;
+    assert(self < call->node_count);
     enum coll_action action = reducing ? COLL_REDUCE : COLL_STORE;
-    out->send_count = 0;
-    out->receive_count = 0;
-    for (uint32_t step = 1; step < nodes; step++) {
-        uint32_t to = (self + nodes - step) % nodes;
-        uint32_t from = (self + step) % nodes;
+    coll_round_begin(out);
+    for (uint32_t step = 1; step < call->node_count; step++) {
+        uint32_t to = coll_node_before(call, self, step);
+        uint32_t from = coll_node_after(call, self, step);
         coll_add_part(call, to, reducing ? to : self, action, out->sends, &out->send_count);
         coll_add_part(call, from, reducing ? self : from, action, out->receives, &out->receive_count);
     }
+}
+
+static void direct_reduce_scatter_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(round == 0);
+    (void)round;
+    direct_exchange(call, true, out);
+}
+
+static void direct_all_gather_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(round == 0);
+    (void)round;
+    direct_exchange(call, false, out);
+}
+
+static void direct_all_reduce_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(round < 2);
+    direct_exchange(call, round == 0, out);
+}
+
+static void direct_gather_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    uint32_t self = call->node_index;
+    assert(round == 0 && self < call->node_count);
+    (void)round;
+    coll_round_begin(out);
+    if (self != call->root_node) {
+        coll_add_part(call, call->root_node, self, COLL_STORE, out->sends, &out->send_count);
+        return;
+    }
+    for (uint32_t step = 1; step < call->node_count; step++) {
+        uint32_t from = coll_node_after(call, self, step);
+        coll_add_part(call, from, from, COLL_STORE, out->receives, &out->receive_count);
+    }
+}
+
+static void direct_scatter_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    uint32_t self = call->node_index;
+    assert(round == 0 && self < call->node_count);
+    (void)round;
+    coll_round_begin(out);
+    if (self != call->root_node) {
+        coll_add_part(call, call->root_node, self, COLL_STORE, out->receives, &out->receive_count);
+        return;
+    }
+    for (uint32_t step = 1; step < call->node_count; step++) {
+        uint32_t to = coll_node_after(call, self, step);
+        coll_add_part(call, to, to, COLL_STORE, out->sends, &out->send_count);
+    }
+}
+
+static void direct_all_to_all_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(round == 0 && call->node_index < call->node_count);
+    (void)round;
+    coll_round_begin(out);
+    for (uint32_t step = 1; step < call->node_count; step++) {
+        coll_add_block_pair(call, coll_node_before(call, call->node_index, step),
+                            coll_node_after(call, call->node_index, step), out);
+    }
+}
+
+static void direct_exchange_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    double elements = coll_all_but_own(call);
+    uint32_t others = call->node_count - 1;
+    *out = (struct coll_estimate){.rounds = direct_one_round(call),
+                                  .messages = others,
+                                  .senders = others,
+                                  .path_elements = elements,
+                                  .busy_elements = elements};
+}
+
+static void direct_all_reduce_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    direct_exchange_estimate(call, out);
+    out->rounds *= 2;
+    out->messages *= 2;
+    out->path_elements *= 2;
+    out->busy_elements *= 2;
+}
+
+static void direct_scatter_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    direct_exchange_estimate(call, out);
+    out->senders = out->rounds;
 }
 
 const struct coll_algorithm coll_direct_all_reduce = {
     .id = 2,
     .name = "direct",
     .description =
-        "best for small operations: 2 rounds, 2(n-1)/n of the bytes each way, n-1 messages a round",
+        "best for small operations of few nodes: 2 rounds, 2(n-1)/n of the bytes each way, n-1 messages a "
+        "round",
     .kind = OP_KIND_ALL_REDUCE,
-    .round_count = direct_round_count,
-    .transfers_max = direct_transfers_max,
-    .round = direct_round,
+    .round_count = direct_two_rounds,
+    .transfers_max = direct_all_others,
+    .round = direct_all_reduce_round,
+    .estimate = direct_all_reduce_estimate,
+};
+
+const struct coll_algorithm coll_direct_all_gather = {
+    .id = 15,
+    .name = "direct",
+    .description =
+        "best for small operations of few nodes: 1 round of n-1 messages, each other block in once",
+    .kind = OP_KIND_ALL_GATHER,
+    .round_count = direct_one_round,
+    .transfers_max = direct_all_others,
+    .round = direct_all_gather_round,
+    .estimate = direct_exchange_estimate,
+};
+
+const struct coll_algorithm coll_direct_reduce_scatter = {
+    .id = 17,
+    .name = "direct",
+    .description =
+        "best for small operations of few nodes: 1 round of n-1 messages, each other block out once",
+    .kind = OP_KIND_REDUCE_SCATTER,
+    .round_count = direct_one_round,
+    .transfers_max = direct_all_others,
+    .round = direct_reduce_scatter_round,
+    .estimate = direct_exchange_estimate,
+};
+
+const struct coll_algorithm coll_direct_gather = {
+    .id = 19,
+    .name = "direct",
+    .description = "best for small operations of few nodes: 1 round, the root receives n-1 messages at once",
+    .kind = OP_KIND_GATHER,
+    .round_count = direct_one_round,
+    .transfers_max = direct_rooted_transfers,
+    .round = direct_gather_round,
+    .estimate = direct_exchange_estimate,
+};
+
+const struct coll_algorithm coll_direct_scatter = {
+    .id = 21,
+    .name = "direct",
+    .description = "best for small operations of few nodes: 1 round, the root sends n-1 messages at once",
+    .kind = OP_KIND_SCATTER,
+    .round_count = direct_one_round,
+    .transfers_max = direct_rooted_transfers,
+    .round = direct_scatter_round,
+    .estimate = direct_scatter_estimate,
+};
+
+const struct coll_algorithm coll_direct_all_to_all = {
+    .id = 23,
+    .name = "direct",
+    .description = "best for small blocks: 1 round of n-1 messages, each block straight to its node",
+    .kind = OP_KIND_ALL_TO_ALL,
+    .round_count = direct_one_round,
+    .transfers_max = direct_all_others,
+    .round = direct_all_to_all_round,
+    .estimate = direct_exchange_estimate,
 };

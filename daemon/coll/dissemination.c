@@ -1,5 +1,6 @@
 #include <assert.h>
 
+#include "daemon/coll/registry.h"
 #include "daemon/coll/transfer.h"
 
 /*
@@ -11,12 +12,6 @@
 static uint32_t dissemination_round_count(const struct coll_call *call)
 {
     return coll_doubling_rounds(call->node_count);
-}
-
-static uint32_t dissemination_transfers_max(const struct coll_call *call)
-{
-    (void)call;
-    return 1;
 }
 
 static void dissemination_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
@@ -32,12 +27,19 @@ static void dissemination_round(const struct coll_call *call, uint32_t round, st
     out->receive_count = 1;
 }
 
+static void dissemination_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    uint32_t rounds = dissemination_round_count(call);
+    *out = (struct coll_estimate){.rounds = rounds, .messages = rounds, .senders = rounds > 0};
+}
+
 const struct coll_algorithm coll_dissemination_barrier = {
     .id = 4,
     .name = "dissemination",
     .description = "ceil(log2 n) rounds of one empty message each way",
     .kind = OP_KIND_BARRIER,
     .round_count = dissemination_round_count,
-    .transfers_max = dissemination_transfers_max,
+    .transfers_max = coll_one_transfer,
     .round = dissemination_round,
+    .estimate = dissemination_estimate,
 };

@@ -3,26 +3,38 @@
 #include <stddef.h>
 #include <string.h>
 
-/*
- * Up to this size an all-reduce goes direct. Both families move the same bytes in the same number of messages
- * a node; they differ in waiting and in crowding. The ring waits for 2(n-1) messages one after the other,
- * direct for two: with 50 us a message from daemon to daemon, three nodes save 100 us already, more than
- * 256 KiB take at 25 Gbit/s (84 us). But direct has n - 1 senders converge on every node at once, and
- * together they should not overrun a switch port's share of its packet buffer, however many they are: past
- * that, losses cost more than the rounds save. What converges on a node is about the whole operation, hence
- * one bound on it for every node count. The figures are estimates, not measurements; the bound is the place
- * to put those.
- */
-#define COLL_DIRECT_MAX_BYTES (UINT64_C(256) << 10)
-
-/* Among two nodes there is nothing to crowd, and direct makes the ring's rounds. */
-#define COLL_DIRECT_ALWAYS_NODES 2
+#include "daemon/coll/overrides.h"
 
 static const struct coll_algorithm *const algorithms[] = {
     &coll_ring_all_reduce,
     &coll_direct_all_reduce,
     &coll_tree_broadcast,
     &coll_dissemination_barrier,
+    &coll_recursive_doubling_all_reduce,
+    &coll_halving_doubling_all_reduce,
+    &coll_tree_all_reduce,
+    &coll_chain_broadcast,
+    &coll_scatter_all_gather_broadcast,
+    &coll_tree_reduce,
+    &coll_chain_reduce,
+    &coll_scatter_gather_reduce,
+    &coll_ring_all_gather,
+    &coll_bruck_all_gather,
+    &coll_direct_all_gather,
+    &coll_ring_reduce_scatter,
+    &coll_direct_reduce_scatter,
+    &coll_halving_reduce_scatter,
+    &coll_direct_gather,
+    &coll_tree_gather,
+    &coll_direct_scatter,
+    &coll_tree_scatter,
+    &coll_direct_all_to_all,
+    &coll_pairwise_all_to_all,
+    &coll_bruck_all_to_all,
+    &coll_hillis_steele_scan,
+    &coll_chain_scan,
+    &coll_hillis_steele_exclusive_scan,
+    &coll_chain_exclusive_scan,
 };
 #define ALGORITHM_COUNT (sizeof algorithms / sizeof algorithms[0])
 
@@ -52,17 +64,99 @@ const struct coll_algorithm *coll_registry_by_name(enum op_kind kind, const char
     return NULL;
 }
 
-const struct coll_algorithm *coll_select(enum op_kind kind, uint32_t node_count, uint64_t size_bytes)
+/* --- Selection --- */
+
+/*
+ * Senders that converge on a node should not overrun a switch port's share of its packet buffer: past that,
+ * losses cost more than the rounds save. What converges is the bytes of the busiest node, all slices under
+ * way together; each byte beyond the bound counts twice. The figures are estimates, not measurements.
+ */
+#define COLL_CROWD_BYTES 262144.0
+#define COLL_COPY_BYTES_PER_S 5e9
+
+#define COLL_EQUAL_WITHIN 0.01 /* the model is no better */
+
+const struct coll_network coll_network_default = {
+    .latency_s = 50e-6, .bandwidth_bytes_per_s = 1.25e9, .message_s = 5e-6};
+
+static uint64_t coll_choice_elements(const struct coll_choice *choice, uint64_t bytes)
 {
-    switch (kind) {
-    case OP_KIND_ALL_REDUCE:
-        return node_count <= COLL_DIRECT_ALWAYS_NODES || size_bytes <= COLL_DIRECT_MAX_BYTES
-                   ? &coll_direct_all_reduce
-                   : &coll_ring_all_reduce;
-    case OP_KIND_BROADCAST:
-        return &coll_tree_broadcast;
-    case OP_KIND_BARRIER:
-        return &coll_dissemination_barrier;
+    return bytes / (choice->element_bytes > 0 ? choice->element_bytes : 1);
+}
+
+/* A slice of the operation, as some node's call. */
+static struct coll_call coll_choice_call(const struct coll_choice *choice)
+{
+    uint64_t bytes = choice->size_bytes;
+    if (choice->kind != OP_KIND_ALL_TO_ALL && choice->slice_bytes > 0 && choice->slice_bytes < bytes) {
+        bytes = choice->slice_bytes;
+    }
+    return (struct coll_call){.kind = choice->kind,
+                              .node_count = choice->node_count,
+                              .root_node = choice->root_node,
+                              .count_elements = coll_choice_elements(choice, bytes),
+                              .blocks_are_equal = choice->blocks_are_equal};
+}
+
+bool coll_serves(const struct coll_algorithm *algorithm, const struct coll_choice *choice)
+{
+    struct coll_call call = coll_choice_call(choice);
+    return algorithm->kind == choice->kind && (algorithm->serves == NULL || algorithm->serves(&call));
+}
+
+static double coll_larger(double a, double b)
+{
+    return a > b ? a : b;
+}
+
+double coll_predict(const struct coll_algorithm *algorithm, const struct coll_choice *choice,
+                    const struct coll_network *network)
+{
+    const struct coll_network *by = network != NULL ? network : &coll_network_default;
+    struct coll_call call = coll_choice_call(choice);
+    struct coll_estimate slice;
+    algorithm->estimate(&call, &slice);
+    double element_bytes = choice->element_bytes > 0 ? (double)choice->element_bytes : 1;
+    double slices = 1;
+    if (call.count_elements > 0) {
+        slices = coll_larger(1, (double)coll_choice_elements(choice, choice->size_bytes) /
+                                    (double)call.count_elements);
+    }
+    double messages = (double)slice.messages * by->message_s;
+    double path_bytes = slice.path_elements * element_bytes;
+    double busy_bytes = slice.busy_elements * element_bytes;
+    double path = (double)slice.rounds * by->latency_s + messages + path_bytes / by->bandwidth_bytes_per_s;
+    double busy = messages + busy_bytes / by->bandwidth_bytes_per_s;
+    if (algorithm->copies_sends) {
+        path += path_bytes / COLL_COPY_BYTES_PER_S;
+        busy += busy_bytes / COLL_COPY_BYTES_PER_S;
+    }
+    double total = path + (slices - 1) * coll_larger(busy, path / COLL_LANES);
+    if (slice.senders > 1) {
+        total += coll_larger(0, slices * busy_bytes - COLL_CROWD_BYTES) / by->bandwidth_bytes_per_s;
+    }
+    return total;
+}
+
+const struct coll_algorithm *coll_select(const struct coll_choice *choice, const struct coll_network *network,
+                                         const struct coll_overrides *overrides)
+{
+    const struct coll_algorithm *named = overrides != NULL ? coll_overrides_find(overrides, choice) : NULL;
+    if (named != NULL && coll_serves(named, choice)) {
+        return named;
+    }
+    double predicted[ALGORITHM_COUNT];
+    double least = -1;
+    for (size_t i = 0; i < ALGORITHM_COUNT; i++) {
+        predicted[i] = coll_serves(algorithms[i], choice) ? coll_predict(algorithms[i], choice, network) : -1;
+        if (predicted[i] >= 0 && (least < 0 || predicted[i] < least)) {
+            least = predicted[i];
+        }
+    }
+    for (size_t i = 0; i < ALGORITHM_COUNT; i++) {
+        if (predicted[i] >= 0 && predicted[i] <= least * (1 + COLL_EQUAL_WITHIN)) {
+            return algorithms[i];
+        }
     }
     return NULL;
 }

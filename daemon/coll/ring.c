@@ -1,43 +1,81 @@
 #include <assert.h>
 #include <stdbool.h>
 
+#include "daemon/coll/registry.h"
 #include "daemon/coll/transfer.h"
 
 /*
- * Reduce-scatter, then all-gather, each n - 1 steps around the ring 0 -> 1 -> ... -> n-1 -> 0: Thakur,
- * Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005 (the ring
- * all-gather); Patarasuk and Yuan, "Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations",
- * 2009 (the ring for both phases). In step s of the first phase node i passes on part i - 1 - s, so that the
- * parts come to rest where they have their number: after the phase node i holds part i of the result. Part p
- * is folded from node p + 1 onward, ending at p; every node then stores those same bits.
+ * Around the ring 0 -> 1 -> ... -> n-1 -> 0, in n - 1 steps: Thakur, Rabenseifner and Gropp, "Optimization of
+ * Collective Communication Operations in MPICH", 2005 (the all-gather); Patarasuk and Yuan, "Bandwidth
+ * Optimal All-reduce Algorithms for Clusters of Workstations", 2009 (reduce-scatter, then all-gather). In
+ * step s of the reduce-scatter node i passes on part i - 1 - s, so that the parts come to rest where they
+ * have their number: after the phase node i holds part i of the result. Part p is folded from node p + 1
+ * onward, ending at p; in the all-reduce every node then stores those same bits.
  */
 
-static uint32_t ring_round_count(const struct coll_call *call)
+static uint32_t ring_phase_rounds(const struct coll_call *call)
+{
+    return call->node_count - 1;
+}
+
+static uint32_t ring_both_rounds(const struct coll_call *call)
 {
     return 2 * (call->node_count - 1);
 }
 
-static uint32_t ring_transfers_max(const struct coll_call *call)
+/* A step in which every node sends the part `behind` before its own number, and receives the one before. */
+static void ring_step(const struct coll_call *call, uint32_t behind, enum coll_action action,
+                      struct coll_round *out)
 {
-    (void)call;
-    return 1;
+    uint32_t self = call->node_index;
+    assert(self < call->node_count && behind < call->node_count);
+    coll_round_begin(out);
+    coll_add_part(call, coll_node_after(call, self, 1), coll_node_before(call, self, behind), action,
+                  out->sends, &out->send_count);
+    coll_add_part(call, coll_node_before(call, self, 1), coll_node_before(call, self, behind + 1), action,
+                  out->receives, &out->receive_count);
 }
 
-static void ring_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+static void ring_reduce_scatter_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    uint32_t nodes = call->node_count;
-    uint32_t self = call->node_index;
-    assert(self < nodes && round < ring_round_count(call));
-    bool reducing = round < nodes - 1;
-    /* How far behind this node's own number the part is that it sends. The one received is one further. */
-    uint32_t behind = reducing ? round + 1 : round - (nodes - 1);
-    enum coll_action action = reducing ? COLL_REDUCE : COLL_STORE;
-    out->send_count = 0;
-    out->receive_count = 0;
-    coll_add_part(call, (self + 1) % nodes, (self + nodes - behind) % nodes, action, out->sends,
-                  &out->send_count);
-    coll_add_part(call, (self + nodes - 1) % nodes, (self + 2 * nodes - behind - 1) % nodes, action,
-                  out->receives, &out->receive_count);
+    assert(round < ring_phase_rounds(call));
+    ring_step(call, round + 1, COLL_REDUCE, out);
+}
+
+static void ring_all_gather_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(round < ring_phase_rounds(call));
+    ring_step(call, round, COLL_STORE, out);
+}
+
+static void ring_all_reduce_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    uint32_t phase = ring_phase_rounds(call);
+    if (round < phase) {
+        ring_reduce_scatter_round(call, round, out);
+    } else {
+        ring_all_gather_round(call, round - phase, out);
+    }
+}
+
+static void ring_phase_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    double elements = coll_all_but_own(call);
+    uint32_t rounds = ring_phase_rounds(call);
+    *out = (struct coll_estimate){.rounds = rounds,
+                                  .messages = rounds,
+                                  .senders = rounds > 0,
+                                  .path_elements = elements,
+                                  .busy_elements = elements};
+}
+
+static void ring_both_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    ring_phase_estimate(call, out);
+    out->rounds *= 2;
+    out->messages *= 2;
+    out->path_elements *= 2;
+    out->busy_elements *= 2;
 }
 
 const struct coll_algorithm coll_ring_all_reduce = {
@@ -46,7 +84,34 @@ const struct coll_algorithm coll_ring_all_reduce = {
     .description = "best for large operations: 2(n-1) rounds, 2(n-1)/n of the bytes each way, one neighbour "
                    "on each side",
     .kind = OP_KIND_ALL_REDUCE,
-    .round_count = ring_round_count,
-    .transfers_max = ring_transfers_max,
-    .round = ring_round,
+    .round_count = ring_both_rounds,
+    .transfers_max = coll_one_transfer,
+    .round = ring_all_reduce_round,
+    .estimate = ring_both_estimate,
+};
+
+const struct coll_algorithm coll_ring_all_gather = {
+    .id = 13,
+    .name = "ring",
+    .description =
+        "best for large operations: n-1 rounds, each other block in and out once, one neighbour on "
+        "each side",
+    .kind = OP_KIND_ALL_GATHER,
+    .round_count = ring_phase_rounds,
+    .transfers_max = coll_one_transfer,
+    .round = ring_all_gather_round,
+    .estimate = ring_phase_estimate,
+};
+
+const struct coll_algorithm coll_ring_reduce_scatter = {
+    .id = 16,
+    .name = "ring",
+    .description =
+        "best for large operations: n-1 rounds, each other block in and out once, one neighbour on "
+        "each side",
+    .kind = OP_KIND_REDUCE_SCATTER,
+    .round_count = ring_phase_rounds,
+    .transfers_max = coll_one_transfer,
+    .round = ring_reduce_scatter_round,
+    .estimate = ring_phase_estimate,
 };

@@ -52,10 +52,10 @@ struct coll_transfer {
  * What all nodes agree on, and which of them asks. The slice's vector (COLL_WORK), before and after:
  *   all_reduce      count elements, contributed         -> reduced over all nodes, on every node
  *   reduce          count elements, contributed         -> reduced, on root_node (elsewhere: anything)
- *   broadcast       count elements, on root_node        -> the same on every node
+ *   broadcast       count elements, on root_node, which writes none of them -> the same on every node
  *   barrier         no elements
  *   all_gather      own block                           -> all blocks, on every node
- *   gather          own block                           -> all blocks, on root_node (elsewhere: anything)
+ *   gather          own block, never written            -> all blocks, on root_node (elsewhere: anything)
  *   scatter         all blocks, on root_node, which writes none of them -> own block
  *   reduce_scatter  all blocks, contributed             -> own block, reduced (the others: anything)
  *   all_to_all      COLL_INPUT has a block for each node -> COLL_WORK has a block of each node; the own
@@ -76,6 +76,8 @@ struct coll_call {
         *block_offsets; /* node_count + 1, the last is count_elements; null for kinds without blocks */
     const uint64_t *send_offsets; /* all_to_all: node_count + 1, of COLL_INPUT; otherwise null */
     bool blocks_are_equal;        /* all_to_all: every node has equal blocks for and of all; agreed */
+    bool keeps_empty; /* direct gather and scatter, all_to_all: empty transfers are messages too, where only
+                         the two sides know a block's size, so that they learn of a contradiction; agreed */
 };
 
 /* The transfers of one round; the arrays belong to the caller and hold coll_transfers_max entries each. */
@@ -93,6 +95,7 @@ struct coll_round {
 struct coll_estimate {
     uint64_t rounds;
     uint64_t messages;       /* of the node that has most, sent or received */
+    uint64_t senders;        /* the most nodes that send to one node in one round */
     double path_elements;    /* the sum over the rounds of the most that a node sends or receives in it */
     double busy_elements;    /* the most that a node sends in all rounds, or receives */
     double scratch_elements; /* the most that a node needs */

@@ -16,16 +16,196 @@ static inline uint32_t coll_doubling_rounds(uint32_t node_count)
     return rounds;
 }
 
-/* Appends the transfer of part `part` of node_count parts of the slice, unless that part is empty. */
+static inline uint64_t coll_least(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* The node `distance` after, or before, another one around the circle of all; distance <= node_count. */
+static inline uint32_t coll_node_after(const struct coll_call *call, uint32_t node, uint32_t distance)
+{
+    return (node + distance) % call->node_count;
+}
+
+static inline uint32_t coll_node_before(const struct coll_call *call, uint32_t node, uint32_t distance)
+{
+    return (node + call->node_count - distance) % call->node_count;
+}
+
+/* How far the asking node comes after the root. */
+static inline uint32_t coll_from_root(const struct coll_call *call)
+{
+    return coll_node_before(call, call->node_index, call->root_node);
+}
+
+/* Where part `index` of `parts` of the vector begins: of its blocks if it has some (then parts is
+ * node_count), otherwise as coll_part_range cuts it. index <= parts. */
+static inline uint64_t coll_part_begin(const struct coll_call *call, uint32_t parts, uint32_t index)
+{
+    if (call->block_offsets != NULL) {
+        return call->block_offsets[index];
+    }
+    uint64_t least = call->count_elements / parts;
+    return least * index + coll_least(index, call->count_elements % parts);
+}
+
+/* Appends a transfer within COLL_WORK, unless it is empty and the call keeps no such. */
+static inline void coll_add_range(const struct coll_call *call, uint32_t node, enum coll_action action,
+                                  uint64_t begin, uint64_t end, struct coll_transfer *transfers,
+                                  uint32_t *count)
+{
+    if (end > begin || call->keeps_empty) {
+        transfers[(*count)++] = (struct coll_transfer){.node = node,
+                                                       .action = action,
+                                                       .space = COLL_WORK,
+                                                       .offset_elements = begin,
+                                                       .count_elements = end - begin};
+    }
+}
+
+/* Appends the transfer of parts first .. end - 1 of `parts`. */
+static inline void coll_add_parts(const struct coll_call *call, uint32_t node, enum coll_action action,
+                                  uint32_t parts, uint32_t first, uint32_t end,
+                                  struct coll_transfer *transfers, uint32_t *count)
+{
+    coll_add_range(call, node, action, coll_part_begin(call, parts, first), coll_part_begin(call, parts, end),
+                   transfers, count);
+}
+
+/* Appends the transfer of one of node_count parts: a node's block. */
 static inline void coll_add_part(const struct coll_call *call, uint32_t node, uint32_t part,
                                  enum coll_action action, struct coll_transfer *transfers, uint32_t *count)
 {
-    struct coll_transfer transfer = {.node = node, .action = action};
-    coll_part_range(call->count_elements, call->node_count, part, &transfer.offset_elements,
-                    &transfer.count_elements);
-    if (transfer.count_elements > 0) {
-        transfers[(*count)++] = transfer;
+    coll_add_parts(call, node, action, call->node_count, part, part + 1, transfers, count);
+}
+
+/* Appends the transfers, at most two, of `blocks` blocks from `first` on, around the circle. */
+static inline void coll_add_circle(const struct coll_call *call, uint32_t node, enum coll_action action,
+                                   uint32_t first, uint32_t blocks, struct coll_transfer *transfers,
+                                   uint32_t *count)
+{
+    uint32_t nodes = call->node_count;
+    uint32_t before_wrap = blocks < nodes - first ? blocks : nodes - first;
+    coll_add_parts(call, node, action, nodes, first, first + before_wrap, transfers, count);
+    coll_add_parts(call, node, action, nodes, 0, blocks - before_wrap, transfers, count);
+}
+
+/* Appends the transfer of the whole vector (scans: of the running value). */
+static inline void coll_add_all(const struct coll_call *call, uint32_t node, enum coll_action action,
+                                struct coll_transfer *transfers, uint32_t *count)
+{
+    coll_add_range(call, node, action, 0, call->count_elements, transfers, count);
+}
+
+/* Appends a round's transfers of an all_to_all: the blocks for `to`, and of `from`, without detour. */
+static inline void coll_add_block_pair(const struct coll_call *call, uint32_t to, uint32_t from,
+                                       struct coll_round *out)
+{
+    uint32_t sent = out->send_count;
+    coll_add_range(call, to, COLL_STORE, call->send_offsets[to], call->send_offsets[to + 1], out->sends,
+                   &out->send_count);
+    if (out->send_count > sent) {
+        out->sends[sent].space = COLL_INPUT;
     }
+    coll_add_part(call, from, from, COLL_STORE, out->receives, &out->receive_count);
+}
+
+/* (nodes - 1) / nodes of the vector, for estimates. */
+static inline double coll_all_but_own(const struct coll_call *call)
+{
+    double nodes = call->node_count;
+    return (double)call->count_elements * (nodes - 1) / nodes;
+}
+
+/*
+ * The largest power of two of the nodes goes on; the first 2 × pairs nodes are pairs, of which one folds into
+ * the other beforehand. The pair's higher node goes on, unless the lower one is `wanted`. Active nodes are
+ * counted in the order of their pairs and nodes, so that they stand for ascending ranges of nodes.
+ */
+struct coll_fold {
+    uint32_t active; /* a power of two */
+    uint32_t rounds; /* log2 of it */
+    uint32_t pairs;
+    uint32_t wanted;
+};
+
+static inline struct coll_fold coll_fold_of(const struct coll_call *call, uint32_t wanted)
+{
+    struct coll_fold fold = {.active = 1, .wanted = wanted};
+    while (fold.active <= call->node_count / 2) {
+        fold.active *= 2;
+        fold.rounds++;
+    }
+    fold.pairs = call->node_count - fold.active;
+    return fold;
+}
+
+/* The node with this number among the active ones. */
+static inline uint32_t coll_fold_node(const struct coll_fold *fold, uint32_t number)
+{
+    if (number >= fold->pairs) {
+        return number + fold->pairs;
+    }
+    return fold->wanted == 2 * number ? 2 * number : 2 * number + 1;
+}
+
+/* The number of a node, or of the one that stands for it. */
+static inline uint32_t coll_fold_number(const struct coll_fold *fold, uint32_t node)
+{
+    return node < 2 * fold->pairs ? node / 2 : node - fold->pairs;
+}
+
+static inline bool coll_fold_is_paired(const struct coll_fold *fold, uint32_t node)
+{
+    return node < 2 * fold->pairs;
+}
+
+/* The first of the nodes that the active ones from `number` on stand for; node_count for number == active. */
+static inline uint32_t coll_fold_first(const struct coll_fold *fold, uint32_t number)
+{
+    return number < fold->pairs ? 2 * number : number + fold->pairs;
+}
+
+/* The message of a pair before (forth) or after (back) the rounds of the active nodes. */
+static inline void coll_fold_exchange(const struct coll_call *call, const struct coll_fold *fold, bool forth,
+                                      uint64_t begin, uint64_t end, struct coll_round *out)
+{
+    uint32_t self = call->node_index;
+    if (!coll_fold_is_paired(fold, self)) {
+        return;
+    }
+    uint32_t other = self ^ 1;
+    bool goes_on = coll_fold_node(fold, self / 2) == self;
+    uint32_t active = goes_on ? self : other;
+    enum coll_action action = COLL_STORE;
+    if (forth) {
+        action = (active & 1) != 0 ? COLL_REDUCE_BEFORE : COLL_REDUCE;
+    }
+    if (goes_on == forth) {
+        coll_add_range(call, other, action, begin, end, out->receives, &out->receive_count);
+    } else {
+        coll_add_range(call, other, action, begin, end, out->sends, &out->send_count);
+    }
+}
+
+/* A round of nothing yet. */
+static inline void coll_round_begin(struct coll_round *out)
+{
+    out->send_count = 0;
+    out->receive_count = 0;
+}
+
+/* transfers_max of many. */
+static inline uint32_t coll_one_transfer(const struct coll_call *call)
+{
+    (void)call;
+    return 1;
+}
+
+static inline uint32_t coll_two_transfers(const struct coll_call *call)
+{
+    (void)call;
+    return 2;
 }
 
 #endif

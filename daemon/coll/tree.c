@@ -1,10 +1,14 @@
 #include <assert.h>
 
+#include "daemon/coll/registry.h"
 #include "daemon/coll/transfer.h"
 
 /*
- * Binomial tree: counted from the root, in round r each of the 2^r nodes that have the data sends it to the
- * node 2^r further, if there is one.
+ * Binomial trees of the whole vector, counted from the root: Thakur, Rabenseifner and Gropp, "Optimization of
+ * Collective Communication Operations in MPICH", 2005. Broadcast: in round r each of the 2^r nodes that have
+ * the data sends it to the node 2^r further, if there is one. Reduce: in round r a node whose number is an
+ * odd multiple of 2^r sends what it has, the fold of 2^r nodes in order, to the node 2^r before; so the root
+ * folds all in order, beginning with itself. All-reduce: one after the other, at node 0.
  */
 
 static uint32_t tree_round_count(const struct coll_call *call)
@@ -12,39 +16,107 @@ static uint32_t tree_round_count(const struct coll_call *call)
     return coll_doubling_rounds(call->node_count);
 }
 
-static uint32_t tree_transfers_max(const struct coll_call *call)
+static uint32_t tree_both_rounds(const struct coll_call *call)
 {
-    (void)call;
-    return 1;
+    return 2 * coll_doubling_rounds(call->node_count);
 }
 
-static void tree_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+static void tree_broadcast_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    uint32_t nodes = call->node_count;
-    assert(call->node_index < nodes && call->root_node < nodes && round < tree_round_count(call));
-    uint32_t from_root = (call->node_index + nodes - call->root_node) % nodes;
+    assert(call->node_index < call->node_count && call->root_node < call->node_count &&
+           round < tree_round_count(call));
+    uint32_t self = call->node_index;
+    uint32_t from_root = coll_from_root(call);
     uint32_t distance = UINT32_C(1) << round;
-    struct coll_transfer all = {.action = COLL_STORE, .count_elements = call->count_elements};
-    out->send_count = 0;
-    out->receive_count = 0;
-    if (call->count_elements == 0) {
-        return;
-    }
-    if (from_root < distance && from_root + distance < nodes) {
-        all.node = (call->node_index + distance) % nodes;
-        out->sends[out->send_count++] = all;
+    coll_round_begin(out);
+    if (from_root < distance && from_root + distance < call->node_count) {
+        coll_add_all(call, coll_node_after(call, self, distance), COLL_STORE, out->sends, &out->send_count);
     } else if (from_root >= distance && from_root < 2 * distance) {
-        all.node = (call->node_index + nodes - distance) % nodes;
-        out->receives[out->receive_count++] = all;
+        coll_add_all(call, coll_node_before(call, self, distance), COLL_STORE, out->receives,
+                     &out->receive_count);
     }
+}
+
+static void tree_reduce_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(call->node_index < call->node_count && call->root_node < call->node_count &&
+           round < tree_round_count(call));
+    uint32_t self = call->node_index;
+    uint32_t from_root = coll_from_root(call);
+    uint32_t distance = UINT32_C(1) << round;
+    coll_round_begin(out);
+    if (from_root % (2 * distance) == distance) {
+        coll_add_all(call, coll_node_before(call, self, distance), COLL_REDUCE, out->sends, &out->send_count);
+    } else if (from_root % (2 * distance) == 0 && from_root + distance < call->node_count) {
+        coll_add_all(call, coll_node_after(call, self, distance), COLL_REDUCE, out->receives,
+                     &out->receive_count);
+    }
+}
+
+static void tree_all_reduce_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    uint32_t phase = tree_round_count(call);
+    if (round < phase) {
+        tree_reduce_round(call, round, out);
+    } else {
+        tree_broadcast_round(call, round - phase, out);
+    }
+}
+
+/* The root's share is the largest: it sends, or receives, in every round. */
+static void tree_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    uint32_t rounds = tree_round_count(call);
+    double elements = (double)call->count_elements * rounds;
+    *out = (struct coll_estimate){.rounds = rounds,
+                                  .messages = rounds,
+                                  .senders = rounds > 0,
+                                  .path_elements = elements,
+                                  .busy_elements = elements};
+}
+
+/* The root receives in one half and sends in the other. */
+static void tree_all_reduce_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    tree_estimate(call, out);
+    out->rounds *= 2;
+    out->path_elements *= 2;
 }
 
 const struct coll_algorithm coll_tree_broadcast = {
     .id = 3,
     .name = "tree",
-    .description = "binomial tree: ceil(log2 n) rounds, every other node receives the bytes once",
+    .description = "best for small operations: binomial tree, ceil(log2 n) rounds, every other node receives "
+                   "the bytes once",
     .kind = OP_KIND_BROADCAST,
     .round_count = tree_round_count,
-    .transfers_max = tree_transfers_max,
-    .round = tree_round,
+    .transfers_max = coll_one_transfer,
+    .round = tree_broadcast_round,
+    .estimate = tree_estimate,
+};
+
+const struct coll_algorithm coll_tree_all_reduce = {
+    .id = 7,
+    .name = "tree",
+    .description =
+        "binomial trees to node 0 and back: 2 ceil(log2 n) rounds of all bytes, 2(n-1) messages in "
+        "all",
+    .kind = OP_KIND_ALL_REDUCE,
+    .round_count = tree_both_rounds,
+    .transfers_max = coll_one_transfer,
+    .round = tree_all_reduce_round,
+    .estimate = tree_all_reduce_estimate,
+};
+
+const struct coll_algorithm coll_tree_reduce = {
+    .id = 10,
+    .name = "tree",
+    .description =
+        "best for small operations: binomial tree, ceil(log2 n) rounds, every other node sends the "
+        "bytes once",
+    .kind = OP_KIND_REDUCE,
+    .round_count = tree_round_count,
+    .transfers_max = coll_one_transfer,
+    .round = tree_reduce_round,
+    .estimate = tree_estimate,
 };

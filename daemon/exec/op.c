@@ -4,6 +4,8 @@
 #include "daemon/base/checked.h"
 #include "daemon/exec/exec_internal.h"
 
+_Static_assert(EXEC_LANES_MAX == COLL_LANES, "predictions are for the lanes that there are");
+
 enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
                    struct error *error)
 {

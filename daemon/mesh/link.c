@@ -121,6 +121,13 @@ static uint64_t median(uint64_t *numbers, uint32_t count)
     return numbers[count / 2];
 }
 
+void mesh_link_to(const struct mesh *mesh, uint32_t node, uint64_t *latency_ns, uint64_t *bytes_per_s)
+{
+    const struct mesh_link *link = &mesh_peer_at(mesh, node)->link;
+    *latency_ns = link->round_trip_ns == TIME_NEVER ? 0 : link->round_trip_ns / 2;
+    *bytes_per_s = link->bytes_per_s;
+}
+
 void mesh_link_estimate(const struct mesh *mesh, uint64_t *latency_ns, uint64_t *bytes_per_s)
 {
     uint64_t *latencies = calloc(mesh->peer_count + 1, sizeof *latencies);

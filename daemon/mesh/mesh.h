@@ -85,6 +85,8 @@ void mesh_ping_forget(struct mesh *mesh, void *context);
  * and of the bandwidth each way; 0 for what is not known. For choosing algorithms.
  */
 void mesh_link_estimate(const struct mesh *mesh, uint64_t *latency_ns, uint64_t *bytes_per_s);
+/* The same of one peer. */
+void mesh_link_to(const struct mesh *mesh, uint32_t node, uint64_t *latency_ns, uint64_t *bytes_per_s);
 
 enum mesh_node_state {
     MESH_NODE_DOWN,       /* no connection; the next attempt is scheduled (or the peer dials) */

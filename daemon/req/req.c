@@ -54,6 +54,16 @@ void req_free(struct req *req)
     free(req);
 }
 
+const char *req_algorithms(const struct req *req)
+{
+    return req->algorithms;
+}
+
+uint64_t req_slice_bytes(const struct req *req)
+{
+    return req->slice_bytes;
+}
+
 uint64_t req_next_deadline_ns(const struct req *req)
 {
     if (req->queue != NULL) {

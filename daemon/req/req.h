@@ -57,6 +57,10 @@ enum status req_new(const struct req_options *options, struct req **out, struct 
 /* After all members have left. Registers itself as the mesh's handler in req_new. */
 void req_free(struct req *req);
 
+/* The overrides of communicators that do not say: req_options' text. */
+const char *req_algorithms(const struct req *req);
+uint64_t req_slice_bytes(const struct req *req);
+
 uint64_t req_next_deadline_ns(const struct req *req);
 void req_tick(struct req *req, uint64_t now_ns);
 

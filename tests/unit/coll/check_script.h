@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "daemon/coll/check.h"
+#include "daemon/coll/registry.h"
 
 /* One script at a time, written line by line, and what coll_check has to say of it. */
 
@@ -18,13 +19,51 @@
 #define REDUCE COLL_REDUCE
 
 static struct script script;
+static uint32_t script_root; /* of the call that it is tried on */
+
+/* The call that a script is tried on; blocks are as even as they come. */
+static inline struct coll_call call_of(enum op_kind kind, uint32_t nodes, uint64_t count)
+{
+    static uint64_t offsets[128];
+    struct coll_call call = {
+        .kind = kind, .node_count = nodes, .root_node = script_root, .count_elements = count};
+    if (op_kind_has_blocks(kind)) {
+        for (uint32_t node = 0; node <= nodes; node++) {
+            offsets[node] = count * node / nodes;
+        }
+        call.block_offsets = offsets;
+        call.send_offsets = kind == OP_KIND_ALL_TO_ALL ? offsets : NULL;
+        call.blocks_are_equal = kind == OP_KIND_ALL_TO_ALL;
+    }
+    return call;
+}
+
+static inline void add_transfer(uint32_t node, uint32_t round, enum script_direction direction,
+                                struct coll_transfer transfer)
+{
+    assert_true(script_add(&script, node, round, direction, transfer));
+}
 
 static inline void add(uint32_t node, uint32_t round, enum script_direction direction, uint32_t other,
                        enum coll_action action, uint64_t offset, uint64_t count)
 {
     struct coll_transfer transfer = {
         .node = other, .action = action, .offset_elements = offset, .count_elements = count};
-    assert_true(script_add(&script, node, round, direction, transfer));
+    add_transfer(node, round, direction, transfer);
+}
+
+/* Places a message where each side has it. */
+static inline void move_between(uint32_t from, uint32_t from_round, enum coll_space from_space,
+                                uint64_t from_offset, uint32_t to, uint32_t to_round,
+                                enum coll_space to_space, uint64_t to_offset, uint64_t count)
+{
+    add_transfer(
+        from, from_round, SCRIPT_SEND,
+        (struct coll_transfer){
+            .node = to, .space = from_space, .offset_elements = from_offset, .count_elements = count});
+    add_transfer(to, to_round, SCRIPT_RECEIVE,
+                 (struct coll_transfer){
+                     .node = from, .space = to_space, .offset_elements = to_offset, .count_elements = count});
 }
 
 /* A send in the sender's round, and its receive in the receiver's. */
@@ -38,12 +77,14 @@ static inline void move(uint32_t from, uint32_t from_round, uint32_t to, uint32_
 static inline void begin(void)
 {
     script = (struct script){0};
+    script_root = 0;
 }
 
 static inline void begin_with(const struct coll_algorithm *algorithm, uint32_t nodes, uint64_t count)
 {
-    struct coll_call call = {.kind = algorithm->kind, .node_count = nodes, .count_elements = count};
-    assert_true(script_record(&script, algorithm, &call));
+    script_root = 0;
+    struct coll_call call = call_of(algorithm->kind, nodes, count);
+    assert_true(script_record(&script, algorithm, &call, NULL));
 }
 
 static inline struct script_line *line_of(uint32_t node, uint32_t round, enum script_direction direction)
@@ -69,7 +110,7 @@ static inline enum status check(enum op_kind kind, uint32_t nodes, uint64_t coun
                                 struct error *error)
 {
     struct coll_algorithm algorithm = script_algorithm(&script, kind);
-    struct coll_call call = {.kind = kind, .node_count = nodes, .count_elements = count};
+    struct coll_call call = call_of(kind, nodes, count);
     return coll_check(&algorithm, &call, cost, error);
 }
 
@@ -105,7 +146,7 @@ static inline struct coll_cost assert_accepted(enum op_kind kind, uint32_t nodes
         fail_msg("%s", error.text);
     }
     assert_int_equal(check(kind, nodes, count, NULL, NULL), STATUS_OK);
-    struct coll_call call = {.kind = kind, .node_count = nodes, .count_elements = count};
+    struct coll_call call = call_of(kind, nodes, count);
     struct random random;
     random_seed(&random, 5);
     for (int run = 0; run < 50; run++) {

@@ -18,7 +18,8 @@
 
 #define SCRIPT_LINES_MAX 256
 #define SCRIPT_NODES_MAX 8
-#define SCRIPT_ELEMENTS_MAX 16
+#define SCRIPT_ELEMENTS_MAX 24 /* of a vector, an input or scratch */
+#define SCRIPT_SPACES 3
 
 enum script_direction { SCRIPT_SEND, SCRIPT_RECEIVE };
 
@@ -35,6 +36,9 @@ struct script {
     uint32_t line_count;
     uint32_t round_count;
     uint32_t transfers_max;
+    uint64_t scratch_elements;
+    bool copies_sends;
+    const uint64_t *counts; /* null, or an all_to_all's, by sender and receiver */
 };
 
 /* The script that the algorithms below play. */
@@ -50,6 +54,12 @@ static inline uint32_t script_transfers_max(const struct coll_call *call)
 {
     (void)call;
     return script_played->transfers_max;
+}
+
+static inline uint64_t script_scratch_elements(const struct coll_call *call)
+{
+    (void)call;
+    return script_played->scratch_elements;
 }
 
 static inline void script_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
@@ -76,8 +86,10 @@ static inline struct coll_algorithm script_algorithm(const struct script *script
                                    .name = "script",
                                    .description = "a script",
                                    .kind = kind,
+                                   .copies_sends = script->copies_sends,
                                    .round_count = script_round_count,
                                    .transfers_max = script_transfers_max,
+                                   .scratch_elements = script_scratch_elements,
                                    .round = script_round};
 }
 
@@ -99,27 +111,57 @@ static inline bool script_add(struct script *script, uint32_t node, uint32_t rou
     return true;
 }
 
+/* A node's call: of an all_to_all with counts, what they come to for it. */
+struct script_call {
+    struct coll_call call;
+    uint64_t received[SCRIPT_NODES_MAX + 1];
+    uint64_t sent[SCRIPT_NODES_MAX + 1];
+};
+
+static inline void script_call_of(struct script_call *out, const struct coll_call *call,
+                                  const uint64_t *counts, uint32_t node)
+{
+    *out = (struct script_call){.call = *call};
+    out->call.node_index = node;
+    if (counts == NULL) {
+        return;
+    }
+    for (uint32_t other = 0; other < call->node_count; other++) {
+        out->received[other + 1] = out->received[other] + counts[other * call->node_count + node];
+        out->sent[other + 1] = out->sent[other] + counts[node * call->node_count + other];
+    }
+    out->call.block_offsets = out->received;
+    out->call.send_offsets = out->sent;
+    out->call.count_elements = out->received[call->node_count];
+}
+
 /* Writes an algorithm's call down. False when it does not fit. */
 static inline bool script_record(struct script *script, const struct coll_algorithm *algorithm,
-                                 const struct coll_call *call)
+                                 const struct coll_call *call, const uint64_t *counts)
 {
-    *script = (struct script){0};
-    struct coll_transfer sends[SCRIPT_NODES_MAX];
-    struct coll_transfer receives[SCRIPT_NODES_MAX];
-    struct coll_call own = *call;
-    if (call->node_count > SCRIPT_NODES_MAX || algorithm->transfers_max(call) > SCRIPT_NODES_MAX) {
+    *script = (struct script){.copies_sends = algorithm->copies_sends, .counts = counts};
+    struct coll_transfer sends[2 * SCRIPT_NODES_MAX];
+    struct coll_transfer receives[2 * SCRIPT_NODES_MAX];
+    if (call->node_count > SCRIPT_NODES_MAX) {
         return false;
     }
     bool fits = true;
-    for (own.node_index = 0; own.node_index < call->node_count; own.node_index++) {
-        for (uint32_t round = 0; round < algorithm->round_count(&own); round++) {
+    for (uint32_t node = 0; node < call->node_count; node++) {
+        struct script_call own;
+        script_call_of(&own, call, counts, node);
+        if (algorithm->transfers_max(&own.call) > 2 * SCRIPT_NODES_MAX) {
+            return false;
+        }
+        script->scratch_elements =
+            algorithm->scratch_elements != NULL ? algorithm->scratch_elements(&own.call) : 0;
+        for (uint32_t round = 0; round < algorithm->round_count(&own.call); round++) {
             struct coll_round out = {.sends = sends, .receives = receives};
-            algorithm->round(&own, round, &out);
+            algorithm->round(&own.call, round, &out);
             for (uint32_t i = 0; i < out.send_count; i++) {
-                fits = fits && script_add(script, own.node_index, round, SCRIPT_SEND, sends[i]);
+                fits = fits && script_add(script, node, round, SCRIPT_SEND, sends[i]);
             }
             for (uint32_t i = 0; i < out.receive_count; i++) {
-                fits = fits && script_add(script, own.node_index, round, SCRIPT_RECEIVE, receives[i]);
+                fits = fits && script_add(script, node, round, SCRIPT_RECEIVE, receives[i]);
             }
         }
     }
@@ -128,12 +170,21 @@ static inline bool script_record(struct script *script, const struct coll_algori
 
 /* --- Running one --- */
 
-/* What an element holds: how often each node contributed (8 bits each), and a hash of the order of the folds.
+/*
+ * What an element holds. Each node contributes a random number for each of its elements, and folding is two
+ * operations at once: a sum, which knows no order, and (hash, power), where (a, p) and (b, q) make
+ * (a × q + b, p × q), which may be bracketed at will but not turned round. Besides, how often each node
+ * contributed (8 bits each), and a hash of order and brackets.
  */
 struct script_value {
     uint64_t contributions;
     uint64_t order;
+    uint64_t sum;
+    uint64_t hash;
+    uint64_t power;
 };
+
+#define SCRIPT_UNDEFINED (UINT64_C(0xee) << 56) /* its contributions */
 
 struct script_message {
     bool left; /* the sender has come to its round: it may be read from now on */
@@ -141,10 +192,14 @@ struct script_message {
     struct script_value early[SCRIPT_ELEMENTS_MAX]; /* what was there at that time */
 };
 
+/* A vector has room for a scan's prefix. */
+typedef struct script_value script_memory[SCRIPT_SPACES][2 * SCRIPT_ELEMENTS_MAX];
+
 struct script_state {
     const struct script *script;
-    struct coll_call call;
-    struct script_value values[SCRIPT_NODES_MAX][SCRIPT_ELEMENTS_MAX];
+    struct script_call calls[SCRIPT_NODES_MAX];
+    script_memory first[SCRIPT_NODES_MAX]; /* what they held before */
+    script_memory values[SCRIPT_NODES_MAX];
     struct script_message messages[SCRIPT_LINES_MAX]; /* of the sends among the lines */
     bool taken[SCRIPT_LINES_MAX];                     /* of the receives */
     bool entered[SCRIPT_NODES_MAX];
@@ -155,6 +210,66 @@ static inline uint64_t script_mix(uint64_t left, uint64_t right)
     uint64_t mixed = (left ^ 0x9e3779b97f4a7c15u) * 0xff51afd7ed558ccdu + right;
     mixed = (mixed ^ mixed >> 29) * 0xc4ceb9fe1a85ec53u;
     return mixed ^ mixed >> 32;
+}
+
+static inline struct script_value script_fold(const struct script_value *left,
+                                              const struct script_value *right)
+{
+    return (struct script_value){.contributions = left->contributions + right->contributions,
+                                 .order = script_mix(left->order, right->order),
+                                 .sum = left->sum + right->sum,
+                                 .hash = left->hash * right->power + right->hash,
+                                 .power = left->power * right->power};
+}
+
+static inline bool script_same(const struct script_value *left, const struct script_value *right)
+{
+    return memcmp(left, right, sizeof *left) == 0;
+}
+
+/* Whether a node contributes an element of one of its spaces. */
+static inline bool script_contributes(const struct coll_call *call, unsigned space, uint64_t element)
+{
+    uint32_t node = call->node_index;
+    switch (call->kind) {
+    case OP_KIND_ALL_REDUCE:
+    case OP_KIND_REDUCE:
+    case OP_KIND_REDUCE_SCATTER:
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+        return space == COLL_WORK && element < call->count_elements;
+    case OP_KIND_BROADCAST:
+    case OP_KIND_SCATTER:
+        return space == COLL_WORK && node == call->root_node;
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_GATHER:
+        return space == COLL_WORK && element >= call->block_offsets[node] &&
+               element < call->block_offsets[node + 1];
+    case OP_KIND_ALL_TO_ALL:
+        return space == COLL_INPUT;
+    case OP_KIND_BARRIER:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        break;
+    }
+    return false;
+}
+
+static inline void script_fill(struct script_state *state, uint32_t node, struct random *random)
+{
+    for (unsigned space = 0; space < SCRIPT_SPACES; space++) {
+        for (uint64_t element = 0; element < 2 * SCRIPT_ELEMENTS_MAX; element++) {
+            bool contributes = script_contributes(&state->calls[node].call, space, element);
+            uint64_t number = random_u64(random);
+            state->first[node][space][element] = (struct script_value){
+                .contributions = contributes ? UINT64_C(1) << (8 * node) : SCRIPT_UNDEFINED,
+                .order = number,
+                .sum = number,
+                .hash = number,
+                .power = random_u64(random) | 1};
+        }
+    }
+    memcpy(state->values[node], state->first[node], sizeof state->values[node]);
 }
 
 /* The node's first receive not yet taken, by round and then as listed; line_count when there is none. */
@@ -188,6 +303,12 @@ static inline uint32_t script_next_message(const struct script_state *state, uin
     return next;
 }
 
+static inline struct script_value *script_at(struct script_state *state, uint32_t node,
+                                             const struct coll_transfer *transfer)
+{
+    return &state->values[node][transfer->space][transfer->offset_elements];
+}
+
 /* Sends whatever the node may send now. */
 static inline void script_send(struct script_state *state, uint32_t node)
 {
@@ -199,14 +320,54 @@ static inline void script_send(struct script_state *state, uint32_t node)
         if (line->node == node && line->direction == SCRIPT_SEND && line->round <= round &&
             !state->messages[i].left) {
             state->messages[i].left = true;
-            memcpy(state->messages[i].early, state->values[node], sizeof state->messages[i].early);
+            memcpy(state->messages[i].early, script_at(state, node, &line->transfer),
+                   line->transfer.count_elements * sizeof state->messages[i].early[0]);
         }
     }
 }
 
+/* What the receiver does with one element. */
+static inline void script_apply(const struct coll_call *call, enum coll_action action,
+                                struct script_value *there, const struct script_value *received)
+{
+    struct script_value *prefix = there + call->count_elements;
+    switch (action) {
+    case COLL_STORE:
+        *there = *received;
+        break;
+    case COLL_REDUCE:
+        *there = script_fold(there, received);
+        break;
+    case COLL_REDUCE_BEFORE:
+        *there = script_fold(received, there);
+        break;
+    case COLL_PREFIX:
+        *there = script_fold(received, there);
+        *prefix = prefix->contributions == SCRIPT_UNDEFINED ? *received : script_fold(received, prefix);
+        break;
+    }
+}
+
+/* Whether a transfer is one of its node's memory; then the rest of a run may rely on it. */
+static inline bool script_in_bounds(const struct script_state *state, const struct script_line *line)
+{
+    const struct coll_call *call = &state->calls[line->node].call;
+    const struct coll_transfer *transfer = &line->transfer;
+    bool scans = call->kind == OP_KIND_SCAN || call->kind == OP_KIND_EXCLUSIVE_SCAN;
+    uint64_t elements = scans ? 2 * call->count_elements : call->count_elements;
+    if (transfer->space == COLL_INPUT) {
+        elements = call->send_offsets != NULL ? call->send_offsets[call->node_count] : 0;
+    } else if (transfer->space == COLL_SCRATCH) {
+        elements = state->script->scratch_elements;
+    }
+    return transfer->node < call->node_count && transfer->offset_elements <= elements &&
+           transfer->count_elements <= elements - transfer->offset_elements &&
+           transfer->count_elements <= SCRIPT_ELEMENTS_MAX;
+}
+
 /*
  * Takes a node's next receive if its message has left. The network read each element when it was sent, or
- * reads it only now.
+ * reads it only now, unless it was copied.
  */
 static inline bool script_take(struct script_state *state, uint32_t node, struct random *random, bool *right)
 {
@@ -223,20 +384,107 @@ static inline bool script_take(struct script_state *state, uint32_t node, struct
     const struct coll_transfer *from = &script->lines[send].transfer;
     state->taken[receive] = true;
     state->messages[send].taken = true;
-    *right = *right && from->count_elements == to->count_elements &&
-             from->offset_elements == to->offset_elements && from->action == to->action &&
-             to->offset_elements <= state->call.count_elements &&
-             to->count_elements <= state->call.count_elements - to->offset_elements;
+    *right = *right && from->count_elements == to->count_elements && from->action == to->action;
     for (uint64_t i = 0; *right && i < to->count_elements; i++) {
-        uint64_t element = to->offset_elements + i;
-        struct script_value *value = &state->values[node][element];
-        const struct script_value *read = random_chance(random, 0.5) ? &state->messages[send].early[element]
-                                                                     : &state->values[to->node][element];
-        if (to->action == COLL_STORE) {
-            *value = *read;
-        } else {
-            value->contributions += read->contributions;
-            value->order = script_mix(value->order, read->order);
+        bool early = script->copies_sends || random_chance(random, 0.5);
+        struct script_value received =
+            early ? state->messages[send].early[i] : script_at(state, to->node, from)[i];
+        script_apply(&state->calls[node].call, to->action, script_at(state, node, to) + i, &received);
+    }
+    return true;
+}
+
+/* Every node's contribution of an element, exactly once; and their sum. */
+static inline bool script_is_reduced(const struct script_state *state, const struct script_value *value,
+                                     uint64_t element)
+{
+    uint64_t contributions = 0;
+    uint64_t sum = 0;
+    for (uint32_t node = 0; node < state->calls[0].call.node_count; node++) {
+        contributions += UINT64_C(1) << (8 * node);
+        sum += state->first[node][COLL_WORK][element].sum;
+    }
+    return value->contributions == contributions && value->sum == sum;
+}
+
+/* The fold of the nodes before, in order. */
+static inline bool script_is_prefix(const struct script_state *state, uint32_t node,
+                                    const struct script_value *value, uint64_t element)
+{
+    struct script_value expected = state->first[0][COLL_WORK][element];
+    for (uint32_t other = 1; other < node; other++) {
+        expected = script_fold(&expected, &state->first[other][COLL_WORK][element]);
+    }
+    return value->hash == expected.hash && value->power == expected.power &&
+           value->contributions == expected.contributions;
+}
+
+static inline uint32_t script_block_of(const struct coll_call *call, uint64_t element)
+{
+    uint32_t block = 0;
+    while (call->block_offsets[block + 1] <= element) {
+        block++;
+    }
+    return block;
+}
+
+/* Whether an element of the vector holds what coll_call says. */
+static inline bool script_element_is_right(const struct script_state *state, uint32_t node, uint64_t element)
+{
+    const struct coll_call *call = &state->calls[node].call;
+    const struct script_value *value = &state->values[node][COLL_WORK][element];
+    bool is_root = node == call->root_node;
+    uint32_t block = call->block_offsets != NULL ? script_block_of(call, element) : 0;
+    uint64_t sent;
+    switch (call->kind) {
+    case OP_KIND_ALL_REDUCE:
+        return script_is_reduced(state, value, element) &&
+               script_same(value, &state->values[0][COLL_WORK][element]);
+    case OP_KIND_REDUCE:
+        return !is_root || script_is_reduced(state, value, element);
+    case OP_KIND_REDUCE_SCATTER:
+        return block != node || script_is_reduced(state, value, element);
+    case OP_KIND_BROADCAST:
+        return script_same(value, &state->first[call->root_node][COLL_WORK][element]);
+    case OP_KIND_SCATTER:
+        return block != node || script_same(value, &state->first[call->root_node][COLL_WORK][element]);
+    case OP_KIND_ALL_GATHER:
+        return script_same(value, &state->first[block][COLL_WORK][element]);
+    case OP_KIND_GATHER:
+        return !is_root || script_same(value, &state->first[block][COLL_WORK][element]);
+    case OP_KIND_ALL_TO_ALL:
+        sent = state->calls[block].call.send_offsets[node] + (element - call->block_offsets[block]);
+        return block == node || script_same(value, &state->first[block][COLL_INPUT][sent]);
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+        return node == 0 || script_is_prefix(state, node, value + call->count_elements, element);
+    case OP_KIND_BARRIER:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        break;
+    }
+    return false;
+}
+
+/* Whether what a call keeps is as it was: the input, and the elements that broadcast, scatter and gather may
+ * not write. */
+static inline bool script_kept(const struct script_state *state, uint32_t node)
+{
+    const struct coll_call *call = &state->calls[node].call;
+    if (memcmp(state->values[node][COLL_INPUT], state->first[node][COLL_INPUT],
+               sizeof state->values[node][COLL_INPUT]) != 0) {
+        return false;
+    }
+    for (uint64_t element = 0; element < call->count_elements; element++) {
+        bool kept = false;
+        if (call->kind == OP_KIND_BROADCAST || call->kind == OP_KIND_SCATTER) {
+            kept = node == call->root_node;
+        } else if (call->kind == OP_KIND_GATHER || call->kind == OP_KIND_ALL_TO_ALL) {
+            kept = script_block_of(call, element) == node;
+        }
+        if (kept &&
+            !script_same(&state->values[node][COLL_WORK][element], &state->first[node][COLL_WORK][element])) {
+            return false;
         }
     }
     return true;
@@ -244,16 +492,12 @@ static inline bool script_take(struct script_state *state, uint32_t node, struct
 
 static inline bool script_ends_right(const struct script_state *state)
 {
-    const struct coll_call *call = &state->call;
-    uint64_t all = 0;
-    for (uint32_t node = 0; node < call->node_count; node++) {
-        all |= UINT64_C(1) << (8 * node);
-    }
-    uint64_t wanted = call->kind == OP_KIND_BROADCAST ? UINT64_C(1) << (8 * call->root_node) : all;
-    for (uint32_t node = 0; node < call->node_count; node++) {
-        for (uint64_t element = 0; element < call->count_elements; element++) {
-            const struct script_value *value = &state->values[node][element];
-            if (value->contributions != wanted || value->order != state->values[0][element].order) {
+    for (uint32_t node = 0; node < state->calls[0].call.node_count; node++) {
+        if (!script_kept(state, node)) {
+            return false;
+        }
+        for (uint64_t element = 0; element < state->calls[node].call.count_elements; element++) {
+            if (!script_element_is_right(state, node, element)) {
                 return false;
             }
         }
@@ -270,42 +514,30 @@ static inline bool script_ends_right(const struct script_state *state)
 /* Whether a node has passed the barrier although another has not entered it. */
 static inline bool script_passed_early(const struct script_state *state)
 {
+    const struct coll_call *call = &state->calls[0].call;
     bool all_entered = true;
     bool one_passed = false;
-    for (uint32_t node = 0; node < state->call.node_count; node++) {
+    for (uint32_t node = 0; node < call->node_count; node++) {
         all_entered = all_entered && state->entered[node];
         one_passed = one_passed ||
                      (state->entered[node] && script_next_receive(state, node) == state->script->line_count);
     }
-    return state->call.kind == OP_KIND_BARRIER && one_passed && !all_entered;
+    return call->kind == OP_KIND_BARRIER && one_passed && !all_entered;
 }
 
-/*
- * One run: a random node comes a step further, as often as one can. One node at random does so only when no
- * other can, as if it were slow. True if it comes to the right end.
- */
-static inline bool script_runs_right(const struct script *script, const struct coll_call *call,
-                                     struct random *random)
+/* A random node comes a step further, as often as one can. One node at random does so only when no other can,
+ * as if it were slow. */
+static inline bool script_run(struct script_state *state, struct random *random)
 {
-    struct script_state *state = calloc(1, sizeof *state);
-    if (state == NULL || call->node_count > SCRIPT_NODES_MAX || call->count_elements > SCRIPT_ELEMENTS_MAX) {
-        abort();
-    }
-    state->script = script;
-    state->call = *call;
-    for (uint32_t node = 0; node < call->node_count; node++) {
-        for (uint64_t element = 0; element < call->count_elements; element++) {
-            bool holds = call->kind != OP_KIND_BROADCAST || node == call->root_node;
-            state->values[node][element].contributions =
-                holds ? UINT64_C(1) << (8 * node) : UINT64_C(0xee) << 56;
-            state->values[node][element].order = script_mix(node, element);
-        }
-    }
-    uint32_t slow = (uint32_t)random_below(random, call->node_count);
+    uint32_t nodes = state->calls[0].call.node_count;
+    uint32_t slow = (uint32_t)random_below(random, nodes);
     bool right = true;
-    for (uint32_t idle = 0; right && idle < 32 * call->node_count;) {
-        uint32_t node = (uint32_t)random_below(random, call->node_count);
-        if (node == slow && idle < 16 * call->node_count) {
+    for (uint32_t i = 0; i < state->script->line_count; i++) {
+        right = right && script_in_bounds(state, &state->script->lines[i]);
+    }
+    for (uint32_t idle = 0; right && idle < 32 * nodes;) {
+        uint32_t node = (uint32_t)random_below(random, nodes);
+        if (node == slow && idle < 16 * nodes) {
             idle++;
             continue;
         }
@@ -319,7 +551,30 @@ static inline bool script_runs_right(const struct script *script, const struct c
         idle = moved ? 0 : idle + 1;
         right = right && !script_passed_early(state);
     }
-    right = right && script_ends_right(state);
+    return right && script_ends_right(state);
+}
+
+/* One run on random values. True if it comes to the right end. */
+static inline bool script_runs_right(const struct script *script, const struct coll_call *call,
+                                     struct random *random)
+{
+    struct script_state *state = calloc(1, sizeof *state);
+    if (state == NULL || call->node_count > SCRIPT_NODES_MAX ||
+        script->scratch_elements > SCRIPT_ELEMENTS_MAX) {
+        abort();
+    }
+    state->script = script;
+    for (uint32_t node = 0; node < call->node_count; node++) {
+        struct script_call *own = &state->calls[node];
+        script_call_of(own, call, script->counts, node);
+        if (own->call.count_elements > SCRIPT_ELEMENTS_MAX ||
+            (own->call.send_offsets != NULL &&
+             own->call.send_offsets[call->node_count] > SCRIPT_ELEMENTS_MAX)) {
+            abort();
+        }
+        script_fill(state, node, random);
+    }
+    bool right = script_run(state, random);
     free(state);
     return right;
 }

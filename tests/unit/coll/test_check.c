@@ -48,10 +48,12 @@ static void test_overwrite_after_the_answer_is_right(void **state)
 {
     (void)state;
     begin();
-    move(0, 0, 1, 0, STORE, 0, 5); /* a first time */
-    move(1, 1, 0, 1, STORE, 0, 1); /* an answer */
-    move(0, 2, 1, 2, STORE, 0, 5); /* and again, over what node 1 sent */
-    assert_accepted(OP_KIND_BROADCAST, 2, 5);
+    script_root = 2;
+    move(2, 0, 0, 0, STORE, 0, 5);
+    move(0, 1, 1, 0, STORE, 0, 5); /* a first time */
+    move(1, 1, 0, 2, STORE, 0, 1); /* an answer */
+    move(0, 3, 1, 2, STORE, 0, 5); /* and again, over what node 1 sent */
+    assert_accepted(OP_KIND_BROADCAST, 3, 5);
 }
 
 static void test_central_barrier_is_right(void **state)
@@ -330,7 +332,7 @@ static void test_broadcast_that_forgets_one(void **state)
     remove_line(line_of(1, 2, SCRIPT_SEND));
     remove_line(line_of(5, 2, SCRIPT_RECEIVE));
     assert_refused(OP_KIND_BROADCAST, 6, 5,
-                   "node 5, round 2:", "ends without elements 0 to 4 of the root (never written)");
+                   "node 5, round 2:", "ends without elements 0 to 4 of node 0 (never written)");
 }
 
 static void test_broadcast_that_reduces(void **state)
@@ -342,9 +344,10 @@ static void test_broadcast_that_reduces(void **state)
                    "node 1, round 0:", "reduces into elements 0 to 4 without having them");
     begin();
     move(0, 0, 1, 0, STORE, 0, 5);
-    move(1, 1, 0, 1, REDUCE, 1, 2);
-    assert_refused(OP_KIND_BROADCAST, 2, 5,
-                   "node 0, round 1:", "the contribution of node 0 a second time into elements 1 to 2");
+    move(0, 0, 2, 0, STORE, 0, 5);
+    move(1, 1, 2, 1, REDUCE, 1, 2);
+    assert_refused(OP_KIND_BROADCAST, 3, 5,
+                   "node 2, round 1:", "the contribution of node 0 a second time into elements 1 to 2");
 }
 
 /* --- Calls and limits --- */
@@ -386,7 +389,7 @@ static void test_limits(void **state)
     (void)state;
     struct coll_call call = {
         .kind = OP_KIND_ALL_REDUCE, .node_count = COLL_CHECK_NODES_MAX + 1, .count_elements = 5};
-    assert_status(&coll_ring_all_reduce, call, STATUS_LIMIT, "at most 1024 nodes are checked");
+    assert_status(&coll_ring_all_reduce, call, STATUS_LIMIT, "at most 4096 nodes are checked");
     call.node_count = 3;
     call.count_elements = UINT64_MAX; /* four times as many are sent in all */
     assert_status(&coll_ring_all_reduce, call, STATUS_LIMIT, "do not fit in 64 bits");

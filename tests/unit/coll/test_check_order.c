@@ -130,19 +130,23 @@ static void test_overwrite_after_an_answer_through_others(void **state)
 {
     (void)state;
     begin();
-    move(0, 0, 1, 0, STORE, 0, 3);
+    script_root = 4;
+    move(4, 0, 0, 0, STORE, 0, 3);
+    move(0, 1, 1, 0, STORE, 0, 3);
     move(1, 1, 2, 0, STORE, 0, 3);
     move(2, 1, 3, 0, STORE, 0, 3);
-    move(3, 1, 0, 1, STORE, 0,
+    move(3, 1, 0, 2, STORE, 0,
          3); /* the same elements back: node 1 has consumed them, or node 3 would have none */
-    assert_accepted(OP_KIND_BROADCAST, 4, 3);
+    assert_accepted(OP_KIND_BROADCAST, 5, 3);
     begin();
-    move(0, 0, 1, 0, STORE, 0, 3);
-    move(0, 0, 2, 0, STORE, 0, 3);
+    script_root = 4;
+    move(4, 0, 0, 0, STORE, 0, 3);
+    move(0, 1, 1, 0, STORE, 0, 3);
+    move(0, 1, 2, 0, STORE, 0, 3);
     move(2, 1, 3, 0, STORE, 0, 3);
-    move(3, 1, 0, 1, STORE, 0, 3); /* the same without node 1 on the way */
-    assert_refused(OP_KIND_BROADCAST, 4, 3,
-                   "node 0, round 1:", "writes elements 0 to 2, which it sends to node 1 in round 0");
+    move(3, 1, 0, 2, STORE, 0, 3); /* the same without node 1 on the way */
+    assert_refused(OP_KIND_BROADCAST, 5, 3,
+                   "node 0, round 2:", "writes elements 0 to 2, which it sends to node 1 in round 1");
 }
 
 int main(void)

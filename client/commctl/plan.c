@@ -1,0 +1,249 @@
+#include <errno.h>
+#include <getopt.h>
+#include <libgen.h>
+#include <limits.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/commctl/commctl.h"
+#include "client/commctl/plot.h"
+
+/* Asks the commd program, not a running one: a cluster that is planned need not exist. */
+
+#define SIZES_MAX 32
+#define ARGUMENTS_MAX (SIZES_MAX + 10)
+#define LINE_MAX_BYTES 4096
+
+extern char **environ;
+
+struct plan {
+    const char *operation;
+    uint64_t nodes;
+    double latency_us;
+    double gbit_per_s;
+    uint64_t slice_bytes;
+    const char *overrides;
+    uint64_t sizes[SIZES_MAX];
+    size_t size_count;
+    const char *svg_path;
+};
+
+static const struct column columns[] = {
+    {"size_bytes", "SIZE", COLUMN_BYTES},          {"name", "ALGORITHM", COLUMN_TEXT},
+    {"predicted_ns", "PREDICTED", COLUMN_NS},      {"rounds", "ROUNDS", COLUMN_NUMBER},
+    {"messages", "MESSAGES", COLUMN_NUMBER},       {"sent_bytes", "SENT/NODE", COLUMN_BYTES},
+    {"memory_bytes", "MEMORY/NODE", COLUMN_BYTES}, {"mark", "PICKED", COLUMN_TEXT},
+};
+
+static const char usage[] =
+    "usage: commctl plan [OPERATION] [-n NODES] [-s SIZE[,SIZE...]] [-l LATENCY_US] [-b GBIT_PER_S]\n"
+    "                    [--slice SIZE] [-a OVERRIDES] [--svg FILE]\n";
+
+static bool parse_sizes(char *text, struct plan *plan)
+{
+    plan->size_count = 0;
+    for (char *size = strtok(text, ","); size != NULL; size = strtok(NULL, ",")) {
+        if (plan->size_count == SIZES_MAX || !size_parse(size, &plan->sizes[plan->size_count])) {
+            return false;
+        }
+        plan->size_count++;
+    }
+    return plan->size_count > 0;
+}
+
+static bool parse_positive(const char *text, double *out)
+{
+    char *end;
+    *out = strtod(text, &end);
+    return end != text && *end == '\0' && *out > 0 && *out < 1e9;
+}
+
+static bool parse_plan(int argc, char **argv, struct plan *plan)
+{
+    static const struct option options[] = {
+        {"svg", required_argument, NULL, 'o'}, {"slice", required_argument, NULL, 'c'}, {NULL, 0, NULL, 0}};
+    bool fine = true;
+    double nodes;
+    optind = 0;
+    for (int option; fine && (option = getopt_long(argc, argv, "n:s:l:b:a:", options, NULL)) != -1;) {
+        switch (option) {
+        case 'n':
+            fine = parse_positive(optarg, &nodes) && nodes == (double)(uint64_t)nodes;
+            plan->nodes = fine ? (uint64_t)nodes : 0;
+            break;
+        case 's':
+            fine = parse_sizes(optarg, plan);
+            break;
+        case 'l':
+            fine = parse_positive(optarg, &plan->latency_us);
+            break;
+        case 'b':
+            fine = parse_positive(optarg, &plan->gbit_per_s);
+            break;
+        case 'c':
+            fine = size_parse(optarg, &plan->slice_bytes) && plan->slice_bytes > 0;
+            break;
+        case 'a':
+            plan->overrides = optarg;
+            break;
+        case 'o':
+            plan->svg_path = optarg;
+            break;
+        default:
+            fine = false;
+            break;
+        }
+    }
+    if (fine && optind < argc) {
+        plan->operation = argv[optind++];
+    }
+    return fine && optind == argc;
+}
+
+/* Beside this program, where both are installed, or by PATH. */
+static void find_commd(char *path, size_t size)
+{
+    static const char *const places[] = {"commd", "../sbin/commd"};
+    char self[PATH_MAX];
+    ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
+    if (length > 0) {
+        self[length] = '\0';
+        const char *folder = dirname(self);
+        for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+            if (snprintf(path, size, "%s/%s", folder, places[i]) < (int)size && access(path, X_OK) == 0) {
+                return;
+            }
+        }
+    }
+    (void)snprintf(path, size, "commd");
+}
+
+static enum exit_code read_rows(FILE *from, json_t *rows)
+{
+    char line[LINE_MAX_BYTES];
+    while (fgets(line, sizeof line, from) != NULL) {
+        json_t *row = json_loads(line, 0, NULL);
+        if (row == NULL) {
+            (void)fprintf(stderr, "commctl: commd says what cannot be understood: %s", line);
+            return EXIT_CODE_FAILURE;
+        }
+        bool picked = json_is_true(json_object_get(row, "picked"));
+        json_object_set_new(row, "mark", json_string(picked ? "*" : ""));
+        json_array_append_new(rows, row);
+    }
+    return EXIT_CODE_OK;
+}
+
+static enum exit_code ask_commd(const struct plan *plan, json_t *rows)
+{
+    char texts[ARGUMENTS_MAX][32];
+    char *arguments[ARGUMENTS_MAX + 1];
+    char path[PATH_MAX];
+    int pipe_ends[2];
+    size_t count = 0;
+    (void)snprintf(texts[0], sizeof texts[0], "%llu", (unsigned long long)plan->nodes);
+    (void)snprintf(texts[1], sizeof texts[1], "%.0f", plan->latency_us * 1e3);
+    (void)snprintf(texts[2], sizeof texts[2], "%.0f", plan->gbit_per_s * 1e9 / 8);
+    (void)snprintf(texts[3], sizeof texts[3], "%llu", (unsigned long long)plan->slice_bytes);
+    find_commd(path, sizeof path);
+    arguments[count++] = path;
+    arguments[count++] = "--plan";
+    arguments[count++] = (char *)plan->operation;
+    for (size_t i = 0; i < 4; i++) {
+        arguments[count++] = texts[i];
+    }
+    arguments[count++] = (char *)plan->overrides;
+    for (size_t i = 0; i < plan->size_count; i++) {
+        (void)snprintf(texts[4 + i], sizeof texts[0], "%llu", (unsigned long long)plan->sizes[i]);
+        arguments[count++] = texts[4 + i];
+    }
+    arguments[count] = NULL;
+    if (pipe(pipe_ends) != 0) {
+        (void)fprintf(stderr, "commctl: pipe: %s\n", strerror(errno));
+        return EXIT_CODE_FAILURE;
+    }
+    posix_spawn_file_actions_t actions;
+    pid_t child;
+    posix_spawn_file_actions_init(&actions);
+    posix_spawn_file_actions_adddup2(&actions, pipe_ends[1], STDOUT_FILENO);
+    posix_spawn_file_actions_addclose(&actions, pipe_ends[0]);
+    posix_spawn_file_actions_addclose(&actions, pipe_ends[1]);
+    int failure = posix_spawnp(&child, path, &actions, NULL, arguments, environ);
+    posix_spawn_file_actions_destroy(&actions);
+    (void)close(pipe_ends[1]);
+    FILE *from = fdopen(pipe_ends[0], "r");
+    if (failure != 0 || from == NULL) {
+        (void)fprintf(stderr, "commctl: %s: %s\n", path, strerror(failure != 0 ? failure : errno));
+        if (from == NULL) {
+            (void)close(pipe_ends[0]);
+        } else {
+            (void)fclose(from);
+        }
+        return EXIT_CODE_FAILURE;
+    }
+    enum exit_code code = read_rows(from, rows);
+    int status = 0;
+    (void)fclose(from);
+    if (waitpid(child, &status, 0) != child || !WIFEXITED(status)) {
+        return EXIT_CODE_FAILURE;
+    }
+    return code == EXIT_CODE_OK ? (enum exit_code)WEXITSTATUS(status) : code;
+}
+
+static void print_plan(const json_t *object)
+{
+    (void)printf("%s among %lld nodes, %.1f us, %.2f Gbit/s (assumed)\n\n",
+                 json_string_value(json_object_get(object, "operation")),
+                 (long long)json_integer_value(json_object_get(object, "nodes")),
+                 json_real_value(json_object_get(object, "latency_us")),
+                 json_real_value(json_object_get(object, "gbit_per_s")));
+    table_print(json_object_get(object, "algorithms"), columns, sizeof columns / sizeof columns[0]);
+}
+
+enum exit_code verb_plan(struct commctl *commctl, int argc, char **argv)
+{
+    struct plan plan = {.operation = "all_reduce",
+                        .nodes = 16,
+                        .latency_us = 50,
+                        .gbit_per_s = 10,
+                        .slice_bytes = 1u << 20,
+                        .overrides = "",
+                        .sizes = {8, 4096, 65536, 1u << 20, 16u << 20, 256u << 20},
+                        .size_count = 6};
+    if (!parse_plan(argc, argv, &plan)) {
+        (void)fputs(usage, stderr);
+        return EXIT_CODE_USAGE;
+    }
+    json_t *rows = json_array();
+    enum exit_code code = ask_commd(&plan, rows);
+    if (code == EXIT_CODE_OK && plan.svg_path != NULL) {
+        char title[160];
+        struct plan fine = plan;
+        json_t *points = json_array();
+        fine.size_count = 0;
+        for (uint64_t size = 8; size <= 1ull << 30; size *= 2) {
+            fine.sizes[fine.size_count++] = size;
+        }
+        (void)snprintf(title, sizeof title, "%.40s among %llu nodes, %.1f us, %.2f Gbit/s: predicted time",
+                       plan.operation, (unsigned long long)plan.nodes, plan.latency_us, plan.gbit_per_s);
+        code = ask_commd(&fine, points);
+        if (code == EXIT_CODE_OK && !plot_write(plan.svg_path, title, points)) {
+            (void)fprintf(stderr, "commctl: %s: %s\n", plan.svg_path, strerror(errno));
+            code = EXIT_CODE_FAILURE;
+        }
+        json_decref(points);
+    }
+    if (code == EXIT_CODE_OK) {
+        output_object(commctl,
+                      json_pack("{ss sI sf sf sO}", "operation", plan.operation, "nodes",
+                                (json_int_t)plan.nodes, "latency_us", plan.latency_us, "gbit_per_s",
+                                plan.gbit_per_s, "algorithms", rows),
+                      print_plan);
+    }
+    json_decref(rows);
+    return code;
+}

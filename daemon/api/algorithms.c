@@ -1,0 +1,152 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/api/session.h"
+#include "daemon/coll/forecast.h"
+#include "daemon/coll/overrides.h"
+
+/* commctl algorithms: what would be picked, by the code that picks. */
+
+#define ALGORITHMS_ROWS_MAX 256
+#define ALGORITHMS_SIZES_MAX 8
+
+struct algorithms {
+    Commd__Client__AlgorithmsReply answer;
+    struct coll_network network;
+    struct coll_overrides overrides;
+    Commd__Client__AlgorithmInfo rows[ALGORITHMS_ROWS_MAX];
+    Commd__Client__AlgorithmInfo *pointers[ALGORITHMS_ROWS_MAX];
+};
+
+static void worsen(struct algorithms *all, uint64_t latency_ns, uint64_t bytes_per_s)
+{
+    Commd__Client__AlgorithmsReply *answer = &all->answer;
+    answer->latency_ns = latency_ns > answer->latency_ns ? latency_ns : answer->latency_ns;
+    if (bytes_per_s != 0 && (answer->bytes_per_s == 0 || bytes_per_s < answer->bytes_per_s)) {
+        answer->bytes_per_s = bytes_per_s;
+    }
+}
+
+/* The worst of the links asked for. */
+static enum status algorithms_network(const struct api *api, const Commd__Client__AlgorithmsQuery *request,
+                                      struct algorithms *all, struct error *error)
+{
+    Commd__Client__AlgorithmsReply *answer = &all->answer;
+    uint64_t latency_ns, bytes_per_s;
+    for (size_t i = 0; i < request->n_node_names; i++) {
+        const char *name = request->node_names[i];
+        uint32_t node;
+        if (mesh_find_node(api->mesh, name, &node)) {
+            mesh_link_to(api->mesh, node, &latency_ns, &bytes_per_s);
+            worsen(all, latency_ns, bytes_per_s);
+        } else if (strcmp(name, mesh_own_name(api->mesh)) != 0) {
+            return error_set(error, STATUS_NOT_FOUND, "no node is called \"%s\"", name);
+        }
+    }
+    if (request->n_node_names == 0) {
+        mesh_link_estimate(api->mesh, &latency_ns, &bytes_per_s);
+        worsen(all, latency_ns, bytes_per_s);
+    }
+    all->network = coll_network_default;
+    answer->measured = answer->latency_ns != 0 && answer->bytes_per_s != 0;
+    if (answer->latency_ns != 0) {
+        all->network.latency_s = (double)answer->latency_ns * 1e-9;
+    }
+    if (answer->bytes_per_s != 0) {
+        all->network.bandwidth_bytes_per_s = (double)answer->bytes_per_s;
+    }
+    answer->latency_ns = (uint64_t)(all->network.latency_s * 1e9);
+    answer->bytes_per_s = (uint64_t)all->network.bandwidth_bytes_per_s;
+    answer->node_count = request->node_count != 0     ? request->node_count
+                         : request->n_node_names != 0 ? (uint32_t)request->n_node_names
+                                                      : mesh_node_count(api->mesh) + 1;
+    if (answer->node_count < 1 || answer->node_count > COLL_NODES_MAX) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%u nodes; expected 1 to %d", answer->node_count,
+                         COLL_NODES_MAX);
+    }
+    return STATUS_OK;
+}
+
+static void add_row(struct algorithms *all, const struct coll_algorithm *algorithm,
+                    const struct coll_choice *choice, uint64_t size_bytes)
+{
+    const struct coll_algorithm *picked = coll_select(choice, &all->network, &all->overrides);
+    const struct coll_algorithm *best = coll_select(choice, &all->network, NULL);
+    bool serves = coll_serves(algorithm, choice);
+    struct coll_forecast forecast = {0};
+    if (all->answer.n_algorithms == ALGORITHMS_ROWS_MAX) {
+        return;
+    }
+    if (serves) {
+        coll_forecast(algorithm, choice, &all->network, &forecast);
+    }
+    Commd__Client__AlgorithmInfo *row = &all->rows[all->answer.n_algorithms];
+    commd__client__algorithm_info__init(row);
+    row->kind = (char *)op_kind_text(algorithm->kind);
+    row->name = (char *)algorithm->name;
+    row->description = (char *)algorithm->description;
+    row->size_bytes = size_bytes;
+    row->serves = serves;
+    row->predicted_ns = (uint64_t)(forecast.seconds * 1e9);
+    row->rounds = forecast.rounds;
+    row->sent_bytes = (uint64_t)forecast.sent_bytes;
+    row->picked = algorithm == picked;
+    row->reason = (char *)(algorithm != picked ? "" : picked == best ? "lowest predicted time" : "override");
+    all->pointers[all->answer.n_algorithms++] = row;
+}
+
+static enum status algorithms_fill(struct api *api, const Commd__Client__AlgorithmsQuery *request,
+                                   struct algorithms *all, struct error *error)
+{
+    const char *overrides = request->overrides[0] != '\0' ? request->overrides : req_algorithms(api->req);
+    uint32_t count;
+    const struct coll_algorithm *const *list = coll_registry(&count);
+    commd__client__algorithms_reply__init(&all->answer);
+    all->answer.algorithms = all->pointers;
+    all->answer.overrides = (char *)overrides;
+    if (request->n_size_bytes < 1 || request->n_size_bytes > ALGORITHMS_SIZES_MAX) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%zu sizes; expected 1 to %d", request->n_size_bytes,
+                         ALGORITHMS_SIZES_MAX);
+    }
+    enum status status = coll_overrides_parse(overrides, &all->overrides, error);
+    if (status == STATUS_OK) {
+        status = algorithms_network(api, request, all, error);
+    }
+    for (uint32_t i = 0; i < count && status == STATUS_OK; i++) {
+        if (request->kind[0] != '\0' && strcmp(request->kind, op_kind_text(list[i]->kind)) != 0) {
+            continue;
+        }
+        for (size_t k = 0; k < request->n_size_bytes; k++) {
+            struct coll_choice choice = {.kind = list[i]->kind,
+                                         .node_count = all->answer.node_count,
+                                         .size_bytes = request->size_bytes[k],
+                                         .element_bytes = 1,
+                                         .slice_bytes = req_slice_bytes(api->req),
+                                         .blocks_are_equal = true};
+            add_row(all, list[i], &choice, request->size_bytes[k]);
+        }
+    }
+    if (status == STATUS_OK && all->answer.n_algorithms == 0) {
+        status = error_set(error, STATUS_NOT_FOUND, "no operation is called \"%s\"", request->kind);
+    }
+    return status;
+}
+
+void api_algorithms(struct api_session *session, uint64_t request_id,
+                    const Commd__Client__AlgorithmsQuery *request)
+{
+    struct error error;
+    struct algorithms *all = calloc(1, sizeof *all);
+    enum status status = all != NULL ? algorithms_fill(session->api, request, all, &error)
+                                     : error_set(&error, STATUS_NO_MEMORY, "no memory for an answer");
+    if (status == STATUS_OK) {
+        Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+        reply.id = request_id;
+        reply.body_case = COMMD__CLIENT__REPLY__BODY_ALGORITHMS;
+        reply.algorithms = &all->answer;
+        api_session_reply(session, &reply);
+    } else {
+        api_session_reply_error(session, request_id, &error);
+    }
+    free(all);
+}

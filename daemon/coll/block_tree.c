@@ -1,0 +1,95 @@
+#include <assert.h>
+
+#include "daemon/coll/registry.h"
+#include "daemon/coll/transfer.h"
+
+/*
+ * Binomial trees of blocks, counted from the root: Thakur, Rabenseifner and Gropp, "Optimization of
+ * Collective Communication Operations in MPICH", 2005. In round r of a gather a node whose number is an odd
+ * multiple of 2^r has the blocks of the 2^r nodes from itself on, as far as there are nodes, and sends them
+ * to the node 2^r before. A scatter is the same the other way round. A range of nodes counted from the root
+ * is one of blocks around the circle: one transfer, or two where it passes the last node.
+ */
+
+static uint32_t block_tree_round_count(const struct coll_call *call)
+{
+    return coll_doubling_rounds(call->node_count);
+}
+
+/* The round in which blocks go the way of `distance`; towards the root, or away from it. */
+static void block_tree_step(const struct coll_call *call, uint32_t distance, bool to_root,
+                            struct coll_round *out)
+{
+    assert(call->node_index < call->node_count && call->root_node < call->node_count);
+    uint32_t self = call->node_index;
+    uint32_t from_root = coll_from_root(call);
+    bool is_child = from_root % (2 * distance) == distance;
+    bool is_parent = from_root % (2 * distance) == 0 && from_root + distance < call->node_count;
+    coll_round_begin(out);
+    if (!is_child && !is_parent) {
+        return;
+    }
+    uint32_t child = is_child ? from_root : from_root + distance;
+    uint32_t child_node = coll_node_after(call, call->root_node, child);
+    uint32_t other = is_child ? coll_node_before(call, self, distance) : child_node;
+    uint32_t left = call->node_count - child;
+    uint32_t blocks = left < distance ? left : distance;
+    if (is_child == to_root) {
+        coll_add_circle(call, other, COLL_STORE, child_node, blocks, out->sends, &out->send_count);
+    } else {
+        coll_add_circle(call, other, COLL_STORE, child_node, blocks, out->receives, &out->receive_count);
+    }
+}
+
+static void block_tree_gather_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(round < block_tree_round_count(call));
+    block_tree_step(call, UINT32_C(1) << round, true, out);
+}
+
+static void block_tree_scatter_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(round < block_tree_round_count(call));
+    block_tree_step(call, UINT32_C(1) << (block_tree_round_count(call) - 1 - round), false, out);
+}
+
+/* The root has a message in every round, and two in the one whose blocks pass the last node: those of a child
+ * with node 0 inside its range, not at its beginning. */
+static void block_tree_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    double elements = coll_all_but_own(call);
+    uint32_t rounds = block_tree_round_count(call);
+    uint32_t to_first = call->node_count - call->root_node;
+    bool wraps = call->root_node > 0 && (to_first & (to_first - 1)) != 0;
+    *out = (struct coll_estimate){.rounds = rounds,
+                                  .messages = rounds + wraps,
+                                  .senders = rounds > 0,
+                                  .path_elements = elements,
+                                  .busy_elements = elements};
+}
+
+const struct coll_algorithm coll_tree_gather = {
+    .id = 20,
+    .name = "tree",
+    .description =
+        "best for many nodes: binomial tree, ceil(log2 n) rounds and messages at the root, blocks are passed "
+        "on",
+    .kind = OP_KIND_GATHER,
+    .round_count = block_tree_round_count,
+    .transfers_max = coll_two_transfers,
+    .round = block_tree_gather_round,
+    .estimate = block_tree_estimate,
+};
+
+const struct coll_algorithm coll_tree_scatter = {
+    .id = 22,
+    .name = "tree",
+    .description =
+        "best for many nodes: binomial tree, ceil(log2 n) rounds and messages at the root, blocks are passed "
+        "on",
+    .kind = OP_KIND_SCATTER,
+    .round_count = block_tree_round_count,
+    .transfers_max = coll_two_transfers,
+    .round = block_tree_scatter_round,
+    .estimate = block_tree_estimate,
+};

@@ -1,0 +1,112 @@
+#include <assert.h>
+
+#include "daemon/coll/registry.h"
+#include "daemon/coll/transfer.h"
+
+/*
+ * From node to node in a line, for operations of many slices: while one slice is further on, the next ones
+ * follow, and every link carries the bytes once ("pipeline" in Pjesivac-Grbovic and others, "Performance
+ * Analysis of MPI Collective Operations", 2007). A broadcast begins at the root; a reduce ends there, folding
+ * from the last node on; a scan runs from node 0 to the last.
+ */
+
+static uint32_t chain_round_count(const struct coll_call *call)
+{
+    return call->node_count - 1;
+}
+
+/* The round in which position `at` of the line sends to the next; the line begins at node `first`. */
+static void chain_step(const struct coll_call *call, uint32_t first, uint32_t at, enum coll_action action,
+                       struct coll_round *out)
+{
+    uint32_t position = coll_node_before(call, call->node_index, first);
+    coll_round_begin(out);
+    if (position == at) {
+        coll_add_all(call, coll_node_after(call, call->node_index, 1), action, out->sends, &out->send_count);
+    } else if (position == at + 1) {
+        coll_add_all(call, coll_node_before(call, call->node_index, 1), action, out->receives,
+                     &out->receive_count);
+    }
+}
+
+static void chain_broadcast_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(call->node_index < call->node_count && round < chain_round_count(call));
+    chain_step(call, call->root_node, round, COLL_STORE, out);
+}
+
+static void chain_reduce_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(call->node_index < call->node_count && round < chain_round_count(call));
+    uint32_t sender = call->node_count - 1 - round; /* counted from the root */
+    uint32_t from_root = coll_from_root(call);
+    coll_round_begin(out);
+    if (from_root == sender) {
+        coll_add_all(call, coll_node_before(call, call->node_index, 1), COLL_REDUCE, out->sends,
+                     &out->send_count);
+    } else if (from_root + 1 == sender) {
+        coll_add_all(call, coll_node_after(call, call->node_index, 1), COLL_REDUCE, out->receives,
+                     &out->receive_count);
+    }
+}
+
+static void chain_scan_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(call->node_index < call->node_count && round < chain_round_count(call));
+    chain_step(call, 0, round, COLL_PREFIX, out);
+}
+
+static void chain_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    uint32_t rounds = chain_round_count(call);
+    double elements = (double)call->count_elements;
+    *out = (struct coll_estimate){.rounds = rounds,
+                                  .messages = rounds > 0,
+                                  .senders = rounds > 0,
+                                  .path_elements = elements * rounds,
+                                  .busy_elements = rounds > 0 ? elements : 0};
+}
+
+const struct coll_algorithm coll_chain_broadcast = {
+    .id = 8,
+    .name = "chain",
+    .description = "best for operations of many slices: n-1 rounds, every node passes the bytes on once",
+    .kind = OP_KIND_BROADCAST,
+    .round_count = chain_round_count,
+    .transfers_max = coll_one_transfer,
+    .round = chain_broadcast_round,
+    .estimate = chain_estimate,
+};
+
+const struct coll_algorithm coll_chain_reduce = {
+    .id = 11,
+    .name = "chain",
+    .description = "best for operations of many slices: n-1 rounds, every node passes the bytes on once",
+    .kind = OP_KIND_REDUCE,
+    .round_count = chain_round_count,
+    .transfers_max = coll_one_transfer,
+    .round = chain_reduce_round,
+    .estimate = chain_estimate,
+};
+
+const struct coll_algorithm coll_chain_scan = {
+    .id = 27,
+    .name = "chain",
+    .description = "best for operations of many slices: n-1 rounds, every node passes the bytes on once",
+    .kind = OP_KIND_SCAN,
+    .round_count = chain_round_count,
+    .transfers_max = coll_one_transfer,
+    .round = chain_scan_round,
+    .estimate = chain_estimate,
+};
+
+const struct coll_algorithm coll_chain_exclusive_scan = {
+    .id = 29,
+    .name = "chain",
+    .description = "best for operations of many slices: n-1 rounds, every node passes the bytes on once",
+    .kind = OP_KIND_EXCLUSIVE_SCAN,
+    .round_count = chain_round_count,
+    .transfers_max = coll_one_transfer,
+    .round = chain_scan_round,
+    .estimate = chain_estimate,
+};

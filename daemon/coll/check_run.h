@@ -1,0 +1,77 @@
+#ifndef DAEMON_COLL_CHECK_RUN_H
+#define DAEMON_COLL_CHECK_RUN_H
+
+#include <stdbool.h>
+
+#include "daemon/coll/check_plan.h"
+#include "daemon/coll/check_value.h"
+
+/* A plan being run on symbolic values; what check.c and check_end.c share. */
+
+#define COLL_RUN_NEVER UINT32_MAX
+
+/* A part that was sent: it may be written once `receiver` is known to have come to `clock`. */
+struct sent_part {
+    uint32_t next;
+    uint32_t receiver;
+    uint32_t clock;
+    uint32_t round; /* of the send */
+};
+
+struct node_progress {
+    uint32_t round;
+    uint32_t next_receive; /* index into the plan's receives */
+    uint32_t untaken;      /* sends of this round */
+    bool queued;
+};
+
+/* What a part of a node holds. */
+struct coll_cell {
+    uint64_t origin; /* the place that its first element is of: in the vector, or in its contributor's line */
+    uint32_t value;
+    uint32_t written; /* the round of the last write, or COLL_RUN_NEVER */
+    uint32_t sent;    /* the sent_parts not known to be consumed, a list */
+};
+
+struct coll_run {
+    const struct coll_plan *plan;
+    struct coll_values values;
+    struct node_progress *nodes;
+    size_t *first_cell; /* by node */
+    struct coll_cell *cells;
+    struct coll_cell **copies; /* by send, while it is under way: what it carries; copies_sends alone */
+    struct sent_part *sent_parts;
+    uint32_t sent_part_count;
+    uint32_t sent_part_capacity;
+    uint32_t free_sent_part; /* a list */
+    /*
+     * By (node, other): how far the node knows the other to have come: 0 for nothing, 1 + k for having
+     * entered and consumed k receives; now, and when the node entered its round.
+     */
+    uint32_t *known;
+    uint32_t *known_at_round;
+    bool *taken;     /* by send */
+    uint32_t *queue; /* nodes that may have something to do: a ring of node_count, each at most once */
+    uint32_t queue_head;
+    uint32_t queue_count;
+};
+
+static inline struct coll_cell *coll_run_cell(const struct coll_run *run, uint32_t node, uint32_t part)
+{
+    return &run->cells[run->first_cell[node] + part];
+}
+
+static inline uint64_t coll_run_place(const struct coll_run *run, uint32_t node, uint32_t part)
+{
+    return run->plan->nodes[node].cuts->list[part];
+}
+
+static inline uint32_t *coll_run_known(const struct coll_run *run, uint32_t *table, uint32_t node)
+{
+    return &table[(size_t)node * run->plan->call.node_count];
+}
+
+/* check_end.c: whether every node holds what it must, and has passed no barrier early. */
+enum status coll_run_check_end(const struct coll_run *run, struct error *error) COMM_MUST_USE;
+
+#endif

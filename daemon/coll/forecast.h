@@ -1,0 +1,22 @@
+#ifndef DAEMON_COLL_FORECAST_H
+#define DAEMON_COLL_FORECAST_H
+
+#include "daemon/coll/registry.h"
+
+/* What an operation would cost by an algorithm, from its estimate of one slice: for `commctl algorithms` and
+ * `commctl plan`. */
+struct coll_forecast {
+    double seconds; /* coll_predict */
+    uint64_t slices;
+    uint64_t rounds;   /* of one slice */
+    double messages;   /* of the busiest node, all slices together */
+    double sent_bytes; /* payload, likewise */
+    double
+        memory_bytes; /* of the daemon, beside the ranks' own buffers: lanes and what the algorithm wants */
+};
+
+/* The algorithm must serve the choice (coll_serves). network: null for the default. Thread-safe. */
+void coll_forecast(const struct coll_algorithm *algorithm, const struct coll_choice *choice,
+                   const struct coll_network *network, struct coll_forecast *out);
+
+#endif

@@ -1,0 +1,63 @@
+#include <assert.h>
+
+#include "daemon/coll/registry.h"
+#include "daemon/coll/transfer.h"
+
+/*
+ * Hillis and Steele, "Data Parallel Algorithms", 1986: in round r node i sends its running value, the fold of
+ * the 2^r nodes that end with it, to node i + 2^r, where it comes before what is there.
+ */
+
+static uint32_t hillis_steele_round_count(const struct coll_call *call)
+{
+    return coll_doubling_rounds(call->node_count);
+}
+
+static void hillis_steele_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    uint32_t self = call->node_index;
+    assert(self < call->node_count && round < hillis_steele_round_count(call));
+    uint32_t distance = UINT32_C(1) << round;
+    coll_round_begin(out);
+    if (self + distance < call->node_count) {
+        coll_add_all(call, self + distance, COLL_PREFIX, out->sends, &out->send_count);
+    }
+    if (self >= distance) {
+        coll_add_all(call, self - distance, COLL_PREFIX, out->receives, &out->receive_count);
+    }
+}
+
+static void hillis_steele_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    uint32_t rounds = hillis_steele_round_count(call);
+    double elements = (double)call->count_elements * rounds;
+    *out = (struct coll_estimate){.rounds = rounds,
+                                  .messages = rounds,
+                                  .senders = rounds > 0,
+                                  .path_elements = elements,
+                                  .busy_elements = elements};
+}
+
+const struct coll_algorithm coll_hillis_steele_scan = {
+    .id = 26,
+    .name = "hillis_steele",
+    .description = "best for small operations: ceil(log2 n) rounds of all bytes",
+    .kind = OP_KIND_SCAN,
+    .copies_sends = true,
+    .round_count = hillis_steele_round_count,
+    .transfers_max = coll_one_transfer,
+    .round = hillis_steele_round,
+    .estimate = hillis_steele_estimate,
+};
+
+const struct coll_algorithm coll_hillis_steele_exclusive_scan = {
+    .id = 28,
+    .name = "hillis_steele",
+    .description = "best for small operations: ceil(log2 n) rounds of all bytes",
+    .kind = OP_KIND_EXCLUSIVE_SCAN,
+    .copies_sends = true,
+    .round_count = hillis_steele_round_count,
+    .transfers_max = coll_one_transfer,
+    .round = hillis_steele_round,
+    .estimate = hillis_steele_estimate,
+};

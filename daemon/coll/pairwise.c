@@ -1,0 +1,45 @@
+#include <assert.h>
+
+#include "daemon/coll/registry.h"
+#include "daemon/coll/transfer.h"
+
+/*
+ * Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005: in
+ * round r node i sends the block of node i + r + 1 and receives that of i - r - 1, so that every node has one
+ * sender and one receiver at a time.
+ */
+
+static uint32_t pairwise_round_count(const struct coll_call *call)
+{
+    return call->node_count - 1;
+}
+
+static void pairwise_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(call->node_index < call->node_count && round < pairwise_round_count(call));
+    coll_round_begin(out);
+    coll_add_block_pair(call, coll_node_after(call, call->node_index, round + 1),
+                        coll_node_before(call, call->node_index, round + 1), out);
+}
+
+static void pairwise_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    double elements = coll_all_but_own(call);
+    uint32_t rounds = pairwise_round_count(call);
+    *out = (struct coll_estimate){.rounds = rounds,
+                                  .messages = rounds,
+                                  .senders = rounds > 0,
+                                  .path_elements = elements,
+                                  .busy_elements = elements};
+}
+
+const struct coll_algorithm coll_pairwise_all_to_all = {
+    .id = 24,
+    .name = "pairwise",
+    .description = "best for large blocks: n-1 rounds, one node at a time, each block straight to its node",
+    .kind = OP_KIND_ALL_TO_ALL,
+    .round_count = pairwise_round_count,
+    .transfers_max = coll_one_transfer,
+    .round = pairwise_round,
+    .estimate = pairwise_estimate,
+};

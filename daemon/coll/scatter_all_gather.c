@@ -1,0 +1,95 @@
+#include <assert.h>
+
+#include "daemon/coll/registry.h"
+#include "daemon/coll/transfer.h"
+
+/*
+ * Barnett, Gupta, Payne, Shuler, van de Geijn and Watts, "Interprocessor Collective Communication Library",
+ * 1994: a broadcast as a scatter of n parts along a binomial tree, and an all-gather around the ring, all
+ * counted from the root. A node whose number is an odd multiple of 2^r has got the 2^r parts from its own on;
+ * what a node has got so, the ring leaves out, and the root receives nothing at all.
+ */
+
+static uint32_t scatter_rounds(const struct coll_call *call)
+{
+    return coll_doubling_rounds(call->node_count);
+}
+
+static uint32_t scatter_all_gather_round_count(const struct coll_call *call)
+{
+    return call->node_count > 1 ? scatter_rounds(call) + call->node_count - 1 : 0;
+}
+
+/* Whether the scatter leaves a part with a node. */
+static bool scatter_leaves(const struct coll_call *call, uint32_t from_root, uint32_t part)
+{
+    uint32_t parts = from_root == 0 ? call->node_count : from_root & -from_root;
+    return part >= from_root && part - from_root < parts;
+}
+
+static void scatter_step(const struct coll_call *call, uint32_t distance, struct coll_round *out)
+{
+    uint32_t nodes = call->node_count;
+    uint32_t from_root = coll_from_root(call);
+    if (from_root % (2 * distance) == distance) {
+        coll_add_parts(call, coll_node_before(call, call->node_index, distance), COLL_STORE, nodes, from_root,
+                       (uint32_t)coll_least(from_root + distance, nodes), out->receives, &out->receive_count);
+    } else if (from_root % (2 * distance) == 0 && from_root + distance < nodes) {
+        coll_add_parts(call, coll_node_after(call, call->node_index, distance), COLL_STORE, nodes,
+                       from_root + distance, (uint32_t)coll_least(from_root + 2 * distance, nodes),
+                       out->sends, &out->send_count);
+    }
+}
+
+static void all_gather_step(const struct coll_call *call, uint32_t step, struct coll_round *out)
+{
+    uint32_t nodes = call->node_count;
+    uint32_t from_root = coll_from_root(call);
+    uint32_t sent = (from_root + nodes - step) % nodes;
+    uint32_t received = (from_root + 2 * nodes - step - 1) % nodes;
+    if (!scatter_leaves(call, (from_root + 1) % nodes, sent)) {
+        coll_add_part(call, coll_node_after(call, call->node_index, 1), sent, COLL_STORE, out->sends,
+                      &out->send_count);
+    }
+    if (!scatter_leaves(call, from_root, received)) {
+        coll_add_part(call, coll_node_before(call, call->node_index, 1), received, COLL_STORE, out->receives,
+                      &out->receive_count);
+    }
+}
+
+static void scatter_all_gather_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(call->node_index < call->node_count && call->root_node < call->node_count &&
+           round < scatter_all_gather_round_count(call));
+    uint32_t scatter = scatter_rounds(call);
+    coll_round_begin(out);
+    if (round < scatter) {
+        scatter_step(call, UINT32_C(1) << (scatter - 1 - round), out);
+    } else {
+        all_gather_step(call, round - scatter, out);
+    }
+}
+
+/* The root sends in every round. */
+static void scatter_all_gather_estimate(const struct coll_call *call, struct coll_estimate *out)
+{
+    double elements = 2 * coll_all_but_own(call);
+    uint32_t rounds = scatter_all_gather_round_count(call);
+    *out = (struct coll_estimate){.rounds = rounds,
+                                  .messages = rounds,
+                                  .senders = rounds > 0,
+                                  .path_elements = elements,
+                                  .busy_elements = elements};
+}
+
+const struct coll_algorithm coll_scatter_all_gather_broadcast = {
+    .id = 9,
+    .name = "scatter_all_gather",
+    .description =
+        "best for large operations of few slices: ceil(log2 n) + n - 1 rounds, 2(n-1)/n of the bytes",
+    .kind = OP_KIND_BROADCAST,
+    .round_count = scatter_all_gather_round_count,
+    .transfers_max = coll_one_transfer,
+    .round = scatter_all_gather_round,
+    .estimate = scatter_all_gather_estimate,
+};

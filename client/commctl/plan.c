@@ -201,7 +201,21 @@ static void print_plan(const json_t *object)
                  (long long)json_integer_value(json_object_get(object, "nodes")),
                  json_real_value(json_object_get(object, "latency_us")),
                  json_real_value(json_object_get(object, "gbit_per_s")));
-    table_print(json_object_get(object, "algorithms"), columns, sizeof columns / sizeof columns[0]);
+    const json_t *rows = json_object_get(object, "algorithms");
+    json_t *by_size = json_array();
+    size_t index;
+    json_t *size, *row;
+    json_array_foreach(json_object_get(object, "sizes"), index, size)
+    {
+        for (size_t i = 0; i < json_array_size(rows); i++) {
+            row = json_array_get(rows, i);
+            if (json_equal(json_object_get(row, "size_bytes"), size)) {
+                json_array_append(by_size, row);
+            }
+        }
+    }
+    table_print(by_size, columns, sizeof columns / sizeof columns[0]);
+    json_decref(by_size);
 }
 
 enum exit_code verb_plan(struct commctl *commctl, int argc, char **argv)
@@ -238,10 +252,14 @@ enum exit_code verb_plan(struct commctl *commctl, int argc, char **argv)
         json_decref(points);
     }
     if (code == EXIT_CODE_OK) {
+        json_t *sizes = json_array();
+        for (size_t i = 0; i < plan.size_count; i++) {
+            json_array_append_new(sizes, json_integer((json_int_t)plan.sizes[i]));
+        }
         output_object(commctl,
-                      json_pack("{ss sI sf sf sO}", "operation", plan.operation, "nodes",
+                      json_pack("{ss sI sf sf so sO}", "operation", plan.operation, "nodes",
                                 (json_int_t)plan.nodes, "latency_us", plan.latency_us, "gbit_per_s",
-                                plan.gbit_per_s, "algorithms", rows),
+                                plan.gbit_per_s, "sizes", sizes, "algorithms", rows),
                       print_plan);
     }
     json_decref(rows);

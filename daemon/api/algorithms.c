@@ -95,12 +95,30 @@ static void add_row(struct algorithms *all, const struct coll_algorithm *algorit
     all->pointers[all->answer.n_algorithms++] = row;
 }
 
+static void add_kind(const struct api *api, const Commd__Client__AlgorithmsQuery *request, enum op_kind kind,
+                     struct algorithms *all)
+{
+    uint32_t count;
+    const struct coll_algorithm *const *list = coll_registry(&count);
+    for (size_t k = 0; k < request->n_size_bytes; k++) {
+        struct coll_choice choice = {.kind = kind,
+                                     .node_count = all->answer.node_count,
+                                     .size_bytes = request->size_bytes[k],
+                                     .element_bytes = 1,
+                                     .slice_bytes = req_slice_bytes(api->req),
+                                     .blocks_are_equal = true};
+        for (uint32_t i = 0; i < count; i++) {
+            if (list[i]->kind == kind) {
+                add_row(all, list[i], &choice, request->size_bytes[k]);
+            }
+        }
+    }
+}
+
 static enum status algorithms_fill(struct api *api, const Commd__Client__AlgorithmsQuery *request,
                                    struct algorithms *all, struct error *error)
 {
     const char *overrides = request->overrides[0] != '\0' ? request->overrides : req_algorithms(api->req);
-    uint32_t count;
-    const struct coll_algorithm *const *list = coll_registry(&count);
     commd__client__algorithms_reply__init(&all->answer);
     all->answer.algorithms = all->pointers;
     all->answer.overrides = (char *)overrides;
@@ -112,18 +130,9 @@ static enum status algorithms_fill(struct api *api, const Commd__Client__Algorit
     if (status == STATUS_OK) {
         status = algorithms_network(api, request, all, error);
     }
-    for (uint32_t i = 0; i < count && status == STATUS_OK; i++) {
-        if (request->kind[0] != '\0' && strcmp(request->kind, op_kind_text(list[i]->kind)) != 0) {
-            continue;
-        }
-        for (size_t k = 0; k < request->n_size_bytes; k++) {
-            struct coll_choice choice = {.kind = list[i]->kind,
-                                         .node_count = all->answer.node_count,
-                                         .size_bytes = request->size_bytes[k],
-                                         .element_bytes = 1,
-                                         .slice_bytes = req_slice_bytes(api->req),
-                                         .blocks_are_equal = true};
-            add_row(all, list[i], &choice, request->size_bytes[k]);
+    for (uint32_t kind = 0; kind < OP_KIND_COUNT && status == STATUS_OK; kind++) {
+        if (request->kind[0] == '\0' || strcmp(request->kind, op_kind_text((enum op_kind)kind)) == 0) {
+            add_kind(api, request, (enum op_kind)kind, all);
         }
     }
     if (status == STATUS_OK && all->answer.n_algorithms == 0) {

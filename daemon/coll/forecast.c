@@ -1,6 +1,7 @@
 #include "daemon/coll/forecast.h"
 
 #include "daemon/coll/slice.h"
+#include "proto/data_header.h"
 
 /* How often the lane's memory holds the slice's vector, for this kind of operation, on a node without a
  * buffer for all of it: daemon/exec/slice_layout.c lays them out. */
@@ -53,7 +54,8 @@ void coll_forecast(const struct coll_algorithm *algorithm, const struct coll_cho
         .slices = slices,
         .rounds = slice.rounds,
         .messages = (double)slice.messages * (double)slices,
-        .sent_bytes = slice.busy_elements * (double)element_bytes * share,
+        .sent_bytes = slice.busy_elements * (double)element_bytes * share +
+                      (double)slice.messages * (double)slices * DATA_HEADER_BYTES,
         .memory_bytes = lanes * (double)element_bytes *
                         (slice.scratch_elements + lane_vectors(choice->kind) * (double)slice_elements)};
 }

@@ -10,7 +10,7 @@ struct coll_forecast {
     uint64_t slices;
     uint64_t rounds;   /* of one slice */
     double messages;   /* of the busiest node, all slices together */
-    double sent_bytes; /* payload, likewise */
+    double sent_bytes; /* headers and payload, likewise */
     double
         memory_bytes; /* of the daemon, beside the ranks' own buffers: lanes and what the algorithm wants */
 };

@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "tests/sim/allocated.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/sim_comm.h"
 
@@ -494,26 +495,6 @@ static void test_many_communicators_at_once(void **state)
         sim_comm_free(comms[i]);
     }
     cluster_free(cluster);
-}
-
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define __SANITIZE_ADDRESS__ 1 /* as gcc says it */
-#endif
-#endif
-#ifdef __SANITIZE_ADDRESS__
-size_t __sanitizer_get_current_allocated_bytes(void);
-#else
-#include <malloc.h>
-#endif
-
-static size_t allocated_bytes(void)
-{
-#ifdef __SANITIZE_ADDRESS__
-    return __sanitizer_get_current_allocated_bytes();
-#else
-    return mallinfo2().uordblks;
-#endif
 }
 
 static void test_names_are_used_again_and_memory_is_flat(void **state)

@@ -159,7 +159,8 @@ typedef struct comm_init_options {
     uint32_t timeout_ms;    /* until all ranks are there; 0: 60,000 */
     uint32_t op_timeout_ms; /* deadline of each operation; 0: 60,000. All ranks must agree */
     uint64_t slice_bytes;   /* unit of pipelining; 0: the daemon's. All ranks must agree */
-    const char *algorithms; /* null, or e.g. "all_reduce=ring,broadcast=tree". All ranks must agree */
+    const char *algorithms; /* null: $COMMD_ALGORITHMS, else the daemon's; or e.g.
+                               "all_reduce:0-4k=tree,4k-=ring". All ranks must agree */
 } comm_init_options_t;
 #define COMM_INIT_OPTIONS_INIT                                                                               \
     {                                                                                                        \
@@ -182,7 +183,7 @@ COMM_API COMM_CHECK comm_result_t comm_init(comm_client_t *client, const char *n
 
 /*
  * Leaves the communicator and frees it. With operations pending it first tries to finish them, for at most
- * one second. Null is accepted.
+ * one second. Its handles must have been waited for, or freed, before. Null is accepted.
  */
 COMM_API void comm_destroy(comm_t *comm);
 

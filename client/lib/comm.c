@@ -39,6 +39,7 @@ static void member_free(struct comm_comm *comm)
     }
     free(comm->node_names);
     free(comm->node_of_rank);
+    free(comm->algorithms);
     free(comm->name);
     free(comm);
 }
@@ -80,8 +81,7 @@ static bool name_is_good(const char *name)
     return name[length] == '\0' && length > 0 && length <= COMM_NAME_MAX_BYTES;
 }
 
-static comm_result_t check_arguments(const char *name, uint32_t rank, uint32_t size, int device,
-                                     const comm_init_options_t *options)
+static comm_result_t check_arguments(const char *name, uint32_t rank, uint32_t size, int device)
 {
     if (name == NULL) {
         return error_report(COMM_INVALID_ARGUMENT, "comm_init: the name is a null pointer");
@@ -104,11 +104,6 @@ static comm_result_t check_arguments(const char *name, uint32_t rank, uint32_t s
             "comm_init: \"%s\": device %d: this version has the host alone (COMM_DEVICE_HOST, %d)", name,
             device, COMM_DEVICE_HOST);
     }
-    if (options->algorithms != NULL && strlen(options->algorithms) > ALGORITHMS_MAX_BYTES) {
-        return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_init: \"%s\": options.algorithms is longer than %d bytes", name,
-                            ALGORITHMS_MAX_BYTES);
-    }
     return COMM_OK;
 }
 
@@ -123,6 +118,7 @@ static comm_result_t take_formed(struct comm_comm *comm, const Commd__Client__Co
             reply->local_size);
         return member_check(comm);
     }
+    comm->comm_id = reply->comm_id;
     comm->local_rank = reply->local_rank;
     comm->local_size = reply->local_size;
     comm->node_count = reply->node_count;
@@ -249,6 +245,24 @@ static comm_result_t fetch_table(struct comm_comm *comm)
     return result;
 }
 
+/* For those that are split off. */
+static comm_result_t member_keep_options(struct comm_comm *comm, const comm_init_options_t *options)
+{
+    const char *environment = getenv(CLIENT_ALGORITHMS_ENVIRONMENT);
+    const char *algorithms = options->algorithms != NULL ? options->algorithms : environment;
+    comm->algorithms = strdup(algorithms != NULL ? algorithms : "");
+    if (comm->algorithms == NULL) {
+        return error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", comm->name);
+    }
+    if (strlen(comm->algorithms) > ALGORITHMS_MAX_BYTES) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_init: \"%s\": algorithms of more than %d bytes",
+                            comm->name, ALGORITHMS_MAX_BYTES);
+    }
+    comm->options = *options;
+    comm->options.algorithms = comm->algorithms;
+    return COMM_OK;
+}
+
 comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, uint32_t size, int device,
                         const comm_init_options_t *options, comm_t **out)
 {
@@ -260,7 +274,7 @@ comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, 
     *out = NULL;
     comm_result_t result = options_copy(&given, sizeof given, options, "comm_init", "COMM_INIT_OPTIONS_INIT");
     if (result == COMM_OK) {
-        result = check_arguments(name, rank, size, device, &given);
+        result = check_arguments(name, rank, size, device);
     }
     if (result == COMM_OK) {
         result = client_enter(client);
@@ -275,15 +289,19 @@ comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, 
         result = error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", name);
     } else {
         comm->op_timeout_ms = given.op_timeout_ms;
-        result = member_form(comm, &given);
+        result = member_keep_options(comm, &given);
+    }
+    if (result == COMM_OK) {
+        result = member_form(comm, &comm->options);
         if (result == COMM_OK) {
             result = fetch_table(comm);
         }
         if (result == COMM_OK) {
             *out = comm;
-        } else {
-            member_free(comm);
         }
+    }
+    if (result != COMM_OK && comm != NULL) {
+        member_free(comm);
     }
     client_leave(client);
     return result;

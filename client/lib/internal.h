@@ -63,6 +63,15 @@ struct staging_pool {
     size_t free_bytes;
 };
 
+/* What is copied out of a staging block when the operation has ended well. */
+struct client_copy {
+    void *to;
+    const void *from;
+    size_t size_bytes;
+};
+
+enum client_use { USE_INPUT, USE_OUTPUT, USE_LAYOUTS, USE_RESIDUAL, USE_COUNT };
+
 /* An operation in flight, in its communicator's list, oldest first. */
 struct client_op {
     struct client_op *next;
@@ -70,12 +79,26 @@ struct client_op {
     uint64_t submitted_ns;
     uint64_t deadline_ns; /* commd's; it has DAEMON_MARGIN_MS more to say so */
     enum op_kind kind;
-    struct client_memory *input;
-    struct client_memory *output;
-    size_t staged_bytes; /* 0: nothing is staged */
-    void *copy_to;       /* the caller's output, when staged */
-    const void *copy_from;
-    size_t copy_bytes;
+    enum dtype dtype;
+    struct client_memory *uses[USE_COUNT]; /* null where there is none */
+    size_t staged_bytes;                   /* 0: nothing is staged */
+    struct comm_request *request;          /* whoever waits for it by itself; null: nobody */
+    uint32_t copy_count;
+    struct client_copy copies[];
+};
+
+/*
+ * A handle: of one operation, or of a call that can be started again. The caller's; while its operation is in
+ * flight, the operation points here.
+ */
+struct comm_request {
+    struct comm_comm *comm;
+    struct client_call *call; /* persistent: what is started; null otherwise */
+    struct client_op *op;     /* in flight; null when there is none */
+    bool ended;               /* and not waited for yet */
+    comm_result_t result;
+    comm_received_t received;
+    char text[ERROR_TEXT_BYTES]; /* of a failure */
 };
 
 struct comm_comm {
@@ -99,6 +122,12 @@ struct comm_comm {
     uint64_t heard_ns;     /* when commd last said something of this communicator */
     comm_result_t failure; /* the first one; stays */
     char failure_text[ERROR_TEXT_BYTES];
+    comm_result_t op_failure; /* of an operation alone, without handle: for the next that waits for all */
+    char op_failure_text[ERROR_TEXT_BYTES];
+    uint64_t comm_id;
+    uint32_t split_count;
+    comm_init_options_t options; /* as it was made with; algorithms is in the copy below */
+    char *algorithms;
 };
 
 /* A request whose reply somebody waits for; lives on that thread's stack. */
@@ -208,18 +237,23 @@ void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted
 void ops_forget(struct comm_comm *comm);
 /*
  * Waits, with the lock let go, until no operation up to `ticket` is in flight, and returns the communicator's
- * failure. COMM_TIMED_OUT at the deadline. A commd that says nothing beyond the operations' own deadlines is
- * a failure.
+ * failure, or that of an operation that nobody was told of yet. COMM_TIMED_OUT at the deadline. A commd that
+ * says nothing beyond the operations' own deadlines is a failure.
  */
 comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns);
 /* Until when an operation that uses the memory may take, as ops_finish sees it. */
 uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_memory *memory);
+/* Waits, with the lock let go, until the handle's operation has ended, or is found never to. */
+void ops_finish_request(struct comm_request *request);
+/* Lets something happen, as ops_finish_request does, once. */
+void ops_progress(const struct comm_request *request, uint64_t began_ns);
+/* Puts it last in the list, which owns it from then on, and gives it its number and deadline. */
+void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
 /*
- * Puts it last in the list, which owns it from then on whatever is returned, and sends it, with handle and
- * ticket filled in; *ticket is for ops_finish. May let go of the lock. Reported.
+ * Sends what was appended. When it cannot be sent, the communicators of all of them fail. May let go of the
+ * lock. Not reported: see member_check.
  */
-comm_result_t ops_submit(struct comm_comm *comm, struct client_op *op, Commd__Client__Submit *submit,
-                         uint32_t timeout_ms, uint64_t *ticket);
+void ops_send(struct comm_client *client, Commd__Client__Submit **submits, size_t count);
 /*
  * Waits, with the lock let go, until one more operation, with `staged_bytes` of staging, may be in flight.
  * Reports the communicator's failure.
@@ -227,6 +261,82 @@ comm_result_t ops_submit(struct comm_comm *comm, struct client_op *op, Commd__Cl
 comm_result_t ops_make_room(struct comm_comm *comm, size_t staged_bytes);
 /* Gives back what an operation uses, and frees it; clean: commd is done with it. */
 void op_free(struct comm_client *client, struct client_op *op, bool clean);
+
+/* --- call.c: what a call is, checked; no lock --- */
+
+#define CALL_BUCKET_OPS_MAX 256u /* all_reduces of a group that run as one */
+#define CALL_BUCKET_MAX_BYTES ((size_t)64 << 20)
+
+/* One buffer of a call. Blocks by rank where there is a layout; otherwise one piece. */
+struct call_buffer {
+    void *at;                    /* null: the operation has no such buffer on this rank */
+    size_t elements;             /* from the first to the last that is touched */
+    const size_t *counts;        /* null: no layout */
+    const size_t *displacements; /* null: one block after the other */
+};
+
+struct client_call {
+    const char *name;
+    enum op_kind kind;
+    enum dtype dtype;
+    enum reduce reduce;
+    size_t count;
+    uint32_t root;
+    uint32_t peer;
+    uint32_t tag;
+    bool has_layouts;
+    bool stages_input; /* the input is copied even where commd has mapped it */
+    bool keeps_output; /* the output holds already what commd would write */
+    struct call_buffer input;
+    struct call_buffer output;
+    uint32_t bucket_ops;
+    uint32_t bucket_index;
+    comm_call_options_t options;
+};
+
+/* Begins a call: its options and type. Reported. */
+comm_result_t call_begin(struct client_call *call, const char *name, enum op_kind kind,
+                         const struct comm_comm *comm, comm_dtype_t dtype, size_t count,
+                         const comm_call_options_t *options);
+comm_result_t call_set_reduce(struct client_call *call, const struct comm_comm *comm, comm_op_t op);
+comm_result_t call_set_root(struct client_call *call, const struct comm_comm *comm, uint32_t root);
+/* A buffer of `blocks` blocks of the call's count. */
+comm_result_t call_set_buffer(const struct client_call *call, const struct comm_comm *comm,
+                              struct call_buffer *buffer, const void *at, size_t blocks, const char *which);
+/* A buffer of one block for each rank. */
+comm_result_t call_set_layout(const struct client_call *call, const struct comm_comm *comm,
+                              struct call_buffer *buffer, const void *at, const size_t *counts,
+                              const size_t *displacements, const char *which);
+/* They are apart, or one is where the other has its block `own_block` (SIZE_MAX: both begin at the same
+ * place). */
+comm_result_t call_check_overlap(const struct client_call *call, const struct comm_comm *comm,
+                                 size_t own_block);
+/* A copy with its layouts; null without memory. To be freed by free(). */
+struct client_call *call_copy(const struct client_call *call, uint32_t size);
+size_t call_block_begin(const struct call_buffer *buffer, uint32_t rank);
+
+/* --- submit.c --- */
+
+/* Submits, or collects in a group, or makes a persistent handle: whatever the options say. Takes the lock.
+ * Reported. */
+comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call);
+/* As call_submit, and then waits for all that was submitted until then. */
+comm_result_t call_submit_and_sync(struct comm_comm *comm, const struct client_call *call);
+/* Submits at once, under the lock: several in one packet. requests[i] may be null. Reported; what was
+ * submitted before a failure stays. */
+struct client_entry {
+    struct comm_comm *comm;
+    struct client_call *call;
+    struct comm_request *request;
+};
+comm_result_t call_submit_entries(struct comm_client *client, const struct client_entry *entries,
+                                  size_t count);
+struct comm_request *request_new(struct comm_comm *comm);
+
+/* --- group.c --- */
+
+bool group_is_open(void);
+comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request);
 
 /* --- memory.c --- */
 

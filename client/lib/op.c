@@ -1,4 +1,5 @@
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -15,10 +16,29 @@ static void memory_unuse(struct comm_client *client, struct client_memory *memor
 
 void op_free(struct comm_client *client, struct client_op *op, bool clean)
 {
-    /* Of a block that serves as both, the second one counts. */
-    memory_unuse(client, op->input, clean);
-    memory_unuse(client, op->output, clean);
+    /* Of a block that serves twice, the last one counts. */
+    for (int use = 0; use < USE_COUNT; use++) {
+        memory_unuse(client, op->uses[use], clean);
+    }
     free(op);
+}
+
+/* The handle gets the result; without one, the communicator keeps the first failure. */
+static void op_tell(struct comm_comm *comm, struct client_op *op, comm_result_t result, const char *text,
+                    comm_received_t received)
+{
+    struct comm_request *request = op->request;
+    if (request != NULL) {
+        request->op = NULL;
+        request->ended = true;
+        request->result = result;
+        request->received = received;
+        (void)snprintf(request->text, sizeof request->text, "%s", text);
+        op->request = NULL;
+    } else if (result != COMM_OK && comm->op_failure == COMM_OK) {
+        comm->op_failure = result;
+        (void)snprintf(comm->op_failure_text, sizeof comm->op_failure_text, "%s", text);
+    }
 }
 
 /* --- The list of what is in flight --- */
@@ -56,6 +76,9 @@ void ops_forget(struct comm_comm *comm)
 {
     while (comm->first_op != NULL) {
         struct client_op *op = list_take(comm, comm->first_op->ticket);
+        bool failed = comm->failure != COMM_OK;
+        op_tell(comm, op, failed ? comm->failure : COMM_ABORTED,
+                failed ? comm->failure_text : "the communicator was left", (comm_received_t){0});
         op_free(comm->client, op, false);
     }
 }
@@ -88,15 +111,17 @@ void ops_handle_complete(struct comm_client *client, const Commd__Client__Comple
                     comm->name, complete->ticket);
         return;
     }
-    bool succeeded = complete->status == STATUS_OK;
-    if (!succeeded) {
-        comm_result_t failure = failure_from_wire(complete->status);
-        member_fail(comm, failure, "%s",
-                    complete->text[0] != '\0' ? complete->text : comm_result_text(failure));
-    } else if (op->copy_to != NULL) {
-        memcpy(op->copy_to, op->copy_from, op->copy_bytes);
+    comm_result_t result = complete->status == STATUS_OK ? COMM_OK : failure_from_wire(complete->status);
+    const char *text = complete->text[0] != '\0' ? complete->text : comm_result_text(result);
+    for (uint32_t i = 0; result == COMM_OK && i < op->copy_count; i++) {
+        size_t size_bytes = op->copies[i].size_bytes;
+        size_t came = (size_t)complete->count_elements * dtype_size_bytes(op->dtype);
+        bool shorter = op->kind == OP_KIND_RECEIVE && came < size_bytes;
+        memcpy(op->copies[i].to, op->copies[i].from, shorter ? came : size_bytes);
     }
-    op_free(client, op, succeeded);
+    op_tell(comm, op, result, text,
+            (comm_received_t){.source = complete->source_rank, .count = (size_t)complete->count_elements});
+    op_free(client, op, result == COMM_OK);
 }
 
 void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted)
@@ -127,8 +152,10 @@ uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_m
     uint64_t latest_ns = 0;
     for (const struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
         for (const struct client_op *op = comm->first_op; op != NULL; op = op->next) {
-            uint64_t op_ns = op->input == memory || op->output == memory ? frozen_ns(comm, op, 0) : 0;
-            latest_ns = op_ns > latest_ns ? op_ns : latest_ns;
+            for (int use = 0; use < USE_COUNT; use++) {
+                uint64_t op_ns = op->uses[use] == memory ? frozen_ns(comm, op, 0) : 0;
+                latest_ns = op_ns > latest_ns ? op_ns : latest_ns;
+            }
         }
     }
     return latest_ns;
@@ -166,7 +193,53 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
             break;
         }
     }
-    return member_check(comm);
+    comm_result_t result = member_check(comm);
+    if (result == COMM_OK && comm->op_failure != COMM_OK) {
+        result = error_repeat(comm->op_failure, comm->op_failure_text);
+        comm->op_failure = COMM_OK;
+    }
+    return result;
+}
+
+void ops_progress(const struct comm_request *request, uint64_t began_ns)
+{
+    struct comm_comm *comm = request->comm;
+    struct client_op *op = request->op;
+    uint64_t ticket = op->ticket;
+    client_progress(comm->client, frozen_ns(comm, op, began_ns));
+    if (request->op != op || op->ticket != ticket || clock_ns() < frozen_ns(comm, op, began_ns)) {
+        return;
+    }
+    member_fail(comm, COMM_TIMED_OUT,
+                "%s: commd does not answer: operation %" PRIu64
+                " on \"%s\", %s, is past its deadline, and commd "
+                "has not said so",
+                comm->client->path, ticket, comm->name, op_kind_text(op->kind));
+    op = list_take(comm, ticket);
+    op_tell(comm, op, comm->failure, comm->failure_text, (comm_received_t){0});
+    op_free(comm->client, op, false);
+}
+
+void ops_finish_request(struct comm_request *request)
+{
+    uint64_t began_ns = clock_ns();
+    while (request->op != NULL) {
+        ops_progress(request, began_ns);
+    }
+}
+
+/* Until one operation or more has ended; a failure of one is not this call's business. */
+static void wait_for_one(struct comm_comm *comm)
+{
+    uint32_t before = comm->in_flight;
+    uint64_t began_ns = clock_ns();
+    while (comm->in_flight >= before && comm->failure == COMM_OK && comm->first_op != NULL) {
+        uint64_t late_ns = frozen_ns(comm, comm->first_op, began_ns);
+        client_progress(comm->client, late_ns);
+        if (comm->first_op != NULL && clock_ns() >= frozen_ns(comm, comm->first_op, began_ns)) {
+            (void)ops_finish(comm, comm->first_op->ticket, UINT64_MAX); /* fails the communicator */
+        }
+    }
 }
 
 comm_result_t ops_make_room(struct comm_comm *comm, size_t staged_bytes)
@@ -180,48 +253,62 @@ comm_result_t ops_make_room(struct comm_comm *comm, size_t staged_bytes)
         if (!full && !too_much) {
             break;
         }
-        comm_result_t result = ops_finish(comm, comm->first_op->ticket, UINT64_MAX);
-        if (result != COMM_OK) {
-            return result;
-        }
+        wait_for_one(comm);
     }
     return member_check(comm);
 }
 
-comm_result_t ops_submit(struct comm_comm *comm, struct client_op *op, Commd__Client__Submit *submit,
-                         uint32_t timeout_ms, uint64_t *ticket)
+void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms)
 {
-    struct comm_client *client = comm->client;
-    *ticket = ++comm->last_ticket;
-    op->ticket = *ticket;
+    op->ticket = ++comm->last_ticket;
     op->submitted_ns = clock_ns();
     op->deadline_ns = op->submitted_ns + (uint64_t)timeout_ms * NS_PER_MS;
-    uint64_t send_by_ns = frozen_ns(comm, op, 0);
     /* In the list before it is sent: it may be complete, and gone, before the call that sends it returns. */
     list_append(comm, op);
-    submit->handle = comm->handle;
-    submit->ticket = *ticket;
+}
+
+void ops_send(struct comm_client *client, Commd__Client__Submit **submits, size_t count)
+{
+    Commd__Client__SubmitList list = COMMD__CLIENT__SUBMIT_LIST__INIT;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT;
-    request.submit = submit;
+    const struct comm_comm *first = count > 0 ? member_by_handle(client, submits[0]->handle) : NULL;
+    if (first == NULL) {
+        return;
+    }
+    uint64_t send_by_ns = clock_after_ms((uint64_t)first->op_timeout_ms + DAEMON_MARGIN_MS);
+    if (count == 1) {
+        request.body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT;
+        request.submit = submits[0];
+    } else {
+        request.body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST;
+        request.submit_list = &list;
+        list.submits = submits;
+        list.n_submits = count;
+    }
     comm_result_t result = client_send(client, &request, -1, send_by_ns);
-    if (result == COMM_OK) {
-        return COMM_OK;
+    for (size_t i = 0; result != COMM_OK && i < count; i++) {
+        struct comm_comm *comm = member_by_handle(client, submits[i]->handle);
+        if (comm == NULL) {
+            continue;
+        }
+        member_fail(comm, result,
+                    "%s: commd does not read its socket: operation %" PRIu64 " on \"%s\" could not be sent",
+                    client->path, submits[i]->ticket, comm->name);
+        struct client_op *unsent = list_take(comm, submits[i]->ticket);
+        if (unsent != NULL) {
+            op_tell(comm, unsent, comm->failure, comm->failure_text, (comm_received_t){0});
+            op_free(client, unsent, true);
+        }
     }
-    member_fail(comm, result,
-                "%s: commd does not read its socket: operation %" PRIu64 " on \"%s\" could not be sent",
-                client->path, *ticket, comm->name);
-    struct client_op *unsent = list_take(comm, *ticket);
-    if (unsent != NULL) {
-        op_free(client, unsent, true);
-    }
-    return member_check(comm);
 }
 
 comm_result_t comm_sync(comm_t *comm, uint32_t timeout_ms)
 {
     if (comm == NULL) {
         return error_report(COMM_INVALID_ARGUMENT, "comm_sync: the communicator is a null pointer");
+    }
+    if (group_is_open()) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_sync: within a group nothing is waited for");
     }
     struct comm_client *client = comm->client;
     comm_result_t result = client_enter(client);

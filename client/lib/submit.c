@@ -3,248 +3,373 @@
 
 #include "client/lib/internal.h"
 
-/* What a call submits. Buffers are null where nothing is read or written. */
-struct call {
-    const char *name;
-    enum op_kind kind;
-    enum dtype dtype;
-    enum reduce reduce;
-    size_t count;
-    size_t size_bytes;
-    uint32_t root;
-    const void *input;
-    void *output;
-    bool output_is_there; /* the output holds already what commd would write */
-    comm_call_options_t options;
+/* Calls become operations: where commd finds their buffers, and the messages that say so. */
+
+#define SUBMIT_LIST_MAX 64 /* in one packet: of at most about 120 bytes each, within REQUEST_MAX_BYTES */
+
+/* One operation on its way to commd. */
+struct submission {
+    struct client_op *op;
+    Commd__Client__Submit body;
+    Commd__Client__Range ranges[5];
 };
 
 /* --- Where commd finds the buffers --- */
 
 static struct client_memory *use_memory(struct client_memory *memory)
 {
-    if (memory != NULL) {
-        memory->uses++;
-    }
+    memory->uses++;
     return memory;
 }
 
-static struct client_memory *use_found(struct comm_client *client, const void *buffer, size_t size_bytes)
+static void set_range(Commd__Client__Range *range, const struct client_memory *memory, uint64_t offset_bytes)
 {
-    return buffer != NULL ? use_memory(memory_find(client, buffer, size_bytes)) : NULL;
-}
-
-/* Gives commd a block in place of the buffers that it has not mapped; one does for both. */
-static comm_result_t stage(struct comm_comm *comm, const struct call *call, struct client_op *op)
-{
-    struct comm_client *client = comm->client;
-    bool stage_input = call->input != NULL && op->input == NULL;
-    bool stage_output = call->output != NULL && op->output == NULL;
-    struct client_memory *block;
-    if (!stage_input && !stage_output) {
-        return COMM_OK;
-    }
-    comm_result_t result = ops_make_room(comm, call->size_bytes);
-    if (result == COMM_OK) {
-        result = staging_take(client, call->size_bytes, &block);
-    }
-    if (result != COMM_OK) {
-        return result;
-    }
-    op->staged_bytes = block->size_bytes;
-    if (stage_input) {
-        op->input = use_memory(block);
-        client_leave(client); /* nobody else knows the block yet */
-        memcpy(block->base, call->input, call->size_bytes);
-        pthread_mutex_lock(&client->lock);
-    }
-    if (stage_output) {
-        op->output = use_memory(block);
-        op->copy_to = call->output_is_there ? NULL : call->output;
-        op->copy_from = block->base;
-        op->copy_bytes = call->size_bytes;
-    }
-    return COMM_OK;
-}
-
-static void set_range(Commd__Client__Range *range, const struct client_memory *memory, const void *buffer)
-{
+    commd__client__range__init(range);
     range->memory = memory->id;
-    range->offset_bytes = memory->staging ? 0 : memory_offset_bytes(memory, buffer);
+    range->offset_bytes = offset_bytes;
 }
 
-static comm_result_t submit_locked(struct comm_comm *comm, const struct call *call, uint64_t *ticket)
+/* A staging block, counted for the operation. May let go of the lock. */
+static comm_result_t take_block(struct comm_comm *comm, struct client_op *op, enum client_use use,
+                                size_t size_bytes)
 {
-    struct comm_client *client = comm->client;
-    struct client_op *op = calloc(1, sizeof *op);
-    if (op == NULL) {
-        return error_report(COMM_NO_MEMORY, "\"%s\": no memory for an operation", comm->name);
-    }
-    op->kind = call->kind;
-    op->input = use_found(client, call->input, call->size_bytes);
-    op->output = use_found(client, call->output, call->size_bytes);
-    comm_result_t result = stage(comm, call, op);
+    struct client_memory *block;
+    comm_result_t result = ops_make_room(comm, size_bytes);
     if (result == COMM_OK) {
-        result = ops_make_room(comm, 0); /* from here to the list nobody else gets the lock */
+        result = staging_take(comm->client, size_bytes, &block);
     }
-    if (result != COMM_OK) {
-        op_free(client, op, true);
-        return result;
+    if (result == COMM_OK) {
+        op->uses[use] = use_memory(block);
+        op->staged_bytes += block->size_bytes;
     }
-    Commd__Client__Range input = COMMD__CLIENT__RANGE__INIT;
-    Commd__Client__Range output = COMMD__CLIENT__RANGE__INIT;
-    Commd__Client__Submit body = COMMD__CLIENT__SUBMIT__INIT;
-    if (op->input != NULL) {
-        set_range(&input, op->input, call->input);
-        body.input = &input;
-    }
-    if (op->output != NULL) {
-        set_range(&output, op->output, call->output);
-        body.output = &output;
-    }
-    body.kind = call->kind;
-    body.dtype = call->dtype;
-    body.reduce = call->reduce;
-    body.count_elements = call->count;
-    body.root_rank = call->root;
-    body.factor = call->options.factor;
-    body.timeout_ms = call->options.timeout_ms;
-    uint32_t timeout_ms = call->options.timeout_ms != 0 ? call->options.timeout_ms : comm->op_timeout_ms;
-    return ops_submit(comm, op, &body, timeout_ms, ticket);
-}
-
-static comm_result_t submit(struct comm_comm *comm, const struct call *call, bool then_sync)
-{
-    struct comm_client *client = comm->client;
-    uint64_t ticket;
-    comm_result_t result = client_enter(client);
-    if (result != COMM_OK) {
-        return result;
-    }
-    result = submit_locked(comm, call, &ticket);
-    if (result == COMM_OK && then_sync) {
-        result = ops_finish(comm, ticket, UINT64_MAX);
-    }
-    client_leave(client);
     return result;
 }
 
-/* --- Checks --- */
-
-static comm_result_t check_call(const struct comm_comm *comm, comm_dtype_t dtype, size_t count,
-                                const comm_call_options_t *options, struct call *call)
+static size_t buffer_bytes(const struct client_call *call, const struct call_buffer *buffer)
 {
-    call->options = (comm_call_options_t)COMM_CALL_OPTIONS_INIT;
-    if (comm == NULL) {
-        return error_report(COMM_INVALID_ARGUMENT, "%s: the communicator is a null pointer", call->name);
-    }
-    comm_result_t result =
-        options_copy(&call->options, sizeof call->options, options, call->name, "COMM_CALL_OPTIONS_INIT");
-    if (result != COMM_OK) {
-        return result;
-    }
-    if (call->options.stream != NULL) {
-        return error_report(COMM_UNSUPPORTED,
-                            "%s on \"%s\": a CUDA stream, but the communicator is the host's", call->name,
-                            comm->name);
-    }
-    if (!dtype_from_wire((unsigned)dtype, &call->dtype)) {
-        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": %d is no element type", call->name,
-                            comm->name, (int)dtype);
-    }
-    if (__builtin_mul_overflow(count, dtype_size_bytes(call->dtype), &call->size_bytes) ||
-        call->size_bytes > PTRDIFF_MAX) {
-        return error_report(COMM_INVALID_ARGUMENT,
-                            "%s on \"%s\": %zu elements of %s exceed the address space", call->name,
-                            comm->name, count, dtype_text(call->dtype));
-    }
-    call->count = count;
-    return COMM_OK;
+    return buffer->elements * dtype_size_bytes(call->dtype);
 }
 
-static comm_result_t check_buffer(const struct comm_comm *comm, const struct call *call, const void *buffer,
-                                  const char *which)
+static comm_result_t place_input(struct comm_comm *comm, const struct client_call *call,
+                                 struct submission *out)
 {
-    if (call->size_bytes > 0 && buffer == NULL) {
-        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": the %s of %zu elements is a null pointer",
-                            call->name, comm->name, which, call->count);
+    struct comm_client *client = comm->client;
+    size_t size_bytes = buffer_bytes(call, &call->input);
+    if (call->input.at == NULL) {
+        return COMM_OK;
     }
-    if ((uintptr_t)buffer + call->size_bytes < call->size_bytes) {
-        return error_report(COMM_INVALID_ARGUMENT,
-                            "%s on \"%s\": the %s of %zu elements of %s at %p exceeds the address space",
-                            call->name, comm->name, which, call->count, dtype_text(call->dtype), buffer);
+    out->body.input = &out->ranges[0];
+    struct client_memory *found = call->stages_input ? NULL : memory_find(client, call->input.at, size_bytes);
+    if (found != NULL) {
+        out->op->uses[USE_INPUT] = use_memory(found);
+        set_range(&out->ranges[0], found, memory_offset_bytes(found, call->input.at));
+        return COMM_OK;
     }
-    return COMM_OK;
-}
-
-static bool overlap_in_part(const void *a, const void *b, size_t size_bytes)
-{
-    uintptr_t low = (uintptr_t)a < (uintptr_t)b ? (uintptr_t)a : (uintptr_t)b;
-    uintptr_t high = (uintptr_t)a < (uintptr_t)b ? (uintptr_t)b : (uintptr_t)a;
-    return low != high && high - low < size_bytes;
-}
-
-/* --- The calls --- */
-
-comm_result_t comm_all_reduce(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
-                              comm_op_t op, const comm_call_options_t *options)
-{
-    struct call call = {.name = "comm_all_reduce", .kind = OP_KIND_ALL_REDUCE};
-    comm_result_t result = check_call(comm, dtype, count, options, &call);
-    if (result != COMM_OK) {
-        return result;
-    }
-    if (!reduce_from_wire((unsigned)op, &call.reduce)) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_all_reduce on \"%s\": %d is no operator", comm->name,
-                            (int)op);
-    }
-    if (!reduce_is_defined(call.dtype, call.reduce)) {
-        return error_report(COMM_UNSUPPORTED, "comm_all_reduce on \"%s\": %s of %s has no meaning",
-                            comm->name, reduce_text(call.reduce), dtype_text(call.dtype));
-    }
-    result = check_buffer(comm, &call, send, "send buffer");
+    comm_result_t result = take_block(comm, out->op, USE_INPUT, size_bytes);
     if (result == COMM_OK) {
-        result = check_buffer(comm, &call, receive, "receive buffer");
+        struct client_memory *block = out->op->uses[USE_INPUT];
+        client_leave(client); /* nobody else knows the block yet */
+        memcpy(block->base, call->input.at, size_bytes);
+        pthread_mutex_lock(&client->lock);
+        set_range(&out->ranges[0], block, 0);
     }
-    if (result != COMM_OK) {
-        return result;
-    }
-    if (overlap_in_part(send, receive, call.size_bytes)) {
-        return error_report(
-            COMM_INVALID_ARGUMENT,
-            "comm_all_reduce on \"%s\": the buffers of %zu bytes at %p and %p overlap in part: they "
-            "must be the same, or apart",
-            comm->name, call.size_bytes, send, receive);
-    }
-    call.input = count > 0 ? send : NULL;
-    call.output = count > 0 ? receive : NULL;
-    return submit(comm, &call, false);
+    return result;
 }
 
-comm_result_t comm_broadcast(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype, uint32_t root,
-                             const comm_call_options_t *options)
+static void add_copy(struct client_op *op, const struct client_call *call, const unsigned char *block,
+                     size_t begin, size_t count)
 {
-    struct call call = {.name = "comm_broadcast", .kind = OP_KIND_BROADCAST, .root = root};
-    comm_result_t result = check_call(comm, dtype, count, options, &call);
-    if (result != COMM_OK) {
-        return result;
+    size_t element_bytes = dtype_size_bytes(call->dtype);
+    if (count > 0) {
+        op->copies[op->copy_count++] =
+            (struct client_copy){.to = (unsigned char *)call->output.at + begin * element_bytes,
+                                 .from = block + begin * element_bytes,
+                                 .size_bytes = count * element_bytes};
     }
-    if (root >= comm->size) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_broadcast on \"%s\": root %u of %u ranks",
-                            comm->name, root, comm->size);
-    }
-    result = check_buffer(comm, &call, buffer, "buffer");
-    if (result != COMM_OK) {
-        return result;
-    }
-    call.output_is_there = root == comm->rank;
-    call.output = count > 0 ? buffer : NULL;
-    call.input = call.output_is_there ? call.output : NULL;
-    return submit(comm, &call, false);
 }
 
-comm_result_t comm_barrier(comm_t *comm, const comm_call_options_t *options)
+/* What the caller gets: its blocks, not what lies between them. */
+static void plan_copies(struct client_op *op, const struct comm_comm *comm, const struct client_call *call,
+                        const unsigned char *block)
 {
-    struct call call = {.name = "comm_barrier", .kind = OP_KIND_BARRIER};
-    comm_result_t result = check_call(comm, COMM_U8, 0, options, &call);
-    return result == COMM_OK ? submit(comm, &call, true) : result;
+    size_t packed = 0;
+    if (call->keeps_output) {
+        return;
+    }
+    if (call->output.counts == NULL || call->output.displacements == NULL) {
+        add_copy(op, call, block, 0, call->output.elements);
+        return;
+    }
+    for (uint32_t rank = 0; rank < comm->size; rank++) {
+        size_t begin = call->output.displacements != NULL ? call->output.displacements[rank] : packed;
+        add_copy(op, call, block, begin, call->output.counts[rank]);
+        packed += call->output.counts[rank];
+    }
+}
+
+static comm_result_t place_output(struct comm_comm *comm, const struct client_call *call,
+                                  struct submission *out)
+{
+    struct client_op *op = out->op;
+    size_t size_bytes = buffer_bytes(call, &call->output);
+    if (call->output.at == NULL) {
+        return COMM_OK;
+    }
+    out->body.output = &out->ranges[1];
+    struct client_memory *found = memory_find(comm->client, call->output.at, size_bytes);
+    if (found != NULL) {
+        op->uses[USE_OUTPUT] = use_memory(found);
+        set_range(&out->ranges[1], found, memory_offset_bytes(found, call->output.at));
+        return COMM_OK;
+    }
+    struct client_memory *input = op->uses[USE_INPUT];
+    comm_result_t result = COMM_OK;
+    if (input != NULL && input->staging && !call->stages_input && call->input.at == call->output.at &&
+        call->input.elements == call->output.elements) {
+        op->uses[USE_OUTPUT] = use_memory(input); /* one block does for both */
+    } else {
+        result = take_block(comm, op, USE_OUTPUT, size_bytes);
+    }
+    if (result == COMM_OK) {
+        set_range(&out->ranges[1], op->uses[USE_OUTPUT], 0);
+        plan_copies(op, comm, call, op->uses[USE_OUTPUT]->base);
+    }
+    return result;
+}
+
+static void write_layout(uint64_t *numbers, const struct call_buffer *buffer, uint32_t size)
+{
+    uint64_t packed = 0;
+    for (uint32_t rank = 0; rank < size; rank++) {
+        numbers[rank] = buffer->counts[rank];
+        numbers[size + rank] = buffer->displacements != NULL ? buffer->displacements[rank] : packed;
+        packed += buffer->counts[rank];
+    }
+}
+
+static comm_result_t place_layouts(struct comm_comm *comm, const struct client_call *call,
+                                   struct submission *out)
+{
+    bool has_input = call->input.counts != NULL, has_output = call->output.counts != NULL;
+    size_t layout_bytes = 2 * (size_t)comm->size * sizeof(uint64_t);
+    if (!has_input && !has_output) {
+        return COMM_OK;
+    }
+    comm_result_t result = take_block(comm, out->op, USE_LAYOUTS, 2 * layout_bytes);
+    if (result != COMM_OK) {
+        return result;
+    }
+    struct client_memory *block = out->op->uses[USE_LAYOUTS];
+    uint64_t *numbers = (uint64_t *)(void *)block->base;
+    if (has_input) {
+        write_layout(numbers, &call->input, comm->size);
+        set_range(&out->ranges[2], block, 0);
+        out->body.input_layout = &out->ranges[2];
+    }
+    if (has_output) {
+        write_layout(numbers + 2 * (size_t)comm->size, &call->output, comm->size);
+        set_range(&out->ranges[3], block, layout_bytes);
+        out->body.output_layout = &out->ranges[3];
+    }
+    return COMM_OK;
+}
+
+static comm_result_t place_residual(struct comm_comm *comm, const struct client_call *call,
+                                    struct submission *out)
+{
+    float *residual = call->options.residual;
+    size_t size_bytes = call->count * sizeof(float);
+    struct client_op *op = out->op;
+    if (call->options.compression == COMM_COMPRESSION_NONE || residual == NULL || size_bytes == 0) {
+        return COMM_OK;
+    }
+    out->body.residual = &out->ranges[4];
+    struct client_memory *found = memory_find(comm->client, residual, size_bytes);
+    if (found != NULL) {
+        op->uses[USE_RESIDUAL] = use_memory(found);
+        set_range(&out->ranges[4], found, memory_offset_bytes(found, residual));
+        return COMM_OK;
+    }
+    comm_result_t result = take_block(comm, op, USE_RESIDUAL, size_bytes);
+    if (result == COMM_OK) {
+        unsigned char *block = op->uses[USE_RESIDUAL]->base;
+        memcpy(block, residual, size_bytes);
+        set_range(&out->ranges[4], op->uses[USE_RESIDUAL], 0);
+        op->copies[op->copy_count++] =
+            (struct client_copy){.to = residual, .from = block, .size_bytes = size_bytes};
+    }
+    return result;
+}
+
+/* --- Operations --- */
+
+static void fill_body(const struct comm_comm *comm, const struct client_call *call,
+                      Commd__Client__Submit *body)
+{
+    body->handle = comm->handle;
+    body->kind = call->kind;
+    body->dtype = call->dtype;
+    body->reduce = call->reduce;
+    body->count_elements = call->count;
+    body->root_rank = call->root;
+    body->factor = call->options.factor;
+    body->timeout_ms = call->options.timeout_ms;
+    body->has_layouts = call->has_layouts;
+    body->peer_rank = call->peer;
+    body->tag = call->tag;
+    body->bucket_ops = call->bucket_ops;
+    body->bucket_index = call->bucket_index;
+    body->compression = call->options.compression;
+    body->top_k_permille = call->options.top_k_permille;
+}
+
+/* Everything but its place in the list. May let go of the lock, and wait. Reported. */
+static comm_result_t prepare(struct comm_comm *comm, const struct client_call *call, struct submission *out)
+{
+    size_t copies = (call->output.counts != NULL ? comm->size : 1) + 1;
+    *out = (struct submission){.op = calloc(1, sizeof *out->op + copies * sizeof out->op->copies[0])};
+    commd__client__submit__init(&out->body);
+    if (out->op == NULL) {
+        return error_report(COMM_NO_MEMORY, "\"%s\": no memory for an operation", comm->name);
+    }
+    out->op->kind = call->kind;
+    out->op->dtype = call->dtype;
+    comm_result_t result = place_input(comm, call, out);
+    result = result == COMM_OK ? place_output(comm, call, out) : result;
+    result = result == COMM_OK ? place_layouts(comm, call, out) : result;
+    result = result == COMM_OK ? place_residual(comm, call, out) : result;
+    result = result == COMM_OK ? ops_make_room(comm, 0) : result;
+    if (result != COMM_OK) {
+        op_free(comm->client, out->op, true);
+        return result;
+    }
+    fill_body(comm, call, &out->body);
+    return COMM_OK;
+}
+
+/* From here to the list nobody else gets the lock. */
+static void append(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
+                   struct submission *submission)
+{
+    uint32_t timeout_ms = call->options.timeout_ms != 0 ? call->options.timeout_ms : comm->op_timeout_ms;
+    submission->op->request = request;
+    if (request != NULL) {
+        request->op = submission->op;
+        request->ended = false;
+    }
+    ops_append(comm, submission->op, timeout_ms);
+    submission->body.ticket = submission->op->ticket;
+}
+
+/* Whether to make room for it could have to wait for those that are not sent yet. */
+static bool needs_room(const struct comm_comm *comm, const struct client_call *call)
+{
+    size_t wanted = buffer_bytes(call, &call->input) + buffer_bytes(call, &call->output);
+    return comm->in_flight + 1 >= comm->client->pending_ops_max ||
+           comm->staged_bytes + 4 * wanted + 4 * STAGING_MIN_BYTES >= STAGING_FLIGHT_MAX_BYTES;
+}
+
+comm_result_t call_submit_entries(struct comm_client *client, const struct client_entry *entries,
+                                  size_t count)
+{
+    static _Thread_local struct submission submissions[SUBMIT_LIST_MAX];
+    Commd__Client__Submit *bodies[SUBMIT_LIST_MAX];
+    size_t waiting = 0;
+    comm_result_t result = COMM_OK;
+    for (size_t i = 0; i < count && result == COMM_OK; i++) {
+        const struct client_entry *entry = &entries[i];
+        if (waiting == SUBMIT_LIST_MAX || (waiting > 0 && needs_room(entry->comm, entry->call))) {
+            ops_send(client, bodies, waiting);
+            waiting = 0;
+        }
+        result = prepare(entry->comm, entry->call, &submissions[waiting]);
+        if (result == COMM_OK) {
+            bodies[waiting] = &submissions[waiting].body;
+            append(entry->comm, entry->call, entry->request, &submissions[waiting]);
+            waiting++;
+        }
+    }
+    ops_send(client, bodies, waiting);
+    for (size_t i = 0; i < count && result == COMM_OK; i++) {
+        result = member_check(entries[i].comm);
+    }
+    return result;
+}
+
+static comm_result_t submit_one(struct comm_comm *comm, const struct client_call *call,
+                                struct comm_request *request)
+{
+    struct submission submission;
+    Commd__Client__Submit *body = &submission.body;
+    comm_result_t result = prepare(comm, call, &submission);
+    if (result == COMM_OK) {
+        append(comm, call, request, &submission);
+        ops_send(comm->client, &body, 1);
+        result = member_check(comm);
+    }
+    return result;
+}
+
+comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call)
+{
+    struct comm_request *request = NULL;
+    if (call->options.request != NULL) {
+        request = request_new(comm);
+        if (request == NULL) {
+            return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a handle", call->name,
+                                comm->name);
+        }
+    }
+    if (call->options.persistent != 0) {
+        request->call = call_copy(call, comm->size);
+        if (request->call == NULL) {
+            free(request);
+            return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a handle", call->name,
+                                comm->name);
+        }
+        *call->options.request = request;
+        return COMM_OK;
+    }
+    struct client_call with_handle = *call;
+    with_handle.options.request = request != NULL ? call->options.request : NULL;
+    if (group_is_open()) {
+        comm_result_t result = group_add(comm, &with_handle, request);
+        if (result == COMM_OK && request != NULL) {
+            *call->options.request = request;
+        } else if (request != NULL) {
+            free(request);
+        }
+        return result;
+    }
+    comm_result_t result = client_enter(comm->client);
+    if (result != COMM_OK) {
+        free(request);
+        return result;
+    }
+    result = submit_one(comm, call, request);
+    client_leave(comm->client);
+    if (result == COMM_OK && request != NULL) {
+        *call->options.request = request;
+    } else {
+        free(request);
+    }
+    return result;
+}
+
+comm_result_t call_submit_and_sync(struct comm_comm *comm, const struct client_call *call)
+{
+    if (group_is_open()) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": within a group nothing is waited for",
+                            call->name, comm->name);
+    }
+    comm_result_t result = client_enter(comm->client);
+    if (result != COMM_OK) {
+        return result;
+    }
+    result = submit_one(comm, call, NULL);
+    if (result == COMM_OK) {
+        result = ops_finish(comm, comm->last_ticket, UINT64_MAX);
+    }
+    client_leave(comm->client);
+    return result;
 }

@@ -1,0 +1,195 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "client/lib/internal.h"
+
+/* What calls have in common: their arguments are checked, and put in one form. */
+
+comm_result_t call_begin(struct client_call *call, const char *name, enum op_kind kind,
+                         const struct comm_comm *comm, comm_dtype_t dtype, size_t count,
+                         const comm_call_options_t *options)
+{
+    *call = (struct client_call){
+        .name = name, .kind = kind, .count = count, .bucket_ops = 1, .options = COMM_CALL_OPTIONS_INIT};
+    if (comm == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s: the communicator is a null pointer", name);
+    }
+    comm_result_t result =
+        options_copy(&call->options, sizeof call->options, options, name, "COMM_CALL_OPTIONS_INIT");
+    if (result != COMM_OK) {
+        return result;
+    }
+    if (call->options.request != NULL) {
+        *call->options.request = NULL;
+    }
+    if (call->options.stream != NULL) {
+        return error_report(COMM_UNSUPPORTED,
+                            "%s on \"%s\": a CUDA stream, but the communicator is the host's", name,
+                            comm->name);
+    }
+    if (call->options.persistent != 0 && call->options.request == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": persistent, but there is no place for the handle", name,
+                            comm->name);
+    }
+    if (!dtype_from_wire((unsigned)dtype, &call->dtype)) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": %d is no element type", name, comm->name,
+                            (int)dtype);
+    }
+    return COMM_OK;
+}
+
+comm_result_t call_set_reduce(struct client_call *call, const struct comm_comm *comm, comm_op_t op)
+{
+    if (!reduce_from_wire((unsigned)op, &call->reduce)) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": %d is no operator", call->name, comm->name,
+                            (int)op);
+    }
+    bool is_scan = call->kind == OP_KIND_SCAN || call->kind == OP_KIND_EXCLUSIVE_SCAN;
+    if (!reduce_is_defined(call->dtype, call->reduce) || (is_scan && call->reduce == REDUCE_AVG)) {
+        return error_report(COMM_UNSUPPORTED, "%s on \"%s\": %s of %s has no meaning", call->name, comm->name,
+                            reduce_text(call->reduce), dtype_text(call->dtype));
+    }
+    return COMM_OK;
+}
+
+comm_result_t call_set_root(struct client_call *call, const struct comm_comm *comm, uint32_t root)
+{
+    if (root >= comm->size) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": root %u of %u ranks", call->name,
+                            comm->name, root, comm->size);
+    }
+    call->root = root;
+    return COMM_OK;
+}
+
+static comm_result_t check_range(const struct client_call *call, const struct comm_comm *comm, const void *at,
+                                 size_t elements, const char *which)
+{
+    size_t size_bytes;
+    if (__builtin_mul_overflow(elements, dtype_size_bytes(call->dtype), &size_bytes) ||
+        size_bytes > PTRDIFF_MAX) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": the %s of %zu elements of %s exceeds the address space",
+                            call->name, comm->name, which, elements, dtype_text(call->dtype));
+    }
+    if (size_bytes > 0 && at == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": the %s of %zu elements is a null pointer",
+                            call->name, comm->name, which, elements);
+    }
+    if ((uintptr_t)at + size_bytes < size_bytes) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": the %s of %zu elements of %s at %p exceeds the address space",
+                            call->name, comm->name, which, elements, dtype_text(call->dtype), at);
+    }
+    return COMM_OK;
+}
+
+comm_result_t call_set_buffer(const struct client_call *call, const struct comm_comm *comm,
+                              struct call_buffer *buffer, const void *at, size_t blocks, const char *which)
+{
+    size_t elements;
+    if (__builtin_mul_overflow(call->count, blocks, &elements)) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": %zu blocks of %zu elements exceed the address space", call->name,
+                            comm->name, blocks, call->count);
+    }
+    *buffer = (struct call_buffer){.at = elements > 0 ? (void *)(uintptr_t)at : NULL, .elements = elements};
+    return check_range(call, comm, at, elements, which);
+}
+
+size_t call_block_begin(const struct call_buffer *buffer, uint32_t rank)
+{
+    size_t begin = 0;
+    if (buffer->displacements != NULL) {
+        return buffer->displacements[rank];
+    }
+    for (uint32_t i = 0; i < rank; i++) {
+        begin += buffer->counts[i];
+    }
+    return begin;
+}
+
+comm_result_t call_set_layout(const struct client_call *call, const struct comm_comm *comm,
+                              struct call_buffer *buffer, const void *at, const size_t *counts,
+                              const size_t *displacements, const char *which)
+{
+    size_t packed = 0;
+    size_t extent = 0;
+    if (counts == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": the counts of the %s are a null pointer",
+                            call->name, comm->name, which);
+    }
+    for (uint32_t rank = 0; rank < comm->size; rank++) {
+        size_t begin = displacements != NULL ? displacements[rank] : packed;
+        size_t end;
+        if (__builtin_add_overflow(packed, counts[rank], &packed) ||
+            __builtin_add_overflow(begin, counts[rank], &end)) {
+            return error_report(COMM_INVALID_ARGUMENT,
+                                "%s on \"%s\": the %s: the block of rank %u exceeds the address space",
+                                call->name, comm->name, which, rank);
+        }
+        extent = counts[rank] > 0 && end > extent ? end : extent;
+    }
+    *buffer = (struct call_buffer){.at = extent > 0 ? (void *)(uintptr_t)at : NULL,
+                                   .elements = extent,
+                                   .counts = counts,
+                                   .displacements = displacements};
+    return check_range(call, comm, at, extent, which);
+}
+
+comm_result_t call_check_overlap(const struct client_call *call, const struct comm_comm *comm,
+                                 size_t own_block)
+{
+    size_t element_bytes = dtype_size_bytes(call->dtype);
+    const unsigned char *input = call->input.at;
+    const unsigned char *output = call->output.at;
+    size_t input_bytes = call->input.elements * element_bytes;
+    size_t output_bytes = call->output.elements * element_bytes;
+    if (input == NULL || output == NULL || input + input_bytes <= output || output + output_bytes <= input) {
+        return COMM_OK;
+    }
+    size_t own = own_block == SIZE_MAX ? 0 : own_block * element_bytes;
+    const unsigned char *whole = input_bytes > output_bytes ? input : output;
+    const unsigned char *part = input_bytes > output_bytes ? output : input;
+    if (part == whole + own) {
+        return COMM_OK;
+    }
+    return error_report(COMM_INVALID_ARGUMENT,
+                        "%s on \"%s\": the buffers of %zu bytes at %p and %zu at %p overlap, and not as the "
+                        "operation has it in place",
+                        call->name, comm->name, input_bytes, (const void *)input, output_bytes,
+                        (const void *)output);
+}
+
+static void copy_layout(struct call_buffer *buffer, uint32_t size, size_t **space)
+{
+    if (buffer->counts == NULL) {
+        return;
+    }
+    memcpy(*space, buffer->counts, size * sizeof **space);
+    buffer->counts = *space;
+    *space += size;
+    if (buffer->displacements != NULL) {
+        memcpy(*space, buffer->displacements, size * sizeof **space);
+        buffer->displacements = *space;
+        *space += size;
+    }
+}
+
+struct client_call *call_copy(const struct client_call *call, uint32_t size)
+{
+    size_t arrays = 0;
+    arrays += call->input.counts != NULL;
+    arrays += call->input.displacements != NULL;
+    arrays += call->output.counts != NULL;
+    arrays += call->output.displacements != NULL;
+    struct client_call *copy = malloc(sizeof *copy + arrays * size * sizeof(size_t));
+    if (copy != NULL) {
+        size_t *space = (size_t *)(void *)(copy + 1);
+        *copy = *call;
+        copy_layout(&copy->input, size, &space);
+        copy_layout(&copy->output, size, &space);
+    }
+    return copy;
+}

@@ -1,0 +1,282 @@
+#include "client/lib/internal.h"
+
+/* The calls: what each reads and writes, on which rank, and of which form it may be in place. */
+
+#define OWN_SAME SIZE_MAX
+
+comm_result_t comm_all_reduce(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
+                              comm_op_t op, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        call_begin(&call, "comm_all_reduce", OP_KIND_ALL_REDUCE, comm, dtype, count, options);
+    result = result == COMM_OK ? call_set_reduce(&call, comm, op) : result;
+    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
+    result =
+        result == COMM_OK ? call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer") : result;
+    result = result == COMM_OK ? call_check_overlap(&call, comm, OWN_SAME) : result;
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_reduce(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
+                          comm_op_t op, uint32_t root, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result = call_begin(&call, "comm_reduce", OP_KIND_REDUCE, comm, dtype, count, options);
+    result = result == COMM_OK ? call_set_reduce(&call, comm, op) : result;
+    result = result == COMM_OK ? call_set_root(&call, comm, root) : result;
+    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
+    if (result == COMM_OK && comm->rank == root) {
+        result = call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer");
+    }
+    result = result == COMM_OK ? call_check_overlap(&call, comm, OWN_SAME) : result;
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_broadcast(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype, uint32_t root,
+                             const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        call_begin(&call, "comm_broadcast", OP_KIND_BROADCAST, comm, dtype, count, options);
+    result = result == COMM_OK ? call_set_root(&call, comm, root) : result;
+    if (result == COMM_OK) {
+        struct call_buffer *used = comm->rank == root ? &call.input : &call.output;
+        result = call_set_buffer(&call, comm, used, buffer, 1, "buffer");
+    }
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_all_gather(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
+                              const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        call_begin(&call, "comm_all_gather", OP_KIND_ALL_GATHER, comm, dtype, count, options);
+    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
+    if (result == COMM_OK) {
+        result = call_set_buffer(&call, comm, &call.output, receive, comm->size, "receive buffer");
+    }
+    result = result == COMM_OK ? call_check_overlap(&call, comm, comm->rank * count) : result;
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_all_gather_v(comm_t *comm, const void *send, void *receive, const size_t *counts,
+                                const size_t *displacements, comm_dtype_t dtype,
+                                const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        call_begin(&call, "comm_all_gather_v", OP_KIND_ALL_GATHER, comm, dtype, 0, options);
+    if (result == COMM_OK) {
+        result = call_set_layout(&call, comm, &call.output, receive, counts, displacements, "receive buffer");
+    }
+    if (result == COMM_OK) {
+        call.has_layouts = true;
+        call.count = counts[comm->rank];
+        result = call_set_buffer(&call, comm, &call.input, send, 1, "send buffer");
+    }
+    if (result == COMM_OK) {
+        result = call_check_overlap(&call, comm, call_block_begin(&call.output, comm->rank));
+    }
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_reduce_scatter(comm_t *comm, const void *send, void *receive, size_t count,
+                                  comm_dtype_t dtype, comm_op_t op, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        call_begin(&call, "comm_reduce_scatter", OP_KIND_REDUCE_SCATTER, comm, dtype, count, options);
+    result = result == COMM_OK ? call_set_reduce(&call, comm, op) : result;
+    if (result == COMM_OK) {
+        result = call_set_buffer(&call, comm, &call.input, send, comm->size, "send buffer");
+    }
+    result =
+        result == COMM_OK ? call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer") : result;
+    result = result == COMM_OK ? call_check_overlap(&call, comm, comm->rank * count) : result;
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_reduce_scatter_v(comm_t *comm, const void *send, void *receive, const size_t *counts,
+                                    comm_dtype_t dtype, comm_op_t op, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        call_begin(&call, "comm_reduce_scatter_v", OP_KIND_REDUCE_SCATTER, comm, dtype, 0, options);
+    result = result == COMM_OK ? call_set_reduce(&call, comm, op) : result;
+    if (result == COMM_OK) {
+        result = call_set_layout(&call, comm, &call.input, send, counts, NULL, "send buffer");
+    }
+    if (result == COMM_OK) {
+        call.has_layouts = true;
+        call.count = counts[comm->rank];
+        result = call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer");
+    }
+    if (result == COMM_OK) {
+        result = call_check_overlap(&call, comm, call_block_begin(&call.input, comm->rank));
+    }
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_gather(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
+                          uint32_t root, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result = call_begin(&call, "comm_gather", OP_KIND_GATHER, comm, dtype, count, options);
+    result = result == COMM_OK ? call_set_root(&call, comm, root) : result;
+    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
+    if (result == COMM_OK && comm->rank == root) {
+        result = call_set_buffer(&call, comm, &call.output, receive, comm->size, "receive buffer");
+    }
+    result = result == COMM_OK ? call_check_overlap(&call, comm, root * count) : result;
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+/* On the root: what its counts say of its own block is what it gives beside them. */
+static comm_result_t check_own_count(const struct client_call *call, const struct comm_comm *comm,
+                                     const size_t *counts)
+{
+    if (counts[comm->rank] == call->count) {
+        return COMM_OK;
+    }
+    return error_report(COMM_INVALID_ARGUMENT,
+                        "%s on \"%s\": the root's own block has %zu elements, but its count is %zu",
+                        call->name, comm->name, call->count, counts[comm->rank]);
+}
+
+comm_result_t comm_gather_v(comm_t *comm, const void *send, size_t send_count, void *receive,
+                            const size_t *counts, const size_t *displacements, comm_dtype_t dtype,
+                            uint32_t root, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        call_begin(&call, "comm_gather_v", OP_KIND_GATHER, comm, dtype, send_count, options);
+    call.has_layouts = true;
+    result = result == COMM_OK ? call_set_root(&call, comm, root) : result;
+    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
+    if (result == COMM_OK && comm->rank == root) {
+        result = call_set_layout(&call, comm, &call.output, receive, counts, displacements, "receive buffer");
+        result = result == COMM_OK ? check_own_count(&call, comm, counts) : result;
+        if (result == COMM_OK) {
+            result = call_check_overlap(&call, comm, call_block_begin(&call.output, root));
+        }
+    }
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_scatter(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
+                           uint32_t root, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result = call_begin(&call, "comm_scatter", OP_KIND_SCATTER, comm, dtype, count, options);
+    result = result == COMM_OK ? call_set_root(&call, comm, root) : result;
+    if (result == COMM_OK && comm->rank == root) {
+        result = call_set_buffer(&call, comm, &call.input, send, comm->size, "send buffer");
+    }
+    result =
+        result == COMM_OK ? call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer") : result;
+    result = result == COMM_OK ? call_check_overlap(&call, comm, root * count) : result;
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_scatter_v(comm_t *comm, const void *send, const size_t *counts,
+                             const size_t *displacements, void *receive, size_t receive_count,
+                             comm_dtype_t dtype, uint32_t root, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        call_begin(&call, "comm_scatter_v", OP_KIND_SCATTER, comm, dtype, receive_count, options);
+    call.has_layouts = true;
+    result = result == COMM_OK ? call_set_root(&call, comm, root) : result;
+    result =
+        result == COMM_OK ? call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer") : result;
+    if (result == COMM_OK && comm->rank == root) {
+        result = call_set_layout(&call, comm, &call.input, send, counts, displacements, "send buffer");
+        result = result == COMM_OK ? check_own_count(&call, comm, counts) : result;
+        if (result == COMM_OK) {
+            result = call_check_overlap(&call, comm, call_block_begin(&call.input, root));
+        }
+    }
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_all_to_all(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
+                              const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        call_begin(&call, "comm_all_to_all", OP_KIND_ALL_TO_ALL, comm, dtype, count, options);
+    if (result == COMM_OK) {
+        result = call_set_buffer(&call, comm, &call.input, send, comm->size, "send buffer");
+    }
+    if (result == COMM_OK) {
+        result = call_set_buffer(&call, comm, &call.output, receive, comm->size, "receive buffer");
+    }
+    result = result == COMM_OK ? call_check_overlap(&call, comm, OWN_SAME) : result;
+    call.stages_input =
+        call.input.at == call.output.at; /* every block would be overwritten before it is sent */
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_all_to_all_v(comm_t *comm, const void *send, const size_t *send_counts,
+                                const size_t *send_displacements, void *receive, const size_t *receive_counts,
+                                const size_t *receive_displacements, comm_dtype_t dtype,
+                                const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        call_begin(&call, "comm_all_to_all_v", OP_KIND_ALL_TO_ALL, comm, dtype, 0, options);
+    call.has_layouts = true;
+    if (result == COMM_OK) {
+        result =
+            call_set_layout(&call, comm, &call.input, send, send_counts, send_displacements, "send buffer");
+    }
+    if (result == COMM_OK) {
+        result = call_set_layout(&call, comm, &call.output, receive, receive_counts, receive_displacements,
+                                 "receive buffer");
+    }
+    result = result == COMM_OK ? call_check_overlap(&call, comm, OWN_SAME) : result;
+    call.stages_input = call.input.at == call.output.at;
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+static comm_result_t scan(const char *name, enum op_kind kind, comm_t *comm, const void *send, void *receive,
+                          size_t count, comm_dtype_t dtype, comm_op_t op, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result = call_begin(&call, name, kind, comm, dtype, count, options);
+    result = result == COMM_OK ? call_set_reduce(&call, comm, op) : result;
+    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
+    result =
+        result == COMM_OK ? call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer") : result;
+    result = result == COMM_OK ? call_check_overlap(&call, comm, OWN_SAME) : result;
+    if (result == COMM_OK) {
+        call.keeps_output = kind == OP_KIND_EXCLUSIVE_SCAN && comm->rank == 0;
+        result = call_submit(comm, &call);
+    }
+    return result;
+}
+
+comm_result_t comm_scan(comm_t *comm, const void *send, void *receive, size_t count, comm_dtype_t dtype,
+                        comm_op_t op, const comm_call_options_t *options)
+{
+    return scan("comm_scan", OP_KIND_SCAN, comm, send, receive, count, dtype, op, options);
+}
+
+comm_result_t comm_exclusive_scan(comm_t *comm, const void *send, void *receive, size_t count,
+                                  comm_dtype_t dtype, comm_op_t op, const comm_call_options_t *options)
+{
+    return scan("comm_exclusive_scan", OP_KIND_EXCLUSIVE_SCAN, comm, send, receive, count, dtype, op,
+                options);
+}
+
+comm_result_t comm_barrier(comm_t *comm, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result = call_begin(&call, "comm_barrier", OP_KIND_BARRIER, comm, COMM_U8, 0, options);
+    if (result == COMM_OK && (call.options.request != NULL || call.options.persistent != 0)) {
+        return call_submit(comm, &call);
+    }
+    return result == COMM_OK ? call_submit_and_sync(comm, &call) : result;
+}

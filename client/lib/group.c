@@ -1,0 +1,133 @@
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "client/lib/internal.h"
+
+/* Groups of a thread: what is called within one is collected, and submitted together. */
+
+struct group {
+    uint32_t depth;
+    struct client_entry *entries;
+    size_t count;
+    size_t capacity;
+};
+
+static _Thread_local struct group group;
+
+bool group_is_open(void)
+{
+    return group.depth > 0;
+}
+
+comm_result_t comm_group_begin(void)
+{
+    if (group.depth == UINT32_MAX) {
+        return error_report(COMM_LIMIT, "comm_group_begin: groups are nested too deep");
+    }
+    group.depth++;
+    return COMM_OK;
+}
+
+comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request)
+{
+    if (group.count == group.capacity) {
+        size_t capacity = group.capacity != 0 ? 2 * group.capacity : 64;
+        struct client_entry *grown = reallocarray(group.entries, capacity, sizeof *grown);
+        if (grown == NULL) {
+            return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a group", call->name,
+                                comm->name);
+        }
+        group.entries = grown;
+        group.capacity = capacity;
+    }
+    struct client_call *copy = call_copy(call, comm->size);
+    if (copy == NULL) {
+        return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a group", call->name, comm->name);
+    }
+    group.entries[group.count++] = (struct client_entry){.comm = comm, .call = copy, .request = request};
+    return COMM_OK;
+}
+
+/* Whether the one may run as one with the other. */
+static bool goes_with(const struct client_entry *entry, const struct client_entry *first)
+{
+    return entry->comm == first->comm && entry->call->kind == OP_KIND_ALL_REDUCE &&
+           first->call->kind == OP_KIND_ALL_REDUCE && entry->call->dtype == first->call->dtype &&
+           entry->call->reduce == first->call->reduce &&
+           entry->call->options.compression == COMM_COMPRESSION_NONE &&
+           first->call->options.compression == COMM_COMPRESSION_NONE &&
+           entry->call->options.timeout_ms == first->call->options.timeout_ms;
+}
+
+/* All-reduces that follow each other run as one, up to a size: larger ones gain nothing by it. */
+static void make_buckets(struct client_entry *entries, size_t count)
+{
+    for (size_t first = 0; first < count;) {
+        size_t end = first;
+        size_t size_bytes = 0;
+        while (end < count && end - first < CALL_BUCKET_OPS_MAX &&
+               goes_with(&entries[end], &entries[first])) {
+            size_t more = entries[end].call->count * dtype_size_bytes(entries[end].call->dtype);
+            if (end > first && more > CALL_BUCKET_MAX_BYTES - size_bytes) {
+                break;
+            }
+            size_bytes += more < CALL_BUCKET_MAX_BYTES ? more : CALL_BUCKET_MAX_BYTES;
+            end++;
+        }
+        end = end == first ? first + 1 : end;
+        for (size_t i = first; i < end; i++) {
+            entries[i].call->bucket_ops = (uint32_t)(end - first);
+            entries[i].call->bucket_index = (uint32_t)(i - first);
+        }
+        first = end;
+    }
+}
+
+/* The first failure of a call is kept; its handles then are of no operation, and end with it. */
+static void fail_handles(const struct client_entry *entries, size_t count, comm_result_t result)
+{
+    for (size_t i = 0; i < count; i++) {
+        struct comm_request *request = entries[i].request;
+        if (request != NULL && request->op == NULL && !request->ended) {
+            request->ended = true;
+            request->result = result;
+            (void)snprintf(request->text, sizeof request->text, "%s", comm_last_error());
+        }
+    }
+}
+
+comm_result_t comm_group_end(void)
+{
+    comm_result_t first_failure = COMM_OK;
+    if (group.depth == 0) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_group_end: there is no group");
+    }
+    if (--group.depth > 0) {
+        return COMM_OK;
+    }
+    struct group ended = group;
+    group = (struct group){0};
+    make_buckets(ended.entries, ended.count);
+    for (size_t begin = 0; begin < ended.count;) {
+        struct comm_client *client = ended.entries[begin].comm->client;
+        size_t end = begin;
+        while (end < ended.count && ended.entries[end].comm->client == client) {
+            end++;
+        }
+        comm_result_t result = client_enter(client);
+        if (result == COMM_OK) {
+            result = call_submit_entries(client, &ended.entries[begin], end - begin);
+            if (result != COMM_OK) {
+                fail_handles(&ended.entries[begin], end - begin, result);
+            }
+            client_leave(client);
+        }
+        first_failure = first_failure == COMM_OK ? result : first_failure;
+        begin = end;
+    }
+    for (size_t i = 0; i < ended.count; i++) {
+        free(ended.entries[i].call);
+    }
+    free(ended.entries);
+    return first_failure;
+}

@@ -1,0 +1,64 @@
+#include "client/lib/internal.h"
+
+/* Messages from rank to rank. */
+
+static comm_result_t message_begin(struct client_call *call, const char *name, enum op_kind kind,
+                                   const struct comm_comm *comm, comm_dtype_t dtype, size_t count,
+                                   uint32_t peer, uint32_t tag, const comm_call_options_t *options)
+{
+    comm_result_t result = call_begin(call, name, kind, comm, dtype, count, options);
+    bool any = kind == OP_KIND_RECEIVE && peer == COMM_ANY_SOURCE;
+    if (result == COMM_OK && peer >= comm->size && !any) {
+        result = error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": rank %u of %u", name, comm->name, peer,
+                              comm->size);
+    }
+    call->peer = peer;
+    call->tag = tag;
+    return result;
+}
+
+comm_result_t comm_send(comm_t *comm, const void *buffer, size_t count, comm_dtype_t dtype, uint32_t peer,
+                        uint32_t tag, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        message_begin(&call, "comm_send", OP_KIND_SEND, comm, dtype, count, peer, tag, options);
+    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, buffer, 1, "buffer") : result;
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_recv(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype, uint32_t peer,
+                        uint32_t tag, const comm_call_options_t *options)
+{
+    struct client_call call;
+    comm_result_t result =
+        message_begin(&call, "comm_recv", OP_KIND_RECEIVE, comm, dtype, count, peer, tag, options);
+    result = result == COMM_OK ? call_set_buffer(&call, comm, &call.output, buffer, 1, "buffer") : result;
+    return result == COMM_OK ? call_submit(comm, &call) : result;
+}
+
+comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count, uint32_t to, void *receive,
+                             size_t receive_count, uint32_t from, comm_dtype_t dtype, uint32_t tag,
+                             const comm_call_options_t *options)
+{
+    comm_request_t *requests[2] = {NULL, NULL};
+    comm_call_options_t given = COMM_CALL_OPTIONS_INIT;
+    comm_result_t result =
+        options_copy(&given, sizeof given, options, "comm_send_recv", "COMM_CALL_OPTIONS_INIT");
+    if (result != COMM_OK) {
+        return result;
+    }
+    given.persistent = 0;
+    given.request = &requests[0];
+    result = comm_recv(comm, receive, receive_count, dtype, from, tag, &given);
+    if (result != COMM_OK) {
+        return result;
+    }
+    given.request = &requests[1];
+    result = comm_send(comm, send, send_count, dtype, to, tag, &given);
+    if (result != COMM_OK) {
+        comm_request_free(requests[0]); /* its message may come yet */
+        return result;
+    }
+    return comm_wait_all(requests, 2, NULL);
+}

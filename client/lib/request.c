@@ -1,0 +1,204 @@
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "client/lib/internal.h"
+
+/* Handles: operations that are waited for one by one. */
+
+struct comm_request *request_new(struct comm_comm *comm)
+{
+    struct comm_request *request = calloc(1, sizeof *request);
+    if (request != NULL) {
+        request->comm = comm;
+    }
+    return request;
+}
+
+static bool is_started(const struct comm_request *request)
+{
+    return request->op != NULL || request->ended;
+}
+
+/* Takes the result; the handle is free, or ready to be started again. */
+static comm_result_t request_take(comm_request_t **handle, comm_received_t *received)
+{
+    struct comm_request *request = *handle;
+    comm_result_t result = request->ended ? request->result : COMM_OK;
+    if (result != COMM_OK) {
+        (void)error_repeat(result, request->text);
+    }
+    if (received != NULL) {
+        *received = request->received;
+    }
+    request->ended = false;
+    request->result = COMM_OK;
+    if (request->call == NULL) {
+        free(request);
+        *handle = NULL;
+    }
+    return result;
+}
+
+static comm_result_t check_waiting(const char *name, const void *handle)
+{
+    if (handle == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s: the handle's place is a null pointer", name);
+    }
+    if (group_is_open()) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s: within a group nothing is waited for", name);
+    }
+    return COMM_OK;
+}
+
+comm_result_t comm_wait(comm_request_t **handle, comm_received_t *received)
+{
+    comm_result_t result = check_waiting("comm_wait", handle);
+    if (result != COMM_OK || *handle == NULL) {
+        return result;
+    }
+    struct comm_client *client = (*handle)->comm->client;
+    result = client_enter(client);
+    if (result == COMM_OK) {
+        ops_finish_request(*handle);
+        result = request_take(handle, received);
+        client_leave(client);
+    }
+    return result;
+}
+
+comm_result_t comm_test(comm_request_t **handle, int *done, comm_received_t *received)
+{
+    comm_result_t result = check_waiting("comm_test", handle);
+    if (result != COMM_OK) {
+        return result;
+    }
+    if (done == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_test: no place for the answer: a null pointer");
+    }
+    *done = 1;
+    if (*handle == NULL) {
+        return COMM_OK;
+    }
+    struct comm_client *client = (*handle)->comm->client;
+    result = client_enter(client);
+    if (result != COMM_OK) {
+        return result;
+    }
+    if ((*handle)->op != NULL) {
+        client_take_events(client);
+    }
+    if ((*handle)->op != NULL) {
+        *done = 0;
+    } else {
+        result = request_take(handle, received);
+    }
+    client_leave(client);
+    return result;
+}
+
+comm_result_t comm_wait_all(comm_request_t **handles, size_t count, comm_received_t *received)
+{
+    comm_result_t first = count > 0 ? check_waiting("comm_wait_all", handles) : COMM_OK;
+    char text[ERROR_TEXT_BYTES];
+    for (size_t i = 0; i < count && handles != NULL && !group_is_open(); i++) {
+        comm_result_t result = comm_wait(&handles[i], received != NULL ? &received[i] : NULL);
+        if (result != COMM_OK && first == COMM_OK) {
+            first = result;
+            (void)snprintf(text, sizeof text, "%s", comm_last_error());
+        }
+    }
+    return first != COMM_OK && handles != NULL && !group_is_open() ? error_repeat(first, text) : first;
+}
+
+/* One that has ended, or `count`; *waiting gets one that has not. */
+static size_t find_ended(comm_request_t *const *handles, size_t count, const struct comm_request **waiting)
+{
+    *waiting = NULL;
+    for (size_t i = 0; i < count; i++) {
+        if (handles[i] != NULL && handles[i]->op == NULL && handles[i]->ended) {
+            return i;
+        }
+        if (handles[i] != NULL && handles[i]->op != NULL) {
+            *waiting = handles[i];
+        }
+    }
+    return count;
+}
+
+comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *index, comm_received_t *received)
+{
+    comm_result_t result = count > 0 ? check_waiting("comm_wait_any", handles) : COMM_OK;
+    const struct comm_request *waiting;
+    uint64_t began_ns = clock_ns();
+    if (result != COMM_OK) {
+        return result;
+    }
+    if (index == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_wait_any: no place for the answer: a null pointer");
+    }
+    *index = count;
+    struct comm_client *client = NULL;
+    for (size_t i = 0; i < count; i++) {
+        if (handles[i] == NULL || !is_started(handles[i])) {
+            continue;
+        }
+        if (client != NULL && handles[i]->comm->client != client) {
+            return error_report(COMM_INVALID_ARGUMENT, "comm_wait_any: the handles are of several clients");
+        }
+        client = handles[i]->comm->client;
+    }
+    if (client == NULL) {
+        return COMM_OK;
+    }
+    result = client_enter(client);
+    if (result != COMM_OK) {
+        return result;
+    }
+    for (;;) {
+        *index = find_ended(handles, count, &waiting);
+        if (*index < count || waiting == NULL) {
+            break;
+        }
+        ops_progress(waiting, began_ns);
+    }
+    if (*index < count) {
+        result = request_take(&handles[*index], received);
+    }
+    client_leave(client);
+    return result;
+}
+
+comm_result_t comm_start(comm_request_t *request)
+{
+    if (request == NULL || request->call == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_start: this is no handle of a persistent operation");
+    }
+    struct comm_client *client = request->comm->client;
+    comm_result_t result = client_enter(client);
+    if (result != COMM_OK) {
+        return result;
+    }
+    if (is_started(request)) {
+        result = error_report(COMM_IN_PROGRESS, "comm_start: %s on \"%s\" was started and not waited for yet",
+                              request->call->name, request->comm->name);
+    } else {
+        struct client_entry entry = {.comm = request->comm, .call = request->call, .request = request};
+        result = call_submit_entries(client, &entry, 1);
+    }
+    client_leave(client);
+    return result;
+}
+
+void comm_request_free(comm_request_t *request)
+{
+    if (request == NULL || client_enter(request->comm->client) != COMM_OK) {
+        return;
+    }
+    struct comm_client *client = request->comm->client;
+    if (request->op != NULL) {
+        request->op->request = NULL;
+    }
+    free(request->call);
+    free(request);
+    client_leave(client);
+}

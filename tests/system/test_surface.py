@@ -1,0 +1,32 @@
+#!/usr/bin/env python3
+"""Everything that the library offers, between real daemons."""
+import unittest
+
+from cluster import BUILD, Cluster
+
+
+class Surface(unittest.TestCase):
+    def check(self, layout, turns=8, settings=""):
+        """layout: the node of each rank."""
+        with Cluster(sorted(set(layout)), settings=settings) as cluster:
+            ranks = [cluster.client(node, BUILD / "tests/system/surface", "surface", rank, len(layout), turns) for rank, node in enumerate(layout)]
+            for rank, process in enumerate(ranks):
+                output, errors = process.communicate(timeout=240)
+                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
+                self.assertIn("operations checked", output)
+
+    def test_one_rank(self):
+        self.check("a")
+
+    def test_one_node_of_four_ranks(self):
+        self.check("aaaa")
+
+    def test_two_nodes_of_one_rank(self):
+        self.check("ab")
+
+    def test_three_nodes_of_seven_ranks_interleaved(self):
+        self.check("cbcabca")
+
+
+if __name__ == "__main__":
+    unittest.main()

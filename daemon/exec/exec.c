@@ -13,6 +13,7 @@ enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_conte
     exec->wake = wake;
     exec->wake_context = wake_context;
     receive_register(exec);
+    message_streams_register(exec);
     *out = exec;
     return STATUS_OK;
 }
@@ -30,6 +31,7 @@ void exec_free(struct exec *exec)
         free(incoming->encoded);
         free(incoming);
     }
+    message_streams_free(exec);
     free(exec);
 }
 
@@ -55,11 +57,13 @@ uint64_t exec_next_deadline_ns(const struct exec *exec)
     for (const struct exec_incoming *incoming = exec->parked; incoming != NULL; incoming = incoming->next) {
         earliest_ns = incoming->expires_ns < earliest_ns ? incoming->expires_ns : earliest_ns;
     }
-    return earliest_ns;
+    uint64_t messages_ns = message_streams_deadline_ns(exec);
+    return messages_ns < earliest_ns ? messages_ns : earliest_ns;
 }
 
 void exec_tick(struct exec *exec, uint64_t now_ns)
 {
     exec->now_ns = now_ns;
     receive_expire(exec, now_ns);
+    message_streams_expire(exec, now_ns);
 }

@@ -36,7 +36,6 @@
  */
 struct exec;
 struct exec_comm;
-struct exec_messages;
 
 #define EXEC_LANES_MAX 8
 #define EXEC_OPS_MAX 4096 /* operations that one communicator has queued; beyond: STATUS_LIMIT */
@@ -145,6 +144,42 @@ struct exec_call {
 /* Queues an operation. LIMIT beyond EXEC_OPS_MAX; the cause after the communicator failed. */
 enum status exec_submit(struct exec_comm *comm, const struct exec_call *call,
                         struct error *error) COMM_MUST_USE;
+
+/* One rank's part of a message: client/include/commclient.h, comm_send and comm_recv. */
+struct exec_message {
+    bool sends;
+    uint32_t rank;      /* of this node: who sends, or receives */
+    uint32_t peer_rank; /* the other; COMM_ANY_SOURCE_RANK for a receive that takes any */
+    uint32_t tag;
+    enum dtype dtype;
+    uint64_t count_elements; /* to send; or room for */
+    void *buffer;            /* valid until the end; a send only reads */
+    /*
+     * Exactly once, never from within exec_post_message: STATUS_OK, MISMATCH (another dtype, or too long), or
+     * the communicator's cause. source_rank and count_elements are what a receive took.
+     */
+    void (*done)(void *context, const struct error *result, uint32_t source_rank, uint64_t count_elements,
+                 uint64_t now_ns);
+    void *context;
+};
+
+#define EXEC_MESSAGES_MAX                                                                                    \
+    65536 /* posted and not ended, of one communicator on this node; beyond: STATUS_LIMIT */
+#define EXEC_ARRIVALS_MAX                                                                                    \
+    1024 /* messages of one node that no receive has taken; beyond, its sender is held back */
+#define EXEC_ARRIVALS_MAX_BYTES (1u << 20) /* and of their payloads */
+#define EXEC_PAYLOADS_MAX 16               /* streams of payloads to one node at once; beyond, they wait */
+
+/*
+ * Posts a message, or a receive. Messages of one sender, receiver and tag are taken in the order posted.
+ * Small ones go at once, with their envelope; of others the envelope goes, and the payload when a receive has
+ * taken it, straight from buffer to buffer. Between ranks of this node it is copied. LIMIT beyond
+ * EXEC_MESSAGES_MAX; the cause after the communicator failed.
+ */
+enum status exec_post_message(struct exec_comm *comm, const struct exec_message *message,
+                              struct error *error) COMM_MUST_USE;
+/* For people: "recv from rank 3, tag 7", of the message of that context; empty when there is none. */
+void exec_describe_message(const struct exec_comm *comm, const void *context, char *text, size_t size);
 
 /*
  * Gives one operation up, on this node, submitted or not; every other node does the same. If submitted, its

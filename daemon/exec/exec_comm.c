@@ -11,6 +11,7 @@ static void comm_release(struct exec_comm *comm)
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
         lane_release(&comm->lanes[i]);
     }
+    messages_release(comm);
     free(comm->local_of_rank);
     free(comm->run_first);
     free(comm->runs);
@@ -99,7 +100,7 @@ enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *opt
     comm->options = *options;
     comm->comm_id = options->comm_id;
     comm->last_op = &comm->first_op;
-    if (!comm_allocate(comm)) {
+    if (!comm_allocate(comm) || !messages_new(comm)) {
         comm_release(comm);
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
     }
@@ -109,6 +110,7 @@ enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *opt
     comm_order(comm);
     HASH_ADD(hh, exec->comms, comm_id, sizeof comm->comm_id, comm);
     receive_claim_parked(comm);
+    message_streams_claim(comm);
     *out = comm;
     return STATUS_OK;
 }
@@ -291,7 +293,7 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
     return !comm->failed;
 }
 
-bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
+static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
     static const struct error fine = {.status = STATUS_OK};
@@ -324,6 +326,12 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
     return more;
 }
 
+bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
+{
+    bool more = messages_step(comm, now_ns);
+    return comm_step_op(comm, now_ns) || more; /* may free the communicator, if that was the last */
+}
+
 /* --- The end --- */
 
 void exec_comm_abort(struct exec_comm *comm, const struct error *cause, uint64_t now_ns)
@@ -339,12 +347,13 @@ void exec_comm_abort(struct exec_comm *comm, const struct error *cause, uint64_t
         lane_reset_streams(&comm->lanes[i], true);
     }
     receive_detach(comm);
+    messages_abort(comm);
     exec_wake(comm->exec);
 }
 
 bool exec_comm_idle(const struct exec_comm *comm)
 {
-    return comm->first_op == NULL;
+    return comm->first_op == NULL && messages_idle(comm);
 }
 
 void exec_comm_free(struct exec_comm *comm)
@@ -356,6 +365,8 @@ void exec_comm_free(struct exec_comm *comm)
         lane_reset_streams(&comm->lanes[i], false);
     }
     receive_detach(comm);
+    message_streams_reset(comm, false);
+    message_streams_detach(comm);
     HASH_DEL(comm->exec->comms, comm);
     comm_release(comm);
 }

@@ -90,8 +90,69 @@ struct exec_run {
     uint32_t rank_count;
 };
 
+enum message_state {
+    MESSAGE_QUEUED,   /* a send: not handed to the network yet */
+    MESSAGE_OFFERED,  /* its envelope is out */
+    MESSAGE_ACCEPTED, /* it was accepted; the payload waits for a stream */
+    MESSAGE_SENDING,  /* the network has the payload */
+    MESSAGE_ARRIVED,  /* a send within this node that no receive has taken */
+    MESSAGE_POSTED,   /* a receive without a message */
+    MESSAGE_AWAITED,  /* a receive whose message was accepted */
+    MESSAGE_COPYING,  /* a receive that takes from a send of this node */
+    MESSAGE_TAKEN,    /* that send */
+    MESSAGE_ENDED     /* to be told */
+};
+
+struct exec_posted {
+    struct exec_posted *prev, *next;
+    struct exec_message call;
+    enum message_state state;
+    uint32_t node;               /* the other side's */
+    uint64_t id;                 /* sends to, and awaited from, other nodes */
+    struct exec_posted *partner; /* of this node */
+    uint64_t moved_bytes;
+    uint32_t source_rank; /* of what a receive takes */
+    uint64_t received_elements;
+    struct error result;
+};
+
+/* A message that no receive has taken yet, in the order of arrival. */
+struct exec_arrival {
+    struct exec_arrival *prev, *next;
+    struct exec_posted *local; /* its send, of this node; or: */
+    uint32_t node;
+    uint64_t id;
+    bool eager;
+    uint32_t source_rank;
+    uint32_t to_rank;
+    uint32_t tag;
+    enum dtype dtype;
+    uint64_t count_elements;
+    uint64_t payload_bytes;
+    unsigned char payload[];
+};
+
+struct exec_message_node {
+    struct net_stream *envelopes, *replies; /* outgoing; opened on first use */
+    uint64_t last_id;
+    uint32_t arrivals; /* kept here of that node */
+    uint64_t arrival_bytes;
+    uint32_t payloads; /* being sent to it */
+};
+
+/* What ranks send to each other: messages.c, message_streams.c. */
+struct exec_messages {
+    struct exec_posted *posted; /* all that have not ended, oldest first */
+    struct exec_posted *ended;
+    uint32_t count;
+    struct exec_arrival *arrivals;
+    struct exec_message_node *nodes;
+    struct message_incoming *incoming; /* streams of this communicator */
+};
+
 struct exec_comm {
     struct exec *exec;
+    struct exec_messages messages;
     uint64_t comm_id;
     struct exec_comm_options options;
     uint32_t *peers;
@@ -125,6 +186,7 @@ struct exec {
     void *wake_context;
     struct exec_comm *comms;
     struct exec_incoming *parked;
+    struct message_incoming *parked_messages;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */
 };
 
@@ -226,6 +288,36 @@ uint64_t compressed_max_bytes(const struct exec_lane *lane, const struct coll_tr
 enum status compressed_take(struct exec_lane *lane, const struct coll_transfer *receive,
                             const unsigned char *payload, uint64_t payload_bytes,
                             struct error *error) COMM_MUST_USE;
+
+/* messages.c */
+bool messages_new(struct exec_comm *comm) __attribute__((warn_unused_result));
+void messages_release(struct exec_comm *comm);
+/* Returns whether more can be done at once. */
+bool messages_step(struct exec_comm *comm, uint64_t now_ns);
+bool messages_idle(const struct exec_comm *comm);
+void messages_abort(struct exec_comm *comm);
+void message_end(struct exec_comm *comm, struct exec_posted *posted, const struct error *result);
+/* The message is there, its payload whole: the first receive that fits takes it, else it waits. */
+void messages_arrive(struct exec_comm *comm, struct exec_arrival *arrival);
+struct exec_posted *messages_find(const struct exec_comm *comm, enum message_state state, uint32_t node,
+                                  uint64_t id);
+void messages_refused(struct exec_comm *comm, struct exec_posted *send, enum dtype dtype, uint64_t room);
+
+/* message_streams.c */
+void message_streams_register(struct exec *exec);
+void message_streams_free(struct exec *exec);
+void message_streams_claim(struct exec_comm *comm);
+void message_streams_detach(struct exec_comm *comm);
+void message_streams_expire(struct exec *exec, uint64_t now_ns);
+uint64_t message_streams_deadline_ns(const struct exec *exec);
+/* What was held back may have room now. */
+void message_streams_resume(struct exec_comm *comm);
+/* False when it has to be tried again later. */
+bool message_send_envelope(struct exec_comm *comm, struct exec_posted *send);
+bool message_send_payload(struct exec_comm *comm, struct exec_posted *send);
+void message_send_reply(struct exec_comm *comm, bool accepted, uint32_t node, uint64_t id,
+                        const struct exec_message *receive, uint32_t source_rank);
+void message_streams_reset(struct exec_comm *comm, bool give_up);
 
 /* receive.c */
 void receive_register(struct exec *exec);

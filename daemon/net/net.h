@@ -30,9 +30,10 @@ struct net_stream;
 
 enum net_stream_kind {
     NET_STREAM_CONTROL = 1, /* mesh: framed protobuf messages */
-    NET_STREAM_DATA = 2     /* exec: data headers and payloads */
+    NET_STREAM_DATA = 2,    /* exec: data headers and payloads */
+    NET_STREAM_MESSAGE = 3  /* exec: messages from rank to rank */
 };
-#define NET_STREAM_KIND_COUNT 3 /* arrays indexed by kind */
+#define NET_STREAM_KIND_COUNT 4 /* arrays indexed by kind */
 
 /* Connections, to daemon/mesh. Each peer_up is followed by exactly one peer_down before the next peer_up. */
 struct net_peer_handler {

@@ -312,7 +312,7 @@ static bool member_tell(struct req_member *member, uint64_t now_ns)
         handler.completed(handler.context, member, &completion, now_ns);
         return true;
     }
-    if (comm->state == REQ_COMM_FAILED && !member->aborted_told) {
+    if (comm->state == REQ_COMM_FAILED && !member->aborted_told && member->pending_messages == 0) {
         member->aborted_told = true;
         handler.aborted(handler.context, member, &comm->cause, now_ns);
         return true;

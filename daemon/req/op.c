@@ -228,10 +228,12 @@ void req_op_deadlines(struct req_comm *comm, uint64_t now_ns)
             late = op;
         }
     }
-    comm->op_deadline_ns = next_ns;
+    struct error cause = {.status = STATUS_OK};
     if (late != NULL) {
-        struct error cause;
         op_late(late, &cause);
+    }
+    comm->op_deadline_ns = time_min(next_ns, req_point_deadlines(comm, now_ns, &cause));
+    if (cause.status != STATUS_OK) {
         op_fail_comm(comm, &cause, now_ns);
     }
 }

@@ -311,7 +311,7 @@ static bool member_has_pending(const struct req_member *member)
             return true;
         }
     }
-    return false;
+    return req_point_pending(member);
 }
 
 static void leave_formed(struct req_member *member, enum req_leave how, uint64_t now_ns)
@@ -362,6 +362,7 @@ void req_member_leave(struct req_member *member, enum req_leave how, uint64_t no
             break;
         }
     }
+    req_point_leave(member);
     for (uint64_t seq = member->completed_seq + 1; comm->ops != NULL && seq <= member->posted_seq; seq++) {
         struct req_comm_op *op = req_op_at(comm, seq);
         if (op != NULL) {

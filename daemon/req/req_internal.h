@@ -81,7 +81,6 @@ struct req_member {
     uint32_t bucket_left;   /* operations of its last one's bucket that are to follow */
     uint64_t completed_seq; /* told to the owner */
     uint32_t pending_messages;
-    struct req_point *points_done; /* messages that ended, to be told */
     struct error refusal;
 };
 
@@ -180,6 +179,7 @@ struct req_comm {
     uint64_t highest_seq;         /* posted by anybody here */
     uint64_t oldest_seq;          /* not finished yet */
     uint64_t start_seq;           /* the next to begin: none before one that is in doubt */
+    struct req_point *points;     /* messages from rank to rank, as long as an owner is to be told */
     struct req_verdict *verdicts; /* a ring of REQ_VERDICTS_MAX; null while there was none */
     uint32_t verdict_count;       /* ever */
     uint64_t op_deadline_ns;      /* no operation's passes before */
@@ -295,6 +295,9 @@ enum status req_point_submit(struct req_member *member, const struct req_op *op,
 bool req_point_tell(struct req_member *member, uint64_t now_ns);
 /* The member leaves: nobody is told any more. */
 void req_point_leave(struct req_member *member);
+bool req_point_pending(const struct req_member *member);
+/* When the next deadline is. One that has passed is described in *late, unless that is a failure already. */
+uint64_t req_point_deadlines(struct req_comm *comm, uint64_t now_ns, struct error *late);
 void req_point_free_all(struct req_comm *comm);
 
 /* op.c */

@@ -1,0 +1,93 @@
+#include "proto/message_header.h"
+
+#include <string.h>
+
+#include "proto/little_endian.h"
+
+void message_header_encode(const struct message_header *header, uint8_t out[MESSAGE_HEADER_BYTES])
+{
+    memset(out, 0, MESSAGE_HEADER_BYTES);
+    put_u32_le(out, MESSAGE_HEADER_MAGIC);
+    out[4] = MESSAGE_HEADER_VERSION;
+    out[5] = (uint8_t)header->kind;
+    out[6] = (uint8_t)header->dtype;
+    put_u64_le(out + 8, header->comm_id);
+    put_u64_le(out + 16, header->id);
+    put_u32_le(out + 24, header->source_rank);
+    put_u32_le(out + 28, header->to_rank);
+    put_u32_le(out + 32, header->tag);
+    put_u64_le(out + 40, header->count_elements);
+    put_u64_le(out + 48, header->payload_bytes);
+}
+
+static bool kind_from_wire(unsigned number, enum message_kind *out)
+{
+    switch (number) {
+#define X(name, value) case value:
+        MESSAGE_KIND_LIST(X)
+#undef X
+        *out = (enum message_kind)number;
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* How much payload a header of this kind has behind it. */
+static bool payload_is_right(const struct message_header *header)
+{
+    uint64_t bytes;
+    bool fits =
+        !__builtin_mul_overflow(header->count_elements, (uint64_t)dtype_size_bytes(header->dtype), &bytes);
+    switch (header->kind) {
+    case MESSAGE_EAGER:
+        return fits && bytes <= MESSAGE_EAGER_MAX_BYTES && header->payload_bytes == bytes;
+    case MESSAGE_DATA:
+        return fits && header->payload_bytes == bytes;
+    case MESSAGE_ENVELOPE:
+    case MESSAGE_ACCEPT:
+    case MESSAGE_REFUSE:
+        return header->payload_bytes == 0;
+    }
+    return false;
+}
+
+static enum status decode_fail(enum status status, const char *field, const char **what)
+{
+    *what = field;
+    return status;
+}
+
+enum status message_header_decode(const uint8_t in[MESSAGE_HEADER_BYTES], struct message_header *header,
+                                  const char **what)
+{
+    struct message_header read = {
+        .comm_id = get_u64_le(in + 8),
+        .id = get_u64_le(in + 16),
+        .source_rank = get_u32_le(in + 24),
+        .to_rank = get_u32_le(in + 28),
+        .tag = get_u32_le(in + 32),
+        .count_elements = get_u64_le(in + 40),
+        .payload_bytes = get_u64_le(in + 48),
+    };
+    if (get_u32_le(in) != MESSAGE_HEADER_MAGIC) {
+        return decode_fail(STATUS_PROTOCOL, "magic", what);
+    }
+    if (in[4] != MESSAGE_HEADER_VERSION) {
+        return decode_fail(STATUS_VERSION, "version", what);
+    }
+    if (!kind_from_wire(in[5], &read.kind)) {
+        return decode_fail(STATUS_PROTOCOL, "kind", what);
+    }
+    if (!dtype_from_wire(in[6], &read.dtype)) {
+        return decode_fail(STATUS_PROTOCOL, "dtype", what);
+    }
+    if (in[7] != 0 || get_u32_le(in + 36) != 0 || get_u64_le(in + 56) != 0) {
+        return decode_fail(STATUS_PROTOCOL, "reserved", what);
+    }
+    if (!payload_is_right(&read)) {
+        return decode_fail(STATUS_PROTOCOL, "payload_bytes", what);
+    }
+    *header = read;
+    return STATUS_OK;
+}

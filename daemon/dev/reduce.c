@@ -168,10 +168,10 @@ void dev_reduce(const struct dev_reduction *reduction)
     }
 }
 
-void dev_reduce_into(enum dtype dtype, enum reduce reduce, void *target, const void *source,
-                     uint64_t count_elements)
+static void reduce_two(enum dtype dtype, enum reduce reduce, const void *left, const void *right,
+                       void *target, uint64_t count_elements)
 {
-    const void *inputs[2] = {target, source};
+    const void *inputs[2] = {left, right};
     struct dev_reduction reduction = {.dtype = dtype,
                                       .reduce = reduce,
                                       .count_elements = count_elements,
@@ -180,4 +180,16 @@ void dev_reduce_into(enum dtype dtype, enum reduce reduce, void *target, const v
                                       .inputs = inputs,
                                       .outputs = &target};
     dev_reduce(&reduction);
+}
+
+void dev_reduce_into(enum dtype dtype, enum reduce reduce, void *target, const void *source,
+                     uint64_t count_elements)
+{
+    reduce_two(dtype, reduce, target, source, target, count_elements);
+}
+
+void dev_reduce_into_before(enum dtype dtype, enum reduce reduce, void *target, const void *source,
+                            uint64_t count_elements)
+{
+    reduce_two(dtype, reduce, source, target, target, count_elements);
 }

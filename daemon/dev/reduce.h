@@ -46,6 +46,11 @@ void dev_reduce(const struct dev_reduction *reduction);
 void dev_reduce_into(enum dtype dtype, enum reduce reduce, void *target, const void *source,
                      uint64_t count_elements);
 
+/* The same the other way round: target[i] = source[i] (op) target[i], bit for bit as dev_reduce of {source,
+ * target}. */
+void dev_reduce_into_before(enum dtype dtype, enum reduce reduce, void *target, const void *source,
+                            uint64_t count_elements);
+
 /* The vector width that run-time detection chose: "portable", "avx2" or "avx512". */
 const char *dev_reduce_level_text(void);
 

@@ -188,6 +188,11 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
         api_session_reply_error(session, request_id, &error);
         return;
     }
+    if (!comm->formed) {
+        struct error error;
+        error_set(&error, STATUS_ABORTED, "the communicator was left before it had formed");
+        api_session_reply_error(session, comm->init_request_id, &error);
+    }
     req_member_leave(comm->member, REQ_LEAVE_ORDERLY, now_ns);
     comm_forget(comm);
     api_session_reply_done(session, request_id);

@@ -29,6 +29,9 @@ static void server_accept(void *context, unsigned events, uint64_t now_ns)
             if (log_limit_pass(&api->refused_limit, now_ns, &suppressed)) {
                 log_warning("a client is refused: %d sessions are open", API_SESSIONS_MAX);
             }
+            error_set(&error, STATUS_LIMIT, "%d processes are connected, which is the limit",
+                      API_SESSIONS_MAX);
+            api_session_refuse(fd, &error);
             close(fd);
         } else if (api_session_new(api, fd, now_ns, &error) != STATUS_OK) {
             log_warning("a client is refused: %s", error.text);

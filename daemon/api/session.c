@@ -132,6 +132,34 @@ void api_session_end(struct api_session *session, const char *why)
     session_flush(session);
 }
 
+/* What a client sent and nobody will read: a socket closed with that in it would lose what was told to the
+ * client. */
+static void discard_unread(int fd)
+{
+    char byte;
+    for (int i = 0; i < API_PACKETS_PER_WAKE && recv(fd, &byte, sizeof byte, MSG_DONTWAIT) > 0; i++) {
+    }
+}
+
+void api_session_refuse(int fd, const struct error *error)
+{
+    Commd__Client__Error message = COMMD__CLIENT__ERROR__INIT;
+    message.status = error->status;
+    message.text = (char *)error->text;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_ERROR;
+    reply.error = &message;
+    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+    event.body_case = COMMD__CLIENT__EVENT__BODY_REPLY;
+    event.reply = &reply;
+    uint8_t bytes[2 * ERROR_TEXT_MAX_BYTES];
+    size_t size_bytes = commd__client__event__pack(&event, bytes);
+    discard_unread(fd);
+    if (send(fd, bytes, size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
+        log_debug("a client that is refused cannot be told: %s", strerror(errno));
+    }
+}
+
 static void session_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello)
 {
     struct error error;
@@ -367,6 +395,9 @@ void api_session_free(struct api_session *session, uint64_t now_ns)
     HASH_DEL(session->api->sessions, session);
     log_debug("client %d (%s): gone", (int)session->client.pid, session->program);
     loop_watch_free(session->watch);
+    if (session->closing) {
+        discard_unread(session->fd);
+    }
     close(session->fd);
     api_session_release(session, now_ns);
     while (session->out_first != NULL) {

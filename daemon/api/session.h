@@ -83,6 +83,8 @@ struct api {
 
 /* session.c */
 enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct error *error) COMM_MUST_USE;
+/* Tells a client that there is no session for it. The fd stays the caller's. */
+void api_session_refuse(int fd, const struct error *error);
 void api_session_free(struct api_session *session, uint64_t now_ns);
 /* Queues an event; a session that cannot take it is dropped. */
 void api_session_send(struct api_session *session, const Commd__Client__Event *event);

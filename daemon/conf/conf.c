@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/conf/source.h"
 #include "proto/types.h"
 #include "proto/version.h"
 
@@ -18,6 +19,7 @@
 
 enum setting_type {
     SETTING_TEXT,
+    SETTING_PATH,
     SETTING_NODE_NAME,
     SETTING_ADDRESS,
     SETTING_MODE,
@@ -49,11 +51,11 @@ static const struct setting schema[] = {
     TEXT(node_name, SETTING_NODE_NAME, "", false),
     TEXT(cluster_name, SETTING_TEXT, "", false),
     TEXT(listen, SETTING_ADDRESS, "", false),
-    TEXT(certificate, SETTING_TEXT, COMMD_SYSCONFDIR "/commd/pki/node.crt", false),
-    TEXT(key, SETTING_TEXT, COMMD_SYSCONFDIR "/commd/pki/node.key", false),
-    TEXT(authority, SETTING_TEXT, COMMD_SYSCONFDIR "/commd/pki/ca.crt", false),
+    TEXT(certificate, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/node.crt", false),
+    TEXT(key, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/node.key", false),
+    TEXT(authority, SETTING_PATH, COMMD_SYSCONFDIR "/commd/pki/ca.crt", false),
     TEXT(revocation_list, SETTING_TEXT, "", false),
-    TEXT(socket_path, SETTING_TEXT, CLIENT_SOCKET_DEFAULT, false),
+    TEXT(socket_path, SETTING_PATH, CLIENT_SOCKET_DEFAULT, false),
     TEXT(socket_mode, SETTING_MODE, "0666", false),
     TEXT(socket_group, SETTING_TEXT, "", false),
     TEXT(log_level, SETTING_LEVEL, "info", true),
@@ -96,10 +98,15 @@ bool conf_node_name_is_valid(const char *text)
     return true;
 }
 
+/* Its form alone: whether the host exists is found out when it is needed. */
 static bool address_is_valid(const char *text)
 {
     const char *colon = strrchr(text, ':');
     if (colon == NULL || colon == text || colon[1] == '\0' || strlen(colon + 1) > 5) {
+        return false;
+    }
+    bool in_brackets = text[0] == '[' && colon[-1] == ']' && colon - text > 2;
+    if (!in_brackets && strcspn(text, "[]:") != (size_t)(colon - text)) {
         return false;
     }
     for (const char *digit = colon + 1; *digit != '\0'; digit++) {
@@ -112,9 +119,8 @@ static bool address_is_valid(const char *text)
 
 static bool mode_is_valid(const char *text)
 {
-    char *end;
-    unsigned long mode = strtoul(text, &end, 8);
-    return *text != '\0' && *end == '\0' && mode <= 0777;
+    size_t digits = strspn(text, "01234567");
+    return digits > 0 && digits <= 4 && text[digits] == '\0' && strtoul(text, NULL, 8) <= 0777;
 }
 
 static const char *text_expectation(enum setting_type type, const char *text)
@@ -123,6 +129,8 @@ static const char *text_expectation(enum setting_type type, const char *text)
     switch (type) {
     case SETTING_TEXT:
         return NULL;
+    case SETTING_PATH:
+        return *text != '\0' ? NULL : "a file's path";
     case SETTING_NODE_NAME:
         return conf_node_name_is_valid(text) ? NULL
                                              : "a node's name: letters, digits and hyphens, at most 63";
@@ -196,8 +204,7 @@ static const struct setting *find_setting(const char *key, size_t *index)
 
 static void describe_place(const char *path, const config_setting_t *setting, char *text, size_t size)
 {
-    const char *file = config_setting_source_file(setting);
-    snprintf(text, size, "%s:%u", file != NULL ? file : path, config_setting_source_line(setting));
+    snprintf(text, size, "%s:%u", path, config_setting_source_line(setting));
 }
 
 static enum status read_scalar(struct conf *conf, const config_setting_t *entry, const char *where,
@@ -261,14 +268,16 @@ static enum status read_node(struct conf *conf, const config_setting_t *entry, c
     }
     for (size_t i = 0; i < conf->node_count; i++) {
         if (strcmp(conf->nodes[i].name, name) == 0) {
-            return error_set(error, STATUS_CONFIG, "%s: nodes: \"%s\" is there twice", where, name);
+            return error_set(error, STATUS_CONFIG, "%s: nodes: \"%s\" is there twice, first at %s", where,
+                             name, conf->nodes[i].source);
         }
     }
     struct conf_node *node = &conf->nodes[conf->node_count];
     node->name = strdup(name);
     node->address = strdup(address);
+    node->source = strdup(where);
     conf->node_count++;
-    if (node->name == NULL || node->address == NULL) {
+    if (node->name == NULL || node->address == NULL || node->source == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
     }
     return STATUS_OK;
@@ -297,21 +306,28 @@ static enum status read_nodes(struct conf *conf, const config_setting_t *list, c
     return status;
 }
 
-static enum status read_file(struct conf *conf, const char *path, struct error *error)
+static enum status check_source(const char *path, const char *text, struct error *error)
 {
-    FILE *file = fopen(path, "re");
-    if (file == NULL) {
-        return error_set_errno(error, errno, "%s", path);
+    struct conf_source_place place;
+    size_t size_bytes;
+    const char *fault = conf_source_find_fault(text, &place, &size_bytes);
+    if (fault == NULL) {
+        return STATUS_OK;
     }
-    config_t parsed;
-    config_init(&parsed);
+    if (*fault == '@') {
+        return error_set(error, STATUS_CONFIG, "%s:%u: %.*s: expected the whole configuration in this file",
+                         path, place.line, (int)(size_bytes < 64 ? size_bytes : 64), fault);
+    }
+    return error_set(error, STATUS_CONFIG, "%s:%u: %.*s = %.*s: expected a number that is not so large", path,
+                     place.line, (int)(place.key_bytes < 64 ? place.key_bytes : 64), place.key,
+                     (int)(size_bytes < 64 ? size_bytes : 64), fault);
+}
+
+static enum status read_settings(struct conf *conf, const config_t *parsed, const char *path,
+                                 struct error *error)
+{
+    const config_setting_t *root = config_root_setting(parsed);
     enum status status = STATUS_OK;
-    if (config_read(&parsed, file) != CONFIG_TRUE) {
-        const char *name = config_error_file(&parsed);
-        status = error_set(error, STATUS_CONFIG, "%s:%d: %s", name != NULL ? name : path,
-                           config_error_line(&parsed), config_error_text(&parsed));
-    }
-    const config_setting_t *root = config_root_setting(&parsed);
     for (unsigned i = 0; status == STATUS_OK && i < (unsigned)config_setting_length(root); i++) {
         const config_setting_t *entry = config_setting_get_elem(root, i);
         char where[512];
@@ -322,8 +338,28 @@ static enum status read_file(struct conf *conf, const char *path, struct error *
             status = read_scalar(conf, entry, where, error);
         }
     }
+    return status;
+}
+
+static enum status read_file(struct conf *conf, const char *path, struct error *error)
+{
+    char *text;
+    enum status status = conf_source_read(path, &text, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    config_t parsed;
+    config_init(&parsed);
+    status = check_source(path, text, error);
+    if (status == STATUS_OK && config_read_string(&parsed, text) != CONFIG_TRUE) {
+        status = error_set(error, STATUS_CONFIG, "%s:%d: %s", path, config_error_line(&parsed),
+                           config_error_text(&parsed));
+    }
+    if (status == STATUS_OK) {
+        status = read_settings(conf, &parsed, path, error);
+    }
     config_destroy(&parsed);
-    fclose(file);
+    free(text);
     return status;
 }
 
@@ -332,11 +368,10 @@ static enum status apply_override(struct conf *conf, const char *text, struct er
     char key[64];
     const char *equals = strchr(text, '=');
     size_t index;
-    if (equals == NULL || (size_t)(equals - text) >= sizeof key) {
+    if (equals == NULL) {
         return error_set(error, STATUS_CONFIG, "option %s: expected KEY=VALUE", text);
     }
-    memcpy(key, text, (size_t)(equals - text));
-    key[equals - text] = '\0';
+    snprintf(key, sizeof key, "%.*s", (int)(equals - text), text);
     const struct setting *setting = find_setting(key, &index);
     if (setting == NULL) {
         return error_set(error, STATUS_CONFIG, "option %s: unknown key", key);
@@ -401,6 +436,7 @@ static enum status find_ourselves(struct conf *conf, struct error *error)
             free(conf->nodes[i].address);
         }
         free(conf->nodes[i].name);
+        free(conf->nodes[i].source);
         memmove(&conf->nodes[i], &conf->nodes[i + 1], (conf->node_count - i - 1) * sizeof *conf->nodes);
         conf->node_count--;
         return STATUS_OK;
@@ -413,21 +449,37 @@ static enum status find_ourselves(struct conf *conf, struct error *error)
                      conf->node_name, conf->sources[0]);
 }
 
+static const char *source_of(const struct conf *conf, const char *key)
+{
+    size_t index;
+    return find_setting(key, &index) != NULL ? conf->sources[index] : conf->path;
+}
+
+/* What is wrong with two settings is said of the one that was given, if only one was. */
+static const char *source_of_two(const struct conf *conf, const char *key, const char *other)
+{
+    const char *source = source_of(conf, key);
+    return strcmp(source, "default") != 0 ? source : source_of(conf, other);
+}
+
 static enum status check_together(const struct conf *conf, struct error *error)
 {
     if (conf->heartbeat_timeout_ms < 2 * conf->heartbeat_interval_ms) {
-        return error_set(error, STATUS_CONFIG,
-                         "%s: heartbeat_timeout_ms = %llu: expected at least twice heartbeat_interval_ms",
-                         conf->path, (unsigned long long)conf->heartbeat_timeout_ms);
+        return error_set(
+            error, STATUS_CONFIG,
+            "%s: heartbeat_timeout_ms = %llu: expected at least twice heartbeat_interval_ms = %llu",
+            source_of_two(conf, "heartbeat_timeout_ms", "heartbeat_interval_ms"),
+            (unsigned long long)conf->heartbeat_timeout_ms, (unsigned long long)conf->heartbeat_interval_ms);
     }
     if (conf->reconnect_max_ms < conf->reconnect_min_ms) {
-        return error_set(error, STATUS_CONFIG,
-                         "%s: reconnect_max_ms = %llu: expected at least reconnect_min_ms", conf->path,
-                         (unsigned long long)conf->reconnect_max_ms);
+        return error_set(
+            error, STATUS_CONFIG, "%s: reconnect_max_ms = %llu: expected at least reconnect_min_ms = %llu",
+            source_of_two(conf, "reconnect_max_ms", "reconnect_min_ms"),
+            (unsigned long long)conf->reconnect_max_ms, (unsigned long long)conf->reconnect_min_ms);
     }
     if (conf->standalone && conf->node_count > 0) {
         return error_set(error, STATUS_CONFIG, "%s: nodes: there are others, but --standalone was given",
-                         conf->path);
+                         conf->nodes[0].source);
     }
     return STATUS_OK;
 }
@@ -480,6 +532,7 @@ void conf_free(struct conf *conf)
     for (size_t i = 0; i < conf->node_count; i++) {
         free(conf->nodes[i].name);
         free(conf->nodes[i].address);
+        free(conf->nodes[i].source);
     }
     free(conf->nodes);
     for (size_t i = 0; i < SETTING_COUNT; i++) {
@@ -510,7 +563,7 @@ void conf_visit(const struct conf *conf, conf_visit_function *visit, void *conte
     for (size_t i = 0; i < conf->node_count; i++) {
         char key[NODE_NAME_MAX_BYTES + 16];
         snprintf(key, sizeof key, "nodes.%s", conf->nodes[i].name);
-        visit(context, key, conf->nodes[i].address, conf->path);
+        visit(context, key, conf->nodes[i].address, conf->nodes[i].source);
     }
 }
 

@@ -8,16 +8,18 @@
 #include "daemon/base/error.h"
 
 /*
- * The configuration: one file in libconfig's syntax, the same on every node, checked strictly against one
- * schema (conf.c): an unknown key, a value of another type or out of range stops the start, with file, line,
- * key and what was expected.
+ * The configuration: one file in libconfig's syntax (without @include), the same on every node, checked
+ * strictly against one schema (conf.c): an unknown key, a value of another type or out of range stops the
+ * start, with file, line, key and what was expected.
  */
 #define CONF_NODES_MAX 16384
 #define CONF_OVERRIDES_MAX 32
+#define CONF_FILE_MAX_BYTES (16u << 20)
 
 struct conf_node {
     char *name;
     char *address;
+    char *source; /* "file:line" */
 };
 
 struct conf {

@@ -2,9 +2,11 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <linux/magic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/vfs.h>
 
 #include "daemon/base/checked.h"
 
@@ -30,20 +32,28 @@ static enum status memory_new(void *base, uint64_t size_bytes, bool mapped, stru
 enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out, struct error *error)
 {
     struct stat file;
+    struct statfs file_system;
     int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || fstat(fd, &file) < 0) {
+    if (seals < 0 || fstat(fd, &file) < 0 || fstatfs(fd, &file_system) < 0) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "the file descriptor is no memfd");
+    }
+    if (file_system.f_type == HUGETLBFS_MAGIC) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the memfd is of huge pages (MFD_HUGETLB)");
     }
     if ((seals & F_SEAL_SHRINK) == 0) {
         return error_set(error, STATUS_INVALID_ARGUMENT,
                          "the memfd is not sealed against shrinking (F_SEAL_SHRINK)");
     }
+    if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the memfd is sealed against writing");
+    }
     if ((fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "the memfd is not open for reading and writing");
     }
     if (size_bytes == 0 || size_bytes > DEV_MEMORY_MAX_BYTES) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes; expected 1 to %llu",
-                         (unsigned long long)size_bytes, (unsigned long long)DEV_MEMORY_MAX_BYTES);
+        return error_set(error, size_bytes == 0 ? STATUS_INVALID_ARGUMENT : STATUS_LIMIT,
+                         "%llu bytes; expected 1 to %llu", (unsigned long long)size_bytes,
+                         (unsigned long long)DEV_MEMORY_MAX_BYTES);
     }
     if (file.st_size < 0 || (uint64_t)file.st_size < size_bytes) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes, but the memfd has %lld",

@@ -17,9 +17,11 @@ struct dev_memory;
 
 /*
  * Maps a memfd that a client passed. It must be sealed against shrinking (F_SEAL_SHRINK), or a client could
- * truncate it under us (SIGBUS); anything else is refused by name. size_bytes: what the client says; must not
- * be 0 or exceed the file. The fd stays the caller's and may be closed afterwards. The caller gets one
- * reference. INVALID_ARGUMENT, LIMIT, NO_MEMORY, SYSTEM.
+ * truncate it under us (SIGBUS), and it must not be of huge pages, which a client could punch out of it while
+ * the pool is empty (SIGBUS as well). It must be open, and not sealed, for writing. Anything else is refused
+ * by name. size_bytes: what the client says; must not be 0 or exceed the file. The fd stays the caller's and
+ * may be closed afterwards. The caller gets one reference. INVALID_ARGUMENT; LIMIT beyond
+ * DEV_MEMORY_MAX_BYTES; NO_MEMORY; SYSTEM.
  */
 enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out,
                               struct error *error) COMM_MUST_USE;

@@ -1,0 +1,480 @@
+#ifndef TESTS_UNIT_API_API_NODE_H
+#define TESTS_UNIT_API_API_NODE_H
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include "daemon/api/api.h"
+#include "daemon/api/session.h"
+#include "daemon/base/log.h"
+#include "daemon/base/loop.h"
+#include "daemon/base/time.h"
+#include "daemon/exec/exec.h"
+#include "daemon/mesh/mesh.h"
+#include "daemon/net/mem.h"
+#include "daemon/req/req.h"
+#include "proto/client.pb-c.h"
+#include "proto/types.h"
+#include "proto/version.h"
+
+/*
+ * One node, "a", from the client socket down, in this thread; and its clients, which speak the protocol by
+ * hand, so that they can break it. Logged lines are kept, and not printed.
+ */
+#define TURNS_MAX 200000 /* of the loop without an answer: then the test fails */
+
+struct node {
+    char folder[64];
+    char path[96];
+    struct loop *loop;
+    struct mem_network *network;
+    struct net *net;
+    struct mesh *mesh;
+    struct exec *exec;
+    struct req *req;
+    struct api *api;
+    bool woken;
+    unsigned warnings;
+    char last_warning[1024];
+};
+
+struct client {
+    struct node *node;
+    int fd;
+    uint64_t last_id;
+};
+
+static inline void node_log(void *context, enum log_level level, const char *line)
+{
+    struct node *node = context;
+    if (level <= LOG_LEVEL_WARNING) {
+        node->warnings++;
+        snprintf(node->last_warning, sizeof node->last_warning, "%s", line);
+    }
+}
+
+static inline void node_wake(void *context)
+{
+    ((struct node *)context)->woken = true;
+}
+
+static inline void node_settings(void *context, api_setting_function *visit, void *visit_context)
+{
+    (void)context;
+    visit(visit_context, "slice_bytes", "4096", "default");
+}
+
+#define must(call)                                                                                           \
+    do {                                                                                                     \
+        struct error error_;                                                                                 \
+        struct error *error = &error_;                                                                       \
+        if ((call) != STATUS_OK) {                                                                           \
+            fail_msg(#call ": %s", error_.text);                                                             \
+        }                                                                                                    \
+    } while (0)
+
+static inline struct api_options node_api_options(struct node *node)
+{
+    return (struct api_options){.socket_path = node->path,
+                                .listen_fd = -1,
+                                .socket_mode = 0666,
+                                .socket_group = "",
+                                .req = node->req,
+                                .mesh = node->mesh,
+                                .cluster_name = "blue",
+                                .network_address = "",
+                                .standalone = true,
+                                .started_ns = loop_now_ns(),
+                                .visit_settings = node_settings};
+}
+
+/* Everything below the socket. */
+static inline struct node *node_new_bare(void)
+{
+    struct node *node = calloc(1, sizeof *node);
+    assert_non_null(node);
+    log_set_sink(node_log, node);
+    strcpy(node->folder, "/tmp/commd-test-api-XXXXXX");
+    assert_non_null(mkdtemp(node->folder));
+    snprintf(node->path, sizeof node->path, "%s/commd.sock", node->folder);
+    struct mem_conditions conditions = {0};
+    must(loop_new(&node->loop, error));
+    must(mem_network_new(1, &conditions, &node->network, error));
+    must(mem_network_add(node->network, "a", &node->net, error));
+    struct mesh_options mesh_options;
+    mesh_options_default(&mesh_options);
+    mesh_options.node_name = "a";
+    mesh_options.cluster_name = "blue";
+    mesh_options.version_text = COMMD_VERSION_TEXT;
+    mesh_options.instance = 77;
+    must(mesh_new(node->net, &mesh_options, &node->mesh, error));
+    must(exec_new(node->net, node_wake, node, &node->exec, error));
+    struct req_options req_options = {
+        .mesh = node->mesh, .exec = node->exec, .seed_secure = 5, .slice_bytes = 65536};
+    must(req_new(&req_options, &node->req, error));
+    return node;
+}
+
+static inline struct node *node_new(void)
+{
+    struct node *node = node_new_bare();
+    struct api_options options = node_api_options(node);
+    must(api_new(node->loop, &options, loop_now_ns(), &node->api, error));
+    return node;
+}
+
+static inline void node_turn(struct node *node)
+{
+    uint64_t now_ns = loop_now_ns();
+    mem_network_advance(node->network, now_ns);
+    mesh_tick(node->mesh, now_ns);
+    exec_tick(node->exec, now_ns);
+    req_tick(node->req, now_ns);
+    if (node->woken) {
+        node->woken = exec_run(node->exec, now_ns);
+    }
+    must(loop_run_once(node->loop, 0, error));
+}
+
+static inline void node_turns(struct node *node, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        node_turn(node);
+    }
+}
+
+static inline void node_free(struct node *node)
+{
+    node_turns(node, 3);
+    api_free(node->api);
+    req_free(node->req);
+    exec_free(node->exec);
+    mesh_free(node->mesh);
+    net_free(node->net);
+    mem_network_free(node->network);
+    loop_free(node->loop);
+    assert_int_equal(access(node->path, F_OK), -1); /* the api removes its file */
+    assert_int_equal(rmdir(node->folder), 0);
+    log_set_sink(NULL, NULL);
+    free(node);
+}
+
+static inline unsigned sessions(const struct node *node)
+{
+    return HASH_COUNT(node->api->sessions);
+}
+
+static inline unsigned count_fds(void)
+{
+    unsigned count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    assert_non_null(folder);
+    while (readdir(folder) != NULL) {
+        count++;
+    }
+    closedir(folder);
+    return count;
+}
+
+/* Mappings of the clients' memfds, in this process, which is the daemon's as well. */
+static inline unsigned count_mappings(void)
+{
+    unsigned count = 0;
+    char line[1024];
+    FILE *file = fopen("/proc/self/maps", "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file) != NULL) {
+        count += strstr(line, "/memfd:client") != NULL;
+    }
+    fclose(file);
+    return count;
+}
+
+static inline int client_memfd(uint64_t size)
+{
+    int fd = memfd_create("client", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, (off_t)size), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    return fd;
+}
+
+static inline void assert_contains(const char *text, const char *part)
+{
+    if (text == NULL || strstr(text, part) == NULL) {
+        fail_msg("\"%s\" is not in \"%s\"", part, text != NULL ? text : "");
+    }
+}
+
+/* --- A client --- */
+
+static inline int node_connect(struct node *node)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    strcpy(address.sun_path, node->path);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    assert_true(fd >= 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    return fd;
+}
+
+static inline struct client client_connect(struct node *node)
+{
+    struct client client = {.node = node, .fd = node_connect(node)};
+    node_turn(node);
+    return client;
+}
+
+/* Sends a packet as it is; false when the socket is full. */
+static inline bool client_try_send(struct client *client, const void *bytes, size_t size, const int *fds,
+                                   unsigned fd_count)
+{
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(64 * sizeof(int))];
+    } control = {0};
+    struct iovec part = {.iov_base = (void *)bytes, .iov_len = size};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (fd_count > 0) {
+        message.msg_control = &control;
+        message.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
+        control.header.cmsg_level = SOL_SOCKET;
+        control.header.cmsg_type = SCM_RIGHTS;
+        control.header.cmsg_len = CMSG_LEN(fd_count * sizeof(int));
+        memcpy(CMSG_DATA(&control.header), fds, fd_count * sizeof(int));
+    }
+    ssize_t sent = sendmsg(client->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
+        return false;
+    }
+    assert_int_equal(sent, size);
+    return true;
+}
+
+static inline void client_send_raw(struct client *client, const void *bytes, size_t size, const int *fds,
+                                   unsigned fd_count)
+{
+    for (unsigned turns = 0; !client_try_send(client, bytes, size, fds, fd_count); turns++) {
+        assert_true(turns < TURNS_MAX);
+        node_turn(client->node);
+    }
+}
+
+/* Sends a request under the next id, with fd unless that is -1; returns the id. */
+static inline uint64_t client_send(struct client *client, Commd__Client__Request *request, int fd)
+{
+    request->id = ++client->last_id;
+    size_t size = commd__client__request__get_packed_size(request);
+    uint8_t *bytes = malloc(size + 1);
+    assert_non_null(bytes);
+    commd__client__request__pack(request, bytes);
+    client_send_raw(client, bytes, size, &fd, fd >= 0 ? 1 : 0);
+    free(bytes);
+    return client->last_id;
+}
+
+/* The next event, which the caller frees; null when the daemon has closed the connection. */
+static inline Commd__Client__Event *client_receive(struct client *client)
+{
+    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES + 1];
+    for (unsigned turns = 0; turns < TURNS_MAX; turns++) {
+        ssize_t size = recv(client->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        if (size > 0) {
+            assert_true((size_t)size <= CLIENT_PACKET_MAX_BYTES);
+            Commd__Client__Event *event = commd__client__event__unpack(NULL, (size_t)size, bytes);
+            assert_non_null(event);
+            return event;
+        }
+        if (size == 0 || errno == ECONNRESET) {
+            return NULL;
+        }
+        assert_true(errno == EAGAIN || errno == EWOULDBLOCK);
+        node_turn(client->node);
+    }
+    fail_msg("no answer");
+    return NULL;
+}
+
+static inline void event_free(Commd__Client__Event *event)
+{
+    commd__client__event__free_unpacked(event, NULL);
+}
+
+static inline Commd__Client__Event *client_expect_reply(struct client *client, uint64_t id,
+                                                        Commd__Client__Reply__BodyCase body)
+{
+    Commd__Client__Event *event = client_receive(client);
+    assert_non_null(event);
+    assert_int_equal(event->body_case, COMMD__CLIENT__EVENT__BODY_REPLY);
+    if (event->reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR && body != event->reply->body_case) {
+        fail_msg("%s", event->reply->error->text);
+    }
+    if (event->reply->id != id || event->reply->body_case != body) {
+        fail_msg("reply %llu of kind %d, not %llu of kind %d", (unsigned long long)event->reply->id,
+                 (int)event->reply->body_case, (unsigned long long)id, (int)body);
+    }
+    return event;
+}
+
+static inline void client_expect_error(struct client *client, uint64_t id, enum status status,
+                                       const char *text)
+{
+    Commd__Client__Event *event = client_expect_reply(client, id, COMMD__CLIENT__REPLY__BODY_ERROR);
+    if (event->reply->error->status != status) {
+        fail_msg("status %u, not %u: %s", event->reply->error->status, status, event->reply->error->text);
+    }
+    assert_contains(event->reply->error->text, text);
+    event_free(event);
+}
+
+static inline void client_expect_done(struct client *client, uint64_t id)
+{
+    event_free(client_expect_reply(client, id, COMMD__CLIENT__REPLY__BODY_DONE));
+}
+
+static inline void client_expect_closed(struct client *client)
+{
+    assert_null(client_receive(client));
+}
+
+/* Each ticket once; the text is asserted unless it is null. */
+static inline void client_expect_complete(struct client *client, uint32_t handle, uint64_t ticket,
+                                          enum status status, const char *text)
+{
+    Commd__Client__Event *event = client_receive(client);
+    assert_non_null(event);
+    assert_int_equal(event->body_case, COMMD__CLIENT__EVENT__BODY_COMPLETE);
+    if (event->complete->status != status) {
+        fail_msg("status %u, not %u: %s", event->complete->status, status, event->complete->text);
+    }
+    assert_int_equal(event->complete->handle, handle);
+    assert_int_equal(event->complete->ticket, ticket);
+    if (text != NULL) {
+        assert_contains(event->complete->text, text);
+    }
+    event_free(event);
+}
+
+static inline uint64_t client_send_hello(struct client *client, uint32_t version, const char *program)
+{
+    Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
+    hello.protocol_version = version;
+    hello.program = (char *)program;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
+    request.hello = &hello;
+    return client_send(client, &request, -1);
+}
+
+static inline uint64_t client_send_status(struct client *client, int fd)
+{
+    Commd__Client__StatusQuery query = COMMD__CLIENT__STATUS_QUERY__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_STATUS;
+    request.status = &query;
+    return client_send(client, &request, fd);
+}
+
+/* That the session lives. */
+static inline void client_check(struct client *client)
+{
+    uint64_t id = client_send_status(client, -1);
+    event_free(client_expect_reply(client, id, COMMD__CLIENT__REPLY__BODY_STATUS));
+}
+
+static inline struct client client_new(struct node *node)
+{
+    struct client client = client_connect(node);
+    uint64_t id = client_send_hello(&client, CLIENT_PROTOCOL_VERSION, "test");
+    event_free(client_expect_reply(&client, id, COMMD__CLIENT__REPLY__BODY_HELLO));
+    return client;
+}
+
+static inline void client_free(struct client *client)
+{
+    unsigned before = sessions(client->node);
+    close(client->fd);
+    for (unsigned i = 0; i < 100 && before > 0 && sessions(client->node) == before; i++) {
+        node_turn(client->node);
+    }
+}
+
+static inline uint64_t client_send_register(struct client *client, uint32_t memory, uint64_t size, int fd)
+{
+    Commd__Client__MemRegister body = COMMD__CLIENT__MEM_REGISTER__INIT;
+    body.memory = memory;
+    body.size_bytes = size;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER;
+    request.mem_register = &body;
+    return client_send(client, &request, fd);
+}
+
+static inline uint64_t client_send_deregister(struct client *client, uint32_t memory)
+{
+    Commd__Client__MemDeregister body = COMMD__CLIENT__MEM_DEREGISTER__INIT;
+    body.memory = memory;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER;
+    request.mem_deregister = &body;
+    return client_send(client, &request, -1);
+}
+
+static inline uint64_t client_send_init(struct client *client, uint32_t handle, const char *name,
+                                        uint32_t rank, uint32_t size)
+{
+    Commd__Client__CommInit body = COMMD__CLIENT__COMM_INIT__INIT;
+    body.handle = handle;
+    body.name = (char *)name;
+    body.rank = rank;
+    body.size = size;
+    body.device = -1;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_INIT;
+    request.comm_init = &body;
+    return client_send(client, &request, -1);
+}
+
+static inline void client_init(struct client *client, uint32_t handle, const char *name)
+{
+    uint64_t id = client_send_init(client, handle, name, 0, 1);
+    event_free(client_expect_reply(client, id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
+}
+
+static inline uint64_t client_send_destroy(struct client *client, uint32_t handle)
+{
+    Commd__Client__CommDestroy body = COMMD__CLIENT__COMM_DESTROY__INIT;
+    body.handle = handle;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY;
+    request.comm_destroy = &body;
+    return client_send(client, &request, -1);
+}
+
+static inline void client_submit(struct client *client, Commd__Client__Submit *submit)
+{
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT;
+    request.submit = submit;
+    client_send(client, &request, -1);
+}
+
+#endif

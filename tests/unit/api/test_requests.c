@@ -1,0 +1,524 @@
+#include "tests/unit/api/api_node.h"
+
+static unsigned char *map_memfd(int fd, size_t size)
+{
+    unsigned char *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_ptr_not_equal(bytes, MAP_FAILED);
+    return bytes;
+}
+
+static void expect_table_error(struct client *client, uint32_t handle)
+{
+    Commd__Client__CommTable body = COMMD__CLIENT__COMM_TABLE__INIT;
+    body.handle = handle;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_TABLE;
+    request.comm_table = &body;
+    char text[64];
+    snprintf(text, sizeof text, "no formed communicator has handle %u", handle);
+    client_expect_error(client, client_send(client, &request, -1), STATUS_NOT_FOUND, text);
+}
+
+static void expect_aborted(struct client *client, uint32_t handle, enum status status, const char *text)
+{
+    Commd__Client__Event *event = client_receive(client);
+    assert_non_null(event);
+    assert_int_equal(event->body_case, COMMD__CLIENT__EVENT__BODY_ABORTED);
+    assert_int_equal(event->aborted->handle, handle);
+    assert_int_equal(event->aborted->status, status);
+    assert_contains(event->aborted->text, text);
+    event_free(event);
+}
+
+static void test_memory(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client client = client_new(node);
+    int fd = client_memfd(8192);
+    int unsealed = memfd_create("client", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int pipes[2];
+    assert_int_equal(ftruncate(unsealed, 8192), 0);
+    assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
+    unsigned fds = count_fds();
+    client_expect_error(&client, client_send_register(&client, 3, 8192, -1), STATUS_PROTOCOL,
+                        "memory 3: no file descriptor came with the request");
+    client_expect_error(&client, client_send_register(&client, 3, 8192, unsealed), STATUS_INVALID_ARGUMENT,
+                        "not sealed against shrinking");
+    client_expect_error(&client, client_send_register(&client, 3, 8192, pipes[0]), STATUS_INVALID_ARGUMENT,
+                        "no memfd");
+    client_expect_error(&client, client_send_register(&client, 3, 0, fd), STATUS_INVALID_ARGUMENT,
+                        "0 bytes; expected 1 to");
+    client_expect_error(&client, client_send_register(&client, 3, 8193, fd), STATUS_INVALID_ARGUMENT,
+                        "8193 bytes, but the memfd has 8192");
+    client_expect_error(&client, client_send_register(&client, 3, UINT64_MAX, fd), STATUS_LIMIT,
+                        "18446744073709551615 bytes; expected 1 to");
+    client_expect_error(&client, client_send_deregister(&client, 3), STATUS_NOT_FOUND,
+                        "memory 3 is not registered");
+    assert_int_equal(count_mappings(), 0);
+    client_expect_done(&client, client_send_register(&client, 3, 8192, fd));
+    client_expect_done(&client, client_send_register(&client, 0, 1, fd)); /* 0 is a number as any other */
+    assert_int_equal(node->api->sessions->memory_bytes, 8193);
+    client_expect_done(&client, client_send_deregister(&client, 3));
+    client_expect_error(&client, client_send_deregister(&client, 3), STATUS_NOT_FOUND,
+                        "memory 3 is not registered");
+    client_expect_done(&client, client_send_register(&client, 3, 5, fd)); /* a number is free again */
+    assert_int_equal(node->api->sessions->memory_bytes, 6);
+    assert_int_equal(count_fds(), fds);
+    client_free(&client);
+    close(fd);
+    close(unsealed);
+    close(pipes[0]);
+    close(pipes[1]);
+    assert_int_equal(count_mappings(), 0);
+    node_free(node);
+}
+
+static void test_memories_max(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client client = client_new(node);
+    int fd = client_memfd(4096);
+    for (uint32_t i = 0; i < API_SESSION_MEMORIES_MAX; i++) {
+        client_expect_done(&client, client_send_register(&client, i * 2654435761u, 4096, fd));
+    }
+    client_expect_error(&client, client_send_register(&client, 1, 4096, fd), STATUS_LIMIT,
+                        "a process can register 16384 memories at most");
+    client_expect_done(&client, client_send_deregister(&client, 2654435761u));
+    client_expect_done(&client, client_send_register(&client, 1, 4096, fd));
+    /* Another process has its own. */
+    struct client other = client_new(node);
+    client_expect_done(&other, client_send_register(&other, 1, 4096, fd));
+    unsigned fds = count_fds();
+    client_free(&client);
+    assert_int_equal(sessions(node), 1);
+    assert_int_equal(count_mappings(), 1);
+    assert_int_equal(count_fds(), fds - 2);
+    client_free(&other);
+    assert_int_equal(count_mappings(), 0);
+    close(fd);
+    node_free(node);
+}
+
+static void test_communicators_refused(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client client = client_new(node);
+    client_expect_error(&client, client_send_init(&client, 1, "", 0, 1), STATUS_INVALID_ARGUMENT, "");
+    client_expect_error(&client, client_send_init(&client, 1, "a b", 0, 1), STATUS_INVALID_ARGUMENT, "");
+    client_expect_error(&client, client_send_init(&client, 1, "a\nb", 0, 1), STATUS_INVALID_ARGUMENT, "");
+    client_expect_error(&client, client_send_init(&client, 1, "comm", 1, 1), STATUS_INVALID_ARGUMENT, "1");
+    client_expect_error(&client, client_send_init(&client, 1, "comm", 0, 0), STATUS_INVALID_ARGUMENT, "0");
+    client_expect_error(&client, client_send_init(&client, 1, "comm", 0, COMM_SIZE_MAX + 1),
+                        STATUS_INVALID_ARGUMENT, "65537");
+    Commd__Client__CommInit body = COMMD__CLIENT__COMM_INIT__INIT;
+    body.handle = 1;
+    body.name = (char *)"comm";
+    body.size = 1;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_INIT;
+    request.comm_init = &body;
+    static const int32_t devices[] = {0, 7, -2, INT32_MIN};
+    for (size_t i = 0; i < 4; i++) {
+        char text[64];
+        body.device = devices[i];
+        snprintf(text, sizeof text, "device %d: this commd has no CUDA backend", devices[i]);
+        client_expect_error(&client, client_send(&client, &request, -1), STATUS_UNSUPPORTED, text);
+    }
+    body.device = -1;
+    body.algorithms = (char *)"all_reduce = ring";
+    client_expect_error(&client, client_send(&client, &request, -1), STATUS_INVALID_ARGUMENT,
+                        "without space");
+    client_expect_error(&client, client_send_destroy(&client, 1), STATUS_NOT_FOUND,
+                        "no communicator has handle 1");
+    expect_table_error(&client, 1);
+    client_init(&client, 1, "comm");
+    client_expect_error(&client, client_send_init(&client, 1, "other", 0, 1), STATUS_PROTOCOL,
+                        "handle 1 is in use");
+    struct client other = client_new(node);
+    client_send_init(&client, 2, "half", 0, 2);
+    client_check(&client);
+    client_expect_error(&other, client_send_init(&other, 1, "half", 0, 2), STATUS_ALREADY_EXISTS, "rank 0");
+    client_expect_error(&other, client_send_init(&other, 1, "half", 1, 3), STATUS_MISMATCH, "half");
+    client_expect_error(&other, client_send_destroy(&other, 1), STATUS_NOT_FOUND,
+                        "no communicator has handle 1"); /* the first client's is not this one's */
+    expect_table_error(&other, 1);
+    client_expect_done(&client, client_send_destroy(&client, 1));
+    client_init(&other, 1, "comm");
+    client_free(&other);
+    client_free(&client);
+    assert_true(req_idle(node->req));
+    node_free(node);
+}
+
+static void test_communicators_max(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client client = client_new(node);
+    char name[32];
+    for (uint32_t i = 0; i < API_SESSION_COMMS_MAX; i++) {
+        snprintf(name, sizeof name, "comm-%u", i);
+        client_init(&client, i, name);
+    }
+    client_expect_error(&client, client_send_init(&client, 5000, "beyond", 0, 1), STATUS_LIMIT,
+                        "a process can hold 1024 ranks at most");
+    client_expect_done(&client, client_send_destroy(&client, 17));
+    client_init(&client, 5000, "beyond");
+    /* All of them go with the process. */
+    client_free(&client);
+    assert_int_equal(sessions(node), 0);
+    node_turns(node, 5);
+    client = client_new(node);
+    client_init(&client, 1, "comm-3");
+    client_free(&client);
+    node_free(node);
+}
+
+static void test_left_before_formed(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client client = client_new(node);
+    uint64_t init_id = client_send_init(&client, 4, "comm", 0, 2);
+    expect_table_error(&client, 4);
+    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
+    submit.handle = 4;
+    submit.ticket = 31;
+    submit.kind = OP_KIND_BARRIER;
+    client_submit(&client, &submit);
+    client_expect_complete(&client, 4, 31, STATUS_IN_PROGRESS, "");
+    uint64_t id = client_send_destroy(&client, 4);
+    client_expect_error(&client, init_id, STATUS_ABORTED, "left before it had formed");
+    client_expect_done(&client, id);
+    client_init(&client, 4, "comm"); /* handle and name are free */
+    client_free(&client);
+    node_free(node);
+}
+
+/* Two ranks of two processes, each with memory of its own. */
+struct pair {
+    struct node *node;
+    struct client clients[2];
+    int fds[2];
+    unsigned char *bytes[2];
+};
+
+#define PAIR_BYTES 65536u
+#define PAIR_MEMORY 7u /* of the first; the second's is the next */
+#define PAIR_HANDLE 3u
+
+static struct pair pair_new(void)
+{
+    struct pair pair = {.node = node_new()};
+    uint64_t ids[2];
+    for (uint32_t i = 0; i < 2; i++) {
+        pair.clients[i] = client_new(pair.node);
+        pair.fds[i] = client_memfd(PAIR_BYTES);
+        pair.bytes[i] = map_memfd(pair.fds[i], PAIR_BYTES);
+        client_expect_done(&pair.clients[i],
+                           client_send_register(&pair.clients[i], PAIR_MEMORY + i, PAIR_BYTES, pair.fds[i]));
+        ids[i] = client_send_init(&pair.clients[i], PAIR_HANDLE, "pair", i, 2);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        Commd__Client__Event *event =
+            client_expect_reply(&pair.clients[i], ids[i], COMMD__CLIENT__REPLY__BODY_COMM_INIT);
+        assert_int_equal(event->reply->comm_init->local_rank, i);
+        assert_int_equal(event->reply->comm_init->local_size, 2);
+        assert_int_equal(event->reply->comm_init->node_count, 1);
+        event_free(event);
+    }
+    return pair;
+}
+
+static void pair_free(struct pair *pair)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        munmap(pair->bytes[i], PAIR_BYTES);
+        close(pair->fds[i]);
+        if (pair->clients[i].fd >= 0) {
+            client_free(&pair->clients[i]);
+        }
+    }
+    node_turns(pair->node, 3);
+    assert_int_equal(count_mappings(), 0);
+    node_free(pair->node);
+}
+
+static void test_submits_refused(void **state)
+{
+    (void)state;
+    struct pair pair = pair_new();
+    struct client *client = &pair.clients[0];
+    Commd__Client__Range range = COMMD__CLIENT__RANGE__INIT;
+    range.memory = PAIR_MEMORY;
+    Commd__Client__Range others = COMMD__CLIENT__RANGE__INIT;
+    others.memory = PAIR_MEMORY + 1;
+    Commd__Client__Range beyond = COMMD__CLIENT__RANGE__INIT;
+    beyond.memory = PAIR_MEMORY;
+    beyond.offset_bytes = PAIR_BYTES - 3;
+    Commd__Client__Range wraps = COMMD__CLIENT__RANGE__INIT;
+    wraps.memory = PAIR_MEMORY;
+    wraps.offset_bytes = UINT64_MAX - 1;
+    Commd__Client__Submit good = COMMD__CLIENT__SUBMIT__INIT;
+    good.handle = PAIR_HANDLE;
+    good.kind = OP_KIND_ALL_REDUCE;
+    good.dtype = DTYPE_F32;
+    good.reduce = REDUCE_SUM;
+    good.count_elements = 1;
+    good.input = &range;
+    good.output = &range;
+    enum { CASES = 18 };
+    Commd__Client__Submit submits[CASES];
+    for (size_t i = 0; i < CASES; i++) {
+        submits[i] = good;
+        submits[i].ticket = 900 + i;
+    }
+    static const struct {
+        enum status status;
+        const char *text;
+    } expected[CASES] = {
+        {STATUS_NOT_FOUND, "no communicator has handle 4"},
+        {STATUS_UNSUPPORTED, "operation kind 3 is not known here"},
+        {STATUS_UNSUPPORTED, "operation kind 4294967295 is not known here"},
+        {STATUS_INVALID_ARGUMENT, "element type 17 is not known"},
+        {STATUS_INVALID_ARGUMENT, "element type 4294967295 is not known"},
+        {STATUS_INVALID_ARGUMENT, "operator 11 is not known"},
+        {STATUS_INVALID_ARGUMENT, "operator 4294967295 is not known"},
+        {STATUS_INVALID_ARGUMENT, "18446744073709551615 elements of f32 exceed the address space"},
+        {STATUS_INVALID_ARGUMENT, "4611686018427387904 elements of f32 exceed the address space"},
+        {STATUS_INVALID_ARGUMENT,
+         "input: 4611686018427387903 bytes at offset 0 lie beyond memory 7 of 65536"},
+        {STATUS_NOT_FOUND, "input: memory 8 is not registered"},
+        {STATUS_NOT_FOUND, "output: memory 8 is not registered"},
+        {STATUS_INVALID_ARGUMENT, "input: 4 bytes at offset 65533 lie beyond memory 7 of 65536 bytes"},
+        {STATUS_INVALID_ARGUMENT, "output: 4 bytes at offset 18446744073709551614 lie beyond memory 7"},
+        {STATUS_INVALID_ARGUMENT, "input"},
+        {STATUS_INVALID_ARGUMENT, "output"},
+        {STATUS_INVALID_ARGUMENT, "2"},
+        {STATUS_UNSUPPORTED, "band"},
+    };
+    submits[0].handle = PAIR_HANDLE + 1;
+    submits[1].kind = OP_KIND_COUNT;
+    submits[2].kind = UINT32_MAX;
+    submits[3].dtype = DTYPE_COUNT;
+    submits[4].dtype = UINT32_MAX;
+    submits[5].reduce = REDUCE_COUNT;
+    submits[6].reduce = UINT32_MAX;
+    submits[7].count_elements = UINT64_MAX;
+    submits[8].count_elements = 1ull << 62; /* times 4 is 0 modulo 2^64 */
+    submits[9].dtype = DTYPE_U8;
+    submits[9].count_elements = (1ull << 62) - 1;
+    submits[10].input = &others;
+    submits[11].output = &others;
+    submits[12].input = &beyond;
+    submits[13].output = &wraps;
+    submits[14].input = NULL;
+    submits[15].output = NULL;
+    submits[16].kind = OP_KIND_BROADCAST;
+    submits[16].root_rank = 2;
+    submits[17].reduce = REDUCE_BAND;
+    for (size_t i = 0; i < CASES; i++) {
+        client_submit(client, &submits[i]);
+        client_expect_complete(client, submits[i].handle, submits[i].ticket, expected[i].status,
+                               expected[i].text);
+    }
+    /* None of them took part: the first operation of both is the same one. */
+    good.ticket = 1;
+    memcpy(pair.bytes[0], &(float){1.5f}, 4);
+    memcpy(pair.bytes[1], &(float){2.25f}, 4);
+    client_submit(client, &good);
+    good.input = good.output = &others;
+    client_submit(&pair.clients[1], &good);
+    for (unsigned i = 0; i < 2; i++) {
+        float sum;
+        client_expect_complete(&pair.clients[i], PAIR_HANDLE, 1, STATUS_OK, NULL);
+        memcpy(&sum, pair.bytes[i], 4);
+        assert_true(sum == 3.75f);
+    }
+    pair_free(&pair);
+}
+
+/* Ranges need not be aligned: elements of the clients' stand where they like. */
+static void test_unaligned(void **state)
+{
+    (void)state;
+    enum { COUNT = 1001 };
+    struct pair pair = pair_new();
+    for (unsigned shift = 0; shift < 4; shift++) {
+        Commd__Client__Range ranges[2][2];
+        Commd__Client__Submit submits[2];
+        for (unsigned i = 0; i < 2; i++) {
+            memset(pair.bytes[i], 0xee, PAIR_BYTES);
+            commd__client__range__init(&ranges[i][0]);
+            commd__client__range__init(&ranges[i][1]);
+            ranges[i][0].memory = ranges[i][1].memory = PAIR_MEMORY + i;
+            ranges[i][0].offset_bytes = shift + i;
+            ranges[i][1].offset_bytes = 16384 + shift + 2 * i;
+            for (uint32_t k = 0; k < COUNT; k++) {
+                int32_t value = (int32_t)(k * 7 + i * 1000003);
+                memcpy(pair.bytes[i] + ranges[i][0].offset_bytes + 4 * k, &value, 4);
+            }
+            commd__client__submit__init(&submits[i]);
+            submits[i].handle = PAIR_HANDLE;
+            submits[i].ticket = shift;
+            submits[i].dtype = DTYPE_I32;
+            submits[i].count_elements = COUNT;
+            submits[i].input = &ranges[i][0];
+            submits[i].output = &ranges[i][1];
+            client_submit(&pair.clients[i], &submits[i]);
+        }
+        for (unsigned i = 0; i < 2; i++) {
+            client_expect_complete(&pair.clients[i], PAIR_HANDLE, shift, STATUS_OK, NULL);
+            const unsigned char *output = pair.bytes[i] + ranges[i][1].offset_bytes;
+            for (uint32_t k = 0; k < COUNT; k++) {
+                int32_t value;
+                memcpy(&value, output + 4 * k, 4);
+                assert_int_equal(value, k * 14 + 1000003);
+            }
+            assert_int_equal(output[-1], 0xee);
+            assert_int_equal(output[4 * COUNT], 0xee);
+        }
+    }
+    pair_free(&pair);
+}
+
+/* Memory that is given back while an operation uses it stays until that ends. */
+static void test_deregistered_under_way(void **state)
+{
+    (void)state;
+    struct pair pair = pair_new();
+    Commd__Client__Range range = COMMD__CLIENT__RANGE__INIT;
+    range.memory = PAIR_MEMORY;
+    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
+    submit.handle = PAIR_HANDLE;
+    submit.ticket = 5;
+    submit.dtype = DTYPE_U8;
+    submit.count_elements = PAIR_BYTES;
+    submit.input = submit.output = &range;
+    memset(pair.bytes[0], 3, PAIR_BYTES);
+    memset(pair.bytes[1], 4, PAIR_BYTES);
+    client_submit(&pair.clients[0], &submit);
+    client_expect_done(&pair.clients[0], client_send_deregister(&pair.clients[0], PAIR_MEMORY));
+    submit.ticket = 6;
+    client_submit(&pair.clients[0], &submit); /* the number is of nothing any more */
+    client_expect_complete(&pair.clients[0], PAIR_HANDLE, 6, STATUS_NOT_FOUND, "memory 7 is not registered");
+    assert_int_equal(count_mappings(), 4);
+    range.memory = PAIR_MEMORY + 1;
+    submit.ticket = 5;
+    client_submit(&pair.clients[1], &submit);
+    for (unsigned i = 0; i < 2; i++) {
+        client_expect_complete(&pair.clients[i], PAIR_HANDLE, 5, STATUS_OK, NULL);
+        assert_int_equal(pair.bytes[i][0], 7);
+        assert_int_equal(pair.bytes[i][PAIR_BYTES - 1], 7);
+    }
+    assert_int_equal(count_mappings(), 3);
+    pair_free(&pair);
+}
+
+static void test_pending_ops_max(void **state)
+{
+    (void)state;
+    struct pair pair = pair_new();
+    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
+    submit.handle = PAIR_HANDLE;
+    submit.kind = OP_KIND_BARRIER;
+    for (submit.ticket = 1; submit.ticket <= REQ_PENDING_OPS_MAX; submit.ticket++) {
+        client_submit(&pair.clients[0], &submit);
+    }
+    client_submit(&pair.clients[0], &submit);
+    client_expect_complete(&pair.clients[0], PAIR_HANDLE, submit.ticket, STATUS_LIMIT, "1024");
+    for (submit.ticket = 1; submit.ticket <= REQ_PENDING_OPS_MAX; submit.ticket++) {
+        client_submit(&pair.clients[1], &submit);
+        client_expect_complete(&pair.clients[1], PAIR_HANDLE, submit.ticket, STATUS_OK, NULL);
+        client_expect_complete(&pair.clients[0], PAIR_HANDLE, submit.ticket, STATUS_OK, NULL);
+    }
+    pair_free(&pair);
+}
+
+static void test_disconnect(void **state)
+{
+    (void)state;
+    struct pair pair = pair_new();
+    Commd__Client__Range range = COMMD__CLIENT__RANGE__INIT;
+    range.memory = PAIR_MEMORY + 1;
+    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
+    submit.handle = PAIR_HANDLE;
+    submit.dtype = DTYPE_U8;
+    submit.count_elements = 100;
+    submit.input = submit.output = &range;
+    for (submit.ticket = 40; submit.ticket < 43; submit.ticket++) {
+        client_submit(&pair.clients[1], &submit);
+    }
+    client_check(&pair.clients[1]);
+    assert_int_equal(count_mappings(), 4); /* ours and the daemon's */
+    unsigned fds = count_fds();
+    client_free(&pair.clients[0]);
+    pair.clients[0].fd = -1;
+    assert_int_equal(sessions(pair.node), 1);
+    assert_int_equal(count_mappings(), 3);
+    assert_int_equal(count_fds(), fds - 2);
+    char text[64];
+    snprintf(text, sizeof text, "rank 0");
+    for (uint64_t ticket = 40; ticket < 43; ticket++) {
+        client_expect_complete(&pair.clients[1], PAIR_HANDLE, ticket, STATUS_RANK_LOST, text);
+    }
+    expect_aborted(&pair.clients[1], PAIR_HANDLE, STATUS_RANK_LOST, text);
+    /* A communicator that failed refuses, says why, and can still be left. */
+    client_submit(&pair.clients[1], &submit);
+    client_expect_complete(&pair.clients[1], PAIR_HANDLE, submit.ticket, STATUS_RANK_LOST, text);
+    client_expect_done(&pair.clients[1], client_send_destroy(&pair.clients[1], PAIR_HANDLE));
+    client_expect_done(&pair.clients[1], client_send_deregister(&pair.clients[1], PAIR_MEMORY + 1));
+    assert_int_equal(count_mappings(), 2);
+    client_check(&pair.clients[1]);
+    pair_free(&pair);
+}
+
+/* Both at once, in the middle of what they do: nobody is left to be told. */
+static void test_all_disconnect(void **state)
+{
+    (void)state;
+    unsigned fds = count_fds();
+    for (unsigned round = 0; round < 20; round++) {
+        struct pair pair = pair_new();
+        Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
+        Commd__Client__Range range = COMMD__CLIENT__RANGE__INIT;
+        submit.handle = PAIR_HANDLE;
+        submit.dtype = DTYPE_U8;
+        submit.count_elements = PAIR_BYTES;
+        submit.input = submit.output = &range;
+        for (unsigned i = 0; i < 2; i++) {
+            range.memory = PAIR_MEMORY + i;
+            client_submit(&pair.clients[i], &submit);
+        }
+        node_turns(pair.node, round / 2);
+        close(pair.clients[round % 2].fd);
+        close(pair.clients[1 - round % 2].fd);
+        pair.clients[0].fd = pair.clients[1].fd = -1;
+        node_turns(pair.node, 20);
+        assert_int_equal(sessions(pair.node), 0);
+        assert_true(req_idle(pair.node->req));
+        pair_free(&pair);
+        assert_int_equal(count_fds(), fds);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_memories_max),
+        cmocka_unit_test(test_communicators_refused),
+        cmocka_unit_test(test_communicators_max),
+        cmocka_unit_test(test_left_before_formed),
+        cmocka_unit_test(test_submits_refused),
+        cmocka_unit_test(test_unaligned),
+        cmocka_unit_test(test_deregistered_under_way),
+        cmocka_unit_test(test_pending_ops_max),
+        cmocka_unit_test(test_disconnect),
+        cmocka_unit_test(test_all_disconnect),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,209 @@
+#include "tests/unit/api/api_node.h"
+
+static void allow_fds(rlim_t count)
+{
+    struct rlimit limit;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+    if (limit.rlim_cur < count && limit.rlim_max >= count) {
+        limit.rlim_cur = count;
+        assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+    } else if (limit.rlim_cur < count) {
+        print_message("%s needs %lu file descriptors: left out\n", __func__, (unsigned long)count);
+        skip();
+    }
+}
+
+static void expect_refused(struct node *node, const struct api_options *options, enum status status,
+                           const char *text)
+{
+    struct api *api = NULL;
+    struct error error;
+    assert_int_equal(api_new(node->loop, options, loop_now_ns(), &api, &error), status);
+    assert_null(api);
+    assert_contains(error.text, text);
+}
+
+static void test_sessions_max(void **state)
+{
+    (void)state;
+    allow_fds(2 * API_SESSIONS_MAX + 256);
+    struct node *node = node_new();
+    static struct client clients[API_SESSIONS_MAX];
+    for (unsigned i = 0; i < API_SESSIONS_MAX; i++) {
+        clients[i] = client_new(node);
+    }
+    assert_int_equal(sessions(node), API_SESSIONS_MAX);
+    unsigned fds = count_fds();
+    /* One more is told why: whether it has said Hello by then or not. */
+    for (unsigned talks = 0; talks < 2; talks++) {
+        struct client over = {.node = node, .fd = node_connect(node)};
+        if (talks == 1) {
+            client_send_hello(&over, CLIENT_PROTOCOL_VERSION, "over");
+        }
+        client_expect_error(&over, 0, STATUS_LIMIT, "4096 processes are connected, which is the limit");
+        client_expect_closed(&over);
+        close(over.fd);
+        assert_int_equal(sessions(node), API_SESSIONS_MAX);
+        assert_int_equal(count_fds(), fds);
+        assert_contains(node->last_warning, "4096 sessions are open");
+    }
+    client_check(&clients[0]);
+    client_check(&clients[API_SESSIONS_MAX - 1]);
+    /* Room is made by whoever goes. */
+    client_free(&clients[1234]);
+    clients[1234] = client_new(node);
+    for (unsigned i = 0; i < API_SESSIONS_MAX; i++) {
+        close(clients[i].fd);
+    }
+    node_turns(node, 100);
+    assert_int_equal(sessions(node), 0);
+    assert_int_equal(count_fds(), fds - 2 * API_SESSIONS_MAX);
+    node_free(node);
+}
+
+static void test_socket_file(void **state)
+{
+    (void)state;
+    struct node *node = node_new_bare();
+    struct api_options options = node_api_options(node);
+    options.socket_mode = 0640;
+    mode_t mask = umask(0);
+    must(api_new(node->loop, &options, loop_now_ns(), &node->api, error));
+    assert_int_equal(umask(mask), 0); /* as it was */
+    struct stat file;
+    assert_int_equal(stat(node->path, &file), 0);
+    assert_true(S_ISSOCK(file.st_mode));
+    assert_int_equal(file.st_mode & 07777, 0640);
+    /* A second commd does not take it over, and leaves it alone. */
+    unsigned fds = count_fds();
+    expect_refused(node, &options, STATUS_ALREADY_EXISTS, "another commd is running");
+    assert_int_equal(count_fds(), fds);
+    node_turns(node, 3);
+    struct client client = client_new(node);
+    client_free(&client);
+    api_free(node->api);
+    assert_int_equal(access(node->path, F_OK), -1);
+    /* What a commd that was killed left behind is replaced. */
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    strcpy(address.sun_path, node->path);
+    int dead = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    assert_int_equal(bind(dead, (struct sockaddr *)&address, sizeof address), 0);
+    close(dead);
+    must(api_new(node->loop, &options, loop_now_ns(), &node->api, error));
+    client = client_new(node);
+    client_free(&client);
+    node_free(node);
+}
+
+static void test_paths_refused(void **state)
+{
+    (void)state;
+    struct node *node = node_new_bare();
+    struct api_options options = node_api_options(node);
+    unsigned fds = count_fds();
+    /* Nothing but a socket is replaced. */
+    int file = open(node->path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+    assert_true(file >= 0);
+    close(file);
+    expect_refused(node, &options, STATUS_CONFIG, "exists and is no socket");
+    assert_int_equal(unlink(node->path), 0);
+    assert_int_equal(mkdir(node->path, 0700), 0);
+    expect_refused(node, &options, STATUS_CONFIG, "exists and is no socket");
+    assert_int_equal(rmdir(node->path), 0);
+    char longest[sizeof(((struct sockaddr_un *)NULL)->sun_path) + 1];
+    memset(longest, 'x', sizeof longest - 1);
+    longest[0] = '/';
+    longest[sizeof longest - 1] = '\0';
+    options.socket_path = longest;
+    expect_refused(node, &options, STATUS_CONFIG, "a socket's path has at most 107 bytes");
+    char missing[160];
+    snprintf(missing, sizeof missing, "%s/no/such.sock", node->folder);
+    options.socket_path = missing;
+    expect_refused(node, &options, STATUS_SYSTEM, "bind: No such file or directory");
+    options.socket_path = node->path;
+    options.socket_group = "no-such-group-here";
+    expect_refused(node, &options, STATUS_CONFIG, "there is no group \"no-such-group-here\"");
+    assert_int_equal(access(node->path, F_OK), -1); /* nothing is left of it */
+    assert_int_equal(count_fds(), fds);
+    api_free(NULL);
+    node_free(node);
+}
+
+/* Socket activation: a socket that somebody else bound, and whose file stays theirs. */
+static void test_passed_socket(void **state)
+{
+    (void)state;
+    struct node *node = node_new_bare();
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    strcpy(address.sun_path, node->path);
+    struct api_options options = node_api_options(node);
+    options.listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    assert_int_equal(bind(options.listen_fd, (struct sockaddr *)&address, sizeof address), 0);
+    assert_int_equal(listen(options.listen_fd, 16), 0);
+    unsigned fds = count_fds();
+    must(api_new(node->loop, &options, loop_now_ns(), &node->api, error));
+    struct client client = client_new(node);
+    client_check(&client);
+    client_free(&client);
+    api_free(node->api);
+    node->api = NULL;
+    assert_int_equal(count_fds(), fds - 1);
+    assert_int_equal(access(node->path, F_OK), 0);
+    assert_int_equal(unlink(node->path), 0);
+    node_free(node);
+}
+
+static void test_drain(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client client = client_new(node);
+    api_drain(node->api);
+    struct client late = {.node = node, .fd = node_connect(node)};
+    node_turns(node, 20);
+    assert_int_equal(sessions(node), 1);
+    uint64_t id = client_send_status(&client, -1);
+    Commd__Client__Event *event = client_expect_reply(&client, id, COMMD__CLIENT__REPLY__BODY_STATUS);
+    assert_true(event->reply->status->draining);
+    assert_string_equal(event->reply->status->node_name, "a");
+    assert_string_equal(event->reply->status->cluster_name, "blue");
+    assert_int_equal(event->reply->status->clients, 1);
+    event_free(event);
+    close(late.fd);
+    client_free(&client);
+    node_free(node);
+}
+
+/* Sessions that are open, with memory and ranks, when the daemon stops. */
+static void test_freed_with_sessions(void **state)
+{
+    (void)state;
+    unsigned fds = count_fds();
+    struct node *node = node_new();
+    struct client clients[3];
+    int fd = client_memfd(4096);
+    for (uint32_t i = 0; i < 3; i++) {
+        clients[i] = client_new(node);
+        client_expect_done(&clients[i], client_send_register(&clients[i], i, 4096, fd));
+        client_send_init(&clients[i], 1, "comm", i, 4); /* one rank short */
+    }
+    client_send_raw(&clients[1], "\xff", 1, NULL, 0);
+    node_turns(node, 1);
+    close(fd);
+    node_free(node);
+    for (uint32_t i = 0; i < 3; i++) {
+        close(clients[i].fd);
+    }
+    assert_int_equal(count_fds(), fds);
+    assert_int_equal(count_mappings(), 0);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sessions_max),  cmocka_unit_test(test_socket_file),
+        cmocka_unit_test(test_paths_refused), cmocka_unit_test(test_passed_socket),
+        cmocka_unit_test(test_drain),         cmocka_unit_test(test_freed_with_sessions),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,376 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <dirent.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/dev/memory.h"
+
+#define PAGE 4096u
+#define IMPORTS 1000
+
+static unsigned char pattern(uint64_t index)
+{
+    return (unsigned char)(index * 131 + (index >> 8) * 7 + 3);
+}
+
+/* A memfd of size bytes that hold the pattern. */
+static int make_memfd(uint64_t size, int seals)
+{
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, (off_t)size), 0);
+    for (uint64_t i = 0; i < size && size <= 1u << 20; i++) {
+        unsigned char byte = pattern(i);
+        assert_int_equal(pwrite(fd, &byte, 1, (off_t)i), 1);
+    }
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
+    return fd;
+}
+
+static void assert_refused(int fd, uint64_t size, enum status status, const char *text)
+{
+    struct dev_memory *memory = (struct dev_memory *)&memory;
+    struct error error = {0};
+    assert_int_equal(dev_memory_import(fd, size, &memory, &error), status);
+    assert_int_equal(error.status, status);
+    if (strstr(error.text, text) == NULL) {
+        fail_msg("\"%s\" is not in \"%s\"", text, error.text);
+    }
+    assert_ptr_equal(memory, &memory);
+    /* Without a place for the message as well. */
+    assert_int_equal(dev_memory_import(fd, size, &memory, NULL), status);
+}
+
+static struct dev_memory *import(int fd, uint64_t size)
+{
+    struct dev_memory *memory = NULL;
+    struct error error;
+    if (dev_memory_import(fd, size, &memory, &error) != STATUS_OK) {
+        fail_msg("%s", error.text);
+    }
+    return memory;
+}
+
+static unsigned count_fds(void)
+{
+    unsigned count = 0;
+    DIR *folder = opendir("/proc/self/fd");
+    assert_non_null(folder);
+    while (readdir(folder) != NULL) {
+        count++;
+    }
+    closedir(folder);
+    return count;
+}
+
+/* Mappings of memfds of ours, which no allocator makes. */
+static unsigned count_mappings(void)
+{
+    unsigned count = 0;
+    char line[1024];
+    FILE *file = fopen("/proc/self/maps", "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file) != NULL) {
+        count += strstr(line, "/memfd:test") != NULL;
+    }
+    fclose(file);
+    return count;
+}
+
+static void test_sealed(void **state)
+{
+    (void)state;
+    static const uint64_t sizes[] = {1, 7, PAGE - 1, PAGE, PAGE + 1, 3 * PAGE + 17};
+    for (size_t k = 0; k < sizeof sizes / sizeof sizes[0]; k++) {
+        int fd = make_memfd(sizes[k], F_SEAL_SHRINK);
+        struct dev_memory *memory = import(fd, sizes[k]);
+        assert_int_equal(dev_memory_size_bytes(memory), sizes[k]);
+        unsigned char *bytes = dev_memory_range(memory, 0, sizes[k]);
+        assert_non_null(bytes);
+        for (uint64_t i = 0; i < sizes[k]; i++) {
+            assert_int_equal(bytes[i], pattern(i));
+        }
+        /* Shared in both directions, and the fd stays the caller's. */
+        bytes[sizes[k] - 1] = 0xa5;
+        unsigned char seen = 0;
+        assert_int_equal(pread(fd, &seen, 1, (off_t)sizes[k] - 1), 1);
+        assert_int_equal(seen, 0xa5);
+        seen = 0x5a;
+        assert_int_equal(pwrite(fd, &seen, 1, 0), 1);
+        assert_int_equal(bytes[0], 0x5a);
+        assert_int_equal(close(fd), 0);
+        bytes[0] = 0x17;
+        assert_int_equal(bytes[0], 0x17);
+        dev_memory_unref(memory);
+        assert_int_equal(count_mappings(), 0);
+    }
+}
+
+static void test_part_of_a_larger_file(void **state)
+{
+    (void)state;
+    int fd = make_memfd(5 * PAGE, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
+    struct dev_memory *memory = import(fd, 2 * PAGE + 5);
+    assert_int_equal(dev_memory_size_bytes(memory), 2 * PAGE + 5);
+    assert_non_null(dev_memory_range(memory, 2 * PAGE, 5));
+    assert_null(dev_memory_range(memory, 2 * PAGE, 6));
+    dev_memory_unref(memory);
+    close(fd);
+}
+
+static void test_seals(void **state)
+{
+    (void)state;
+    int fd = make_memfd(PAGE, 0);
+    assert_refused(fd, PAGE, STATUS_INVALID_ARGUMENT, "not sealed against shrinking (F_SEAL_SHRINK)");
+    close(fd);
+    fd = make_memfd(PAGE, F_SEAL_GROW);
+    assert_refused(fd, PAGE, STATUS_INVALID_ARGUMENT, "F_SEAL_SHRINK");
+    close(fd);
+    fd = make_memfd(PAGE, F_SEAL_SHRINK | F_SEAL_WRITE);
+    assert_refused(fd, PAGE, STATUS_INVALID_ARGUMENT, "sealed against writing");
+    close(fd);
+    fd = memfd_create("test", MFD_CLOEXEC); /* cannot be sealed at all */
+    assert_int_equal(ftruncate(fd, PAGE), 0);
+    assert_refused(fd, PAGE, STATUS_INVALID_ARGUMENT, "F_SEAL_SHRINK");
+    close(fd);
+}
+
+static void test_read_only(void **state)
+{
+    (void)state;
+    int fd = make_memfd(PAGE, F_SEAL_SHRINK);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int modes[] = {O_RDONLY, O_WRONLY};
+    for (size_t i = 0; i < 2; i++) {
+        int narrow = open(path, modes[i] | O_CLOEXEC);
+        assert_true(narrow >= 0);
+        assert_refused(narrow, PAGE, STATUS_INVALID_ARGUMENT, "not open for reading and writing");
+        close(narrow);
+    }
+    int nameless = open(path, O_PATH | O_CLOEXEC);
+    assert_true(nameless >= 0);
+    assert_refused(nameless, PAGE, STATUS_INVALID_ARGUMENT, "no memfd");
+    close(nameless);
+    close(fd);
+}
+
+static void test_other_kinds(void **state)
+{
+    (void)state;
+    int pipes[2];
+    int sockets[2];
+    assert_int_equal(pipe2(pipes, O_CLOEXEC), 0);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, sockets), 0);
+    char name[] = "/tmp/commd-test-memory-XXXXXX";
+    int file = mkostemp(name, O_CLOEXEC);
+    assert_true(file >= 0);
+    unlink(name);
+    assert_int_equal(ftruncate(file, PAGE), 0);
+    int fds[] = {pipes[0], pipes[1], sockets[0], open("/", O_RDONLY | O_DIRECTORY | O_CLOEXEC),
+                 open("/dev/zero", O_RDWR | O_CLOEXEC)};
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
+        assert_true(fds[i] >= 0);
+        assert_refused(fds[i], PAGE, STATUS_INVALID_ARGUMENT, "no memfd");
+        close(fds[i]);
+    }
+    close(sockets[1]);
+    /* A file on tmpfs has seals to ask for, but none that holds. */
+    struct error error;
+    struct dev_memory *memory;
+    assert_int_equal(dev_memory_import(file, PAGE, &memory, &error), STATUS_INVALID_ARGUMENT);
+    close(file);
+    assert_refused(-1, PAGE, STATUS_INVALID_ARGUMENT, "no memfd");
+    assert_refused(file, PAGE, STATUS_INVALID_ARGUMENT, "no memfd"); /* closed */
+}
+
+static void test_huge_pages(void **state)
+{
+    (void)state;
+    /* None need exist in the pool for an empty one. */
+    int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
+    if (fd < 0) {
+        skip(); /* this kernel has no huge pages */
+    }
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    assert_refused(fd, PAGE, STATUS_INVALID_ARGUMENT, "huge pages");
+    close(fd);
+}
+
+static void test_sizes(void **state)
+{
+    (void)state;
+    int fd = make_memfd(PAGE, F_SEAL_SHRINK);
+    assert_refused(fd, 0, STATUS_INVALID_ARGUMENT, "0 bytes; expected 1 to 17592186044416");
+    assert_refused(fd, PAGE + 1, STATUS_INVALID_ARGUMENT, "4097 bytes, but the memfd has 4096");
+    assert_refused(fd, DEV_MEMORY_MAX_BYTES, STATUS_INVALID_ARGUMENT, "but the memfd has 4096");
+    assert_refused(fd, DEV_MEMORY_MAX_BYTES + 1, STATUS_LIMIT, "17592186044417 bytes; expected 1 to");
+    assert_refused(fd, UINT64_MAX, STATUS_LIMIT, "18446744073709551615 bytes");
+    close(fd);
+    fd = make_memfd(0, F_SEAL_SHRINK);
+    assert_refused(fd, 1, STATUS_INVALID_ARGUMENT, "1 bytes, but the memfd has 0");
+    close(fd);
+    /* Truncated before it was sealed: what counts is what it has. */
+    fd = make_memfd(3 * PAGE, 0);
+    assert_int_equal(ftruncate(fd, PAGE), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    assert_refused(fd, 3 * PAGE, STATUS_INVALID_ARGUMENT, "12288 bytes, but the memfd has 4096");
+    close(fd);
+    /* Larger than the limit itself: a part within the limit does, if the address space has room. */
+    fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(fd, (off_t)(DEV_MEMORY_MAX_BYTES + PAGE)), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
+    assert_refused(fd, DEV_MEMORY_MAX_BYTES + PAGE, STATUS_LIMIT, "expected 1 to");
+    struct dev_memory *memory = import(fd, PAGE);
+    dev_memory_unref(memory);
+    close(fd);
+}
+
+static void test_range(void **state)
+{
+    (void)state;
+    enum { SIZE = 2 * PAGE + 3 };
+    int fd = make_memfd(SIZE, F_SEAL_SHRINK);
+    struct dev_memory *memory = import(fd, SIZE);
+    close(fd);
+    unsigned char *base = dev_memory_range(memory, 0, 0);
+    assert_non_null(base);
+    assert_ptr_equal(dev_memory_range(memory, 0, SIZE), base);
+    assert_ptr_equal(dev_memory_range(memory, 1, SIZE - 1), base + 1);
+    assert_ptr_equal(dev_memory_range(memory, SIZE - 1, 1), base + SIZE - 1);
+    assert_ptr_equal(dev_memory_range(memory, SIZE, 0), base + SIZE); /* empty, at the end */
+    assert_null(dev_memory_range(memory, 0, SIZE + 1));
+    assert_null(dev_memory_range(memory, 1, SIZE));
+    assert_null(dev_memory_range(memory, SIZE, 1));
+    assert_null(dev_memory_range(memory, SIZE + 1, 0));
+    /* Sums that wrap round. */
+    assert_null(dev_memory_range(memory, UINT64_MAX, 1));
+    assert_null(dev_memory_range(memory, UINT64_MAX, UINT64_MAX));
+    assert_null(dev_memory_range(memory, 1, UINT64_MAX));
+    assert_null(dev_memory_range(memory, UINT64_MAX - 7, 16));
+    assert_null(dev_memory_range(memory, SIZE - 8, UINT64_MAX - 4));
+    dev_memory_unref(memory);
+}
+
+static void test_client_cannot_truncate(void **state)
+{
+    (void)state;
+    enum { SIZE = 4 * PAGE };
+    int fd = make_memfd(SIZE, F_SEAL_SHRINK);
+    struct dev_memory *memory = import(fd, SIZE);
+    /* All that the client may still try with its descriptor. */
+    assert_int_equal(ftruncate(fd, 0), -1);
+    assert_int_equal(ftruncate(fd, SIZE - 1), -1);
+    char path[64];
+    snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    assert_int_equal(open(path, O_RDWR | O_TRUNC | O_CLOEXEC), -1);
+    assert_int_equal(fallocate(fd, FALLOC_FL_COLLAPSE_RANGE, 0, PAGE), -1);
+    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, PAGE, 2 * PAGE), 0);
+    assert_int_equal(ftruncate(fd, 8 * PAGE), 0); /* growth is harmless */
+    unsigned char *bytes = dev_memory_range(memory, 0, SIZE);
+    for (uint64_t i = 0; i < SIZE; i++) {
+        assert_int_equal(bytes[i], i >= PAGE && i < 3 * PAGE ? 0 : pattern(i));
+        bytes[i] = (unsigned char)~pattern(i);
+    }
+    close(fd);
+    for (uint64_t i = 0; i < SIZE; i++) {
+        assert_int_equal(bytes[i], (unsigned char)~pattern(i));
+    }
+    dev_memory_unref(memory);
+}
+
+static void test_references(void **state)
+{
+    (void)state;
+    int fd = make_memfd(PAGE, F_SEAL_SHRINK);
+    struct dev_memory *memory = import(fd, PAGE);
+    close(fd);
+    assert_ptr_equal(dev_memory_ref(memory), memory);
+    assert_ptr_equal(dev_memory_ref(memory), memory);
+    dev_memory_unref(memory);
+    dev_memory_unref(memory);
+    assert_int_equal(count_mappings(), 1);
+    assert_int_equal(*(unsigned char *)dev_memory_range(memory, 9, 1), pattern(9));
+    dev_memory_unref(memory);
+    assert_int_equal(count_mappings(), 0);
+    dev_memory_unref(NULL);
+}
+
+static void test_wrap(void **state)
+{
+    (void)state;
+    unsigned char bytes[33];
+    memset(bytes, 0xee, sizeof bytes);
+    struct dev_memory *memory;
+    struct error error;
+    assert_int_equal(dev_memory_wrap(bytes, sizeof bytes, &memory, &error), STATUS_OK);
+    assert_int_equal(dev_memory_size_bytes(memory), sizeof bytes);
+    assert_ptr_equal(dev_memory_range(memory, 32, 1), bytes + 32);
+    assert_null(dev_memory_range(memory, 32, 2));
+    dev_memory_unref(memory);
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        assert_int_equal(bytes[i], 0xee); /* still ours */
+    }
+}
+
+static void test_nothing_leaks(void **state)
+{
+    (void)state;
+    int sealed = make_memfd(3 * PAGE + 1, F_SEAL_SHRINK);
+    int unsealed = make_memfd(PAGE, 0);
+    unsigned fds = count_fds();
+    assert_int_equal(count_mappings(), 0);
+    for (unsigned i = 0; i < IMPORTS; i++) {
+        struct dev_memory *memory = import(sealed, 1 + (i * 37) % (3 * PAGE + 1));
+        struct dev_memory *refused;
+        assert_int_equal(dev_memory_import(unsealed, PAGE, &refused, NULL), STATUS_INVALID_ARGUMENT);
+        assert_int_equal(dev_memory_import(sealed, 4 * PAGE, &refused, NULL), STATUS_INVALID_ARGUMENT);
+        dev_memory_unref(memory);
+    }
+    assert_int_equal(count_fds(), fds);
+    assert_int_equal(count_mappings(), 0);
+    /* All at once. */
+    static struct dev_memory *memories[IMPORTS];
+    for (unsigned i = 0; i < IMPORTS; i++) {
+        memories[i] = import(sealed, 3 * PAGE + 1);
+    }
+    assert_int_equal(count_fds(), fds);
+    assert_true(count_mappings() > 0);
+    for (unsigned i = 0; i < IMPORTS; i++) {
+        dev_memory_unref(memories[i]);
+    }
+    assert_int_equal(count_mappings(), 0);
+    close(unsealed);
+    close(sealed);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_sealed),
+        cmocka_unit_test(test_part_of_a_larger_file),
+        cmocka_unit_test(test_seals),
+        cmocka_unit_test(test_read_only),
+        cmocka_unit_test(test_other_kinds),
+        cmocka_unit_test(test_huge_pages),
+        cmocka_unit_test(test_sizes),
+        cmocka_unit_test(test_range),
+        cmocka_unit_test(test_client_cannot_truncate),
+        cmocka_unit_test(test_references),
+        cmocka_unit_test(test_wrap),
+        cmocka_unit_test(test_nothing_leaks),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -20,7 +20,7 @@
  * (f8: saturating to the largest finite value as in OCP 8-bit Floating Point, infinities of e5m2 and NaN
  * kept); f32 and f64 are accumulated in their own type, complex as two of them; integers wrap. min and max
  * propagate NaN (any NaN input makes the output NaN) and treat -0 as less than +0. bool is 0 or non-zero on
- * input and 0 or 1 on output.
+ * input and 0 or 1 on output, as are land and lor of integers, also of one input.
  */
 struct dev_reduction {
     enum dtype dtype;

@@ -261,8 +261,10 @@ static enum status take_range(const struct req_op_range *range, const char *what
     }
     *out = dev_memory_range(range->memory, range->offset_bytes, size_bytes);
     if (*out == NULL) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "%s: %llu bytes at %llu are not within the memory",
-                         what, (unsigned long long)size_bytes, (unsigned long long)range->offset_bytes);
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "%s: %llu bytes at offset %llu lie beyond the memory of %llu bytes", what,
+                         (unsigned long long)size_bytes, (unsigned long long)range->offset_bytes,
+                         (unsigned long long)dev_memory_size_bytes(range->memory));
     }
     *memory = dev_memory_ref(range->memory);
     return STATUS_OK;

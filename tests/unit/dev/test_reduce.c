@@ -275,7 +275,8 @@ static void check_integers(const struct dev_reduction *reduction, const unsigned
     enum dtype dtype = reduction->dtype;
     for (size_t i = 0; i < reduction->count_elements; i++) {
         uint64_t value = element_integer(dtype, inputs[0], i);
-        value = dtype == DTYPE_BOOL ? value != 0 : value;
+        bool logical = reduction->reduce == REDUCE_LAND || reduction->reduce == REDUCE_LOR;
+        value = dtype == DTYPE_BOOL || logical ? value != 0 : value;
         for (uint32_t k = 1; k < reduction->input_count; k++) {
             uint64_t next = element_integer(dtype, inputs[k], i);
             value = dtype == DTYPE_BOOL ? combine_bools(reduction->reduce, value, next)

@@ -222,7 +222,7 @@ static void test_bad_calls(void **state)
     op = good;
     op.output.offset_bytes = 5;
     assert_int_equal(post(members[0], &op, &error), STATUS_INVALID_ARGUMENT);
-    assert_non_null(strstr(error.text, "output: 16 bytes at 5"));
+    assert_non_null(strstr(error.text, "output: 16 bytes at offset 5"));
     op = good;
     op.count_elements = UINT64_MAX / 2;
     assert_int_equal(post(members[0], &op, &error), STATUS_INVALID_ARGUMENT);

@@ -45,8 +45,9 @@ void data_header_encode(const struct data_header *header, uint8_t out[DATA_HEADE
 
 /*
  * Reads and checks what came from another node. STATUS_VERSION for a version that is not understood,
- * STATUS_PROTOCOL for a wrong magic, a number that is not in its list or a payload beyond the maximum; then *header is untouched and *what names the field ("dtype"; static
- * storage). Whether the fields agree with this node's operation is not known here.
+ * STATUS_PROTOCOL for a wrong magic, a number that is not in its list or a payload beyond the maximum; then
+ * *header is untouched and *what names the field ("dtype"; static storage). Whether the fields agree with
+ * this node's operation is not known here.
  */
 enum status data_header_decode(const uint8_t in[DATA_HEADER_BYTES], struct data_header *header,
                                const char **what) COMM_MUST_USE;

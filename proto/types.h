@@ -75,7 +75,8 @@ enum reduce {
     X(SEND, 11, "send")                                                                                      \
     X(RECEIVE, 12, "recv")
 
-/* send and receive go from rank to rank: no schedule, no place in the order of a communicator's operations. */
+/* send and receive go from rank to rank: no schedule, no place in the order of a communicator's operations.
+ */
 enum op_kind {
 #define X(name, number, text) OP_KIND_##name = number,
     OP_KIND_LIST(X)
@@ -103,8 +104,8 @@ enum compression {
 #define COMM_ANY_SOURCE_RANK UINT32_MAX
 
 /* What an operation has, by its kind: what of a call is used, checked and compared. */
-bool op_kind_reduces(enum op_kind kind);  /* an operator */
-bool op_kind_has_root(enum op_kind kind); /* a root rank */
+bool op_kind_reduces(enum op_kind kind);    /* an operator */
+bool op_kind_has_root(enum op_kind kind);   /* a root rank */
 bool op_kind_has_blocks(enum op_kind kind); /* count is that of one rank's block, or there are layouts */
 bool op_kind_is_message(enum op_kind kind); /* send, recv */
 

@@ -1,0 +1,88 @@
+#ifndef CLIENT_EXAMPLES_EXAMPLE_H
+#define CLIENT_EXAMPLES_EXAMPLE_H
+
+#include <commclient.h>
+
+#include <getopt.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* What the examples share: --name NAME --rank R --size N, and an end with a reason when something fails. */
+
+struct example {
+    comm_client_t *client;
+    comm_t *comm;
+    uint32_t rank;
+    uint32_t size;
+};
+
+static inline void example_check(comm_result_t result, const char *what)
+{
+    if (result != COMM_OK) {
+        fprintf(stderr, "%s: %s: %s\n", what, comm_result_text(result), comm_last_error());
+        exit(EXIT_FAILURE);
+    }
+}
+
+static inline void *example_allocate(size_t count, size_t size)
+{
+    void *memory = calloc(count > 0 ? count : 1, size);
+    if (memory == NULL) {
+        perror("memory");
+        exit(EXIT_FAILURE);
+    }
+    return memory;
+}
+
+/* Joins the communicator that the command line names; exits with 2 and `usage` when it does not understand
+ * it. */
+static inline struct example example_begin(int argc, char **argv, const char *usual_name)
+{
+    static const struct option options[] = {{"name", required_argument, NULL, 'n'},
+                                            {"rank", required_argument, NULL, 'r'},
+                                            {"size", required_argument, NULL, 's'},
+                                            {NULL, 0, NULL, 0}};
+    struct example example = {.size = 0};
+    const char *name = usual_name;
+    char *end = NULL;
+    int fine = 1;
+    for (int option; fine && (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
+        if (option == 'n') {
+            name = optarg;
+        } else if (option == 'r') {
+            example.rank = (uint32_t)strtoul(optarg, &end, 10);
+            fine = *end == '\0';
+        } else if (option == 's') {
+            example.size = (uint32_t)strtoul(optarg, &end, 10);
+            fine = *end == '\0';
+        } else {
+            fine = 0;
+        }
+    }
+    if (!fine || optind != argc || example.rank >= example.size) {
+        fprintf(stderr, "usage: %s [--name NAME] --rank R --size N\n", usual_name);
+        exit(2);
+    }
+    example_check(comm_client_open(NULL, &example.client), "connection");
+    example_check(
+        comm_init(example.client, name, example.rank, example.size, COMM_DEVICE_HOST, NULL, &example.comm),
+        name);
+    return example;
+}
+
+/* Waits for the others, says on rank 0 how it went, and leaves. Returns the exit code. */
+static inline int example_end(struct example *example, int good, const char *what)
+{
+    int32_t all_good = good;
+    example_check(comm_all_reduce(example->comm, &all_good, &all_good, 1, COMM_I32, COMM_MIN, NULL),
+                  "all-reduce");
+    example_check(comm_sync(example->comm, 0), "all-reduce");
+    if (example->rank == 0) {
+        printf("%s: %s\n", what, all_good ? "right" : "WRONG");
+    }
+    comm_destroy(example->comm);
+    comm_client_close(example->client);
+    return all_good ? EXIT_SUCCESS : EXIT_FAILURE;
+}
+
+#endif

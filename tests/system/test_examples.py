@@ -1,0 +1,53 @@
+#!/usr/bin/env python3
+"""The examples, between real daemons: each checks its own result."""
+import unittest
+
+from cluster import BUILD, Cluster
+
+
+class Examples(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(["a", "b", "c"])
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.cluster.close()
+
+    def check(self, program, layout, *options, expected="right"):
+        name = f"{program}-{len(layout)}-{'-'.join(option.strip('-=') for option in options)}".strip("-").replace("=", "-")
+        ranks = [self.cluster.client(node, BUILD / "examples" / program, "--name", name, "--rank", rank, "--size", len(layout), *options)
+                 for rank, node in enumerate(layout)]
+        for rank, process in enumerate(ranks):
+            output, errors = process.communicate(timeout=120)
+            self.assertEqual(process.returncode, 0, f"rank {rank}: {output}{errors}")
+            if rank == 0:
+                self.assertIn(expected, output)
+                said = output
+        return said
+
+    def test_ring(self):
+        self.check("ring", "aabbc")
+
+    def test_transpose(self):
+        self.check("transpose", "abcab")
+
+    def test_sort(self):
+        self.check("sort", "abbca")
+
+    def test_kmeans(self):
+        self.check("kmeans", "abca")
+
+    def test_one_rank_each(self):
+        for program in ("ring", "transpose", "sort", "kmeans"):
+            self.check(program, "a")
+
+    def test_training_bucketed_and_compressed(self):
+        """The loss with gradients in a group is that of one process; compressed ones come near."""
+        self.check("train", "aabb", "--steps", "60", "--bucketed", expected="within 1e-05")
+        for compression in ("bf16", "f8", "top_k"):
+            self.check("train", "aabb", "--steps", "60", f"--compressed={compression}", expected="within 0.05")
+
+
+if __name__ == "__main__":
+    unittest.main()

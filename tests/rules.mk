@@ -43,6 +43,8 @@ test-unit: $(UNIT_TESTS) $(FUZZ_TARGETS) ## run the unit tests and replay the fu
 	@$(run_tests) $^
 test-sim: $(SIM_TESTS) ## run whole clusters in memory
 	@$(run_tests) $^
+check-sim: $(BUILD)/tests/sim/test_property ## draw 100,000 operations at random and run them in memory (minutes)
+	@COMMD_CASES=$${COMMD_CASES:-100000} COMMD_TEST_TIMEOUT_S=7200 $(run_tests) $<
 test-system: all $(SYSTEM_PROGRAMS) ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
 test-memory: $(MEMORY_TESTS)
@@ -103,5 +105,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-unit test-sim test-system test-memory check-asan check-tsan fuzz fuzz-programs bench \
+.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-asan check-tsan fuzz fuzz-programs bench \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -193,7 +193,8 @@ struct exec {
 /* A stream that another node opened to us. */
 struct exec_incoming {
     struct exec *exec;
-    struct net_stream *stream;
+    struct net_stream *stream; /* null: it ended behind a message without payload, which still waits */
+    uint32_t peer;             /* the net's */
     struct exec_comm *comm; /* null: parked */
     struct exec_incoming *previous, *next;
     uint32_t node; /* index in comm */

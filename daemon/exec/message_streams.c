@@ -17,8 +17,9 @@
 struct message_incoming {
     struct message_incoming *prev, *next;
     struct exec *exec;
-    struct net_stream *stream;
-    struct exec_comm *comm; /* null: parked */
+    struct net_stream *stream; /* null: it ended behind a message without payload, which still waits */
+    uint32_t peer;             /* the net's */
+    struct exec_comm *comm;    /* null: parked */
     uint32_t node;
     uint8_t header_bytes[MESSAGE_HEADER_BYTES];
     uint32_t header_have;
@@ -182,11 +183,26 @@ static struct message_incoming **list_of(struct message_incoming *incoming)
     return incoming->comm != NULL ? &incoming->comm->messages.incoming : &incoming->exec->parked_messages;
 }
 
+/* Takes it out of its list. */
+static void incoming_free(struct message_incoming *incoming)
+{
+    DL_DELETE(*list_of(incoming), incoming);
+    if (incoming->arrival != NULL) {
+        struct exec_message_node *node = &incoming->comm->messages.nodes[incoming->node];
+        node->arrivals--;
+        node->arrival_bytes -= incoming->arrival->payload_bytes;
+        free(incoming->arrival);
+    }
+    free(incoming);
+}
+
 static void incoming_reset(struct message_incoming *incoming)
 {
     if (!incoming->resetting) {
         incoming->resetting = true;
-        net_stream_reset(incoming->stream);
+        if (incoming->stream != NULL) {
+            net_stream_reset(incoming->stream);
+        }
     }
 }
 
@@ -205,7 +221,7 @@ static bool find_comm(struct message_incoming *incoming)
     struct exec_comm *comm;
     HASH_FIND(hh, incoming->exec->comms, &incoming->header.comm_id, sizeof incoming->header.comm_id, comm);
     for (uint32_t node = 0; comm != NULL && node < comm->options.node_count; node++) {
-        if (node != comm->options.node_index && comm->peers[node] == incoming->stream->peer) {
+        if (node != comm->options.node_index && comm->peers[node] == incoming->peer) {
             DL_DELETE(incoming->exec->parked_messages, incoming);
             incoming->comm = comm;
             incoming->node = node;
@@ -360,6 +376,7 @@ static struct message_incoming *incoming_new(struct exec *exec, struct net_strea
     if (incoming != NULL) {
         incoming->exec = exec;
         incoming->stream = stream;
+        incoming->peer = stream->peer;
         incoming->expires_ns = time_after(now_ns, EXEC_PARKED_NS);
         stream->user = incoming;
         DL_APPEND(exec->parked_messages, incoming);
@@ -410,28 +427,20 @@ static size_t receive_bytes(void *context, struct net_stream *stream, const uint
     return size;
 }
 
-static void incoming_free(struct message_incoming *incoming)
-{
-    if (incoming->arrival != NULL) {
-        struct exec_message_node *node = &incoming->comm->messages.nodes[incoming->node];
-        node->arrivals--;
-        node->arrival_bytes -= incoming->arrival->payload_bytes;
-        free(incoming->arrival);
-    }
-    free(incoming);
-}
-
 /* As with data: that a stream is reset or lost is no cause in itself. */
 static void receive_closed(void *context, struct net_stream *stream, const struct error *cause,
                            uint64_t now_ns)
 {
     struct message_incoming *incoming = stream->user;
     (void)context;
-    (void)cause;
     (void)now_ns;
-    if (incoming != NULL) {
-        stream->user = NULL;
-        DL_DELETE(*list_of(incoming), incoming);
+    if (incoming == NULL) {
+        return;
+    }
+    stream->user = NULL;
+    incoming->stream = NULL;
+    bool waits = cause == NULL && incoming->in_message && incoming->header.payload_bytes == 0;
+    if (!waits || incoming->resetting) {
         incoming_free(incoming);
     }
 }
@@ -456,16 +465,21 @@ void message_streams_free(struct exec *exec)
 /* A message that has all it needs in the header has nothing left with the network to be delivered again. */
 void message_streams_resume(struct exec_comm *comm)
 {
-    struct message_incoming *incoming;
-    DL_FOREACH(comm->messages.incoming, incoming)
+    struct message_incoming *incoming, *next;
+    DL_FOREACH_SAFE(comm->messages.incoming, incoming, next)
     {
-        if (incoming->stalled && !incoming->resetting) {
+        if (!incoming->stalled || incoming->resetting) {
+            continue;
+        }
+        bool begun = incoming->in_message && begin_message(incoming) == BEGUN;
+        if (begun && incoming->header.payload_bytes == incoming->taken_bytes) {
+            end_message(incoming);
+        }
+        if (incoming->stream != NULL) {
             incoming->stalled = false;
-            if (incoming->in_message && begin_message(incoming) == BEGUN &&
-                incoming->header.payload_bytes == incoming->taken_bytes) {
-                end_message(incoming);
-            }
             net_stream_resume(incoming->stream);
+        } else if (begun) {
+            incoming_free(incoming);
         }
     }
 }
@@ -497,17 +511,26 @@ void message_streams_detach(struct exec_comm *comm)
         incoming->comm = NULL;
         incoming->receive = NULL;
         DL_APPEND(comm->exec->parked_messages, incoming);
-        incoming_reset(incoming);
+        if (incoming->stream == NULL) {
+            incoming_free(incoming);
+        } else {
+            incoming_reset(incoming);
+        }
     }
 }
 
 void message_streams_expire(struct exec *exec, uint64_t now_ns)
 {
-    struct message_incoming *incoming;
-    DL_FOREACH(exec->parked_messages, incoming)
+    struct message_incoming *incoming, *next;
+    DL_FOREACH_SAFE(exec->parked_messages, incoming, next)
     {
-        if (incoming->expires_ns <= now_ns) {
-            incoming->expires_ns = TIME_NEVER;
+        if (incoming->expires_ns > now_ns) {
+            continue;
+        }
+        incoming->expires_ns = TIME_NEVER;
+        if (incoming->stream == NULL) {
+            incoming_free(incoming);
+        } else {
             incoming_reset(incoming);
         }
     }

@@ -43,8 +43,17 @@ static void incoming_reset(struct exec_incoming *incoming)
 {
     if (!incoming->resetting) {
         incoming->resetting = true;
-        net_stream_reset(incoming->stream);
+        if (incoming->stream != NULL) {
+            net_stream_reset(incoming->stream);
+        }
     }
+}
+
+static void incoming_free(struct exec_incoming *incoming)
+{
+    list_remove(list_of(incoming), incoming);
+    free(incoming->encoded);
+    free(incoming);
 }
 
 static bool calls_agree(const struct data_header *header, const struct exec_op *op)
@@ -315,7 +324,7 @@ static bool find_comm(struct exec_incoming *incoming)
         return false;
     }
     for (uint32_t node = 0; node < comm->options.node_count; node++) {
-        if (node != comm->options.node_index && comm->peers[node] == incoming->stream->peer) {
+        if (node != comm->options.node_index && comm->peers[node] == incoming->peer) {
             list_remove(&incoming->exec->parked, incoming);
             incoming->comm = comm;
             incoming->node = node;
@@ -366,6 +375,7 @@ static size_t receive_bytes(void *context, struct net_stream *stream, const uint
         }
         incoming->exec = exec;
         incoming->stream = stream;
+        incoming->peer = stream->peer;
         incoming->expires_ns = time_after(now_ns, EXEC_PARKED_NS);
         stream->user = incoming;
         list_add(&exec->parked, incoming);
@@ -422,15 +432,18 @@ static void receive_closed(void *context, struct net_stream *stream, const struc
     if (incoming == NULL) {
         return;
     }
+    stream->user = NULL;
+    incoming->stream = NULL;
+    if (cause == NULL && incoming->in_message && incoming->header.payload_bytes == 0 &&
+        !incoming->resetting) {
+        return; /* all of it is here, and its time has not come */
+    }
     if (cause == NULL && incoming->comm != NULL && incoming->header_have > 0 && !incoming->resetting) {
         struct error error;
         set_fault(incoming, "half a message", &error);
         exec_comm_fail(incoming->comm, &error, now_ns);
     }
-    stream->user = NULL;
-    list_remove(list_of(incoming), incoming);
-    free(incoming->encoded);
-    free(incoming);
+    incoming_free(incoming);
 }
 
 void receive_register(struct exec *exec)
@@ -467,7 +480,11 @@ void receive_resume(struct exec_comm *comm)
             } else if (ready == MATCH_READY && incoming->header.payload_bytes == 0) {
                 incoming->stalled = false;
                 message_done(incoming, comm->exec->now_ns);
-                net_stream_resume(incoming->stream);
+                if (incoming->stream != NULL) {
+                    net_stream_resume(incoming->stream);
+                } else {
+                    incoming_free(incoming);
+                }
             } else if (ready == MATCH_READY) {
                 incoming->stalled = false;
                 net_stream_resume(incoming->stream);
@@ -508,15 +525,26 @@ void receive_detach(struct exec_comm *comm)
         incoming->lane = NULL;
         incoming->dropping = false;
         list_add(&comm->exec->parked, incoming);
-        incoming_reset(incoming);
+        if (incoming->stream == NULL) {
+            incoming_free(incoming);
+        } else {
+            incoming_reset(incoming);
+        }
     }
 }
 
 void receive_expire(struct exec *exec, uint64_t now_ns)
 {
-    for (struct exec_incoming *incoming = exec->parked; incoming != NULL; incoming = incoming->next) {
-        if (incoming->expires_ns <= now_ns) {
-            incoming->expires_ns = TIME_NEVER;
+    struct exec_incoming *next;
+    for (struct exec_incoming *incoming = exec->parked; incoming != NULL; incoming = next) {
+        next = incoming->next;
+        if (incoming->expires_ns > now_ns) {
+            continue;
+        }
+        incoming->expires_ns = TIME_NEVER;
+        if (incoming->stream == NULL) {
+            incoming_free(incoming);
+        } else {
             incoming_reset(incoming);
         }
     }

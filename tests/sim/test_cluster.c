@@ -497,6 +497,43 @@ static void test_many_communicators_at_once(void **state)
     cluster_free(cluster);
 }
 
+/* Ranks leave as soon as their last operation is done, while the last messages of others are still on their
+ * way. */
+static void test_ranks_leave_as_soon_as_they_can(void **state)
+{
+    (void)state;
+    static const uint32_t node_of_rank[] = {0, 1, 2, 3, 4, 1};
+    static const enum op_kind kinds[] = {OP_KIND_BARRIER, OP_KIND_BROADCAST, OP_KIND_GATHER,
+                                         OP_KIND_ALL_REDUCE};
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(70), .node_count = 5, .conditions = rough});
+    for (uint32_t turn = 0; turn < 200; turn++) {
+        struct sim_comm *comm = sim_comm_new(cluster, "brief", 6, node_of_rank);
+        sim_comm_form(comm, NULL, 10 * TIME_S);
+        struct sim_op *op = sim_comm_post_all(comm, &(struct sim_call){.kind = kinds[turn % 4],
+                                                                       .dtype = DTYPE_F32,
+                                                                       .reduce = REDUCE_SUM,
+                                                                       .count = turn,
+                                                                       .root = turn % 6});
+        for (uint32_t step = 0; step < 100000 && !sim_op_done(op); step++) {
+            cluster_run(cluster, 5 * TIME_US);
+            for (uint32_t i = 0; i < 6; i++) {
+                if (op->parts[i].done) {
+                    assert_int_equal(op->parts[i].result.status, STATUS_OK);
+                    sim_comm_leave(comm, i, REQ_LEAVE_ORDERLY);
+                }
+            }
+        }
+        for (uint32_t i = 0; i < 6; i++) {
+            assert_true(op->parts[i].done);
+            assert_int_equal(op->parts[i].result.status, STATUS_OK);
+        }
+        sim_op_check(op);
+        sim_comm_free(comm);
+    }
+    cluster_free(cluster);
+}
+
 static void test_names_are_used_again_and_memory_is_flat(void **state)
 {
     (void)state;
@@ -548,6 +585,7 @@ int main(void)
         cmocka_unit_test(test_a_contradiction_names_both_calls),
         cmocka_unit_test(test_what_has_no_use_is_not_compared),
         cmocka_unit_test(test_many_communicators_at_once),
+        cmocka_unit_test(test_ranks_leave_as_soon_as_they_can),
         cmocka_unit_test(test_names_are_used_again_and_memory_is_flat),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));

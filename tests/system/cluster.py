@@ -40,12 +40,16 @@ class Cluster:
 
     next_port = 17400 + os.getpid() % 997 * 8
 
-    def __init__(self, names, settings="", namespaces=None, start=True):
+    def __init__(self, names, settings="", namespaces=None, start=True, relays=None):
+        """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback."""
+        self.relays = relays or {}
+        namespaces = False if self.relays else namespaces
         self.names = list(names)
         self.settings = settings
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-test-"))
         self.processes = []
         self.daemons = {}
+        self.seen = {}
         self.namespaces = {}
         self.use_namespaces = namespaces_work() if namespaces is None else namespaces
         try:
@@ -56,6 +60,8 @@ class Cluster:
                 run(commctl, "pki", "issue", name, "--dir", self.folder / "pki")
             for name in self.names:
                 self.write_config(name)
+            for number, (pair, conditions) in enumerate(self.relays.items()):
+                self._start_relay(pair, *conditions, seed=number)
             if start:
                 for name in self.names:
                     self.start(name)
@@ -94,6 +100,17 @@ class Cluster:
             run("ip", "-n", namespace, "addr", "add", f"10.97.0.{index + 1}/24", "dev", "veth0")
             self.addresses[name] = f"10.97.0.{index + 1}:7400"
 
+    def _start_relay(self, pair, loss, delay_ms, seed):
+        """The node whose name comes first dials: it finds the relay where the other should be."""
+        dialler, other = sorted(pair)
+        port = Cluster.next_port
+        Cluster.next_port += 1
+        relay = subprocess.Popen([str(BUILD / "tests/system/relay"), f"127.0.0.1:{port}", self.addresses[other], str(loss), str(delay_ms), str(seed)],
+                                 stdin=subprocess.DEVNULL)
+        self.processes.append(relay)
+        self.seen[(dialler, other)] = f"127.0.0.1:{port}"
+        self.write_config(dialler)
+
     def config_path(self, name):
         return self.folder / f"{name}.conf"
 
@@ -106,7 +123,7 @@ class Cluster:
 
     def write_config(self, name, certificate=None, key=None, authority=None, node_name=None):
         pki = self.folder / "pki"
-        nodes = ", ".join(f'{{ name = "{each}"; address = "{self.addresses[each]}"; }}' for each in self.names)
+        nodes = ", ".join(f'{{ name = "{each}"; address = "{self.seen.get((name, each), self.addresses[each])}"; }}' for each in self.names)
         self.config_path(name).write_text(
             f'node_name = "{node_name or name}";\ncluster_name = "test";\nnodes = ( {nodes} );\n'
             f'certificate = "{certificate or pki / (name + ".crt")}";\nkey = "{key or pki / (name + ".key")}";\n'

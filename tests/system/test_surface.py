@@ -27,6 +27,16 @@ class Surface(unittest.TestCase):
     def test_three_nodes_of_seven_ranks_interleaved(self):
         self.check("cbcabca")
 
+    def test_a_bad_link(self):
+        """1 % of loss and 20 ms between two of three nodes."""
+        layout = "cbcabca"
+        with Cluster("abc", relays={("a", "b"): (0.01, 20)}) as cluster:
+            ranks = [cluster.client(node, BUILD / "tests/system/surface", "far", rank, len(layout), 1) for rank, node in enumerate(layout)]
+            for rank, process in enumerate(ranks):
+                output, errors = process.communicate(timeout=240)
+                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
+                self.assertIn("operations checked", output)
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -1,0 +1,390 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/sim_comm.h"
+
+/*
+ * Messages from rank to rank, among simulated nodes that lose and reorder packets: which receive takes which,
+ * in what order, whatever the sizes; against a list of what was sent.
+ */
+enum { RANKS_MAX = 8, POSTS_MAX = 4000, BYTES_MAX = 60000 };
+
+/* One send or receive. */
+struct post {
+    bool sends;
+    bool done;
+    uint32_t rank, peer, tag;
+    uint64_t number; /* of a send, among all */
+    uint64_t count;  /* bytes; of a receive: that came */
+    uint32_t source;
+    struct error result;
+    unsigned char *bytes;
+    struct dev_memory *memory;
+};
+
+struct world {
+    struct cluster *cluster;
+    struct req_member *members[RANKS_MAX];
+    bool formed[RANKS_MAX];
+    uint32_t size;
+    struct post posts[POSTS_MAX];
+    uint32_t post_count;
+    uint32_t done_count;
+    struct error aborted;
+};
+static struct world world;
+
+static void on_formed(void *context, struct req_member *member, const struct error *result, uint64_t now_ns)
+{
+    (void)member;
+    (void)now_ns;
+    assert_int_equal(result->status, STATUS_OK);
+    *(bool *)context = true;
+}
+
+static void on_completed(void *context, struct req_member *member, const struct req_completion *completion,
+                         uint64_t now_ns)
+{
+    struct post *post = &world.posts[completion->ticket];
+    (void)context;
+    (void)member;
+    (void)now_ns;
+    assert_false(post->done);
+    post->done = true;
+    post->result = *completion->result;
+    if (!post->sends) {
+        post->source = completion->source_rank;
+        post->count = completion->count_elements;
+    }
+    world.done_count++;
+}
+
+static void on_aborted(void *context, struct req_member *member, const struct error *cause, uint64_t now_ns)
+{
+    (void)context;
+    (void)member;
+    (void)now_ns;
+    world.aborted = *cause;
+}
+
+static bool all_formed(const void *context)
+{
+    const struct world *of = context;
+    for (uint32_t i = 0; i < of->size; i++) {
+        if (!of->formed[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool all_done(const void *context)
+{
+    const struct world *of = context;
+    return of->done_count == of->post_count;
+}
+
+static void start(uint32_t seed, uint32_t nodes, uint32_t size, double loss, uint64_t op_timeout_ms)
+{
+    memset(&world, 0, sizeof world);
+    struct mem_conditions conditions = {.loss = loss,
+                                        .duplication = loss,
+                                        .delay_ns = 50 * TIME_US,
+                                        .jitter_ns = 200 * TIME_US,
+                                        .packet_bytes = 4096};
+    world.cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(seed), .node_count = nodes, .conditions = conditions});
+    world.size = size;
+    for (uint32_t i = 0; i < size; i++) {
+        struct req_client client = {.pid = (pid_t)(1000 + i), .uid = 1000};
+        struct req_terms terms = {.name = "post", .rank = i, .size = size, .op_timeout_ms = op_timeout_ms};
+        struct req_member_handler handler = {&world.formed[i], on_formed, on_completed, on_aborted};
+        struct error error;
+        assert_int_equal(req_member_join(world.cluster->nodes[i % nodes].req, &client, &terms, &handler,
+                                         world.cluster->now_ns, &world.members[i], &error),
+                         STATUS_OK);
+    }
+    cluster_touch(world.cluster);
+    assert_true(cluster_run_until(world.cluster, all_formed, &world, 30 * TIME_S));
+}
+
+static void stop(void)
+{
+    for (uint32_t i = 0; i < world.size; i++) {
+        if (world.members[i] != NULL) {
+            req_member_leave(world.members[i], REQ_LEAVE_ORDERLY, world.cluster->now_ns);
+        }
+    }
+    cluster_touch(world.cluster);
+    cluster_run(world.cluster, TIME_MS);
+    for (uint32_t i = 0; i < world.post_count; i++) {
+        dev_memory_unref(world.posts[i].memory);
+        free(world.posts[i].bytes);
+    }
+    cluster_free(world.cluster);
+}
+
+static unsigned char byte_of(uint64_t number, uint64_t at)
+{
+    return (unsigned char)((number + 1) * 167 + at * 13 + (at >> 8));
+}
+
+static struct post *post(bool sends, uint32_t rank, uint32_t peer, uint32_t tag, uint64_t bytes,
+                         enum dtype dtype)
+{
+    struct post *new_post = &world.posts[world.post_count];
+    struct error error;
+    assert_true(world.post_count < POSTS_MAX);
+    *new_post = (struct post){
+        .sends = sends, .rank = rank, .peer = peer, .tag = tag, .number = world.post_count, .count = bytes};
+    new_post->bytes = malloc(bytes + 1);
+    assert_non_null(new_post->bytes);
+    for (uint64_t i = 0; i <= bytes; i++) {
+        new_post->bytes[i] = sends ? byte_of(new_post->number, i) : 0xa5;
+    }
+    assert_int_equal(dev_memory_wrap(new_post->bytes, bytes + 1, &new_post->memory, &error), STATUS_OK);
+    struct req_op op = {.ticket = world.post_count,
+                        .kind = sends ? OP_KIND_SEND : OP_KIND_RECEIVE,
+                        .dtype = dtype,
+                        .count_elements = bytes / dtype_size_bytes(dtype),
+                        .peer_rank = peer,
+                        .tag = tag};
+    *(sends ? &op.input : &op.output) = (struct req_op_range){new_post->memory, 0};
+    if (req_submit(world.members[rank], &op, world.cluster->now_ns, &error) != STATUS_OK) {
+        fail_msg("%s", error.text);
+    }
+    world.post_count++;
+    cluster_touch(world.cluster);
+    return new_post;
+}
+
+static void check_bytes(const struct post *receive, const struct post *send)
+{
+    assert_int_equal(receive->count, send->count);
+    assert_int_equal(receive->source, send->rank);
+    for (uint64_t i = 0; i < send->count; i++) {
+        if (receive->bytes[i] != byte_of(send->number, i)) {
+            fail_msg("message %llu of %llu bytes, byte %llu is wrong", (unsigned long long)send->number,
+                     (unsigned long long)send->count, (unsigned long long)i);
+        }
+    }
+    assert_int_equal(receive->bytes[send->count], 0xa5);
+}
+
+/*
+ * Everything at random; then every receive has a message that fits it, every message one receive, and of one
+ * sender, receiver and tag the k-th receive, in the order posted, has the k-th message (receives that take
+ * any source are of tags of their own).
+ */
+static void run_random(uint32_t seed)
+{
+    enum { TAGS = 3, MESSAGES = 300 };
+    static bool taken[POSTS_MAX];
+    start(seed, 1 + seed % 4, 2 + seed % 7, seed % 3 * 0.02, 0);
+    struct random *random = &world.cluster->random;
+    int64_t balance[RANKS_MAX][RANKS_MAX][TAGS]; /* sends less receives; by receiver, sender, tag */
+    memset(balance, 0, sizeof balance);
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        uint32_t from = (uint32_t)random_below(random, world.size),
+                 to = (uint32_t)random_below(random, world.size);
+        uint32_t tag = (uint32_t)random_below(random, TAGS);
+        uint64_t bytes =
+            random_below(random, 3) == 0 ? random_below(random, BYTES_MAX) : random_below(random, 50);
+        if (random_below(random, 2) == 0) {
+            (void)post(true, from, to, tag, bytes, DTYPE_U8);
+            balance[to][from][tag]++;
+        } else {
+            (void)post(false, to, tag == 2 ? COMM_ANY_SOURCE_RANK : from, tag, BYTES_MAX, DTYPE_U8);
+            balance[to][tag == 2 ? 0 : from][tag]--;
+        }
+        if (random_below(random, 4) == 0) {
+            cluster_run(world.cluster, random_below(random, TIME_MS));
+        }
+    }
+    for (uint32_t to = 0; to < world.size; to++) {
+        int64_t any = 0;
+        for (uint32_t from = 0; from < world.size; from++) {
+            for (uint32_t tag = 0; tag < 2; tag++) {
+                for (; balance[to][from][tag] > 0; balance[to][from][tag]--) {
+                    (void)post(false, to, from, tag, BYTES_MAX, DTYPE_U8);
+                }
+                for (; balance[to][from][tag] < 0; balance[to][from][tag]++) {
+                    (void)post(true, from, to, tag, random_below(random, 40000), DTYPE_U8);
+                }
+            }
+            any += balance[to][from][2];
+        }
+        for (; any > 0; any--) {
+            (void)post(false, to, COMM_ANY_SOURCE_RANK, 2, BYTES_MAX, DTYPE_U8);
+        }
+        for (; any < 0; any++) {
+            (void)post(true, (uint32_t)random_below(random, world.size), to, 2, 100, DTYPE_U8);
+        }
+    }
+    assert_true(cluster_run_until(world.cluster, all_done, &world, 60 * TIME_S));
+    memset(taken, 0, sizeof taken);
+    for (uint32_t r = 0; r < world.post_count; r++) {
+        const struct post *receive = &world.posts[r];
+        assert_int_equal(receive->result.status, STATUS_OK);
+        if (receive->sends) {
+            continue;
+        }
+        uint32_t s = 0; /* the first message that is not taken, of the source that it says */
+        while (s < world.post_count &&
+               !(world.posts[s].sends && !taken[s] && world.posts[s].peer == receive->rank &&
+                 world.posts[s].tag == receive->tag && world.posts[s].rank == receive->source)) {
+            s++;
+        }
+        assert_true(s < world.post_count);
+        assert_true(receive->peer == COMM_ANY_SOURCE_RANK || receive->peer == receive->source);
+        taken[s] = true;
+        check_bytes(receive, &world.posts[s]);
+    }
+    stop();
+}
+
+static void test_at_random(void **state)
+{
+    (void)state;
+    for (uint32_t seed = 0; seed < 60; seed++) {
+        run_random(seed);
+    }
+}
+
+/* A receive with another tag leaves a message where it is; the order of the others is kept. */
+static void test_09_other_tags_consume_nothing(void **state)
+{
+    (void)state;
+    start(1000, 2, 2, 0.02, 0);
+    static const uint64_t sizes[] = {40000, 10, 0, 16384, 16385, 50000};
+    struct post *sends[6], *receives[6];
+    for (uint32_t i = 0; i < 6; i++) {
+        sends[i] = post(true, 0, 1, i, sizes[i], DTYPE_U8);
+    }
+    cluster_run(world.cluster, 20 * TIME_MS);
+    for (uint32_t i = 6; i-- > 0;) { /* the last first */
+        receives[i] = post(false, 1, 0, i, BYTES_MAX, DTYPE_U8);
+        cluster_run(world.cluster, 20 * TIME_MS);
+        assert_true(receives[i]->done);
+        check_bytes(receives[i], sends[i]);
+    }
+    stop();
+}
+
+/* A message that is longer than the receive's room, or of another type, fails both; nothing else. */
+static void test_messages_that_do_not_fit(void **state)
+{
+    (void)state;
+    for (uint32_t nodes = 1; nodes <= 2; nodes++) {
+        static const uint64_t sizes[] = {800, 40000};
+        start(1001 + nodes, nodes, 2, 0.01, 0);
+        for (uint32_t i = 0; i < 2; i++) {
+            struct post *send = post(true, 0, 1, 5, sizes[i], DTYPE_U8);
+            struct post *receive = post(false, 1, 0, 5, sizes[i] - 8, DTYPE_U8);
+            struct post *typed_send = post(true, 0, 1, 6, sizes[i], DTYPE_F32);
+            struct post *typed_receive = post(false, 1, 0, 6, sizes[i], DTYPE_I32);
+            struct post *fine_send = post(true, 0, 1, 7, sizes[i], DTYPE_U8);
+            struct post *fine_receive = post(false, 1, 0, 7, sizes[i], DTYPE_U8);
+            assert_true(cluster_run_until(world.cluster, all_done, &world, 10 * TIME_S));
+            assert_int_equal(receive->result.status, STATUS_MISMATCH);
+            assert_non_null(strstr(receive->result.text, "rank 0 sent"));
+            assert_int_equal(typed_receive->result.status, STATUS_MISMATCH);
+            assert_non_null(strstr(typed_receive->result.text, "f32"));
+            assert_non_null(strstr(typed_receive->result.text, "i32"));
+            if (sizes[i] > 16384 || nodes == 1) { /* small ones had left already */
+                assert_int_equal(send->result.status, STATUS_MISMATCH);
+                assert_int_equal(typed_send->result.status, STATUS_MISMATCH);
+            }
+            assert_int_equal(fine_send->result.status, STATUS_OK);
+            check_bytes(fine_receive, fine_send);
+        }
+        assert_int_equal(world.aborted.status, STATUS_OK);
+        stop();
+    }
+}
+
+/* More than the receiver keeps: the sender is held back, and all arrive once they are received. */
+static void test_unexpected_messages_are_bounded(void **state)
+{
+    enum { COUNT = 900 };
+    (void)state;
+    start(1010, 2, 2, 0, 0);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        (void)post(true, 0, 1, 1, 4000, DTYPE_U8);
+    }
+    cluster_run(world.cluster, TIME_S);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        (void)post(false, 1, 0, 1, 4000, DTYPE_U8);
+        if (i % 50 == 0) {
+            cluster_run(world.cluster, TIME_MS);
+        }
+    }
+    assert_true(cluster_run_until(world.cluster, all_done, &world, 10 * TIME_S));
+    for (uint32_t i = 0; i < COUNT; i++) {
+        check_bytes(&world.posts[COUNT + i], &world.posts[i]);
+    }
+    stop();
+}
+
+/* What nobody receives ends at its deadline, with words that say what it waited for; and so does what nobody
+ * sends. */
+static void test_deadlines(void **state)
+{
+    (void)state;
+    for (uint32_t sends = 0; sends < 2; sends++) {
+        start(1020 + sends, 2, 2, 0, 500);
+        struct post *lonely = post(sends == 1, 0, 1, 77, 30000, DTYPE_U8);
+        cluster_run(world.cluster, 400 * TIME_MS);
+        assert_false(lonely->done);
+        cluster_run(world.cluster, 400 * TIME_MS);
+        assert_true(lonely->done);
+        assert_int_equal(lonely->result.status, STATUS_TIMED_OUT);
+        assert_non_null(strstr(lonely->result.text, "tag 77"));
+        assert_int_equal(world.aborted.status, STATUS_TIMED_OUT);
+        stop();
+    }
+}
+
+/* Given up at any moment, every message ends once; the network then holds none of their buffers. */
+static void test_given_up_at_any_moment(void **state)
+{
+    (void)state;
+    for (uint32_t turn = 0; turn < 25; turn++) {
+        start(1100 + turn, 3, 6, 0.01, 0);
+        struct random *random = &world.cluster->random;
+        for (uint32_t i = 0; i < 120; i++) {
+            uint32_t from = (uint32_t)random_below(random, 6), to = (uint32_t)random_below(random, 6);
+            (void)post(i % 2 == 0, i % 2 == 0 ? from : to, i % 2 == 0 ? to : from,
+                       (uint32_t)random_below(random, 4), random_below(random, BYTES_MAX), DTYPE_U8);
+        }
+        cluster_run(world.cluster, turn * 100 * TIME_US);
+        req_member_leave(world.members[5], REQ_LEAVE_LOST, world.cluster->now_ns);
+        world.members[5] = NULL;
+        cluster_touch(world.cluster);
+        cluster_run(world.cluster, 2 * TIME_S);
+        for (uint32_t i = 0; i < world.post_count; i++) {
+            const struct post *each = &world.posts[i];
+            assert_true(each->done || each->rank == 5);
+        }
+        stop();
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_at_random),
+        cmocka_unit_test(test_09_other_tags_consume_nothing),
+        cmocka_unit_test(test_messages_that_do_not_fit),
+        cmocka_unit_test(test_unexpected_messages_are_bounded),
+        cmocka_unit_test(test_deadlines),
+        cmocka_unit_test(test_given_up_at_any_moment),
+    };
+    return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
+}

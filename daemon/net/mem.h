@@ -83,6 +83,7 @@ struct mem_network_counters {
     uint64_t packets_lost;        /* by loss or on a cut link */
     uint64_t stream_bytes;        /* sent for the first time */
     uint64_t retransmitted_bytes; /* sent again */
+    uint64_t copied_bytes;        /* of payloads that were not left where their senders had them */
     uint64_t trace_hash;          /* of every event so far, with its time: the same for the same run */
 };
 void mem_network_counters(const struct mem_network *network, struct mem_network_counters *out);

@@ -342,6 +342,7 @@ enum status mem_stream_send(struct net_stream *stream, const void *header, size_
         }
         memcpy(copy, payload, copied);
     }
+    sender->net->network->counters.copied_bytes += copied;
     sender->message_count++;
     sender->copied_bytes += header_bytes + copied;
     sender->queued_end += header_bytes + payload_bytes;

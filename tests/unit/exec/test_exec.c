@@ -410,6 +410,29 @@ static void test_large_in_place_average(void **state)
     cluster_free(&cluster);
 }
 
+/* Large payloads leave from the ranks' own buffers, at every step. */
+static void test_large_payloads_are_not_copied(void **state)
+{
+    (void)state;
+    struct cluster cluster;
+    cluster_start(&cluster, 3, 0.01);
+    cluster_make_comm(&cluster, 1 << 19);
+    struct mem_network_counters before, after;
+    struct op_buffers op = {.seq = 1, .count = 200000, .kind = OP_KIND_ALL_REDUCE};
+    op_prepare(&cluster, &op, false);
+    mem_network_counters(cluster.network, &before);
+    for (uint32_t i = 0; i < 3; i++) {
+        op_submit(&cluster, &op, i, cluster.nodes[i].comm);
+    }
+    op_wait(&cluster, &op);
+    op_check(&cluster, &op);
+    mem_network_counters(cluster.network, &after);
+    assert_true(after.stream_bytes - before.stream_bytes > 3 * 1600000);
+    assert_int_equal(after.copied_bytes, before.copied_bytes);
+    op_free(&cluster, &op);
+    cluster_free(&cluster);
+}
+
 /* One node posts hundreds of operations long before the others do: nothing is lost, all are right and in
  * order. */
 static void test_many_queued_and_a_late_node(void **state)
@@ -552,6 +575,7 @@ int main(void)
         cmocka_unit_test(test_three_nodes_with_loss),
         cmocka_unit_test(test_five_nodes_with_loss),
         cmocka_unit_test(test_large_in_place_average),
+        cmocka_unit_test(test_large_payloads_are_not_copied),
         cmocka_unit_test(test_many_queued_and_a_late_node),
         cmocka_unit_test(test_parked_then_claimed),
         cmocka_unit_test(test_a_disagreement_ends_one_operation),

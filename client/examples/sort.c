@@ -71,7 +71,7 @@ int main(int argc, char **argv)
     qsort(numbers, COUNT, sizeof *numbers, compare);
     uint64_t own[SAMPLES];
     for (size_t i = 0; i < SAMPLES; i++) {
-        own[i] = numbers[(2 * i + 1) * COUNT / (2 * SAMPLES)];
+        own[i] = numbers[(2 * i + 1) * COUNT / ((size_t)2 * SAMPLES)];
     }
     example_check(comm_all_gather(example.comm, own, samples, SAMPLES, COMM_U64, NULL), "all_gather");
     example_check(comm_sync(example.comm, 0), "all_gather");

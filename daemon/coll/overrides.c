@@ -129,7 +129,7 @@ static enum status overrides_parse_range(struct overrides_parser *parser, struct
         parser->at += strlen(NODES_WORD);
         overrides_skip_spaces(parser);
     }
-    uint64_t first;
+    uint64_t first = 0;
     uint64_t last = is_size ? UINT64_MAX : UINT32_MAX;
     enum status status = overrides_parse_number(parser, is_size, &first, error);
     if (status != STATUS_OK) {
@@ -139,7 +139,7 @@ static enum status overrides_parse_range(struct overrides_parser *parser, struct
         return overrides_expected(parser, parser->at, "\"-\"", error);
     }
     if (overrides_is_digit(*parser->at)) {
-        uint64_t end;
+        uint64_t end = 0;
         const char *end_at = parser->at;
         status = overrides_parse_number(parser, is_size, &end, error);
         if (status != STATUS_OK) {

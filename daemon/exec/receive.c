@@ -136,9 +136,9 @@ static enum match match_lane(struct exec_incoming *incoming, struct exec_op *op,
     }
     if (!size_agrees(lane, op, receive, header->payload_bytes)) {
         char how[128];
+        unsigned long long expected = lane_message_elements(lane, receive) * op->element_bytes;
         (void)snprintf(how, sizeof how, "%llu bytes are sent where %llu are expected",
-                       (unsigned long long)header->payload_bytes,
-                       (unsigned long long)(lane_message_elements(lane, receive) * op->element_bytes));
+                       (unsigned long long)header->payload_bytes, expected);
         return op_sizes_are_private(op) ? set_disagreement(incoming, op, how, now_ns)
                                         : set_fault(incoming, "a message of another size than agreed", error);
     }

@@ -10,7 +10,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "example.h"
+#include "client/examples/example.h"
 
 #define FOLDER "/usr/share/common-licenses"
 enum { LETTERS = 26, CLUSTERS = 5, STEPS = 25, POINTS_MAX = 8192, PARAGRAPH_MIN = 80 };

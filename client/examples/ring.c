@@ -4,7 +4,7 @@
  *
  *   ring [--name NAME] --rank R --size N
  */
-#include "example.h"
+#include "client/examples/example.h"
 
 enum { COUNT = 100000 };
 

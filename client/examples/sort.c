@@ -4,7 +4,7 @@
  *
  *   sort [--name NAME] --rank R --size N
  */
-#include "example.h"
+#include "client/examples/example.h"
 
 enum { COUNT = 50000, SAMPLES = 32 };
 

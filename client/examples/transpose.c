@@ -4,7 +4,7 @@
  *
  *   transpose [--name NAME] --rank R --size N
  */
-#include "example.h"
+#include "client/examples/example.h"
 
 enum { ROWS = 503, COLUMNS = 407 };
 

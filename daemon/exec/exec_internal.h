@@ -195,7 +195,7 @@ struct exec_incoming {
     struct exec *exec;
     struct net_stream *stream; /* null: it ended behind a message without payload, which still waits */
     uint32_t peer;             /* the net's */
-    struct exec_comm *comm; /* null: parked */
+    struct exec_comm *comm;    /* null: parked */
     struct exec_incoming *previous, *next;
     uint32_t node; /* index in comm */
     uint8_t header_bytes[DATA_HEADER_BYTES];

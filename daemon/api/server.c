@@ -1,4 +1,5 @@
 #include <errno.h>
+#include <fcntl.h>
 #include <grp.h>
 #include <stdlib.h>
 #include <string.h>
@@ -112,6 +113,26 @@ static enum status server_bind(struct api *api, const struct api_options *option
     return STATUS_OK;
 }
 
+/* A socket that was made by who started us: of the right kind, and made not to block. */
+static enum status server_adopt(int fd, struct error *error)
+{
+    int type = 0, listens = 0;
+    socklen_t size = sizeof type;
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0 ||
+        getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0) {
+        return error_set_errno(error, errno, "the socket that was passed");
+    }
+    if (type != SOCK_SEQPACKET || listens == 0) {
+        return error_set(error, STATUS_CONFIG,
+                         "the socket that was passed is no listening SOCK_SEQPACKET socket");
+    }
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+        return error_set_errno(error, errno, "the socket that was passed");
+    }
+    return STATUS_OK;
+}
+
 enum status api_new(struct loop *loop, const struct api_options *options, uint64_t now_ns, struct api **out,
                     struct error *error)
 {
@@ -138,6 +159,8 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         status = error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
     } else if (api->listen_fd < 0) {
         status = server_bind(api, options, error);
+    } else {
+        status = server_adopt(api->listen_fd, error);
     }
     if (status == STATUS_OK) {
         status = loop_watch_new(loop, api->listen_fd, LOOP_READ, server_accept, api, &api->watch, error);

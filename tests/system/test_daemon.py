@@ -1,0 +1,236 @@
+#!/usr/bin/env python3
+"""The life of a daemon: options, signals, systemd's protocols, and what commctl says of it all."""
+import json
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+import unittest
+
+from cluster import BUILD, Cluster, run
+
+COMMD = BUILD / "commd"
+COMMCTL = BUILD / "commctl"
+
+
+def cpu_seconds(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class Options(unittest.TestCase):
+    def test_check_config(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder) / "commd.conf"
+            path.write_text('node_name = "a";\nnodes = ( { name = "a"; address = "127.0.0.1:7400"; } );\n')
+            self.assertEqual(run(COMMD, "--check-config", "--config", path, check=False).returncode, 0)
+            path.write_text('node_name = "a";\nheart_beat = 3;\n')
+            bad = run(COMMD, "--check-config", "--config", path, check=False)
+            self.assertNotEqual(bad.returncode, 0)
+            self.assertRegex(bad.stderr, r"commd\.conf:2: .*heart_beat")
+            path.write_text('algorithms = "all_reduce=magic";\nnode_name = "a";\nnodes = ( { name = "a"; address = "127.0.0.1:7400"; } );\n')
+            bad = run(COMMD, "--check-config", "--config", path, check=False)
+            self.assertNotEqual(bad.returncode, 0)
+            self.assertIn("magic", bad.stderr)
+
+    def test_wrong_arguments(self):
+        for arguments, code in ((["--frobnicate"], 2), (["surplus"], 2), (["--set", "x"], 1)):
+            result = run(COMMD, *arguments, check=False)
+            self.assertEqual(result.returncode, code, arguments)
+            self.assertTrue(result.stderr)
+        self.assertEqual(run(COMMD, "--version").stdout.split()[0], "commd")
+
+
+class Standalone(unittest.TestCase):
+    """One node without configuration or certificates."""
+
+    def setUp(self):
+        self.folder = tempfile.TemporaryDirectory()
+        self.socket = str(pathlib.Path(self.folder.name) / "commd.sock")
+        self.processes = []
+
+    def tearDown(self):
+        for process in self.processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGCONT)
+                process.kill()
+            process.communicate()
+        self.folder.cleanup()
+
+    def start(self, environment=None, **options):
+        process = subprocess.Popen([COMMD, "--standalone", "--socket", self.socket], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.PIPE, text=True, env=dict(os.environ, **(environment or {})), **options)
+        self.processes.append(process)
+        return process
+
+    def commctl(self, *arguments):
+        return run(COMMCTL, "--socket", self.socket, *arguments, check=False)
+
+    def wait(self, condition, what, timeout_s=10):
+        deadline = time.monotonic() + timeout_s
+        while not condition():
+            self.assertLess(time.monotonic(), deadline, what)
+            time.sleep(0.02)
+
+    def wait_ready(self):
+        self.wait(lambda: self.commctl("status").returncode == 0, "ready")
+
+    def surface(self, rank, size, turns=2):
+        process = subprocess.Popen([str(BUILD / "tests/system/surface"), "alone", str(rank), str(size), str(turns)], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, env=dict(os.environ, COMMD_SOCKET=self.socket))
+        self.processes.append(process)
+        return process
+
+    def test_works_without_anything(self):
+        self.start()
+        self.wait_ready()
+        for rank in [self.surface(rank, 2) for rank in range(2)]:
+            output, errors = rank.communicate(timeout=60)
+            self.assertEqual(rank.returncode, 0, errors)
+        status = json.loads(self.commctl("-f", "json", "status").stdout)
+        self.assertTrue(status["standalone"])
+        self.assertGreater(status["ops_completed"], 50)
+
+    def test_signals_end_it_in_order(self):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            daemon = self.start()
+            self.wait_ready()
+            daemon.send_signal(number)
+            self.assertEqual(daemon.wait(timeout=10), 0)
+            self.assertFalse(os.path.exists(self.socket))
+            self.assertEqual(self.commctl("status").returncode, 3)
+
+    def test_a_stale_socket_is_replaced_a_live_one_is_not(self):
+        daemon = self.start()
+        self.wait_ready()
+        second = self.start()
+        self.assertNotEqual(second.wait(timeout=10), 0)
+        self.assertIn(self.socket, second.stderr.read())
+        self.assertEqual(self.commctl("status").returncode, 0)
+        daemon.kill()
+        daemon.wait()
+        self.assertTrue(os.path.exists(self.socket))
+        self.start()
+        self.wait_ready()
+
+    def test_notifications(self):
+        path = str(pathlib.Path(self.folder.name) / "notify")
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notify:
+            notify.bind(path)
+            notify.settimeout(10)
+            daemon = self.start({"NOTIFY_SOCKET": path, "WATCHDOG_USEC": "400000"})
+            said = ""
+            while "READY=1" not in said:
+                said += notify.recv(4096).decode() + "\n"
+            while said.count("WATCHDOG=1") < 3:
+                said += notify.recv(4096).decode() + "\n"
+            daemon.terminate()
+            while "STOPPING=1" not in said:
+                said += notify.recv(4096).decode() + "\n"
+            self.assertEqual(daemon.wait(timeout=10), 0)
+
+    def test_socket_activation(self):
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+            listener.bind(self.socket)
+            listener.listen(8)
+            # The shell's pid is the daemon's: it becomes it.
+            command = 'exec 3<&%d; LISTEN_PID=$$ LISTEN_FDS=1 exec "%s" --standalone --socket "%s"' % (listener.fileno(), COMMD, self.socket)
+            daemon = subprocess.Popen(["bash", "-c", command], pass_fds=[listener.fileno()], stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            self.processes.append(daemon)
+            self.wait_ready()
+            daemon.terminate()
+            self.assertEqual(daemon.wait(timeout=10), 0)
+            self.assertTrue(os.path.exists(self.socket))  # systemd's, not the daemon's
+
+
+class Nodes(unittest.TestCase):
+    def rank(self, cluster, node, rank, size, name="surface", turns=1):
+        return cluster.client(node, BUILD / "tests/system/surface", name, rank, size, turns)
+
+    def assert_works(self, cluster, layout, name):
+        for process in [self.rank(cluster, node, rank, len(layout), name) for rank, node in enumerate(layout)]:
+            output, errors = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 0, errors)
+
+    def test_killed_restarted_and_killed_again(self):
+        with Cluster("ab") as cluster:
+            for turn in range(3):
+                self.assert_works(cluster, "ab", f"life-{turn}")
+                cluster.daemons["b"].kill()
+                cluster.daemons["b"].wait()
+                cluster.wait(lambda: cluster.commctl("a", "status").returncode == 5, "node a sees that b is gone", 5)
+                cluster.start("b")
+                cluster.wait_ready()
+            self.assert_works(cluster, "aab", "after-all")
+
+    def test_a_frozen_node_is_noticed_and_comes_back(self):
+        with Cluster("ab") as cluster:
+            cluster.daemons["b"].send_signal(signal.SIGSTOP)
+            cluster.wait(lambda: cluster.commctl("a", "status").returncode == 5, "node a sees that b is frozen", 6)
+            cluster.daemons["b"].send_signal(signal.SIGCONT)
+            cluster.wait_ready()
+            self.assert_works(cluster, "ab", "thawed")
+
+    def test_idle(self):
+        """Heartbeats for a while cost next to nothing, and stand in nobody's way."""
+        with Cluster("ab") as cluster:
+            time.sleep(2)
+            before = cpu_seconds(cluster.daemons["a"].pid)
+            time.sleep(6)
+            used = cpu_seconds(cluster.daemons["a"].pid) - before
+            self.assertLess(used, 0.12)  # 2 % of a core
+            self.assertLess(cluster.json("a", "status")["resident_bytes"], 64 << 20)
+            self.assert_works(cluster, "ab", "awake")
+
+    def test_reload(self):
+        with Cluster("ab") as cluster:
+            good = cluster.config_path("a").read_text()
+            cluster.config_path("a").write_text(good + 'log_level = "debug";\n')
+            cluster.daemons["a"].send_signal(signal.SIGHUP)
+            cluster.wait(lambda: any(row["key"] == "log_level" and row["value"] == "debug" for row in cluster.json("a", "config", "show")["settings"]), "reloaded")
+            cluster.config_path("a").write_text(good + "nonsense;\n")
+            cluster.daemons["a"].send_signal(signal.SIGHUP)
+            cluster.wait(lambda: "nonsense" in cluster.log("a") or "syntax error" in cluster.log("a"), "the log says what is wrong")
+            self.assertEqual(cluster.commctl("a", "status").returncode, 0)
+            self.assert_works(cluster, "ab", "reloaded")
+
+    def test_drain(self):
+        """Operations under way end, new communicators are refused."""
+        with Cluster("ab") as cluster:
+            ranks = [self.rank(cluster, node, rank, 2, "draining", 4) for rank, node in enumerate("ab")]
+            cluster.wait(lambda: cluster.json("a", "status")["comms_formed"] == 1, "formed")
+            cluster.daemons["a"].terminate()
+            self.assertEqual(cluster.daemons["a"].wait(timeout=30), 0)
+            for process in ranks:
+                process.communicate(timeout=60)  # ended, well or with words, but ended
+
+    def test_commctl(self):
+        with Cluster("ab") as cluster:
+            for arguments in ([], ["status"], ["nodes"], ["comms"], ["clients"], ["ops"], ["config", "show"], ["version"], ["help"], ["algorithms"],
+                              ["algorithms", "-s", "1m", "all_reduce"], ["ping", "-n", "1", "b"]):
+                text = cluster.commctl("a", *arguments)
+                self.assertEqual(text.returncode, 0, f"{arguments}: {text.stderr}")
+                self.assertTrue(text.stdout.strip(), arguments)
+                if arguments and arguments[0] != "help":
+                    self.assertIn("schema_version", cluster.json("a", *arguments), arguments)
+            nodes = {row["name"]: row for row in cluster.json("a", "nodes")["nodes"]}
+            self.assertEqual(nodes["b"]["state"], "up")
+            for arguments, code in ((["frobnicate"], 2), (["nodes", "x"], 2), (["ping"], 2), (["ping", "-n", "1", "nowhere"], 4), (["algorithms", "-s", "huge"], 2),
+                                    (["algorithms", "dance"], 4), (["plan", "-n", "0"], 2), (["plan", "dance"], 4)):
+                result = cluster.commctl("a", *arguments)
+                self.assertEqual(result.returncode, code, f"{arguments}: {result.stdout}{result.stderr}")
+                self.assertTrue(result.stderr.strip(), arguments)
+            plot = cluster.folder / "plan.svg"
+            self.assertEqual(cluster.commctl("a", "plan", "-n", "1000", "--svg", plot).returncode, 0)
+            self.assertIn("</svg>", plot.read_text())
+            watch = subprocess.Popen([str(COMMCTL), "--socket", cluster.socket("a"), "--watch=0.1", "status"], stdout=subprocess.PIPE, text=True)
+            time.sleep(1)
+            watch.send_signal(signal.SIGINT)
+            self.assertGreater(watch.communicate(timeout=5)[0].count("uptime"), 3)
+
+
+if __name__ == "__main__":
+    unittest.main()

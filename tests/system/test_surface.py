@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Everything that the library offers, between real daemons."""
+import os
 import unittest
 
 from cluster import BUILD, Cluster
@@ -26,6 +27,21 @@ class Surface(unittest.TestCase):
 
     def test_three_nodes_of_seven_ranks_interleaved(self):
         self.check("cbcabca")
+
+    def test_many_at_once(self):
+        """Eight programs of three processes each, interleaved on three nodes; afterwards the daemons have given everything back."""
+        with Cluster("abc") as cluster:
+            pids = [cluster.daemons[node].pid for node in "abc"]
+            before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+            ranks = [(name, rank, cluster.client(node, BUILD / "tests/system/surface", f"many-{name}", rank, 3, 4))
+                     for name in range(8) for rank, node in enumerate(("abc", "bca", "aab", "cbb")[name % 4])]
+            for name, rank, process in ranks:
+                output, errors = process.communicate(timeout=240)
+                self.assertEqual(process.returncode, 0, f"program {name}, rank {rank}: {errors}")
+            cluster.wait(lambda: [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids] == before, "descriptors are given back")
+            for node in "abc":
+                status = cluster.json(node, "status")
+                self.assertEqual((status["clients"], status["comms_formed"], status["memory_registered_bytes"]), (1, 0, 0))
 
     def test_a_bad_link(self):
         """1 % of loss and 20 ms between two of three nodes."""

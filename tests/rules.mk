@@ -44,7 +44,7 @@ test-unit: $(UNIT_TESTS) $(FUZZ_TARGETS) ## run the unit tests and replay the fu
 test-sim: $(SIM_TESTS) ## run whole clusters in memory
 	@$(run_tests) $^
 check-sim: $(BUILD)/tests/sim/test_property ## draw 100,000 operations at random and run them in memory (minutes)
-	@COMMD_CASES=$${COMMD_CASES:-100000} COMMD_TEST_TIMEOUT_S=7200 $(run_tests) $<
+	@export COMMD_CASES=$${COMMD_CASES:-100000} COMMD_TEST_TIMEOUT_S=7200; $(run_tests) $<
 test-system: all $(SYSTEM_PROGRAMS) ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
 test-memory: $(MEMORY_TESTS)

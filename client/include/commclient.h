@@ -253,7 +253,9 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
 enum comm_compression {
     COMM_COMPRESSION_NONE = 0,
     COMM_COMPRESSION_BF16 = 1, /* half the bytes; relative error of a contribution at most 2^-8 */
-    COMM_COMPRESSION_F8 = 2,   /* a quarter: e4m3, scaled by the largest magnitude of each 256 elements */
+    /* A quarter: e4m3. Error of a contribution x at most max(2^-4 |x|, 2^-17 M), M the largest of 256
+       elements. */
+    COMM_COMPRESSION_F8 = 2,
     COMM_COMPRESSION_TOP_K = 3 /* the largest of each 1,024 elements alone, as f32 */
 };
 

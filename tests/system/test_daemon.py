@@ -226,7 +226,9 @@ class Nodes(unittest.TestCase):
             plot = cluster.folder / "plan.svg"
             self.assertEqual(cluster.commctl("a", "plan", "-n", "1000", "--svg", plot).returncode, 0)
             self.assertIn("</svg>", plot.read_text())
-            watch = subprocess.Popen([str(COMMCTL), "--socket", cluster.socket("a"), "--watch=0.1", "status"], stdout=subprocess.PIPE, text=True)
+            watch = subprocess.Popen([str(COMMCTL), "--socket", cluster.socket("a"), "--watch=0.1", "status"],
+                                     stdout=subprocess.PIPE, text=True,
+                                     preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))  # a job in the background ignores it
             time.sleep(1)
             watch.send_signal(signal.SIGINT)
             self.assertGreater(watch.communicate(timeout=5)[0].count("uptime"), 3)

@@ -19,6 +19,7 @@
 #include "daemon/net/mem.h"
 #include "daemon/net/quic.h"
 #include "daemon/req/req.h"
+#include "daemon/workers.h"
 #include "proto/version.h"
 
 struct daemon {
@@ -29,6 +30,8 @@ struct daemon {
     struct net *net;
     struct mesh *mesh;
     struct exec *exec;
+    struct workers *workers;
+    uint32_t rail_count, thread_count;
     struct req *req;
     struct api *api;
     struct loop_timer *tick;
@@ -67,6 +70,7 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
 {
     uint64_t deadline_ns = time_min(mesh_next_deadline_ns(daemon->mesh), req_next_deadline_ns(daemon->req));
     deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(daemon->exec));
+    deadline_ns = time_min(deadline_ns, workers_next_deadline_ns(daemon->workers));
     if (daemon->loopback != NULL) {
         deadline_ns = time_min(deadline_ns, mem_network_next_ns(daemon->loopback));
     }
@@ -84,6 +88,7 @@ static void daemon_tick(void *context, uint64_t now_ns)
     }
     mesh_tick(daemon->mesh, now_ns);
     exec_tick(daemon->exec, now_ns);
+    workers_tick(daemon->workers, now_ns);
     req_tick(daemon->req, now_ns);
     if (daemon->draining && (req_idle(daemon->req) || now_ns >= daemon->drain_deadline_ns)) {
         daemon->stopping = true;
@@ -132,6 +137,14 @@ static void daemon_set_log_level(const struct conf *conf)
     }
 }
 
+static enum status daemon_add_node(struct daemon *daemon, const struct conf_node *node, struct error *error)
+{
+    uint32_t index;
+    enum status status = mesh_add_node(daemon->mesh, node->name, node->address, &index, error);
+    return status == STATUS_OK ? workers_add_node(daemon->workers, index, node->name, node->address, error)
+                               : status;
+}
+
 /* Nodes that a new configuration has and the mesh does not; nodes that it no longer has stay until a restart.
  */
 static void daemon_add_nodes(struct daemon *daemon, const struct conf *conf)
@@ -140,8 +153,7 @@ static void daemon_add_nodes(struct daemon *daemon, const struct conf *conf)
         uint32_t node;
         struct error error;
         if (!mesh_find_node(daemon->mesh, conf->nodes[i].name, &node) &&
-            mesh_add_node(daemon->mesh, conf->nodes[i].name, conf->nodes[i].address, &node, &error) !=
-                STATUS_OK) {
+            daemon_add_node(daemon, &conf->nodes[i], &error) != STATUS_OK) {
             log_error("reload: %s", error.text);
         }
     }
@@ -171,6 +183,7 @@ static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
     if (!daemon->conf->standalone && net_quic_reload(daemon->net, &error) != STATUS_OK) {
         log_error("reload: %s; the certificates stay as they were", error.text);
     }
+    workers_reload(daemon->workers);
     conf_free(daemon->conf);
     daemon->conf = conf;
     log_info("reload: done");
@@ -190,6 +203,21 @@ static void daemon_visit_settings(void *context, api_setting_function *visit, vo
     conf_visit(daemon->conf, visit, visit_context);
 }
 
+static struct quic_options daemon_quic_options(const struct conf *conf)
+{
+    return (struct quic_options){.node_name = conf->node_name,
+                                 .bind_address = conf->listen,
+                                 .certificate_path = conf->certificate,
+                                 .key_path = conf->key,
+                                 .authority_path = conf->authority,
+                                 .revocation_path =
+                                     conf->revocation_list[0] != '\0' ? conf->revocation_list : NULL,
+                                 .datagram_max_bytes = (uint32_t)conf->datagram_bytes,
+                                 .socket_buffer_bytes = (uint32_t)conf->socket_buffer_bytes,
+                                 .handshake_timeout_ns = conf->handshake_timeout_ms * TIME_MS,
+                                 .idle_timeout_ns = 30 * TIME_S};
+}
+
 static enum status daemon_make_net(struct daemon *daemon, struct error *error)
 {
     const struct conf *conf = daemon->conf;
@@ -199,17 +227,7 @@ static enum status daemon_make_net(struct daemon *daemon, struct error *error)
         return status == STATUS_OK ? mem_network_add(daemon->loopback, conf->node_name, &daemon->net, error)
                                    : status;
     }
-    struct quic_options options = {.node_name = conf->node_name,
-                                   .bind_address = conf->listen,
-                                   .certificate_path = conf->certificate,
-                                   .key_path = conf->key,
-                                   .authority_path = conf->authority,
-                                   .revocation_path =
-                                       conf->revocation_list[0] != '\0' ? conf->revocation_list : NULL,
-                                   .datagram_max_bytes = (uint32_t)conf->datagram_bytes,
-                                   .socket_buffer_bytes = (uint32_t)conf->socket_buffer_bytes,
-                                   .handshake_timeout_ns = conf->handshake_timeout_ms * TIME_MS,
-                                   .idle_timeout_ns = 30 * TIME_S};
+    struct quic_options options = daemon_quic_options(conf);
     return net_quic_new(daemon->loop, &options, &daemon->net, error);
 }
 
@@ -233,11 +251,41 @@ static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
     }
     options.instance |= 1; /* never 0 */
     options.seed = options.instance;
-    status = mesh_new(daemon->net, &options, &daemon->mesh, error);
+    return mesh_new(daemon->net, &options, &daemon->mesh, error);
+}
+
+/* Several nodes of one machine may have neighbouring ports: there, a rail more is asked for by name. */
+static bool is_loopback(const char *address)
+{
+    return strncmp(address, "127.", 4) == 0 || strncmp(address, "[::1]", 5) == 0 ||
+           strncmp(address, "localhost", 9) == 0;
+}
+
+static enum status daemon_make_workers(struct daemon *daemon, struct error *error)
+{
+    const struct conf *conf = daemon->conf;
+    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    struct quic_options quic = daemon_quic_options(conf);
+    uint32_t rails = is_loopback(conf->listen) ? 1 : workers_rails_default(processors);
+    uint32_t threads = workers_threads_default(processors);
+    rails = conf->rails != 0 ? (uint32_t)conf->rails : rails;
+    rails = conf->standalone ? 1 : rails;
+    threads = conf->worker_threads != 0 ? (uint32_t)conf->worker_threads : threads;
+    threads = threads < rails ? rails : threads;
+    struct workers_options options = {.loop = daemon->loop,
+                                      .exec = daemon->exec,
+                                      .thread_count = threads,
+                                      .rail_count = rails,
+                                      .quic = conf->standalone ? NULL : &quic,
+                                      .node_name = conf->node_name,
+                                      .reconnect_min_ns = conf->reconnect_min_ms * TIME_MS,
+                                      .reconnect_max_ns = conf->reconnect_max_ms * TIME_MS};
+    enum status status = workers_new(&options, &daemon->workers, error);
     for (size_t i = 0; i < conf->node_count && status == STATUS_OK; i++) {
-        uint32_t node;
-        status = mesh_add_node(daemon->mesh, conf->nodes[i].name, conf->nodes[i].address, &node, error);
+        status = daemon_add_node(daemon, &conf->nodes[i], error);
     }
+    daemon->rail_count = rails;
+    daemon->thread_count = threads;
     return status;
 }
 
@@ -303,7 +351,11 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     if (status == STATUS_OK) {
         status = exec_new(daemon->net, daemon_wake_exec, daemon, &daemon->exec, error);
     }
-    struct req_options req_options = {.mesh = daemon->mesh,
+    if (status == STATUS_OK) {
+        status = daemon_make_workers(daemon, error);
+    }
+    struct req_options req_options = {.rail_count = daemon->rail_count,
+                                      .mesh = daemon->mesh,
                                       .exec = daemon->exec,
                                       .slice_bytes = status == STATUS_OK ? daemon->conf->slice_bytes : 0,
                                       .algorithms = status == STATUS_OK ? daemon->conf->algorithms : ""};
@@ -331,6 +383,7 @@ static void daemon_free(struct daemon *daemon)
     }
     api_free(daemon->api);
     req_free(daemon->req);
+    workers_free(daemon->workers);
     exec_free(daemon->exec);
     mesh_free(daemon->mesh);
     net_free(daemon->net);
@@ -344,15 +397,18 @@ static void daemon_free(struct daemon *daemon)
 static enum status daemon_loop(struct daemon *daemon, struct error *error)
 {
     const struct conf *conf = daemon->conf;
-    log_info("commd %s: node %s ready on %s%s%s, %zu other nodes, reductions: %s", COMMD_VERSION_TEXT,
-             conf->node_name, conf->socket_path, conf->standalone ? "" : " and udp ",
-             conf->standalone ? "" : conf->listen, conf->node_count, dev_reduce_level_text());
+    log_info(
+        "commd %s: node %s ready on %s%s%s, %zu other nodes, %u threads, %u of them rails, reductions: %s",
+        COMMD_VERSION_TEXT, conf->node_name, conf->socket_path, conf->standalone ? "" : " and udp ",
+        conf->standalone ? "" : conf->listen, conf->node_count, daemon->thread_count, daemon->rail_count,
+        dev_reduce_level_text());
     sd_notifyf(0, "READY=1\nSTATUS=Node %s\nMAINPID=%d", conf->node_name, (int)getpid());
     enum status status = STATUS_OK;
     while (status == STATUS_OK && !daemon->stopping) {
         /* Any turn may have moved a deadline: all are looked at before the next wait. */
+        (void)workers_run(daemon->workers, loop_now_ns());
         daemon_arm(daemon, loop_now_ns());
-        status = loop_run_once(daemon->loop, TURN_MAX_MS, error);
+        status = loop_run_once(daemon->loop, workers_sleep(daemon->workers) ? TURN_MAX_MS : 0, error);
     }
     return status;
 }

@@ -68,6 +68,8 @@ static const struct setting schema[] = {
     NUMBER(probe_interval_ms, 1000, 0, 3600000, false),
     TEXT(algorithms, SETTING_TEXT, "", false),
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
+    NUMBER(rails, 0, 0, 16, false),
+    NUMBER(worker_threads, 0, 0, 16, false),
     NUMBER(datagram_bytes, 0, 0, 65527, false),
     NUMBER(socket_buffer_bytes, 0, 0, 1u << 30, false),
     NUMBER(drain_timeout_ms, 10000, 0, 600000, true),

@@ -44,6 +44,8 @@ struct conf {
     uint64_t handshake_timeout_ms;
     uint64_t probe_interval_ms;
     uint64_t slice_bytes;
+    uint64_t rails;          /* 0: by the number of processors */
+    uint64_t worker_threads; /* likewise */
     char *algorithms;
     uint64_t datagram_bytes;
     uint64_t socket_buffer_bytes;

@@ -45,6 +45,7 @@ struct exec_comm;
     16384 /* payloads up to this are copied on send, and need no acknowledgement to end an operation */
 #define EXEC_CANCELLED_MAX 512
 #define EXEC_SLICE_BYTES_DEFAULT (1u << 20)
+#define EXEC_LOCAL_SLICE_BYTES (256u << 10) /* of communicators on one node: in the cache of a core */
 
 /* Called when the exec has work: exec_run is wanted soon (the daemon posts a task, a simulation loops). */
 typedef void exec_wake_function(void *context);
@@ -86,7 +87,8 @@ struct exec_comm_options {
      */
     void (*disagreed)(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns);
     void *context;
-    struct coll_network network;            /* agreed by all nodes: what algorithms are chosen by */
+    uint32_t rail_count;         /* agreed by all nodes; 0 and 1: the exec's own alone. On one node ignored */
+    struct coll_network network; /* agreed by all nodes: what algorithms are chosen by */
     const struct coll_overrides *overrides; /* agreed by all nodes; null for none. Outlive the exec_comm */
 };
 enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,

@@ -92,6 +92,12 @@ static void comm_order(struct exec_comm *comm)
 enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,
                           struct error *error)
 {
+    return comm_new_part(exec, options, 0, 1, out, error);
+}
+
+enum status comm_new_part(struct exec *exec, const struct exec_comm_options *options, uint32_t share_index,
+                          uint32_t share_count, struct exec_comm **out, struct error *error)
+{
     struct exec_comm *comm = calloc(1, sizeof *comm);
     if (comm == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
@@ -100,6 +106,11 @@ enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *opt
     comm->options = *options;
     comm->comm_id = options->comm_id;
     comm->last_op = &comm->first_op;
+    comm->share_index = share_index;
+    comm->share_count = options->node_count == 1 ? 1 : share_count;
+    if (options->node_count == 1 && options->slice_bytes > EXEC_LOCAL_SLICE_BYTES) {
+        comm->options.slice_bytes = EXEC_LOCAL_SLICE_BYTES;
+    }
     if (!comm_allocate(comm) || !messages_new(comm)) {
         comm_release(comm);
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
@@ -108,6 +119,11 @@ enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *opt
     memcpy(comm->node_of_rank, options->node_of_rank, options->size * sizeof *comm->node_of_rank);
     comm->options.node_of_rank = comm->node_of_rank;
     comm_order(comm);
+    enum status status = shared_new(comm, error);
+    if (status != STATUS_OK) {
+        comm_release(comm);
+        return status;
+    }
     HASH_ADD(hh, exec->comms, comm_id, sizeof comm->comm_id, comm);
     receive_claim_parked(comm);
     message_streams_claim(comm);
@@ -130,6 +146,13 @@ void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t 
 enum status exec_submit(struct exec_comm *comm, const struct exec_call *call, struct error *error)
 {
     struct exec_op *op = NULL;
+    return comm_queue_op(comm, call, &op, error);
+}
+
+enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
+                          struct error *error)
+{
+    struct exec_op *op = NULL;
     if (comm->failed || comm->aborted) {
         return error_set(error, comm->cause.status, "%s", comm->cause.text);
     }
@@ -144,6 +167,7 @@ enum status exec_submit(struct exec_comm *comm, const struct exec_call *call, st
     *comm->last_op = op;
     comm->last_op = &op->next;
     comm->op_count++;
+    *out = op;
     exec_wake(comm->exec);
     return STATUS_OK;
 }
@@ -157,6 +181,7 @@ static void comm_finish_first(struct exec_comm *comm, const struct error *result
     }
     comm->op_count--;
     struct exec_call call = op->call;
+    spread_release(op);
     op_free(op);
     call.done(call.context, result, now_ns);
 }
@@ -191,6 +216,7 @@ void exec_cancel(struct exec_comm *comm, uint64_t seq, const struct error *cause
         }
     }
     receive_drop(comm, seq);
+    shared_cancel(comm, seq, cause);
     exec_wake(comm->exec);
 }
 
@@ -201,36 +227,57 @@ static bool lane_is_free(const struct exec_lane *lane)
     return lane->state == LANE_IDLE && lane->unacknowledged == 0;
 }
 
-/* Without other nodes: one slice after the other, one a step. Returns whether more can be done at once. */
+static bool slice_alone(struct exec_comm *comm, struct exec_op *op, uint64_t slice, uint64_t now_ns)
+{
+    struct error error;
+    if (lane_start(&comm->lanes[0], op, slice, &error) != STATUS_OK) {
+        exec_comm_fail(comm, &error, now_ns);
+        return false;
+    }
+    lane_advance(&comm->lanes[0], now_ns);
+    return true;
+}
+
+/* Without other nodes: one slice after the other, a few a step. Returns whether more can be done at once. */
 static bool comm_step_alone(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
-    struct error error;
     if (!op->local_done) {
         (void)stage_local_step(comm, op);
         return true;
     }
     if (op->call.kind == OP_KIND_ALL_TO_ALL) {
-        op->slices_done = op->slice_count;
-    } else if (lane_start(&comm->lanes[0], op, op->next_slice, &error) != STATUS_OK) {
-        exec_comm_fail(comm, &error, now_ns);
+        op->slices_done = op->own_slices;
         return false;
-    } else {
-        op->next_slice++;
-        lane_advance(&comm->lanes[0], now_ns);
     }
-    return op->slices_done < op->slice_count;
+    for (int i = 0; i < EXEC_LOCAL_STEP_SLICES && op->slices_done < op->own_slices; i++) {
+        uint64_t slice = op->next_slice;
+        if (op->claims != NULL && !spread_claim(op, &slice)) {
+            op->slices_done = op->own_slices;
+            return false;
+        }
+        if (!slice_alone(comm, op, slice, now_ns)) {
+            return false;
+        }
+        op->next_slice++;
+        if (op->claims != NULL) {
+            spread_claim_done(comm, op);
+        }
+    }
+    return op->slices_done < op->own_slices;
 }
 
 static bool comm_start_slice(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
-    struct exec_lane *lane = &comm->lanes[op->next_slice % EXEC_LANES_MAX];
+    struct exec_lane *lane = &comm->lanes[op->next_slice / comm->share_count % EXEC_LANES_MAX];
     struct error error;
-    if (op->next_slice == op->slice_count || !lane_is_free(lane)) {
+    if (op->next_slice >= op->slice_count || !lane_is_free(lane)) {
         return false;
     }
-    if (lane_start(lane, op, op->next_slice++, &error) != STATUS_OK) {
+    uint64_t slice = op->next_slice;
+    op->next_slice += comm->share_count;
+    if (lane_start(lane, op, slice, &error) != STATUS_OK) {
         exec_comm_fail(comm, &error, now_ns);
         return false;
     }
@@ -276,9 +323,13 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
     struct error error;
-    enum status status = op_begin(comm, op, &error);
+    enum spread_state spread = spread_begin(comm, op, &error);
+    if (spread == SPREAD_WAITS) {
+        return false;
+    }
+    bool begun = spread != SPREAD_FAILED && op_begin(comm, op, &error) == STATUS_OK;
     comm->last_seq = op->call.seq;
-    if (status != STATUS_OK) {
+    if (!begun) {
         exec_comm_fail(comm, &error, now_ns);
         return false;
     }
@@ -287,7 +338,8 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
     }
     if (op->total_elements == 0 && op->agrees && !op->call.has_layouts &&
         op->call.kind != OP_KIND_ALL_TO_ALL) {
-        op->slices_done = op->next_slice = op->slice_count; /* nothing but to agree on that */
+        op->slices_done = op->own_slices; /* nothing but to agree on that */
+        op->next_slice = op->slice_count;
     }
     receive_resume(comm);
     return !comm->failed;
@@ -301,8 +353,8 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
         return false;
     }
     if (comm->aborted || op->cancelled) {
-        if (op->unacknowledged > 0) {
-            return false; /* the network still holds its buffers */
+        if (op->unacknowledged > 0 || !spread_is_done(op, true)) {
+            return false; /* the network, or another thread, still holds its buffers */
         }
         struct error cause = comm->aborted ? comm->cause : op->result;
         bool more = op->next != NULL;
@@ -314,14 +366,16 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
         return false;
     }
     bool more = comm->options.node_count == 1 ? comm_step_alone(comm, now_ns) : comm_step_lanes(comm, now_ns);
-    if (!comm->failed && op->agrees && !op->agreeing && op->slices_done == op->slice_count) {
+    if (!comm->failed && op->agrees && !op->agreeing && op->slices_done == op->own_slices) {
         comm_agree(comm, now_ns); /* whether sizes agree is known only now */
         receive_resume(comm);
     }
-    if (!comm->failed && op->slices_done == op->slice_count && op->local_done && op->agrees == op->agreed &&
-        op->unacknowledged == 0) {
+    if (!comm->failed && op->slices_done == op->own_slices && op->local_done && op->agrees == op->agreed &&
+        op->unacknowledged == 0 && spread_is_done(op, false)) {
+        struct error result = fine;
+        spread_result(op, &result);
         more = op->next != NULL;
-        comm_finish_first(comm, &fine, now_ns);
+        comm_finish_first(comm, &result, now_ns);
     }
     return more;
 }
@@ -348,6 +402,7 @@ void exec_comm_abort(struct exec_comm *comm, const struct error *cause, uint64_t
     }
     receive_detach(comm);
     messages_abort(comm);
+    shared_abort(comm, cause);
     exec_wake(comm->exec);
 }
 
@@ -358,9 +413,14 @@ bool exec_comm_idle(const struct exec_comm *comm)
 
 void exec_comm_free(struct exec_comm *comm)
 {
-    if (comm == NULL) {
-        return;
+    if (comm != NULL) {
+        shared_leave(comm);
+        comm_free_now(comm);
     }
+}
+
+void comm_free_now(struct exec_comm *comm)
+{
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
         lane_reset_streams(&comm->lanes[i], false);
     }
@@ -377,6 +437,7 @@ void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t si
 {
     text[0] = '\0';
     if (comm->first_op == NULL || !comm->first_op->begun) {
+        spread_describe(comm, comm->first_op, text, size);
         return;
     }
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
@@ -397,7 +458,9 @@ void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t si
     if (comm->first_op->unacknowledged > 0) {
         (void)snprintf(text, size, "%llu sends are not acknowledged yet",
                        (unsigned long long)comm->first_op->unacknowledged);
+        return;
     }
+    spread_describe(comm, comm->first_op, text, size);
 }
 
 uint32_t exec_comm_waiting_for(const struct exec_comm *comm, uint32_t *nodes, uint32_t max)

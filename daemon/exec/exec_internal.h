@@ -1,6 +1,8 @@
 #ifndef DAEMON_EXEC_EXEC_INTERNAL_H
 #define DAEMON_EXEC_EXEC_INTERNAL_H
 
+#include <stdatomic.h>
+
 #include <uthash.h>
 
 #include "daemon/coll/slice.h"
@@ -15,9 +17,18 @@
 #define EXEC_MESSAGE_MAX_BYTES (UINT64_C(256) << 20) /* a larger transfer goes in several messages */
 #define EXEC_SEND_PIECES_MAX 16                      /* a send of more pieces is gathered first */
 #define EXEC_LOCAL_STEP_BYTES (UINT64_C(4) << 20)    /* copied between ranks before others have their turn */
+#define EXEC_LOCAL_STEP_SLICES 4                     /* likewise, of a communicator on one node */
 #define EXEC_PARKED_NS (60ull * 1000000000ull)
 
 struct exec_incoming;
+struct exec_spread;
+struct exec_shared;
+
+/* Slices of an operation within one node, taken by whoever of the threads is free. */
+struct exec_claims {
+    _Atomic uint64_t next;
+    _Atomic uint64_t left; /* not done yet */
+};
 
 /* One operation, queued or running. */
 struct exec_op {
@@ -37,8 +48,12 @@ struct exec_op {
     uint64_t total_elements; /* of the whole vector */
     bool blocks_are_equal;
     uint64_t slice_count;
+    uint64_t own_slices; /* of them, this exec's: all of them without rails */
     uint64_t next_slice;
     uint64_t slices_done;
+    struct exec_spread *spread; /* it runs on several rails */
+    struct exec_claims *claims; /* and on one node alone: slices are taken by whoever is free */
+    struct exec_spread *claims_spread;
     bool agrees;   /* the agreement lane has to come to its end too */
     bool agreeing; /* it has begun */
     bool agreed;
@@ -152,6 +167,11 @@ struct exec_messages {
 
 struct exec_comm {
     struct exec *exec;
+    struct exec_shared *shared; /* null without rails */
+    uint32_t share_index; /* the rail that this is: slices with this number modulo share_count are its */
+    uint32_t share_count;
+    struct exec_comm *leaving_next; /* of a rail's exec */
+    void *left_context;
     struct exec_messages messages;
     uint64_t comm_id;
     struct exec_comm_options options;
@@ -182,6 +202,8 @@ struct exec_comm {
 
 struct exec {
     struct net *net;
+    struct rails *rails;       /* other threads that share the work of this one; null without */
+    struct exec_comm *leaving; /* of a rail: to be freed when idle */
     exec_wake_function *wake;
     void *wake_context;
     struct exec_comm *comms;
@@ -213,7 +235,33 @@ struct exec_incoming {
     uint64_t expires_ns; /* while parked */
 };
 
+/* spread.c: one operation on several rails. */
+enum spread_state { SPREAD_NOT, SPREAD_WAITS, SPREAD_BEGUN, SPREAD_FAILED };
+/* Called until it is not SPREAD_WAITS, which is while a rail has no connection yet. */
+enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struct error *error);
+/* Whether other rails are done with it; given up: also with its buffers. */
+bool spread_is_done(const struct exec_op *op, bool given_up);
+void spread_result(const struct exec_op *op, struct error *result);
+/* The operation is over here; parts of it may still be on their way. */
+void spread_release(struct exec_op *op);
+void spread_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size);
+/* Takes the next slice of a local operation. False: there is none left. */
+bool spread_claim(struct exec_op *op, uint64_t *slice);
+void spread_claim_done(struct exec_comm *comm, struct exec_op *op);
+enum status shared_new(struct exec_comm *comm, struct error *error) COMM_MUST_USE;
+void shared_cancel(struct exec_comm *comm, uint64_t seq, const struct error *cause);
+void shared_abort(struct exec_comm *comm, const struct error *cause);
+void shared_leave(struct exec_comm *comm);
+/* On a rail: it is idle, and nobody asks for it any more. */
+void shared_left(struct exec_comm *comm);
+
 /* exec_comm.c */
+void comm_free_now(struct exec_comm *comm);
+/* A rail's share of a communicator. */
+enum status comm_new_part(struct exec *exec, const struct exec_comm_options *options, uint32_t share_index,
+                          uint32_t share_count, struct exec_comm **out, struct error *error) COMM_MUST_USE;
+enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
+                          struct error *error) COMM_MUST_USE;
 void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
 void exec_wake(struct exec *exec);
@@ -223,6 +271,8 @@ bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq);
 enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
                    struct error *error) COMM_MUST_USE;
 void op_free(struct exec_op *op);
+/* What of it is a pure function of the call: root, size, slices. */
+enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 /* Chooses algorithm and slices. */
 enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 /* Elements of the block of the rank at `position` in node order, as far as this node knows. */

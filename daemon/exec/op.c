@@ -169,7 +169,15 @@ static bool blocks_are_equal(const struct exec_comm *comm, const struct exec_op 
     return !op->call.has_layouts;
 }
 
-enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error)
+/* Elements of a slice are a pure function of what all agree on; so is which rail has it. */
+static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_op *op)
+{
+    bool gathers = op->schedule_kind != op->call.kind;
+    uint64_t slice_bytes = comm->options.slice_bytes / (gathers ? comm->run_count : 1);
+    return slice_bytes > op->element_bytes ? slice_bytes : op->element_bytes;
+}
+
+enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     const struct exec_comm_options *options = &comm->options;
     enum op_kind kind = op->call.kind;
@@ -184,15 +192,28 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
     bool is_scan = kind == OP_KIND_SCAN || kind == OP_KIND_EXCLUSIVE_SCAN;
     bool gathers = is_scan && comm->run_count != options->node_count;
     op->schedule_kind = gathers ? OP_KIND_ALL_GATHER : kind;
-    uint64_t slice_bytes = options->slice_bytes / (gathers ? comm->run_count : 1);
-    slice_bytes = slice_bytes > op->element_bytes ? slice_bytes : op->element_bytes;
+    uint64_t slice_bytes = op_slice_bytes(comm, op);
     op->slice_count =
         op_is_sliced(op) ? coll_slice_count(op->total_elements, op->element_bytes, slice_bytes) : 1;
     if (op->slice_count >= EXEC_AGREEMENT_SLICE) {
         return error_set(error, STATUS_LIMIT, "\"%s\": more than %u slices of %llu bytes", options->name,
                          EXEC_AGREEMENT_SLICE - 1, (unsigned long long)slice_bytes);
     }
-    op->agrees = options->node_count > 1 && op_needs_agreement(op);
+    return STATUS_OK;
+}
+
+enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error)
+{
+    const struct exec_comm_options *options = &comm->options;
+    enum op_kind kind = op->call.kind;
+    enum status status = op_measure(comm, op, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    uint32_t first = comm->share_count == 1 ? 0 : comm->share_index;
+    op->own_slices = (op->slice_count + comm->share_count - 1 - first) / comm->share_count;
+    op->next_slice = first;
+    op->agrees = options->node_count > 1 && comm->share_index == 0 && op_needs_agreement(op);
     op->local_done = kind != OP_KIND_ALL_TO_ALL;
     uint64_t size_bytes = op->total_elements * op->element_bytes;
     if (kind == OP_KIND_ALL_TO_ALL && !op->call.has_layouts) {
@@ -205,7 +226,7 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         .root_node = op_kind_has_root(kind) ? op->root_node : 0,
         .size_bytes = op_sizes_are_private(op) ? 0 : size_bytes,
         .element_bytes = op->element_bytes,
-        .slice_bytes = slice_bytes,
+        .slice_bytes = op_slice_bytes(comm, op),
         .blocks_are_equal = op->blocks_are_equal,
     };
     if (op->call.compression != COMPRESSION_NONE) {

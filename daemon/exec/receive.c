@@ -110,11 +110,15 @@ static enum match match_lane(struct exec_incoming *incoming, struct exec_op *op,
 {
     const struct data_header *header = &incoming->header;
     bool agreement = header->slice == EXEC_AGREEMENT_SLICE;
-    if (agreement ? !op->agrees : header->slice >= op->slice_count) {
+    uint32_t share_count = incoming->comm->share_count;
+    if (agreement ? !op->agrees
+                  : header->slice >= op->slice_count ||
+                        header->slice % share_count != incoming->comm->share_index) {
         return set_fault(incoming, "a slice that the operation does not have", error);
     }
     struct exec_lane *lane =
-        &incoming->comm->lanes[agreement ? EXEC_AGREEMENT_LANE : header->slice % EXEC_LANES_MAX];
+        &incoming->comm
+             ->lanes[agreement ? EXEC_AGREEMENT_LANE : header->slice / share_count % EXEC_LANES_MAX];
     if (!agreement && header->slice >= op->next_slice) {
         return MATCH_WAIT;
     }
@@ -163,6 +167,10 @@ static enum match match(struct exec_incoming *incoming, uint64_t now_ns, struct 
     }
     bool running = op != NULL && op->begun;
     if (header->seq <= comm->last_seq && (!running || header->seq < op->call.seq)) {
+        if (comm->share_index > 0) {
+            return MATCH_WAIT; /* an operation of more slices than ours: the first rail hears of the
+                                  difference */
+        }
         return set_fault(incoming, "data of it although it is over", error);
     }
     if (!running || header->seq > op->call.seq) {

@@ -34,6 +34,13 @@ void net_disconnect(struct net *net, uint32_t peer, const struct error *cause)
     net->operations->disconnect(net, peer, cause);
 }
 
+void net_keep_alive(struct net *net, uint32_t peer, bool keep)
+{
+    if (net->operations->keep_alive != NULL) {
+        net->operations->keep_alive(net, peer, keep);
+    }
+}
+
 enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind,
                             struct net_stream **out, struct error *error)
 {

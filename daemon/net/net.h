@@ -105,6 +105,7 @@ struct net_operations {
                             struct error *error);
     enum status (*connect)(struct net *net, uint32_t peer, struct error *error);
     void (*disconnect)(struct net *net, uint32_t peer, const struct error *cause);
+    void (*keep_alive)(struct net *net, uint32_t peer, bool keep); /* null: connections stay anyway */
     enum status (*stream_open)(struct net *net, uint32_t peer, enum net_stream_kind kind,
                                struct net_stream **out, struct error *error);
     enum status (*stream_send)(struct net_stream *stream, const void *header, size_t header_bytes,
@@ -158,6 +159,12 @@ enum status net_connect(struct net *net, uint32_t peer, struct error *error) COM
 /* Drops the connection or attempt, telling the peer the cause's text. peer_down follows, not within this
  * call, if it was up. */
 void net_disconnect(struct net *net, uint32_t peer, const struct error *cause);
+
+/*
+ * Whether connections to the peer, this and later ones, are kept when nothing is sent on them; otherwise the
+ * transport drops them after its idle time-out. At first they are not: the mesh's heartbeats do that.
+ */
+void net_keep_alive(struct net *net, uint32_t peer, bool keep);
 
 /* UNREACHABLE when not connected; LIMIT when the peer allows no further stream. The first byte sent names the
  * kind. */

@@ -294,6 +294,15 @@ static enum status quic_connect(struct net *net, uint32_t index, struct error *e
     return STATUS_OK;
 }
 
+static void quic_keep_alive(struct net *net, uint32_t index, bool keep)
+{
+    struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    if (index < endpoint->peer_count) {
+        endpoint->peers[index]->keep_alive = keep;
+        quic_peer_keep_alive(endpoint->peers[index]);
+    }
+}
+
 static void quic_disconnect(struct net *net, uint32_t index, const struct error *cause)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
@@ -358,6 +367,7 @@ static const struct net_operations quic_operations = {
     .add_peer = quic_add_peer,
     .connect = quic_connect,
     .disconnect = quic_disconnect,
+    .keep_alive = quic_keep_alive,
     .stream_open = quic_stream_open,
     .stream_send = quic_stream_send,
     .stream_finish = quic_stream_finish,

@@ -233,6 +233,7 @@ struct quic_peer {
     struct quic_connection *dial; /* our attempt, until authenticated */
     struct quic_peer *dial_prev, *dial_next;
     bool dial_wanted; /* among the endpoint's */
+    bool keep_alive;
     uint64_t connected_count;
     struct net_peer_statistics past; /* of connections that are over */
 };
@@ -387,6 +388,7 @@ bool quic_cid_new(struct quic_connection *connection, ngtcp2_cid *out, size_t si
 /* Who is at the other end of a handshake that TLS has accepted. */
 enum status quic_peer_identify(struct quic_connection *connection, struct error *error) COMM_MUST_USE;
 /* What the connection's flags ask for: it becomes the peer's, or it ends. */
+void quic_peer_keep_alive(const struct quic_peer *peer);
 void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns);
 /* Ends streams and sends of a connection; handlers are told unless quiet. */
 void quic_peer_lose_streams(struct quic_connection *connection, const struct error *cause, bool quiet,

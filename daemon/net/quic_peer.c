@@ -138,6 +138,15 @@ static bool quic_peer_prefers_ours(const struct quic_connection *connection)
     return info.pkt_recv > 0;
 }
 
+/* Three probes in the time that a peer waits: two may be lost. */
+void quic_peer_keep_alive(const struct quic_peer *peer)
+{
+    if (peer->up != NULL && peer->up->transport != NULL) {
+        uint64_t every_ns = peer->up->endpoint->idle_timeout_ns / 3;
+        ngtcp2_conn_set_keep_alive_timeout(peer->up->transport, peer->keep_alive ? every_ns : UINT64_MAX);
+    }
+}
+
 static void quic_peer_up(struct quic_connection *connection, uint64_t now_ns)
 {
     struct quic_endpoint *endpoint = connection->endpoint;
@@ -167,6 +176,7 @@ static void quic_peer_up(struct quic_connection *connection, uint64_t now_ns)
     peer->up = connection;
     peer->connected_count++;
     connection->state = QUIC_STATE_UP;
+    quic_peer_keep_alive(peer);
     DL_FOREACH(connection->receivers, receiver)
     {
         receiver->resumed = true; /* what came before this */

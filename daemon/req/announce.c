@@ -285,6 +285,7 @@ static bool claim_store(struct req_comm *comm, struct req_claim *claim, const Co
     claim->comm_id = announce->comm_id;
     claim->latency_ns = announce->latency_ns;
     claim->bytes_per_s = announce->bytes_per_s;
+    claim->rails = announce->rails;
     return true;
 }
 

@@ -108,6 +108,7 @@ static void announcement_fill(const struct req_comm *comm, struct announcement *
     out->body.revision = comm->revision;
     out->body.latency_ns = comm->latency_ns;
     out->body.bytes_per_s = comm->bytes_per_s;
+    out->body.rails = comm->req->rail_count;
     out->body.comm_id = comm->comm_id;
     out->message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
     out->message.announce = &out->body;
@@ -424,6 +425,19 @@ static struct coll_network agreed_network(const struct req_comm *comm)
     return network;
 }
 
+static uint32_t agreed_rails(const struct req_comm *comm)
+{
+    uint32_t rails = comm->req->rail_count;
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        const struct req_claim *claim =
+            i == comm->own_index ? NULL : req_formation_claim(comm, comm->nodes[i].node);
+        if (claim != NULL && claim->rails < rails) {
+            rails = claim->rails;
+        }
+    }
+    return rails > 0 ? rails : 1;
+}
+
 static enum status make_exec(struct req_comm *comm, struct error *error)
 {
     comm->ops = calloc(REQ_PENDING_OPS_MAX, sizeof(struct req_comm_op *));
@@ -449,6 +463,7 @@ static enum status make_exec(struct req_comm *comm, struct error *error)
         .failed = on_exec_failed,
         .disagreed = req_dispute_found,
         .context = comm,
+        .rail_count = agreed_rails(comm),
         .network = agreed_network(comm),
         .overrides = &comm->terms.overrides,
     };

@@ -16,6 +16,7 @@ enum status req_new(const struct req_options *options, struct req **out, struct 
     }
     req->mesh = options->mesh;
     req->exec = options->exec;
+    req->rail_count = options->rail_count;
     (void)snprintf(req->algorithms, sizeof req->algorithms, "%s",
                    options->algorithms != NULL ? options->algorithms : "");
     req->slice_bytes = options->slice_bytes != 0 ? options->slice_bytes : EXEC_SLICE_BYTES_DEFAULT;

@@ -49,6 +49,7 @@ struct req_member; /* one local rank of one communicator */
 struct req_options {
     struct mesh *mesh;
     struct exec *exec;
+    uint32_t rail_count;    /* that the exec has between nodes; 0 and 1: its own alone */
     uint64_t seed_secure;   /* nonces: random per start */
     uint64_t slice_bytes;   /* default for communicators that do not say */
     const char *algorithms; /* likewise; "" or null for none. Copied */

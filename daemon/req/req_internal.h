@@ -57,6 +57,7 @@ struct req_claim {
     uint64_t revision;
     uint64_t comm_id;                 /* that it promised; 0 for none */
     uint64_t latency_ns, bytes_per_s; /* of its links */
+    uint32_t rails;
     uint64_t acknowledged_revision;   /* of ours: it knew that when it sent what comes after */
     uint32_t *ranks;
     uint32_t rank_count;
@@ -202,6 +203,7 @@ struct req_name {
 struct req {
     struct mesh *mesh;
     struct exec *exec;
+    uint32_t rail_count;
     struct random random;
     uint64_t slice_bytes;
     char algorithms[REQ_ALGORITHMS_MAX_BYTES + 1];

@@ -1,0 +1,404 @@
+#include "daemon/exec/rails.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/time.h"
+#include "daemon/exec/rails_internal.h"
+
+/* The rails' connections, and what a rail's thread does. */
+
+/* --- Orders to a rail's network, and news from it --- */
+
+enum link_news { LINK_UP, LINK_DOWN, LINK_FAILED };
+
+struct link_mail {
+    struct mail mail;
+    struct rails *rails;
+    uint32_t rail;
+    uint32_t peer;
+    enum link_news news;
+    bool keep;            /* an order: keep the connection alive; otherwise dial */
+    char *name, *address; /* an order: a new peer */
+    struct error cause;
+};
+
+static struct link_mail *link_mail_new(struct rails *rails, uint32_t rail, uint32_t peer)
+{
+    struct link_mail *mail = calloc(1, sizeof *mail);
+    if (mail == NULL) {
+        log_error("rail %u: no memory", rail);
+        return NULL;
+    }
+    mail->rails = rails;
+    mail->rail = rail;
+    mail->peer = peer;
+    return mail;
+}
+
+static void link_mail_put(struct link_mail *mail, uint32_t to_rail,
+                          void (*deliver)(void *context, uint64_t now_ns))
+{
+    mail->mail.deliver = deliver;
+    mail->mail.context = mail;
+    mailbox_put(rails_mailbox(mail->rails, to_rail), &mail->mail);
+}
+
+static void link_mail_free(struct link_mail *mail)
+{
+    free(mail->name);
+    free(mail->address);
+    free(mail);
+}
+
+/* --- Links, as the home knows them --- */
+
+static void link_is_down(struct rails *rails, struct rails_link *link, const struct error *why,
+                         uint64_t now_ns)
+{
+    link->up = false;
+    link->dialling = false;
+    link->why = *why;
+    link->wait_ns = link->wait_ns < rails->reconnect_min_ns ? rails->reconnect_min_ns : link->wait_ns;
+    link->retry_ns = time_after(now_ns, link->wait_ns);
+    link->wait_ns = time_min(2 * link->wait_ns, rails->reconnect_max_ns);
+}
+
+/* Communicators that have slices on the lost connection cannot go on: what was under way on it is gone. */
+static void fail_communicators(struct rails *rails, uint32_t rail, uint32_t peer, const struct error *cause,
+                               uint64_t now_ns)
+{
+    struct exec_comm *comm, *next;
+    HASH_ITER (hh, rails->execs[0]->comms, comm, next) {
+        for (uint32_t node = 0; node < comm->options.node_count && comm->share_count > rail; node++) {
+            if (node != comm->options.node_index && comm->peers[node] == peer && comm->first_op != NULL) {
+                struct error error;
+                error_set(&error, STATUS_NODE_LOST, "\"%s\": rail %u to node %s is lost: %s",
+                          comm->options.name, rail, comm->options.node_names[node], cause->text);
+                exec_comm_fail(comm, &error, now_ns);
+                break;
+            }
+        }
+    }
+}
+
+static void on_news(void *context, uint64_t now_ns)
+{
+    struct link_mail *mail = context;
+    struct rails *rails = mail->rails;
+    struct rails_peer *peer = &rails->peers[mail->peer];
+    struct rails_link *link = &peer->links[mail->rail];
+    switch (mail->news) {
+    case LINK_UP:
+        link->up = true;
+        link->dialling = false;
+        link->wait_ns = 0;
+        exec_wake(rails->execs[0]);
+        break;
+    case LINK_DOWN:
+        link_is_down(rails, link, &mail->cause, now_ns);
+        fail_communicators(rails, mail->rail, mail->peer, &mail->cause, now_ns);
+        break;
+    case LINK_FAILED:
+        if (peer->wanted > 0) {
+            log_warning("rail %u to node %s: %s", mail->rail, peer->name, mail->cause.text);
+        }
+        link_is_down(rails, link, &mail->cause, now_ns);
+        break;
+    }
+    link_mail_free(mail);
+}
+
+/* On the rail's thread. */
+static void tell(void *context, uint32_t peer, enum link_news news, const struct error *cause)
+{
+    const struct rails_endpoint *endpoint = context;
+    struct link_mail *mail = link_mail_new(endpoint->rails, endpoint->rail, peer);
+    if (mail == NULL) {
+        return;
+    }
+    mail->news = news;
+    if (cause != NULL) {
+        mail->cause = *cause;
+    }
+    link_mail_put(mail, 0, on_news);
+}
+
+static void peer_up(void *context, uint32_t peer, uint64_t now_ns)
+{
+    (void)now_ns;
+    tell(context, peer, LINK_UP, NULL);
+}
+
+static void peer_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
+{
+    (void)now_ns;
+    tell(context, peer, LINK_DOWN, cause);
+}
+
+static void connect_failed(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
+{
+    (void)now_ns;
+    tell(context, peer, LINK_FAILED, cause);
+}
+
+/* On the rail's thread. */
+static void do_connect(void *context, uint64_t now_ns)
+{
+    struct link_mail *mail = context;
+    struct error error;
+    (void)now_ns;
+    if (net_connect(mail->rails->nets[mail->rail], mail->peer, &error) != STATUS_OK) {
+        tell(&mail->rails->endpoints[mail->rail], mail->peer, LINK_FAILED, &error);
+    }
+    link_mail_free(mail);
+}
+
+static void do_keep_alive(void *context, uint64_t now_ns)
+{
+    struct link_mail *mail = context;
+    (void)now_ns;
+    net_keep_alive(mail->rails->nets[mail->rail], mail->peer, mail->keep);
+    link_mail_free(mail);
+}
+
+static void do_add_peer(void *context, uint64_t now_ns)
+{
+    struct link_mail *mail = context;
+    struct error error;
+    uint32_t index;
+    (void)now_ns;
+    if (net_add_peer(mail->rails->nets[mail->rail], mail->name, mail->address, &index, &error) != STATUS_OK) {
+        log_error("rail %u: node %s: %s", mail->rail, mail->name, error.text);
+    } else if (index != mail->peer) {
+        log_error("rail %u: node %s is its peer %u, not %u", mail->rail, mail->name, index, mail->peer);
+    }
+    link_mail_free(mail);
+}
+
+/* --- Wanted ones --- */
+
+static void order(struct rails *rails, uint32_t rail, uint32_t peer, bool keep,
+                  void (*deliver)(void *context, uint64_t now_ns))
+{
+    struct link_mail *mail = link_mail_new(rails, rail, peer);
+    if (mail != NULL) {
+        mail->keep = keep;
+        link_mail_put(mail, rail, deliver);
+    }
+}
+
+static void dial(struct rails *rails, uint32_t peer, uint64_t now_ns)
+{
+    struct rails_peer *at = &rails->peers[peer];
+    for (uint32_t rail = 1; rail < rails->network_count && at->wanted > 0 && at->dials; rail++) {
+        struct rails_link *link = &at->links[rail];
+        if (!link->up && !link->dialling && link->retry_ns <= now_ns) {
+            link->dialling = true;
+            order(rails, rail, peer, true, do_connect);
+        }
+    }
+}
+
+static void keep_alive(struct rails *rails, uint32_t peer, bool keep)
+{
+    for (uint32_t rail = 1; rail < rails->network_count; rail++) {
+        order(rails, rail, peer, keep, do_keep_alive);
+    }
+}
+
+void rails_want(struct rails *rails, uint32_t peer)
+{
+    if (rails->peers[peer].wanted++ == 0) {
+        keep_alive(rails, peer, true);
+        dial(rails, peer, rails->now_ns);
+    }
+}
+
+void rails_unwant(struct rails *rails, uint32_t peer)
+{
+    if (--rails->peers[peer].wanted == 0) {
+        keep_alive(rails, peer, false); /* the transport drops it when it stays idle */
+    }
+}
+
+uint32_t rails_missing_link(const struct rails *rails, uint32_t peer, uint32_t rail_count)
+{
+    for (uint32_t rail = 1; rail < rail_count; rail++) {
+        if (!rails->peers[peer].links[rail].up) {
+            return rail;
+        }
+    }
+    return 0;
+}
+
+uint32_t rails_network_count(const struct rails *rails)
+{
+    return rails->network_count;
+}
+
+uint64_t rails_next_deadline_ns(const struct rails *rails)
+{
+    uint64_t earliest_ns = TIME_NEVER;
+    for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
+        const struct rails_peer *at = &rails->peers[peer];
+        for (uint32_t rail = 1; rail < rails->network_count && at->wanted > 0 && at->dials; rail++) {
+            const struct rails_link *link = &at->links[rail];
+            earliest_ns = link->up || link->dialling ? earliest_ns : time_min(earliest_ns, link->retry_ns);
+        }
+    }
+    return earliest_ns;
+}
+
+void rails_tick(struct rails *rails, uint64_t now_ns)
+{
+    rails->now_ns = now_ns;
+    for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
+        dial(rails, peer, now_ns);
+    }
+}
+
+/* --- Peers --- */
+
+/* "host:port" with another port. False when there is none, or it would be too large. */
+bool rails_address(const char *address, uint32_t rail, char *out, size_t size)
+{
+    const char *colon = strrchr(address, ':');
+    char *end = NULL;
+    unsigned long port = colon == NULL ? 0 : strtoul(colon + 1, &end, 10);
+    if (colon == NULL || end == colon + 1 || *end != '\0' || port + rail > UINT16_MAX) {
+        return false;
+    }
+    int length = snprintf(out, size, "%.*s:%lu", (int)(colon - address), address, port + rail);
+    return length > 0 && (size_t)length < size;
+}
+
+static bool peers_reserve(struct rails *rails, uint32_t count)
+{
+    if (count <= rails->peer_capacity) {
+        return true;
+    }
+    uint32_t capacity = count + count / 2 + 8;
+    struct rails_peer *peers = realloc(rails->peers, capacity * sizeof *peers);
+    if (peers == NULL) {
+        return false;
+    }
+    memset(peers + rails->peer_capacity, 0, (capacity - rails->peer_capacity) * sizeof *peers);
+    rails->peers = peers;
+    rails->peer_capacity = capacity;
+    return true;
+}
+
+enum status rails_add_peer(struct rails *rails, uint32_t peer, const char *name, const char *address,
+                           struct error *error)
+{
+    char of_rail[512];
+    if (!peers_reserve(rails, peer + 1)) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
+    }
+    rails->peer_count = rails->peer_count > peer ? rails->peer_count : peer + 1;
+    struct rails_peer *at = &rails->peers[peer];
+    at->name = strdup(name);
+    at->dials = strcmp(rails->node_name, name) < 0;
+    bool complete = at->name != NULL;
+    for (uint32_t rail = 1; rail < rails->network_count && complete; rail++) {
+        if (!rails_address(address, rail, of_rail, sizeof of_rail)) {
+            return error_set(error, STATUS_INVALID_ARGUMENT, "node %s: rail %u of \"%s\" has no port", name,
+                             rail, address);
+        }
+        struct link_mail *mail = link_mail_new(rails, rail, peer);
+        complete = mail != NULL;
+        if (complete) {
+            mail->name = strdup(name);
+            mail->address = strdup(of_rail);
+            complete = mail->name != NULL && mail->address != NULL;
+            if (!complete) {
+                link_mail_free(mail);
+            } else {
+                link_mail_put(mail, rail, do_add_peer);
+            }
+        }
+    }
+    return complete ? STATUS_OK : error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
+}
+
+/* --- All of them --- */
+
+enum status rails_new(const struct rails_options *options, struct rails **out, struct error *error)
+{
+    struct rails *rails = calloc(1, sizeof *rails);
+    if (rails == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for rails");
+    }
+    rails->count = options->count;
+    rails->network_count = options->network_count;
+    rails->mailboxes = options->mailboxes;
+    rails->node_name = options->node_name;
+    rails->reconnect_min_ns = options->reconnect_min_ns;
+    rails->reconnect_max_ns = options->reconnect_max_ns;
+    for (uint32_t rail = 0; rail < rails->count; rail++) {
+        rails->execs[rail] = options->execs[rail];
+        rails->endpoints[rail] = (struct rails_endpoint){.rails = rails, .rail = rail};
+        if (rail > 0 && rail < rails->network_count) {
+            struct net_peer_handler handler = {.context = &rails->endpoints[rail],
+                                               .peer_up = peer_up,
+                                               .peer_down = peer_down,
+                                               .connect_failed = connect_failed};
+            rails->nets[rail] = options->nets[rail];
+            net_set_peer_handler(rails->nets[rail], &handler);
+        }
+    }
+    rails->execs[0]->rails = rails;
+    *out = rails;
+    return STATUS_OK;
+}
+
+static bool rail_free_leaving(struct exec *exec)
+{
+    struct exec_comm *comm = exec->leaving;
+    exec->leaving = NULL;
+    while (comm != NULL) {
+        struct exec_comm *next = comm->leaving_next;
+        if (exec_comm_idle(comm)) {
+            shared_left(comm);
+        } else {
+            comm->leaving_next = exec->leaving;
+            exec->leaving = comm;
+        }
+        comm = next;
+    }
+    return exec->leaving != NULL;
+}
+
+bool rails_run_rail(struct exec *exec, struct mailbox *mailbox, uint64_t now_ns)
+{
+    bool any = mailbox_run(mailbox, now_ns);
+    bool more = exec_run(exec, now_ns);
+    if (exec->leaving != NULL) {
+        (void)rail_free_leaving(exec);
+    }
+    return any || more;
+}
+
+void rails_free(struct rails *rails, uint64_t now_ns)
+{
+    if (rails == NULL) {
+        return;
+    }
+    for (bool any = true; any;) {
+        any = false;
+        for (uint32_t rail = 1; rail < rails->count; rail++) {
+            any |= rails_run_rail(rails->execs[rail], rails_mailbox(rails, rail), now_ns);
+        }
+        any |= mailbox_run(rails_mailbox(rails, 0), now_ns);
+        any |= exec_run(rails->execs[0], now_ns);
+    }
+    rails->execs[0]->rails = NULL;
+    for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
+        free(rails->peers[peer].name);
+    }
+    free(rails->peers);
+    free(rails);
+}

@@ -1,0 +1,515 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/coll/overrides.h"
+#include "daemon/exec/rails_internal.h"
+
+/* One operation on several rails, and the communicator as the rails know it. */
+
+/* A rail's part of one operation. */
+struct spread_part {
+    struct mail mail;
+    struct exec_spread *spread;
+    uint32_t rail;
+    struct error result;
+};
+
+struct exec_spread {
+    struct exec_op *op; /* null once it is over here */
+    struct exec_comm *comm;
+    struct exec_shared *shared;
+    struct exec_call call; /* arrays are the op's, and this one's when that is over */
+    uint64_t op_slices;
+    struct exec_claims claims;
+    struct mail all_done; /* the last claim was another thread's */
+    uint32_t parts_left;
+    struct error result;
+    uint32_t part_count;
+    struct spread_part parts[];
+};
+
+/* What a rail knows of a communicator. Mails of it are one at a time each. */
+struct shared_rail {
+    struct exec_shared *shared;
+    uint32_t rail;
+    struct exec_comm *comm; /* that rail's thread's */
+    struct mail create, abort, leave, left, failed, disagreed;
+    bool abort_sent;
+    struct error failure;
+    uint64_t disputed_seq;
+    uint32_t disputed_node;
+    char disputed_how[128];
+};
+
+struct exec_shared {
+    struct rails *rails;
+    struct exec_comm *home;           /* null once it left */
+    uint32_t rail_count;              /* that slices are spread over, the home among them */
+    uint32_t rails_left;              /* other rails that have not left */
+    struct exec_comm_options options; /* with the copies below */
+    struct coll_overrides overrides;
+    char *name;
+    char **node_names;
+    uint32_t *peers;
+    uint32_t *node_of_rank;
+    struct error abort_cause;
+    struct shared_rail of_rail[EXEC_RAILS_MAX];
+};
+
+static void put(const struct exec_shared *shared, uint32_t rail, struct mail *mail,
+                void (*deliver)(void *context, uint64_t now_ns), void *context)
+{
+    mail->deliver = deliver;
+    mail->context = context;
+    mailbox_put(rails_mailbox(shared->rails, rail), mail);
+}
+
+/* --- Communicators: what the rails tell the home --- */
+
+static void home_failed(void *context, uint64_t now_ns)
+{
+    const struct shared_rail *at = context;
+    if (at->shared->home != NULL) {
+        exec_comm_fail(at->shared->home, &at->failure, now_ns);
+    }
+}
+
+static void rail_failed(void *context, const struct error *cause, uint64_t now_ns)
+{
+    struct shared_rail *at = context;
+    (void)now_ns;
+    at->failure = *cause;
+    put(at->shared, 0, &at->failed, home_failed, at);
+}
+
+static void home_disagreed(void *context, uint64_t now_ns)
+{
+    const struct shared_rail *at = context;
+    struct exec_comm *home = at->shared->home;
+    struct exec_op *op = home == NULL ? NULL : home->first_op;
+    if (op != NULL && op->call.seq == at->disputed_seq && !op->disputed) {
+        op->disputed = true;
+        home->options.disagreed(home->options.context, at->disputed_seq, at->disputed_node, at->disputed_how,
+                                now_ns);
+    }
+}
+
+static void rail_disagreed(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns)
+{
+    struct shared_rail *at = context;
+    (void)now_ns;
+    at->disputed_seq = seq;
+    at->disputed_node = node;
+    (void)snprintf(at->disputed_how, sizeof at->disputed_how, "%s", how);
+    put(at->shared, 0, &at->disagreed, home_disagreed, at);
+}
+
+/* --- Communicators: their life on the rails --- */
+
+static void shared_free(struct exec_shared *shared)
+{
+    for (uint32_t i = 0; shared->node_names != NULL && i < shared->options.node_count; i++) {
+        free(shared->node_names[i]);
+    }
+    free(shared->node_names);
+    free(shared->name);
+    free(shared->peers);
+    free(shared->node_of_rank);
+    free(shared);
+}
+
+static void shared_release(struct exec_shared *shared)
+{
+    if (shared->home == NULL && shared->rails_left == 0) {
+        shared_free(shared);
+    }
+}
+
+static bool shared_copy(struct exec_shared *shared, const struct exec_comm_options *options)
+{
+    size_t nodes = options->node_count;
+    size_t size = options->size;
+    shared->options = *options;
+    shared->name = strdup(options->name);
+    shared->node_names = calloc(nodes, sizeof *shared->node_names);
+    shared->peers = calloc(nodes, sizeof *shared->peers);
+    shared->node_of_rank = calloc(size, sizeof *shared->node_of_rank);
+    bool complete = shared->name != NULL && shared->node_names != NULL && shared->peers != NULL &&
+                    shared->node_of_rank != NULL;
+    for (size_t i = 0; i < nodes && complete; i++) {
+        shared->node_names[i] = strdup(options->node_names[i]);
+        complete = shared->node_names[i] != NULL;
+    }
+    if (!complete) {
+        return false;
+    }
+    memcpy(shared->peers, options->peers, nodes * sizeof *shared->peers);
+    memcpy(shared->node_of_rank, options->node_of_rank, size * sizeof *shared->node_of_rank);
+    if (options->overrides != NULL) {
+        shared->overrides = *options->overrides;
+        shared->options.overrides = &shared->overrides;
+    }
+    shared->options.name = shared->name;
+    shared->options.node_names = (const char *const *)shared->node_names;
+    shared->options.peers = shared->peers;
+    shared->options.node_of_rank = shared->node_of_rank;
+    return true;
+}
+
+static void rail_create(void *context, uint64_t now_ns)
+{
+    struct shared_rail *at = context;
+    struct exec_comm_options options = at->shared->options;
+    struct error error;
+    options.failed = rail_failed;
+    options.disagreed = rail_disagreed;
+    options.context = at;
+    if (comm_new_part(at->shared->rails->execs[at->rail], &options, at->rail, at->shared->rail_count,
+                      &at->comm, &error) != STATUS_OK) {
+        at->comm = NULL;
+        rail_failed(at, &error, now_ns);
+    }
+}
+
+enum status shared_new(struct exec_comm *comm, struct error *error)
+{
+    const struct exec_comm_options *options = &comm->options;
+    struct rails *rails = comm->exec->rails;
+    if (rails == NULL || comm->share_index > 0) {
+        return STATUS_OK;
+    }
+    bool alone = options->node_count == 1;
+    uint32_t rail_count = alone ? rails->count : options->rail_count;
+    rail_count = !alone && rail_count > rails->network_count ? rails->network_count : rail_count;
+    if (rail_count < 2) {
+        return STATUS_OK;
+    }
+    struct exec_shared *shared = calloc(1, sizeof *shared);
+    if (shared == NULL || !shared_copy(shared, options)) {
+        if (shared != NULL) {
+            shared_free(shared);
+        }
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
+    }
+    shared->rails = rails;
+    shared->home = comm;
+    shared->rail_count = rail_count;
+    shared->rails_left = rail_count - 1;
+    comm->shared = shared;
+    comm->share_count = alone ? 1 : rail_count;
+    for (uint32_t node = 0; node < options->node_count; node++) {
+        if (node != options->node_index) {
+            rails_want(rails, shared->peers[node]);
+        }
+    }
+    for (uint32_t rail = 1; rail < rail_count; rail++) {
+        struct shared_rail *at = &shared->of_rail[rail];
+        at->shared = shared;
+        at->rail = rail;
+        put(shared, rail, &at->create, rail_create, at);
+    }
+    return STATUS_OK;
+}
+
+struct cancel_order {
+    struct mail mail;
+    struct shared_rail *at;
+    uint64_t seq;
+    struct error cause;
+};
+
+static void rail_cancel(void *context, uint64_t now_ns)
+{
+    struct cancel_order *order = context;
+    if (order->at->comm != NULL) {
+        exec_cancel(order->at->comm, order->seq, &order->cause, now_ns);
+    }
+    free(order);
+}
+
+void shared_cancel(struct exec_comm *comm, uint64_t seq, const struct error *cause)
+{
+    struct exec_shared *shared = comm->shared;
+    for (uint32_t rail = 1; shared != NULL && rail < shared->rail_count; rail++) {
+        struct cancel_order *order = calloc(1, sizeof *order);
+        if (order == NULL) {
+            shared_abort(comm, cause); /* what is left of it on the rail ends all the same */
+            return;
+        }
+        order->at = &shared->of_rail[rail];
+        order->seq = seq;
+        order->cause = *cause;
+        put(shared, rail, &order->mail, rail_cancel, order);
+    }
+}
+
+static void rail_abort(void *context, uint64_t now_ns)
+{
+    struct shared_rail *at = context;
+    if (at->comm != NULL) {
+        exec_comm_abort(at->comm, &at->shared->abort_cause, now_ns);
+    }
+}
+
+void shared_abort(struct exec_comm *comm, const struct error *cause)
+{
+    struct exec_shared *shared = comm->shared;
+    for (uint32_t rail = 1; shared != NULL && rail < shared->rail_count; rail++) {
+        struct shared_rail *at = &shared->of_rail[rail];
+        if (!at->abort_sent) {
+            at->abort_sent = true;
+            shared->abort_cause = rail == 1 ? *cause : shared->abort_cause;
+            put(shared, rail, &at->abort, rail_abort, at);
+        }
+    }
+}
+
+static void home_left(void *context, uint64_t now_ns)
+{
+    struct shared_rail *at = context;
+    (void)now_ns;
+    at->shared->rails_left--;
+    shared_release(at->shared);
+}
+
+/* A part that came late may still be under way: then the rail frees it when it is idle. */
+static void rail_leave(void *context, uint64_t now_ns)
+{
+    struct shared_rail *at = context;
+    (void)now_ns;
+    if (at->comm != NULL) {
+        at->comm->leaving_next = at->comm->exec->leaving;
+        at->comm->exec->leaving = at->comm;
+        at->comm->left_context = at;
+        exec_wake(at->comm->exec);
+    } else {
+        put(at->shared, 0, &at->left, home_left, at);
+    }
+}
+
+void shared_left(struct exec_comm *comm)
+{
+    struct shared_rail *at = comm->left_context;
+    comm_free_now(comm);
+    put(at->shared, 0, &at->left, home_left, at);
+}
+
+void shared_leave(struct exec_comm *comm)
+{
+    struct exec_shared *shared = comm->shared;
+    if (shared == NULL) {
+        return;
+    }
+    for (uint32_t node = 0; node < shared->options.node_count; node++) {
+        if (node != shared->options.node_index) {
+            rails_unwant(shared->rails, shared->peers[node]);
+        }
+    }
+    for (uint32_t rail = 1; rail < shared->rail_count; rail++) {
+        struct shared_rail *at = &shared->of_rail[rail];
+        put(shared, rail, &at->leave, rail_leave, at);
+    }
+    shared->home = NULL;
+    comm->shared = NULL;
+    shared_release(shared);
+}
+
+/* --- Operations --- */
+
+static void spread_free_if_over(struct exec_spread *spread)
+{
+    if (spread->op == NULL && spread->parts_left == 0) {
+        free((void *)(uintptr_t)spread->call.part_counts);
+        free((void *)(uintptr_t)spread->call.ranks);
+        free(spread);
+    }
+}
+
+static void home_part_over(void *context, uint64_t now_ns)
+{
+    struct spread_part *part = context;
+    struct exec_spread *spread = part->spread;
+    spread->parts_left--;
+    if (spread->op != NULL) {
+        if (part->result.status != STATUS_OK && spread->result.status == STATUS_OK) {
+            spread->result = part->result;
+        }
+        if (part->result.status != STATUS_OK && !spread->comm->failed && !spread->op->cancelled) {
+            exec_comm_fail(spread->comm, &part->result, now_ns);
+        }
+        exec_wake(spread->comm->exec);
+    }
+    spread_free_if_over(spread);
+}
+
+/* On the rail's thread. */
+static void rail_part_done(void *context, const struct error *result, uint64_t now_ns)
+{
+    struct spread_part *part = context;
+    (void)now_ns;
+    part->result = *result;
+    put(part->spread->shared, 0, &part->mail, home_part_over, part);
+}
+
+static void rail_part_begin(void *context, uint64_t now_ns)
+{
+    struct spread_part *part = context;
+    struct exec_spread *spread = part->spread;
+    struct exec_comm *comm = spread->shared->of_rail[part->rail].comm;
+    bool local = spread->shared->options.node_count == 1;
+    struct error error = {.status = STATUS_OK};
+    struct exec_op *op = NULL;
+    if (local && atomic_load_explicit(&spread->claims.next, memory_order_relaxed) >= spread->op_slices) {
+        rail_part_done(part, &error, now_ns); /* others were faster */
+        return;
+    }
+    if (comm == NULL) {
+        error_set(&error, STATUS_NO_MEMORY, "\"%s\": no memory on rail %u", spread->shared->name, part->rail);
+        rail_part_done(part, &error, now_ns);
+        return;
+    }
+    struct exec_call call = spread->call;
+    call.done = rail_part_done;
+    call.context = part;
+    if (comm_queue_op(comm, &call, &op, &error) != STATUS_OK) {
+        rail_part_done(part, &error, now_ns);
+        return;
+    }
+    op->claims = local ? &spread->claims : NULL;
+    op->claims_spread = spread;
+}
+
+/* A rail without a connection to a node of the communicator; the node. */
+static uint32_t missing_rail(const struct exec_comm *comm, uint32_t rail_count, uint32_t *node)
+{
+    const struct exec_shared *shared = comm->shared;
+    for (*node = 0; *node < comm->options.node_count; (*node)++) {
+        uint32_t missing = *node == comm->options.node_index
+                               ? 0
+                               : rails_missing_link(shared->rails, shared->peers[*node], rail_count);
+        if (missing > 0) {
+            return missing;
+        }
+    }
+    return 0;
+}
+
+enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struct error *error)
+{
+    struct exec_shared *shared = comm->shared;
+    if (shared == NULL) {
+        return SPREAD_NOT;
+    }
+    if (op_measure(comm, op, error) != STATUS_OK) {
+        return SPREAD_FAILED;
+    }
+    if (op->slice_count < 2) {
+        return SPREAD_NOT;
+    }
+    bool local = comm->options.node_count == 1;
+    uint32_t rails = op->slice_count < shared->rail_count ? (uint32_t)op->slice_count : shared->rail_count;
+    uint32_t node;
+    if (!local && missing_rail(comm, rails, &node) > 0) {
+        return SPREAD_WAITS;
+    }
+    struct exec_spread *spread = calloc(1, sizeof *spread + (rails - 1) * sizeof spread->parts[0]);
+    if (spread == NULL) {
+        if (local) {
+            return SPREAD_NOT; /* the home does all of it */
+        }
+        error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
+        return SPREAD_FAILED;
+    }
+    spread->op = op;
+    spread->op_slices = op->slice_count;
+    spread->comm = comm;
+    spread->shared = shared;
+    spread->call = op->call;
+    spread->part_count = rails - 1;
+    spread->parts_left = rails - 1;
+    spread->result.status = STATUS_OK;
+    atomic_store_explicit(&spread->claims.next, 0, memory_order_relaxed);
+    atomic_store_explicit(&spread->claims.left, op->slice_count, memory_order_relaxed);
+    op->spread = spread;
+    op->claims = local ? &spread->claims : NULL;
+    op->claims_spread = spread;
+    for (uint32_t i = 0; i < spread->part_count; i++) {
+        struct spread_part *part = &spread->parts[i];
+        part->spread = spread;
+        part->rail = i + 1;
+        put(shared, part->rail, &part->mail, rail_part_begin, part);
+    }
+    return SPREAD_BEGUN;
+}
+
+bool spread_claim(struct exec_op *op, uint64_t *slice)
+{
+    *slice = atomic_fetch_add_explicit(&op->claims->next, 1, memory_order_relaxed);
+    return *slice < op->slice_count;
+}
+
+static void home_all_done(void *context, uint64_t now_ns)
+{
+    struct exec_spread *spread = context;
+    (void)now_ns;
+    if (spread->op != NULL) {
+        exec_wake(spread->comm->exec);
+    }
+}
+
+void spread_claim_done(struct exec_comm *comm, struct exec_op *op)
+{
+    bool last = atomic_fetch_sub(&op->claims->left, 1) == 1;
+    if (last && comm->share_index > 0) {
+        struct exec_spread *spread = op->claims_spread;
+        put(spread->shared, 0, &spread->all_done, home_all_done, spread);
+    }
+}
+
+bool spread_is_done(const struct exec_op *op, bool given_up)
+{
+    const struct exec_spread *spread = op->spread;
+    bool all_slices = op->claims != NULL && !given_up && atomic_load(&op->claims->left) == 0;
+    return spread == NULL || all_slices || spread->parts_left == 0;
+}
+
+void spread_result(const struct exec_op *op, struct error *result)
+{
+    if (op->spread != NULL && op->spread->result.status != STATUS_OK) {
+        *result = op->spread->result;
+    }
+}
+
+void spread_release(struct exec_op *op)
+{
+    struct exec_spread *spread = op->spread;
+    if (spread == NULL) {
+        return;
+    }
+    spread->op = NULL;
+    op->ranks = NULL; /* its own from now on */
+    op->part_counts = NULL;
+    op->spread = NULL;
+    op->claims = NULL;
+    spread_free_if_over(spread);
+}
+
+void spread_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size)
+{
+    uint32_t node;
+    if (op == NULL || comm->shared == NULL) {
+        return;
+    }
+    if (!op->begun) {
+        uint32_t rail = missing_rail(comm, comm->shared->rail_count, &node);
+        if (rail > 0) {
+            (void)snprintf(text, size, "rail %u has no connection to node %s (UDP port of its address + %u)",
+                           rail, comm->options.node_names[node], rail);
+        }
+        return;
+    }
+    if (op->spread != NULL && op->spread->parts_left > 0) {
+        (void)snprintf(text, size, "%u other rails have not done their slices", op->spread->parts_left);
+    }
+}

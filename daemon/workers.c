@@ -1,0 +1,354 @@
+#include "daemon/workers.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/time.h"
+#include "daemon/net/mem.h"
+
+#define WORKER_TURN_MAX_MS 3600000u
+/* After the last work, before waiting: about what it costs to be woken. */
+#define WORKER_SPIN_NS (30 * TIME_US)
+
+struct worker {
+    struct workers *workers;
+    uint32_t index;
+    pthread_t thread;
+    bool started;
+    struct mail stop_mail, reload_mail;
+    atomic_bool reloading; /* that mail is under way */
+    bool stopping;
+    struct loop *loop;
+    struct mem_network *loopback; /* without a network: one of one */
+    struct net *net;
+    bool has_network;
+    struct exec *exec;
+    bool woken;
+    int wake_fd;
+    struct loop_watch *wake_watch;
+    struct loop_timer *tick;
+};
+
+struct workers {
+    struct rails *rails;
+    struct mailbox mailboxes[EXEC_RAILS_MAX];
+    struct worker list[EXEC_RAILS_MAX]; /* the first is main's, without a thread */
+    uint32_t count;
+    uint32_t rail_count;
+};
+
+uint32_t workers_threads_default(long processors)
+{
+    long threads = processors <= 4 ? processors : processors / 2;
+    return threads < 1 ? 1 : threads > 8 ? 8 : (uint32_t)threads;
+}
+
+uint32_t workers_rails_default(long processors)
+{
+    long rails = processors / 4;
+    return rails < 1 ? 1 : rails > 4 ? 4 : (uint32_t)rails;
+}
+
+/* --- Being woken --- */
+
+static void worker_ring(void *context)
+{
+    const struct worker *worker = context;
+    uint64_t one = 1;
+    ssize_t written;
+    do {
+        written = write(worker->wake_fd, &one, sizeof one);
+    } while (written < 0 && errno == EINTR);
+}
+
+static void worker_rung(void *context, unsigned events, uint64_t now_ns)
+{
+    const struct worker *worker = context;
+    uint64_t count;
+    (void)events;
+    (void)now_ns;
+    (void)!read(worker->wake_fd, &count, sizeof count);
+}
+
+static void worker_wake_exec(void *context)
+{
+    ((struct worker *)context)->woken = true;
+}
+
+/* --- A thread --- */
+
+static void worker_tick(void *context, uint64_t now_ns)
+{
+    struct worker *worker = context;
+    exec_tick(worker->exec, now_ns);
+}
+
+static struct mailbox *worker_mailbox(const struct worker *worker)
+{
+    return &worker->workers->mailboxes[worker->index];
+}
+
+/* Looks for work without waiting for a while; spinning threads give way to others. */
+static bool worker_spin(struct worker *worker)
+{
+    uint64_t end_ns = loop_now_ns() + WORKER_SPIN_NS;
+    while (mailbox_is_empty(worker_mailbox(worker))) {
+        if (loop_now_ns() > end_ns) {
+            return false;
+        }
+        (void)sched_yield();
+    }
+    return true;
+}
+
+static void *worker_main(void *context)
+{
+    struct worker *worker = context;
+    struct error error;
+    enum status status = STATUS_OK;
+    while (!worker->stopping && status == STATUS_OK) {
+        worker->woken = false;
+        bool more = rails_run_rail(worker->exec, worker_mailbox(worker), loop_now_ns()) || worker->woken;
+        if (worker->stopping) {
+            break;
+        }
+        if (!worker->has_network && (more || worker_spin(worker))) {
+            continue;
+        }
+        loop_timer_set(worker->tick, exec_next_deadline_ns(worker->exec));
+        bool wait = !more && mailbox_sleep(worker_mailbox(worker));
+        status = loop_run_once(worker->loop, wait ? WORKER_TURN_MAX_MS : 0, &error);
+    }
+    if (status != STATUS_OK) {
+        log_error("thread %u: %s", worker->index, error.text);
+        abort(); /* what waits for it would wait for ever; whoever supervises us starts anew */
+    }
+    return NULL;
+}
+
+static void worker_stop(void *context, uint64_t now_ns)
+{
+    (void)now_ns;
+    ((struct worker *)context)->stopping = true;
+}
+
+static void worker_reload(void *context, uint64_t now_ns)
+{
+    struct worker *worker = context;
+    struct error error;
+    (void)now_ns;
+    atomic_store(&worker->reloading, false);
+    if (net_quic_reload(worker->net, &error) != STATUS_OK) {
+        log_error("reload: rail %u: %s; its certificates stay as they were", worker->index, error.text);
+    }
+}
+
+/* --- Making them --- */
+
+static enum status worker_make_net(struct worker *worker, const struct quic_options *quic,
+                                   struct error *error)
+{
+    char address[512];
+    if (!worker->has_network) {
+        struct mem_conditions conditions = {0};
+        enum status status = mem_network_new(1, &conditions, &worker->loopback, error);
+        return status == STATUS_OK ? mem_network_add(worker->loopback, "local", &worker->net, error) : status;
+    }
+    struct quic_options options = *quic;
+    if (!rails_address(quic->bind_address, worker->index, address, sizeof address)) {
+        return error_set(error, STATUS_CONFIG, "rails: listen = \"%s\" leaves no port for rail %u",
+                         quic->bind_address, worker->index);
+    }
+    options.bind_address = address;
+    enum status status = net_quic_new(worker->loop, &options, &worker->net, error);
+    if (status != STATUS_OK) {
+        char text[sizeof error->text];
+        (void)snprintf(text, sizeof text, "%s", error->text);
+        return error_set(error, status, "rail %u: %s", worker->index, text);
+    }
+    return STATUS_OK;
+}
+
+static enum status worker_make(struct worker *worker, const struct quic_options *quic, struct error *error)
+{
+    enum status status = loop_new(&worker->loop, error);
+    if (status == STATUS_OK) {
+        status = worker_make_net(worker, quic, error);
+    }
+    if (status == STATUS_OK) {
+        status = exec_new(worker->net, worker_wake_exec, worker, &worker->exec, error);
+    }
+    if (status == STATUS_OK) {
+        status = loop_timer_new(worker->loop, worker_tick, worker, &worker->tick, error);
+    }
+    return status;
+}
+
+static enum status worker_make_doorbell(struct worker *worker, struct loop *loop, struct error *error)
+{
+    struct mailbox *mailbox = worker_mailbox(worker);
+    worker->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (worker->wake_fd < 0) {
+        return error_set(error, STATUS_SYSTEM, "eventfd: %s", strerror(errno));
+    }
+    mailbox->wake = worker_ring;
+    mailbox->wake_context = worker;
+    return loop_watch_new(loop, worker->wake_fd, LOOP_READ, worker_rung, worker, &worker->wake_watch, error);
+}
+
+static enum status worker_start(struct worker *worker, struct error *error)
+{
+    sigset_t all, before;
+    char name[16];
+    sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are main's */
+    int failed = pthread_create(&worker->thread, NULL, worker_main, worker);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed != 0) {
+        return error_set(error, STATUS_SYSTEM, "a thread cannot be started: %s", strerror(failed));
+    }
+    worker->started = true;
+    (void)snprintf(name, sizeof name, "commd-%s-%u", worker->has_network ? "rail" : "work", worker->index);
+    (void)pthread_setname_np(worker->thread, name);
+    return STATUS_OK;
+}
+
+static enum status workers_make_rails(struct workers *workers, const struct workers_options *options,
+                                      struct error *error)
+{
+    struct exec *execs[EXEC_RAILS_MAX];
+    struct net *nets[EXEC_RAILS_MAX];
+    for (uint32_t i = 0; i < workers->count; i++) {
+        execs[i] = i == 0 ? options->exec : workers->list[i].exec;
+        nets[i] = workers->list[i].net;
+    }
+    struct rails_options rails = {.count = workers->count,
+                                  .network_count = workers->rail_count,
+                                  .execs = execs,
+                                  .nets = nets,
+                                  .mailboxes = workers->mailboxes,
+                                  .node_name = options->node_name,
+                                  .reconnect_min_ns = options->reconnect_min_ns,
+                                  .reconnect_max_ns = options->reconnect_max_ns};
+    return rails_new(&rails, &workers->rails, error);
+}
+
+enum status workers_new(const struct workers_options *options, struct workers **out, struct error *error)
+{
+    struct workers *workers = calloc(1, sizeof *workers);
+    if (workers == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for threads");
+    }
+    workers->count = options->thread_count;
+    workers->rail_count = options->rail_count;
+    enum status status = STATUS_OK;
+    for (uint32_t i = 0; i < workers->count; i++) {
+        workers->list[i].workers = workers;
+        workers->list[i].index = i;
+        workers->list[i].wake_fd = -1;
+        workers->list[i].has_network = i > 0 && i < options->rail_count && options->quic != NULL;
+    }
+    for (uint32_t i = 0; i < workers->count && status == STATUS_OK; i++) {
+        struct worker *worker = &workers->list[i];
+        status = i == 0 ? STATUS_OK : worker_make(worker, options->quic, error);
+        if (status == STATUS_OK) {
+            status = worker_make_doorbell(worker, i == 0 ? options->loop : worker->loop, error);
+        }
+    }
+    if (status == STATUS_OK) {
+        status = workers_make_rails(workers, options, error);
+    }
+    for (uint32_t i = 1; i < workers->count && status == STATUS_OK; i++) {
+        status = worker_start(&workers->list[i], error);
+    }
+    if (status != STATUS_OK) {
+        workers_free(workers);
+        return status;
+    }
+    *out = workers;
+    return STATUS_OK;
+}
+
+static void worker_end(struct worker *worker)
+{
+    if (worker->started) {
+        worker->stop_mail = (struct mail){.deliver = worker_stop, .context = worker};
+        mailbox_put(worker_mailbox(worker), &worker->stop_mail);
+        (void)pthread_join(worker->thread, NULL);
+    }
+}
+
+static void worker_free(struct worker *worker)
+{
+    exec_free(worker->exec);
+    net_free(worker->net);
+    mem_network_free(worker->loopback);
+    loop_watch_free(worker->wake_watch);
+    loop_timer_free(worker->tick);
+    loop_free(worker->loop);
+    if (worker->wake_fd >= 0) {
+        (void)close(worker->wake_fd);
+    }
+}
+
+void workers_free(struct workers *workers)
+{
+    if (workers == NULL) {
+        return;
+    }
+    for (uint32_t i = 1; i < workers->count; i++) {
+        worker_end(&workers->list[i]);
+    }
+    rails_free(workers->rails, loop_now_ns());
+    for (uint32_t i = 0; i < workers->count; i++) {
+        worker_free(&workers->list[i]);
+    }
+    free(workers);
+}
+
+/* --- Main's thread --- */
+
+enum status workers_add_node(struct workers *workers, uint32_t node, const char *name, const char *address,
+                             struct error *error)
+{
+    return rails_add_peer(workers->rails, node, name, address, error);
+}
+
+void workers_reload(struct workers *workers)
+{
+    for (uint32_t i = 1; i < workers->rail_count; i++) {
+        struct worker *worker = &workers->list[i];
+        if (worker->has_network && !atomic_exchange(&worker->reloading, true)) {
+            worker->reload_mail = (struct mail){.deliver = worker_reload, .context = worker};
+            mailbox_put(worker_mailbox(worker), &worker->reload_mail);
+        }
+    }
+}
+
+bool workers_run(struct workers *workers, uint64_t now_ns)
+{
+    return mailbox_run(&workers->mailboxes[0], now_ns);
+}
+
+uint64_t workers_next_deadline_ns(const struct workers *workers)
+{
+    return rails_next_deadline_ns(workers->rails);
+}
+
+void workers_tick(struct workers *workers, uint64_t now_ns)
+{
+    rails_tick(workers->rails, now_ns);
+}
+
+bool workers_sleep(struct workers *workers)
+{
+    return mailbox_sleep(&workers->mailboxes[0]);
+}

@@ -1,0 +1,47 @@
+#ifndef DAEMON_WORKERS_H
+#define DAEMON_WORKERS_H
+
+#include "daemon/base/loop.h"
+#include "daemon/exec/rails.h"
+#include "daemon/net/quic.h"
+
+/*
+ * The daemon's other threads, each with a loop and an exec of its own that share the work of main's
+ * (rails.h): the first ones are rails, with a network endpoint on the next UDP ports; the rest work within
+ * the node. Main's thread calls everything here.
+ */
+struct workers;
+
+struct workers_options {
+    struct loop *loop;               /* main's */
+    struct exec *exec;               /* main's */
+    uint32_t thread_count;           /* main's included; 1: none other */
+    uint32_t rail_count;             /* likewise; at most thread_count */
+    const struct quic_options *quic; /* of rail 0; null without a network. Not kept */
+    const char *node_name;           /* outlives the workers */
+    uint64_t reconnect_min_ns, reconnect_max_ns;
+};
+
+/* CONFIG where a rail's port cannot be had; SYSTEM, NO_MEMORY. */
+enum status workers_new(const struct workers_options *options, struct workers **out,
+                        struct error *error) COMM_MUST_USE;
+/* Ends the threads. After every communicator was freed, before main's exec is. Null is accepted. */
+void workers_free(struct workers *workers);
+
+enum status workers_add_node(struct workers *workers, uint32_t node, const char *name, const char *address,
+                             struct error *error) COMM_MUST_USE;
+/* Certificates are read again, by each thread; failures are logged. */
+void workers_reload(struct workers *workers);
+
+/* What is to be done on main's thread between its waits. Returns whether there was anything. */
+bool workers_run(struct workers *workers, uint64_t now_ns);
+uint64_t workers_next_deadline_ns(const struct workers *workers);
+void workers_tick(struct workers *workers, uint64_t now_ns);
+/* Before main waits. False: workers_run first. */
+bool workers_sleep(struct workers *workers);
+
+/* How many threads and rails there are by default on a machine with so many processors. */
+uint32_t workers_threads_default(long processors);
+uint32_t workers_rails_default(long processors);
+
+#endif

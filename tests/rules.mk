@@ -65,9 +65,16 @@ $(FUZZERS): $(BUILD)/%: $(BUILD)/tests/fuzz/%.o $(TEST_ARCHIVES)
 	$(link)
 fuzz-programs: $(FUZZERS)
 
-bench: all $(BENCHES) ## run the benchmarks
-	@for bench in $(BENCHES); do echo "== $${bench##*/}"; $$bench || exit 1; done
-	@$(if $(BENCHES),,echo "bench: there are no benchmarks yet")
+# The peers are Debian's packages; their programs are built for the benchmark alone.
+PEERS := $(BUILD)/tests/bench/peers/mpi_bench $(BUILD)/tests/bench/peers/gloo_bench
+$(BUILD)/tests/bench/peers/mpi_bench: tests/bench/peers/mpi_bench.c tests/bench/peers/sweep.h
+	$(Q)mkdir -p $(@D) && echo "  MPICC   $@" && mpicc -O2 -o $@ $<
+$(BUILD)/tests/bench/peers/gloo_bench: tests/bench/peers/gloo_bench.cc tests/bench/peers/sweep.h
+	$(Q)mkdir -p $(@D) && echo "  CXX     $@" && $(CXX) -std=c++17 -O2 -o $@ $< -lgloo -lpthread
+bench-deps:
+	@tests/lib/install-deps.sh --bench
+bench: all $(BENCHES) ## measure commd beside Open MPI and Gloo (15 minutes; QUICK=1: 3)
+	@$(MAKE) bench-deps && $(MAKE) $(PEERS) && COMMD_BUILD=$(abspath $(BUILD)) python3 tests/bench/run_bench.py $(if $(QUICK),--quick) $(BENCH_OPTIONS)
 
 # ---- what is checked without running it. A tool that is not installed is named and left out.
 
@@ -105,5 +112,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-asan check-tsan fuzz fuzz-programs bench \
+.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-asan check-tsan fuzz fuzz-programs bench bench-deps \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -133,6 +133,9 @@ class Cluster:
         prefix = ["ip", "netns", "exec", self.namespaces[name]] if self.use_namespaces else []
         return [str(part) for part in [*prefix, *command]]
 
+    def read_in_node(self, name, path):
+        return subprocess.run(self.in_node(name, "cat", path), check=True, stdout=subprocess.PIPE, text=True).stdout
+
     def start(self, name, *options):
         log = open(self.folder / f"{name}.log", "ab")
         process = subprocess.Popen(self.in_node(name, BUILD / "commd", "--config", self.config_path(name), *options),

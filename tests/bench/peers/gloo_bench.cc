@@ -29,7 +29,8 @@ static void run(const std::string &operation, size_t size_bytes)
         gloo::AllreduceOptions options(context);
         options.setInput(input.data(), count);
         options.setOutput(output.data(), count);
-        options.setReduceFunction([](void *a, const void *b, const void *c, size_t n) { gloo::sum<float>(a, b, c, n); });
+        options.setReduceFunction(
+            [](void *a, const void *b, const void *c, size_t n) { gloo::sum<float>(a, b, c, n); });
         gloo::allreduce(options);
     } else if (operation == "all_gather") {
         gloo::AllgatherOptions options(context);
@@ -102,7 +103,9 @@ int main(int argc, char **argv)
 {
     struct sweep sweep;
     if (argc < 10 || sweep_parse(&sweep, argc - 4, argv + 4) != 0) {
-        fprintf(stderr, "usage: %s RANK SIZE FOLDER ADDRESS OPERATIONS MIN_BYTES MAX_BYTES STEP_FACTOR SECONDS\n", argv[0]);
+        fprintf(stderr,
+                "usage: %s RANK SIZE FOLDER ADDRESS OPERATIONS MIN_BYTES MAX_BYTES STEP_FACTOR SECONDS\n",
+                argv[0]);
         return 2;
     }
     rank_ = atoi(argv[1]);

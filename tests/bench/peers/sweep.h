@@ -75,9 +75,11 @@ static inline double sweep_median(double *times_s, int count)
     return times_s[count / 2];
 }
 
-static inline void sweep_print(const char *operation, size_t size_bytes, double time_s, int iterations, size_t wrong)
+static inline void sweep_print(const char *operation, size_t size_bytes, double time_s, int iterations,
+                               size_t wrong)
 {
-    printf("{\"operation\": \"%s\", \"size_bytes\": %zu, \"time_us\": %.3f, \"iterations\": %d, \"wrong\": %zu}\n",
+    printf("{\"operation\": \"%s\", \"size_bytes\": %zu, \"time_us\": %.3f, \"iterations\": %d, \"wrong\": "
+           "%zu}\n",
            operation, size_bytes, time_s * 1e6, iterations, wrong);
     fflush(stdout);
 }

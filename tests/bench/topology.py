@@ -1,0 +1,81 @@
+"""Where the contestants run: processes of one machine, or nodes in network namespaces of their own."""
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
+from cluster import Cluster, namespaces_work, run  # noqa: E402
+
+
+class Topology:
+    """`node_count` nodes with `ranks_per_node` ranks each; more than one node: joined by veth and a bridge of that MTU and rate."""
+
+    def __init__(self, name, title, node_count, ranks_per_node, mtu=None, rate=None):
+        self.name = name
+        self.title = title
+        self.node_count = node_count
+        self.ranks_per_node = ranks_per_node
+        self.mtu = mtu
+        self.rate = rate
+        self.cluster = None
+
+    @property
+    def size(self):
+        return self.node_count * self.ranks_per_node
+
+    @property
+    def nodes(self):
+        return [chr(ord("a") + index) for index in range(self.node_count)]
+
+    def is_possible(self):
+        return self.node_count == 1 or namespaces_work()
+
+    def node_of_rank(self, rank):
+        return self.nodes[rank // self.ranks_per_node]
+
+    def address(self, node):
+        return "127.0.0.1" if self.node_count == 1 else f"10.97.0.{self.nodes.index(node) + 1}"
+
+    def command(self, node, *command):
+        return self.cluster.in_node(node, *command)
+
+    def __enter__(self):
+        self.cluster = Cluster(self.nodes, 'log_level = "warning";', namespaces=self.node_count > 1, start=False)
+        try:
+            if self.node_count > 1:
+                self._shape()
+            for node in self.nodes:
+                self.cluster.start(node)
+            self.cluster.wait_ready()
+            self.idle_kib = self._resident_kib()
+        except BaseException:
+            self.cluster.close()
+            raise
+        return self
+
+    def _resident_kib(self):
+        status = pathlib.Path(f"/proc/{self.cluster.daemons[self.nodes[0]].pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+
+    def _shape(self):
+        hub = self.cluster.namespaces["*hub"]
+        for index, node in enumerate(self.nodes):
+            namespace = self.cluster.namespaces[node]
+            if self.mtu:
+                run("ip", "-n", hub, "link", "set", f"port{index}", "mtu", str(self.mtu))
+                run("ip", "-n", namespace, "link", "set", "veth0", "mtu", str(self.mtu))
+            if self.rate:
+                run("tc", "-n", namespace, "qdisc", "add", "dev", "veth0", "root", "tbf", "rate", self.rate, "burst", "128kb", "latency", "50ms")
+
+    def __exit__(self, *_):
+        self.cluster.close()
+
+
+ALL = [
+    Topology("local2", "one node, 2 ranks", 1, 2),
+    Topology("local4", "one node, 4 ranks", 1, 4),
+    Topology("nodes2-9000", "2 nodes, MTU 9000", 2, 1, mtu=9000),
+    Topology("nodes2-1500", "2 nodes, MTU 1500", 2, 1, mtu=1500),
+    Topology("nodes3-9000", "3 nodes, MTU 9000", 3, 1, mtu=9000),
+    Topology("nodes4-9000", "4 nodes, MTU 9000", 4, 1, mtu=9000),
+    Topology("nodes2-1gbit", "2 nodes, 1 Gbit/s, MTU 1500", 2, 1, mtu=1500, rate="1gbit"),
+]

@@ -39,7 +39,8 @@ struct daemon {
     struct loop_timer *watchdog;
     uint64_t watchdog_interval_ns;
     bool exec_woken;
-    bool spins;       /* there is more than one processor */
+    bool spins; /* there is more than one processor */
+    uint64_t spin_rest_until_ns;
     uint64_t spin_ns; /* how long to look for requests before waiting; adapted */
     bool draining;
     bool stopping;
@@ -71,7 +72,10 @@ enum status daemon_load_conf(const struct conf_options *options, struct conf **o
 /* About what it costs to be woken, and to wake. */
 #define SPIN_MAX_NS (50 * TIME_US)
 #define SPIN_MIN_NS (4 * TIME_US)
-#define SPIN_ROUNDS 16u /* between looks at descriptors */
+/* Who gives way for longer shares its processor: it is woken sooner than it gets its turn. */
+#define SPIN_CROWDED_NS (200 * TIME_US)
+#define SPIN_CROWDED_REST_NS (20 * TIME_MS) /* no spinning for so long then */
+#define SPIN_ROUNDS 16u                     /* between looks at descriptors */
 
 static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
 {
@@ -414,9 +418,21 @@ static void daemon_free(struct daemon *daemon)
 /* Requests come in rows: a look for the next one costs less than being woken for it. */
 static void daemon_found_work(struct daemon *daemon, uint64_t now_ns, uint64_t *spin_until_ns)
 {
-    if (daemon->spins) {
+    if (daemon->spins && now_ns >= daemon->spin_rest_until_ns) {
         daemon->spin_ns = daemon->spin_ns * 2 < SPIN_MAX_NS ? daemon->spin_ns * 2 : SPIN_MAX_NS;
         *spin_until_ns = time_after(now_ns, daemon->spin_ns);
+    }
+}
+
+/* Who has something to do on this processor goes first. */
+static void daemon_give_way(struct daemon *daemon, uint64_t *spin_until_ns)
+{
+    uint64_t before_ns = loop_now_ns();
+    (void)sched_yield();
+    uint64_t now_ns = loop_now_ns();
+    if (now_ns - before_ns > SPIN_CROWDED_NS) {
+        daemon->spin_rest_until_ns = now_ns + SPIN_CROWDED_REST_NS;
+        *spin_until_ns = 0;
     }
 }
 
@@ -451,7 +467,7 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
         }
         bool spin = now_ns < spin_until_ns && api_is_awake(daemon->api);
         if (spin && !daemon->exec_woken && ++rounds % SPIN_ROUNDS != 0) {
-            (void)sched_yield(); /* who has something to do on this processor goes first */
+            daemon_give_way(daemon, &spin_until_ns);
             continue;
         }
         status = daemon_turn(daemon, spin, error);

@@ -79,6 +79,10 @@ static bool spin(struct client_rings *rings, uint64_t deadline_ns)
 {
     uint64_t began_ns = clock_ns();
     uint64_t end_ns = began_ns + rings->spin_ns < deadline_ns ? began_ns + rings->spin_ns : deadline_ns;
+    uint64_t now_ns = began_ns;
+    if (began_ns < rings->rest_until_ns) {
+        return ring_has_packet(&rings->in);
+    }
     do {
         for (int i = 0; i < 8; i++) {
             if (ring_has_packet(&rings->in)) {
@@ -87,7 +91,12 @@ static bool spin(struct client_rings *rings, uint64_t deadline_ns)
             }
             (void)sched_yield();
         }
-    } while (clock_ns() < end_ns);
+        uint64_t before_ns = now_ns;
+        now_ns = clock_ns();
+        if (now_ns - before_ns > RING_CROWDED_NS) {
+            rings->rest_until_ns = now_ns + RING_CROWDED_REST_NS;
+        }
+    } while (now_ns < end_ns);
     rings->spin_ns = rings->spin_ns / 2 > RING_SPIN_MIN_NS ? rings->spin_ns / 2 : RING_SPIN_MIN_NS;
     return false;
 }

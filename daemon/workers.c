@@ -15,6 +15,7 @@
 #include "daemon/net/mem.h"
 
 #define WORKER_TURN_MAX_MS 3600000u
+#define WORKER_LAST_TURNS 100
 /* After the last work, before waiting: about what it costs to be woken. */
 #define WORKER_SPIN_NS (30 * TIME_US)
 
@@ -126,6 +127,11 @@ static void *worker_main(void *context)
         loop_timer_set(worker->tick, exec_next_deadline_ns(worker->exec));
         bool wait = !more && mailbox_sleep(worker_mailbox(worker));
         status = loop_run_once(worker->loop, wait ? WORKER_TURN_MAX_MS : 0, &error);
+    }
+    /* Communicators were aborted before: the network lets go of their buffers in its next turns. */
+    for (int i = 0; i < WORKER_LAST_TURNS && status == STATUS_OK && rails_rail_is_busy(worker->exec); i++) {
+        (void)rails_run_rail(worker->exec, worker_mailbox(worker), loop_now_ns());
+        status = loop_run_once(worker->loop, 1, &error);
     }
     if (status != STATUS_OK) {
         log_error("thread %u: %s", worker->index, error.text);

@@ -372,6 +372,11 @@ static bool rail_free_leaving(struct exec *exec)
     return exec->leaving != NULL;
 }
 
+bool rails_rail_is_busy(const struct exec *exec)
+{
+    return exec->comms != NULL;
+}
+
 bool rails_run_rail(struct exec *exec, struct mailbox *mailbox, uint64_t now_ns)
 {
     bool any = mailbox_run(mailbox, now_ns);

@@ -53,6 +53,10 @@ uint32_t rails_network_count(const struct rails *rails);
 uint64_t rails_next_deadline_ns(const struct rails *rails);
 void rails_tick(struct rails *rails, uint64_t now_ns);
 
+/* Before a rail's thread ends: whether its exec still has communicators, which its network may have to let go
+ * of. */
+bool rails_rail_is_busy(const struct exec *exec);
+
 /* What a rail's thread does between its waits, its mailbox included. Returns whether more is waiting. */
 bool rails_run_rail(struct exec *exec, struct mailbox *mailbox, uint64_t now_ns);
 

@@ -40,6 +40,45 @@ static void cluster_wake(void *context)
     ((struct cluster_node *)context)->woken = true;
 }
 
+/* Every rail has a network of its own; all of them are run here, one after the other. */
+static void node_start_rails(struct cluster_node *node)
+{
+    struct cluster *cluster = node->cluster;
+    struct error error = {0};
+    for (uint32_t rail = 0; rail < cluster->rail_count; rail++) {
+        node->mailboxes[rail] = (struct mailbox){0};
+        if (rail > 0 && (mem_network_add(cluster->rail_networks[rail], node->name, &node->rail_nets[rail],
+                                         &error) != STATUS_OK ||
+                         exec_new(node->rail_nets[rail], cluster_wake, node, &node->rail_execs[rail],
+                                  &error) != STATUS_OK)) {
+            fail_msg("%s: %s", node->name, error.text);
+        }
+    }
+    node->rail_execs[0] = node->exec;
+    struct rails_options options = {.count = cluster->rail_count,
+                                    .network_count = cluster->rail_count,
+                                    .execs = node->rail_execs,
+                                    .nets = node->rail_nets,
+                                    .mailboxes = node->mailboxes,
+                                    .node_name = node->name,
+                                    .reconnect_min_ns = 20 * TIME_MS,
+                                    .reconnect_max_ns = 200 * TIME_MS};
+    if (cluster->rail_count > 1 && rails_new(&options, &node->rails, &error) != STATUS_OK) {
+        fail_msg("%s: %s", node->name, error.text);
+    }
+}
+
+static void node_add_peer(struct cluster_node *node, const struct cluster_node *other)
+{
+    uint32_t peer;
+    struct error error = {0};
+    if (mesh_add_node(node->mesh, other->name, "127.0.0.1:1", &peer, &error) != STATUS_OK ||
+        (node->rails != NULL &&
+         rails_add_peer(node->rails, peer, other->name, "127.0.0.1:1", &error) != STATUS_OK)) {
+        fail_msg("%s: %s", node->name, error.text);
+    }
+}
+
 static void node_start(struct cluster_node *node)
 {
     struct cluster *cluster = node->cluster;
@@ -60,9 +99,11 @@ static void node_start(struct cluster_node *node)
         exec_new(node->net, cluster_wake, node, &node->exec, &error) != STATUS_OK) {
         fail_msg("%s: %s", node->name, error.text);
     }
+    node_start_rails(node);
     struct req_options req_options = {
         .mesh = node->mesh,
         .exec = node->exec,
+        .rail_count = cluster->rail_count,
         .seed_secure = hash_bytes(instance, "nonces", 6),
         .slice_bytes = cluster->slice_bytes,
     };
@@ -70,15 +111,31 @@ static void node_start(struct cluster_node *node)
         fail_msg("%s: %s", node->name, error.text);
     }
     for (uint32_t i = 0; i < cluster->node_count; i++) {
-        uint32_t peer;
-        if (i != node->index &&
-            mesh_add_node(node->mesh, cluster->nodes[i].name, "127.0.0.1:1", &peer, &error) != STATUS_OK) {
-            fail_msg("%s: %s", node->name, error.text);
+        if (i != node->index) {
+            node_add_peer(node, &cluster->nodes[i]);
         }
     }
     node->alive = true;
     node->crashed = false;
     node->woken = false;
+}
+
+static void cluster_advance(struct cluster *cluster, uint64_t now_ns)
+{
+    mem_network_advance(cluster->network, now_ns);
+    for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
+        mem_network_advance(cluster->rail_networks[rail], now_ns);
+    }
+}
+
+/* Returns whether there was anything. */
+static bool node_run_rails(struct cluster_node *node, uint64_t now_ns)
+{
+    bool any = node->rails != NULL && mailbox_run(&node->mailboxes[0], now_ns);
+    for (uint32_t rail = 1; node->rails != NULL && rail < node->cluster->rail_count; rail++) {
+        any |= rails_run_rail(node->rail_execs[rail], &node->mailboxes[rail], now_ns);
+    }
+    return any;
 }
 
 /* Lets exec work as long as it wants to, on every node, as if it took no time. */
@@ -90,10 +147,11 @@ static void cluster_pump(struct cluster *cluster)
         again = false;
         for (uint32_t i = 0; i < cluster->node_count; i++) {
             struct cluster_node *node = &cluster->nodes[i];
-            if (node->exec != NULL && node->woken) {
+            bool mail = node->rails != NULL && node_run_rails(node, cluster->now_ns);
+            if (node->exec != NULL && (node->woken || mail)) {
                 node->woken = false;
                 node->woken |= exec_run(node->exec, cluster->now_ns);
-                again |= node->woken;
+                again |= node->woken || mail;
             }
         }
     }
@@ -107,9 +165,19 @@ static void node_stop(struct cluster_node *node)
     for (unsigned i = 0; i < 10; i++) {
         cluster_pump(node->cluster);
         req_tick(node->req, node->cluster->now_ns);
-        mem_network_advance(node->cluster->network, node->cluster->now_ns);
+        cluster_advance(node->cluster, node->cluster->now_ns);
     }
     req_free(node->req);
+    for (unsigned i = 0; i < 10 && node->rails != NULL; i++) {
+        (void)node_run_rails(node, node->cluster->now_ns);
+        cluster_advance(node->cluster, node->cluster->now_ns);
+    }
+    rails_free(node->rails, node->cluster->now_ns);
+    for (uint32_t rail = 1; rail < node->cluster->rail_count; rail++) {
+        exec_free(node->rail_execs[rail]);
+        net_free(node->rail_nets[rail]);
+    }
+    node->rails = NULL;
     exec_free(node->exec);
     mesh_free(node->mesh);
     net_free(node->net);
@@ -135,6 +203,14 @@ struct cluster *cluster_new(const struct cluster_options *options)
     if (mem_network_new(options->seed, &options->conditions, &cluster->network, &error) != STATUS_OK) {
         fail_msg("%s", error.text);
     }
+    cluster->rail_count = options->rail_count == 0 ? 1 : options->rail_count;
+    assert_true(cluster->rail_count <= CLUSTER_RAILS_MAX);
+    for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
+        if (mem_network_new(options->seed + rail, &options->conditions, &cluster->rail_networks[rail],
+                            &error) != STATUS_OK) {
+            fail_msg("%s", error.text);
+        }
+    }
     for (uint32_t i = 0; i < cluster->node_count; i++) {
         struct cluster_node *node = &cluster->nodes[i];
         node->cluster = cluster;
@@ -155,6 +231,9 @@ void cluster_free(struct cluster *cluster)
         }
     }
     mem_network_free(cluster->network);
+    for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
+        mem_network_free(cluster->rail_networks[rail]);
+    }
     free(cluster->nodes);
     free(cluster);
 }
@@ -171,6 +250,9 @@ static void cluster_silence(struct cluster *cluster, uint32_t node, bool cut)
 void cluster_kill(struct cluster *cluster, uint32_t node)
 {
     mem_network_kill(cluster->network, cluster->nodes[node].name);
+    for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
+        mem_network_kill(cluster->rail_networks[rail], cluster->nodes[node].name);
+    }
     cluster->nodes[node].alive = false;
 }
 
@@ -199,6 +281,10 @@ void cluster_restart(struct cluster *cluster, uint32_t node)
 void cluster_cut(struct cluster *cluster, uint32_t from, uint32_t to, bool cut)
 {
     mem_network_cut(cluster->network, cluster->nodes[from].name, cluster->nodes[to].name, cut);
+    for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
+        mem_network_cut(cluster->rail_networks[rail], cluster->nodes[from].name, cluster->nodes[to].name,
+                        cut);
+    }
 }
 
 void cluster_partition(struct cluster *cluster, uint32_t first, bool cut)
@@ -217,6 +303,12 @@ static uint64_t node_deadline_ns(const struct cluster_node *node)
 {
     uint64_t deadline_ns = mesh_next_deadline_ns(node->mesh);
     deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(node->exec));
+    for (uint32_t rail = 1; node->rails != NULL && rail < node->cluster->rail_count; rail++) {
+        deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(node->rail_execs[rail]));
+    }
+    if (node->rails != NULL) {
+        deadline_ns = time_min(deadline_ns, rails_next_deadline_ns(node->rails));
+    }
     return time_min(deadline_ns, req_next_deadline_ns(node->req));
 }
 
@@ -234,6 +326,12 @@ static void cluster_scan(struct cluster *cluster)
         if (exec_next_deadline_ns(node->exec) <= now_ns) {
             exec_tick(node->exec, now_ns);
         }
+        for (uint32_t rail = 1; node->rails != NULL && rail < cluster->rail_count; rail++) {
+            exec_tick(node->rail_execs[rail], now_ns);
+        }
+        if (node->rails != NULL && rails_next_deadline_ns(node->rails) <= now_ns) {
+            rails_tick(node->rails, now_ns);
+        }
         if (req_next_deadline_ns(node->req) <= now_ns) {
             req_tick(node->req, now_ns);
         }
@@ -250,7 +348,11 @@ static void cluster_scan(struct cluster *cluster)
 
 static uint64_t cluster_next_ns(const struct cluster *cluster)
 {
-    return time_min(mem_network_next_ns(cluster->network), cluster->scan_ns);
+    uint64_t next_ns = time_min(mem_network_next_ns(cluster->network), cluster->scan_ns);
+    for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
+        next_ns = time_min(next_ns, mem_network_next_ns(cluster->rail_networks[rail]));
+    }
+    return next_ns;
 }
 
 /* To the next event. */
@@ -258,7 +360,7 @@ static void cluster_step(struct cluster *cluster)
 {
     uint64_t next_ns = cluster_next_ns(cluster);
     cluster->now_ns = next_ns > cluster->now_ns ? next_ns : cluster->now_ns;
-    mem_network_advance(cluster->network, cluster->now_ns);
+    cluster_advance(cluster, cluster->now_ns);
     cluster_pump(cluster);
     if (cluster->now_ns >= cluster->scan_ns) {
         cluster_scan(cluster);
@@ -286,7 +388,7 @@ bool cluster_run_until(struct cluster *cluster, bool (*done)(const void *context
     while (!done(context)) {
         if (cluster_next_ns(cluster) > until_ns) {
             cluster->now_ns = until_ns;
-            mem_network_advance(cluster->network, until_ns);
+            cluster_advance(cluster, until_ns);
             return done(context);
         }
         cluster_step(cluster);

@@ -7,6 +7,7 @@
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
+#include "daemon/exec/rails.h"
 #include "daemon/mesh/mesh.h"
 #include "daemon/net/mem.h"
 #include "daemon/req/req.h"
@@ -18,6 +19,7 @@
  * unexpected ends the test that runs (cmocka).
  */
 #define CLUSTER_NODES_MAX 256
+#define CLUSTER_RAILS_MAX 4
 
 struct cluster;
 
@@ -28,6 +30,10 @@ struct cluster_node {
     struct net *net;
     struct mesh *mesh;
     struct exec *exec;
+    struct rails *rails; /* null when there is one rail */
+    struct mailbox mailboxes[CLUSTER_RAILS_MAX];
+    struct net *rail_nets[CLUSTER_RAILS_MAX]; /* the first is unused */
+    struct exec *rail_execs[CLUSTER_RAILS_MAX];
     struct req *req;
     bool alive;
     bool crashed; /* its host lives */
@@ -37,6 +43,8 @@ struct cluster_node {
 struct cluster {
     uint64_t seed;
     struct mem_network *network;
+    struct mem_network *rail_networks[CLUSTER_RAILS_MAX]; /* the first is unused */
+    uint32_t rail_count;
     struct cluster_node *nodes;
     uint32_t node_count;
     uint64_t slice_bytes;
@@ -52,6 +60,7 @@ struct cluster_options {
     uint32_t node_count;
     struct mem_conditions conditions;
     uint64_t slice_bytes; /* 0: the default */
+    uint32_t rail_count;  /* 0: 1 */
 };
 
 /* COMMD_SEED of the environment, else a fixed one; mixed with `which` so that tests differ. */

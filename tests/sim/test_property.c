@@ -42,12 +42,13 @@ enum {
     CASE_LOSS_PERMILLE,
     CASE_DUPLICATION_PERMILLE,
     CASE_JITTER_US,
-    CASE_OPS, /* one after the other, posted ahead */
+    CASE_OPS,   /* one after the other, posted ahead */
+    CASE_RAILS, /* beyond the first */
     CASE_FIELDS
 };
 static const char *const field_names[CASE_FIELDS] = {
     "seed",     "kind",    "dtype",     "reduce", "count", "root",        "nodes",  "ranks", "scattered",
-    "in_place", "layouts", "algorithm", "slice",  "loss",  "duplication", "jitter", "ops"};
+    "in_place", "layouts", "algorithm", "slice",  "loss",  "duplication", "jitter", "ops",   "rails"};
 
 static bool kind_is_tested(enum op_kind kind)
 {
@@ -100,6 +101,7 @@ static void case_draw(uint64_t seed, uint64_t number, uint64_t *fields)
     fields[CASE_DUPLICATION_PERMILLE] = random_below(&random, 3) == 0 ? random_below(&random, 100) : 0;
     fields[CASE_JITTER_US] = random_below(&random, 2) * random_below(&random, 500);
     fields[CASE_OPS] = 1 + random_below(&random, 3);
+    fields[CASE_RAILS] = random_below(&random, 2) * random_below(&random, CLUSTER_RAILS_MAX);
 }
 
 /* Every node has a rank; the others anywhere. */
@@ -143,8 +145,11 @@ static void case_run(const uint64_t *fields)
                                         .delay_ns = 20 * TIME_US,
                                         .jitter_ns = fields[CASE_JITTER_US] * TIME_US,
                                         .packet_bytes = 4096};
-    struct cluster *cluster = cluster_new(&(struct cluster_options){
-        .seed = fields[CASE_SEED], .node_count = (uint32_t)fields[CASE_NODES], .conditions = conditions});
+    struct cluster *cluster =
+        cluster_new(&(struct cluster_options){.seed = fields[CASE_SEED],
+                                              .node_count = (uint32_t)fields[CASE_NODES],
+                                              .conditions = conditions,
+                                              .rail_count = 1 + (uint32_t)fields[CASE_RAILS]});
     uint32_t node_of_rank[CASE_RANKS_MAX];
     char algorithms[64];
     case_place(fields, &cluster->random, node_of_rank);
@@ -222,7 +227,8 @@ static bool one_passes(const uint64_t *fields, bool quiet)
 static bool case_is_valid(const uint64_t *fields)
 {
     return fields[CASE_NODES] >= 1 && fields[CASE_RANKS] >= fields[CASE_NODES] && fields[CASE_OPS] >= 1 &&
-           fields[CASE_SLICE_ELEMENTS] >= 1 && kind_is_tested((enum op_kind)fields[CASE_KIND]) &&
+           fields[CASE_SLICE_ELEMENTS] >= 1 && fields[CASE_RAILS] < CLUSTER_RAILS_MAX &&
+           kind_is_tested((enum op_kind)fields[CASE_KIND]) &&
            reduce_is_tested((enum op_kind)fields[CASE_KIND], (enum dtype)fields[CASE_DTYPE],
                             (enum reduce)fields[CASE_REDUCE]);
 }

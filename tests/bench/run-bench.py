@@ -5,13 +5,17 @@ import dataclasses
 import datetime
 import json
 import math
+import os
 import pathlib
 import platform
 import signal
 import statistics
 import sys
 
+import bars
 import contestants
+import counts
+import limits
 import report
 from topology import BUILD, Topology, namespaces_work
 
@@ -112,6 +116,12 @@ def measure(name, options, progress, runs, failures):
         topology.close()
 
 
+def model_name():
+    with open("/proc/cpuinfo", encoding="utf-8") as info:
+        names = [line.split(":", 1)[1].strip() for line in info if line.startswith("model name")]
+    return names[0] if names else "unknown"
+
+
 def read_size(text):
     units = {"K": 1 << 10, "M": MIB, "G": 1 << 30}
     return int(text[:-1]) * units[text[-1]] if text[-1:] in units else int(text)
@@ -141,34 +151,60 @@ def read_options():
     return options
 
 
+def write(document, topologies, folder):
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
+    written = [folder / "bench.json"]
+    if document["results"]:
+        (folder / "bench.svg").write_text(report.plot(document["results"], topologies))
+        written.append(folder / "bench.svg")
+    print(f"written: {', '.join(str(path) for path in written)}")
+
+
+def print_report(document, topologies, names):
+    for name in topologies:
+        print(report.table(document["results"], name, names) + "\n")
+    if document["limits"]:
+        print(limits.table(document["limits"]) + "\n")
+    if document["counts"]:
+        print(counts.table(document["counts"]) + "\n")
+    for failure in document["failures"]:
+        print(f"not measured: {failure}")
+    print("\n" + bars.table(document["bars"]) + "\n")
+
+
 def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that everything is removed
     options = read_options()
     topologies = [name for name in options.only if name not in ("limits", "counts")]
     failures = []
-    if not namespaces_work():
+    options.have_namespaces = namespaces_work()
+    if not options.have_namespaces:
         left_out = [name for name in topologies if name.startswith("nodes")]
         failures += [f"{name}: left out: it takes root and network namespaces" for name in left_out]
         topologies = [name for name in topologies if name not in left_out]
     runs = {}
-    progress = Progress(sum(len(sweeps_of(name, options)) for name in topologies) * options.repeats * len(options.contestants))
-    for name in topologies:
-        measure(name, options, progress, runs, failures)
-    progress.end()
-    results = medians(runs)
-    names = [contestant.name for contestant in options.contestants]
-    for name in topologies:
-        print(report.table(results, name, names) + "\n")
-    for failure in failures:
-        print(f"failed: {failure}")
-    options.output.mkdir(parents=True, exist_ok=True)
+    steps = sum(len(sweeps_of(name, options)) for name in topologies) * options.repeats * len(options.contestants)
+    steps += options.repeats * 5 if "limits" in options.only else 0
+    steps += 2 * (3 + len(options.contestants)) + 1 if "counts" in options.only else 0
+    progress = Progress(steps)
     document = {"schema_version": 1, "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-                "machine": platform.uname()._asdict(), "repeats": options.repeats, "results": results, "failures": failures}
-    (options.output / "bench.json").write_text(json.dumps(document, indent=1) + "\n")
-    if results:
-        (options.output / "bench.svg").write_text(report.plot(results, topologies))
-    print(f"written: {options.output / 'bench.json'}, {options.output / 'bench.svg'}")
-    return 0
+                "machine": {**platform.uname()._asdict(), "processors": os.cpu_count(), "model": model_name()},
+                "repeats": options.repeats, "results": [], "limits": {}, "counts": {}, "failures": failures}
+    try:
+        for name in topologies:
+            measure(name, options, progress, runs, failures)
+        if "limits" in options.only:
+            document["limits"] = limits.measure(options, progress, failures)
+        if "counts" in options.only:
+            document["counts"] = counts.measure(options, progress, failures)
+    finally:
+        progress.end()
+    document["results"] = medians(runs)
+    document["bars"] = bars.bars(document)
+    print_report(document, topologies, [contestant.name for contestant in options.contestants])
+    write(document, topologies, options.output)
+    return 1 if any(result["wrong"] for result in document["results"]) else 0
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ NAME = re.compile(r"local([1-9])$|nodes([2-9])-(1500|9000|1g)$")
 class Topology:
     """local<ranks> or nodes<nodes>-<mtu|1g>: one rank a node, MTU 1500 where the link is limited to 1 Gbit/s."""
 
-    def __init__(self, name):
+    def __init__(self, name, with_daemons=True):
         match = NAME.match(name)
         if not match:
             raise SystemExit(f"run-bench: {name}: expected local2, nodes2-9000, nodes2-1g or the like")
@@ -32,9 +32,10 @@ class Topology:
         try:
             if not self.is_local:
                 self._shape_links()
-            for node in self.nodes:
-                self.cluster.start(node)
-            self.cluster.wait_ready()
+            if with_daemons:
+                for node in self.nodes:
+                    self.cluster.start(node)
+                self.cluster.wait_ready()
         except BaseException:
             self.close()
             raise
@@ -68,9 +69,10 @@ class Topology:
         return total
 
     def close(self):
+        daemons = [process.pid for process in self.cluster.daemons.values()]
         for namespace in self.cluster.namespaces.values():
             for process in run("ip", "netns", "pids", namespace, check=False).stdout.split():
-                if int(process) not in [daemon.pid for daemon in self.cluster.daemons.values()]:
+                if int(process) not in daemons:
                     try:
                         os.kill(int(process), signal.SIGKILL)
                     except ProcessLookupError:

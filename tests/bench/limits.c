@@ -11,6 +11,7 @@
  */
 #include <arpa/inet.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <netinet/udp.h>
 #include <openssl/evp.h>
 #include <openssl/ssl.h>
@@ -300,8 +301,13 @@ static void receive_datagrams(const struct sockaddr_in *address)
 
 static int connect_to(const struct sockaddr_in *address, int type)
 {
+    int on = 1;
     for (int attempt = 0; attempt < 100; attempt++) {
         int connection = socket(AF_INET, type, 0);
+        if (type == SOCK_STREAM) { /* without it, TLS waits for acknowledgements of its cut records: a fifth
+                                      of the rate */
+            setsockopt(connection, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+        }
         if (connect(connection, (const struct sockaddr *)address, sizeof *address) == 0) {
             return connection;
         }

@@ -69,6 +69,14 @@ class Topology:
         return total
 
     def close(self):
+        # A second Ctrl-C must not stop what the first began.
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            self._remove_all()
+        finally:
+            signal.signal(signal.SIGINT, interrupt)
+
+    def _remove_all(self):
         daemons = [process.pid for process in self.cluster.daemons.values()]
         for namespace in self.cluster.namespaces.values():
             for process in run("ip", "netns", "pids", namespace, check=False).stdout.split():

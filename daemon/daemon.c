@@ -1,5 +1,6 @@
 #include "daemon/daemon.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +38,10 @@ struct daemon {
     struct loop_timer *tick;
     struct loop_timer *watchdog;
     uint64_t watchdog_interval_ns;
-    bool exec_posted;
+    bool exec_woken;
+    bool spins; /* there is more than one processor */
+    uint64_t spin_rest_until_ns;
+    uint64_t spin_ns; /* how long to look for requests before waiting; adapted */
     bool draining;
     bool stopping;
     uint64_t drain_deadline_ns;
@@ -65,6 +69,13 @@ enum status daemon_load_conf(const struct conf_options *options, struct conf **o
 /* How often a drain looks whether everything is done. */
 #define DRAIN_POLL_NS (20 * TIME_MS)
 #define TURN_MAX_MS 3600000u
+/* About what it costs to be woken, and to wake. */
+#define SPIN_MAX_NS (50 * TIME_US)
+#define SPIN_MIN_NS (4 * TIME_US)
+/* Who gives way for longer shares its processor: it is woken sooner than it gets its turn. */
+#define SPIN_CROWDED_NS (200 * TIME_US)
+#define SPIN_CROWDED_REST_NS (20 * TIME_MS) /* no spinning for so long then */
+#define SPIN_ROUNDS 16u                     /* between looks at descriptors */
 
 static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
 {
@@ -95,21 +106,30 @@ static void daemon_tick(void *context, uint64_t now_ns)
     }
 }
 
-static void daemon_exec(void *context, uint64_t now_ns)
-{
-    struct daemon *daemon = context;
-    daemon->exec_posted = false;
-    if (exec_run(daemon->exec, now_ns) && !daemon->exec_posted) {
-        daemon->exec_posted = loop_post(daemon->loop, daemon_exec, daemon) == STATUS_OK;
-    }
-}
-
 static void daemon_wake_exec(void *context)
 {
-    struct daemon *daemon = context;
-    if (!daemon->exec_posted) {
-        daemon->exec_posted = loop_post(daemon->loop, daemon_exec, daemon) == STATUS_OK;
+    ((struct daemon *)context)->exec_woken = true;
+}
+
+/*
+ * What needs no look at descriptors and timers: an operation of one node, from the requests of its ranks to
+ * their answers. Returns whether there was anything.
+ */
+static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
+{
+    bool any = workers_run(daemon->workers, now_ns);
+    any |= api_poll(daemon->api, now_ns);
+    if (daemon->exec_woken) {
+        daemon->exec_woken = false;
+        daemon->exec_woken |= exec_run(daemon->exec, now_ns);
+        any = true;
     }
+    if (req_next_deadline_ns(daemon->req) <= now_ns) {
+        req_tick(daemon->req, now_ns);
+        any = true;
+    }
+    api_ring_bells(daemon->api);
+    return any;
 }
 
 static void daemon_drain(void *context, int signal_number, uint64_t now_ns)
@@ -284,6 +304,7 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
     for (size_t i = 0; i < conf->node_count && status == STATUS_OK; i++) {
         status = daemon_add_node(daemon, &conf->nodes[i], error);
     }
+    daemon->spins = processors > 1;
     daemon->rail_count = rails;
     daemon->thread_count = threads;
     return status;
@@ -394,6 +415,39 @@ static void daemon_free(struct daemon *daemon)
     conf_free(daemon->conf);
 }
 
+/* Requests come in rows: a look for the next one costs less than being woken for it. */
+static void daemon_found_work(struct daemon *daemon, uint64_t now_ns, uint64_t *spin_until_ns)
+{
+    if (daemon->spins && now_ns >= daemon->spin_rest_until_ns) {
+        daemon->spin_ns = daemon->spin_ns * 2 < SPIN_MAX_NS ? daemon->spin_ns * 2 : SPIN_MAX_NS;
+        *spin_until_ns = time_after(now_ns, daemon->spin_ns);
+    }
+}
+
+/* Who has something to do on this processor goes first. */
+static void daemon_give_way(struct daemon *daemon, uint64_t *spin_until_ns)
+{
+    uint64_t before_ns = loop_now_ns();
+    (void)sched_yield();
+    uint64_t now_ns = loop_now_ns();
+    if (now_ns - before_ns > SPIN_CROWDED_NS) {
+        daemon->spin_rest_until_ns = now_ns + SPIN_CROWDED_REST_NS;
+        *spin_until_ns = 0;
+    }
+}
+
+/* Descriptors and timers; waits for them unless there is more to do. */
+static enum status daemon_turn(struct daemon *daemon, bool spin, struct error *error)
+{
+    bool wait = !spin && !daemon->exec_woken && workers_sleep(daemon->workers) && api_sleep(daemon->api);
+    if (wait) {
+        daemon->spin_ns = daemon->spin_ns / 2 > SPIN_MIN_NS ? daemon->spin_ns / 2 : SPIN_MIN_NS;
+    }
+    /* Any turn may have moved a deadline: all are looked at before the next wait. */
+    daemon_arm(daemon, loop_now_ns());
+    return loop_run_once(daemon->loop, wait ? TURN_MAX_MS : 0, error);
+}
+
 static enum status daemon_loop(struct daemon *daemon, struct error *error)
 {
     const struct conf *conf = daemon->conf;
@@ -404,11 +458,19 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
         dev_reduce_level_text());
     sd_notifyf(0, "READY=1\nSTATUS=Node %s\nMAINPID=%d", conf->node_name, (int)getpid());
     enum status status = STATUS_OK;
+    uint64_t spin_until_ns = 0;
+    uint32_t rounds = 0;
     while (status == STATUS_OK && !daemon->stopping) {
-        /* Any turn may have moved a deadline: all are looked at before the next wait. */
-        (void)workers_run(daemon->workers, loop_now_ns());
-        daemon_arm(daemon, loop_now_ns());
-        status = loop_run_once(daemon->loop, workers_sleep(daemon->workers) ? TURN_MAX_MS : 0, error);
+        uint64_t now_ns = loop_now_ns();
+        if (daemon_work(daemon, now_ns)) {
+            daemon_found_work(daemon, now_ns, &spin_until_ns);
+        }
+        bool spin = now_ns < spin_until_ns && api_is_awake(daemon->api);
+        if (spin && !daemon->exec_woken && ++rounds % SPIN_ROUNDS != 0) {
+            daemon_give_way(daemon, &spin_until_ns);
+            continue;
+        }
+        status = daemon_turn(daemon, spin, error);
     }
     return status;
 }

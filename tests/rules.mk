@@ -65,23 +65,16 @@ $(FUZZERS): $(BUILD)/%: $(BUILD)/tests/fuzz/%.o $(TEST_ARCHIVES)
 	$(link)
 fuzz-programs: $(FUZZERS)
 
-# The peers' programs are built by nothing else: Open MPI and Gloo are installed for them alone.
-PEER_FLAGS := -O2 -g -Wall -Wextra $(if $(CI)$(WERROR),-Werror)
-BENCH_PEERS := $(addprefix $(BUILD)/bench/,mpi_bench gloo_bench commd_bench)
-$(BUILD)/bench/sweep.o: tests/bench/peers/sweep.c tests/bench/peers/sweep.h
-	$(Q)mkdir -p $(@D) && echo "  CC      $<" && $(CC) -std=gnu17 -D_GNU_SOURCE $(PEER_FLAGS) -c -o $@ $<
-$(BUILD)/bench/mpi_bench: tests/bench/peers/mpi_bench.c $(BUILD)/bench/sweep.o
-	$(Q)echo "  MPICC   $<" && mpicc $(PEER_FLAGS) -o $@ $^
-$(BUILD)/bench/gloo_bench: tests/bench/peers/gloo_bench.cc $(BUILD)/bench/sweep.o
-	$(Q)echo "  CXX     $<" && c++ -std=c++17 $(PEER_FLAGS) -o $@ $^ -lgloo -pthread
-$(BUILD)/bench/commd_bench: tests/bench/peers/commd_bench.c $(BUILD)/bench/sweep.o $(BUILD)/libcommclient.so
-	$(Q)echo "  CC      $<" && $(CC) -D_GNU_SOURCE $(PEER_FLAGS) -Iclient/include -o $@ $(filter %.c %.o,$^) -L$(BUILD) -Wl,-rpath,$(abspath $(BUILD)) -lcommclient
-bench-peers:
-	@tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) --bench $(DEPS_FILE)
-$(BENCH_PEERS) $(BUILD)/bench/sweep.o: | bench-peers
-
-bench: all $(BENCHES) $(BENCH_PEERS) ## install the peers, run commd beside them, print tables (a quarter of an hour; QUICK=1: three minutes)
-	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run-bench.py $(if $(QUICK),--quick) $(BENCH_OPTIONS)
+# The peers are Debian's packages; their programs are built for the benchmark alone.
+PEERS := $(BUILD)/tests/bench/peers/mpi_bench $(BUILD)/tests/bench/peers/gloo_bench
+$(BUILD)/tests/bench/peers/mpi_bench: tests/bench/peers/mpi_bench.c tests/bench/peers/sweep.h
+	$(Q)mkdir -p $(@D) && echo "  MPICC   $@" && mpicc -O2 -o $@ $<
+$(BUILD)/tests/bench/peers/gloo_bench: tests/bench/peers/gloo_bench.cc tests/bench/peers/sweep.h
+	$(Q)mkdir -p $(@D) && echo "  CXX     $@" && $(CXX) -std=c++17 -O2 -o $@ $< -lgloo -lpthread
+bench-deps:
+	@tests/lib/install-deps.sh --bench
+bench: all $(BENCHES) ## measure commd beside Open MPI and Gloo (15 minutes; QUICK=1: 3)
+	@$(MAKE) bench-deps && $(MAKE) $(PEERS) && COMMD_BUILD=$(abspath $(BUILD)) python3 tests/bench/run_bench.py $(if $(QUICK),--quick) $(BENCH_OPTIONS)
 
 # ---- what is checked without running it. A tool that is not installed is named and left out.
 
@@ -119,5 +112,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-asan check-tsan fuzz fuzz-programs bench bench-peers \
+.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-asan check-tsan fuzz fuzz-programs bench bench-deps \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -57,6 +57,7 @@ verb_function verb_status, verb_nodes, verb_comms, verb_clients, verb_ops; /* li
 verb_function verb_ping;                                                   /* ping.c */
 verb_function verb_algorithms;                                             /* algorithms.c */
 verb_function verb_plan;                                                   /* plan.c */
+verb_function verb_bench;                                                  /* bench.c */
 verb_function verb_config;                                                 /* config.c */
 verb_function verb_pki;                                                    /* pki.c */
 

@@ -29,6 +29,8 @@ static const struct verb verbs[] = {
      verb_algorithms, false},
     {"plan", "[OPERATION] [-s SIZE] [-n NODES] ...", "predicts time, bytes and memory for any cluster",
      verb_plan, false},
+    {"bench", "[--ranks N] [--operation NAME] ...", "measures collectives, and checks their results",
+     verb_bench, false},
     {"config", "show | check [FILE]", "settings in force and where they come from; check a file", verb_config,
      false},
     {"pki", "init | request NAME | issue NAME", "make the cluster's authority and the nodes' certificates",

@@ -75,6 +75,17 @@ static comm_result_t take_hello(struct comm_client *client, const Commd__Client_
     return COMM_OK;
 }
 
+/* commd uses them from here on: without them there is no connection. */
+static comm_result_t take_rings(struct comm_client *client)
+{
+    client->rings = rings_open(client->ring_fds);
+    client->ring_fds[0] = -1;
+    if (client->rings == NULL) {
+        return error_report(COMM_SYSTEM, "%s: the memory that commd offers cannot be mapped", client->path);
+    }
+    return COMM_OK;
+}
+
 static void read_program_name(char *out, size_t size)
 {
     FILE *file = fopen("/proc/self/comm", "re");
@@ -100,6 +111,12 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
     hello.protocol_version = CLIENT_PROTOCOL_VERSION;
     hello.program = program;
     hello.version_text = (char *)COMMD_VERSION_TEXT;
+    char *features[] = {(char *)CLIENT_FEATURE_RINGS};
+    const char *wants_rings = getenv(CLIENT_RINGS_ENVIRONMENT);
+    if (wants_rings == NULL || strcmp(wants_rings, "0") != 0) {
+        hello.features = features;
+        hello.n_features = 1;
+    }
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
     request.hello = &hello;
@@ -111,6 +128,9 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
     comm_result_t result = client_ask(client, &request, &question, &event, NULL);
     if (result == COMM_OK) {
         result = take_hello(client, event->reply->hello);
+        if (result == COMM_OK && client->ring_fds[0] >= 0) {
+            result = take_rings(client);
+        }
         commd__client__event__free_unpacked(event, NULL);
     }
     return result;
@@ -124,6 +144,7 @@ static struct comm_client *client_new(const char *path)
         goto failed;
     }
     client->fd = -1;
+    client->ring_fds[0] = -1;
     client->pid = getpid();
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&client->changed, &attributes);
@@ -142,6 +163,10 @@ static void client_free(struct comm_client *client)
 {
     memory_free_all(client);
     staging_free_all(client);
+    rings_close(client->rings);
+    for (int i = 0; client->ring_fds[0] >= 0 && i < CLIENT_RING_FDS; i++) {
+        close(client->ring_fds[i]);
+    }
     if (client->fd >= 0) {
         close(client->fd);
     }

@@ -111,17 +111,78 @@ static void dispatch(struct comm_client *client, const uint8_t *bytes, size_t si
     commd__client__event__free_unpacked(event, NULL);
 }
 
+/* Takes everything that is in the ring. */
+static void drain_ring(struct comm_client *client)
+{
+    bool any = false;
+    while (client->rings != NULL && client->lost == COMM_OK) {
+        size_t size;
+        enum ring_result result = ring_take(&client->rings->in, client->packet, sizeof client->packet, &size);
+        if (result == RING_NOTHING) {
+            break;
+        }
+        if (result != RING_OK) {
+            client_lose(client, COMM_PROTOCOL, "%s: commd's ring holds what cannot be", client->path);
+            return;
+        }
+        any = true;
+        dispatch(client, client->packet, size);
+    }
+    if (any) {
+        rings_taken(client->rings);
+    }
+}
+
+static void close_fds(const int *fds, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        close(fds[i]);
+    }
+}
+
+/* One packet; descriptors, which come with rings alone, are kept for whoever asked for those. */
+static ssize_t receive_packet(struct comm_client *client)
+{
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(CLIENT_RING_FDS * sizeof(int))];
+    } control;
+    struct iovec part = {.iov_base = client->packet, .iov_len = sizeof client->packet};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    ssize_t size = recvmsg(client->fd, &message, MSG_DONTWAIT | MSG_TRUNC | MSG_CMSG_CLOEXEC);
+    if (size < 0) {
+        return size;
+    }
+    for (struct cmsghdr *item = CMSG_FIRSTHDR(&message); item != NULL; item = CMSG_NXTHDR(&message, item)) {
+        if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) {
+            continue;
+        }
+        int fds[CLIENT_RING_FDS];
+        size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof fds[0];
+        memcpy(fds, CMSG_DATA(item), count * sizeof fds[0]);
+        if (count == CLIENT_RING_FDS && client->ring_fds[0] < 0) {
+            memcpy(client->ring_fds, fds, sizeof fds);
+        } else {
+            close_fds(fds, count);
+        }
+    }
+    return size;
+}
+
 /* Takes everything that is there. */
 static void drain(struct comm_client *client)
 {
+    drain_ring(client);
     while (client->lost == COMM_OK) {
-        ssize_t size = recv(client->fd, client->packet, sizeof client->packet, MSG_DONTWAIT | MSG_TRUNC);
+        ssize_t size = receive_packet(client);
         if (size > (ssize_t)sizeof client->packet) {
             client_lose(client, COMM_PROTOCOL, "%s: commd sent a packet of %zd bytes; %zu are the most",
                         client->path, size, sizeof client->packet);
         } else if (size > 0) {
             dispatch(client, client->packet, (size_t)size);
         } else if (size == 0) {
+            drain_ring(client); /* its last words */
             client_lose(client, COMM_DAEMON_LOST,
                         "%s: commd closed the connection: it ended or was restarted", client->path);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -136,12 +197,16 @@ static void drain(struct comm_client *client)
 void client_take_events(struct comm_client *client)
 {
     if (!client->reading) {
-        drain(client);
+        if (client->rings != NULL) {
+            drain_ring(client); /* what the socket has to say can wait */
+        } else {
+            drain(client);
+        }
         pthread_cond_broadcast(&client->changed);
     }
 }
 
-static int poll_timeout_ms(uint64_t deadline_ns)
+int poll_timeout_ms(uint64_t deadline_ns)
 {
     uint64_t now_ns = clock_ns();
     if (deadline_ns <= now_ns) {
@@ -159,12 +224,29 @@ static void wait_at_socket(struct comm_client *client, uint64_t deadline_ns, sho
     pthread_mutex_lock(&client->lock);
 }
 
+/* The rings' only reader, likewise. */
+static void wait_at_rings(struct comm_client *client, uint64_t deadline_ns, short events)
+{
+    pthread_mutex_unlock(&client->lock);
+    bool polled = rings_wait(client->rings, client->fd, events, deadline_ns);
+    pthread_mutex_lock(&client->lock);
+    if (polled) {
+        drain(client);
+    } else {
+        drain_ring(client);
+    }
+}
+
 /* The only reader: waits, takes what has come, and wakes those for whom something may have been in it. */
 static void read_socket(struct comm_client *client, uint64_t deadline_ns, short events)
 {
     client->reading = true;
-    wait_at_socket(client, deadline_ns, events);
-    drain(client);
+    if (client->rings != NULL) {
+        wait_at_rings(client, deadline_ns, events);
+    } else {
+        wait_at_socket(client, deadline_ns, events);
+        drain(client);
+    }
     client->reading = false;
     pthread_cond_broadcast(&client->changed);
 }
@@ -191,12 +273,37 @@ void client_progress(struct comm_client *client, uint64_t deadline_ns)
  */
 static void wait_to_send(struct comm_client *client, uint64_t deadline_ns)
 {
-    if (!client->reading) {
+    if (!client->reading && client->rings != NULL) {
+        uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS); /* the bell may have rung for another */
+        read_socket(client, soon_ns < deadline_ns ? soon_ns : deadline_ns, POLLIN);
+    } else if (!client->reading) {
         read_socket(client, deadline_ns, POLLIN | POLLOUT);
     } else {
         uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS);
         wait_at_socket(client, soon_ns < deadline_ns ? soon_ns : deadline_ns, POLLOUT);
     }
+}
+
+static comm_result_t send_in_ring(struct comm_client *client, const uint8_t *packet, size_t size,
+                                  uint64_t deadline_ns)
+{
+    while (client->lost == COMM_OK) {
+        switch (rings_send(client->rings, packet, size)) {
+        case RING_OK:
+            return COMM_OK;
+        case RING_FULL:
+            if (clock_ns() >= deadline_ns) {
+                return COMM_TIMED_OUT;
+            }
+            wait_to_send(client, deadline_ns);
+            break;
+        case RING_NOTHING:
+        case RING_BROKEN:
+            client_lose(client, COMM_PROTOCOL, "%s: commd's ring holds what cannot be", client->path);
+            break;
+        }
+    }
+    return client->lost;
 }
 
 comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
@@ -208,6 +315,9 @@ comm_result_t client_send(struct comm_client *client, const Commd__Client__Reque
         return COMM_INTERNAL;
     }
     commd__client__request__pack(request, packet);
+    if (client->rings != NULL && fd < 0) {
+        return send_in_ring(client, packet, size, deadline_ns);
+    }
     union {
         struct cmsghdr header;
         char space[CMSG_SPACE(sizeof(int))];

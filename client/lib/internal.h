@@ -9,6 +9,7 @@
 #include <sys/types.h>
 
 #include "proto/client.pb-c.h"
+#include "proto/ring.h"
 #include "proto/status.h"
 #include "proto/types.h"
 #include "proto/version.h"
@@ -142,6 +143,7 @@ struct comm_client {
     pthread_cond_t changed;
     pid_t pid;
     int fd;
+    struct client_rings *rings; /* null: the socket alone */
     char *path;
     bool reading;       /* a thread waits at the socket: it alone takes events */
     comm_result_t lost; /* COMM_OK while connected */
@@ -153,6 +155,7 @@ struct comm_client {
     struct client_request *requests;
     struct comm_comm *comms;
     struct client_memory **memories; /* the caller's, by address */
+    int ring_fds[CLIENT_RING_FDS]; /* of rings that commd offers, until they are taken; the first -1: none */
     size_t memory_count;
     size_t memory_capacity;
     struct staging_pool staging;
@@ -178,6 +181,8 @@ comm_result_t options_copy(void *target, size_t known_size, const void *source, 
 
 uint64_t clock_ns(void); /* CLOCK_MONOTONIC */
 uint64_t clock_after_ms(uint64_t ms);
+/* For poll: until the deadline, but not for ever. */
+int poll_timeout_ms(uint64_t deadline_ns);
 
 /* Takes the lock; reports a null pointer, or another process than the one that opened it. */
 comm_result_t client_enter(struct comm_client *client);
@@ -216,6 +221,36 @@ comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *req
                          bool *unanswered);
 /* Tells without waiting for the answer; whatever comes of it is not reported. May let go of the lock. */
 void client_tell(struct comm_client *client, Commd__Client__Request *request);
+
+/* --- rings.c: packets without the socket --- */
+
+#define RING_SPIN_MAX_NS 50000u /* about what it costs to be woken, and to wake */
+#define RING_SPIN_MIN_NS 2000u
+/* Who gives way for longer shares its processor: it is woken sooner than it gets its turn. */
+#define RING_CROWDED_NS 200000u
+#define RING_CROWDED_REST_NS 20000000u /* no looking for so long then */
+
+struct client_rings {
+    unsigned char *memory;
+    int bell_fd;        /* commd rings it */
+    int daemon_bell_fd; /* we do */
+    struct ring in, out;
+    uint64_t spin_ns; /* how long to look before waiting; adapted */
+    uint64_t rest_until_ns;
+};
+
+/* Takes the descriptors over. Null when they cannot be used, or without memory: the socket does. */
+struct client_rings *rings_open(const int fds[CLIENT_RING_FDS]);
+void rings_close(struct client_rings *rings);
+/*
+ * Waits for a packet, without the lock: a moment awake, then at socket and bell. events: of the socket.
+ * Returns whether it came to that: then the socket may have something, too.
+ */
+bool rings_wait(struct client_rings *rings, int socket_fd, short events, uint64_t deadline_ns);
+/* FULL: commd rings when there is room again. */
+enum ring_result rings_send(struct client_rings *rings, const void *packet, size_t size_bytes);
+/* After packets were taken. */
+void rings_taken(struct client_rings *rings);
 
 /* --- comm.c --- */
 

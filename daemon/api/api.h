@@ -48,6 +48,16 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
 /* Drops every session and removes the socket file if we made it. */
 void api_free(struct api *api);
 
+/*
+ * Sessions' rings, between the loop's turns. api_poll takes what is in those that are awake, and returns
+ * whether there was anything; api_ring_bells then tells clients that sleep. Before the loop waits, api_sleep
+ * makes clients ring from now on; false: poll first.
+ */
+bool api_poll(struct api *api, uint64_t now_ns);
+void api_ring_bells(struct api *api);
+bool api_is_awake(const struct api *api);
+bool api_sleep(struct api *api);
+
 /* No new session is accepted, and status says draining. */
 void api_drain(struct api *api);
 

@@ -25,30 +25,96 @@ static void session_break(struct api_session *session)
     }
 }
 
+bool api_session_reads(const struct api_session *session)
+{
+    return !session->closing && !session->broken && session->out_count < API_SESSION_PAUSE_PACKETS;
+}
+
+static bool packet_takes_ring(const struct api_session *session, const struct api_packet *packet)
+{
+    return session->rings != NULL && !packet->on_socket &&
+           packet->size_bytes <= ring_packet_max_bytes(CLIENT_RING_BYTES);
+}
+
 static void session_update_watch(struct api_session *session)
 {
     unsigned events = 0;
     if (!session->closing && session->out_count < API_SESSION_PAUSE_PACKETS) {
         events |= LOOP_READ;
     }
-    if (session->out_first != NULL) {
+    if (session->out_first != NULL && !packet_takes_ring(session, session->out_first)) {
         events |= LOOP_WRITE;
     }
-    loop_watch_set(session->watch, events);
+    if (events != session->watched) {
+        session->watched = events;
+        loop_watch_set(session->watch, events);
+    }
 }
 
-static void session_flush(struct api_session *session)
+/* The descriptors of the rings, beside the packet. */
+static ssize_t send_with_rings(const struct api_session *session, const struct api_packet *packet)
 {
-    while (session->out_first != NULL && !session->broken) {
-        struct api_packet *packet = session->out_first;
-        ssize_t sent = send(session->fd, packet->bytes, packet->size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT);
-        if (sent < 0) {
-            if (errno == EINTR) {
-                continue;
-            }
+    const struct api_rings *rings = session->rings;
+    int fds[] = {rings->memory_fd, rings->bell_fd, rings->client_bell_fd};
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof fds)];
+    } control = {0};
+    struct iovec part = {.iov_base = (void *)(uintptr_t)packet->bytes, .iov_len = packet->size_bytes};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    control.header.cmsg_level = SOL_SOCKET;
+    control.header.cmsg_type = SCM_RIGHTS;
+    control.header.cmsg_len = CMSG_LEN(sizeof fds);
+    memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
+    return sendmsg(session->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* False: it has to wait. */
+static bool session_send_on_socket(struct api_session *session, const struct api_packet *packet)
+{
+    for (;;) {
+        ssize_t sent = packet->on_socket ? send_with_rings(session, packet)
+                                         : send(session->fd, packet->bytes, packet->size_bytes,
+                                                MSG_NOSIGNAL | MSG_DONTWAIT);
+        if (sent >= 0) {
+            return true;
+        }
+        if (errno != EINTR) {
             if (errno != EAGAIN && errno != EWOULDBLOCK) {
                 session_break(session);
             }
+            return false;
+        }
+    }
+}
+
+/* False: it has to wait. */
+static bool session_send_packet(struct api_session *session, const struct api_packet *packet)
+{
+    if (!packet_takes_ring(session, packet)) {
+        return session_send_on_socket(session, packet);
+    }
+    switch (api_rings_put(session, packet->bytes, packet->size_bytes)) {
+    case RING_OK:
+        return true;
+    case RING_FULL:
+        return false;
+    case RING_NOTHING:
+    case RING_BROKEN:
+        break;
+    }
+    log_warning("client %d (%s): dropped, its ring holds what cannot be", (int)session->client.pid,
+                session->program);
+    session_break(session);
+    return false;
+}
+
+void api_session_flush(struct api_session *session)
+{
+    while (session->out_first != NULL && !session->broken) {
+        struct api_packet *packet = session->out_first;
+        if (!session_send_packet(session, packet)) {
             break;
         }
         session->out_first = packet->next;
@@ -84,11 +150,13 @@ void api_session_send(struct api_session *session, const Commd__Client__Event *e
         return;
     }
     packet->next = NULL;
+    packet->on_socket = session->offers_rings;
+    session->offers_rings = false;
     packet->size_bytes = commd__client__event__pack(event, packet->bytes);
     *session->out_last = packet;
     session->out_last = &packet->next;
     session->out_count++;
-    session_flush(session);
+    api_session_flush(session);
 }
 
 void api_session_reply(struct api_session *session, Commd__Client__Reply *reply)
@@ -129,7 +197,7 @@ void api_session_end(struct api_session *session, const char *why)
     log_warning("client %d (%s), uid %u: session ended: %s", (int)session->client.pid, session->program,
                 (unsigned)session->client.uid, why);
     session->closing = true;
-    session_flush(session);
+    api_session_flush(session);
 }
 
 /* What a client sent and nobody will read: a socket closed with that in it would lose what was told to the
@@ -158,6 +226,16 @@ void api_session_refuse(int fd, const struct error *error)
     if (send(fd, bytes, size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
         log_debug("a client that is refused cannot be told: %s", strerror(errno));
     }
+}
+
+static bool hello_asks_for_rings(const Commd__Client__Hello *hello)
+{
+    for (size_t i = 0; i < hello->n_features; i++) {
+        if (strcmp(hello->features[i], CLIENT_FEATURE_RINGS) == 0) {
+            return true;
+        }
+    }
+    return false;
 }
 
 static void session_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello)
@@ -190,6 +268,18 @@ static void session_hello(struct api_session *session, uint64_t request_id, cons
     answer.node_name = (char *)mesh_own_name(session->api->mesh);
     answer.pending_ops_max = REQ_PENDING_OPS_MAX;
     answer.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
+    char *features[] = {(char *)CLIENT_FEATURE_RINGS};
+    if (hello_asks_for_rings(hello)) {
+        struct error error_of_rings;
+        if (api_rings_new(session, &error_of_rings) == STATUS_OK) {
+            session->offers_rings = true;
+            answer.features = features;
+            answer.n_features = 1;
+        } else {
+            log_warning("client %d (%s): no rings: %s", (int)session->client.pid, session->program,
+                        error_of_rings.text);
+        }
+    }
     Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
     reply.id = request_id;
     reply.body_case = COMMD__CLIENT__REPLY__BODY_HELLO;
@@ -292,32 +382,70 @@ static unsigned session_take_fds(struct msghdr *message, int *first)
     return count;
 }
 
+/*
+ * Where requests are unpacked: most are small, and none outlives its packet. The loop's thread alone unpacks,
+ * one at a time.
+ */
+static struct {
+    size_t used;
+    _Alignas(16) unsigned char bytes[16384];
+} arena;
+
+static void *arena_alloc(void *context, size_t size)
+{
+    (void)context;
+    size_t rounded = (size + 15) & ~(size_t)15;
+    if (rounded < size || rounded > sizeof arena.bytes - arena.used) {
+        return malloc(size);
+    }
+    void *at = arena.bytes + arena.used;
+    arena.used += rounded;
+    return at;
+}
+
+static void arena_free(void *context, void *pointer)
+{
+    (void)context;
+    unsigned char *at = pointer;
+    if (at < arena.bytes || at >= arena.bytes + sizeof arena.bytes) {
+        free(pointer);
+    }
+}
+
+static ProtobufCAllocator arena_allocator = {.alloc = arena_alloc, .free = arena_free};
+
 static void session_packet(struct api_session *session, const uint8_t *bytes, size_t size, int flags,
                            unsigned fds, int fd, uint64_t now_ns)
 {
     struct error error;
     Commd__Client__Request *request = NULL;
+    arena.used = 0;
     if ((flags & MSG_TRUNC) != 0) {
         error_set(&error, STATUS_PROTOCOL, "a packet larger than %d bytes", CLIENT_PACKET_MAX_BYTES);
     } else if ((flags & MSG_CTRUNC) != 0 || fds > CLIENT_PACKET_FDS_MAX) {
         error_set(&error, STATUS_PROTOCOL, "more than %d file descriptor with a packet",
                   CLIENT_PACKET_FDS_MAX);
-    } else if ((request = commd__client__request__unpack(NULL, size, bytes)) == NULL) {
+    } else if ((request = commd__client__request__unpack(&arena_allocator, size, bytes)) == NULL) {
         error_set(&error, STATUS_PROTOCOL, "a packet of %zu bytes that is no request", size);
     } else {
         session_dispatch(session, request, fd, now_ns);
-        commd__client__request__free_unpacked(request, NULL);
+        commd__client__request__free_unpacked(request, &arena_allocator);
         return;
     }
     api_session_reply_error(session, 0, &error);
     api_session_end(session, error.text);
 }
 
+void api_session_packet(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns)
+{
+    session_packet(session, bytes, size, 0, 0, -1, now_ns);
+}
+
 static void session_read(struct api_session *session, uint64_t now_ns)
 {
     static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* the loop's thread alone reads sessions */
     for (int i = 0; i < API_PACKETS_PER_WAKE; i++) {
-        if (session->closing || session->broken || session->out_count >= API_SESSION_PAUSE_PACKETS) {
+        if (!api_session_reads(session)) {
             return;
         }
         union {
@@ -351,10 +479,13 @@ static void session_ready(void *context, unsigned events, uint64_t now_ns)
 {
     struct api_session *session = context;
     if ((events & LOOP_WRITE) != 0) {
-        session_flush(session);
+        api_session_flush(session);
     }
     if ((events & LOOP_READ) != 0) {
         session_read(session, now_ns);
+    }
+    if (!session->broken && session->rings != NULL) {
+        api_rings_awake(session, now_ns); /* it may have been paused */
     }
     if (!session->broken) {
         session_update_watch(session);
@@ -378,6 +509,7 @@ enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct err
     session->gid = credentials.gid;
     session->connected_ns = now_ns;
     session->out_last = &session->out_first;
+    session->watched = LOOP_READ;
     snprintf(session->program, sizeof session->program, "?");
     enum status status =
         loop_watch_new(api->loop, fd, LOOP_READ, session_ready, session, &session->watch, error);
@@ -400,6 +532,7 @@ void api_session_free(struct api_session *session, uint64_t now_ns)
     }
     close(session->fd);
     api_session_release(session, now_ns);
+    api_rings_free(session);
     while (session->out_first != NULL) {
         struct api_packet *packet = session->out_first;
         session->out_first = packet->next;

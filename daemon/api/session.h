@@ -7,12 +7,16 @@
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
 #include "proto/client.pb-c.h"
+#include "proto/ring.h"
 #include "proto/version.h"
 
 /* What the files of daemon/api share: the server, its sessions, and what a session holds. */
 
+#define API_RING_AWAKE_NS (1 * TIME_MS) /* a ring without a packet for so long is not polled any more */
+
 struct api_packet {
     struct api_packet *next;
+    bool on_socket; /* whatever rings there are: it brings their descriptors */
     size_t size_bytes;
     uint8_t bytes[];
 };
@@ -33,8 +37,24 @@ struct api_memory {
     UT_hash_handle hh;
 };
 
+/* rings.c */
+struct api_rings {
+    unsigned char *memory;
+    int memory_fd;
+    int bell_fd;        /* the client rings it */
+    int client_bell_fd; /* we do */
+    struct loop_watch *bell_watch;
+    struct ring in, out;
+    bool awake;      /* among api->awake: polled */
+    bool rings_bell; /* among api->bells: something was put since the last time */
+    uint64_t busy_ns;
+};
+
 struct api_session {
     struct api *api;
+    struct api_rings *rings; /* null: the socket alone */
+    struct api_session *awake_prev, *awake_next;
+    struct api_session *bell_prev, *bell_next;
     uint64_t id;
     int fd;
     struct loop_watch *watch;
@@ -54,6 +74,8 @@ struct api_session {
     struct api_packet **out_last;
     uint32_t out_count;
     bool reap_posted;
+    bool offers_rings;        /* the next packet takes their descriptors along */
+    unsigned watched;         /* events of the watch */
     uint64_t ping_request_id; /* 0: no ping under way */
     UT_hash_handle hh;
 };
@@ -75,6 +97,8 @@ struct api {
     void (*visit_settings)(void *context, api_setting_function *visit, void *visit_context);
     void *settings_context;
     struct api_session *sessions; /* by id */
+    struct api_session *awake;    /* whose rings are polled */
+    struct api_session *bells;    /* whose doorbell is to be rung */
     uint64_t last_session_id;
     uint64_t ops_completed;
     uint64_t ops_failed;
@@ -82,6 +106,12 @@ struct api {
 };
 
 /* session.c */
+/* Whether more of it may be read now. */
+bool api_session_reads(const struct api_session *session);
+/* One packet without descriptors. */
+void api_session_packet(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns);
+/* Sends what waits, as far as it goes. */
+void api_session_flush(struct api_session *session);
 enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct error *error) COMM_MUST_USE;
 /* Tells a client that there is no session for it. The fd stays the caller's. */
 void api_session_refuse(int fd, const struct error *error);
@@ -93,6 +123,14 @@ void api_session_reply_done(struct api_session *session, uint64_t request_id);
 void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error);
 /* After the reply that says why: the session ends once that is sent. One log line. */
 void api_session_end(struct api_session *session, const char *why);
+
+/* rings.c. The descriptors go with the next packet that is on_socket. */
+enum status api_rings_new(struct api_session *session, struct error *error) COMM_MUST_USE;
+void api_rings_free(struct api_session *session);
+/* Something may have changed: what it holds is looked at. */
+void api_rings_awake(struct api_session *session, uint64_t now_ns);
+/* FULL: tried again when the client rings. The client's own bell is rung by api_ring_bells. */
+enum ring_result api_rings_put(struct api_session *session, const void *packet, size_t size_bytes);
 
 /* requests.c: communicators, memory, operations. fd: -1 or the packet's descriptor, which stays the caller's.
  */

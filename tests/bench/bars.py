@@ -1,106 +1,187 @@
-"""The bars that the project sets itself, against what was measured in this run."""
+"""The bars that commd is held to, and what is measured for them beside the sweeps: idle cost, memory, processor time, packets."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import threading
+import time
+
+from contestants import Failed, Sweep, finish, start
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MIB = 1 << 20
-LINE_GBS = 0.125  # 1 Gbit/s
 
 
-class Measured:
-    """Looks figures up; a bar whose figures are not there is "not measured"."""
+# ---- beside the sweeps, on a topology that is up
 
-    def __init__(self, document):
-        self.results = {}
-        for result in document["results"]:
-            self.results.setdefault((result["topology"], result["operation"], result["contestant"]), {})[result["size_bytes"]] = result
-        self.limits = document["limits"]
-        self.counts = document["counts"]
-
-    def of(self, topology, contestant, least=0, operation="all_reduce"):
-        sizes = self.results.get((topology, operation, contestant), {})
-        return {size: result for size, result in sizes.items() if size >= least}
-
-    def worst_ratio(self, topology, peer, least):
-        """(how many times faster commd is where it is so least, the size) or None."""
-        own, others = self.of(topology, "commd", least), self.of(topology, peer, least)
-        ratios = [(others[size]["time_us"] / own[size]["time_us"], size) for size in own if size in others]
-        return min(ratios) if ratios else None
-
-    def limit(self, name):
-        return self.limits[name]["value"] if name in self.limits else None
+def cpu_s(pid):
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
 
 
-def at_least(name, found, bar, unit=""):
-    """found: a number, or (number, size), or None."""
-    where = f" at {found[1] / MIB:g} MiB" if isinstance(found, tuple) else ""
-    value = found[0] if isinstance(found, tuple) else found
-    if value is None:
-        return {"bar": name, "measured": "not measured", "limit": f">= {bar:g}{unit}", "met": None}
-    return {"bar": name, "measured": f"{value:.3g}{unit}{where}", "limit": f">= {bar:g}{unit}", "met": value >= bar}
+def memory_kib(pid, field):
+    for line in pathlib.Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(field + ":"):
+            return int(line.split()[1])
+    return 0
 
 
-def at_most(name, value, bar, unit=""):
-    if value is None:
-        return {"bar": name, "measured": "not measured", "limit": f"<= {bar:.3g}{unit}" if bar is not None else "not measured", "met": None}
-    return {"bar": name, "measured": f"{value:.3g}{unit}", "limit": f"<= {bar:.3g}{unit}", "met": value <= bar}
+def pid_of_daemon(place, node):
+    """Of commd itself: in a namespace of its own `ip netns exec` became it."""
+    return place.cluster.daemons[node].pid
 
 
-def on_one_node(measured):
-    rows = []
-    for ranks in (2, 4):
-        topology = f"local{ranks}"
-        rows.append(at_least(f"all-reduce, one node, {ranks} ranks, >= 1 MiB, worst: x Open MPI", measured.worst_ratio(topology, "Open MPI", MIB), 1.5))
-        rows.append(at_least(f"all-reduce, one node, {ranks} ranks, >= 1 MiB, worst: x Gloo", measured.worst_ratio(topology, "Gloo", MIB), 3))
-    own, peer = (measured.of("local4", name).get(128 * MIB) for name in ("commd", "Open MPI"))
-    rows.append(at_least("all-reduce, one node, 4 ranks, 128 MiB: x Open MPI", peer["time_us"] / own["time_us"] if own and peer else None, 2.5))
-    small = {name: measured.of("local2", name).get(8, {}).get("time_us") for name in ("commd", "Gloo")}
-    ping_pong_us = measured.limit("spin ping-pong, there and back")
-    if ping_pong_us is not None:
-        rows.append(at_most("all-reduce 8 B, one node, 2 ranks: 5 x the spin ping-pong", small["commd"], 5 * ping_pong_us, " us"))
-    rows.append(at_most("all-reduce 8 B, one node, 2 ranks, as in the table", small["commd"], 15, " us"))
-    busy = measured.counts.get("busy", {}).get("commd", {}).get("all-reduce 8 B, 2 ranks, both processors busy, us")
-    rows.append(at_most("the same with two programs that spin beside it", busy, 15, " us"))
-    if small["Gloo"] is not None:
-        rows.append(at_most("all-reduce 8 B, one node, 2 ranks: below Gloo", small["commd"], small["Gloo"], " us"))
-    return rows
+class PrivateMemory(threading.Thread):
+    """The most private memory that a process had meanwhile; what it maps of its clients is theirs."""
+
+    def __init__(self, pid):
+        super().__init__(daemon=True)
+        self.pid = pid
+        self.most_kib = 0
+        self.going = True
+        self.start()
+
+    def run(self):
+        while self.going:
+            self.most_kib = max(self.most_kib, memory_kib(self.pid, "RssAnon"))
+            time.sleep(0.002)
+
+    def end(self):
+        self.going = False
+        self.join()
+        return self.most_kib / 1024
 
 
-def between_nodes(measured):
-    topology = "nodes2-9000"
-    rows = []
-    through_tls = []
-    tcp, tls = (measured.limit(f"{kind} one way, MTU 9000") for kind in ("tcp", "tls"))
-    for peer, bar in (("Gloo", 1), ("Open MPI", 0.8)):
-        worst = measured.worst_ratio(topology, peer, MIB)
-        rows.append(at_least(f"all-reduce, 2 nodes, MTU 9000, >= 1 MiB, worst: x {peer} in plain TCP", worst, bar))
-        if worst and tcp and tls:
-            through_tls.append((worst[0] * tcp / tls, worst[1]))
-    rows.append(at_least("the same: x the better of them through TLS (TCP's time x TCP's rate / TLS's rate)", min(through_tls) if through_tls else None, 1.5))
-    goodputs = [(result["busbw_gbs"] / LINE_GBS * 100, size) for size, result in measured.of("nodes2-1g", "commd", 4 * MIB).items()]
-    rows.append(at_least("all-reduce, 2 nodes, 1 Gbit/s, >= 4 MiB, worst: share of the line", min(goodputs) if goodputs else None, 93, " %"))
-    return rows
+def packets(place):
+    return sum(int(place.cluster.read_in_node(node, "/sys/class/net/veth0/statistics/tx_packets")) for node in place.nodes)
 
 
-def bars(document):
-    measured = Measured(document)
-    rows = on_one_node(measured) + between_nodes(measured)
-    for datagram_bytes in (1452, 8952):
-        own, minimal = (measured.limit(f"{name}, loopback, datagrams of {datagram_bytes} B")
-                        for name in ("QUIC stream of net/", "QUIC stream, minimal ngtcp2 program"))
-        rows.append(at_least(f"QUIC stream of net/, datagrams of {datagram_bytes} B: share of the minimal program's", own / minimal * 100 if own and minimal else None, 85, " %"))
-    rows.append(at_most("submission to start of execution by rings, median", measured.limit("submission to start of execution"), 3, " us"))
-    for topology, of_topology in measured.counts.items():
-        own = of_topology.get("commd", {})
-        share = own.get("idle daemon, share of a processor")
-        if share is not None:
-            rows.append(at_most(f"idle daemon, {topology}: share of a processor", share * 100, 0.1, " %"))
-            rows.append(at_most(f"idle daemon, {topology}: resident", own["idle daemon, resident MiB"], 32, " MiB"))
-        peak = own.get("peak memory of its own, all-reduce of 64 MiB, MiB")
-        if peak is not None:
-            rows.append(at_most(f"memory of the daemon for an all-reduce of 64 MiB, {topology}", peak, 64 / 8 + 16, " MiB"))
-    return rows
+def measure_large(place, commd):
+    """An all-reduce of 256 MiB: private memory, processor time and packets."""
+    pids = [pid_of_daemon(place, node) for node in place.nodes]
+    size = 256 * MIB
+    iterations = 4
+    began_s = sum(map(cpu_s, pids))
+    began_packets = packets(place) if place.node_count > 1 else 0
+    watch = PrivateMemory(pids[0])
+    children_before = os.times()
+    commd.sweep(place, Sweep(["all_reduce"], size, size, 2, 0), 240, "--iterations", iterations, "--out-of-place", "--no-check")
+    children = os.times()
+    runs = iterations + 3  # and the warm-up
+    gib = runs * size * place.size / (1 << 30)
+    figures = {f"{place.name}: private memory of commd, MiB, all-reduce of 256 MiB": watch.end(),
+               f"{place.name}: processor seconds of commd per GiB of ranks' data": (sum(map(cpu_s, pids)) - began_s) / gib,
+               f"{place.name}: processor seconds of the ranks per GiB (with making their buffers)":
+               (children.children_user + children.children_system - children_before.children_user - children_before.children_system) / gib}
+    if place.node_count > 1:
+        figures[f"{place.name}: packets per MiB of ranks' data, GSO batches counted as the interface does"] = (packets(place) - began_packets) / gib / 1024
+    return figures
 
 
-def table(rows):
-    width = max(len(row["bar"]) for row in rows)
-    lines = ["## Bars", "", f"{'bar':{width}} | {'measured':>20} | {'limit':>14} | "]
-    words = {True: "met", False: "MISSED", None: "-"}
-    lines += [f"{row['bar']:{width}} | {row['measured']:>20} | {row['limit']:>14} | {words[row['met']]}" for row in rows]
+def measure_system_calls(place, commd):
+    """Per MiB of ranks' data, of one daemon."""
+    if shutil.which("strace") is None:
+        return {}
+    pid = pid_of_daemon(place, place.nodes[0])
+    trace = subprocess.Popen(["strace", "-c", "-f", "-q", "-p", str(pid)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    commd.sweep(place, Sweep(["all_reduce"], 64 * MIB, 64 * MIB, 2, 0), 240, "--iterations", 5, "--out-of-place", "--no-check")
+    trace.send_signal(2)
+    table = trace.communicate(timeout=20)[1]
+    calls = sum(int(line.split()[3]) for line in table.splitlines() if len(line.split()) >= 5 and line.split()[3].isdigit() and line.split()[-1] not in ("total", "sched_yield"))
+    return {f"{place.name}: system calls of commd per MiB of ranks' data": calls / (8 * 64 * place.size)}
+
+
+def measure_idle(place):
+    pid = pid_of_daemon(place, place.nodes[0])
+    time.sleep(0.5)
+    before_s, began_s = cpu_s(pid), time.monotonic()
+    time.sleep(10)
+    return {"idle: % of a processor": 100 * (cpu_s(pid) - before_s) / (time.monotonic() - began_s)}
+
+
+def measure_submission(place, build):
+    environment = {**os.environ, "COMMD_SOCKET": place.cluster.socket(place.nodes[0])}
+    output = finish([start(place.command(place.nodes[0], build / "tests/bench/bench_submit"), env=environment)], 60)[0]
+    return {f"submission, {key}": value for key, value in json.loads(output).items()}
+
+
+def measure_busy(place, commd):
+    """8 bytes while both processors have something else to do."""
+    burners = [start(["sh", "-c", "while :; do :; done"]) for _ in range(os.cpu_count())]
+    try:
+        times = commd.sweep(place, Sweep(["all_reduce"], 8, 8, 2, 0.3), 60, "--out-of-place")
+    finally:
+        for burner in burners:
+            burner.kill()
+            burner.wait()
+    return {"8 B, processors busy, us": times["all_reduce", 8]}
+
+
+def measure_beside(place, commd, build, medians):
+    figures = {}
+    if place.name == "local2":
+        figures["idle: resident MiB, before anything ran"] = place.idle_kib / 1024
+        figures.update(measure_submission(place, build))
+        figures.update(measure_busy(place, commd))
+        figures.update(measure_idle(place))
+    if place.name in ("local2", "local4", "nodes2-9000"):
+        figures.update(measure_large(place, commd))
+        try:
+            figures.update(measure_system_calls(place, commd))
+        except (Failed, subprocess.TimeoutExpired):
+            pass  # a tracer that is not allowed here: the count is left out
+    return figures
+
+
+def counts_text(figures):
+    lines = ["-- counts"] + [f"  {name:95} {value:10.3f}" for name, value in figures.items()]
+    lines.append("  bytes touched, by construction: on one node k ranks' inputs read and outputs written once; between nodes each sent byte is read once")
+    lines.append("  (into the packet, as it is encrypted) and each received one decrypted and stored or reduced once where it belongs")
     return "\n".join(lines)
+
+
+# ---- the bars
+
+def worst_ratio(medians, peer, at_least, exactly=None):
+    """The smallest ratio of commd's bandwidth to the peer's over sizes of an all-reduce."""
+    own, other = medians.get("commd", {}), medians.get(peer, {})
+    ratios = [other["all_reduce", size] / time_us for (operation, size), time_us in own.items()
+              if operation == "all_reduce" and ("all_reduce", size) in other and (size == exactly if exactly else size >= at_least)]
+    return min(ratios) if ratios else None
+
+
+def row(what, value, limit, at_least=True, unit=""):
+    met = None if value is None else value >= limit if at_least else value <= limit
+    return what, "not measured" if value is None else f"{value:.3g}{unit}", f"{'>=' if at_least else '<='} {limit:.3g}{unit}", met
+
+
+def rows(results, machine, figures):
+    found = []
+    for name, ranks in (("local2", 2), ("local4", 4)):
+        medians = results.get(name, {})
+        found.append(row(f"one node, {ranks} ranks, all-reduce >= 1 MiB: x Open MPI, worst size", worst_ratio(medians, "Open MPI", MIB), 1.5))
+        found.append(row(f"one node, {ranks} ranks, all-reduce >= 1 MiB: x Gloo, worst size", worst_ratio(medians, "Gloo", MIB), 3))
+    found.append(row("one node, 4 ranks, all-reduce of 128 MiB: x Open MPI", worst_ratio(results.get("local4", {}), "Open MPI", 0, 128 * MIB), 2.5))
+    eight = results.get("local2", {}).get("commd", {}).get(("all_reduce", 8))
+    ping_pong = machine.get("spin ping-pong", (None,))[0]
+    found.append(row("one node, 2 ranks, all-reduce of 8 B: times the spin ping-pong", eight / ping_pong if eight and ping_pong else None, 5, False))
+    found.append(row("the same with both processors busy, us", figures.get("8 B, processors busy, us"), 15, False))
+    gloo = results.get("local2", {}).get("Gloo", {}).get(("all_reduce", 8))
+    found.append(row("the same, of Gloo's time", eight / gloo if eight and gloo else None, 1, False))
+    medians = results.get("nodes2-9000", {})
+    found.append(row("2 nodes, MTU 9000, encrypted, all-reduce >= 1 MiB: x Gloo in plain TCP, worst size", worst_ratio(medians, "Gloo", MIB), 1))
+    found.append(row("the same: x Open MPI in plain TCP, worst size", worst_ratio(medians, "Open MPI", MIB), 0.8))
+    tcp, tls = machine.get("TCP, one way", (None,))[0], machine.get("TLS 1.3 over TCP, one way", (None,))[0]
+    peers = [ratio for ratio in (worst_ratio(medians, "Gloo", MIB), worst_ratio(medians, "Open MPI", MIB)) if ratio]
+    found.append(row("the same: x either through TLS (its time x TCP's rate / TLS's rate), worst size", min(peers) * tcp / tls if peers and tcp and tls else None, 1.5))
+    line = [size * 8 / time_us / 1e3 for (operation, size), time_us in results.get("nodes2-1gbit", {}).get("commd", {}).items() if operation == "all_reduce" and size >= 4 * MIB]
+    found.append(row("2 nodes over 1 Gbit/s, all-reduce >= 4 MiB: share of the line, worst size", min(line) if line else None, 0.93))
+    found.append(row("one QUIC stream of daemon/net: of a minimal ngtcp2 program's rate", figures.get("bare QUIC, of the minimal program"), 0.85))
+    found.append(row("submission to its execution, as the caller sees the output change, us", figures.get("submission, started_us"), 3, False))
+    found.append(row("idle daemon, % of a processor", figures.get("idle: % of a processor"), 0.1, False))
+    found.append(row("idle daemon, resident MiB", figures.get("idle: resident MiB, before anything ran"), 32, False))
+    for name in ("local2", "nodes2-9000"):
+        found.append(row(f"{name}: private memory for an all-reduce of 256 MiB, MiB", figures.get(f"{name}: private memory of commd, MiB, all-reduce of 256 MiB"), 48, False))
+    return found

@@ -1,118 +1,160 @@
-"""How commd, Open MPI and Gloo are run on a topology; each prints one line of JSON for each operation and size."""
+"""commd and its peers on the same work: each gives {(operation, size_bytes): microseconds} for one sweep."""
 import json
 import os
-import signal
+import pathlib
+import shutil
 import subprocess
 import tempfile
 
-from topology import BUILD
+from topology import run  # noqa: F401  (the same way to run what must succeed)
 
-PEERS = BUILD / "bench"
-# On one machine four ranks share two cores: a rank that waits must let the others run.
-MPIRUN = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--mca", "mpi_yield_when_idle", "1"]
-# The namespaces share the machine's memory: TCP alone may carry the messages, as between machines.
-MPIRUN_NODES = ["--mca", "pml", "ob1", "--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "10.97.0.0/24",
-                "--mca", "oob_tcp_if_include", "10.97.0.0/24", "--map-by", "node"]
-TIMEOUT_S = 240
+OPERATIONS = ["all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all", "send_recv", "barrier"]
+
+
+class Sweep:
+    def __init__(self, operations, min_bytes, max_bytes, step_factor, seconds_per_size):
+        self.operations = operations
+        self.min_bytes = min_bytes
+        self.max_bytes = max_bytes
+        self.step_factor = step_factor
+        self.seconds_per_size = seconds_per_size
+
+    def sizes(self):
+        size = self.min_bytes
+        while size <= self.max_bytes:
+            yield size
+            size *= self.step_factor
+
+    def nearest(self, size_bytes):
+        """Sizes are rounded to whole blocks: the one that was asked for."""
+        return min(self.sizes(), key=lambda size: abs(size - size_bytes)) if size_bytes > 0 else 0
+
+    def arguments(self):
+        return [",".join(self.operations), str(self.min_bytes), str(self.max_bytes), str(self.step_factor), str(self.seconds_per_size)]
 
 
 class Failed(Exception):
-    """A contestant did not do it; the text says why."""
+    pass
 
 
-def sweep_arguments(sweep):
-    return ["--operation", ",".join(sweep.operations), "--min-bytes", sweep.min_bytes, "--max-bytes", sweep.max_bytes,
-            "--step-factor", sweep.step_factor, "--seconds-per-size", sweep.seconds_per_size]
-
-
-def run_together(commands, timeout_s=TIMEOUT_S, environment=None):
-    """Runs them at once, each in a process group of its own; returns their outputs when all have ended well. None outlives this."""
-    processes = []
+def finish(processes, timeout_s):
+    """Their outputs; all are ended when one fails."""
+    outputs = []
     try:
-        with tempfile.TemporaryFile("w+") as errors:
-            outputs = []
-            for command in commands:
-                output = tempfile.TemporaryFile("w+")
-                outputs.append(output)
-                processes.append(subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=output, stderr=errors,
-                                                  start_new_session=True, env=environment))
-            for process in processes:
-                try:
-                    process.wait(timeout_s)
-                except subprocess.TimeoutExpired:
-                    raise Failed(f"{commands[0][0]}: not within {timeout_s} s") from None
-            texts = []
-            for output in outputs:
-                output.seek(0)
-                texts.append(output.read())
-                output.close()
-            errors.seek(0)
-            if any(process.returncode for process in processes):
-                lines = errors.read().strip().splitlines() or ["no message"]
-                raise Failed(f"{commands[0][0]}: {' / '.join(lines[-3:])[-400:]}")
-            return texts
+        for process in processes:
+            output, errors = process.communicate(timeout=timeout_s)
+            if process.returncode != 0:
+                raise Failed(f"{process.args[0]} ended with {process.returncode}: {errors.strip()[-400:]}")
+            outputs.append(output)
+    except subprocess.TimeoutExpired as late:
+        raise Failed(f"{late.cmd[0]} did not end within {timeout_s} s") from late
     finally:
         for process in processes:
             if process.poll() is None:
-                try:
-                    os.killpg(process.pid, signal.SIGTERM)
-                    process.wait(5)
-                except (ProcessLookupError, subprocess.TimeoutExpired):
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
+                process.kill()
+                process.wait()
+    return outputs
 
 
-def lines_of_json(text):
-    return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
+def start(command, **options):
+    return subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def lines_to_times(output, sweep):
+    times = {}
+    wrong = 0
+    for line in output.splitlines():
+        if line.startswith("{"):
+            result = json.loads(line)
+            times[result["operation"], sweep.nearest(result["size_bytes"])] = result["time_us"]
+            wrong += result["wrong"]
+    if wrong:
+        raise Failed(f"{wrong} wrong elements")
+    return times
 
 
 class Commd:
     name = "commd"
 
-    @staticmethod
-    def run(topology, sweep, prefix=()):
-        topology.runs += 1
-        commands = []
+    def __init__(self, build):
+        self.commctl = build / "commctl"
+        self.run_number = 0
+
+    def is_possible(self, topology):
+        return True
+
+    def sweep(self, topology, sweep, timeout_s, *options):
+        self.run_number += 1
+        processes = []
         for index, node in enumerate(topology.nodes):
-            commands.append([*prefix, *topology.cluster.in_node(node, PEERS / "commd_bench"), topology.cluster.socket(node), f"bench-{topology.runs}",
-                             topology.ranks, index * topology.ranks_of_node, topology.ranks_of_node, *sweep_arguments(sweep)])
-        return lines_of_json(run_together(commands)[0])
+            processes.append(start(topology.command(
+                node, self.commctl, "--socket", topology.cluster.socket(node), "bench", "-f", "json", "--communicator", f"bench{self.run_number}",
+                "--size", topology.size, "--first-rank", index * topology.ranks_per_node, "--ranks", topology.ranks_per_node,
+                "--operation", ",".join(sweep.operations), "--min-bytes", sweep.min_bytes, "--max-bytes", sweep.max_bytes,
+                "--step-factor", sweep.step_factor, "--seconds-per-size", sweep.seconds_per_size, *options)))
+        results = json.loads(finish(processes, timeout_s)[0])["results"]
+        times = {}
+        for result in results:
+            if result["wrong"]:
+                raise Failed(f"{result['operation']} of {result['size_bytes']} bytes: {result['wrong']} wrong elements")
+            key = result["operation"], sweep.nearest(result["size_bytes"])
+            if not result["in_place"] or key not in times:  # the peers' calls are out of place where that exists
+                times[key] = result["time_us"]
+        return times
 
 
 class OpenMpi:
+    """Shared memory within a node; between nodes its TCP transport. Ranks give way where there are more than processors."""
+
     name = "Open MPI"
 
+    def __init__(self, peers):
+        self.program = peers / "mpi_bench"
+
+    def is_possible(self, topology):
+        return self.program.exists() and shutil.which("mpirun") is not None
+
+    def sweep(self, topology, sweep, timeout_s):
+        folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-bench-"))
+        command = ["mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-np", topology.size, "--mca", "mpi_yield_when_idle",
+                   "1" if topology.size > os.cpu_count() else "0"]
+        if topology.node_count == 1:
+            command += ["--mca", "btl", "vader,self"]
+        else:
+            hosts = ",".join(f"{topology.address(node)}:{topology.ranks_per_node}" for node in topology.nodes)
+            command += ["--host", hosts, "--mca", "plm_rsh_agent", self._agent(folder, topology), "--mca", "btl", "tcp,self", "--mca", "pml", "ob1",
+                        "--mca", "btl_tcp_if_include", "veth0", "--mca", "oob_tcp_if_include", "veth0"]
+        try:
+            environment = {**os.environ, "TMPDIR": str(folder)}
+            process = start(topology.command(topology.nodes[0], *command, self.program, *sweep.arguments()), env=environment)
+            return lines_to_times(finish([process], timeout_s)[0], sweep)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
     @staticmethod
-    def run(topology, sweep):
-        if topology.is_local:
-            command = [*MPIRUN, "-n", topology.ranks, PEERS / "mpi_bench", *sweep_arguments(sweep)]
-            return lines_of_json(run_together([command])[0])
-        folder = topology.folder()
-        agent = folder / "agent"
+    def _agent(folder, topology):
+        """What mpirun starts its daemons on other hosts with: the address names the namespace."""
         cases = "\n".join(f"{topology.address(node)}) namespace={topology.cluster.namespaces[node]} ;;" for node in topology.nodes)
-        # Each node has a host name of its own: Open MPI tells nodes apart by it.
-        agent.write_text(f'#!/bin/sh\nhost=$1\nshift\ncase $host in\n{cases}\nesac\n'
-                         f'exec ip netns exec "$namespace" unshare --uts sh -c "hostname node-$(echo "$host" | tr . -); $*"\n')
+        agent = folder / "agent.sh"
+        agent.write_text(f'#!/bin/bash\ncase $1 in\n{cases}\nesac\nshift\nexec ip netns exec "$namespace" /bin/bash -c "$*"\n')
         agent.chmod(0o755)
-        hosts = ",".join(topology.address(node) for node in topology.nodes)
-        command = [*MPIRUN, *MPIRUN_NODES, "--mca", "plm_rsh_agent", agent, "--host", hosts, "-n", topology.ranks, PEERS / "mpi_bench",
-                   *sweep_arguments(sweep)]
-        first = topology.cluster.in_node(topology.nodes[0], "unshare", "--uts", "sh", "-c", f'hostname node-{topology.address("a").replace(".", "-")}; exec "$@"', "sh")
-        return lines_of_json(run_together([[*first, *command]], environment=dict(os.environ, TMPDIR=str(folder)))[0])
+        return agent
 
 
 class Gloo:
+    """Over TCP, also within a node: it has no other transport for the CPU."""
+
     name = "Gloo"
 
-    @staticmethod
-    def run(topology, sweep):
-        folder = topology.folder()
-        commands = []
-        for rank in range(topology.ranks):
-            node = topology.nodes[rank // topology.ranks_of_node]
-            commands.append(topology.cluster.in_node(node, PEERS / "gloo_bench", folder, topology.address(node), rank, topology.ranks,
-                                                     *sweep_arguments(sweep)))
-        return lines_of_json(run_together(commands)[0])
+    def __init__(self, peers):
+        self.program = peers / "gloo_bench"
 
+    def is_possible(self, topology):
+        return self.program.exists()
 
-ALL = [Commd, OpenMpi, Gloo]
+    def sweep(self, topology, sweep, timeout_s):
+        with tempfile.TemporaryDirectory(prefix="commd-bench-") as folder:
+            processes = [start(topology.command(topology.node_of_rank(rank), self.program, rank, topology.size, folder,
+                                                topology.address(topology.node_of_rank(rank)), *sweep.arguments()))
+                         for rank in range(topology.size)]
+            return lines_to_times(finish(processes, timeout_s)[0], sweep)

@@ -1,88 +1,81 @@
-"""Where the contestants run: on one node, or on nodes in network namespaces of their own."""
-import os
+"""Where the contestants run: processes of one machine, or nodes in network namespaces of their own."""
 import pathlib
-import re
-import signal
 import sys
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "system"))
-from cluster import BUILD, Cluster, namespaces_work, run  # noqa: E402
-
-# Beyond one datagram's worth of burst tbf would cut large packets up; 1 MB is a switch's queue, 8 ms at this rate.
-LINK_LIMIT = ["tbf", "rate", "1gbit", "burst", "256kb", "limit", "1mb"]
-NAME = re.compile(r"local([1-9])$|nodes([2-9])-(1500|9000|1g)$")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
+from cluster import Cluster, namespaces_work, run  # noqa: E402
 
 
 class Topology:
-    """local<ranks> or nodes<nodes>-<mtu|1g>: one rank a node, MTU 1500 where the link is limited to 1 Gbit/s."""
+    """`node_count` nodes with `ranks_per_node` ranks each; more than one node: joined by veth and a bridge of that MTU and rate."""
 
-    def __init__(self, name, with_daemons=True):
-        match = NAME.match(name)
-        if not match:
-            raise SystemExit(f"run-bench: {name}: expected local2, nodes2-9000, nodes2-1g or the like")
+    def __init__(self, name, title, node_count, ranks_per_node, mtu=None, rate=None):
         self.name = name
-        self.is_local = match[1] is not None
-        self.ranks = int(match[1] or match[2])
-        self.is_limited = match[3] == "1g"
-        self.mtu = 1500 if self.is_limited else int(match[3] or 0)
-        self.nodes = ["a"] if self.is_local else ["a", "b", "c", "d", "e", "f", "g", "h", "i"][:self.ranks]
-        self.ranks_of_node = self.ranks if self.is_local else 1
-        self.runs = 0
-        self.cluster = Cluster(self.nodes, settings='log_level = "warning";', namespaces=not self.is_local, start=False)
-        try:
-            if not self.is_local:
-                self._shape_links()
-            if with_daemons:
-                for node in self.nodes:
-                    self.cluster.start(node)
-                self.cluster.wait_ready()
-        except BaseException:
-            self.close()
-            raise
+        self.title = title
+        self.node_count = node_count
+        self.ranks_per_node = ranks_per_node
+        self.mtu = mtu
+        self.rate = rate
+        self.cluster = None
 
-    def _shape_links(self):
-        hub = self.cluster.namespaces["*hub"]
-        for index, node in enumerate(self.nodes):
-            ends = [(self.cluster.namespaces[node], "veth0"), (hub, f"port{index}")]
-            for namespace, device in ends:
-                run("ip", "-n", namespace, "link", "set", device, "mtu", self.mtu)
-                if self.is_limited:
-                    run("tc", "-n", namespace, "qdisc", "add", "dev", device, "root", *LINK_LIMIT)
-        run("ip", "-n", hub, "link", "set", "bridge0", "mtu", self.mtu)
+    @property
+    def size(self):
+        return self.node_count * self.ranks_per_node
+
+    @property
+    def nodes(self):
+        return [chr(ord("a") + index) for index in range(self.node_count)]
+
+    def is_possible(self):
+        return self.node_count == 1 or namespaces_work()
+
+    def node_of_rank(self, rank):
+        return self.nodes[rank // self.ranks_per_node]
 
     def address(self, node):
-        return "127.0.0.1" if self.is_local else self.cluster.addresses[node].split(":")[0]
+        return "127.0.0.1" if self.node_count == 1 else f"10.97.0.{self.nodes.index(node) + 1}"
 
-    def folder(self):
-        """A new, empty one, gone with the topology."""
-        self.runs += 1
-        folder = self.cluster.folder / f"run-{self.runs}"
-        folder.mkdir()
-        return folder
+    def command(self, node, *command):
+        return self.cluster.in_node(node, *command)
 
-    def packets(self):
-        """Sent by all nodes so far; 0 where there is no link."""
-        total = 0
-        for node in [] if self.is_local else self.nodes:
-            path = "/sys/class/net/veth0/statistics/tx_packets"
-            total += int(run(*self.cluster.in_node(node, "cat", path)).stdout)
-        return total
-
-    def close(self):
-        # A second Ctrl-C must not stop what the first began.
-        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    def __enter__(self):
+        self.cluster = Cluster(self.nodes, 'log_level = "warning";', namespaces=self.node_count > 1, start=False)
         try:
-            self._remove_all()
-        finally:
-            signal.signal(signal.SIGINT, interrupt)
+            if self.node_count > 1:
+                self._shape()
+            for node in self.nodes:
+                self.cluster.start(node)
+            self.cluster.wait_ready()
+            self.idle_kib = self._resident_kib()
+        except BaseException:
+            self.cluster.close()
+            raise
+        return self
 
-    def _remove_all(self):
-        daemons = [process.pid for process in self.cluster.daemons.values()]
-        for namespace in self.cluster.namespaces.values():
-            for process in run("ip", "netns", "pids", namespace, check=False).stdout.split():
-                if int(process) not in daemons:
-                    try:
-                        os.kill(int(process), signal.SIGKILL)
-                    except ProcessLookupError:
-                        pass
+    def _resident_kib(self):
+        status = pathlib.Path(f"/proc/{self.cluster.daemons[self.nodes[0]].pid}/status").read_text()
+        return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:"))
+
+    def _shape(self):
+        hub = self.cluster.namespaces["*hub"]
+        for index, node in enumerate(self.nodes):
+            namespace = self.cluster.namespaces[node]
+            if self.mtu:
+                run("ip", "-n", hub, "link", "set", f"port{index}", "mtu", str(self.mtu))
+                run("ip", "-n", namespace, "link", "set", "veth0", "mtu", str(self.mtu))
+            if self.rate:
+                run("tc", "-n", namespace, "qdisc", "add", "dev", "veth0", "root", "tbf", "rate", self.rate, "burst", "128kb", "latency", "50ms")
+
+    def __exit__(self, *_):
         self.cluster.close()
+
+
+ALL = [
+    Topology("local2", "one node, 2 ranks", 1, 2),
+    Topology("local4", "one node, 4 ranks", 1, 4),
+    Topology("nodes2-9000", "2 nodes, MTU 9000", 2, 1, mtu=9000),
+    Topology("nodes2-1500", "2 nodes, MTU 1500", 2, 1, mtu=1500),
+    Topology("nodes3-9000", "3 nodes, MTU 9000", 3, 1, mtu=9000),
+    Topology("nodes4-9000", "4 nodes, MTU 9000", 4, 1, mtu=9000),
+    Topology("nodes2-1gbit", "2 nodes, 1 Gbit/s, MTU 1500", 2, 1, mtu=1500, rate="1gbit"),
+]

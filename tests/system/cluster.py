@@ -38,7 +38,7 @@ def namespaces_work():
 class Cluster:
     """`names` are the nodes; certificates come from one authority unless `issue` says otherwise."""
 
-    next_port = 17400 + os.getpid() % 997 * 8
+    next_port = 17400 + os.getpid() % 997 * 32
 
     def __init__(self, names, settings="", namespaces=None, start=True, relays=None):
         """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback."""
@@ -81,7 +81,7 @@ class Cluster:
         if not self.use_namespaces:
             for name in self.names:
                 self.addresses[name] = f"127.0.0.1:{Cluster.next_port}"
-                Cluster.next_port += 1
+                Cluster.next_port += 4  # its rails have the ports that follow
             return
         tag = f"commd-{os.getpid()}-{self.folder.name[-6:]}"
         hub = f"{tag}-hub"
@@ -132,6 +132,9 @@ class Cluster:
     def in_node(self, name, *command):
         prefix = ["ip", "netns", "exec", self.namespaces[name]] if self.use_namespaces else []
         return [str(part) for part in [*prefix, *command]]
+
+    def read_in_node(self, name, path):
+        return subprocess.run(self.in_node(name, "cat", path), check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def start(self, name, *options):
         log = open(self.folder / f"{name}.log", "ab")

@@ -6,9 +6,9 @@ from cluster import BUILD, Cluster
 
 
 class Matrix(unittest.TestCase):
-    def check(self, layout):
+    def check(self, layout, settings=""):
         """layout: the node of each rank."""
-        with Cluster(sorted(set(layout))) as cluster:
+        with Cluster(sorted(set(layout)), settings) as cluster:
             ranks = [cluster.client(node, BUILD / "tests/system/matrix", "matrix", rank, len(layout)) for rank, node in enumerate(layout)]
             for rank, process in enumerate(ranks):
                 output, errors = process.communicate(timeout=240)
@@ -23,6 +23,9 @@ class Matrix(unittest.TestCase):
 
     def test_three_nodes_of_one_two_and_three_ranks_interleaved(self):
         self.check("cbcabc")
+
+    def test_three_rails(self):
+        self.check("abab", "rails = 3; slice_bytes = 4096;")
 
 
 if __name__ == "__main__":

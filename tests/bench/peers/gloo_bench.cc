@@ -1,11 +1,6 @@
-// The benchmark's calls by Gloo over TCP: gloo_bench FOLDER ADDRESS RANK RANKS ARGUMENTS (sweep.h). FOLDER,
-// empty and shared by the ranks, is where they find each other. C++, since Gloo has no other interface.
-#include "sweep.h"
+// Gloo on the work of `commctl bench`, over its TCP transport, which is the only one that it has for the CPU.
+// usage: gloo_bench RANK SIZE FOLDER ADDRESS OPERATIONS MIN_BYTES MAX_BYTES STEP_FACTOR SECONDS_PER_SIZE
 
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
@@ -16,149 +11,130 @@
 #include <gloo/barrier.h>
 #include <gloo/broadcast.h>
 #include <gloo/math.h>
-#include <gloo/reduce_scatter.h>
 #include <gloo/rendezvous/context.h>
 #include <gloo/rendezvous/file_store.h>
 #include <gloo/transport/tcp/device.h>
 
-namespace
-{
+#include "sweep.h"
 
-struct Peer {
-    std::shared_ptr<gloo::rendezvous::Context> context;
-    std::unique_ptr<gloo::ReduceScatterHalvingDoubling<float>> reduce_scatter; // of one buffer and size
-    unsigned rank;
-    unsigned ranks;
-};
+static int rank_, size_;
+static std::shared_ptr<gloo::rendezvous::Context> context;
+static std::vector<float> input, output;
 
-void prepare(void *context, enum sweep_operation operation, const float *send, float *receive, size_t count)
+static void run(const std::string &operation, size_t size_bytes)
 {
-    auto *peer = static_cast<Peer *>(context);
-    if (operation != SWEEP_REDUCE_SCATTER) {
-        return;
-    }
-    // It works in place: on the inputs the first time, on what it left of them afterwards.
-    memcpy(receive, send, count * sizeof(float));
-    peer->reduce_scatter = std::make_unique<gloo::ReduceScatterHalvingDoubling<float>>(
-        peer->context, std::vector<float *>{receive}, static_cast<int>(count),
-        std::vector<int>(peer->ranks, static_cast<int>(count / peer->ranks)));
-}
-
-void all_reduce(Peer *peer, const float *send, float *receive, size_t count)
-{
-    gloo::AllreduceOptions options(peer->context);
-    options.setInput(const_cast<float *>(send), count);
-    options.setOutput(receive, count);
-    options.setReduceFunction(
-        static_cast<void (*)(void *, const void *, const void *, size_t)>(&gloo::sum<float>));
-    gloo::allreduce(options);
-}
-
-void send_recv(Peer *peer, const float *send, float *receive, size_t count)
-{
-    auto out = peer->context->createUnboundBuffer(const_cast<float *>(send), count * sizeof(float));
-    auto in = peer->context->createUnboundBuffer(receive, count * sizeof(float));
-    in->recv(static_cast<int>((peer->rank + peer->ranks - 1) % peer->ranks), 1);
-    out->send(static_cast<int>((peer->rank + 1) % peer->ranks), 1);
-    in->waitRecv();
-    out->waitSend();
-}
-
-void operate(void *context, enum sweep_operation operation, const float *send, float *receive, size_t count)
-{
-    auto *peer = static_cast<Peer *>(context);
-    auto *input = const_cast<float *>(send);
-    switch (operation) {
-    case SWEEP_ALL_REDUCE:
-        all_reduce(peer, send, receive, count);
-        break;
-    case SWEEP_ALL_GATHER: {
-        gloo::AllgatherOptions options(peer->context);
-        options.setInput(input, count / peer->ranks);
-        options.setOutput(receive, count);
+    size_t count = size_bytes / sizeof(float);
+    size_t each = count / size_;
+    if (operation == "all_reduce") {
+        gloo::AllreduceOptions options(context);
+        options.setInput(input.data(), count);
+        options.setOutput(output.data(), count);
+        options.setReduceFunction(
+            [](void *a, const void *b, const void *c, size_t n) { gloo::sum<float>(a, b, c, n); });
+        gloo::allreduce(options);
+    } else if (operation == "all_gather") {
+        gloo::AllgatherOptions options(context);
+        options.setInput(input.data(), each);
+        options.setOutput(output.data(), each * size_);
         gloo::allgather(options);
-        break;
-    }
-    case SWEEP_REDUCE_SCATTER:
-        peer->reduce_scatter->run();
-        break;
-    case SWEEP_BROADCAST: {
-        gloo::BroadcastOptions options(peer->context);
+    } else if (operation == "broadcast") {
+        gloo::BroadcastOptions options(context);
         options.setRoot(0);
-        options.setOutput(peer->rank == 0 ? input : receive, count);
+        options.setOutput(output.data(), count);
         gloo::broadcast(options);
-        break;
-    }
-    case SWEEP_ALL_TO_ALL: {
-        gloo::AlltoallOptions options(peer->context);
-        options.setInput(input, count);
-        options.setOutput(receive, count);
+    } else if (operation == "all_to_all") {
+        gloo::AlltoallOptions options(context);
+        options.setInput(input.data(), each * size_);
+        options.setOutput(output.data(), each * size_);
         gloo::alltoall(options);
-        break;
-    }
-    case SWEEP_SEND_RECV:
-        send_recv(peer, send, receive, count);
-        break;
-    case SWEEP_BARRIER:
-    case SWEEP_OPERATIONS: {
-        gloo::BarrierOptions options(peer->context);
+    } else if (operation == "send_recv") {
+        auto from = context->createUnboundBuffer(input.data(), size_bytes);
+        auto to = context->createUnboundBuffer(output.data(), size_bytes);
+        from->send((rank_ + 1) % size_, 7);
+        to->recv((rank_ + size_ - 1) % size_, 7);
+        from->waitSend();
+        to->waitRecv();
+    } else {
+        gloo::BarrierOptions options(context);
         gloo::barrier(options);
-        break;
-    }
     }
 }
 
-void larger(void *out, const void *left, const void *right, size_t count)
+static double largest(double value)
 {
-    for (size_t i = 0; i < count; i++) {
-        static_cast<double *>(out)[i] =
-            std::max(static_cast<const double *>(left)[i], static_cast<const double *>(right)[i]);
-    }
-}
-
-double maximum(void *context, double value)
-{
-    auto *peer = static_cast<Peer *>(context);
-    double largest = 0;
-    gloo::AllreduceOptions options(peer->context);
+    double all[256];
+    gloo::AllgatherOptions options(context);
     options.setInput(&value, 1);
-    options.setOutput(&largest, 1);
-    options.setReduceFunction(larger);
-    gloo::allreduce(options);
-    return largest;
+    options.setOutput(all, size_);
+    gloo::allgather(options);
+    for (int rank = 0; rank < size_; rank++) {
+        value = all[rank] > value ? all[rank] : value;
+    }
+    return value;
 }
 
-} // namespace
+static void measure(const struct sweep *sweep, const std::string &operation, size_t size_bytes)
+{
+    static double times_s[SWEEP_ITERATIONS_MAX];
+    double once_s = 0;
+    for (int i = 0; i < 3; i++) {
+        double began_s = sweep_now_s();
+        run(operation, size_bytes);
+        once_s = sweep_now_s() - began_s;
+    }
+    size_t wrong = 0;
+    for (size_t i = 0; i < size_bytes / sizeof(float) && operation == "all_reduce"; i++) {
+        wrong += output[i] != sweep_sum(i, size_);
+    }
+    int iterations = sweep_iterations(sweep, largest(once_s));
+    for (int i = 0; i < iterations; i++) {
+        double began_s = sweep_now_s();
+        run(operation, size_bytes);
+        times_s[i] = sweep_now_s() - began_s;
+    }
+    double median_s = largest(sweep_median(times_s, iterations));
+    wrong = (size_t)largest((double)wrong);
+    if (rank_ == 0) {
+        sweep_print(operation.c_str(), size_bytes, median_s, iterations, wrong);
+    }
+}
 
 int main(int argc, char **argv)
 {
-    if (argc < 5) {
-        fprintf(stderr, "usage: gloo_bench FOLDER ADDRESS RANK RANKS ARGUMENTS\n");
+    struct sweep sweep;
+    if (argc < 10 || sweep_parse(&sweep, argc - 4, argv + 4) != 0) {
+        fprintf(stderr,
+                "usage: %s RANK SIZE FOLDER ADDRESS OPERATIONS MIN_BYTES MAX_BYTES STEP_FACTOR SECONDS\n",
+                argv[0]);
         return 2;
     }
-    try {
-        Peer peer;
-        peer.rank = static_cast<unsigned>(atoi(argv[3]));
-        peer.ranks = static_cast<unsigned>(atoi(argv[4]));
-        gloo::transport::tcp::attr attributes(argv[2]);
-        auto device = gloo::transport::tcp::CreateDevice(attributes);
-        gloo::rendezvous::FileStore store(argv[1]);
-        peer.context = std::make_shared<gloo::rendezvous::Context>(static_cast<int>(peer.rank),
-                                                                   static_cast<int>(peer.ranks));
-        peer.context->setTimeout(std::chrono::seconds(60));
-        peer.context->connectFullMesh(store, device);
-        sweep_library library = {};
-        library.context = &peer;
-        library.rank = peer.rank;
-        library.ranks = peer.ranks;
-        library.prepare = prepare;
-        library.operate = operate;
-        library.maximum = maximum;
-        int status = sweep_run(&library, argc - 4, argv + 4);
-        maximum(&peer, 0); // nobody leaves while another still receives
-        return status;
-    } catch (const std::exception &error) {
-        fprintf(stderr, "gloo_bench: %s\n", error.what());
-        return 1;
+    rank_ = atoi(argv[1]);
+    size_ = atoi(argv[2]);
+    gloo::transport::tcp::attr attributes;
+    attributes.hostname = argv[4];
+    auto device = gloo::transport::tcp::CreateDevice(attributes);
+    gloo::rendezvous::FileStore store(argv[3]);
+    context = std::make_shared<gloo::rendezvous::Context>(rank_, size_);
+    context->connectFullMesh(store, device);
+    input.resize(sweep.max_bytes / sizeof(float) + 16);
+    output.assign(sweep.max_bytes / sizeof(float) + 16, -1);
+    for (size_t i = 0; i < input.size(); i++) {
+        input[i] = sweep_value(i, rank_);
     }
+    char operation[64];
+    while (sweep_next(&sweep.operations, operation, sizeof operation) != nullptr) {
+        if (std::string(operation) == "reduce_scatter") {
+            continue; // Gloo has none that leaves each rank its own block
+        }
+        if (std::string(operation) == "barrier") {
+            measure(&sweep, operation, 0);
+            continue;
+        }
+        for (size_t bytes = sweep.min_bytes; bytes <= sweep.max_bytes; bytes *= sweep.step_factor) {
+            if (bytes >= sizeof(float) * (size_t)size_ || std::string(operation) == "all_reduce") {
+                measure(&sweep, operation, bytes);
+            }
+        }
+    }
+    return 0;
 }

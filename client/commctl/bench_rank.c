@@ -1,0 +1,325 @@
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "client/commctl/bench.h"
+#include "client/commctl/commctl.h"
+
+#define WARM_UPS 3
+
+/* One size of one operation, in place or not. */
+struct figures {
+    double time_us, time_min_us, time_max_us;
+    uint32_t iterations;
+    double wrong;
+};
+
+struct bench_run {
+    const struct bench_options *options;
+    comm_client_t *client;
+    comm_t *comm;
+    uint32_t rank;
+    void *buffers[2];
+    double times_s[BENCH_ITERATIONS_MAX];
+    json_t *results; /* of rank 0, for JSON */
+    double busbw_sum;
+    uint32_t busbw_count;
+    double wrong;
+};
+
+static double now_s(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+}
+
+static bool failed(const struct bench_run *run, comm_result_t result, const char *what)
+{
+    if (result != COMM_OK) {
+        fprintf(stderr, "commctl: bench: rank %u: %s: %s\n", run->rank, what, comm_last_error());
+    }
+    return result != COMM_OK;
+}
+
+/* The same on all ranks afterwards. False when that failed. */
+static bool agree(const struct bench_run *run, double *values, size_t count, comm_op_t op)
+{
+    comm_result_t result = comm_all_reduce(run->comm, values, values, count, COMM_F64, op, NULL);
+    result = result == COMM_OK ? comm_sync(run->comm, 0) : result;
+    return !failed(run, result, "agreeing on figures");
+}
+
+/* --- One operation --- */
+
+static bool fill(const struct bench_call *call, const struct bench_operation *operation)
+{
+    size_t block_bytes = call->count * dtype_size_bytes(call->options->dtype);
+    if (!operation->has_data) {
+        return true;
+    }
+    memset(call->receive, 0xa5, operation->received_blocks(call) * block_bytes);
+    return bench_fill(call->options, call->rank, operation->sent_blocks(call) * call->count, call->send);
+}
+
+static double count_wrong(const struct bench_call *call, const struct bench_operation *operation)
+{
+    size_t block_bytes = call->count * dtype_size_bytes(call->options->dtype);
+    size_t wrong = 0;
+    if (!operation->has_data || !call->options->check) {
+        return 0;
+    }
+    for (uint32_t block = 0; block < operation->received_blocks(call); block++) {
+        uint32_t source;
+        size_t first;
+        operation->expected(call, block, &source, &first);
+        wrong += bench_wrong(call->options, source, first, call->count,
+                             (const unsigned char *)call->receive + block * block_bytes);
+    }
+    return (double)wrong;
+}
+
+static bool once(const struct bench_run *run, const struct bench_call *call,
+                 const struct bench_operation *operation, double *time_s)
+{
+    comm_request_t *request = NULL;
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.request = &request;
+    double began_s = now_s();
+    comm_result_t result = operation->submit(call, &options);
+    result = result == COMM_OK ? comm_wait(&request, NULL) : result;
+    *time_s = now_s() - began_s;
+    return !failed(run, result, operation->name);
+}
+
+static int compare_times(const void *left, const void *right)
+{
+    double a = *(const double *)left, b = *(const double *)right;
+    return (a > b) - (a < b);
+}
+
+static bool measure(struct bench_run *run, const struct bench_call *call,
+                    const struct bench_operation *operation, bool in_place, struct figures *out)
+{
+    double once_s = 0, wrong = 0;
+    if (!fill(call, operation)) {
+        fprintf(stderr, "commctl: bench: no memory\n");
+        return false;
+    }
+    for (int i = 0; i < WARM_UPS; i++) {
+        if (!once(run, call, operation, &once_s)) {
+            return false;
+        }
+        wrong += i == 0 ? count_wrong(call, operation) : 0;
+    }
+    if (!agree(run, &once_s, 1, COMM_MAX)) {
+        return false;
+    }
+    double wanted = run->options->seconds_per_size / (once_s > 1e-7 ? once_s : 1e-7);
+    wanted = wanted < 3 ? 3 : wanted > BENCH_ITERATIONS_MAX ? BENCH_ITERATIONS_MAX : wanted;
+    out->iterations = run->options->iterations != 0 ? run->options->iterations : (uint32_t)wanted;
+    for (uint32_t i = 0; i < out->iterations; i++) {
+        if (!once(run, call, operation, &run->times_s[i])) {
+            return false;
+        }
+    }
+    wrong += in_place ? 0 : count_wrong(call, operation); /* in place, it went on from its own results */
+    qsort(run->times_s, out->iterations, sizeof run->times_s[0], compare_times);
+    double longest[] = {run->times_s[out->iterations / 2], run->times_s[out->iterations - 1]};
+    double shortest = run->times_s[0];
+    if (!agree(run, longest, 2, COMM_MAX) || !agree(run, &shortest, 1, COMM_MIN) ||
+        !agree(run, &wrong, 1, COMM_SUM)) {
+        return false;
+    }
+    out->time_us = longest[0] * 1e6;
+    out->time_max_us = longest[1] * 1e6;
+    out->time_min_us = shortest * 1e6;
+    out->wrong = wrong;
+    run->wrong += wrong;
+    return true;
+}
+
+/* --- What is printed --- */
+
+static void add_result(struct bench_run *run, const struct bench_operation *operation, size_t size_bytes,
+                       size_t count, bool in_place, const struct figures *figures)
+{
+    double algbw = (double)size_bytes / (figures->time_us * 1e3);
+    double busbw = algbw * operation->bus_factor(run->options->size);
+    run->busbw_sum += operation->has_data ? busbw : 0;
+    run->busbw_count += operation->has_data ? 1 : 0;
+    if (run->options->json) {
+        json_array_append_new(
+            run->results,
+            json_pack("{ss sI sI ss sb sf sf sf sf sf sI sI}", "operation", operation->name, "size_bytes",
+                      (json_int_t)size_bytes, "count_elements", (json_int_t)count, "dtype",
+                      dtype_text(run->options->dtype), "in_place", in_place, "time_us", figures->time_us,
+                      "time_min_us", figures->time_min_us, "time_max_us", figures->time_max_us, "algbw_gbs",
+                      algbw, "busbw_gbs", busbw, "wrong", (json_int_t)figures->wrong, "iterations",
+                      (json_int_t)figures->iterations));
+        return;
+    }
+    printf("  %10.1f %8.2f %8.2f %7.0f", figures->time_us, algbw, busbw, figures->wrong);
+}
+
+static void print_none(const struct bench_run *run)
+{
+    if (run->rank == 0 && !run->options->json) {
+        printf("  %10s %8s %8s %7s", "-", "-", "-", "-");
+    }
+}
+
+static void print_head(const struct bench_run *run)
+{
+    const struct bench_options *options = run->options;
+    if (run->rank != 0 || options->json) {
+        return;
+    }
+    printf("# communicator \"%s\": %u ranks; %s memory; sizes and bandwidths as nccl-tests count them\n",
+           options->communicator, options->size, options->registered ? "registered" : "unregistered");
+    printf("#%35s %21s%37s\n", "", "out of place", "in place");
+    printf("#%11s %12s %6s %5s %10s %8s %8s %7s  %10s %8s %8s %7s\n", "size (B)", "count", "type", "redop",
+           "time (us)", "algbw", "busbw", "#wrong", "time (us)", "algbw", "busbw", "#wrong");
+}
+
+static bool run_size(struct bench_run *run, const struct bench_operation *operation, uint64_t size_bytes)
+{
+    const struct bench_options *options = run->options;
+    size_t element = dtype_size_bytes(options->dtype);
+    struct bench_call call = {.options = options,
+                              .comm = run->comm,
+                              .rank = run->rank,
+                              .count = bench_count(operation, size_bytes, element, options->size)};
+    size_t real_bytes = call.count * element * (operation->has_blocks ? options->size : 1);
+    bool prints = run->rank == 0 && !options->json;
+    if (prints) {
+        printf(" %11zu %12zu %6s %5s", real_bytes, call.count, dtype_text(options->dtype),
+               operation->expected == NULL ? "-" : reduce_text(options->reduce));
+    }
+    for (int in_place = 0; in_place < 2; in_place++) {
+        struct figures figures;
+        bool wanted = in_place ? options->in_place && operation->in_place
+                               : options->out_of_place && operation->out_of_place;
+        call.send = run->buffers[0];
+        call.receive = run->buffers[1];
+        if (!wanted) {
+            print_none(run);
+            continue;
+        }
+        if (in_place) {
+            operation->set_in_place(&call);
+        }
+        if (!measure(run, &call, operation, in_place, &figures)) {
+            return false;
+        }
+        if (run->rank == 0) {
+            add_result(run, operation, real_bytes, call.count, in_place, &figures);
+        }
+    }
+    if (prints) {
+        putchar('\n');
+        fflush(stdout);
+    }
+    return true;
+}
+
+static bool run_operation(struct bench_run *run, const struct bench_operation *operation)
+{
+    const struct bench_options *options = run->options;
+    if (run->rank == 0 && !options->json) {
+        printf("# %s\n", operation->name);
+    }
+    if (!operation->has_data) {
+        return run_size(run, operation, 0);
+    }
+    for (uint64_t bytes = options->min_bytes; bytes <= options->max_bytes; bytes *= options->step_factor) {
+        if (!run_size(run, operation, bytes)) {
+            return false;
+        }
+        if (bytes > UINT64_MAX / options->step_factor) {
+            break;
+        }
+    }
+    return true;
+}
+
+static bool run_all(struct bench_run *run)
+{
+    const char *list = run->options->operations;
+    bool all = strcmp(list, "all") == 0;
+    const struct bench_operation *operation;
+    print_head(run);
+    for (size_t i = 0; all && (operation = bench_operation_at(i)) != NULL; i++) {
+        if (!run_operation(run, operation)) {
+            return false;
+        }
+    }
+    while (!all && *list != '\0') {
+        char name[64];
+        size_t length = strcspn(list, ",");
+        snprintf(name, sizeof name, "%.*s", (int)length, list);
+        list += length + (list[length] == ',' ? 1 : 0);
+        operation = bench_operation_find(name);
+        if (operation != NULL && !run_operation(run, operation)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* --- The process --- */
+
+static bool prepare(struct bench_run *run)
+{
+    const struct bench_options *options = run->options;
+    comm_open_options_t open_options = COMM_OPEN_OPTIONS_INIT;
+    open_options.socket_path = options->socket_path;
+    size_t bytes = (size_t)options->max_bytes + (size_t)options->size * DTYPE_SIZE_MAX_BYTES;
+    if (failed(run, comm_client_open(&open_options, &run->client), "connecting") ||
+        failed(run,
+               comm_init(run->client, options->communicator, run->rank, options->size, COMM_DEVICE_HOST, NULL,
+                         &run->comm),
+               "joining")) {
+        return false;
+    }
+    for (int i = 0; i < 2; i++) {
+        if (options->registered &&
+            failed(run, comm_mem_alloc(run->client, bytes, COMM_DEVICE_HOST, &run->buffers[i]), "memory")) {
+            return false;
+        }
+        run->buffers[i] = options->registered ? run->buffers[i] : malloc(bytes);
+        if (run->buffers[i] == NULL) {
+            fprintf(stderr, "commctl: bench: rank %u: no memory for %zu bytes\n", run->rank, bytes);
+            return false;
+        }
+        memset(run->buffers[i], 0, bytes); /* pages are there before anything is timed */
+    }
+    return true;
+}
+
+int bench_rank(const struct bench_options *options, uint32_t rank)
+{
+    static struct bench_run run; /* one a process */
+    run.options = options;
+    run.rank = rank;
+    run.results = json_array();
+    bool fine = prepare(&run) && run_all(&run);
+    if (fine && rank == 0 && options->json) {
+        json_t *object =
+            json_pack("{sO si}", "results", run.results, "schema_version", COMMCTL_SCHEMA_VERSION);
+        json_dumpf(object, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
+        putchar('\n');
+        json_decref(object);
+    } else if (fine && rank == 0) {
+        printf("# %.0f wrong; average busbw %.2f GB/s\n", run.wrong,
+               run.busbw_count > 0 ? run.busbw_sum / run.busbw_count : 0.0);
+    }
+    fflush(stdout);
+    json_decref(run.results);
+    (void)comm_destroy(run.comm);
+    comm_client_close(run.client);
+    return !fine || run.wrong > 0 ? EXIT_CODE_FAILURE : EXIT_CODE_OK;
+}

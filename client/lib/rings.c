@@ -1,0 +1,117 @@
+#include <poll.h>
+#include <sched.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client/lib/internal.h"
+
+static size_t rings_bytes(void)
+{
+    return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
+}
+
+struct client_rings *rings_open(const int fds[CLIENT_RING_FDS])
+{
+    struct stat file;
+    struct client_rings *rings = calloc(1, sizeof *rings);
+    void *memory = MAP_FAILED;
+    if (rings != NULL && fstat(fds[0], &file) == 0 && (size_t)file.st_size == rings_bytes()) {
+        memory = mmap(NULL, rings_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    }
+    close(fds[0]);
+    if (memory == MAP_FAILED) {
+        free(rings);
+        close(fds[1]);
+        close(fds[2]);
+        return NULL;
+    }
+    rings->memory = memory;
+    rings->daemon_bell_fd = fds[1];
+    rings->bell_fd = fds[2];
+    rings->spin_ns = RING_SPIN_MAX_NS;
+    ring_attach(&rings->out, memory, CLIENT_RING_BYTES);
+    ring_attach(&rings->in, rings->memory + ring_shared_bytes(CLIENT_RING_BYTES), CLIENT_RING_BYTES);
+    return rings;
+}
+
+void rings_close(struct client_rings *rings)
+{
+    if (rings != NULL) {
+        (void)munmap(rings->memory, rings_bytes());
+        close(rings->bell_fd);
+        close(rings->daemon_bell_fd);
+        free(rings);
+    }
+}
+
+static void ring_bell(const struct client_rings *rings)
+{
+    uint64_t one = 1;
+    (void)!write(rings->daemon_bell_fd, &one, sizeof one);
+}
+
+enum ring_result rings_send(struct client_rings *rings, const void *packet, size_t size_bytes)
+{
+    enum ring_result result = ring_put(&rings->out, packet, size_bytes);
+    while (result == RING_FULL && !ring_producer_sleep(&rings->out, size_bytes)) {
+        result = ring_put(&rings->out, packet, size_bytes);
+    }
+    if ((result == RING_OK || result == RING_FULL) && ring_wake_consumer(&rings->out)) {
+        ring_bell(rings);
+    }
+    return result;
+}
+
+void rings_taken(struct client_rings *rings)
+{
+    if (ring_wake_producer(&rings->in)) {
+        ring_bell(rings);
+    }
+}
+
+/*
+ * A moment of looking, giving way to whoever has work on this processor: commd itself may be that. Where it
+ * is mostly in vain, it gets shorter.
+ */
+static bool spin(struct client_rings *rings, uint64_t deadline_ns)
+{
+    uint64_t began_ns = clock_ns();
+    uint64_t end_ns = began_ns + rings->spin_ns < deadline_ns ? began_ns + rings->spin_ns : deadline_ns;
+    uint64_t now_ns = began_ns;
+    if (began_ns < rings->rest_until_ns) {
+        return ring_has_packet(&rings->in);
+    }
+    do {
+        for (int i = 0; i < 8; i++) {
+            if (ring_has_packet(&rings->in)) {
+                rings->spin_ns = RING_SPIN_MAX_NS;
+                return true;
+            }
+            (void)sched_yield();
+        }
+        uint64_t before_ns = now_ns;
+        now_ns = clock_ns();
+        if (now_ns - before_ns > RING_CROWDED_NS) {
+            rings->rest_until_ns = now_ns + RING_CROWDED_REST_NS;
+        }
+    } while (now_ns < end_ns);
+    rings->spin_ns = rings->spin_ns / 2 > RING_SPIN_MIN_NS ? rings->spin_ns / 2 : RING_SPIN_MIN_NS;
+    return false;
+}
+
+bool rings_wait(struct client_rings *rings, int socket_fd, short events, uint64_t deadline_ns)
+{
+    if (spin(rings, deadline_ns) || !ring_consumer_sleep(&rings->in)) {
+        return false;
+    }
+    struct pollfd ready[] = {{.fd = socket_fd, .events = events}, {.fd = rings->bell_fd, .events = POLLIN}};
+    (void)poll(ready, 2, poll_timeout_ms(deadline_ns));
+    ring_consumer_wakes(&rings->in);
+    if ((ready[1].revents & POLLIN) != 0) {
+        uint64_t count;
+        (void)!read(rings->bell_fd, &count, sizeof count);
+    }
+    return true;
+}

@@ -1,0 +1,225 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <utlist.h>
+
+#include "daemon/api/session.h"
+
+/*
+ * A session's rings: packets as on its socket, without system calls while both sides are awake. The memory is
+ * made here and sealed, so that no client can take it away.
+ */
+
+static size_t rings_bytes(void)
+{
+    return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
+}
+
+static void ring_bell(int fd)
+{
+    uint64_t one = 1;
+    (void)!write(fd, &one, sizeof one); /* a counter at its limit rings all the same */
+}
+
+/* --- Awake ones --- */
+
+void api_rings_awake(struct api_session *session, uint64_t now_ns)
+{
+    struct api_rings *rings = session->rings;
+    rings->busy_ns = now_ns;
+    if (!rings->awake) {
+        rings->awake = true;
+        ring_consumer_wakes(&rings->in);
+        DL_APPEND2(session->api->awake, session, awake_prev, awake_next);
+    }
+}
+
+static void rings_set_asleep(struct api_session *session)
+{
+    if (session->rings->awake) {
+        session->rings->awake = false;
+        DL_DELETE2(session->api->awake, session, awake_prev, awake_next);
+    }
+}
+
+static void on_bell(void *context, unsigned events, uint64_t now_ns)
+{
+    struct api_session *session = context;
+    uint64_t count;
+    (void)events;
+    (void)!read(session->rings->bell_fd, &count, sizeof count);
+    api_rings_awake(session, now_ns);
+    api_session_flush(session);
+}
+
+/* --- Their life --- */
+
+static enum status rings_map(struct api_rings *rings, struct error *error)
+{
+    rings->memory_fd = memfd_create("commd-rings", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    if (rings->memory_fd < 0 || ftruncate(rings->memory_fd, (off_t)rings_bytes()) != 0 ||
+        fcntl(rings->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
+        return error_set_errno(error, errno, "memory for rings");
+    }
+    void *memory = mmap(NULL, rings_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, rings->memory_fd, 0);
+    if (memory == MAP_FAILED) {
+        return error_set_errno(error, errno, "memory for rings");
+    }
+    rings->memory = memory;
+    ring_attach(&rings->in, memory, CLIENT_RING_BYTES);
+    ring_attach(&rings->out, rings->memory + ring_shared_bytes(CLIENT_RING_BYTES), CLIENT_RING_BYTES);
+    return STATUS_OK;
+}
+
+enum status api_rings_new(struct api_session *session, struct error *error)
+{
+    struct api_rings *rings = calloc(1, sizeof *rings);
+    if (rings == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for rings");
+    }
+    rings->memory_fd = -1;
+    rings->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    rings->client_bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    enum status status = STATUS_OK;
+    if (rings->bell_fd < 0 || rings->client_bell_fd < 0) {
+        status = error_set_errno(error, errno, "eventfd");
+    }
+    if (status == STATUS_OK) {
+        status = rings_map(rings, error);
+    }
+    if (status == STATUS_OK) {
+        status = loop_watch_new(session->api->loop, rings->bell_fd, LOOP_READ, on_bell, session,
+                                &rings->bell_watch, error);
+    }
+    session->rings = rings;
+    if (status != STATUS_OK) {
+        api_rings_free(session);
+        return status;
+    }
+    (void)ring_consumer_sleep(&rings->in);
+    return STATUS_OK;
+}
+
+void api_rings_free(struct api_session *session)
+{
+    struct api_rings *rings = session->rings;
+    if (rings == NULL) {
+        return;
+    }
+    rings_set_asleep(session);
+    if (rings->rings_bell) {
+        DL_DELETE2(session->api->bells, session, bell_prev, bell_next);
+    }
+    loop_watch_free(rings->bell_watch);
+    if (rings->memory != NULL) {
+        (void)munmap(rings->memory, rings_bytes());
+    }
+    int fds[] = {rings->memory_fd, rings->bell_fd, rings->client_bell_fd};
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
+        if (fds[i] >= 0) {
+            (void)close(fds[i]);
+        }
+    }
+    free(rings);
+    session->rings = NULL;
+}
+
+/* --- Packets --- */
+
+enum ring_result api_rings_put(struct api_session *session, const void *packet, size_t size_bytes)
+{
+    struct api_rings *rings = session->rings;
+    enum ring_result result = ring_put(&rings->out, packet, size_bytes);
+    while (result == RING_FULL && !ring_producer_sleep(&rings->out, size_bytes)) {
+        result = ring_put(&rings->out, packet, size_bytes);
+    }
+    if (result == RING_OK && !rings->rings_bell) {
+        rings->rings_bell = true;
+        DL_APPEND2(session->api->bells, session, bell_prev, bell_next);
+    }
+    return result;
+}
+
+void api_ring_bells(struct api *api)
+{
+    while (api->bells != NULL) {
+        struct api_session *session = api->bells;
+        DL_DELETE2(api->bells, session, bell_prev, bell_next);
+        session->rings->rings_bell = false;
+        if (ring_wake_consumer(&session->rings->out)) {
+            ring_bell(session->rings->client_bell_fd);
+        }
+    }
+}
+
+/* Returns whether there was any. */
+static bool rings_read(struct api_session *session, uint64_t now_ns)
+{
+    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* the loop's thread alone reads sessions */
+    struct api_rings *rings = session->rings;
+    bool any = false;
+    for (int i = 0; i < API_PACKETS_PER_WAKE && api_session_reads(session); i++) {
+        size_t size_bytes;
+        enum ring_result result = ring_take(&rings->in, bytes, sizeof bytes, &size_bytes);
+        if (result == RING_NOTHING) {
+            break;
+        }
+        any = true;
+        if (result != RING_OK) {
+            struct error error;
+            error_set(&error, STATUS_PROTOCOL, "its ring holds what cannot be");
+            api_session_reply_error(session, 0, &error);
+            api_session_end(session, error.text);
+            break;
+        }
+        api_session_packet(session, bytes, size_bytes, now_ns);
+    }
+    if (any && session->rings != NULL && ring_wake_producer(&rings->in)) {
+        ring_bell(rings->client_bell_fd);
+    }
+    return any;
+}
+
+bool api_poll(struct api *api, uint64_t now_ns)
+{
+    struct api_session *session, *next;
+    bool any = false;
+    DL_FOREACH_SAFE2(api->awake, session, next, awake_next)
+    {
+        if (session->broken || session->closing) {
+            rings_set_asleep(session); /* nothing is read of it any more */
+            continue;
+        }
+        if (rings_read(session, now_ns)) {
+            session->rings->busy_ns = now_ns;
+            any = true;
+        } else if (now_ns - session->rings->busy_ns > API_RING_AWAKE_NS && api_session_reads(session) &&
+                   ring_consumer_sleep(&session->rings->in)) {
+            rings_set_asleep(session);
+        }
+    }
+    return any;
+}
+
+bool api_is_awake(const struct api *api)
+{
+    return api->awake != NULL;
+}
+
+bool api_sleep(struct api *api)
+{
+    struct api_session *session, *next;
+    DL_FOREACH_SAFE2(api->awake, session, next, awake_next)
+    {
+        if (api_session_reads(session) && !ring_consumer_sleep(&session->rings->in)) {
+            return false;
+        }
+        rings_set_asleep(session); /* one that is paused goes on when its answers have been taken: its bell */
+    }
+    return true;
+}

@@ -1,0 +1,88 @@
+#!/usr/bin/env python3
+"""commctl bench: every operation right, figures that fit each other, and an end whatever happens."""
+import json
+import os
+import signal
+import subprocess
+import time
+import unittest
+
+from cluster import BUILD, Cluster
+
+COMMCTL = BUILD / "commctl"
+OPERATIONS = {"all_reduce", "all_gather", "reduce_scatter", "all_to_all", "broadcast", "reduce", "send_recv", "barrier"}
+
+
+def bench(cluster, node, *arguments, **options):
+    return subprocess.Popen(cluster.in_node(node, COMMCTL, "--socket", cluster.socket(node), "bench", *arguments),
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+class Bench(unittest.TestCase):
+    def check(self, text, size):
+        results = json.loads(text)["results"]
+        self.assertEqual({result["operation"] for result in results}, OPERATIONS)
+        for result in results:
+            self.assertEqual(result["wrong"], 0, result)
+            self.assertLessEqual(result["time_min_us"], result["time_us"])
+            self.assertLessEqual(result["time_us"], result["time_max_us"])
+            self.assertGreaterEqual(result["iterations"], 3)
+            if result["size_bytes"]:
+                self.assertAlmostEqual(result["algbw_gbs"], result["size_bytes"] / result["time_us"] / 1e3, places=6)
+                factor = {"all_reduce": 2 * (size - 1) / size, "broadcast": 1, "reduce": 1, "send_recv": 1}.get(result["operation"], (size - 1) / size)
+                self.assertAlmostEqual(result["busbw_gbs"], result["algbw_gbs"] * factor, places=6)
+
+    def test_one_node(self):
+        with Cluster(["a"], namespaces=False) as cluster:
+            for ranks, dtype in ((1, "f32"), (2, "bf16"), (4, "i64"), (3, "u8")):
+                process = bench(cluster, "a", "-f", "json", "--operation", "all", "--ranks", str(ranks), "--dtype", dtype, "--min-bytes", "3",
+                                "--max-bytes", "700k", "--step-factor", "61", "--seconds-per-size", "0.01")
+                output, errors = process.communicate(timeout=60)
+                self.assertEqual(process.returncode, 0, f"{ranks} ranks, {dtype}: {errors}")
+                self.check(output, ranks)
+            process = bench(cluster, "a", "--unregistered", "--reduce", "max", "--max-bytes", "64k", "--step-factor", "16", "--seconds-per-size", "0.01")
+            output, errors = process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 0, errors)
+            self.assertIn("# 0 wrong", output)
+            self.assertEqual(len([line for line in output.splitlines() if not line.startswith("#")]), 4)
+
+    def test_two_nodes(self):
+        with Cluster(["a", "b"]) as cluster:
+            arguments = ["-f", "json", "--operation", "all", "--size", "4", "--ranks", "2", "--min-bytes", "40", "--max-bytes", "3m", "--step-factor", "90",
+                         "--seconds-per-size", "0.02"]
+            first = bench(cluster, "a", *arguments)
+            second = bench(cluster, "b", *arguments, "--first-rank", "2")
+            output, errors = first.communicate(timeout=60)
+            self.assertEqual(first.returncode, 0, errors)
+            self.assertEqual(second.communicate(timeout=60)[0], "", "the process with rank 0 prints")
+            self.assertEqual(second.returncode, 0)
+            self.check(output, 4)
+
+    def test_wrong_arguments(self):
+        with Cluster(["a"], namespaces=False) as cluster:
+            for arguments in (["--dtype", "f8"], ["--operation", "dance"], ["--ranks", "0"], ["--min-bytes", "0"], ["--min-bytes", "2k", "--max-bytes", "1k"],
+                              ["--size", "2", "--first-rank", "1", "--ranks", "2"], ["--root", "9"], ["--step-factor", "1"], ["nonsense"], ["--nonsense"],
+                              ["--reduce", "avg"], ["-f", "xml"], ["--in-place", "--out-of-place"]):
+                process = bench(cluster, "a", *arguments)
+                errors = process.communicate(timeout=20)[1]
+                self.assertEqual(process.returncode, 2, f"{arguments}: {errors}")
+                self.assertTrue(errors.strip(), arguments)
+        nobody = subprocess.run([COMMCTL, "--socket", "/nonexistent/commd.sock", "bench"], stderr=subprocess.PIPE, text=True, timeout=20, check=False)
+        self.assertEqual(nobody.returncode, 3, nobody.stderr)
+
+    def test_interrupted_or_a_rank_killed(self):
+        with Cluster(["a"], namespaces=False) as cluster:
+            for number in (signal.SIGINT, signal.SIGKILL):
+                process = bench(cluster, "a", "--ranks", "3", "--seconds-per-size", "5", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
+                time.sleep(1)
+                with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
+                    ranks = [int(pid) for pid in file.read().split()]
+                self.assertEqual(len(ranks), 3)
+                os.kill(process.pid if number == signal.SIGINT else ranks[1], number)
+                process.communicate(timeout=10)
+                self.assertEqual(process.returncode, 1)
+                self.assertFalse([pid for pid in ranks if os.path.exists(f"/proc/{pid}")])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,188 @@
+#!/usr/bin/env python3
+"""The rings in shared memory, and the socket without them: the same results, and a client that abuses its rings hurts itself alone."""
+import array
+import mmap
+import os
+import socket
+import struct
+import subprocess
+import sys
+import time
+import unittest
+
+from cluster import BUILD, Cluster
+
+RING_BYTES = 65536
+HEADER_BYTES = 192  # struct ring_shared: tail, head, who sleeps, each on a line of its own
+HELLO = b"\x08\x01\x12\x0e\x08\x01\x12\x03bad\x22\x05rings"  # Request 1: Hello {1, "bad", features: "rings"}
+
+
+def cpu_s(pid):
+    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
+        fields = file.read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class RawClient:
+    """The protocol by hand: memory, commd's bell and our own."""
+
+    def __init__(self, path):
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection.settimeout(5)
+        self.connection.connect(path)
+        self.connection.send(HELLO)
+        _, control, _, _ = self.connection.recvmsg(65536, socket.CMSG_SPACE(3 * 4))
+        fds = array.array("i")
+        for _, _, data in control:
+            fds.frombytes(data)
+        self.memory_fd, self.bell_fd, self.own_bell_fd = fds
+        self.memory = mmap.mmap(self.memory_fd, 2 * (HEADER_BYTES + RING_BYTES))
+        self.tail = 0
+
+    def put(self, packet, length=None):
+        entry = struct.pack("<I", len(packet) if length is None else length) + packet
+        entry += bytes(-len(entry) % 8)
+        for place, byte in enumerate(entry):
+            self.memory[HEADER_BYTES + (self.tail + place) % RING_BYTES] = byte
+        self.set_tail(self.tail + len(entry))
+
+    def set_tail(self, tail):
+        self.tail = tail
+        self.memory[0:4] = struct.pack("<I", tail & 0xFFFFFFFF)
+        os.write(self.bell_fd, struct.pack("<Q", 1))
+
+    def answer(self):
+        """The first packet in the other ring."""
+        ring = HEADER_BYTES + RING_BYTES
+        for _ in range(500):
+            if self.memory[ring:ring + 4] != bytes(4):
+                length = struct.unpack("<I", self.memory[ring + HEADER_BYTES:ring + HEADER_BYTES + 4])[0]
+                return bytes(self.memory[ring + HEADER_BYTES + 4:ring + HEADER_BYTES + 4 + length])
+            time.sleep(0.01)
+        return b""
+
+    def is_ended(self):
+        try:
+            return self.connection.recv(65536) == b""
+        except ConnectionResetError:
+            return True
+
+    def close(self):
+        self.memory.close()
+        self.connection.close()
+        for fd in (self.memory_fd, self.bell_fd, self.own_bell_fd):
+            os.close(fd)
+
+
+class Rings(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(["solo"], namespaces=False, start=False)
+        cls.cluster.config_path("solo").write_text(f'node_name = "solo";\nsocket_path = "{cls.cluster.socket("solo")}";\n')
+        cls.cluster.start("solo", "--standalone")
+        cls.cluster.wait_ready()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.cluster.close()
+
+    def setUp(self):
+        self.client = RawClient(self.cluster.socket("solo"))
+
+    def tearDown(self):
+        self.client.close()
+        checked = subprocess.run([BUILD / "commctl", "--socket", self.cluster.socket("solo"), "bench", "--max-bytes", "4k", "--step-factor", "8",
+                                  "--iterations", "5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+        self.assertEqual(checked.returncode, 0, f"commd still works: {checked.stderr}")
+
+    def test_a_request_and_its_answer(self):
+        self.client.put(b"\x08\x07\x4a\x00")  # Request 7: StatusQuery
+        self.assertIn(b"solo", self.client.answer())
+
+    def test_the_memory_cannot_be_taken_away(self):
+        with self.assertRaises(OSError):
+            os.ftruncate(self.client.memory_fd, 4096)
+
+    def test_a_packet_that_is_no_request(self):
+        self.client.put(b"\xff\xff\xff\xff garbage")
+        self.assertIn(b"no request", self.client.answer())
+        self.assertTrue(self.client.is_ended())
+
+    def test_a_length_that_cannot_be(self):
+        self.client.put(b"x" * 8, length=1 << 30)
+        self.assertIn(b"what cannot be", self.client.answer())
+        self.assertTrue(self.client.is_ended())
+
+    def test_a_tail_that_cannot_be(self):
+        self.client.set_tail(RING_BYTES + 8)
+        self.assertTrue(self.client.is_ended())
+
+    def test_a_head_that_cannot_be(self):
+        ring = HEADER_BYTES + RING_BYTES
+        self.client.memory[ring + 64:ring + 68] = struct.pack("<I", 12345 * 8)
+        self.client.put(b"\x08\x07\x4a\x00")
+        self.assertTrue(self.client.is_ended())
+
+    def test_answers_that_nobody_takes(self):
+        """They fill their ring and then commd's queue; then no more is read, and nothing spins."""
+        for _ in range(3000):
+            used = self.client.tail - struct.unpack("<I", self.client.memory[64:68])[0]
+            if used + 8 > RING_BYTES:
+                break
+            self.client.put(b"\x08\x07\x4a\x00")
+        time.sleep(0.3)
+        pid = self.cluster.daemons["solo"].pid
+        before = cpu_s(pid)
+        time.sleep(1)
+        self.assertLess(cpu_s(pid) - before, 0.2)
+
+    def test_scribbling_all_over(self):
+        for number in range(0, len(self.client.memory), 4):
+            self.client.memory[number:number + 4] = struct.pack("<I", number * 2654435761 & 0xFFFFFFFF)
+        self.client.set_tail(4096)
+        self.assertTrue(self.client.is_ended())
+
+    def test_bells_alone_cost_nothing_lasting(self):
+        for _ in range(1000):
+            os.write(self.client.bell_fd, struct.pack("<Q", 1))
+        time.sleep(0.2)
+        pid = self.cluster.daemons["solo"].pid
+        before = cpu_s(pid)
+        time.sleep(1)
+        self.assertLess(cpu_s(pid) - before, 0.1)
+
+
+class BothWays(unittest.TestCase):
+    def run_matrix(self, environment):
+        with Cluster(["a", "b"]) as cluster:
+            ranks = []
+            for rank, node in enumerate("abab"):
+                ranks.append(subprocess.Popen(
+                    cluster.in_node(node, "env", *environment, f"COMMD_SOCKET={cluster.socket(node)}", BUILD / "tests/system/matrix", "matrix", rank, 4),
+                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+            for rank, process in enumerate(ranks):
+                output, errors = process.communicate(timeout=240)
+                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
+                self.assertIn("operations checked", output)
+
+    def test_socket_alone(self):
+        self.run_matrix(["COMMD_RINGS=0"])
+
+    def test_killed_while_clients_wait(self):
+        """Those who wait in their rings hear at once that commd is gone."""
+        with Cluster(["a"], namespaces=False) as cluster:
+            rank = cluster.client("a", sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py"), "killed", 0, 2, "once")
+            other = cluster.client("a", sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py"), "killed", 1, 2, "idle", "seconds=30")
+            self.assertIn("FORMED", rank.stdout.readline())
+            time.sleep(0.5)
+            cluster.daemons["a"].kill()
+            began = time.monotonic()
+            output = rank.communicate(timeout=10)[0]
+            self.assertLess(time.monotonic() - began, 3)
+            self.assertIn("DAEMON_LOST", output)
+            other.kill()
+            other.communicate()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -10,6 +10,7 @@ import json
 import os
 import pathlib
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -122,6 +123,7 @@ def main():
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that everything is removed
     try:
         main()
     except KeyboardInterrupt:

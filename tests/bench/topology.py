@@ -1,5 +1,7 @@
 """Where the contestants run: processes of one machine, or nodes in network namespaces of their own."""
+import os
 import pathlib
+import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
@@ -67,7 +69,23 @@ class Topology:
                 run("tc", "-n", namespace, "qdisc", "add", "dev", "veth0", "root", "tbf", "rate", self.rate, "burst", "128kb", "latency", "50ms")
 
     def __exit__(self, *_):
-        self.cluster.close()
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not stop what the first began
+        try:
+            self._end_strangers()
+            self.cluster.close()
+        finally:
+            signal.signal(signal.SIGINT, interrupt)
+
+    def _end_strangers(self):
+        """Whatever a contestant left in the namespaces, which are this topology's alone."""
+        daemons = {daemon.pid for daemon in self.cluster.daemons.values()}
+        for namespace in self.cluster.namespaces.values():
+            for process in run("ip", "netns", "pids", namespace, check=False).stdout.split():
+                if int(process) not in daemons:
+                    try:
+                        os.kill(int(process), signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass
 
 
 ALL = [

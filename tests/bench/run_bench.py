@@ -97,7 +97,7 @@ def main():
     machine = limits(arguments.quick)
     for name, (value, unit) in machine.items():
         print(f"  {name:45} {value:8.4g} {unit}")
-    results, figures = [], {}
+    results, figures = [], bars.measure_quic(BUILD, repeats if arguments.quick else 5)
     for place in places:
         with place:
             contestants = [each for each in everybody if each.is_possible(place)]

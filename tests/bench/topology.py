@@ -11,13 +11,14 @@ from cluster import Cluster, namespaces_work, run  # noqa: E402
 class Topology:
     """`node_count` nodes with `ranks_per_node` ranks each; more than one node: joined by veth and a bridge of that MTU and rate."""
 
-    def __init__(self, name, title, node_count, ranks_per_node, mtu=None, rate=None):
+    def __init__(self, name, title, node_count, ranks_per_node, mtu=None, rate=None, has_bars=False):
         self.name = name
         self.title = title
         self.node_count = node_count
         self.ranks_per_node = ranks_per_node
         self.mtu = mtu
         self.rate = rate
+        self.has_bars = has_bars  # measured at every size, as often as was asked for
         self.cluster = None
 
     @property
@@ -89,11 +90,15 @@ class Topology:
 
 
 ALL = [
-    Topology("local2", "one node, 2 ranks", 1, 2),
-    Topology("local4", "one node, 4 ranks", 1, 4),
-    Topology("nodes2-9000", "2 nodes, MTU 9000", 2, 1, mtu=9000),
+    Topology("local2", "one node, 2 ranks", 1, 2, has_bars=True),
+    Topology("local4", "one node, 4 ranks", 1, 4, has_bars=True),
+    Topology("nodes2-9000", "2 nodes, MTU 9000", 2, 1, mtu=9000, has_bars=True),
+    Topology("nodes2-1gbit", "2 nodes, 1 Gbit/s, MTU 1500", 2, 1, mtu=1500, rate="1gbit", has_bars=True),
     Topology("nodes2-1500", "2 nodes, MTU 1500", 2, 1, mtu=1500),
     Topology("nodes3-9000", "3 nodes, MTU 9000", 3, 1, mtu=9000),
+    Topology("nodes3-1500", "3 nodes, MTU 1500", 3, 1, mtu=1500),
+    Topology("nodes3-1gbit", "3 nodes, 1 Gbit/s, MTU 1500", 3, 1, mtu=1500, rate="1gbit"),
     Topology("nodes4-9000", "4 nodes, MTU 9000", 4, 1, mtu=9000),
-    Topology("nodes2-1gbit", "2 nodes, 1 Gbit/s, MTU 1500", 2, 1, mtu=1500, rate="1gbit"),
+    Topology("nodes4-1500", "4 nodes, MTU 1500", 4, 1, mtu=1500),
+    Topology("nodes4-1gbit", "4 nodes, 1 Gbit/s, MTU 1500", 4, 1, mtu=1500, rate="1gbit"),
 ]

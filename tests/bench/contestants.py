@@ -135,6 +135,8 @@ class OpenMpi:
         else:
             hosts = ",".join(f"{topology.address(node)}:{topology.ranks_per_node}" for node in topology.nodes)
             command += ["--host", hosts, "--mca", "plm_rsh_agent", self._agent(folder, topology), "--mca", "btl", "tcp,self", "--mca", "pml", "ob1",
+                        # Its daemons have one host name, in whatever namespace: from three on they would seek each other by it.
+                        "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "routed", "direct",
                         "--mca", "btl_tcp_if_include", "veth0", "--mca", "oob_tcp_if_include", "veth0"]
         try:
             environment = {**os.environ, "TMPDIR": str(folder)}

@@ -3,6 +3,7 @@
 #include <assert.h>
 #include <string.h>
 
+#include "daemon/dev/copy.h"
 #include "daemon/dev/reduce_level.h"
 
 /* One block of wide values: small enough that the accumulator and one converted input stay in a 32 KiB cache.
@@ -107,6 +108,17 @@ static const void *widen(const struct reduce_kernels *kernels, const void *input
     return space;
 }
 
+/* A line that was read as an input is in the cache: there a plain store is the shorter way. */
+static bool output_streams(const struct dev_reduction *reduction, uint32_t output)
+{
+    for (uint32_t k = 0; reduction->streams && k < reduction->input_count; k++) {
+        if (reduction->inputs[k] == reduction->outputs[output]) {
+            return false;
+        }
+    }
+    return reduction->streams;
+}
+
 static void reduce_block(const struct dev_reduction *reduction, const struct reduce_kernels *kernels,
                          size_t offset_bytes, size_t count, size_t value_bytes)
 {
@@ -117,7 +129,8 @@ static void reduce_block(const struct dev_reduction *reduction, const struct red
     size_t block_bytes = count * stored_bytes(reduction->dtype);
     /* Two plain inputs go straight to the output; more would overwrite an input that is still to be read, in
      * place. */
-    bool straight = kernels->store == NULL && reduction->divisor <= 1 && reduction->input_count <= 2;
+    bool straight = kernels->store == NULL && reduction->divisor <= 1 && reduction->input_count <= 2 &&
+                    !output_streams(reduction, 0);
     void *sum = straight ? first_output : accumulator;
     const void *result = NULL;
     for (uint32_t k = 0; k < reduction->input_count; k++) {
@@ -145,12 +158,16 @@ static void reduce_block(const struct dev_reduction *reduction, const struct red
         kernels->divide(accumulator, count, reduction->divisor);
     }
     if (kernels->store != NULL) {
-        kernels->store(first_output, result, count);
-    } else if (result != first_output) {
-        memmove(first_output, result, block_bytes);
+        kernels->store(converted, result, count);
+        result = converted;
     }
-    for (uint32_t k = 1; k < reduction->output_count; k++) {
-        memmove((unsigned char *)reduction->outputs[k] + offset_bytes, first_output, block_bytes);
+    for (uint32_t k = 0; k < reduction->output_count; k++) {
+        unsigned char *output = (unsigned char *)reduction->outputs[k] + offset_bytes;
+        if (output_streams(reduction, k)) {
+            dev_copy_streaming(output, result, block_bytes);
+        } else if (output != result) {
+            memmove(output, result, block_bytes);
+        }
     }
 }
 
@@ -165,6 +182,9 @@ void dev_reduce(const struct dev_reduction *reduction)
     for (uint64_t done = 0; done < total; done += step) {
         size_t count = total - done < step ? (size_t)(total - done) : step;
         reduce_block(reduction, kernels, (size_t)done * stored_bytes(reduction->dtype), count, value_bytes);
+    }
+    if (reduction->streams) {
+        dev_copy_fence();
     }
 }
 

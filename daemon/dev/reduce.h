@@ -33,6 +33,7 @@ struct dev_reduction {
     const double
         *factors;     /* null, or one a input: it is multiplied by it first (in f32, f64 for f64 and c128) */
     uint64_t divisor; /* 0 and 1: none; otherwise the result is divided, integers truncating toward zero */
+    bool streams;     /* outputs that are no inputs are written past the caches: see dev_copy_streams */
 };
 
 /* reduce_is_defined(dtype, reduce) must hold. Thread-safe, no allocation. */

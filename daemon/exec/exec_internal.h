@@ -47,6 +47,7 @@ struct exec_op {
     uint64_t element_bytes;
     uint64_t total_elements; /* of the whole vector */
     bool blocks_are_equal;
+    bool streams; /* it touches more than the caches hold */
     uint64_t slice_count;
     uint64_t own_slices; /* of them, this exec's: all of them without rails */
     uint64_t next_slice;

@@ -59,7 +59,8 @@ static void reduce_inputs(const struct exec_op *op, const struct exec_rank *rank
                                       .inputs = inputs,
                                       .outputs = outputs,
                                       .factors = op->call.reduce == REDUCE_PREMUL_SUM ? factors : NULL,
-                                      .divisor = divisor};
+                                      .divisor = divisor,
+                                      .streams = op->streams};
     dev_reduce(&reduction);
 }
 

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "daemon/base/checked.h"
+#include "daemon/dev/copy.h"
 #include "daemon/exec/exec_internal.h"
 
 _Static_assert(EXEC_LANES_MAX == COLL_LANES, "predictions are for the lanes that there are");
@@ -220,6 +221,7 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         size_bytes = op->call.count_elements * op->element_bytes * options->size;
     }
     op->blocks_are_equal = blocks_are_equal(comm, op);
+    op->streams = options->node_count == 1 && dev_copy_streams(2 * op->call.rank_count * size_bytes);
     struct coll_choice choice = {
         .kind = op->schedule_kind,
         .node_count = options->node_count,

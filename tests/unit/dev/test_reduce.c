@@ -448,7 +448,13 @@ static void test_short_floats_accumulate_in_f32(void **state)
         values[k] = convert_f32_to_f16(k == 0 ? 2048.0f : 1.0f);
         in[k] = &values[k];
     }
-    struct dev_reduction reduction = {DTYPE_F16, REDUCE_SUM, 1, 9, 1, in, out, NULL, 0};
+    struct dev_reduction reduction = {.dtype = DTYPE_F16,
+                                      .reduce = REDUCE_SUM,
+                                      .count_elements = 1,
+                                      .input_count = 9,
+                                      .output_count = 1,
+                                      .inputs = in,
+                                      .outputs = out};
     dev_reduce(&reduction);
     assert_int_equal(result, convert_f32_to_f16(2056.0f));
 }

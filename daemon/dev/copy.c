@@ -1,0 +1,74 @@
+#include "daemon/dev/copy.h"
+
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#define DEFAULT_CACHE_BYTES (UINT64_C(32) << 20)
+
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+void dev_copy_streaming(void *target, const void *source, size_t size_bytes)
+{
+    unsigned char *to = target;
+    const unsigned char *from = source;
+    size_t head = (size_t)(-(uintptr_t)to & 63u);
+    head = head < size_bytes ? head : size_bytes;
+    memcpy(to, from, head);
+    to += head;
+    from += head;
+    size_bytes -= head;
+    /* A whole line at a time: what combines them has to be filled before it is needed again. */
+    for (; size_bytes >= 64; size_bytes -= 64, to += 64, from += 64) {
+        __m128i a = _mm_loadu_si128((const __m128i *)(const void *)from);
+        __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + 16));
+        __m128i c = _mm_loadu_si128((const __m128i *)(const void *)(from + 32));
+        __m128i d = _mm_loadu_si128((const __m128i *)(const void *)(from + 48));
+        _mm_stream_si128((__m128i *)(void *)to, a);
+        _mm_stream_si128((__m128i *)(void *)(to + 16), b);
+        _mm_stream_si128((__m128i *)(void *)(to + 32), c);
+        _mm_stream_si128((__m128i *)(void *)(to + 48), d);
+    }
+    memcpy(to, from, size_bytes);
+}
+
+void dev_copy_fence(void)
+{
+    _mm_sfence();
+}
+#else
+void dev_copy_streaming(void *target, const void *source, size_t size_bytes)
+{
+    memcpy(target, source, size_bytes);
+}
+
+void dev_copy_fence(void)
+{
+}
+#endif
+
+/* What the kernel says of the last-level cache; sysconf tells, of a virtual machine, the host's. */
+static uint64_t last_level_cache_bytes(void)
+{
+    char unit = '\0';
+    unsigned long long size = 0;
+    FILE *file = fopen("/sys/devices/system/cpu/cpu0/cache/index3/size", "re");
+    if (file == NULL) {
+        return DEFAULT_CACHE_BYTES;
+    }
+    int fields = fscanf(file, "%llu%c", &size, &unit);
+    (void)fclose(file);
+    return fields == 2 && unit == 'K' && size > 0 && size < 1u << 30 ? size << 10 : DEFAULT_CACHE_BYTES;
+}
+
+bool dev_copy_streams(uint64_t touched_bytes)
+{
+    static _Atomic uint64_t known_bytes;
+    uint64_t cache_bytes = atomic_load_explicit(&known_bytes, memory_order_relaxed);
+    if (cache_bytes == 0) {
+        cache_bytes = last_level_cache_bytes();
+        atomic_store_explicit(&known_bytes, cache_bytes, memory_order_relaxed);
+    }
+    return touched_bytes > cache_bytes;
+}

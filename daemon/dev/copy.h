@@ -1,0 +1,21 @@
+#ifndef DAEMON_DEV_COPY_H
+#define DAEMON_DEV_COPY_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ * Copies past the caches: what is written is not read first, and pushes nothing out. It pays where an
+ * operation touches more than the last-level cache holds, and nobody reads the target soon. Any alignment;
+ * no overlap. Where the processor has no such stores, a plain copy. dev_copy_fence before another thread is
+ * told that the bytes are there.
+ */
+void dev_copy_streaming(void *target, const void *source, size_t size_bytes);
+void dev_copy_fence(void);
+
+/* Whether an operation that touches so many bytes should stream: more than the last-level cache, 32 MiB where
+ * that is not known. Thread-safe. */
+bool dev_copy_streams(uint64_t touched_bytes);
+
+#endif

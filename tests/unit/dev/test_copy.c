@@ -1,0 +1,102 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+#include "daemon/dev/copy.h"
+#include "daemon/dev/reduce.h"
+
+enum { BYTES = 70000, GUARD = 64 };
+
+static unsigned char source[BYTES + 2 * GUARD], target[BYTES + 2 * GUARD], expected[BYTES + 2 * GUARD];
+
+static void test_every_alignment_and_length(void **state)
+{
+    (void)state;
+    static const size_t lengths[] = {0, 1, 15, 16, 63, 64, 65, 127, 128, 129, 191, 1000, 4096, 65537};
+    for (size_t i = 0; i < sizeof source; i++) {
+        source[i] = (unsigned char)(i * 31 + i / 256 + 7);
+    }
+    for (size_t to = 0; to < 64; to += to < 20 ? 1 : 11) {
+        for (size_t from = 0; from < 64; from += 7) {
+            for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+                memset(target, 0xee, sizeof target);
+                memset(expected, 0xee, sizeof expected);
+                memcpy(expected + to, source + from, lengths[l]);
+                dev_copy_streaming(target + to, source + from, lengths[l]);
+                dev_copy_fence();
+                assert_memory_equal(target, expected, sizeof target);
+            }
+        }
+    }
+}
+
+/* k inputs to m outputs, of which the first may be the first input, at odd addresses. */
+static void check_reduction(uint32_t inputs, uint32_t outputs, size_t count, size_t misalignment,
+                            bool in_place)
+{
+    static unsigned char in[5][4 * 6000 + GUARD], out[2][5][4 * 6000 + GUARD];
+    const void *from[2][5];
+    void *to[2][5];
+    for (uint32_t k = 0; k < inputs; k++) {
+        for (size_t i = 0; i < sizeof in[k]; i++) {
+            in[k][i] = (unsigned char)(i * (k + 3) + k);
+        }
+    }
+    for (int streams = 0; streams < 2; streams++) {
+        memset(out[streams], 0xdd, sizeof out[streams]);
+        for (uint32_t k = 0; k < 5; k++) {
+            from[streams][k] = in[k] + misalignment;
+            to[streams][k] = out[streams][k] + misalignment + k;
+        }
+        if (in_place) {
+            memcpy(to[streams][0], in[0] + misalignment, 4 * count);
+            from[streams][0] = to[streams][0];
+        }
+        dev_reduce(&(struct dev_reduction){.dtype = DTYPE_U32,
+                                           .reduce = REDUCE_SUM,
+                                           .count_elements = count,
+                                           .input_count = inputs,
+                                           .output_count = outputs,
+                                           .inputs = from[streams],
+                                           .outputs = to[streams],
+                                           .streams = streams != 0});
+    }
+    assert_memory_equal(out[0], out[1], sizeof out[0]);
+}
+
+static void test_reductions_past_the_caches_are_the_same(void **state)
+{
+    (void)state;
+    static const size_t counts[] = {0, 1, 15, 16, 17, 2047, 2048, 2049, 5999};
+    for (uint32_t inputs = 1; inputs <= 5; inputs++) {
+        for (uint32_t outputs = 1; outputs <= 5; outputs++) {
+            for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+                check_reduction(inputs, outputs, counts[c], c % 4, false);
+                check_reduction(inputs, outputs, counts[c], c % 4, true);
+            }
+        }
+    }
+}
+
+static void test_what_streams(void **state)
+{
+    (void)state;
+    assert_false(dev_copy_streams(0));
+    assert_false(dev_copy_streams(256 << 10));
+    assert_true(dev_copy_streams(UINT64_C(1) << 40));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_alignment_and_length),
+        cmocka_unit_test(test_reductions_past_the_caches_are_the_same),
+        cmocka_unit_test(test_what_streams),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

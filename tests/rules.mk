@@ -72,9 +72,9 @@ $(BUILD)/tests/bench/peers/mpi_bench: tests/bench/peers/mpi_bench.c tests/bench/
 $(BUILD)/tests/bench/peers/gloo_bench: tests/bench/peers/gloo_bench.cc tests/bench/peers/sweep.h
 	$(Q)mkdir -p $(@D) && echo "  CXX     $@" && $(CXX) -std=c++17 -O2 -o $@ $< -lgloo -lpthread
 bench-deps:
-	@tests/lib/install-deps.sh --bench
+	@tests/lib/install-deps.sh $(if $(filter check,$(DEPS)),--check) --bench $(DEPS_FILE)
 bench: all $(BENCHES) ## measure commd beside Open MPI and Gloo (15 minutes; QUICK=1: 3)
-	@$(MAKE) bench-deps && $(MAKE) $(PEERS) && COMMD_BUILD=$(abspath $(BUILD)) python3 tests/bench/run_bench.py $(if $(QUICK),--quick) $(BENCH_OPTIONS)
+	@$(MAKE) bench-deps && $(MAKE) $(PEERS) && COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_bench.py $(if $(QUICK),--quick) $(BENCH_OPTIONS)
 
 # ---- what is checked without running it. A tool that is not installed is named and left out.
 

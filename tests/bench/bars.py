@@ -9,17 +9,22 @@ import subprocess
 import threading
 import time
 
-from contestants import Failed, Sweep, finish, start
+from contestants import Failed, Sweep, end, finish, start
 
-TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 MIB = 1 << 20
 
 
 # ---- beside the sweeps, on a topology that is up
 
 def cpu_s(pid):
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS_PER_S
+    """Of its threads that live. Nanoseconds inside: stat counts ticks of 10 ms, and one of these in 10 s is the bar of an idle daemon."""
+    total_ns = 0
+    for path in pathlib.Path(f"/proc/{pid}/task").glob("*/schedstat"):
+        try:
+            total_ns += int(path.read_text().split()[0])
+        except OSError:
+            pass  # a thread that ended just now
+    return total_ns / 1e9
 
 
 def memory_kib(pid, field):
@@ -138,6 +143,23 @@ def measure_quic(build, repeats):
     return figures
 
 
+def measure_iperf(place):
+    """TCP in plain text from the first node to the second, over the same link as the sweeps."""
+    if shutil.which("iperf3") is None:
+        return {}
+    address = place.address(place.nodes[1])
+    server = start(place.command(place.nodes[1], "iperf3", "--server", "--one-off", "--bind", address))
+    time.sleep(0.3)
+    try:
+        client = start(place.command(place.nodes[0], "iperf3", "--client", address, "--time", "2", "--json"))
+        report = json.loads(finish([client], 20)[0])
+        return {f"{place.name}: TCP, one way, by iperf3, Gbit/s": report["end"]["sum_received"]["bits_per_second"] / 1e9}
+    except (Failed, KeyError, ValueError):
+        return {}
+    finally:
+        end(server)
+
+
 def measure_beside(place, commd, build, medians):
     figures = {}
     if place.name == "local2":
@@ -145,6 +167,10 @@ def measure_beside(place, commd, build, medians):
         figures.update(measure_submission(place, build))
         figures.update(measure_busy(place, commd))
         figures.update(measure_idle(place))
+    if place.node_count == 2:
+        figures.update(measure_iperf(place))
+    if place.name == "nodes2-9000":
+        figures.update({f"{place.name}: {name}": value for name, value in measure_idle(place).items()})
     if place.name in ("local2", "local4", "nodes2-9000"):
         figures.update(measure_large(place, commd))
         try:
@@ -200,6 +226,7 @@ def rows(results, machine, figures):
     found.append(row("one QUIC stream of daemon/net: of a minimal ngtcp2 program's rate", figures.get("bare QUIC, of the minimal program"), 0.85))
     found.append(row("submission to its execution, as the caller sees the output change, us", figures.get("submission, started_us"), 3, False))
     found.append(row("idle daemon, % of a processor", figures.get("idle: % of a processor"), 0.1, False))
+    found.append(row("the same, one of two connected nodes", figures.get("nodes2-9000: idle: % of a processor"), 0.1, False))
     found.append(row("idle daemon, resident MiB", figures.get("idle: resident MiB, before anything ran"), 32, False))
     for name in ("local2", "nodes2-9000"):
         found.append(row(f"{name}: private memory for an all-reduce of 256 MiB, MiB", figures.get(f"{name}: private memory of commd, MiB, all-reduce of 256 MiB"), 48, False))

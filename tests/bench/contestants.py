@@ -3,6 +3,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import tempfile
 
@@ -50,14 +51,25 @@ def finish(processes, timeout_s):
         raise Failed(f"{late.cmd[0]} did not end within {timeout_s} s") from late
     finally:
         for process in processes:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
+            end(process)
     return outputs
 
 
 def start(command, **options):
-    return subprocess.Popen([str(part) for part in command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+    """In a process group of its own: an interrupt of this program reaches it through end() alone, with all that it started."""
+    return subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            start_new_session=True, **options)
+
+
+def end(process):
+    """mpirun ends its ranks when it is asked to, not when it is killed."""
+    for number, wait_s in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
+        if process.poll() is None:
+            try:
+                os.killpg(process.pid, number)
+                process.wait(wait_s)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                pass
 
 
 def lines_to_times(output, sweep):
@@ -123,6 +135,8 @@ class OpenMpi:
         else:
             hosts = ",".join(f"{topology.address(node)}:{topology.ranks_per_node}" for node in topology.nodes)
             command += ["--host", hosts, "--mca", "plm_rsh_agent", self._agent(folder, topology), "--mca", "btl", "tcp,self", "--mca", "pml", "ob1",
+                        # Its daemons have one host name, in whatever namespace: from three on they would seek each other by it.
+                        "--mca", "plm_rsh_no_tree_spawn", "1", "--mca", "routed", "direct",
                         "--mca", "btl_tcp_if_include", "veth0", "--mca", "oob_tcp_if_include", "veth0"]
         try:
             environment = {**os.environ, "TMPDIR": str(folder)}

@@ -1,5 +1,7 @@
 """Where the contestants run: processes of one machine, or nodes in network namespaces of their own."""
+import os
 import pathlib
+import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
@@ -9,13 +11,14 @@ from cluster import Cluster, namespaces_work, run  # noqa: E402
 class Topology:
     """`node_count` nodes with `ranks_per_node` ranks each; more than one node: joined by veth and a bridge of that MTU and rate."""
 
-    def __init__(self, name, title, node_count, ranks_per_node, mtu=None, rate=None):
+    def __init__(self, name, title, node_count, ranks_per_node, mtu=None, rate=None, has_bars=False):
         self.name = name
         self.title = title
         self.node_count = node_count
         self.ranks_per_node = ranks_per_node
         self.mtu = mtu
         self.rate = rate
+        self.has_bars = has_bars  # measured at every size, as often as was asked for
         self.cluster = None
 
     @property
@@ -67,15 +70,35 @@ class Topology:
                 run("tc", "-n", namespace, "qdisc", "add", "dev", "veth0", "root", "tbf", "rate", self.rate, "burst", "128kb", "latency", "50ms")
 
     def __exit__(self, *_):
-        self.cluster.close()
+        interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one must not stop what the first began
+        try:
+            self._end_strangers()
+            self.cluster.close()
+        finally:
+            signal.signal(signal.SIGINT, interrupt)
+
+    def _end_strangers(self):
+        """Whatever a contestant left in the namespaces, which are this topology's alone."""
+        daemons = {daemon.pid for daemon in self.cluster.daemons.values()}
+        for namespace in self.cluster.namespaces.values():
+            for process in run("ip", "netns", "pids", namespace, check=False).stdout.split():
+                if int(process) not in daemons:
+                    try:
+                        os.kill(int(process), signal.SIGKILL)
+                    except ProcessLookupError:
+                        pass
 
 
 ALL = [
-    Topology("local2", "one node, 2 ranks", 1, 2),
-    Topology("local4", "one node, 4 ranks", 1, 4),
-    Topology("nodes2-9000", "2 nodes, MTU 9000", 2, 1, mtu=9000),
+    Topology("local2", "one node, 2 ranks", 1, 2, has_bars=True),
+    Topology("local4", "one node, 4 ranks", 1, 4, has_bars=True),
+    Topology("nodes2-9000", "2 nodes, MTU 9000", 2, 1, mtu=9000, has_bars=True),
+    Topology("nodes2-1gbit", "2 nodes, 1 Gbit/s, MTU 1500", 2, 1, mtu=1500, rate="1gbit", has_bars=True),
     Topology("nodes2-1500", "2 nodes, MTU 1500", 2, 1, mtu=1500),
     Topology("nodes3-9000", "3 nodes, MTU 9000", 3, 1, mtu=9000),
+    Topology("nodes3-1500", "3 nodes, MTU 1500", 3, 1, mtu=1500),
+    Topology("nodes3-1gbit", "3 nodes, 1 Gbit/s, MTU 1500", 3, 1, mtu=1500, rate="1gbit"),
     Topology("nodes4-9000", "4 nodes, MTU 9000", 4, 1, mtu=9000),
-    Topology("nodes2-1gbit", "2 nodes, 1 Gbit/s, MTU 1500", 2, 1, mtu=1500, rate="1gbit"),
+    Topology("nodes4-1500", "4 nodes, MTU 1500", 4, 1, mtu=1500),
+    Topology("nodes4-1gbit", "4 nodes, 1 Gbit/s, MTU 1500", 4, 1, mtu=1500, rate="1gbit"),
 ]

@@ -221,7 +221,8 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         size_bytes = op->call.count_elements * op->element_bytes * options->size;
     }
     op->blocks_are_equal = blocks_are_equal(comm, op);
-    op->streams = options->node_count == 1 && dev_copy_streams(2 * op->call.rank_count * size_bytes);
+    op->streams =
+        options->node_count == 1 && dev_copy_streams(UINT64_C(2) * op->call.rank_count * size_bytes);
     struct coll_choice choice = {
         .kind = op->schedule_kind,
         .node_count = options->node_count,

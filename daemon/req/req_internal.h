@@ -58,7 +58,7 @@ struct req_claim {
     uint64_t comm_id;                 /* that it promised; 0 for none */
     uint64_t latency_ns, bytes_per_s; /* of its links */
     uint32_t rails;
-    uint64_t acknowledged_revision;   /* of ours: it knew that when it sent what comes after */
+    uint64_t acknowledged_revision; /* of ours: it knew that when it sent what comes after */
     uint32_t *ranks;
     uint32_t rank_count;
     UT_hash_handle hh;

@@ -40,7 +40,7 @@ struct daemon {
     uint64_t watchdog_interval_ns;
     bool exec_woken;
     bool spins; /* there is more than one processor */
-    uint64_t spin_rest_until_ns;
+    uint64_t spin_rest_ns, spin_rest_until_ns;
     uint64_t spin_ns; /* how long to look for requests before waiting; adapted */
     bool draining;
     bool stopping;
@@ -73,9 +73,10 @@ enum status daemon_load_conf(const struct conf_options *options, struct conf **o
 #define SPIN_MAX_NS (50 * TIME_US)
 #define SPIN_MIN_NS (4 * TIME_US)
 /* Who gives way for longer shares its processor: it is woken sooner than it gets its turn. */
-#define SPIN_CROWDED_NS (200 * TIME_US)
-#define SPIN_CROWDED_REST_NS (20 * TIME_MS) /* no spinning for so long then */
-#define SPIN_ROUNDS 16u                     /* between looks at descriptors */
+#define SPIN_CROWDED_NS (2 * TIME_MS)
+#define SPIN_REST_MIN_NS (10 * TIME_MS) /* no spinning for so long then; longer while it stays so */
+#define SPIN_REST_MAX_NS (1 * TIME_S)
+#define SPIN_ROUNDS 16u /* between looks at descriptors */
 
 static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
 {
@@ -431,7 +432,10 @@ static void daemon_give_way(struct daemon *daemon, uint64_t *spin_until_ns)
     (void)sched_yield();
     uint64_t now_ns = loop_now_ns();
     if (now_ns - before_ns > SPIN_CROWDED_NS) {
-        daemon->spin_rest_until_ns = now_ns + SPIN_CROWDED_REST_NS;
+        bool again = now_ns < daemon->spin_rest_until_ns + daemon->spin_rest_ns;
+        daemon->spin_rest_ns =
+            again ? time_min(4 * daemon->spin_rest_ns, SPIN_REST_MAX_NS) : SPIN_REST_MIN_NS;
+        daemon->spin_rest_until_ns = now_ns + daemon->spin_rest_ns;
         *spin_until_ns = 0;
     }
 }

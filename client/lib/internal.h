@@ -227,8 +227,9 @@ void client_tell(struct comm_client *client, Commd__Client__Request *request);
 #define RING_SPIN_MAX_NS 50000u /* about what it costs to be woken, and to wake */
 #define RING_SPIN_MIN_NS 2000u
 /* Who gives way for longer shares its processor: it is woken sooner than it gets its turn. */
-#define RING_CROWDED_NS 200000u
-#define RING_CROWDED_REST_NS 20000000u /* no looking for so long then */
+#define RING_CROWDED_NS 2000000u
+#define RING_REST_MIN_NS 10000000u /* no looking for so long then; longer while it stays so */
+#define RING_REST_MAX_NS 1000000000u
 
 struct client_rings {
     unsigned char *memory;
@@ -236,7 +237,7 @@ struct client_rings {
     int daemon_bell_fd; /* we do */
     struct ring in, out;
     uint64_t spin_ns; /* how long to look before waiting; adapted */
-    uint64_t rest_until_ns;
+    uint64_t rest_ns, rest_until_ns;
 };
 
 /* Takes the descriptors over. Null when they cannot be used, or without memory: the socket does. */

@@ -71,6 +71,15 @@ void rings_taken(struct client_rings *rings)
     }
 }
 
+static void rest(struct client_rings *rings, uint64_t now_ns)
+{
+    bool again = now_ns < rings->rest_until_ns + rings->rest_ns;
+    rings->rest_ns = !again                                  ? RING_REST_MIN_NS
+                     : 4 * rings->rest_ns < RING_REST_MAX_NS ? 4 * rings->rest_ns
+                                                             : RING_REST_MAX_NS;
+    rings->rest_until_ns = now_ns + rings->rest_ns;
+}
+
 /*
  * A moment of looking, giving way to whoever has work on this processor: commd itself may be that. Where it
  * is mostly in vain, it gets shorter.
@@ -94,7 +103,7 @@ static bool spin(struct client_rings *rings, uint64_t deadline_ns)
         uint64_t before_ns = now_ns;
         now_ns = clock_ns();
         if (now_ns - before_ns > RING_CROWDED_NS) {
-            rings->rest_until_ns = now_ns + RING_CROWDED_REST_NS;
+            rest(rings, now_ns);
         }
     } while (now_ns < end_ns);
     rings->spin_ns = rings->spin_ns / 2 > RING_SPIN_MIN_NS ? rings->spin_ns / 2 : RING_SPIN_MIN_NS;

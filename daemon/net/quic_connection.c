@@ -27,8 +27,12 @@ struct quic_connection *quic_connection_find(struct quic_endpoint *endpoint, boo
     struct quic_cid *cid = NULL;
     if (is_token) {
         HASH_FIND(hh, endpoint->tokens, bytes, size, cid);
+    } else if (endpoint->last_cid != NULL && endpoint->last_cid->size == size &&
+               memcmp(endpoint->last_cid->bytes, bytes, size) == 0) {
+        cid = endpoint->last_cid; /* datagrams of one connection come in rows */
     } else {
         HASH_FIND(hh, endpoint->cids, bytes, size, cid);
+        endpoint->last_cid = cid;
     }
     return cid == NULL ? NULL : cid->connection;
 }
@@ -64,6 +68,9 @@ bool quic_cid_add(struct quic_connection *connection, bool is_token, const uint8
 void quic_cid_drop(struct quic_connection *connection, struct quic_cid *cid)
 {
     LL_DELETE(connection->cids, cid);
+    if (connection->endpoint->last_cid == cid) {
+        connection->endpoint->last_cid = NULL;
+    }
     if (cid->is_token) {
         HASH_DEL(connection->endpoint->tokens, cid);
     } else {

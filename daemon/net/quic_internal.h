@@ -268,6 +268,7 @@ struct quic_endpoint {
     struct quic_peer *peers_by_name;
     struct quic_peer *peers_by_address;
     struct quic_cid *cids;
+    struct quic_cid *last_cid; /* of them: the one of the last datagram */
     struct quic_cid *tokens;
 
     struct quic_connection *connections;

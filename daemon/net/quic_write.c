@@ -48,6 +48,7 @@ static ngtcp2_ssize quic_write_packet(ngtcp2_conn *transport, ngtcp2_path *path,
         uint32_t flags = NGTCP2_WRITE_STREAM_FLAG_NONE;
         struct quic_sender *sender = quic_write_next(connection, &max_bytes);
         if (sender != NULL) {
+            max_bytes = max_bytes < size ? max_bytes : size; /* no packet takes more */
             count = quic_sender_offer(sender, max_bytes, vectors, &total, &fin);
             id = sender->id;
             flags = NGTCP2_WRITE_STREAM_FLAG_MORE | (fin ? NGTCP2_WRITE_STREAM_FLAG_FIN : 0u);

@@ -213,6 +213,16 @@ static enum exit_code parse(int argc, char **argv, struct bench_options *options
     if (options->first_rank + options->ranks > options->size) {
         return wrong("--first-rank and --ranks", "ranks below --size");
     }
+    uint32_t exact_ranks = options->dtype == DTYPE_BF16  ? 128
+                           : options->dtype == DTYPE_F16 ? 170
+                                                         : UINT32_MAX;
+    if (options->check && options->reduce == REDUCE_SUM && options->size > exact_ranks) {
+        return wrong("--size",
+                     "--no-check, or another type: sums of so many ranks are not exact in this one");
+    }
+    if (*options->operations == '\0') {
+        return wrong("--operation", "a name");
+    }
     if (options->root >= options->size) {
         return wrong("--root", "a rank below --size");
     }
@@ -273,7 +283,8 @@ static enum exit_code wait_for_all(pid_t *processes, uint32_t count)
         }
         left--;
         if (!(WIFEXITED(status) && WEXITSTATUS(status) == 0) && code == EXIT_CODE_OK) {
-            code = EXIT_CODE_FAILURE;
+            bool not_running = WIFEXITED(status) && WEXITSTATUS(status) == EXIT_CODE_NOT_RUNNING;
+            code = not_running ? EXIT_CODE_NOT_RUNNING : EXIT_CODE_FAILURE;
             end_all(processes, count);
         }
     }

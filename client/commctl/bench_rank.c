@@ -28,6 +28,7 @@ struct bench_run {
     double busbw_sum;
     uint32_t busbw_count;
     double wrong;
+    int code; /* of a failure, when it is not the usual one */
 };
 
 static double now_s(void)
@@ -102,7 +103,7 @@ static int compare_times(const void *left, const void *right)
 }
 
 static bool measure(struct bench_run *run, const struct bench_call *call,
-                    const struct bench_operation *operation, bool in_place, struct figures *out)
+                    const struct bench_operation *operation, struct figures *out)
 {
     double once_s = 0, wrong = 0;
     if (!fill(call, operation)) {
@@ -126,7 +127,12 @@ static bool measure(struct bench_run *run, const struct bench_call *call,
             return false;
         }
     }
-    wrong += in_place ? 0 : count_wrong(call, operation); /* in place, it went on from its own results */
+    /* In place it went on from its own results, and else a buffer that nobody wrote to would look the same:
+     * so once more. */
+    if (!fill(call, operation) || !once(run, call, operation, &once_s)) {
+        return false;
+    }
+    wrong += count_wrong(call, operation);
     qsort(run->times_s, out->iterations, sizeof run->times_s[0], compare_times);
     double longest[] = {run->times_s[out->iterations / 2], run->times_s[out->iterations - 1]};
     double shortest = run->times_s[0];
@@ -212,7 +218,7 @@ static bool run_size(struct bench_run *run, const struct bench_operation *operat
         if (in_place) {
             operation->set_in_place(&call);
         }
-        if (!measure(run, &call, operation, in_place, &figures)) {
+        if (!measure(run, &call, operation, &figures)) {
             return false;
         }
         if (run->rank == 0) {
@@ -278,8 +284,11 @@ static bool prepare(struct bench_run *run)
     comm_open_options_t open_options = COMM_OPEN_OPTIONS_INIT;
     open_options.socket_path = options->socket_path;
     size_t bytes = (size_t)options->max_bytes + (size_t)options->size * DTYPE_SIZE_MAX_BYTES;
-    if (failed(run, comm_client_open(&open_options, &run->client), "connecting") ||
-        failed(run,
+    if (failed(run, comm_client_open(&open_options, &run->client), "connecting")) {
+        run->code = EXIT_CODE_NOT_RUNNING;
+        return false;
+    }
+    if (failed(run,
                comm_init(run->client, options->communicator, run->rank, options->size, COMM_DEVICE_HOST, NULL,
                          &run->comm),
                "joining")) {
@@ -321,5 +330,8 @@ int bench_rank(const struct bench_options *options, uint32_t rank)
     json_decref(run.results);
     (void)comm_destroy(run.comm);
     comm_client_close(run.client);
+    if (run.code != 0) {
+        return run.code;
+    }
     return !fine || run.wrong > 0 ? EXIT_CODE_FAILURE : EXIT_CODE_OK;
 }

@@ -221,8 +221,10 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         size_bytes = op->call.count_elements * op->element_bytes * options->size;
     }
     op->blocks_are_equal = blocks_are_equal(comm, op);
-    op->streams =
-        options->node_count == 1 && dev_copy_streams(UINT64_C(2) * op->call.rank_count * size_bytes);
+    /* Of the others, reductions go to the lane's memory, which is read again at once. */
+    bool to_outputs = kind == OP_KIND_ALL_REDUCE || kind == OP_KIND_REDUCE;
+    op->streams = options->node_count == 1 && to_outputs &&
+                  dev_copy_streams(UINT64_C(2) * op->call.rank_count * size_bytes);
     struct coll_choice choice = {
         .kind = op->schedule_kind,
         .node_count = options->node_count,

@@ -78,6 +78,11 @@ static comm_result_t take_hello(struct comm_client *client, const Commd__Client_
 /* commd uses them from here on: without them there is no connection. */
 static comm_result_t take_rings(struct comm_client *client)
 {
+    if (client->ring_fds[0] < 0) {
+        return error_report(
+            COMM_SYSTEM, "%s: the descriptors that commd passes cannot be taken: is RLIMIT_NOFILE too low?",
+            client->path);
+    }
     client->rings = rings_open(client->ring_fds);
     client->ring_fds[0] = -1;
     if (client->rings == NULL) {
@@ -128,7 +133,7 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
     comm_result_t result = client_ask(client, &request, &question, &event, NULL);
     if (result == COMM_OK) {
         result = take_hello(client, event->reply->hello);
-        if (result == COMM_OK && client->ring_fds[0] >= 0) {
+        if (result == COMM_OK && event->reply->hello->n_features > 0) {
             result = take_rings(client);
         }
         commd__client__event__free_unpacked(event, NULL);

@@ -11,6 +11,7 @@
 
 #define POLL_MAX_MS 60000
 #define SEND_RETRY_MS 10u /* when another thread reads, and the socket is full */
+#define SOCKET_LOOKS 64u  /* so many looks at the ring for one at the socket, which tells of commd's end */
 
 uint64_t clock_ns(void)
 {
@@ -197,7 +198,7 @@ static void drain(struct comm_client *client)
 void client_take_events(struct comm_client *client)
 {
     if (!client->reading) {
-        if (client->rings != NULL) {
+        if (client->rings != NULL && ++client->looks % SOCKET_LOOKS != 0) {
             drain_ring(client); /* what the socket has to say can wait */
         } else {
             drain(client);
@@ -276,6 +277,11 @@ static void wait_to_send(struct comm_client *client, uint64_t deadline_ns)
     if (!client->reading && client->rings != NULL) {
         uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS); /* the bell may have rung for another */
         read_socket(client, soon_ns < deadline_ns ? soon_ns : deadline_ns, POLLIN);
+    } else if (client->rings != NULL) {
+        uint64_t until_ns = clock_after_ms(SEND_RETRY_MS);
+        struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                                 .tv_nsec = (long)(until_ns % 1000000000u)};
+        (void)pthread_cond_timedwait(&client->changed, &client->lock, &until);
     } else if (!client->reading) {
         read_socket(client, deadline_ns, POLLIN | POLLOUT);
     } else {

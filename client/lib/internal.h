@@ -144,6 +144,7 @@ struct comm_client {
     pid_t pid;
     int fd;
     struct client_rings *rings; /* null: the socket alone */
+    uint32_t looks;             /* at the ring, without waiting */
     char *path;
     bool reading;       /* a thread waits at the socket: it alone takes events */
     comm_result_t lost; /* COMM_OK while connected */
@@ -240,7 +241,7 @@ struct client_rings {
     uint64_t rest_ns, rest_until_ns;
 };
 
-/* Takes the descriptors over. Null when they cannot be used, or without memory: the socket does. */
+/* Takes the descriptors over. Null when they cannot be used, or without memory. */
 struct client_rings *rings_open(const int fds[CLIENT_RING_FDS]);
 void rings_close(struct client_rings *rings);
 /*

@@ -2,7 +2,6 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -20,10 +19,10 @@ static size_t rings_bytes(void)
     return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
 }
 
-static void ring_bell(int fd)
+static void ring_bell(const struct api_rings *rings)
 {
-    uint64_t one = 1;
-    (void)!write(fd, &one, sizeof one); /* a counter at its limit rings all the same */
+    char byte = 1;
+    (void)!write(rings->client_bell[1], &byte, sizeof byte); /* a full pipe rings all the same */
 }
 
 /* --- Awake ones --- */
@@ -50,9 +49,9 @@ static void rings_set_asleep(struct api_session *session)
 static void on_bell(void *context, unsigned events, uint64_t now_ns)
 {
     struct api_session *session = context;
-    uint64_t count;
+    char bytes[4096];
     (void)events;
-    (void)!read(session->rings->bell_fd, &count, sizeof count);
+    (void)!read(session->rings->bell[0], bytes, sizeof bytes);
     api_rings_awake(session, now_ns);
     api_session_flush(session);
 }
@@ -83,17 +82,17 @@ enum status api_rings_new(struct api_session *session, struct error *error)
         return error_set(error, STATUS_NO_MEMORY, "no memory for rings");
     }
     rings->memory_fd = -1;
-    rings->bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-    rings->client_bell_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    rings->bell[0] = rings->bell[1] = rings->client_bell[0] = rings->client_bell[1] = -1;
     enum status status = STATUS_OK;
-    if (rings->bell_fd < 0 || rings->client_bell_fd < 0) {
-        status = error_set_errno(error, errno, "eventfd");
+    if (pipe2(rings->bell, O_CLOEXEC | O_NONBLOCK) != 0 ||
+        pipe2(rings->client_bell, O_CLOEXEC | O_NONBLOCK) != 0) {
+        status = error_set_errno(error, errno, "pipe");
     }
     if (status == STATUS_OK) {
         status = rings_map(rings, error);
     }
     if (status == STATUS_OK) {
-        status = loop_watch_new(session->api->loop, rings->bell_fd, LOOP_READ, on_bell, session,
+        status = loop_watch_new(session->api->loop, rings->bell[0], LOOP_READ, on_bell, session,
                                 &rings->bell_watch, error);
     }
     session->rings = rings;
@@ -119,7 +118,8 @@ void api_rings_free(struct api_session *session)
     if (rings->memory != NULL) {
         (void)munmap(rings->memory, rings_bytes());
     }
-    int fds[] = {rings->memory_fd, rings->bell_fd, rings->client_bell_fd};
+    int fds[] = {rings->memory_fd, rings->bell[0], rings->bell[1], rings->client_bell[0],
+                 rings->client_bell[1]};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
         if (fds[i] >= 0) {
             (void)close(fds[i]);
@@ -152,7 +152,7 @@ void api_ring_bells(struct api *api)
         DL_DELETE2(api->bells, session, bell_prev, bell_next);
         session->rings->rings_bell = false;
         if (ring_wake_consumer(&session->rings->out)) {
-            ring_bell(session->rings->client_bell_fd);
+            ring_bell(session->rings);
         }
     }
 }
@@ -180,7 +180,7 @@ static bool rings_read(struct api_session *session, uint64_t now_ns)
         api_session_packet(session, bytes, size_bytes, now_ns);
     }
     if (any && session->rings != NULL && ring_wake_producer(&rings->in)) {
-        ring_bell(rings->client_bell_fd);
+        ring_bell(rings);
     }
     return any;
 }

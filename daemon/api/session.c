@@ -39,7 +39,8 @@ static bool packet_takes_ring(const struct api_session *session, const struct ap
 static void session_update_watch(struct api_session *session)
 {
     unsigned events = 0;
-    if (!session->closing && session->out_count < API_SESSION_PAUSE_PACKETS) {
+    bool reads = !session->closing && session->out_count < API_SESSION_PAUSE_PACKETS;
+    if (reads || (session->rings != NULL && !session->unread_waits)) { /* its end is to be seen in any case */
         events |= LOOP_READ;
     }
     if (session->out_first != NULL && !packet_takes_ring(session, session->out_first)) {
@@ -55,7 +56,7 @@ static void session_update_watch(struct api_session *session)
 static ssize_t send_with_rings(const struct api_session *session, const struct api_packet *packet)
 {
     const struct api_rings *rings = session->rings;
-    int fds[] = {rings->memory_fd, rings->bell_fd, rings->client_bell_fd};
+    int fds[] = {rings->memory_fd, rings->bell[1], rings->client_bell[0]};
     union {
         struct cmsghdr header;
         char space[CMSG_SPACE(sizeof fds)];
@@ -475,14 +476,29 @@ static void session_read(struct api_session *session, uint64_t now_ns)
     }
 }
 
+/* Of a session that is not read now: whether its client is gone. */
+static void session_look_for_end(struct api_session *session)
+{
+    char byte;
+    ssize_t size = recv(session->fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT);
+    if (size > 0) {
+        session->unread_waits = true;
+    } else if (size == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
+        session_break(session);
+    }
+}
+
 static void session_ready(void *context, unsigned events, uint64_t now_ns)
 {
     struct api_session *session = context;
     if ((events & LOOP_WRITE) != 0) {
         api_session_flush(session);
     }
-    if ((events & LOOP_READ) != 0) {
+    if ((events & LOOP_READ) != 0 && api_session_reads(session)) {
+        session->unread_waits = false;
         session_read(session, now_ns);
+    } else if ((events & LOOP_READ) != 0) {
+        session_look_for_end(session);
     }
     if (!session->broken && session->rings != NULL) {
         api_rings_awake(session, now_ns); /* it may have been paused */

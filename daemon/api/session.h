@@ -41,8 +41,12 @@ struct api_memory {
 struct api_rings {
     unsigned char *memory;
     int memory_fd;
-    int bell_fd;        /* the client rings it */
-    int client_bell_fd; /* we do */
+    /*
+     * Pipes: what we use is a description of its own, whose flags no client can change. The ends that clients
+     * get are kept open here too, so that theirs may go without a sign.
+     */
+    int bell[2];        /* the client writes, we read */
+    int client_bell[2]; /* we write, the client reads */
     struct loop_watch *bell_watch;
     struct ring in, out;
     bool awake;      /* among api->awake: polled */
@@ -76,6 +80,7 @@ struct api_session {
     bool reap_posted;
     bool offers_rings;        /* the next packet takes their descriptors along */
     unsigned watched;         /* events of the watch */
+    bool unread_waits;        /* something is on the socket of a session that is not read now */
     uint64_t ping_request_id; /* 0: no ping under way */
     UT_hash_handle hh;
 };

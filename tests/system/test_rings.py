@@ -135,6 +135,24 @@ class Rings(unittest.TestCase):
         before = cpu_s(pid)
         time.sleep(1)
         self.assertLess(cpu_s(pid) - before, 0.2)
+        self.client.connection.shutdown(socket.SHUT_RDWR)
+        clients = ""
+        for _ in range(50):
+            clients = subprocess.run([BUILD / "commctl", "--socket", self.cluster.socket("solo"), "clients"], stdout=subprocess.PIPE, text=True, check=True).stdout
+            if "bad" not in clients:
+                break
+            time.sleep(0.1)
+        self.assertNotIn("bad", clients, "its end is seen though nothing of it is read")
+
+    def test_bells_that_block(self):
+        """Flags of what a client gets are the client's; commd's own ends are not."""
+        for fd in (self.client.bell_fd, self.client.own_bell_fd):
+            os.set_blocking(fd, True)
+        for _ in range(300):
+            self.client.memory[HEADER_BYTES + RING_BYTES + 128:HEADER_BYTES + RING_BYTES + 132] = struct.pack("<I", 1)  # "I sleep"
+            self.client.put(b"\x08\x07\x4a\x00")
+        answer = subprocess.run([BUILD / "commctl", "--socket", self.cluster.socket("solo"), "status"], stdout=subprocess.DEVNULL, timeout=10, check=False)
+        self.assertEqual(answer.returncode, 0)
 
     def test_scribbling_all_over(self):
         for number in range(0, len(self.client.memory), 4):

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import unittest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("COMMD_BUILD", "build/release")).resolve()
@@ -193,6 +194,21 @@ class Cluster:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+class StandaloneTest(unittest.TestCase):
+    """One daemon for all tests of a class: whatever one of them does, the next one finds it at work."""
+
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(["solo"], namespaces=False, start=False)
+        cls.cluster.config_path("solo").write_text(f'node_name = "solo";\nsocket_path = "{cls.cluster.socket("solo")}";\n')
+        cls.cluster.start("solo", "--standalone")
+        cls.cluster.wait_ready()
+
+    @classmethod
+    def tearDownClass(cls):
+        cls.cluster.close()
+
+
 class Library:
     """libcommclient by ctypes, thin."""
 
@@ -206,31 +222,31 @@ class Library:
                     ("slice_bytes", ctypes.c_uint64), ("algorithms", ctypes.c_char_p)]
 
     def __init__(self):
-        self.library = ctypes.CDLL(str(BUILD / "libcommclient.so"))
-        self.library.comm_last_error.restype = ctypes.c_char_p
-        self.library.comm_node_of.restype = ctypes.c_char_p
-        self.library.comm_node_of.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
-        self.library.comm_mem_alloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
-        self.library.comm_init.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
-        self.library.comm_all_reduce.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
-        self.library.comm_broadcast.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p]
-        self.library.comm_sync.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
-        self.library.comm_barrier.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
-        self.library.comm_destroy.argtypes = [ctypes.c_void_p]
-        self.library.comm_client_close.argtypes = [ctypes.c_void_p]
+        self.calls = ctypes.CDLL(str(BUILD / "libcommclient.so"))
+        self.calls.comm_last_error.restype = ctypes.c_char_p
+        self.calls.comm_node_of.restype = ctypes.c_char_p
+        self.calls.comm_node_of.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        self.calls.comm_mem_alloc.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        self.calls.comm_init.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
+        self.calls.comm_all_reduce.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
+        self.calls.comm_broadcast.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p]
+        self.calls.comm_sync.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
+        self.calls.comm_barrier.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+        self.calls.comm_destroy.argtypes = [ctypes.c_void_p]
+        self.calls.comm_client_close.argtypes = [ctypes.c_void_p]
 
     def __getattr__(self, name):
-        return getattr(self.library, name)
+        return getattr(self.calls, name)
 
     def error(self):
-        return self.library.comm_last_error().decode(errors="replace")
+        return self.calls.comm_last_error().decode(errors="replace")
 
     def open(self):
         client = ctypes.c_void_p()
-        return self.library.comm_client_open(None, ctypes.byref(client)), client
+        return self.calls.comm_client_open(None, ctypes.byref(client)), client
 
     def init(self, client, name, rank, size, timeout_ms=20000, op_timeout_ms=0, device=-1):
         comm = ctypes.c_void_p()
         options = self.InitOptions(ctypes.sizeof(self.InitOptions), timeout_ms, op_timeout_ms, 0, None)
-        result = self.library.comm_init(client, name.encode(), rank, size, device, ctypes.byref(options), ctypes.byref(comm))
+        result = self.calls.comm_init(client, name.encode(), rank, size, device, ctypes.byref(options), ctypes.byref(comm))
         return result, comm

@@ -5,23 +5,11 @@ import socket
 import struct
 import unittest
 
+import cluster
 from cluster import BUILD, Cluster, Library, run
 
 
-class Standalone(unittest.TestCase):
-    """One daemon for all: whatever a test sends, the next one finds it at work."""
-
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster(["solo"], namespaces=False, start=False)
-        cls.cluster.config_path("solo").write_text(f'node_name = "solo";\nsocket_path = "{cls.cluster.socket("solo")}";\n')
-        cls.cluster.start("solo", "--standalone")
-        cls.cluster.wait_ready()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.cluster.close()
-
+class Standalone(cluster.StandaloneTest):
     def setUp(self):
         os.environ["COMMD_SOCKET"] = self.cluster.socket("solo")
         self.library = Library()

@@ -10,6 +10,7 @@ import sys
 import time
 import unittest
 
+import cluster
 from cluster import BUILD, Cluster
 
 RING_BYTES = 65536
@@ -74,18 +75,7 @@ class RawClient:
             os.close(fd)
 
 
-class Rings(unittest.TestCase):
-    @classmethod
-    def setUpClass(cls):
-        cls.cluster = Cluster(["solo"], namespaces=False, start=False)
-        cls.cluster.config_path("solo").write_text(f'node_name = "solo";\nsocket_path = "{cls.cluster.socket("solo")}";\n')
-        cls.cluster.start("solo", "--standalone")
-        cls.cluster.wait_ready()
-
-    @classmethod
-    def tearDownClass(cls):
-        cls.cluster.close()
-
+class Rings(cluster.StandaloneTest):
     def setUp(self):
         self.client = RawClient(self.cluster.socket("solo"))
 

@@ -130,9 +130,12 @@ static int quic_on_stream_acknowledged(ngtcp2_conn *transport, int64_t id, uint6
 {
     (void)transport;
     (void)id;
-    (void)context;
     if (stream != NULL) { /* null: reset meanwhile */
         quic_sender_acknowledged(stream, offset + size);
+    }
+    struct quic_connection *connection = context;
+    if (connection->ready_control != NULL || connection->ready_data != NULL) {
+        quic_work_flush(connection); /* there is room for more under way */
     }
     return 0;
 }

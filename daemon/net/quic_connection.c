@@ -129,7 +129,7 @@ static void quic_settings(const struct quic_endpoint *endpoint, const struct qui
     settings->initial_rtt = QUIC_INITIAL_RTT_NS;
     settings->handshake_timeout = endpoint->handshake_timeout_ns;
     settings->cc_algo = NGTCP2_CC_ALGO_CUBIC;
-    settings->ack_thresh = QUIC_ACK_THRESHOLD;
+    settings->ack_thresh = 1; /* all that is written takes one along; quic_connection_hold bounds the rest */
     settings->pmtud_probeslen = quic_probes(endpoint, remote, probes);
     settings->pmtud_probes = probes;
     settings->max_tx_udp_payload_size = NGTCP2_MAX_UDP_PAYLOAD_SIZE;
@@ -349,7 +349,12 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
         quic_connection_fail(connection, failure);
         return failure;
     }
-    quic_work_flush(connection);
+    connection->unflushed++;
+    if (connection->state != QUIC_STATE_UP || connection->unflushed >= QUIC_ACK_THRESHOLD) {
+        quic_work_flush(connection);
+    } else {
+        quic_connection_hold(connection);
+    }
     return 0;
 }
 
@@ -407,5 +412,20 @@ void quic_connection_timer(void *context, uint64_t now_ns)
 
 void quic_connection_arm(struct quic_connection *connection)
 {
-    loop_timer_set(connection->timer, ngtcp2_conn_get_expiry2(connection->transport));
+    connection->armed_ns = ngtcp2_conn_get_expiry2(connection->transport);
+    loop_timer_set(connection->timer, connection->armed_ns);
+}
+
+void quic_connection_hold(struct quic_connection *connection)
+{
+    if (connection->transport == NULL || connection->flushing || connection->holding) {
+        return;
+    }
+    ngtcp2_conn_info info;
+    ngtcp2_conn_get_conn_info2(connection->transport, &info);
+    uint64_t hold_ns = time_min(info.smoothed_rtt / 8, QUIC_MAX_ACK_DELAY_NS);
+    hold_ns = hold_ns > QUIC_ACK_HOLD_MIN_NS ? hold_ns : QUIC_ACK_HOLD_MIN_NS;
+    connection->holding = true;
+    connection->armed_ns = time_min(connection->armed_ns, connection->endpoint->now_ns + hold_ns);
+    loop_timer_set(connection->timer, connection->armed_ns);
 }

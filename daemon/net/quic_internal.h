@@ -49,7 +49,8 @@
 #define QUIC_IDLE_TIMEOUT_NS (30 * TIME_S)      /* when the options say 0 */
 #define QUIC_INITIAL_RTT_NS (20 * TIME_MS) /* before the first sample: a local network, not the Internet */
 #define QUIC_MAX_ACK_DELAY_NS (1 * TIME_MS)
-#define QUIC_ACK_THRESHOLD 8u   /* packets for which one acknowledgement is sent at once */
+#define QUIC_ACK_THRESHOLD 8u   /* datagrams after which an acknowledgement waits for nothing any more */
+#define QUIC_ACK_HOLD_MIN_NS (5 * TIME_US)
 #define QUIC_STREAMS_MAX 65536u /* incoming streams of a connection that are not yet over */
 #define QUIC_CONNECTION_WINDOW_BYTES                                                                         \
     (256ull * NET_STREAM_WINDOW_BYTES)          /* the most that a peer makes us keep: 1 GiB */
@@ -183,6 +184,7 @@ struct quic_connection {
     enum quic_state state;
     bool dialled;
     bool working;
+    bool holding;           /* it has, but they wait for a moment */
     bool flushing;          /* among those that have, or may have, packets to write */
     bool authenticated;     /* both ways: to be made the peer's */
     bool failed;            /* to be closed, for `cause` */
@@ -212,6 +214,8 @@ struct quic_connection {
     ngtcp2_ccerr close; /* what the peer is told */
     char close_text[QUIC_CLOSE_TEXT_MAX_BYTES + 1];
 
+    uint64_t armed_ns;       /* what the timer is set to */
+    unsigned unflushed;      /* datagrams read since packets were written */
     uint64_t unanswered_ns;  /* the first packet sent since something was heard; 0: none */
     uint64_t small_until_ns; /* datagrams are kept at 1200 bytes until then */
     uint64_t small_hold_ns;
@@ -352,6 +356,11 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
 /* For the connection's timer. */
 void quic_connection_timer(void *context, uint64_t now_ns);
 void quic_connection_arm(struct quic_connection *connection);
+/*
+ * Something is to be sent, but it may wait for a moment, an eighth of a round trip at most: for an answer that
+ * takes it along, or for more of the same.
+ */
+void quic_connection_hold(struct quic_connection *connection);
 
 void quic_connection_free(struct quic_connection *connection);
 /* Lets go of ngtcp2 and TLS. */

@@ -49,7 +49,7 @@ static void quic_receiver_credit(struct quic_receiver *receiver, size_t size)
         (void)ngtcp2_conn_extend_max_stream_offset(connection->transport, receiver->id, size);
     }
     ngtcp2_conn_extend_max_offset(connection->transport, size);
-    quic_work_flush(connection);
+    quic_connection_hold(connection);
 }
 
 /* Frees what nobody will ask for any more. */

@@ -141,6 +141,8 @@ void quic_flush(struct quic_endpoint *endpoint, uint64_t now_ns)
     while (endpoint->flushes != NULL && endpoint->blocked.size == 0 && batches < QUIC_FLUSH_BATCHES) {
         struct quic_connection *connection = endpoint->flushes;
         connection->flushing = false;
+        connection->holding = false;
+        connection->unflushed = 0;
         DL_DELETE2(endpoint->flushes, connection, flush_prev, flush_next);
         if (connection->failed) {
             continue; /* nothing but its end is left to tell */

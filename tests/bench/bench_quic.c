@@ -2,34 +2,71 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
+#include "tests/lib/bench_link.h"
 #include "tests/lib/quic_node.h"
 
 /*
- * How fast one connection carries data between two processes on this machine: bench_quic [seconds [datagram
- * bytes...]]. Prints Gbit/s of payload, and the CPU time that each side took of a second. The receiver looks
- * at every byte once (a sum), as a reduction would.
+ * How fast one connection carries data between two processes, on this machine or over a link between two
+ * network namespaces (bench_link.h has the command line). Modes:
+ *
+ *   stream  one way. The receiver looks at every byte once (a sum), as a reduction would
+ *   both    both ways at once
+ *   ping    64 bytes to and fro, one at a time: the round trip in microseconds
+ *
+ * Prints Gbit/s of payload that was acknowledged, and the CPU time that each side took of a second.
  */
 
 #define PIECE_BYTES (1u << 20)
 #define PIECES_UNDER_WAY 64u
 #define STREAMS 4u
+#define PING_BYTES 64u
+#define PINGS_MAX 4000000u
 
 struct bench {
+    struct loop *loop;
     struct quic_node *node;
     struct net_stream *streams[STREAMS];
     uint8_t *data;
     uint64_t sent_bytes;
     unsigned under_way;
     unsigned next;
+    bool echoes; /* the child of mode ping */
+    size_t ping_bytes;
+    uint64_t ping_ns; /* when the present one was sent */
+    uint32_t *pings_ns;
+    unsigned ping_count;
+};
+
+/* What the child tells at the end. */
+struct child_report {
+    double cpu_s;
+    double elapsed_s;
+    uint64_t sent_bytes;
 };
 
 static volatile uint64_t checksum;
+
+static void check(bool condition, const char *what)
+{
+    if (!condition) {
+        fprintf(stderr, "bench_quic: %s failed\n", what);
+        exit(1);
+    }
+}
+
+static void open_streams(struct bench *bench)
+{
+    struct error error;
+    for (unsigned i = 0; i < STREAMS && bench->streams[i] == NULL; i++) {
+        check(net_stream_open(bench->node->net, 0, NET_STREAM_DATA, &bench->streams[i], &error) == STATUS_OK,
+              "opening a stream");
+    }
+}
 
 static size_t receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
                       uint64_t now_ns)
@@ -48,6 +85,34 @@ static size_t receive(void *context, struct net_stream *stream, const uint8_t *b
     return size;
 }
 
+static void ping(struct bench *bench)
+{
+    bench->ping_ns = loop_now_ns();
+    check(net_stream_send(bench->streams[0], NULL, 0, bench->data, PING_BYTES, NULL, NULL) == STATUS_OK,
+          "send");
+}
+
+static size_t receive_ping(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                           bool end, uint64_t now_ns)
+{
+    (void)stream;
+    (void)bytes;
+    (void)end;
+    (void)now_ns;
+    struct bench *bench = context;
+    bench->ping_bytes += size;
+    if (bench->ping_bytes < PING_BYTES) {
+        return size;
+    }
+    bench->ping_bytes = 0;
+    if (!bench->echoes && bench->ping_count < PINGS_MAX) {
+        bench->pings_ns[bench->ping_count++] = (uint32_t)(loop_now_ns() - bench->ping_ns);
+    }
+    open_streams(bench);
+    ping(bench);
+    return size;
+}
+
 static void sent(void *context, enum status result, uint64_t now_ns)
 {
     (void)now_ns;
@@ -60,46 +125,72 @@ static void top_up(struct bench *bench)
 {
     while (bench->under_way < PIECES_UNDER_WAY) {
         struct net_stream *stream = bench->streams[bench->next++ % STREAMS];
-        if (net_stream_send(stream, NULL, 0, bench->data, PIECE_BYTES, sent, bench) != STATUS_OK) {
-            fprintf(stderr, "bench_quic: send failed\n");
-            exit(1);
-        }
+        check(net_stream_send(stream, NULL, 0, bench->data, PIECE_BYTES, sent, bench) == STATUS_OK, "send");
         bench->under_way++;
     }
 }
 
-static double cpu_s(void)
+static bool is_mode(const struct bench_link *link, const char *mode)
 {
-    struct rusage usage;
-    getrusage(RUSAGE_SELF, &usage);
-    return (double)(usage.ru_utime.tv_sec + usage.ru_stime.tv_sec) +
-           (double)(usage.ru_utime.tv_usec + usage.ru_stime.tv_usec) / 1e6;
+    return strcmp(link->mode, mode) == 0;
 }
 
-/* The receiver: a process that tells its port, and, when it is asked by a closed pipe, its CPU time. */
-static _Noreturn void run_receiver(struct test_pki *pki, const struct quic_options *options, int out)
+/* Sends for so long. Returns how long that was. */
+static double send_for(struct bench *bench, double duration_s)
 {
-    struct loop *loop;
     struct error error;
-    if (loop_new(&loop, &error) != STATUS_OK) {
-        _exit(1);
+    uint64_t start_ns = loop_now_ns();
+    uint64_t end_ns = start_ns + (uint64_t)(duration_s * 1e9);
+    open_streams(bench);
+    while (loop_now_ns() < end_ns) {
+        top_up(bench);
+        check(loop_run_once(bench->loop, 10, &error) == STATUS_OK, "loop");
     }
-    struct quic_node *node = quic_node_new(loop, pki, "b", options);
-    net_set_stream_handler(node->net, NET_STREAM_DATA, &(struct net_stream_handler){node, receive, NULL});
-    quic_node_add_peer(node, "a", 9);
-    if (write(out, &node->port, sizeof node->port) != sizeof node->port) {
-        _exit(1);
+    return (double)(loop_now_ns() - start_ns) / 1e9;
+}
+
+static void bench_open(struct bench *bench, const struct bench_link *link, size_t end, struct test_pki *pki,
+                       uint32_t datagram_bytes)
+{
+    struct quic_options options;
+    struct error error;
+    char bind_address[80];
+    const char *name = end == 0 ? "a" : "b";
+    bench_link_enter(&link->ends[end]);
+    snprintf(bind_address, sizeof bind_address, "%s:0", link->ends[end].address);
+    quic_node_options(pki, name, &options);
+    options.bind_address = bind_address;
+    options.datagram_max_bytes = datagram_bytes;
+    check(loop_new(&bench->loop, &error) == STATUS_OK, "loop");
+    bench->node = quic_node_new(bench->loop, pki, name, &options);
+    bench->echoes = end == 1;
+    bench->data = malloc(PIECE_BYTES);
+    bench->pings_ns = is_mode(link, "ping") ? malloc(PINGS_MAX * sizeof *bench->pings_ns) : NULL;
+    check(bench->data != NULL, "malloc");
+    memset(bench->data, 7, PIECE_BYTES);
+    net_set_stream_handler(
+        bench->node->net, NET_STREAM_DATA,
+        &(struct net_stream_handler){bench, is_mode(link, "ping") ? receive_ping : receive, NULL});
+}
+
+static void add_peer(struct bench *bench, const char *name, const char *host, uint16_t port)
+{
+    char address[80];
+    struct error error;
+    uint32_t peer = 0;
+    snprintf(address, sizeof address, "%s:%u", host, port);
+    check(net_add_peer(bench->node->net, name, address, &peer, &error) == STATUS_OK, "adding the peer");
+}
+
+static void bench_close(struct bench *bench)
+{
+    for (unsigned i = 0; i < STREAMS && bench->streams[i] != NULL; i++) {
+        net_stream_reset(bench->streams[i]);
     }
-    double before = 0;
-    do {
-        quic_run_for(loop, 20);
-        before = node->up_calls[0] == 0 ? cpu_s() : before;
-    } while (node->down_calls[0] == 0);
-    double used = cpu_s() - before;
-    if (write(out, &used, sizeof used) != sizeof used) {
-        _exit(1);
-    }
-    _exit(0);
+    quic_node_free(bench->node);
+    loop_free(bench->loop);
+    free(bench->data);
+    free(bench->pings_ns);
 }
 
 static bool is_up(const void *context)
@@ -108,92 +199,119 @@ static bool is_up(const void *context)
     return node->up[0];
 }
 
-static void run_bench(struct test_pki *pki, double duration_s, uint32_t datagram_bytes)
+/* The child: a process that tells its port, and, once its peer is gone, what it did and took. */
+static _Noreturn void run_child(const struct bench_link *link, struct test_pki *pki, uint32_t datagram_bytes,
+                                int out)
 {
-    struct quic_options options;
     struct bench bench = {0};
-    struct loop *loop;
-    struct error error;
-    int ends[2];
-    uint16_t port = 0;
-    quic_node_options(pki, "b", &options);
-    options.datagram_max_bytes = datagram_bytes;
-    if (pipe(ends) != 0 || loop_new(&loop, &error) != STATUS_OK) {
-        exit(1);
+    struct child_report report = {0};
+    bench_open(&bench, link, 1, pki, datagram_bytes);
+    add_peer(&bench, "a", link->ends[0].address, 9);
+    check(write(out, &bench.node->port, sizeof bench.node->port) == sizeof bench.node->port, "pipe");
+    check(quic_run_until(bench.loop, is_up, bench.node, 5000), "connecting");
+    double cpu_before_s = bench_cpu_s();
+    if (is_mode(link, "both")) {
+        report.elapsed_s = send_for(&bench, link->duration_s);
+        report.sent_bytes = bench.sent_bytes;
     }
+    while (bench.node->down_calls[0] == 0) {
+        quic_run_for(bench.loop, 20);
+    }
+    report.cpu_s = bench_cpu_s() - cpu_before_s;
+    check(write(out, &report, sizeof report) == sizeof report, "pipe");
+    _exit(0);
+}
+
+static int compare(const void *left, const void *right)
+{
+    uint32_t x = *(const uint32_t *)left;
+    uint32_t y = *(const uint32_t *)right;
+    return x < y ? -1 : x > y;
+}
+
+static double run_pings(struct bench *bench, double duration_s)
+{
+    struct error error;
+    uint64_t start_ns = loop_now_ns();
+    uint64_t end_ns = start_ns + (uint64_t)(duration_s * 1e9);
+    open_streams(bench);
+    ping(bench);
+    while (loop_now_ns() < end_ns) {
+        check(loop_run_once(bench->loop, 10, &error) == STATUS_OK, "loop");
+    }
+    return (double)(loop_now_ns() - start_ns) / 1e9;
+}
+
+static void print_pings(struct bench *bench, double elapsed_s, double cpu_s, double child_cpu_s)
+{
+    unsigned count = bench->ping_count;
+    check(count > 0, "ping");
+    qsort(bench->pings_ns, count, sizeof *bench->pings_ns, compare);
+    printf("ping of %u bytes: round trip median %.1f us, 99 %% below %.1f us, %u of them; CPU of a second: "
+           "%.2f and %.2f\n",
+           PING_BYTES, bench->pings_ns[count / 2] / 1e3, bench->pings_ns[(uint64_t)count * 99 / 100] / 1e3,
+           count, cpu_s / elapsed_s, child_cpu_s / elapsed_s);
+}
+
+static void run_bench(const struct bench_link *link, struct test_pki *pki, uint32_t datagram_bytes)
+{
+    struct bench bench = {0};
+    int pipe_ends[2];
+    uint16_t port = 0;
+    check(pipe(pipe_ends) == 0, "pipe");
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
-        run_receiver(pki, &options, ends[1]);
+        run_child(link, pki, datagram_bytes, pipe_ends[1]);
     }
-    if (read(ends[0], &port, sizeof port) != sizeof port) {
-        exit(1);
-    }
-    quic_node_options(pki, "a", &options);
-    options.datagram_max_bytes = datagram_bytes;
-    bench.node = quic_node_new(loop, pki, "a", &options);
-    bench.data = malloc(PIECE_BYTES);
-    memset(bench.data, 7, PIECE_BYTES);
-    quic_node_add_peer(bench.node, "b", port);
+    close(pipe_ends[1]);
+    check(child > 0 && read(pipe_ends[0], &port, sizeof port) == sizeof port, "starting the other end");
+    bench_open(&bench, link, 0, pki, datagram_bytes);
+    add_peer(&bench, "b", link->ends[1].address, port);
     quic_node_connect(bench.node, 0);
-    if (!quic_run_until(loop, is_up, bench.node, 5000)) {
-        exit(1);
-    }
-    for (unsigned i = 0; i < STREAMS; i++) {
-        if (net_stream_open(bench.node->net, 0, NET_STREAM_DATA, &bench.streams[i], &error) != STATUS_OK) {
-            exit(1);
-        }
-    }
-    double cpu_before = cpu_s();
-    uint64_t start_ns = loop_now_ns();
-    uint64_t end_ns = start_ns + (uint64_t)(duration_s * 1e9);
-    while (loop_now_ns() < end_ns) {
-        top_up(&bench);
-        if (loop_run_once(loop, 10, &error) != STATUS_OK) {
-            exit(1);
-        }
-    }
-    double elapsed_s = (double)(loop_now_ns() - start_ns) / 1e9;
-    double sender_cpu_s = cpu_s() - cpu_before;
+    check(quic_run_until(bench.loop, is_up, bench.node, 5000), "connecting");
+    bool pings = is_mode(link, "ping");
+    double cpu_before_s = bench_cpu_s();
+    double elapsed_s = pings ? run_pings(&bench, link->duration_s) : send_for(&bench, link->duration_s);
+    uint64_t bytes = bench.sent_bytes;
+    double cpu_s = bench_cpu_s() - cpu_before_s;
     struct net_peer_statistics statistics;
     net_peer_statistics(bench.node->net, 0, &statistics);
-    uint64_t bytes = bench.sent_bytes;
-    for (unsigned i = 0; i < STREAMS; i++) {
-        net_stream_reset(bench.streams[i]);
+    if (is_mode(link, "both")) {
+        quic_run_for(bench.loop, 200); /* the other end began a little later */
     }
-    quic_node_free(bench.node);
-    double receiver_cpu_s = 0;
-    if (read(ends[0], &receiver_cpu_s, sizeof receiver_cpu_s) != sizeof receiver_cpu_s) {
-        receiver_cpu_s = 0;
-    }
+    net_disconnect(bench.node->net, 0, &(struct error){.status = STATUS_SHUTTING_DOWN, .text = "done"});
+    quic_run_for(bench.loop, 20);
+    struct child_report report;
+    check(read(pipe_ends[0], &report, sizeof report) == sizeof report, "the other end");
     waitpid(child, NULL, 0);
-    printf("datagrams %5u bytes: %6.2f Gbit/s; CPU of a second: sender %.2f, receiver %.2f; round trip %llu "
-           "us, lost packets %llu\n",
-           statistics.datagram_bytes, (double)bytes * 8 / 1e9 / elapsed_s, sender_cpu_s / elapsed_s,
-           receiver_cpu_s / elapsed_s, (unsigned long long)(statistics.round_trip_ns / TIME_US),
-           (unsigned long long)statistics.lost_packets);
-    close(ends[0]);
-    close(ends[1]);
-    loop_free(loop);
-    free(bench.data);
+    if (pings) {
+        print_pings(&bench, elapsed_s, cpu_s, report.cpu_s);
+    } else {
+        printf("datagrams %5u bytes: %6.3f Gbit/s; CPU of a second: sender %.2f, receiver %.2f; round trip "
+               "%llu us, lost packets %llu",
+               statistics.datagram_bytes, (double)bytes * 8 / 1e9 / elapsed_s, cpu_s / elapsed_s,
+               report.cpu_s / elapsed_s, (unsigned long long)(statistics.round_trip_ns / TIME_US),
+               (unsigned long long)statistics.lost_packets);
+        if (is_mode(link, "both")) {
+            printf("; the other way %.3f Gbit/s", (double)report.sent_bytes * 8 / 1e9 / report.elapsed_s);
+        }
+        printf("\n");
+    }
+    close(pipe_ends[0]);
+    bench_close(&bench);
 }
 
 int main(int argc, char **argv)
 {
-    static const uint32_t sizes[] = {1452, 8952, 65000};
-    double duration_s = argc > 1 ? strtod(argv[1], NULL) : 3;
+    struct bench_link link;
+    bench_link_parse(&link, argc, argv, "stream both ping");
     log_set_level(LOG_LEVEL_ERROR);
     struct test_pki *pki = test_pki_new();
     test_pki_issue(pki, "a", &(struct test_certificate){.name = "a"});
     test_pki_issue(pki, "b", &(struct test_certificate){.name = "b"});
-    if (argc > 2) {
-        for (int i = 2; i < argc; i++) {
-            run_bench(pki, duration_s, (uint32_t)strtoul(argv[i], NULL, 10));
-        }
-    } else {
-        for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-            run_bench(pki, duration_s, sizes[i]);
-        }
+    for (size_t i = 0; i < link.datagram_count; i++) {
+        run_bench(&link, pki, link.datagram_bytes[i]);
     }
     test_pki_free(pki);
     return 0;

@@ -76,7 +76,7 @@ enum status daemon_load_conf(const struct conf_options *options, struct conf **o
 #define SPIN_CROWDED_NS (2 * TIME_MS)
 #define SPIN_REST_MIN_NS (10 * TIME_MS) /* no spinning for so long then; longer while it stays so */
 #define SPIN_REST_MAX_NS (1 * TIME_S)
-#define SPIN_ROUNDS 16u /* between looks at descriptors */
+#define SPIN_LOOK_NS (20 * TIME_US) /* between looks at descriptors */
 
 static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
 {
@@ -282,10 +282,17 @@ static bool is_loopback(const char *address)
            strncmp(address, "localhost", 9) == 0;
 }
 
+/* Those that this process may run on: a unit's CPUAffinity or a container may leave it some. */
+static long daemon_processors(void)
+{
+    cpu_set_t set;
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : sysconf(_SC_NPROCESSORS_ONLN);
+}
+
 static enum status daemon_make_workers(struct daemon *daemon, struct error *error)
 {
     const struct conf *conf = daemon->conf;
-    long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    long processors = daemon_processors();
     struct quic_options quic = daemon_quic_options(conf);
     uint32_t rails = is_loopback(conf->listen) ? 1 : workers_rails_default(processors);
     uint32_t threads = workers_threads_default(processors);
@@ -462,18 +469,18 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
         dev_reduce_level_text());
     sd_notifyf(0, "READY=1\nSTATUS=Node %s\nMAINPID=%d", conf->node_name, (int)getpid());
     enum status status = STATUS_OK;
-    uint64_t spin_until_ns = 0;
-    uint32_t rounds = 0;
+    uint64_t spin_until_ns = 0, looked_ns = 0;
     while (status == STATUS_OK && !daemon->stopping) {
         uint64_t now_ns = loop_now_ns();
         if (daemon_work(daemon, now_ns)) {
             daemon_found_work(daemon, now_ns, &spin_until_ns);
         }
         bool spin = now_ns < spin_until_ns && api_is_awake(daemon->api);
-        if (spin && !daemon->exec_woken && ++rounds % SPIN_ROUNDS != 0) {
+        if (spin && !daemon->exec_woken && now_ns - looked_ns < SPIN_LOOK_NS) {
             daemon_give_way(daemon, &spin_until_ns);
             continue;
         }
+        looked_ns = now_ns;
         status = daemon_turn(daemon, spin, error);
     }
     return status;

@@ -206,6 +206,16 @@ bool api_poll(struct api *api, uint64_t now_ns)
     return any;
 }
 
+void api_rings_finish(struct api_session *session, uint64_t now_ns)
+{
+    size_t most_packets = CLIENT_RING_BYTES / RING_ALIGN_BYTES; /* another process may hold it, and go on */
+    for (size_t taken = 0; session->rings != NULL && taken < most_packets; taken += API_PACKETS_PER_WAKE) {
+        if (!rings_read(session, now_ns)) {
+            return;
+        }
+    }
+}
+
 bool api_is_awake(const struct api *api)
 {
     return api->awake != NULL;

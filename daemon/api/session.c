@@ -55,7 +55,7 @@ static void session_update_watch(struct api_session *session)
 /* The descriptors of the rings, beside the packet. */
 static ssize_t send_with_rings(const struct api_session *session, const struct api_packet *packet)
 {
-    const struct api_rings *rings = session->rings;
+    struct api_rings *rings = session->rings;
     int fds[] = {rings->memory_fd, rings->bell[1], rings->client_bell[0]};
     union {
         struct cmsghdr header;
@@ -68,7 +68,12 @@ static ssize_t send_with_rings(const struct api_session *session, const struct a
     control.header.cmsg_type = SCM_RIGHTS;
     control.header.cmsg_len = CMSG_LEN(sizeof fds);
     memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
-    return sendmsg(session->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    ssize_t sent = sendmsg(session->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (sent >= 0) {
+        (void)close(rings->memory_fd); /* it is mapped */
+        rings->memory_fd = -1;
+    }
+    return sent;
 }
 
 /* False: it has to wait. */
@@ -466,6 +471,7 @@ static void session_read(struct api_session *session, uint64_t now_ns)
             if (fds > 0) {
                 close(fd);
             }
+            api_rings_finish(session, now_ns);
             session_break(session);
             return;
         }

@@ -134,6 +134,8 @@ enum status api_rings_new(struct api_session *session, struct error *error) COMM
 void api_rings_free(struct api_session *session);
 /* Something may have changed: what it holds is looked at. */
 void api_rings_awake(struct api_session *session, uint64_t now_ns);
+/* The client is gone: what it asked for before that is done, as it is on a socket. */
+void api_rings_finish(struct api_session *session, uint64_t now_ns);
 /* FULL: tried again when the client rings. The client's own bell is rung by api_ring_bells. */
 enum ring_result api_rings_put(struct api_session *session, const void *packet, size_t size_bytes);
 

@@ -40,17 +40,18 @@ class RawClient:
         self.memory = mmap.mmap(self.memory_fd, 2 * (HEADER_BYTES + RING_BYTES))
         self.tail = 0
 
-    def put(self, packet, length=None):
+    def put(self, packet, length=None, rings=True):
         entry = struct.pack("<I", len(packet) if length is None else length) + packet
         entry += bytes(-len(entry) % 8)
         for place, byte in enumerate(entry):
             self.memory[HEADER_BYTES + (self.tail + place) % RING_BYTES] = byte
-        self.set_tail(self.tail + len(entry))
+        self.set_tail(self.tail + len(entry), rings)
 
-    def set_tail(self, tail):
+    def set_tail(self, tail, rings=True):
         self.tail = tail
         self.memory[0:4] = struct.pack("<I", tail & 0xFFFFFFFF)
-        os.write(self.bell_fd, struct.pack("<Q", 1))
+        if rings:
+            os.write(self.bell_fd, struct.pack("<Q", 1))
 
     def answer(self):
         """The first packet in the other ring."""
@@ -87,6 +88,12 @@ class Rings(cluster.StandaloneTest):
 
     def test_a_request_and_its_answer(self):
         self.client.put(b"\x08\x07\x4a\x00")  # Request 7: StatusQuery
+        self.assertIn(b"solo", self.client.answer())
+
+    def test_a_request_before_the_end(self):
+        """What was asked before the connection ended is done, as on a socket."""
+        self.client.put(b"\x08\x07\x4a\x00", rings=False)
+        self.client.connection.shutdown(socket.SHUT_RDWR)
         self.assertIn(b"solo", self.client.answer())
 
     def test_the_memory_cannot_be_taken_away(self):

@@ -49,7 +49,7 @@
 #define QUIC_IDLE_TIMEOUT_NS (30 * TIME_S)      /* when the options say 0 */
 #define QUIC_INITIAL_RTT_NS (20 * TIME_MS) /* before the first sample: a local network, not the Internet */
 #define QUIC_MAX_ACK_DELAY_NS (1 * TIME_MS)
-#define QUIC_ACK_THRESHOLD 8u   /* datagrams after which an acknowledgement waits for nothing any more */
+#define QUIC_ACK_THRESHOLD 8u /* datagrams after which an acknowledgement waits for nothing any more */
 #define QUIC_ACK_HOLD_MIN_NS (5 * TIME_US)
 #define QUIC_STREAMS_MAX 65536u /* incoming streams of a connection that are not yet over */
 #define QUIC_CONNECTION_WINDOW_BYTES                                                                         \
@@ -357,8 +357,8 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
 void quic_connection_timer(void *context, uint64_t now_ns);
 void quic_connection_arm(struct quic_connection *connection);
 /*
- * Something is to be sent, but it may wait for a moment, an eighth of a round trip at most: for an answer that
- * takes it along, or for more of the same.
+ * Something is to be sent, but it may wait for a moment, an eighth of a round trip at most: for an answer
+ * that takes it along, or for more of the same.
  */
 void quic_connection_hold(struct quic_connection *connection);
 

@@ -32,7 +32,8 @@
     X(SYSTEM, 19, "a system call failed")                                                                    \
     X(CERTIFICATE, 20, "certificate not acceptable")                                                         \
     X(UNREACHABLE, 21, "node cannot be reached")                                                             \
-    X(INTERNAL, 22, "internal error: please report")
+    X(INTERNAL, 22, "internal error: please report")                                                         \
+    X(DEVICE, 23, "a GPU or its driver failed")
 
 enum status {
 #define X(name, number, text) STATUS_##name = number,
@@ -40,7 +41,7 @@ enum status {
 #undef X
 };
 
-#define STATUS_COUNT 23
+#define STATUS_COUNT 24
 
 #define COMM_MUST_USE __attribute__((warn_unused_result))
 

@@ -40,6 +40,7 @@ static enum exit_code exit_code_of(enum status status)
     case STATUS_CERTIFICATE:
     case STATUS_UNREACHABLE:
     case STATUS_INTERNAL:
+    case STATUS_DEVICE:
         break;
     }
     return EXIT_CODE_FAILURE;

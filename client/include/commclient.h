@@ -61,7 +61,8 @@ typedef enum comm_result {
     COMM_SYSTEM = 19,
     COMM_CERTIFICATE = 20,
     COMM_UNREACHABLE = 21,
-    COMM_INTERNAL = 22
+    COMM_INTERNAL = 22,
+    COMM_DEVICE = 23 /* a GPU or its driver failed */
 } comm_result_t;
 
 typedef enum comm_dtype {

@@ -9,22 +9,31 @@
 #include <sys/vfs.h>
 
 #include "daemon/base/checked.h"
+#include "daemon/dev/memory_internal.h"
 
-struct dev_memory {
-    unsigned char *base;
-    uint64_t size_bytes;
-    uint32_t references;
-    bool mapped;
-};
+static void memory_leave(struct dev_memory *memory)
+{
+    (void)memory;
+}
 
-static enum status memory_new(void *base, uint64_t size_bytes, bool mapped, struct dev_memory **out,
-                              struct error *error)
+static void memory_unmap(struct dev_memory *memory)
+{
+    (void)munmap(memory->base, memory->size_bytes);
+}
+
+enum status dev_memory_new(void *base, uint64_t size_bytes, void (*release)(struct dev_memory *memory),
+                           struct dev_memory **out, struct error *error)
 {
     struct dev_memory *memory = calloc(1, sizeof *memory);
     if (memory == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
     }
-    *memory = (struct dev_memory){.base = base, .size_bytes = size_bytes, .references = 1, .mapped = mapped};
+    *memory = (struct dev_memory){.base = base,
+                                  .size_bytes = size_bytes,
+                                  .mapped_bytes = size_bytes,
+                                  .references = 1,
+                                  .gpu = DEV_GPU_HOST,
+                                  .release = release};
     *out = memory;
     return STATUS_OK;
 }
@@ -64,7 +73,7 @@ enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **o
         return error_set_errno(error, errno, "mapping %llu bytes of a client",
                                (unsigned long long)size_bytes);
     }
-    enum status status = memory_new(base, size_bytes, true, out, error);
+    enum status status = dev_memory_new(base, size_bytes, memory_unmap, out, error);
     if (status != STATUS_OK) {
         munmap(base, size_bytes);
     }
@@ -73,7 +82,7 @@ enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **o
 
 enum status dev_memory_wrap(void *base, uint64_t size_bytes, struct dev_memory **out, struct error *error)
 {
-    return memory_new(base, size_bytes, false, out, error);
+    return dev_memory_new(base, size_bytes, memory_leave, out, error);
 }
 
 struct dev_memory *dev_memory_ref(struct dev_memory *memory)
@@ -87,10 +96,13 @@ void dev_memory_unref(struct dev_memory *memory)
     if (memory == NULL || --memory->references > 0) {
         return;
     }
-    if (memory->mapped) {
-        munmap(memory->base, memory->size_bytes);
-    }
+    memory->release(memory);
     free(memory);
+}
+
+int dev_memory_gpu(const struct dev_memory *memory)
+{
+    return memory->gpu;
 }
 
 uint64_t dev_memory_size_bytes(const struct dev_memory *memory)
@@ -100,5 +112,7 @@ uint64_t dev_memory_size_bytes(const struct dev_memory *memory)
 
 void *dev_memory_range(const struct dev_memory *memory, uint64_t offset_bytes, uint64_t size_bytes)
 {
-    return checked_range(offset_bytes, size_bytes, memory->size_bytes) ? memory->base + offset_bytes : NULL;
+    bool whole = memory->mapped_bytes == memory->size_bytes;
+    return whole && checked_range(offset_bytes, size_bytes, memory->size_bytes) ? memory->base + offset_bytes
+                                                                                : NULL;
 }

@@ -8,10 +8,12 @@
 #include "daemon/base/error.h"
 
 /*
- * A client's memory as the daemon sees it: an imported memfd, counted by reference, so that nothing that an
- * operation still uses is unmapped when its client leaves.
+ * A client's memory as the daemon sees it: an imported memfd, or memory of a GPU, counted by reference, so
+ * that nothing that an operation still uses is unmapped when its client leaves.
  */
 struct dev_memory;
+struct dev_gpus;
+struct cuda_ipc_handle;
 
 #define DEV_MEMORY_MAX_BYTES (1ull << 44)
 
@@ -26,6 +28,26 @@ struct dev_memory;
 enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out,
                               struct error *error) COMM_MUST_USE;
 
+/*
+ * Opens an allocation of a client on a GPU (cuMemAlloc, cudaMalloc) by its IPC handle. The allocation is the
+ * client's process's; it must have size_bytes at least. INVALID_ARGUMENT: the handle is of no such allocation
+ * (any more), or of another GPU. NO_MEMORY; DEVICE.
+ */
+enum status dev_memory_import_ipc(struct dev_gpus *gpus, uint32_t gpu, const struct cuda_ipc_handle *handle,
+                                  uint64_t size_bytes, struct dev_memory **out,
+                                  struct error *error) COMM_MUST_USE;
+
+/*
+ * Virtual memory of a client on a GPU, which may consist of several allocations (as PyTorch's expandable
+ * segments): reserves the addresses; each dev_memory_map maps one allocation, whole, by its descriptor, which
+ * stays the caller's. Chunks come in order, without gaps. Usable once all of it is mapped: until then
+ * dev_memory_range gives null. Errors as above.
+ */
+enum status dev_memory_reserve(struct dev_gpus *gpus, uint32_t gpu, uint64_t size_bytes,
+                               struct dev_memory **out, struct error *error) COMM_MUST_USE;
+enum status dev_memory_map(struct dev_memory *memory, int fd, uint64_t size_bytes,
+                           struct error *error) COMM_MUST_USE;
+
 /* Wraps memory of this process, for simulations and tests: it must outlive the last reference. */
 enum status dev_memory_wrap(void *base, uint64_t size_bytes, struct dev_memory **out,
                             struct error *error) COMM_MUST_USE;
@@ -34,9 +56,12 @@ enum status dev_memory_wrap(void *base, uint64_t size_bytes, struct dev_memory *
 struct dev_memory *dev_memory_ref(struct dev_memory *memory);
 void dev_memory_unref(struct dev_memory *memory);
 
+/* The GPU's index, or DEV_GPU_HOST. */
+int dev_memory_gpu(const struct dev_memory *memory);
 uint64_t dev_memory_size_bytes(const struct dev_memory *memory);
 
-/* Address of a range, checked: null when [offset, offset + size) is not within the memory. */
+/* Address of a range, which is the GPU's where the memory is, checked: null when [offset, offset + size) is
+ * not within the memory. */
 void *dev_memory_range(const struct dev_memory *memory, uint64_t offset_bytes, uint64_t size_bytes);
 
 #endif

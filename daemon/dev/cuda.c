@@ -1,0 +1,286 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/log.h"
+#include "daemon/dev/cuda_internal.h"
+
+/* --- Calls --- */
+
+/* After these nothing works in the context any more. */
+static bool is_sticky(cuda_result result)
+{
+    switch (result) {
+    case CUDA_RESULT_ECC_UNCORRECTABLE:
+    case CUDA_RESULT_ILLEGAL_ADDRESS:
+    case CUDA_RESULT_LAUNCH_TIMEOUT:
+    case CUDA_RESULT_CONTEXT_IS_DESTROYED:
+    case CUDA_RESULT_ASSERT:
+    case CUDA_RESULT_HARDWARE_STACK_ERROR:
+    case CUDA_RESULT_ILLEGAL_INSTRUCTION:
+    case CUDA_RESULT_MISALIGNED_ADDRESS:
+    case CUDA_RESULT_INVALID_ADDRESS_SPACE:
+    case CUDA_RESULT_INVALID_PC:
+    case CUDA_RESULT_LAUNCH_FAILED:
+        return true;
+    default: /* the driver has some hundred, and newer ones more */
+        return false;
+    }
+}
+
+enum status cuda_result_status(const struct dev_gpus *gpus, uint32_t gpu, const char *symbol,
+                               cuda_result result, struct error *error)
+{
+    if (result == CUDA_RESULT_OK) {
+        return STATUS_OK;
+    }
+    char text[256];
+    cuda_driver_text(gpus->driver, symbol, result, text, sizeof text);
+    struct cuda_gpu *at = &gpus->gpus[gpu];
+    struct error failure;
+    enum status status = result == CUDA_RESULT_OUT_OF_MEMORY ? STATUS_NO_MEMORY : STATUS_DEVICE;
+    error_set(&failure, status, "GPU %u (%s): %s", gpu, at->info.name, text);
+    bool sticky = is_sticky(result);
+    pthread_mutex_t *lock = (pthread_mutex_t *)(uintptr_t)&gpus->lock;
+    pthread_mutex_lock(lock);
+    if (sticky && !atomic_load(&at->failed)) {
+        at->failure = failure;
+        atomic_store(&at->failed, true);
+        log_error("%s: it is of no use until commd is started again", failure.text);
+    }
+    pthread_mutex_unlock(lock);
+    return error_set(error, status, "%s", failure.text);
+}
+
+enum status dev_gpus_check(const struct dev_gpus *gpus, uint32_t gpu, struct error *error)
+{
+    const struct cuda_gpu *at = &gpus->gpus[gpu];
+    return atomic_load(&at->failed) ? error_set(error, at->failure.status, "%s", at->failure.text)
+                                    : STATUS_OK;
+}
+
+enum status cuda_enter(const struct dev_gpus *gpus, uint32_t gpu, struct error *error)
+{
+    enum status status = dev_gpus_check(gpus, gpu, error);
+    return status == STATUS_OK ? CUDA_CALL(gpus, gpu, error, context_set, gpus->gpus[gpu].context) : status;
+}
+
+/* --- Opening --- */
+
+static enum status gpu_attribute(struct dev_gpus *gpus, uint32_t gpu, int attribute, int *value,
+                                 struct error *error)
+{
+    return CUDA_CALL(gpus, gpu, error, device_attribute, value, attribute, gpus->gpus[gpu].device);
+}
+
+static enum status gpu_describe(struct dev_gpus *gpus, uint32_t gpu, struct error *error)
+{
+    struct cuda_gpu *at = &gpus->gpus[gpu];
+    struct dev_gpu_info *info = &at->info;
+    size_t memory_bytes = 0;
+    int multiprocessors = 0, mps = 0;
+    snprintf(info->name, sizeof info->name, "?");
+    enum status status = CUDA_CALL(gpus, gpu, error, device_get, &at->device, (int)gpu);
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, device_name, info->name, sizeof info->name, at->device);
+    }
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, device_uuid, &info->uuid, at->device);
+    }
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, device_pci_bus, info->bus, sizeof info->bus, at->device);
+    }
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, device_memory, &memory_bytes, at->device);
+    }
+    if (status == STATUS_OK) {
+        status = gpu_attribute(gpus, gpu, CUDA_DEVICE_MULTIPROCESSORS, &multiprocessors, error);
+    }
+    if (status == STATUS_OK) {
+        status = gpu_attribute(gpus, gpu, CUDA_DEVICE_CAPABILITY_MAJOR, &info->capability_major, error);
+    }
+    if (status == STATUS_OK) {
+        status = gpu_attribute(gpus, gpu, CUDA_DEVICE_CAPABILITY_MINOR, &info->capability_minor, error);
+    }
+    if (gpus->driver->device_attribute(&mps, CUDA_DEVICE_MPS_ENABLED, at->device) != CUDA_RESULT_OK) {
+        mps = 0; /* a driver before 12.0 does not know the question */
+    }
+    info->memory_bytes = memory_bytes;
+    info->multiprocessors = (uint32_t)multiprocessors;
+    info->mps = mps != 0;
+    return status;
+}
+
+static enum status gpu_load_kernel(struct dev_gpus *gpus, uint32_t gpu, const char *name, cuda_function *out,
+                                   struct error *error)
+{
+    enum status status = CUDA_CALL(gpus, gpu, error, module_function, out, gpus->gpus[gpu].kernels, name);
+    if (status != STATUS_OK) {
+        (void)error_prefix(error, "kernel %s", name);
+    }
+    return status;
+}
+
+/* All of them now: loading one later could wait for a stream that waits for us. */
+static enum status gpu_load_kernels(struct dev_gpus *gpus, uint32_t gpu, struct error *error)
+{
+    struct cuda_gpu *at = &gpus->gpus[gpu];
+    enum status status = CUDA_CALL(gpus, gpu, error, module_load, &at->kernels, kernels_image);
+    if (status != STATUS_OK) {
+        (void)error_prefix(error, "this commd has no kernels for it (built with CUDA=%s)",
+                           kernels_image_bytes == 0 ? "no" : "auto");
+        return status;
+    }
+    for (uint32_t r = 0; r < REDUCE_COUNT; r++) {
+        for (uint32_t d = 0; d < DTYPE_COUNT; d++) {
+            bool alias = r == REDUCE_AVG || r == REDUCE_PREMUL_SUM;
+            for (int many = 0; many < 2 && !alias && reduce_is_defined((enum dtype)d, (enum reduce)r);
+                 many++) {
+                char name[96];
+                snprintf(name, sizeof name, KERNELS_REDUCE_FORMAT, dtype_text((enum dtype)d),
+                         reduce_text((enum reduce)r), many ? KERNELS_MANY : "");
+                status = gpu_load_kernel(gpus, gpu, name, &at->reduces[r][d][many], error);
+                if (status != STATUS_OK) {
+                    return status;
+                }
+            }
+        }
+    }
+    memcpy(at->reduces[REDUCE_AVG], at->reduces[REDUCE_SUM], sizeof at->reduces[REDUCE_SUM]);
+    memcpy(at->reduces[REDUCE_PREMUL_SUM], at->reduces[REDUCE_SUM], sizeof at->reduces[REDUCE_SUM]);
+    return gpu_load_kernel(gpus, gpu, KERNELS_COPY, &at->copy, error);
+}
+
+static enum status gpu_open(struct dev_gpus *gpus, uint32_t gpu, struct error *error)
+{
+    struct cuda_gpu *at = &gpus->gpus[gpu];
+    enum status status = gpu_describe(gpus, gpu, error);
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, context_retain, &at->context, at->device);
+    }
+    if (status == STATUS_OK) {
+        status = cuda_enter(gpus, gpu, error);
+    }
+    return status == STATUS_OK ? gpu_load_kernels(gpus, gpu, error) : status;
+}
+
+/* A GPU that cannot reach another is no failure: copies between the two go through the host. */
+static enum status gpu_open_peers(struct dev_gpus *gpus, uint32_t gpu, struct error *error)
+{
+    struct cuda_gpu *at = &gpus->gpus[gpu];
+    enum status status = cuda_enter(gpus, gpu, error);
+    at->reaches[gpu] = true;
+    for (uint32_t other = 0; other < gpus->count && status == STATUS_OK; other++) {
+        int can = 0;
+        if (other == gpu) {
+            continue;
+        }
+        status = CUDA_CALL(gpus, gpu, error, device_can_access, &can, at->device, gpus->gpus[other].device);
+        if (status == STATUS_OK && can != 0) {
+            cuda_result result = gpus->driver->context_enable_peer(gpus->gpus[other].context, 0);
+            at->reaches[other] =
+                result == CUDA_RESULT_OK || result == CUDA_RESULT_PEER_ACCESS_ALREADY_ENABLED;
+        }
+    }
+    return status;
+}
+
+enum status dev_gpus_open(struct dev_gpus **out, struct error *error)
+{
+    char why[256];
+    int count = 0;
+    struct dev_gpus *gpus = calloc(1, sizeof *gpus);
+    if (gpus == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for GPUs");
+    }
+    pthread_mutex_init(&gpus->lock, NULL);
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* read when a context is made */
+    if (!cuda_driver_load(&gpus->driver, why, sizeof why)) {
+        dev_gpus_close(gpus);
+        return error_set(error, STATUS_UNSUPPORTED, "%s", why);
+    }
+    (void)gpus->driver->driver_version(&gpus->driver_version);
+    (void)gpus->driver->device_count(&count);
+    gpus->count = count > DEV_GPUS_MAX ? DEV_GPUS_MAX : (uint32_t)count;
+    gpus->gpus = calloc(gpus->count, sizeof *gpus->gpus);
+    enum status status = STATUS_OK;
+    if (gpus->gpus == NULL) {
+        gpus->count = 0;
+        status = error_set(error, STATUS_NO_MEMORY, "no memory for GPUs");
+    }
+    for (uint32_t gpu = 0; gpu < gpus->count && status == STATUS_OK; gpu++) {
+        status = gpu_open(gpus, gpu, error);
+    }
+    for (uint32_t gpu = 0; gpu < gpus->count && status == STATUS_OK; gpu++) {
+        status = gpu_open_peers(gpus, gpu, error);
+    }
+    if (status != STATUS_OK) {
+        dev_gpus_close(gpus);
+        return status;
+    }
+    *out = gpus;
+    return STATUS_OK;
+}
+
+void dev_gpus_close(struct dev_gpus *gpus)
+{
+    if (gpus == NULL) {
+        return;
+    }
+    cuda_pinned_close(gpus);
+    for (uint32_t gpu = 0; gpu < gpus->count; gpu++) {
+        struct cuda_gpu *at = &gpus->gpus[gpu];
+        if (at->kernels != NULL && cuda_enter(gpus, gpu, NULL) == STATUS_OK) {
+            (void)gpus->driver->module_unload(at->kernels);
+        }
+        if (at->context != NULL) {
+            (void)gpus->driver->context_release(at->device);
+        }
+    }
+    if (gpus->driver != NULL) {
+        (void)gpus->driver->context_set(NULL);
+    }
+    pthread_mutex_destroy(&gpus->lock);
+    free(gpus->gpus);
+    free(gpus);
+}
+
+/* --- Asking --- */
+
+uint32_t dev_gpus_count(const struct dev_gpus *gpus)
+{
+    return gpus == NULL ? 0 : gpus->count;
+}
+
+const struct dev_gpu_info *dev_gpus_info(const struct dev_gpus *gpus, uint32_t gpu)
+{
+    return &gpus->gpus[gpu].info;
+}
+
+bool dev_gpus_find(const struct dev_gpus *gpus, const struct cuda_uuid *uuid, uint32_t *gpu)
+{
+    for (uint32_t i = 0; i < dev_gpus_count(gpus); i++) {
+        if (memcmp(&gpus->gpus[i].info.uuid, uuid, sizeof *uuid) == 0) {
+            *gpu = i;
+            return true;
+        }
+    }
+    return false;
+}
+
+int dev_gpus_driver_version(const struct dev_gpus *gpus)
+{
+    return gpus->driver_version;
+}
+
+bool dev_gpus_memory(const struct dev_gpus *gpus, uint32_t gpu, uint64_t *used_bytes, uint64_t *total_bytes)
+{
+    size_t free_bytes = 0, all_bytes = 0;
+    if (cuda_enter(gpus, gpu, NULL) != STATUS_OK ||
+        gpus->driver->memory_info(&free_bytes, &all_bytes) != CUDA_RESULT_OK) {
+        return false;
+    }
+    *used_bytes = all_bytes - free_bytes;
+    *total_bytes = all_bytes;
+    return true;
+}

@@ -1,0 +1,176 @@
+#include <stdlib.h>
+
+#include "daemon/dev/cuda_internal.h"
+#include "daemon/dev/memory_internal.h"
+
+/* Memory of clients on GPUs. */
+
+static enum status check_size(uint64_t size_bytes, struct error *error)
+{
+    if (size_bytes == 0 || size_bytes > DEV_MEMORY_MAX_BYTES) {
+        return error_set(error, size_bytes == 0 ? STATUS_INVALID_ARGUMENT : STATUS_LIMIT,
+                         "%llu bytes; expected 1 to %llu", (unsigned long long)size_bytes,
+                         (unsigned long long)DEV_MEMORY_MAX_BYTES);
+    }
+    return STATUS_OK;
+}
+
+/* What the client gave is wrong, unless the GPU itself failed. */
+static enum status blame_client(const struct dev_gpus *gpus, uint32_t gpu, enum status status,
+                                struct error *error)
+{
+    if (status != STATUS_DEVICE || dev_gpus_check(gpus, gpu, NULL) != STATUS_OK) {
+        return status;
+    }
+    if (error != NULL) {
+        error->status = STATUS_INVALID_ARGUMENT;
+    }
+    return STATUS_INVALID_ARGUMENT;
+}
+
+static void memory_close_ipc(struct dev_memory *memory)
+{
+    if (cuda_enter(memory->gpus, (uint32_t)memory->gpu, NULL) == STATUS_OK) {
+        (void)memory->gpus->driver->ipc_close((cuda_pointer)(uintptr_t)memory->base);
+    }
+}
+
+static enum status check_allocation(struct dev_gpus *gpus, uint32_t gpu, cuda_pointer base,
+                                    uint64_t size_bytes, struct error *error)
+{
+    cuda_pointer begin = 0;
+    size_t allocated_bytes = 0;
+    int device = -1;
+    enum status status = CUDA_CALL(gpus, gpu, error, memory_range, &begin, &allocated_bytes, base);
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, pointer_attribute, &device, CUDA_POINTER_DEVICE, base);
+    }
+    if (status == STATUS_OK && (device != gpus->gpus[gpu].device || begin != base)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the IPC handle is not of GPU %u", gpu);
+    }
+    if (status == STATUS_OK && allocated_bytes < size_bytes) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes, but the allocation has %zu",
+                         (unsigned long long)size_bytes, allocated_bytes);
+    }
+    return status;
+}
+
+enum status dev_memory_import_ipc(struct dev_gpus *gpus, uint32_t gpu, const struct cuda_ipc_handle *handle,
+                                  uint64_t size_bytes, struct dev_memory **out, struct error *error)
+{
+    cuda_pointer base = 0;
+    enum status status = check_size(size_bytes, error);
+    if (status == STATUS_OK) {
+        status = cuda_enter(gpus, gpu, error);
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = CUDA_CALL(gpus, gpu, error, ipc_open, &base, *handle, CUDA_IPC_LAZY_PEER_ACCESS);
+    if (status != STATUS_OK) {
+        return blame_client(gpus, gpu, status, error);
+    }
+    status = check_allocation(gpus, gpu, base, size_bytes, error);
+    if (status == STATUS_OK) {
+        status = dev_memory_new((void *)(uintptr_t)base, size_bytes, memory_close_ipc, out, error);
+    }
+    if (status != STATUS_OK) {
+        (void)gpus->driver->ipc_close(base);
+        return status;
+    }
+    (*out)->gpus = gpus;
+    (*out)->gpu = (int)gpu;
+    return STATUS_OK;
+}
+
+/* --- Virtual memory --- */
+
+static void memory_unmap_chunks(struct dev_memory *memory)
+{
+    cuda_pointer base = (cuda_pointer)(uintptr_t)memory->base;
+    const struct cuda_driver *driver = memory->gpus->driver;
+    cuda_pointer at = base;
+    if (cuda_enter(memory->gpus, (uint32_t)memory->gpu, NULL) == STATUS_OK) {
+        for (uint32_t i = 0; i < memory->chunk_count; i++) {
+            (void)driver->address_unmap(at, (size_t)memory->chunk_bytes[i]);
+            at += memory->chunk_bytes[i];
+        }
+        (void)driver->address_free(base, (size_t)memory->size_bytes);
+    }
+    free(memory->chunk_bytes);
+}
+
+enum status dev_memory_reserve(struct dev_gpus *gpus, uint32_t gpu, uint64_t size_bytes,
+                               struct dev_memory **out, struct error *error)
+{
+    cuda_pointer base = 0;
+    enum status status = check_size(size_bytes, error);
+    if (status == STATUS_OK) {
+        status = cuda_enter(gpus, gpu, error);
+    }
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, address_reserve, &base, (size_t)size_bytes, 0, 0, 0);
+        status = blame_client(gpus, gpu, status, error); /* a size that is no multiple of the granularity */
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = dev_memory_new((void *)(uintptr_t)base, size_bytes, memory_unmap_chunks, out, error);
+    if (status != STATUS_OK) {
+        (void)gpus->driver->address_free(base, (size_t)size_bytes);
+        return status;
+    }
+    (*out)->gpus = gpus;
+    (*out)->gpu = (int)gpu;
+    (*out)->mapped_bytes = 0;
+    return STATUS_OK;
+}
+
+static enum status map_chunk(struct dev_memory *memory, cuda_allocation allocation, uint64_t size_bytes,
+                             struct error *error)
+{
+    struct dev_gpus *gpus = memory->gpus;
+    uint32_t gpu = (uint32_t)memory->gpu;
+    cuda_pointer at = (cuda_pointer)(uintptr_t)memory->base + memory->mapped_bytes;
+    struct cuda_access access = {.location = {.type = CUDA_LOCATION_DEVICE, .id = gpus->gpus[gpu].device},
+                                 .flags = CUDA_ACCESS_READ_WRITE};
+    uint64_t *chunk_bytes =
+        realloc(memory->chunk_bytes, (memory->chunk_count + 1) * sizeof *memory->chunk_bytes);
+    if (chunk_bytes == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
+    }
+    memory->chunk_bytes = chunk_bytes;
+    enum status status = CUDA_CALL(gpus, gpu, error, address_map, at, (size_t)size_bytes, 0, allocation, 0);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = CUDA_CALL(gpus, gpu, error, address_set_access, at, (size_t)size_bytes, &access, 1);
+    if (status != STATUS_OK) {
+        (void)gpus->driver->address_unmap(at, (size_t)size_bytes);
+        return status;
+    }
+    chunk_bytes[memory->chunk_count++] = size_bytes;
+    memory->mapped_bytes += size_bytes;
+    return STATUS_OK;
+}
+
+enum status dev_memory_map(struct dev_memory *memory, int fd, uint64_t size_bytes, struct error *error)
+{
+    struct dev_gpus *gpus = memory->gpus;
+    cuda_allocation allocation = 0;
+    if (gpus == NULL || size_bytes == 0 || size_bytes > memory->size_bytes - memory->mapped_bytes) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes more than are reserved",
+                         (unsigned long long)size_bytes);
+    }
+    uint32_t gpu = (uint32_t)memory->gpu;
+    enum status status = cuda_enter(gpus, gpu, error);
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, allocation_import, &allocation, (void *)(intptr_t)fd,
+                           CUDA_HANDLE_POSIX_FD);
+    }
+    if (status == STATUS_OK) {
+        status = map_chunk(memory, allocation, size_bytes, error);
+        (void)gpus->driver->allocation_release(allocation); /* what is mapped keeps it */
+    }
+    return blame_client(gpus, gpu, status, error);
+}

@@ -1,0 +1,22 @@
+#ifndef DAEMON_DEV_MEMORY_INTERNAL_H
+#define DAEMON_DEV_MEMORY_INTERNAL_H
+
+#include "daemon/dev/gpu.h"
+#include "daemon/dev/memory.h"
+
+struct dev_memory {
+    unsigned char *base; /* a GPU's address, if it is there */
+    uint64_t size_bytes;
+    uint64_t mapped_bytes;
+    uint32_t references;
+    int gpu;
+    struct dev_gpus *gpus;
+    uint32_t chunk_count; /* of virtual memory */
+    uint64_t *chunk_bytes;
+    void (*release)(struct dev_memory *memory); /* what it stands for; not the struct */
+};
+
+enum status dev_memory_new(void *base, uint64_t size_bytes, void (*release)(struct dev_memory *memory),
+                           struct dev_memory **out, struct error *error) COMM_MUST_USE;
+
+#endif

@@ -1,0 +1,230 @@
+#include "daemon/dev/queue.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/dev/cuda_internal.h"
+
+struct dev_queue {
+    struct dev_gpus *gpus;
+    uint32_t gpu;
+    cuda_stream stream;
+    cuda_event event;       /* of what another queue waits for */
+    _Atomic uint64_t *done; /* pinned: the last mark that was reached */
+    cuda_pointer done_at;   /* its device address */
+    uint64_t last_mark;
+};
+
+/* gpus->driver->name(arguments) in the queue's context. */
+#define QUEUE_CALL(queue, error, name, ...) CUDA_CALL((queue)->gpus, (queue)->gpu, error, name, __VA_ARGS__)
+
+static cuda_pointer address_of(const void *at)
+{
+    return (cuda_pointer)(uintptr_t)at;
+}
+
+static enum status queue_enter(const struct dev_queue *queue, struct error *error)
+{
+    return cuda_enter(queue->gpus, queue->gpu, error);
+}
+
+enum status dev_queue_new(struct dev_gpus *gpus, uint32_t gpu, struct dev_queue **out, struct error *error)
+{
+    struct dev_queue *queue = calloc(1, sizeof *queue);
+    void *word = NULL;
+    if (queue == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a queue of GPU %u", gpu);
+    }
+    queue->gpus = gpus;
+    queue->gpu = gpu;
+    enum status status = dev_pinned_alloc(gpus, sizeof *queue->done, &word, error);
+    if (status == STATUS_OK) {
+        queue->done = word;
+        atomic_store(queue->done, 0);
+        status = queue_enter(queue, error);
+    }
+    if (status == STATUS_OK) {
+        status = QUEUE_CALL(queue, error, host_device_pointer, &queue->done_at, word, 0);
+    }
+    if (status == STATUS_OK) {
+        status = QUEUE_CALL(queue, error, stream_create, &queue->stream, CUDA_STREAM_NON_BLOCKING, 0);
+    }
+    if (status == STATUS_OK) {
+        status = QUEUE_CALL(queue, error, event_create, &queue->event, CUDA_EVENT_DISABLE_TIMING);
+    }
+    if (status != STATUS_OK) {
+        dev_queue_free(queue);
+        return status;
+    }
+    *out = queue;
+    return STATUS_OK;
+}
+
+void dev_queue_free(struct dev_queue *queue)
+{
+    if (queue == NULL) {
+        return;
+    }
+    if (queue_enter(queue, NULL) == STATUS_OK) {
+        if (queue->stream != NULL) {
+            (void)queue->gpus->driver->stream_synchronize(queue->stream);
+            (void)queue->gpus->driver->stream_destroy(queue->stream);
+        }
+        if (queue->event != NULL) {
+            (void)queue->gpus->driver->event_destroy(queue->event);
+        }
+    }
+    dev_pinned_free(queue->gpus, (void *)(uintptr_t)queue->done);
+    free(queue);
+}
+
+uint32_t dev_queue_gpu(const struct dev_queue *queue)
+{
+    return queue->gpu;
+}
+
+/* --- Work --- */
+
+enum status dev_queue_copy(struct dev_queue *queue, void *target, const void *source, uint64_t size_bytes,
+                           struct error *error)
+{
+    enum status status = queue_enter(queue, error);
+    if (status != STATUS_OK || size_bytes == 0 || target == source) {
+        return status;
+    }
+    return QUEUE_CALL(queue, error, copy, address_of(target), address_of(source), (size_t)size_bytes,
+                      queue->stream);
+}
+
+/* Enough threads for every multiprocessor, and none without 16 bytes to move. */
+static unsigned block_count(const struct dev_queue *queue, uint64_t bytes)
+{
+    uint64_t most = (uint64_t)queue->gpus->gpus[queue->gpu].info.multiprocessors * 4;
+    uint64_t wanted = bytes / ((uint64_t)KERNELS_BLOCK_THREADS * 16) + 1;
+    return (unsigned)(wanted < most ? wanted : most);
+}
+
+static enum status queue_launch(struct dev_queue *queue, cuda_function kernel, uint64_t bytes,
+                                void *arguments, struct error *error)
+{
+    void *parameters[] = {arguments};
+    return QUEUE_CALL(queue, error, launch, kernel, block_count(queue, bytes), 1, 1, KERNELS_BLOCK_THREADS, 1,
+                      1, 0, queue->stream, parameters, NULL);
+}
+
+enum status dev_queue_copy_ranges(struct dev_queue *queue, const struct dev_copy_range *ranges,
+                                  uint32_t range_count, struct error *error)
+{
+    enum status status = queue_enter(queue, error);
+    struct kernels_copy copies = {0};
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < range_count && status == STATUS_OK; i++) {
+        if (ranges[i].bytes > 0 && ranges[i].source != ranges[i].target) {
+            copies.copies[copies.count].source = ranges[i].source;
+            copies.copies[copies.count].target = ranges[i].target;
+            copies.copies[copies.count].bytes = ranges[i].bytes;
+            copies.count++;
+            bytes += ranges[i].bytes;
+        }
+        if (copies.count == KERNELS_COPIES_MAX || (i + 1 == range_count && copies.count > 0)) {
+            status = queue_launch(queue, queue->gpus->gpus[queue->gpu].copy, bytes, &copies, error);
+            copies.count = 0;
+            bytes = 0;
+        }
+    }
+    return status;
+}
+
+/* Both argument structs have the same members; the arrays differ in room. */
+#define FILL_ARGUMENTS(arguments, reduction)                                                                 \
+    do {                                                                                                     \
+        (arguments).count_elements = (reduction)->count_elements;                                            \
+        (arguments).divisor = (reduction)->divisor;                                                          \
+        (arguments).input_count = (reduction)->input_count;                                                  \
+        (arguments).output_count = (reduction)->output_count;                                                \
+        (arguments).has_factors = (reduction)->factors != NULL;                                              \
+        (arguments).reserved = 0;                                                                            \
+        memcpy((arguments).inputs, (reduction)->inputs, (reduction)->input_count * sizeof(void *));          \
+        memcpy((arguments).outputs, (reduction)->outputs, (reduction)->output_count * sizeof(void *));       \
+        if ((reduction)->factors != NULL) {                                                                  \
+            memcpy((arguments).factors, (reduction)->factors, (reduction)->input_count * sizeof(double));    \
+        }                                                                                                    \
+    } while (0)
+
+enum status dev_queue_reduce(struct dev_queue *queue, const struct dev_reduction *reduction,
+                             struct error *error)
+{
+    uint32_t most =
+        reduction->input_count > reduction->output_count ? reduction->input_count : reduction->output_count;
+    bool many = most > KERNELS_FEW;
+    if (most > KERNELS_MANY_MAX) {
+        return error_set(error, STATUS_LIMIT, "%u ranks of a communicator on GPU %u; %u are the most", most,
+                         queue->gpu, KERNELS_MANY_MAX);
+    }
+    enum status status = queue_enter(queue, error);
+    if (status != STATUS_OK || reduction->count_elements == 0) {
+        return status;
+    }
+    cuda_function kernel =
+        queue->gpus->gpus[queue->gpu].reduces[reduction->reduce][reduction->dtype][many ? 1 : 0];
+    uint64_t bytes = reduction->count_elements * dtype_size_bytes(reduction->dtype);
+    union {
+        struct kernels_reduce_few few;
+        struct kernels_reduce_many many;
+    } arguments;
+    if (many) {
+        FILL_ARGUMENTS(arguments.many, reduction);
+    } else {
+        FILL_ARGUMENTS(arguments.few, reduction);
+    }
+    return queue_launch(queue, kernel, bytes, &arguments, error);
+}
+
+/* --- Order --- */
+
+enum status dev_queue_wait_for(struct dev_queue *queue, struct dev_queue *other, struct error *error)
+{
+    enum status status = queue_enter(other, error);
+    if (status == STATUS_OK && queue != other) {
+        status = QUEUE_CALL(other, error, event_record, other->event, other->stream);
+    }
+    if (status == STATUS_OK && queue != other) {
+        status = queue_enter(queue, error);
+    }
+    return status == STATUS_OK && queue != other
+               ? QUEUE_CALL(queue, error, stream_wait_event, queue->stream, other->event, 0)
+               : status;
+}
+
+enum status dev_queue_mark(struct dev_queue *queue, uint64_t *mark, struct error *error)
+{
+    enum status status = dev_queue_write(queue, queue->done_at, queue->last_mark + 1, error);
+    if (status == STATUS_OK) {
+        *mark = ++queue->last_mark;
+    }
+    return status;
+}
+
+bool dev_queue_reached(const struct dev_queue *queue, uint64_t mark)
+{
+    return atomic_load_explicit(queue->done, memory_order_acquire) >= mark;
+}
+
+enum status dev_queue_check(struct dev_queue *queue, struct error *error)
+{
+    enum status status = queue_enter(queue, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    cuda_result result = queue->gpus->driver->stream_query(queue->stream);
+    return result == CUDA_RESULT_NOT_READY
+               ? STATUS_OK
+               : cuda_result_status(queue->gpus, queue->gpu, "stream_query", result, error);
+}
+
+enum status dev_queue_write(struct dev_queue *queue, cuda_pointer word, uint64_t value, struct error *error)
+{
+    enum status status = queue_enter(queue, error);
+    return status == STATUS_OK ? QUEUE_CALL(queue, error, stream_write_value, queue->stream, word, value, 0)
+                               : status;
+}

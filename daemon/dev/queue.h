@@ -1,0 +1,59 @@
+#ifndef DAEMON_DEV_QUEUE_H
+#define DAEMON_DEV_QUEUE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/error.h"
+#include "daemon/dev/gpu.h"
+#include "daemon/dev/reduce.h"
+
+/*
+ * Work for one GPU, done in the order in which it was put: a CUDA stream, and a word in host memory that says
+ * how far it is. Nothing here waits: a mark is put behind work, and asked about until it is reached.
+ * Functions that put work fail with DEVICE, naming GPU and call, when the GPU has failed; the queue is of no
+ * use then. One thread at a time a queue. Addresses are device addresses, or host memory from
+ * dev_pinned_alloc.
+ */
+struct dev_queue;
+
+enum status dev_queue_new(struct dev_gpus *gpus, uint32_t gpu, struct dev_queue **out,
+                          struct error *error) COMM_MUST_USE;
+/* Once every mark of it is reached, or its GPU failed: otherwise it waits. Null is accepted. */
+void dev_queue_free(struct dev_queue *queue);
+
+uint32_t dev_queue_gpu(const struct dev_queue *queue);
+
+/* From anywhere to anywhere: of this GPU, of another one, of the host (pinned). No overlap. */
+enum status dev_queue_copy(struct dev_queue *queue, void *target, const void *source, uint64_t size_bytes,
+                           struct error *error) COMM_MUST_USE;
+
+struct dev_copy_range {
+    const void *source;
+    void *target;
+    uint64_t bytes;
+};
+/* Many at once, within what the GPU's kernels reach: its own memory and that of its peers. */
+enum status dev_queue_copy_ranges(struct dev_queue *queue, const struct dev_copy_range *ranges,
+                                  uint32_t range_count, struct error *error) COMM_MUST_USE;
+
+/* As dev_reduce, on device memory. Buffers beyond KERNELS_MANY_MAX: LIMIT. */
+enum status dev_queue_reduce(struct dev_queue *queue, const struct dev_reduction *reduction,
+                             struct error *error) COMM_MUST_USE;
+
+/* What is put after this waits for what `other`, of this GPU or another, holds now. */
+enum status dev_queue_wait_for(struct dev_queue *queue, struct dev_queue *other,
+                               struct error *error) COMM_MUST_USE;
+
+/* Reached when all work put before is done and visible to the host. Marks ascend from 1. */
+enum status dev_queue_mark(struct dev_queue *queue, uint64_t *mark, struct error *error) COMM_MUST_USE;
+bool dev_queue_reached(const struct dev_queue *queue, uint64_t mark);
+/* STATUS_OK while work may still come to its end; what the GPU failed with, else. Costs a call of the driver:
+ * for waits that have become long. */
+enum status dev_queue_check(struct dev_queue *queue, struct error *error) COMM_MUST_USE;
+
+/* In the queue's order, *word = value, in host memory known to CUDA by that device address. */
+enum status dev_queue_write(struct dev_queue *queue, cuda_pointer word, uint64_t value,
+                            struct error *error) COMM_MUST_USE;
+
+#endif

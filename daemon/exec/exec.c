@@ -12,6 +12,7 @@ enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_conte
     exec->net = net;
     exec->wake = wake;
     exec->wake_context = wake_context;
+    exec->poll_ns = UINT64_MAX;
     receive_register(exec);
     message_streams_register(exec);
     *out = exec;
@@ -40,15 +41,43 @@ void exec_wake(struct exec *exec)
     exec->wake(exec->wake_context);
 }
 
+void exec_set_gpus(struct exec *exec, struct dev_gpus *gpus)
+{
+    exec->gpus = gpus;
+}
+
+/* Nobody tells when a GPU is done: it is looked at, at once for a while, then less and less often. */
+static bool exec_polls(struct exec *exec, uint64_t now_ns)
+{
+    exec->poll_ns = UINT64_MAX;
+    if (!exec->waits_for_devices) {
+        exec->polling_since_ns = 0;
+        return false;
+    }
+    if (exec->polling_since_ns == 0 || exec->devices_advanced) {
+        exec->polling_since_ns = now_ns;
+    }
+    uint64_t waited_ns = now_ns - exec->polling_since_ns;
+    if (waited_ns < EXEC_POLL_AT_ONCE_NS) {
+        return true;
+    }
+    uint64_t pause_ns = waited_ns / EXEC_POLL_SHARE;
+    exec->poll_ns = now_ns + (pause_ns < EXEC_POLL_MAX_NS ? pause_ns : EXEC_POLL_MAX_NS);
+    return false;
+}
+
 bool exec_run(struct exec *exec, uint64_t now_ns)
 {
     bool more = false;
     struct exec_comm *comm, *next;
     exec->now_ns = now_ns;
+    exec->waits_for_devices = false;
+    exec->devices_advanced = false;
     HASH_ITER (hh, exec->comms, comm, next) {
         more |= exec_comm_step(comm, now_ns);
     }
-    return more;
+    bool polls = exec_polls(exec, now_ns);
+    return more || polls;
 }
 
 uint64_t exec_next_deadline_ns(const struct exec *exec)
@@ -58,6 +87,7 @@ uint64_t exec_next_deadline_ns(const struct exec *exec)
         earliest_ns = incoming->expires_ns < earliest_ns ? incoming->expires_ns : earliest_ns;
     }
     uint64_t messages_ns = message_streams_deadline_ns(exec);
+    earliest_ns = exec->poll_ns < earliest_ns ? exec->poll_ns : earliest_ns;
     return messages_ns < earliest_ns ? messages_ns : earliest_ns;
 }
 
@@ -66,4 +96,7 @@ void exec_tick(struct exec *exec, uint64_t now_ns)
     exec->now_ns = now_ns;
     receive_expire(exec, now_ns);
     message_streams_expire(exec, now_ns);
+    if (now_ns >= exec->poll_ns) {
+        exec_wake(exec);
+    }
 }

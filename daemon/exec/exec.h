@@ -6,6 +6,7 @@
 
 #include "daemon/base/error.h"
 #include "daemon/coll/registry.h"
+#include "daemon/dev/gpu.h"
 #include "daemon/net/net.h"
 #include "proto/types.h"
 
@@ -53,6 +54,9 @@ typedef void exec_wake_function(void *context);
 /* Registers itself as the handler of NET_STREAM_DATA. net outlives the exec. */
 enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_context, struct exec **out,
                      struct error *error) COMM_MUST_USE;
+/* GPUs that ranks may have their buffers on; null for none. They outlive the exec. Before any communicator.
+ */
+void exec_set_gpus(struct exec *exec, struct dev_gpus *gpus);
 /* After every exec_comm was freed. */
 void exec_free(struct exec *exec);
 
@@ -101,6 +105,13 @@ struct exec_layout {
     const uint64_t *displacements;
 };
 
+/* A word that a stream of the client's writes: reached once it is `value` or, in the order of signed
+ * differences, above. It may hold anything. */
+struct exec_fence {
+    const _Atomic uint64_t *word;
+    uint64_t value;
+};
+
 /* One rank of this node in an operation. Everything stays valid until the operation is done. */
 struct exec_rank {
     const void *input;       /* null where the operation reads nothing from this rank */
@@ -110,6 +121,11 @@ struct exec_rank {
     struct exec_layout input_layout;
     struct exec_layout output_layout;
     float *residual; /* compression: null, or of count elements; the first local rank's is used */
+    bool on_gpu;     /* where all of its buffers are, and which: addresses are the GPU's */
+    uint32_t gpu;
+    uint64_t input_bytes, output_bytes, residual_bytes; /* of those on a GPU: as far as blocks reach */
+    const struct exec_fence *waits; /* the operation begins when all of all local ranks are reached */
+    uint32_t wait_count;
 };
 
 /*
@@ -156,6 +172,10 @@ struct exec_message {
     enum dtype dtype;
     uint64_t count_elements; /* to send; or room for */
     void *buffer;            /* valid until the end; a send only reads */
+    bool on_gpu;             /* where the buffer is, and which */
+    uint32_t gpu;
+    const struct exec_fence *waits; /* the buffer is touched when all are reached */
+    uint32_t wait_count;
     /*
      * Exactly once, never from within exec_post_message: STATUS_OK, MISMATCH (another dtype, or too long), or
      * the communicator's cause. source_rank and count_elements are what a receive took.

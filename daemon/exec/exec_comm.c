@@ -12,6 +12,7 @@ static void comm_release(struct exec_comm *comm)
         lane_release(&comm->lanes[i]);
     }
     messages_release(comm);
+    device_free_queues(comm);
     free(comm->local_of_rank);
     free(comm->run_first);
     free(comm->runs);
@@ -181,6 +182,7 @@ static void comm_finish_first(struct exec_comm *comm, const struct error *result
     }
     comm->op_count--;
     struct exec_call call = op->call;
+    device_release(comm, op);
     spread_release(op);
     op_free(op);
     call.done(call.context, result, now_ns);
@@ -345,6 +347,19 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
     return !comm->failed;
 }
 
+/* Whether the first operation may go on. */
+static bool comm_device_step(struct exec_comm *comm, uint64_t now_ns,
+                             enum device_step (*step)(struct exec_comm *comm, struct exec_op *op,
+                                                      uint64_t now_ns, struct error *error))
+{
+    struct error error;
+    enum device_step result = step(comm, comm->first_op, now_ns, &error);
+    if (result == DEVICE_STEP_FAILED) {
+        exec_comm_fail(comm, &error, now_ns);
+    }
+    return result == DEVICE_STEP_GO;
+}
+
 static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
@@ -353,8 +368,8 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
         return false;
     }
     if (comm->aborted || op->cancelled) {
-        if (op->unacknowledged > 0 || !spread_is_done(op, true)) {
-            return false; /* the network, or another thread, still holds its buffers */
+        if (op->unacknowledged > 0 || !spread_is_done(op, true) || !device_is_idle(comm, op, now_ns)) {
+            return false; /* the network, another thread or a GPU still holds its buffers */
         }
         struct error cause = comm->aborted ? comm->cause : op->result;
         bool more = op->next != NULL;
@@ -362,7 +377,8 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
         comm_finish_first(comm, &cause, now_ns); /* may free the communicator, if that was the last */
         return more;
     }
-    if (comm->failed || (!op->begun && !comm_begin(comm, now_ns))) {
+    if (comm->failed ||
+        (!op->begun && (!comm_device_step(comm, now_ns, device_before) || !comm_begin(comm, now_ns)))) {
         return false;
     }
     bool more = comm->options.node_count == 1 ? comm_step_alone(comm, now_ns) : comm_step_lanes(comm, now_ns);
@@ -372,6 +388,9 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
     }
     if (!comm->failed && op->slices_done == op->own_slices && op->local_done && op->agrees == op->agreed &&
         op->unacknowledged == 0 && spread_is_done(op, false)) {
+        if (!comm_device_step(comm, now_ns, device_after)) {
+            return false;
+        }
         struct error result = fine;
         spread_result(op, &result);
         more = op->next != NULL;
@@ -382,6 +401,7 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
 
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
 {
+    staged_run(comm, now_ns);
     bool more = messages_step(comm, now_ns);
     return comm_step_op(comm, now_ns) || more; /* may free the communicator, if that was the last */
 }
@@ -436,6 +456,9 @@ void comm_free_now(struct exec_comm *comm)
 void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t size)
 {
     text[0] = '\0';
+    if (comm->first_op != NULL && device_describe(comm->first_op, text, size)) {
+        return;
+    }
     if (comm->first_op == NULL || !comm->first_op->begun) {
         spread_describe(comm, comm->first_op, text, size);
         return;

@@ -6,6 +6,7 @@
 #include <uthash.h>
 
 #include "daemon/coll/slice.h"
+#include "daemon/dev/queue.h"
 #include "daemon/exec/exec.h"
 #include "daemon/exec/vector.h"
 #include "proto/data_header.h"
@@ -18,9 +19,15 @@
 #define EXEC_SEND_PIECES_MAX 16                      /* a send of more pieces is gathered first */
 #define EXEC_LOCAL_STEP_BYTES (UINT64_C(4) << 20)    /* copied between ranks before others have their turn */
 #define EXEC_LOCAL_STEP_SLICES 4                     /* likewise, of a communicator on one node */
+#define EXEC_POLL_AT_ONCE_NS                                                                                 \
+    100000ull             /* how long a GPU is looked at again and again; then with pauses of                \
+                           */
+#define EXEC_POLL_SHARE 8 /* this part of the time waited */
+#define EXEC_POLL_MAX_NS 500000ull
 #define EXEC_PARKED_NS (60ull * 1000000000ull)
 
 struct exec_incoming;
+struct exec_device;
 struct exec_spread;
 struct exec_shared;
 
@@ -63,7 +70,8 @@ struct exec_op {
     uint32_t local_pair; /* all_to_all: local sender × local receiver under way, and how far it is */
     uint64_t local_offset;
     bool local_done;
-    uint64_t unacknowledged; /* sends whose payload the network still holds */
+    uint64_t unacknowledged;    /* sends whose payload the network still holds */
+    struct exec_device *device; /* what GPUs and streams have to do with it; null: nothing */
 };
 
 enum lane_state {
@@ -198,6 +206,8 @@ struct exec_comm {
     bool resuming; /* receive_resume walks the list */
     bool resume_again;
     struct exec_incoming *incoming; /* streams of this communicator */
+    struct exec_staged *staged;     /* messages of GPUs' memory, or that wait, in the order posted */
+    struct dev_queue **queues;      /* DEV_GPUS_MAX, made on first use; null until then */
     UT_hash_handle hh;
 };
 
@@ -211,6 +221,11 @@ struct exec {
     struct exec_incoming *parked;
     struct message_incoming *parked_messages;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */
+    struct dev_gpus *gpus;
+    bool waits_for_devices; /* in this run, some operation did */
+    bool devices_advanced;  /* and some got further */
+    uint64_t polling_since_ns;
+    uint64_t poll_ns; /* when to look again */
 };
 
 /* A stream that another node opened to us. */
@@ -292,6 +307,39 @@ enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct erro
 /* The part of a block of count elements that belongs to the lane's slice. */
 void lane_block_part(const struct exec_lane *lane, const struct exec_op *op, uint64_t count_elements,
                      uint64_t *offset_elements, uint64_t *part_elements);
+
+/* device.c: operations with buffers on GPUs, or that wait for streams. */
+enum device_step { DEVICE_STEP_GO, DEVICE_STEP_WAITS, DEVICE_STEP_FAILED };
+bool device_is_needed(const struct exec_call *call);
+enum status device_new(const struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
+void device_release(struct exec_comm *comm, struct exec_op *op);
+/* GO: the operation may begin, its ranks' buffers are the host's. */
+enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
+                               struct error *error);
+/* After its end. GO: the outputs are where they belong. */
+enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
+                              struct error *error);
+/* Given up: whether GPUs have let go of its buffers. */
+bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns);
+/* What it waits for; false when that has nothing to do with GPUs. */
+bool device_describe(const struct exec_op *op, char *text, size_t size);
+bool fences_are_reached(const struct exec_fence *fences, uint32_t count);
+enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct dev_queue **out,
+                         struct error *error) COMM_MUST_USE;
+void device_free_queues(struct exec_comm *comm);
+
+/* device_messages.c */
+bool staged_is_needed(const struct exec_message *message);
+enum status staged_new(struct exec_comm *comm, const struct exec_message *message,
+                       struct error *error) COMM_MUST_USE;
+void staged_run(struct exec_comm *comm, uint64_t now_ns); /* may free the communicator */
+/* Some wait: the others, of whatever buffers, queue up behind them. */
+bool staged_holds_sends(const struct exec_comm *comm);
+/* What a message waits for; returns the context of the message proper. */
+const void *staged_describe(const struct exec_comm *comm, const void *context, char *text, size_t size);
+/* messages.c: a message of the host's memory. */
+enum status exec_post_plain(struct exec_comm *comm, const struct exec_message *message,
+                            struct error *error) COMM_MUST_USE;
 
 /* lane.c */
 enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slice,

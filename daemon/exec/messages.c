@@ -36,7 +36,7 @@ void messages_release(struct exec_comm *comm)
 
 bool messages_idle(const struct exec_comm *comm)
 {
-    return comm->messages.count == 0;
+    return comm->messages.count == 0 && comm->staged == NULL;
 }
 
 static const struct error fine = {.status = STATUS_OK};
@@ -181,6 +181,16 @@ static enum status post_local_send(struct exec_comm *comm, struct exec_posted *s
 
 enum status exec_post_message(struct exec_comm *comm, const struct exec_message *message, struct error *error)
 {
+    if (comm->failed || comm->aborted) {
+        return error_set(error, comm->cause.status, "%s", comm->cause.text);
+    }
+    return staged_is_needed(message) || (message->sends && staged_holds_sends(comm))
+               ? staged_new(comm, message, error)
+               : exec_post_plain(comm, message, error);
+}
+
+enum status exec_post_plain(struct exec_comm *comm, const struct exec_message *message, struct error *error)
+{
     struct exec_messages *messages = &comm->messages;
     if (comm->failed || comm->aborted) {
         return error_set(error, comm->cause.status, "%s", comm->cause.text);
@@ -309,6 +319,7 @@ void exec_describe_message(const struct exec_comm *comm, const void *context, ch
 {
     const struct exec_posted *posted;
     text[0] = '\0';
+    context = staged_describe(comm, context, text, size);
     DL_FOREACH(comm->messages.posted, posted)
     {
         if (posted->call.context != context) {

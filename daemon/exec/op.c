@@ -33,6 +33,10 @@ enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct 
     op->call.part_counts = part_counts;
     op->element_bytes = dtype_size_bytes(call->dtype);
     op->result.status = STATUS_OK;
+    if (device_is_needed(&op->call) && device_new(comm, op, error) != STATUS_OK) {
+        op_free(op);
+        return STATUS_NO_MEMORY;
+    }
     *out = op;
     return STATUS_OK;
 }

@@ -85,9 +85,11 @@ static enum status read_layout(const struct req_op_range *range, const char *wha
     if (range->memory == NULL) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "no counts for the %s", what);
     }
-    const void *from = dev_memory_range(range->memory, range->offset_bytes, bytes);
+    bool here = dev_memory_gpu(range->memory) == DEV_GPU_HOST;
+    const void *from = here ? dev_memory_range(range->memory, range->offset_bytes, bytes) : NULL;
     if (from == NULL) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "counts for the %s: not within their memory", what);
+        return error_set(error, STATUS_INVALID_ARGUMENT, "counts for the %s: not within memory of the host",
+                         what);
     }
     uint64_t *layout = malloc(bytes);
     if (layout == NULL) {
@@ -242,6 +244,32 @@ static enum status call_extents(const struct req_op *op, uint32_t rank, uint32_t
     return STATUS_OK;
 }
 
+/* All buffers of a rank are in one place. */
+static enum status check_place(struct req_buffers *buffers, struct error *error)
+{
+    const struct dev_memory *memories[] = {buffers->input_memory, buffers->output_memory,
+                                           buffers->residual_memory};
+    int place = DEV_GPU_HOST;
+    bool any = false;
+    for (size_t i = 0; i < sizeof memories / sizeof memories[0]; i++) {
+        if (memories[i] == NULL) {
+            continue;
+        }
+        int gpu = dev_memory_gpu(memories[i]);
+        if (any && gpu != place) {
+            return error_set(error, STATUS_INVALID_ARGUMENT,
+                             "its buffers are in different places, %s %d and %s %d",
+                             place == DEV_GPU_HOST ? "the host," : "GPU", place,
+                             gpu == DEV_GPU_HOST ? "the host," : "GPU", gpu);
+        }
+        any = true;
+        place = gpu;
+    }
+    buffers->exec.on_gpu = place != DEV_GPU_HOST;
+    buffers->exec.gpu = place != DEV_GPU_HOST ? (uint32_t)place : 0;
+    return STATUS_OK;
+}
+
 /* One buffer; *out stays null where nothing of it is used. */
 static enum status take_range(const struct req_op_range *range, const char *what, uint64_t elements,
                               uint64_t element_bytes, struct dev_memory **memory, void **out,
@@ -302,8 +330,11 @@ static enum status take_buffers(const struct req_op *op, uint32_t rank, uint32_t
                                        .count_elements = op->count_elements,
                                        .input_layout = {in, in == NULL ? NULL : in + size},
                                        .output_layout = {out, out == NULL ? NULL : out + size},
-                                       .residual = residual};
-    return STATUS_OK;
+                                       .residual = residual,
+                                       .input_bytes = extents.input_elements * element_bytes,
+                                       .output_bytes = extents.output_elements * element_bytes,
+                                       .residual_bytes = op->count_elements * sizeof(float)};
+    return check_place(buffers, error);
 }
 
 void req_buffers_release(struct req_buffers *buffers)

@@ -80,6 +80,8 @@ enum status req_point_submit(struct req_member *member, const struct req_op *op,
                                    .dtype = op->dtype,
                                    .count_elements = op->count_elements,
                                    .buffer = sends ? (void *)(uintptr_t)addresses->input : addresses->output,
+                                   .on_gpu = addresses->on_gpu,
+                                   .gpu = addresses->gpu,
                                    .done = point_ended,
                                    .context = point};
     uint64_t timeout_ns;

@@ -1,0 +1,374 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/exec/exec_internal.h"
+
+/*
+ * What an operation needs besides the host's work when ranks have their buffers on GPUs, or order it against
+ * streams of their own: it waits for their words before it begins, and copies through pinned memory what the
+ * rest of the engine then finds as if it were the host's.
+ */
+
+/* A buffer, or two of one rank that overlap (in place): on the GPU and here. */
+struct device_shadow {
+    unsigned char *device;
+    unsigned char *host;
+    uint64_t bytes;
+    uint32_t gpu;
+    bool written; /* to be copied back */
+};
+
+struct exec_device {
+    enum {
+        DEVICE_WAITS,      /* for words that streams write */
+        DEVICE_COPIES_IN,  /* until the marks are reached */
+        DEVICE_RUNS,       /* as if on the host */
+        DEVICE_COPIES_OUT, /* until the marks are reached */
+        DEVICE_DONE
+    } state;
+    bool stages;
+    uint64_t marks[DEV_GPUS_MAX]; /* 0: nothing was put there; or DEVICE_UNMARKED */
+    uint64_t looked_ns;           /* when the GPUs were last asked whether they work */
+    struct device_shadow *shadows;
+    uint32_t shadow_count;
+};
+
+#define DEVICE_SHADOWS_OF_RANK 3 /* input, output, residual */
+#define DEVICE_UNMARKED UINT64_MAX
+#define DEVICE_CHECK_NS 1000000ull /* between questions to the driver, which cost */
+
+static uint32_t entry_count(const struct exec_op *op)
+{
+    return op->call.part_count * op->call.rank_count;
+}
+
+bool device_is_needed(const struct exec_call *call)
+{
+    for (uint32_t i = 0; i < call->part_count * call->rank_count; i++) {
+        if (call->ranks[i].on_gpu || call->ranks[i].wait_count > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+enum status device_new(const struct exec_comm *comm, struct exec_op *op, struct error *error)
+{
+    struct exec_device *device = calloc(1, sizeof *device);
+    struct device_shadow *shadows = calloc((size_t)entry_count(op) * DEVICE_SHADOWS_OF_RANK, sizeof *shadows);
+    if (device == NULL || shadows == NULL) {
+        free(device);
+        free(shadows);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
+    }
+    device->shadows = shadows;
+    for (uint32_t i = 0; i < entry_count(op); i++) {
+        device->stages |= op->ranks[i].on_gpu;
+    }
+    op->device = device;
+    return STATUS_OK;
+}
+
+void device_release(struct exec_comm *comm, struct exec_op *op)
+{
+    if (op->device == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < op->device->shadow_count; i++) {
+        dev_pinned_free(comm->exec->gpus, op->device->shadows[i].host);
+    }
+    free(op->device->shadows);
+    free(op->device);
+    op->device = NULL;
+}
+
+/* --- Queues --- */
+
+enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct dev_queue **out, struct error *error)
+{
+    enum status status = STATUS_OK;
+    if (comm->queues == NULL) {
+        comm->queues = calloc(DEV_GPUS_MAX, sizeof *comm->queues);
+        if (comm->queues == NULL) {
+            return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for queues", comm->options.name);
+        }
+    }
+    if (comm->queues[gpu] == NULL) {
+        status = dev_queue_new(comm->exec->gpus, gpu, &comm->queues[gpu], error);
+    }
+    *out = comm->queues[gpu];
+    return status;
+}
+
+void device_free_queues(struct exec_comm *comm)
+{
+    for (uint32_t gpu = 0; comm->queues != NULL && gpu < DEV_GPUS_MAX; gpu++) {
+        dev_queue_free(comm->queues[gpu]);
+    }
+    free(comm->queues);
+}
+
+/*
+ * Whether all marks are reached. A GPU that failed reaches none: *status says so, and its marks are
+ * forgotten, for it touches nothing any more.
+ */
+static bool device_reached(struct exec_comm *comm, struct exec_device *device, uint64_t now_ns,
+                           enum status *status, struct error *error)
+{
+    bool asks = now_ns - device->looked_ns > DEVICE_CHECK_NS;
+    bool reached = true;
+    *status = STATUS_OK;
+    for (uint32_t gpu = 0; comm->queues != NULL && gpu < DEV_GPUS_MAX; gpu++) {
+        struct dev_queue *queue = comm->queues[gpu];
+        uint64_t *mark = &device->marks[gpu];
+        enum status at = STATUS_OK;
+        if (queue == NULL || *mark == 0) {
+            continue;
+        }
+        if (*mark == DEVICE_UNMARKED) {
+            at = dev_queue_mark(queue, mark, error);
+        }
+        if (at == STATUS_OK && asks && !dev_queue_reached(queue, *mark)) {
+            at = dev_queue_check(queue, error);
+        }
+        if (at != STATUS_OK) {
+            *status = at;
+            *mark = 0;
+        } else if (dev_queue_reached(queue, *mark)) {
+            *mark = 0;
+        } else {
+            reached = false;
+        }
+    }
+    device->looked_ns = asks ? now_ns : device->looked_ns;
+    return reached;
+}
+
+/* --- Shadows --- */
+
+static enum status shadow_copy(struct exec_comm *comm, struct exec_device *device,
+                               const struct device_shadow *shadow, bool in, struct error *error)
+{
+    struct dev_queue *queue = NULL;
+    enum status status = device_queue(comm, shadow->gpu, &queue, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    device->marks[shadow->gpu] = DEVICE_UNMARKED;
+    return in ? dev_queue_copy(queue, shadow->host, shadow->device, shadow->bytes, error)
+              : dev_queue_copy(queue, shadow->device, shadow->host, shadow->bytes, error);
+}
+
+static enum status shadow_add(struct exec_comm *comm, struct exec_device *device, uint32_t gpu, void *at,
+                              uint64_t bytes, bool written, struct device_shadow **out, struct error *error)
+{
+    struct device_shadow *shadow = &device->shadows[device->shadow_count];
+    void *host = NULL;
+    enum status status = dev_pinned_alloc(comm->exec->gpus, bytes, &host, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    *shadow =
+        (struct device_shadow){.device = at, .host = host, .bytes = bytes, .gpu = gpu, .written = written};
+    device->shadow_count++;
+    *out = shadow;
+    return shadow_copy(comm, device, shadow, true, error);
+}
+
+static void *shadow_of(const struct device_shadow *shadow, const void *at)
+{
+    return shadow->host + ((const unsigned char *)at - shadow->device);
+}
+
+/* Outputs are copied in as well: not every operation writes all of them. */
+static enum status rank_shadows(struct exec_comm *comm, struct exec_device *device, struct exec_rank *rank,
+                                struct error *error)
+{
+    struct device_shadow *shadow = NULL;
+    unsigned char *input = (unsigned char *)(uintptr_t)rank->input, *output = rank->output;
+    uint64_t in = input == NULL ? 0 : rank->input_bytes, out = output == NULL ? 0 : rank->output_bytes;
+    bool overlap = in > 0 && out > 0 && input < output + out && output < input + in;
+    enum status status = STATUS_OK;
+    if (overlap) {
+        unsigned char *begin = input < output ? input : output;
+        unsigned char *end = input + in > output + out ? input + in : output + out;
+        status = shadow_add(comm, device, rank->gpu, begin, (uint64_t)(end - begin), true, &shadow, error);
+        if (status == STATUS_OK) {
+            rank->input = shadow_of(shadow, input);
+            rank->output = shadow_of(shadow, output);
+        }
+        in = out = 0;
+    }
+    if (in > 0) {
+        status = shadow_add(comm, device, rank->gpu, input, in, false, &shadow, error);
+        rank->input = status == STATUS_OK ? shadow_of(shadow, input) : NULL;
+    }
+    if (out > 0 && status == STATUS_OK) {
+        status = shadow_add(comm, device, rank->gpu, output, out, true, &shadow, error);
+        rank->output = status == STATUS_OK ? shadow_of(shadow, output) : NULL;
+    }
+    if (rank->residual != NULL && status == STATUS_OK) {
+        void *residual = rank->residual;
+        status = shadow_add(comm, device, rank->gpu, residual, rank->residual_bytes, true, &shadow, error);
+        rank->residual = status == STATUS_OK ? shadow_of(shadow, residual) : NULL;
+    }
+    return status;
+}
+
+static enum status copy_in(struct exec_comm *comm, struct exec_op *op, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (uint32_t i = 0; i < entry_count(op) && status == STATUS_OK; i++) {
+        if (op->ranks[i].on_gpu) {
+            status = rank_shadows(comm, op->device, &op->ranks[i], error);
+        }
+    }
+    return status;
+}
+
+static enum status copy_out(struct exec_comm *comm, struct exec_op *op, struct error *error)
+{
+    struct exec_device *device = op->device;
+    enum status status = STATUS_OK;
+    for (uint32_t i = 0; i < device->shadow_count && status == STATUS_OK; i++) {
+        if (device->shadows[i].written) {
+            status = shadow_copy(comm, device, &device->shadows[i], false, error);
+        }
+    }
+    return status;
+}
+
+/* --- Steps --- */
+
+bool fences_are_reached(const struct exec_fence *fences, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        uint64_t now = atomic_load_explicit(fences[i].word, memory_order_acquire);
+        if ((int64_t)(now - fences[i].value) < 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool words_are_reached(const struct exec_op *op)
+{
+    for (uint32_t i = 0; i < entry_count(op); i++) {
+        if (!fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static enum device_step device_failed(struct exec_comm *comm, struct error *error)
+{
+    (void)error_prefix(error, "\"%s\"", comm->options.name);
+    return DEVICE_STEP_FAILED;
+}
+
+static enum device_step device_wait(struct exec_comm *comm)
+{
+    comm->exec->waits_for_devices = true;
+    return DEVICE_STEP_WAITS;
+}
+
+/* Whether the marks are reached; WAITS, or FAILED, where not. */
+static enum device_step device_finish_copies(struct exec_comm *comm, struct exec_device *device,
+                                             uint64_t now_ns, struct error *error)
+{
+    enum status status;
+    if (!device_reached(comm, device, now_ns, &status, error)) {
+        return device_wait(comm);
+    }
+    comm->exec->devices_advanced = true;
+    return status == STATUS_OK ? DEVICE_STEP_GO : device_failed(comm, error);
+}
+
+enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
+                               struct error *error)
+{
+    struct exec_device *device = op->device;
+    enum device_step step;
+    if (device == NULL) {
+        return DEVICE_STEP_GO;
+    }
+    switch (device->state) {
+    case DEVICE_WAITS:
+        if (!words_are_reached(op)) {
+            return device_wait(comm);
+        }
+        comm->exec->devices_advanced = true;
+        device->state = DEVICE_COPIES_IN;
+        if (copy_in(comm, op, error) != STATUS_OK) {
+            return device_failed(comm, error);
+        }
+        return device_before(comm, op, now_ns, error);
+    case DEVICE_COPIES_IN:
+        step = device_finish_copies(comm, device, now_ns, error);
+        device->state = step == DEVICE_STEP_GO ? DEVICE_RUNS : device->state;
+        return step;
+    case DEVICE_RUNS:
+    case DEVICE_COPIES_OUT:
+    case DEVICE_DONE:
+        break;
+    }
+    return DEVICE_STEP_GO;
+}
+
+enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
+                              struct error *error)
+{
+    struct exec_device *device = op->device;
+    if (device == NULL || device->state == DEVICE_DONE) {
+        return DEVICE_STEP_GO;
+    }
+    if (device->state == DEVICE_RUNS) {
+        device->state = DEVICE_COPIES_OUT;
+        if (copy_out(comm, op, error) != STATUS_OK) {
+            return device_failed(comm, error);
+        }
+    }
+    enum device_step step = device_finish_copies(comm, device, now_ns, error);
+    device->state = step == DEVICE_STEP_GO ? DEVICE_DONE : device->state;
+    return step;
+}
+
+bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns)
+{
+    enum status status;
+    if (op->device == NULL || device_reached(comm, op->device, now_ns, &status, NULL)) {
+        return true;
+    }
+    comm->exec->waits_for_devices = true;
+    return false;
+}
+
+bool device_describe(const struct exec_op *op, char *text, size_t size)
+{
+    if (op->device == NULL) {
+        return false;
+    }
+    switch (op->device->state) {
+    case DEVICE_WAITS:
+        for (uint32_t i = 0; i < entry_count(op); i++) {
+            if (!fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
+                (void)snprintf(text, size, "waiting for the stream of local rank %u",
+                               i % op->call.rank_count);
+                return true;
+            }
+        }
+        return false;
+    case DEVICE_COPIES_IN:
+        (void)snprintf(text, size, "copying from GPUs");
+        return true;
+    case DEVICE_COPIES_OUT:
+        (void)snprintf(text, size, "copying to GPUs");
+        return true;
+    case DEVICE_RUNS:
+    case DEVICE_DONE:
+        break;
+    }
+    return false;
+}

@@ -19,6 +19,7 @@
 #define CLIENT_RING_FDS 3 /* with the Hello's reply: the memory, commd's bell, the client's bell */
 #define CLIENT_PACKET_MAX_BYTES 65536
 #define CLIENT_PACKET_FDS_MAX 1
+#define CLIENT_FENCES_MAX 16 /* that one operation waits for */
 #define CLIENT_TABLE_RANKS_MAX 4096
 #define CLIENT_TABLE_NODES_MAX 256
 #define CLIENT_LIST_PAGE_MAX 64

@@ -14,6 +14,7 @@
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
 #include "daemon/coll/overrides.h"
+#include "daemon/dev/gpu.h"
 #include "daemon/dev/reduce.h"
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
@@ -30,6 +31,8 @@ struct daemon {
     struct mem_network *loopback; /* standalone: a network of one */
     struct net *net;
     struct mesh *mesh;
+    struct dev_gpus *gpus;                  /* null: none */
+    char gpus_absent[ERROR_TEXT_MAX_BYTES]; /* why */
     struct exec *exec;
     struct workers *workers;
     uint32_t rail_count, thread_count;
@@ -318,6 +321,32 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
     return status;
 }
 
+/* Without any, everything else works: that is no failure. GPUs that do not work are. */
+static enum status daemon_make_gpus(struct daemon *daemon, struct error *error)
+{
+    if (strcmp(daemon->conf->gpus, "off") == 0) {
+        snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "gpus = \"off\" in the configuration");
+        return STATUS_OK;
+    }
+    enum status status = dev_gpus_open(&daemon->gpus, error);
+    if (status == STATUS_UNSUPPORTED) {
+        snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "%s", error->text);
+        log_debug("GPUs: none: %s", daemon->gpus_absent);
+        return STATUS_OK;
+    }
+    if (status != STATUS_OK) {
+        (void)error_prefix(error, "GPUs (gpus = \"off\" starts without them)");
+        return status;
+    }
+    for (uint32_t gpu = 0; gpu < dev_gpus_count(daemon->gpus); gpu++) {
+        const struct dev_gpu_info *info = dev_gpus_info(daemon->gpus, gpu);
+        log_info("GPU %u: %s, %llu MiB, PCI %s, MPS %s", gpu, info->name,
+                 (unsigned long long)(info->memory_bytes >> 20), info->bus, info->mps ? "on" : "off");
+    }
+    exec_set_gpus(daemon->exec, daemon->gpus);
+    return STATUS_OK;
+}
+
 static enum status daemon_make_api(struct daemon *daemon, struct error *error)
 {
     const struct conf *conf = daemon->conf;
@@ -332,6 +361,8 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .req = daemon->req,
                                   .mesh = daemon->mesh,
                                   .net = conf->standalone ? NULL : daemon->net,
+                                  .gpus = daemon->gpus,
+                                  .gpus_absent = daemon->gpus_absent,
                                   .cluster_name = conf->cluster_name,
                                   .network_address = conf->standalone ? "" : conf->listen,
                                   .standalone = conf->standalone,
@@ -381,6 +412,9 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
         status = exec_new(daemon->net, daemon_wake_exec, daemon, &daemon->exec, error);
     }
     if (status == STATUS_OK) {
+        status = daemon_make_gpus(daemon, error);
+    }
+    if (status == STATUS_OK) {
         status = daemon_make_workers(daemon, error);
     }
     struct req_options req_options = {.rail_count = daemon->rail_count,
@@ -414,6 +448,7 @@ static void daemon_free(struct daemon *daemon)
     req_free(daemon->req);
     workers_free(daemon->workers);
     exec_free(daemon->exec);
+    dev_gpus_close(daemon->gpus);
     mesh_free(daemon->mesh);
     net_free(daemon->net);
     mem_network_free(daemon->loopback);

@@ -32,7 +32,9 @@ struct api_options {
     const char *socket_group; /* "" leaves the group alone */
     struct req *req;
     struct mesh *mesh;
-    struct net *net; /* for statistics; null when standalone */
+    struct net *net;       /* for statistics; null when standalone */
+    struct dev_gpus *gpus; /* null: none, and why */
+    const char *gpus_absent;
     const char *cluster_name;
     const char *network_address; /* "" when standalone */
     bool standalone;

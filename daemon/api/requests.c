@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -98,12 +99,42 @@ static void comm_aborted(void *context, struct req_member *member, const struct 
     api_session_send(comm->session, &event);
 }
 
+/* Clients number GPUs their own way; the UUID says which one it is. */
+static enum status session_gpu(const struct api_session *session, const ProtobufCBinaryData *uuid, int number,
+                               int *gpu, struct error *error)
+{
+    const struct api *api = session->api;
+    uint32_t index;
+    struct cuda_uuid wanted;
+    *gpu = DEV_GPU_HOST;
+    if (number == DEV_GPU_HOST && uuid->len == 0) {
+        return STATUS_OK;
+    }
+    if (api->gpus == NULL) {
+        return error_set(error, STATUS_UNSUPPORTED, "GPU %d: this commd has none (%s); use the host (-1)",
+                         number, api->gpus_absent);
+    }
+    if (uuid->len != sizeof wanted.bytes) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "GPU %d: a UUID of %zu bytes", number, uuid->len);
+    }
+    memcpy(wanted.bytes, uuid->data, sizeof wanted.bytes);
+    if (!dev_gpus_find(api->gpus, &wanted, &index)) {
+        return error_set(error, STATUS_NOT_FOUND,
+                         "GPU %d is none of the %u that this commd sees (commctl gpus; "
+                         "CUDA_VISIBLE_DEVICES of its unit)",
+                         number, dev_gpus_count(api->gpus));
+    }
+    *gpu = (int)index;
+    return dev_gpus_check(api->gpus, index, error);
+}
+
 static enum status comm_join(struct api_session *session, uint64_t request_id,
                              const Commd__Client__CommInit *request, uint64_t now_ns, struct error *error)
 {
-    if (request->device != -1) {
-        return error_set(error, STATUS_UNSUPPORTED,
-                         "device %d: this commd has no CUDA backend; use the host (-1)", request->device);
+    int gpu;
+    enum status status = session_gpu(session, &request->device_uuid, request->device, &gpu, error);
+    if (status != STATUS_OK) {
+        return status;
     }
     if (session_comm(session, request->handle) != NULL) {
         return error_set(error, STATUS_PROTOCOL, "handle %u is in use", request->handle);
@@ -118,6 +149,8 @@ static enum status comm_join(struct api_session *session, uint64_t request_id,
     comm->handle = request->handle;
     comm->session = session;
     comm->init_request_id = request_id;
+    comm->gpu = gpu;
+    snprintf(comm->name, sizeof comm->name, "%s", request->name);
     struct req_terms terms = {.name = request->name,
                               .rank = request->rank,
                               .size = request->size,
@@ -127,7 +160,7 @@ static enum status comm_join(struct api_session *session, uint64_t request_id,
                               .algorithms = request->algorithms};
     struct req_member_handler handler = {
         .context = comm, .formed = comm_formed, .completed = comm_completed, .aborted = comm_aborted};
-    enum status status =
+    status =
         req_member_join(session->api->req, &session->client, &terms, &handler, now_ns, &comm->member, error);
     if (status != STATUS_OK) {
         free(comm);
@@ -198,13 +231,36 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
     api_session_reply_done(session, request_id);
 }
 
+/* What the client offers: a memfd, an allocation on a GPU, or addresses there that are still to be filled. */
+static enum status memory_import(struct api_session *session, const Commd__Client__MemRegister *request,
+                                 int fd, struct dev_memory **out, struct error *error)
+{
+    struct dev_gpus *gpus = session->api->gpus;
+    struct cuda_ipc_handle handle;
+    int gpu;
+    if (request->device_uuid.len == 0) {
+        return fd < 0 ? error_set(error, STATUS_PROTOCOL,
+                                  "memory %u: no file descriptor came with the request", request->memory)
+                      : dev_memory_import(fd, request->size_bytes, out, error);
+    }
+    enum status status = session_gpu(session, &request->device_uuid, 0, &gpu, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (request->virtual_memory) {
+        return dev_memory_reserve(gpus, (uint32_t)gpu, request->size_bytes, out, error);
+    }
+    if (request->ipc_handle.len != sizeof handle.bytes) {
+        return error_set(error, STATUS_PROTOCOL, "memory %u: an IPC handle of %zu bytes", request->memory,
+                         request->ipc_handle.len);
+    }
+    memcpy(handle.bytes, request->ipc_handle.data, sizeof handle.bytes);
+    return dev_memory_import_ipc(gpus, (uint32_t)gpu, &handle, request->size_bytes, out, error);
+}
+
 static enum status memory_register(struct api_session *session, const Commd__Client__MemRegister *request,
                                    int fd, struct error *error)
 {
-    if (fd < 0) {
-        return error_set(error, STATUS_PROTOCOL, "memory %u: no file descriptor came with the request",
-                         request->memory);
-    }
     if (session_memory(session, request->memory) != NULL) {
         return error_set(error, STATUS_PROTOCOL, "memory %u is registered already", request->memory);
     }
@@ -217,7 +273,7 @@ static enum status memory_register(struct api_session *session, const Commd__Cli
         return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
     }
     memory->id = request->memory;
-    enum status status = dev_memory_import(fd, request->size_bytes, &memory->memory, error);
+    enum status status = memory_import(session, request, fd, &memory->memory, error);
     if (status != STATUS_OK) {
         free(memory);
         return status;
@@ -238,6 +294,26 @@ void api_memory_register(struct api_session *session, uint64_t request_id,
     log_info("client %d (%s), uid %u: registration of %llu bytes refused: %s", (int)session->client.pid,
              session->program, (unsigned)session->client.uid, (unsigned long long)request->size_bytes,
              error.text);
+    api_session_reply_error(session, request_id, &error);
+}
+
+void api_memory_map(struct api_session *session, uint64_t request_id, const Commd__Client__MemMap *request,
+                    int fd)
+{
+    struct error error;
+    struct api_memory *memory = session_memory(session, request->memory);
+    if (memory == NULL || fd < 0) {
+        error_set(&error, memory == NULL ? STATUS_NOT_FOUND : STATUS_PROTOCOL,
+                  memory == NULL ? "memory %u is not registered"
+                                 : "memory %u: no file descriptor came with the request",
+                  request->memory);
+    } else if (dev_memory_map(memory->memory, fd, request->size_bytes, &error) == STATUS_OK) {
+        api_session_reply_done(session, request_id);
+        return;
+    }
+    log_info("client %d (%s), uid %u: %llu bytes of a GPU's virtual memory refused: %s",
+             (int)session->client.pid, session->program, (unsigned)session->client.uid,
+             (unsigned long long)request->size_bytes, error.text);
     api_session_reply_error(session, request_id, &error);
 }
 
@@ -301,6 +377,44 @@ static enum status submit_ranges(struct api_session *session, const Commd__Clien
     return STATUS_OK;
 }
 
+/* A word that cannot be is left without memory: req refuses that, or has nobody to tell. */
+static void submit_fence(struct api_session *session, const Commd__Client__Fence *fence,
+                         struct req_fence *out)
+{
+    struct api_memory *memory =
+        fence != NULL && fence->word != NULL ? session_memory(session, fence->word->memory) : NULL;
+    *out = (struct req_fence){0};
+    if (memory != NULL) {
+        out->word =
+            (struct req_op_range){.memory = memory->memory, .offset_bytes = fence->word->offset_bytes};
+        out->value = fence->value;
+    }
+}
+
+static uint32_t submit_waits(struct api_session *session, Commd__Client__Fence *const *fences, size_t count,
+                             struct req_fence out[REQ_FENCES_MAX])
+{
+    for (size_t i = 0; i < count && i < REQ_FENCES_MAX; i++) {
+        submit_fence(session, fences[i], &out[i]);
+    }
+    return count > REQ_FENCES_MAX ? REQ_FENCES_MAX + 1 : (uint32_t)count; /* one more: req refuses it */
+}
+
+void api_record(struct api_session *session, const Commd__Client__Record *request)
+{
+    struct error error;
+    struct req_fence waits[REQ_FENCES_MAX], word;
+    const struct api_comm *comm = session_comm(session, request->handle);
+    uint32_t wait_count = submit_waits(session, request->waits, request->n_waits, waits);
+    submit_fence(session, request->word, &word);
+    if (comm == NULL) {
+        req_fence_set(&word);
+    } else if (req_record(comm->member, waits, wait_count, &word, &error) != STATUS_OK) {
+        log_info("client %d (%s), uid %u: a record refused: %s", (int)session->client.pid, session->program,
+                 (unsigned)session->client.uid, error.text);
+    }
+}
+
 static enum status submit_op(struct api_session *session, struct api_comm *comm,
                              const Commd__Client__Submit *request, uint64_t now_ns, struct error *error)
 {
@@ -327,6 +441,10 @@ static enum status submit_op(struct api_session *session, struct api_comm *comm,
     if (!compression_from_wire(request->compression, &op.compression)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "compression %u is not known", request->compression);
     }
+    struct req_fence waits[REQ_FENCES_MAX];
+    op.waits = waits;
+    op.wait_count = submit_waits(session, request->waits, request->n_waits, waits);
+    submit_fence(session, request->ended, &op.ended);
     enum status status = submit_ranges(session, request, &op, error);
     return status == STATUS_OK ? req_submit(comm->member, &op, now_ns, error) : status;
 }
@@ -341,6 +459,9 @@ void api_submit(struct api_session *session, const Commd__Client__Submit *reques
         session->ops_submitted++;
         return;
     }
+    struct req_fence ended;
+    submit_fence(session, request->ended, &ended);
+    req_fence_set(&ended);
     struct req_completion refused = {.ticket = request->ticket, .result = &error};
     comm_send_complete(session, request->handle, &refused);
 }

@@ -154,8 +154,11 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->socket_path = strdup(options->socket_path);
     api->cluster_name = strdup(options->cluster_name);
     api->network_address = strdup(options->network_address);
+    api->gpus = options->gpus;
+    api->gpus_absent = strdup(options->gpus_absent == NULL ? "" : options->gpus_absent);
     enum status status = STATUS_OK;
-    if (api->socket_path == NULL || api->cluster_name == NULL || api->network_address == NULL) {
+    if (api->socket_path == NULL || api->cluster_name == NULL || api->network_address == NULL ||
+        api->gpus_absent == NULL) {
         status = error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
     } else if (api->listen_fd < 0) {
         status = server_bind(api, options, error);
@@ -190,6 +193,7 @@ void api_free(struct api *api)
         close(api->listen_fd);
     }
     free(api->network_address);
+    free(api->gpus_absent);
     free(api->cluster_name);
     free(api->socket_path);
     free(api);

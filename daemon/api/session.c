@@ -321,6 +321,15 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     case COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER:
         api_memory_register(session, request->id, request->mem_register, fd);
         return;
+    case COMMD__CLIENT__REQUEST__BODY_MEM_MAP:
+        api_memory_map(session, request->id, request->mem_map, fd);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_RECORD:
+        api_record(session, request->record);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_GPUS:
+        api_gpus(session, request->id);
+        return;
     case COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER:
         api_memory_deregister(session, request->id, request->mem_deregister);
         return;

@@ -6,6 +6,7 @@
 #include "daemon/api/api.h"
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
+#include "daemon/dev/gpu.h"
 #include "proto/client.pb-c.h"
 #include "proto/ring.h"
 #include "proto/version.h"
@@ -27,6 +28,8 @@ struct api_comm {
     struct api_session *session;
     struct req_member *member;
     uint64_t init_request_id;
+    char name[COMM_NAME_MAX_BYTES + 1];
+    int gpu; /* DEV_GPU_HOST, or where the rank is */
     bool formed;
     UT_hash_handle hh;
 };
@@ -94,6 +97,8 @@ struct api {
     bool owns_socket_file;
     int listen_fd;
     struct loop_watch *watch;
+    struct dev_gpus *gpus;
+    char *gpus_absent;
     char *cluster_name;
     char *network_address;
     bool standalone;
@@ -149,6 +154,9 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
                       const Commd__Client__CommDestroy *request, uint64_t now_ns);
 void api_memory_register(struct api_session *session, uint64_t request_id,
                          const Commd__Client__MemRegister *request, int fd);
+void api_memory_map(struct api_session *session, uint64_t request_id, const Commd__Client__MemMap *request,
+                    int fd);
+void api_record(struct api_session *session, const Commd__Client__Record *request);
 void api_memory_deregister(struct api_session *session, uint64_t request_id,
                            const Commd__Client__MemDeregister *request);
 void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns);
@@ -165,6 +173,7 @@ void api_admin_ping(struct api_session *session, uint64_t request_id, const Comm
                     uint64_t now_ns);
 void api_algorithms(struct api_session *session, uint64_t request_id,
                     const Commd__Client__AlgorithmsQuery *request);
+void api_gpus(struct api_session *session, uint64_t request_id);
 void api_admin_config(struct api_session *session, uint64_t request_id);
 
 #endif

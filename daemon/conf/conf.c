@@ -24,6 +24,7 @@ enum setting_type {
     SETTING_ADDRESS,
     SETTING_MODE,
     SETTING_LEVEL,
+    SETTING_GPUS,
     SETTING_NUMBER
 };
 
@@ -67,6 +68,7 @@ static const struct setting schema[] = {
     NUMBER(handshake_timeout_ms, 5000, 100, 60000, false),
     NUMBER(probe_interval_ms, 1000, 0, 3600000, false),
     TEXT(algorithms, SETTING_TEXT, "", false),
+    TEXT(gpus, SETTING_GPUS, "auto", false),
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
     NUMBER(rails, 0, 0, 16, false),
     NUMBER(worker_threads, 0, 0, 16, false),
@@ -140,6 +142,8 @@ static const char *text_expectation(enum setting_type type, const char *text)
         return address_is_valid(text) ? NULL : "an address: \"host:port\" or \"[IPv6]:port\"";
     case SETTING_MODE:
         return mode_is_valid(text) ? NULL : "file permissions in octal, as \"0660\"";
+    case SETTING_GPUS:
+        return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 ? "auto or off" : NULL;
     case SETTING_LEVEL:
         return log_level_from_text(text, &level) ? NULL : "error, warning, info or debug";
     case SETTING_NUMBER:

@@ -1,3 +1,4 @@
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -241,7 +242,7 @@ static enum status copy_out(struct exec_comm *comm, struct exec_op *op, struct e
 
 /* --- Steps --- */
 
-bool fences_are_reached(const struct exec_fence *fences, uint32_t count)
+bool exec_fences_are_reached(const struct exec_fence *fences, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         uint64_t now = atomic_load_explicit(fences[i].word, memory_order_acquire);
@@ -255,7 +256,7 @@ bool fences_are_reached(const struct exec_fence *fences, uint32_t count)
 static bool words_are_reached(const struct exec_op *op)
 {
     for (uint32_t i = 0; i < entry_count(op); i++) {
-        if (!fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
+        if (!exec_fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
             return false;
         }
     }
@@ -353,7 +354,7 @@ bool device_describe(const struct exec_op *op, char *text, size_t size)
     switch (op->device->state) {
     case DEVICE_WAITS:
         for (uint32_t i = 0; i < entry_count(op); i++) {
-            if (!fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
+            if (!exec_fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
                 (void)snprintf(text, size, "waiting for the stream of local rank %u",
                                i % op->call.rank_count);
                 return true;

@@ -146,7 +146,7 @@ static bool staged_begin(struct exec_staged *staged, bool in)
 {
     struct error error;
     const struct exec_message *message = &staged->message;
-    if (!fences_are_reached(message->waits, message->wait_count)) {
+    if (!exec_fences_are_reached(message->waits, message->wait_count)) {
         return false;
     }
     staged->state = in ? STAGED_COPIES_IN : STAGED_COPIES_OUT;

@@ -1,6 +1,7 @@
 #ifndef DAEMON_EXEC_EXEC_H
 #define DAEMON_EXEC_EXEC_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -111,6 +112,7 @@ struct exec_fence {
     const _Atomic uint64_t *word;
     uint64_t value;
 };
+bool exec_fences_are_reached(const struct exec_fence *fences, uint32_t count);
 
 /* One rank of this node in an operation. Everything stays valid until the operation is done. */
 struct exec_rank {

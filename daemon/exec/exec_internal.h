@@ -323,7 +323,6 @@ enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64
 bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns);
 /* What it waits for; false when that has nothing to do with GPUs. */
 bool device_describe(const struct exec_op *op, char *text, size_t size);
-bool fences_are_reached(const struct exec_fence *fences, uint32_t count);
 enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct dev_queue **out,
                          struct error *error) COMM_MUST_USE;
 void device_free_queues(struct exec_comm *comm);

@@ -334,6 +334,10 @@ static enum status take_buffers(const struct req_op *op, uint32_t rank, uint32_t
                                        .input_bytes = extents.input_elements * element_bytes,
                                        .output_bytes = extents.output_elements * element_bytes,
                                        .residual_bytes = op->count_elements * sizeof(float)};
+    if (buffers->fences != NULL) {
+        buffers->exec.waits = buffers->fences->waits;
+        buffers->exec.wait_count = buffers->fences->wait_count;
+    }
     return check_place(buffers, error);
 }
 
@@ -342,6 +346,7 @@ void req_buffers_release(struct req_buffers *buffers)
     dev_memory_unref(buffers->input_memory);
     dev_memory_unref(buffers->output_memory);
     dev_memory_unref(buffers->residual_memory);
+    req_fences_end(buffers->fences); /* after the others: who is told may free what they were of */
     free(buffers->input_layout);
     free(buffers->output_layout);
     *buffers = (struct req_buffers){0};
@@ -411,7 +416,10 @@ enum status req_call_check(const struct req_op *op, uint32_t rank, uint32_t size
                            struct req_buffers *buffers, struct error *error)
 {
     *buffers = (struct req_buffers){0};
-    enum status status = check_arguments(op, size, error);
+    enum status status = req_fences_take(op->waits, op->wait_count, &op->ended, &buffers->fences, error);
+    if (status == STATUS_OK) {
+        status = check_arguments(op, size, error);
+    }
     if (status == STATUS_OK) {
         status = take_buffers(op, rank, size, buffers, error);
     }

@@ -1,6 +1,7 @@
 #ifndef DAEMON_REQ_CALL_H
 #define DAEMON_REQ_CALL_H
 
+#include "daemon/req/fence.h"
 #include "daemon/req/req.h"
 
 /* One rank's call of an operation: what all ranks must say alike, and its own buffers. Private to daemon/req.
@@ -28,6 +29,7 @@ struct req_call {
 struct req_buffers {
     struct dev_memory *input_memory, *output_memory, *residual_memory; /* references, where needed */
     uint64_t *input_layout, *output_layout; /* 2 × size: counts, displacements; null for none */
+    struct req_fences *fences;              /* null: none */
     struct exec_rank exec;
 };
 

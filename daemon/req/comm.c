@@ -89,6 +89,7 @@ enum status req_comm_new(struct req *req, const char *name, const struct req_com
     comm->timer.index = TIMER_NODE_DISARMED;
     comm->left_seq = UINT64_MAX;
     comm->op_deadline_ns = TIME_NEVER;
+    comm->record_poll_ns = TIME_NEVER;
     comm->refusal_ns = TIME_NEVER;
     comm->oldest_seq = 1;
     comm->start_seq = 1;
@@ -162,7 +163,7 @@ static uint64_t comm_deadline_ns(const struct req_comm *comm)
         }
         break;
     case REQ_COMM_FORMED:
-        deadline_ns = comm->op_deadline_ns;
+        deadline_ns = time_min(comm->op_deadline_ns, comm->record_poll_ns);
         if (comm->exec_failed) {
             deadline_ns = time_min(deadline_ns, comm->exec_cause_ns);
         }
@@ -256,6 +257,7 @@ void req_comm_remove_member(struct req_member *member)
     if (comm->told == member) {
         comm->told = NULL;
     }
+    req_records_end(member);
     DL_DELETE(comm->members, member);
     comm->member_count--;
     if (!member->refused) {
@@ -334,6 +336,17 @@ static void comm_tell_members(struct req_comm *comm, uint64_t now_ns)
     }
 }
 
+static void comm_step_records(struct req_comm *comm, uint64_t now_ns)
+{
+    bool polls = false;
+    struct req_member *member;
+    DL_FOREACH(comm->members, member)
+    {
+        polls |= member->records != NULL && req_records_step(member);
+    }
+    comm->record_poll_ns = polls ? time_after(now_ns, REQ_RECORD_POLL_NS) : TIME_NEVER;
+}
+
 void req_comm_work(struct req_comm *comm, uint64_t now_ns)
 {
     if (comm->state == REQ_COMM_FORMED && comm->exec_failed && now_ns >= comm->exec_cause_ns) {
@@ -342,6 +355,7 @@ void req_comm_work(struct req_comm *comm, uint64_t now_ns)
     if (comm->state == REQ_COMM_FORMING && comm->rank_count > 0) {
         req_formation_work(comm, now_ns);
     }
+    comm_step_records(comm, now_ns);
     comm_tell_members(comm, now_ns);
     req_comm_arm(comm);
     if (comm->member_count == 0 && (comm->exec == NULL || exec_comm_idle(comm->exec))) {

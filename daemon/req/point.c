@@ -12,6 +12,7 @@ struct req_point {
     struct req_comm *comm;
     struct req_member *member; /* null once it has left */
     uint64_t ticket;
+    uint64_t message_id;
     struct req_buffers buffers;
     uint64_t timeout_ms;
     uint64_t deadline_ns;
@@ -82,6 +83,8 @@ enum status req_point_submit(struct req_member *member, const struct req_op *op,
                                    .buffer = sends ? (void *)(uintptr_t)addresses->input : addresses->output,
                                    .on_gpu = addresses->on_gpu,
                                    .gpu = addresses->gpu,
+                                   .waits = addresses->waits,
+                                   .wait_count = addresses->wait_count,
                                    .done = point_ended,
                                    .context = point};
     uint64_t timeout_ns;
@@ -98,11 +101,27 @@ enum status req_point_submit(struct req_member *member, const struct req_op *op,
         free(point);
         return status;
     }
+    point->message_id = ++comm->last_message_id;
     DL_APPEND(comm->points, point);
     member->pending_messages++;
     comm->op_deadline_ns = time_min(comm->op_deadline_ns, point->deadline_ns);
     req_comm_arm(comm);
     return STATUS_OK;
+}
+
+bool req_point_is_pending(const struct req_member *member, uint64_t last_message_id)
+{
+    const struct req_point *point;
+    DL_FOREACH(member->comm->points, point)
+    {
+        if (point->message_id > last_message_id) {
+            return false;
+        }
+        if (!point->ended && point->member == member) {
+            return true;
+        }
+    }
+    return false;
 }
 
 bool req_point_tell(struct req_member *member, uint64_t now_ns)

@@ -91,6 +91,9 @@ static void req_expire(struct req_comm *comm, uint64_t now_ns)
         } else {
             req_op_deadlines(comm, now_ns);
         }
+        if (now_ns >= comm->record_poll_ns) {
+            req_comm_queue(comm);
+        }
         break;
     case REQ_COMM_FAILED:
         break;

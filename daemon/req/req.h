@@ -120,6 +120,15 @@ struct req_op_range {
     uint64_t offset_bytes;
 };
 
+/* A word of 64 bits in registered memory of the host, which a client's streams write or wait for. Reached: it
+ * is the value or, as a signed difference, above. */
+struct req_fence {
+    struct req_op_range word; /* memory null: none */
+    uint64_t value;
+};
+#define REQ_FENCES_MAX 16    /* that one operation waits for */
+#define REQ_RECORDS_MAX 1024 /* of one member; beyond: STATUS_LIMIT */
+
 /* One rank's part of an operation, as it asks for it: nothing is checked yet but the enums. */
 struct req_op {
     uint64_t ticket; /* the owner's, returned with the completion */
@@ -143,6 +152,9 @@ struct req_op {
     enum compression compression;
     uint32_t top_k_permille; /* 0: 10 */
     struct req_op_range residual;
+    const struct req_fence *waits; /* it begins when all are reached; read during the call */
+    uint32_t wait_count;
+    struct req_fence ended; /* set when the operation has ended, well or not; also when it is refused */
 };
 #define REQ_BUCKET_OPS_MAX 256
 
@@ -161,6 +173,15 @@ struct req_completion {
  */
 enum status req_submit(struct req_member *member, const struct req_op *op, uint64_t now_ns,
                        struct error *error) COMM_MUST_USE;
+
+/*
+ * When what this member submitted before has ended and the waits are reached, or the communicator failed, the
+ * word is set; also on failure of the call. INVALID_ARGUMENT, LIMIT, IN_PROGRESS, NO_MEMORY.
+ */
+enum status req_record(struct req_member *member, const struct req_fence *waits, uint32_t wait_count,
+                       const struct req_fence *word, struct error *error) COMM_MUST_USE;
+/* Sets the word at once, if it is one. */
+void req_fence_set(const struct req_fence *fence);
 
 /* What a formed communicator looks like to a member. Arrays are req's, valid while the member is joined and
  * formed. */

@@ -82,8 +82,12 @@ struct req_member {
     uint32_t bucket_left;   /* operations of its last one's bucket that are to follow */
     uint64_t completed_seq; /* told to the owner */
     uint32_t pending_messages;
+    struct req_record *records; /* oldest first */
+    uint32_t record_count;
     struct error refusal;
 };
+
+#define REQ_RECORD_POLL_NS (200 * TIME_US) /* between looks at words that records wait for */
 
 /* One local rank's part of an operation. */
 struct req_comm_post {
@@ -176,10 +180,12 @@ struct req_comm {
 
     /* Formed. */
     struct exec_comm *exec;
-    struct req_comm_op **ops;     /* ring of REQ_PENDING_OPS_MAX, by seq */
-    uint64_t highest_seq;         /* posted by anybody here */
-    uint64_t oldest_seq;          /* not finished yet */
-    uint64_t start_seq;           /* the next to begin: none before one that is in doubt */
+    struct req_comm_op **ops; /* ring of REQ_PENDING_OPS_MAX, by seq */
+    uint64_t highest_seq;     /* posted by anybody here */
+    uint64_t oldest_seq;      /* not finished yet */
+    uint64_t start_seq;       /* the next to begin: none before one that is in doubt */
+    uint64_t last_message_id;
+    uint64_t record_poll_ns;      /* when to look at what a record waits for; TIME_NEVER when none does */
     struct req_point *points;     /* messages from rank to rank, as long as an owner is to be told */
     struct req_verdict *verdicts; /* a ring of REQ_VERDICTS_MAX; null while there was none */
     uint32_t verdict_count;       /* ever */
@@ -295,6 +301,8 @@ enum status req_point_submit(struct req_member *member, const struct req_op *op,
                              struct error *error) COMM_MUST_USE;
 /* Tells the owner of one that ended. The member may be gone afterwards. Returns whether there was one. */
 bool req_point_tell(struct req_member *member, uint64_t now_ns);
+/* Whether a message of the member, up to that one, has not ended. */
+bool req_point_is_pending(const struct req_member *member, uint64_t last_message_id);
 /* The member leaves: nobody is told any more. */
 void req_point_leave(struct req_member *member);
 bool req_point_pending(const struct req_member *member);

@@ -1,0 +1,141 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/api/session.h"
+#include "daemon/dev/nccl_library.h"
+
+/* What commctl gpus shows: the GPUs, and who has what on them. */
+
+#define GPU_ROWS_MAX 32 /* communicators, and clients, of one GPU: the largest lists that are sent */
+
+struct gpu_rows {
+    Commd__Client__GpuInfo info;
+    Commd__Client__GpuComm comms[GPU_ROWS_MAX];
+    Commd__Client__GpuComm *comm_pointers[GPU_ROWS_MAX];
+    Commd__Client__GpuClient clients[GPU_ROWS_MAX];
+    Commd__Client__GpuClient *client_pointers[GPU_ROWS_MAX];
+    char error[ERROR_TEXT_MAX_BYTES];
+};
+
+static void count_rank(struct gpu_rows *rows, const struct api_comm *comm)
+{
+    for (size_t i = 0; i < rows->info.n_comms; i++) {
+        if (strcmp(rows->comms[i].name, comm->name) == 0 &&
+            rows->comms[i].owner_uid == comm->session->client.uid) {
+            rows->comms[i].ranks++;
+            return;
+        }
+    }
+    if (rows->info.n_comms < GPU_ROWS_MAX) {
+        Commd__Client__GpuComm *row = &rows->comms[rows->info.n_comms];
+        commd__client__gpu_comm__init(row);
+        row->name = (char *)(uintptr_t)comm->name;
+        row->ranks = 1;
+        row->owner_uid = comm->session->client.uid;
+        rows->comm_pointers[rows->info.n_comms++] = row;
+    }
+}
+
+static void count_session(struct gpu_rows *rows, const struct api_session *session, int gpu)
+{
+    uint32_t memories = 0;
+    uint64_t bytes = 0;
+    bool any = false;
+    for (const struct api_comm *comm = session->comms; comm != NULL; comm = comm->hh.next) {
+        if (comm->gpu == gpu) {
+            any = true;
+            count_rank(rows, comm);
+        }
+    }
+    for (const struct api_memory *memory = session->memories; memory != NULL; memory = memory->hh.next) {
+        if (dev_memory_gpu(memory->memory) == gpu) {
+            memories++;
+            bytes += dev_memory_size_bytes(memory->memory);
+        }
+    }
+    rows->info.memories += memories;
+    rows->info.memory_imported_bytes += bytes;
+    if ((any || memories > 0) && rows->info.n_clients < GPU_ROWS_MAX) {
+        Commd__Client__GpuClient *row = &rows->clients[rows->info.n_clients];
+        commd__client__gpu_client__init(row);
+        row->pid = (uint32_t)session->client.pid;
+        row->uid = session->client.uid;
+        row->program = (char *)(uintptr_t)session->program;
+        row->memories = memories;
+        row->memory_bytes = bytes;
+        rows->client_pointers[rows->info.n_clients++] = row;
+    }
+}
+
+static void fill_gpu(const struct api *api, uint32_t gpu, struct gpu_rows *rows)
+{
+    const struct dev_gpu_info *info = dev_gpus_info(api->gpus, gpu);
+    struct error error;
+    uint64_t total_bytes;
+    commd__client__gpu_info__init(&rows->info);
+    rows->info.index = gpu;
+    rows->info.name = (char *)(uintptr_t)info->name;
+    rows->info.uuid =
+        (ProtobufCBinaryData){.data = (uint8_t *)(uintptr_t)info->uuid.bytes, .len = CUDA_UUID_BYTES};
+    rows->info.bus = (char *)(uintptr_t)info->bus;
+    rows->info.memory_bytes = info->memory_bytes;
+    rows->info.capability_major = (uint32_t)info->capability_major;
+    rows->info.capability_minor = (uint32_t)info->capability_minor;
+    rows->info.mps = info->mps;
+    (void)dev_gpus_memory(api->gpus, gpu, &rows->info.used_bytes, &total_bytes);
+    rows->error[0] = '\0';
+    if (dev_gpus_check(api->gpus, gpu, &error) != STATUS_OK) {
+        (void)snprintf(rows->error, sizeof rows->error, "%s", error.text);
+    }
+    rows->info.error = rows->error;
+    rows->info.comms = rows->comm_pointers;
+    rows->info.clients = rows->client_pointers;
+    for (const struct api_session *session = api->sessions; session != NULL; session = session->hh.next) {
+        count_session(rows, session, (int)gpu);
+    }
+}
+
+static void nccl_text(char *text, size_t size)
+{
+    const struct nccl_library *nccl;
+    char why[256];
+    int version = 0;
+    text[0] = '\0';
+    if (nccl_library_load(&nccl, why, sizeof why) && nccl->version(&version) == NCCL_RESULT_OK) {
+        (void)snprintf(text, size, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    }
+}
+
+/* One after the other: a page of more GPUs than fit a packet ends with the last that does. */
+void api_gpus(struct api_session *session, uint64_t request_id)
+{
+    static struct gpu_rows rows[DEV_GPUS_MAX]; /* the loop's thread alone answers */
+    const struct api *api = session->api;
+    Commd__Client__GpuInfo *pointers[DEV_GPUS_MAX];
+    char driver[32] = "", nccl[32] = "";
+    Commd__Client__GpusReply answer = COMMD__CLIENT__GPUS_REPLY__INIT;
+    size_t bytes = 4096;
+    answer.gpus = pointers;
+    answer.absent = api->gpus == NULL ? api->gpus_absent : (char *)"";
+    if (api->gpus != NULL) {
+        int version = dev_gpus_driver_version(api->gpus);
+        (void)snprintf(driver, sizeof driver, "%d.%d", version / 1000, version % 1000 / 10);
+        nccl_text(nccl, sizeof nccl);
+        answer.pinned_bytes = dev_pinned_bytes(api->gpus);
+    }
+    answer.driver_version = driver;
+    answer.nccl_version = nccl;
+    for (uint32_t gpu = 0; gpu < dev_gpus_count(api->gpus); gpu++) {
+        fill_gpu(api, gpu, &rows[gpu]);
+        bytes += commd__client__gpu_info__get_packed_size(&rows[gpu].info) + 8;
+        if (bytes > CLIENT_PACKET_MAX_BYTES) {
+            break;
+        }
+        pointers[answer.n_gpus++] = &rows[gpu].info;
+    }
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_GPUS;
+    reply.gpus = &answer;
+    api_session_reply(session, &reply);
+}

@@ -1,0 +1,166 @@
+#include "daemon/req/fence.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "daemon/req/req_internal.h"
+
+/* Null: it is no such word. */
+static _Atomic uint64_t *word_of(const struct req_fence *fence)
+{
+    if (fence->word.memory == NULL || dev_memory_gpu(fence->word.memory) != DEV_GPU_HOST ||
+        fence->word.offset_bytes % sizeof(uint64_t) != 0) {
+        return NULL;
+    }
+    return dev_memory_range(fence->word.memory, fence->word.offset_bytes, sizeof(uint64_t));
+}
+
+void req_fence_set(const struct req_fence *fence)
+{
+    _Atomic uint64_t *word = word_of(fence);
+    if (word != NULL) {
+        atomic_store_explicit(word, fence->value, memory_order_release);
+    }
+}
+
+static enum status fences_fill(struct req_fences *fences, const struct req_fence *waits, uint32_t wait_count,
+                               const struct req_fence *ended, struct error *error)
+{
+    for (uint32_t i = 0; i < wait_count; i++) {
+        _Atomic uint64_t *word = word_of(&waits[i]);
+        if (word == NULL) {
+            return error_set(error, STATUS_INVALID_ARGUMENT,
+                             "what it waits for is no word of 64 bits in registered memory of the host");
+        }
+        fences->waits[i] = (struct exec_fence){.word = word, .value = waits[i].value};
+        fences->memories[i] = dev_memory_ref(waits[i].word.memory);
+        fences->wait_count++;
+    }
+    if (ended->word.memory != NULL) {
+        fences->ended = word_of(ended);
+        fences->ended_value = ended->value;
+        if (fences->ended == NULL) {
+            return error_set(
+                error, STATUS_INVALID_ARGUMENT,
+                "what is to tell its end is no word of 64 bits in registered memory of the host");
+        }
+        fences->ended_memory = dev_memory_ref(ended->word.memory);
+    }
+    return STATUS_OK;
+}
+
+enum status req_fences_take(const struct req_fence *waits, uint32_t wait_count, const struct req_fence *ended,
+                            struct req_fences **out, struct error *error)
+{
+    *out = NULL;
+    if (wait_count == 0 && ended->word.memory == NULL) {
+        return STATUS_OK;
+    }
+    if (wait_count > REQ_FENCES_MAX) {
+        req_fence_set(ended);
+        return error_set(error, STATUS_LIMIT, "it waits for %u words; %d are the most", wait_count,
+                         REQ_FENCES_MAX);
+    }
+    struct req_fences *fences = calloc(1, sizeof *fences);
+    if (fences == NULL) {
+        req_fence_set(ended);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for an operation");
+    }
+    enum status status = fences_fill(fences, waits, wait_count, ended, error);
+    if (status != STATUS_OK) {
+        req_fence_set(ended);
+        req_fences_end(fences);
+        return status;
+    }
+    *out = fences;
+    return STATUS_OK;
+}
+
+void req_fences_end(struct req_fences *fences)
+{
+    if (fences == NULL) {
+        return;
+    }
+    if (fences->ended != NULL) {
+        atomic_store_explicit(fences->ended, fences->ended_value, memory_order_release);
+    }
+    for (uint32_t i = 0; i < fences->wait_count; i++) {
+        dev_memory_unref(fences->memories[i]);
+    }
+    dev_memory_unref(fences->ended_memory);
+    free(fences);
+}
+
+/* --- Records --- */
+
+struct req_record {
+    struct req_record *prev, *next;
+    uint64_t seq;        /* the last operation before it */
+    uint64_t message_id; /* the last message before it */
+    struct req_fences *fences;
+};
+
+enum status req_record(struct req_member *member, const struct req_fence *waits, uint32_t wait_count,
+                       const struct req_fence *word, struct error *error)
+{
+    struct req_comm *comm = member->comm;
+    if (comm->state != REQ_COMM_FORMED || member->record_count >= REQ_RECORDS_MAX) {
+        req_fence_set(word);
+        return comm->state != REQ_COMM_FORMED
+                   ? error_set(error, STATUS_IN_PROGRESS, "communicator \"%s\" is not formed", comm->name)
+                   : error_set(error, STATUS_LIMIT, "communicator \"%s\": rank %u has %d records pending",
+                               comm->name, member->rank, REQ_RECORDS_MAX);
+    }
+    struct req_record *record = calloc(1, sizeof *record);
+    if (record == NULL) {
+        req_fence_set(word);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for a record", comm->name);
+    }
+    enum status status = req_fences_take(waits, wait_count, word, &record->fences, error);
+    if (status != STATUS_OK) {
+        free(record);
+        return status;
+    }
+    record->seq = member->posted_seq;
+    record->message_id = comm->last_message_id;
+    DL_APPEND(member->records, record);
+    member->record_count++;
+    req_comm_queue(comm);
+    return STATUS_OK;
+}
+
+static void record_end(struct req_member *member, struct req_record *record)
+{
+    DL_DELETE(member->records, record);
+    member->record_count--;
+    req_fences_end(record->fences);
+    free(record);
+}
+
+bool req_records_step(struct req_member *member)
+{
+    struct req_comm *comm = member->comm;
+    while (member->records != NULL) {
+        struct req_record *record = member->records;
+        const struct req_fences *fences = record->fences;
+        if (comm->state == REQ_COMM_FORMED) {
+            if (comm->oldest_seq <= record->seq || req_point_is_pending(member, record->message_id)) {
+                return false; /* their end will tell */
+            }
+            if (fences != NULL && !exec_fences_are_reached(fences->waits, fences->wait_count)) {
+                return true;
+            }
+        }
+        record_end(member, record);
+    }
+    return false;
+}
+
+void req_records_end(struct req_member *member)
+{
+    while (member->records != NULL) {
+        record_end(member, member->records);
+    }
+}

@@ -54,6 +54,7 @@ void table_format(const json_t *value, enum column_format format, char *text, si
 /* Verbs: argv[0] is the verb. */
 typedef enum exit_code verb_function(struct commctl *commctl, int argc, char **argv);
 verb_function verb_status, verb_nodes, verb_comms, verb_clients, verb_ops; /* list.c */
+verb_function verb_gpus;                                                   /* gpus.c */
 verb_function verb_ping;                                                   /* ping.c */
 verb_function verb_algorithms;                                             /* algorithms.c */
 verb_function verb_plan;                                                   /* plan.c */

@@ -24,6 +24,7 @@ static const struct verb verbs[] = {
     {"comms", "", "communicators: state, ranks, operations, why failed", verb_comms, true},
     {"clients", "", "processes that are connected", verb_clients, true},
     {"ops", "", "operations under way: who arrived, who is missing, how late", verb_ops, true},
+    {"gpus", "", "the node's GPUs: memory, MPS, and who has what on them", verb_gpus, true},
     {"ping", "[-n COUNT] NODE", "round trip to another node, from daemon to daemon", verb_ping, false},
     {"algorithms", "[OPERATION] [-s SIZE] [-n NODES]", "what would be picked for an operation, and why",
      verb_algorithms, false},

@@ -173,6 +173,8 @@ enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, 
     return STATUS_OK;
 }
 
+static const struct error fine = {.status = STATUS_OK};
+
 static void comm_finish_first(struct exec_comm *comm, const struct error *result, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
@@ -347,23 +349,41 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
     return !comm->failed;
 }
 
-/* Whether the first operation may go on. */
-static bool comm_device_step(struct exec_comm *comm, uint64_t now_ns,
-                             enum device_step (*step)(struct exec_comm *comm, struct exec_op *op,
-                                                      uint64_t now_ns, struct error *error))
+static enum device_step comm_device_step(struct exec_comm *comm, uint64_t now_ns,
+                                         enum device_step (*step)(struct exec_comm *comm, struct exec_op *op,
+                                                                  uint64_t now_ns, struct error *error))
 {
     struct error error;
     enum device_step result = step(comm, comm->first_op, now_ns, &error);
     if (result == DEVICE_STEP_FAILED) {
         exec_comm_fail(comm, &error, now_ns);
     }
-    return result == DEVICE_STEP_GO;
+    return result;
+}
+
+/* Returns whether the first operation runs; *more: it does not, and the next one can. */
+static bool comm_start_op(struct exec_comm *comm, uint64_t now_ns, bool *more)
+{
+    struct exec_op *op = comm->first_op;
+    *more = false;
+    switch (comm_device_step(comm, now_ns, device_before)) {
+    case DEVICE_STEP_GO:
+        return comm_begin(comm, now_ns);
+    case DEVICE_STEP_ENDED:
+        *more = op->next != NULL;
+        comm->last_seq = op->call.seq;
+        comm_finish_first(comm, &fine, now_ns); /* may free the communicator, if that was the last */
+        return false;
+    case DEVICE_STEP_WAITS:
+    case DEVICE_STEP_FAILED:
+        break;
+    }
+    return false;
 }
 
 static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
-    static const struct error fine = {.status = STATUS_OK};
     if (op == NULL) {
         return false;
     }
@@ -377,18 +397,18 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
         comm_finish_first(comm, &cause, now_ns); /* may free the communicator, if that was the last */
         return more;
     }
-    if (comm->failed ||
-        (!op->begun && (!comm_device_step(comm, now_ns, device_before) || !comm_begin(comm, now_ns)))) {
-        return false;
+    bool more = false;
+    if (comm->failed || (!op->begun && !comm_start_op(comm, now_ns, &more))) {
+        return more;
     }
-    bool more = comm->options.node_count == 1 ? comm_step_alone(comm, now_ns) : comm_step_lanes(comm, now_ns);
+    more = comm->options.node_count == 1 ? comm_step_alone(comm, now_ns) : comm_step_lanes(comm, now_ns);
     if (!comm->failed && op->agrees && !op->agreeing && op->slices_done == op->own_slices) {
         comm_agree(comm, now_ns); /* whether sizes agree is known only now */
         receive_resume(comm);
     }
     if (!comm->failed && op->slices_done == op->own_slices && op->local_done && op->agrees == op->agreed &&
         op->unacknowledged == 0 && spread_is_done(op, false)) {
-        if (!comm_device_step(comm, now_ns, device_after)) {
+        if (comm_device_step(comm, now_ns, device_after) != DEVICE_STEP_GO) {
             return false;
         }
         struct error result = fine;

@@ -309,7 +309,12 @@ void lane_block_part(const struct exec_lane *lane, const struct exec_op *op, uin
                      uint64_t *offset_elements, uint64_t *part_elements);
 
 /* device.c: operations with buffers on GPUs, or that wait for streams. */
-enum device_step { DEVICE_STEP_GO, DEVICE_STEP_WAITS, DEVICE_STEP_FAILED };
+enum device_step {
+    DEVICE_STEP_GO,
+    DEVICE_STEP_WAITS,
+    DEVICE_STEP_ENDED, /* the whole operation */
+    DEVICE_STEP_FAILED
+};
 bool device_is_needed(const struct exec_call *call);
 enum status device_new(const struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 void device_release(struct exec_comm *comm, struct exec_op *op);
@@ -326,6 +331,13 @@ bool device_describe(const struct exec_op *op, char *text, size_t size);
 enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct dev_queue **out,
                          struct error *error) COMM_MUST_USE;
 void device_free_queues(struct exec_comm *comm);
+
+/* Whether input and output share bytes. */
+bool device_overlaps(const struct exec_rank *rank);
+
+/* device_local.c */
+bool device_local_serves(const struct exec_comm *comm, const struct exec_op *op);
+enum status device_local_put(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 
 /* device_messages.c */
 bool staged_is_needed(const struct exec_message *message);

@@ -102,7 +102,7 @@ static void on_news(void *context, uint64_t now_ns)
         fail_communicators(rails, mail->rail, mail->peer, &mail->cause, now_ns);
         break;
     case LINK_FAILED:
-        if (peer->wanted > 0) {
+        if (link->wanted > 0) {
             log_warning("rail %u to node %s: %s", mail->rail, peer->name, mail->cause.text);
         }
         link_is_down(rails, link, &mail->cause, now_ns);
@@ -174,6 +174,8 @@ static void do_add_peer(void *context, uint64_t now_ns)
         log_error("rail %u: node %s: %s", mail->rail, mail->name, error.text);
     } else if (index != mail->peer) {
         log_error("rail %u: node %s is its peer %u, not %u", mail->rail, mail->name, index, mail->peer);
+    } else {
+        mail->rails->endpoints[mail->rail].peer_count = index + 1;
     }
     link_mail_free(mail);
 }
@@ -193,34 +195,31 @@ static void order(struct rails *rails, uint32_t rail, uint32_t peer, bool keep,
 static void dial(struct rails *rails, uint32_t peer, uint64_t now_ns)
 {
     struct rails_peer *at = &rails->peers[peer];
-    for (uint32_t rail = 1; rail < rails->network_count && at->wanted > 0 && at->dials; rail++) {
+    for (uint32_t rail = 1; rail < rails->network_count && at->dials; rail++) {
         struct rails_link *link = &at->links[rail];
-        if (!link->up && !link->dialling && link->retry_ns <= now_ns) {
+        if (link->wanted > 0 && !link->up && !link->dialling && link->retry_ns <= now_ns) {
             link->dialling = true;
             order(rails, rail, peer, true, do_connect);
         }
     }
 }
 
-static void keep_alive(struct rails *rails, uint32_t peer, bool keep)
+void rails_want(struct rails *rails, uint32_t peer, uint32_t rail_count)
 {
-    for (uint32_t rail = 1; rail < rails->network_count; rail++) {
-        order(rails, rail, peer, keep, do_keep_alive);
+    for (uint32_t rail = 1; rail < rail_count; rail++) {
+        if (rails->peers[peer].links[rail].wanted++ == 0) {
+            order(rails, rail, peer, true, do_keep_alive);
+        }
     }
+    dial(rails, peer, rails->now_ns);
 }
 
-void rails_want(struct rails *rails, uint32_t peer)
+void rails_unwant(struct rails *rails, uint32_t peer, uint32_t rail_count)
 {
-    if (rails->peers[peer].wanted++ == 0) {
-        keep_alive(rails, peer, true);
-        dial(rails, peer, rails->now_ns);
-    }
-}
-
-void rails_unwant(struct rails *rails, uint32_t peer)
-{
-    if (--rails->peers[peer].wanted == 0) {
-        keep_alive(rails, peer, false); /* the transport drops it when it stays idle */
+    for (uint32_t rail = 1; rail < rail_count; rail++) {
+        if (--rails->peers[peer].links[rail].wanted == 0) {
+            order(rails, rail, peer, false, do_keep_alive); /* the transport drops it when it stays idle */
+        }
     }
 }
 
@@ -244,9 +243,10 @@ uint64_t rails_next_deadline_ns(const struct rails *rails)
     uint64_t earliest_ns = TIME_NEVER;
     for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
         const struct rails_peer *at = &rails->peers[peer];
-        for (uint32_t rail = 1; rail < rails->network_count && at->wanted > 0 && at->dials; rail++) {
+        for (uint32_t rail = 1; rail < rails->network_count && at->dials; rail++) {
             const struct rails_link *link = &at->links[rail];
-            earliest_ns = link->up || link->dialling ? earliest_ns : time_min(earliest_ns, link->retry_ns);
+            bool waits = link->wanted > 0 && !link->up && !link->dialling;
+            earliest_ns = !waits ? earliest_ns : time_min(earliest_ns, link->retry_ns);
         }
     }
     return earliest_ns;

@@ -8,6 +8,7 @@
 
 /* The connection of one rail to one node. */
 struct rails_link {
+    uint32_t wanted; /* by so many communicators */
     bool up;
     bool dialling;
     uint64_t retry_ns; /* when to dial again */
@@ -18,7 +19,6 @@ struct rails_link {
 struct rails_peer {
     char *name;
     bool dials;                              /* we do */
-    uint32_t wanted;                         /* by so many communicators */
     struct rails_link links[EXEC_RAILS_MAX]; /* the first is unused */
 };
 
@@ -33,15 +33,18 @@ struct rails {
     struct rails_peer *peers; /* by the net's index */
     uint32_t peer_count;
     uint32_t peer_capacity;
-    uint64_t now_ns; /* of the last tick */
+    uint64_t now_ns;                    /* of the last tick */
+    struct traffic_question *questions; /* rails_traffic.c */
     struct rails_endpoint {
         struct rails *rails;
         uint32_t rail;
+        uint32_t peer_count; /* that its network knows; the rail's thread's */
     } endpoints[EXEC_RAILS_MAX];
 };
 
-void rails_want(struct rails *rails, uint32_t peer);
-void rails_unwant(struct rails *rails, uint32_t peer);
+/* A communicator needs connections of the first rail_count rails to that node; or does not any more. */
+void rails_want(struct rails *rails, uint32_t peer, uint32_t rail_count);
+void rails_unwant(struct rails *rails, uint32_t peer, uint32_t rail_count);
 /* Of the first rail_count rails to that node, one without a connection; 0 when all have one. */
 uint32_t rails_missing_link(const struct rails *rails, uint32_t peer, uint32_t rail_count);
 static inline struct mailbox *rails_mailbox(const struct rails *rails, uint32_t rail)

@@ -200,7 +200,7 @@ enum status shared_new(struct exec_comm *comm, struct error *error)
     comm->share_count = alone ? 1 : rail_count;
     for (uint32_t node = 0; node < options->node_count; node++) {
         if (node != options->node_index) {
-            rails_want(rails, shared->peers[node]);
+            rails_want(rails, shared->peers[node], rail_count);
         }
     }
     for (uint32_t rail = 1; rail < rail_count; rail++) {
@@ -303,7 +303,7 @@ void shared_leave(struct exec_comm *comm)
     }
     for (uint32_t node = 0; node < shared->options.node_count; node++) {
         if (node != shared->options.node_index) {
-            rails_unwant(shared->rails, shared->peers[node]);
+            rails_unwant(shared->rails, shared->peers[node], shared->rail_count);
         }
     }
     for (uint32_t rail = 1; rail < shared->rail_count; rail++) {

@@ -245,6 +245,8 @@ bool spread_is_done(const struct exec_op *op, bool given_up);
 void spread_result(const struct exec_op *op, struct error *result);
 /* The operation is over here; parts of it may still be on their way. */
 void spread_release(struct exec_op *op);
+/* Whether that rail has work of the operation left. */
+bool spread_needs(const struct exec_op *op, uint32_t rail);
 void spread_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size);
 /* Takes the next slice of a local operation. False: there is none left. */
 bool spread_claim(struct exec_op *op, uint64_t *slice);

@@ -12,6 +12,7 @@ struct spread_part {
     struct mail mail;
     struct exec_spread *spread;
     uint32_t rail;
+    bool over; /* the home knows */
     struct error result;
 };
 
@@ -330,6 +331,7 @@ static void home_part_over(void *context, uint64_t now_ns)
 {
     struct spread_part *part = context;
     struct exec_spread *spread = part->spread;
+    part->over = true;
     spread->parts_left--;
     if (spread->op != NULL) {
         if (part->result.status != STATUS_OK && spread->result.status == STATUS_OK) {
@@ -472,6 +474,12 @@ bool spread_is_done(const struct exec_op *op, bool given_up)
     const struct exec_spread *spread = op->spread;
     bool all_slices = op->claims != NULL && !given_up && atomic_load(&op->claims->left) == 0;
     return spread == NULL || all_slices || spread->parts_left == 0;
+}
+
+bool spread_needs(const struct exec_op *op, uint32_t rail)
+{
+    const struct exec_spread *spread = op->spread;
+    return spread != NULL && rail > 0 && rail <= spread->part_count && !spread->parts[rail - 1].over;
 }
 
 void spread_result(const struct exec_op *op, struct error *result)

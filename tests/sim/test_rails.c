@@ -34,6 +34,19 @@ static struct cluster *cluster_of(uint32_t which, uint32_t node_count,
     return cluster;
 }
 
+static struct sim_comm *comm_of_all(struct cluster *cluster, const char *name, uint64_t op_timeout_ms)
+{
+    uint32_t node_of_rank[CLUSTER_NODES_MAX];
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        node_of_rank[i] = i;
+    }
+    struct sim_comm *comm = sim_comm_new(cluster, name, cluster->node_count, node_of_rank);
+    sim_comm_form(comm,
+                  &(struct sim_options){.algorithms = "all_reduce=ring", .op_timeout_ms = op_timeout_ms},
+                  30 * TIME_S);
+    return comm;
+}
+
 /* --- What they carry --- */
 
 struct answer {
@@ -117,11 +130,247 @@ static void test_a_question_that_is_forgotten(void **state)
     assert_int_equal(answer.count, 0);
 }
 
+/* --- One of them in trouble --- */
+
+/* 5 ms at least for `spread`. */
+static const struct mem_conditions narrow = {.delay_ns = 50 * TIME_US,
+                                             .jitter_ns = 100 * TIME_US,
+                                             .packet_bytes = 8192,
+                                             .bandwidth_bytes_s = 10000000};
+
+static void cut(struct cluster *cluster, uint32_t rail, uint32_t a, uint32_t b, bool cut)
+{
+    cluster_cut_rail(cluster, rail, a, b, cut);
+    cluster_cut_rail(cluster, rail, b, a, cut);
+}
+
+static bool all_aborted(const void *context)
+{
+    const struct sim_comm *comm = context;
+    for (uint32_t i = 0; i < comm->size; i++) {
+        if (!comm->ranks[i].aborted) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* Every rank ended the operation with that status, and words that have all of the texts. */
+static void assert_all_ended(const struct sim_op *op, enum status status, const char *const *texts)
+{
+    for (uint32_t i = 0; i < op->comm->size; i++) {
+        const struct sim_part *part = &op->parts[i];
+        if (!part->done || part->result.status != status) {
+            fail_msg("rank %u: %s \"%s\"", i, part->done ? status_name(part->result.status) : "not done",
+                     part->result.text);
+        }
+        for (const char *const *text = texts; *text != NULL; text++) {
+            if (strstr(part->result.text, *text) == NULL) {
+                fail_msg("rank %u: \"%s\" has no \"%s\"", i, part->result.text, *text);
+            }
+        }
+    }
+}
+
+/* On all rails, and the trouble has left nothing behind. */
+static void assert_works(struct cluster *cluster, const char *name)
+{
+    struct sim_comm *comm = comm_of_all(cluster, name, 0);
+    for (uint32_t i = 0; i < 3; i++) {
+        sim_comm_run(comm, &spread);
+    }
+    struct answer answer = ask(cluster, 0, 0, cluster->node_count - 1);
+    for (uint32_t i = 0; i + 1 < cluster->node_count; i++) {
+        assert_int_equal(answer.traffic[i].connected, RAILS - 1);
+    }
+    sim_comm_free(comm);
+}
+
+/*
+ * Who only received on a connection may not have noticed its end: it does when the other node dials again,
+ * and what it had begun on the old one is lost, with that cause. Then both know.
+ */
+static void assert_meets(struct cluster *cluster, const char *name, const char *rail)
+{
+    struct sim_comm *comm = comm_of_all(cluster, name, 0);
+    struct sim_op *op = sim_comm_post_all(comm, &spread);
+    assert_true(cluster_run_until(cluster, sim_op_done, op, 10 * TIME_S));
+    sim_op_check(op);
+    if (op->parts[0].result.status != STATUS_OK) {
+        assert_all_ended(op, STATUS_NODE_LOST, (const char *const[]){"op 1 all_reduce", rail, NULL});
+    }
+    sim_comm_free(comm);
+}
+
+/* In the middle of an operation, until the rail's connection is given up: all nodes hear which it was. */
+static void test_a_rail_is_lost_under_way(void **state)
+{
+    (void)state;
+    for (uint32_t nodes = 2; nodes <= 3; nodes++) {
+        struct cluster *cluster = cluster_of(210 + nodes, nodes, &narrow);
+        struct sim_comm *comm = comm_of_all(cluster, "lost", 0);
+        static const uint32_t beside[] = {0, 0};
+        struct sim_comm *other = sim_comm_new(cluster, "beside", 2, beside);
+        sim_comm_form(other, NULL, 10 * TIME_S);
+        sim_comm_run(comm, &spread);
+        struct sim_op *op = sim_comm_post_all(comm, &spread);
+        cluster_run(cluster, 2 * TIME_MS);
+        assert_false(sim_op_done(op));
+        cut(cluster, 2, 0, 1, true);
+        uint64_t bound_ns = cluster->now_ns + MEM_IDLE_TIMEOUT_NS + 2 * TIME_S;
+        assert_true(cluster_run_until(cluster, all_aborted, comm, 120 * TIME_S));
+        assert_true(cluster->now_ns <= bound_ns);
+        assert_all_ended(op, STATUS_NODE_LOST,
+                         (const char *const[]){"op 2 all_reduce on \"lost\"", "rail 2 to node n00", NULL});
+        assert_true(cluster_connected(cluster)); /* the nodes as such miss nothing */
+        sim_comm_run(other, &spread);
+        sim_comm_free(other);
+        sim_comm_free(comm);
+        cut(cluster, 2, 0, 1, false);
+        assert_meets(cluster, "healed", "rail 2");
+        assert_works(cluster, "healed");
+        cluster_free(cluster);
+    }
+}
+
+/*
+ * The connection breaks and comes back at once, at many moments of an operation. Whoever has all of it may
+ * end it well; then the next one does, or all of them are told.
+ */
+static void test_a_connection_breaks_under_way(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"all_reduce", "\"broken\"", "rail ", "node n00", NULL};
+    unsigned broken = 0;
+    for (uint32_t turn = 0; turn < 60; turn++) {
+        struct cluster *cluster = cluster_of(300 + turn, 2 + turn % 2, &narrow);
+        struct sim_comm *comm = comm_of_all(cluster, "broken", 0);
+        sim_comm_run(comm, &spread); /* connected */
+        struct sim_op *ops[] = {sim_comm_post_all(comm, &spread), sim_comm_post_all(comm, &spread)};
+        cluster_run(cluster, turn * 200 * TIME_US);
+        struct error cause;
+        error_set(&cause, STATUS_NODE_LOST, "cut by the test");
+        net_disconnect(cluster->nodes[turn % 2].rail_nets[1 + turn / 2 % 2], 0, &cause);
+        cluster_touch(cluster);
+        assert_true(cluster_run_until(cluster, sim_comm_idle, comm, 40 * TIME_S));
+        for (uint32_t i = 0; i < 2; i++) {
+            sim_op_check(ops[i]);
+        }
+        bool well = true;
+        for (uint32_t rank = 0; rank < comm->size; rank++) {
+            well = well && ops[1]->parts[rank].result.status == STATUS_OK;
+        }
+        if (!well) {
+            broken++;
+            assert_all_ended(ops[1], STATUS_NODE_LOST, texts);
+        }
+        sim_comm_free(comm);
+        assert_works(cluster, "broken");
+        cluster_free(cluster);
+    }
+    assert_true(broken > 20);
+}
+
+/* Shorter than that: the operation waits, and goes on. */
+static void test_a_rail_is_silent_for_a_while(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(220, 3, &narrow);
+    struct sim_comm *comm = comm_of_all(cluster, "silent", 0);
+    for (uint32_t rail = 1; rail < RAILS; rail++) {
+        struct sim_op *op = sim_comm_post_all(comm, &spread);
+        cluster_run(cluster, 2 * TIME_MS);
+        cut(cluster, rail, 0, 2, true);
+        cluster_run(cluster, 10 * TIME_S);
+        assert_false(sim_op_done(op));
+        cut(cluster, rail, 0, 2, false);
+        sim_op_finish(op, 20 * TIME_S);
+        sim_op_free(op);
+    }
+    sim_comm_run(comm, &spread);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+/* The deadline comes before the loss is certain: the message says whom and which rail was waited for. */
+static void test_the_deadline_of_an_operation_on_a_silent_rail(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(230, 2, &narrow);
+    struct sim_comm *comm = comm_of_all(cluster, "late", 3000);
+    struct sim_op *op = sim_comm_post_all(comm, &spread);
+    cluster_run(cluster, 2 * TIME_MS);
+    cut(cluster, 1, 0, 1, true);
+    assert_true(cluster_run_until(cluster, all_aborted, comm, 10 * TIME_S));
+    assert_all_ended(op, STATUS_TIMED_OUT,
+                     (const char *const[]){"op 1 all_reduce", "\"late\"", "node n00", NULL});
+    sim_comm_free(comm);
+    cut(cluster, 1, 0, 1, false);
+    assert_works(cluster, "late");
+    cluster_free(cluster);
+}
+
+/* Lost before there is a connection: operations wait for it, and say so when their time is over. */
+static void test_a_rail_that_cannot_be_connected(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(240, 2, &calm);
+    cut(cluster, 2, 0, 1, true);
+    struct sim_comm *comm = comm_of_all(cluster, "never", 3000);
+    struct sim_op *op = sim_comm_post_all(comm, &spread);
+    assert_true(cluster_run_until(cluster, all_aborted, comm, 10 * TIME_S));
+    assert_all_ended(op, STATUS_TIMED_OUT,
+                     (const char *const[]){"op 1 all_reduce", "rail 2 has no connection to node n00", NULL});
+    sim_comm_free(comm);
+    comm = comm_of_all(cluster, "later", 60000);
+    op = sim_comm_post_all(comm, &spread);
+    cluster_run(cluster, 7 * TIME_S);
+    assert_false(sim_op_done(op));
+    struct answer answer = ask(cluster, 0, 0, 1);
+    assert_int_equal(answer.traffic[0].needed, RAILS - 1);
+    assert_int_equal(answer.traffic[0].connected, RAILS - 2);
+    assert_non_null(strstr(answer.traffic[0].missing, "rail 2 is not connected: "));
+    cut(cluster, 2, 0, 1, false);
+    sim_op_finish(op, 10 * TIME_S);
+    sim_op_free(op);
+    sim_comm_free(comm);
+    assert_works(cluster, "never");
+    cluster_free(cluster);
+}
+
+/* Between operations: nothing of theirs is lost, so the communicator goes on over the next connection. */
+static void test_a_rail_is_lost_between_operations(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(250, 3, &calm);
+    struct sim_comm *comm = comm_of_all(cluster, "idle", 0);
+    for (uint32_t turn = 0; turn < 4; turn++) {
+        sim_comm_run(comm, &spread);
+        cluster_run(cluster, 100 * TIME_MS);
+        struct error cause;
+        error_set(&cause, STATUS_NODE_LOST, "cut by the test");
+        uint32_t rail = 1 + turn % (RAILS - 1);
+        net_disconnect(cluster->nodes[turn % 3].rail_nets[rail], turn % 2, &cause);
+        cluster_touch(cluster);
+        cluster_run(cluster, TIME_S);
+    }
+    sim_comm_run(comm, &spread);
+    sim_comm_free(comm);
+    assert_works(cluster, "idle");
+    cluster_free(cluster);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_traffic_of_all_rails),
         cmocka_unit_test(test_a_question_that_is_forgotten),
+        cmocka_unit_test(test_a_rail_is_lost_under_way),
+        cmocka_unit_test(test_a_connection_breaks_under_way),
+        cmocka_unit_test(test_a_rail_is_silent_for_a_while),
+        cmocka_unit_test(test_the_deadline_of_an_operation_on_a_silent_rail),
+        cmocka_unit_test(test_a_rail_that_cannot_be_connected),
+        cmocka_unit_test(test_a_rail_is_lost_between_operations),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
 }

@@ -85,8 +85,10 @@ static void lane_header(const struct exec_lane *lane, uint64_t payload_bytes, ui
     data_header_encode(&header, out);
 }
 
-static void lane_holds(struct exec_lane *lane)
+static void lane_holds(struct exec_lane *lane, uint32_t node)
 {
+    bool alone = lane->unacknowledged == 0 || lane->unacknowledged_node == node;
+    lane->unacknowledged_node = alone ? node : EXEC_NODES_SEVERAL;
     lane->unacknowledged++;
     lane_op(lane)->unacknowledged++;
 }
@@ -107,7 +109,7 @@ static enum status send_bytes(struct exec_lane *lane, uint32_t node, const uint8
         return send_failed(lane, node, status, error);
     }
     if (!copied) {
-        lane_holds(lane);
+        lane_holds(lane, node);
     }
     return STATUS_OK;
 }
@@ -128,7 +130,7 @@ enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_co
         free(copy);
         return status;
     }
-    lane_holds(lane);
+    lane_holds(lane, node);
     return STATUS_OK;
 }
 

@@ -417,6 +417,7 @@ bool rails_run_rail(struct exec *exec, struct mailbox *mailbox, uint64_t now_ns)
 {
     bool any = mailbox_run(mailbox, now_ns);
     bool more = exec_run(exec, now_ns);
+    spread_publish_waits(exec);
     if (exec->leaving != NULL) {
         (void)rail_free_leaving(exec);
     }

@@ -155,20 +155,25 @@ static bool all_aborted(const void *context)
     return true;
 }
 
-/* Every rank ended the operation with that status, and words that have all of the texts. */
+/* With that status, and words that have all of the texts. */
+static void assert_ended(const struct sim_op *op, uint32_t rank, enum status status, const char *const *texts)
+{
+    const struct sim_part *part = &op->parts[rank];
+    if (!part->done || part->result.status != status) {
+        fail_msg("rank %u: %s \"%s\"", rank, part->done ? status_name(part->result.status) : "not done",
+                 part->result.text);
+    }
+    for (const char *const *text = texts; *text != NULL; text++) {
+        if (strstr(part->result.text, *text) == NULL) {
+            fail_msg("rank %u: \"%s\" has no \"%s\"", rank, part->result.text, *text);
+        }
+    }
+}
+
 static void assert_all_ended(const struct sim_op *op, enum status status, const char *const *texts)
 {
     for (uint32_t i = 0; i < op->comm->size; i++) {
-        const struct sim_part *part = &op->parts[i];
-        if (!part->done || part->result.status != status) {
-            fail_msg("rank %u: %s \"%s\"", i, part->done ? status_name(part->result.status) : "not done",
-                     part->result.text);
-        }
-        for (const char *const *text = texts; *text != NULL; text++) {
-            if (strstr(part->result.text, *text) == NULL) {
-                fail_msg("rank %u: \"%s\" has no \"%s\"", i, part->result.text, *text);
-            }
-        }
+        assert_ended(op, i, status, texts);
     }
 }
 
@@ -303,10 +308,38 @@ static void test_the_deadline_of_an_operation_on_a_silent_rail(void **state)
     cut(cluster, 1, 0, 1, true);
     assert_true(cluster_run_until(cluster, all_aborted, comm, 10 * TIME_S));
     assert_all_ended(op, STATUS_TIMED_OUT,
-                     (const char *const[]){"op 1 all_reduce", "\"late\"", "node n00", NULL});
+                     (const char *const[]){"op 1 all_reduce", "\"late\"", "node n000: rail 1: round ",
+                                           "waiting for data from node n001", NULL});
     sim_comm_free(comm);
     cut(cluster, 1, 0, 1, false);
     assert_works(cluster, "late");
+    cluster_free(cluster);
+}
+
+/* Nothing comes back in a broadcast: its root waits for acknowledgements, of sends too large to be copied. */
+static void test_the_deadline_of_a_sender_on_a_silent_rail(void **state)
+{
+    (void)state;
+    static const struct sim_call broadcast = {.kind = OP_KIND_BROADCAST, .dtype = DTYPE_F32, .count = 200000};
+    static const uint32_t node_of_rank[] = {0, 1};
+    struct cluster *cluster = cluster_of(235, 2, &narrow);
+    struct sim_comm *comm = sim_comm_new(cluster, "root", 2, node_of_rank);
+    sim_comm_form(
+        comm,
+        &(struct sim_options){.algorithms = "broadcast=tree", .op_timeout_ms = 3000, .slice_bytes = 65536},
+        10 * TIME_S);
+    struct sim_op *op = sim_comm_post_all(comm, &broadcast);
+    cluster_run(cluster, 2 * TIME_MS);
+    cut(cluster, 2, 0, 1, true);
+    assert_true(cluster_run_until(cluster, all_aborted, comm, 10 * TIME_S));
+    /* The other may have all that left before; its acknowledgements do not come. */
+    assert_ended(
+        op, 0, STATUS_TIMED_OUT,
+        (const char *const[]){"op 1 broadcast on \"root\"",
+                              "node n000: rail 2: what was sent to node n001 is not acknowledged yet", NULL});
+    sim_comm_free(comm);
+    cut(cluster, 2, 0, 1, false);
+    assert_works(cluster, "root");
     cluster_free(cluster);
 }
 
@@ -319,8 +352,10 @@ static void test_a_rail_that_cannot_be_connected(void **state)
     struct sim_comm *comm = comm_of_all(cluster, "never", 3000);
     struct sim_op *op = sim_comm_post_all(comm, &spread);
     assert_true(cluster_run_until(cluster, all_aborted, comm, 10 * TIME_S));
-    assert_all_ended(op, STATUS_TIMED_OUT,
-                     (const char *const[]){"op 1 all_reduce", "rail 2 has no connection to node n00", NULL});
+    assert_all_ended(
+        op, STATUS_TIMED_OUT,
+        (const char *const[]){"op 1 all_reduce",
+                              "rail 2 has no connection to node n001 (UDP port of its address + 2)", NULL});
     sim_comm_free(comm);
     comm = comm_of_all(cluster, "later", 60000);
     op = sim_comm_post_all(comm, &spread);
@@ -369,6 +404,7 @@ int main(void)
         cmocka_unit_test(test_a_connection_breaks_under_way),
         cmocka_unit_test(test_a_rail_is_silent_for_a_while),
         cmocka_unit_test(test_the_deadline_of_an_operation_on_a_silent_rail),
+        cmocka_unit_test(test_the_deadline_of_a_sender_on_a_silent_rail),
         cmocka_unit_test(test_a_rail_that_cannot_be_connected),
         cmocka_unit_test(test_a_rail_is_lost_between_operations),
     };

@@ -56,7 +56,7 @@ class Rails(unittest.TestCase):
             patient = self.start(cluster, "patient", "count=50000")
             small = self.start(cluster, "small", "count=100")  # one slice: the first rail's alone
             cluster.cut_rail("a", "b", 2)
-            self.expect(impatient, "TIMED_OUT", 'on "impatient"', "all_reduce", "node ", within_s=10)
+            self.expect(impatient, "TIMED_OUT", 'on "impatient"', "all_reduce", ": rail 2: ", "node ", within_s=10)
 
             # Silent for some seconds is not lost: who has the time goes on when it is over.
             cluster.cut_rail("a", "b", 2, cut=False)

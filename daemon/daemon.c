@@ -332,6 +332,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .req = daemon->req,
                                   .mesh = daemon->mesh,
                                   .net = conf->standalone ? NULL : daemon->net,
+                                  .rails = workers_rails(daemon->workers),
                                   .cluster_name = conf->cluster_name,
                                   .network_address = conf->standalone ? "" : conf->listen,
                                   .standalone = conf->standalone,

@@ -39,7 +39,15 @@ void connection_close(struct commctl *commctl);
 json_t *json_of_message(const ProtobufCMessage *message);
 
 /* table.c: how an array of objects looks on a terminal. */
-enum column_format { COLUMN_TEXT, COLUMN_NUMBER, COLUMN_BYTES, COLUMN_MS, COLUMN_NS, COLUMN_LIST };
+enum column_format {
+    COLUMN_TEXT,
+    COLUMN_NUMBER,
+    COLUMN_BYTES,
+    COLUMN_MS,
+    COLUMN_NS,
+    COLUMN_LIST,
+    COLUMN_SHARE /* of two keys, "part/whole": their numbers likewise */
+};
 struct column {
     const char *key;
     const char *title;

@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include "daemon/base/loop.h"
+#include "daemon/exec/rails.h"
 #include "daemon/req/req.h"
 
 /*
@@ -32,7 +33,8 @@ struct api_options {
     const char *socket_group; /* "" leaves the group alone */
     struct req *req;
     struct mesh *mesh;
-    struct net *net; /* for statistics; null when standalone */
+    struct net *net;     /* for statistics; null when standalone */
+    struct rails *rails; /* likewise; null when there are none. Outlives the api */
     const char *cluster_name;
     const char *network_address; /* "" when standalone */
     bool standalone;

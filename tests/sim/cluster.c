@@ -278,12 +278,16 @@ void cluster_restart(struct cluster *cluster, uint32_t node)
     cluster_touch(cluster);
 }
 
+void cluster_cut_rail(struct cluster *cluster, uint32_t rail, uint32_t from, uint32_t to, bool cut)
+{
+    mem_network_cut(rail == 0 ? cluster->network : cluster->rail_networks[rail], cluster->nodes[from].name,
+                    cluster->nodes[to].name, cut);
+}
+
 void cluster_cut(struct cluster *cluster, uint32_t from, uint32_t to, bool cut)
 {
-    mem_network_cut(cluster->network, cluster->nodes[from].name, cluster->nodes[to].name, cut);
-    for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
-        mem_network_cut(cluster->rail_networks[rail], cluster->nodes[from].name, cluster->nodes[to].name,
-                        cut);
+    for (uint32_t rail = 0; rail < cluster->rail_count; rail++) {
+        cluster_cut_rail(cluster, rail, from, to, cut);
     }
 }
 

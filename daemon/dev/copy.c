@@ -15,10 +15,12 @@ void dev_copy_streaming(void *target, const void *source, size_t size_bytes)
     const unsigned char *from = source;
     size_t head = (size_t)(-(uintptr_t)to & 63u);
     head = head < size_bytes ? head : size_bytes;
-    memcpy(to, from, head);
-    to += head;
-    from += head;
-    size_bytes -= head;
+    if (head > 0) {
+        memcpy(to, from, head);
+        to += head;
+        from += head;
+        size_bytes -= head;
+    }
     /* A whole line at a time: what combines them has to be filled before it is needed again. */
     for (; size_bytes >= 64; size_bytes -= 64, to += 64, from += 64) {
         __m128i a = _mm_loadu_si128((const __m128i *)(const void *)from);
@@ -30,7 +32,9 @@ void dev_copy_streaming(void *target, const void *source, size_t size_bytes)
         _mm_stream_si128((__m128i *)(void *)(to + 32), c);
         _mm_stream_si128((__m128i *)(void *)(to + 48), d);
     }
-    memcpy(to, from, size_bytes);
+    if (size_bytes > 0) {
+        memcpy(to, from, size_bytes);
+    }
 }
 
 void dev_copy_fence(void)

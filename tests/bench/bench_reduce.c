@@ -23,7 +23,7 @@
 #define SAMPLE_NS 500000
 #define REPEATS_MAX 99
 
-enum work { WORK_REDUCE, WORK_REDUCE_INTO, WORK_COPY, WORK_COPY_STREAMING };
+enum work { WORK_REDUCE, WORK_REDUCE_INTO, WORK_COPY, WORK_COPY_STREAMING, WORK_COPY_TO_ALL };
 
 struct measured {
     enum work work;
@@ -85,6 +85,9 @@ static void work_once(const struct measured *measured, const void *const *from, 
     case WORK_COPY_STREAMING:
         dev_copy_streaming(to[0], from[0], call_bytes(measured));
         dev_copy_fence();
+        return;
+    case WORK_COPY_TO_ALL:
+        dev_copy_to_all(to, measured->output_count, from[0], call_bytes(measured), measured->streams);
         return;
     }
 }
@@ -157,7 +160,8 @@ static void report(const struct measured *measured)
     static const char *const names[] = {[WORK_REDUCE] = "dev_reduce",
                                         [WORK_REDUCE_INTO] = "dev_reduce_into",
                                         [WORK_COPY] = "memcpy",
-                                        [WORK_COPY_STREAMING] = "dev_copy_streaming"};
+                                        [WORK_COPY_STREAMING] = "dev_copy_streaming",
+                                        [WORK_COPY_TO_ALL] = "dev_copy_to_all"};
     bool reduces = measured->work == WORK_REDUCE || measured->work == WORK_REDUCE_INTO;
     struct result result = measure(measured);
     printf("{\"kernel\": \"%s\", \"type\": \"%s\", \"inputs\": %u, \"outputs\": %u, \"bytes\": %zu, "
@@ -169,15 +173,27 @@ static void report(const struct measured *measured)
 }
 
 /* As the daemon decides it: past the caches what touches more than they hold. */
-static void report_reduce(enum dtype dtype, uint32_t input_count, uint32_t output_count, size_t size_bytes)
+static void report_work(enum work work, enum dtype dtype, uint32_t input_count, uint32_t output_count,
+                        size_t size_bytes)
 {
-    struct measured measured = {.work = WORK_REDUCE,
-                                .dtype = dtype,
-                                .input_count = input_count,
-                                .output_count = output_count,
-                                .size_bytes = size_bytes};
-    measured.streams = dev_copy_streams((uint64_t)size_bytes * (input_count + output_count));
-    report(&measured);
+    report(
+        &(struct measured){.work = work,
+                           .dtype = dtype,
+                           .input_count = input_count,
+                           .output_count = output_count,
+                           .size_bytes = size_bytes,
+                           .streams = dev_copy_streams((uint64_t)size_bytes * (input_count + output_count))});
+}
+
+static void report_copies(size_t size_bytes, bool quick)
+{
+    report_work(WORK_COPY, DTYPE_U8, 1, 1, size_bytes);
+    report_work(WORK_COPY_STREAMING, DTYPE_U8, 1, 1, size_bytes);
+    for (uint32_t k = 1; k <= BUFFERS_EACH; k *= 2) {
+        if (!quick || k == 1 || k == 4) {
+            report_work(WORK_COPY_TO_ALL, DTYPE_U8, 1, k, size_bytes);
+        }
+    }
 }
 
 static void report_reductions(enum dtype dtype, size_t size_bytes, bool quick)
@@ -185,8 +201,8 @@ static void report_reductions(enum dtype dtype, size_t size_bytes, bool quick)
     static const uint32_t input_counts[] = {2, 3, 4, 8};
     for (size_t k = 0; k < sizeof input_counts / sizeof input_counts[0]; k++) {
         if (!quick || k % 2 == 0) {
-            report_reduce(dtype, input_counts[k], 1, size_bytes);
-            report_reduce(dtype, input_counts[k], input_counts[k], size_bytes);
+            report_work(WORK_REDUCE, dtype, input_counts[k], 1, size_bytes);
+            report_work(WORK_REDUCE, dtype, input_counts[k], input_counts[k], size_bytes);
         }
     }
     report(&(struct measured){.work = WORK_REDUCE_INTO,
@@ -214,12 +230,7 @@ int main(int argc, char **argv)
         if (quick && !small_or_large) {
             continue;
         }
-        struct measured copy = {
-            .work = WORK_COPY, .input_count = 1, .output_count = 1, .size_bytes = sizes[s]};
-        copy.dtype = DTYPE_U8;
-        report(&copy);
-        copy.work = WORK_COPY_STREAMING;
-        report(&copy);
+        report_copies(sizes[s], quick);
         for (size_t d = 0; d < sizeof dtypes / sizeof dtypes[0]; d++) {
             report_reductions(dtypes[d], sizes[s], quick);
         }

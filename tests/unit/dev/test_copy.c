@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "daemon/dev/copy.h"
-#include "daemon/dev/reduce.h"
 
 enum { BYTES = 70000, GUARD = 64 };
 
@@ -76,54 +75,6 @@ static void test_one_source_to_all(void **state)
     }
 }
 
-/* k inputs to m outputs, of which the first may be the first input, at odd addresses. */
-static void check_reduction(uint32_t inputs, uint32_t outputs, size_t count, size_t misalignment,
-                            bool in_place)
-{
-    static unsigned char in[5][4 * 6000 + GUARD], out[2][5][4 * 6000 + GUARD];
-    const void *from[2][5];
-    void *to[2][5];
-    for (uint32_t k = 0; k < inputs; k++) {
-        for (size_t i = 0; i < sizeof in[k]; i++) {
-            in[k][i] = (unsigned char)(i * (k + 3) + k);
-        }
-    }
-    for (int streams = 0; streams < 2; streams++) {
-        memset(out[streams], 0xdd, sizeof out[streams]);
-        for (uint32_t k = 0; k < 5; k++) {
-            from[streams][k] = in[k] + misalignment;
-            to[streams][k] = out[streams][k] + misalignment + k;
-        }
-        if (in_place) {
-            memcpy(to[streams][0], in[0] + misalignment, 4 * count);
-            from[streams][0] = to[streams][0];
-        }
-        dev_reduce(&(struct dev_reduction){.dtype = DTYPE_U32,
-                                           .reduce = REDUCE_SUM,
-                                           .count_elements = count,
-                                           .input_count = inputs,
-                                           .output_count = outputs,
-                                           .inputs = from[streams],
-                                           .outputs = to[streams],
-                                           .streams = streams != 0});
-    }
-    assert_memory_equal(out[0], out[1], sizeof out[0]);
-}
-
-static void test_reductions_past_the_caches_are_the_same(void **state)
-{
-    (void)state;
-    static const size_t counts[] = {0, 1, 15, 16, 17, 2047, 2048, 2049, 5999};
-    for (uint32_t inputs = 1; inputs <= 5; inputs++) {
-        for (uint32_t outputs = 1; outputs <= 5; outputs++) {
-            for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-                check_reduction(inputs, outputs, counts[c], c % 4, false);
-                check_reduction(inputs, outputs, counts[c], c % 4, true);
-            }
-        }
-    }
-}
-
 static void test_what_streams(void **state)
 {
     (void)state;
@@ -137,7 +88,6 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_alignment_and_length),
         cmocka_unit_test(test_one_source_to_all),
-        cmocka_unit_test(test_reductions_past_the_caches_are_the_same),
         cmocka_unit_test(test_what_streams),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,4 @@
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "client/commctl/bench.h"
@@ -13,10 +12,11 @@ bool bench_dtype_is_supported(enum dtype dtype)
 
 /* Values repeat after so many elements. bf16 counts to 256 without a gap, i8 to 127. */
 #define ROW 1024u
+#define KINDS_MAX 13u
 
 static unsigned kinds_of(enum dtype dtype)
 {
-    return dtype == DTYPE_BF16 || dtype == DTYPE_I8 || dtype == DTYPE_U8 ? 3 : 13;
+    return dtype == DTYPE_BF16 || dtype == DTYPE_I8 || dtype == DTYPE_U8 ? 3 : KINDS_MAX;
 }
 
 static size_t period_of(enum dtype dtype)
@@ -91,56 +91,59 @@ static void put(enum dtype dtype, void *buffer, size_t index, double value)
     }
 }
 
-/* The values of a source, twice over: from any index on, a period lies together. */
+/* What the values of a source depend on. */
+struct pattern {
+    enum dtype dtype;
+    enum reduce reduce;
+    uint32_t size;
+    uint32_t source;
+};
+
+/* The values of a source, twice over: from any index on, a period lies together. One at a time is kept. */
 static const unsigned char *pattern(const struct bench_options *options, uint32_t source)
 {
-    static unsigned char *bytes;
-    static uint32_t held = BENCH_REDUCED - 1;
+    static _Alignas(16) unsigned char bytes[2 * ROW * KINDS_MAX * DTYPE_SIZE_MAX_BYTES];
+    static struct pattern held = {.size = 0};
     size_t period = period_of(options->dtype);
     size_t element = dtype_size_bytes(options->dtype);
-    if (bytes == NULL) {
-        bytes = malloc(2 * period * element);
-        held = BENCH_REDUCED - 1;
-    }
-    if (bytes != NULL && held != source) {
+    if (held.size != options->size || held.source != source || held.dtype != options->dtype ||
+        held.reduce != options->reduce) {
         for (size_t i = 0; i < period; i++) {
             put(options->dtype, bytes, i, bench_value(options, source, i));
         }
         memcpy(bytes + period * element, bytes, period * element);
-        held = source;
+        held = (struct pattern){options->dtype, options->reduce, options->size, source};
     }
     return bytes;
 }
 
-bool bench_fill(const struct bench_options *options, uint32_t source, size_t count, void *buffer)
+void bench_fill(const struct bench_options *options, uint32_t source, size_t count, void *buffer)
 {
     const unsigned char *values = pattern(options, source);
     size_t period = period_of(options->dtype);
     size_t element = dtype_size_bytes(options->dtype);
-    for (size_t done = 0; values != NULL && done < count; done += period) {
+    for (size_t done = 0; done < count; done += period) {
         size_t now = count - done < period ? count - done : period;
         memcpy((unsigned char *)buffer + done * element, values, now * element);
     }
-    return values != NULL;
 }
 
 size_t bench_wrong(const struct bench_options *options, uint32_t source, size_t first, size_t count,
                    const void *buffer)
 {
-    const unsigned char *values = pattern(options, source);
-    const unsigned char *got = buffer;
     size_t period = period_of(options->dtype);
     size_t element = dtype_size_bytes(options->dtype);
+    const unsigned char *want = pattern(options, source) + first % period * element;
+    const unsigned char *got = buffer;
     size_t wrong = 0;
-    for (size_t done = 0; values != NULL && done < count; done += period) {
-        const unsigned char *want = values + first % period * element;
+    for (size_t done = 0; done < count; done += period, got += period * element) {
         size_t now = count - done < period ? count - done : period;
-        if (memcmp(got + done * element, want, now * element) == 0) {
+        if (memcmp(got, want, now * element) == 0) {
             continue;
         }
         for (size_t i = 0; i < now; i++) {
-            wrong += memcmp(got + (done + i) * element, want + i * element, element) != 0;
+            wrong += memcmp(got + i * element, want + i * element, element) != 0;
         }
     }
-    return values != NULL ? wrong : count;
+    return wrong;
 }

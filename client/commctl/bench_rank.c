@@ -6,7 +6,6 @@
 #include <time.h>
 
 #include "client/commctl/bench.h"
-#include "client/commctl/commctl.h"
 
 #define WARM_UPS 3
 
@@ -56,31 +55,9 @@ static bool agree(const struct bench_run *run, double *values, size_t count, com
 
 /* --- One operation --- */
 
-static bool fill(const struct bench_call *call, const struct bench_operation *operation)
+static size_t count_wrong(const struct bench_call *call, const struct bench_operation *operation)
 {
-    size_t block_bytes = call->count * dtype_size_bytes(call->options->dtype);
-    if (!operation->has_data) {
-        return true;
-    }
-    memset(call->receive, 0xa5, operation->received_blocks(call) * block_bytes);
-    return bench_fill(call->options, call->rank, operation->sent_blocks(call) * call->count, call->send);
-}
-
-static double count_wrong(const struct bench_call *call, const struct bench_operation *operation)
-{
-    size_t block_bytes = call->count * dtype_size_bytes(call->options->dtype);
-    size_t wrong = 0;
-    if (!operation->has_data || !call->options->check) {
-        return 0;
-    }
-    for (uint32_t block = 0; block < operation->received_blocks(call); block++) {
-        uint32_t source;
-        size_t first;
-        operation->expected(call, block, &source, &first);
-        wrong += bench_wrong(call->options, source, first, call->count,
-                             (const unsigned char *)call->receive + block * block_bytes);
-    }
-    return (double)wrong;
+    return call->options->check ? bench_call_wrong(call, operation) : 0;
 }
 
 static bool once(const struct bench_run *run, const struct bench_call *call,
@@ -106,15 +83,12 @@ static bool measure(struct bench_run *run, const struct bench_call *call,
                     const struct bench_operation *operation, struct figures *out)
 {
     double once_s = 0, wrong = 0;
-    if (!fill(call, operation)) {
-        fprintf(stderr, "commctl: bench: no memory\n");
-        return false;
-    }
+    bench_call_fill(call, operation);
     for (int i = 0; i < WARM_UPS; i++) {
         if (!once(run, call, operation, &once_s)) {
             return false;
         }
-        wrong += i == 0 ? count_wrong(call, operation) : 0;
+        wrong += i == 0 ? (double)count_wrong(call, operation) : 0;
     }
     if (!agree(run, &once_s, 1, COMM_MAX)) {
         return false;
@@ -129,10 +103,11 @@ static bool measure(struct bench_run *run, const struct bench_call *call,
     }
     /* In place it went on from its own results, and else a buffer that nobody wrote to would look the same:
      * so once more. */
-    if (!fill(call, operation) || !once(run, call, operation, &once_s)) {
+    bench_call_fill(call, operation);
+    if (!once(run, call, operation, &once_s)) {
         return false;
     }
-    wrong += count_wrong(call, operation);
+    wrong += (double)count_wrong(call, operation);
     qsort(run->times_s, out->iterations, sizeof run->times_s[0], compare_times);
     double longest[] = {run->times_s[out->iterations / 2], run->times_s[out->iterations - 1]};
     double shortest = run->times_s[0];
@@ -153,7 +128,7 @@ static bool measure(struct bench_run *run, const struct bench_call *call,
 static void add_result(struct bench_run *run, const struct bench_operation *operation, size_t size_bytes,
                        size_t count, bool in_place, const struct figures *figures)
 {
-    double algbw = (double)size_bytes / (figures->time_us * 1e3);
+    double algbw = bench_algbw_gbs(size_bytes, figures->time_us);
     double busbw = algbw * operation->bus_factor(run->options->size);
     run->busbw_sum += operation->has_data ? busbw : 0;
     run->busbw_count += operation->has_data ? 1 : 0;
@@ -199,7 +174,7 @@ static bool run_size(struct bench_run *run, const struct bench_operation *operat
                               .comm = run->comm,
                               .rank = run->rank,
                               .count = bench_count(operation, size_bytes, element, options->size)};
-    size_t real_bytes = call.count * element * (operation->has_blocks ? options->size : 1);
+    size_t real_bytes = bench_bytes(operation, call.count, element, options->size);
     bool prints = run->rank == 0 && !options->json;
     if (prints) {
         printf(" %11zu %12zu %6s %5s", real_bytes, call.count, dtype_text(options->dtype),
@@ -241,12 +216,9 @@ static bool run_operation(struct bench_run *run, const struct bench_operation *o
     if (!operation->has_data) {
         return run_size(run, operation, 0);
     }
-    for (uint64_t bytes = options->min_bytes; bytes <= options->max_bytes; bytes *= options->step_factor) {
+    for (uint64_t bytes = options->min_bytes; bytes != 0; bytes = bench_next_size(options, bytes)) {
         if (!run_size(run, operation, bytes)) {
             return false;
-        }
-        if (bytes > UINT64_MAX / options->step_factor) {
-            break;
         }
     }
     return true;

@@ -87,10 +87,9 @@ size_t bench_call_wrong(const struct bench_call *call, const struct bench_operat
 
 /*
  * bench_data.c: small whole numbers that differ by rank and element, exact in every type in any order.
- * source: a rank, or what the reduction of all ranks gives.
+ * source: a rank, or what the reduction of all ranks gives. index: of a number; complex elements have two.
  */
 #define BENCH_REDUCED UINT32_MAX
-bool bench_dtype_is_supported(enum dtype dtype);
 double bench_value(const struct bench_options *options, uint32_t source, size_t index);
 void bench_fill(const struct bench_options *options, uint32_t source, size_t count, void *buffer);
 /* How many of the elements are not what they have to be. */

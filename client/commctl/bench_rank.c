@@ -161,8 +161,8 @@ static void print_head(const struct bench_run *run)
     }
     printf("# communicator \"%s\": %u ranks; %s memory; sizes and bandwidths as nccl-tests count them\n",
            options->communicator, options->size, options->registered ? "registered" : "unregistered");
-    printf("#%35s %21s%37s\n", "", "out of place", "in place");
-    printf("#%11s %12s %6s %5s %10s %8s %8s %7s  %10s %8s %8s %7s\n", "size (B)", "count", "type", "redop",
+    printf("#%39s %21s%37s\n", "", "out of place", "in place");
+    printf("#%11s %12s %10s %5s %10s %8s %8s %7s  %10s %8s %8s %7s\n", "size (B)", "count", "type", "redop",
            "time (us)", "algbw", "busbw", "#wrong", "time (us)", "algbw", "busbw", "#wrong");
 }
 
@@ -177,7 +177,7 @@ static bool run_size(struct bench_run *run, const struct bench_operation *operat
     size_t real_bytes = bench_bytes(operation, call.count, element, options->size);
     bool prints = run->rank == 0 && !options->json;
     if (prints) {
-        printf(" %11zu %12zu %6s %5s", real_bytes, call.count, dtype_text(options->dtype),
+        printf(" %11zu %12zu %10s %5s", real_bytes, call.count, dtype_text(options->dtype),
                operation->expected == NULL ? "-" : reduce_text(options->reduce));
     }
     for (int in_place = 0; in_place < 2; in_place++) {

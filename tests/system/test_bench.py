@@ -34,7 +34,7 @@ class Bench(unittest.TestCase):
 
     def test_one_node(self):
         with Cluster(["a"], namespaces=False) as cluster:
-            for ranks, dtype in ((1, "f32"), (2, "bf16"), (4, "i64"), (3, "u8")):
+            for ranks, dtype in ((1, "f32"), (2, "bf16"), (4, "i64"), (3, "u8"), (10, "f8e5m2"), (3, "complex64")):
                 process = bench(cluster, "a", "-f", "json", "--operation", "all", "--ranks", str(ranks), "--dtype", dtype, "--min-bytes", "3",
                                 "--max-bytes", "700k", "--step-factor", "61", "--seconds-per-size", "0.01")
                 output, errors = process.communicate(timeout=60)
@@ -48,21 +48,22 @@ class Bench(unittest.TestCase):
 
     def test_two_nodes(self):
         with Cluster(["a", "b"]) as cluster:
-            arguments = ["-f", "json", "--operation", "all", "--size", "4", "--ranks", "2", "--min-bytes", "40", "--max-bytes", "3m", "--step-factor", "90",
-                         "--seconds-per-size", "0.02"]
-            first = bench(cluster, "a", *arguments)
-            second = bench(cluster, "b", *arguments, "--first-rank", "2")
-            output, errors = first.communicate(timeout=60)
-            self.assertEqual(first.returncode, 0, errors)
-            self.assertEqual(second.communicate(timeout=60)[0], "", "the process with rank 0 prints")
-            self.assertEqual(second.returncode, 0)
-            self.check(output, 4)
+            for dtype in ("f32", "f8e4m3", "bool"):
+                arguments = ["-f", "json", "--operation", "all", "--size", "4", "--ranks", "2", "--dtype", dtype, "--min-bytes", "40", "--max-bytes", "3m",
+                             "--step-factor", "90", "--seconds-per-size", "0.02"]
+                first = bench(cluster, "a", *arguments)
+                second = bench(cluster, "b", *arguments, "--first-rank", "2")
+                output, errors = first.communicate(timeout=60)
+                self.assertEqual(first.returncode, 0, errors)
+                self.assertEqual(second.communicate(timeout=60)[0], "", "the process with rank 0 prints")
+                self.assertEqual(second.returncode, 0)
+                self.check(output, 4)
 
     def test_wrong_arguments(self):
         with Cluster(["a"], namespaces=False) as cluster:
             for arguments in (["--dtype", "f8"], ["--operation", "dance"], ["--ranks", "0"], ["--min-bytes", "0"], ["--min-bytes", "2k", "--max-bytes", "1k"],
                               ["--size", "2", "--first-rank", "1", "--ranks", "2"], ["--root", "9"], ["--step-factor", "1"], ["nonsense"], ["--nonsense"],
-                              ["--reduce", "avg"], ["-f", "xml"], ["--in-place", "--out-of-place"]):
+                              ["--reduce", "avg"], ["--dtype", "complex64", "--reduce", "max"], ["-f", "xml"], ["--in-place", "--out-of-place"]):
                 process = bench(cluster, "a", *arguments)
                 errors = process.communicate(timeout=20)[1]
                 self.assertEqual(process.returncode, 2, f"{arguments}: {errors}")

@@ -179,9 +179,10 @@ static void test_every_operation_and_type(void **state)
     static const uint32_t sizes[] = {1, 2, RANKS_MAX};
     const struct bench_operation *operation;
     for (unsigned dtype = 0; dtype < DTYPE_COUNT; dtype++) {
-        for (size_t i = 0; i < 9 && bench_dtype_is_supported((enum dtype)dtype); i++) {
+        for (size_t i = 0; i < 9; i++) {
             struct bench_options options = options_of((enum dtype)dtype, reduces[i % 3], sizes[i / 3]);
-            for (size_t k = 0; (operation = bench_operation_at(k)) != NULL; k++) {
+            bool means = reduce_is_defined(options.dtype, options.reduce);
+            for (size_t k = 0; means && (operation = bench_operation_at(k)) != NULL; k++) {
                 for (int in_place = 0; in_place < 2 && operation->has_data; in_place++) {
                     if (in_place ? operation->in_place : operation->out_of_place) {
                         check(operation->name, &options, 1 + 37 * i, in_place != 0);
@@ -211,9 +212,6 @@ static void test_what_could_be_taken_for_right(void **state)
     enum { COUNT = 4096 };
     static unsigned char bytes[(COUNT + 64) * DTYPE_SIZE_MAX_BYTES];
     for (unsigned dtype = 0; dtype < DTYPE_COUNT; dtype++) {
-        if (!bench_dtype_is_supported((enum dtype)dtype)) {
-            continue;
-        }
         struct bench_options options = options_of((enum dtype)dtype, REDUCE_SUM, 4);
         size_t element = dtype_size_bytes((enum dtype)dtype);
         memset(bytes, 0xa5, sizeof bytes);
@@ -228,6 +226,39 @@ static void test_what_could_be_taken_for_right(void **state)
         }
         memset(bytes, 0, sizeof bytes);
         assert_true(bench_wrong(&options, 1, 0, COUNT, bytes) > COUNT / 4);
+    }
+}
+
+/*
+ * Short floats: sums of any number of ranks are exact, one after the other, each rounded, as also in any
+ * other order; and none of the ranks can be left out without a trace.
+ */
+static void test_sums_of_many_ranks(void **state)
+{
+    (void)state;
+    enum { COUNT = 13312 };
+    static const uint32_t sizes[] = {8, 9, 16, 17, 128, 170, 171};
+    static unsigned char sum[COUNT * DTYPE_SIZE_MAX_BYTES], own[COUNT * DTYPE_SIZE_MAX_BYTES];
+    for (unsigned i = 0; i < DTYPE_COUNT * (sizeof sizes / sizeof sizes[0]); i++) {
+        enum dtype dtype = (enum dtype)(i % DTYPE_COUNT);
+        struct bench_options options = options_of(dtype, REDUCE_SUM, sizes[i / DTYPE_COUNT]);
+        uint32_t left_out = options.size / 3;
+        if (dtype_size_bytes(dtype) > 2 || (dtype == DTYPE_BOOL && options.size > 9)) {
+            continue; /* truth values tell little of so many */
+        }
+        memset(sum, 0, sizeof sum);
+        for (uint32_t rank = 0; rank < options.size; rank++) {
+            bench_fill(&options, rank, COUNT, own);
+            if (rank != left_out) {
+                dev_reduce_into(dtype, REDUCE_SUM, sum, own, COUNT);
+            }
+        }
+        assert_true(bench_wrong(&options, BENCH_REDUCED, 0, COUNT, sum) > 0);
+        bench_fill(&options, left_out, COUNT, own);
+        dev_reduce_into(dtype, REDUCE_SUM, sum, own, COUNT);
+        if (bench_wrong(&options, BENCH_REDUCED, 0, COUNT, sum) != 0) {
+            fail_msg("%s: the sum of %u ranks is not exact", dtype_text(dtype), options.size);
+        }
     }
 }
 
@@ -343,6 +374,7 @@ int main(void)
         cmocka_unit_test(test_every_operation_and_type),
         cmocka_unit_test(test_long_buffers),
         cmocka_unit_test(test_what_could_be_taken_for_right),
+        cmocka_unit_test(test_sums_of_many_ranks),
         cmocka_unit_test(test_options_change),
         cmocka_unit_test(test_bus_factors),
         cmocka_unit_test(test_counts),

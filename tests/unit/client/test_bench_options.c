@@ -166,6 +166,18 @@ static void test_all_options(void **state)
     assert_true(!options.in_place && options.out_of_place && !options.json);
 }
 
+static void test_every_type(void **state)
+{
+    (void)state;
+    for (unsigned dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+        struct bench_options options;
+        char line[64];
+        snprintf(line, sizeof line, "--size 5000 --dtype %s", dtype_text((enum dtype)dtype));
+        assert_parses(line, &options);
+        assert_int_equal(options.dtype, dtype);
+    }
+}
+
 static void test_ranks_and_size(void **state)
 {
     (void)state;
@@ -215,6 +227,8 @@ static void test_what_is_refused(void **state)
         {"--operation all,barrier", "expected all, or some of"},
         {"--dtype f8", "dtype f8: expected f64, f32"},
         {"--dtype F32", "dtype F32: expected f64, f32"},
+        {"--dtype complex64 --reduce max", "reduce: expected sum"},
+        {"--dtype complex128 --reduce min", "reduce: expected sum"},
         {"--reduce avg", "expected sum, min or max"},
         {"--reduce Sum", "expected sum, min or max"},
         {"--iterations 0", "1 to 20000"},
@@ -242,7 +256,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_a_size),          cmocka_unit_test(test_a_range_of_sizes),
         cmocka_unit_test(test_without_options), cmocka_unit_test(test_all_options),
-        cmocka_unit_test(test_ranks_and_size),  cmocka_unit_test(test_what_is_refused),
+        cmocka_unit_test(test_every_type),      cmocka_unit_test(test_ranks_and_size),
+        cmocka_unit_test(test_what_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

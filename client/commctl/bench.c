@@ -3,60 +3,72 @@
 #include <errno.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-static volatile sig_atomic_t interrupted;
-
-static void on_signal(int number)
+/*
+ * What this process waits for, blocked from before the first fork on and taken one at a time: a signal cannot
+ * come between a look and a wait. SIGINT and SIGTERM stay ignored where they were.
+ */
+static void block_signals(sigset_t *waited)
 {
-    interrupted = number;
+    static const int interrupting[] = {SIGINT, SIGTERM};
+    struct sigaction action;
+    sigemptyset(waited);
+    sigaddset(waited, SIGCHLD);
+    for (size_t i = 0; i < sizeof interrupting / sizeof interrupting[0]; i++) {
+        if (sigaction(interrupting[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN) {
+            sigaddset(waited, interrupting[i]);
+        }
+    }
+    action = (struct sigaction){.sa_handler = SIG_DFL};
+    sigaction(SIGCHLD, &action, NULL); /* ignored, it would take away how they ended */
+    sigprocmask(SIG_BLOCK, waited, NULL);
 }
 
-static void catch_signals(void (*handler)(int number))
-{
-    struct sigaction action = {.sa_handler = handler}; /* without SA_RESTART: wait() is to return */
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
-
+/* By a signal that also ends those that are stopped; they have nothing to tidy up. */
 static void end_all(const pid_t *processes, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         if (processes[i] > 0) {
-            kill(processes[i], SIGTERM);
+            kill(processes[i], SIGKILL);
         }
     }
 }
 
-/* Waits for all; the first that fails ends the others. */
-static enum exit_code wait_for_all(pid_t *processes, uint32_t count)
+static enum exit_code code_of(int status)
+{
+    return WIFEXITED(status) ? (enum exit_code)WEXITSTATUS(status) : EXIT_CODE_FAILURE;
+}
+
+/* Takes those that have ended; the first that failed gives the code and ends the others. How many are left.
+ */
+static uint32_t reap(pid_t *processes, uint32_t count, enum exit_code *code)
+{
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        int status;
+        if (processes[i] > 0 && waitpid(processes[i], &status, WNOHANG) == processes[i]) {
+            processes[i] = 0;
+            if (code_of(status) != EXIT_CODE_OK && *code == EXIT_CODE_OK) {
+                *code = code_of(status);
+                end_all(processes, count);
+            }
+        }
+        left += processes[i] > 0;
+    }
+    return left;
+}
+
+static enum exit_code wait_for_all(pid_t *processes, uint32_t count, const sigset_t *waited)
 {
     enum exit_code code = EXIT_CODE_OK;
-    for (uint32_t left = count; left > 0;) {
-        int status;
-        pid_t process = wait(&status);
-        if (interrupted && code == EXIT_CODE_OK) {
-            code = EXIT_CODE_FAILURE;
-            end_all(processes, count);
-        }
-        if (process < 0) {
-            if (errno == EINTR) {
-                continue;
-            }
-            break;
-        }
-        for (uint32_t i = 0; i < count; i++) {
-            processes[i] = processes[i] == process ? 0 : processes[i];
-        }
-        left--;
-        if (!(WIFEXITED(status) && WEXITSTATUS(status) == 0) && code == EXIT_CODE_OK) {
-            bool not_running = WIFEXITED(status) && WEXITSTATUS(status) == EXIT_CODE_NOT_RUNNING;
-            code = not_running ? EXIT_CODE_NOT_RUNNING : EXIT_CODE_FAILURE;
+    while (reap(processes, count, &code) > 0) {
+        int number = sigwaitinfo(waited, NULL);
+        if (number == SIGINT || number == SIGTERM) {
+            code = code == EXIT_CODE_OK ? (enum exit_code)(EXIT_CODE_SIGNAL + number) : code;
             end_all(processes, count);
         }
     }
@@ -67,10 +79,13 @@ enum exit_code verb_bench(struct commctl *commctl, int argc, char **argv)
 {
     char name[64];
     pid_t processes[BENCH_RANKS_MAX] = {0};
+    sigset_t waited;
     struct bench_options options;
     bench_options_default(&options);
     options.socket_path = commctl->socket_path;
     options.json = commctl->json;
+    options.connect_timeout_ms = commctl->timeout_ms;
+    options.timeout_ms = commctl->timeout_given ? commctl->timeout_ms : 0;
     snprintf(name, sizeof name, "bench-%u", (unsigned)getuid());
     options.communicator = name;
     enum exit_code code = bench_options_parse(argc, argv, &options);
@@ -82,7 +97,7 @@ enum exit_code verb_bench(struct commctl *commctl, int argc, char **argv)
                 options.socket_path, strerror(errno));
         return EXIT_CODE_NOT_RUNNING;
     }
-    catch_signals(on_signal);
+    block_signals(&waited);
     fflush(stdout);
     pid_t parent = getpid();
     for (uint32_t i = 0; i < options.ranks; i++) {
@@ -90,14 +105,16 @@ enum exit_code verb_bench(struct commctl *commctl, int argc, char **argv)
         if (processes[i] < 0) {
             fprintf(stderr, "commctl: bench: %s\n", strerror(errno));
             end_all(processes, i);
-            (void)wait_for_all(processes, i);
+            (void)wait_for_all(processes, i, &waited);
             return EXIT_CODE_FAILURE;
         }
         if (processes[i] == 0) {
-            catch_signals(SIG_DFL);
-            (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
-            _exit(getppid() == parent ? bench_rank(&options, options.first_rank + i) : EXIT_CODE_FAILURE);
+            /* What interrupts stays blocked: a terminal sends it to all, and the parent says what it means.
+             */
+            (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+            _exit((int)(getppid() == parent ? bench_rank(&options, options.first_rank + i)
+                                            : EXIT_CODE_FAILURE));
         }
     }
-    return wait_for_all(processes, options.ranks);
+    return wait_for_all(processes, options.ranks, &waited);
 }

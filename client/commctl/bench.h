@@ -22,6 +22,8 @@
 struct bench_options {
     const char *socket_path;
     const char *communicator;
+    uint32_t connect_timeout_ms;
+    uint32_t timeout_ms; /* of joining, and of each operation; 0: the library's */
     uint32_t size;
     uint32_t first_rank;
     uint32_t ranks; /* of this process */
@@ -39,7 +41,7 @@ struct bench_options {
     bool json;
 };
 
-/* bench_options.c. socket_path, communicator and json are the caller's; what is wrong is printed. */
+/* bench_options.c. What has no option here is the caller's to set; what is wrong is printed. */
 void bench_options_default(struct bench_options *options);
 enum exit_code bench_options_parse(int argc, char **argv, struct bench_options *options);
 /* The size after that one; 0: that was the last. */
@@ -97,6 +99,6 @@ size_t bench_wrong(const struct bench_options *options, uint32_t source, size_t 
                    const void *buffer);
 
 /* bench_rank.c: all of it, in a process of its own; returns its exit code. */
-int bench_rank(const struct bench_options *options, uint32_t rank);
+enum exit_code bench_rank(const struct bench_options *options, uint32_t rank);
 
 #endif

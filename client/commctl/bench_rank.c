@@ -27,7 +27,7 @@ struct bench_run {
     double busbw_sum;
     uint32_t busbw_count;
     double wrong;
-    int code; /* of a failure, when it is not the usual one */
+    enum exit_code code;
 };
 
 static double now_s(void)
@@ -37,16 +37,17 @@ static double now_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static bool failed(const struct bench_run *run, comm_result_t result, const char *what)
+static bool failed(struct bench_run *run, comm_result_t result, const char *what)
 {
     if (result != COMM_OK) {
+        run->code = result == COMM_TIMED_OUT ? EXIT_CODE_TIMED_OUT : EXIT_CODE_FAILURE;
         fprintf(stderr, "commctl: bench: rank %u: %s: %s\n", run->rank, what, comm_last_error());
     }
     return result != COMM_OK;
 }
 
 /* The same on all ranks afterwards. False when that failed. */
-static bool agree(const struct bench_run *run, double *values, size_t count, comm_op_t op)
+static bool agree(struct bench_run *run, double *values, size_t count, comm_op_t op)
 {
     comm_result_t result = comm_all_reduce(run->comm, values, values, count, COMM_F64, op, NULL);
     result = result == COMM_OK ? comm_sync(run->comm, 0) : result;
@@ -60,7 +61,7 @@ static size_t count_wrong(const struct bench_call *call, const struct bench_oper
     return call->options->check ? bench_call_wrong(call, operation) : 0;
 }
 
-static bool once(const struct bench_run *run, const struct bench_call *call,
+static bool once(struct bench_run *run, const struct bench_call *call,
                  const struct bench_operation *operation, double *time_s)
 {
     comm_request_t *request = NULL;
@@ -254,15 +255,19 @@ static bool prepare(struct bench_run *run)
 {
     const struct bench_options *options = run->options;
     comm_open_options_t open_options = COMM_OPEN_OPTIONS_INIT;
+    comm_init_options_t init_options = COMM_INIT_OPTIONS_INIT;
     open_options.socket_path = options->socket_path;
+    open_options.timeout_ms = options->connect_timeout_ms;
+    init_options.timeout_ms = options->timeout_ms;
+    init_options.op_timeout_ms = options->timeout_ms;
     size_t bytes = (size_t)options->max_bytes + (size_t)options->size * DTYPE_SIZE_MAX_BYTES;
     if (failed(run, comm_client_open(&open_options, &run->client), "connecting")) {
-        run->code = EXIT_CODE_NOT_RUNNING;
+        run->code = run->code == EXIT_CODE_TIMED_OUT ? run->code : EXIT_CODE_NOT_RUNNING;
         return false;
     }
     if (failed(run,
-               comm_init(run->client, options->communicator, run->rank, options->size, COMM_DEVICE_HOST, NULL,
-                         &run->comm),
+               comm_init(run->client, options->communicator, run->rank, options->size, COMM_DEVICE_HOST,
+                         &init_options, &run->comm),
                "joining")) {
         return false;
     }
@@ -281,7 +286,7 @@ static bool prepare(struct bench_run *run)
     return true;
 }
 
-int bench_rank(const struct bench_options *options, uint32_t rank)
+enum exit_code bench_rank(const struct bench_options *options, uint32_t rank)
 {
     static struct bench_run run; /* one a process */
     run.options = options;
@@ -302,7 +307,7 @@ int bench_rank(const struct bench_options *options, uint32_t rank)
     json_decref(run.results);
     (void)comm_destroy(run.comm);
     comm_client_close(run.client);
-    if (run.code != 0) {
+    if (run.code != EXIT_CODE_OK) {
         return run.code;
     }
     return !fine || run.wrong > 0 ? EXIT_CODE_FAILURE : EXIT_CODE_OK;

@@ -71,18 +71,78 @@ class Bench(unittest.TestCase):
         nobody = subprocess.run([COMMCTL, "--socket", "/nonexistent/commd.sock", "bench"], stderr=subprocess.PIPE, text=True, timeout=20, check=False)
         self.assertEqual(nobody.returncode, 3, nobody.stderr)
 
-    def test_interrupted_or_a_rank_killed(self):
+    def assert_ended(self, name, expected, process):
+        """With that code, and all of its processes with it: what was forked has the command line of its parent."""
+        errors = process.communicate(timeout=10)[1]
+        self.assertIn(process.returncode, expected, errors)
+        self.assertFalse([pid for pid in os.listdir("/proc") if pid.isdigit() and name.encode() in command_line(pid)], name)
+
+    def test_a_rank_killed(self):
         with Cluster(["a"], namespaces=False) as cluster:
-            for number in (signal.SIGINT, signal.SIGKILL):
-                process = bench(cluster, "a", "--ranks", "3", "--seconds-per-size", "5", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-                time.sleep(1)
-                with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
-                    ranks = [int(pid) for pid in file.read().split()]
-                self.assertEqual(len(ranks), 3)
-                os.kill(process.pid if number == signal.SIGINT else ranks[1], number)
-                process.communicate(timeout=10)
-                self.assertEqual(process.returncode, 1)
-                self.assertFalse([pid for pid in ranks if os.path.exists(f"/proc/{pid}")])
+            process = bench(cluster, "a", "--communicator", "test-killed", "--ranks", "3", "--seconds-per-size", "5")
+            os.kill(ranks_of(process, 3)[1], signal.SIGKILL)
+            self.assert_ended("test-killed", [1], process)
+
+    def test_interrupted(self):
+        with Cluster(["a"], namespaces=False) as cluster:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                process = bench(cluster, "a", "--communicator", "test-interrupted", "--ranks", "3", "--seconds-per-size", "5", preexec_fn=default_signals)
+                ranks = ranks_of(process, 3)
+                os.kill(ranks[2], signal.SIGSTOP)  # it does not hold up the others' end
+                process.send_signal(number)
+                self.assert_ended("test-interrupted", [128 + number], process)
+            # A terminal tells all of them; whichever ends first, it is an interruption.
+            process = bench(cluster, "a", "--communicator", "test-terminal", "--seconds-per-size", "5", preexec_fn=default_signals, start_new_session=True)
+            ranks_of(process, 2)
+            os.killpg(process.pid, signal.SIGINT)
+            self.assert_ended("test-terminal", [130], process)
+            self.assertEqual(cluster.json("a", "status")["clients"], 1)
+
+    def test_interrupted_at_any_moment(self):
+        """Before the ranks are there, while they are made, before anybody waits for them."""
+        with Cluster(["a"], namespaces=False) as cluster:
+            process = bench(cluster, "a", "--communicator", "test-pending", "--ranks", "8", "--seconds-per-size", "5", preexec_fn=pending_signal)
+            self.assert_ended("test-pending", [143], process)
+            for moment in range(30):
+                process = bench(cluster, "a", "--communicator", "test-moment", "--ranks", "8", "--seconds-per-size", "5", preexec_fn=default_signals)
+                time.sleep(moment * 0.0005)
+                process.send_signal(signal.SIGTERM)
+                self.assert_ended("test-moment", [143, -signal.SIGTERM], process)
+
+    def test_ranks_that_do_not_come(self):
+        with Cluster(["a"], namespaces=False) as cluster:
+            process = subprocess.Popen([COMMCTL, "--socket", cluster.socket("a"), "-t", "0.5", "bench", "--communicator", "test-late", "--size", "3", "--ranks", "2"],
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.assert_ended("test-late", [124], process)
+
+
+def default_signals():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the background a shell has it ignored
+
+
+def pending_signal():
+    """It comes as soon as somebody takes it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def command_line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def ranks_of(process, count):
+    """The processes of a run, once all of them are there."""
+    for _ in range(500):
+        with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
+            ranks = [int(pid) for pid in file.read().split()]
+        if len(ranks) == count:
+            return ranks
+        time.sleep(0.01)
+    raise AssertionError(f"{len(ranks)} processes, not {count}")
 
 
 if __name__ == "__main__":

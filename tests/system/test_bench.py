@@ -83,6 +83,21 @@ class Bench(unittest.TestCase):
             os.kill(ranks_of(process, 3)[1], signal.SIGKILL)
             self.assert_ended("test-killed", [1], process)
 
+    def test_commd_killed(self):
+        """Every rank says so, whatever it was doing; none dies of it."""
+        with Cluster(["a"], namespaces=False) as cluster:
+            for _ in range(5):
+                process = bench(cluster, "a", "--communicator", "test-lost", "--ranks", "1", "--min-bytes", "8", "--max-bytes", "8", "--seconds-per-size", "30")
+                ranks_of(process, 1)
+                cluster.wait(lambda: any(comm["ops_completed"] > 0 for comm in cluster.json("a", "comms")["comms"]), "operations")
+                cluster.daemons["a"].kill()
+                cluster.daemons["a"].wait()
+                errors = process.communicate(timeout=10)[1]
+                self.assertEqual(process.returncode, 1)
+                self.assertRegex(errors, "rank 0: .*commd")
+                cluster.start("a")
+                cluster.wait_ready()
+
     def test_interrupted(self):
         with Cluster(["a"], namespaces=False) as cluster:
             for number in (signal.SIGINT, signal.SIGTERM):

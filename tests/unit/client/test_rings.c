@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -436,6 +437,35 @@ static void test_ended_while_threads_wait(void **state)
     }
 }
 
+/* Whoever rings then finds nobody: an error, and no signal, whatever the program thinks of that one. */
+static void test_ended_before_a_call(void **state)
+{
+    (void)state;
+    for (int blocked = 0; blocked < 2; blocked++) {
+        struct pair pair = start(NULL);
+        comm_t *comm = pair_comm(&pair, "gone", 0, 1);
+        sigset_t signals, before, after, pending;
+        void *byte;
+        assert_int_equal(comm_mem_alloc(pair.client, 1, COMM_DEVICE_HOST, &byte), COMM_OK);
+        sigemptyset(&signals);
+        sigaddset(&signals, SIGPIPE);
+        assert_int_equal(pthread_sigmask(blocked ? SIG_BLOCK : SIG_UNBLOCK, &signals, NULL), 0);
+        assert_int_equal(pthread_sigmask(SIG_BLOCK, NULL, &before), 0);
+        fake_daemon_stop(pair.daemon);
+        atomic_store(&pair.client->rings->out.shared->consumer_sleeps, 1);
+        comm_result_t result = comm_all_reduce(comm, byte, byte, 1, COMM_U8, COMM_SUM, NULL);
+        assert_true(result == COMM_OK || result == COMM_DAEMON_LOST);
+        assert_int_equal(atomic_load(&pair.client->rings->out.shared->consumer_sleeps), 0); /* it rang */
+        assert_int_equal(comm_sync(comm, 0), COMM_DAEMON_LOST);
+        assert_int_equal(pthread_sigmask(SIG_BLOCK, NULL, &after), 0);
+        assert_int_equal(sigismember(&after, SIGPIPE), sigismember(&before, SIGPIPE));
+        assert_int_equal(sigpending(&pending), 0);
+        assert_int_equal(sigismember(&pending, SIGPIPE), 0);
+        comm_client_close(pair.client);
+        assert_int_equal(pthread_sigmask(SIG_UNBLOCK, &signals, NULL), 0);
+    }
+}
+
 /* Operations are in flight; nobody is told of them any more, and everything is given back. */
 static void test_closed_with_operations_in_flight(void **state)
 {
@@ -524,6 +554,7 @@ int main(void)
         cmocka_unit_test(test_full_and_going_on),
         cmocka_unit_test(test_many_threads),
         cmocka_unit_test(test_ended_while_threads_wait),
+        cmocka_unit_test(test_ended_before_a_call),
         cmocka_unit_test(test_closed_with_operations_in_flight),
         cmocka_unit_test(test_hostile_commd),
         cmocka_unit_test(test_wrong_events),

@@ -16,7 +16,8 @@ enum exit_code {
     EXIT_CODE_NOT_RUNNING = 3,
     EXIT_CODE_NOT_FOUND = 4,
     EXIT_CODE_DEGRADED = 5,
-    EXIT_CODE_TIMED_OUT = 124
+    EXIT_CODE_TIMED_OUT = 124,
+    EXIT_CODE_SIGNAL = 128 /* and the number of the signal that ended it */
 };
 
 #define COMMCTL_SCHEMA_VERSION 1
@@ -24,6 +25,7 @@ enum exit_code {
 struct commctl {
     const char *socket_path;
     uint32_t timeout_ms;
+    bool timeout_given;
     bool json;
     double watch_s; /* 0: once */
     int fd;         /* -1 until the first request */

@@ -41,8 +41,9 @@ class Cluster:
 
     next_port = 17400 + os.getpid() % 997 * 32
 
-    def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1):
+    def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None):
         """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback; one for each of `rails`."""
+        self.client_environment = client_environment or {}
         self.relays = relays or {}
         self.rails = rails
         self.relay_processes = {}
@@ -180,7 +181,7 @@ class Cluster:
     def client(self, name, *command):
         """A client process of a node, its output collected."""
         process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env=self.environment(name))
+                                   env=dict(self.environment(name), **self.client_environment))
         self.processes.append(process)
         return process
 

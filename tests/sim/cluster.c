@@ -46,7 +46,7 @@ static void node_start_rails(struct cluster_node *node)
     struct cluster *cluster = node->cluster;
     struct error error = {0};
     for (uint32_t rail = 0; rail < cluster->rail_count; rail++) {
-        node->mailboxes[rail] = (struct mailbox){0};
+        node->mailboxes[rail] = (struct mailbox){.newest = NULL};
         if (rail > 0 && (mem_network_add(cluster->rail_networks[rail], node->name, &node->rail_nets[rail],
                                          &error) != STATUS_OK ||
                          exec_new(node->rail_nets[rail], cluster_wake, node, &node->rail_execs[rail],

@@ -174,8 +174,8 @@ class Programs(unittest.TestCase):
             with Cluster(["a"], namespaces=False, client_environment={"COMMD_RINGS": wanted}) as cluster:
                 rank = cluster.rank("a", "rings", 0, 1, "idle", "seconds=30")
                 self.assertIn("FORMED", rank.stdout.readline())
-                folder = f"/proc/{cluster.daemons['a'].pid}/fd"
-                self.assertEqual(len([fd for fd in os.listdir(folder) if "commd-rings" in os.readlink(f"{folder}/{fd}")]), count)
+                with open(f"/proc/{cluster.daemons['a'].pid}/maps", encoding="ascii") as maps:
+                    self.assertEqual(sum("commd-rings" in line for line in maps), count)
                 rank.kill()
                 rank.communicate()
 

@@ -160,7 +160,11 @@ static bool is_special(cuda_stream handle)
 
 cuda_result stream_find(cuda_stream handle, struct stream **out)
 {
-    cuda_context context = context_now();
+    return stream_find_of(context_now(), handle, out);
+}
+
+cuda_result stream_find_of(cuda_context context, cuda_stream handle, struct stream **out)
+{
     if (is_special(handle)) {
         if (context == NULL || !context->active) {
             return CUDA_RESULT_INVALID_CONTEXT;

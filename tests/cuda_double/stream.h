@@ -39,7 +39,8 @@ struct stream {
 
 /* All locked. NULL and CU_STREAM_LEGACY are the current context's legacy stream, 2 is the thread's own. */
 cuda_result stream_find(cuda_stream handle, struct stream **out);
-/* The same, and its context must be the current one. */
+cuda_result stream_find_of(cuda_context context, cuda_stream handle, struct stream **out);
+/* The same as stream_find, and its context must be the current one. */
 cuda_result stream_find_here(cuda_stream handle, struct stream **out);
 void stream_unref(struct stream *stream);
 

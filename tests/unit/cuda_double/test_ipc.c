@@ -170,6 +170,7 @@ static void exporter_repeats(int fd)
     for (int i = 0; i < 2; i++) {
         cuda_pointer pointer = case_alloc(2 * MIB);
         OK(cuda->set_bytes(pointer, (unsigned char)i, 2 * MIB, NULL));
+        OK(cuda->stream_synchronize(NULL));
         OK(cuda->ipc_get(&handle, pointer));
         tell(fd, &handle, sizeof handle);
         await_step(fd);

@@ -10,8 +10,11 @@ BENCHES := $(call programs_of,$(wildcard tests/bench/*.c))
 FUZZ_MAIN := $(BUILD)/tests/lib/fuzz_replay_main.o
 TEST_SUPPORT := $(filter-out $(FUZZ_MAIN),$(call objects_of,$(wildcard tests/lib/*.c)))
 SIM_SUPPORT := $(call objects_of,$(filter-out tests/sim/test_%,$(wildcard tests/sim/*.c)))
+DOUBLE_OBJECTS := $(call objects_of,$(wildcard tests/cuda_double/*.c))
+CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
+NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
 TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES)
-TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(FUZZ_MAIN)
+TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
@@ -29,6 +32,12 @@ $(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(TEST_ARCHIVES)
 $(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(TEST_ARCHIVES)
 	$(link)
 
+# A double of the CUDA driver and of NCCL, one library under two names: tests/cuda_double/cuda_double.h says what it does.
+$(CUDA_DOUBLE): $(DOUBLE_OBJECTS) $(BUILD)/libcommd.a
+	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -o $@ $(filter %.o %.a,$^) -lm
+$(NCCL_DOUBLE): $(CUDA_DOUBLE)
+	$(Q)ln -sf $(<F) $@
+
 # A sanitized program takes several times as long; gcc's and clang's thread sanitizers need addresses of few random bits.
 test_timeout_s := $(if $(filter release,$(VARIANT)),300,1200)
 fixed_addresses := $(if $(filter tsan,$(VARIANT)),$(shell setarch -R true 2>/dev/null && echo setarch -R))
@@ -36,7 +45,8 @@ run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_
     $(fixed_addresses) python3 tests/lib/run-tests.py
 MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS)
 
-tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(BENCHES)
+tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE)
+$(UNIT_TESTS) $(SIM_TESTS) $(SYSTEM_PROGRAMS): | $(NCCL_DOUBLE)
 test: all tests ## run every test; the last line counts them
 	@$(run_tests) $(MEMORY_TESTS) $(SYSTEM_TESTS)
 test-unit: $(UNIT_TESTS) $(FUZZ_TARGETS) ## run the unit tests and replay the fuzz corpora
@@ -45,7 +55,7 @@ test-sim: $(SIM_TESTS) ## run whole clusters in memory
 	@$(run_tests) $^
 check-sim: $(BUILD)/tests/sim/test_property ## draw 100,000 operations at random and run them in memory (minutes)
 	@export COMMD_CASES=$${COMMD_CASES:-100000} COMMD_TEST_TIMEOUT_S=7200; $(run_tests) $<
-test-system: all $(SYSTEM_PROGRAMS) ## run real daemons and clients
+test-system: all $(SYSTEM_PROGRAMS) $(NCCL_DOUBLE) ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
 test-memory: $(MEMORY_TESTS)
 	@$(run_tests) $^

@@ -1,0 +1,188 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/cuda_double/nccl.h"
+
+/* What one thread does between the outermost start and end of a group, in order; or a call of its own. */
+struct item {
+    struct communicator *communicator; /* a reference */
+    bool inits;
+    struct call call;
+    struct operation *operation; /* a reference, once it has been called */
+};
+
+struct group {
+    struct item *items;
+    size_t count;
+    size_t room;
+    nccl_result failure;
+};
+
+static __thread unsigned depth;
+static __thread struct group group;
+
+nccl_result group_note(nccl_result result)
+{
+    if (depth > 0 && group.failure == NCCL_RESULT_OK) {
+        group.failure = result;
+    }
+    return result;
+}
+
+static void clear(void)
+{
+    for (size_t i = 0; i < group.count; i++) {
+        if (group.items[i].operation != NULL) {
+            operation_unref(group.items[i].operation);
+        }
+        communicator_unref(group.items[i].communicator);
+    }
+    free(group.items);
+    group = (struct group){.items = NULL};
+}
+
+static nccl_result item_state(struct item *item)
+{
+    struct communicator *communicator = item->communicator;
+    if (communicator->aborted) {
+        return nccl_fail(NCCL_RESULT_SYSTEM_ERROR, "rank %d has been aborted", communicator->rank);
+    }
+    if (communicator->failure != NCCL_RESULT_OK) {
+        return communicator->failure;
+    }
+    return item->inits ? communicator->clique->verdict : operation_state(item->operation);
+}
+
+/* All ranks of every communicator have to come, in this thread's group or in others. */
+static nccl_result await(void)
+{
+    uint64_t deadline = hang_deadline(now_ns());
+    for (size_t i = 0; i < group.count; i++) {
+        struct item *item = &group.items[i];
+        nccl_result state = item_state(item);
+        while (state == NCCL_RESULT_IN_PROGRESS && double_wait(deadline)) {
+            state = item_state(item);
+        }
+        if (state == NCCL_RESULT_IN_PROGRESS) {
+            struct clique *clique = item->communicator->clique;
+            return clique_fail(clique, NCCL_RESULT_SYSTEM_ERROR,
+                               "%d of %d ranks have %s; NCCL would hang: one thread's calls on several ranks "
+                               "belong in one group",
+                               item->inits ? clique->joined : item->operation->called, clique->size,
+                               item->inits ? "come" : "called");
+        }
+        if (state != NCCL_RESULT_OK) {
+            return state;
+        }
+    }
+    return NCCL_RESULT_OK;
+}
+
+static nccl_result run_blocking(void)
+{
+    nccl_result result = await();
+    for (size_t i = 0; i < group.count && result == NCCL_RESULT_OK; i++) {
+        struct item *item = &group.items[i];
+        if (item->inits) {
+            item->communicator->forming = false;
+            continue;
+        }
+        result = operation_enqueue(item->operation, item->communicator);
+        item->operation = NULL;
+    }
+    return result;
+}
+
+/* The rest is for whoever polls each communicator's state. */
+static nccl_result leave_pending(void)
+{
+    for (size_t i = 0; i < group.count; i++) {
+        struct item *item = &group.items[i];
+        if (item->inits) {
+            continue;
+        }
+        struct pending *pending = malloc(sizeof *pending);
+        if (pending == NULL) {
+            return nccl_fail(NCCL_RESULT_SYSTEM_ERROR, "no memory");
+        }
+        *pending = (struct pending){.operation = item->operation};
+        item->operation = NULL;
+        struct pending **last = &item->communicator->pending;
+        while (*last != NULL) {
+            last = &(*last)->next;
+        }
+        *last = pending;
+        item->communicator->polls = POLLS;
+    }
+    return NCCL_RESULT_IN_PROGRESS;
+}
+
+static nccl_result run(void)
+{
+    nccl_result result = group.failure;
+    for (size_t i = 0; i < group.count && result == NCCL_RESULT_OK; i++) {
+        if (group.items[i].communicator->blocking != group.items[0].communicator->blocking) {
+            result = nccl_fail(NCCL_RESULT_INVALID_ARGUMENT, "blocking and non-blocking ranks in one group");
+        }
+    }
+    for (size_t i = 0; i < group.count && result == NCCL_RESULT_OK; i++) {
+        struct item *item = &group.items[i];
+        if (!item->inits) {
+            item->operation = operation_call(item->communicator, &item->call);
+            result =
+                item->operation != NULL ? NCCL_RESULT_OK : nccl_fail(NCCL_RESULT_SYSTEM_ERROR, "no memory");
+        }
+    }
+    if (result == NCCL_RESULT_OK && group.count > 0) {
+        result = group.items[0].communicator->blocking ? run_blocking() : leave_pending();
+    }
+    clear();
+    return result;
+}
+
+static nccl_result add(const struct item *item)
+{
+    if (group.count == group.room) {
+        size_t room = group.room == 0 ? 8 : group.room * 2;
+        struct item *grown = realloc(group.items, room * sizeof *grown);
+        if (grown == NULL) {
+            return group_note(nccl_fail(NCCL_RESULT_SYSTEM_ERROR, "no memory"));
+        }
+        group.items = grown;
+        group.room = room;
+    }
+    group.items[group.count++] = *item;
+    item->communicator->references++;
+    return depth > 0 ? NCCL_RESULT_OK : run();
+}
+
+nccl_result group_add_init(struct communicator *communicator)
+{
+    return add(&(struct item){.communicator = communicator, .inits = true});
+}
+
+nccl_result group_add_call(struct communicator *communicator, const struct call *call)
+{
+    return add(&(struct item){.communicator = communicator, .call = *call});
+}
+
+nccl_result ncclGroupStart(void)
+{
+    nccl_result result = nccl_enter(__func__);
+    depth += result == NCCL_RESULT_OK;
+    return result;
+}
+
+nccl_result ncclGroupEnd(void)
+{
+    nccl_result result = nccl_enter(__func__);
+    double_lock();
+    if (depth == 0) {
+        result = nccl_fail(NCCL_RESULT_INVALID_USAGE, "ncclGroupEnd without ncclGroupStart");
+    } else if (--depth == 0) {
+        group.failure = result != NCCL_RESULT_OK ? result : group.failure;
+        result = run();
+    }
+    double_unlock();
+    return result;
+}

@@ -1,0 +1,434 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/dev/reduce.h"
+#include "tests/cuda_double/memory.h"
+#include "tests/cuda_double/nccl.h"
+
+static const struct {
+    enum dtype dtype;
+    const char *text;
+} types[] = {
+    [NCCL_TYPE_I8] = {DTYPE_I8, "i8"},
+    [NCCL_TYPE_U8] = {DTYPE_U8, "u8"},
+    [NCCL_TYPE_I32] = {DTYPE_I32, "i32"},
+    [NCCL_TYPE_U32] = {DTYPE_U32, "u32"},
+    [NCCL_TYPE_I64] = {DTYPE_I64, "i64"},
+    [NCCL_TYPE_U64] = {DTYPE_U64, "u64"},
+    [NCCL_TYPE_F16] = {DTYPE_F16, "f16"},
+    [NCCL_TYPE_F32] = {DTYPE_F32, "f32"},
+    [NCCL_TYPE_F64] = {DTYPE_F64, "f64"},
+    [NCCL_TYPE_BF16] = {DTYPE_BF16, "bf16"},
+    [NCCL_TYPE_F8E4M3] = {DTYPE_F8E4M3, "f8e4m3"},
+    [NCCL_TYPE_F8E5M2] = {DTYPE_F8E5M2, "f8e5m2"},
+};
+#define TYPE_COUNT ((int)(sizeof types / sizeof types[0]))
+
+static const enum reduce reduces[] = {[NCCL_REDUCE_SUM] = REDUCE_SUM,
+                                      [NCCL_REDUCE_PROD] = REDUCE_PROD,
+                                      [NCCL_REDUCE_MAX] = REDUCE_MAX,
+                                      [NCCL_REDUCE_MIN] = REDUCE_MIN};
+#define REDUCE_TYPE_COUNT ((int)(sizeof reduces / sizeof reduces[0]))
+
+static const char *const kinds[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
+
+void operation_unref(struct operation *operation)
+{
+    if (--operation->references == 0) {
+        clique_unref(operation->clique);
+        free(operation);
+    }
+}
+
+static struct operation *operation_of(struct clique *clique, uint64_t number)
+{
+    struct operation **link = &clique->operations;
+    for (; *link != NULL; link = &(*link)->next) {
+        if ((*link)->number == number) {
+            return *link;
+        }
+    }
+    struct operation *made = calloc(1, sizeof *made + (size_t)clique->size * sizeof(struct part));
+    if (made != NULL) {
+        *made = (struct operation){.clique = clique, .number = number, .references = 1, .first_ns = now_ns()};
+        clique->references++;
+        *link = made;
+    }
+    return made;
+}
+
+static void forget(struct operation *operation)
+{
+    struct operation **link = &operation->clique->operations;
+    while (*link != operation) {
+        link = &(*link)->next;
+    }
+    *link = operation->next;
+    operation_unref(operation);
+}
+
+static bool same(const struct call *a, const struct call *b)
+{
+    return a->kind == b->kind && a->count == b->count && a->type == b->type && a->reduce == b->reduce &&
+           a->root == b->root;
+}
+
+struct operation *operation_call(struct communicator *communicator, const struct call *call)
+{
+    struct clique *clique = communicator->clique;
+    struct operation *operation = operation_of(clique, communicator->calls);
+    if (operation == NULL) {
+        return NULL;
+    }
+    communicator->calls++;
+    for (int i = 0; i < clique->size; i++) {
+        if (operation->parts[i].communicator != NULL && !same(&operation->parts[i].call, call)) {
+            const struct call *other = &operation->parts[i].call;
+            operation->mismatched = true;
+            (void)nccl_fail(NCCL_RESULT_OK,
+                            "%s of %zu %s (rank %d) meets %s of %zu %s (rank %d): NCCL would hang",
+                            kinds[other->kind], other->count, types[other->type].text, i, kinds[call->kind],
+                            call->count, types[call->type].text, communicator->rank);
+        }
+    }
+    operation->parts[communicator->rank] = (struct part){.communicator = communicator, .call = *call};
+    operation->references++;
+    operation->called++;
+    if (operation->called == clique->size) {
+        forget(operation);
+        double_progress();
+    }
+    return operation;
+}
+
+nccl_result operation_state(struct operation *operation)
+{
+    struct clique *clique = operation->clique;
+    if (operation->called == clique->size && !operation->mismatched) {
+        return NCCL_RESULT_OK;
+    }
+    if (now_ns() < hang_deadline(operation->first_ns)) {
+        return NCCL_RESULT_IN_PROGRESS;
+    }
+    return clique_fail(
+        clique, NCCL_RESULT_SYSTEM_ERROR,
+        operation->mismatched
+            ? "operation %llu: ranks have called different things; NCCL would hang"
+            : "operation %llu: not all ranks have called it; NCCL would hang: one thread's calls "
+              "on several ranks belong in one group",
+        (unsigned long long)operation->number);
+}
+
+/* ---- in the streams */
+
+struct part_work {
+    struct work work;
+    struct operation *operation;
+    struct communicator *communicator;
+};
+
+/* What one rank's part touches. */
+struct bytes {
+    unsigned char *send;
+    unsigned char *receive;
+    struct pin send_pin;
+    struct pin receive_pin;
+};
+
+static uint64_t block_bytes(const struct call *call)
+{
+    return call->count * dtype_size_bytes(types[call->type].dtype);
+}
+
+static uint64_t send_bytes(const struct call *call, int size, int rank)
+{
+    if (call->kind == COLLECTIVE_BROADCAST && call->root != rank) {
+        return 0;
+    }
+    return block_bytes(call) * (uint64_t)(call->kind == COLLECTIVE_REDUCE_SCATTER ? size : 1);
+}
+
+static uint64_t receive_bytes(const struct call *call, int size)
+{
+    return block_bytes(call) * (uint64_t)(call->kind == COLLECTIVE_ALL_GATHER ? size : 1);
+}
+
+static cuda_result touch(const struct part *part, int size, struct bytes *bytes)
+{
+    const struct call *call = &part->call;
+    cuda_context context = part->communicator->context;
+    unsigned alignment = (unsigned)dtype_size_bytes(types[call->type].dtype);
+    cuda_result result = memory_resolve(context, (uint64_t)(uintptr_t)call->send,
+                                        send_bytes(call, size, part->communicator->rank), alignment,
+                                        TOUCH_KERNEL, &bytes->send, &bytes->send_pin);
+    if (result != CUDA_RESULT_OK) {
+        return result;
+    }
+    result = memory_resolve(context, (uint64_t)(uintptr_t)call->receive, receive_bytes(call, size), alignment,
+                            TOUCH_KERNEL, &bytes->receive, &bytes->receive_pin);
+    if (result != CUDA_RESULT_OK) {
+        memory_unpin(&bytes->send_pin);
+    }
+    return result;
+}
+
+/* As a ring does: in the type itself, and each part begins at another rank. */
+static void reduce_range(const struct call *call, const struct bytes *bytes, int size, int first,
+                         uint64_t offset, uint64_t count, unsigned char *target)
+{
+    enum dtype dtype = types[call->type].dtype;
+    memcpy(target, bytes[first].send + offset, count * dtype_size_bytes(dtype));
+    for (int i = 1; i < size; i++) {
+        dev_reduce_into(dtype, reduces[call->reduce], target, bytes[(first + i) % size].send + offset, count);
+    }
+}
+
+static void run_reduction(const struct call *call, const struct bytes *bytes, int size, unsigned char *room)
+{
+    uint64_t element = dtype_size_bytes(types[call->type].dtype);
+    uint64_t total = call->kind == COLLECTIVE_REDUCE_SCATTER ? call->count * (uint64_t)size : call->count;
+    uint64_t each = call->kind == COLLECTIVE_REDUCE_SCATTER
+                        ? call->count
+                        : (call->count + (uint64_t)size - 1) / (uint64_t)size;
+    for (int part = 0; part < size; part++) {
+        uint64_t begin = each * (uint64_t)part;
+        uint64_t count = begin >= total ? 0 : total - begin < each ? total - begin : each;
+        if (count > 0) {
+            reduce_range(call, bytes, size, (part + 1) % size, begin * element, count,
+                         room + begin * element);
+        }
+    }
+    for (int rank = 0; rank < size; rank++) {
+        bool scatters = call->kind == COLLECTIVE_REDUCE_SCATTER;
+        memcpy(bytes[rank].receive, room + (scatters ? block_bytes(call) * (uint64_t)rank : 0),
+               block_bytes(call));
+    }
+}
+
+static void run_copies(const struct call *call, const struct bytes *bytes, int size, unsigned char *room)
+{
+    uint64_t block = block_bytes(call);
+    bool gathers = call->kind == COLLECTIVE_ALL_GATHER;
+    for (int rank = 0; rank < size && gathers; rank++) {
+        memcpy(room + block * (uint64_t)rank, bytes[rank].send, block);
+    }
+    if (!gathers) {
+        memcpy(room, bytes[call->root].send, block);
+    }
+    for (int rank = 0; rank < size; rank++) {
+        memcpy(bytes[rank].receive, room, receive_bytes(call, size));
+    }
+}
+
+/* By the last stream to come. A rank whose memory is not what it said breaks its own context. Locked. */
+static void execute(struct operation *operation)
+{
+    int size = operation->clique->size;
+    const struct call *call = &operation->parts[0].call;
+    struct bytes *bytes = calloc((size_t)size, sizeof *bytes);
+    unsigned char *room = malloc(block_bytes(call) * (uint64_t)size);
+    int touched = 0;
+    for (; touched < size && bytes != NULL && room != NULL; touched++) {
+        cuda_result result = touch(&operation->parts[touched], size, &bytes[touched]);
+        if (result != CUDA_RESULT_OK) {
+            operation->parts[touched].communicator->failure = NCCL_RESULT_UNHANDLED_CUDA_ERROR;
+            context_fail(operation->parts[touched].communicator->context, result);
+            break;
+        }
+    }
+    operation->done = touched == size;
+    operation->abandoned = !operation->done;
+    if (operation->done) {
+        operation->done = false; /* not yet for the others */
+        double_unlock();
+        if (call->kind == COLLECTIVE_ALL_REDUCE || call->kind == COLLECTIVE_REDUCE_SCATTER) {
+            run_reduction(call, bytes, size, room);
+        } else {
+            run_copies(call, bytes, size, room);
+        }
+        double_lock();
+        operation->done = true;
+    }
+    for (int i = 0; i < touched; i++) {
+        memory_unpin(&bytes[i].send_pin);
+        memory_unpin(&bytes[i].receive_pin);
+    }
+    free(room);
+    free(bytes);
+    double_progress();
+}
+
+static cuda_result part_run(struct work *work, struct stream *stream)
+{
+    const struct part_work *part = (const struct part_work *)work;
+    struct operation *operation = part->operation;
+    double_lock();
+    operation->abandoned |= part->communicator->aborted;
+    if (++operation->arrived == operation->clique->size && !operation->abandoned) {
+        execute(operation);
+    }
+    while (!operation->done && !part->communicator->aborted && !stream_gives_up(stream)) {
+        double_wait(0);
+    }
+    operation->abandoned |= !operation->done && operation->arrived < operation->clique->size;
+    double_unlock();
+    return CUDA_RESULT_OK;
+}
+
+static void part_destroy(struct work *work)
+{
+    struct part_work *part = (struct part_work *)work;
+    part->communicator->outstanding--;
+    double_progress();
+    operation_unref(part->operation);
+    communicator_unref(part->communicator);
+    free(part);
+}
+
+nccl_result operation_enqueue(struct operation *operation, struct communicator *communicator)
+{
+    struct stream *stream;
+    const struct call *call = &operation->parts[communicator->rank].call;
+    cuda_result found = stream_find_of(communicator->context, call->stream, &stream);
+    struct part_work *part = found == CUDA_RESULT_OK ? malloc(sizeof *part) : NULL;
+    if (part == NULL) {
+        operation_unref(operation);
+        return nccl_fail(NCCL_RESULT_UNHANDLED_CUDA_ERROR, "rank %d: its stream is gone", communicator->rank);
+    }
+    *part = (struct part_work){.work = {.references = 1, .run = part_run, .destroy = part_destroy},
+                               .operation = operation,
+                               .communicator = communicator};
+    communicator->references++;
+    communicator->outstanding++;
+    return stream_submit(stream, &part->work, NULL) == CUDA_RESULT_OK ? NCCL_RESULT_OK
+                                                                      : NCCL_RESULT_UNHANDLED_CUDA_ERROR;
+}
+
+/* ---- calls */
+
+static bool apart(const char *a, uint64_t a_bytes, const char *b, uint64_t b_bytes)
+{
+    return a + a_bytes <= b || b + b_bytes <= a;
+}
+
+/* In place is: the same buffer, or this rank's block of the larger one. Nothing else may overlap. */
+static bool buffers_are_sound(const struct call *call, int size, int rank)
+{
+    const char *send = call->send;
+    const char *receive = call->receive;
+    uint64_t mine = block_bytes(call) * (uint64_t)rank;
+    uint64_t bytes = send_bytes(call, size, rank);
+    bool in_place = false;
+    switch (call->kind) {
+    case COLLECTIVE_ALL_REDUCE:
+    case COLLECTIVE_BROADCAST:
+        in_place = send == receive;
+        break;
+    case COLLECTIVE_ALL_GATHER:
+        in_place = send == receive + mine;
+        break;
+    case COLLECTIVE_REDUCE_SCATTER:
+        in_place = receive == send + mine;
+        break;
+    }
+    return receive != NULL && (send != NULL || bytes == 0) &&
+           (bytes == 0 || in_place || apart(send, bytes, receive, receive_bytes(call, size)));
+}
+
+static nccl_result check(const struct communicator *communicator, const struct call *call)
+{
+    struct stream *stream;
+    nccl_result result = communicator_check(communicator);
+    if (result != NCCL_RESULT_OK) {
+        return result;
+    }
+    int size = communicator->clique->size;
+    if (call->type < 0 || call->type >= TYPE_COUNT || call->reduce >= REDUCE_TYPE_COUNT ||
+        call->root >= size || (call->kind == COLLECTIVE_BROADCAST && call->root < 0) ||
+        (call->kind <= COLLECTIVE_REDUCE_SCATTER && call->reduce < 0) ||
+        !buffers_are_sound(call, size, communicator->rank)) {
+        return nccl_fail(NCCL_RESULT_INVALID_ARGUMENT, "%s: rank %d: type, operator, root or buffers",
+                         kinds[call->kind], communicator->rank);
+    }
+    if (stream_find_of(communicator->context, call->stream, &stream) != CUDA_RESULT_OK ||
+        stream->context != communicator->context || stream->capture != NULL) {
+        return nccl_fail(
+            NCCL_RESULT_UNHANDLED_CUDA_ERROR,
+            "%s: rank %d: the stream is not of its device, is capturing, or its context is broken",
+            kinds[call->kind], communicator->rank);
+    }
+    return NCCL_RESULT_OK;
+}
+
+static nccl_result collective(const char *symbol, nccl_comm comm, const struct call *call)
+{
+    nccl_result result = nccl_enter(symbol);
+    double_lock();
+    struct communicator *communicator = object_get(OBJECT_COMMUNICATOR, (uintptr_t)comm);
+    if (result == NCCL_RESULT_OK) {
+        result = check(communicator, call);
+    }
+    if (result != NCCL_RESULT_OK) {
+        result = group_note(result);
+    } else if (call->count > 0) {
+        result = group_add_call(communicator, call);
+    }
+    double_unlock();
+    return result;
+}
+
+nccl_result ncclAllReduce(const void *send, void *receive, size_t count, int type, int reduce, nccl_comm comm,
+                          cuda_stream stream)
+{
+    return collective(__func__, comm,
+                      &(struct call){.kind = COLLECTIVE_ALL_REDUCE,
+                                     .count = count,
+                                     .type = type,
+                                     .reduce = reduce,
+                                     .root = -1,
+                                     .send = send,
+                                     .receive = receive,
+                                     .stream = stream});
+}
+
+nccl_result ncclReduceScatter(const void *send, void *receive, size_t count, int type, int reduce,
+                              nccl_comm comm, cuda_stream stream)
+{
+    return collective(__func__, comm,
+                      &(struct call){.kind = COLLECTIVE_REDUCE_SCATTER,
+                                     .count = count,
+                                     .type = type,
+                                     .reduce = reduce,
+                                     .root = -1,
+                                     .send = send,
+                                     .receive = receive,
+                                     .stream = stream});
+}
+
+nccl_result ncclAllGather(const void *send, void *receive, size_t count, int type, nccl_comm comm,
+                          cuda_stream stream)
+{
+    return collective(__func__, comm,
+                      &(struct call){.kind = COLLECTIVE_ALL_GATHER,
+                                     .count = count,
+                                     .type = type,
+                                     .reduce = -1,
+                                     .root = -1,
+                                     .send = send,
+                                     .receive = receive,
+                                     .stream = stream});
+}
+
+nccl_result ncclBroadcast(const void *send, void *receive, size_t count, int type, int root, nccl_comm comm,
+                          cuda_stream stream)
+{
+    return collective(__func__, comm,
+                      &(struct call){.kind = COLLECTIVE_BROADCAST,
+                                     .count = count,
+                                     .type = type,
+                                     .reduce = -1,
+                                     .root = root,
+                                     .send = send,
+                                     .receive = receive,
+                                     .stream = stream});
+}

@@ -109,6 +109,7 @@ typedef enum comm_op {
 typedef struct comm_client comm_client_t;   /* a connection to commd */
 typedef struct comm_comm comm_t;            /* one rank of a communicator */
 typedef struct comm_request comm_request_t; /* one operation, to be waited for by itself */
+typedef struct comm_event comm_event_t;     /* a point in a CUDA stream, or in a communicator */
 
 /* Short text of a result; never null. Static storage. */
 COMM_API const char *comm_result_text(comm_result_t result);
@@ -259,6 +260,9 @@ enum comm_compression {
     COMM_COMPRESSION_F8 = 2,
     COMM_COMPRESSION_TOP_K = 3 /* the largest of each 1,024 elements alone, as f32 */
 };
+
+/* In place of a CUDA stream: none. Null is CUDA's legacy default stream. */
+#define COMM_STREAM_NONE ((void *)-1)
 
 typedef struct comm_call_options {
     size_t struct_size;  /* set by COMM_CALL_OPTIONS_INIT */
@@ -439,6 +443,14 @@ COMM_API void comm_request_free(comm_request_t *request);
  * deadlines let it; otherwise COMM_TIMED_OUT after it, and the operations go on.
  */
 COMM_API COMM_CHECK comm_result_t comm_sync(comm_t *comm, uint32_t timeout_ms);
+
+COMM_API COMM_CHECK comm_result_t comm_sync_stream(comm_t *comm, uint32_t timeout_ms);
+COMM_API COMM_CHECK comm_result_t comm_event_create(comm_client_t *client, comm_event_t **event);
+COMM_API void comm_event_destroy(comm_event_t *event);
+COMM_API COMM_CHECK comm_result_t comm_event_record(comm_event_t *event, void *stream);
+COMM_API COMM_CHECK comm_result_t comm_event_record_comm(comm_event_t *event, comm_t *comm);
+COMM_API COMM_CHECK comm_result_t comm_event_wait(comm_event_t *event, void *stream);
+COMM_API COMM_CHECK comm_result_t comm_event_wait_comm(comm_event_t *event, comm_t *comm);
 
 #ifdef __cplusplus
 }

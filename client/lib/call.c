@@ -22,7 +22,7 @@ comm_result_t call_begin(struct client_call *call, const char *name, enum op_kin
     if (call->options.request != NULL) {
         *call->options.request = NULL;
     }
-    if (call->options.stream != NULL) {
+    if (call->options.stream != NULL && call->options.stream != COMM_STREAM_NONE && comm->gpu == NULL) {
         return error_report(COMM_UNSUPPORTED,
                             "%s on \"%s\": a CUDA stream, but the communicator is the host's", name,
                             comm->name);

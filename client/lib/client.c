@@ -155,6 +155,7 @@ static struct comm_client *client_new(const char *path)
     pthread_cond_init(&client->changed, &attributes);
     pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&client->lock, NULL);
+    fences_init(&client->fences);
     return client;
 failed:
     if (client != NULL) {
@@ -166,8 +167,11 @@ failed:
 
 static void client_free(struct comm_client *client)
 {
+    events_free_all(client);
+    fences_close(&client->fences);
     memory_free_all(client);
     staging_free_all(client);
+    gpus_close(client);
     rings_close(client->rings);
     for (int i = 0; client->ring_fds[0] >= 0 && i < CLIENT_RING_FDS; i++) {
         close(client->ring_fds[i]);

@@ -6,7 +6,7 @@
 #include "client/lib/internal.h"
 
 static struct comm_comm *member_new(struct comm_client *client, const char *name, uint32_t rank,
-                                    uint32_t size)
+                                    uint32_t size, int device, struct client_gpu *gpu)
 {
     struct comm_comm *comm = calloc(1, sizeof *comm);
     char *name_copy = strdup(name);
@@ -16,6 +16,8 @@ static struct comm_comm *member_new(struct comm_client *client, const char *name
         return NULL;
     }
     comm->client = client;
+    comm->gpu = gpu;
+    comm->device = device;
     comm->handle = ++client->last_handle;
     comm->rank = rank;
     comm->size = size;
@@ -37,6 +39,7 @@ static void member_free(struct comm_comm *comm)
     for (uint32_t i = 0; comm->node_names != NULL && i < comm->node_count; i++) {
         free(comm->node_names[i]);
     }
+    records_forget(comm);
     free(comm->node_names);
     free(comm->node_of_rank);
     free(comm->algorithms);
@@ -98,11 +101,10 @@ static comm_result_t check_arguments(const char *name, uint32_t rank, uint32_t s
             "comm_init: \"%s\": rank %u of %u: expected a size of 1 to %d, and a rank below it", name, rank,
             size, COMM_SIZE_MAX);
     }
-    if (device != COMM_DEVICE_HOST) {
-        return error_report(
-            COMM_UNSUPPORTED,
-            "comm_init: \"%s\": device %d: this version has the host alone (COMM_DEVICE_HOST, %d)", name,
-            device, COMM_DEVICE_HOST);
+    if (device < COMM_DEVICE_HOST) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_init: \"%s\": device %d: expected a GPU's number, or COMM_DEVICE_HOST (%d)",
+                            name, device, COMM_DEVICE_HOST);
     }
     return COMM_OK;
 }
@@ -143,7 +145,11 @@ static comm_result_t member_form(struct comm_comm *comm, const comm_init_options
     body.name = comm->name;
     body.rank = comm->rank;
     body.size = comm->size;
-    body.device = COMM_DEVICE_HOST;
+    body.device = comm->device;
+    if (comm->gpu != NULL) {
+        body.device_uuid.data = comm->gpu->uuid.bytes;
+        body.device_uuid.len = CUDA_UUID_BYTES;
+    }
     body.form_timeout_ms = options->timeout_ms;
     body.op_timeout_ms = options->op_timeout_ms;
     body.slice_bytes = options->slice_bytes;
@@ -263,6 +269,23 @@ static comm_result_t member_keep_options(struct comm_comm *comm, const comm_init
     return COMM_OK;
 }
 
+/* Frees it where it cannot. */
+static comm_result_t member_join(struct comm_comm *comm, const comm_init_options_t *options)
+{
+    comm->op_timeout_ms = options->op_timeout_ms;
+    comm_result_t result = member_keep_options(comm, options);
+    if (result == COMM_OK) {
+        result = member_form(comm, &comm->options);
+    }
+    if (result == COMM_OK) {
+        result = fetch_table(comm);
+    }
+    if (result != COMM_OK) {
+        member_free(comm);
+    }
+    return result;
+}
+
 comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, uint32_t size, int device,
                         const comm_init_options_t *options, comm_t **out)
 {
@@ -284,24 +307,17 @@ comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, 
     }
     given.timeout_ms = given.timeout_ms != 0 ? given.timeout_ms : FORM_TIMEOUT_DEFAULT_MS;
     given.op_timeout_ms = given.op_timeout_ms != 0 ? given.op_timeout_ms : OP_TIMEOUT_DEFAULT_MS;
-    struct comm_comm *comm = member_new(client, name, rank, size);
-    if (comm == NULL) {
-        result = error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", name);
-    } else {
-        comm->op_timeout_ms = given.op_timeout_ms;
-        result = member_keep_options(comm, &given);
+    struct client_gpu *gpu = NULL;
+    if (device != COMM_DEVICE_HOST) {
+        result = gpu_open(client, device, &gpu);
     }
     if (result == COMM_OK) {
-        result = member_form(comm, &comm->options);
-        if (result == COMM_OK) {
-            result = fetch_table(comm);
-        }
-        if (result == COMM_OK) {
-            *out = comm;
-        }
-    }
-    if (result != COMM_OK && comm != NULL) {
-        member_free(comm);
+        struct comm_comm *comm = member_new(client, name, rank, size, device, gpu);
+        result = comm != NULL ? member_join(comm, &given)
+                              : error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", name);
+        *out = result == COMM_OK ? comm : NULL;
+    } else {
+        result = error_prefix(result, "comm_init: \"%s\"", name);
     }
     client_leave(client);
     return result;

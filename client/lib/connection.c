@@ -25,7 +25,7 @@ uint64_t clock_after_ms(uint64_t ms)
     return clock_ns() + ms * 1000000u;
 }
 
-comm_result_t client_enter(struct comm_client *client)
+comm_result_t client_check(const struct comm_client *client)
 {
     if (client == NULL) {
         return error_report(COMM_INVALID_ARGUMENT, "the client is a null pointer");
@@ -36,8 +36,16 @@ comm_result_t client_enter(struct comm_client *client)
             "%s: this connection was opened by process %d, before a fork: process %d must open its own",
             client->path, (int)client->pid, (int)getpid());
     }
-    pthread_mutex_lock(&client->lock);
     return COMM_OK;
+}
+
+comm_result_t client_enter(struct comm_client *client)
+{
+    comm_result_t result = client_check(client);
+    if (result == COMM_OK) {
+        pthread_mutex_lock(&client->lock);
+    }
+    return result;
 }
 
 void client_leave(struct comm_client *client)
@@ -60,6 +68,7 @@ void client_lose(struct comm_client *client, comm_result_t result, const char *f
         member_fail(comm, result, "%s", client->lost_text);
         ops_forget(comm);
     }
+    fences_release(&client->fences);
     pthread_cond_broadcast(&client->changed);
 }
 
@@ -203,6 +212,14 @@ void client_take_events(struct comm_client *client)
         } else {
             drain(client);
         }
+        pthread_cond_broadcast(&client->changed);
+    }
+}
+
+void client_take_all(struct comm_client *client)
+{
+    if (!client->reading) {
+        drain(client);
         pthread_cond_broadcast(&client->changed);
     }
 }

@@ -28,7 +28,8 @@ comm_result_t comm_group_begin(void)
     return COMM_OK;
 }
 
-comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request)
+comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
+                        const struct stream_order *order)
 {
     if (group.count == group.capacity) {
         size_t capacity = group.capacity != 0 ? 2 * group.capacity : 64;
@@ -44,8 +45,19 @@ comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, 
     if (copy == NULL) {
         return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a group", call->name, comm->name);
     }
-    group.entries[group.count++] = (struct client_entry){.comm = comm, .call = copy, .request = request};
+    group.entries[group.count++] =
+        (struct client_entry){.comm = comm, .call = copy, .request = request, .order = *order};
     return COMM_OK;
+}
+
+void group_drop(void)
+{
+    for (size_t i = 0; i < group.count; i++) {
+        stream_abandon(group.entries[i].comm, &group.entries[i].order);
+        free(group.entries[i].call);
+    }
+    free(group.entries);
+    group = (struct group){0};
 }
 
 /* Whether the one may run as one with the other. */
@@ -96,9 +108,37 @@ static void fail_handles(const struct client_entry *entries, size_t count, comm_
     }
 }
 
+/* Those of one client. */
+static comm_result_t submit_part(struct client_entry *entries, size_t count)
+{
+    struct comm_client *client = entries[0].comm->client;
+    comm_result_t result = client_enter(client);
+    if (result != COMM_OK) {
+        return result;
+    }
+    result = call_submit_entries(client, entries, count);
+    if (result != COMM_OK) {
+        fail_handles(entries, count, result);
+    }
+    client_leave(client);
+    return result;
+}
+
+/* After all were submitted: a stream that waits for one of them would hold up the others. */
+static comm_result_t end_in_streams(struct client_entry *entries, size_t count)
+{
+    comm_result_t first_failure = COMM_OK;
+    for (size_t i = 0; i < count; i++) {
+        comm_result_t result = stream_end(entries[i].comm, entries[i].call, &entries[i].order);
+        first_failure = first_failure == COMM_OK ? result : first_failure;
+    }
+    return first_failure;
+}
+
 comm_result_t comm_group_end(void)
 {
     comm_result_t first_failure = COMM_OK;
+    char text[ERROR_TEXT_BYTES] = "";
     if (group.depth == 0) {
         return error_report(COMM_INVALID_ARGUMENT, "comm_group_end: there is no group");
     }
@@ -108,26 +148,21 @@ comm_result_t comm_group_end(void)
     struct group ended = group;
     group = (struct group){0};
     make_buckets(ended.entries, ended.count);
-    for (size_t begin = 0; begin < ended.count;) {
-        struct comm_client *client = ended.entries[begin].comm->client;
-        size_t end = begin;
-        while (end < ended.count && ended.entries[end].comm->client == client) {
+    for (size_t begin = 0, end; begin < ended.count; begin = end) {
+        const struct comm_client *client = ended.entries[begin].comm->client;
+        for (end = begin; end < ended.count && ended.entries[end].comm->client == client;) {
             end++;
         }
-        comm_result_t result = client_enter(client);
-        if (result == COMM_OK) {
-            result = call_submit_entries(client, &ended.entries[begin], end - begin);
-            if (result != COMM_OK) {
-                fail_handles(&ended.entries[begin], end - begin, result);
-            }
-            client_leave(client);
+        comm_result_t result = submit_part(&ended.entries[begin], end - begin);
+        if (first_failure == COMM_OK && result != COMM_OK) {
+            first_failure = result;
+            (void)snprintf(text, sizeof text, "%s", comm_last_error());
         }
-        first_failure = first_failure == COMM_OK ? result : first_failure;
-        begin = end;
     }
+    comm_result_t ordered = end_in_streams(ended.entries, ended.count);
     for (size_t i = 0; i < ended.count; i++) {
         free(ended.entries[i].call);
     }
     free(ended.entries);
-    return first_failure;
+    return first_failure != COMM_OK ? error_repeat(first_failure, text) : ordered;
 }

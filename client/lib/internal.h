@@ -8,6 +8,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "client/lib/fence.h"
+#include "client/lib/gpu.h"
 #include "proto/client.pb-c.h"
 #include "proto/ring.h"
 #include "proto/status.h"
@@ -15,9 +17,9 @@
 #include "proto/version.h"
 
 /*
- * What the library's files share. One lock a client guards everything of it. There is no thread of the
- * library's own: whoever waits reads the socket, one thread at a time, and hands out what arrives; the others
- * wait for it to do so.
+ * What the library's files share. One lock a client guards everything of it. Whoever waits reads the socket,
+ * one thread at a time, and hands out what arrives; the others wait for it to do so. There is no thread of
+ * the library's own but one for a client whose operations are ordered against CUDA streams (watchdog.c).
  *
  * Functions that take a client or a communicator expect its lock held, unless they say otherwise. Those that
  * may send or wait let go of it meanwhile, and say so: nothing that another thread may change is to be
@@ -33,9 +35,12 @@
 #define DAEMON_MARGIN_MS 5000u    /* beyond commd's own deadline, before it counts as frozen */
 #define FINISH_TIMEOUT_MS 1000u   /* how long destroy and close try to finish, and a notice to be sent */
 #define REQUEST_MAX_BYTES                                                                                    \
-    8192 /* what a request is packed in; the texts of comm_init are the only long ones */
+    16384 /* what a request is packed in; the texts of comm_init are the only long ones */
 #define ALGORITHMS_MAX_BYTES 1024
 #define OPTIONS_MAX_BYTES 4096 /* a struct_size beyond is garbage, not a newer library's */
+
+#define COMM_WAITS_MAX (CLIENT_FENCES_MAX - 1u) /* one is for the operation's stream */
+#define RECORDS_MAX 1024u                       /* of a communicator, that commd has not carried out */
 
 #define STAGING_MIN_BYTES ((size_t)64 << 10)
 #define STAGING_ORDERS 29 /* block sizes: STAGING_MIN_BYTES << 0 ... 28, 16 TiB */
@@ -43,6 +48,13 @@
     ((size_t)512 << 20) /* of blocks that wait to be used again; beyond, they are freed */
 #define STAGING_FLIGHT_MAX_BYTES                                                                             \
     ((size_t)1024 << 20) /* of a communicator's operations in flight; beyond, submission waits */
+
+/* A part of memory on a GPU that was mapped at once; the whole of it unless it is virtual memory. */
+struct client_chunk {
+    unsigned char *base;
+    size_t size_bytes;
+    unsigned long long buffer_id; /* another one: other memory is at the address now */
+};
 
 /* Memory that commd has mapped: the caller's, or a staging block. */
 struct client_memory {
@@ -53,7 +65,11 @@ struct client_memory {
     uint64_t file_offset_bytes; /* of base, in the file that commd has mapped from its start */
     bool owned;                 /* mapped by us */
     bool staging;
-    bool ready; /* commd knows it, and nobody is about to forget it */
+    bool ready;             /* commd knows it, and nobody is about to forget it */
+    bool gone;              /* on a GPU: in no list any more, freed with its last use */
+    struct client_gpu *gpu; /* where it lies; null: on the host */
+    uint32_t chunk_count;   /* on a GPU */
+    struct client_chunk *chunks;
     struct client_memory *next_free;
 };
 
@@ -83,7 +99,9 @@ struct client_op {
     enum dtype dtype;
     struct client_memory *uses[USE_COUNT]; /* null where there is none */
     size_t staged_bytes;                   /* 0: nothing is staged */
-    struct comm_request *request;          /* whoever waits for it by itself; null: nobody */
+    struct fence_slot *slot;               /* its words; null: no stream is ordered against it */
+    struct fence_mark ended;
+    struct comm_request *request; /* whoever waits for it by itself; null: nobody */
     uint32_t copy_count;
     struct client_copy copies[];
 };
@@ -102,9 +120,18 @@ struct comm_request {
     char text[ERROR_TEXT_BYTES]; /* of a failure */
 };
 
+/* What commd was told to record and has not yet, oldest first: a ring. */
+struct member_records {
+    struct fence_mark *marks; /* RECORDS_MAX; null until there is one */
+    uint32_t first;
+    uint32_t count;
+};
+
 struct comm_comm {
     struct comm_client *client;
     struct comm_comm *next;
+    struct client_gpu *gpu; /* null: the host */
+    int device;             /* as comm_init was told */
     uint32_t handle;
     uint32_t rank;
     uint32_t size;
@@ -117,6 +144,10 @@ struct comm_comm {
     char *name;
     struct client_op *first_op;
     struct client_op **last_op;
+    struct member_records records;
+    struct fence_mark
+        waits[COMM_WAITS_MAX]; /* of comm_event_wait_comm: until they are reached, for every op */
+    uint32_t wait_count;
     uint32_t in_flight;
     size_t staged_bytes; /* of the operations in flight */
     uint64_t last_ticket;
@@ -155,6 +186,9 @@ struct comm_client {
     uint32_t pending_ops_max;
     struct client_request *requests;
     struct comm_comm *comms;
+    struct client_gpu *gpus; /* of its communicators and memories; changed under the fences' lock besides */
+    struct client_fences fences;
+    struct comm_event *events;       /* under the fences' lock */
     struct client_memory **memories; /* the caller's, by address */
     int ring_fds[CLIENT_RING_FDS]; /* of rings that commd offers, until they are taken; the first -1: none */
     size_t memory_count;
@@ -169,6 +203,9 @@ struct comm_client {
 comm_result_t error_report(comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 comm_result_t error_repeat(comm_result_t result, const char *text);
+/* Puts where it happened before the text of the failure that was just reported. */
+comm_result_t error_prefix(comm_result_t result, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
 /* A failure's code off the wire: never COMM_OK or COMM_IN_PROGRESS. */
 comm_result_t failure_from_wire(uint32_t number);
 /*
@@ -185,6 +222,8 @@ uint64_t clock_after_ms(uint64_t ms);
 /* For poll: until the deadline, but not for ever. */
 int poll_timeout_ms(uint64_t deadline_ns);
 
+/* Reports a null pointer, or another process than the one that opened it. */
+comm_result_t client_check(const struct comm_client *client);
 /* Takes the lock; reports a null pointer, or another process than the one that opened it. */
 comm_result_t client_enter(struct comm_client *client);
 void client_leave(struct comm_client *client);
@@ -197,6 +236,8 @@ void client_lose(struct comm_client *client, comm_result_t result, const char *f
 void client_progress(struct comm_client *client, uint64_t deadline_ns);
 /* Takes the events that are there already, unless another thread is at it. Does not let go of the lock. */
 void client_take_events(struct comm_client *client);
+/* The same, looking everywhere: also for the end of the connection. */
+void client_take_all(struct comm_client *client);
 
 /*
  * Sends one packet, with `fd` beside it unless negative, which stays the caller's. May let go of the lock.
@@ -278,7 +319,9 @@ void ops_forget(struct comm_comm *comm);
  * says nothing beyond the operations' own deadlines is a failure.
  */
 comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns);
-/* Until when an operation that uses the memory may take, as ops_finish sees it. */
+/* Until when the communicator's operations in flight may take, as ops_finish sees it; now, without any. */
+uint64_t ops_latest_ns(const struct comm_comm *comm);
+/* Until when an operation that uses the memory may take, likewise. */
 uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_memory *memory);
 /* Waits, with the lock let go, until the handle's operation has ended, or is found never to. */
 void ops_finish_request(struct comm_request *request);
@@ -296,7 +339,7 @@ void ops_send(struct comm_client *client, Commd__Client__Submit **submits, size_
  * Reports the communicator's failure.
  */
 comm_result_t ops_make_room(struct comm_comm *comm, size_t staged_bytes);
-/* Gives back what an operation uses, and frees it; clean: commd is done with it. */
+/* Gives back what an operation uses, lets its stream go on, and frees it; clean: commd is done with it. */
 void op_free(struct comm_client *client, struct client_op *op, bool clean);
 
 /* --- call.c: what a call is, checked; no lock --- */
@@ -360,29 +403,53 @@ comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call
 /* As call_submit, and then waits for all that was submitted until then. */
 comm_result_t call_submit_and_sync(struct comm_comm *comm, const struct client_call *call);
 /* Submits at once, under the lock: several in one packet. requests[i] may be null. Reported; what was
- * submitted before a failure stays. */
+ * submitted before a failure stays, the others' places in streams are abandoned. */
 struct client_entry {
     struct comm_comm *comm;
     struct client_call *call;
     struct comm_request *request;
+    struct stream_order order;
 };
-comm_result_t call_submit_entries(struct comm_client *client, const struct client_entry *entries,
-                                  size_t count);
+comm_result_t call_submit_entries(struct comm_client *client, struct client_entry *entries, size_t count);
 struct comm_request *request_new(struct comm_comm *comm);
+
+/* --- event.c --- */
+
+/* At the end of the client: those that were not destroyed. Without its lock. */
+void events_free_all(struct comm_client *client);
+/* Nobody is going to carry out the communicator's records any more. */
+void records_forget(struct comm_comm *comm);
+/* Forgets what operations need not wait for any more. */
+void member_drop_reached(struct comm_comm *comm);
 
 /* --- group.c --- */
 
 bool group_is_open(void);
-comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request);
+comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
+                        const struct stream_order *order);
+/* Ends the thread's groups; nothing of them is submitted. Handles are of no operation then. */
+void group_drop(void);
 
 /* --- memory.c --- */
 
+/* A file in memory that cannot change its size. Reported. */
+comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out);
 /* Makes, maps and registers; lets go of the lock meanwhile. Reported. */
 comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool staging,
                           struct client_memory **out);
+/* Tells commd of memory of the host, and waits for its answer. Reported. */
+comm_result_t memory_announce(struct comm_client *client, struct client_memory *memory, int fd);
+/* Asks what is answered by Done; without an answer, withdraws the memory. Reported. */
+comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd);
 /* The caller's memory that holds all of the range, or null. */
 struct client_memory *memory_find(const struct comm_client *client, const void *address, size_t size_bytes);
-/* Where `address` is in the file that commd has mapped. */
+/* The first one that has a byte of the range, or null. */
+struct client_memory *memory_overlapping(const struct comm_client *client, const void *address,
+                                         size_t size_bytes);
+/* Reported. */
+comm_result_t memory_insert(struct comm_client *client, struct client_memory *memory);
+void memory_remove(struct comm_client *client, const struct client_memory *memory);
+/* Where `address` is in the file that commd has mapped, or in the memory on a GPU. */
 uint64_t memory_offset_bytes(const struct client_memory *memory, const void *address);
 void memory_withdraw(struct comm_client *client, uint32_t id); /* tells commd; may let go of the lock */
 void memory_free(struct client_memory *memory);

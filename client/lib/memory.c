@@ -42,17 +42,22 @@ uint64_t memory_offset_bytes(const struct client_memory *memory, const void *add
     return memory->file_offset_bytes + (uint64_t)((const unsigned char *)address - memory->base);
 }
 
-static bool overlaps(const struct comm_client *client, const unsigned char *base, size_t size_bytes)
+struct client_memory *memory_overlapping(const struct comm_client *client, const void *address,
+                                         size_t size_bytes)
 {
+    const unsigned char *base = address;
     size_t index = upper_index(client, base);
-    if (index < client->memory_count && (size_t)(client->memories[index]->base - base) < size_bytes) {
-        return true;
+    if (index > 0) {
+        struct client_memory *before = client->memories[index - 1];
+        if ((size_t)(base - before->base) < before->size_bytes) {
+            return before;
+        }
     }
-    return index > 0 &&
-           (size_t)(base - client->memories[index - 1]->base) < client->memories[index - 1]->size_bytes;
+    bool next = index < client->memory_count && (size_t)(client->memories[index]->base - base) < size_bytes;
+    return next ? client->memories[index] : NULL;
 }
 
-static comm_result_t memory_insert(struct comm_client *client, struct client_memory *memory)
+comm_result_t memory_insert(struct comm_client *client, struct client_memory *memory)
 {
     if (client->memory_count == client->memory_capacity) {
         size_t capacity = client->memory_capacity != 0 ? client->memory_capacity * 2 : 16;
@@ -72,7 +77,7 @@ static comm_result_t memory_insert(struct comm_client *client, struct client_mem
     return COMM_OK;
 }
 
-static void memory_remove(struct comm_client *client, const struct client_memory *memory)
+void memory_remove(struct comm_client *client, const struct client_memory *memory)
 {
     size_t index = upper_index(client, memory->base) - 1;
     client->memory_count--;
@@ -94,8 +99,25 @@ void memory_withdraw(struct comm_client *client, uint32_t id)
     }
 }
 
+comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd)
+{
+    struct client_question question = {.what = "registering memory",
+                                       .expected = COMMD__CLIENT__REPLY__BODY_DONE,
+                                       .fd = fd,
+                                       .deadline_ns = clock_after_ms(REQUEST_TIMEOUT_MS)};
+    Commd__Client__Event *event;
+    bool unanswered;
+    comm_result_t result = client_ask(client, request, &question, &event, &unanswered);
+    if (result == COMM_OK) {
+        commd__client__event__free_unpacked(event, NULL);
+    } else if (unanswered) {
+        memory_withdraw(client, id); /* should it be registered after all */
+    }
+    return result;
+}
+
 /* commd maps the file from its start. */
-static comm_result_t memory_announce(struct comm_client *client, struct client_memory *memory, int fd)
+comm_result_t memory_announce(struct comm_client *client, struct client_memory *memory, int fd)
 {
     Commd__Client__MemRegister body = COMMD__CLIENT__MEM_REGISTER__INIT;
     body.memory = memory->id;
@@ -103,27 +125,19 @@ static comm_result_t memory_announce(struct comm_client *client, struct client_m
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER;
     request.mem_register = &body;
-    struct client_question question = {.what = "registering memory",
-                                       .expected = COMMD__CLIENT__REPLY__BODY_DONE,
-                                       .fd = fd,
-                                       .deadline_ns = clock_after_ms(REQUEST_TIMEOUT_MS)};
-    Commd__Client__Event *event;
-    bool unanswered;
-    comm_result_t result = client_ask(client, &request, &question, &event, &unanswered);
-    if (result == COMM_OK) {
-        memory->ready = true;
-        commd__client__event__free_unpacked(event, NULL);
-    } else if (unanswered) {
-        memory_withdraw(client, memory->id); /* should it be registered after all */
-    }
+    comm_result_t result = memory_ask(client, &request, memory->id, fd);
+    memory->ready = result == COMM_OK;
     return result;
 }
 
 void memory_free(struct client_memory *memory)
 {
-    if (memory->owned) {
+    if (memory->owned && memory->gpu != NULL) {
+        gpu_memory_free(memory);
+    } else if (memory->owned) {
         munmap(memory->base, memory->size_bytes);
     }
+    free(memory->chunks);
     free(memory);
 }
 
@@ -147,10 +161,10 @@ static comm_result_t make_failure(const char *what, size_t size_bytes)
                         strerror(errno));
 }
 
-/* A file in memory that cannot change its size: commd may read it without fear of a hole. */
-static comm_result_t make_file(size_t size_bytes, bool staging, int *out)
+/* commd may read it without fear of a hole. */
+comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out)
 {
-    int fd = memfd_create(staging ? "commd-staging" : "commd-memory", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
     if (fd < 0) {
         return make_failure("memfd_create", size_bytes);
     }
@@ -172,7 +186,7 @@ comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool st
     if (memory == NULL) {
         return error_report(COMM_NO_MEMORY, "no memory for a registration");
     }
-    comm_result_t result = make_file(size_bytes, staging, &fd);
+    comm_result_t result = memory_make_file(size_bytes, staging ? "commd-staging" : "commd-memory", &fd);
     if (result != COMM_OK) {
         goto failed;
     }
@@ -222,13 +236,17 @@ comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device, voi
         return error_report(COMM_INVALID_ARGUMENT, "comm_mem_alloc: %zu bytes: expected 1 to %zu", size,
                             (size_t)PTRDIFF_MAX);
     }
-    if (device != COMM_DEVICE_HOST) {
-        return error_report(
-            COMM_UNSUPPORTED,
-            "comm_mem_alloc: device %d: this version has the host alone (COMM_DEVICE_HOST, %d)", device,
-            COMM_DEVICE_HOST);
+    if (device < COMM_DEVICE_HOST) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_mem_alloc: device %d: expected a GPU's number, or COMM_DEVICE_HOST (%d)",
+                            device, COMM_DEVICE_HOST);
     }
-    comm_result_t result = client_enter(client);
+    comm_result_t result;
+    if (device != COMM_DEVICE_HOST) {
+        result = gpu_memory_make(client, size, device, memory);
+        return result == COMM_OK ? COMM_OK : error_prefix(result, "comm_mem_alloc");
+    }
+    result = client_enter(client);
     if (result != COMM_OK) {
         return result;
     }
@@ -261,6 +279,16 @@ static comm_result_t await_unused(struct comm_client *client, struct client_memo
     return COMM_OK;
 }
 
+/* What was allocated, or registered, at the address; of what is registered by itself, anywhere in it. */
+static struct client_memory *find_droppable(const struct comm_client *client, const unsigned char *at,
+                                            bool owned)
+{
+    struct client_memory *memory = memory_find(client, at, 1);
+    bool fits = memory != NULL && memory->ready && memory->owned == owned &&
+                (memory->base == at || (memory->gpu != NULL && !owned));
+    return fits ? memory : NULL;
+}
+
 static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, const char *call)
 {
     if (base == NULL) {
@@ -270,25 +298,25 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
     if (result != COMM_OK) {
         return result;
     }
-    size_t index = upper_index(client, base);
-    struct client_memory *memory = index > 0 ? client->memories[index - 1] : NULL;
-    if (memory == NULL || memory->base != base || !memory->ready || memory->owned != owned) {
+    struct client_memory *memory = find_droppable(client, base, owned);
+    if (memory == NULL) {
         result = error_report(COMM_NOT_FOUND, "%s: %p is no memory of %s on this connection", call, base,
                               owned ? "comm_mem_alloc" : "comm_mem_register");
     } else {
         memory->ready = false;
         result = await_unused(client, memory, call);
-        if (result == COMM_OK) {
-            uint32_t id = memory->id;
-            memory_remove(client, memory);
-            memory_free(memory);
-            memory_withdraw(client, id);
-        } else {
-            memory->ready = true;
-        }
+        memory->ready = result != COMM_OK;
     }
+    if (result != COMM_OK) {
+        client_leave(client);
+        return result;
+    }
+    uint32_t id = memory->id;
+    memory_remove(client, memory);
+    memory_withdraw(client, id);
     client_leave(client);
-    return result;
+    memory_free(memory); /* a GPU's may wait for streams that other threads keep waiting */
+    return COMM_OK;
 }
 
 comm_result_t comm_mem_free(comm_client_t *client, void *memory)
@@ -346,7 +374,7 @@ static comm_result_t check_registration(const void *memory, size_t size, int mem
 static comm_result_t memory_adopt(struct comm_client *client, void *base, size_t size, int memfd,
                                   uint64_t offset)
 {
-    if (overlaps(client, base, size)) {
+    if (memory_overlapping(client, base, size) != NULL) {
         return error_report(COMM_ALREADY_EXISTS,
                             "comm_mem_register: %zu bytes at %p overlap memory that is registered", size,
                             base);
@@ -372,13 +400,16 @@ static comm_result_t memory_adopt(struct comm_client *client, void *base, size_t
 
 comm_result_t comm_mem_register(comm_client_t *client, void *memory, size_t size, int memfd, uint64_t offset)
 {
-    comm_result_t result = check_registration(memory, size, memfd, offset);
+    bool on_gpu = memfd == -1 && client != NULL && gpu_is_used(client);
+    comm_result_t result = on_gpu ? COMM_OK : check_registration(memory, size, memfd, offset);
     if (result == COMM_OK) {
         result = client_enter(client);
     }
-    if (result == COMM_OK) {
-        result = memory_adopt(client, memory, size, memfd, offset);
-        client_leave(client);
+    if (result != COMM_OK) {
+        return result;
     }
-    return result;
+    result = on_gpu ? gpu_memory_register(client, memory, size)
+                    : memory_adopt(client, memory, size, memfd, offset);
+    client_leave(client);
+    return result != COMM_OK && on_gpu ? error_prefix(result, "comm_mem_register") : result;
 }

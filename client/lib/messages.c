@@ -45,20 +45,29 @@ comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count, 
     comm_call_options_t given = COMM_CALL_OPTIONS_INIT;
     comm_result_t result =
         options_copy(&given, sizeof given, options, "comm_send_recv", "COMM_CALL_OPTIONS_INIT");
+    if (result == COMM_OK && group_is_open()) {
+        result = error_report(COMM_INVALID_ARGUMENT, "comm_send_recv: within a group nothing is waited for");
+    }
     if (result != COMM_OK) {
         return result;
     }
     given.persistent = 0;
     given.request = &requests[0];
+    result = comm_group_begin(); /* else the one would wait for the other in their stream */
+    if (result != COMM_OK) {
+        return result;
+    }
     result = comm_recv(comm, receive, receive_count, dtype, from, tag, &given);
+    if (result == COMM_OK) {
+        given.request = &requests[1];
+        result = comm_send(comm, send, send_count, dtype, to, tag, &given);
+    }
     if (result != COMM_OK) {
+        group_drop(); /* nobody sends what is to be received */
+        comm_request_free(requests[0]);
         return result;
     }
-    given.request = &requests[1];
-    result = comm_send(comm, send, send_count, dtype, to, tag, &given);
-    if (result != COMM_OK) {
-        comm_request_free(requests[0]); /* its message may come yet */
-        return result;
-    }
-    return comm_wait_all(requests, 2, NULL);
+    result = comm_group_end();
+    comm_result_t waited = comm_wait_all(requests, 2, NULL);
+    return result != COMM_OK ? result : waited;
 }

@@ -9,8 +9,13 @@
 
 static void memory_unuse(struct comm_client *client, struct client_memory *memory, bool clean)
 {
-    if (memory != NULL && --memory->uses == 0 && memory->staging) {
+    if (memory == NULL || --memory->uses > 0) {
+        return;
+    }
+    if (memory->staging) {
         staging_give(client, memory, clean);
+    } else if (memory->gone) {
+        memory_free(memory);
     }
 }
 
@@ -19,6 +24,10 @@ void op_free(struct comm_client *client, struct client_op *op, bool clean)
     /* Of a block that serves twice, the last one counts. */
     for (int use = 0; use < USE_COUNT; use++) {
         memory_unuse(client, op->uses[use], clean);
+    }
+    if (op->slot != NULL) {
+        fence_reach(&op->ended);
+        fence_give(&client->fences, op->slot, !clean);
     }
     free(op);
 }
@@ -121,6 +130,10 @@ void ops_handle_complete(struct comm_client *client, const Commd__Client__Comple
     }
     op_tell(comm, op, result, text,
             (comm_received_t){.source = complete->source_rank, .count = (size_t)complete->count_elements});
+    if (result == COMM_OK && op->slot != NULL) { /* commd has set its word, or is about to */
+        fence_give(&client->fences, op->slot, false);
+        op->slot = NULL;
+    }
     op_free(client, op, result == COMM_OK);
 }
 
@@ -145,6 +158,16 @@ static uint64_t frozen_ns(const struct comm_comm *comm, const struct client_op *
     uint64_t latest_ns = op->deadline_ns > began_ns ? op->deadline_ns : began_ns;
     latest_ns = latest_ns > comm->heard_ns ? latest_ns : comm->heard_ns;
     return latest_ns + (uint64_t)DAEMON_MARGIN_MS * NS_PER_MS;
+}
+
+uint64_t ops_latest_ns(const struct comm_comm *comm)
+{
+    uint64_t latest_ns = clock_after_ms(DAEMON_MARGIN_MS);
+    for (const struct client_op *op = comm->first_op; op != NULL; op = op->next) {
+        uint64_t op_ns = frozen_ns(comm, op, 0);
+        latest_ns = op_ns > latest_ns ? op_ns : latest_ns;
+    }
+    return latest_ns;
 }
 
 uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_memory *memory)

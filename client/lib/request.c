@@ -174,19 +174,24 @@ comm_result_t comm_start(comm_request_t *request)
         return error_report(COMM_INVALID_ARGUMENT, "comm_start: this is no handle of a persistent operation");
     }
     struct comm_client *client = request->comm->client;
-    comm_result_t result = client_enter(client);
+    struct client_entry entry = {.comm = request->comm, .call = request->call, .request = request};
+    comm_result_t result = stream_begin(request->comm, request->call, &entry.order);
+    if (result != COMM_OK) {
+        return result;
+    }
+    result = client_enter(client);
     if (result != COMM_OK) {
         return result;
     }
     if (is_started(request)) {
         result = error_report(COMM_IN_PROGRESS, "comm_start: %s on \"%s\" was started and not waited for yet",
                               request->call->name, request->comm->name);
+        stream_abandon(request->comm, &entry.order);
     } else {
-        struct client_entry entry = {.comm = request->comm, .call = request->call, .request = request};
         result = call_submit_entries(client, &entry, 1);
     }
     client_leave(client);
-    return result;
+    return result == COMM_OK ? stream_end(entry.comm, entry.call, &entry.order) : result;
 }
 
 void comm_request_free(comm_request_t *request)

@@ -26,6 +26,18 @@ comm_result_t error_report(comm_result_t result, const char *format, ...)
     return result;
 }
 
+comm_result_t error_prefix(comm_result_t result, const char *format, ...)
+{
+    char text[sizeof last_error];
+    char before[sizeof last_error];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(before, sizeof before, format, arguments);
+    va_end(arguments);
+    (void)snprintf(text, sizeof text, "%s", last_error);
+    return error_report(result, "%s: %s", before, text);
+}
+
 comm_result_t error_repeat(comm_result_t result, const char *text)
 {
     snprintf(last_error, sizeof last_error, "%s", text[0] != '\0' ? text : comm_result_text(result));

@@ -65,6 +65,7 @@ static comm_result_t exchange(struct comm_comm *comm, const struct wish *own, st
     comm_request_t *request = NULL;
     comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
     options.request = &request;
+    options.stream = COMM_STREAM_NONE;
     comm_result_t result =
         comm_all_gather(comm, own, wishes, sizeof *own / sizeof own->color, COMM_I32, &options);
     return result == COMM_OK ? comm_wait(&request, NULL) : result;
@@ -112,5 +113,5 @@ comm_result_t comm_split(comm_t *comm, int32_t color, int32_t key, comm_t **out)
         return COMM_OK;
     }
     part_name(comm, split, color, name, sizeof name);
-    return comm_init(comm->client, name, part.rank, part.size, COMM_DEVICE_HOST, &comm->options, out);
+    return comm_init(comm->client, name, part.rank, part.size, comm->device, &comm->options, out);
 }

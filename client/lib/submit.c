@@ -6,12 +6,15 @@
 /* Calls become operations: where commd finds their buffers, and the messages that say so. */
 
 #define SUBMIT_LIST_MAX 64 /* in one packet: of at most about 120 bytes each, within REQUEST_MAX_BYTES */
+#define FENCE_MAX_BYTES 32 /* of them, more */
+#define LIST_FENCES_MAX ((REQUEST_MAX_BYTES - SUBMIT_LIST_MAX * 120) / FENCE_MAX_BYTES)
 
 /* One operation on its way to commd. */
 struct submission {
     struct client_op *op;
     Commd__Client__Submit body;
     Commd__Client__Range ranges[5];
+    struct wire_fences *fences; /* null: none */
 };
 
 /* --- Where commd finds the buffers --- */
@@ -59,13 +62,22 @@ static comm_result_t place_input(struct comm_comm *comm, const struct client_cal
         return COMM_OK;
     }
     out->body.input = &out->ranges[0];
-    struct client_memory *found = call->stages_input ? NULL : memory_find(client, call->input.at, size_bytes);
-    if (found != NULL) {
+    struct client_memory *found;
+    comm_result_t result = memory_locate(comm, call, call->input.at, size_bytes, &found);
+    if (result == COMM_OK && call->stages_input && found != NULL && found->gpu != NULL) {
+        result = error_report(COMM_UNSUPPORTED,
+                              "%s on \"%s\": in place on a GPU: it needs a receive buffer of its own",
+                              call->name, comm->name);
+    }
+    if (result != COMM_OK) {
+        return result;
+    }
+    if (found != NULL && !call->stages_input) {
         out->op->uses[USE_INPUT] = use_memory(found);
         set_range(&out->ranges[0], found, memory_offset_bytes(found, call->input.at));
         return COMM_OK;
     }
-    comm_result_t result = take_block(comm, out->op, USE_INPUT, size_bytes);
+    result = take_block(comm, out->op, USE_INPUT, size_bytes);
     if (result == COMM_OK) {
         struct client_memory *block = out->op->uses[USE_INPUT];
         client_leave(client); /* nobody else knows the block yet */
@@ -116,14 +128,17 @@ static comm_result_t place_output(struct comm_comm *comm, const struct client_ca
         return COMM_OK;
     }
     out->body.output = &out->ranges[1];
-    struct client_memory *found = memory_find(comm->client, call->output.at, size_bytes);
+    struct client_memory *found;
+    comm_result_t result = memory_locate(comm, call, call->output.at, size_bytes, &found);
+    if (result != COMM_OK) {
+        return result;
+    }
     if (found != NULL) {
         op->uses[USE_OUTPUT] = use_memory(found);
         set_range(&out->ranges[1], found, memory_offset_bytes(found, call->output.at));
         return COMM_OK;
     }
     struct client_memory *input = op->uses[USE_INPUT];
-    comm_result_t result = COMM_OK;
     if (input != NULL && input->staging && !call->stages_input && call->input.at == call->output.at &&
         call->input.elements == call->output.elements) {
         op->uses[USE_OUTPUT] = use_memory(input); /* one block does for both */
@@ -184,13 +199,17 @@ static comm_result_t place_residual(struct comm_comm *comm, const struct client_
         return COMM_OK;
     }
     out->body.residual = &out->ranges[4];
-    struct client_memory *found = memory_find(comm->client, residual, size_bytes);
+    struct client_memory *found;
+    comm_result_t result = memory_locate(comm, call, residual, size_bytes, &found);
+    if (result != COMM_OK) {
+        return result;
+    }
     if (found != NULL) {
         op->uses[USE_RESIDUAL] = use_memory(found);
         set_range(&out->ranges[4], found, memory_offset_bytes(found, residual));
         return COMM_OK;
     }
-    comm_result_t result = take_block(comm, op, USE_RESIDUAL, size_bytes);
+    result = take_block(comm, op, USE_RESIDUAL, size_bytes);
     if (result == COMM_OK) {
         unsigned char *block = op->uses[USE_RESIDUAL]->base;
         memcpy(block, residual, size_bytes);
@@ -199,6 +218,33 @@ static comm_result_t place_residual(struct comm_comm *comm, const struct client_
             (struct client_copy){.to = residual, .from = block, .size_bytes = size_bytes};
     }
     return result;
+}
+
+/* What it waits for, and what tells its end. */
+static comm_result_t place_fences(struct comm_comm *comm, const struct stream_order *order,
+                                  struct submission *out)
+{
+    member_drop_reached(comm);
+    if (order->slot == NULL && comm->wait_count == 0) {
+        return COMM_OK;
+    }
+    out->fences = malloc(sizeof *out->fences);
+    if (out->fences == NULL) {
+        return error_report(COMM_NO_MEMORY, "\"%s\": no memory for an operation", comm->name);
+    }
+    out->fences->wait_count = 0;
+    for (uint32_t i = 0; i < comm->wait_count; i++) {
+        wire_fence_add_wait(out->fences, &comm->waits[i]);
+    }
+    if (order->slot != NULL) {
+        if (!fence_is_reached(&order->ready)) {
+            wire_fence_add_wait(out->fences, &order->ready);
+        }
+        out->body.ended = wire_fence_set_word(out->fences, &order->ended);
+    }
+    out->body.waits = out->fences->waits;
+    out->body.n_waits = out->fences->wait_count;
+    return COMM_OK;
 }
 
 /* --- Operations --- */
@@ -224,7 +270,8 @@ static void fill_body(const struct comm_comm *comm, const struct client_call *ca
 }
 
 /* Everything but its place in the list. May let go of the lock, and wait. Reported. */
-static comm_result_t prepare(struct comm_comm *comm, const struct client_call *call, struct submission *out)
+static comm_result_t prepare(struct comm_comm *comm, const struct client_call *call,
+                             const struct stream_order *order, struct submission *out)
 {
     size_t copies = (call->output.counts != NULL ? comm->size : 1) + 1;
     *out = (struct submission){.op = calloc(1, sizeof *out->op + copies * sizeof out->op->copies[0])};
@@ -239,10 +286,13 @@ static comm_result_t prepare(struct comm_comm *comm, const struct client_call *c
     result = result == COMM_OK ? place_layouts(comm, call, out) : result;
     result = result == COMM_OK ? place_residual(comm, call, out) : result;
     result = result == COMM_OK ? ops_make_room(comm, 0) : result;
+    result = result == COMM_OK ? place_fences(comm, order, out) : result;
     if (result != COMM_OK) {
         op_free(comm->client, out->op, true);
         return result;
     }
+    out->op->slot = order->slot;
+    out->op->ended = order->ended;
     fill_body(comm, call, &out->body);
     return COMM_OK;
 }
@@ -269,43 +319,101 @@ static bool needs_room(const struct comm_comm *comm, const struct client_call *c
            comm->staged_bytes + 4 * wanted + 4 * STAGING_MIN_BYTES >= STAGING_FLIGHT_MAX_BYTES;
 }
 
-comm_result_t call_submit_entries(struct comm_client *client, const struct client_entry *entries,
-                                  size_t count)
+static void send_all(struct comm_client *client, struct submission *submissions, size_t count)
+{
+    Commd__Client__Submit *bodies[SUBMIT_LIST_MAX];
+    for (size_t i = 0; i < count; i++) {
+        bodies[i] = &submissions[i].body;
+    }
+    ops_send(client, bodies, count);
+    for (size_t i = 0; i < count; i++) {
+        free(submissions[i].fences);
+    }
+}
+
+comm_result_t call_submit_entries(struct comm_client *client, struct client_entry *entries, size_t count)
 {
     static _Thread_local struct submission submissions[SUBMIT_LIST_MAX];
-    Commd__Client__Submit *bodies[SUBMIT_LIST_MAX];
-    size_t waiting = 0;
+    size_t waiting = 0, fences = 0;
     comm_result_t result = COMM_OK;
-    for (size_t i = 0; i < count && result == COMM_OK; i++) {
-        const struct client_entry *entry = &entries[i];
-        if (waiting == SUBMIT_LIST_MAX || (waiting > 0 && needs_room(entry->comm, entry->call))) {
-            ops_send(client, bodies, waiting);
+    size_t submitted = 0;
+    for (; submitted < count; submitted++) {
+        struct client_entry *entry = &entries[submitted];
+        if (waiting == SUBMIT_LIST_MAX || fences + CLIENT_FENCES_MAX + 1 > LIST_FENCES_MAX ||
+            (waiting > 0 && needs_room(entry->comm, entry->call))) {
+            send_all(client, submissions, waiting);
             waiting = 0;
+            fences = 0;
         }
-        result = prepare(entry->comm, entry->call, &submissions[waiting]);
-        if (result == COMM_OK) {
-            bodies[waiting] = &submissions[waiting].body;
-            append(entry->comm, entry->call, entry->request, &submissions[waiting]);
-            waiting++;
+        struct submission *submission = &submissions[waiting];
+        result = prepare(entry->comm, entry->call, &entry->order, submission);
+        if (result != COMM_OK) {
+            break;
         }
+        fences += submission->body.n_waits + (submission->body.ended != NULL);
+        append(entry->comm, entry->call, entry->request, submission);
+        waiting++;
     }
-    ops_send(client, bodies, waiting);
+    send_all(client, submissions, waiting);
+    for (size_t i = submitted; i < count; i++) {
+        stream_abandon(entries[i].comm, &entries[i].order);
+    }
     for (size_t i = 0; i < count && result == COMM_OK; i++) {
         result = member_check(entries[i].comm);
     }
     return result;
 }
 
+/* Its place in the stream is the operation's, or abandoned; a handle is of no operation when it fails. */
 static comm_result_t submit_one(struct comm_comm *comm, const struct client_call *call,
-                                struct comm_request *request)
+                                struct comm_request *request, struct stream_order *order)
 {
     struct submission submission;
-    Commd__Client__Submit *body = &submission.body;
-    comm_result_t result = prepare(comm, call, &submission);
+    comm_result_t result = prepare(comm, call, order, &submission);
     if (result == COMM_OK) {
         append(comm, call, request, &submission);
-        ops_send(comm->client, &body, 1);
+        send_all(comm->client, &submission, 1);
         result = member_check(comm);
+        if (result != COMM_OK && request != NULL && request->op != NULL) {
+            request->op->request = NULL;
+        }
+    } else {
+        stream_abandon(comm, order);
+    }
+    return result;
+}
+
+static comm_result_t make_persistent(struct comm_comm *comm, const struct client_call *call,
+                                     struct comm_request *request)
+{
+    request->call = call_copy(call, comm->size);
+    if (request->call == NULL) {
+        free(request);
+        return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a handle", call->name, comm->name);
+    }
+    *call->options.request = request;
+    return COMM_OK;
+}
+
+static comm_result_t submit_now(struct comm_comm *comm, const struct client_call *call,
+                                struct comm_request *request, struct stream_order *order)
+{
+    comm_result_t result = client_enter(comm->client);
+    if (result == COMM_OK) {
+        result = submit_one(comm, call, request, order);
+        client_leave(comm->client);
+    } else {
+        stream_abandon(comm, order);
+    }
+    if (result != COMM_OK) {
+        free(request);
+        return result;
+    }
+    result = stream_end(comm, call, order);
+    if (result != COMM_OK) {
+        comm_request_free(request); /* its operation goes on */
+    } else if (request != NULL) {
+        *call->options.request = request;
     }
     return result;
 }
@@ -313,6 +421,7 @@ static comm_result_t submit_one(struct comm_comm *comm, const struct client_call
 comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call)
 {
     struct comm_request *request = NULL;
+    struct stream_order order;
     if (call->options.request != NULL) {
         request = request_new(comm);
         if (request == NULL) {
@@ -321,54 +430,51 @@ comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call
         }
     }
     if (call->options.persistent != 0) {
-        request->call = call_copy(call, comm->size);
-        if (request->call == NULL) {
-            free(request);
-            return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for a handle", call->name,
-                                comm->name);
-        }
-        *call->options.request = request;
-        return COMM_OK;
+        return make_persistent(comm, call, request);
     }
-    struct client_call with_handle = *call;
-    with_handle.options.request = request != NULL ? call->options.request : NULL;
-    if (group_is_open()) {
-        comm_result_t result = group_add(comm, &with_handle, request);
-        if (result == COMM_OK && request != NULL) {
-            *call->options.request = request;
-        } else if (request != NULL) {
-            free(request);
-        }
-        return result;
-    }
-    comm_result_t result = client_enter(comm->client);
+    comm_result_t result = stream_begin(comm, call, &order);
     if (result != COMM_OK) {
         free(request);
         return result;
     }
-    result = submit_one(comm, call, request);
-    client_leave(comm->client);
-    if (result == COMM_OK && request != NULL) {
-        *call->options.request = request;
-    } else {
+    if (!group_is_open()) {
+        return submit_now(comm, call, request, &order);
+    }
+    result = group_add(comm, call, request, &order);
+    if (result != COMM_OK) {
+        stream_abandon(comm, &order);
         free(request);
+    } else if (request != NULL) {
+        *call->options.request = request;
     }
     return result;
 }
 
 comm_result_t call_submit_and_sync(struct comm_comm *comm, const struct client_call *call)
 {
+    struct stream_order order;
     if (group_is_open()) {
         return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": within a group nothing is waited for",
                             call->name, comm->name);
     }
-    comm_result_t result = client_enter(comm->client);
+    comm_result_t result = stream_begin(comm, call, &order);
     if (result != COMM_OK) {
         return result;
     }
-    result = submit_one(comm, call, NULL);
+    result = client_enter(comm->client);
+    if (result != COMM_OK) {
+        stream_abandon(comm, &order);
+        return result;
+    }
+    result = submit_one(comm, call, NULL, &order);
+    uint64_t ticket = comm->last_ticket;
+    if (result == COMM_OK && order.slot != NULL) {
+        client_leave(comm->client);
+        result = stream_end(comm, call, &order);
+        pthread_mutex_lock(&comm->client->lock);
+    }
     if (result == COMM_OK) {
-        result = ops_finish(comm, comm->last_ticket, UINT64_MAX);
+        result = ops_finish(comm, ticket, UINT64_MAX);
     }
     client_leave(comm->client);
     return result;

@@ -1,0 +1,449 @@
+#include <stdlib.h>
+
+#include "client/lib/internal.h"
+
+/*
+ * Events: points of streams, and of communicators, that others wait for. Each has a word; to record it is to
+ * have somebody set the word to the next value: a stream, commd, or on the host the library at once.
+ *
+ * An event's own lock comes before the client's. While it is held the driver is called, but nothing waits for
+ * what an event stands for.
+ */
+
+#define WAIT_POLL_NS 200000u /* nobody tells the library that a word was set */
+
+struct comm_event {
+    struct comm_event *next, **link; /* of the client's */
+    struct comm_client *client;
+    pthread_mutex_t lock;
+    struct fence_slot *slot;
+    bool recorded;
+    struct fence_mark last;
+    uint64_t deadline_ns; /* when commd must have set it, or else is frozen */
+};
+
+/* --- What commd is told of --- */
+
+void member_drop_reached(struct comm_comm *comm)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < comm->wait_count; i++) {
+        if (!fence_is_reached(&comm->waits[i])) {
+            comm->waits[kept++] = comm->waits[i];
+        }
+    }
+    comm->wait_count = kept;
+}
+
+static void records_drop_reached(struct member_records *records)
+{
+    while (records->count > 0 && fence_is_reached(&records->marks[records->first])) {
+        records->first = (records->first + 1) % RECORDS_MAX;
+        records->count--;
+    }
+}
+
+void records_forget(struct comm_comm *comm)
+{
+    struct member_records *records = &comm->records;
+    for (uint32_t i = 0; i < records->count; i++) {
+        fence_reach(&records->marks[(records->first + i) % RECORDS_MAX]);
+    }
+    free(records->marks);
+    *records = (struct member_records){0};
+}
+
+/* commd keeps so many of a rank. */
+static comm_result_t records_make_room(struct comm_comm *comm)
+{
+    struct member_records *records = &comm->records;
+    if (records->marks == NULL) {
+        records->marks = calloc(RECORDS_MAX, sizeof *records->marks);
+        if (records->marks == NULL) {
+            return error_report(COMM_NO_MEMORY, "\"%s\": no memory for a record", comm->name);
+        }
+    }
+    records_drop_reached(records);
+    while (records->count == RECORDS_MAX && comm->failure == COMM_OK) {
+        client_progress(comm->client, clock_ns() + WAIT_POLL_NS);
+        records_drop_reached(records);
+    }
+    return member_check(comm);
+}
+
+/*
+ * commd sets the word after everything so far; with the client's lock, which it may let go of. merge: from now
+ * on the word stands for what operations were to wait for.
+ */
+static comm_result_t record(struct comm_comm *comm, struct fence_slot *slot, bool merge,
+                            struct fence_mark *mark)
+{
+    struct wire_fences fences = {.wait_count = 0};
+    comm_result_t result = records_make_room(comm);
+    if (result != COMM_OK) {
+        return result;
+    }
+    *mark = fence_next(&comm->client->fences, slot, FENCE_ENDED);
+    struct member_records *records = &comm->records;
+    records->marks[(records->first + records->count++) % RECORDS_MAX] = *mark;
+    member_drop_reached(comm);
+    for (uint32_t i = 0; i < comm->wait_count; i++) {
+        wire_fence_add_wait(&fences, &comm->waits[i]);
+    }
+    if (merge) {
+        comm->waits[0] = *mark;
+        comm->wait_count = 1;
+    }
+    Commd__Client__Record body = COMMD__CLIENT__RECORD__INIT;
+    body.handle = comm->handle;
+    body.waits = fences.waits;
+    body.n_waits = fences.wait_count;
+    body.word = wire_fence_set_word(&fences, mark);
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_RECORD;
+    request.record = &body;
+    request.id = ++comm->client->last_request_id;
+    result = client_send(comm->client, &request, -1, clock_after_ms((uint64_t)comm->op_timeout_ms));
+    if (result != COMM_OK) {
+        fence_reach(mark);
+        member_fail(comm, result, "%s: commd does not read its socket: a record on \"%s\" could not be sent",
+                    comm->client->path, comm->name);
+    }
+    return member_check(comm);
+}
+
+/* --- Events --- */
+
+static comm_result_t check_event(const comm_event_t *event, const char *call)
+{
+    if (event == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "%s: the event is a null pointer", call);
+    }
+    return client_check(event->client);
+}
+
+static comm_result_t check_event_and_comm(const comm_event_t *event, const comm_t *comm, const char *call)
+{
+    comm_result_t result = check_event(event, call);
+    if (result == COMM_OK && comm == NULL) {
+        result = error_report(COMM_INVALID_ARGUMENT, "%s: the communicator is a null pointer", call);
+    }
+    if (result == COMM_OK && event->client != comm->client) {
+        result = error_report(COMM_INVALID_ARGUMENT,
+                              "%s on \"%s\": the event is another client's than the communicator", call,
+                              comm->name);
+    }
+    return result;
+}
+
+/* Whose streams are meant; null: the calling thread is. */
+static comm_result_t find_gpu(struct comm_client *client, void *stream, const char *call,
+                              struct client_gpu **out)
+{
+    cuda_context current = NULL;
+    pthread_mutex_lock(&client->fences.lock);
+    struct client_gpu *gpus = client->gpus;
+    *out = gpus;
+    if (gpus != NULL && gpus->next != NULL && gpu_driver()->context_get(&current) == CUDA_RESULT_OK) {
+        for (struct client_gpu *gpu = gpus; gpu != NULL; gpu = gpu->next) {
+            *out = gpu->context == current ? gpu : *out;
+        }
+    }
+    pthread_mutex_unlock(&client->fences.lock);
+    if (stream == COMM_STREAM_NONE) {
+        *out = NULL;
+    } else if (*out == NULL && stream != NULL) {
+        return error_report(COMM_UNSUPPORTED,
+                            "%s: a CUDA stream, but the client has no communicator on a GPU", call);
+    }
+    return *out != NULL ? watchdog_start(client) : COMM_OK;
+}
+
+comm_result_t comm_event_create(comm_client_t *client, comm_event_t **out)
+{
+    if (out == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_event_create: no place for the event: a null pointer");
+    }
+    *out = NULL;
+    comm_result_t result = client_check(client);
+    if (result != COMM_OK) {
+        return result;
+    }
+    struct comm_event *event = calloc(1, sizeof *event);
+    if (event == NULL) {
+        return error_report(COMM_NO_MEMORY, "comm_event_create: no memory for an event");
+    }
+    result = fence_take(client, &event->slot);
+    if (result != COMM_OK) {
+        free(event);
+        return result;
+    }
+    event->client = client;
+    pthread_mutex_init(&event->lock, NULL);
+    pthread_mutex_lock(&client->fences.lock);
+    event->next = client->events;
+    event->link = &client->events;
+    if (event->next != NULL) {
+        event->next->link = &event->next;
+    }
+    client->events = event;
+    pthread_mutex_unlock(&client->fences.lock);
+    *out = event;
+    return COMM_OK;
+}
+
+static void event_free(struct comm_event *event)
+{
+    struct client_fences *fences = &event->client->fences;
+    pthread_mutex_lock(&fences->lock);
+    *event->link = event->next;
+    if (event->next != NULL) {
+        event->next->link = event->link;
+    }
+    pthread_mutex_unlock(&fences->lock);
+    fence_give(fences, event->slot, false);
+    pthread_mutex_destroy(&event->lock);
+    free(event);
+}
+
+void comm_event_destroy(comm_event_t *event)
+{
+    if (event != NULL && client_check(event->client) == COMM_OK) {
+        event_free(event);
+    }
+}
+
+void events_free_all(struct comm_client *client)
+{
+    while (client->events != NULL) {
+        event_free(client->events);
+    }
+}
+
+/*
+ * A slot for the next record. One that somebody has yet to write would be set back by that; whoever waits for
+ * the earlier record goes on waiting there.
+ */
+static comm_result_t renew_slot(struct comm_event *event)
+{
+    struct fence_slot *slot;
+    if (fence_slot_rests(event->slot)) {
+        return COMM_OK;
+    }
+    comm_result_t result = fence_take(event->client, &slot);
+    if (result == COMM_OK) {
+        fence_give(&event->client->fences, event->slot, false);
+        event->slot = slot;
+    }
+    return result;
+}
+
+comm_result_t comm_event_record(comm_event_t *event, void *stream)
+{
+    struct client_gpu *gpu;
+    struct fence_mark mark;
+    comm_result_t result = check_event(event, "comm_event_record");
+    result = result == COMM_OK ? find_gpu(event->client, stream, "comm_event_record", &gpu) : result;
+    if (result != COMM_OK) {
+        return result;
+    }
+    struct client_fences *fences = &event->client->fences;
+    pthread_mutex_lock(&event->lock);
+    result = renew_slot(event);
+    if (result == COMM_OK && gpu != NULL) {
+        result = stream_write(gpu, stream, fences, event->slot, &mark);
+    } else if (result == COMM_OK) {
+        mark = fence_next(fences, event->slot, FENCE_READY);
+        fence_reach(&mark);
+    }
+    if (result == COMM_OK) {
+        event->last = mark;
+        event->recorded = true;
+        event->deadline_ns = UINT64_MAX;
+    }
+    pthread_mutex_unlock(&event->lock);
+    return result == COMM_OK ? COMM_OK : error_prefix(result, "comm_event_record");
+}
+
+/* With the event's lock. */
+static comm_result_t record_on_comm(struct comm_event *event, struct comm_comm *comm)
+{
+    struct fence_mark mark;
+    comm_result_t result = renew_slot(event);
+    result = result == COMM_OK ? client_enter(comm->client) : result;
+    if (result != COMM_OK) {
+        return result;
+    }
+    result = record(comm, event->slot, false, &mark);
+    if (result == COMM_OK) {
+        event->last = mark;
+        event->recorded = true;
+        event->deadline_ns = comm->wait_count > 0 ? UINT64_MAX : ops_latest_ns(comm);
+    }
+    client_leave(comm->client);
+    return result;
+}
+
+comm_result_t comm_event_record_comm(comm_event_t *event, comm_t *comm)
+{
+    comm_result_t result = check_event_and_comm(event, comm, "comm_event_record_comm");
+    if (result == COMM_OK && group_is_open()) {
+        result = error_report(
+            COMM_INVALID_ARGUMENT,
+            "comm_event_record_comm on \"%s\": the group's operations are not submitted yet", comm->name);
+    }
+    if (result != COMM_OK) {
+        return result;
+    }
+    pthread_mutex_lock(&event->lock);
+    result = record_on_comm(event, comm);
+    pthread_mutex_unlock(&event->lock);
+    return result;
+}
+
+/* Whether there is something to wait for. */
+static bool take_pending(comm_event_t *event, struct fence_mark *mark, uint64_t *deadline_ns)
+{
+    pthread_mutex_lock(&event->lock);
+    bool pending = event->recorded && !fence_is_reached(&event->last);
+    *mark = event->last;
+    *deadline_ns = event->deadline_ns;
+    pthread_mutex_unlock(&event->lock);
+    return pending;
+}
+
+/* With the client's lock, which it lets go of. */
+static comm_result_t await_mark(struct comm_client *client, const struct fence_mark *mark,
+                                uint64_t deadline_ns, const char *call)
+{
+    while (!fence_is_reached(mark) && client->lost == COMM_OK) {
+        uint64_t now_ns = clock_ns();
+        if (now_ns >= deadline_ns) {
+            return error_report(COMM_TIMED_OUT, "%s: commd has not said that it is reached", call);
+        }
+        client_progress(client, now_ns + WAIT_POLL_NS);
+    }
+    return client->lost == COMM_OK ? COMM_OK : error_repeat(client->lost, client->lost_text);
+}
+
+comm_result_t comm_event_wait(comm_event_t *event, void *stream)
+{
+    struct client_gpu *gpu;
+    struct fence_mark mark;
+    uint64_t deadline_ns;
+    comm_result_t result = check_event(event, "comm_event_wait");
+    result = result == COMM_OK ? find_gpu(event->client, stream, "comm_event_wait", &gpu) : result;
+    if (result != COMM_OK || !take_pending(event, &mark, &deadline_ns)) {
+        return result;
+    }
+    if (gpu != NULL) {
+        result = stream_wait(gpu, stream, &mark);
+        return result == COMM_OK ? COMM_OK : error_prefix(result, "comm_event_wait");
+    }
+    if (group_is_open()) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_event_wait: within a group nothing is waited for");
+    }
+    result = client_enter(event->client);
+    if (result == COMM_OK) {
+        result = await_mark(event->client, &mark, deadline_ns, "comm_event_wait");
+        client_leave(event->client);
+    }
+    return result;
+}
+
+/* False: there is no room. */
+static bool add_wait(struct comm_comm *comm, const struct fence_mark *mark)
+{
+    for (uint32_t i = 0; i < comm->wait_count; i++) {
+        struct fence_mark *other = &comm->waits[i];
+        if (other->slot == mark->slot && other->word == mark->word) {
+            other->value = mark->value > other->value ? mark->value : other->value;
+            return true;
+        }
+    }
+    if (comm->wait_count == COMM_WAITS_MAX) {
+        member_drop_reached(comm);
+    }
+    if (comm->wait_count == COMM_WAITS_MAX) {
+        return false;
+    }
+    comm->waits[comm->wait_count++] = *mark;
+    return true;
+}
+
+/* One word that stands for all that is waited for so far. Takes the client's lock. */
+static comm_result_t merge_waits(struct comm_comm *comm)
+{
+    struct fence_slot *slot;
+    struct fence_mark merged;
+    comm_result_t result = fence_take(comm->client, &slot);
+    if (result != COMM_OK) {
+        return result;
+    }
+    result = client_enter(comm->client);
+    if (result == COMM_OK) {
+        result = record(comm, slot, true, &merged);
+        client_leave(comm->client);
+    }
+    fence_give(&comm->client->fences, slot, false);
+    return result;
+}
+
+comm_result_t comm_event_wait_comm(comm_event_t *event, comm_t *comm)
+{
+    struct fence_mark mark;
+    uint64_t deadline_ns;
+    comm_result_t result = check_event_and_comm(event, comm, "comm_event_wait_comm");
+    if (result != COMM_OK || !take_pending(event, &mark, &deadline_ns)) {
+        return result;
+    }
+    for (bool added = false; !added;) {
+        result = client_enter(comm->client);
+        if (result == COMM_OK) {
+            result = member_check(comm);
+            added = result != COMM_OK || add_wait(comm, &mark);
+            client_leave(comm->client);
+        }
+        if (result == COMM_OK && !added) {
+            result = merge_waits(comm);
+        }
+        if (result != COMM_OK) {
+            break;
+        }
+    }
+    return result;
+}
+
+comm_result_t comm_sync_stream(comm_t *comm, uint32_t timeout_ms)
+{
+    struct fence_slot *slot;
+    struct fence_mark mark;
+    if (comm == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_sync_stream: the communicator is a null pointer");
+    }
+    if (group_is_open()) {
+        return error_report(COMM_INVALID_ARGUMENT, "comm_sync_stream: within a group nothing is waited for");
+    }
+    comm_result_t result = client_check(comm->client);
+    result = result == COMM_OK ? fence_take(comm->client, &slot) : result;
+    if (result != COMM_OK) {
+        return result;
+    }
+    uint64_t deadline_ns = timeout_ms != 0 ? clock_after_ms(timeout_ms) : UINT64_MAX;
+    result = client_enter(comm->client);
+    if (result == COMM_OK) {
+        result = record(comm, slot, false, &mark);
+        uint64_t ticket = comm->last_ticket;
+        uint64_t latest_ns = comm->wait_count > 0 ? UINT64_MAX : ops_latest_ns(comm);
+        comm_result_t ended = result == COMM_OK ? ops_finish(comm, ticket, deadline_ns) : result;
+        if (ended == COMM_OK) {
+            ended = await_mark(comm->client, &mark, deadline_ns < latest_ns ? deadline_ns : latest_ns,
+                               "comm_sync_stream");
+        }
+        result = ended;
+        client_leave(comm->client);
+    }
+    fence_give(&comm->client->fences, slot, false);
+    return result;
+}

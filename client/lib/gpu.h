@@ -1,0 +1,94 @@
+#ifndef CLIENT_LIB_GPU_H
+#define CLIENT_LIB_GPU_H
+
+#include <commclient.h>
+
+#include <stdbool.h>
+#include <stddef.h>
+
+#include "client/lib/fence.h"
+#include "proto/cuda_driver.h"
+
+/*
+ * The GPUs that a client uses, through the CUDA driver, which is loaded with the first of them. The driver's
+ * calls work on a thread's current context: each use of them is between gpu_scope_enter and gpu_scope_leave.
+ */
+struct comm_client;
+struct comm_comm;
+struct client_call;
+struct client_memory;
+
+struct client_gpu {
+    struct client_gpu *next;
+    int ordinal; /* as this process sees it */
+    cuda_device device;
+    cuda_context context; /* the primary one, retained */
+    struct cuda_uuid uuid;
+};
+
+struct gpu_scope {
+    cuda_context before;
+    bool changed;
+};
+
+/* The table; a GPU has been opened. */
+const struct cuda_driver *gpu_driver(void);
+/* Finds or opens a GPU, for the client's life. With the client's lock. UNSUPPORTED: there is no driver, or no
+ * such GPU. Reported. */
+comm_result_t gpu_open(struct comm_client *client, int ordinal, struct client_gpu **out);
+/* Whether it has opened one. Any thread. */
+bool gpu_is_used(struct comm_client *client);
+/* Lets go of all of them. */
+void gpus_close(struct comm_client *client);
+/* Makes its context the thread's. Reported. */
+comm_result_t gpu_scope_enter(const struct client_gpu *gpu, struct gpu_scope *scope);
+void gpu_scope_leave(const struct gpu_scope *scope);
+/* Reports what the driver said, "cuMemAlloc_v2: out of memory", and returns its code here. */
+comm_result_t gpu_report(cuda_result result, const char *symbol);
+#define CAPTURE_ADVICE                                                                                       \
+    "what this library does cannot be part of a CUDA graph; end the capture before the call and begin "      \
+    "another one after it"
+
+/* --- gpu_memory.c: with the client's lock --- */
+
+/*
+ * The memory that commd has mapped and holds all of the range, registered now if it was not; null for memory
+ * of the host that is in none. May let go of the lock. Refuses memory of another device than the
+ * communicator's. Reported.
+ */
+comm_result_t memory_locate(struct comm_comm *comm, const struct client_call *call, const void *at,
+                            size_t size_bytes, struct client_memory **out);
+/* comm_mem_alloc on a GPU; without the lock. Reported. */
+comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int ordinal, void **out);
+/* Frees what gpu_memory_make made. */
+void gpu_memory_free(const struct client_memory *memory);
+/* comm_mem_register of memory on a GPU. May let go of the lock. Reported. */
+comm_result_t gpu_memory_register(struct comm_client *client, const void *at, size_t size_bytes);
+
+/* --- stream.c: an operation's place in a stream; without the client's lock --- */
+
+struct stream_order {
+    struct fence_slot *slot; /* the operation's once it is submitted; null: it has no place */
+    struct fence_mark ready;
+    struct fence_mark ended;
+};
+
+/* The stream says when it has come to the operation. Reported. */
+comm_result_t stream_begin(struct comm_comm *comm, const struct client_call *call,
+                           struct stream_order *order);
+/* The operation was submitted, and may have ended: the stream goes on when it has. Reported. */
+comm_result_t stream_end(struct comm_comm *comm, const struct client_call *call,
+                         const struct stream_order *order);
+/* It was not, and is not going to be. */
+void stream_abandon(struct comm_comm *comm, struct stream_order *order);
+
+/*
+ * Puts on the stream that a word of the slot becomes *mark; nothing is put there when it fails. gpu: whose
+ * legacy default stream a null one is. Reported.
+ */
+comm_result_t stream_write(const struct client_gpu *gpu, cuda_stream stream, struct client_fences *fences,
+                           struct fence_slot *slot, struct fence_mark *mark);
+/* Puts on the stream that it waits for the mark. Reported. */
+comm_result_t stream_wait(const struct client_gpu *gpu, cuda_stream stream, const struct fence_mark *mark);
+
+#endif

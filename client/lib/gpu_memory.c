@@ -1,0 +1,524 @@
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "client/lib/internal.h"
+
+/*
+ * Memory on GPUs, by the address that the caller has: found among what commd has mapped, or passed to it by
+ * handle. CUDA gives each allocation a number that never comes again (BUFFER_ID), so that what is known of an
+ * address counts only as long as it has the same number.
+ */
+
+#define CHUNKS_MAX 4096u /* of virtual memory, in one registration */
+#define ALLOC_UNIT                                                                                           \
+    ((size_t)2 << 20) /* what is not a multiple shares its block, and a handle shows all of it */
+#define REGISTERING_POLL_NS 1000000u
+
+/* What CUDA says of an address. */
+static cuda_result ask(void *value, int attribute, const void *address)
+{
+    return gpu_driver()->pointer_attribute(value, attribute, (cuda_pointer)(uintptr_t)address);
+}
+
+static bool is_true(int attribute, const void *address)
+{
+    int value = 0;
+    return ask(&value, attribute, address) == CUDA_RESULT_OK && value != 0;
+}
+
+/* Whether the addresses still are what they were when commd was told of them. */
+static bool is_current(const struct client_memory *memory, const unsigned char *begin,
+                       const unsigned char *end)
+{
+    for (uint32_t i = 0; i < memory->chunk_count; i++) {
+        const struct client_chunk *chunk = &memory->chunks[i];
+        unsigned long long now = 0;
+        if (chunk->base + chunk->size_bytes <= begin || chunk->base >= end) {
+            continue;
+        }
+        if (ask(&now, CUDA_POINTER_BUFFER_ID, chunk->base > begin ? chunk->base : begin) != CUDA_RESULT_OK ||
+            now != chunk->buffer_id) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* commd keeps it mapped for the operations that use it; here it is freed with the last one. */
+static void forget(struct comm_client *client, struct client_memory *memory)
+{
+    uint32_t id = memory->id;
+    memory_remove(client, memory);
+    memory->ready = false;
+    memory->owned = false; /* the caller freed it behind our back */
+    if (memory->uses > 0) {
+        memory->gone = true;
+    } else {
+        memory_free(memory);
+    }
+    memory_withdraw(client, id);
+}
+
+/* Memory that was freed stays occupied on the GPU as long as commd has it mapped. */
+static void forget_stale(struct comm_client *client)
+{
+    for (size_t i = 0; i < client->memory_count;) {
+        struct client_memory *memory = client->memories[i];
+        if (memory->gpu != NULL && memory->ready &&
+            !is_current(memory, memory->base, memory->base + memory->size_bytes)) {
+            forget(client, memory);
+            i = 0; /* the lock was let go of */
+        } else {
+            i++;
+        }
+    }
+}
+
+/* --- What is there --- */
+
+static comm_result_t refuse(const void *at, const char *what)
+{
+    return error_report(COMM_UNSUPPORTED,
+                        "the memory at %p is %s, which cannot be passed to commd: use memory of "
+                        "comm_mem_alloc or cudaMalloc",
+                        at, what);
+}
+
+/* A chunk of virtual memory that can be passed on, of the GPU; false when there is none at the address. */
+static bool find_chunk(const struct client_gpu *gpu, const unsigned char *at, struct client_chunk *out)
+{
+    unsigned long long types = 0;
+    cuda_pointer base = 0;
+    size_t size_bytes = 0;
+    int ordinal = -1;
+    if (ask(&types, CUDA_POINTER_HANDLE_TYPES, at) != CUDA_RESULT_OK || (types & CUDA_HANDLE_POSIX_FD) == 0 ||
+        is_true(CUDA_POINTER_LEGACY_IPC, at) || ask(&ordinal, CUDA_POINTER_DEVICE, at) != CUDA_RESULT_OK ||
+        ordinal != gpu->ordinal || ask(&out->buffer_id, CUDA_POINTER_BUFFER_ID, at) != CUDA_RESULT_OK ||
+        ask(&base, CUDA_POINTER_MAPPING_BASE, at) != CUDA_RESULT_OK ||
+        ask(&size_bytes, CUDA_POINTER_MAPPING_BYTES, at) != CUDA_RESULT_OK || size_bytes == 0) {
+        return false;
+    }
+    out->base = (unsigned char *)(uintptr_t)base;
+    out->size_bytes = size_bytes;
+    return true;
+}
+
+struct chunks {
+    struct client_chunk *list;
+    uint32_t count;
+    uint32_t capacity;
+};
+
+static bool add_chunk(struct chunks *chunks, const struct client_chunk *chunk)
+{
+    if (chunks->count == chunks->capacity) {
+        uint32_t capacity = chunks->capacity != 0 ? 2 * chunks->capacity : 16;
+        struct client_chunk *grown = reallocarray(chunks->list, capacity, sizeof *grown);
+        if (grown == NULL) {
+            return false;
+        }
+        chunks->list = grown;
+        chunks->capacity = capacity;
+    }
+    chunks->list[chunks->count++] = *chunk;
+    return true;
+}
+
+/*
+ * All chunks without a hole around the range: what grows by a chunk at a time, and is used in pieces that
+ * overlap, would be passed again and again otherwise.
+ */
+static comm_result_t find_chunks(const struct client_gpu *gpu, const unsigned char *at, size_t size_bytes,
+                                 struct chunks *chunks)
+{
+    struct client_chunk chunk;
+    const unsigned char *next = at;
+    if (!find_chunk(gpu, at, &chunk)) {
+        return refuse(at, "virtual memory without a handle type of its own");
+    }
+    while (chunks->count < CHUNKS_MAX / 2 && find_chunk(gpu, chunk.base - 1, &chunk)) {
+        if (!add_chunk(chunks, &chunk)) {
+            goto no_memory;
+        }
+    }
+    for (uint32_t i = 0; i < chunks->count / 2; i++) { /* they were found from the last to the first */
+        struct client_chunk *other = &chunks->list[chunks->count - 1 - i];
+        chunk = chunks->list[i];
+        chunks->list[i] = *other;
+        *other = chunk;
+    }
+    while (chunks->count < CHUNKS_MAX && find_chunk(gpu, next, &chunk)) {
+        if (!add_chunk(chunks, &chunk)) {
+            goto no_memory;
+        }
+        next = chunk.base + chunk.size_bytes;
+    }
+    if (next < at + size_bytes) {
+        return chunks->count == CHUNKS_MAX
+                   ? error_report(COMM_LIMIT, "the memory at %p is of more than %u parts mapped one by one",
+                                  at, CHUNKS_MAX / 2)
+                   : error_report(COMM_INVALID_ARGUMENT,
+                                  "of %zu bytes at %p, those from %p on are no memory of GPU %d that can be "
+                                  "passed to commd",
+                                  size_bytes, at, next, gpu->ordinal);
+    }
+    return COMM_OK;
+no_memory:
+    return error_report(COMM_NO_MEMORY, "no memory for a registration");
+}
+
+/* --- Telling commd --- */
+
+static void fill_register(Commd__Client__Request *request, Commd__Client__MemRegister *body,
+                          struct client_memory *memory)
+{
+    commd__client__request__init(request);
+    commd__client__mem_register__init(body);
+    request->body_case = COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER;
+    request->mem_register = body;
+    body->memory = memory->id;
+    body->size_bytes = memory->size_bytes;
+    body->device_uuid.data = memory->gpu->uuid.bytes;
+    body->device_uuid.len = CUDA_UUID_BYTES;
+}
+
+static comm_result_t announce_handle(struct comm_client *client, struct client_memory *memory)
+{
+    Commd__Client__Request request;
+    Commd__Client__MemRegister body;
+    struct cuda_ipc_handle handle;
+    cuda_result result = gpu_driver()->ipc_get(&handle, (cuda_pointer)(uintptr_t)memory->base);
+    if (result != CUDA_RESULT_OK) {
+        return gpu_report(result, "cuIpcGetMemHandle");
+    }
+    fill_register(&request, &body, memory);
+    body.ipc_handle.data = handle.bytes;
+    body.ipc_handle.len = CUDA_IPC_HANDLE_BYTES;
+    return memory_ask(client, &request, memory->id, -1);
+}
+
+static comm_result_t export_chunk(const struct client_chunk *chunk, int *out)
+{
+    cuda_allocation allocation;
+    cuda_result result = gpu_driver()->allocation_retain(&allocation, chunk->base);
+    if (result != CUDA_RESULT_OK) { /* a pool's, which has the attribute, too */
+        return refuse(chunk->base, "of a CUDA memory pool");
+    }
+    result = gpu_driver()->allocation_export(out, allocation, CUDA_HANDLE_POSIX_FD, 0);
+    (void)gpu_driver()->allocation_release(allocation);
+    return result == CUDA_RESULT_OK ? COMM_OK : gpu_report(result, "cuMemExportToShareableHandle");
+}
+
+static comm_result_t announce_chunk(struct comm_client *client, const struct client_memory *memory,
+                                    const struct client_chunk *chunk)
+{
+    int fd = -1;
+    comm_result_t result = export_chunk(chunk, &fd);
+    if (result != COMM_OK) {
+        return result;
+    }
+    Commd__Client__MemMap body = COMMD__CLIENT__MEM_MAP__INIT;
+    body.memory = memory->id;
+    body.size_bytes = chunk->size_bytes;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_MAP;
+    request.mem_map = &body;
+    result = memory_ask(client, &request, memory->id, fd);
+    close(fd);
+    return result;
+}
+
+static comm_result_t announce_chunks(struct comm_client *client, struct client_memory *memory)
+{
+    Commd__Client__Request request;
+    Commd__Client__MemRegister body;
+    fill_register(&request, &body, memory);
+    body.virtual_memory = true;
+    comm_result_t result = memory_ask(client, &request, memory->id, -1);
+    if (result != COMM_OK) {
+        return result;
+    }
+    for (uint32_t i = 0; i < memory->chunk_count && result == COMM_OK; i++) {
+        result = announce_chunk(client, memory, &memory->chunks[i]);
+    }
+    if (result != COMM_OK) {
+        memory_withdraw(client, memory->id);
+    }
+    return result;
+}
+
+/* Takes the chunks over. Nothing at their addresses is registered. */
+static comm_result_t add_memory(struct comm_client *client, struct client_gpu *gpu,
+                                const struct chunks *chunks, bool is_virtual, struct client_memory **out)
+{
+    struct client_memory *memory = calloc(1, sizeof *memory);
+    if (memory == NULL) {
+        free(chunks->list);
+        return error_report(COMM_NO_MEMORY, "no memory for a registration");
+    }
+    const struct client_chunk *last = &chunks->list[chunks->count - 1];
+    *memory = (struct client_memory){.id = ++client->last_memory_id,
+                                     .base = chunks->list[0].base,
+                                     .gpu = gpu,
+                                     .chunk_count = chunks->count,
+                                     .chunks = chunks->list};
+    memory->size_bytes = (size_t)(last->base + last->size_bytes - memory->base);
+    comm_result_t result = memory_insert(client, memory);
+    if (result == COMM_OK) {
+        result = is_virtual ? announce_chunks(client, memory) : announce_handle(client, memory);
+        if (result != COMM_OK) {
+            memory_remove(client, memory);
+        }
+    }
+    if (result != COMM_OK) {
+        memory_free(memory);
+        return result;
+    }
+    memory->ready = true;
+    *out = memory;
+    return COMM_OK;
+}
+
+/* --- Registration at first use --- */
+
+/* The whole allocation of cuMemAlloc that holds the range. */
+static comm_result_t find_allocation(const unsigned char *at, size_t size_bytes, struct chunks *chunks)
+{
+    cuda_pointer base;
+    struct client_chunk chunk;
+    cuda_result result = gpu_driver()->memory_range(&base, &chunk.size_bytes, (cuda_pointer)(uintptr_t)at);
+    if (result != CUDA_RESULT_OK) {
+        return gpu_report(result, "cuMemGetAddressRange_v2");
+    }
+    chunk.base = (unsigned char *)(uintptr_t)base;
+    if (size_bytes > chunk.size_bytes - (size_t)(at - chunk.base)) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%zu bytes at %p exceed the allocation, of %zu bytes at %p", size_bytes, at,
+                            chunk.size_bytes, chunk.base);
+    }
+    result = ask(&chunk.buffer_id, CUDA_POINTER_BUFFER_ID, at);
+    if (result != CUDA_RESULT_OK) {
+        return gpu_report(result, "cuPointerGetAttribute");
+    }
+    return add_chunk(chunks, &chunk) ? COMM_OK : error_report(COMM_NO_MEMORY, "no memory for a registration");
+}
+
+/* What can be passed on, whole. */
+static comm_result_t find_all(const struct client_gpu *gpu, const unsigned char *at, size_t size_bytes,
+                              struct chunks *chunks, bool *is_virtual)
+{
+    unsigned long long types = 0;
+    int ordinal = -1;
+    *is_virtual = false;
+    if (is_true(CUDA_POINTER_IS_MANAGED, at)) {
+        return refuse(at, "managed (cudaMallocManaged)");
+    }
+    if (ask(&ordinal, CUDA_POINTER_DEVICE, at) == CUDA_RESULT_OK && ordinal != gpu->ordinal) {
+        return error_report(COMM_UNSUPPORTED,
+                            "the memory at %p is of GPU %d, and the communicator's rank is on GPU %d", at,
+                            ordinal, gpu->ordinal);
+    }
+    if (is_true(CUDA_POINTER_LEGACY_IPC, at)) {
+        return find_allocation(at, size_bytes, chunks);
+    }
+    if (ask(&types, CUDA_POINTER_HANDLE_TYPES, at) == CUDA_RESULT_OK && (types & CUDA_HANDLE_POSIX_FD) != 0) {
+        *is_virtual = true;
+        return find_chunks(gpu, at, size_bytes, chunks);
+    }
+    return refuse(at, "of a CUDA memory pool (cudaMallocAsync), or another that has no handle");
+}
+
+/* Nothing that is registered overlaps the chunks any more. May let go of the lock. */
+static comm_result_t make_place(struct comm_client *client, const struct chunks *chunks)
+{
+    const unsigned char *begin = chunks->list[0].base;
+    const struct client_chunk *last = &chunks->list[chunks->count - 1];
+    size_t size_bytes = (size_t)(last->base + last->size_bytes - begin);
+    struct client_memory *other;
+    while ((other = memory_overlapping(client, begin, size_bytes)) != NULL && client->lost == COMM_OK) {
+        if (other->gpu == NULL) {
+            return error_report(COMM_INVALID_ARGUMENT,
+                                "the memory at %p is registered as memory of the host: comm_mem_deregister",
+                                (const void *)other->base);
+        }
+        if (other->ready) {
+            forget(client, other);
+        } else { /* another thread is at it */
+            client_progress(client, clock_ns() + REGISTERING_POLL_NS);
+        }
+    }
+    return client->lost == COMM_OK ? COMM_OK : error_repeat(client->lost, client->lost_text);
+}
+
+static comm_result_t register_memory(struct comm_client *client, struct client_gpu *gpu,
+                                     const unsigned char *at, size_t size_bytes, struct client_memory **out)
+{
+    struct chunks chunks = {0};
+    bool is_virtual;
+    forget_stale(client);
+    comm_result_t result = find_all(gpu, at, size_bytes, &chunks, &is_virtual);
+    result = result == COMM_OK ? make_place(client, &chunks) : result;
+    if (result != COMM_OK) {
+        free(chunks.list);
+        return result;
+    }
+    return add_memory(client, gpu, &chunks, is_virtual, out);
+}
+
+/* Whether CUDA knows the address as memory on a GPU. */
+static comm_result_t is_on_gpu(const void *at, bool *on_gpu)
+{
+    unsigned type = CUDA_MEMORY_HOST;
+    cuda_result result = ask(&type, CUDA_POINTER_MEMORY_TYPE, at);
+    *on_gpu = false;
+    if (result == CUDA_RESULT_INVALID_VALUE) {
+        return COMM_OK; /* any memory of the process */
+    }
+    if (result != CUDA_RESULT_OK) {
+        return gpu_report(result, "cuPointerGetAttribute");
+    }
+    *on_gpu = type == CUDA_MEMORY_DEVICE || is_true(CUDA_POINTER_IS_MANAGED, at);
+    return COMM_OK;
+}
+
+/* Another thread may be registering it: its registration does for both. */
+static struct client_memory *find_settled(struct comm_client *client, const unsigned char *at,
+                                          size_t size_bytes)
+{
+    struct client_memory *found;
+    while ((found = memory_overlapping(client, at, size_bytes)) != NULL && found->gpu != NULL &&
+           !found->ready && client->lost == COMM_OK) {
+        client_progress(client, clock_ns() + REGISTERING_POLL_NS);
+    }
+    return memory_find(client, at, size_bytes);
+}
+
+static comm_result_t locate(struct comm_comm *comm, const unsigned char *at, size_t size_bytes,
+                            struct client_memory **out)
+{
+    struct comm_client *client = comm->client;
+    struct client_memory *found = find_settled(client, at, size_bytes);
+    bool on_gpu = found != NULL && found->gpu != NULL && is_current(found, at, at + size_bytes);
+    if (!on_gpu) {
+        comm_result_t result = is_on_gpu(at, &on_gpu);
+        if (result != COMM_OK || !on_gpu) {
+            return result;
+        }
+        found = NULL;
+    }
+    if (comm->gpu == NULL) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "the memory at %p is on a GPU, and the communicator's rank is on the host", at);
+    }
+    if (found == NULL) {
+        return register_memory(client, comm->gpu, at, size_bytes, out);
+    }
+    if (found->gpu != comm->gpu) {
+        return error_report(COMM_UNSUPPORTED,
+                            "the memory at %p is of GPU %d, and the communicator's rank is on GPU %d", at,
+                            found->gpu->ordinal, comm->gpu->ordinal);
+    }
+    *out = found;
+    return COMM_OK;
+}
+
+comm_result_t memory_locate(struct comm_comm *comm, const struct client_call *call, const void *at,
+                            size_t size_bytes, struct client_memory **out)
+{
+    struct comm_client *client = comm->client;
+    struct gpu_scope scope;
+    *out = memory_find(client, at, size_bytes);
+    if (client->gpus == NULL || (*out != NULL && (*out)->gpu == NULL)) {
+        return COMM_OK;
+    }
+    *out = NULL;
+    comm_result_t result = gpu_scope_enter(comm->gpu != NULL ? comm->gpu : client->gpus, &scope);
+    if (result == COMM_OK) {
+        result = locate(comm, at, size_bytes, out);
+        gpu_scope_leave(&scope);
+    }
+    return result == COMM_OK ? COMM_OK : error_prefix(result, "%s on \"%s\"", call->name, comm->name);
+}
+
+/* --- The API's --- */
+
+static comm_result_t find_gpu(struct comm_client *client, int ordinal, struct client_gpu **out)
+{
+    comm_result_t result = client_enter(client);
+    if (result == COMM_OK) {
+        result = client->lost != COMM_OK ? error_repeat(client->lost, client->lost_text)
+                                         : gpu_open(client, ordinal, out);
+        client_leave(client);
+    }
+    return result;
+}
+
+comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int ordinal, void **out)
+{
+    struct client_gpu *gpu;
+    struct gpu_scope scope;
+    cuda_pointer made = 0;
+    size_t rounded = (size_bytes + ALLOC_UNIT - 1) / ALLOC_UNIT * ALLOC_UNIT;
+    comm_result_t result = find_gpu(client, ordinal, &gpu);
+    result = result == COMM_OK ? gpu_scope_enter(gpu, &scope) : result;
+    if (result != COMM_OK) {
+        return result;
+    }
+    /* Without the lock: it may wait for streams, which may wait for what other threads are to submit. */
+    cuda_result allocated = gpu_driver()->memory_alloc(&made, rounded);
+    if (allocated != CUDA_RESULT_OK) {
+        result = gpu_report(allocated, "cuMemAlloc_v2");
+        gpu_scope_leave(&scope);
+        return result;
+    }
+    struct client_memory *memory;
+    result = client_enter(client);
+    if (result == COMM_OK) {
+        result = register_memory(client, gpu, (unsigned char *)(uintptr_t)made, rounded, &memory);
+        if (result == COMM_OK) {
+            memory->owned = true;
+            *out = memory->base;
+        }
+        client_leave(client);
+    }
+    if (result != COMM_OK) {
+        (void)gpu_driver()->memory_free(made);
+    }
+    gpu_scope_leave(&scope);
+    return result;
+}
+
+void gpu_memory_free(const struct client_memory *memory)
+{
+    struct gpu_scope scope;
+    if (gpu_scope_enter(memory->gpu, &scope) == COMM_OK) {
+        (void)gpu_driver()->memory_free((cuda_pointer)(uintptr_t)memory->base);
+        gpu_scope_leave(&scope);
+    }
+}
+
+comm_result_t gpu_memory_register(struct comm_client *client, const void *at, size_t size_bytes)
+{
+    struct client_gpu *gpu;
+    struct gpu_scope scope;
+    int ordinal = -1;
+    bool on_gpu = false;
+    comm_result_t result = gpu_scope_enter(client->gpus, &scope);
+    if (result != COMM_OK) {
+        return result;
+    }
+    result = is_on_gpu(at, &on_gpu);
+    if (result == COMM_OK && (!on_gpu || ask(&ordinal, CUDA_POINTER_DEVICE, at) != CUDA_RESULT_OK)) {
+        result = error_report(COMM_INVALID_ARGUMENT, "%p is no memory on a GPU", at);
+    }
+    result = result == COMM_OK ? gpu_open(client, ordinal, &gpu) : result;
+    struct client_memory *found = result == COMM_OK ? find_settled(client, at, size_bytes) : NULL;
+    bool known =
+        found != NULL && found->gpu != NULL && is_current(found, at, (const unsigned char *)at + size_bytes);
+    if (result == COMM_OK && !known) {
+        result = register_memory(client, gpu, at, size_bytes, &found);
+    }
+    gpu_scope_leave(&scope);
+    return result;
+}

@@ -1,0 +1,73 @@
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include "client/lib/internal.h"
+
+/*
+ * A stream that waits for commd cannot see that commd has ended: this thread does. It reads nothing; it waits
+ * for the end of the connection, or of the client.
+ */
+
+static void *watch(void *argument)
+{
+    struct comm_client *client = argument;
+    struct pollfd watched[] = {{.fd = client->fd}, {.fd = client->fences.watchdog_fd, .events = POLLIN}};
+    while (poll(watched, 2, -1) <= 0) {
+    }
+    if (watched[1].revents != 0) {
+        return NULL;
+    }
+    /* First of all, and without the client's lock: who has it may wait for a stream. */
+    fences_release(&client->fences);
+    pthread_mutex_lock(&client->lock);
+    client_take_all(client); /* commd's last words, and then its end */
+    pthread_mutex_unlock(&client->lock);
+    return NULL;
+}
+
+comm_result_t watchdog_start(struct comm_client *client)
+{
+    struct client_fences *fences = &client->fences;
+    int reason = 0;
+    sigset_t all, before;
+    pthread_mutex_lock(&fences->lock);
+    if (fences->watched) {
+        pthread_mutex_unlock(&fences->lock);
+        return COMM_OK;
+    }
+    fences->watchdog_fd = eventfd(0, EFD_CLOEXEC);
+    reason = fences->watchdog_fd < 0 ? errno : 0;
+    if (reason == 0) {
+        sigfillset(&all); /* signals are the program's */
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        reason = pthread_create(&fences->watchdog, NULL, watch, client);
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+    }
+    if (reason != 0 && fences->watchdog_fd >= 0) {
+        close(fences->watchdog_fd);
+        fences->watchdog_fd = -1;
+    }
+    fences->watched = reason == 0;
+    pthread_mutex_unlock(&fences->lock);
+    return reason == 0 ? COMM_OK
+                       : error_report(COMM_SYSTEM, "%s: a thread that watches the connection: %s",
+                                      client->path, strerror(reason));
+}
+
+void watchdog_stop(struct client_fences *fences)
+{
+    uint64_t one = 1;
+    if (!fences->watched) {
+        return;
+    }
+    while (write(fences->watchdog_fd, &one, sizeof one) < 0 && errno == EINTR) {
+    }
+    pthread_join(fences->watchdog, NULL);
+    close(fences->watchdog_fd);
+    fences->watchdog_fd = -1;
+    fences->watched = false;
+}

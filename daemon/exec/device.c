@@ -229,10 +229,12 @@ static enum status copy_in(struct exec_comm *comm, struct exec_op *op, struct er
 {
     enum status status = STATUS_OK;
     for (uint32_t i = 0; i < entry_count(op) && status == STATUS_OK; i++) {
+        op->ranks[i].wait_count = 0;
         if (op->ranks[i].on_gpu) {
             /* In place, an all_to_all would overwrite blocks before they are sent. */
             bool apart = op->call.kind == OP_KIND_ALL_TO_ALL;
             status = rank_shadows(comm, op->device, &op->ranks[i], apart, error);
+            op->ranks[i].on_gpu = false; /* from here on, for other threads too */
         }
     }
     return status;

@@ -137,8 +137,8 @@ static void copies_add(struct copies *copies, const struct exec_op *op, const vo
 static void broadcast(struct copies *copies, const struct exec_op *op)
 {
     for (uint32_t i = 0; i < op->call.rank_count; i++) {
-        if (i != op->root_local) {
-            copies_add(copies, op, op->ranks[op->root_local].output, 0, op->ranks[i].output, 0,
+        if (op->ranks[i].output != NULL) {
+            copies_add(copies, op, op->ranks[op->root_local].input, 0, op->ranks[i].output, 0,
                        op->call.count_elements);
         }
     }

@@ -41,8 +41,10 @@ class Cluster:
 
     next_port = 17400 + os.getpid() % 997 * 32
 
-    def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None):
-        """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback; one for each of `rails`."""
+    def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0):
+        """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback; one for each of `rails`.
+        gpus: of each node, doubles of them (tests/cuda_double)."""
+        self.gpus = gpus
         self.client_environment = client_environment or {}
         self.relays = relays or {}
         self.rails = rails
@@ -157,7 +159,13 @@ class Cluster:
         return process
 
     def environment(self, name):
-        return dict(os.environ, COMMD_SOCKET=self.socket(name), PYTHONDONTWRITEBYTECODE="1")
+        environment = dict(os.environ, COMMD_SOCKET=self.socket(name), PYTHONDONTWRITEBYTECODE="1")
+        if self.gpus > 0:
+            machine = self.folder / f"{name}-gpus"
+            machine.mkdir(exist_ok=True)
+            environment.update(COMMD_CUDA_LIBRARY=str(BUILD / "tests/libcuda_double.so"), COMMD_NCCL_LIBRARY=str(BUILD / "tests/libnccl_double.so"),
+                               CUDA_DOUBLE_FOLDER=str(machine), CUDA_DOUBLE_DEVICES=str(self.gpus))
+        return environment
 
     def commctl(self, name, *arguments):
         return run(BUILD / "commctl", "--socket", self.socket(name), *arguments, check=False)

@@ -110,7 +110,9 @@ __attribute__((destructor)) static void leave(void)
 {
     if (initialised_in == getpid()) {
         __atomic_store_n(&deinitialised, true, __ATOMIC_RELEASE); /* to threads that run until the end */
+        double_lock();
         machine_detach();
+        double_unlock();
     }
 }
 

@@ -6,10 +6,10 @@ from cluster import BUILD, Cluster
 
 
 class GpuSurface(unittest.TestCase):
-    def check(self, layout, devices, turns=8, gpus=4, settings="", environment=None):
+    def check(self, layout, devices, turns=8, gpus=4, settings="", environment=None, program="surface"):
         """layout: the node of each rank; devices: its GPU there, or -1. Afterwards nothing of the ranks is left in the daemons."""
         with Cluster(sorted(set(layout)), settings=settings, gpus=gpus, client_environment=environment, daemon_environment=environment) as cluster:
-            ranks = [cluster.client(node, BUILD / "tests/system/surface", "surface", rank, len(layout), turns, devices[rank]) for rank, node in enumerate(layout)]
+            ranks = [cluster.client(node, BUILD / "tests/system" / program, program, rank, len(layout), turns, devices[rank]) for rank, node in enumerate(layout)]
             for rank, process in enumerate(ranks):
                 output, errors = process.communicate(timeout=240)
                 self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
@@ -48,6 +48,11 @@ class GpuSurface(unittest.TestCase):
 
     def test_on_the_socket_alone(self):
         self.check("aab", [0, 0, 1], turns=4, environment={"COMMD_RINGS": "0"})
+
+    def test_memory_allocated_and_freed_all_the_time(self):
+        for layout, devices in (("aa", [0, 0]), ("aab", [0, 1, 0])):
+            with self.subTest(layout):
+                self.check(layout, devices, turns=24, program="reuse")
 
 
 if __name__ == "__main__":

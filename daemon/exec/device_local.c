@@ -5,6 +5,58 @@
  * ranks' inputs straight to their outputs, in the communicator's queue.
  */
 
+static unsigned char *at(const struct exec_op *op, const void *buffer, uint64_t elements)
+{
+    return (unsigned char *)(uintptr_t)buffer + elements * op->element_bytes;
+}
+
+/* Input and output are one vector, or the one is the own block of the other. */
+static bool is_in_place(const struct exec_comm *comm, const struct exec_op *op, uint32_t local)
+{
+    const struct exec_rank *rank = &op->ranks[local];
+    uint32_t number = comm->order[local % op->call.rank_count];
+    switch (op->call.kind) {
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_GATHER:
+        return rank->input == at(op, rank->output, op_block_begin(op, &rank->output_layout, number));
+    case OP_KIND_REDUCE_SCATTER:
+    case OP_KIND_SCATTER:
+        return rank->output == at(op, rank->input, op_block_begin(op, &rank->input_layout, number));
+    case OP_KIND_ALL_TO_ALL:
+        return false; /* it would overwrite blocks before they are sent */
+    case OP_KIND_ALL_REDUCE:
+    case OP_KIND_REDUCE:
+    case OP_KIND_BROADCAST:
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+    case OP_KIND_BARRIER:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        break;
+    }
+    return rank->input == rank->output;
+}
+
+/* Kernels bear no outputs that overlap something else, which the library refuses, but ranks can give. */
+static bool overlaps_another(const struct exec_comm *comm, const struct exec_op *op, uint32_t local)
+{
+    const struct exec_rank *writer = &op->ranks[local];
+    uint32_t first = local - local % op->call.rank_count; /* each part is a kernel of its own */
+    if (writer->output == NULL) {
+        return false;
+    }
+    for (uint32_t i = first; i < first + op->call.rank_count; i++) {
+        const struct exec_rank *other = &op->ranks[i];
+        struct exec_rank outputs = {.input = other->output, .input_bytes = other->output_bytes};
+        bool may_be_input = i == local && is_in_place(comm, op, local);
+        if ((!may_be_input && device_overlaps(other, writer)) ||
+            (i != local && device_overlaps(&outputs, writer))) {
+            return true;
+        }
+    }
+    return false;
+}
+
 bool device_local_serves(const struct exec_comm *comm, const struct exec_op *op)
 {
     if (comm->options.node_count != 1 || op->call.compression != COMPRESSION_NONE) {
@@ -14,16 +66,11 @@ bool device_local_serves(const struct exec_comm *comm, const struct exec_op *op)
         const struct exec_rank *rank = &op->ranks[i];
         bool has_any = rank->input != NULL || rank->output != NULL;
         bool elsewhere = !rank->on_gpu || rank->gpu != op->ranks[0].gpu;
-        if ((has_any && elsewhere) || (op->call.kind == OP_KIND_ALL_TO_ALL && device_overlaps(rank))) {
+        if ((has_any && elsewhere) || overlaps_another(comm, op, i)) {
             return false;
         }
     }
     return op->ranks[0].on_gpu;
-}
-
-static unsigned char *at(const struct exec_op *op, const void *buffer, uint64_t elements)
-{
-    return (unsigned char *)(uintptr_t)buffer + elements * op->element_bytes;
 }
 
 /* --- Reductions --- */

@@ -217,9 +217,11 @@ class Cluster:
 class StandaloneTest(unittest.TestCase):
     """One daemon for all tests of a class: whatever one of them does, the next one finds it at work."""
 
+    gpus = 0  # doubles of them
+
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster(["solo"], namespaces=False, start=False)
+        cls.cluster = Cluster(["solo"], namespaces=False, start=False, gpus=cls.gpus)
         cls.cluster.config_path("solo").write_text(f'node_name = "solo";\nsocket_path = "{cls.cluster.socket("solo")}";\n')
         cls.cluster.start("solo", "--standalone")
         cls.cluster.wait_ready()

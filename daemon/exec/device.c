@@ -321,6 +321,14 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
             }
             return device_before(comm, op, now_ns, error);
         }
+        if (lane_device_serves(comm, op)) {
+            device->state = DEVICE_RUNS;
+            op->is_staged = true;
+            for (uint32_t i = 0; i < entry_count(op); i++) {
+                op->ranks[i].wait_count = 0; /* other threads need not look again */
+            }
+            return DEVICE_STEP_GO;
+        }
         device->state = DEVICE_COPIES_IN;
         if (copy_in(comm, op, error) != STATUS_OK) {
             return device_failed(comm, error);

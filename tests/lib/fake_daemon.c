@@ -43,10 +43,11 @@ struct fake_memory {
 struct fake_delayed {
     uint64_t due_ns;
     uint32_t handle;
-    uint64_t ticket;               /* of a Complete */
-    uint64_t init_request_id;      /* or of a CommInitReply */
-    Commd__Client__Submit *submit; /* a copy; done when its words are reached */
-    Commd__Client__Record *record; /* a copy */
+    uint64_t ticket;                                    /* of a Complete */
+    uint64_t init_request_id;                           /* or of a CommInitReply */
+    Commd__Client__Submit *submit;                      /* a copy */
+    enum { FAKE_WAITS, FAKE_DONE, FAKE_REFUSED } state; /* done when its words are reached */
+    Commd__Client__Record *record;                      /* a copy */
 };
 
 struct fake_session {
@@ -499,6 +500,9 @@ static bool perform(struct fake_daemon *daemon, struct fake_session *session,
         }
         return true;
     }
+    if (submit->kind == OP_KIND_BARRIER) {
+        return true;
+    }
     if (submit->kind != OP_KIND_BROADCAST || output == NULL ||
         (is_root ? input != output : submit->input != NULL)) {
         return false;
@@ -525,9 +529,8 @@ static void note_submit(struct fake_counts *counts, const Commd__Client__Submit 
 }
 
 static void finish(struct fake_daemon *daemon, struct fake_session *session,
-                   const Commd__Client__Submit *submit)
+                   const Commd__Client__Submit *submit, bool done)
 {
-    bool done = perform(daemon, session, submit);
     set_word(session, submit->ended);
     if (!done) {
         pthread_mutex_lock(&daemon->lock);
@@ -541,15 +544,18 @@ static void finish(struct fake_daemon *daemon, struct fake_session *session,
 static void complete(struct fake_daemon *daemon, struct fake_session *session,
                      const Commd__Client__Submit *submit, uint32_t delay_ms)
 {
-    if (delay_ms == 0 && session->delayed_head == session->delayed_tail &&
-        are_reached(session, submit->waits, submit->n_waits)) {
-        finish(daemon, session, submit);
-        return;
+    struct fake_delayed delayed = {.due_ns = now_ns() + delay_ms * UINT64_C(1000000),
+                                   .handle = submit->handle,
+                                   .ticket = submit->ticket};
+    if (are_reached(session, submit->waits, submit->n_waits)) {
+        delayed.state = perform(daemon, session, submit) ? FAKE_DONE : FAKE_REFUSED;
+        if (delay_ms == 0 && session->delayed_head == session->delayed_tail) {
+            finish(daemon, session, submit, delayed.state == FAKE_DONE);
+            return;
+        }
     }
-    delay(session, &(struct fake_delayed){.due_ns = now_ns() + delay_ms * UINT64_C(1000000),
-                                          .handle = submit->handle,
-                                          .ticket = submit->ticket,
-                                          .submit = copy_submit(submit)});
+    delayed.submit = copy_submit(submit);
+    delay(session, &delayed);
 }
 
 static void carry_out(struct fake_daemon *daemon, struct fake_session *session,
@@ -793,7 +799,9 @@ static void say_delayed(struct fake_daemon *daemon, struct fake_session *session
         } else if (next->record != NULL) {
             carry_out(daemon, session, next->record);
         } else if (next->ticket != 0) {
-            finish(daemon, session, next->submit);
+            bool done =
+                next->state == FAKE_WAITS ? perform(daemon, session, next->submit) : next->state == FAKE_DONE;
+            finish(daemon, session, next->submit, done);
         } else {
             set_word(session, next->submit->ended);
         }

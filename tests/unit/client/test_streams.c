@@ -138,7 +138,8 @@ static void test_groups_in_streams(void **state)
         expect_ok(reduce_on(comm, buffer, 10, streams[0]));
     }
     expect_ok(comm_group_end());
-    assert_true(stream_ends(streams[0], 2000));
+    /* Though the fake daemon stands still with so many completions that the program does not take. */
+    assert_true(stream_ends(streams[0], 5000));
     expect_ok(comm_sync(comm, 0));
     GPU_OK(cuda->stream_destroy(streams[0]));
     GPU_OK(cuda->stream_destroy(streams[1]));
@@ -287,14 +288,14 @@ static void test_words_serve_again(void **state)
 {
     (void)state;
     cuda_stream stream = gpu_stream();
+    cuda_pointer memory = gpu_alloc(2 * MIB);
     for (int round = 0; round < 3; round++) {
         struct pair pair = pair_start(NULL);
         comm_t *comm = gpu_comm(&pair, "words", 0);
-        void *buffer;
-        expect_ok(comm_mem_alloc(pair.client, 1, 0, &buffer));
+        void *buffer = gpu_address(memory);
         for (int i = 0; i < 3000; i++) {
             expect_ok(reduce_on(comm, buffer, 10, stream));
-            if (i % 500 == 499) {
+            if (i % 100 == 99) {
                 expect_ok(comm_sync(comm, 0));
             }
         }
@@ -308,6 +309,7 @@ static void test_words_serve_again(void **state)
         gate_open(&gate);
         assert_true(stream_ends(stream, 2000));
     }
+    GPU_OK(cuda->memory_free(memory));
     GPU_OK(cuda->stream_destroy(stream));
 }
 

@@ -38,8 +38,11 @@ class Examples(unittest.TestCase):
     def test_kmeans(self):
         self.check("kmeans", "abca")
 
+    def test_overlap(self):
+        self.check("overlap", "abca")
+
     def test_one_rank_each(self):
-        for program in ("ring", "transpose", "sort", "kmeans"):
+        for program in ("ring", "transpose", "sort", "kmeans", "overlap"):
             self.check(program, "a")
 
     def test_training_bucketed_and_compressed(self):

@@ -3,7 +3,7 @@
 VERSION := $(shell sed -n 's/^.define COMMD_VERSION_TEXT "\(.*\)"/\1/p' proto/version.h)
 VARIANT ?= release
 BUILD ?= build/$(VARIANT)
-CUDA ?= no
+CUDA ?= auto
 DEPS ?= install
 CC ?= cc
 AR ?= ar
@@ -73,7 +73,7 @@ LDFLAGS_ALL = -pie $(LDFLAGS_SHARED)
 
 # What was built with other flags, or for other folders, is built again: it depends on a stamp that holds them.
 FLAGS_STAMP := $(BUILD)/flags
-flags_now = $(CC) $(WARNINGS) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL) $(QUIC_LIBS) CUDA=$(CUDA)
+flags_now = $(CC) $(WARNINGS) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(LDFLAGS_ALL) $(QUIC_LIBS)
 FOLDERS_STAMP := $(BUILD)/folders
 folders_now = $(VERSION) $(PREFIX) $(bindir) $(sbindir) $(libdir) $(includedir) $(sysconfdir)
 ifneq ($(builds),)
@@ -103,9 +103,9 @@ demo: all ## two nodes, four processes and a training run, in under a minute
 	@COMMD_BUILD=$(abspath $(BUILD)) client/examples/demo.sh
 
 include proto/rules.mk
+include kernels/rules.mk
 include daemon/rules.mk
 include client/rules.mk
-include kernels/rules.mk
 include config/rules.mk
 include systemd/rules.mk
 include tests/rules.mk

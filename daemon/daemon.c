@@ -361,6 +361,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .req = daemon->req,
                                   .mesh = daemon->mesh,
                                   .net = conf->standalone ? NULL : daemon->net,
+                                  .rails = workers_rails(daemon->workers),
                                   .gpus = daemon->gpus,
                                   .gpus_absent = daemon->gpus_absent,
                                   .cluster_name = conf->cluster_name,

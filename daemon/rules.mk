@@ -11,7 +11,7 @@ $(BUILD)/daemon/dev/%_avx2.o: EXTRA_CFLAGS += -mavx2 -mfma -mf16c
 $(BUILD)/daemon/dev/%_avx512.o: EXTRA_CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
 
 # The daemon is a library and a short main, so that tests link all of it.
-$(BUILD)/libcommd.a: $(COMMD_OBJECTS) $(PROTO_OBJECTS)
+$(BUILD)/libcommd.a: $(COMMD_OBJECTS) $(PROTO_OBJECTS) $(BUILD)/kernels/image.o
 	$(archive)
 
 $(BUILD)/commd: EXTRA_LIBS = $(COMMD_LIBS)

@@ -328,6 +328,11 @@ enum status workers_add_node(struct workers *workers, uint32_t node, const char 
     return rails_add_peer(workers->rails, node, name, address, error);
 }
 
+struct rails *workers_rails(const struct workers *workers)
+{
+    return workers->rails;
+}
+
 void workers_reload(struct workers *workers)
 {
     for (uint32_t i = 1; i < workers->rail_count; i++) {

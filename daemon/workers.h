@@ -30,6 +30,8 @@ void workers_free(struct workers *workers);
 
 enum status workers_add_node(struct workers *workers, uint32_t node, const char *name, const char *address,
                              struct error *error) COMM_MUST_USE;
+/* For as long as the workers are. */
+struct rails *workers_rails(const struct workers *workers);
 /* Certificates are read again, by each thread; failures are logged. */
 void workers_reload(struct workers *workers);
 

@@ -8,7 +8,8 @@
 /*
  * The kernels of the local stage, as their host sees them: names and arguments. Plain C, for daemon/dev/cuda*
  * and for the double of the driver in tests/, which does the same on the CPU. Each kernel takes one struct by
- * value; grid and block of any size do (loops stride over the grid), kernels_blocks says which are good.
+ * value; any grid does, of blocks of up to KERNELS_BLOCK_THREADS (loops stride over the grid). Good is a
+ * block for every 8 KiB of one buffer, and no more than a few for each multiprocessor.
  *
  * Names: "commd_reduce_<dtype>_<reduce>" (KERNELS_REDUCE_FORMAT with dtype_text and reduce_text), for every
  * pair that reduce_is_defined, with sum for avg and premul_sum, and with "_many" behind it for the struct

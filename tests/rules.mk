@@ -7,14 +7,18 @@ FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/*.c))
 SYSTEM_PROGRAMS := $(call programs_of,$(wildcard tests/system/*.c))
 SYSTEM_TESTS := $(wildcard tests/system/test_*.py)
 BENCHES := $(call programs_of,$(wildcard tests/bench/*.c))
+GPU_CHECKS := $(call programs_of,$(wildcard tests/gpu/check_*.c))
+GPU_BENCHES := $(call programs_of,$(wildcard tests/gpu/bench_*.c))
+GPU_PROGRAMS := $(GPU_CHECKS) $(GPU_BENCHES)
+GPU_SUPPORT := $(call objects_of,$(filter-out tests/gpu/check_% tests/gpu/bench_%,$(wildcard tests/gpu/*.c)))
 FUZZ_MAIN := $(BUILD)/tests/lib/fuzz_replay_main.o
 TEST_SUPPORT := $(filter-out $(FUZZ_MAIN),$(call objects_of,$(wildcard tests/lib/*.c)))
 SIM_SUPPORT := $(call objects_of,$(filter-out tests/sim/test_%,$(wildcard tests/sim/*.c)))
 DOUBLE_OBJECTS := $(call objects_of,$(wildcard tests/cuda_double/*.c))
 CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
 NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
-TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES)
-TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN)
+TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS)
+TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
@@ -29,6 +33,8 @@ $(UNIT_TESTS) $(SYSTEM_PROGRAMS) $(BENCHES): %: %.o $(TEST_ARCHIVES)
 	$(link)
 $(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
+$(GPU_PROGRAMS): %: %.o $(GPU_SUPPORT) $(TEST_ARCHIVES)
+	$(link)
 $(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(TEST_ARCHIVES)
 	$(link)
 
@@ -38,6 +44,28 @@ $(CUDA_DOUBLE): $(DOUBLE_OBJECTS) $(BUILD)/libcommd.a
 $(NCCL_DOUBLE): $(CUDA_DOUBLE)
 	$(Q)ln -sf $(<F) $@
 
+# The kernels for GPUs, compiled for the host by the same compiler, whose C++ needs no library here.
+ifneq ($(builds),)
+HAVE_HOST_KERNELS := $(shell echo | $(CC) -x c++ -std=c++17 -fsyntax-only - 2>/dev/null && echo yes)
+endif
+CXXFLAGS_ALL = $(patsubst -std=%,-std=c++17,$(CFLAGS_ALL)) -O1 -fno-exceptions -fno-rtti -nostdinc++ -ffp-contract=off \
+    $(filter-out -Wstrict-prototypes -Wmissing-prototypes,$(WARNINGS))
+KERNEL_TEST := $(BUILD)/tests/unit/kernels/test_kernels
+$(BUILD)/tests/unit/kernels/host_kernels.o: tests/unit/kernels/host_kernels.cc $(FLAGS_STAMP)
+	$(Q)mkdir -p $(@D) && echo "  CXX     $<" && $(CC) -x c++ $(CPPFLAGS_ALL) $(CXXFLAGS_ALL) -MMD -MP -c -o $@ $<
+ifneq ($(HAVE_HOST_KERNELS),)
+$(KERNEL_TEST).o: EXTRA_CFLAGS += -DHAVE_HOST_KERNELS
+$(KERNEL_TEST): $(BUILD)/tests/unit/kernels/host_kernels.o
+endif
+
+# What is declared of CUDA and NCCL, beside the headers of a toolkit.
+ifneq ($(wildcard $(CUDA_INCLUDE)/cuda.h),)
+INTERFACES_CHECKED := $(BUILD)/tests/gpu/check_interfaces.o
+$(INTERFACES_CHECKED): tests/gpu/check_interfaces.cc $(FLAGS_STAMP)
+	$(Q)mkdir -p $(@D) && echo "  CXX     $<" && \
+	    $(CUDA_HOST_COMPILER) -std=c++17 -I. -isystem $(CUDA_INCLUDE) -Wall -Wextra -Wno-invalid-offsetof -Werror -MMD -MP -c -o $@ $<
+endif
+
 # A sanitized program takes several times as long; gcc's and clang's thread sanitizers need addresses of few random bits.
 test_timeout_s := $(if $(filter release,$(VARIANT)),300,1200)
 fixed_addresses := $(if $(filter tsan,$(VARIANT)),$(shell setarch -R true 2>/dev/null && echo setarch -R))
@@ -45,7 +73,7 @@ run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_
     $(fixed_addresses) python3 tests/lib/run-tests.py
 MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS)
 
-tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE)
+tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(INTERFACES_CHECKED)
 $(UNIT_TESTS) $(SIM_TESTS) $(SYSTEM_PROGRAMS): | $(NCCL_DOUBLE)
 test: all tests ## run every test; the last line counts them
 	@$(run_tests) $(MEMORY_TESTS) $(SYSTEM_TESTS)
@@ -59,6 +87,14 @@ test-system: all $(SYSTEM_PROGRAMS) $(NCCL_DOUBLE) ## run real daemons and clien
 	@$(run_tests) $(SYSTEM_TESTS)
 test-memory: $(MEMORY_TESTS)
 	@$(run_tests) $^
+
+# On a machine with a GPU. The programs that run need no toolkit: they can be built elsewhere and carried there. One that has no GPU
+# to run on ends with code 77.
+run_gpu = @for program in $1; do $$program; code=$$?; [ $$code = 0 ] || [ $$code = 77 ] || exit $$code; done
+check-gpu: $(GPU_CHECKS) ## check the kernels, on a machine with a GPU
+	$(call run_gpu,$(GPU_CHECKS))
+bench-gpu: $(GPU_BENCHES) ## measure the kernels beside the device's own copy, on a machine with a GPU
+	$(call run_gpu,$(GPU_BENCHES))
 
 # Where BUILD is given, the other variants go beside it.
 folder_of = $(if $(filter file,$(origin BUILD)),build/$1,$(BUILD)-$1)
@@ -88,7 +124,7 @@ bench: all $(BENCHES) ## measure commd beside Open MPI and Gloo (15 minutes; QUI
 
 # ---- what is checked without running it. A tool that is not installed is named and left out.
 
-C_FILES = $(shell find proto daemon client kernels tests -name '*.[ch]' | sort)
+C_FILES = $(shell find proto daemon client kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
 # Not the tests: their assertions are unknown to it.
 TIDY_FILES = $(filter %.c,$(filter proto/% daemon/% client/%,$(C_FILES)))
 SHELL_FILES = $(shell find tests client config .ci -name '*.sh') .ci/run
@@ -122,5 +158,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-asan check-tsan fuzz fuzz-programs bench bench-deps \
+.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-gpu bench-gpu check-asan check-tsan fuzz fuzz-programs bench bench-deps \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

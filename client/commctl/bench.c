@@ -1,290 +1,74 @@
 #include "client/commctl/bench.h"
 
 #include <errno.h>
-#include <getopt.h>
 #include <signal.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "client/commctl/commctl.h"
-
-/* --- Options --- */
-
-enum {
-    OPTION_COMMUNICATOR = 1000,
-    OPTION_SIZE,
-    OPTION_FIRST_RANK,
-    OPTION_RANKS,
-    OPTION_OPERATION,
-    OPTION_DTYPE,
-    OPTION_REDUCE,
-    OPTION_ROOT,
-    OPTION_MIN_BYTES,
-    OPTION_MAX_BYTES,
-    OPTION_STEP_FACTOR,
-    OPTION_SECONDS,
-    OPTION_ITERATIONS,
-    OPTION_IN_PLACE,
-    OPTION_OUT_OF_PLACE,
-    OPTION_UNREGISTERED,
-    OPTION_NO_CHECK
-};
-
-static const struct option long_options[] = {
-    {"communicator", required_argument, NULL, OPTION_COMMUNICATOR},
-    {"size", required_argument, NULL, OPTION_SIZE},
-    {"first-rank", required_argument, NULL, OPTION_FIRST_RANK},
-    {"ranks", required_argument, NULL, OPTION_RANKS},
-    {"operation", required_argument, NULL, OPTION_OPERATION},
-    {"dtype", required_argument, NULL, OPTION_DTYPE},
-    {"reduce", required_argument, NULL, OPTION_REDUCE},
-    {"root", required_argument, NULL, OPTION_ROOT},
-    {"min-bytes", required_argument, NULL, OPTION_MIN_BYTES},
-    {"max-bytes", required_argument, NULL, OPTION_MAX_BYTES},
-    {"step-factor", required_argument, NULL, OPTION_STEP_FACTOR},
-    {"seconds-per-size", required_argument, NULL, OPTION_SECONDS},
-    {"iterations", required_argument, NULL, OPTION_ITERATIONS},
-    {"in-place", no_argument, NULL, OPTION_IN_PLACE},
-    {"out-of-place", no_argument, NULL, OPTION_OUT_OF_PLACE},
-    {"unregistered", no_argument, NULL, OPTION_UNREGISTERED},
-    {"no-check", no_argument, NULL, OPTION_NO_CHECK},
-    {"format", required_argument, NULL, 'f'},
-    {NULL, 0, NULL, 0},
-};
-
-static enum exit_code wrong(const char *what, const char *expected)
+/*
+ * What this process waits for, blocked from before the first fork on and taken one at a time: a signal cannot
+ * come between a look and a wait. SIGINT and SIGTERM stay ignored where they were.
+ */
+static void block_signals(sigset_t *waited)
 {
-    fprintf(stderr, "commctl: bench: %s: expected %s\n", what, expected);
-    return EXIT_CODE_USAGE;
-}
-
-static bool parse_u32(const char *text, uint32_t low, uint32_t high, uint32_t *out)
-{
-    char *end;
-    errno = 0;
-    unsigned long long value = strtoull(text, &end, 10);
-    if (*text < '0' || *text > '9' || *end != '\0' || errno != 0 || value < low || value > high) {
-        return false;
-    }
-    *out = (uint32_t)value;
-    return true;
-}
-
-static bool parse_dtype(const char *text, enum dtype *out)
-{
-    for (unsigned i = 0; i < DTYPE_COUNT; i++) {
-        if (strcmp(dtype_text((enum dtype)i), text) == 0) {
-            *out = (enum dtype)i;
-            return bench_dtype_is_supported(*out);
+    static const int interrupting[] = {SIGINT, SIGTERM};
+    struct sigaction action;
+    sigemptyset(waited);
+    sigaddset(waited, SIGCHLD);
+    for (size_t i = 0; i < sizeof interrupting / sizeof interrupting[0]; i++) {
+        if (sigaction(interrupting[i], NULL, &action) == 0 && action.sa_handler != SIG_IGN) {
+            sigaddset(waited, interrupting[i]);
         }
     }
-    return false;
+    action = (struct sigaction){.sa_handler = SIG_DFL};
+    sigaction(SIGCHLD, &action, NULL); /* ignored, it would take away how they ended */
+    sigprocmask(SIG_BLOCK, waited, NULL);
 }
 
-static bool parse_reduce(const char *text, enum reduce *out)
-{
-    static const enum reduce allowed[] = {REDUCE_SUM, REDUCE_MIN, REDUCE_MAX};
-    for (size_t i = 0; i < sizeof allowed / sizeof allowed[0]; i++) {
-        if (strcmp(reduce_text(allowed[i]), text) == 0) {
-            *out = allowed[i];
-            return true;
-        }
-    }
-    return false;
-}
-
-static bool operations_are_known(const char *list)
-{
-    if (strcmp(list, "all") == 0) {
-        return true;
-    }
-    while (*list != '\0') {
-        char name[64];
-        size_t length = strcspn(list, ",");
-        snprintf(name, sizeof name, "%.*s", (int)length, list);
-        if (bench_operation_find(name) == NULL) {
-            return false;
-        }
-        list += length + (list[length] == ',' ? 1 : 0);
-    }
-    return true;
-}
-
-static bool parse_seconds(const char *text, double *out)
-{
-    char *end;
-    *out = strtod(text, &end);
-    return end != text && *end == '\0' && *out >= 0 && *out <= 3600;
-}
-
-/* Null when the option's argument is fine, else what was expected. */
-static const char *take_option(int option, struct bench_options *options, bool *ranks_given)
-{
-    uint32_t factor = 2;
-    switch (option) {
-    case OPTION_COMMUNICATOR:
-        options->communicator = optarg;
-        return *optarg != '\0' ? NULL : "a name";
-    case OPTION_SIZE:
-        return parse_u32(optarg, 1, 65536, &options->size) ? NULL : "how many ranks in all, 1 to 65536";
-    case OPTION_FIRST_RANK:
-        return parse_u32(optarg, 0, 65535, &options->first_rank) ? NULL : "a rank";
-    case OPTION_RANKS:
-        *ranks_given = true;
-        return parse_u32(optarg, 1, BENCH_RANKS_MAX, &options->ranks) ? NULL
-                                                                      : "how many ranks here, 1 to 256";
-    case OPTION_OPERATION:
-        options->operations = optarg;
-        return operations_are_known(optarg)
-                   ? NULL
-                   : "all, or some of all_reduce,all_gather,reduce_scatter,all_to_all,"
-                     "broadcast,reduce,send_recv,barrier";
-    case OPTION_DTYPE:
-        return parse_dtype(optarg, &options->dtype)
-                   ? NULL
-                   : "f64, f32, f16, bf16, i64, i32, i16, i8, u64, u32, u16 or u8";
-    case OPTION_REDUCE:
-        return parse_reduce(optarg, &options->reduce) ? NULL : "sum, min or max";
-    case OPTION_ROOT:
-        return parse_u32(optarg, 0, 65535, &options->root) ? NULL : "a rank";
-    case OPTION_MIN_BYTES:
-        return size_parse(optarg, &options->min_bytes) && options->min_bytes > 0 ? NULL
-                                                                                 : "a size like 8 or 64k";
-    case OPTION_MAX_BYTES:
-        return size_parse(optarg, &options->max_bytes) && options->max_bytes > 0 ? NULL
-                                                                                 : "a size like 64k or 256m";
-    case OPTION_STEP_FACTOR:
-        if (!parse_u32(optarg, 2, 1024, &factor)) {
-            return "2 to 1024";
-        }
-        options->step_factor = factor;
-        return NULL;
-    case OPTION_SECONDS:
-        return parse_seconds(optarg, &options->seconds_per_size) ? NULL : "seconds, 0 to 3600";
-    case OPTION_ITERATIONS:
-        return parse_u32(optarg, 1, BENCH_ITERATIONS_MAX, &options->iterations) ? NULL : "1 to 20000";
-    case OPTION_IN_PLACE:
-        options->out_of_place = false;
-        return NULL;
-    case OPTION_OUT_OF_PLACE:
-        options->in_place = false;
-        return NULL;
-    case OPTION_UNREGISTERED:
-        options->registered = false;
-        return NULL;
-    case OPTION_NO_CHECK:
-        options->check = false;
-        return NULL;
-    case 'f':
-        options->json = strcmp(optarg, "json") == 0;
-        return options->json || strcmp(optarg, "text") == 0 ? NULL : "text or json";
-    default:
-        return "see commctl(1)";
-    }
-}
-
-static enum exit_code parse(int argc, char **argv, struct bench_options *options)
-{
-    bool ranks_given = false;
-    int index = 0;
-    optind = 0; /* the options before the verb were another parser's */
-    for (int option; (option = getopt_long(argc, argv, "f:", long_options, &index)) != -1;) {
-        if (option == '?') {
-            return EXIT_CODE_USAGE;
-        }
-        const char *expected = take_option(option, options, &ranks_given);
-        if (expected != NULL) {
-            char what[128];
-            snprintf(what, sizeof what, "%s %s", option == 'f' ? "-f" : long_options[index].name, optarg);
-            return wrong(what, expected);
-        }
-    }
-    if (optind < argc) {
-        return wrong(argv[optind], "no argument without an option");
-    }
-    if (!ranks_given && options->size != 0 && options->first_rank == 0) {
-        options->ranks = options->size < BENCH_RANKS_MAX ? options->size : BENCH_RANKS_MAX;
-    }
-    options->size = options->size != 0 ? options->size : options->first_rank + options->ranks;
-    if (options->first_rank + options->ranks > options->size) {
-        return wrong("--first-rank and --ranks", "ranks below --size");
-    }
-    uint32_t exact_ranks = options->dtype == DTYPE_BF16  ? 128
-                           : options->dtype == DTYPE_F16 ? 170
-                                                         : UINT32_MAX;
-    if (options->check && options->reduce == REDUCE_SUM && options->size > exact_ranks) {
-        return wrong("--size",
-                     "--no-check, or another type: sums of so many ranks are not exact in this one");
-    }
-    if (*options->operations == '\0') {
-        return wrong("--operation", "a name");
-    }
-    if (options->root >= options->size) {
-        return wrong("--root", "a rank below --size");
-    }
-    if (options->min_bytes > options->max_bytes) {
-        return wrong("--min-bytes", "at most --max-bytes");
-    }
-    if (!options->in_place && !options->out_of_place) {
-        return wrong("--in-place and --out-of-place", "one of them, or none for both");
-    }
-    return EXIT_CODE_OK;
-}
-
-/* --- Processes --- */
-
-static volatile sig_atomic_t interrupted;
-
-static void on_signal(int number)
-{
-    interrupted = number;
-}
-
-static void catch_signals(void (*handler)(int number))
-{
-    struct sigaction action = {.sa_handler = handler}; /* without SA_RESTART: wait() is to return */
-    sigemptyset(&action.sa_mask);
-    sigaction(SIGINT, &action, NULL);
-    sigaction(SIGTERM, &action, NULL);
-}
-
+/* By a signal that also ends those that are stopped; they have nothing to tidy up. */
 static void end_all(const pid_t *processes, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         if (processes[i] > 0) {
-            kill(processes[i], SIGTERM);
+            kill(processes[i], SIGKILL);
         }
     }
 }
 
-/* Waits for all; the first that fails ends the others. */
-static enum exit_code wait_for_all(pid_t *processes, uint32_t count)
+static enum exit_code code_of(int status)
+{
+    return WIFEXITED(status) ? (enum exit_code)WEXITSTATUS(status) : EXIT_CODE_FAILURE;
+}
+
+/* Takes those that have ended; the first that failed gives the code and ends the others. How many are left.
+ */
+static uint32_t reap(pid_t *processes, uint32_t count, enum exit_code *code)
+{
+    uint32_t left = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        int status;
+        if (processes[i] > 0 && waitpid(processes[i], &status, WNOHANG) == processes[i]) {
+            processes[i] = 0;
+            if (code_of(status) != EXIT_CODE_OK && *code == EXIT_CODE_OK) {
+                *code = code_of(status);
+                end_all(processes, count);
+            }
+        }
+        left += processes[i] > 0;
+    }
+    return left;
+}
+
+static enum exit_code wait_for_all(pid_t *processes, uint32_t count, const sigset_t *waited)
 {
     enum exit_code code = EXIT_CODE_OK;
-    for (uint32_t left = count; left > 0;) {
-        int status;
-        pid_t process = wait(&status);
-        if (interrupted && code == EXIT_CODE_OK) {
-            code = EXIT_CODE_FAILURE;
-            end_all(processes, count);
-        }
-        if (process < 0) {
-            if (errno == EINTR) {
-                continue;
-            }
-            break;
-        }
-        for (uint32_t i = 0; i < count; i++) {
-            processes[i] = processes[i] == process ? 0 : processes[i];
-        }
-        left--;
-        if (!(WIFEXITED(status) && WEXITSTATUS(status) == 0) && code == EXIT_CODE_OK) {
-            bool not_running = WIFEXITED(status) && WEXITSTATUS(status) == EXIT_CODE_NOT_RUNNING;
-            code = not_running ? EXIT_CODE_NOT_RUNNING : EXIT_CODE_FAILURE;
+    while (reap(processes, count, &code) > 0) {
+        int number = sigwaitinfo(waited, NULL);
+        if (number == SIGINT || number == SIGTERM) {
+            code = code == EXIT_CODE_OK ? (enum exit_code)(EXIT_CODE_SIGNAL + number) : code;
             end_all(processes, count);
         }
     }
@@ -295,23 +79,16 @@ enum exit_code verb_bench(struct commctl *commctl, int argc, char **argv)
 {
     char name[64];
     pid_t processes[BENCH_RANKS_MAX] = {0};
-    struct bench_options options = {.socket_path = commctl->socket_path,
-                                    .ranks = 2,
-                                    .operations = "all_reduce",
-                                    .dtype = DTYPE_F32,
-                                    .reduce = REDUCE_SUM,
-                                    .min_bytes = 8,
-                                    .max_bytes = 256u << 20,
-                                    .step_factor = 2,
-                                    .seconds_per_size = 0.2,
-                                    .in_place = true,
-                                    .out_of_place = true,
-                                    .registered = true,
-                                    .check = true,
-                                    .json = commctl->json};
+    sigset_t waited;
+    struct bench_options options;
+    bench_options_default(&options);
+    options.socket_path = commctl->socket_path;
+    options.json = commctl->json;
+    options.connect_timeout_ms = commctl->timeout_ms;
+    options.timeout_ms = commctl->timeout_given ? commctl->timeout_ms : 0;
     snprintf(name, sizeof name, "bench-%u", (unsigned)getuid());
     options.communicator = name;
-    enum exit_code code = parse(argc, argv, &options);
+    enum exit_code code = bench_options_parse(argc, argv, &options);
     if (code != EXIT_CODE_OK) {
         return code;
     }
@@ -320,7 +97,7 @@ enum exit_code verb_bench(struct commctl *commctl, int argc, char **argv)
                 options.socket_path, strerror(errno));
         return EXIT_CODE_NOT_RUNNING;
     }
-    catch_signals(on_signal);
+    block_signals(&waited);
     fflush(stdout);
     pid_t parent = getpid();
     for (uint32_t i = 0; i < options.ranks; i++) {
@@ -328,14 +105,16 @@ enum exit_code verb_bench(struct commctl *commctl, int argc, char **argv)
         if (processes[i] < 0) {
             fprintf(stderr, "commctl: bench: %s\n", strerror(errno));
             end_all(processes, i);
-            (void)wait_for_all(processes, i);
+            (void)wait_for_all(processes, i, &waited);
             return EXIT_CODE_FAILURE;
         }
         if (processes[i] == 0) {
-            catch_signals(SIG_DFL);
-            (void)prctl(PR_SET_PDEATHSIG, SIGTERM);
-            _exit(getppid() == parent ? bench_rank(&options, options.first_rank + i) : EXIT_CODE_FAILURE);
+            /* What interrupts stays blocked: a terminal sends it to all, and the parent says what it means.
+             */
+            (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+            _exit((int)(getppid() == parent ? bench_rank(&options, options.first_rank + i)
+                                            : EXIT_CODE_FAILURE));
         }
     }
-    return wait_for_all(processes, options.ranks);
+    return wait_for_all(processes, options.ranks, &waited);
 }

@@ -7,12 +7,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "client/commctl/commctl.h"
 #include "proto/types.h"
 
 /*
- * What the files of `commctl bench` share: bench.c reads the options and looks after the ranks' processes,
- * bench_rank.c is one of these, bench_data.c makes and checks what is sent, bench_operation.c knows the
- * operations. Sizes, algbw and busbw as nccl-tests define them.
+ * What the files of `commctl bench` share: bench_options.c reads the options, bench.c looks after the ranks'
+ * processes, bench_rank.c is one of these, bench_data.c makes and checks what is sent, bench_operation.c
+ * knows the operations. Sizes, algbw and busbw as nccl-tests define them.
  */
 
 #define BENCH_RANKS_MAX 256
@@ -21,6 +22,8 @@
 struct bench_options {
     const char *socket_path;
     const char *communicator;
+    uint32_t connect_timeout_ms;
+    uint32_t timeout_ms; /* of joining, and of each operation; 0: the library's */
     uint32_t size;
     uint32_t first_rank;
     uint32_t ranks; /* of this process */
@@ -37,6 +40,12 @@ struct bench_options {
     bool check;
     bool json;
 };
+
+/* bench_options.c. What has no option here is the caller's to set; what is wrong is printed. */
+void bench_options_default(struct bench_options *options);
+enum exit_code bench_options_parse(int argc, char **argv, struct bench_options *options);
+/* The size after that one; 0: that was the last. */
+uint64_t bench_next_size(const struct bench_options *options, uint64_t bytes);
 
 /* One run of an operation: buffers hold the larger of what it sends and receives. */
 struct bench_call {
@@ -63,27 +72,33 @@ struct bench_operation {
     void (*expected)(const struct bench_call *call, uint32_t block, uint32_t *source, size_t *first);
 };
 
-/* bench_operation.c: the one of that name, or null; names[] ends with null. */
+/* bench_operation.c: the one of that name, or null; the one after the last is null. */
 const struct bench_operation *bench_operation_find(const char *name);
 const struct bench_operation *bench_operation_at(size_t index);
 /* Elements of the buffer, or of each block, for a size in bytes: at least one. */
 size_t bench_count(const struct bench_operation *operation, uint64_t size_bytes, size_t element_bytes,
                    uint32_t size);
+/* What all blocks of that count are together: the size that counts. */
+size_t bench_bytes(const struct bench_operation *operation, size_t count, size_t element_bytes,
+                   uint32_t size);
+double bench_algbw_gbs(size_t size_bytes, double time_us);
+/* Writes what this rank sends, and over what it is to receive. */
+void bench_call_fill(const struct bench_call *call, const struct bench_operation *operation);
+/* How many elements it received that are not what they have to be. */
+size_t bench_call_wrong(const struct bench_call *call, const struct bench_operation *operation);
 
 /*
  * bench_data.c: small whole numbers that differ by rank and element, exact in every type in any order.
- * source: a rank, or what the reduction of all ranks gives.
+ * source: a rank, or what the reduction of all ranks gives. index: of a number; complex elements have two.
  */
 #define BENCH_REDUCED UINT32_MAX
-bool bench_dtype_is_supported(enum dtype dtype);
 double bench_value(const struct bench_options *options, uint32_t source, size_t index);
-/* False without memory. */
-bool bench_fill(const struct bench_options *options, uint32_t source, size_t count, void *buffer);
+void bench_fill(const struct bench_options *options, uint32_t source, size_t count, void *buffer);
 /* How many of the elements are not what they have to be. */
 size_t bench_wrong(const struct bench_options *options, uint32_t source, size_t first, size_t count,
                    const void *buffer);
 
 /* bench_rank.c: all of it, in a process of its own; returns its exit code. */
-int bench_rank(const struct bench_options *options, uint32_t rank);
+enum exit_code bench_rank(const struct bench_options *options, uint32_t rank);
 
 #endif

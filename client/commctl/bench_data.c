@@ -1,58 +1,105 @@
 #include <math.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "client/commctl/bench.h"
 
-/* Those whose small whole numbers are told from each other, and whose sums have a meaning. */
-bool bench_dtype_is_supported(enum dtype dtype)
-{
-    return dtype_size_bytes(dtype) <= 8 && dtype != DTYPE_BOOL && dtype != DTYPE_F8E4M3 &&
-           dtype != DTYPE_F8E5M2 && dtype != DTYPE_C64;
-}
-
-/* Values repeat after so many elements. bf16 counts to 256 without a gap, i8 to 127. */
-#define ROW 1024u
-
-static unsigned kinds_of(enum dtype dtype)
-{
-    return dtype == DTYPE_BF16 || dtype == DTYPE_I8 || dtype == DTYPE_U8 ? 3 : 13;
-}
-
-static size_t period_of(enum dtype dtype)
-{
-    return (size_t)ROW * kinds_of(dtype);
-}
-
-/* Every rank has a sequence of its own, not one that is another's shifted: what is in the wrong place shows.
+/*
+ * What numbers of a type are like: whole ones from 0 on, of which that many ranks' add up without rounding in
+ * any order. f16 counts to 2048 without a gap, bf16 to 256, f8e4m3 to 16, f8e5m2 to 8; integers wrap.
  */
-static double value_of_rank(enum dtype dtype, size_t index, uint32_t rank)
+struct numbers {
+    unsigned kinds;
+    uint32_t exact_ranks;
+};
+
+/* They repeat after ROW of each kind. */
+#define ROW 1024u
+#define KINDS_MAX 13u
+
+static struct numbers numbers_of(enum dtype dtype)
 {
-    uint32_t mixed = (uint32_t)(index % period_of(dtype)) * 2654435761u ^ (rank + 1) * 0x85ebca6bu;
+    switch (dtype) {
+    case DTYPE_F16:
+        return (struct numbers){KINDS_MAX, 2048 / (KINDS_MAX - 1)};
+    case DTYPE_BF16:
+        return (struct numbers){3, 256 / 2};
+    case DTYPE_F8E4M3:
+        return (struct numbers){2, 16};
+    case DTYPE_F8E5M2:
+        return (struct numbers){2, 8};
+    case DTYPE_I8:
+    case DTYPE_U8:
+        return (struct numbers){3, COMM_SIZE_MAX};
+    case DTYPE_BOOL:
+        return (struct numbers){2, COMM_SIZE_MAX};
+    case DTYPE_F64:
+    case DTYPE_F32:
+    case DTYPE_I64:
+    case DTYPE_I32:
+    case DTYPE_I16:
+    case DTYPE_U64:
+    case DTYPE_U32:
+    case DTYPE_U16:
+    case DTYPE_C64:
+    case DTYPE_C128:
+        break;
+    }
+    return (struct numbers){KINDS_MAX, COMM_SIZE_MAX};
+}
+
+/* A complex element is two numbers. */
+static enum dtype number_dtype(enum dtype dtype)
+{
+    return dtype == DTYPE_C64 ? DTYPE_F32 : dtype == DTYPE_C128 ? DTYPE_F64 : dtype;
+}
+
+static size_t period_numbers(enum dtype dtype)
+{
+    return (size_t)ROW * numbers_of(dtype).kinds;
+}
+
+static size_t period_elements(enum dtype dtype)
+{
+    return period_numbers(dtype) * dtype_size_bytes(number_dtype(dtype)) / dtype_size_bytes(dtype);
+}
+
+/*
+ * Every rank has a sequence of its own, not one that is another's shifted: what is in the wrong place shows.
+ * Where the sum of all would be rounded, they take turns, and the others have 0.
+ */
+static double value_of_rank(const struct bench_options *options, size_t index, uint32_t rank)
+{
+    struct numbers numbers = numbers_of(options->dtype);
+    uint32_t place = (uint32_t)(index % period_numbers(options->dtype));
+    uint32_t turns = (options->size + numbers.exact_ranks - 1) / numbers.exact_ranks;
+    if (options->reduce == REDUCE_SUM && (place + rank) % turns != 0) {
+        return 0;
+    }
+    uint32_t mixed = place * 2654435761u ^ (rank + 1) * 0x85ebca6bu;
     mixed ^= mixed >> 15;
     mixed *= 0x2c1b3c6du;
     mixed ^= mixed >> 12;
-    return (double)(mixed % kinds_of(dtype));
+    return (double)(mixed % numbers.kinds);
 }
 
-static double value_reduced(const struct bench_options *options, size_t index)
+static double reduce_values(const struct bench_options *options, double left, double right)
 {
-    double reduced = value_of_rank(options->dtype, index, 0);
-    for (uint32_t rank = 1; rank < options->size; rank++) {
-        double value = value_of_rank(options->dtype, index, rank);
-        if (options->reduce == REDUCE_SUM) {
-            reduced += value;
-        } else if (options->reduce == REDUCE_MIN ? value < reduced : value > reduced) {
-            reduced = value;
-        }
+    if (options->reduce == REDUCE_MIN) {
+        return left < right ? left : right;
     }
-    return reduced;
+    bool adds = options->reduce == REDUCE_SUM && options->dtype != DTYPE_BOOL;
+    return adds           ? left + right
+           : left > right ? left
+                          : right; /* the sum of truth values: whether one is true */
 }
 
 double bench_value(const struct bench_options *options, uint32_t source, size_t index)
 {
-    return source == BENCH_REDUCED ? value_reduced(options, index)
-                                   : value_of_rank(options->dtype, index, source);
+    double value = value_of_rank(options, index, source == BENCH_REDUCED ? 0 : source);
+    for (uint32_t rank = 1; source == BENCH_REDUCED && rank < options->size; rank++) {
+        value = reduce_values(options, value, value_of_rank(options, index, rank));
+    }
+    return value;
 }
 
 /* The bits of a small whole number in a float of that many exponent and fraction bits. */
@@ -86,61 +133,67 @@ static void put(enum dtype dtype, void *buffer, size_t index, double value)
         ((uint16_t *)buffer)[index] = short_float_bits(value, 5, 10);
     } else if (dtype == DTYPE_BF16) {
         ((uint16_t *)buffer)[index] = short_float_bits(value, 8, 7);
+    } else if (dtype == DTYPE_F8E4M3) {
+        ((uint8_t *)buffer)[index] = (uint8_t)short_float_bits(value, 4, 3);
+    } else if (dtype == DTYPE_F8E5M2) {
+        ((uint8_t *)buffer)[index] = (uint8_t)short_float_bits(value, 5, 2);
     } else {
         put_integer(buffer, index, dtype_size_bytes(dtype), value);
     }
 }
 
-/* The values of a source, twice over: from any index on, a period lies together. */
+/* What the values of a source depend on. */
+struct pattern {
+    enum dtype dtype;
+    enum reduce reduce;
+    uint32_t size;
+    uint32_t source;
+};
+
+/* The values of a source, twice over: from any index on, a period lies together. One at a time is kept. */
 static const unsigned char *pattern(const struct bench_options *options, uint32_t source)
 {
-    static unsigned char *bytes;
-    static uint32_t held = BENCH_REDUCED - 1;
-    size_t period = period_of(options->dtype);
-    size_t element = dtype_size_bytes(options->dtype);
-    if (bytes == NULL) {
-        bytes = malloc(2 * period * element);
-        held = BENCH_REDUCED - 1;
-    }
-    if (bytes != NULL && held != source) {
-        for (size_t i = 0; i < period; i++) {
-            put(options->dtype, bytes, i, bench_value(options, source, i));
+    static _Alignas(16) unsigned char bytes[2 * ROW * KINDS_MAX * DTYPE_SIZE_MAX_BYTES];
+    static struct pattern held = {.size = 0};
+    size_t period_bytes = period_elements(options->dtype) * dtype_size_bytes(options->dtype);
+    if (held.size != options->size || held.source != source || held.dtype != options->dtype ||
+        held.reduce != options->reduce) {
+        for (size_t i = 0; i < period_numbers(options->dtype); i++) {
+            put(number_dtype(options->dtype), bytes, i, bench_value(options, source, i));
         }
-        memcpy(bytes + period * element, bytes, period * element);
-        held = source;
+        memcpy(bytes + period_bytes, bytes, period_bytes);
+        held = (struct pattern){options->dtype, options->reduce, options->size, source};
     }
     return bytes;
 }
 
-bool bench_fill(const struct bench_options *options, uint32_t source, size_t count, void *buffer)
+void bench_fill(const struct bench_options *options, uint32_t source, size_t count, void *buffer)
 {
     const unsigned char *values = pattern(options, source);
-    size_t period = period_of(options->dtype);
+    size_t period = period_elements(options->dtype);
     size_t element = dtype_size_bytes(options->dtype);
-    for (size_t done = 0; values != NULL && done < count; done += period) {
+    for (size_t done = 0; done < count; done += period) {
         size_t now = count - done < period ? count - done : period;
         memcpy((unsigned char *)buffer + done * element, values, now * element);
     }
-    return values != NULL;
 }
 
 size_t bench_wrong(const struct bench_options *options, uint32_t source, size_t first, size_t count,
                    const void *buffer)
 {
-    const unsigned char *values = pattern(options, source);
-    const unsigned char *got = buffer;
-    size_t period = period_of(options->dtype);
+    size_t period = period_elements(options->dtype);
     size_t element = dtype_size_bytes(options->dtype);
+    const unsigned char *want = pattern(options, source) + first % period * element;
+    const unsigned char *got = buffer;
     size_t wrong = 0;
-    for (size_t done = 0; values != NULL && done < count; done += period) {
-        const unsigned char *want = values + first % period * element;
+    for (size_t done = 0; done < count; done += period, got += period * element) {
         size_t now = count - done < period ? count - done : period;
-        if (memcmp(got + done * element, want, now * element) == 0) {
+        if (memcmp(got, want, now * element) == 0) {
             continue;
         }
         for (size_t i = 0; i < now; i++) {
-            wrong += memcmp(got + (done + i) * element, want + i * element, element) != 0;
+            wrong += memcmp(got + i * element, want + i * element, element) != 0;
         }
     }
-    return values != NULL ? wrong : count;
+    return wrong;
 }

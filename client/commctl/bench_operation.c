@@ -206,3 +206,36 @@ size_t bench_count(const struct bench_operation *operation, uint64_t size_bytes,
     uint64_t count = size_bytes / element_bytes / (operation->has_blocks ? size : 1);
     return operation->has_data && count == 0 ? 1 : (size_t)count;
 }
+
+size_t bench_bytes(const struct bench_operation *operation, size_t count, size_t element_bytes, uint32_t size)
+{
+    return count * element_bytes * (operation->has_blocks ? size : 1);
+}
+
+double bench_algbw_gbs(size_t size_bytes, double time_us)
+{
+    return (double)size_bytes / (time_us * 1e3);
+}
+
+void bench_call_fill(const struct bench_call *call, const struct bench_operation *operation)
+{
+    size_t block_bytes = call->count * dtype_size_bytes(call->options->dtype);
+    if (operation->has_data) {
+        memset(call->receive, 0xa5, operation->received_blocks(call) * block_bytes);
+        bench_fill(call->options, call->rank, operation->sent_blocks(call) * call->count, call->send);
+    }
+}
+
+size_t bench_call_wrong(const struct bench_call *call, const struct bench_operation *operation)
+{
+    size_t block_bytes = call->count * dtype_size_bytes(call->options->dtype);
+    size_t wrong = 0;
+    for (uint32_t block = 0; operation->has_data && block < operation->received_blocks(call); block++) {
+        uint32_t source;
+        size_t first;
+        operation->expected(call, block, &source, &first);
+        wrong += bench_wrong(call->options, source, first, call->count,
+                             (const unsigned char *)call->receive + block * block_bytes);
+    }
+    return wrong;
+}

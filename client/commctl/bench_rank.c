@@ -6,7 +6,6 @@
 #include <time.h>
 
 #include "client/commctl/bench.h"
-#include "client/commctl/commctl.h"
 
 #define WARM_UPS 3
 
@@ -28,7 +27,7 @@ struct bench_run {
     double busbw_sum;
     uint32_t busbw_count;
     double wrong;
-    int code; /* of a failure, when it is not the usual one */
+    enum exit_code code;
 };
 
 static double now_s(void)
@@ -38,16 +37,17 @@ static double now_s(void)
     return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
 }
 
-static bool failed(const struct bench_run *run, comm_result_t result, const char *what)
+static bool failed(struct bench_run *run, comm_result_t result, const char *what)
 {
     if (result != COMM_OK) {
+        run->code = result == COMM_TIMED_OUT ? EXIT_CODE_TIMED_OUT : EXIT_CODE_FAILURE;
         fprintf(stderr, "commctl: bench: rank %u: %s: %s\n", run->rank, what, comm_last_error());
     }
     return result != COMM_OK;
 }
 
 /* The same on all ranks afterwards. False when that failed. */
-static bool agree(const struct bench_run *run, double *values, size_t count, comm_op_t op)
+static bool agree(struct bench_run *run, double *values, size_t count, comm_op_t op)
 {
     comm_result_t result = comm_all_reduce(run->comm, values, values, count, COMM_F64, op, NULL);
     result = result == COMM_OK ? comm_sync(run->comm, 0) : result;
@@ -56,34 +56,12 @@ static bool agree(const struct bench_run *run, double *values, size_t count, com
 
 /* --- One operation --- */
 
-static bool fill(const struct bench_call *call, const struct bench_operation *operation)
+static size_t count_wrong(const struct bench_call *call, const struct bench_operation *operation)
 {
-    size_t block_bytes = call->count * dtype_size_bytes(call->options->dtype);
-    if (!operation->has_data) {
-        return true;
-    }
-    memset(call->receive, 0xa5, operation->received_blocks(call) * block_bytes);
-    return bench_fill(call->options, call->rank, operation->sent_blocks(call) * call->count, call->send);
+    return call->options->check ? bench_call_wrong(call, operation) : 0;
 }
 
-static double count_wrong(const struct bench_call *call, const struct bench_operation *operation)
-{
-    size_t block_bytes = call->count * dtype_size_bytes(call->options->dtype);
-    size_t wrong = 0;
-    if (!operation->has_data || !call->options->check) {
-        return 0;
-    }
-    for (uint32_t block = 0; block < operation->received_blocks(call); block++) {
-        uint32_t source;
-        size_t first;
-        operation->expected(call, block, &source, &first);
-        wrong += bench_wrong(call->options, source, first, call->count,
-                             (const unsigned char *)call->receive + block * block_bytes);
-    }
-    return (double)wrong;
-}
-
-static bool once(const struct bench_run *run, const struct bench_call *call,
+static bool once(struct bench_run *run, const struct bench_call *call,
                  const struct bench_operation *operation, double *time_s)
 {
     comm_request_t *request = NULL;
@@ -106,15 +84,12 @@ static bool measure(struct bench_run *run, const struct bench_call *call,
                     const struct bench_operation *operation, struct figures *out)
 {
     double once_s = 0, wrong = 0;
-    if (!fill(call, operation)) {
-        fprintf(stderr, "commctl: bench: no memory\n");
-        return false;
-    }
+    bench_call_fill(call, operation);
     for (int i = 0; i < WARM_UPS; i++) {
         if (!once(run, call, operation, &once_s)) {
             return false;
         }
-        wrong += i == 0 ? count_wrong(call, operation) : 0;
+        wrong += i == 0 ? (double)count_wrong(call, operation) : 0;
     }
     if (!agree(run, &once_s, 1, COMM_MAX)) {
         return false;
@@ -129,10 +104,11 @@ static bool measure(struct bench_run *run, const struct bench_call *call,
     }
     /* In place it went on from its own results, and else a buffer that nobody wrote to would look the same:
      * so once more. */
-    if (!fill(call, operation) || !once(run, call, operation, &once_s)) {
+    bench_call_fill(call, operation);
+    if (!once(run, call, operation, &once_s)) {
         return false;
     }
-    wrong += count_wrong(call, operation);
+    wrong += (double)count_wrong(call, operation);
     qsort(run->times_s, out->iterations, sizeof run->times_s[0], compare_times);
     double longest[] = {run->times_s[out->iterations / 2], run->times_s[out->iterations - 1]};
     double shortest = run->times_s[0];
@@ -153,7 +129,7 @@ static bool measure(struct bench_run *run, const struct bench_call *call,
 static void add_result(struct bench_run *run, const struct bench_operation *operation, size_t size_bytes,
                        size_t count, bool in_place, const struct figures *figures)
 {
-    double algbw = (double)size_bytes / (figures->time_us * 1e3);
+    double algbw = bench_algbw_gbs(size_bytes, figures->time_us);
     double busbw = algbw * operation->bus_factor(run->options->size);
     run->busbw_sum += operation->has_data ? busbw : 0;
     run->busbw_count += operation->has_data ? 1 : 0;
@@ -186,8 +162,8 @@ static void print_head(const struct bench_run *run)
     }
     printf("# communicator \"%s\": %u ranks; %s memory; sizes and bandwidths as nccl-tests count them\n",
            options->communicator, options->size, options->registered ? "registered" : "unregistered");
-    printf("#%35s %21s%37s\n", "", "out of place", "in place");
-    printf("#%11s %12s %6s %5s %10s %8s %8s %7s  %10s %8s %8s %7s\n", "size (B)", "count", "type", "redop",
+    printf("#%39s %21s%37s\n", "", "out of place", "in place");
+    printf("#%11s %12s %10s %5s %10s %8s %8s %7s  %10s %8s %8s %7s\n", "size (B)", "count", "type", "redop",
            "time (us)", "algbw", "busbw", "#wrong", "time (us)", "algbw", "busbw", "#wrong");
 }
 
@@ -199,10 +175,10 @@ static bool run_size(struct bench_run *run, const struct bench_operation *operat
                               .comm = run->comm,
                               .rank = run->rank,
                               .count = bench_count(operation, size_bytes, element, options->size)};
-    size_t real_bytes = call.count * element * (operation->has_blocks ? options->size : 1);
+    size_t real_bytes = bench_bytes(operation, call.count, element, options->size);
     bool prints = run->rank == 0 && !options->json;
     if (prints) {
-        printf(" %11zu %12zu %6s %5s", real_bytes, call.count, dtype_text(options->dtype),
+        printf(" %11zu %12zu %10s %5s", real_bytes, call.count, dtype_text(options->dtype),
                operation->expected == NULL ? "-" : reduce_text(options->reduce));
     }
     for (int in_place = 0; in_place < 2; in_place++) {
@@ -241,12 +217,9 @@ static bool run_operation(struct bench_run *run, const struct bench_operation *o
     if (!operation->has_data) {
         return run_size(run, operation, 0);
     }
-    for (uint64_t bytes = options->min_bytes; bytes <= options->max_bytes; bytes *= options->step_factor) {
+    for (uint64_t bytes = options->min_bytes; bytes != 0; bytes = bench_next_size(options, bytes)) {
         if (!run_size(run, operation, bytes)) {
             return false;
-        }
-        if (bytes > UINT64_MAX / options->step_factor) {
-            break;
         }
     }
     return true;
@@ -282,15 +255,19 @@ static bool prepare(struct bench_run *run)
 {
     const struct bench_options *options = run->options;
     comm_open_options_t open_options = COMM_OPEN_OPTIONS_INIT;
+    comm_init_options_t init_options = COMM_INIT_OPTIONS_INIT;
     open_options.socket_path = options->socket_path;
+    open_options.timeout_ms = options->connect_timeout_ms;
+    init_options.timeout_ms = options->timeout_ms;
+    init_options.op_timeout_ms = options->timeout_ms;
     size_t bytes = (size_t)options->max_bytes + (size_t)options->size * DTYPE_SIZE_MAX_BYTES;
     if (failed(run, comm_client_open(&open_options, &run->client), "connecting")) {
-        run->code = EXIT_CODE_NOT_RUNNING;
+        run->code = run->code == EXIT_CODE_TIMED_OUT ? run->code : EXIT_CODE_NOT_RUNNING;
         return false;
     }
     if (failed(run,
-               comm_init(run->client, options->communicator, run->rank, options->size, COMM_DEVICE_HOST, NULL,
-                         &run->comm),
+               comm_init(run->client, options->communicator, run->rank, options->size, COMM_DEVICE_HOST,
+                         &init_options, &run->comm),
                "joining")) {
         return false;
     }
@@ -309,7 +286,7 @@ static bool prepare(struct bench_run *run)
     return true;
 }
 
-int bench_rank(const struct bench_options *options, uint32_t rank)
+enum exit_code bench_rank(const struct bench_options *options, uint32_t rank)
 {
     static struct bench_run run; /* one a process */
     run.options = options;
@@ -330,7 +307,7 @@ int bench_rank(const struct bench_options *options, uint32_t rank)
     json_decref(run.results);
     (void)comm_destroy(run.comm);
     comm_client_close(run.client);
-    if (run.code != 0) {
+    if (run.code != EXIT_CODE_OK) {
         return run.code;
     }
     return !fine || run.wrong > 0 ? EXIT_CODE_FAILURE : EXIT_CODE_OK;

@@ -16,7 +16,8 @@ enum exit_code {
     EXIT_CODE_NOT_RUNNING = 3,
     EXIT_CODE_NOT_FOUND = 4,
     EXIT_CODE_DEGRADED = 5,
-    EXIT_CODE_TIMED_OUT = 124
+    EXIT_CODE_TIMED_OUT = 124,
+    EXIT_CODE_SIGNAL = 128 /* and the number of the signal that ended it */
 };
 
 #define COMMCTL_SCHEMA_VERSION 1
@@ -24,6 +25,7 @@ enum exit_code {
 struct commctl {
     const char *socket_path;
     uint32_t timeout_ms;
+    bool timeout_given;
     bool json;
     double watch_s; /* 0: once */
     int fd;         /* -1 until the first request */
@@ -39,7 +41,15 @@ void connection_close(struct commctl *commctl);
 json_t *json_of_message(const ProtobufCMessage *message);
 
 /* table.c: how an array of objects looks on a terminal. */
-enum column_format { COLUMN_TEXT, COLUMN_NUMBER, COLUMN_BYTES, COLUMN_MS, COLUMN_NS, COLUMN_LIST };
+enum column_format {
+    COLUMN_TEXT,
+    COLUMN_NUMBER,
+    COLUMN_BYTES,
+    COLUMN_MS,
+    COLUMN_NS,
+    COLUMN_LIST,
+    COLUMN_SHARE /* of two keys, "part/whole": their numbers likewise */
+};
 struct column {
     const char *key;
     const char *title;
@@ -54,6 +64,7 @@ void table_format(const json_t *value, enum column_format format, char *text, si
 /* Verbs: argv[0] is the verb. */
 typedef enum exit_code verb_function(struct commctl *commctl, int argc, char **argv);
 verb_function verb_status, verb_nodes, verb_comms, verb_clients, verb_ops; /* list.c */
+verb_function verb_gpus;                                                   /* gpus.c */
 verb_function verb_ping;                                                   /* ping.c */
 verb_function verb_algorithms;                                             /* algorithms.c */
 verb_function verb_plan;                                                   /* plan.c */

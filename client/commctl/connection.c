@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
@@ -92,7 +93,20 @@ static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *
     return EXIT_CODE_OK;
 }
 
-static enum exit_code connect_and_greet(struct commctl *commctl)
+static enum exit_code connect_failure(const struct commctl *commctl, int reason)
+{
+    if (reason == EAGAIN) {
+        fprintf(stderr, "commctl: %s: commd did not accept the connection within %u ms\n",
+                commctl->socket_path, commctl->timeout_ms);
+        return EXIT_CODE_TIMED_OUT;
+    }
+    fprintf(stderr, "commctl: %s: %s%s\n", commctl->socket_path, strerror(reason),
+            reason == ENOENT || reason == ECONNREFUSED ? " (is commd running? set COMMD_SOCKET or --socket)"
+                                                       : "");
+    return reason == EACCES ? EXIT_CODE_FAILURE : EXIT_CODE_NOT_RUNNING;
+}
+
+static enum exit_code connect_socket(struct commctl *commctl)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(commctl->socket_path) >= sizeof address.sun_path) {
@@ -101,14 +115,23 @@ static enum exit_code connect_and_greet(struct commctl *commctl)
     }
     strcpy(address.sun_path, commctl->socket_path);
     commctl->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    if (commctl->fd < 0 || connect(commctl->fd, (struct sockaddr *)&address, sizeof address) < 0) {
+    /* What connect waits for is room in the daemon's queue; that wait has a socket's time-out to send. */
+    struct timeval timeout = {.tv_sec = (time_t)(commctl->timeout_ms / 1000),
+                              .tv_usec = (suseconds_t)(commctl->timeout_ms % 1000 * 1000)};
+    if (commctl->fd < 0 || setsockopt(commctl->fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout) < 0 ||
+        connect(commctl->fd, (struct sockaddr *)&address, sizeof address) < 0) {
         int reason = errno;
-        fprintf(stderr, "commctl: %s: %s%s\n", commctl->socket_path, strerror(reason),
-                reason == ENOENT || reason == ECONNREFUSED
-                    ? " (is commd running? set COMMD_SOCKET or --socket)"
-                    : "");
         connection_close(commctl);
-        return reason == EACCES ? EXIT_CODE_FAILURE : EXIT_CODE_NOT_RUNNING;
+        return connect_failure(commctl, reason);
+    }
+    return EXIT_CODE_OK;
+}
+
+static enum exit_code connect_and_greet(struct commctl *commctl)
+{
+    enum exit_code code = connect_socket(commctl);
+    if (code != EXIT_CODE_OK) {
+        return code;
     }
     Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
     hello.protocol_version = CLIENT_PROTOCOL_VERSION;
@@ -119,7 +142,7 @@ static enum exit_code connect_and_greet(struct commctl *commctl)
     request.body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
     request.hello = &hello;
     Commd__Client__Event *event = NULL;
-    enum exit_code code = exchange(commctl, &request, &event);
+    code = exchange(commctl, &request, &event);
     commd__client__event__free_unpacked(event, NULL);
     if (code != EXIT_CODE_OK) {
         connection_close(commctl);

@@ -1,4 +1,15 @@
+#include <stdio.h>
+
 #include "client/commctl/commctl.h"
+
+static json_t *json_of_bytes(const ProtobufCBinaryData *bytes)
+{
+    char text[2 * 64 + 1] = "";
+    for (size_t i = 0; i < bytes->len && i < sizeof text / 2; i++) {
+        (void)snprintf(text + 2 * i, 3, "%02x", bytes->data[i]);
+    }
+    return json_string(text);
+}
 
 static json_t *json_of_field(const ProtobufCFieldDescriptor *field, const char *place)
 {
@@ -29,7 +40,7 @@ static json_t *json_of_field(const ProtobufCFieldDescriptor *field, const char *
     case PROTOBUF_C_TYPE_MESSAGE:
         return json_of_message(*(ProtobufCMessage *const *)place);
     case PROTOBUF_C_TYPE_BYTES:
-        break;
+        return json_of_bytes((const ProtobufCBinaryData *)(const void *)place);
     }
     return json_null();
 }

@@ -166,6 +166,7 @@ enum exit_code verb_nodes(struct commctl *commctl, int argc, char **argv)
         {"since_ms", "SINCE", COLUMN_MS},
         {"address", "ADDRESS", COLUMN_TEXT},
         {"heartbeat_round_trip_ns", "HEARTBEAT", COLUMN_NS},
+        {"rails_connected/rails_needed", "RAILS", COLUMN_SHARE},
         {"sent_bytes", "SENT", COLUMN_BYTES},
         {"received_bytes", "RECEIVED", COLUMN_BYTES},
         {"lost_packets", "LOST", COLUMN_NUMBER},

@@ -24,6 +24,7 @@ static const struct verb verbs[] = {
     {"comms", "", "communicators: state, ranks, operations, why failed", verb_comms, true},
     {"clients", "", "processes that are connected", verb_clients, true},
     {"ops", "", "operations under way: who arrived, who is missing, how late", verb_ops, true},
+    {"gpus", "", "the node's GPUs: memory, MPS, and who has what on them", verb_gpus, true},
     {"ping", "[-n COUNT] NODE", "round trip to another node, from daemon to daemon", verb_ping, false},
     {"algorithms", "[OPERATION] [-s SIZE] [-n NODES]", "what would be picked for an operation, and why",
      verb_algorithms, false},
@@ -65,7 +66,7 @@ static void print_version(const json_t *object)
 {
     printf("commctl %s\n", json_string_value(json_object_get(object, "commctl")));
     const json_t *daemon = json_object_get(object, "commd");
-    printf("commd   %s\n", daemon != NULL ? json_string_value(daemon) : "not running");
+    printf("commd   %s\n", daemon != NULL ? json_string_value(daemon) : "none answers");
 }
 
 static enum exit_code verb_version(struct commctl *commctl, int argc, char **argv)
@@ -73,20 +74,21 @@ static enum exit_code verb_version(struct commctl *commctl, int argc, char **arg
     (void)argc;
     (void)argv;
     json_t *object = json_pack("{ss}", "commctl", COMMD_VERSION_TEXT);
+    enum exit_code code = EXIT_CODE_OK;
     if (access(commctl->socket_path, F_OK) == 0) {
         Commd__Client__StatusQuery query = COMMD__CLIENT__STATUS_QUERY__INIT;
         Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
         request.body_case = COMMD__CLIENT__REQUEST__BODY_STATUS;
         request.status = &query;
         Commd__Client__Event *event;
-        if (connection_request(commctl, &request, &event) == EXIT_CODE_OK &&
-            event->reply->body_case == COMMD__CLIENT__REPLY__BODY_STATUS) {
+        code = connection_request(commctl, &request, &event);
+        if (code == EXIT_CODE_OK && event->reply->body_case == COMMD__CLIENT__REPLY__BODY_STATUS) {
             json_object_set_new(object, "commd", json_string(event->reply->status->version_text));
         }
         commd__client__event__free_unpacked(event, NULL);
     }
     output_object(commctl, object, print_version);
-    return EXIT_CODE_OK;
+    return code == EXIT_CODE_NOT_RUNNING ? EXIT_CODE_OK : code; /* then there is none to be told */
 }
 
 void output_object(const struct commctl *commctl, json_t *object, void (*text)(const json_t *object))
@@ -143,6 +145,7 @@ static int parse_options(int argc, char **argv, struct commctl *commctl)
                 return EXIT_CODE_USAGE;
             }
             commctl->timeout_ms = (uint32_t)(timeout_s * 1000);
+            commctl->timeout_given = true;
             break;
         case 'S':
             commctl->socket_path = optarg;

@@ -110,6 +110,25 @@ void table_format(const json_t *value, enum column_format format, char *text, si
     case COLUMN_LIST:
         format_list(value, text, size);
         return;
+    case COLUMN_SHARE: /* of a row alone */
+        snprintf(text, size, "-");
+        return;
+    }
+}
+
+static void format_cell(const json_t *row, const struct column *column, char *text, size_t size)
+{
+    if (column->format != COLUMN_SHARE) {
+        table_format(json_object_get(row, column->key), column->format, text, size);
+        return;
+    }
+    const char *slash = strchr(column->key, '/');
+    long long part = json_integer_value(json_object_getn(row, column->key, (size_t)(slash - column->key)));
+    long long whole = json_integer_value(json_object_get(row, slash + 1));
+    if (whole == 0) {
+        snprintf(text, size, "-");
+    } else {
+        snprintf(text, size, "%lld/%lld", part, whole);
     }
 }
 
@@ -120,7 +139,7 @@ static void print_row(const json_t *row, const struct column *columns, size_t co
         if (row == NULL) {
             snprintf(cell, sizeof cell, "%s", columns[i].title);
         } else {
-            table_format(json_object_get(row, columns[i].key), columns[i].format, cell, sizeof cell);
+            format_cell(row, &columns[i], cell, sizeof cell);
         }
         bool last = i + 1 == count;
         printf("%-*s%s", last ? 0 : (int)widths[i], cell, last ? "\n" : "  ");
@@ -137,7 +156,7 @@ void table_print(const json_t *rows, const struct column *columns, size_t column
         json_array_foreach(rows, index, row)
         {
             char cell[CELL_MAX_BYTES];
-            table_format(json_object_get(row, columns[i].key), columns[i].format, cell, sizeof cell);
+            format_cell(row, &columns[i], cell, sizeof cell);
             widths[i] = strlen(cell) > widths[i] ? strlen(cell) : widths[i];
         }
     }

@@ -1,8 +1,11 @@
+#include <errno.h>
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "client/lib/internal.h"
@@ -46,10 +49,24 @@ void rings_close(struct client_rings *rings)
     }
 }
 
+/*
+ * A commd that is gone has closed its end, which is said by SIGPIPE: not to a program that knows nothing of
+ * this pipe. The socket says it, too.
+ */
 static void ring_bell(const struct client_rings *rings)
 {
     char byte = 1;
-    (void)!write(rings->daemon_bell_fd, &byte, sizeof byte); /* a full pipe rings all the same */
+    sigset_t broken, before;
+    sigemptyset(&broken);
+    sigaddset(&broken, SIGPIPE);
+    (void)pthread_sigmask(SIG_BLOCK, &broken, &before);
+    ssize_t written = write(rings->daemon_bell_fd, &byte, sizeof byte); /* a full pipe rings all the same */
+    if (written < 0 && errno == EPIPE) {
+        struct timespec at_once = {0};
+        while (sigtimedwait(&broken, NULL, &at_once) < 0 && errno == EINTR) {
+        }
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
 }
 
 enum ring_result rings_send(struct client_rings *rings, const void *packet, size_t size_bytes)

@@ -92,7 +92,14 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
     api_session_reply(session, &reply);
 }
 
-static void fill_node(const struct api *api, uint32_t node, uint64_t now_ns, Commd__Client__NodeInfo *row)
+static uint64_t nodes_total(const struct api *api)
+{
+    return (uint64_t)mesh_node_count(api->mesh) + 1; /* row 0 is this node */
+}
+
+/* traffic: of the rails but the first; null when there are none. */
+static void fill_node(const struct api *api, uint32_t node, const struct rails_traffic *traffic,
+                      uint64_t now_ns, Commd__Client__NodeInfo *row)
 {
     struct mesh_node_info info;
     mesh_node_info(api->mesh, node, &info);
@@ -110,15 +117,27 @@ static void fill_node(const struct api *api, uint32_t node, uint64_t now_ns, Com
     row->datagram_bytes = info.net.datagram_bytes;
     row->connected_count = info.net.connected_count;
     row->last_error = (char *)info.last_error;
+    row->rails_needed = 1;
+    row->rails_connected = info.net.up;
+    if (traffic != NULL) {
+        row->sent_bytes += traffic->sent_bytes;
+        row->received_bytes += traffic->received_bytes;
+        row->lost_packets += traffic->lost_packets;
+        row->rails_needed += traffic->needed;
+        row->rails_connected += traffic->connected;
+        row->last_error = traffic->missing[0] != '\0' ? (char *)traffic->missing : row->last_error;
+    }
 }
 
-void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
+/* traffic: of the nodes that the rails were asked for, or null. */
+static void reply_nodes(struct api_session *session, uint64_t request_id, uint64_t after,
+                        const struct rails_traffic *traffic, uint64_t now_ns)
 {
     const struct api *api = session->api;
     Commd__Client__NodeInfo rows[CLIENT_LIST_PAGE_MAX];
     Commd__Client__NodeInfo *pointers[CLIENT_LIST_PAGE_MAX];
     Commd__Client__NodesReply answer = COMMD__CLIENT__NODES_REPLY__INIT;
-    uint64_t total = (uint64_t)mesh_node_count(api->mesh) + 1; /* row 0 is this node */
+    uint64_t total = nodes_total(api);
     answer.nodes = pointers;
     size_t page_bytes = 0;
     uint64_t next = after;
@@ -134,7 +153,10 @@ void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t 
             row->instance = mesh_own_instance(api->mesh);
             row->version_text = (char *)COMMD_VERSION_TEXT;
         } else {
-            fill_node(api, (uint32_t)(next - 1), now_ns, row);
+            /* Nodes may have been added since the rails were asked. */
+            uint64_t asked = next - 1 - session->nodes.first;
+            bool known = traffic != NULL && asked < session->nodes.count;
+            fill_node(api, (uint32_t)(next - 1), known ? &traffic[asked] : NULL, now_ns, row);
         }
         page_bytes += commd__client__node_info__get_packed_size(row) + 8;
         if (page_bytes > PAGE_BYTES_MAX) {
@@ -149,6 +171,42 @@ void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t 
     reply.body_case = COMMD__CLIENT__REPLY__BODY_NODES;
     reply.nodes = &answer;
     api_session_reply(session, &reply);
+}
+
+static void nodes_answered(void *context, const struct rails_traffic *traffic, uint64_t now_ns)
+{
+    struct api_session *session = context;
+    session->nodes.asked = false;
+    reply_nodes(session, session->nodes.request_id, session->nodes.after, traffic, now_ns);
+}
+
+/* What the rails carried is theirs to say. */
+void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
+{
+    const struct api *api = session->api;
+    struct error error;
+    uint64_t end = nodes_total(api);
+    uint64_t first = after == 0 ? 1 : after;
+    end = end > after && end - after > CLIENT_LIST_PAGE_MAX ? after + CLIENT_LIST_PAGE_MAX : end;
+    if (api->rails == NULL || rails_network_count(api->rails) < 2 || first >= end) {
+        reply_nodes(session, request_id, after, NULL, now_ns);
+        return;
+    }
+    if (session->nodes.asked) {
+        error_set(&error, STATUS_LIMIT, "one list of nodes at a time on a connection");
+        api_session_reply_error(session, request_id, &error);
+        return;
+    }
+    session->nodes.first = (uint32_t)first - 1;
+    session->nodes.count = (uint32_t)(end - first);
+    if (rails_ask_traffic(api->rails, session->nodes.first, session->nodes.count, nodes_answered, session,
+                          &error) != STATUS_OK) {
+        api_session_reply_error(session, request_id, &error);
+        return;
+    }
+    session->nodes.asked = true;
+    session->nodes.request_id = request_id;
+    session->nodes.after = after;
 }
 
 /* A page of packed rows: visits give texts that live during the call alone, so rows are copied by packing. */

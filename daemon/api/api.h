@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include "daemon/base/loop.h"
+#include "daemon/exec/rails.h"
 #include "daemon/req/req.h"
 
 /*
@@ -33,6 +34,7 @@ struct api_options {
     struct req *req;
     struct mesh *mesh;
     struct net *net;       /* for statistics; null when standalone */
+    struct rails *rails;   /* likewise; null when there are none. Outlives the api */
     struct dev_gpus *gpus; /* null: none, and why */
     const char *gpus_absent;
     const char *cluster_name;

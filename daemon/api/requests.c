@@ -476,6 +476,9 @@ void api_submit_list(struct api_session *session, const Commd__Client__SubmitLis
 void api_session_release(struct api_session *session, uint64_t now_ns)
 {
     mesh_ping_forget(session->api->mesh, session);
+    if (session->nodes.asked) {
+        rails_forget_traffic(session->api->rails, session);
+    }
     struct api_comm *comm, *next_comm;
     HASH_ITER (hh, session->comms, comm, next_comm) {
         req_member_leave(comm->member, REQ_LEAVE_LOST, now_ns);

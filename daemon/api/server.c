@@ -145,6 +145,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->req = options->req;
     api->mesh = options->mesh;
     api->net = options->net;
+    api->rails = options->rails;
     api->listen_fd = options->listen_fd;
     api->standalone = options->standalone;
     api->started_ns = options->started_ns;

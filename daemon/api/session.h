@@ -85,6 +85,11 @@ struct api_session {
     unsigned watched;         /* events of the watch */
     bool unread_waits;        /* something is on the socket of a session that is not read now */
     uint64_t ping_request_id; /* 0: no ping under way */
+    struct {
+        bool asked; /* the rails are to answer */
+        uint64_t request_id, after;
+        uint32_t first, count; /* of the nodes that they were asked for */
+    } nodes;
     UT_hash_handle hh;
 };
 
@@ -93,6 +98,7 @@ struct api {
     struct req *req;
     struct mesh *mesh;
     struct net *net;
+    struct rails *rails;
     char *socket_path;
     bool owns_socket_file;
     int listen_fd;

@@ -6,7 +6,7 @@
 
 #include "daemon/dev/compress_level.h"
 #include "daemon/dev/compress_top_k.h"
-#include "daemon/dev/convert_bits.h"
+#include "kernels/convert_bits.h"
 #include "daemon/dev/reduce.h"
 #include "proto/little_endian.h"
 

@@ -10,7 +10,7 @@
 
 #include "daemon/dev/compress.h"
 #include "daemon/dev/compress_level.h"
-#include "daemon/dev/convert_bits.h"
+#include "kernels/convert_bits.h"
 #include "proto/little_endian.h"
 
 #if defined(__clang__)

@@ -3,7 +3,7 @@
 #include <inttypes.h>
 #include <string.h>
 
-#include "daemon/dev/convert_bits.h"
+#include "kernels/convert_bits.h"
 #include "proto/little_endian.h"
 
 #define BLOCK DEV_COMPRESS_TOP_K_BLOCK

@@ -1,6 +1,6 @@
 #include "daemon/dev/convert.h"
 
-#include "daemon/dev/convert_bits.h"
+#include "kernels/convert_bits.h"
 
 float convert_f16_to_f32(uint16_t bits)
 {

@@ -14,6 +14,13 @@
 void dev_copy_streaming(void *target, const void *source, size_t size_bytes);
 void dev_copy_fence(void);
 
+/*
+ * One source to every target: it is read from memory once. A target that is the source is left alone; other
+ * overlaps are not allowed. Any alignment. streams: past the caches, with the fence.
+ */
+void dev_copy_to_all(void *const *targets, uint32_t target_count, const void *source, size_t size_bytes,
+                     bool streams);
+
 /* Whether an operation that touches so many bytes should stream: more than the last-level cache, 32 MiB where
  * that is not known. Thread-safe. */
 bool dev_copy_streams(uint64_t touched_bytes);

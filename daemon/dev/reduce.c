@@ -9,6 +9,10 @@
 /* One block of wide values: small enough that the accumulator and one converted input stay in a 32 KiB cache.
  */
 #define BLOCK_BYTES 8192
+/* Past the caches memory is what bounds it: reads and writes that take turns often keep it busy, and a block
+ * of several KiB leaves it idle while the processor writes what it has. Conversions take longer than that. */
+#define STREAMED_BLOCK_BYTES 512
+#define STREAMED_CONVERTED_BLOCK_BYTES 2048
 
 struct level {
     const char *text;
@@ -89,101 +93,164 @@ static size_t wide_bytes(enum dtype dtype, const struct reduce_kernels *kernels)
     return kernels->load != NULL && dtype != DTYPE_BOOL ? sizeof(float) : stored_bytes(dtype);
 }
 
+/* What is the same for all blocks of a reduction. */
+struct pass {
+    const struct dev_reduction *reduction;
+    const struct reduce_kernels *kernels;
+    reduce_pair_function *pair;
+    void (*load)(void *wide, const void *stored, size_t count);
+    size_t value_bytes;  /* of a wide value, */
+    size_t stored_bytes; /* and as it lies in the buffers */
+    bool straight;       /* from the inputs to the first output */
+    bool plain;          /* values are reduced where they lie: no conversion, no factors */
+    bool logical;        /* 0 or 1, also of one input */
+    bool streams;        /* some output does; which ones: */
+    uint64_t streamed[DEV_REDUCE_BUFFERS_MAX / 64];
+    bool lines_agree; /* all outputs are as many elements behind the begin of a cache line */
+};
+
+static bool output_streams(const struct pass *pass, uint32_t output)
+{
+    return pass->streams && (pass->streamed[output / 64] >> output % 64 & 1) != 0;
+}
+
+/* A line that was read as an input is in the cache: there a plain store is the shorter way. */
+static void pass_find_streamed(struct pass *pass)
+{
+    const struct dev_reduction *reduction = pass->reduction;
+    memset(pass->streamed, 0, sizeof pass->streamed);
+    pass->lines_agree = ((uintptr_t)reduction->outputs[0] & 63u) % dtype_size_bytes(reduction->dtype) == 0;
+    for (uint32_t output = 0; output < reduction->output_count; output++) {
+        uint32_t k = 0;
+        while (k < reduction->input_count && reduction->inputs[k] != reduction->outputs[output]) {
+            k++;
+        }
+        uintptr_t apart = (uintptr_t)reduction->outputs[output] ^ (uintptr_t)reduction->outputs[0];
+        pass->lines_agree = pass->lines_agree && (apart & 63u) == 0;
+        if (k == reduction->input_count) {
+            pass->streamed[output / 64] |= UINT64_C(1) << output % 64;
+            pass->streams = true;
+        }
+    }
+}
+
 /* The input's block as wide values: where it lies, if it needs neither conversion nor factor, else in
  * `space`. */
-static const void *widen(const struct reduce_kernels *kernels, const void *input, void *space, size_t count,
-                         size_t value_bytes, const double *factor)
+static const void *widen(const struct pass *pass, uint32_t k, size_t offset_bytes, void *space, size_t count)
 {
-    if (kernels->load == NULL && factor == NULL) {
+    const struct dev_reduction *reduction = pass->reduction;
+    const unsigned char *input = (const unsigned char *)reduction->inputs[k] + offset_bytes;
+    if (pass->plain) {
         return input;
     }
-    if (kernels->load != NULL) {
-        kernels->load(space, input, count);
+    if (pass->load != NULL) {
+        pass->load(space, input, count);
     } else {
-        memcpy(space, input, count * value_bytes);
+        memcpy(space, input, count * pass->value_bytes);
     }
-    if (factor != NULL) {
-        kernels->scale(space, count, *factor);
+    if (reduction->factors != NULL) {
+        pass->kernels->scale(space, count, reduction->factors[k]);
     }
     return space;
 }
 
-/* A line that was read as an input is in the cache: there a plain store is the shorter way. */
-static bool output_streams(const struct dev_reduction *reduction, uint32_t output)
+static void write_outputs(const struct pass *pass, size_t offset_bytes, const void *result, size_t bytes)
 {
-    for (uint32_t k = 0; reduction->streams && k < reduction->input_count; k++) {
-        if (reduction->inputs[k] == reduction->outputs[output]) {
-            return false;
+    const struct dev_reduction *reduction = pass->reduction;
+    for (uint32_t k = 0; k < reduction->output_count; k++) {
+        unsigned char *output = (unsigned char *)reduction->outputs[k] + offset_bytes;
+        if (output_streams(pass, k)) {
+            dev_copy_streaming(output, result, bytes);
+        } else if (output != result) {
+            memmove(output, result, bytes);
         }
     }
-    return reduction->streams;
 }
 
-static void reduce_block(const struct dev_reduction *reduction, const struct reduce_kernels *kernels,
-                         size_t offset_bytes, size_t count, size_t value_bytes)
+static void reduce_block(const struct pass *pass, size_t offset_bytes, size_t count)
 {
     _Alignas(64) unsigned char accumulator[BLOCK_BYTES];
     _Alignas(64) unsigned char converted[BLOCK_BYTES];
-    reduce_pair_function *pair = kernels->pair[reduction->reduce];
-    unsigned char *first_output = (unsigned char *)reduction->outputs[0] + offset_bytes;
-    size_t block_bytes = count * stored_bytes(reduction->dtype);
-    /* Two plain inputs go straight to the output; more would overwrite an input that is still to be read, in
-     * place. */
-    bool straight = kernels->store == NULL && reduction->divisor <= 1 && reduction->input_count <= 2 &&
-                    !output_streams(reduction, 0);
-    void *sum = straight ? first_output : accumulator;
-    const void *result = NULL;
-    for (uint32_t k = 0; k < reduction->input_count; k++) {
-        const unsigned char *input = (const unsigned char *)reduction->inputs[k] + offset_bytes;
-        const double *factor = reduction->factors != NULL ? &reduction->factors[k] : NULL;
-        void *space = k == 0 ? accumulator : converted;
-        const void *values = widen(kernels, input, space, count, value_bytes, factor);
-        if (k == 0) {
-            result = values;
-        } else {
-            pair(sum, result, values, count);
-            result = sum;
-        }
+    const struct dev_reduction *reduction = pass->reduction;
+    void *sum = pass->straight ? (unsigned char *)reduction->outputs[0] + offset_bytes : (void *)accumulator;
+    const void *result = widen(pass, 0, offset_bytes, accumulator, count);
+    for (uint32_t k = 1; k < reduction->input_count; k++) {
+        pass->pair(sum, result, widen(pass, k, offset_bytes, converted, count), count);
+        result = sum;
     }
-    bool logical = reduction->reduce == REDUCE_LAND || reduction->reduce == REDUCE_LOR;
-    if (reduction->input_count == 1 && logical) {
-        pair(sum, result, result, count); /* 0 or 1, as of more */
+    if (reduction->input_count == 1 && pass->logical) {
+        pass->pair(sum, result, result, count);
         result = sum;
     }
     if (reduction->divisor > 1) {
         if (result != accumulator) {
-            memcpy(accumulator, result, count * value_bytes);
+            memcpy(accumulator, result, count * pass->value_bytes);
             result = accumulator;
         }
-        kernels->divide(accumulator, count, reduction->divisor);
+        pass->kernels->divide(accumulator, count, reduction->divisor);
     }
-    if (kernels->store != NULL) {
-        kernels->store(converted, result, count);
+    if (pass->kernels->store != NULL) {
+        pass->kernels->store(converted, result, count);
         result = converted;
     }
-    for (uint32_t k = 0; k < reduction->output_count; k++) {
-        unsigned char *output = (unsigned char *)reduction->outputs[k] + offset_bytes;
-        if (output_streams(reduction, k)) {
-            dev_copy_streaming(output, result, block_bytes);
-        } else if (output != result) {
-            memmove(output, result, block_bytes);
-        }
-    }
+    write_outputs(pass, offset_bytes, result, count * pass->stored_bytes);
 }
 
-void dev_reduce(const struct dev_reduction *reduction)
+/* Lines that two blocks share are not streamed: where they are that of some output, blocks are large. */
+static size_t block_bytes(const struct pass *pass)
+{
+    if (!pass->streams || !pass->lines_agree) {
+        return BLOCK_BYTES;
+    }
+    return pass->plain ? STREAMED_BLOCK_BYTES : STREAMED_CONVERTED_BLOCK_BYTES;
+}
+
+/* By so many values the first block is shorter, so that all others begin with a line of the outputs. */
+static size_t values_behind_line(const struct pass *pass)
+{
+    const struct dev_reduction *reduction = pass->reduction;
+    if (!pass->streams) {
+        return 0;
+    }
+    size_t elements = ((uintptr_t)reduction->outputs[0] & 63u) / dtype_size_bytes(reduction->dtype);
+    return elements * values_per_element(reduction->dtype);
+}
+
+static void pass_begin(struct pass *pass, const struct dev_reduction *reduction)
 {
     const struct reduce_kernels *kernels = &level_now->kernels[reduction->dtype];
     assert(reduction->input_count >= 1 && reduction->output_count >= 1);
     assert(kernels->pair[reduction->reduce] != NULL);
-    size_t value_bytes = wide_bytes(reduction->dtype, kernels);
-    size_t step = BLOCK_BYTES / value_bytes;
-    uint64_t total = reduction->count_elements * values_per_element(reduction->dtype);
-    for (uint64_t done = 0; done < total; done += step) {
-        size_t count = total - done < step ? (size_t)(total - done) : step;
-        reduce_block(reduction, kernels, (size_t)done * stored_bytes(reduction->dtype), count, value_bytes);
-    }
+    pass->reduction = reduction;
+    pass->kernels = kernels;
+    pass->pair = kernels->pair[reduction->reduce];
+    pass->load = kernels->load;
+    pass->value_bytes = wide_bytes(reduction->dtype, kernels);
+    pass->stored_bytes = stored_bytes(reduction->dtype);
+    pass->plain = kernels->load == NULL && reduction->factors == NULL;
+    pass->logical = reduction->reduce == REDUCE_LAND || reduction->reduce == REDUCE_LOR;
+    pass->streams = false;
     if (reduction->streams) {
+        pass_find_streamed(pass);
+    }
+    /* Two plain inputs go straight to the output; more would overwrite an input that is still to be read, in
+     * place. */
+    pass->straight = kernels->store == NULL && reduction->divisor <= 1 && reduction->input_count <= 2 &&
+                     !output_streams(pass, 0);
+}
+
+void dev_reduce(const struct dev_reduction *reduction)
+{
+    struct pass pass;
+    pass_begin(&pass, reduction);
+    size_t step = block_bytes(&pass) / pass.value_bytes;
+    uint64_t total = reduction->count_elements * values_per_element(reduction->dtype);
+    size_t count = step - values_behind_line(&pass);
+    for (uint64_t done = 0; done < total; done += count, count = step) {
+        count = total - done < count ? (size_t)(total - done) : count;
+        reduce_block(&pass, (size_t)done * pass.stored_bytes, count);
+    }
+    if (pass.streams) {
         dev_copy_fence();
     }
 }

@@ -5,7 +5,7 @@
  */
 #include <stdint.h>
 
-#include "daemon/dev/convert_bits.h"
+#include "kernels/convert_bits.h"
 #include "daemon/dev/reduce_level.h"
 
 #if defined(__clang__)

@@ -23,6 +23,7 @@ struct device_shadow {
 struct exec_device {
     enum {
         DEVICE_WAITS,      /* for words that streams write */
+        DEVICE_LOCAL,      /* on the GPU from end to end: until its mark is reached */
         DEVICE_COPIES_IN,  /* until the marks are reached */
         DEVICE_RUNS,       /* as if on the host */
         DEVICE_COPIES_OUT, /* until the marks are reached */
@@ -182,16 +183,23 @@ static void *shadow_of(const struct device_shadow *shadow, const void *at)
     return shadow->host + ((const unsigned char *)at - shadow->device);
 }
 
-/* Outputs are copied in as well: not every operation writes all of them. */
+bool device_overlaps(const struct exec_rank *rank)
+{
+    const unsigned char *input = rank->input, *output = rank->output;
+    return input != NULL && output != NULL && input < output + rank->output_bytes &&
+           output < input + rank->input_bytes;
+}
+
+/* Outputs are copied in as well: not every operation writes all of them. apart: a buffer that is both has two
+ * shadows. */
 static enum status rank_shadows(struct exec_comm *comm, struct exec_device *device, struct exec_rank *rank,
-                                struct error *error)
+                                bool apart, struct error *error)
 {
     struct device_shadow *shadow = NULL;
     unsigned char *input = (unsigned char *)(uintptr_t)rank->input, *output = rank->output;
     uint64_t in = input == NULL ? 0 : rank->input_bytes, out = output == NULL ? 0 : rank->output_bytes;
-    bool overlap = in > 0 && out > 0 && input < output + out && output < input + in;
     enum status status = STATUS_OK;
-    if (overlap) {
+    if (device_overlaps(rank) && !apart) {
         unsigned char *begin = input < output ? input : output;
         unsigned char *end = input + in > output + out ? input + in : output + out;
         status = shadow_add(comm, device, rank->gpu, begin, (uint64_t)(end - begin), true, &shadow, error);
@@ -221,8 +229,12 @@ static enum status copy_in(struct exec_comm *comm, struct exec_op *op, struct er
 {
     enum status status = STATUS_OK;
     for (uint32_t i = 0; i < entry_count(op) && status == STATUS_OK; i++) {
+        op->ranks[i].wait_count = 0;
         if (op->ranks[i].on_gpu) {
-            status = rank_shadows(comm, op->device, &op->ranks[i], error);
+            /* In place, an all_to_all would overwrite blocks before they are sent. */
+            bool apart = op->call.kind == OP_KIND_ALL_TO_ALL;
+            status = rank_shadows(comm, op->device, &op->ranks[i], apart, error);
+            op->ranks[i].on_gpu = false; /* from here on, for other threads too */
         }
     }
     return status;
@@ -276,8 +288,8 @@ static enum device_step device_wait(struct exec_comm *comm)
 }
 
 /* Whether the marks are reached; WAITS, or FAILED, where not. */
-static enum device_step device_finish_copies(struct exec_comm *comm, struct exec_device *device,
-                                             uint64_t now_ns, struct error *error)
+static enum device_step device_finish(struct exec_comm *comm, struct exec_device *device, uint64_t now_ns,
+                                      struct error *error)
 {
     enum status status;
     if (!device_reached(comm, device, now_ns, &status, error)) {
@@ -301,13 +313,24 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
             return device_wait(comm);
         }
         comm->exec->devices_advanced = true;
+        if (device_local_serves(comm, op)) {
+            device->state = DEVICE_LOCAL;
+            device->marks[op->ranks[0].gpu] = DEVICE_UNMARKED;
+            if (device_local_put(comm, op, error) != STATUS_OK) {
+                return device_failed(comm, error);
+            }
+            return device_before(comm, op, now_ns, error);
+        }
         device->state = DEVICE_COPIES_IN;
         if (copy_in(comm, op, error) != STATUS_OK) {
             return device_failed(comm, error);
         }
         return device_before(comm, op, now_ns, error);
+    case DEVICE_LOCAL:
+        step = device_finish(comm, device, now_ns, error);
+        return step == DEVICE_STEP_GO ? DEVICE_STEP_ENDED : step;
     case DEVICE_COPIES_IN:
-        step = device_finish_copies(comm, device, now_ns, error);
+        step = device_finish(comm, device, now_ns, error);
         device->state = step == DEVICE_STEP_GO ? DEVICE_RUNS : device->state;
         return step;
     case DEVICE_RUNS:
@@ -331,7 +354,7 @@ enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64
             return device_failed(comm, error);
         }
     }
-    enum device_step step = device_finish_copies(comm, device, now_ns, error);
+    enum device_step step = device_finish(comm, device, now_ns, error);
     device->state = step == DEVICE_STEP_GO ? DEVICE_DONE : device->state;
     return step;
 }
@@ -361,6 +384,9 @@ bool device_describe(const struct exec_op *op, char *text, size_t size)
             }
         }
         return false;
+    case DEVICE_LOCAL:
+        (void)snprintf(text, size, "running on GPU %u", op->ranks[0].gpu);
+        return true;
     case DEVICE_COPIES_IN:
         (void)snprintf(text, size, "copying from GPUs");
         return true;

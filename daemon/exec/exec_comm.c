@@ -173,6 +173,8 @@ enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, 
     return STATUS_OK;
 }
 
+static const struct error fine = {.status = STATUS_OK};
+
 static void comm_finish_first(struct exec_comm *comm, const struct error *result, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
@@ -347,23 +349,41 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
     return !comm->failed;
 }
 
-/* Whether the first operation may go on. */
-static bool comm_device_step(struct exec_comm *comm, uint64_t now_ns,
-                             enum device_step (*step)(struct exec_comm *comm, struct exec_op *op,
-                                                      uint64_t now_ns, struct error *error))
+static enum device_step comm_device_step(struct exec_comm *comm, uint64_t now_ns,
+                                         enum device_step (*step)(struct exec_comm *comm, struct exec_op *op,
+                                                                  uint64_t now_ns, struct error *error))
 {
     struct error error;
     enum device_step result = step(comm, comm->first_op, now_ns, &error);
     if (result == DEVICE_STEP_FAILED) {
         exec_comm_fail(comm, &error, now_ns);
     }
-    return result == DEVICE_STEP_GO;
+    return result;
+}
+
+/* Returns whether the first operation runs; *more: it does not, and the next one can. */
+static bool comm_start_op(struct exec_comm *comm, uint64_t now_ns, bool *more)
+{
+    struct exec_op *op = comm->first_op;
+    *more = false;
+    switch (comm_device_step(comm, now_ns, device_before)) {
+    case DEVICE_STEP_GO:
+        return comm_begin(comm, now_ns);
+    case DEVICE_STEP_ENDED:
+        *more = op->next != NULL;
+        comm->last_seq = op->call.seq;
+        comm_finish_first(comm, &fine, now_ns); /* may free the communicator, if that was the last */
+        return false;
+    case DEVICE_STEP_WAITS:
+    case DEVICE_STEP_FAILED:
+        break;
+    }
+    return false;
 }
 
 static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
-    static const struct error fine = {.status = STATUS_OK};
     if (op == NULL) {
         return false;
     }
@@ -377,18 +397,18 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
         comm_finish_first(comm, &cause, now_ns); /* may free the communicator, if that was the last */
         return more;
     }
-    if (comm->failed ||
-        (!op->begun && (!comm_device_step(comm, now_ns, device_before) || !comm_begin(comm, now_ns)))) {
-        return false;
+    bool more = false;
+    if (comm->failed || (!op->begun && !comm_start_op(comm, now_ns, &more))) {
+        return more;
     }
-    bool more = comm->options.node_count == 1 ? comm_step_alone(comm, now_ns) : comm_step_lanes(comm, now_ns);
+    more = comm->options.node_count == 1 ? comm_step_alone(comm, now_ns) : comm_step_lanes(comm, now_ns);
     if (!comm->failed && op->agrees && !op->agreeing && op->slices_done == op->own_slices) {
         comm_agree(comm, now_ns); /* whether sizes agree is known only now */
         receive_resume(comm);
     }
     if (!comm->failed && op->slices_done == op->own_slices && op->local_done && op->agrees == op->agreed &&
         op->unacknowledged == 0 && spread_is_done(op, false)) {
-        if (!comm_device_step(comm, now_ns, device_after)) {
+        if (comm_device_step(comm, now_ns, device_after) != DEVICE_STEP_GO) {
             return false;
         }
         struct error result = fine;
@@ -453,37 +473,71 @@ void comm_free_now(struct exec_comm *comm)
 
 /* --- For people --- */
 
-void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t size)
+struct exec_wait comm_wait(const struct exec_comm *comm)
 {
-    text[0] = '\0';
-    if (comm->first_op != NULL && device_describe(comm->first_op, text, size)) {
-        return;
-    }
-    if (comm->first_op == NULL || !comm->first_op->begun) {
-        spread_describe(comm, comm->first_op, text, size);
-        return;
-    }
+    struct exec_wait wait = {.waiting = EXEC_WAITING_NOT};
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
         const struct exec_lane *lane = &comm->lanes[i];
         const struct coll_transfer *receive = lane_next_receive(lane);
-        if (receive == NULL) {
-            continue;
+        if (receive != NULL) {
+            wait.waiting = i == EXEC_AGREEMENT_LANE ? EXEC_WAITING_WORD : EXEC_WAITING_DATA;
+            wait.node = receive->node;
+            wait.round = lane->round;
+            wait.slice = lane->slice;
+            return wait;
         }
-        if (i == EXEC_AGREEMENT_LANE) {
-            (void)snprintf(text, size, "waiting for word of node %s, or of those behind it",
-                           comm->options.node_names[receive->node]);
-        } else {
-            (void)snprintf(text, size, "round %u of slice %llu: waiting for data from node %s", lane->round,
-                           (unsigned long long)lane->slice, comm->options.node_names[receive->node]);
+        if (lane->unacknowledged > 0) {
+            bool other = wait.waiting == EXEC_WAITING_SENT && wait.node != lane->unacknowledged_node;
+            wait.waiting = EXEC_WAITING_SENT;
+            wait.node = other ? EXEC_NODES_SEVERAL : lane->unacknowledged_node;
         }
+    }
+    return wait;
+}
+
+void comm_wait_text(const struct exec_comm *comm, const struct exec_wait *wait, char *text, size_t size)
+{
+    bool several = wait->node == EXEC_NODES_SEVERAL;
+    const char *node = several ? "" : comm->options.node_names[wait->node];
+    switch (wait->waiting) {
+    case EXEC_WAITING_NOT:
+        (void)snprintf(text, size, "at work");
+        break;
+    case EXEC_WAITING_DATA:
+        (void)snprintf(text, size, "round %u of slice %llu: waiting for data from node %s", wait->round,
+                       (unsigned long long)wait->slice, node);
+        break;
+    case EXEC_WAITING_SENT:
+        (void)snprintf(text, size, "what was sent to %s%s is not acknowledged yet",
+                       several ? "several nodes" : "node ", node);
+        break;
+    case EXEC_WAITING_WORD:
+        (void)snprintf(text, size, "waiting for word of node %s, or of those behind it", node);
+        break;
+    }
+}
+
+void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t size)
+{
+    const struct exec_op *op = comm->first_op;
+    text[0] = '\0';
+    if (op == NULL || device_describe(op, text, size)) {
         return;
     }
-    if (comm->first_op->unacknowledged > 0) {
-        (void)snprintf(text, size, "%llu sends are not acknowledged yet",
-                       (unsigned long long)comm->first_op->unacknowledged);
+    if (!op->begun) {
+        spread_describe_start(comm, op, text, size);
         return;
     }
-    spread_describe(comm, comm->first_op, text, size);
+    struct exec_wait wait = comm_wait(comm);
+    if (wait.waiting == EXEC_WAITING_NOT) {
+        spread_describe(comm, op, text, size);
+        return;
+    }
+    int length =
+        op->spread != NULL && wait.waiting != EXEC_WAITING_WORD ? snprintf(text, size, "rail 0: ") : 0;
+    if (length >= 0 && (size_t)length < size) {
+        comm_wait_text(comm, &wait, text + length, size - (size_t)length);
+    }
 }
 
 uint32_t exec_comm_waiting_for(const struct exec_comm *comm, uint32_t *nodes, uint32_t max)

@@ -19,10 +19,10 @@
 #define EXEC_SEND_PIECES_MAX 16                      /* a send of more pieces is gathered first */
 #define EXEC_LOCAL_STEP_BYTES (UINT64_C(4) << 20)    /* copied between ranks before others have their turn */
 #define EXEC_LOCAL_STEP_SLICES 4                     /* likewise, of a communicator on one node */
-#define EXEC_POLL_AT_ONCE_NS                                                                                 \
-    100000ull             /* how long a GPU is looked at again and again; then with pauses of                \
-                           */
-#define EXEC_POLL_SHARE 8 /* this part of the time waited */
+#define EXEC_NODES_SEVERAL UINT32_MAX
+/* How long a GPU is looked at again and again; then with pauses of a part of the time waited. */
+#define EXEC_POLL_AT_ONCE_NS 100000ull
+#define EXEC_POLL_SHARE 8
 #define EXEC_POLL_MAX_NS 500000ull
 #define EXEC_PARKED_NS (60ull * 1000000000ull)
 
@@ -97,6 +97,7 @@ struct exec_lane {
     uint64_t received_elements; /* of the receive under way, in messages that are complete */
     bool prefix_begun;          /* scans: the prefix holds something */
     uint64_t unacknowledged;
+    uint32_t unacknowledged_node;  /* all of these went to it, or EXEC_NODES_SEVERAL */
     struct exec_vector vectors[3]; /* by coll_space */
     unsigned char *memory;         /* for vectors that lie in no rank's buffer */
     size_t memory_bytes;
@@ -260,7 +261,13 @@ bool spread_is_done(const struct exec_op *op, bool given_up);
 void spread_result(const struct exec_op *op, struct error *result);
 /* The operation is over here; parts of it may still be on their way. */
 void spread_release(struct exec_op *op);
+/* Whether that rail has work of the operation left. */
+bool spread_needs(const struct exec_op *op, uint32_t rail);
+/* For people: what keeps it from beginning; what other rails have left of it. */
+void spread_describe_start(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size);
 void spread_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size);
+/* On a rail's thread, after its turn: lets the home see what its operations wait for. */
+void spread_publish_waits(const struct exec *exec);
 /* Takes the next slice of a local operation. False: there is none left. */
 bool spread_claim(struct exec_op *op, uint64_t *slice);
 void spread_claim_done(struct exec_comm *comm, struct exec_op *op);
@@ -278,6 +285,21 @@ enum status comm_new_part(struct exec *exec, const struct exec_comm_options *opt
                           uint32_t share_count, struct exec_comm **out, struct error *error) COMM_MUST_USE;
 enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
                           struct error *error) COMM_MUST_USE;
+/* What the first operation, begun, waits for, as far as this exec knows; for people. */
+enum exec_waiting {
+    EXEC_WAITING_NOT,
+    EXEC_WAITING_DATA, /* a receive */
+    EXEC_WAITING_SENT, /* acknowledgements */
+    EXEC_WAITING_WORD  /* the agreement; the home's alone */
+};
+struct exec_wait {
+    enum exec_waiting waiting;
+    uint32_t node; /* EXEC_NODES_SEVERAL: of sends alone */
+    uint32_t round;
+    uint64_t slice;
+};
+struct exec_wait comm_wait(const struct exec_comm *comm);
+void comm_wait_text(const struct exec_comm *comm, const struct exec_wait *wait, char *text, size_t size);
 void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
 void exec_wake(struct exec *exec);
@@ -309,7 +331,12 @@ void lane_block_part(const struct exec_lane *lane, const struct exec_op *op, uin
                      uint64_t *offset_elements, uint64_t *part_elements);
 
 /* device.c: operations with buffers on GPUs, or that wait for streams. */
-enum device_step { DEVICE_STEP_GO, DEVICE_STEP_WAITS, DEVICE_STEP_FAILED };
+enum device_step {
+    DEVICE_STEP_GO,
+    DEVICE_STEP_WAITS,
+    DEVICE_STEP_ENDED, /* the whole operation */
+    DEVICE_STEP_FAILED
+};
 bool device_is_needed(const struct exec_call *call);
 enum status device_new(const struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 void device_release(struct exec_comm *comm, struct exec_op *op);
@@ -326,6 +353,13 @@ bool device_describe(const struct exec_op *op, char *text, size_t size);
 enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct dev_queue **out,
                          struct error *error) COMM_MUST_USE;
 void device_free_queues(struct exec_comm *comm);
+
+/* Whether input and output share bytes. */
+bool device_overlaps(const struct exec_rank *rank);
+
+/* device_local.c */
+bool device_local_serves(const struct exec_comm *comm, const struct exec_op *op);
+enum status device_local_put(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 
 /* device_messages.c */
 bool staged_is_needed(const struct exec_message *message);

@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -34,6 +35,21 @@ static void lane_copy_sent(void *context, enum status result, uint64_t now_ns)
     free(copy);
 }
 
+static enum status send_failed(const struct exec_lane *lane, uint32_t node, enum status status,
+                               struct error *error)
+{
+    const struct exec_comm_options *options = &lane->comm->options;
+    const struct exec_op *op = lane_op(lane);
+    char rail[24] = "";
+    if (lane->comm->share_count > 1) {
+        (void)snprintf(rail, sizeof rail, " on rail %u", lane->comm->share_index);
+    }
+    return error_set(
+        error, STATUS_NODE_LOST, "op %llu %s on \"%s\": node %s: sending to node %s%s failed: %s",
+        (unsigned long long)op->call.seq, op_kind_text(op->call.kind), options->name,
+        options->node_names[options->node_index], options->node_names[node], rail, status_text(status));
+}
+
 enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out, struct error *error)
 {
     struct exec_comm *comm = lane->comm;
@@ -41,8 +57,7 @@ enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream
         enum status status =
             net_stream_open(comm->exec->net, comm->peers[node], NET_STREAM_DATA, &lane->streams[node], error);
         if (status != STATUS_OK) {
-            return error_set(error, STATUS_NODE_LOST, "\"%s\": node %s cannot be reached", comm->options.name,
-                             comm->options.node_names[node]);
+            return send_failed(lane, node, status, error);
         }
     }
     *out = lane->streams[node];
@@ -70,15 +85,10 @@ static void lane_header(const struct exec_lane *lane, uint64_t payload_bytes, ui
     data_header_encode(&header, out);
 }
 
-static enum status send_failed(const struct exec_lane *lane, uint32_t node, enum status status,
-                               struct error *error)
+static void lane_holds(struct exec_lane *lane, uint32_t node)
 {
-    return error_set(error, STATUS_NODE_LOST, "\"%s\": sending to node %s failed: %s",
-                     lane->comm->options.name, lane->comm->options.node_names[node], status_text(status));
-}
-
-static void lane_holds(struct exec_lane *lane)
-{
+    bool alone = lane->unacknowledged == 0 || lane->unacknowledged_node == node;
+    lane->unacknowledged_node = alone ? node : EXEC_NODES_SEVERAL;
     lane->unacknowledged++;
     lane_op(lane)->unacknowledged++;
 }
@@ -99,7 +109,7 @@ static enum status send_bytes(struct exec_lane *lane, uint32_t node, const uint8
         return send_failed(lane, node, status, error);
     }
     if (!copied) {
-        lane_holds(lane);
+        lane_holds(lane, node);
     }
     return STATUS_OK;
 }
@@ -120,7 +130,7 @@ enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_co
         free(copy);
         return status;
     }
-    lane_holds(lane);
+    lane_holds(lane, node);
     return STATUS_OK;
 }
 

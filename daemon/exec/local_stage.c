@@ -1,5 +1,6 @@
 #include <string.h>
 
+#include "daemon/dev/copy.h"
 #include "daemon/dev/reduce.h"
 #include "daemon/exec/exec_internal.h"
 
@@ -10,11 +11,17 @@ static unsigned char *at(const struct exec_op *op, const void *buffer, uint64_t 
     return (unsigned char *)(uintptr_t)buffer + elements * op->element_bytes;
 }
 
+static void copy_to_all(const struct exec_op *op, void *const *targets, uint32_t target_count,
+                        const void *source, uint64_t count_elements)
+{
+    if (count_elements > 0) {
+        dev_copy_to_all(targets, target_count, source, count_elements * op->element_bytes, op->streams);
+    }
+}
+
 static void copy(const struct exec_op *op, void *target, const void *source, uint64_t count_elements)
 {
-    if (target != source && count_elements > 0) {
-        memmove(target, source, count_elements * op->element_bytes);
-    }
+    copy_to_all(op, &target, 1, source, count_elements);
 }
 
 /* --- Vectors without blocks: all_reduce, reduce, broadcast --- */
@@ -99,9 +106,7 @@ static void spread(const struct exec_op *op, const void *value, uint64_t count, 
         dev_reduce(&reduction);
         return;
     }
-    for (uint32_t i = 0; i < output_count; i++) {
-        copy(op, outputs[i], value, count);
-    }
+    copy_to_all(op, outputs, output_count, value, count);
 }
 
 static void spread_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
@@ -170,15 +175,34 @@ static void block_to_output(const struct exec_lane *lane, const struct exec_op *
     spread(op, in_slice, part, &output, 1);
 }
 
+/* To the ranks of this node from the one at `first` on. */
+static void block_to_ranks(const struct exec_op *op, uint32_t rank, uint64_t part_offset, uint64_t part,
+                           const void *block, uint32_t first)
+{
+    void *outputs[DEV_REDUCE_BUFFERS_MAX];
+    uint32_t output_count = 0;
+    for (uint32_t i = first; i < op->call.rank_count; i++) {
+        const struct exec_rank *receiver = &op->ranks[i];
+        uint64_t begin = op_block_begin(op, &receiver->output_layout, rank) + part_offset;
+        outputs[output_count++] = at(op, receiver->output, begin);
+    }
+    copy_to_all(op, outputs, output_count, block, part);
+}
+
+/* Without other nodes nothing is to be waited for: the first rank's output, in_slice, is one of all. */
+static void block_from_input_to_all(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
+                                    uint64_t part_offset, uint64_t part, void *in_slice)
+{
+    const struct exec_rank *owner = &op->ranks[lane->comm->local_of_rank[rank]];
+    (void)in_slice;
+    block_to_ranks(op, rank, part_offset, part, at(op, owner->input, part_offset), 0);
+}
+
 static void block_to_all(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
                          uint64_t part_offset, uint64_t part, void *in_slice)
 {
     (void)lane;
-    for (uint32_t i = 1; i < op->call.rank_count; i++) {
-        const struct exec_rank *receiver = &op->ranks[i];
-        uint64_t begin = op_block_begin(op, &receiver->output_layout, rank) + part_offset;
-        copy(op, at(op, receiver->output, begin), in_slice, part);
-    }
+    block_to_ranks(op, rank, part_offset, part, in_slice, 1);
 }
 
 static void block_reduced(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
@@ -214,13 +238,14 @@ static bool is_root_node(const struct exec_lane *lane, const struct exec_op *op)
 
 void stage_in(struct exec_lane *lane, struct exec_op *op)
 {
+    bool alone = lane->comm->options.node_count == 1;
     switch (op->call.kind) {
     case OP_KIND_ALL_REDUCE:
     case OP_KIND_REDUCE:
         stage_parts(lane, op, reduce_part);
         return;
     case OP_KIND_ALL_GATHER:
-        stage_own_blocks(lane, op, block_from_input);
+        stage_own_blocks(lane, op, alone ? block_from_input_to_all : block_from_input);
         return;
     case OP_KIND_REDUCE_SCATTER:
         stage_all_blocks(lane, op, block_reduced);
@@ -262,7 +287,9 @@ void stage_out(struct exec_lane *lane, struct exec_op *op)
         }
         return;
     case OP_KIND_ALL_GATHER:
-        stage_all_blocks(lane, op, block_to_all);
+        if (!alone) {
+            stage_all_blocks(lane, op, block_to_all);
+        }
         return;
     case OP_KIND_REDUCE_SCATTER:
         stage_own_blocks(lane, op, block_to_output);

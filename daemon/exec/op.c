@@ -207,6 +207,33 @@ enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct 
     return STATUS_OK;
 }
 
+/* Of this node's ranks' memory, by an operation that has no other nodes. 0: part of it goes through the
+ * lane's memory, which is read again at once. */
+static uint64_t op_touched_bytes(const struct exec_op *op, uint64_t size_bytes)
+{
+    uint64_t ranks = op->call.rank_count;
+    switch (op->call.kind) {
+    case OP_KIND_ALL_REDUCE:
+    case OP_KIND_ALL_TO_ALL:
+        return 2 * ranks * size_bytes;
+    case OP_KIND_REDUCE:
+    case OP_KIND_BROADCAST:
+    case OP_KIND_ALL_GATHER:
+        return (ranks + 1) * size_bytes;
+    case OP_KIND_GATHER:
+    case OP_KIND_SCATTER:
+        return 2 * size_bytes;
+    case OP_KIND_REDUCE_SCATTER:
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+    case OP_KIND_BARRIER:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        break;
+    }
+    return 0;
+}
+
 enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     const struct exec_comm_options *options = &comm->options;
@@ -225,10 +252,7 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         size_bytes = op->call.count_elements * op->element_bytes * options->size;
     }
     op->blocks_are_equal = blocks_are_equal(comm, op);
-    /* Of the others, reductions go to the lane's memory, which is read again at once. */
-    bool to_outputs = kind == OP_KIND_ALL_REDUCE || kind == OP_KIND_REDUCE;
-    op->streams = options->node_count == 1 && to_outputs &&
-                  dev_copy_streams(UINT64_C(2) * op->call.rank_count * size_bytes);
+    op->streams = options->node_count == 1 && dev_copy_streams(op_touched_bytes(op, size_bytes));
     struct coll_choice choice = {
         .kind = op->schedule_kind,
         .node_count = options->node_count,

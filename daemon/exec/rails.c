@@ -66,21 +66,36 @@ static void link_is_down(struct rails *rails, struct rails_link *link, const str
     link->wait_ns = time_min(2 * link->wait_ns, rails->reconnect_max_ns);
 }
 
-/* Communicators that have slices on the lost connection cannot go on: what was under way on it is gone. */
+/* The node of the communicator that is that peer; node_count when none is. */
+static uint32_t node_of_peer(const struct exec_comm *comm, uint32_t peer)
+{
+    uint32_t node = 0;
+    while (node < comm->options.node_count &&
+           (node == comm->options.node_index || comm->peers[node] != peer)) {
+        node++;
+    }
+    return node;
+}
+
+/*
+ * Communicators that have slices on the lost connection cannot go on: what was under way on it is gone. Those
+ * that have none there miss nothing. Should the other node do so, it fails the communicator.
+ */
 static void fail_communicators(struct rails *rails, uint32_t rail, uint32_t peer, const struct error *cause,
                                uint64_t now_ns)
 {
     struct exec_comm *comm, *next;
     HASH_ITER (hh, rails->execs[0]->comms, comm, next) {
-        for (uint32_t node = 0; node < comm->options.node_count && comm->share_count > rail; node++) {
-            if (node != comm->options.node_index && comm->peers[node] == peer && comm->first_op != NULL) {
-                struct error error;
-                error_set(&error, STATUS_NODE_LOST, "\"%s\": rail %u to node %s is lost: %s",
-                          comm->options.name, rail, comm->options.node_names[node], cause->text);
-                exec_comm_fail(comm, &error, now_ns);
-                break;
-            }
+        const struct exec_op *op = comm->first_op;
+        uint32_t node = node_of_peer(comm, peer);
+        if (node == comm->options.node_count || op == NULL || !spread_needs(op, rail)) {
+            continue;
         }
+        struct error error;
+        error_set(&error, STATUS_NODE_LOST, "op %llu %s on \"%s\": node %s: rail %u to node %s is lost: %s",
+                  (unsigned long long)op->call.seq, op_kind_text(op->call.kind), comm->options.name,
+                  rails->node_name, rail, comm->options.node_names[node], cause->text);
+        exec_comm_fail(comm, &error, now_ns);
     }
 }
 
@@ -98,11 +113,14 @@ static void on_news(void *context, uint64_t now_ns)
         exec_wake(rails->execs[0]);
         break;
     case LINK_DOWN:
+        if (link->wanted > 0) {
+            log_warning("rail %u to node %s is lost: %s", mail->rail, peer->name, mail->cause.text);
+        }
         link_is_down(rails, link, &mail->cause, now_ns);
         fail_communicators(rails, mail->rail, mail->peer, &mail->cause, now_ns);
         break;
     case LINK_FAILED:
-        if (peer->wanted > 0) {
+        if (link->wanted > 0) {
             log_warning("rail %u to node %s: %s", mail->rail, peer->name, mail->cause.text);
         }
         link_is_down(rails, link, &mail->cause, now_ns);
@@ -132,9 +150,27 @@ static void peer_up(void *context, uint32_t peer, uint64_t now_ns)
     tell(context, peer, LINK_UP, NULL);
 }
 
+/* On the rail's thread. Communicators without work on it go on over the next connection, with new streams. */
+static void drop_streams(struct exec *exec, uint32_t peer)
+{
+    struct exec_comm *comm, *next;
+    HASH_ITER (hh, exec->comms, comm, next) {
+        uint32_t node = node_of_peer(comm, peer);
+        for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && node < comm->options.node_count; i++) {
+            struct net_stream **stream = &comm->lanes[i].streams[node];
+            if (*stream != NULL && comm->first_op == NULL) {
+                net_stream_reset(*stream);
+                *stream = NULL;
+            }
+        }
+    }
+}
+
 static void peer_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
 {
+    const struct rails_endpoint *endpoint = context;
     (void)now_ns;
+    drop_streams(endpoint->rails->execs[endpoint->rail], peer);
     tell(context, peer, LINK_DOWN, cause);
 }
 
@@ -174,6 +210,8 @@ static void do_add_peer(void *context, uint64_t now_ns)
         log_error("rail %u: node %s: %s", mail->rail, mail->name, error.text);
     } else if (index != mail->peer) {
         log_error("rail %u: node %s is its peer %u, not %u", mail->rail, mail->name, index, mail->peer);
+    } else {
+        mail->rails->endpoints[mail->rail].peer_count = index + 1;
     }
     link_mail_free(mail);
 }
@@ -193,34 +231,31 @@ static void order(struct rails *rails, uint32_t rail, uint32_t peer, bool keep,
 static void dial(struct rails *rails, uint32_t peer, uint64_t now_ns)
 {
     struct rails_peer *at = &rails->peers[peer];
-    for (uint32_t rail = 1; rail < rails->network_count && at->wanted > 0 && at->dials; rail++) {
+    for (uint32_t rail = 1; rail < rails->network_count && at->dials; rail++) {
         struct rails_link *link = &at->links[rail];
-        if (!link->up && !link->dialling && link->retry_ns <= now_ns) {
+        if (link->wanted > 0 && !link->up && !link->dialling && link->retry_ns <= now_ns) {
             link->dialling = true;
             order(rails, rail, peer, true, do_connect);
         }
     }
 }
 
-static void keep_alive(struct rails *rails, uint32_t peer, bool keep)
+void rails_want(struct rails *rails, uint32_t peer, uint32_t rail_count)
 {
-    for (uint32_t rail = 1; rail < rails->network_count; rail++) {
-        order(rails, rail, peer, keep, do_keep_alive);
+    for (uint32_t rail = 1; rail < rail_count; rail++) {
+        if (rails->peers[peer].links[rail].wanted++ == 0) {
+            order(rails, rail, peer, true, do_keep_alive);
+        }
     }
+    dial(rails, peer, rails->now_ns);
 }
 
-void rails_want(struct rails *rails, uint32_t peer)
+void rails_unwant(struct rails *rails, uint32_t peer, uint32_t rail_count)
 {
-    if (rails->peers[peer].wanted++ == 0) {
-        keep_alive(rails, peer, true);
-        dial(rails, peer, rails->now_ns);
-    }
-}
-
-void rails_unwant(struct rails *rails, uint32_t peer)
-{
-    if (--rails->peers[peer].wanted == 0) {
-        keep_alive(rails, peer, false); /* the transport drops it when it stays idle */
+    for (uint32_t rail = 1; rail < rail_count; rail++) {
+        if (--rails->peers[peer].links[rail].wanted == 0) {
+            order(rails, rail, peer, false, do_keep_alive); /* the transport drops it when it stays idle */
+        }
     }
 }
 
@@ -244,9 +279,10 @@ uint64_t rails_next_deadline_ns(const struct rails *rails)
     uint64_t earliest_ns = TIME_NEVER;
     for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
         const struct rails_peer *at = &rails->peers[peer];
-        for (uint32_t rail = 1; rail < rails->network_count && at->wanted > 0 && at->dials; rail++) {
+        for (uint32_t rail = 1; rail < rails->network_count && at->dials; rail++) {
             const struct rails_link *link = &at->links[rail];
-            earliest_ns = link->up || link->dialling ? earliest_ns : time_min(earliest_ns, link->retry_ns);
+            bool waits = link->wanted > 0 && !link->up && !link->dialling;
+            earliest_ns = !waits ? earliest_ns : time_min(earliest_ns, link->retry_ns);
         }
     }
     return earliest_ns;
@@ -381,6 +417,7 @@ bool rails_run_rail(struct exec *exec, struct mailbox *mailbox, uint64_t now_ns)
 {
     bool any = mailbox_run(mailbox, now_ns);
     bool more = exec_run(exec, now_ns);
+    spread_publish_waits(exec);
     if (exec->leaving != NULL) {
         (void)rail_free_leaving(exec);
     }

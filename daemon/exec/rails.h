@@ -49,6 +49,24 @@ bool rails_address(const char *address, uint32_t rail, char *out, size_t size);
 
 uint32_t rails_network_count(const struct rails *rails);
 
+/* What all rails but the home's carried to and from one node. */
+struct rails_traffic {
+    uint32_t needed;    /* of these rails: those that a communicator uses to that node */
+    uint32_t connected; /* of the needed ones */
+    uint64_t sent_bytes, received_bytes, lost_packets;
+    char missing[ERROR_TEXT_MAX_BYTES]; /* a needed rail that is not connected, and why; "" when none */
+};
+/* `count` of them, valid during the call. */
+typedef void rails_traffic_function(void *context, const struct rails_traffic *traffic, uint64_t now_ns);
+/*
+ * Asks the rails, for `count` peers from `first` on: done is called once all have answered, never from
+ * within. NOT_FOUND when one of the peers is not known, or the home's is the only rail; NO_MEMORY.
+ */
+enum status rails_ask_traffic(struct rails *rails, uint32_t first, uint32_t count,
+                              rails_traffic_function *done, void *context, struct error *error) COMM_MUST_USE;
+/* Questions of a context that goes away are forgotten: done is not called. */
+void rails_forget_traffic(struct rails *rails, const void *context);
+
 /* Connections that are wanted and not there are tried again. */
 uint64_t rails_next_deadline_ns(const struct rails *rails);
 void rails_tick(struct rails *rails, uint64_t now_ns);

@@ -1,6 +1,7 @@
 #ifndef DAEMON_EXEC_RAILS_INTERNAL_H
 #define DAEMON_EXEC_RAILS_INTERNAL_H
 
+#include "daemon/coll/overrides.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/rails.h"
 
@@ -8,6 +9,7 @@
 
 /* The connection of one rail to one node. */
 struct rails_link {
+    uint32_t wanted; /* by so many communicators */
     bool up;
     bool dialling;
     uint64_t retry_ns; /* when to dial again */
@@ -18,7 +20,6 @@ struct rails_link {
 struct rails_peer {
     char *name;
     bool dials;                              /* we do */
-    uint32_t wanted;                         /* by so many communicators */
     struct rails_link links[EXEC_RAILS_MAX]; /* the first is unused */
 };
 
@@ -33,17 +34,76 @@ struct rails {
     struct rails_peer *peers; /* by the net's index */
     uint32_t peer_count;
     uint32_t peer_capacity;
-    uint64_t now_ns; /* of the last tick */
+    uint64_t now_ns;                    /* of the last tick */
+    struct traffic_question *questions; /* rails_traffic.c */
     struct rails_endpoint {
         struct rails *rails;
         uint32_t rail;
+        uint32_t peer_count; /* that its network knows; the rail's thread's */
     } endpoints[EXEC_RAILS_MAX];
 };
 
-void rails_want(struct rails *rails, uint32_t peer);
-void rails_unwant(struct rails *rails, uint32_t peer);
+/* A rail's part of one operation. */
+struct spread_part {
+    struct mail mail;
+    struct exec_spread *spread;
+    uint32_t rail;
+    bool over;             /* the home knows */
+    _Atomic uint64_t wait; /* what the rail says of it: wait_pack */
+    struct error result;
+};
+
+struct exec_spread {
+    struct exec_op *op; /* null once it is over here */
+    struct exec_comm *comm;
+    struct exec_shared *shared;
+    struct exec_call call; /* arrays are the op's, and this one's when that is over */
+    uint64_t op_slices;
+    struct exec_claims claims;
+    struct mail all_done; /* the last claim was another thread's */
+    uint32_t parts_left;
+    struct error result;
+    uint32_t part_count;
+    struct spread_part parts[];
+};
+
+/* What a rail knows of a communicator. Mails of it are one at a time each. */
+struct shared_rail {
+    struct exec_shared *shared;
+    uint32_t rail;
+    struct exec_comm *comm; /* that rail's thread's */
+    struct mail create, abort, leave, left, failed, disagreed;
+    bool abort_sent;
+    struct error failure;
+    uint64_t disputed_seq;
+    uint32_t disputed_node;
+    char disputed_how[128];
+};
+
+struct exec_shared {
+    struct rails *rails;
+    struct exec_comm *home;           /* null once it left */
+    uint32_t rail_count;              /* that slices are spread over, the home among them */
+    uint32_t rails_left;              /* other rails that have not left */
+    struct exec_comm_options options; /* with the copies below */
+    struct coll_overrides overrides;
+    char *name;
+    char **node_names;
+    uint32_t *peers;
+    uint32_t *node_of_rank;
+    struct error abort_cause;
+    struct shared_rail of_rail[EXEC_RAILS_MAX];
+};
+
+/* A communicator needs connections of the first rail_count rails to that node; or does not any more. */
+void rails_want(struct rails *rails, uint32_t peer, uint32_t rail_count);
+void rails_unwant(struct rails *rails, uint32_t peer, uint32_t rail_count);
 /* Of the first rail_count rails to that node, one without a connection; 0 when all have one. */
 uint32_t rails_missing_link(const struct rails *rails, uint32_t peer, uint32_t rail_count);
+/* The rails that an operation of so many slices is spread over. */
+uint32_t spread_rails(const struct exec_shared *shared, const struct exec_op *op);
+/* One of the first rail_count rails without a connection to a node of the communicator, the node; or 0. */
+uint32_t spread_missing_rail(const struct exec_comm *comm, uint32_t rail_count, uint32_t *node);
 static inline struct mailbox *rails_mailbox(const struct rails *rails, uint32_t rail)
 {
     return &rails->mailboxes[rail];

@@ -2,60 +2,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/coll/overrides.h"
 #include "daemon/exec/rails_internal.h"
 
 /* One operation on several rails, and the communicator as the rails know it. */
-
-/* A rail's part of one operation. */
-struct spread_part {
-    struct mail mail;
-    struct exec_spread *spread;
-    uint32_t rail;
-    struct error result;
-};
-
-struct exec_spread {
-    struct exec_op *op; /* null once it is over here */
-    struct exec_comm *comm;
-    struct exec_shared *shared;
-    struct exec_call call; /* arrays are the op's, and this one's when that is over */
-    uint64_t op_slices;
-    struct exec_claims claims;
-    struct mail all_done; /* the last claim was another thread's */
-    uint32_t parts_left;
-    struct error result;
-    uint32_t part_count;
-    struct spread_part parts[];
-};
-
-/* What a rail knows of a communicator. Mails of it are one at a time each. */
-struct shared_rail {
-    struct exec_shared *shared;
-    uint32_t rail;
-    struct exec_comm *comm; /* that rail's thread's */
-    struct mail create, abort, leave, left, failed, disagreed;
-    bool abort_sent;
-    struct error failure;
-    uint64_t disputed_seq;
-    uint32_t disputed_node;
-    char disputed_how[128];
-};
-
-struct exec_shared {
-    struct rails *rails;
-    struct exec_comm *home;           /* null once it left */
-    uint32_t rail_count;              /* that slices are spread over, the home among them */
-    uint32_t rails_left;              /* other rails that have not left */
-    struct exec_comm_options options; /* with the copies below */
-    struct coll_overrides overrides;
-    char *name;
-    char **node_names;
-    uint32_t *peers;
-    uint32_t *node_of_rank;
-    struct error abort_cause;
-    struct shared_rail of_rail[EXEC_RAILS_MAX];
-};
 
 static void put(const struct exec_shared *shared, uint32_t rail, struct mail *mail,
                 void (*deliver)(void *context, uint64_t now_ns), void *context)
@@ -200,7 +149,7 @@ enum status shared_new(struct exec_comm *comm, struct error *error)
     comm->share_count = alone ? 1 : rail_count;
     for (uint32_t node = 0; node < options->node_count; node++) {
         if (node != options->node_index) {
-            rails_want(rails, shared->peers[node]);
+            rails_want(rails, shared->peers[node], rail_count);
         }
     }
     for (uint32_t rail = 1; rail < rail_count; rail++) {
@@ -303,7 +252,7 @@ void shared_leave(struct exec_comm *comm)
     }
     for (uint32_t node = 0; node < shared->options.node_count; node++) {
         if (node != shared->options.node_index) {
-            rails_unwant(shared->rails, shared->peers[node]);
+            rails_unwant(shared->rails, shared->peers[node], shared->rail_count);
         }
     }
     for (uint32_t rail = 1; rail < shared->rail_count; rail++) {
@@ -330,6 +279,7 @@ static void home_part_over(void *context, uint64_t now_ns)
 {
     struct spread_part *part = context;
     struct exec_spread *spread = part->spread;
+    part->over = true;
     spread->parts_left--;
     if (spread->op != NULL) {
         if (part->result.status != STATUS_OK && spread->result.status == STATUS_OK) {
@@ -380,8 +330,7 @@ static void rail_part_begin(void *context, uint64_t now_ns)
     op->claims_spread = spread;
 }
 
-/* A rail without a connection to a node of the communicator; the node. */
-static uint32_t missing_rail(const struct exec_comm *comm, uint32_t rail_count, uint32_t *node)
+uint32_t spread_missing_rail(const struct exec_comm *comm, uint32_t rail_count, uint32_t *node)
 {
     const struct exec_shared *shared = comm->shared;
     for (*node = 0; *node < comm->options.node_count; (*node)++) {
@@ -393,6 +342,11 @@ static uint32_t missing_rail(const struct exec_comm *comm, uint32_t rail_count, 
         }
     }
     return 0;
+}
+
+uint32_t spread_rails(const struct exec_shared *shared, const struct exec_op *op)
+{
+    return op->slice_count < shared->rail_count ? (uint32_t)op->slice_count : shared->rail_count;
 }
 
 enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struct error *error)
@@ -408,9 +362,9 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
         return SPREAD_NOT;
     }
     bool local = comm->options.node_count == 1;
-    uint32_t rails = op->slice_count < shared->rail_count ? (uint32_t)op->slice_count : shared->rail_count;
+    uint32_t rails = spread_rails(shared, op);
     uint32_t node;
-    if (!local && missing_rail(comm, rails, &node) > 0) {
+    if (!local && spread_missing_rail(comm, rails, &node) > 0) {
         return SPREAD_WAITS;
     }
     struct exec_spread *spread = calloc(1, sizeof *spread + (rails - 1) * sizeof spread->parts[0]);
@@ -474,6 +428,12 @@ bool spread_is_done(const struct exec_op *op, bool given_up)
     return spread == NULL || all_slices || spread->parts_left == 0;
 }
 
+bool spread_needs(const struct exec_op *op, uint32_t rail)
+{
+    const struct exec_spread *spread = op->spread;
+    return spread != NULL && rail > 0 && rail <= spread->part_count && !spread->parts[rail - 1].over;
+}
+
 void spread_result(const struct exec_op *op, struct error *result)
 {
     if (op->spread != NULL && op->spread->result.status != STATUS_OK) {
@@ -493,23 +453,4 @@ void spread_release(struct exec_op *op)
     op->spread = NULL;
     op->claims = NULL;
     spread_free_if_over(spread);
-}
-
-void spread_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size)
-{
-    uint32_t node;
-    if (op == NULL || comm->shared == NULL) {
-        return;
-    }
-    if (!op->begun) {
-        uint32_t rail = missing_rail(comm, comm->shared->rail_count, &node);
-        if (rail > 0) {
-            (void)snprintf(text, size, "rail %u has no connection to node %s (UDP port of its address + %u)",
-                           rail, comm->options.node_names[node], rail);
-        }
-        return;
-    }
-    if (op->spread != NULL && op->spread->parts_left > 0) {
-        (void)snprintf(text, size, "%u other rails have not done their slices", op->spread->parts_left);
-    }
 }

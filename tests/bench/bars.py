@@ -231,3 +231,12 @@ def rows(results, machine, figures):
     for name in ("local2", "nodes2-9000"):
         found.append(row(f"{name}: private memory for an all-reduce of 256 MiB, MiB", figures.get(f"{name}: private memory of commd, MiB, all-reduce of 256 MiB"), 48, False))
     return found
+
+
+def kernel_rows(kernels):
+    """kernels: bench_reduce's objects."""
+    large = [each["of_copy"] for each in kernels if each["type"] == "f32" and each["kernel"] == "dev_reduce" and each["streams"]]
+    small = [each["ns"] for each in kernels if each["type"] == "f32" and each["bytes"] == 64 and each["inputs"] == 2]
+    return [row("f32 sums past the caches: of a copy's rate in touched bytes, median of the shapes", statistics.median(large) if large else None, 0.9),
+            row("the same, worst shape", min(large, default=None), 0.9),
+            row("f32 sums of 64 bytes, 2 inputs, ns, worst", max(small, default=None), 30, False)]

@@ -37,6 +37,24 @@ def table(topology, medians, peers):
     return "\n".join(lines)
 
 
+def kernels_table(kernels):
+    """kernels: bench_reduce's objects; a line a kernel and type, a column a size."""
+    sizes = list(dict.fromkeys(each["bytes"] for each in kernels))
+    rows = {}
+    for each in kernels:
+        name = f"{each['kernel']} {each['type']}{' sum' if each['type'] else ''}"
+        rows.setdefault((name, each["inputs"], each["outputs"]), {})[each["bytes"]] = each
+    lines = ["-- kernels, one thread: ns of 64 bytes; GB/s of touched bytes and, in brackets, its part of a copy's (s: past the caches, both)"]
+    lines.append(f"{'bytes of each buffer':36}" + "".join(f"{size_text(size):>18}" for size in sizes))
+    for (name, inputs, outputs), of in rows.items():
+        cells = ""
+        for size in sizes:
+            each = of[size]
+            cells += f"{each['ns']:15.1f} ns" if size == 64 else f"{each['gbs']:8.1f} ({each['of_copy']:.2f}{'s' if each['streams'] else ' '}) ".rjust(18)
+        lines.append(f"{name:28}{f'{inputs} to {outputs}':8}{cells}")
+    return "\n".join(lines)
+
+
 def plot(results):
     """One panel a topology: all_reduce's busbw over the size, both logarithmic."""
     width, height, margin = 420, 300, 48

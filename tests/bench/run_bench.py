@@ -87,6 +87,13 @@ def limits(repeats):
     return {name: (statistics.median(of), units[name]) for name, of in values.items()}
 
 
+def kernels(repeats, quick):
+    """What bench_reduce prints, as a list of objects."""
+    command = [BUILD / "tests/bench/bench_reduce", *(["--quick"] if quick else []), str(2 * repeats + 1)]
+    output = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return [json.loads(line) for line in output.splitlines()]
+
+
 def main():
     parser = argparse.ArgumentParser(description="commd beside its peers")
     parser.add_argument("--quick", action="store_true", help="fewer topologies, sizes and repeats: three minutes")
@@ -110,6 +117,8 @@ def main():
     machine = limits(repeats)
     for name, (value, unit) in machine.items():
         print(f"  {name:45} {value:8.4g} {unit}")
+    local = kernels(repeats, arguments.quick)
+    print("\n" + report.kernels_table(local), flush=True)
     results, figures = [], bars.measure_quic(BUILD, repeats if arguments.quick else 5)
     for place in places:
         with place:
@@ -120,7 +129,7 @@ def main():
         results.append((place, medians))
         progress.end()
         print("\n" + report.table(place, medians, [each.name for each in contestants if each.name != "commd"]), flush=True)
-    rows = bars.rows({place.name: medians for place, medians in results}, machine, figures)
+    rows = bars.rows({place.name: medians for place, medians in results}, machine, figures) + bars.kernel_rows(local)
     print("\n" + bars.counts_text(figures))
     print("\n" + report.bars_table(rows))
     for complaint in dict.fromkeys(complaints):
@@ -128,7 +137,7 @@ def main():
     arguments.out.mkdir(parents=True, exist_ok=True)
     (arguments.out / "bench.svg").write_text(report.plot(results))
     (arguments.out / "bench.json").write_text(json.dumps({
-        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "processors": os.cpu_count(), "limits": machine, "figures": figures, "notes": complaints,
+        "date": time.strftime("%Y-%m-%dT%H:%M:%S%z"), "processors": os.cpu_count(), "limits": machine, "kernels": local, "figures": figures, "notes": complaints,
         "bars": [dict(zip(("bar", "measured", "limit", "met"), row)) for row in rows],
         "results": [{"topology": place.name, "contestant": name, "operation": operation, "size_bytes": size, "time_us": time_us}
                     for place, medians in results for name, times in medians.items() for (operation, size), time_us in times.items()]}, indent=1))

@@ -46,9 +46,13 @@
  *   - Registered host memory is of use to kernels and waits only with CUDA_HOST_DEVICE_MAP, in other contexts
  *     only with CUDA_HOST_PORTABLE.
  *   - A pending wait on device memory is woken by whatever changes it; on hardware that is not certain.
+ *   - A context that has failed stays so for the life of the process, retained anew or not.
  *   - A capture is of one stream; waiting in another one for an event of it is not supported.
  *   - NCCL: all ranks of a communicator are in one process. The work of a communicator that is not blocking
- *     enters its stream when its state is polled and found OK, not before.
+ *     enters its stream when its state is polled and found OK, not before. Calls whose partners do not come,
+ *     or differ, are SYSTEM_ERROR after CUDA_DOUBLE_HANG_MS, and with them the whole communicator; what is in
+ *     the streams waits for the other streams without limit, and for nothing any more after an abort. Buffers
+ *     that overlap otherwise than in place are INVALID_ARGUMENT; streams that capture are not supported.
  *
  * Symbols beyond proto/cuda_driver.h, with CUDA's own signatures: cuMemAllocManaged, cuMemAllocAsync,
  * cuMemFreeAsync, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2, cuCtxSynchronize, cuEventSynchronize, and the graphs

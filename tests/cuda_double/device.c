@@ -20,6 +20,7 @@ static int visible[DEVICES_MAX]; /* physical device of each ordinal */
 static int visible_count;
 static pid_t initialised_in;
 static cuda_result initialised_with = CUDA_RESULT_NOT_INITIALIZED;
+static bool deinitialised;
 static pthread_once_t init_once = PTHREAD_ONCE_INIT;
 static __thread cuda_context current;
 
@@ -108,7 +109,10 @@ static void init(void)
 __attribute__((destructor)) static void leave(void)
 {
     if (initialised_in == getpid()) {
+        __atomic_store_n(&deinitialised, true, __ATOMIC_RELEASE); /* to threads that run until the end */
+        double_lock();
         machine_detach();
+        double_unlock();
     }
 }
 
@@ -130,6 +134,9 @@ cuda_result double_enter(const char *symbol, unsigned needs)
     int injected = CUDA_RESULT_OUT_OF_MEMORY;
     if (initialised_with != CUDA_RESULT_OK || initialised_in != getpid()) {
         return CUDA_RESULT_NOT_INITIALIZED;
+    }
+    if (__atomic_load_n(&deinitialised, __ATOMIC_ACQUIRE)) {
+        return CUDA_RESULT_DEINITIALIZED;
     }
     bool fails = fail_now(symbol, &injected);
     if (!fails && needs == 0) {

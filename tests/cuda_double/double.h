@@ -25,7 +25,7 @@ struct settings {
     bool blocking_allocation;
     unsigned delay_us;
     unsigned hang_ms;
-    char folder[256];
+    char folder[1024];
 };
 
 void settings_read(void);

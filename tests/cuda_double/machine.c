@@ -151,9 +151,10 @@ static uint64_t random_id(void)
 
 static bool table_map(void)
 {
-    /* Other users of the machine are to reach it, whatever the umask. */
-    (void)mkdir(settings()->folder, 0777);
-    (void)chmod(settings()->folder, 01777);
+    /* Other users are to reach it, whatever the umask, and to remove what the dead have left. */
+    if (mkdir(settings()->folder, 0777) == 0) {
+        (void)chmod(settings()->folder, 0777);
+    }
     folder_fd = open(settings()->folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (folder_fd < 0) {
         return false;

@@ -216,7 +216,7 @@ cuda_result cuMemAlloc_v2(cuda_pointer *pointer, size_t bytes)
     return result;
 }
 
-/* In the order of the stream; here the memory is there at once, and others' frees have waited. */
+/* The memory is there at once: a free that is still to come gives nothing back before its turn. */
 cuda_result cuMemAllocAsync(cuda_pointer *pointer, size_t bytes, cuda_stream handle)
 {
     cuda_result result = enter_alloc(__func__, pointer, bytes);
@@ -233,6 +233,50 @@ cuda_result cuMemAllocAsync(cuda_pointer *pointer, size_t bytes, cuda_stream han
     return result;
 }
 
+struct free_work {
+    struct work work;
+    uint64_t buffer_id;
+    cuda_pointer pointer;
+};
+
+static struct allocation *find_pool(cuda_pointer pointer)
+{
+    struct allocation *allocation = allocation_find(pointer);
+    bool found = allocation != NULL && allocation->kind == ALLOCATION_POOL && allocation->address == pointer;
+    return found ? allocation : NULL;
+}
+
+static cuda_result free_run(struct work *work, struct stream *stream)
+{
+    const struct free_work *wanted = (const struct free_work *)work;
+    (void)stream;
+    double_lock();
+    struct allocation *allocation = find_pool(wanted->pointer);
+    bool found = allocation != NULL && allocation->buffer_id == wanted->buffer_id;
+    if (found) {
+        allocation_forget(allocation);
+    }
+    double_unlock();
+    return found ? CUDA_RESULT_OK : CUDA_RESULT_ILLEGAL_ADDRESS;
+}
+
+static void free_destroy(struct work *work)
+{
+    free(work);
+}
+
+static cuda_result submit_free(struct stream *stream, const struct allocation *allocation)
+{
+    struct free_work *work = malloc(sizeof *work);
+    if (work == NULL) {
+        return CUDA_RESULT_OUT_OF_MEMORY;
+    }
+    *work = (struct free_work){.work = {.references = 1, .run = free_run, .destroy = free_destroy},
+                               .buffer_id = allocation->buffer_id,
+                               .pointer = allocation->address};
+    return stream_submit(stream, &work->work, NULL);
+}
+
 cuda_result cuMemFreeAsync(cuda_pointer pointer, cuda_stream handle)
 {
     cuda_result result = double_enter(__func__, ENTER_BOTH);
@@ -241,17 +285,10 @@ cuda_result cuMemFreeAsync(cuda_pointer pointer, cuda_stream handle)
     }
     struct stream *stream;
     double_lock();
-    result = stream_find_here(handle, &stream);
+    const struct allocation *allocation = find_pool(pointer);
+    result = allocation != NULL ? stream_find_here(handle, &stream) : CUDA_RESULT_INVALID_VALUE;
     if (result == CUDA_RESULT_OK) {
-        result = stream_await(stream, stream->submitted);
-    }
-    struct allocation *allocation = allocation_find(pointer);
-    if (result == CUDA_RESULT_OK &&
-        (allocation == NULL || allocation->kind != ALLOCATION_POOL || allocation->address != pointer)) {
-        result = CUDA_RESULT_INVALID_VALUE;
-    }
-    if (result == CUDA_RESULT_OK) {
-        allocation_forget(allocation);
+        result = submit_free(stream, allocation);
     }
     double_unlock();
     return result;

@@ -52,6 +52,10 @@ void settings_read(void)
     values.hang_ms = (unsigned)number_of("CUDA_DOUBLE_HANG_MS", 2000, 3600000);
     random_state = number_of("CUDA_DOUBLE_SEED", 1, UINT64_MAX);
     if (folder != NULL && folder[0] != '\0') {
+        if (strlen(folder) >= sizeof values.folder) {
+            (void)fprintf(stderr, "cuda_double: CUDA_DOUBLE_FOLDER: too long\n");
+            abort();
+        }
         (void)snprintf(values.folder, sizeof values.folder, "%s", folder);
     } else {
         (void)snprintf(values.folder, sizeof values.folder, "/dev/shm/cuda_double-%u", (unsigned)getuid());

@@ -53,6 +53,8 @@ struct fake_delayed {
 struct fake_session {
     int fd; /* -1: free */
     bool closing;
+    struct fake_rings *rings; /* null: the socket alone */
+    bool offers_rings;        /* with the next packet */
     uint64_t pending;
     struct fake_comm comms[COMMS_MAX];
     struct fake_memory memories[MEMORIES_MAX];
@@ -62,11 +64,12 @@ struct fake_session {
 
 struct fake_daemon {
     pthread_t thread;
-    pthread_mutex_t lock; /* of script, op_count, counts, stopping */
+    pthread_mutex_t lock; /* of script, op_count, counts, stopping, goes_on */
     struct fake_script script;
     uint64_t op_count;
     struct fake_counts counts;
     bool stopping;
+    bool goes_on;
     bool stopped_reading; /* the thread's alone */
     int wake_fd;
     int listen_fd;
@@ -101,11 +104,57 @@ static struct fake_script current_script(struct fake_daemon *daemon)
 
 /* --- Sending: it blocks, as nastily as it may, and reads nothing meanwhile --- */
 
+static bool client_is_gone(const struct fake_session *session)
+{
+    char byte;
+    return recv(session->fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+static void put_bytes(struct fake_session *session, const void *bytes, size_t size)
+{
+    while (!fake_rings_put(session->rings, bytes, size)) {
+        if (client_is_gone(session)) {
+            session->closing = true;
+            return;
+        }
+        usleep(100);
+    }
+}
+
+/* Where rings are offered, their descriptors go along. */
+static ssize_t send_on_socket(struct fake_session *session, const void *bytes, size_t size)
+{
+    int fds[CLIENT_RING_FDS];
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof fds)];
+    } control = {0};
+    struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = size};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (session->offers_rings) {
+        message.msg_control = &control;
+        message.msg_controllen = sizeof control;
+        fake_rings_client_fds(session->rings, fds);
+        control.header.cmsg_level = SOL_SOCKET;
+        control.header.cmsg_type = SCM_RIGHTS;
+        control.header.cmsg_len = CMSG_LEN(sizeof fds);
+        memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
+    }
+    return sendmsg(session->fd, &message, MSG_NOSIGNAL);
+}
+
 static void send_bytes(struct fake_session *session, const void *bytes, size_t size)
 {
-    if (!session->closing && send(session->fd, bytes, size, MSG_NOSIGNAL) < 0) {
+    if (session->closing) {
+        return;
+    }
+    if (session->rings != NULL && !session->offers_rings &&
+        size <= ring_packet_max_bytes(CLIENT_RING_BYTES)) {
+        put_bytes(session, bytes, size);
+    } else if (send_on_socket(session, bytes, size) < 0) {
         session->closing = true;
     }
+    session->offers_rings = false;
 }
 
 static void send_event(struct fake_session *session, const Commd__Client__Event *event)
@@ -524,7 +573,7 @@ static void note_submit(struct fake_counts *counts, const Commd__Client__Submit 
     counts->output_offset_bytes = submit->output != NULL ? submit->output->offset_bytes : 0;
     counts->timeout_ms = submit->timeout_ms;
     counts->factor = submit->factor;
-    counts->waits = (uint32_t)submit->n_waits;
+    counts->fences = (uint32_t)submit->n_waits;
     counts->ended_present = submit->ended != NULL;
 }
 
@@ -640,7 +689,11 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
         session->closing = true;
         return;
     case FAKE_STOP_READING:
+        complete(daemon, session, submit, 1); /* later: when it goes on */
         daemon->stopped_reading = true;
+        return;
+    case FAKE_ABUSE_RINGS:
+        fake_rings_abuse(session->rings, script->abuse);
         return;
     }
 }
@@ -668,8 +721,10 @@ static void handle_hello(struct fake_daemon *daemon, struct fake_session *sessio
                          const Commd__Client__Hello *request)
 {
     struct fake_script script = current_script(daemon);
+    bool wants_rings = request->n_features == 1 && strcmp(request->features[0], CLIENT_FEATURE_RINGS) == 0;
     pthread_mutex_lock(&daemon->lock);
     snprintf(daemon->counts.program, sizeof daemon->counts.program, "%s", request->program);
+    daemon->counts.wants_rings = wants_rings;
     pthread_mutex_unlock(&daemon->lock);
     Commd__Client__HelloReply hello = COMMD__CLIENT__HELLO_REPLY__INIT;
     hello.protocol_version = CLIENT_PROTOCOL_VERSION + (script.hello == FAKE_HELLO_OTHER_VERSION ? 8 : 0);
@@ -677,6 +732,12 @@ static void handle_hello(struct fake_daemon *daemon, struct fake_session *sessio
     hello.node_name = daemon->node_names[0];
     hello.pending_ops_max = script.pending_ops_max != 0 ? script.pending_ops_max : 1024;
     hello.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
+    if (wants_rings && script.rings) {
+        session->rings = fake_rings_new();
+        session->offers_rings = true;
+        hello.features = request->features;
+        hello.n_features = 1;
+    }
     Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
     reply.id = request_id;
     reply.body_case = COMMD__CLIENT__REPLY__BODY_HELLO;
@@ -786,6 +847,20 @@ static void free_delayed(struct fake_delayed *delayed)
     }
 }
 
+static void read_rings(struct fake_daemon *daemon, struct fake_session *session)
+{
+    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES];
+    size_t size;
+    (void)fake_rings_heard(session->rings);
+    while (!session->closing && !daemon->stopped_reading &&
+           (size = fake_rings_take(session->rings, bytes, sizeof bytes)) > 0) {
+        Commd__Client__Request *request = commd__client__request__unpack(NULL, size, bytes);
+        must(request != NULL, "a packet that is no request");
+        handle_request(daemon, session, request, -1);
+        commd__client__request__free_unpacked(request, NULL);
+    }
+}
+
 static void say_delayed(struct fake_daemon *daemon, struct fake_session *session)
 {
     while (session->delayed_head < session->delayed_tail) {
@@ -845,38 +920,77 @@ static void end_session(struct fake_daemon *daemon, struct fake_session *session
     }
     close(session->fd);
     session->fd = -1;
+    fake_rings_free(session->rings);
+    session->rings = NULL;
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.sessions--;
     daemon->counts.comms -= comms;
     pthread_mutex_unlock(&daemon->lock);
 }
 
+/* What wakes the thread: two places a session, its socket and its bell. Returns for how long to wait. */
+static int watch_sessions(struct fake_daemon *daemon, struct pollfd *ready)
+{
+    int timeout_ms = -1;
+    bool waits = false;
+    for (size_t i = 0; i < SESSIONS_MAX; i++) {
+        struct fake_session *session = &daemon->sessions[i];
+        bool has_rings = session->fd >= 0 && session->rings != NULL;
+        bool reads_rings = has_rings && !daemon->stopped_reading;
+        ready[2 * i] = (struct pollfd){.fd = daemon->stopped_reading ? -1 : session->fd, .events = POLLIN};
+        ready[2 * i + 1] =
+            (struct pollfd){.fd = reads_rings ? session->rings->bell[0] : -1, .events = POLLIN};
+        if (session->fd >= 0 && session->delayed_head < session->delayed_tail) {
+            timeout_ms = 1;
+        }
+        if (reads_rings && !ring_consumer_sleep(&session->rings->in)) {
+            timeout_ms = 0;
+        }
+        waits |= has_rings && atomic_load(&session->rings->in.shared->producer_sleeps) != 0;
+    }
+    pthread_mutex_lock(&daemon->lock);
+    daemon->counts.waits = waits;
+    pthread_mutex_unlock(&daemon->lock);
+    return timeout_ms < 0 && daemon->stopped_reading ? 1
+                                                     : timeout_ms; /* whether a client waits is to be seen */
+}
+
+static void serve_session(struct fake_daemon *daemon, struct fake_session *session,
+                          const struct pollfd *ready)
+{
+    if (ready[0].fd >= 0 && ready[0].revents != 0) {
+        read_session(daemon, session);
+    }
+    if (session->rings != NULL && !daemon->stopped_reading) {
+        read_rings(daemon, session);
+    }
+    if (!daemon->stopped_reading) {
+        say_delayed(daemon, session);
+    }
+}
+
 static void *run(void *argument)
 {
     struct fake_daemon *daemon = argument;
     for (;;) {
-        struct pollfd ready[SESSIONS_MAX + 2];
-        ready[SESSIONS_MAX] = (struct pollfd){.fd = daemon->listen_fd, .events = POLLIN};
-        ready[SESSIONS_MAX + 1] = (struct pollfd){.fd = daemon->wake_fd, .events = POLLIN};
-        int timeout_ms = -1;
-        for (size_t i = 0; i < SESSIONS_MAX; i++) {
-            struct fake_session *session = &daemon->sessions[i];
-            ready[i] = (struct pollfd){.fd = daemon->stopped_reading ? -1 : session->fd, .events = POLLIN};
-            if (session->fd >= 0 && session->delayed_head < session->delayed_tail) {
-                timeout_ms = 1;
-            }
-        }
-        (void)poll(ready, SESSIONS_MAX + 2, timeout_ms);
+        struct pollfd ready[2 * SESSIONS_MAX + 2];
+        struct pollfd *listening = &ready[2 * SESSIONS_MAX], *woken = listening + 1;
+        *listening = (struct pollfd){.fd = daemon->listen_fd, .events = POLLIN};
+        *woken = (struct pollfd){.fd = daemon->wake_fd, .events = POLLIN};
+        (void)poll(ready, 2 * SESSIONS_MAX + 2, watch_sessions(daemon, ready));
         pthread_mutex_lock(&daemon->lock);
         bool stopping = daemon->stopping;
+        daemon->stopped_reading &= !daemon->goes_on;
+        daemon->goes_on = false;
         pthread_mutex_unlock(&daemon->lock);
+        if (woken->revents != 0 && !stopping) {
+            uint64_t count;
+            must(read(daemon->wake_fd, &count, sizeof count) == sizeof count, "woken");
+        }
         for (size_t i = 0; i < SESSIONS_MAX; i++) {
             struct fake_session *session = &daemon->sessions[i];
-            if (session->fd >= 0 && ready[i].fd >= 0 && ready[i].revents != 0) {
-                read_session(daemon, session);
-            }
-            if (session->fd >= 0 && !daemon->stopped_reading) {
-                say_delayed(daemon, session);
+            if (session->fd >= 0) {
+                serve_session(daemon, session, &ready[2 * i]);
             }
             if (session->fd >= 0 && (session->closing || stopping)) {
                 end_session(daemon, session);
@@ -885,7 +999,7 @@ static void *run(void *argument)
         if (stopping) {
             return NULL;
         }
-        if (ready[SESSIONS_MAX].revents != 0) {
+        if (listening->revents != 0) {
             accept_session(daemon);
         }
     }
@@ -942,13 +1056,23 @@ struct fake_counts fake_daemon_counts(struct fake_daemon *daemon)
     return counts;
 }
 
-void fake_daemon_stop(struct fake_daemon *daemon)
+static void wake(struct fake_daemon *daemon, bool *why)
 {
     uint64_t one = 1;
     pthread_mutex_lock(&daemon->lock);
-    daemon->stopping = true;
+    *why = true;
     pthread_mutex_unlock(&daemon->lock);
     must(write(daemon->wake_fd, &one, sizeof one) == sizeof one, "wake");
+}
+
+void fake_daemon_go_on(struct fake_daemon *daemon)
+{
+    wake(daemon, &daemon->goes_on);
+}
+
+void fake_daemon_stop(struct fake_daemon *daemon)
+{
+    wake(daemon, &daemon->stopping);
     pthread_join(daemon->thread, NULL);
     close(daemon->wake_fd);
     close(daemon->listen_fd);

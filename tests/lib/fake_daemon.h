@@ -5,6 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "tests/lib/fake_rings.h"
+
 /*
  * The client's side of commd, in a thread of the test, behaving as its script says. There are no other ranks:
  * an operation is done when it arrives. all_reduce makes every output byte fake_daemon_byte() of its input
@@ -54,7 +56,8 @@ enum fake_action {
     FAKE_OTHER_HANDLE,  /* Complete of a communicator that never was */
     FAKE_OTHER_REQUEST, /* a Reply to a request that was not made */
     FAKE_SESSION_ERROR, /* an Error that answers no request, then closed */
-    FAKE_STOP_READING   /* nothing is read, or answered, from here on */
+    FAKE_STOP_READING,  /* nothing is read, or answered, until fake_daemon_go_on */
+    FAKE_ABUSE_RINGS    /* abuse */
 };
 
 struct fake_script {
@@ -74,6 +77,8 @@ struct fake_script {
     const char *form_text;
     uint32_t memories_max;   /* beyond: LIMIT; 0: no bound */
     bool refuses_gpu_memory; /* DEVICE, "gpu_text" */
+    bool rings;              /* for clients that ask for them */
+    enum fake_abuse abuse;
 };
 
 /* What it has seen. */
@@ -96,7 +101,7 @@ struct fake_counts {
     uint64_t output_offset_bytes;
     uint64_t timeout_ms;
     double factor;
-    uint32_t waits; /* words not reached when it came, or not yet */
+    uint32_t fences; /* words not reached when it came, or not yet */
     bool ended_present;
     char program[64];
     uint64_t records;      /* carried out */
@@ -114,6 +119,8 @@ struct fake_counts {
     uint64_t memory_bytes; /* the last one's */
     unsigned char memory_uuid[16];
     unsigned char memory_handle[64];
+    bool wants_rings; /* the last client that greeted */
+    bool waits;       /* a client says that it waits for room in its ring */
 };
 
 /* script is copied, its texts are not; null: all zero. Fails the process when it cannot be set up. */
@@ -122,6 +129,8 @@ struct fake_daemon *fake_daemon_start(const struct fake_script *script);
 void fake_daemon_set(struct fake_daemon *daemon, const struct fake_script *script);
 const char *fake_daemon_path(const struct fake_daemon *daemon);
 struct fake_counts fake_daemon_counts(struct fake_daemon *daemon);
+/* After FAKE_STOP_READING: what has come meanwhile is read, and answered. */
+void fake_daemon_go_on(struct fake_daemon *daemon);
 /* Closes every session, ends the thread, removes the socket. */
 void fake_daemon_stop(struct fake_daemon *daemon);
 

@@ -46,7 +46,7 @@ static void node_start_rails(struct cluster_node *node)
     struct cluster *cluster = node->cluster;
     struct error error = {0};
     for (uint32_t rail = 0; rail < cluster->rail_count; rail++) {
-        node->mailboxes[rail] = (struct mailbox){0};
+        node->mailboxes[rail] = (struct mailbox){.newest = NULL};
         if (rail > 0 && (mem_network_add(cluster->rail_networks[rail], node->name, &node->rail_nets[rail],
                                          &error) != STATUS_OK ||
                          exec_new(node->rail_nets[rail], cluster_wake, node, &node->rail_execs[rail],
@@ -278,12 +278,16 @@ void cluster_restart(struct cluster *cluster, uint32_t node)
     cluster_touch(cluster);
 }
 
+void cluster_cut_rail(struct cluster *cluster, uint32_t rail, uint32_t from, uint32_t to, bool cut)
+{
+    mem_network_cut(rail == 0 ? cluster->network : cluster->rail_networks[rail], cluster->nodes[from].name,
+                    cluster->nodes[to].name, cut);
+}
+
 void cluster_cut(struct cluster *cluster, uint32_t from, uint32_t to, bool cut)
 {
-    mem_network_cut(cluster->network, cluster->nodes[from].name, cluster->nodes[to].name, cut);
-    for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
-        mem_network_cut(cluster->rail_networks[rail], cluster->nodes[from].name, cluster->nodes[to].name,
-                        cut);
+    for (uint32_t rail = 0; rail < cluster->rail_count; rail++) {
+        cluster_cut_rail(cluster, rail, from, to, cut);
     }
 }
 

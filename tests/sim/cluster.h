@@ -96,7 +96,9 @@ void cluster_bury(struct cluster *cluster, uint32_t node);
 /* A buried node comes back as another instance. */
 void cluster_restart(struct cluster *cluster, uint32_t node);
 
-/* Cuts or heals the way between two nodes. */
+/* Cuts or heals the way between two nodes; of one rail alone. */
+void cluster_cut_rail(struct cluster *cluster, uint32_t rail, uint32_t from, uint32_t to, bool cut);
+/* Of all rails. */
 void cluster_cut(struct cluster *cluster, uint32_t from, uint32_t to, bool cut);
 /* Cuts or heals every way between the nodes below `first` and the others. */
 void cluster_partition(struct cluster *cluster, uint32_t first, bool cut);

@@ -41,9 +41,14 @@ class Cluster:
 
     next_port = 17400 + os.getpid() % 997 * 32
 
-    def __init__(self, names, settings="", namespaces=None, start=True, relays=None):
-        """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback."""
+    def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0):
+        """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback; one for each of `rails`.
+        gpus: of each node, doubles of them (tests/cuda_double)."""
+        self.gpus = gpus
+        self.client_environment = client_environment or {}
         self.relays = relays or {}
+        self.rails = rails
+        self.relay_processes = {}
         namespaces = False if self.relays else namespaces
         self.names = list(names)
         self.settings = settings
@@ -105,12 +110,19 @@ class Cluster:
         """The node whose name comes first dials: it finds the relay where the other should be."""
         dialler, other = sorted(pair)
         port = Cluster.next_port
-        Cluster.next_port += 1
-        relay = subprocess.Popen([str(BUILD / "tests/system/relay"), f"127.0.0.1:{port}", self.addresses[other], str(loss), str(delay_ms), str(seed)],
-                                 stdin=subprocess.DEVNULL)
-        self.processes.append(relay)
+        Cluster.next_port += self.rails
+        host, first = self.addresses[other].rsplit(":", 1)
+        for rail in range(self.rails):
+            relay = subprocess.Popen([str(BUILD / "tests/system/relay"), f"127.0.0.1:{port + rail}", f"{host}:{int(first) + rail}", str(loss),
+                                      str(delay_ms), str(seed)], stdin=subprocess.DEVNULL)
+            self.processes.append(relay)
+            self.relay_processes[(dialler, other, rail)] = relay
         self.seen[(dialler, other)] = f"127.0.0.1:{port}"
         self.write_config(dialler)
+
+    def cut_rail(self, a, b, rail, cut=True):
+        """Nothing passes on that rail, and nobody is told; or what waited does, and all that follows."""
+        self.relay_processes[(*sorted((a, b)), rail)].send_signal(signal.SIGSTOP if cut else signal.SIGCONT)
 
     def config_path(self, name):
         return self.folder / f"{name}.conf"
@@ -147,7 +159,13 @@ class Cluster:
         return process
 
     def environment(self, name):
-        return dict(os.environ, COMMD_SOCKET=self.socket(name), PYTHONDONTWRITEBYTECODE="1")
+        environment = dict(os.environ, COMMD_SOCKET=self.socket(name), PYTHONDONTWRITEBYTECODE="1")
+        if self.gpus > 0:
+            machine = self.folder / f"{name}-gpus"
+            machine.mkdir(exist_ok=True)
+            environment.update(COMMD_CUDA_LIBRARY=str(BUILD / "tests/libcuda_double.so"), COMMD_NCCL_LIBRARY=str(BUILD / "tests/libnccl_double.so"),
+                               CUDA_DOUBLE_FOLDER=str(machine), CUDA_DOUBLE_DEVICES=str(self.gpus))
+        return environment
 
     def commctl(self, name, *arguments):
         return run(BUILD / "commctl", "--socket", self.socket(name), *arguments, check=False)
@@ -171,7 +189,7 @@ class Cluster:
     def client(self, name, *command):
         """A client process of a node, its output collected."""
         process = subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-                                   env=self.environment(name))
+                                   env=dict(self.environment(name), **self.client_environment))
         self.processes.append(process)
         return process
 

@@ -3,7 +3,8 @@
  * counts around every boundary, in place and out of place, registered and ordinary memory; against a
  * reference of higher precision, and for identical bits on all ranks.
  *
- *   matrix NAME RANK SIZE       prints what is wrong and exits with 1, or the number of operations checked
+ *   matrix NAME RANK SIZE [DEVICE]       prints what is wrong and exits with 1, or the number of operations
+ * checked
  */
 #include <commclient.h>
 
@@ -13,6 +14,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "tests/lib/gpu_mirror.h"
 
 #define SLICE_BYTES 4096u
 #define LARGE_COUNT 1000003u
@@ -302,8 +305,11 @@ static void check_all_reduce(comm_dtype_t dtype, comm_op_t op, size_t count, boo
     options.factor = factor_of(rank);
     memset(out, POISON, bytes + 64);
     fill(dtype, in_place ? out : in, count, rank);
-    expect_ok(comm_all_reduce(comm, in_place ? out : in, out, count, dtype, op, &options), "all_reduce");
+    void *receive = gpu_mirror_put(out, bytes + 64);
+    const void *send = in_place ? receive : gpu_mirror_put(in, bytes);
+    expect_ok(comm_all_reduce(comm, send, receive, count, dtype, op, &options), "all_reduce");
     expect_ok(comm_sync(comm, 0), "all_reduce");
+    gpu_mirror_get(out, bytes + 64);
     check_output(dtype, op, count, out);
     for (int i = 0; i < 64; i++) {
         if (out[bytes + (size_t)i] != POISON) {
@@ -325,8 +331,10 @@ static void check_broadcast(size_t count, uint32_t root, bool registered)
     if (rank == root) {
         memcpy(buffer, expected, count * 4);
     }
-    expect_ok(comm_broadcast(comm, buffer, count, COMM_U32, root, NULL), "broadcast");
+    void *receive = gpu_mirror_put(buffer, count * 4 + 64);
+    expect_ok(comm_broadcast(comm, receive, count, COMM_U32, root, NULL), "broadcast");
     expect_ok(comm_sync(comm, 0), "broadcast");
+    gpu_mirror_get(buffer, count * 4 + 64);
     if (memcmp(buffer, expected, count * 4) != 0 || buffer[count * 4] != POISON) {
         fprintf(stderr, "rank %u: broadcast of %zu from %u is wrong\n", rank, count, root);
         exit(EXIT_FAILURE);
@@ -370,35 +378,29 @@ static void check_everything(void)
 
 int main(int argc, char **argv)
 {
-    if (argc != 4) {
-        fprintf(stderr, "usage: matrix NAME RANK SIZE\n");
+    if (argc != 4 && argc != 5) {
+        fprintf(stderr, "usage: matrix NAME RANK SIZE [DEVICE]\n");
         return 2;
     }
     rank = (uint32_t)strtoul(argv[2], NULL, 10);
     size = (uint32_t)strtoul(argv[3], NULL, 10);
+    int device = argc > 4 ? atoi(argv[4]) : COMM_DEVICE_HOST;
     size_t bytes = LARGE_COUNT * 8 + 4096;
     comm_init_options_t options = COMM_INIT_OPTIONS_INIT;
     options.slice_bytes = SLICE_BYTES;
     options.timeout_ms = 20000;
-    void *memory;
+    gpu_mirror_open(device);
     expect_ok(comm_client_open(NULL, &client), "open");
-    expect_ok(comm_init(client, argv[1], rank, size, COMM_DEVICE_HOST, &options, &comm), "init");
-    expect_ok(comm_mem_alloc(client, bytes, COMM_DEVICE_HOST, &memory), "memory");
-    registered_in = memory;
-    expect_ok(comm_mem_alloc(client, bytes, COMM_DEVICE_HOST, &memory), "memory");
-    registered_out = memory;
-    plain_in = malloc(bytes);
-    plain_out = malloc(bytes);
-    if (plain_in == NULL || plain_out == NULL) {
-        return EXIT_FAILURE;
-    }
+    expect_ok(comm_init(client, argv[1], rank, size, device, &options, &comm), "init");
+    registered_in = gpu_mirror_alloc(client, bytes);
+    registered_out = gpu_mirror_alloc(client, bytes);
+    plain_in = gpu_mirror_alloc(NULL, bytes);
+    plain_out = gpu_mirror_alloc(NULL, bytes);
     check_everything();
     expect_ok(comm_barrier(comm, NULL), "barrier");
     printf("%lu operations checked, node %s, local rank %u of %u\n", checked, comm_node_of(comm, rank),
            comm_local_rank(comm), comm_local_size(comm));
     comm_destroy(comm);
     comm_client_close(client);
-    free(plain_in);
-    free(plain_out);
     return EXIT_SUCCESS;
 }

@@ -34,7 +34,7 @@ class Bench(unittest.TestCase):
 
     def test_one_node(self):
         with Cluster(["a"], namespaces=False) as cluster:
-            for ranks, dtype in ((1, "f32"), (2, "bf16"), (4, "i64"), (3, "u8")):
+            for ranks, dtype in ((1, "f32"), (2, "bf16"), (4, "i64"), (3, "u8"), (10, "f8e5m2"), (3, "complex64")):
                 process = bench(cluster, "a", "-f", "json", "--operation", "all", "--ranks", str(ranks), "--dtype", dtype, "--min-bytes", "3",
                                 "--max-bytes", "700k", "--step-factor", "61", "--seconds-per-size", "0.01")
                 output, errors = process.communicate(timeout=60)
@@ -48,21 +48,22 @@ class Bench(unittest.TestCase):
 
     def test_two_nodes(self):
         with Cluster(["a", "b"]) as cluster:
-            arguments = ["-f", "json", "--operation", "all", "--size", "4", "--ranks", "2", "--min-bytes", "40", "--max-bytes", "3m", "--step-factor", "90",
-                         "--seconds-per-size", "0.02"]
-            first = bench(cluster, "a", *arguments)
-            second = bench(cluster, "b", *arguments, "--first-rank", "2")
-            output, errors = first.communicate(timeout=60)
-            self.assertEqual(first.returncode, 0, errors)
-            self.assertEqual(second.communicate(timeout=60)[0], "", "the process with rank 0 prints")
-            self.assertEqual(second.returncode, 0)
-            self.check(output, 4)
+            for dtype in ("f32", "f8e4m3", "bool"):
+                arguments = ["-f", "json", "--operation", "all", "--size", "4", "--ranks", "2", "--dtype", dtype, "--min-bytes", "40", "--max-bytes", "3m",
+                             "--step-factor", "90", "--seconds-per-size", "0.02"]
+                first = bench(cluster, "a", *arguments)
+                second = bench(cluster, "b", *arguments, "--first-rank", "2")
+                output, errors = first.communicate(timeout=60)
+                self.assertEqual(first.returncode, 0, errors)
+                self.assertEqual(second.communicate(timeout=60)[0], "", "the process with rank 0 prints")
+                self.assertEqual(second.returncode, 0)
+                self.check(output, 4)
 
     def test_wrong_arguments(self):
         with Cluster(["a"], namespaces=False) as cluster:
             for arguments in (["--dtype", "f8"], ["--operation", "dance"], ["--ranks", "0"], ["--min-bytes", "0"], ["--min-bytes", "2k", "--max-bytes", "1k"],
                               ["--size", "2", "--first-rank", "1", "--ranks", "2"], ["--root", "9"], ["--step-factor", "1"], ["nonsense"], ["--nonsense"],
-                              ["--reduce", "avg"], ["-f", "xml"], ["--in-place", "--out-of-place"]):
+                              ["--reduce", "avg"], ["--dtype", "complex64", "--reduce", "max"], ["-f", "xml"], ["--in-place", "--out-of-place"]):
                 process = bench(cluster, "a", *arguments)
                 errors = process.communicate(timeout=20)[1]
                 self.assertEqual(process.returncode, 2, f"{arguments}: {errors}")
@@ -70,18 +71,93 @@ class Bench(unittest.TestCase):
         nobody = subprocess.run([COMMCTL, "--socket", "/nonexistent/commd.sock", "bench"], stderr=subprocess.PIPE, text=True, timeout=20, check=False)
         self.assertEqual(nobody.returncode, 3, nobody.stderr)
 
-    def test_interrupted_or_a_rank_killed(self):
+    def assert_ended(self, name, expected, process):
+        """With that code, and all of its processes with it: what was forked has the command line of its parent."""
+        errors = process.communicate(timeout=10)[1]
+        self.assertIn(process.returncode, expected, errors)
+        self.assertFalse([pid for pid in os.listdir("/proc") if pid.isdigit() and name.encode() in command_line(pid)], name)
+
+    def test_a_rank_killed(self):
         with Cluster(["a"], namespaces=False) as cluster:
-            for number in (signal.SIGINT, signal.SIGKILL):
-                process = bench(cluster, "a", "--ranks", "3", "--seconds-per-size", "5", preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
-                time.sleep(1)
-                with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
-                    ranks = [int(pid) for pid in file.read().split()]
-                self.assertEqual(len(ranks), 3)
-                os.kill(process.pid if number == signal.SIGINT else ranks[1], number)
-                process.communicate(timeout=10)
+            process = bench(cluster, "a", "--communicator", "test-killed", "--ranks", "3", "--seconds-per-size", "5")
+            os.kill(ranks_of(process, 3)[1], signal.SIGKILL)
+            self.assert_ended("test-killed", [1], process)
+
+    def test_commd_killed(self):
+        """Every rank says so, whatever it was doing; none dies of it."""
+        with Cluster(["a"], namespaces=False) as cluster:
+            for _ in range(5):
+                process = bench(cluster, "a", "--communicator", "test-lost", "--ranks", "1", "--min-bytes", "8", "--max-bytes", "8", "--seconds-per-size", "30")
+                ranks_of(process, 1)
+                cluster.wait(lambda: any(comm["ops_completed"] > 0 for comm in cluster.json("a", "comms")["comms"]), "operations")
+                cluster.daemons["a"].kill()
+                cluster.daemons["a"].wait()
+                errors = process.communicate(timeout=10)[1]
                 self.assertEqual(process.returncode, 1)
-                self.assertFalse([pid for pid in ranks if os.path.exists(f"/proc/{pid}")])
+                self.assertRegex(errors, "rank 0: .*commd")
+                cluster.start("a")
+                cluster.wait_ready()
+
+    def test_interrupted(self):
+        with Cluster(["a"], namespaces=False) as cluster:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                process = bench(cluster, "a", "--communicator", "test-interrupted", "--ranks", "3", "--seconds-per-size", "5", preexec_fn=default_signals)
+                ranks = ranks_of(process, 3)
+                os.kill(ranks[2], signal.SIGSTOP)  # it does not hold up the others' end
+                process.send_signal(number)
+                self.assert_ended("test-interrupted", [128 + number], process)
+            # A terminal tells all of them; whichever ends first, it is an interruption.
+            process = bench(cluster, "a", "--communicator", "test-terminal", "--seconds-per-size", "5", preexec_fn=default_signals, start_new_session=True)
+            ranks_of(process, 2)
+            os.killpg(process.pid, signal.SIGINT)
+            self.assert_ended("test-terminal", [130], process)
+            self.assertEqual(cluster.json("a", "status")["clients"], 1)
+
+    def test_interrupted_at_any_moment(self):
+        """Before the ranks are there, while they are made, before anybody waits for them."""
+        with Cluster(["a"], namespaces=False) as cluster:
+            process = bench(cluster, "a", "--communicator", "test-pending", "--ranks", "8", "--seconds-per-size", "5", preexec_fn=pending_signal)
+            self.assert_ended("test-pending", [143], process)
+            for moment in range(30):
+                process = bench(cluster, "a", "--communicator", "test-moment", "--ranks", "8", "--seconds-per-size", "5", preexec_fn=default_signals)
+                time.sleep(moment * 0.0005)
+                process.send_signal(signal.SIGTERM)
+                self.assert_ended("test-moment", [143, -signal.SIGTERM], process)
+
+    def test_ranks_that_do_not_come(self):
+        with Cluster(["a"], namespaces=False) as cluster:
+            process = subprocess.Popen([COMMCTL, "--socket", cluster.socket("a"), "-t", "0.5", "bench", "--communicator", "test-late", "--size", "3", "--ranks", "2"],
+                                       stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.assert_ended("test-late", [124], process)
+
+
+def default_signals():
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # in the background a shell has it ignored
+
+
+def pending_signal():
+    """It comes as soon as somebody takes it."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def command_line(pid):
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return file.read()
+    except OSError:
+        return b""
+
+
+def ranks_of(process, count):
+    """The processes of a run, once all of them are there."""
+    for _ in range(500):
+        with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
+            ranks = [int(pid) for pid in file.read().split()]
+        if len(ranks) == count:
+            return ranks
+        time.sleep(0.01)
+    raise AssertionError(f"{len(ranks)} processes, not {count}")
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ from cluster import BUILD, Cluster
 
 
 class Matrix(unittest.TestCase):
+    environment = {}
+
     def check(self, layout, settings=""):
         """layout: the node of each rank."""
-        with Cluster(sorted(set(layout)), settings) as cluster:
+        with Cluster(sorted(set(layout)), settings, client_environment=self.environment) as cluster:
             ranks = [cluster.client(node, BUILD / "tests/system/matrix", "matrix", rank, len(layout)) for rank, node in enumerate(layout)]
             for rank, process in enumerate(ranks):
                 output, errors = process.communicate(timeout=240)
@@ -26,6 +28,10 @@ class Matrix(unittest.TestCase):
 
     def test_three_rails(self):
         self.check("abab", "rails = 3; slice_bytes = 4096;")
+
+
+class OnTheSocketAlone(Matrix):
+    environment = {"COMMD_RINGS": "0"}
 
 
 if __name__ == "__main__":

@@ -167,21 +167,17 @@ class Rings(cluster.StandaloneTest):
         self.assertLess(cpu_s(pid) - before, 0.1)
 
 
-class BothWays(unittest.TestCase):
-    def run_matrix(self, environment):
-        with Cluster(["a", "b"]) as cluster:
-            ranks = []
-            for rank, node in enumerate("abab"):
-                ranks.append(subprocess.Popen(
-                    cluster.in_node(node, "env", *environment, f"COMMD_SOCKET={cluster.socket(node)}", BUILD / "tests/system/matrix", "matrix", rank, 4),
-                    stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-            for rank, process in enumerate(ranks):
-                output, errors = process.communicate(timeout=240)
-                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
-                self.assertIn("operations checked", output)
-
-    def test_socket_alone(self):
-        self.run_matrix(["COMMD_RINGS=0"])
+class Programs(unittest.TestCase):
+    def test_who_has_rings(self):
+        """What programs do without them is checked in test_surface.py and test_matrix.py."""
+        for wanted, count in (("1", 1), ("0", 0)):
+            with Cluster(["a"], namespaces=False, client_environment={"COMMD_RINGS": wanted}) as cluster:
+                rank = cluster.rank("a", "rings", 0, 1, "idle", "seconds=30")
+                self.assertIn("FORMED", rank.stdout.readline())
+                with open(f"/proc/{cluster.daemons['a'].pid}/maps", encoding="ascii") as maps:
+                    self.assertEqual(sum("commd-rings" in line for line in maps), count)
+                rank.kill()
+                rank.communicate()
 
     def test_killed_while_clients_wait(self):
         """Those who wait in their rings hear at once that commd is gone."""

@@ -6,10 +6,19 @@ import unittest
 from cluster import BUILD, Cluster
 
 
+def connections(cluster, node):
+    """That the node's commd has taken and not closed yet, commctl's included; they are in the network namespace of their clients, which is ours."""
+    with open("/proc/net/unix", encoding="ascii") as file:
+        sockets = [line.split() for line in file]
+    return [each for each in sockets if each[-1] == cluster.socket(node) and each[5] == "03"]
+
+
 class Surface(unittest.TestCase):
+    environment = {}
+
     def check(self, layout, turns=8, settings=""):
         """layout: the node of each rank."""
-        with Cluster(sorted(set(layout)), settings=settings) as cluster:
+        with Cluster(sorted(set(layout)), settings=settings, client_environment=self.environment) as cluster:
             ranks = [cluster.client(node, BUILD / "tests/system/surface", "surface", rank, len(layout), turns) for rank, node in enumerate(layout)]
             for rank, process in enumerate(ranks):
                 output, errors = process.communicate(timeout=240)
@@ -30,8 +39,9 @@ class Surface(unittest.TestCase):
 
     def test_many_at_once(self):
         """Eight programs of three processes each, interleaved on three nodes; afterwards the daemons have given everything back."""
-        with Cluster("abc") as cluster:
+        with Cluster("abc", client_environment=self.environment) as cluster:
             pids = [cluster.daemons[node].pid for node in "abc"]
+            cluster.wait(lambda: not any(connections(cluster, node) for node in "abc"), "those who asked whether it is ready are gone")
             before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
             ranks = [(name, rank, cluster.client(node, BUILD / "tests/system/surface", f"many-{name}", rank, 3, 4))
                      for name in range(8) for rank, node in enumerate(("abc", "bca", "aab", "cbb")[name % 4])]
@@ -46,12 +56,18 @@ class Surface(unittest.TestCase):
     def test_a_bad_link(self):
         """1 % of loss and 20 ms between two of three nodes."""
         layout = "cbcabca"
-        with Cluster("abc", relays={("a", "b"): (0.01, 20)}) as cluster:
+        with Cluster("abc", relays={("a", "b"): (0.01, 20)}, client_environment=self.environment) as cluster:
             ranks = [cluster.client(node, BUILD / "tests/system/surface", "far", rank, len(layout), 1) for rank, node in enumerate(layout)]
             for rank, process in enumerate(ranks):
                 output, errors = process.communicate(timeout=240)
                 self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
                 self.assertIn("operations checked", output)
+
+
+class OnTheSocketAlone(Surface):
+    """As a client in another language has it, without rings: every kind of request that programs make."""
+
+    environment = {"COMMD_RINGS": "0"}
 
 
 if __name__ == "__main__":

@@ -124,7 +124,7 @@ static void test_communicators_refused(void **state)
     for (size_t i = 0; i < 4; i++) {
         char text[64];
         body.device = devices[i];
-        snprintf(text, sizeof text, "device %d: this commd has no CUDA backend", devices[i]);
+        snprintf(text, sizeof text, "GPU %d: this commd has none", devices[i]);
         client_expect_error(&client, client_send(&client, &request, -1), STATUS_UNSUPPORTED, text);
     }
     body.device = -1;

@@ -90,13 +90,13 @@ static void test_comm_waits_for_stream(void **state)
     expect_ok(start(&set, &first));
     expect_ok(start(&set, &second)); /* all later ones, not the next alone */
     assert_false(has_ended(&second, 20));
-    assert_int_equal(fake_daemon_counts(set.pair.daemon).waits, 1);
+    assert_int_equal(fake_daemon_counts(set.pair.daemon).fences, 1);
     gate_open(&gate);
     expect_ok(comm_wait(&first, NULL));
     expect_ok(comm_wait(&second, NULL));
     expect_ok(start(&set, &first));
     expect_ok(comm_wait(&first, NULL));
-    assert_int_equal(fake_daemon_counts(set.pair.daemon).waits, 0);
+    assert_int_equal(fake_daemon_counts(set.pair.daemon).fences, 0);
     set.event = NULL;
     set_free(&set);
 }
@@ -219,7 +219,7 @@ static void test_many_waits(void **state)
         comm_event_destroy(events[i]);
     }
     expect_ok(start(&set, &request));
-    assert_true(fake_daemon_counts(set.pair.daemon).waits <= CLIENT_FENCES_MAX);
+    assert_true(fake_daemon_counts(set.pair.daemon).fences <= CLIENT_FENCES_MAX);
     for (int i = 0; i < EVENTS; i++) {
         assert_false(has_ended(&request, 0));
         gate_open(&gates[i]);

@@ -51,7 +51,7 @@ static void test_an_operation_in_a_stream(void **state)
     struct gate after = gate_on(stream);
     gate_open(&after);
     assert_false(request_ends(&request, 80));
-    assert_int_equal(fake_daemon_counts(pair.daemon).waits, 1);
+    assert_int_equal(fake_daemon_counts(pair.daemon).fences, 1);
     assert_true(fake_daemon_counts(pair.daemon).ended_present);
     assert_false(stream_ends(stream, 0));
     gate_open(&gate);
@@ -97,7 +97,7 @@ static void test_the_default_stream(void **state)
     struct gate gate = gate_on(NULL);
     expect_ok(reduce_on(comm, buffer, 1000, COMM_STREAM_NONE));
     expect_ok(comm_sync(comm, 0));
-    assert_int_equal(fake_daemon_counts(pair.daemon).waits, 0);
+    assert_int_equal(fake_daemon_counts(pair.daemon).fences, 0);
     assert_false(fake_daemon_counts(pair.daemon).ended_present);
     gate_open(&gate);
     comm_t *host = pair_comm(&pair, "host", 0, 1);

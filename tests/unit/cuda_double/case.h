@@ -59,13 +59,13 @@ static struct {
     void (*inject)(const char *rules);
 } beyond;
 
-__attribute__((unused)) static void case_library(char path[PATH_MAX])
+__attribute__((unused)) static void case_library(char path[PATH_MAX], const char *name)
 {
     char self[PATH_MAX - 64];
     ssize_t length = readlink("/proc/self/exe", self, sizeof self - 1);
     assert_true(length > 0);
     self[length] = '\0';
-    (void)snprintf(path, PATH_MAX, "%s/../../libcuda_double.so", dirname(self));
+    (void)snprintf(path, PATH_MAX, "%s/../../%s", dirname(self), name);
 }
 
 __attribute__((unused)) static void case_look_up(void *slot, const char *symbol)
@@ -149,8 +149,9 @@ __attribute__((unused)) static void case_join(pid_t pid)
 __attribute__((unused)) static void case_run(void (*body)(int))
 {
     char library[PATH_MAX];
-    case_library(library);
+    case_library(library, "libcuda_double.so");
     assert_int_equal(setenv("COMMD_CUDA_LIBRARY", library, 1), 0);
+    case_library(library, "libnccl_double.so"); /* the same one */
     assert_int_equal(setenv("COMMD_NCCL_LIBRARY", library, 1), 0);
     (void)snprintf(case_folder, sizeof case_folder, "/dev/shm/cuda_double_test-XXXXXX");
     assert_non_null(mkdtemp(case_folder));

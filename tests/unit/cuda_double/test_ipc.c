@@ -170,6 +170,7 @@ static void exporter_repeats(int fd)
     for (int i = 0; i < 2; i++) {
         cuda_pointer pointer = case_alloc(2 * MIB);
         OK(cuda->set_bytes(pointer, (unsigned char)i, 2 * MIB, NULL));
+        OK(cuda->stream_synchronize(NULL));
         OK(cuda->ipc_get(&handle, pointer));
         tell(fd, &handle, sizeof handle);
         await_step(fd);
@@ -250,6 +251,49 @@ static void killed(int unused)
     CHECK(system(command) == 0);
 }
 CASE(killed)
+
+static void allocates(int unused)
+{
+    (void)unused;
+    case_load();
+    case_context(0);
+    for (size_t i = 0;; i = (i + 1) % 8) {
+        cuda_pointer pointers[4];
+        for (size_t k = 0; k < 4; k++) {
+            OK(cuda->memory_alloc(&pointers[k], (i + k) % 2 == 0 ? 100 : 2 * MIB));
+        }
+        for (size_t k = 0; k < 4; k++) {
+            OK(cuda->memory_free(pointers[k]));
+        }
+    }
+}
+
+/* Killed wherever they are, processes leave nothing. */
+static void storm(int unused)
+{
+    pid_t pids[4];
+    (void)unused;
+    for (int round = 0; round < 5; round++) {
+        for (int i = 0; i < 4; i++) {
+            pids[i] = case_fork(allocates, 0);
+        }
+        case_sleep_ms(60 + round * 7);
+        for (int i = 0; i < 4; i++) {
+            kill(pids[i], SIGKILL);
+        }
+        for (int i = 0; i < 4; i++) {
+            int status = 0;
+            CHECK(waitpid(pids[i], &status, 0) == pids[i] && WIFSIGNALED(status));
+        }
+    }
+    case_load();
+    case_context(0);
+    CHECK(free_bytes() == 1024 * MIB);
+    char command[PATH_MAX + 64];
+    (void)snprintf(command, sizeof command, "test \"$(ls %s)\" = table", case_folder);
+    CHECK(system(command) == 0);
+}
+CASE(storm)
 
 static void exporter_on_another(int fd)
 {
@@ -334,10 +378,15 @@ CASE(closed_in_flight)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shares),      cmocka_unit_test(test_same_process),
-        cmocka_unit_test(test_twice),       cmocka_unit_test(test_repeats),
-        cmocka_unit_test(test_killed),      cmocka_unit_test(test_on_another),
-        cmocka_unit_test(test_not_visible), cmocka_unit_test(test_closed_in_flight),
+        cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_same_process),
+        cmocka_unit_test(test_twice),
+        cmocka_unit_test(test_repeats),
+        cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_storm),
+        cmocka_unit_test(test_on_another),
+        cmocka_unit_test(test_not_visible),
+        cmocka_unit_test(test_closed_in_flight),
     };
     return cmocka_run_group_tests_name("cuda_double_ipc", tests, NULL, NULL);
 }

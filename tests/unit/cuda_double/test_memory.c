@@ -29,6 +29,39 @@ static void devices(int unused)
 }
 CASE(devices)
 
+static void uuid_text(int fd)
+{
+    struct cuda_uuid uuid;
+    char text[64] = "GPU-";
+    case_load();
+    OK(cuda->device_uuid(&uuid, 1));
+    for (int i = 0; i < CUDA_UUID_BYTES; i++) {
+        (void)snprintf(text + strlen(text), 8, i == 4 || i == 6 || i == 8 || i == 10 ? "-%02x" : "%02x",
+                       uuid.bytes[i]);
+    }
+    case_send(fd, text, sizeof text, -1);
+}
+
+static void devices_by_uuid(int unused)
+{
+    (void)unused;
+    int sockets[2];
+    char text[64];
+    struct cuda_uuid uuid;
+    int count = 0;
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets) == 0);
+    pid_t pid = case_fork(uuid_text, sockets[1]);
+    (void)case_receive(sockets[0], text, sizeof text);
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+    setenv("CUDA_VISIBLE_DEVICES", text, 1);
+    case_load();
+    OK(cuda->device_count(&count));
+    OK(cuda->device_uuid(&uuid, 0));
+    CHECK(count == 1 && uuid.bytes[CUDA_UUID_BYTES - 1] == 1);
+}
+CASE(devices_by_uuid)
+
 static void no_device(int unused)
 {
     char why[256] = "";
@@ -254,11 +287,12 @@ CASE(injected)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_devices),       cmocka_unit_test(test_no_device),
-        cmocka_unit_test(test_forked),        cmocka_unit_test(test_context_needed),
-        cmocka_unit_test(test_read_by_cpu),   cmocka_unit_test(test_placement),
-        cmocka_unit_test(test_out_of_memory), cmocka_unit_test(test_attributes),
-        cmocka_unit_test(test_host_memory),   cmocka_unit_test(test_injected),
+        cmocka_unit_test(test_devices),        cmocka_unit_test(test_devices_by_uuid),
+        cmocka_unit_test(test_no_device),      cmocka_unit_test(test_forked),
+        cmocka_unit_test(test_context_needed), cmocka_unit_test(test_read_by_cpu),
+        cmocka_unit_test(test_placement),      cmocka_unit_test(test_out_of_memory),
+        cmocka_unit_test(test_attributes),     cmocka_unit_test(test_host_memory),
+        cmocka_unit_test(test_injected),
     };
     return cmocka_run_group_tests_name("cuda_double_memory", tests, NULL, NULL);
 }

@@ -389,6 +389,15 @@ static void refusals(int unused)
     OK(nccl->group_start()); /* what fails inside makes the group fail */
     CHECK_RESULT(all_reduce(0, send, send, 2, 12), NCCL_RESULT_INVALID_ARGUMENT);
     CHECK_RESULT(nccl->group_end(), NCCL_RESULT_INVALID_ARGUMENT);
+    struct nccl_id id;
+    struct nccl_config with = config(0);
+    nccl_comm other;
+    OK(nccl->unique_id(&id));
+    OK(nccl->group_start()); /* blocking and not, in one group */
+    OK(nccl->comm_init(&other, 1, id, 0, &with));
+    OK(all_reduce(0, send, send, 2, NCCL_TYPE_I32));
+    CHECK_RESULT(nccl->group_end(), NCCL_RESULT_INVALID_ARGUMENT);
+    OK(nccl->comm_abort(other));
     beyond.inject("ncclAllReduce:1,ncclGroupStart:1=3");
     CHECK_RESULT(nccl->group_start(), NCCL_RESULT_INTERNAL_ERROR);
     CHECK_RESULT(all_reduce(0, send, send, 2, NCCL_TYPE_I32), NCCL_RESULT_SYSTEM_ERROR);

@@ -309,6 +309,24 @@ static void freeing_waits(int unused)
 }
 CASE(freeing_waits)
 
+/* A free in a stream has its turn, and keeps nobody waiting. */
+static void free_in_order(int unused)
+{
+    (void)unused;
+    cuda_pointer pool;
+    cuda_stream stream = begin();
+    OK(beyond.alloc_pool(&pool, 64, stream));
+    OK(cuda->stream_wait_value(stream, slot(0), 1, 0));
+    OK(cuda->set_bytes(pool, 1, 64, stream));
+    OK(beyond.free_pool(pool, stream));
+    set(0, 1);
+    OK(cuda->stream_synchronize(stream));
+    CHECK_RESULT(beyond.free_pool(pool, stream), CUDA_RESULT_INVALID_VALUE);
+    OK(cuda->set_bytes(pool, 1, 64, stream));
+    CHECK_RESULT(cuda->stream_synchronize(stream), CUDA_RESULT_ILLEGAL_ADDRESS);
+}
+CASE(free_in_order)
+
 static void allocating_waits(int unused)
 {
     (void)unused;
@@ -367,6 +385,7 @@ int main(void)
         cmocka_unit_test(test_out_of_bounds),
         cmocka_unit_test(test_use_after_free),
         cmocka_unit_test(test_freeing_waits),
+        cmocka_unit_test(test_free_in_order),
         cmocka_unit_test(test_allocating_waits),
         cmocka_unit_test(test_context_ends),
         cmocka_unit_test(test_order_with_delays),

@@ -169,12 +169,45 @@ static void imported(int unused)
 }
 CASE(imported)
 
+static void exporter_elsewhere(int fd)
+{
+    int exported = -1;
+    char step = 0;
+    char folder[PATH_MAX + 8];
+    (void)snprintf(folder, sizeof folder, "%s/other", case_folder);
+    setenv("CUDA_DOUBLE_FOLDER", folder, 1);
+    case_load();
+    case_context(0);
+    OK(cuda->allocation_export(&exported, create(0, CUDA_HANDLE_POSIX_FD), CUDA_HANDLE_POSIX_FD, 0));
+    case_send(fd, &step, 1, exported);
+}
+
+/* Two folders are two machines. */
+static void another_machine(int unused)
+{
+    (void)unused;
+    char step = 0;
+    cuda_allocation allocation;
+    CHECK(socketpair(AF_UNIX, SOCK_SEQPACKET, 0, sockets) == 0);
+    pid_t pid = case_fork(exporter_elsewhere, sockets[1]);
+    case_load();
+    case_context(0);
+    int fd = case_receive(sockets[0], &step, 1);
+    CHECK(fd >= 0);
+    CHECK_RESULT(cuda->allocation_import(&allocation, (void *)(intptr_t)fd, CUDA_HANDLE_POSIX_FD),
+                 CUDA_RESULT_INVALID_VALUE);
+    int status = 0;
+    CHECK(waitpid(pid, &status, 0) == pid && status == 0);
+}
+CASE(another_machine)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_expandable),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_imported),
+        cmocka_unit_test(test_another_machine),
     };
     return cmocka_run_group_tests_name("cuda_double_vmm", tests, NULL, NULL);
 }

@@ -8,7 +8,6 @@
 #include <string.h>
 
 #include "daemon/dev/copy.h"
-#include "daemon/dev/reduce.h"
 
 enum { BYTES = 70000, GUARD = 64 };
 
@@ -35,49 +34,42 @@ static void test_every_alignment_and_length(void **state)
     }
 }
 
-/* k inputs to m outputs, of which the first may be the first input, at odd addresses. */
-static void check_reduction(uint32_t inputs, uint32_t outputs, size_t count, size_t misalignment,
-                            bool in_place)
+/* One source to several targets, one of which may be the source, the others as many bytes behind the begin of
+ * a line, or not. */
+static void check_to_all(uint32_t target_count, size_t length, size_t misalignment, bool apart, bool streams,
+                         bool in_place)
 {
-    static unsigned char in[5][4 * 6000 + GUARD], out[2][5][4 * 6000 + GUARD];
-    const void *from[2][5];
-    void *to[2][5];
-    for (uint32_t k = 0; k < inputs; k++) {
-        for (size_t i = 0; i < sizeof in[k]; i++) {
-            in[k][i] = (unsigned char)(i * (k + 3) + k);
-        }
+    enum { TARGETS = 9 };
+    static unsigned char places[TARGETS][BYTES + 2 * GUARD], wanted[BYTES + 2 * GUARD];
+    const unsigned char *from = source + 3;
+    void *targets[TARGETS];
+    for (uint32_t k = 0; k < target_count; k++) {
+        memset(places[k], 0xee, length + 2 * GUARD);
+        targets[k] = places[k] + misalignment + (apart ? k : 0);
     }
-    for (int streams = 0; streams < 2; streams++) {
-        memset(out[streams], 0xdd, sizeof out[streams]);
-        for (uint32_t k = 0; k < 5; k++) {
-            from[streams][k] = in[k] + misalignment;
-            to[streams][k] = out[streams][k] + misalignment + k;
-        }
-        if (in_place) {
-            memcpy(to[streams][0], in[0] + misalignment, 4 * count);
-            from[streams][0] = to[streams][0];
-        }
-        dev_reduce(&(struct dev_reduction){.dtype = DTYPE_U32,
-                                           .reduce = REDUCE_SUM,
-                                           .count_elements = count,
-                                           .input_count = inputs,
-                                           .output_count = outputs,
-                                           .inputs = from[streams],
-                                           .outputs = to[streams],
-                                           .streams = streams != 0});
+    if (in_place) {
+        memcpy(targets[target_count / 2], from, length);
+        from = targets[target_count / 2];
     }
-    assert_memory_equal(out[0], out[1], sizeof out[0]);
+    dev_copy_to_all(targets, target_count, from, length, streams);
+    for (uint32_t k = 0; k < target_count; k++) {
+        memset(wanted, 0xee, length + 2 * GUARD);
+        memcpy(wanted + ((unsigned char *)targets[k] - places[k]), source + 3, length);
+        assert_memory_equal(places[k], wanted, length + 2 * GUARD);
+    }
 }
 
-static void test_reductions_past_the_caches_are_the_same(void **state)
+static void test_one_source_to_all(void **state)
 {
     (void)state;
-    static const size_t counts[] = {0, 1, 15, 16, 17, 2047, 2048, 2049, 5999};
-    for (uint32_t inputs = 1; inputs <= 5; inputs++) {
-        for (uint32_t outputs = 1; outputs <= 5; outputs++) {
-            for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-                check_reduction(inputs, outputs, counts[c], c % 4, false);
-                check_reduction(inputs, outputs, counts[c], c % 4, true);
+    static const size_t lengths[] = {0, 1, 63, 64, 65, 511, 512, 513, 1000, 4097, 65535, 65536, 65601};
+    for (uint32_t targets = 0; targets <= 9; targets += targets < 4 ? 1 : 5) {
+        for (size_t l = 0; l < sizeof lengths / sizeof lengths[0]; l++) {
+            for (size_t misalignment = 0; misalignment<56; misalignment += lengths[l]> 1000 ? 27 : 5) {
+                for (unsigned how = 0; how < 8; how++) {
+                    check_to_all(targets, lengths[l], misalignment, (how & 1) != 0, (how & 2) != 0,
+                                 (how & 4) != 0 && targets > 0);
+                }
             }
         }
     }
@@ -95,7 +87,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_alignment_and_length),
-        cmocka_unit_test(test_reductions_past_the_caches_are_the_same),
+        cmocka_unit_test(test_one_source_to_all),
         cmocka_unit_test(test_what_streams),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

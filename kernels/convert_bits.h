@@ -1,32 +1,36 @@
-#ifndef DAEMON_DEV_CONVERT_BITS_H
-#define DAEMON_DEV_CONVERT_BITS_H
+#ifndef KERNELS_CONVERT_BITS_H
+#define KERNELS_CONVERT_BITS_H
 
 #include <stdint.h>
 #include <string.h>
 
+#if !defined(BITS_FUNCTION)
+#define BITS_FUNCTION static inline
+#endif
+
 /*
- * The conversions of convert.h without branches, so that loops over them vectorise at every level and give
- * the same bits. Short to f32: the bits are moved into place and multiplied by a power of two, which is exact
- * and normalises subnormals. f32 to short: normal results round in integer arithmetic (half up after adding
- * the lowest kept bit: ties to even); subnormal ones by adding the number whose unit in the last place is the
- * short type's smallest step.
+ * The conversions of daemon/dev/convert.h without branches, so that loops over them vectorise at every level
+ * and give the same bits; on GPUs too, where BITS_FUNCTION makes them functions of the device. Short to f32:
+ * the bits are moved into place and multiplied by a power of two, which is exact and normalises subnormals.
+ * f32 to short: normal results round in integer arithmetic (half up after adding the lowest kept bit: ties to
+ * even); subnormal ones by adding the number whose unit in the last place is the short type's smallest step.
  */
 
-static inline float bits_to_f32(uint32_t bits)
+BITS_FUNCTION float bits_to_f32(uint32_t bits)
 {
     float value;
     memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-static inline uint32_t bits_of_f32(float value)
+BITS_FUNCTION uint32_t bits_of_f32(float value)
 {
     uint32_t bits;
     memcpy(&bits, &value, sizeof bits);
     return bits;
 }
 
-static inline float bits_f16_to_f32(uint16_t half)
+BITS_FUNCTION float bits_f16_to_f32(uint16_t half)
 {
     uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
     uint32_t magnitude = (uint32_t)(half & 0x7fffu) << 13;
@@ -36,7 +40,7 @@ static inline float bits_f16_to_f32(uint16_t half)
     return bits_to_f32(sign | (magnitude >= 0x0f800000u ? special : finite));
 }
 
-static inline uint16_t bits_f32_to_f16(float value)
+BITS_FUNCTION uint16_t bits_f32_to_f16(float value)
 {
     uint32_t bits = bits_of_f32(value);
     uint32_t sign = (bits >> 16) & 0x8000u;
@@ -49,25 +53,25 @@ static inline uint16_t bits_f32_to_f16(float value)
     return (uint16_t)(sign | (magnitude > 0x7f800000u ? nan : result));
 }
 
-static inline float bits_bf16_to_f32(uint16_t half)
+BITS_FUNCTION float bits_bf16_to_f32(uint16_t half)
 {
     uint32_t bits = (uint32_t)half << 16;
     return bits_to_f32((bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x00400000u : bits);
 }
 
-static inline uint16_t bits_f32_to_bf16(float value)
+BITS_FUNCTION uint16_t bits_f32_to_bf16(float value)
 {
     uint32_t bits = bits_of_f32(value);
     uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
     return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? (bits >> 16) | 0x40u : rounded);
 }
 
-static inline float bits_f8e5m2_to_f32(uint8_t byte)
+BITS_FUNCTION float bits_f8e5m2_to_f32(uint8_t byte)
 {
     return bits_f16_to_f32((uint16_t)(byte << 8));
 }
 
-static inline uint8_t bits_f32_to_f8e5m2(float value)
+BITS_FUNCTION uint8_t bits_f32_to_f8e5m2(float value)
 {
     uint32_t bits = bits_of_f32(value);
     uint32_t sign = (bits >> 24) & 0x80u;
@@ -81,7 +85,7 @@ static inline uint8_t bits_f32_to_f8e5m2(float value)
     return (uint8_t)(sign | (magnitude > 0x7f800000u ? nan : result));
 }
 
-static inline float bits_f8e4m3_to_f32(uint8_t byte)
+BITS_FUNCTION float bits_f8e4m3_to_f32(uint8_t byte)
 {
     uint32_t sign = (uint32_t)(byte & 0x80u) << 24;
     uint32_t magnitude = (uint32_t)(byte & 0x7fu) << 20;
@@ -89,7 +93,7 @@ static inline float bits_f8e4m3_to_f32(uint8_t byte)
     return bits_to_f32(sign | (magnitude == 0x07f00000u ? 0x7fc00000u : finite));
 }
 
-static inline uint8_t bits_f32_to_f8e4m3(float value)
+BITS_FUNCTION uint8_t bits_f32_to_f8e4m3(float value)
 {
     uint32_t bits = bits_of_f32(value);
     uint32_t sign = (bits >> 24) & 0x80u;

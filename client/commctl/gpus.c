@@ -1,0 +1,114 @@
+#include <stdio.h>
+
+#include "client/commctl/commctl.h"
+
+static const struct column gpu_columns[] = {
+    {"index", "GPU", COLUMN_NUMBER},
+    {"name", "NAME", COLUMN_TEXT},
+    {"bus", "PCI", COLUMN_TEXT},
+    {"capability", "SM", COLUMN_TEXT},
+    {"used_bytes", "USED", COLUMN_BYTES},
+    {"memory_bytes", "MEMORY", COLUMN_BYTES},
+    {"memories", "IMPORTS", COLUMN_NUMBER},
+    {"memory_imported_bytes", "IMPORTED", COLUMN_BYTES},
+    {"ranks", "RANKS", COLUMN_NUMBER},
+    {"mps_text", "MPS", COLUMN_TEXT},
+    {"error", "ERROR", COLUMN_TEXT},
+};
+static const struct column comm_columns[] = {
+    {"index", "GPU", COLUMN_NUMBER},
+    {"name", "COMMUNICATOR", COLUMN_TEXT},
+    {"ranks", "RANKS", COLUMN_NUMBER},
+    {"owner_uid", "UID", COLUMN_NUMBER},
+};
+static const struct column client_columns[] = {
+    {"index", "GPU", COLUMN_NUMBER},        {"pid", "PID", COLUMN_NUMBER},
+    {"uid", "UID", COLUMN_NUMBER},          {"program", "PROGRAM", COLUMN_TEXT},
+    {"memories", "IMPORTS", COLUMN_NUMBER}, {"memory_bytes", "IMPORTED", COLUMN_BYTES},
+};
+
+/* A GPU's list as rows of one table, each with the GPU's number. */
+static void print_lists(const json_t *gpus, const char *key, const struct column *columns,
+                        size_t column_count)
+{
+    json_t *rows = json_array();
+    size_t index, place;
+    json_t *gpu, *row;
+    json_array_foreach(gpus, index, gpu)
+    {
+        json_array_foreach(json_object_get(gpu, key), place, row)
+        {
+            json_t *copy = json_copy(row);
+            json_object_set(copy, "index", json_object_get(gpu, "index"));
+            json_array_append_new(rows, copy);
+        }
+    }
+    if (json_array_size(rows) > 0) {
+        putchar('\n');
+        table_print(rows, columns, column_count);
+    }
+    json_decref(rows);
+}
+
+/* What people want of a row beside what is in the answer. */
+static void complete_row(json_t *gpu)
+{
+    long long ranks = 0;
+    size_t index;
+    json_t *comm;
+    json_array_foreach(json_object_get(gpu, "comms"), index, comm)
+    {
+        ranks += json_integer_value(json_object_get(comm, "ranks"));
+    }
+    json_object_set_new(gpu, "ranks", json_integer(ranks));
+    json_object_set_new(
+        gpu, "capability",
+        json_sprintf("%lld.%lld", (long long)json_integer_value(json_object_get(gpu, "capability_major")),
+                     (long long)json_integer_value(json_object_get(gpu, "capability_minor"))));
+    json_object_set_new(gpu, "mps_text",
+                        json_string(json_is_true(json_object_get(gpu, "mps")) ? "on" : "off"));
+}
+
+static void print_gpus(const json_t *answer)
+{
+    json_t *gpus = json_object_get(answer, "gpus");
+    const char *absent = json_string_value(json_object_get(answer, "absent"));
+    const char *nccl = json_string_value(json_object_get(answer, "nccl_version"));
+    char pinned[32];
+    if (absent != NULL && absent[0] != '\0') {
+        printf("no GPUs: %s\n", absent);
+        return;
+    }
+    table_format(json_object_get(answer, "pinned_bytes"), COLUMN_BYTES, pinned, sizeof pinned);
+    printf("CUDA %s, NCCL %s, %s pinned\n\n", json_string_value(json_object_get(answer, "driver_version")),
+           nccl == NULL || nccl[0] == '\0' ? "none" : nccl, pinned);
+    table_print(gpus, gpu_columns, sizeof gpu_columns / sizeof gpu_columns[0]);
+    print_lists(gpus, "comms", comm_columns, sizeof comm_columns / sizeof comm_columns[0]);
+    print_lists(gpus, "clients", client_columns, sizeof client_columns / sizeof client_columns[0]);
+}
+
+enum exit_code verb_gpus(struct commctl *commctl, int argc, char **argv)
+{
+    if (argc > 1) {
+        fprintf(stderr, "commctl gpus: unexpected argument: %s\n", argv[1]);
+        return EXIT_CODE_USAGE;
+    }
+    Commd__Client__GpusQuery query = COMMD__CLIENT__GPUS_QUERY__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_GPUS;
+    request.gpus = &query;
+    Commd__Client__Event *event;
+    enum exit_code code = connection_request(commctl, &request, &event);
+    if (code == EXIT_CODE_OK && event->reply->body_case == COMMD__CLIENT__REPLY__BODY_GPUS) {
+        json_t *object = json_of_message(&event->reply->gpus->base);
+        size_t index;
+        json_t *gpu;
+        json_array_foreach(json_object_get(object, "gpus"), index, gpu)
+        {
+            complete_row(gpu);
+        }
+        output_object(commctl, object, print_gpus);
+    }
+    commd__client__event__free_unpacked(event, NULL);
+    return code;
+}

@@ -1,0 +1,20 @@
+/* kernels_image and kernels_image_bytes of kernels.h: the file that was built, or nothing. */
+    .section .rodata
+    .balign 64
+    .global kernels_image
+    .hidden kernels_image
+    .type kernels_image, %object
+kernels_image:
+#if defined(KERNELS_IMAGE_FILE)
+    .incbin KERNELS_IMAGE_FILE
+#endif
+.Lend:
+    .size kernels_image, .Lend - kernels_image
+    .balign 8
+    .global kernels_image_bytes
+    .hidden kernels_image_bytes
+    .type kernels_image_bytes, %object
+kernels_image_bytes:
+    .quad .Lend - kernels_image
+    .size kernels_image_bytes, 8
+    .section .note.GNU-stack, "", %progbits

@@ -1,0 +1,111 @@
+#ifndef KERNELS_PLATFORM_CUH
+#define KERNELS_PLATFORM_CUH
+
+#include <stdint.h>
+#include <string.h>
+
+#include "kernels/kernels.h"
+
+/*
+ * The same source becomes kernels of a GPU and, for tests, functions of the host that are called once for
+ * each thread of a grid. What differs between the two stands here.
+ */
+
+/* Where a thread stands in its grid. */
+struct kernel_place {
+    uint32_t block;
+    uint32_t blocks;
+    uint32_t thread; /* of its block */
+    uint32_t threads;
+};
+
+#if defined(__CUDACC__)
+#define KERNEL_FUNCTION static __device__ __forceinline__
+#define KERNEL_MEMBER static __device__ __forceinline__
+/* Two blocks a multiprocessor: 64 registers a thread, and 1024 threads with loads in flight. */
+#define KERNEL_ENTRY(name, struct_name)                                                                      \
+    extern "C" __global__ void __launch_bounds__(KERNELS_BLOCK_THREADS, 2)                                   \
+        name(const __grid_constant__ struct struct_name arguments)
+#define KERNEL_ARGUMENTS(struct_name) arguments
+#define KERNEL_PLACE (kernel_place{blockIdx.x, gridDim.x, threadIdx.x, blockDim.x})
+#define UNROLL_ALL _Pragma("unroll")
+#define UNROLL_NOT _Pragma("unroll 1")
+#else
+#define KERNEL_FUNCTION static inline
+#define KERNEL_MEMBER static inline
+#define KERNEL_ENTRY(name, struct_name) static void name(const void *bytes, kernel_place place)
+#define KERNEL_ARGUMENTS(struct_name) (*static_cast<const struct struct_name *>(bytes))
+#define KERNEL_PLACE place
+#define UNROLL_ALL
+#define UNROLL_NOT
+#endif
+
+#define BITS_FUNCTION KERNEL_FUNCTION
+#include "kernels/convert_bits.h"
+
+struct alignas(16) pack {
+    uint32_t words[4];
+};
+
+/*
+ * Every byte is read once and written once: both are marked as first to leave the caches. Not the read-only
+ * path: in place, what is read is written by the same kernel.
+ */
+#if defined(__CUDACC__)
+KERNEL_FUNCTION pack load_streaming(const pack *from)
+{
+    uint4 raw = __ldcs(reinterpret_cast<const uint4 *>(from));
+    return pack{{raw.x, raw.y, raw.z, raw.w}};
+}
+KERNEL_FUNCTION void store_streaming(pack *to, pack value)
+{
+    __stcs(reinterpret_cast<uint4 *>(to),
+           make_uint4(value.words[0], value.words[1], value.words[2], value.words[3]));
+}
+#define STREAMING(type, cuda_type)                                                                           \
+    KERNEL_FUNCTION type load_streaming(const type *from)                                                    \
+    {                                                                                                        \
+        return static_cast<type>(__ldcs(reinterpret_cast<const cuda_type *>(from)));                         \
+    }                                                                                                        \
+    KERNEL_FUNCTION void store_streaming(type *to, type value)                                               \
+    {                                                                                                        \
+        __stcs(reinterpret_cast<cuda_type *>(to), static_cast<cuda_type>(value));                            \
+    }
+#else
+KERNEL_FUNCTION pack load_streaming(const pack *from)
+{
+    return *from;
+}
+KERNEL_FUNCTION void store_streaming(pack *to, pack value)
+{
+    *to = value;
+}
+#define STREAMING(type, cuda_type)                                                                           \
+    KERNEL_FUNCTION type load_streaming(const type *from)                                                    \
+    {                                                                                                        \
+        type value;                                                                                          \
+        memcpy(&value, from, sizeof value);                                                                  \
+        return value;                                                                                        \
+    }                                                                                                        \
+    KERNEL_FUNCTION void store_streaming(type *to, type value)                                               \
+    {                                                                                                        \
+        memcpy(to, &value, sizeof value);                                                                    \
+    }
+#endif
+STREAMING(uint8_t, unsigned char)
+STREAMING(uint16_t, unsigned short)
+STREAMING(uint32_t, unsigned)
+STREAMING(uint64_t, unsigned long long)
+STREAMING(float, float)
+STREAMING(double, double)
+
+/* Copies the bits of one type into another of the same size. */
+template <typename Target, typename Source> KERNEL_FUNCTION Target bits_as(const Source &source)
+{
+    static_assert(sizeof(Target) == sizeof(Source), "the bits of one value");
+    Target target;
+    memcpy(&target, &source, sizeof target);
+    return target;
+}
+
+#endif

@@ -1,0 +1,129 @@
+#include "tests/lib/fake_rings.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+static void must(bool condition, const char *what)
+{
+    if (!condition) {
+        fprintf(stderr, "fake_rings: %s: %s\n", what, strerror(errno));
+        abort();
+    }
+}
+
+static size_t shared_bytes(void)
+{
+    return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
+}
+
+struct fake_rings *fake_rings_new(void)
+{
+    struct fake_rings *rings = calloc(1, sizeof *rings);
+    must(rings != NULL, "calloc");
+    rings->memory_fd = memfd_create("fake-rings", MFD_CLOEXEC);
+    must(rings->memory_fd >= 0 && ftruncate(rings->memory_fd, (off_t)shared_bytes()) == 0, "memory");
+    void *memory = mmap(NULL, shared_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, rings->memory_fd, 0);
+    must(memory != MAP_FAILED, "mmap");
+    rings->memory = memory;
+    must(pipe2(rings->bell, O_CLOEXEC | O_NONBLOCK) == 0, "pipe");
+    must(pipe2(rings->client_bell, O_CLOEXEC | O_NONBLOCK) == 0, "pipe");
+    ring_attach(&rings->in, memory, CLIENT_RING_BYTES);
+    ring_attach(&rings->out, rings->memory + ring_shared_bytes(CLIENT_RING_BYTES), CLIENT_RING_BYTES);
+    return rings;
+}
+
+void fake_rings_free(struct fake_rings *rings)
+{
+    if (rings != NULL) {
+        munmap(rings->memory, shared_bytes());
+        close(rings->memory_fd);
+        for (int i = 0; i < 2; i++) {
+            close(rings->bell[i]);
+            close(rings->client_bell[i]);
+        }
+        free(rings);
+    }
+}
+
+void fake_rings_client_fds(const struct fake_rings *rings, int fds[CLIENT_RING_FDS])
+{
+    fds[0] = rings->memory_fd;
+    fds[1] = rings->bell[1];
+    fds[2] = rings->client_bell[0];
+}
+
+static void ring_bell(const struct fake_rings *rings)
+{
+    char byte = 1;
+    (void)!write(rings->client_bell[1], &byte, sizeof byte);
+}
+
+bool fake_rings_put(struct fake_rings *rings, const void *packet, size_t size_bytes)
+{
+    if (rings->spoilt) {
+        return true;
+    }
+    enum ring_result result = ring_put(&rings->out, packet, size_bytes);
+    must(result == RING_OK || result == RING_FULL, "a ring that the client broke");
+    if (ring_wake_consumer(&rings->out)) {
+        ring_bell(rings);
+    }
+    return result == RING_OK;
+}
+
+size_t fake_rings_take(struct fake_rings *rings, void *packet, size_t room_bytes)
+{
+    size_t size_bytes;
+    if (rings->spoilt) {
+        return 0;
+    }
+    enum ring_result result = ring_take(&rings->in, packet, room_bytes, &size_bytes);
+    must(result == RING_OK || result == RING_NOTHING, "a ring that the client broke");
+    if (result == RING_OK && ring_wake_producer(&rings->in)) {
+        ring_bell(rings);
+    }
+    return result == RING_OK ? size_bytes : 0;
+}
+
+size_t fake_rings_heard(struct fake_rings *rings)
+{
+    char bytes[4096];
+    ssize_t count = read(rings->bell[0], bytes, sizeof bytes);
+    return count > 0 ? (size_t)count : 0;
+}
+
+void fake_rings_abuse(struct fake_rings *rings, enum fake_abuse abuse)
+{
+    struct ring *out = &rings->out;
+    uint32_t offset = out->own & (CLIENT_RING_BYTES - 1); /* entries begin at multiples of 8: never cut */
+    uint32_t length = abuse == FAKE_ABUSE_NO_LENGTH ? 0 : 1000;
+    rings->spoilt = true;
+    switch (abuse) {
+    case FAKE_ABUSE_TAIL:
+        atomic_store(&out->shared->tail, out->own + CLIENT_RING_BYTES + 8);
+        break;
+    case FAKE_ABUSE_ODD_TAIL:
+        atomic_store(&out->shared->tail, out->own + 4);
+        break;
+    case FAKE_ABUSE_NO_LENGTH:
+    case FAKE_ABUSE_LENGTH:
+        memcpy(out->data + offset, &length, sizeof length);
+        atomic_store(&out->shared->tail, out->own + 64);
+        break;
+    case FAKE_ABUSE_HEAD:
+        atomic_store(&rings->in.shared->head, rings->in.own + 4096);
+        break;
+    case FAKE_ABUSE_SCRIBBLE:
+    case FAKE_ABUSE_COUNT:
+        memset(rings->memory, 0xc3, shared_bytes());
+        break;
+    }
+    ring_bell(rings);
+}

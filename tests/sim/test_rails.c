@@ -1,0 +1,412 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/cluster.h"
+#include "tests/sim/sim_comm.h"
+
+/* Clusters whose nodes have several rails: what they carry, and what happens when one of them is in trouble.
+ */
+
+#define RAILS 3
+
+static const struct mem_conditions calm = {
+    .delay_ns = 50 * TIME_US, .jitter_ns = 20 * TIME_US, .packet_bytes = 8192};
+
+/* 61 slices of 4 KiB: every rail has its share. */
+static const struct sim_call spread = {
+    .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 62000};
+
+static struct cluster *cluster_of(uint32_t which, uint32_t node_count,
+                                  const struct mem_conditions *conditions)
+{
+    struct cluster *cluster = cluster_new(&(struct cluster_options){.seed = cluster_seed(which),
+                                                                    .node_count = node_count,
+                                                                    .conditions = *conditions,
+                                                                    .slice_bytes = 4096,
+                                                                    .rail_count = RAILS});
+    cluster_connect(cluster);
+    return cluster;
+}
+
+static struct sim_comm *comm_of_all(struct cluster *cluster, const char *name, uint64_t op_timeout_ms)
+{
+    uint32_t node_of_rank[CLUSTER_NODES_MAX];
+    for (uint32_t i = 0; i < cluster->node_count; i++) {
+        node_of_rank[i] = i;
+    }
+    struct sim_comm *comm = sim_comm_new(cluster, name, cluster->node_count, node_of_rank);
+    sim_comm_form(comm,
+                  &(struct sim_options){.algorithms = "all_reduce=ring", .op_timeout_ms = op_timeout_ms},
+                  30 * TIME_S);
+    return comm;
+}
+
+/* --- What they carry --- */
+
+struct answer {
+    unsigned count;
+    struct rails_traffic traffic[4];
+    uint32_t peers;
+};
+
+static void answered(void *context, const struct rails_traffic *traffic, uint64_t now_ns)
+{
+    struct answer *answer = context;
+    (void)now_ns;
+    answer->count++;
+    memcpy(answer->traffic, traffic, answer->peers * sizeof *traffic);
+}
+
+static struct answer ask(struct cluster *cluster, uint32_t node, uint32_t first, uint32_t peers)
+{
+    struct error error;
+    struct answer answer = {.peers = peers};
+    assert_int_equal(rails_ask_traffic(cluster->nodes[node].rails, first, peers, answered, &answer, &error),
+                     STATUS_OK);
+    assert_int_equal(answer.count, 0);
+    cluster_run(cluster, 0);
+    assert_int_equal(answer.count, 1);
+    return answer;
+}
+
+static void test_traffic_of_all_rails(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(200, 3, &calm);
+    const struct cluster_node *node = &cluster->nodes[0];
+    struct answer before = ask(cluster, 0, 0, 2);
+    assert_int_equal(before.traffic[0].needed, 0);
+    assert_int_equal(before.traffic[0].sent_bytes, 0);
+
+    static const uint32_t node_of_rank[] = {0, 1};
+    struct sim_comm *comm = sim_comm_new(cluster, "pair", 2, node_of_rank);
+    sim_comm_form(comm, NULL, 10 * TIME_S);
+    sim_comm_run(comm, &spread);
+    struct answer after = ask(cluster, 0, 0, 2);
+    uint64_t sent_bytes = 0;
+    for (uint32_t rail = 1; rail < RAILS; rail++) {
+        struct net_peer_statistics seen;
+        net_peer_statistics(node->rail_nets[rail], 0, &seen);
+        assert_true(seen.sent_bytes > spread.count * 4 / RAILS / 2);
+        sent_bytes += seen.sent_bytes;
+    }
+    assert_int_equal(after.traffic[0].sent_bytes, sent_bytes);
+    assert_true(after.traffic[0].received_bytes > 0);
+    assert_int_equal(after.traffic[0].needed, RAILS - 1);
+    assert_int_equal(after.traffic[0].connected, RAILS - 1);
+    assert_string_equal(after.traffic[0].missing, "");
+    /* The third node is no member: nothing is needed to it. */
+    assert_int_equal(after.traffic[1].needed, 0);
+    assert_int_equal(after.traffic[1].sent_bytes, 0);
+    struct answer one = ask(cluster, 0, 1, 1);
+    assert_int_equal(one.traffic[0].needed, 0);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+static void test_a_question_that_is_forgotten(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(201, 3, &calm);
+    struct rails *rails = cluster->nodes[1].rails;
+    struct answer answer = {.peers = 2};
+    struct error error;
+    assert_int_equal(rails_ask_traffic(rails, 0, 3, answered, &answer, &error), STATUS_NOT_FOUND);
+    assert_int_equal(rails_ask_traffic(rails, 2, 1, answered, &answer, &error), STATUS_NOT_FOUND);
+    assert_int_equal(rails_ask_traffic(rails, 0, 2, answered, &answer, &error), STATUS_OK);
+    rails_forget_traffic(rails, &answer);
+    cluster_run(cluster, TIME_MS);
+    assert_int_equal(answer.count, 0);
+    /* And one that is still under way at the end. */
+    assert_int_equal(rails_ask_traffic(rails, 0, 2, answered, &answer, &error), STATUS_OK);
+    rails_forget_traffic(rails, &answer);
+    cluster_free(cluster);
+    assert_int_equal(answer.count, 0);
+}
+
+/* --- One of them in trouble --- */
+
+/* 5 ms at least for `spread`. */
+static const struct mem_conditions narrow = {.delay_ns = 50 * TIME_US,
+                                             .jitter_ns = 100 * TIME_US,
+                                             .packet_bytes = 8192,
+                                             .bandwidth_bytes_s = 10000000};
+
+static void cut(struct cluster *cluster, uint32_t rail, uint32_t a, uint32_t b, bool cut)
+{
+    cluster_cut_rail(cluster, rail, a, b, cut);
+    cluster_cut_rail(cluster, rail, b, a, cut);
+}
+
+static bool all_aborted(const void *context)
+{
+    const struct sim_comm *comm = context;
+    for (uint32_t i = 0; i < comm->size; i++) {
+        if (!comm->ranks[i].aborted) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* With that status, and words that have all of the texts. */
+static void assert_ended(const struct sim_op *op, uint32_t rank, enum status status, const char *const *texts)
+{
+    const struct sim_part *part = &op->parts[rank];
+    if (!part->done || part->result.status != status) {
+        fail_msg("rank %u: %s \"%s\"", rank, part->done ? status_name(part->result.status) : "not done",
+                 part->result.text);
+    }
+    for (const char *const *text = texts; *text != NULL; text++) {
+        if (strstr(part->result.text, *text) == NULL) {
+            fail_msg("rank %u: \"%s\" has no \"%s\"", rank, part->result.text, *text);
+        }
+    }
+}
+
+static void assert_all_ended(const struct sim_op *op, enum status status, const char *const *texts)
+{
+    for (uint32_t i = 0; i < op->comm->size; i++) {
+        assert_ended(op, i, status, texts);
+    }
+}
+
+/* On all rails, and the trouble has left nothing behind. */
+static void assert_works(struct cluster *cluster, const char *name)
+{
+    struct sim_comm *comm = comm_of_all(cluster, name, 0);
+    for (uint32_t i = 0; i < 3; i++) {
+        sim_comm_run(comm, &spread);
+    }
+    struct answer answer = ask(cluster, 0, 0, cluster->node_count - 1);
+    for (uint32_t i = 0; i + 1 < cluster->node_count; i++) {
+        assert_int_equal(answer.traffic[i].connected, RAILS - 1);
+    }
+    sim_comm_free(comm);
+}
+
+/*
+ * Who only received on a connection may not have noticed its end: it does when the other node dials again,
+ * and what it had begun on the old one is lost, with that cause. Then both know.
+ */
+static void assert_meets(struct cluster *cluster, const char *name, const char *rail)
+{
+    struct sim_comm *comm = comm_of_all(cluster, name, 0);
+    struct sim_op *op = sim_comm_post_all(comm, &spread);
+    assert_true(cluster_run_until(cluster, sim_op_done, op, 10 * TIME_S));
+    sim_op_check(op);
+    if (op->parts[0].result.status != STATUS_OK) {
+        assert_all_ended(op, STATUS_NODE_LOST, (const char *const[]){"op 1 all_reduce", rail, NULL});
+    }
+    sim_comm_free(comm);
+}
+
+/* In the middle of an operation, until the rail's connection is given up: all nodes hear which it was. */
+static void test_a_rail_is_lost_under_way(void **state)
+{
+    (void)state;
+    for (uint32_t nodes = 2; nodes <= 3; nodes++) {
+        struct cluster *cluster = cluster_of(210 + nodes, nodes, &narrow);
+        struct sim_comm *comm = comm_of_all(cluster, "lost", 0);
+        static const uint32_t beside[] = {0, 0};
+        struct sim_comm *other = sim_comm_new(cluster, "beside", 2, beside);
+        sim_comm_form(other, NULL, 10 * TIME_S);
+        sim_comm_run(comm, &spread);
+        struct sim_op *op = sim_comm_post_all(comm, &spread);
+        cluster_run(cluster, 2 * TIME_MS);
+        assert_false(sim_op_done(op));
+        cut(cluster, 2, 0, 1, true);
+        uint64_t bound_ns = cluster->now_ns + MEM_IDLE_TIMEOUT_NS + 2 * TIME_S;
+        assert_true(cluster_run_until(cluster, all_aborted, comm, 120 * TIME_S));
+        assert_true(cluster->now_ns <= bound_ns);
+        assert_all_ended(op, STATUS_NODE_LOST,
+                         (const char *const[]){"op 2 all_reduce on \"lost\"", "rail 2 to node n00", NULL});
+        assert_true(cluster_connected(cluster)); /* the nodes as such miss nothing */
+        sim_comm_run(other, &spread);
+        sim_comm_free(other);
+        sim_comm_free(comm);
+        cut(cluster, 2, 0, 1, false);
+        assert_meets(cluster, "healed", "rail 2");
+        assert_works(cluster, "healed");
+        cluster_free(cluster);
+    }
+}
+
+/*
+ * The connection breaks and comes back at once, at many moments of an operation. Whoever has all of it may
+ * end it well; then the next one does, or all of them are told.
+ */
+static void test_a_connection_breaks_under_way(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"all_reduce", "\"broken\"", "rail ", "node n00", NULL};
+    unsigned broken = 0;
+    for (uint32_t turn = 0; turn < 60; turn++) {
+        struct cluster *cluster = cluster_of(300 + turn, 2 + turn % 2, &narrow);
+        struct sim_comm *comm = comm_of_all(cluster, "broken", 0);
+        sim_comm_run(comm, &spread); /* connected */
+        struct sim_op *ops[] = {sim_comm_post_all(comm, &spread), sim_comm_post_all(comm, &spread)};
+        cluster_run(cluster, turn * 200 * TIME_US);
+        struct error cause;
+        error_set(&cause, STATUS_NODE_LOST, "cut by the test");
+        net_disconnect(cluster->nodes[turn % 2].rail_nets[1 + turn / 2 % 2], 0, &cause);
+        cluster_touch(cluster);
+        assert_true(cluster_run_until(cluster, sim_comm_idle, comm, 40 * TIME_S));
+        for (uint32_t i = 0; i < 2; i++) {
+            sim_op_check(ops[i]);
+        }
+        bool well = true;
+        for (uint32_t rank = 0; rank < comm->size; rank++) {
+            well = well && ops[1]->parts[rank].result.status == STATUS_OK;
+        }
+        if (!well) {
+            broken++;
+            assert_all_ended(ops[1], STATUS_NODE_LOST, texts);
+        }
+        sim_comm_free(comm);
+        assert_works(cluster, "broken");
+        cluster_free(cluster);
+    }
+    assert_true(broken > 20);
+}
+
+/* Shorter than that: the operation waits, and goes on. */
+static void test_a_rail_is_silent_for_a_while(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(220, 3, &narrow);
+    struct sim_comm *comm = comm_of_all(cluster, "silent", 0);
+    for (uint32_t rail = 1; rail < RAILS; rail++) {
+        struct sim_op *op = sim_comm_post_all(comm, &spread);
+        cluster_run(cluster, 2 * TIME_MS);
+        cut(cluster, rail, 0, 2, true);
+        cluster_run(cluster, 10 * TIME_S);
+        assert_false(sim_op_done(op));
+        cut(cluster, rail, 0, 2, false);
+        sim_op_finish(op, 20 * TIME_S);
+        sim_op_free(op);
+    }
+    sim_comm_run(comm, &spread);
+    sim_comm_free(comm);
+    cluster_free(cluster);
+}
+
+/* The deadline comes before the loss is certain: the message says whom and which rail was waited for. */
+static void test_the_deadline_of_an_operation_on_a_silent_rail(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(230, 2, &narrow);
+    struct sim_comm *comm = comm_of_all(cluster, "late", 3000);
+    struct sim_op *op = sim_comm_post_all(comm, &spread);
+    cluster_run(cluster, 2 * TIME_MS);
+    cut(cluster, 1, 0, 1, true);
+    assert_true(cluster_run_until(cluster, all_aborted, comm, 10 * TIME_S));
+    assert_all_ended(op, STATUS_TIMED_OUT,
+                     (const char *const[]){"op 1 all_reduce", "\"late\"", "node n000: rail 1: round ",
+                                           "waiting for data from node n001", NULL});
+    sim_comm_free(comm);
+    cut(cluster, 1, 0, 1, false);
+    assert_works(cluster, "late");
+    cluster_free(cluster);
+}
+
+/* Nothing comes back in a broadcast: its root waits for acknowledgements, of sends too large to be copied. */
+static void test_the_deadline_of_a_sender_on_a_silent_rail(void **state)
+{
+    (void)state;
+    static const struct sim_call broadcast = {.kind = OP_KIND_BROADCAST, .dtype = DTYPE_F32, .count = 200000};
+    static const uint32_t node_of_rank[] = {0, 1};
+    struct cluster *cluster = cluster_of(235, 2, &narrow);
+    struct sim_comm *comm = sim_comm_new(cluster, "root", 2, node_of_rank);
+    sim_comm_form(
+        comm,
+        &(struct sim_options){.algorithms = "broadcast=tree", .op_timeout_ms = 3000, .slice_bytes = 65536},
+        10 * TIME_S);
+    struct sim_op *op = sim_comm_post_all(comm, &broadcast);
+    cluster_run(cluster, 2 * TIME_MS);
+    cut(cluster, 2, 0, 1, true);
+    assert_true(cluster_run_until(cluster, all_aborted, comm, 10 * TIME_S));
+    /* The other may have all that left before; its acknowledgements do not come. */
+    assert_ended(
+        op, 0, STATUS_TIMED_OUT,
+        (const char *const[]){"op 1 broadcast on \"root\"",
+                              "node n000: rail 2: what was sent to node n001 is not acknowledged yet", NULL});
+    sim_comm_free(comm);
+    cut(cluster, 2, 0, 1, false);
+    assert_works(cluster, "root");
+    cluster_free(cluster);
+}
+
+/* Lost before there is a connection: operations wait for it, and say so when their time is over. */
+static void test_a_rail_that_cannot_be_connected(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(240, 2, &calm);
+    cut(cluster, 2, 0, 1, true);
+    struct sim_comm *comm = comm_of_all(cluster, "never", 3000);
+    struct sim_op *op = sim_comm_post_all(comm, &spread);
+    assert_true(cluster_run_until(cluster, all_aborted, comm, 10 * TIME_S));
+    assert_all_ended(
+        op, STATUS_TIMED_OUT,
+        (const char *const[]){"op 1 all_reduce",
+                              "rail 2 has no connection to node n001 (UDP port of its address + 2)", NULL});
+    sim_comm_free(comm);
+    comm = comm_of_all(cluster, "later", 60000);
+    op = sim_comm_post_all(comm, &spread);
+    cluster_run(cluster, 7 * TIME_S);
+    assert_false(sim_op_done(op));
+    struct answer answer = ask(cluster, 0, 0, 1);
+    assert_int_equal(answer.traffic[0].needed, RAILS - 1);
+    assert_int_equal(answer.traffic[0].connected, RAILS - 2);
+    assert_non_null(strstr(answer.traffic[0].missing, "rail 2 is not connected: "));
+    cut(cluster, 2, 0, 1, false);
+    sim_op_finish(op, 10 * TIME_S);
+    sim_op_free(op);
+    sim_comm_free(comm);
+    assert_works(cluster, "never");
+    cluster_free(cluster);
+}
+
+/* Between operations: nothing of theirs is lost, so the communicator goes on over the next connection. */
+static void test_a_rail_is_lost_between_operations(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(250, 3, &calm);
+    struct sim_comm *comm = comm_of_all(cluster, "idle", 0);
+    for (uint32_t turn = 0; turn < 4; turn++) {
+        sim_comm_run(comm, &spread);
+        cluster_run(cluster, 100 * TIME_MS);
+        struct error cause;
+        error_set(&cause, STATUS_NODE_LOST, "cut by the test");
+        uint32_t rail = 1 + turn % (RAILS - 1);
+        net_disconnect(cluster->nodes[turn % 3].rail_nets[rail], turn % 2, &cause);
+        cluster_touch(cluster);
+        cluster_run(cluster, TIME_S);
+    }
+    sim_comm_run(comm, &spread);
+    sim_comm_free(comm);
+    assert_works(cluster, "idle");
+    cluster_free(cluster);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_traffic_of_all_rails),
+        cmocka_unit_test(test_a_question_that_is_forgotten),
+        cmocka_unit_test(test_a_rail_is_lost_under_way),
+        cmocka_unit_test(test_a_connection_breaks_under_way),
+        cmocka_unit_test(test_a_rail_is_silent_for_a_while),
+        cmocka_unit_test(test_the_deadline_of_an_operation_on_a_silent_rail),
+        cmocka_unit_test(test_the_deadline_of_a_sender_on_a_silent_rail),
+        cmocka_unit_test(test_a_rail_that_cannot_be_connected),
+        cmocka_unit_test(test_a_rail_is_lost_between_operations),
+    };
+    return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
+}

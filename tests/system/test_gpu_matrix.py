@@ -1,0 +1,35 @@
+#!/usr/bin/env python3
+"""All types and operators on buffers of GPUs, which are doubles of them (tests/cuda_double), between real daemons."""
+import unittest
+
+from cluster import BUILD, Cluster
+
+
+class GpuMatrix(unittest.TestCase):
+    def check(self, layout, devices, gpus=4):
+        """layout: the node of each rank; devices: its GPU there, or -1."""
+        with Cluster(sorted(set(layout)), gpus=gpus) as cluster:
+            ranks = [cluster.client(node, BUILD / "tests/system/matrix", "matrix", rank, len(layout), devices[rank]) for rank, node in enumerate(layout)]
+            for rank, process in enumerate(ranks):
+                output, errors = process.communicate(timeout=240)
+                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
+                self.assertIn("operations checked", output)
+
+    def test_ranks_that_share_a_gpu(self):
+        self.check("aaa", [1, 1, 1])
+
+    def test_a_gpu_each(self):
+        self.check("aaa", [2, 0, 1])
+
+    def test_two_nodes_of_four_gpus(self):
+        self.check("aaaabbbb", [0, 1, 2, 3, 0, 1, 2, 3])
+
+    def test_two_nodes_and_two_ranks_a_gpu(self):
+        self.check("abbaabba", [0, 0, 0, 0, 1, 1, 1, 1])
+
+    def test_some_on_the_host(self):
+        self.check("aabab", [0, -1, -1, 1, 0])
+
+
+if __name__ == "__main__":
+    unittest.main()

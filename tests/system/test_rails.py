@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+"""Daemons of three rails, each a UDP port: what commctl says of them; one of them cut while the others work."""
+import time
+import unittest
+
+from cluster import Cluster
+
+SETTINGS = "rails = 3; slice_bytes = 4096; reconnect_max_ms = 500;"
+RAIL_LOST_BOUND_S = 45  # a connection is given up after 30 s of silence, and counts them from its last probe
+
+
+def node_row(cluster, name, other):
+    return next(row for row in cluster.json(name, "nodes")["nodes"] if row["name"] == other)
+
+
+class Rails(unittest.TestCase):
+    def start(self, cluster, comm, *options):
+        ranks = [cluster.rank(node, comm, rank, 2, "loop", "seconds=600", *options) for rank, node in enumerate("ab")]
+        for process in ranks:
+            self.assertEqual([process.stdout.readline().strip() for _ in range(2)], ["FORMED", "READY"])
+        return ranks
+
+    def expect(self, ranks, code, *texts, within_s):
+        deadline = time.monotonic() + within_s
+        for process in ranks:
+            output, errors = process.communicate(timeout=max(1, deadline - time.monotonic()))
+            line = output.strip().splitlines()[-1] if output.strip() else errors
+            self.assertTrue(line.startswith(code), line)
+            for text in texts:
+                self.assertIn(text, line)
+
+    def works(self, cluster, comm):
+        """Whether a communicator of that name does on all rails, and what it said."""
+        ranks = [cluster.rank(node, comm, rank, 2, "loop", "count=50000", "steps=5") for rank, node in enumerate("ab")]
+        lines = [process.communicate(timeout=40)[0].strip().splitlines()[-1] for process in ranks]
+        return all(line.startswith("OK") for line in lines), lines
+
+    def test_nodes_shows_the_traffic_of_all_rails(self):
+        with Cluster("ab", SETTINGS) as cluster:
+            idle = node_row(cluster, "a", "b")
+            self.assertEqual((idle["rails_connected"], idle["rails_needed"]), (1, 1))
+            self.assertEqual(node_row(cluster, "a", "a")["rails_needed"], 0)
+            ranks = self.start(cluster, "work", "count=50000")
+            busy = node_row(cluster, "a", "b")
+            self.assertEqual((busy["rails_connected"], busy["rails_needed"]), (3, 3))
+            # Each node sends 400,000 bytes an operation; a rail alone a third of them.
+            self.assertGreater(busy["sent_bytes"] - idle["sent_bytes"], 400000)
+            self.assertGreater(busy["received_bytes"] - idle["received_bytes"], 400000)
+            self.assertRegex(cluster.commctl("a", "nodes").stdout, r"RAILS[^$]*\n[^$]*b  .*  3/3  ")
+            for process in ranks:
+                process.kill()
+
+    def test_one_rail_is_cut(self):
+        with Cluster("ab", SETTINGS, relays={("a", "b"): (0, 0)}, rails=3) as cluster:
+            impatient = self.start(cluster, "impatient", "count=50000", "op_timeout_ms=3000")
+            patient = self.start(cluster, "patient", "count=50000")
+            small = self.start(cluster, "small", "count=100")  # one slice: the first rail's alone
+            cluster.cut_rail("a", "b", 2)
+            self.expect(impatient, "TIMED_OUT", 'on "impatient"', "all_reduce", ": rail 2: ", "node ", within_s=10)
+
+            # Silent for some seconds is not lost: who has the time goes on when it is over.
+            cluster.cut_rail("a", "b", 2, cut=False)
+            self.assertEqual(self.works(cluster, "impatient"), (True, ["OK", "OK"]))
+            for process in patient + small:
+                self.assertIsNone(process.poll())
+            self.assertEqual(node_row(cluster, "a", "b")["rails_connected"], 3)
+
+            # Until the connection is given up.
+            cluster.cut_rail("a", "b", 2)
+            self.expect(patient, "NODE_LOST", 'on "patient"', "all_reduce", "rail 2 to node ", within_s=RAIL_LOST_BOUND_S)
+            for process in small:
+                self.assertIsNone(process.poll())
+            waiting = [cluster.rank(node, "waiting", rank, 2, "loop", "count=50000", "steps=5") for rank, node in enumerate("ab")]
+            cluster.wait(lambda: node_row(cluster, "a", "b")["rails_connected"] == 2, "rail 2 missed")
+            row = node_row(cluster, "a", "b")
+            self.assertEqual(row["rails_needed"], 3)
+            self.assertIn("rail 2 is not connected", row["last_error"])
+            cluster.wait(lambda: any("rail 2 has no connection to node b" in op["waiting_for"] for op in cluster.json("a", "ops")["ops"]), "op waits")
+
+            # Healed: at the latest once both ends know of the old connection's end, all rails work.
+            cluster.cut_rail("a", "b", 2, cut=False)
+            for process in waiting:
+                output = process.communicate(timeout=40)[0].strip().splitlines()[-1]
+                self.assertTrue(output.startswith("OK") or output.startswith("NODE_LOST") and "rail 2" in output, output)
+            self.assertEqual(self.works(cluster, "healed"), (True, ["OK", "OK"]))
+            for process in small:
+                self.assertIsNone(process.poll())
+                process.kill()
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,563 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "client/lib/internal.h"
+#include "tests/lib/fake_rings.h"
+#include "tests/unit/client/client_pair.h"
+
+/*
+ * The library's rings against a commd that is played: first the rings alone, whose other side is this thread,
+ * then a whole client, whose other side may also stop reading, or write what it likes.
+ */
+
+/* --- The rings alone --- */
+
+struct sides {
+    struct fake_rings *commd;
+    struct client_rings *client;
+    int sockets[2]; /* the client's, commd's */
+};
+
+static void copy_fds(const struct fake_rings *commd, int fds[CLIENT_RING_FDS])
+{
+    fake_rings_client_fds(commd, fds);
+    for (int i = 0; i < CLIENT_RING_FDS; i++) {
+        fds[i] = fcntl(fds[i], F_DUPFD_CLOEXEC, 0);
+        assert_true(fds[i] >= 0);
+    }
+}
+
+static struct sides sides_make(void)
+{
+    int fds[CLIENT_RING_FDS];
+    struct sides sides = {.commd = fake_rings_new()};
+    copy_fds(sides.commd, fds);
+    sides.client = rings_open(fds);
+    assert_non_null(sides.client);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sides.sockets), 0);
+    return sides;
+}
+
+static void sides_free(struct sides *sides)
+{
+    rings_close(sides->client);
+    fake_rings_free(sides->commd);
+    close(sides->sockets[0]);
+    close(sides->sockets[1]);
+}
+
+/* Whether the client's bell has rung; it is quiet afterwards. */
+static bool client_hears(const struct sides *sides)
+{
+    char bytes[64];
+    return read(sides->client->bell_fd, bytes, sizeof bytes) > 0;
+}
+
+static bool wait_ms(const struct sides *sides, uint64_t ms)
+{
+    return rings_wait(sides->client, sides->sockets[0], POLLIN, clock_after_ms(ms));
+}
+
+static void assert_closed(int fd)
+{
+    assert_int_equal(fcntl(fd, F_GETFD), -1);
+    assert_int_equal(errno, EBADF);
+}
+
+static void test_descriptors_that_cannot_be_used(void **state)
+{
+    (void)state;
+    struct fake_rings *commd = fake_rings_new();
+    int fds[CLIENT_RING_FDS];
+    for (int wrong = 0; wrong < 3; wrong++) {
+        copy_fds(commd, fds);
+        if (wrong == 0) { /* memory that is not as large as the rings are: to touch it would be the end */
+            close(fds[0]);
+            fds[0] = memfd_create("short", MFD_CLOEXEC);
+            assert_true(fds[0] >= 0);
+            assert_int_equal(ftruncate(fds[0], 4096), 0);
+        } else if (wrong == 1) { /* none at all */
+            assert_true(dup2(fds[1], fds[0]) >= 0);
+        } else { /* of which nothing can be written */
+            char path[64];
+            close(fds[0]);
+            snprintf(path, sizeof path, "/proc/self/fd/%d", commd->memory_fd);
+            fds[0] = open(path, O_RDONLY | O_CLOEXEC);
+            assert_true(fds[0] >= 0);
+        }
+        assert_null(rings_open(fds));
+        for (int i = 0; i < CLIENT_RING_FDS; i++) {
+            assert_closed(fds[i]);
+        }
+    }
+    fake_rings_free(commd);
+}
+
+/* A packet's number, and bytes that differ by it. */
+static void make_packet(unsigned char *packet, size_t size, unsigned number)
+{
+    fill_bytes(packet, size, number);
+    memcpy(packet, &number, sizeof number);
+}
+
+static void take_packet(const struct sides *sides, size_t size, unsigned number)
+{
+    unsigned char got[4096], expected[4096];
+    assert_int_equal(fake_rings_take(sides->commd, got, sizeof got), size);
+    make_packet(expected, size, number);
+    assert_memory_equal(got, expected, size);
+}
+
+/* Round and round, so that entries lie over the end of the data. */
+static void test_packets_wrap(void **state)
+{
+    (void)state;
+    struct sides sides = sides_make();
+    unsigned char packet[4096];
+    uint64_t bytes = 0;
+    unsigned put = 0, taken = 0;
+    for (; bytes < 8 * (uint64_t)CLIENT_RING_BYTES; put++) {
+        size_t size = 4 + put * 37 % 4000;
+        make_packet(packet, size, put);
+        assert_int_equal(rings_send(sides.client, packet, size), RING_OK);
+        bytes += size;
+        for (; put - taken >= 12; taken++) {
+            take_packet(&sides, 4 + taken * 37 % 4000, taken);
+        }
+    }
+    for (; taken < put; taken++) {
+        take_packet(&sides, 4 + taken * 37 % 4000, taken);
+    }
+    assert_int_equal(fake_rings_take(sides.commd, packet, sizeof packet), 0);
+    sides_free(&sides);
+}
+
+static void test_bell_rings_for_who_sleeps(void **state)
+{
+    (void)state;
+    struct sides sides = sides_make();
+    unsigned char got[64];
+    assert_int_equal(rings_send(sides.client, "one", 3), RING_OK);
+    assert_int_equal(fake_rings_heard(sides.commd), 0); /* it is awake */
+    assert_false(ring_consumer_sleep(&sides.commd->in));
+    assert_int_equal(fake_rings_take(sides.commd, got, sizeof got), 3);
+    assert_true(ring_consumer_sleep(&sides.commd->in));
+    assert_int_equal(rings_send(sides.client, "two", 3), RING_OK);
+    assert_int_equal(rings_send(sides.client, "three", 5), RING_OK);
+    assert_int_equal(fake_rings_heard(sides.commd), 1); /* once */
+    assert_int_equal(fake_rings_take(sides.commd, got, sizeof got), 3);
+    assert_int_equal(fake_rings_take(sides.commd, got, sizeof got), 5);
+    /* The other way: what was taken makes room, and commd is told only if it waits for that. */
+    assert_true(fake_rings_put(sides.commd, "answer", 6));
+    assert_false(client_hears(&sides));
+    rings_taken(sides.client);
+    assert_int_equal(fake_rings_heard(sides.commd), 0);
+    static unsigned char most[CLIENT_RING_BYTES / 2 - RING_LENGTH_BYTES];
+    assert_true(fake_rings_put(sides.commd, most, sizeof most));
+    assert_false(fake_rings_put(sides.commd, most, sizeof most));
+    assert_true(ring_producer_sleep(&sides.commd->out, sizeof most));
+    size_t size_bytes;
+    assert_int_equal(ring_take(&sides.client->in, got, sizeof got, &size_bytes), RING_OK);
+    rings_taken(sides.client);
+    rings_taken(sides.client);
+    assert_int_equal(fake_rings_heard(sides.commd), 1);
+    sides_free(&sides);
+}
+
+static void test_full(void **state)
+{
+    (void)state;
+    struct sides sides = sides_make();
+    unsigned char packet[1000], got[1000];
+    unsigned put = 0, taken = 0;
+    for (make_packet(packet, sizeof packet, put);
+         rings_send(sides.client, packet, sizeof packet) == RING_OK;) {
+        make_packet(packet, sizeof packet, ++put);
+    }
+    assert_int_equal(put, CLIENT_RING_BYTES / 1008);
+    assert_false(client_hears(&sides));
+    for (int again = 0; again < 3; again++) {
+        take_packet(&sides, sizeof packet, taken++);
+        assert_true(client_hears(&sides)); /* there is room */
+        assert_int_equal(rings_send(sides.client, packet, sizeof packet), RING_OK);
+        make_packet(packet, sizeof packet, ++put);
+        assert_int_equal(rings_send(sides.client, packet, sizeof packet), RING_FULL);
+    }
+    /* A commd that sleeps is told that it is full: else both would wait. */
+    (void)fake_rings_heard(sides.commd);
+    atomic_store(&sides.commd->in.shared->consumer_sleeps, 1);
+    assert_int_equal(rings_send(sides.client, packet, sizeof packet), RING_FULL);
+    assert_int_equal(fake_rings_heard(sides.commd), 1);
+    for (; taken < put; taken++) {
+        take_packet(&sides, sizeof packet, taken);
+    }
+    assert_int_equal(fake_rings_take(sides.commd, got, sizeof got), 0);
+    sides_free(&sides);
+}
+
+static void test_what_ends_a_wait(void **state)
+{
+    (void)state;
+    struct sides sides = sides_make();
+    char byte;
+    uint64_t began_ns = clock_ns();
+    assert_true(wait_ms(&sides, 30)); /* the time */
+    assert_true(clock_ns() - began_ns >= 30000000u);
+    assert_true(fake_rings_put(sides.commd, "x", 1));
+    assert_false(wait_ms(&sides, 60000)); /* a packet that is there already: nobody slept */
+    assert_false(client_hears(&sides));
+    size_t size_bytes;
+    assert_int_equal(ring_take(&sides.client->in, &byte, 1, &size_bytes), RING_OK);
+    /* The bell, which is quiet afterwards; nobody sleeps any more. */
+    assert_int_equal(write(sides.commd->client_bell[1], "x", 1), 1);
+    assert_true(wait_ms(&sides, 60000));
+    assert_false(client_hears(&sides));
+    assert_true(fake_rings_put(sides.commd, "x", 1));
+    assert_false(client_hears(&sides));
+    assert_int_equal(ring_take(&sides.client->in, &byte, 1, &size_bytes), RING_OK);
+    assert_int_equal(send(sides.sockets[1], "x", 1, 0), 1); /* the socket */
+    assert_true(wait_ms(&sides, 60000));
+    assert_int_equal(recv(sides.sockets[0], &byte, 1, 0), 1);
+    assert_int_equal(shutdown(sides.sockets[1], SHUT_RDWR), 0); /* its end */
+    assert_true(wait_ms(&sides, 60000));
+    sides_free(&sides);
+}
+
+static void *put_when_asleep(void *context)
+{
+    const struct sides *sides = context;
+    for (unsigned i = 0; i < 200; i++) {
+        while (atomic_load(&sides->commd->out.shared->consumer_sleeps) == 0) {
+            usleep(10);
+        }
+        assert_true(fake_rings_put(sides->commd, &i, sizeof i));
+    }
+    return NULL;
+}
+
+/* A sleeper is woken, every time. */
+static void test_woken(void **state)
+{
+    (void)state;
+    struct sides sides = sides_make();
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, put_when_asleep, &sides), 0);
+    for (unsigned i = 0; i < 200; i++) {
+        unsigned got = UINT32_MAX;
+        size_t size_bytes;
+        uint64_t deadline_ns = clock_after_ms(60000);
+        while (!ring_has_packet(&sides.client->in)) {
+            assert_true(clock_ns() < deadline_ns);
+            (void)rings_wait(sides.client, sides.sockets[0], POLLIN, deadline_ns);
+        }
+        assert_int_equal(ring_take(&sides.client->in, &got, sizeof got, &size_bytes), RING_OK);
+        assert_int_equal(got, i);
+    }
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    sides_free(&sides);
+}
+
+static void test_a_hostile_head(void **state)
+{
+    (void)state;
+    struct sides sides = sides_make();
+    static const uint32_t heads[] = {8, 1, CLIENT_RING_BYTES, UINT32_MAX, 0x80000000u};
+    for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+        atomic_store(&sides.commd->in.shared->head, heads[i]);
+        assert_int_equal(rings_send(sides.client, "x", 1), RING_BROKEN);
+    }
+    sides_free(&sides);
+}
+
+/* --- A whole client --- */
+
+static struct pair start(const struct fake_script *script)
+{
+    struct fake_script with_rings = script != NULL ? *script : (struct fake_script){0};
+    with_rings.rings = true;
+    struct pair pair = pair_start(&with_rings);
+    assert_non_null(pair.client->rings);
+    return pair;
+}
+
+static void test_who_has_rings(void **state)
+{
+    (void)state;
+    struct fake_script script = {.rings = true};
+    assert_int_equal(setenv("COMMD_RINGS", "0", 1), 0);
+    struct pair pair = pair_start(&script);
+    assert_false(fake_daemon_counts(pair.daemon).wants_rings);
+    assert_null(pair.client->rings);
+    pair_stop(&pair);
+    assert_int_equal(unsetenv("COMMD_RINGS"), 0);
+    pair = pair_start(NULL); /* a commd that has none */
+    assert_true(fake_daemon_counts(pair.daemon).wants_rings);
+    assert_null(pair.client->rings);
+    pair_stop(&pair);
+    pair = start(NULL);
+    pair_stop(&pair);
+}
+
+/* Submits `count` all-reduces of 8 bytes each, without waiting, then waits for all, and checks them. */
+struct submitter {
+    comm_t *comm;
+    void *memory;
+    unsigned count;
+    comm_result_t result;
+};
+
+static void *submit(void *context)
+{
+    struct submitter *submitter = context;
+    size_t bytes = (size_t)submitter->count * 8;
+    unsigned char *input = submitter->memory, *output = input + bytes;
+    memset(output, 0, bytes);
+    fill_bytes(input, bytes, submitter->count);
+    submitter->result = COMM_OK;
+    for (size_t i = 0; i < bytes && submitter->result == COMM_OK; i += 8) {
+        submitter->result =
+            comm_all_reduce(submitter->comm, input + i, output + i, 8, COMM_U8, COMM_SUM, NULL);
+    }
+    if (submitter->result == COMM_OK) {
+        submitter->result = comm_sync(submitter->comm, 0);
+    }
+    if (submitter->result == COMM_OK) {
+        assert_reduced(output, bytes, submitter->count);
+    }
+    return NULL;
+}
+
+/* On memory that commd has: to stage would be requests on the socket between them. */
+static struct submitter submitter_make(const struct pair *pair, unsigned number, unsigned count)
+{
+    struct submitter submitter = {.count = count};
+    char name[16];
+    snprintf(name, sizeof name, "submits-%u", number);
+    submitter.comm = pair_comm(pair, name, 0, 1);
+    assert_int_equal(comm_mem_alloc(pair->client, (size_t)count * 16, COMM_DEVICE_HOST, &submitter.memory),
+                     COMM_OK);
+    return submitter;
+}
+
+/* commd stops reading: submission waits for room, goes on when there is some, and no completion is lost. */
+static void test_full_and_going_on(void **state)
+{
+    (void)state;
+    struct pair pair = start(NULL);
+    struct submitter submitters[4];
+    pthread_t threads[4];
+    for (unsigned i = 0; i < 4; i++) { /* more than one: none may have so many in flight */
+        submitters[i] = submitter_make(&pair, i, 1000);
+    }
+    for (unsigned again = 0; again < 3; again++) {
+        struct fake_script script = {.rings = true, .action = FAKE_STOP_READING, .action_at_op = 100};
+        uint64_t before = fake_daemon_counts(pair.daemon).submits;
+        fake_daemon_set(pair.daemon, &script);
+        for (unsigned i = 0; i < 4; i++) {
+            assert_int_equal(pthread_create(&threads[i], NULL, submit, &submitters[i]), 0);
+        }
+        while (!fake_daemon_counts(pair.daemon).waits) {
+            usleep(1000);
+        }
+        assert_int_equal(fake_daemon_counts(pair.daemon).submits - before, 100);
+        fake_daemon_go_on(pair.daemon);
+        for (unsigned i = 0; i < 4; i++) {
+            assert_int_equal(pthread_join(threads[i], NULL), 0);
+            assert_int_equal(submitters[i].result, COMM_OK);
+        }
+        assert_int_equal(fake_daemon_counts(pair.daemon).submits - before, 4000);
+    }
+    assert_int_equal(fake_daemon_counts(pair.daemon).refused, 0);
+    pair_stop(&pair);
+}
+
+/* Each with a communicator of its own, one operation after the other, or as many at once as there may be. */
+static void test_many_threads(void **state)
+{
+    (void)state;
+    enum { THREADS = 8 };
+    static const uint32_t pending_maxima[] = {1, 3, 1024};
+    for (size_t k = 0; k < 3; k++) {
+        struct fake_script script = {.pending_ops_max = pending_maxima[k]};
+        struct pair pair = start(&script);
+        struct submitter submitters[THREADS];
+        pthread_t threads[THREADS];
+        for (unsigned i = 0; i < THREADS; i++) {
+            submitters[i] = submitter_make(&pair, i, 500 + i);
+            assert_int_equal(pthread_create(&threads[i], NULL, submit, &submitters[i]), 0);
+        }
+        for (unsigned i = 0; i < THREADS; i++) {
+            assert_int_equal(pthread_join(threads[i], NULL), 0);
+            assert_int_equal(submitters[i].result, COMM_OK);
+        }
+        assert_int_equal(fake_daemon_counts(pair.daemon).refused, 0);
+        pair_stop(&pair);
+    }
+}
+
+/* The connection ends while threads wait, at the ring and for each other. */
+static void test_ended_while_threads_wait(void **state)
+{
+    (void)state;
+    enum { THREADS = 4 };
+    for (int stops = 0; stops < 2; stops++) {
+        struct pair pair = start(NULL);
+        struct submitter submitters[THREADS];
+        pthread_t threads[THREADS];
+        struct fake_script script = {.rings = true, .op_delay_ms = 1u << 30};
+        if (stops) { /* and others for room */
+            script.action = FAKE_STOP_READING;
+            script.action_at_op = 2;
+        }
+        for (unsigned i = 0; i < THREADS; i++) {
+            submitters[i] = submitter_make(&pair, i, stops ? 1000 : 1 + i);
+        }
+        fake_daemon_set(pair.daemon, &script);
+        for (unsigned i = 0; i < THREADS; i++) {
+            assert_int_equal(pthread_create(&threads[i], NULL, submit, &submitters[i]), 0);
+        }
+        while (stops ? !fake_daemon_counts(pair.daemon).waits
+                     : fake_daemon_counts(pair.daemon).submits < 10) {
+            usleep(1000);
+        }
+        fake_daemon_stop(pair.daemon);
+        for (unsigned i = 0; i < THREADS; i++) {
+            assert_int_equal(pthread_join(threads[i], NULL), 0);
+            assert_int_equal(submitters[i].result, COMM_DAEMON_LOST);
+        }
+        comm_client_close(pair.client);
+    }
+}
+
+/* Whoever rings then finds nobody: an error, and no signal, whatever the program thinks of that one. */
+static void test_ended_before_a_call(void **state)
+{
+    (void)state;
+    for (int blocked = 0; blocked < 2; blocked++) {
+        struct pair pair = start(NULL);
+        comm_t *comm = pair_comm(&pair, "gone", 0, 1);
+        sigset_t signals, before, after, pending;
+        void *byte;
+        assert_int_equal(comm_mem_alloc(pair.client, 1, COMM_DEVICE_HOST, &byte), COMM_OK);
+        sigemptyset(&signals);
+        sigaddset(&signals, SIGPIPE);
+        assert_int_equal(pthread_sigmask(blocked ? SIG_BLOCK : SIG_UNBLOCK, &signals, NULL), 0);
+        assert_int_equal(pthread_sigmask(SIG_BLOCK, NULL, &before), 0);
+        fake_daemon_stop(pair.daemon);
+        atomic_store(&pair.client->rings->out.shared->consumer_sleeps, 1);
+        comm_result_t result = comm_all_reduce(comm, byte, byte, 1, COMM_U8, COMM_SUM, NULL);
+        assert_true(result == COMM_OK || result == COMM_DAEMON_LOST);
+        assert_int_equal(atomic_load(&pair.client->rings->out.shared->consumer_sleeps), 0); /* it rang */
+        assert_int_equal(comm_sync(comm, 0), COMM_DAEMON_LOST);
+        assert_int_equal(pthread_sigmask(SIG_BLOCK, NULL, &after), 0);
+        assert_int_equal(sigismember(&after, SIGPIPE), sigismember(&before, SIGPIPE));
+        assert_int_equal(sigpending(&pending), 0);
+        assert_int_equal(sigismember(&pending, SIGPIPE), 0);
+        comm_client_close(pair.client);
+        assert_int_equal(pthread_sigmask(SIG_UNBLOCK, &signals, NULL), 0);
+    }
+}
+
+/* Operations are in flight; nobody is told of them any more, and everything is given back. */
+static void test_closed_with_operations_in_flight(void **state)
+{
+    (void)state;
+    struct pair pair = start(NULL);
+    comm_t *comm = pair_comm(&pair, "closed", 0, 1);
+    struct fake_script script = {.rings = true, .op_delay_ms = 1u << 30};
+    static unsigned char bytes[64];
+    fake_daemon_set(pair.daemon, &script);
+    for (int i = 0; i < 5; i++) {
+        assert_int_equal(comm_all_reduce(comm, bytes, bytes, sizeof bytes, COMM_U8, COMM_SUM, NULL), COMM_OK);
+    }
+    comm_client_close(pair.client);
+    while (fake_daemon_counts(pair.daemon).sessions > 0) {
+        usleep(1000);
+    }
+    assert_int_equal(fake_daemon_counts(pair.daemon).memories, 0);
+    fake_daemon_stop(pair.daemon);
+}
+
+static void test_hostile_commd(void **state)
+{
+    (void)state;
+    for (unsigned abuse = 0; abuse < FAKE_ABUSE_COUNT; abuse++) {
+        for (uint64_t at_op = 1; at_op <= 300; at_op += 299) {
+            struct pair pair = start(NULL);
+            comm_t *comm = pair_comm(&pair, "hostile", 0, 1);
+            struct fake_script script = {.rings = true,
+                                         .action = FAKE_ABUSE_RINGS,
+                                         .action_at_op = at_op,
+                                         .abuse = (enum fake_abuse)abuse};
+            comm_result_t result = COMM_OK;
+            void *byte;
+            assert_int_equal(comm_mem_alloc(pair.client, 1, COMM_DEVICE_HOST, &byte), COMM_OK);
+            fake_daemon_set(pair.daemon, &script);
+            for (uint64_t i = 0; i < 400 && result == COMM_OK; i++) {
+                /* The head is looked at when something is put: there the one that is spoilt has no answer. */
+                bool last = abuse == FAKE_ABUSE_HEAD && i + 1 == at_op;
+                result = comm_all_reduce(comm, byte, byte, 1, COMM_U8, COMM_SUM, NULL);
+                while (last && fake_daemon_counts(pair.daemon).submits < at_op) {
+                    usleep(1000);
+                }
+                if (result == COMM_OK && !last) {
+                    result = comm_sync(comm, 0);
+                }
+            }
+            if (result != COMM_PROTOCOL) {
+                fail_msg("abuse %u at %u: %s", abuse, (unsigned)at_op, comm_result_text(result));
+            }
+            assert_error_says("commd's ring holds what cannot be");
+            assert_int_equal(comm_sync(comm, 0), COMM_PROTOCOL); /* and stays so */
+            pair_stop(&pair);
+        }
+    }
+}
+
+/* What is no event, or an event of what is not, comes by rings as it would on the socket. */
+static void test_wrong_events(void **state)
+{
+    (void)state;
+    static const enum fake_action actions[] = {FAKE_GARBAGE,      FAKE_EMPTY_EVENT,   FAKE_OTHER_TICKET,
+                                               FAKE_OTHER_HANDLE, FAKE_OTHER_REQUEST, FAKE_OVERSIZE};
+    for (size_t i = 0; i < sizeof actions / sizeof actions[0]; i++) {
+        struct pair pair = start(NULL);
+        comm_t *comm = pair_comm(&pair, "wrong", 0, 1);
+        struct fake_script script = {.rings = true, .action = actions[i], .action_at_op = 1};
+        unsigned char byte = 1;
+        fake_daemon_set(pair.daemon, &script);
+        assert_int_equal(comm_all_reduce(comm, &byte, &byte, 1, COMM_U8, COMM_SUM, NULL), COMM_OK);
+        assert_int_equal(comm_sync(comm, 0), COMM_PROTOCOL);
+        pair_stop(&pair);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_descriptors_that_cannot_be_used),
+        cmocka_unit_test(test_packets_wrap),
+        cmocka_unit_test(test_bell_rings_for_who_sleeps),
+        cmocka_unit_test(test_full),
+        cmocka_unit_test(test_what_ends_a_wait),
+        cmocka_unit_test(test_woken),
+        cmocka_unit_test(test_a_hostile_head),
+        cmocka_unit_test(test_who_has_rings),
+        cmocka_unit_test(test_full_and_going_on),
+        cmocka_unit_test(test_many_threads),
+        cmocka_unit_test(test_ended_while_threads_wait),
+        cmocka_unit_test(test_ended_before_a_call),
+        cmocka_unit_test(test_closed_with_operations_in_flight),
+        cmocka_unit_test(test_hostile_commd),
+        cmocka_unit_test(test_wrong_events),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

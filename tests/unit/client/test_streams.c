@@ -293,7 +293,7 @@ static void test_words_serve_again(void **state)
         struct pair pair = pair_start(NULL);
         comm_t *comm = gpu_comm(&pair, "words", 0);
         void *buffer = gpu_address(memory);
-        for (int i = 0; i < 3000; i++) {
+        for (int i = 0; i < 1200; i++) {
             expect_ok(reduce_on(comm, buffer, 10, stream));
             if (i % 100 == 99) {
                 expect_ok(comm_sync(comm, 0));

@@ -72,8 +72,8 @@ static comm_result_t records_make_room(struct comm_comm *comm)
 }
 
 /*
- * commd sets the word after everything so far; with the client's lock, which it may let go of. merge: from now
- * on the word stands for what operations were to wait for.
+ * commd sets the word after everything so far; with the client's lock, which it may let go of. merge: from
+ * now on the word stands for what operations were to wait for.
  */
 static comm_result_t record(struct comm_comm *comm, struct fence_slot *slot, bool merge,
                             struct fence_mark *mark)
@@ -263,7 +263,7 @@ comm_result_t comm_event_record(comm_event_t *event, void *stream)
         event->deadline_ns = UINT64_MAX;
     }
     pthread_mutex_unlock(&event->lock);
-    return result == COMM_OK ? COMM_OK : error_prefix(result, "comm_event_record");
+    return result == COMM_OK ? COMM_OK : error_within(result, "comm_event_record");
 }
 
 /* With the event's lock. */
@@ -339,7 +339,7 @@ comm_result_t comm_event_wait(comm_event_t *event, void *stream)
     }
     if (gpu != NULL) {
         result = stream_wait(gpu, stream, &mark);
-        return result == COMM_OK ? COMM_OK : error_prefix(result, "comm_event_wait");
+        return result == COMM_OK ? COMM_OK : error_within(result, "comm_event_wait");
     }
     if (group_is_open()) {
         return error_report(COMM_INVALID_ARGUMENT, "comm_event_wait: within a group nothing is waited for");

@@ -438,7 +438,7 @@ comm_result_t memory_locate(struct comm_comm *comm, const struct client_call *ca
         result = locate(comm, at, size_bytes, out);
         gpu_scope_leave(&scope);
     }
-    return result == COMM_OK ? COMM_OK : error_prefix(result, "%s on \"%s\"", call->name, comm->name);
+    return result == COMM_OK ? COMM_OK : error_within(result, "%s on \"%s\"", call->name, comm->name);
 }
 
 /* --- The API's --- */

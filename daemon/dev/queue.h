@@ -37,7 +37,8 @@ struct dev_copy_range {
 enum status dev_queue_copy_ranges(struct dev_queue *queue, const struct dev_copy_range *ranges,
                                   uint32_t range_count, struct error *error) COMM_MUST_USE;
 
-/* As dev_reduce, on device memory. Buffers beyond KERNELS_MANY_MAX: LIMIT. */
+/* As dev_reduce, on device memory. */
+#define DEV_QUEUE_BUFFERS_MAX 256 /* inputs, and outputs; beyond: LIMIT */
 enum status dev_queue_reduce(struct dev_queue *queue, const struct dev_reduction *reduction,
                              struct error *error) COMM_MUST_USE;
 

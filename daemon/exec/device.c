@@ -315,7 +315,11 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
         comm->exec->devices_advanced = true;
         if (device_local_serves(comm, op)) {
             device->state = DEVICE_LOCAL;
-            device->marks[op->ranks[0].gpu] = DEVICE_UNMARKED;
+            uint32_t gpus[DEV_GPUS_MAX];
+            uint32_t gpu_count = device_gpus(op, gpus);
+            for (uint32_t g = 0; g < gpu_count; g++) {
+                device->marks[gpus[g]] = DEVICE_UNMARKED;
+            }
             if (device_local_put(comm, op, error) != STATUS_OK) {
                 return device_failed(comm, error);
             }
@@ -393,7 +397,7 @@ bool device_describe(const struct exec_op *op, char *text, size_t size)
         }
         return false;
     case DEVICE_LOCAL:
-        (void)snprintf(text, size, "running on GPU %u", op->ranks[0].gpu);
+        (void)snprintf(text, size, "running on GPUs");
         return true;
     case DEVICE_COPIES_IN:
         (void)snprintf(text, size, "copying from GPUs");

@@ -363,6 +363,10 @@ void device_free_queues(struct exec_comm *comm);
 bool device_overlaps(const struct exec_rank *rank);
 
 /* device_local.c */
+/* All buffers are on GPUs, and a kernel of any of these can work on all. */
+bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op);
+/* The GPUs that ranks of the operation are on, by their first rank. Returns how many. */
+uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[DEV_GPUS_MAX]);
 bool device_local_serves(const struct exec_comm *comm, const struct exec_op *op);
 enum status device_local_put(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 

@@ -85,6 +85,11 @@ uint32_t dev_queue_gpu(const struct dev_queue *queue)
     return queue->gpu;
 }
 
+cuda_stream dev_queue_stream(const struct dev_queue *queue)
+{
+    return queue->stream;
+}
+
 /* --- Work --- */
 
 enum status dev_queue_copy(struct dev_queue *queue, void *target, const void *source, uint64_t size_bytes,

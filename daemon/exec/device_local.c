@@ -7,8 +7,7 @@
  * one kernel, in the order of the ranks. Copies are the work of the GPU that they go to.
  */
 
-/* False: some buffer is on the host. */
-static bool gpus_of_buffers(const struct exec_op *op, bool used[DEV_GPUS_MAX])
+bool device_buffers_on_gpus(const struct exec_op *op, bool used[DEV_GPUS_MAX])
 {
     for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
         const struct exec_rank *rank = &op->ranks[i];
@@ -26,7 +25,7 @@ static bool gpus_of_buffers(const struct exec_op *op, bool used[DEV_GPUS_MAX])
 bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op)
 {
     bool used[DEV_GPUS_MAX] = {0};
-    if (op->call.rank_count > DEV_QUEUE_BUFFERS_MAX || !gpus_of_buffers(op, used)) {
+    if (op->call.rank_count > DEV_QUEUE_BUFFERS_MAX || !device_buffers_on_gpus(op, used)) {
         return false;
     }
     for (uint32_t gpu = 0; gpu < DEV_GPUS_MAX; gpu++) {

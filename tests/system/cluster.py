@@ -41,10 +41,11 @@ class Cluster:
 
     next_port = 17400 + os.getpid() % 997 * 32
 
-    def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0):
+    def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0, gpu_environment=None):
         """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback; one for each of `rails`.
         gpus: of each node, doubles of them (tests/cuda_double)."""
         self.gpus = gpus
+        self.gpu_environment = gpu_environment or {}
         self.client_environment = client_environment or {}
         self.relays = relays or {}
         self.rails = rails
@@ -164,7 +165,7 @@ class Cluster:
             machine = self.folder / f"{name}-gpus"
             machine.mkdir(exist_ok=True)
             environment.update(COMMD_CUDA_LIBRARY=str(BUILD / "tests/libcuda_double.so"), COMMD_NCCL_LIBRARY=str(BUILD / "tests/libnccl_double.so"),
-                               CUDA_DOUBLE_FOLDER=str(machine), CUDA_DOUBLE_DEVICES=str(self.gpus))
+                               CUDA_DOUBLE_FOLDER=str(machine), CUDA_DOUBLE_DEVICES=str(self.gpus), **self.gpu_environment)
         return environment
 
     def commctl(self, name, *arguments):

@@ -181,11 +181,11 @@ static void *shadow_of(const struct device_shadow *shadow, const void *at)
     return shadow->host + ((const unsigned char *)at - shadow->device);
 }
 
-bool device_overlaps(const struct exec_rank *rank)
+bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *writer)
 {
-    const unsigned char *input = rank->input, *output = rank->output;
-    return input != NULL && output != NULL && input < output + rank->output_bytes &&
-           output < input + rank->input_bytes;
+    const unsigned char *input = reader->input, *output = writer->output;
+    return input != NULL && output != NULL && input < output + writer->output_bytes &&
+           output < input + reader->input_bytes;
 }
 
 /* Outputs are copied in as well: not every operation writes all of them. apart: a buffer that is both has two
@@ -197,7 +197,7 @@ static enum status rank_shadows(struct exec_comm *comm, struct exec_device *devi
     unsigned char *input = (unsigned char *)(uintptr_t)rank->input, *output = rank->output;
     uint64_t in = input == NULL ? 0 : rank->input_bytes, out = output == NULL ? 0 : rank->output_bytes;
     enum status status = STATUS_OK;
-    if (device_overlaps(rank) && !apart) {
+    if (device_overlaps(rank, rank) && !apart) {
         unsigned char *begin = input < output ? input : output;
         unsigned char *end = input + in > output + out ? input + in : output + out;
         status = shadow_add(comm, device, rank->gpu, begin, (uint64_t)(end - begin), true, &shadow, error);
@@ -401,7 +401,7 @@ bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns)
     return false;
 }
 
-bool device_describe(const struct exec_op *op, char *text, size_t size)
+bool device_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size)
 {
     if (op->device == NULL) {
         return false;
@@ -410,8 +410,8 @@ bool device_describe(const struct exec_op *op, char *text, size_t size)
     case DEVICE_WAITS:
         for (uint32_t i = 0; i < entry_count(op); i++) {
             if (!exec_fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
-                (void)snprintf(text, size, "waiting for the stream of local rank %u",
-                               i % op->call.rank_count);
+                uint32_t own = comm->node_first[comm->options.node_index] + i % op->call.rank_count;
+                (void)snprintf(text, size, "waiting for the stream of rank %u", comm->order[own]);
                 return true;
             }
         }

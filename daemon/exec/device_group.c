@@ -34,7 +34,7 @@ bool device_group_serves(const struct exec_comm *comm, const struct exec_op *op)
     uint32_t gpus[DEV_GPUS_MAX];
     bool used[DEV_GPUS_MAX] = {0};
     if (comm->options.node_count != 1 || op->call.compression != COMPRESSION_NONE ||
-        op->call.part_count != 1 || !device_buffers_on_gpus(op, used) ||
+        op->call.part_count != 1 || !device_buffers_serve(comm, op, used) ||
         !dev_group_reduces(op->call.dtype, op->call.reduce)) {
         return false;
     }

@@ -7,12 +7,64 @@
  * one kernel, in the order of the ranks. Copies are the work of the GPU that they go to.
  */
 
-bool device_buffers_on_gpus(const struct exec_op *op, bool used[DEV_GPUS_MAX])
+static unsigned char *at(const struct exec_op *op, const void *buffer, uint64_t elements)
+{
+    return (unsigned char *)(uintptr_t)buffer + elements * op->element_bytes;
+}
+
+/* Input and output are one vector, or the one is the own block of the other. */
+static bool is_in_place(const struct exec_comm *comm, const struct exec_op *op, uint32_t local)
+{
+    const struct exec_rank *rank = &op->ranks[local];
+    uint32_t number = comm->order[local % op->call.rank_count];
+    switch (op->call.kind) {
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_GATHER:
+        return rank->input == at(op, rank->output, op_block_begin(op, &rank->output_layout, number));
+    case OP_KIND_REDUCE_SCATTER:
+    case OP_KIND_SCATTER:
+        return rank->output == at(op, rank->input, op_block_begin(op, &rank->input_layout, number));
+    case OP_KIND_ALL_TO_ALL:
+        return false; /* it would overwrite blocks before they are sent */
+    case OP_KIND_ALL_REDUCE:
+    case OP_KIND_REDUCE:
+    case OP_KIND_BROADCAST:
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+    case OP_KIND_BARRIER:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        break;
+    }
+    return rank->input == rank->output;
+}
+
+/* Kernels bear no outputs that overlap something else, which the library refuses, but ranks can give. */
+static bool overlaps_another(const struct exec_comm *comm, const struct exec_op *op, uint32_t local)
+{
+    const struct exec_rank *writer = &op->ranks[local];
+    uint32_t first = local - local % op->call.rank_count; /* each part is a kernel of its own */
+    if (writer->output == NULL) {
+        return false;
+    }
+    for (uint32_t i = first; i < first + op->call.rank_count; i++) {
+        const struct exec_rank *other = &op->ranks[i];
+        struct exec_rank outputs = {.input = other->output, .input_bytes = other->output_bytes};
+        bool may_be_input = i == local && is_in_place(comm, op, local);
+        if ((!may_be_input && device_overlaps(other, writer)) ||
+            (i != local && device_overlaps(&outputs, writer))) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op, bool used[DEV_GPUS_MAX])
 {
     for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
         const struct exec_rank *rank = &op->ranks[i];
         bool has_any = rank->input != NULL || rank->output != NULL;
-        if (has_any && !rank->on_gpu) {
+        if ((has_any && !rank->on_gpu) || overlaps_another(comm, op, i)) {
             return false;
         }
         if (has_any) {
@@ -25,7 +77,7 @@ bool device_buffers_on_gpus(const struct exec_op *op, bool used[DEV_GPUS_MAX])
 bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op)
 {
     bool used[DEV_GPUS_MAX] = {0};
-    if (op->call.rank_count > DEV_QUEUE_BUFFERS_MAX || !device_buffers_on_gpus(op, used)) {
+    if (op->call.rank_count > DEV_QUEUE_BUFFERS_MAX || !device_buffers_serve(comm, op, used)) {
         return false;
     }
     for (uint32_t gpu = 0; gpu < DEV_GPUS_MAX; gpu++) {
@@ -43,12 +95,7 @@ bool device_local_serves(const struct exec_comm *comm, const struct exec_op *op)
     if (comm->options.node_count != 1 || op->call.compression != COMPRESSION_NONE) {
         return false;
     }
-    bool in_place = false;
-    for (uint32_t i = 0; i < op->call.rank_count; i++) {
-        in_place |= device_overlaps(&op->ranks[i]);
-    }
-    bool overwrites = op->call.kind == OP_KIND_ALL_TO_ALL && in_place; /* blocks that are still to be sent */
-    return op->ranks[0].on_gpu && !overwrites && device_reach_each_other(comm, op);
+    return op->ranks[0].on_gpu && device_reach_each_other(comm, op);
 }
 
 uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[DEV_GPUS_MAX])
@@ -64,11 +111,6 @@ uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[DEV_GPUS_MAX])
         }
     }
     return count;
-}
-
-static unsigned char *at(const struct exec_op *op, const void *buffer, uint64_t elements)
-{
-    return (unsigned char *)(uintptr_t)buffer + elements * op->element_bytes;
 }
 
 /* --- Reductions --- */

@@ -355,19 +355,19 @@ enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64
 /* Given up: whether GPUs have let go of its buffers. */
 bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns);
 /* What it waits for; false when that has nothing to do with GPUs. */
-bool device_describe(const struct exec_op *op, char *text, size_t size);
+bool device_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size);
 enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct dev_queue **out,
                          struct error *error) COMM_MUST_USE;
 void device_free_queues(struct exec_comm *comm);
 
-/* Whether input and output share bytes. */
-bool device_overlaps(const struct exec_rank *rank);
+/* Whether the one's input and the other's output share bytes. */
+bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *writer);
 
 /* device_local.c */
 /* All buffers are on GPUs, and a kernel of any of these can work on all. */
 bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op);
-/* Which GPUs buffers are on. False: some are on the host. */
-bool device_buffers_on_gpus(const struct exec_op *op, bool used[DEV_GPUS_MAX]);
+/* Which GPUs buffers are on. False: some are on the host, or overlap otherwise than in place. */
+bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op, bool used[DEV_GPUS_MAX]);
 /* The GPUs that ranks of the operation are on, by their first rank. Returns how many. */
 uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[DEV_GPUS_MAX]);
 bool device_local_serves(const struct exec_comm *comm, const struct exec_op *op);

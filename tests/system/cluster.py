@@ -41,12 +41,13 @@ class Cluster:
 
     next_port = 17400 + os.getpid() % 997 * 32
 
-    def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0, gpu_environment=None):
+    def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0,
+                 daemon_environment=None):
         """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback; one for each of `rails`.
         gpus: of each node, doubles of them (tests/cuda_double)."""
         self.gpus = gpus
-        self.gpu_environment = gpu_environment or {}
         self.client_environment = client_environment or {}
+        self.daemon_environment = daemon_environment or {}
         self.relays = relays or {}
         self.rails = rails
         self.relay_processes = {}
@@ -153,7 +154,7 @@ class Cluster:
     def start(self, name, *options):
         log = open(self.folder / f"{name}.log", "ab")
         process = subprocess.Popen(self.in_node(name, BUILD / "commd", "--config", self.config_path(name), *options),
-                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(name))
+                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **self.daemon_environment))
         log.close()
         self.daemons[name] = process
         self.processes.append(process)
@@ -165,7 +166,7 @@ class Cluster:
             machine = self.folder / f"{name}-gpus"
             machine.mkdir(exist_ok=True)
             environment.update(COMMD_CUDA_LIBRARY=str(BUILD / "tests/libcuda_double.so"), COMMD_NCCL_LIBRARY=str(BUILD / "tests/libnccl_double.so"),
-                               CUDA_DOUBLE_FOLDER=str(machine), CUDA_DOUBLE_DEVICES=str(self.gpus), **self.gpu_environment)
+                               CUDA_DOUBLE_FOLDER=str(machine), CUDA_DOUBLE_DEVICES=str(self.gpus))
         return environment
 
     def commctl(self, name, *arguments):
@@ -216,9 +217,11 @@ class Cluster:
 class StandaloneTest(unittest.TestCase):
     """One daemon for all tests of a class: whatever one of them does, the next one finds it at work."""
 
+    gpus = 0  # doubles of them
+
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster(["solo"], namespaces=False, start=False)
+        cls.cluster = Cluster(["solo"], namespaces=False, start=False, gpus=cls.gpus)
         cls.cluster.config_path("solo").write_text(f'node_name = "solo";\nsocket_path = "{cls.cluster.socket("solo")}";\n')
         cls.cluster.start("solo", "--standalone")
         cls.cluster.wait_ready()

@@ -8,7 +8,7 @@ from cluster import BUILD, Cluster
 class GpuMatrix(unittest.TestCase):
     def check(self, layout, devices, settings="", **environment):
         """layout: the node of each rank; devices: its GPU there, or -1."""
-        with Cluster(sorted(set(layout)), settings, gpus=4, gpu_environment=environment) as cluster:
+        with Cluster(sorted(set(layout)), settings, gpus=4, client_environment=environment, daemon_environment=environment) as cluster:
             ranks = [cluster.client(node, BUILD / "tests/system/matrix", "matrix", rank, len(layout), devices[rank]) for rank, node in enumerate(layout)]
             for rank, process in enumerate(ranks):
                 output, errors = process.communicate(timeout=240)

@@ -34,6 +34,8 @@ $(BUILD)/commctl: EXTRA_LIBS = -lprotobuf-c -ljansson -lconfig $(CRYPTO_LIBS) -l
 $(BUILD)/commctl: $(BUILD)/client/commctl/main.o $(BUILD)/client/commctl.a $(BUILD)/client/internal.a $(PROTO_OBJECTS)
 	$(link)
 
+# It is a program that uses CUDA besides; this table does for it what its toolkit's library would.
+$(BUILD)/examples/overlap: $(BUILD)/proto/cuda_driver.o
 $(EXAMPLES): EXTRA_LIBS = -lprotobuf-c -lm
 $(EXAMPLES): $(BUILD)/examples/%: $(BUILD)/client/examples/%.o $(BUILD)/libcommclient.a
 	$(link)

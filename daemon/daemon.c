@@ -305,6 +305,7 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
     threads = threads < rails ? rails : threads;
     struct workers_options options = {.loop = daemon->loop,
                                       .exec = daemon->exec,
+                                      .gpus = daemon->gpus,
                                       .thread_count = threads,
                                       .rail_count = rails,
                                       .quic = conf->standalone ? NULL : &quic,

@@ -44,6 +44,7 @@ struct workers {
     struct worker list[EXEC_RAILS_MAX]; /* the first is main's, without a thread */
     uint32_t count;
     uint32_t rail_count;
+    struct dev_gpus *gpus;
 };
 
 uint32_t workers_threads_default(long processors)
@@ -193,6 +194,9 @@ static enum status worker_make(struct worker *worker, const struct quic_options 
         status = exec_new(worker->net, worker_wake_exec, worker, &worker->exec, error);
     }
     if (status == STATUS_OK) {
+        exec_set_gpus(worker->exec, worker->workers->gpus);
+    }
+    if (status == STATUS_OK) {
         status = loop_timer_new(worker->loop, worker_tick, worker, &worker->tick, error);
     }
     return status;
@@ -255,6 +259,7 @@ enum status workers_new(const struct workers_options *options, struct workers **
     }
     workers->count = options->thread_count;
     workers->rail_count = options->rail_count;
+    workers->gpus = options->gpus;
     enum status status = STATUS_OK;
     for (uint32_t i = 0; i < workers->count; i++) {
         workers->list[i].workers = workers;

@@ -8,7 +8,7 @@
  * counted from a boundary of 16 bytes, and the blocks take turns at the chunks of all copies: the work
  * spreads by bytes, and only the first and the last chunk of a copy have an odd end.
  */
-#define COPY_CHUNK_BYTES 16384u
+#define COPY_CHUNK_BYTES 32768u
 
 /* Words of one size from one end to the other, a few in flight. */
 template <typename Word>

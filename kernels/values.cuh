@@ -32,79 +32,59 @@ KERNEL_FUNCTION void store_streaming(complex_of<Real> *to, const complex_of<Real
 
 /* ---- floating point that is reduced as it is */
 
-template <typename Real> struct real_type {
-    using Stored = Real;
-    using Wide = Real;
-    using Group = Real;
+template <typename Value> struct plain_type {
+    using Stored = Value;
+    using Wide = Value;
+    using Group = Value;
     static constexpr uint32_t WIDES = 1;
     static constexpr bool SCALES = true;
     static constexpr bool DIVIDES = true;
 
-    KERNEL_MEMBER void widen_group(Group group, Wide *values)
+    KERNEL_MEMBER void widen_group(const Value &group, Value *values)
     {
         values[0] = group;
     }
-    KERNEL_MEMBER Group narrow_group(const Wide *values)
+    KERNEL_MEMBER Value narrow_group(const Value *values)
     {
         return values[0];
     }
-    KERNEL_MEMBER Wide widen(Stored stored)
+    KERNEL_MEMBER Value widen(const Value &stored)
     {
         return stored;
     }
-    KERNEL_MEMBER Stored narrow(Wide value)
+    KERNEL_MEMBER Value narrow(const Value &value)
     {
         return value;
     }
-    KERNEL_MEMBER Wide scale(Wide value, double factor)
+};
+
+template <typename Real> struct real_type : plain_type<Real> {
+    KERNEL_MEMBER Real scale(Real value, double factor)
     {
         return value * static_cast<Real>(factor);
     }
-    KERNEL_MEMBER Wide divide(Wide value, uint64_t divisor)
+    KERNEL_MEMBER Real divide(Real value, uint64_t divisor)
     {
         return value / static_cast<Real>(divisor);
     }
 };
 
-template <typename Real> struct complex_type {
-    using Stored = complex_of<Real>;
-    using Wide = complex_of<Real>;
-    using Group = complex_of<Real>;
-    static constexpr uint32_t WIDES = 1;
-    static constexpr bool SCALES = true;
-    static constexpr bool DIVIDES = true;
-
-    KERNEL_MEMBER void widen_group(const Group &group, Wide *values)
+template <typename Real> struct complex_type : plain_type<complex_of<Real>> {
+    KERNEL_MEMBER complex_of<Real> scale(const complex_of<Real> &value, double factor)
     {
-        values[0] = group;
+        return {value.real * static_cast<Real>(factor), value.imaginary * static_cast<Real>(factor)};
     }
-    KERNEL_MEMBER Group narrow_group(const Wide *values)
+    KERNEL_MEMBER complex_of<Real> divide(const complex_of<Real> &value, uint64_t divisor)
     {
-        return values[0];
-    }
-    KERNEL_MEMBER Wide widen(const Stored &stored)
-    {
-        return stored;
-    }
-    KERNEL_MEMBER Stored narrow(const Wide &value)
-    {
-        return value;
-    }
-    KERNEL_MEMBER Wide scale(const Wide &value, double factor)
-    {
-        return Wide{value.real * static_cast<Real>(factor), value.imaginary * static_cast<Real>(factor)};
-    }
-    KERNEL_MEMBER Wide divide(const Wide &value, uint64_t divisor)
-    {
-        return Wide{value.real / static_cast<Real>(divisor), value.imaginary / static_cast<Real>(divisor)};
+        return {value.real / static_cast<Real>(divisor), value.imaginary / static_cast<Real>(divisor)};
     }
 };
 
 /*
  * ---- short floats. The device's own conversions are taken where they are those of convert_bits.h but for
  * the payload of NaN: to f32 all are exact; to f16 and bf16 they round to nearest even, overflow to infinity
- * and keep subnormals, as IEEE 754 says; to 8 bits, from sm_89 on, they round so too and saturate. They also
- * saturate infinities, which e5m2 keeps here.
+ * and keep subnormals, as IEEE 754 says; to 8 bits, from sm_89 on, they round so too and saturate, but
+ * infinities as well, which e5m2 keeps here.
  */
 #if defined(__CUDA_ARCH__)
 #define DEVICE_CONVERTS 1
@@ -220,10 +200,10 @@ struct f8e5m2_bits {
     {
 #if DEVICE_CONVERTS_F8
         F8_NARROW_TWO(two, low, high, "e5m2");
-        /* The largest finite number is 0x7b, infinity the next. */
-        uint32_t infinite = (bits_of_f32(low) & 0x7fffffffu) == 0x7f800000u ? 1u : 0u;
-        infinite |= (bits_of_f32(high) & 0x7fffffffu) == 0x7f800000u ? 0x100u : 0u;
-        return two + infinite;
+        /* 0x7c and the sign, whatever the device makes of it. */
+        uint32_t infinite = (bits_of_f32(low) & 0x7fffffffu) == 0x7f800000u ? 0x7fu : 0u;
+        infinite |= (bits_of_f32(high) & 0x7fffffffu) == 0x7f800000u ? 0x7f00u : 0u;
+        return (two | infinite) & ~(infinite & 0x0303u);
 #else
         return bits_f32_to_f8e5m2(low) | static_cast<uint32_t>(bits_f32_to_f8e5m2(high)) << 8;
 #endif
@@ -287,6 +267,14 @@ template <typename Bits> struct short_float_type {
     }
 };
 
+template <bool condition, typename Yes, typename No> struct choice {
+    using type = Yes;
+};
+template <typename Yes, typename No> struct choice<false, Yes, No> {
+    using type = No;
+};
+template <bool condition, typename Yes, typename No> using choose = typename choice<condition, Yes, No>::type;
+
 /*
  * ---- integers. Value is the type of an element, Bits the unsigned type of its width. Short ones are held in
  * 32 bits, of which the lowest wrap as the element does.
@@ -295,20 +283,8 @@ template <typename Value, typename Bits> struct integer_type {
     using Stored = Bits;
     static constexpr bool SHORT = sizeof(Bits) < 4;
     static constexpr bool SIGNED = static_cast<Value>(-1) < static_cast<Value>(0);
-    template <bool is_short, bool is_signed, typename Unused> struct choose {
-        using Wide = Value;
-        using Group = Bits;
-    };
-    template <typename Unused> struct choose<true, true, Unused> {
-        using Wide = int32_t;
-        using Group = uint32_t;
-    };
-    template <typename Unused> struct choose<true, false, Unused> {
-        using Wide = uint32_t;
-        using Group = uint32_t;
-    };
-    using Wide = typename choose<SHORT, SIGNED, void>::Wide;
-    using Group = typename choose<SHORT, SIGNED, void>::Group;
+    using Wide = choose<SHORT, choose<SIGNED, int32_t, uint32_t>, Value>;
+    using Group = choose<SHORT, uint32_t, Bits>;
     static constexpr uint32_t WIDES = sizeof(Group) / sizeof(Stored);
     static constexpr bool SCALES = false;
     static constexpr bool DIVIDES = true;
@@ -351,13 +327,7 @@ template <typename Value, typename Bits> struct integer_type {
 /* For operators on single bits: groups of at least 32 bits, whatever elements they hold. */
 template <typename Bits> struct bits_type {
     using Stored = Bits;
-    template <bool is_long, typename Unused> struct choose {
-        using Wide = uint32_t;
-    };
-    template <typename Unused> struct choose<true, Unused> {
-        using Wide = uint64_t;
-    };
-    using Wide = typename choose<sizeof(Bits) == 8, void>::Wide;
+    using Wide = choose<sizeof(Bits) == 8, uint64_t, uint32_t>;
     using Group = Wide;
     static constexpr uint32_t WIDES = 1;
     static constexpr bool SCALES = false;

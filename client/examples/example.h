@@ -35,17 +35,22 @@ static inline void *example_allocate(size_t count, size_t size)
 }
 
 /* Joins the communicator that the command line names; exits with 2 and `usage` when it does not understand
- * it. */
-static inline struct example example_begin(int argc, char **argv, const char *usual_name)
+ * it. device: not null: --device is accepted, too; COMM_DEVICE_HOST without it. */
+static inline struct example example_begin_on(int argc, char **argv, const char *usual_name, int *device)
 {
-    static const struct option options[] = {{"name", required_argument, NULL, 'n'},
-                                            {"rank", required_argument, NULL, 'r'},
-                                            {"size", required_argument, NULL, 's'},
-                                            {NULL, 0, NULL, 0}};
+    const struct option options[] = {{"name", required_argument, NULL, 'n'},
+                                     {"rank", required_argument, NULL, 'r'},
+                                     {"size", required_argument, NULL, 's'},
+                                     {device != NULL ? "device" : NULL, required_argument, NULL, 'd'},
+                                     {NULL, 0, NULL, 0}};
+    const int host = COMM_DEVICE_HOST;
     struct example example = {.size = 0};
     const char *name = usual_name;
     char *end = NULL;
     int fine = 1;
+    if (device != NULL) {
+        *device = host;
+    }
     for (int option; fine && (option = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (option == 'n') {
             name = optarg;
@@ -55,19 +60,28 @@ static inline struct example example_begin(int argc, char **argv, const char *us
         } else if (option == 's') {
             example.size = (uint32_t)strtoul(optarg, &end, 10);
             fine = *end == '\0';
+        } else if (option == 'd') {
+            *device = (int)strtol(optarg, &end, 10);
+            fine = *end == '\0';
         } else {
             fine = 0;
         }
     }
     if (!fine || optind != argc || example.rank >= example.size) {
-        fprintf(stderr, "usage: %s [--name NAME] --rank R --size N\n", usual_name);
+        fprintf(stderr, "usage: %s [--name NAME] --rank R --size N%s\n", usual_name,
+                device != NULL ? " [--device N]" : "");
         exit(2);
     }
     example_check(comm_client_open(NULL, &example.client), "connection");
-    example_check(
-        comm_init(example.client, name, example.rank, example.size, COMM_DEVICE_HOST, NULL, &example.comm),
-        name);
+    example_check(comm_init(example.client, name, example.rank, example.size, device != NULL ? *device : host,
+                            NULL, &example.comm),
+                  name);
     return example;
+}
+
+static inline struct example example_begin(int argc, char **argv, const char *usual_name)
+{
+    return example_begin_on(argc, argv, usual_name, NULL);
 }
 
 /* Waits for the others, says on rank 0 how it went, and leaves. Returns the exit code. */

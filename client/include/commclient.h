@@ -17,6 +17,10 @@
  * comm_last_error the long message of the last failure in the calling thread: who, what and where.
  *
  * After fork, the child must not use what its parent opened; it opens its own.
+ *
+ * GPUs: the CUDA driver is loaded with the first communicator, or memory, that names one. A program that uses
+ * none needs no driver, and gets no thread of the library's. One that orders operations by CUDA streams or
+ * events gets one for each client.
  */
 
 #include <stddef.h>
@@ -148,7 +152,8 @@ COMM_API COMM_CHECK comm_result_t comm_client_open(const comm_open_options_t *op
 /*
  * Closes the connection and frees everything made through it: communicators left (others that still need them
  * see COMM_RANK_LOST), memory of comm_mem_alloc unmapped. With operations pending it first tries to finish
- * them, for at most one second. Null is accepted. Never aborts the process.
+ * them, for at most one second. Null is accepted. Never aborts the process. Streams that wait for operations
+ * go on. Memory of comm_mem_alloc on a GPU is freed by CUDA, which waits for the GPU's streams.
  */
 COMM_API void comm_client_close(comm_client_t *client);
 
@@ -172,12 +177,13 @@ typedef struct comm_init_options {
 /*
  * Joins the communicator `name` as `rank` of `size`, and waits until all ranks have. name: 1 to 127 printable
  * ASCII characters without space, the same on all ranks; it belongs to the user who uses it first, until the
- * communicator is gone. device: COMM_DEVICE_HOST, or a CUDA device's number. options may be null. A process
+ * communicator is gone. device: COMM_DEVICE_HOST, or a CUDA device's number as this process sees it: its
+ * primary context is held until the client is closed. Ranks may share a GPU. options may be null. A process
  * may hold several ranks (one call each, from different threads, since each waits for the others).
  *
  * COMM_TIMED_OUT (the message names the missing ranks), COMM_MISMATCH (who disagrees), COMM_ALREADY_EXISTS
- * (who has the rank), COMM_PERMISSION (who owns the name), COMM_UNSUPPORTED (device), COMM_LIMIT,
- * COMM_DAEMON_LOST.
+ * (who has the rank), COMM_PERMISSION (who owns the name), COMM_UNSUPPORTED (no driver, no such GPU),
+ * COMM_DEVICE (it fails), COMM_LIMIT, COMM_DAEMON_LOST.
  */
 COMM_API COMM_CHECK comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank,
                                             uint32_t size, int device, const comm_init_options_t *options,
@@ -199,14 +205,15 @@ COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
 /* --- Memory --- */
 
 /*
- * Memory that commd works on directly, zero copy: page-aligned, zeroed. device as in comm_init.
+ * Memory that commd works on directly, zero copy. device as in comm_init. On the host: page-aligned, zeroed.
+ * On a GPU: as of cudaMalloc, in multiples of 2 MiB, so that what commd can see is this memory alone.
  * COMM_NO_MEMORY, COMM_LIMIT, COMM_UNSUPPORTED (device).
  */
 COMM_API COMM_CHECK comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device,
                                                  void **memory);
 
-/* Frees it; waits for operations that still use it. Null is accepted. Memory not from comm_mem_alloc:
- * COMM_NOT_FOUND. */
+/* Frees it; waits for operations that still use it, and on a GPU, as cudaFree does, for its streams. Null is
+ * accepted. Memory not from comm_mem_alloc: COMM_NOT_FOUND. */
 COMM_API comm_result_t comm_mem_free(comm_client_t *client, void *memory);
 
 /*
@@ -214,11 +221,15 @@ COMM_API comm_result_t comm_mem_free(comm_client_t *client, void *memory);
  * where in the file `memory` starts, page-aligned. The fd may be closed afterwards. The memfd is sealed
  * against shrinking by this call if it was not. COMM_INVALID_ARGUMENT for what is no memfd or cannot be
  * sealed.
+ *
+ * Memory on a GPU, with memfd -1 and offset 0, after the first comm_init on one: what its first use would do
+ * otherwise.
  */
 COMM_API COMM_CHECK comm_result_t comm_mem_register(comm_client_t *client, void *memory, size_t size,
                                                     int memfd, uint64_t offset);
 
-/* Forgets a registration; waits for operations that still use it. */
+/* Forgets a registration; waits for operations that still use it. On a GPU: of the allocation that holds the
+ * address, whoever registered it. */
 COMM_API comm_result_t comm_mem_deregister(comm_client_t *client, void *memory);
 
 /*
@@ -235,10 +246,17 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
 
 /*
  * Buffers: any address of the process. Within memory from comm_mem_alloc or comm_mem_register nothing is
- * copied; anything else is staged: copied in on submission and copied out when the operation is waited for
- * (comm_sync, comm_barrier, comm_wait, comm_test). Buffers must stay as they are until then. The calls return
- * as soon as the operation is submitted; with 1,024 of a communicator in flight, or 1 GiB of its buffers
- * staged, they wait for one to end.
+ * copied; anything else of the host is staged: copied in on submission and copied out when the operation is
+ * waited for (comm_sync, comm_barrier, comm_wait, comm_test). Buffers must stay as they are until then. The
+ * calls return as soon as the operation is submitted; with 1,024 of a communicator in flight, or 1 GiB of its
+ * buffers staged, they wait for one to end.
+ *
+ * A rank on a GPU takes buffers on that GPU, and of the host. Memory of cudaMalloc, and virtual memory with
+ * POSIX descriptors as handles (PyTorch's expandable segments), is registered when it is first used, each
+ * allocation whole: that takes some 100 us, once. Memory that was freed and made again is noticed, and what
+ * commd still had of the old one given up; until then commd keeps it occupied. Refused with COMM_UNSUPPORTED:
+ * managed memory, that of CUDA's pools (cudaMallocAsync), that of another GPU. comm_all_to_all in place is
+ * refused on a GPU, too.
  *
  * Counts are in elements; 0 is valid. Where there are blocks, one for each rank, in rank order, `count` is
  * that of one block; the _v forms take arrays of comm_size() counts and, where the blocks lie in the caller's
@@ -261,14 +279,31 @@ enum comm_compression {
     COMM_COMPRESSION_TOP_K = 3 /* the largest of each 1,024 elements alone, as f32 */
 };
 
-/* In place of a CUDA stream: none. Null is CUDA's legacy default stream. */
+/*
+ * Of a rank on a GPU, each operation has its place in a CUDA stream: it begins, and touches its buffers,
+ * after what the stream holds at the call, and what is put there later waits until it has ended, whatever its
+ * result. Nothing on the host waits for that. A null stream is the legacy default stream of the
+ * communicator's GPU; COMM_STREAM_NONE is none: such an operation is ordered by events alone, or by the
+ * caller. Ranks on the host have no streams: null, or COMM_STREAM_NONE.
+ *
+ *   - Buffers of the host that are staged are read at the call, and written when the operation is waited for:
+ *     the stream's order does not hold for them.
+ *   - Operations in one stream follow each other. Those that need each other to end, such as a receive and a
+ *     send of two ranks to each other, go into a group, where the stream says at each call that it has come
+ *     there, and waits for all of them at comm_group_end.
+ *   - A persistent operation takes its place at comm_start.
+ *   - A stream that is being captured is refused with COMM_UNSUPPORTED, and the capture stays valid.
+ *   - When commd ends, streams that wait for it go on, with what their buffers then hold; the next call says
+ *     COMM_DAEMON_LOST.
+ *   - The operation's deadline counts from the call.
+ */
 #define COMM_STREAM_NONE ((void *)-1)
 
 typedef struct comm_call_options {
     size_t struct_size;  /* set by COMM_CALL_OPTIONS_INIT */
     uint32_t timeout_ms; /* deadline of this operation; 0: the communicator's */
     double factor;       /* COMM_PREMUL_SUM: this rank's; otherwise ignored */
-    void *stream;        /* CUDA stream; null on the host */
+    void *stream;        /* CUDA stream (cudaStream_t, CUstream): see COMM_STREAM_NONE */
     /*
      * Not null: *request gets a handle of the operation, to be given to comm_wait or comm_test once. It is
      * null afterwards, and after any failure to submit.
@@ -390,7 +425,7 @@ COMM_API COMM_CHECK comm_result_t comm_send(comm_t *comm, const void *buffer, si
 /* peer: a rank, or COMM_ANY_SOURCE. */
 COMM_API COMM_CHECK comm_result_t comm_recv(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype,
                                             uint32_t peer, uint32_t tag, const comm_call_options_t *options);
-/* Both at once; waits for both. options: its deadline alone counts. */
+/* Both at once; waits for both. options: its deadline and stream count. */
 COMM_API COMM_CHECK comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count,
                                                  uint32_t to, void *receive, size_t receive_count,
                                                  uint32_t from, comm_dtype_t dtype, uint32_t tag,
@@ -444,13 +479,61 @@ COMM_API void comm_request_free(comm_request_t *request);
  */
 COMM_API COMM_CHECK comm_result_t comm_sync(comm_t *comm, uint32_t timeout_ms);
 
-COMM_API COMM_CHECK comm_result_t comm_sync_stream(comm_t *comm, uint32_t timeout_ms);
+/* --- Events --- */
+
+/*
+ * Points of CUDA streams, and of communicators, that others wait for, so that computing and communicating
+ * overlap. None of these calls waits, but where it says so, nor asks commd anything. The seven steps, of
+ * which no other makes the host wait:
+ *
+ *   comm_event_create(client, &event);
+ *   comm_event_record(event, compute);      (after what was put on the compute stream,
+ *   comm_event_wait_comm(event, comm);       the communicator goes on)
+ *   comm_all_reduce(comm, ..., &options);   (options.stream = COMM_STREAM_NONE)
+ *   comm_event_record_comm(event, comm);    (and after that,
+ *   comm_event_wait(event, compute);         the compute stream does)
+ *   comm_event_destroy(event);
+ *
+ * stream: a CUDA stream of a GPU on which the client has, or had, a communicator; null is the legacy default
+ * stream, of the current context's GPU if the client has one there, else of its first. COMM_STREAM_NONE, and
+ * null as long as the client has used no GPU, is the calling thread: what it records is reached at once, and
+ * it waits itself. So the same program runs without a GPU.
+ *
+ * An event that was never recorded is reached. Recording it again replaces what later waits are for, and
+ * nothing of earlier ones. It belongs to its client, and works with the communicators of that; it may be used
+ * by several threads at once, and destroyed while others wait for what was recorded; what is left of them is
+ * freed with the client.
+ *
+ * COMM_UNSUPPORTED: a stream of a client without a GPU, or one that is being captured. COMM_DAEMON_LOST,
+ * COMM_DEVICE, COMM_INVALID_ARGUMENT, COMM_LIMIT.
+ */
 COMM_API COMM_CHECK comm_result_t comm_event_create(comm_client_t *client, comm_event_t **event);
+/* Null is accepted. */
 COMM_API void comm_event_destroy(comm_event_t *event);
+
+/* The event is reached when the stream has done what it holds now. */
 COMM_API COMM_CHECK comm_result_t comm_event_record(comm_event_t *event, void *stream);
+/*
+ * The event is reached when every operation that was submitted on this rank of the communicator has ended,
+ * and the events that it was to wait for are reached. Also when the communicator fails. Refused in a group,
+ * whose operations are not submitted yet. With 1,024 of a communicator that are not reached, waits for one.
+ */
 COMM_API COMM_CHECK comm_result_t comm_event_record_comm(comm_event_t *event, comm_t *comm);
+
+/* What is put on the stream from now on begins after the event. The calling thread waits as long as commd's
+ * deadlines let it: COMM_TIMED_OUT. */
 COMM_API COMM_CHECK comm_result_t comm_event_wait(comm_event_t *event, void *stream);
+/*
+ * Operations that are submitted on this rank of the communicator from now on, messages as well, begin after
+ * the event. With more than 15 such events that are not reached, they also begin after the operations before.
+ */
 COMM_API COMM_CHECK comm_result_t comm_event_wait_comm(comm_event_t *event, comm_t *comm);
+
+/*
+ * Waits, in the calling thread, until everything that was asked of the communicator has ended: operations, as
+ * in comm_sync, whose results it returns, and what they were to wait for. timeout_ms: as in comm_sync.
+ */
+COMM_API COMM_CHECK comm_result_t comm_sync_stream(comm_t *comm, uint32_t timeout_ms);
 
 #ifdef __cplusplus
 }

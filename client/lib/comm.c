@@ -317,7 +317,7 @@ comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, 
                               : error_report(COMM_NO_MEMORY, "no memory for communicator \"%s\"", name);
         *out = result == COMM_OK ? comm : NULL;
     } else {
-        result = error_prefix(result, "comm_init: \"%s\"", name);
+        result = error_within(result, "comm_init: \"%s\"", name);
     }
     client_leave(client);
     return result;

@@ -129,7 +129,7 @@ comm_result_t gpu_open(struct comm_client *client, int ordinal, struct client_gp
         }
     }
     comm_result_t result = gpu_new(client, ordinal, out);
-    return result == COMM_OK ? COMM_OK : error_prefix(result, "device %d", ordinal);
+    return result == COMM_OK ? COMM_OK : error_within(result, "device %d", ordinal);
 }
 
 void gpus_close(struct comm_client *client)

@@ -204,7 +204,7 @@ comm_result_t error_report(comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 comm_result_t error_repeat(comm_result_t result, const char *text);
 /* Puts where it happened before the text of the failure that was just reported. */
-comm_result_t error_prefix(comm_result_t result, const char *format, ...)
+comm_result_t error_within(comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 /* A failure's code off the wire: never COMM_OK or COMM_IN_PROGRESS. */
 comm_result_t failure_from_wire(uint32_t number);

@@ -244,7 +244,7 @@ comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device, voi
     comm_result_t result;
     if (device != COMM_DEVICE_HOST) {
         result = gpu_memory_make(client, size, device, memory);
-        return result == COMM_OK ? COMM_OK : error_prefix(result, "comm_mem_alloc");
+        return result == COMM_OK ? COMM_OK : error_within(result, "comm_mem_alloc");
     }
     result = client_enter(client);
     if (result != COMM_OK) {
@@ -411,5 +411,5 @@ comm_result_t comm_mem_register(comm_client_t *client, void *memory, size_t size
     result = on_gpu ? gpu_memory_register(client, memory, size)
                     : memory_adopt(client, memory, size, memfd, offset);
     client_leave(client);
-    return result != COMM_OK && on_gpu ? error_prefix(result, "comm_mem_register") : result;
+    return result != COMM_OK && on_gpu ? error_within(result, "comm_mem_register") : result;
 }

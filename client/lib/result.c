@@ -26,7 +26,7 @@ comm_result_t error_report(comm_result_t result, const char *format, ...)
     return result;
 }
 
-comm_result_t error_prefix(comm_result_t result, const char *format, ...)
+comm_result_t error_within(comm_result_t result, const char *format, ...)
 {
     char text[sizeof last_error];
     char before[sizeof last_error];

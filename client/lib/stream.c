@@ -75,7 +75,7 @@ comm_result_t stream_begin(struct comm_comm *comm, const struct client_call *cal
     }
     if (result != COMM_OK) {
         fence_give(&client->fences, slot, false);
-        return error_prefix(result, "%s on \"%s\"", call->name, comm->name);
+        return error_within(result, "%s on \"%s\"", call->name, comm->name);
     }
     order->slot = slot;
     order->ended = fence_next(&client->fences, slot, FENCE_ENDED);
@@ -91,7 +91,7 @@ comm_result_t stream_end(struct comm_comm *comm, const struct client_call *call,
     comm_result_t result = stream_wait(comm->gpu, call->options.stream, &order->ended);
     return result == COMM_OK
                ? COMM_OK
-               : error_prefix(result, "%s on \"%s\", which was submitted: the stream does not wait for it",
+               : error_within(result, "%s on \"%s\", which was submitted: the stream does not wait for it",
                               call->name, comm->name);
 }
 

@@ -277,6 +277,9 @@ static comm_result_t prepare(struct comm_comm *comm, const struct client_call *c
     }
     out->op->kind = call->kind;
     out->op->dtype = call->dtype;
+    if (order->slot != NULL) { /* a program may have nothing but its streams to wait for */
+        client_take_events(comm->client);
+    }
     comm_result_t result = place_input(comm, call, out);
     result = result == COMM_OK ? place_output(comm, call, out) : result;
     result = result == COMM_OK ? place_layouts(comm, call, out) : result;

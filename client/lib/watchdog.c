@@ -8,15 +8,39 @@
 #include "client/lib/internal.h"
 
 /*
- * A stream that waits for commd cannot see that commd has ended: this thread does. It reads nothing; it waits
- * for the end of the connection, or of the client.
+ * A stream that waits for commd cannot see that commd has ended: this thread does, since it waits for the end
+ * of the connection, or of the client. And commd reads no more requests of a client that does not take what
+ * it has been told: when the program has nothing but streams to wait for, this thread takes it, now and then.
  */
+
+#define BUSY_MS 20  /* between looks, with operations in flight */
+#define IDLE_MS 500 /* without */
+
+/* Until the next look, in ms. Who has the lock may wait for a stream: not waited for here. */
+static int take_what_is_there(struct comm_client *client)
+{
+    bool busy = false;
+    if (pthread_mutex_trylock(&client->lock) != 0) {
+        return BUSY_MS;
+    }
+    for (const struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
+        busy = busy || comm->in_flight > 0;
+    }
+    if (busy) {
+        client_take_all(client);
+    }
+    pthread_mutex_unlock(&client->lock);
+    return busy ? BUSY_MS : IDLE_MS;
+}
 
 static void *watch(void *argument)
 {
     struct comm_client *client = argument;
     struct pollfd watched[] = {{.fd = client->fd}, {.fd = client->fences.watchdog_fd, .events = POLLIN}};
-    while (poll(watched, 2, -1) <= 0) {
+    int timeout_ms = BUSY_MS;
+    for (int ready = 0; ready <= 0;) {
+        ready = poll(watched, 2, timeout_ms);
+        timeout_ms = ready == 0 ? take_what_is_there(client) : timeout_ms;
     }
     if (watched[1].revents != 0) {
         return NULL;

@@ -6,8 +6,8 @@
 
 #include "daemon/dev/compress_level.h"
 #include "daemon/dev/compress_top_k.h"
-#include "kernels/convert_bits.h"
 #include "daemon/dev/reduce.h"
+#include "kernels/convert_bits.h"
 #include "proto/little_endian.h"
 
 #define F8_BLOCK DEV_COMPRESS_F8_BLOCK

@@ -268,6 +268,11 @@ bool dev_gpus_find(const struct dev_gpus *gpus, const struct cuda_uuid *uuid, ui
     return false;
 }
 
+bool dev_gpus_reaches(const struct dev_gpus *gpus, uint32_t gpu, uint32_t other)
+{
+    return gpus->gpus[gpu].reaches[other];
+}
+
 int dev_gpus_driver_version(const struct dev_gpus *gpus)
 {
     return gpus->driver_version;

@@ -49,6 +49,9 @@ int dev_gpus_driver_version(const struct dev_gpus *gpus); /* 13000 for 13.0 */
 /* Memory in use on the GPU by whomever, and all of it. False when the driver does not say. */
 bool dev_gpus_memory(const struct dev_gpus *gpus, uint32_t gpu, uint64_t *used_bytes, uint64_t *total_bytes);
 
+/* Whether kernels of one work on the memory of the other. */
+bool dev_gpus_reaches(const struct dev_gpus *gpus, uint32_t gpu, uint32_t other);
+
 /* STATUS_OK, or what made the GPU unusable. Once an operation that waits should be asked about. */
 enum status dev_gpus_check(const struct dev_gpus *gpus, uint32_t gpu, struct error *error) COMM_MUST_USE;
 

@@ -5,8 +5,8 @@
  */
 #include <stdint.h>
 
-#include "kernels/convert_bits.h"
 #include "daemon/dev/reduce_level.h"
+#include "kernels/convert_bits.h"
 
 #if defined(__clang__)
 #define EACH _Pragma("clang loop vectorize(assume_safety)") for (size_t i = 0; i < count; i++)

@@ -285,8 +285,10 @@ static bool comm_start_slice(struct exec_comm *comm, uint64_t now_ns)
         exec_comm_fail(comm, &error, now_ns);
         return false;
     }
-    lane_advance(lane, now_ns);
-    receive_resume(comm);
+    if (lane->state != LANE_STAGE_IN) {
+        lane_advance(lane, now_ns);
+        receive_resume(comm);
+    }
     return true;
 }
 
@@ -295,10 +297,18 @@ static bool comm_start_slice(struct exec_comm *comm, uint64_t now_ns)
 static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
+    bool arrived = false;
     for (int l = 0; l < EXEC_LANES_MAX && !comm->failed; l++) {
-        if (comm->lanes[l].state == LANE_DRAIN && comm->lanes[l].unacknowledged == 0) {
-            lane_advance(&comm->lanes[l], now_ns);
+        struct exec_lane *lane = &comm->lanes[l];
+        bool was_in = lane->state == LANE_STAGE_IN;
+        if (was_in || lane->state == LANE_STAGE_OUT ||
+            (lane->state == LANE_DRAIN && lane->unacknowledged == 0)) {
+            lane_advance(lane, now_ns);
         }
+        arrived |= was_in && lane->state != LANE_STAGE_IN;
+    }
+    if (arrived) {
+        receive_resume(comm); /* what has come for them can be taken */
     }
     if (comm->failed) {
         return false;
@@ -388,7 +398,8 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
         return false;
     }
     if (comm->aborted || op->cancelled) {
-        if (op->unacknowledged > 0 || !spread_is_done(op, true) || !device_is_idle(comm, op, now_ns)) {
+        if (op->unacknowledged > 0 || !spread_is_done(op, true) || !device_is_idle(comm, op, now_ns) ||
+            !lanes_are_off_devices(comm, now_ns)) {
             return false; /* the network, another thread or a GPU still holds its buffers */
         }
         struct error cause = comm->aborted ? comm->cause : op->result;

@@ -44,6 +44,7 @@ struct exec_op {
     struct exec_rank *ranks;
     uint64_t *part_counts;
     bool begun;
+    bool is_staged; /* its slices come from GPUs and go to them */
     bool cancelled;
     bool disputed; /* the owner was told that another node's call differs */
     struct error result;
@@ -76,8 +77,10 @@ struct exec_op {
 
 enum lane_state {
     LANE_IDLE,
-    LANE_ROUNDS, /* rounds under way */
-    LANE_DRAIN   /* rounds done; buffers are written to once the network holds none of it any more */
+    LANE_STAGE_IN,  /* a GPU brings the slice */
+    LANE_ROUNDS,    /* rounds under way */
+    LANE_STAGE_OUT, /* a GPU takes it */
+    LANE_DRAIN      /* rounds done; buffers are written to once the network holds none of it any more */
 };
 
 /* The rounds of one slice. */
@@ -98,6 +101,8 @@ struct exec_lane {
     bool prefix_begun;          /* scans: the prefix holds something */
     uint64_t unacknowledged;
     uint32_t unacknowledged_node;  /* all of these went to it, or EXEC_NODES_SEVERAL */
+    bool staged;                   /* the slice comes from GPUs and goes to them */
+    struct lane_device *device;    /* null: none ever did */
     struct exec_vector vectors[3]; /* by coll_space */
     unsigned char *memory;         /* for vectors that lie in no rank's buffer */
     size_t memory_bytes;
@@ -223,8 +228,9 @@ struct exec {
     struct message_incoming *parked_messages;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */
     struct dev_gpus *gpus;
-    bool waits_for_devices; /* in this run, some operation did */
-    bool devices_advanced;  /* and some got further */
+    struct exec_group *groups; /* of GPUs, for NCCL */
+    bool waits_for_devices;    /* in this run, some operation did */
+    bool devices_advanced;     /* and some got further */
     uint64_t polling_since_ns;
     uint64_t poll_ns; /* when to look again */
 };
@@ -358,8 +364,41 @@ void device_free_queues(struct exec_comm *comm);
 bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *writer);
 
 /* device_local.c */
+/* All buffers are on GPUs, and a kernel of any of these can work on all. */
+bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op);
+/* Which GPUs buffers are on. False: some are on the host, or overlap otherwise than in place. */
+bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op, bool used[DEV_GPUS_MAX]);
+/* The GPUs that ranks of the operation are on, by their first rank. Returns how many. */
+uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[DEV_GPUS_MAX]);
 bool device_local_serves(const struct exec_comm *comm, const struct exec_op *op);
 enum status device_local_put(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
+
+/* device_group.c: by NCCL. *begun: false at first. GO: all of it was put in the queues. */
+bool device_group_serves(const struct exec_comm *comm, const struct exec_op *op);
+enum device_step device_group_step(struct exec_comm *comm, struct exec_op *op, bool *begun,
+                                   struct error *error);
+/* Given up: whether its calls, if there are any, have come to their end. */
+bool device_group_let_go(struct exec *exec, const struct exec_op *op);
+void exec_free_groups(struct exec *exec);
+
+/* device_lane.c: slices from and to GPUs. Functions without a result keep the first failure for
+ * lane_device_end. */
+bool lane_device_serves(const struct exec_comm *comm, const struct exec_op *op);
+/* Pinned memory for the lane's vectors, at least so large; what it held is gone. */
+enum status lane_device_reserve(struct exec_lane *lane, uint64_t bytes, struct error *error) COMM_MUST_USE;
+unsigned char *lane_device_memory(const struct exec_lane *lane);
+void lane_device_release(struct exec_lane *lane);
+/* Before what is put for a slice, and after it. */
+enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op,
+                              struct error *error) COMM_MUST_USE;
+enum status lane_device_end(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
+void lane_device_copy(const struct exec_lane *lane, void *const *targets, uint32_t target_count,
+                      const void *source, uint64_t bytes);
+void lane_device_reduce(const struct exec_lane *lane, const struct dev_reduction *reduction);
+/* Whether it is done; *status: the GPU failed, and has let go. */
+bool lane_device_reached(struct exec_lane *lane, uint64_t now_ns, enum status *status, struct error *error);
+/* Given up: whether GPUs have let go of all slices. */
+bool lanes_are_off_devices(struct exec_comm *comm, uint64_t now_ns);
 
 /* device_messages.c */
 bool staged_is_needed(const struct exec_message *message);

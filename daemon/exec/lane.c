@@ -289,11 +289,23 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
 {
     lane->slice = slice;
     lane->algorithm = op->algorithm;
-    enum status status = lane_lay_out(lane, op, error);
+    lane->staged = op->is_staged;
+    enum status status = lane->staged ? lane_device_reserve(lane, 0, error) : STATUS_OK;
+    if (status == STATUS_OK) {
+        status = lane_lay_out(lane, op, error);
+    }
+    if (status == STATUS_OK && lane->staged) {
+        status = lane_device_begin(lane, op, error);
+    }
     if (status != STATUS_OK) {
         return status;
     }
     stage_in(lane, op);
+    if (lane->staged) {
+        lane->state = LANE_STAGE_IN;
+        lane->comm->exec->waits_for_devices = true;
+        return lane_device_end(lane, error);
+    }
     return lane_begin(lane, error);
 }
 
@@ -301,6 +313,7 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
 {
     const struct exec_comm_options *options = &lane->comm->options;
     lane->slice = EXEC_AGREEMENT_SLICE;
+    lane->staged = false;
     lane->algorithm = coll_registry_by_name(OP_KIND_BARRIER, "dissemination");
     lane->call = (struct coll_call){
         .kind = OP_KIND_BARRIER, .node_count = options->node_count, .node_index = options->node_index};
@@ -313,24 +326,57 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
 /* Whether the end of the slice writes to what may still be being sent. */
 static bool lane_end_writes(const struct exec_lane *lane, const struct exec_op *op)
 {
-    return lane->index != EXEC_AGREEMENT_LANE && lane->unacknowledged > 0 && op->call.divisor > 1;
+    return lane->unacknowledged > 0 && op->call.divisor > 1 && !lane->staged;
 }
 
-static void lane_finish(struct exec_lane *lane)
+static void lane_end(struct exec_lane *lane)
+{
+    lane->state = LANE_IDLE;
+    lane_op(lane)->slices_done++;
+    exec_wake(lane->comm->exec);
+}
+
+static void lane_finish(struct exec_lane *lane, uint64_t now_ns)
 {
     struct exec_op *op = lane_op(lane);
+    struct error error;
+    if (lane->index == EXEC_AGREEMENT_LANE) {
+        lane->state = LANE_IDLE;
+        op->agreed = true;
+        exec_wake(lane->comm->exec);
+        return;
+    }
     if (lane_end_writes(lane, op)) {
         lane->state = LANE_DRAIN;
         return;
     }
-    lane->state = LANE_IDLE;
-    if (lane->index == EXEC_AGREEMENT_LANE) {
-        op->agreed = true;
-    } else {
-        stage_out(lane, op);
-        op->slices_done++;
+    stage_out(lane, op);
+    if (!lane->staged) {
+        lane_end(lane);
+        return;
+    }
+    lane->state = LANE_STAGE_OUT;
+    if (lane_device_end(lane, &error) != STATUS_OK) {
+        exec_comm_fail(lane->comm, &error, now_ns);
     }
     exec_wake(lane->comm->exec);
+}
+
+/* Whether a GPU is done with the slice; a failure of it fails the communicator. */
+static bool lane_is_off_device(struct exec_lane *lane, uint64_t now_ns)
+{
+    enum status status;
+    struct error error;
+    if (!lane_device_reached(lane, now_ns, &status, &error)) {
+        lane->comm->exec->waits_for_devices = true;
+        return false;
+    }
+    lane->comm->exec->devices_advanced = true;
+    if (status != STATUS_OK) {
+        (void)error_prefix(&error, "\"%s\"", lane->comm->options.name);
+        exec_comm_fail(lane->comm, &error, now_ns);
+    }
+    return status == STATUS_OK;
 }
 
 void lane_advance(struct exec_lane *lane, uint64_t now_ns)
@@ -343,14 +389,28 @@ void lane_advance(struct exec_lane *lane, uint64_t now_ns)
     case LANE_IDLE:
         return;
     case LANE_DRAIN:
-        lane_finish(lane);
+        lane_finish(lane, now_ns);
         return;
+    case LANE_STAGE_OUT:
+        if (lane_is_off_device(lane, now_ns)) {
+            lane_end(lane);
+        }
+        return;
+    case LANE_STAGE_IN:
+        if (!lane_is_off_device(lane, now_ns)) {
+            return;
+        }
+        if (lane_begin(lane, &error) != STATUS_OK) {
+            exec_comm_fail(lane->comm, &error, now_ns);
+            return;
+        }
+        break;
     case LANE_ROUNDS:
         break;
     }
     while (lane->receives_done == lane->transfers.receive_count) {
         if (lane->round_count == 0 || ++lane->round == lane->round_count) {
-            lane_finish(lane);
+            lane_finish(lane, now_ns);
             return;
         }
         if (lane_begin_round(lane, &error) != STATUS_OK) {
@@ -407,6 +467,7 @@ void lane_release(struct exec_lane *lane)
     for (uint32_t space = 0; space < 3; space++) {
         vector_free(&lane->vectors[space]);
     }
+    lane_device_release(lane);
     free(lane->memory);
     free(lane->encoded);
     free(lane->offsets);

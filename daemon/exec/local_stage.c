@@ -11,17 +11,29 @@ static unsigned char *at(const struct exec_op *op, const void *buffer, uint64_t 
     return (unsigned char *)(uintptr_t)buffer + elements * op->element_bytes;
 }
 
-static void copy_to_all(const struct exec_op *op, void *const *targets, uint32_t target_count,
-                        const void *source, uint64_t count_elements)
+static void copy_to_all(const struct exec_lane *lane, const struct exec_op *op, void *const *targets,
+                        uint32_t target_count, const void *source, uint64_t count_elements)
 {
-    if (count_elements > 0) {
+    if (lane != NULL && lane->staged) {
+        lane_device_copy(lane, targets, target_count, source, count_elements * op->element_bytes);
+    } else if (count_elements > 0) {
         dev_copy_to_all(targets, target_count, source, count_elements * op->element_bytes, op->streams);
     }
 }
 
-static void copy(const struct exec_op *op, void *target, const void *source, uint64_t count_elements)
+static void copy(const struct exec_lane *lane, const struct exec_op *op, void *target, const void *source,
+                 uint64_t count_elements)
 {
-    copy_to_all(op, &target, 1, source, count_elements);
+    copy_to_all(lane, op, &target, 1, source, count_elements);
+}
+
+static void run_reduction(const struct exec_lane *lane, const struct dev_reduction *reduction)
+{
+    if (lane->staged) {
+        lane_device_reduce(lane, reduction);
+    } else {
+        dev_reduce(reduction);
+    }
 }
 
 /* --- Vectors without blocks: all_reduce, reduce, broadcast --- */
@@ -51,8 +63,9 @@ static void stage_parts(const struct exec_lane *lane, const struct exec_op *op, 
 }
 
 /* Reduces inputs[i] of this node's ranks into `outputs`. */
-static void reduce_inputs(const struct exec_op *op, const struct exec_rank *ranks, const void *const *inputs,
-                          uint64_t count, void *const *outputs, uint32_t output_count, uint64_t divisor)
+static void reduce_inputs(const struct exec_lane *lane, const struct exec_op *op,
+                          const struct exec_rank *ranks, const void *const *inputs, uint64_t count,
+                          void *const *outputs, uint32_t output_count, uint64_t divisor)
 {
     double factors[DEV_REDUCE_BUFFERS_MAX];
     for (uint32_t i = 0; i < op->call.rank_count; i++) {
@@ -68,7 +81,7 @@ static void reduce_inputs(const struct exec_op *op, const struct exec_rank *rank
                                       .factors = op->call.reduce == REDUCE_PREMUL_SUM ? factors : NULL,
                                       .divisor = divisor,
                                       .streams = op->streams};
-    dev_reduce(&reduction);
+    run_reduction(lane, &reduction);
 }
 
 static void reduce_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
@@ -86,13 +99,13 @@ static void reduce_part(const struct exec_lane *lane, const struct exec_op *op, 
     if (!to_all) {
         outputs[0] = vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together);
     }
-    reduce_inputs(op, ranks, inputs, count, outputs, to_all ? op->call.rank_count : 1,
+    reduce_inputs(lane, op, ranks, inputs, count, outputs, to_all ? op->call.rank_count : 1,
                   alone ? op->call.divisor : 0);
 }
 
 /* One value to several places, divided on the way where the operation asks for it. */
-static void spread(const struct exec_op *op, const void *value, uint64_t count, void *const *outputs,
-                   uint32_t output_count)
+static void spread(const struct exec_lane *lane, const struct exec_op *op, const void *value, uint64_t count,
+                   void *const *outputs, uint32_t output_count)
 {
     if (op->call.divisor > 1) {
         struct dev_reduction reduction = {.dtype = op->call.dtype,
@@ -103,10 +116,10 @@ static void spread(const struct exec_op *op, const void *value, uint64_t count, 
                                           .inputs = &value,
                                           .outputs = outputs,
                                           .divisor = op->call.divisor};
-        dev_reduce(&reduction);
+        run_reduction(lane, &reduction);
         return;
     }
-    copy_to_all(op, outputs, output_count, value, count);
+    copy_to_all(lane, op, outputs, output_count, value, count);
 }
 
 static void spread_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
@@ -120,8 +133,27 @@ static void spread_part(const struct exec_lane *lane, const struct exec_op *op, 
             outputs[output_count++] = at(op, ranks[i].output, from);
         }
     }
-    spread(op, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together), count, outputs,
+    spread(lane, op, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together), count, outputs,
            output_count);
+}
+
+/* On GPUs: what the root has, or gets. */
+static void root_to_slice(const struct exec_lane *lane, const struct exec_op *op,
+                          const struct exec_rank *ranks, uint64_t from, uint64_t count,
+                          uint64_t offset_in_slice)
+{
+    uint64_t together;
+    copy(lane, op, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together),
+         at(op, ranks[op->root_local].input, from), count);
+}
+
+static void slice_to_root(const struct exec_lane *lane, const struct exec_op *op,
+                          const struct exec_rank *ranks, uint64_t from, uint64_t count,
+                          uint64_t offset_in_slice)
+{
+    uint64_t together;
+    void *output = at(op, ranks[op->root_local].output, from);
+    spread(lane, op, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together), count, &output, 1);
 }
 
 static void divide_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
@@ -131,7 +163,7 @@ static void divide_part(const struct exec_lane *lane, const struct exec_op *op, 
     void *value = vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together);
     (void)ranks;
     (void)from;
-    spread(op, value, count, &value, 1);
+    spread(lane, op, value, count, &value, 1);
 }
 
 /* --- Blocks --- */
@@ -164,7 +196,7 @@ static void block_from_input(const struct exec_lane *lane, const struct exec_op 
                              uint64_t part_offset, uint64_t part, void *in_slice)
 {
     const struct exec_rank *owner = &op->ranks[lane->comm->local_of_rank[rank]];
-    copy(op, in_slice, at(op, owner->input, part_offset), part);
+    copy(lane, op, in_slice, at(op, owner->input, part_offset), part);
 }
 
 static void block_to_output(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
@@ -172,12 +204,12 @@ static void block_to_output(const struct exec_lane *lane, const struct exec_op *
 {
     const struct exec_rank *owner = &op->ranks[lane->comm->local_of_rank[rank]];
     void *output = at(op, owner->output, part_offset);
-    spread(op, in_slice, part, &output, 1);
+    spread(lane, op, in_slice, part, &output, 1);
 }
 
 /* To the ranks of this node from the one at `first` on. */
-static void block_to_ranks(const struct exec_op *op, uint32_t rank, uint64_t part_offset, uint64_t part,
-                           const void *block, uint32_t first)
+static void block_to_ranks(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
+                           uint64_t part_offset, uint64_t part, const void *block, uint32_t first)
 {
     void *outputs[DEV_REDUCE_BUFFERS_MAX];
     uint32_t output_count = 0;
@@ -186,7 +218,7 @@ static void block_to_ranks(const struct exec_op *op, uint32_t rank, uint64_t par
         uint64_t begin = op_block_begin(op, &receiver->output_layout, rank) + part_offset;
         outputs[output_count++] = at(op, receiver->output, begin);
     }
-    copy_to_all(op, outputs, output_count, block, part);
+    copy_to_all(lane, op, outputs, output_count, block, part);
 }
 
 /* Without other nodes nothing is to be waited for: the first rank's output, in_slice, is one of all. */
@@ -195,26 +227,25 @@ static void block_from_input_to_all(const struct exec_lane *lane, const struct e
 {
     const struct exec_rank *owner = &op->ranks[lane->comm->local_of_rank[rank]];
     (void)in_slice;
-    block_to_ranks(op, rank, part_offset, part, at(op, owner->input, part_offset), 0);
+    block_to_ranks(lane, op, rank, part_offset, part, at(op, owner->input, part_offset), 0);
 }
 
 static void block_to_all(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
                          uint64_t part_offset, uint64_t part, void *in_slice)
 {
-    (void)lane;
-    block_to_ranks(op, rank, part_offset, part, in_slice, 1);
+    /* The first rank's output is where the block is; of GPUs, it is not. */
+    block_to_ranks(lane, op, rank, part_offset, part, in_slice, lane->staged ? 0 : 1);
 }
 
 static void block_reduced(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
                           uint64_t part_offset, uint64_t part, void *in_slice)
 {
     const void *inputs[DEV_REDUCE_BUFFERS_MAX];
-    (void)lane;
     for (uint32_t i = 0; i < op->call.rank_count; i++) {
         uint64_t begin = op_block_begin(op, &op->ranks[i].input_layout, rank) + part_offset;
         inputs[i] = at(op, op->ranks[i].input, begin);
     }
-    reduce_inputs(op, op->ranks, inputs, part, &in_slice, 1, 0);
+    reduce_inputs(lane, op, op->ranks, inputs, part, &in_slice, 1, 0);
 }
 
 static void stage_own_blocks(const struct exec_lane *lane, const struct exec_op *op, stage_block *work)
@@ -260,6 +291,10 @@ void stage_in(struct exec_lane *lane, struct exec_op *op)
         stage_scan_in(lane, op);
         return;
     case OP_KIND_BROADCAST:
+        if (lane->staged && is_root_node(lane, op)) {
+            stage_parts(lane, op, root_to_slice);
+        }
+        return;
     case OP_KIND_BARRIER:
     case OP_KIND_SCATTER:
     case OP_KIND_ALL_TO_ALL:
@@ -282,7 +317,9 @@ void stage_out(struct exec_lane *lane, struct exec_op *op)
         stage_parts(lane, op, spread_part);
         return;
     case OP_KIND_REDUCE:
-        if (!alone && is_root_node(lane, op) && op->call.divisor > 1) {
+        if (lane->staged && is_root_node(lane, op)) {
+            stage_parts(lane, op, slice_to_root);
+        } else if (!alone && is_root_node(lane, op) && op->call.divisor > 1) {
             stage_parts(lane, op, divide_part);
         }
         return;
@@ -329,7 +366,7 @@ bool stage_local_step(const struct exec_comm *comm, struct exec_op *op)
         uint64_t left = count - op->local_offset;
         uint64_t now = left < budget ? left : budget;
         if (now > 0) {
-            copy(op,
+            copy(NULL, op,
                  at(op, receiver->output,
                     op_block_begin(op, &receiver->output_layout, from) + op->local_offset),
                  at(op, sender->input, op_block_begin(op, &sender->input_layout, to) + op->local_offset),

@@ -125,6 +125,9 @@ static enum match match_lane(struct exec_incoming *incoming, struct exec_op *op,
     if (agreement && !op->agreeing) {
         return MATCH_WAIT;
     }
+    if (lane->state == LANE_STAGE_IN && lane->slice == header->slice) {
+        return MATCH_WAIT; /* ours is on its way from a GPU */
+    }
     if (lane->state != LANE_ROUNDS || (!agreement && lane->slice > header->slice)) {
         return set_fault(incoming, "data of a slice that is done", error);
     }

@@ -27,6 +27,11 @@ void lane_block_part(const struct exec_lane *lane, const struct exec_op *op, uin
                     part_elements);
 }
 
+static unsigned char *lane_memory(const struct exec_lane *lane)
+{
+    return lane->staged ? lane_device_memory(lane) : lane->memory;
+}
+
 static enum status lane_no_memory(const struct exec_lane *lane, struct error *error)
 {
     return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", lane->comm->options.name);
@@ -36,6 +41,9 @@ static enum status lane_no_memory(const struct exec_lane *lane, struct error *er
 static bool lane_reserve(struct exec_lane *lane, const struct exec_op *op, uint64_t elements)
 {
     size_t wanted = (size_t)bytes_of(op, elements);
+    if (lane->staged) {
+        return lane_device_reserve(lane, wanted, NULL) == STATUS_OK;
+    }
     if (wanted > lane->memory_bytes) {
         free(lane->memory);
         lane->memory = malloc(wanted);
@@ -80,7 +88,12 @@ static enum status lay_out_vector(struct exec_lane *lane, const struct exec_op *
     if (!vector_begin(work, op->element_bytes, op->call.part_count)) {
         return lane_no_memory(lane, error);
     }
-    if (op->call.kind == OP_KIND_BROADCAST && is_root) {
+    if (lane->staged) {
+        if (!lane_reserve(lane, op, slice_elements)) {
+            return lane_no_memory(lane, error);
+        }
+        vector_add(work, lane_memory(lane), slice_elements);
+    } else if (op->call.kind == OP_KIND_BROADCAST && is_root) {
         vector_add(work, at(op, op->ranks[op->root_local].input, lane->offset_elements), slice_elements);
     } else if (op->call.kind == OP_KIND_REDUCE && is_root) {
         vector_add(work, at(op, op->ranks[op->root_local].output, lane->offset_elements), slice_elements);
@@ -169,7 +182,7 @@ static enum status lay_out_blocks(struct exec_lane *lane, const struct exec_op *
     lane->offsets[comm->options.node_count] = total;
     lane->call.count_elements = total;
     lane->call.block_offsets = lane->offsets;
-    bool all_in_buffers = op->call.kind == OP_KIND_ALL_GATHER ||
+    bool all_in_buffers = (op->call.kind == OP_KIND_ALL_GATHER && !lane->staged) ||
                           (op->root_node == comm->options.node_index && op_kind_has_root(op->call.kind));
     if (!vector_begin(work, op->element_bytes, comm->options.size) ||
         (!all_in_buffers && !lane_reserve(lane, op, total))) {
@@ -178,9 +191,9 @@ static enum status lay_out_blocks(struct exec_lane *lane, const struct exec_op *
     uint64_t begin = 0;
     for (uint32_t k = 0; k < comm->options.size; k++) {
         lane_block_part(lane, op, op_block_count(comm, op, k), &part_offset, &part);
-        const void *block = block_in_buffer(lane, op, k, part_offset);
+        const void *block = lane->staged ? NULL : block_in_buffer(lane, op, k, part_offset);
         if (part > 0) {
-            vector_add(work, block != NULL ? block : lane->memory + bytes_of(op, begin), part);
+            vector_add(work, block != NULL ? block : lane_memory(lane) + bytes_of(op, begin), part);
         }
         begin += part;
     }

@@ -15,6 +15,7 @@
  * Medians. 77: there is no GPU.
  */
 #define BUFFERS 8u
+#define LEAST_MEBIBYTES 4u /* the largest of the small ones */
 #define RUNS 21
 #define SMALL_RUNS 400
 #define ROUNDS_AT_ONCE 100 /* small kernels between two events */
@@ -92,8 +93,8 @@ static void bench_copy(struct bench *bench)
         for (uint32_t each = 1; each <= 8; each *= 2) {
             double rate = 2 * (double)bench->bytes /
                           time_launches(bench, function, &arguments, gpu->multiprocessors * each);
-            printf("commd_copy, %u past, %u blocks each %*s %8.0f GB/s %4.0f %%\n", shift, each, 2, "",
-                   rate / 1e9, 100 * rate / bench->copy_rate);
+            printf("commd_copy, %u bytes apart, %u blocks %9.0f GB/s %4.0f %%\n", shift, each, rate / 1e9,
+                   100 * rate / bench->copy_rate);
         }
         arguments.copies[0].source = (const void *)(uintptr_t)(bench->inputs[0] + 4);
         arguments.copies[0].bytes = bench->bytes - 64;
@@ -253,8 +254,8 @@ int main(int argc, char **argv)
     static struct bench bench;
     setvbuf(stdout, NULL, _IOLBF, 0);
     unsigned long mebibytes = argc > 1 ? strtoul(argv[1], NULL, 10) : 256;
-    if (mebibytes == 0 || mebibytes > 65536) {
-        fprintf(stderr, "usage: bench_kernels [MEBIBYTES]\n");
+    if (mebibytes < LEAST_MEBIBYTES || mebibytes > 65536) {
+        fprintf(stderr, "usage: bench_kernels [MEBIBYTES], of 4 to 65536\n");
         return 2;
     }
     gpu_open(&bench.gpu);

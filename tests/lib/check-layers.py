@@ -31,7 +31,7 @@ BELOW = {
     "client/lib": ["proto", "client/include"],
     "client/commctl": ["proto", "client/include"],
     "client/nccl": ["client/include"],
-    "client/examples": ["client/include"],
+    "client/examples": ["client/include", "proto"],
 }
 
 # A library's headers: the files that may see them, and how that is said.

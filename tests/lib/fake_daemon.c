@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,17 +33,21 @@ struct fake_comm {
 };
 
 struct fake_memory {
-    uint32_t id; /* 0: free */
-    unsigned char *base;
+    uint32_t id;         /* 0: free */
+    unsigned char *base; /* null: on a GPU */
     uint64_t size_bytes;
+    uint64_t mapped_bytes;
 };
 
 /* Something to be said later; first in, first out. */
 struct fake_delayed {
     uint64_t due_ns;
     uint32_t handle;
-    uint64_t ticket;          /* of a Complete */
-    uint64_t init_request_id; /* or of a CommInitReply */
+    uint64_t ticket;                                    /* of a Complete */
+    uint64_t init_request_id;                           /* or of a CommInitReply */
+    Commd__Client__Submit *submit;                      /* a copy */
+    enum { FAKE_WAITS, FAKE_DONE, FAKE_REFUSED } state; /* done when its words are reached */
+    Commd__Client__Record *record;                      /* a copy */
 };
 
 struct fake_session {
@@ -261,6 +266,11 @@ static void handle_init(struct fake_daemon *daemon, struct fake_session *session
     *comm = (struct fake_comm){.handle = request->handle, .rank = request->rank, .size = request->size};
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.comms++;
+    daemon->counts.device = request->device;
+    daemon->counts.device_uuid_bytes = request->device_uuid.len;
+    if (request->device_uuid.len == sizeof daemon->counts.device_uuid) {
+        memcpy(daemon->counts.device_uuid, request->device_uuid.data, request->device_uuid.len);
+    }
     pthread_mutex_unlock(&daemon->lock);
     if (script.form == FAKE_FORM_SILENT) {
         return;
@@ -327,6 +337,7 @@ static void handle_destroy(struct fake_daemon *daemon, struct fake_session *sess
         struct fake_delayed *delayed = &session->delayed[i % DELAYED_MAX];
         if (delayed->handle == handle && delayed->init_request_id == 0) {
             delayed->ticket = 0; /* nobody is told any more */
+            delayed->due_ns = 0;
         }
     }
     send_done(session, request_id);
@@ -344,6 +355,29 @@ static struct fake_memory *find_memory(struct fake_session *session, uint32_t id
     return NULL;
 }
 
+static void register_on_gpu(struct fake_daemon *daemon, struct fake_memory *memory,
+                            const Commd__Client__MemRegister *request)
+{
+    bool by_handle = request->ipc_handle.len == sizeof daemon->counts.memory_handle;
+    must(request->device_uuid.len == sizeof daemon->counts.memory_uuid && request->size_bytes > 0 &&
+             by_handle != (bool)request->virtual_memory && (by_handle || request->ipc_handle.len == 0),
+         "memory on a GPU that is not well described");
+    *memory = (struct fake_memory){.id = request->memory, .size_bytes = request->size_bytes};
+    memory->mapped_bytes = by_handle ? request->size_bytes : 0;
+    pthread_mutex_lock(&daemon->lock);
+    struct fake_counts *counts = &daemon->counts;
+    counts->memories++;
+    counts->registered++;
+    counts->handles += by_handle;
+    counts->virtuals += !by_handle;
+    counts->memory_bytes = request->size_bytes;
+    memcpy(counts->memory_uuid, request->device_uuid.data, request->device_uuid.len);
+    if (by_handle) {
+        memcpy(counts->memory_handle, request->ipc_handle.data, request->ipc_handle.len);
+    }
+    pthread_mutex_unlock(&daemon->lock);
+}
+
 static void handle_register(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
                             const Commd__Client__MemRegister *request, int fd)
 {
@@ -356,10 +390,20 @@ static void handle_register(struct fake_daemon *daemon, struct fake_session *ses
     }
     struct fake_memory *memory = find_memory(session, 0);
     must(memory != NULL, "a place for a memory");
+    if (request->device_uuid.len > 0) {
+        if (current_script(daemon).refuses_gpu_memory) {
+            send_error(session, request_id, STATUS_DEVICE, "fake: the GPU does not open it");
+            return;
+        }
+        register_on_gpu(daemon, memory, request);
+        send_done(session, request_id);
+        return;
+    }
     must(fd >= 0, "a registration without a descriptor");
     void *base = mmap(NULL, request->size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     must(base != MAP_FAILED, "mmap");
     *memory = (struct fake_memory){.id = request->memory, .base = base, .size_bytes = request->size_bytes};
+    memory->mapped_bytes = request->size_bytes;
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.memories++;
     daemon->counts.registered++;
@@ -367,12 +411,29 @@ static void handle_register(struct fake_daemon *daemon, struct fake_session *ses
     send_done(session, request_id);
 }
 
+static void handle_map(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
+                       const Commd__Client__MemMap *request, int fd)
+{
+    struct fake_memory *memory = find_memory(session, request->memory);
+    must(request->memory != 0 && memory != NULL && memory->base == NULL, "a part of no virtual memory");
+    must(fd >= 0, "a part without a descriptor");
+    must(request->size_bytes <= memory->size_bytes - memory->mapped_bytes, "parts beyond the memory");
+    memory->mapped_bytes += request->size_bytes;
+    pthread_mutex_lock(&daemon->lock);
+    daemon->counts.maps++;
+    pthread_mutex_unlock(&daemon->lock);
+    send_done(session, request_id);
+}
+
 static void forget_memory(struct fake_daemon *daemon, struct fake_memory *memory)
 {
-    munmap(memory->base, memory->size_bytes);
+    if (memory->base != NULL) {
+        munmap(memory->base, memory->size_bytes);
+    }
     memory->id = 0;
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.memories--;
+    daemon->counts.withdrawn++;
     pthread_mutex_unlock(&daemon->lock);
 }
 
@@ -390,6 +451,65 @@ static void handle_deregister(struct fake_daemon *daemon, struct fake_session *s
 
 /* --- Operations --- */
 
+/* --- Words --- */
+
+static _Atomic uint64_t *word_of(struct fake_session *session, const Commd__Client__Fence *fence)
+{
+    const Commd__Client__Range *range = fence->word;
+    const struct fake_memory *memory =
+        range != NULL && range->memory != 0 ? find_memory(session, range->memory) : NULL;
+    must(memory != NULL && memory->base != NULL && range->offset_bytes % 8 == 0 &&
+             range->offset_bytes <= memory->size_bytes - 8,
+         "a word that is none");
+    return (_Atomic uint64_t *)(void *)(memory->base + range->offset_bytes);
+}
+
+static bool are_reached(struct fake_session *session, Commd__Client__Fence *const *fences, size_t count)
+{
+    must(count <= CLIENT_FENCES_MAX, "more words than there may be");
+    for (size_t i = 0; i < count; i++) {
+        if ((int64_t)(atomic_load(word_of(session, fences[i])) - fences[i]->value) < 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void set_word(struct fake_session *session, const Commd__Client__Fence *fence)
+{
+    if (fence != NULL) {
+        atomic_store(word_of(session, fence), fence->value);
+    }
+}
+
+/* Messages have no copy of their own: through bytes and back. */
+static Commd__Client__Submit *copy_submit(const Commd__Client__Submit *submit)
+{
+    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES];
+    return commd__client__submit__unpack(NULL, commd__client__submit__pack(submit, bytes), bytes);
+}
+
+static Commd__Client__Record *copy_record(const Commd__Client__Record *record)
+{
+    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES];
+    return commd__client__record__unpack(NULL, commd__client__record__pack(record, bytes), bytes);
+}
+
+/* --- Doing them --- */
+
+static bool is_on_gpu(struct fake_daemon *daemon, struct fake_session *session,
+                      const Commd__Client__Range *range)
+{
+    const struct fake_memory *memory =
+        range != NULL && range->memory != 0 ? find_memory(session, range->memory) : NULL;
+    if (memory != NULL && memory->mapped_bytes < memory->size_bytes) {
+        pthread_mutex_lock(&daemon->lock);
+        daemon->counts.unmapped++;
+        pthread_mutex_unlock(&daemon->lock);
+    }
+    return memory != NULL && memory->base == NULL;
+}
+
 static unsigned char *range_address(struct fake_session *session, const Commd__Client__Range *range,
                                     uint64_t size)
 {
@@ -403,7 +523,8 @@ static unsigned char *range_address(struct fake_session *session, const Commd__C
 }
 
 /* Does it; false where commd would refuse. */
-static bool perform(struct fake_session *session, const Commd__Client__Submit *submit)
+static bool perform(struct fake_daemon *daemon, struct fake_session *session,
+                    const Commd__Client__Submit *submit)
 {
     const struct fake_comm *comm = submit->handle != 0 ? find_comm(session, submit->handle) : NULL;
     enum dtype dtype;
@@ -416,6 +537,9 @@ static bool perform(struct fake_session *session, const Commd__Client__Submit *s
     if (size == 0) {
         return submit->input == NULL && submit->output == NULL;
     }
+    if (is_on_gpu(daemon, session, submit->input) || is_on_gpu(daemon, session, submit->output)) {
+        return true;
+    }
     const unsigned char *input = range_address(session, submit->input, size);
     unsigned char *output = range_address(session, submit->output, size);
     bool is_root = submit->root_rank == comm->rank;
@@ -423,6 +547,9 @@ static bool perform(struct fake_session *session, const Commd__Client__Submit *s
         for (uint64_t i = 0; i < size; i++) {
             output[i] = fake_daemon_byte(input[i]);
         }
+        return true;
+    }
+    if (submit->kind == OP_KIND_BARRIER) {
         return true;
     }
     if (submit->kind != OP_KIND_BROADCAST || output == NULL ||
@@ -446,23 +573,61 @@ static void note_submit(struct fake_counts *counts, const Commd__Client__Submit 
     counts->output_offset_bytes = submit->output != NULL ? submit->output->offset_bytes : 0;
     counts->timeout_ms = submit->timeout_ms;
     counts->factor = submit->factor;
+    counts->fences = (uint32_t)submit->n_waits;
+    counts->ended_present = submit->ended != NULL;
+}
+
+static void finish(struct fake_daemon *daemon, struct fake_session *session,
+                   const Commd__Client__Submit *submit, bool done)
+{
+    set_word(session, submit->ended);
+    if (!done) {
+        pthread_mutex_lock(&daemon->lock);
+        daemon->counts.refused++;
+        pthread_mutex_unlock(&daemon->lock);
+    }
+    send_complete(session, submit->handle, submit->ticket, done ? STATUS_OK : STATUS_INVALID_ARGUMENT,
+                  done ? NULL : "fake: refused");
 }
 
 static void complete(struct fake_daemon *daemon, struct fake_session *session,
                      const Commd__Client__Submit *submit, uint32_t delay_ms)
 {
-    if (!perform(session, submit)) {
-        pthread_mutex_lock(&daemon->lock);
-        daemon->counts.refused++;
-        pthread_mutex_unlock(&daemon->lock);
-        send_complete(session, submit->handle, submit->ticket, STATUS_INVALID_ARGUMENT, "fake: refused");
-    } else if (delay_ms == 0 && session->delayed_head == session->delayed_tail) {
-        send_complete(session, submit->handle, submit->ticket, STATUS_OK, NULL);
-    } else {
-        delay(session, &(struct fake_delayed){.due_ns = now_ns() + delay_ms * UINT64_C(1000000),
-                                              .handle = submit->handle,
-                                              .ticket = submit->ticket});
+    struct fake_delayed delayed = {.due_ns = now_ns() + delay_ms * UINT64_C(1000000),
+                                   .handle = submit->handle,
+                                   .ticket = submit->ticket};
+    if (are_reached(session, submit->waits, submit->n_waits)) {
+        delayed.state = perform(daemon, session, submit) ? FAKE_DONE : FAKE_REFUSED;
+        if (delay_ms == 0 && session->delayed_head == session->delayed_tail) {
+            finish(daemon, session, submit, delayed.state == FAKE_DONE);
+            return;
+        }
     }
+    delayed.submit = copy_submit(submit);
+    delay(session, &delayed);
+}
+
+static void carry_out(struct fake_daemon *daemon, struct fake_session *session,
+                      const Commd__Client__Record *record)
+{
+    set_word(session, record->word);
+    pthread_mutex_lock(&daemon->lock);
+    daemon->counts.records++;
+    daemon->counts.record_waits = record->n_waits;
+    pthread_mutex_unlock(&daemon->lock);
+}
+
+static void handle_record(struct fake_daemon *daemon, struct fake_session *session,
+                          const Commd__Client__Record *record)
+{
+    must(record->handle != 0 && find_comm(session, record->handle) != NULL, "a record of no communicator");
+    if (session->delayed_head == session->delayed_tail &&
+        are_reached(session, record->waits, record->n_waits)) {
+        carry_out(daemon, session, record);
+        return;
+    }
+    delay(session, &(struct fake_delayed){
+                       .due_ns = now_ns(), .handle = record->handle, .record = copy_record(record)});
 }
 
 static void abort_comm(struct fake_session *session, uint32_t handle, uint32_t status)
@@ -487,9 +652,11 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
         complete(daemon, session, submit, script->op_delay_ms);
         return;
     case FAKE_FAIL:
+        set_word(session, submit->ended);
         send_complete(session, submit->handle, submit->ticket, script->op_status, script->op_text);
         return;
     case FAKE_ABORT:
+        set_word(session, submit->ended);
         send_complete(session, submit->handle, submit->ticket, script->op_status, script->op_text);
         abort_comm(session, submit->handle, script->op_status);
         return;
@@ -610,8 +777,16 @@ static void handle_request(struct fake_daemon *daemon, struct fake_session *sess
         handle_register(daemon, session, request->id, request->mem_register, fd);
     } else if (body == COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER) {
         handle_deregister(daemon, session, request->id, request->mem_deregister->memory);
+    } else if (body == COMMD__CLIENT__REQUEST__BODY_MEM_MAP) {
+        handle_map(daemon, session, request->id, request->mem_map, fd);
     } else if (body == COMMD__CLIENT__REQUEST__BODY_SUBMIT) {
         handle_submit(daemon, session, request->submit);
+    } else if (body == COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST) {
+        for (size_t i = 0; i < request->submit_list->n_submits; i++) {
+            handle_submit(daemon, session, request->submit_list->submits[i]);
+        }
+    } else if (body == COMMD__CLIENT__REQUEST__BODY_RECORD) {
+        handle_record(daemon, session, request->record);
     } else {
         must(false, "a request of another kind");
     }
@@ -649,6 +824,29 @@ static void read_session(struct fake_daemon *daemon, struct fake_session *sessio
     }
 }
 
+/* Whether it may be said; ticket 0 and no reply: nobody is told any more, but words are set. */
+static bool is_due(struct fake_session *session, const struct fake_delayed *delayed)
+{
+    if (delayed->due_ns > now_ns()) {
+        return false;
+    }
+    if (delayed->submit != NULL && delayed->ticket != 0) {
+        return are_reached(session, delayed->submit->waits, delayed->submit->n_waits);
+    }
+    return delayed->record == NULL || find_comm(session, delayed->handle) == NULL ||
+           are_reached(session, delayed->record->waits, delayed->record->n_waits);
+}
+
+static void free_delayed(struct fake_delayed *delayed)
+{
+    if (delayed->submit != NULL) {
+        commd__client__submit__free_unpacked(delayed->submit, NULL);
+    }
+    if (delayed->record != NULL) {
+        commd__client__record__free_unpacked(delayed->record, NULL);
+    }
+}
+
 static void read_rings(struct fake_daemon *daemon, struct fake_session *session)
 {
     static uint8_t bytes[CLIENT_PACKET_MAX_BYTES];
@@ -666,16 +864,23 @@ static void read_rings(struct fake_daemon *daemon, struct fake_session *session)
 static void say_delayed(struct fake_daemon *daemon, struct fake_session *session)
 {
     while (session->delayed_head < session->delayed_tail) {
-        const struct fake_delayed *next = &session->delayed[session->delayed_head % DELAYED_MAX];
-        if (next->due_ns > now_ns()) {
+        struct fake_delayed *next = &session->delayed[session->delayed_head % DELAYED_MAX];
+        if (!is_due(session, next)) {
             return;
         }
         if (next->init_request_id != 0) {
             struct fake_script script = current_script(daemon);
             send_formed(session, &script, next->init_request_id);
+        } else if (next->record != NULL) {
+            carry_out(daemon, session, next->record);
         } else if (next->ticket != 0) {
-            send_complete(session, next->handle, next->ticket, STATUS_OK, NULL);
+            bool done =
+                next->state == FAKE_WAITS ? perform(daemon, session, next->submit) : next->state == FAKE_DONE;
+            finish(daemon, session, next->submit, done);
+        } else {
+            set_word(session, next->submit->ended);
         }
+        free_delayed(next);
         session->delayed_head++;
     }
 }
@@ -702,6 +907,9 @@ static void accept_session(struct fake_daemon *daemon)
 static void end_session(struct fake_daemon *daemon, struct fake_session *session)
 {
     uint32_t comms = 0;
+    for (; session->delayed_head < session->delayed_tail; session->delayed_head++) {
+        free_delayed(&session->delayed[session->delayed_head % DELAYED_MAX]);
+    }
     for (size_t i = 0; i < MEMORIES_MAX; i++) {
         if (session->memories[i].id != 0) {
             forget_memory(daemon, &session->memories[i]);

@@ -11,7 +11,8 @@
  * The client's side of commd, in a thread of the test, behaving as its script says. There are no other ranks:
  * an operation is done when it arrives. all_reduce makes every output byte fake_daemon_byte() of its input
  * byte; broadcast fills the output of all but the root with fake_daemon_fill(). Everything else that commd
- * would refuse is refused.
+ * would refuse is refused. Words are waited for and set as commd does it, one operation or record after the
+ * other. Memory on a GPU is noted and not touched.
  */
 struct fake_daemon;
 
@@ -74,8 +75,9 @@ struct fake_script {
     uint32_t op_status;
     const char *op_text;
     const char *form_text;
-    uint32_t memories_max; /* beyond: LIMIT; 0: no bound */
-    bool rings;            /* for clients that ask for them */
+    uint32_t memories_max;   /* beyond: LIMIT; 0: no bound */
+    bool refuses_gpu_memory; /* DEVICE, "gpu_text" */
+    bool rings;              /* for clients that ask for them */
     enum fake_abuse abuse;
 };
 
@@ -99,7 +101,24 @@ struct fake_counts {
     uint64_t output_offset_bytes;
     uint64_t timeout_ms;
     double factor;
+    uint32_t fences; /* words not reached when it came, or not yet */
+    bool ended_present;
     char program[64];
+    uint64_t records;      /* carried out */
+    uint64_t record_waits; /* of the last one */
+    /* Of the last CommInit: */
+    int device;
+    size_t device_uuid_bytes;
+    unsigned char device_uuid[16];
+    /* Of memory on GPUs: */
+    uint64_t handles;      /* registered by legacy IPC handle */
+    uint64_t virtuals;     /* registered as virtual memory */
+    uint64_t maps;         /* MemMaps, with a descriptor each */
+    uint64_t unmapped;     /* Submits that named virtual memory that its MemMaps had not filled */
+    uint64_t withdrawn;    /* memories, of any kind */
+    uint64_t memory_bytes; /* the last one's */
+    unsigned char memory_uuid[16];
+    unsigned char memory_handle[64];
     bool wants_rings; /* the last client that greeted */
     bool waits;       /* a client says that it waits for room in its ring */
 };

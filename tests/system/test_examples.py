@@ -5,10 +5,12 @@ import unittest
 from cluster import BUILD, Cluster
 
 
-class Examples(unittest.TestCase):
+class OnThreeNodes(unittest.TestCase):
+    gpus = 0
+
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster(["a", "b", "c"])
+        cls.cluster = Cluster(["a", "b", "c"], gpus=cls.gpus)
 
     @classmethod
     def tearDownClass(cls):
@@ -26,6 +28,8 @@ class Examples(unittest.TestCase):
                 said = output
         return said
 
+
+class Examples(OnThreeNodes):
     def test_ring(self):
         self.check("ring", "aabbc")
 
@@ -38,8 +42,11 @@ class Examples(unittest.TestCase):
     def test_kmeans(self):
         self.check("kmeans", "abca")
 
+    def test_overlap(self):
+        self.check("overlap", "abca")
+
     def test_one_rank_each(self):
-        for program in ("ring", "transpose", "sort", "kmeans"):
+        for program in ("ring", "transpose", "sort", "kmeans", "overlap"):
             self.check(program, "a")
 
     def test_training_bucketed_and_compressed(self):
@@ -47,6 +54,15 @@ class Examples(unittest.TestCase):
         self.check("train", "aabb", "--steps", "60", "--bucketed", expected="within 1e-05")
         for compression in ("bf16", "f8", "top_k"):
             self.check("train", "aabb", "--steps", "60", f"--compressed={compression}", expected="within 0.05")
+
+
+class ExamplesOnGpus(OnThreeNodes):
+    """On doubles of GPUs: ranks that share one, and ranks with one each."""
+    gpus = 2
+
+    def test_overlap(self):
+        self.check("overlap", "abca", "--device=0")
+        self.check("overlap", "aab", "--device=1")
 
 
 if __name__ == "__main__":

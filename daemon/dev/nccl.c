@@ -133,9 +133,9 @@ static enum status group_init(struct dev_group *group, struct error *error)
                                  .min_ctas = NCCL_CONFIG_UNDEFINED_INT,
                                  .max_ctas = DEV_GROUP_CTAS_MAX,
                                  .split_share = NCCL_CONFIG_UNDEFINED_INT};
-    enum status status = group_status(group, "unique_id", group->nccl->unique_id(&id), error);
+    enum status status = group_status(group, "ncclGetUniqueId", group->nccl->unique_id(&id), error);
     if (status == STATUS_OK) {
-        status = group_status(group, "group_start", group->nccl->group_start(), error);
+        status = group_status(group, "ncclGroupStart", group->nccl->group_start(), error);
     }
     if (status != STATUS_OK) {
         return status;
@@ -144,12 +144,12 @@ static enum status group_init(struct dev_group *group, struct error *error)
         status = cuda_enter(group->gpus, group->list[i], error);
         if (status == STATUS_OK) {
             status = group_status(
-                group, "comm_init",
+                group, "ncclCommInitRankConfig",
                 group->nccl->comm_init(&group->comms[i], (int)group->count, id, (int)i, &config), error);
         }
     }
     nccl_result ended = group->nccl->group_end();
-    return status == STATUS_OK ? group_status(group, "group_end", ended, error) : status;
+    return status == STATUS_OK ? group_status(group, "ncclGroupEnd", ended, error) : status;
 }
 
 enum status dev_group_new(struct dev_gpus *gpus, const uint32_t *list, uint32_t count, struct dev_group **out,
@@ -210,7 +210,7 @@ enum dev_group_state dev_group_poll(struct dev_group *group, struct error *error
         result = asked == NCCL_RESULT_OK ? result : asked;
         if (result == NCCL_RESULT_IN_PROGRESS) {
             state = DEV_GROUP_BUSY;
-        } else if (group_status(group, "comm_state", result, error) != STATUS_OK) {
+        } else if (group_status(group, "ncclCommGetAsyncError", result, error) != STATUS_OK) {
             return DEV_GROUP_FAILED;
         }
     }
@@ -230,7 +230,7 @@ static enum status group_run(struct dev_group *group, group_call *call, const ch
     uint64_t elements;
     int type = type_of(dtype, &elements);
     int combine = operator_of(dtype, reduce);
-    enum status status = group_status(group, "group_start", group->nccl->group_start(), error);
+    enum status status = group_status(group, "ncclGroupStart", group->nccl->group_start(), error);
     if (status != STATUS_OK) {
         return status;
     }
@@ -244,14 +244,14 @@ static enum status group_run(struct dev_group *group, group_call *call, const ch
         }
     }
     nccl_result ended = group->nccl->group_end();
-    return status == STATUS_OK ? group_status(group, "group_end", ended, error) : status;
+    return status == STATUS_OK ? group_status(group, "ncclGroupEnd", ended, error) : status;
 }
 
 enum status dev_group_all_reduce(struct dev_group *group, struct dev_queue *const *queues,
                                  const void *const *inputs, void *const *outputs, uint64_t count_elements,
                                  enum dtype dtype, enum reduce reduce, struct error *error)
 {
-    return group_run(group, group->nccl->all_reduce, "all_reduce", queues, inputs, outputs, count_elements,
+    return group_run(group, group->nccl->all_reduce, "ncclAllReduce", queues, inputs, outputs, count_elements,
                      dtype, reduce, error);
 }
 
@@ -259,6 +259,6 @@ enum status dev_group_reduce_scatter(struct dev_group *group, struct dev_queue *
                                      const void *const *inputs, void *const *outputs, uint64_t count_elements,
                                      enum dtype dtype, enum reduce reduce, struct error *error)
 {
-    return group_run(group, group->nccl->reduce_scatter, "reduce_scatter", queues, inputs, outputs,
+    return group_run(group, group->nccl->reduce_scatter, "ncclReduceScatter", queues, inputs, outputs,
                      count_elements, dtype, reduce, error);
 }

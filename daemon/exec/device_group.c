@@ -258,7 +258,11 @@ enum device_step device_group_step(struct exec_comm *comm, struct exec_op *op, b
     if (!*begun) {
         *begun = true;
         group->user = op;
-        return group_begin(comm, op, group, error) == STATUS_OK ? DEVICE_STEP_WAITS : DEVICE_STEP_FAILED;
+        if (group_begin(comm, op, group, error) != STATUS_OK) {
+            group_drop(comm->exec, group); /* half of the calls may be under way; others get a new one */
+            return DEVICE_STEP_FAILED;
+        }
+        return DEVICE_STEP_WAITS;
     }
     group->user = NULL;
     return group_end(comm, op, group, error) == STATUS_OK ? DEVICE_STEP_GO : DEVICE_STEP_FAILED;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Calls of the CUDA driver that fail in commd (by its double): who is concerned is told which, everybody else goes on, and commd ends cleanly."""
+"""Calls of the CUDA driver and of NCCL that fail in commd (by their doubles): who is concerned is told which, everybody else goes on, and commd ends cleanly."""
 import unittest
 
 from cluster import Cluster
@@ -7,19 +7,19 @@ from failure_case import FailureCase
 
 SHARED = ("aa", [0, 0])          # kernels on one GPU
 APART = ("aab", [0, 1, 0])       # through pinned memory, and another node
-EACH = ("aa", [0, 1])            # of one node
+EACH = ("aaa", [0, 1, 1])        # of one node
 OF_THE_CONTEXT = "=700"          # nothing works any more
 
 
 class GpuFaults(FailureCase):
-    def check(self, rule, symbol, code, where, breaks=False, again=True, delay_us=0):
+    def check(self, rule, symbol, code, where, breaks=False, again=True, **settings):
         """On node a the first communicator meets the fault; breaks: its GPU is of no use from then on; again: the next one works."""
         layout, devices = where
         with Cluster(sorted(set(layout)), gpus=2, start=False) as cluster:
             for name in sorted(set(layout)):
-                cluster.start(name, environment={"CUDA_DOUBLE_FAIL": rule, "CUDA_DOUBLE_DELAY_US": str(delay_us)} if name == "a" else {})
+                cluster.start(name, environment=dict(settings, CUDA_DOUBLE_FAIL=rule) if name == "a" else settings)
             cluster.wait_ready()
-            others = self.start(cluster, layout, "host", "loop", "steps=200")
+            others = self.start(cluster, layout, "host", "loop", "steps=100")
             for process in self.ranks(cluster, layout, "broken", "once", devices=devices):
                 self.expect(process, code, "GPU", symbol, within_s=15)
             for process in others:
@@ -54,7 +54,7 @@ class GpuFaults(FailureCase):
         self.check("cuMemcpyAsync:2=1", "cuMemcpyAsync", "DEVICE", APART)
 
     def test_a_copy_that_breaks_the_gpu(self):
-        self.check("cuMemcpyAsync:1" + OF_THE_CONTEXT, "cuMemcpyAsync", "DEVICE", EACH, breaks=True)
+        self.check("cuMemcpyAsync:1" + OF_THE_CONTEXT, "cuMemcpyAsync", "DEVICE", APART, breaks=True)
 
     def test_a_kernel(self):
         self.check("cuLaunchKernel:1=2", "cuLaunchKernel", "NO_MEMORY", SHARED)
@@ -73,7 +73,26 @@ class GpuFaults(FailureCase):
 
     def test_a_question(self):
         """Nothing was refused, but work fails when its turn comes: commd asks while it waits."""
-        self.check("cuStreamQuery:1=719", "cuStreamQuery", "DEVICE", SHARED, breaks=True, delay_us=50000)
+        self.check("cuStreamQuery:1=719", "cuStreamQuery", "DEVICE", SHARED, breaks=True, CUDA_DOUBLE_DELAY_US="50000")
+
+    def check_nccl(self, rule, symbol):
+        self.check(rule, symbol, "DEVICE", EACH, CUDA_DOUBLE_PEER="0", CUDA_DOUBLE_HANG_MS="500")
+
+    def test_nccl_refuses_a_communicator(self):
+        self.check_nccl("ncclCommInitRankConfig:2", "ncclCommInitRankConfig")
+
+    def test_nccl_refuses_the_first_call_of_a_group(self):
+        self.check_nccl("ncclAllReduce:1", "ncclAllReduce")
+
+    def test_nccl_refuses_the_second_call_of_a_group(self):
+        """The first one would wait for it for ever."""
+        self.check_nccl("ncclAllReduce:2", "ncclAllReduce")
+
+    def test_nccl_refuses_a_group(self):
+        self.check_nccl("ncclGroupEnd:2", "ncclGroupEnd")
+
+    def test_nccl_fails_later(self):
+        self.check_nccl("ncclCommGetAsyncError:5", "ncclCommGetAsyncError")
 
 
 if __name__ == "__main__":

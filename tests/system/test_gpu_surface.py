@@ -46,13 +46,18 @@ class GpuSurface(unittest.TestCase):
         """Work of their streams begins up to 2 ms late, and allocations wait for all of it, as a driver may."""
         self.check("aaab", [0, 0, 1, 1], turns=4, environment={"CUDA_DOUBLE_DELAY_US": "2000", "CUDA_DOUBLE_BLOCKING_ALLOCATION": "1"})
 
+    def test_gpus_that_do_not_reach_each_other(self):
+        for layout, devices in (("aaaaa", [0, 1, 2, 3, 1]), ("aabbb", [0, 1, 1, 0, 1])):
+            with self.subTest(layout):
+                self.check(layout, devices, turns=4, environment={"CUDA_DOUBLE_PEER": "0"})
+
     def test_on_the_socket_alone(self):
         self.check("aab", [0, 0, 1], turns=4, environment={"COMMD_RINGS": "0"})
 
     def test_memory_allocated_and_freed_all_the_time(self):
-        for layout, devices in (("aa", [0, 0]), ("aab", [0, 1, 0])):
+        for layout, devices, peer in (("aa", [0, 0], 1), ("aab", [0, 1, 0], 1), ("aa", [0, 1], 0)):
             with self.subTest(layout):
-                self.check(layout, devices, turns=24, program="reuse")
+                self.check(layout, devices, turns=24, program="reuse", environment={"CUDA_DOUBLE_PEER": str(peer)})
 
 
 if __name__ == "__main__":

@@ -227,7 +227,7 @@ enum status dev_queue_check(struct dev_queue *queue, struct error *error)
     cuda_result result = queue->gpus->driver->stream_query(queue->stream);
     return result == CUDA_RESULT_NOT_READY
                ? STATUS_OK
-               : cuda_result_status(queue->gpus, queue->gpu, "stream_query", result, error);
+               : cuda_result_status(queue->gpus, queue->gpu, cuda_symbol_of_stream_query(), result, error);
 }
 
 enum status dev_queue_write(struct dev_queue *queue, cuda_pointer word, uint64_t value, struct error *error)

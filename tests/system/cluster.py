@@ -151,10 +151,10 @@ class Cluster:
     def read_in_node(self, name, path):
         return subprocess.run(self.in_node(name, "cat", path), check=True, stdout=subprocess.PIPE, text=True).stdout
 
-    def start(self, name, *options):
+    def start(self, name, *options, environment=None):
         log = open(self.folder / f"{name}.log", "ab")
         process = subprocess.Popen(self.in_node(name, BUILD / "commd", "--config", self.config_path(name), *options),
-                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **self.daemon_environment))
+                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **self.daemon_environment, **(environment or {})))
         log.close()
         self.daemons[name] = process
         self.processes.append(process)
@@ -237,7 +237,7 @@ class Library:
     DTYPES = {"f64": 0, "f32": 1, "i64": 6, "u8": 13}
     NAMES = ["OK", "IN_PROGRESS", "INVALID_ARGUMENT", "UNSUPPORTED", "MISMATCH", "PERMISSION", "NOT_FOUND", "ALREADY_EXISTS", "LIMIT", "NO_MEMORY",
              "TIMED_OUT", "PROTOCOL", "VERSION", "DAEMON_LOST", "NODE_LOST", "RANK_LOST", "ABORTED", "SHUTTING_DOWN", "CONFIG", "SYSTEM",
-             "CERTIFICATE", "UNREACHABLE", "INTERNAL"]
+             "CERTIFICATE", "UNREACHABLE", "INTERNAL", "DEVICE"]
 
     class InitOptions(ctypes.Structure):
         _fields_ = [("struct_size", ctypes.c_size_t), ("timeout_ms", ctypes.c_uint32), ("op_timeout_ms", ctypes.c_uint32),

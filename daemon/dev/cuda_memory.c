@@ -126,13 +126,12 @@ enum status dev_memory_reserve(struct dev_gpus *gpus, uint32_t gpu, uint64_t siz
     return STATUS_OK;
 }
 
-/* For the GPU itself, and those whose kernels reach its memory: of what an IPC handle names they need no
- * word.
- */
-static uint32_t list_access(const struct dev_gpus *gpus, uint32_t gpu,
-                            struct cuda_access access[DEV_GPUS_MAX])
+/* For its GPU, and those whose kernels reach it: they take turns with slices. */
+static enum status allow_access(struct dev_gpus *gpus, uint32_t gpu, cuda_pointer at, uint64_t size_bytes,
+                                struct error *error)
 {
-    uint32_t count = 0;
+    struct cuda_access access[DEV_GPUS_MAX];
+    size_t count = 0;
     for (uint32_t other = 0; other < gpus->count; other++) {
         if (gpus->gpus[other].reaches[gpu]) {
             access[count++] = (struct cuda_access){
@@ -140,7 +139,7 @@ static uint32_t list_access(const struct dev_gpus *gpus, uint32_t gpu,
                 .flags = CUDA_ACCESS_READ_WRITE};
         }
     }
-    return count;
+    return CUDA_CALL(gpus, gpu, error, address_set_access, at, (size_t)size_bytes, access, count);
 }
 
 static enum status map_chunk(struct dev_memory *memory, cuda_allocation allocation, uint64_t size_bytes,
@@ -149,8 +148,6 @@ static enum status map_chunk(struct dev_memory *memory, cuda_allocation allocati
     struct dev_gpus *gpus = memory->gpus;
     uint32_t gpu = (uint32_t)memory->gpu;
     cuda_pointer at = (cuda_pointer)(uintptr_t)memory->base + memory->mapped_bytes;
-    struct cuda_access access[DEV_GPUS_MAX];
-    uint32_t access_count = list_access(gpus, gpu, access);
     uint64_t *chunk_bytes =
         realloc(memory->chunk_bytes, (memory->chunk_count + 1) * sizeof *memory->chunk_bytes);
     if (chunk_bytes == NULL) {
@@ -161,7 +158,7 @@ static enum status map_chunk(struct dev_memory *memory, cuda_allocation allocati
     if (status != STATUS_OK) {
         return status;
     }
-    status = CUDA_CALL(gpus, gpu, error, address_set_access, at, (size_t)size_bytes, access, access_count);
+    status = allow_access(gpus, gpu, at, size_bytes, error);
     if (status != STATUS_OK) {
         (void)gpus->driver->address_unmap(at, (size_t)size_bytes);
         return status;

@@ -1,3 +1,4 @@
+#include <assert.h>
 #include <stdlib.h>
 
 #include <utlist.h>
@@ -147,6 +148,7 @@ static enum status contribute(const struct exec_op *op, uint32_t gpu, uint32_t i
     void *outputs[DEV_REDUCE_BUFFERS_MAX];
     double factors[DEV_REDUCE_BUFFERS_MAX];
     uint32_t count = ranks_of(op, gpu, inputs, outputs, factors);
+    assert(count > 0); /* the group is of the ranks' GPUs */
     bool scales = op->call.reduce == REDUCE_PREMUL_SUM;
     buffers->ranks[index] = count;
     buffers->outputs[index] = outputs[0];
@@ -173,6 +175,7 @@ static enum status distribute(const struct exec_op *op, uint32_t gpu, uint32_t i
     void *outputs[DEV_REDUCE_BUFFERS_MAX];
     double factors[DEV_REDUCE_BUFFERS_MAX];
     uint32_t count = ranks_of(op, gpu, inputs, outputs, factors);
+    assert(count > 0);
     const void *value = outputs[0];
     if (count == 1 && op->call.divisor <= 1) {
         return STATUS_OK;

@@ -365,7 +365,7 @@ struct client_call {
     uint32_t peer;
     uint32_t tag;
     bool has_layouts;
-    bool stages_input; /* the input is copied even where commd has mapped it */
+    bool stages_input; /* the input is copied even where commd has mapped it, on the host */
     bool keeps_output; /* the output holds already what commd would write */
     struct call_buffer input;
     struct call_buffer output;

@@ -64,15 +64,11 @@ static comm_result_t place_input(struct comm_comm *comm, const struct client_cal
     out->body.input = &out->ranges[0];
     struct client_memory *found;
     comm_result_t result = memory_locate(comm, call, call->input.at, size_bytes, &found);
-    if (result == COMM_OK && call->stages_input && found != NULL && found->gpu != NULL) {
-        result = error_report(COMM_UNSUPPORTED,
-                              "%s on \"%s\": in place on a GPU: it needs a receive buffer of its own",
-                              call->name, comm->name);
-    }
     if (result != COMM_OK) {
         return result;
     }
-    if (found != NULL && !call->stages_input) {
+    /* On a GPU commd takes care of what is in place. */
+    if (found != NULL && (!call->stages_input || found->gpu != NULL)) {
         out->op->uses[USE_INPUT] = use_memory(found);
         set_range(&out->ranges[0], found, memory_offset_bytes(found, call->input.at));
         return COMM_OK;

@@ -92,10 +92,16 @@ static cuda_pointer find(const void *host, size_t size_bytes)
     exit(EXIT_FAILURE);
 }
 
+void *gpu_mirror_at(const void *host)
+{
+    bool on_gpu = state.device != COMM_DEVICE_HOST && host != NULL;
+    return on_gpu ? (void *)(uintptr_t)find(host, 0) : (void *)(uintptr_t)host;
+}
+
 void *gpu_mirror_put(const void *host, size_t size_bytes)
 {
-    if (state.device == COMM_DEVICE_HOST || host == NULL) {
-        return (void *)(uintptr_t)host;
+    if (state.device == COMM_DEVICE_HOST || host == NULL || size_bytes == 0) {
+        return gpu_mirror_at(host);
     }
     cuda_pointer gpu = find(host, size_bytes);
     check(state.driver->copy_from_host(gpu, host, size_bytes, state.stream), "copy_from_host");
@@ -105,7 +111,7 @@ void *gpu_mirror_put(const void *host, size_t size_bytes)
 
 void gpu_mirror_get(void *host, size_t size_bytes)
 {
-    if (state.device == COMM_DEVICE_HOST || host == NULL) {
+    if (state.device == COMM_DEVICE_HOST || host == NULL || size_bytes == 0) {
         return;
     }
     check(state.driver->copy_to_host(host, find(host, size_bytes), size_bytes, state.stream), "copy_to_host");

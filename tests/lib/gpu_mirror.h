@@ -22,6 +22,9 @@ void *gpu_mirror_alloc(comm_client_t *client, size_t size_bytes);
  * has one. The bytes that are there now are copied first. */
 void *gpu_mirror_put(const void *host, size_t size_bytes);
 
+/* The same place; nothing is copied. */
+void *gpu_mirror_at(const void *host);
+
 /* Copies bytes back. */
 void gpu_mirror_get(void *host, size_t size_bytes);
 

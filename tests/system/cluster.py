@@ -41,11 +41,13 @@ class Cluster:
 
     next_port = 17400 + os.getpid() % 997 * 32
 
-    def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0):
+    def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0,
+                 daemon_environment=None):
         """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback; one for each of `rails`.
         gpus: of each node, doubles of them (tests/cuda_double)."""
         self.gpus = gpus
         self.client_environment = client_environment or {}
+        self.daemon_environment = daemon_environment or {}
         self.relays = relays or {}
         self.rails = rails
         self.relay_processes = {}
@@ -152,7 +154,7 @@ class Cluster:
     def start(self, name, *options):
         log = open(self.folder / f"{name}.log", "ab")
         process = subprocess.Popen(self.in_node(name, BUILD / "commd", "--config", self.config_path(name), *options),
-                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment(name))
+                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **self.daemon_environment))
         log.close()
         self.daemons[name] = process
         self.processes.append(process)

@@ -5,14 +5,44 @@ Prints FORMED, READY after the first right result, then, at its end, "CODE text"
   once   one all-reduce, checked
   loop   all-reduces until one fails or `seconds` passed (default 60), or `steps` are done
   idle   forms, then only waits for `seconds`, then one all-reduce
+  stream one all-reduce in the GPU's legacy stream: POSTED once it is; ends when the stream is done
   kind=broadcast posts a broadcast where the others post an all-reduce
-Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload).
+Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload), device (a GPU, for all-reduces).
 """
 import ctypes
 import sys
 import time
 
 from cluster import Library
+from gpu import Gpu
+
+
+class Buffer:
+    """Numbers of an all-reduce in place, on the host or on a GPU."""
+
+    def __init__(self, count, device):
+        self.count = count
+        self.gpu = Gpu(device) if device >= 0 else None
+        self.values = (ctypes.c_int64 * count)()
+        self.at = ctypes.c_void_p(self.gpu.alloc(8 * count)) if self.gpu else self.values
+
+    def fill(self, values):
+        self.values[:] = values
+        if self.gpu:
+            self.gpu.put(self.at.value, self.values)
+
+    def read(self):
+        return list(memoryview(self.gpu.get(self.at.value, 8 * self.count)).cast("q")) if self.gpu else list(self.values)
+
+
+def in_stream(library, comm, buffer):
+    """Returns the result of the wait for it."""
+    result = library.comm_all_reduce(comm, buffer.at, buffer.at, buffer.count, library.DTYPES["i64"], 0, None)
+    if result:
+        return result
+    print("POSTED", flush=True)
+    buffer.gpu.synchronize()
+    return library.comm_sync(comm, 0)
 
 
 def main():
@@ -29,13 +59,17 @@ def main():
     result, client = library.open()
     if result:
         return end(result)
-    result, comm = library.init(client, name, rank, size, int(options.get("timeout_ms", 20000)), int(options.get("op_timeout_ms", 0)))
+    device = int(options.get("device", -1))
+    result, comm = library.init(client, name, rank, size, int(options.get("timeout_ms", 20000)), int(options.get("op_timeout_ms", 0)), device)
     if result:
         return end(result)
     print("FORMED", flush=True)
     if mode == "idle":
         time.sleep(seconds)
     values = ctypes.c_int64 * count
+    reduced = Buffer(count, device)
+    if mode == "stream":
+        return end(in_stream(library, comm, reduced))
     started = time.monotonic()
     steps = int(options.get("steps", 1 << 60))
     step = 0
@@ -49,11 +83,11 @@ def main():
             result = library.comm_broadcast(comm, buffer, count, library.DTYPES["i64"], 0, None)
             result = result or library.comm_sync(comm, 0)
         else:
-            buffer = values(*[(rank + 1) * (i + step) for i in range(count)])
-            result = library.comm_all_reduce(comm, buffer, buffer, count, library.DTYPES["i64"], 0, None)
+            reduced.fill([(rank + 1) * (i + step) for i in range(count)])
+            result = library.comm_all_reduce(comm, reduced.at, reduced.at, count, library.DTYPES["i64"], 0, None)
             result = result or library.comm_sync(comm, 0)
             total = size * (size + 1) // 2
-            if result == 0 and any(buffer[i] != total * (i + step) for i in range(count)):
+            if result == 0 and reduced.read() != [total * (i + step) for i in range(count)]:
                 print("WRONG", flush=True)
                 return 1
         if step == 0 and result == 0:

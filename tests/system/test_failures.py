@@ -1,41 +1,12 @@
 #!/usr/bin/env python3
 """Kill -9 of a client, of a daemon: the others get an error that names the lost one, none hangs, a new communicator works."""
-import time
 import unittest
 
 from cluster import Cluster
-
-HEARTBEAT_BOUND_S = 4.0
-
-
-def read_until(process, word):
-    for line in process.stdout:
-        if line.startswith(word):
-            return line
-    raise AssertionError(f"no {word}: {process.stderr.read()}")
+from failure_case import HEARTBEAT_BOUND_S, FailureCase
 
 
-class Failures(unittest.TestCase):
-    def start(self, cluster, layout, name, mode, *options):
-        ranks = [cluster.rank(node, name, rank, len(layout), mode, *options) for rank, node in enumerate(layout)]
-        for process in ranks:
-            read_until(process, "READY")
-        return ranks
-
-    def expect(self, process, code, *texts, within_s):
-        started = time.monotonic()
-        output, errors = process.communicate(timeout=within_s + 10)
-        line = output.strip().splitlines()[-1] if output.strip() else errors
-        self.assertTrue(line.startswith(code), line)
-        for text in texts:
-            self.assertIn(text, line)
-        self.assertLess(time.monotonic() - started, within_s)
-
-    def check_new_communicator(self, cluster, layout, name):
-        ranks = [cluster.rank(node, name, rank, len(layout), "once") for rank, node in enumerate(layout)]
-        for process in ranks:
-            self.expect(process, "OK", within_s=15)
-
+class Failures(FailureCase):
     def test_killed_client(self):
         with Cluster("ab") as cluster:
             ranks = self.start(cluster, "aabb", "work", "loop")

@@ -1,0 +1,38 @@
+"""Ranks at work, of which some are lost: what the tests of failures have in common."""
+import time
+import unittest
+
+HEARTBEAT_BOUND_S = 4.0
+
+
+def read_until(process, word):
+    for line in process.stdout:
+        if line.startswith(word):
+            return line
+    raise AssertionError(f"no {word}: {process.stderr.read()}")
+
+
+class FailureCase(unittest.TestCase):
+    def ranks(self, cluster, layout, name, mode, *options, devices=None):
+        """layout: the node of each rank; devices: its GPU there, or none for all."""
+        return [cluster.rank(node, name, rank, len(layout), mode, *options, *([f"device={devices[rank]}"] if devices else []))
+                for rank, node in enumerate(layout)]
+
+    def start(self, cluster, layout, name, mode, *options, devices=None):
+        ranks = self.ranks(cluster, layout, name, mode, *options, devices=devices)
+        for process in ranks:
+            read_until(process, "READY")
+        return ranks
+
+    def expect(self, process, code, *texts, within_s):
+        started = time.monotonic()
+        output, errors = process.communicate(timeout=within_s + 10)
+        line = output.strip().splitlines()[-1] if output.strip() else errors
+        self.assertTrue(line.startswith(code), line)
+        for text in texts:
+            self.assertIn(text, line)
+        self.assertLess(time.monotonic() - started, within_s)
+
+    def check_new_communicator(self, cluster, layout, name, devices=None):
+        for process in self.ranks(cluster, layout, name, "once", devices=devices):
+            self.expect(process, "OK", within_s=15)

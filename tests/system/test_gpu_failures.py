@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Kill -9 of clients and daemons while operations run on GPUs (doubles of them): errors that name the lost one, no memory left, streams released."""
+import time
+import unittest
+
+from cluster import Cluster
+from failure_case import HEARTBEAT_BOUND_S, FailureCase, read_until
+
+FOUR = "aabb"
+TWO_A_GPU = [0, 0, 1, 1]
+ONE_A_GPU = [0, 1, 0, 1]
+
+
+class GpuFailures(FailureCase):
+    def expect_nothing_left(self, cluster, *nodes):
+        for node in nodes:
+            cluster.wait(lambda node=node: all((gpu["memories"], gpu["memory_imported_bytes"], gpu["clients"], gpu["error"]) == (0, 0, [], "")
+                                               for gpu in cluster.json(node, "gpus")["gpus"]), f"node {node} has let go of all memory", timeout_s=5)
+
+    def check_killed_client(self, layout, devices, victim):
+        with Cluster(sorted(set(layout)), gpus=2) as cluster:
+            ranks = self.start(cluster, layout, "work", "loop", devices=devices)
+            other = self.start(cluster, layout, "other", "loop", "steps=300", devices=devices)
+            ranks[victim].kill()
+            for rank, process in enumerate(ranks):
+                if rank != victim:
+                    self.expect(process, "RANK_LOST", f"rank {victim}", str(ranks[victim].pid), f"node {layout[victim]}", within_s=4)
+            self.check_new_communicator(cluster, layout, "work", devices)
+            for process in other:
+                self.expect(process, "OK", within_s=40)
+            self.expect_nothing_left(cluster, *set(layout))
+
+    def test_killed_client_that_shares_its_gpu(self):
+        self.check_killed_client(FOUR, TWO_A_GPU, 1)
+
+    def test_killed_client_of_another_node(self):
+        self.check_killed_client(FOUR, ONE_A_GPU, 3)
+
+    def test_killed_client_of_one_gpu(self):
+        self.check_killed_client("aaa", [1, 1, 1], 0)
+
+    def test_killed_again_and_again(self):
+        """With large buffers, at any moment of their operations: what the dead had is gone, and the next ones work."""
+        layout, devices = "aaabb", [0, 0, 1, 0, 1]
+        with Cluster("ab", gpus=2) as cluster:
+            for turn in range(4):
+                ranks = self.start(cluster, layout, f"work-{turn}", "loop", "count=20000", devices=devices)
+                time.sleep(0.03 * turn)
+                victims = [ranks[turn % 5], ranks[(turn + 2) % 5]] if turn % 2 else [ranks[turn]]
+                for process in victims:
+                    process.kill()
+                for process in ranks:
+                    if process not in victims:
+                        self.expect(process, "RANK_LOST", "rank", within_s=4)
+                self.expect_nothing_left(cluster, "a", "b")
+            self.check_new_communicator(cluster, layout, "work", devices)
+
+    def test_killed_while_its_stream_waits(self):
+        """The one that is missing is killed: the other's stream goes on, and the error is seen."""
+        with Cluster("a", gpus=1) as cluster:
+            waits = cluster.rank("a", "half", 0, 2, "stream", "device=0")
+            idle = cluster.rank("a", "half", 1, 2, "idle", "device=0")
+            read_until(waits, "POSTED")
+            read_until(idle, "FORMED")
+            idle.kill()
+            self.expect(waits, "RANK_LOST", "rank 1", within_s=4)
+            self.expect_nothing_left(cluster, "a")
+
+    def test_killed_daemon_while_a_stream_waits(self):
+        with Cluster("a", gpus=1) as cluster:
+            waits = cluster.rank("a", "half", 0, 2, "stream", "device=0")
+            idle = cluster.rank("a", "half", 1, 2, "idle", "device=0", "seconds=1")
+            read_until(waits, "POSTED")
+            cluster.daemons["a"].kill()
+            self.expect(waits, "DAEMON_LOST", within_s=4)
+            self.expect(idle, "DAEMON_LOST", within_s=4)
+            cluster.daemons["a"].wait()
+            cluster.start("a")
+            cluster.wait_ready()
+            self.check_new_communicator(cluster, "aa", "half", [0, 0])
+            self.expect_nothing_left(cluster, "a")
+
+    def test_killed_daemon_of_another_node(self):
+        with Cluster("abc", gpus=2) as cluster:
+            ranks = self.start(cluster, "aabbc", "work", "loop", devices=[0, 1, 0, 0, 1])
+            cluster.daemons["c"].kill()
+            for process in ranks[:4]:
+                self.expect(process, "NODE_LOST", "node c", within_s=HEARTBEAT_BOUND_S)
+            self.expect(ranks[4], "DAEMON_LOST", within_s=2)
+            self.expect_nothing_left(cluster, "a", "b")
+            self.check_new_communicator(cluster, "aabb", "survivors", [0, 1, 0, 0])
+            cluster.daemons["c"].wait()
+            cluster.start("c")
+            cluster.wait_ready()
+            self.check_new_communicator(cluster, "aabbc", "work", [0, 1, 0, 0, 1])
+
+    def test_ended_daemon(self):
+        """SIGTERM with operations at work: it ends, and cleanly."""
+        with Cluster("ab", gpus=2) as cluster:
+            ranks = self.start(cluster, "aab", "work", "loop", devices=[0, 1, 0])
+            cluster.daemons["a"].terminate()
+            self.assertEqual(cluster.daemons["a"].wait(timeout=20), 0, cluster.log("a"))
+            for process in ranks:
+                process.communicate(timeout=20)
+            self.expect_nothing_left(cluster, "b")
+
+
+if __name__ == "__main__":
+    unittest.main()

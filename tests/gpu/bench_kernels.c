@@ -258,7 +258,7 @@ int main(int argc, char **argv)
         fprintf(stderr, "usage: bench_kernels [MEBIBYTES], of 4 to 65536\n");
         return 2;
     }
-    gpu_open(&bench.gpu);
+    gpu_device_open(&bench.gpu);
     bench.bytes = (size_t)mebibytes << 20;
     GPU_MUST(&bench.gpu, event_create, &bench.begin, 0);
     GPU_MUST(&bench.gpu, event_create, &bench.end, 0);

@@ -1,0 +1,166 @@
+#include "tests/gpu/peer.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "tests/gpu/burn.h"
+#include "tests/gpu/figures.h"
+
+#define ANSWER_TIMEOUT_S 60
+
+struct worker {
+    struct peer_shared *shared;
+    struct gpu gpu;
+    struct burn burn;
+    size_t burn_bytes;
+    bool burns;
+    cuda_pointer words_at;
+    cuda_pointer padding, exported;
+};
+
+/* Beside another one in its block: a handle that is one of the block shows as the wrong bytes. */
+static void export_memory(struct worker *worker, size_t bytes)
+{
+    const struct gpu *gpu = &worker->gpu;
+    float *ones = malloc(bytes);
+    if (ones == NULL) {
+        abort();
+    }
+    for (size_t i = 0; i < bytes / sizeof *ones; i++) {
+        ones[i] = 1;
+    }
+    worker->padding = gpu_alloc(gpu, 4096);
+    worker->exported = gpu_alloc(gpu, bytes);
+    GPU_MUST(gpu, set_bytes, worker->padding, 0, 4096, gpu->stream);
+    GPU_MUST(gpu, copy_from_host, worker->exported, ones, bytes, gpu->stream);
+    gpu_synchronize(gpu);
+    free(ones);
+    GPU_MUST(gpu, ipc_get, &worker->shared->handle, worker->exported);
+}
+
+static void perform(struct worker *worker)
+{
+    struct peer_shared *shared = worker->shared;
+    const struct gpu *gpu = &worker->gpu;
+    switch (shared->command) {
+    case PEER_OPEN:
+        gpu_device_open(&worker->gpu);
+        worker->words_at = peer_map(gpu, shared);
+        break;
+    case PEER_STORE:
+        atomic_store(&shared->words[PEER_WORD_GO].word, shared->value);
+        break;
+    case PEER_WRITE:
+        GPU_MUST(gpu, stream_write_value, gpu->stream,
+                 worker->words_at + PEER_WORD_GO * sizeof(struct peer_line), shared->value, 0);
+        break;
+    case PEER_BURN:
+        burn_open(&worker->burn, gpu, worker->burn_bytes);
+        worker->burns = true;
+        break;
+    case PEER_REST:
+        worker->burns = false;
+        burn_close(&worker->burn);
+        break;
+    case PEER_EXPORT:
+        export_memory(worker, shared->value);
+        break;
+    case PEER_WITHDRAW:
+        GPU_MUST(gpu, memory_free, worker->exported);
+        GPU_MUST(gpu, memory_free, worker->padding);
+        break;
+    case PEER_END:
+        _exit(0); /* what it has of the GPU goes with it */
+    }
+}
+
+static _Noreturn void work(struct peer_shared *shared, size_t burn_bytes)
+{
+    struct worker worker = {.shared = shared, .burn_bytes = burn_bytes};
+    for (uint64_t next = 1;; next++) {
+        while (!figures_wait(&shared->asked.word, next, 20e-6)) {
+            if (worker.burns) {
+                burn_step(&worker.burn);
+                atomic_store(&shared->burned.word, burn_count(&worker.burn));
+            }
+        }
+        perform(&worker);
+        atomic_store(&shared->answered.word, next);
+    }
+}
+
+void peer_start(struct peer *peer, size_t burn_bytes)
+{
+    pid_t parent = getpid();
+    int file = memfd_create("peer", MFD_CLOEXEC);
+    *peer = (struct peer){.shared = MAP_FAILED};
+    if (file >= 0 && ftruncate(file, sizeof *peer->shared) == 0) {
+        peer->shared = mmap(NULL, sizeof *peer->shared, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    }
+    if (peer->shared == MAP_FAILED) {
+        perror("memory to share");
+        exit(1);
+    }
+    (void)close(file);
+    fflush(stdout);
+    peer->pid = fork();
+    if (peer->pid < 0) {
+        perror("fork");
+        exit(1);
+    }
+    if (peer->pid == 0) {
+        (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() == parent) {
+            work(peer->shared, burn_bytes);
+        }
+        _exit(1);
+    }
+}
+
+cuda_pointer peer_map(const struct gpu *gpu, struct peer_shared *shared)
+{
+    cuda_pointer pointer;
+    GPU_MUST(gpu, host_register, shared->words, sizeof shared->words,
+             CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
+    GPU_MUST(gpu, host_device_pointer, &pointer, shared->words, 0);
+    return pointer;
+}
+
+void peer_ask(struct peer *peer, enum peer_command command, uint64_t value)
+{
+    peer->shared->command = command;
+    peer->shared->value = value;
+    atomic_store(&peer->shared->asked.word, ++peer->asked);
+}
+
+void peer_wait(struct peer *peer)
+{
+    double end_s = figures_now_s() + ANSWER_TIMEOUT_S;
+    while (!figures_wait(&peer->shared->answered.word, peer->asked, 0.1)) {
+        int status;
+        bool ended = waitpid(peer->pid, &status, WNOHANG) == peer->pid;
+        if (ended || figures_now_s() > end_s) {
+            fprintf(stderr, "the other process %s\n", ended ? "has ended" : "does not answer");
+            exit(1);
+        }
+    }
+}
+
+void peer_do(struct peer *peer, enum peer_command command, uint64_t value)
+{
+    peer_ask(peer, command, value);
+    peer_wait(peer);
+}
+
+void peer_end(struct peer *peer)
+{
+    peer_ask(peer, PEER_END, 0);
+    (void)waitpid(peer->pid, NULL, 0);
+    (void)munmap(peer->shared, sizeof *peer->shared);
+}

@@ -1,0 +1,110 @@
+"""What check_gpu.py and bench_gpu.py have in common: where things are, whether there is a GPU, and how programs run.
+
+Everything that was built may have been carried here from another machine: libraries that lie in $COMMD_BUILD/lib are used then.
+"""
+import ctypes
+import glob
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+os.environ.setdefault("COMMD_BUILD", str(ROOT / "build/release"))
+BUILD = pathlib.Path(os.environ["COMMD_BUILD"]).resolve()
+SKIPPED = 77
+DOUBLES = {"COMMD_CUDA_LIBRARY": str(BUILD / "tests/libcuda_double.so"), "COMMD_NCCL_LIBRARY": str(BUILD / "tests/libnccl_double.so")}
+
+sys.path.insert(0, str(ROOT / "tests/system"))
+
+
+class NoGpu(Exception):
+    pass
+
+
+def use_carried_libraries():
+    """The loader reads its path when a process begins: this one begins anew."""
+    libraries = str(BUILD / "lib")
+    before = os.environ.get("LD_LIBRARY_PATH", "")
+    if os.path.isdir(libraries) and libraries not in before.split(":"):
+        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [libraries, before]))
+        os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def find_nccl():
+    """Where the loader does not look for it: beside PyTorch."""
+    if "COMMD_NCCL_LIBRARY" in os.environ:
+        return
+    for folder in sys.path:
+        found = glob.glob(os.path.join(folder, "nvidia/nccl/lib/libnccl.so.2"))
+        if found:
+            os.environ["COMMD_NCCL_LIBRARY"] = found[0]
+            return
+
+
+class Gpu:
+    """The first one, as the driver describes it."""
+
+    def __init__(self):
+        try:
+            driver = ctypes.CDLL(os.environ.get("COMMD_CUDA_LIBRARY", "libcuda.so.1"))
+        except OSError as error:
+            raise NoGpu(f"no CUDA driver: {error}") from error
+        count, device, version, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(96)
+        result = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
+        if result or count.value == 0:
+            raise NoGpu(f"the CUDA driver has no GPU to show (error {result})")
+        driver.cuDeviceGet(ctypes.byref(device), 0)
+        driver.cuDeviceGetName(name, len(name), device)
+        driver.cuDriverGetVersion(ctypes.byref(version))
+        self.name = name.value.decode(errors="replace")
+        self.count = count.value
+        self.cuda = f"{version.value // 1000}.{version.value % 1000 // 10}"
+        self.driver = self._kernel_driver()
+
+    @staticmethod
+    def _kernel_driver():
+        try:
+            words = pathlib.Path("/proc/driver/nvidia/version").read_text().split()
+        except OSError:
+            return "unknown"
+        return next((word for word in words if word[0].isdigit() and word.count(".") >= 1), "unknown")
+
+
+def find_gpu(double):
+    """The GPU, or NoGpu. double: of which machine's driver everything from here on gets to see the double."""
+    if double:
+        folder = f"/dev/shm/commd-gpu-{os.getpid()}"
+        os.makedirs(folder, exist_ok=True)
+        os.environ.update(DOUBLES, CUDA_DOUBLE_FOLDER=folder, CUDA_DOUBLE_DEVICES="1")
+    else:
+        find_nccl()
+    for needed in ("commd", "commctl", "libcommclient.so", "tests/gpu/bench_device"):
+        if not (BUILD / needed).exists():
+            raise SystemExit(f"{BUILD / needed} is not there: $COMMD_BUILD says where it was built, or carried to")
+    return Gpu()
+
+
+def forget_double():
+    if os.environ.get("CUDA_DOUBLE_FOLDER", "").startswith("/dev/shm/commd-gpu-"):
+        shutil.rmtree(os.environ["CUDA_DOUBLE_FOLDER"], ignore_errors=True)
+
+
+def run(*command, timeout_s, environment=None):
+    """Returns (exit code, None when out of time; output; errors)."""
+    with subprocess.Popen([str(part) for part in command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                          errors="replace", env=dict(os.environ, **(environment or {}))) as process:
+        try:
+            output, errors = process.communicate(timeout=max(1, timeout_s))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            output, errors = process.communicate()
+            return None, output, errors
+    return process.returncode, output, errors
+
+
+def find_tool(name):
+    """Of a CUDA toolkit, on the PATH or where they install themselves; or None."""
+    places = [shutil.which(name), *sorted(glob.glob(f"/usr/local/cuda*/bin/{name}")), *sorted(glob.glob(f"/opt/nvidia/*/{name}"))]
+    return next((place for place in places if place and os.access(place, os.X_OK)), None)

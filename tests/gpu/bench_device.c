@@ -111,9 +111,9 @@ static void bench_waker(struct bench *bench, enum waker waker, const char *name)
 static void bench_words(struct bench *bench)
 {
     const struct gpu *gpu = &bench->gpu;
-    bench_waker(bench, WAKER_PROCESSOR, "own processor");
+    bench_waker(bench, WAKER_PROCESSOR, "this process's processor");
     bench_waker(bench, WAKER_OTHER_PROCESSOR, "other process's processor");
-    bench_waker(bench, WAKER_STREAM, "own other stream");
+    bench_waker(bench, WAKER_STREAM, "this process's other stream");
     bench_waker(bench, WAKER_OTHER_STREAM, "other process's stream");
     for (size_t i = 0; i < bench->times; i++) {
         double began_s = figures_now_s();

@@ -120,6 +120,15 @@ class GpuChecks:
 
     # --- What is checked ---
 
+    def kernels(self):
+        code, output, errors = machine.run(BUILD / "tests/gpu/check_kernels", timeout_s=self.checks.left_s())
+        last = (output.strip() or errors.strip() or "no output").splitlines()[-1]
+        if code == machine.SKIPPED:
+            raise Skip(last)
+        if code != 0:
+            raise AssertionError(f"{'out of time' if code is None else last}\n{(output + errors)[-LOG_CHARACTERS:]}")
+        return last
+
     def shows_its_gpu(self):
         with self.cluster("a") as cluster:
             answer = cluster.json("a", "gpus")
@@ -262,6 +271,8 @@ class GpuChecks:
     def local(self):
         run = self.checks.run
         run("the node shows its GPU", self.shows_its_gpu)
+        if not self.quick:
+            run("every kernel, against the host's reductions", self.kernels)
         for size in (2,) if self.quick else (1, 2, 4, 8):
             run(f"everything that the library offers, {size} on one GPU", self.surface, "a" * size, 1 if self.quick else 4 if size > 4 else 8)
         run("order by streams, 2 on one GPU", self.stream_order, "aa")
@@ -326,13 +337,14 @@ def main():
         gpu = machine.find_gpu(arguments.double)
     except machine.NoGpu as reason:
         print(f"skipped: {reason}")
+        machine.tidy()
         return machine.SKIPPED
     Cluster.real_gpus = not arguments.double
     print(f"{gpu.name}, driver {gpu.driver}, CUDA {gpu.cuda}{': no GPU, what follows says nothing about one' if arguments.double else ''}", flush=True)
     try:
         return GpuChecks(arguments, gpu).run()
     finally:
-        machine.forget_double()
+        machine.tidy()
 
 
 if __name__ == "__main__":

@@ -49,7 +49,7 @@ void figures_print(double value, const char *unit, const char *name, ...)
     va_start(arguments, name);
     (void)vsnprintf(text, sizeof text, name, arguments);
     va_end(arguments);
-    printf("figure\t%s\t%.6g\t%s\n", text, value, unit);
+    printf("figure\t%s\t%.10g\t%s\n", text, value, unit);
 }
 
 void figures_print_times(double *seconds, size_t count, const char *name, ...)

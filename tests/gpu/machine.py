@@ -1,6 +1,6 @@
 """What check_gpu.py and bench_gpu.py have in common: where things are, whether there is a GPU, and how programs run.
 
-Everything that was built may have been carried here from another machine: libraries that lie in $COMMD_BUILD/lib are used then.
+Everything that was built may have been carried here from another machine, with the libraries that it needs in $COMMD_BUILD/lib.
 """
 import ctypes
 import glob
@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 os.environ.setdefault("COMMD_BUILD", str(ROOT / "build/release"))
 BUILD = pathlib.Path(os.environ["COMMD_BUILD"]).resolve()
 SKIPPED = 77
+CARRIED = f"/tmp/commd-libraries-{os.getpid()}"
 DOUBLES = {"COMMD_CUDA_LIBRARY": str(BUILD / "tests/libcuda_double.so"), "COMMD_NCCL_LIBRARY": str(BUILD / "tests/libnccl_double.so")}
 
 sys.path.insert(0, str(ROOT / "tests/system"))
@@ -24,12 +25,27 @@ class NoGpu(Exception):
 
 
 def use_carried_libraries():
-    """The loader reads its path when a process begins: this one begins anew."""
-    libraries = str(BUILD / "lib")
-    before = os.environ.get("LD_LIBRARY_PATH", "")
-    if os.path.isdir(libraries) and libraries not in before.split(":"):
-        os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [libraries, before]))
-        os.execv(sys.executable, [sys.executable, *sys.argv])
+    """Those alone that this machine lacks, so that nothing of its own is replaced. The loader reads its path when a process begins: this one
+    begins anew."""
+    if os.environ.get("COMMD_CARRIED") == str(os.getpid()):
+        return
+    os.environ["COMMD_CARRIED"] = str(os.getpid())
+    missing = [library for library in sorted((BUILD / "lib").glob("*.so*")) if not is_here(library.name)]
+    if not missing:
+        return
+    os.makedirs(CARRIED, exist_ok=True)
+    for library in missing:
+        os.symlink(library, os.path.join(CARRIED, library.name))
+    os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), CARRIED]))
+    os.execv(sys.executable, [sys.executable, *sys.argv])
+
+
+def is_here(library):
+    try:
+        ctypes.CDLL(library)
+    except OSError:
+        return False
+    return True
 
 
 def find_nccl():
@@ -86,7 +102,9 @@ def find_gpu(double):
     return Gpu()
 
 
-def forget_double():
+def tidy():
+    """Removes what this run made."""
+    shutil.rmtree(CARRIED, ignore_errors=True)
     if os.environ.get("CUDA_DOUBLE_FOLDER", "").startswith("/dev/shm/commd-gpu-"):
         shutil.rmtree(os.environ["CUDA_DOUBLE_FOLDER"], ignore_errors=True)
 

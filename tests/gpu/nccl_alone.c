@@ -27,9 +27,14 @@ bool nccl_alone_open(struct nccl_alone *nccl, char *why, size_t why_size)
         return false;
     }
     must(nccl, "ncclGetVersion", nccl->library->version(&nccl->version));
-    must(nccl, "ncclGetUniqueId", nccl->library->unique_id(&id));
-    must(nccl, "ncclCommInitRankConfig", nccl->library->comm_init(&nccl->comm, 1, id, 0, &config));
-    return true;
+    nccl_result result = nccl->library->unique_id(&id);
+    if (result == NCCL_RESULT_OK) {
+        result = nccl->library->comm_init(&nccl->comm, 1, id, 0, &config);
+    }
+    if (result != NCCL_RESULT_OK) {
+        (void)snprintf(why, why_size, "NCCL, of one rank: %s", nccl->library->error_text(result));
+    }
+    return result == NCCL_RESULT_OK;
 }
 
 void nccl_alone_close(struct nccl_alone *nccl)

@@ -11,7 +11,8 @@ struct nccl_alone {
     int version; /* 22809 for 2.28.9 */
 };
 
-/* False, with a text for people in why, where there is no NCCL. Whatever fails then ends the process. */
+/* False, with a text for people in why, where there is no NCCL, or none that works. Whatever fails then ends
+ * the process. */
 bool nccl_alone_open(struct nccl_alone *nccl, char *why, size_t why_size);
 void nccl_alone_close(struct nccl_alone *nccl);
 

@@ -6,7 +6,7 @@ LARGE_PART = 0.95  # of the kernel's time alone, from 1 MiB on
 NODES_PART = 0.90  # of the slowest stage alone
 SMALL_MAX = 64 * KIB
 NODES_BYTES = 256 * MIB
-WAKERS = ("own processor", "other process's processor", "own other stream", "other process's stream")
+WAKERS = ("this process's processor", "other process's processor", "this process's other stream", "other process's stream")
 BESIDE = "beside another process's kernels"
 
 
@@ -96,7 +96,7 @@ class Report:
 
     def answers(self):
         handles = sorted({name.split("/")[1] for name in self.figures if name.startswith("handle/")})
-        yield from ((f"A value written by the {waker} wakes a stream",
+        yield from ((f"A value written by {'an' * waker.startswith('other')}{waker} wakes a stream",
                      f"{self.answer(f'wake/{waker}/works')}: {self.cell(f'wake/{waker}/median')} us, 99 % below {self.cell(f'wake/{waker}/p99')} us") for waker in WAKERS)
         yield "A value that a stream writes, seen by a processor that looks", f"{self.cell('written value seen/median')} us, 99 % below {self.cell('written value seen/p99')} us"
         yield "The call of cuStreamWriteValue64", f"{self.cell('call of cuStreamWriteValue64/median')} us"
@@ -123,6 +123,7 @@ class Report:
 
     def operations(self, place, state, ending="median"):
         sizes = self.sizes(f"{place}kernel/1/{state}/") or self.sizes(f"{place}stream/1/{state}/")
+        sizes = [size for size in sizes if size < MIB] if ending == "in a row" else sizes
         names = ("kernel/1", "nccl/1", "blocking/1", "stream/1", "kernel/2", "blocking/2", "stream/2")
         rows = [(size_text(size), *(self.cell(f"{place}{name}/{state}/{size}/{ending}") for name in names)) for size in sizes]
         head = ("us", "kernel, 1 to 1", "NCCL, 1 rank", "commd, 1 rank, blocking", "in a stream", "kernel, 2 to 2", "commd, 2 ranks, blocking", "in a stream")

@@ -134,6 +134,30 @@ static void bench_words(struct bench *bench)
     figures_print_times(bench->seconds, bench->times, "call of cuStreamWriteValue64");
 }
 
+/* Of the other process, from the question to the answer; with and without a stream here that waits. */
+static void bench_other_kernel(struct bench *bench, bool waits)
+{
+    const struct gpu *gpu = &bench->gpu;
+    size_t times = bench->times / 4 + HANDLE_TIMES;
+    times = times < bench->times ? times : bench->times;
+    if (waits) {
+        GPU_MUST(gpu, stream_wait_value, gpu->stream, word_at(bench, PEER_WORD_GO), ++bench->value,
+                 CUDA_WAIT_VALUE_GEQ);
+    }
+    for (size_t i = 0; i < times; i++) {
+        double began_s = figures_now_s();
+        peer_do(&bench->peer, PEER_KERNEL, 0);
+        bench->seconds[i] = figures_now_s() - began_s;
+    }
+    if (waits) {
+        wake(bench, WAKER_PROCESSOR);
+        wake(bench, WAKER_STREAM);
+        gpu_synchronize(gpu);
+    }
+    figures_print_times(bench->seconds, times, "kernel of the other process/%s",
+                        waits ? "a stream waits here" : "alone");
+}
+
 /* --- Copies and kernels beside another process --- */
 
 struct buffers {
@@ -367,6 +391,8 @@ int main(int argc, char **argv)
     figures_print(((double)before - (double)free_bytes(&bench.gpu)) / (1 << 20), "MiB",
                   "memory of a context with kernels");
     bench_words(&bench);
+    bench_other_kernel(&bench, false);
+    bench_other_kernel(&bench, true);
     bench_sharing(&bench);
     bench_pinning(&bench);
     bench_handle(&bench, bench.bytes / 4);

@@ -219,17 +219,20 @@ class GpuChecks:
 
     @staticmethod
     def daemons_below(pid):
-        """The daemon that the tool started, or became."""
-        found = []
+        """The daemon that the tool started, or became: there may be processes in between."""
+        parents, names = {}, {}
         for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
             try:
-                name, rest = path.read_text().rsplit(")", 1)
+                first, rest = path.read_text().rsplit(")", 1)
             except OSError:
                 continue
-            number, name = name.split(" (", 1)
-            if name == "commd" and (int(number) == pid or int(rest.split()[1]) == pid):
-                found.append(int(number))
-        return found
+            number, name = first.split(" (", 1)
+            parents[int(number)], names[int(number)] = int(rest.split()[1]), name
+
+        def is_below(number):
+            return number == pid or number in parents and is_below(parents[number])
+
+        return [number for number, name in names.items() if name == "commd" and is_below(number)]
 
     def sanitized_daemon(self):
         tool = self.sanitizer()

@@ -37,6 +37,7 @@ def use_carried_libraries():
     for library in missing:
         os.symlink(library, os.path.join(CARRIED, library.name))
     os.environ["LD_LIBRARY_PATH"] = ":".join(filter(None, [os.environ.get("LD_LIBRARY_PATH"), CARRIED]))
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     os.execv(sys.executable, [sys.executable, *sys.argv])
 
 
@@ -124,5 +125,6 @@ def run(*command, timeout_s, environment=None):
 
 def find_tool(name):
     """Of a CUDA toolkit, on the PATH or where they install themselves; or None."""
-    places = [shutil.which(name), *sorted(glob.glob(f"/usr/local/cuda*/bin/{name}")), *sorted(glob.glob(f"/opt/nvidia/*/{name}"))]
-    return next((place for place in places if place and os.access(place, os.X_OK)), None)
+    patterns = ("/usr/local/cuda*/bin", "/usr/local/cuda*/compute-sanitizer", "/usr/local/nvidia/bin", "/opt/nvidia/*", "/opt/nvidia/*/*")
+    places = [shutil.which(name), *(place for pattern in patterns for place in sorted(glob.glob(f"{pattern}/{name}")))]
+    return next((place for place in places if place and os.path.isfile(place) and os.access(place, os.X_OK)), None)

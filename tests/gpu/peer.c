@@ -9,10 +9,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "kernels/kernels.h"
 #include "tests/gpu/burn.h"
 #include "tests/gpu/figures.h"
 
 #define ANSWER_TIMEOUT_S 60
+#define SMALL_BYTES 65536u
 
 struct worker {
     struct peer_shared *shared;
@@ -22,6 +24,8 @@ struct worker {
     bool burns;
     cuda_pointer words_at;
     cuda_pointer padding, exported;
+    cuda_function kernel;
+    cuda_pointer input, output; /* of the small one */
 };
 
 /* Beside another one in its block: a handle that is one of the block shows as the wrong bytes. */
@@ -44,14 +48,39 @@ static void export_memory(struct worker *worker, size_t bytes)
     GPU_MUST(gpu, ipc_get, &worker->shared->handle, worker->exported);
 }
 
+static void open_gpu(struct worker *worker)
+{
+    const struct gpu *gpu = &worker->gpu;
+    gpu_device_open(&worker->gpu);
+    worker->words_at = peer_map(gpu, worker->shared);
+    worker->input = gpu_alloc(gpu, SMALL_BYTES);
+    worker->output = gpu_alloc(gpu, SMALL_BYTES);
+    if (!gpu_function(gpu, "commd_reduce_f32_sum", &worker->kernel)) {
+        exit(1);
+    }
+}
+
+static void run_kernel(struct worker *worker)
+{
+    struct kernels_reduce_few arguments = {.count_elements = SMALL_BYTES / 4,
+                                           .input_count = 1,
+                                           .output_count = 1,
+                                           .inputs = {(const void *)(uintptr_t)worker->input},
+                                           .outputs = {(void *)(uintptr_t)worker->output}};
+    gpu_launch(&worker->gpu, worker->kernel, &arguments, 8, KERNELS_BLOCK_THREADS);
+    gpu_synchronize(&worker->gpu);
+}
+
 static void perform(struct worker *worker)
 {
     struct peer_shared *shared = worker->shared;
     const struct gpu *gpu = &worker->gpu;
     switch (shared->command) {
     case PEER_OPEN:
-        gpu_device_open(&worker->gpu);
-        worker->words_at = peer_map(gpu, shared);
+        open_gpu(worker);
+        break;
+    case PEER_KERNEL:
+        run_kernel(worker);
         break;
     case PEER_STORE:
         atomic_store(&shared->words[PEER_WORD_GO].word, shared->value);

@@ -14,6 +14,7 @@ enum peer_command {
     PEER_OPEN,     /* takes the GPU; before the others */
     PEER_STORE,    /* its processor writes the value to PEER_WORD_GO */
     PEER_WRITE,    /* its stream does */
+    PEER_KERNEL,   /* launches a small kernel, and waits for it */
     PEER_BURN,     /* keeps the GPU at work from now on */
     PEER_REST,     /* no longer; after PEER_BURN */
     PEER_EXPORT,   /* allocates that many bytes, of ones, and passes the handle */

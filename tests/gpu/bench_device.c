@@ -144,18 +144,24 @@ static void bench_other_kernel(struct bench *bench, bool waits)
         GPU_MUST(gpu, stream_wait_value, gpu->stream, word_at(bench, PEER_WORD_GO), ++bench->value,
                  CUDA_WAIT_VALUE_GEQ);
     }
-    for (size_t i = 0; i < times; i++) {
+    bool answers = true;
+    for (size_t i = 0; i < times && answers; i++) {
         double began_s = figures_now_s();
-        peer_do(&bench->peer, PEER_KERNEL, 0);
+        peer_ask(&bench->peer, PEER_KERNEL, 0);
+        answers = peer_answers(&bench->peer, WAKE_TIMEOUT_S);
         bench->seconds[i] = figures_now_s() - began_s;
     }
     if (waits) {
         wake(bench, WAKER_PROCESSOR);
         wake(bench, WAKER_STREAM);
         gpu_synchronize(gpu);
+        figures_print(answers, "bool", "kernel of the other process/runs while a stream waits here");
     }
-    figures_print_times(bench->seconds, times, "kernel of the other process/%s",
-                        waits ? "a stream waits here" : "alone");
+    peer_wait(&bench->peer);
+    if (answers) {
+        figures_print_times(bench->seconds, times, "kernel of the other process/%s",
+                            waits ? "a stream waits here" : "alone");
+    }
 }
 
 /* --- Copies and kernels beside another process --- */

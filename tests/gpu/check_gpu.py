@@ -47,6 +47,11 @@ class Checks:
     def left_s(self):
         return min(CHECK_SECONDS, self.end_s - time.monotonic())
 
+    def skip_at_the_end(self):
+        """What ran out of the time of all says nothing."""
+        if time.monotonic() > self.end_s - 1:
+            raise Skip("it did not end before the time was over (--seconds)")
+
     def tell(self, how, name, text=""):
         self.counts[how] += 1
         first, *rest = text.strip().splitlines() or [""]
@@ -92,6 +97,7 @@ class GpuChecks:
             try:
                 output, errors = process.communicate(timeout=max(1, end_s - time.monotonic()))
             except subprocess.TimeoutExpired:
+                self.checks.skip_at_the_end()
                 raise AssertionError(f"{what} {number} does not end\n{self.logs(cluster)}") from None
             if process.returncode != 0:
                 raise AssertionError(f"{what} {number} ends with {process.returncode}: {errors.strip() or output.strip()}\n{self.logs(cluster)}")
@@ -125,6 +131,8 @@ class GpuChecks:
         last = (output.strip() or errors.strip() or "no output").splitlines()[-1]
         if code == machine.SKIPPED:
             raise Skip(last)
+        if code is None:
+            self.checks.skip_at_the_end()
         if code != 0:
             raise AssertionError(f"{'out of time' if code is None else last}\n{(output + errors)[-LOG_CHARACTERS:]}")
         return last

@@ -168,16 +168,27 @@ void peer_ask(struct peer *peer, enum peer_command command, uint64_t value)
     atomic_store(&peer->shared->asked.word, ++peer->asked);
 }
 
-void peer_wait(struct peer *peer)
+bool peer_answers(struct peer *peer, double timeout_s)
 {
-    double end_s = figures_now_s() + ANSWER_TIMEOUT_S;
+    double end_s = figures_now_s() + timeout_s;
     while (!figures_wait(&peer->shared->answered.word, peer->asked, 0.1)) {
         int status;
-        bool ended = waitpid(peer->pid, &status, WNOHANG) == peer->pid;
-        if (ended || figures_now_s() > end_s) {
-            fprintf(stderr, "the other process %s\n", ended ? "has ended" : "does not answer");
+        if (waitpid(peer->pid, &status, WNOHANG) == peer->pid) {
+            fprintf(stderr, "the other process has ended\n");
             exit(1);
         }
+        if (figures_now_s() > end_s) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void peer_wait(struct peer *peer)
+{
+    if (!peer_answers(peer, ANSWER_TIMEOUT_S)) {
+        fprintf(stderr, "the other process does not answer\n");
+        exit(1);
     }
 }
 

@@ -48,7 +48,9 @@ void peer_start(struct peer *peer, size_t burn_bytes);
 cuda_pointer peer_map(const struct gpu *gpu, struct peer_shared *shared);
 
 void peer_ask(struct peer *peer, enum peer_command command, uint64_t value);
-/* Until what was asked is done. */
+/* Until what was asked is done. False: it takes longer. */
+bool peer_answers(struct peer *peer, double timeout_s);
+/* The same; a process that does not answer at all ends this one. */
 void peer_wait(struct peer *peer);
 void peer_do(struct peer *peer, enum peer_command command, uint64_t value);
 void peer_end(struct peer *peer);

@@ -100,9 +100,10 @@ class Report:
                      f"{self.answer(f'wake/{waker}/works')}: {self.cell(f'wake/{waker}/median')} us, 99 % below {self.cell(f'wake/{waker}/p99')} us") for waker in WAKERS)
         yield "A value that a stream writes, seen by a processor that looks", f"{self.cell('written value seen/median')} us, 99 % below {self.cell('written value seen/p99')} us"
         yield "The call of cuStreamWriteValue64", f"{self.cell('call of cuStreamWriteValue64/median')} us"
-        yield ("A kernel of 64 KiB of the other process, asked for; while a stream of this process waits for a word",
-               f"{self.cell('kernel of the other process/alone/median')} us; {self.cell('kernel of the other process/a stream waits here/median')} us, "
-               f"99 % below {self.cell('kernel of the other process/a stream waits here/p99')} us")
+        other = "kernel of the other process"
+        yield ("Another process's kernel of 64 KiB runs while a stream of this one waits for a word",
+               f"{self.answer(f'{other}/runs while a stream waits here')}: {self.cell(f'{other}/a stream waits here/median')} us, "
+               f"99 % below {self.cell(f'{other}/a stream waits here/p99')} us; without the stream {self.cell(f'{other}/alone/median')} us")
         yield "NCCL reads, and writes, memory of an opened handle", f"{self.answer('NCCL/reads what was opened')}, {self.answer('NCCL/writes what was opened')}"
         for size in handles:
             yield (f"A handle of {size} opens at the allocation; cuMemGetAddressRange begins there",

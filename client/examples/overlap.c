@@ -11,6 +11,7 @@
 #include "proto/cuda_driver.h"
 
 enum { STEPS = 6, BUCKETS = 4, COUNT = 200000 };
+#define VALUES ((int64_t)STEPS * BUCKETS * COUNT)
 #define BUCKET_BYTES (COUNT * sizeof(int64_t))
 
 /* Where it is computed: on a stream of a GPU or, without cuda, in the calling thread. */
@@ -35,9 +36,9 @@ static void *compute_memory(const struct compute *compute)
 {
     void *memory;
     if (compute->cuda == NULL) {
-        return example_allocate(STEPS * BUCKETS, BUCKET_BYTES);
+        return example_allocate(VALUES, sizeof(int64_t));
     }
-    cuda_check(compute, compute->cuda->host_alloc(&memory, STEPS * BUCKETS * BUCKET_BYTES, 0), "host memory");
+    cuda_check(compute, compute->cuda->host_alloc(&memory, VALUES * sizeof(int64_t), 0), "host memory");
     return memory;
 }
 
@@ -133,7 +134,7 @@ int main(int argc, char **argv)
     int64_t *gradients[BUCKETS];
     struct example example = example_begin_on(argc, argv, "overlap", &device);
     struct compute compute = compute_begin(device);
-    for (int64_t i = 0; i < STEPS * BUCKETS * COUNT; i++) {
+    for (int64_t i = 0; i < VALUES; i++) {
         compute.computed[i] = value(example.rank, i);
     }
     for (int i = 0; i < BUCKETS; i++) {
@@ -149,7 +150,7 @@ int main(int argc, char **argv)
     }
     example_check(comm_sync_stream(example.comm, 0), "sync");
     int good = 1;
-    for (int64_t i = 0; i < STEPS * BUCKETS * COUNT; i++) {
+    for (int64_t i = 0; i < VALUES; i++) {
         good = good && compute.results[i] == value(0, i) * example.size * (example.size + 1) / 2;
     }
     for (int i = 0; i < BUCKETS; i++) {

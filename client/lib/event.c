@@ -1,4 +1,5 @@
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/lib/internal.h"
 
@@ -71,12 +72,8 @@ static comm_result_t records_make_room(struct comm_comm *comm)
     return member_check(comm);
 }
 
-/*
- * commd sets the word after everything so far; with the client's lock, which it may let go of. merge: from
- * now on the word stands for what operations were to wait for.
- */
-static comm_result_t record(struct comm_comm *comm, struct fence_slot *slot, bool merge,
-                            struct fence_mark *mark)
+/* commd sets the word after everything so far; with the client's lock, which it may let go of. */
+static comm_result_t record(struct comm_comm *comm, struct fence_slot *slot, struct fence_mark *mark)
 {
     struct wire_fences fences = {.wait_count = 0};
     comm_result_t result = records_make_room(comm);
@@ -89,10 +86,6 @@ static comm_result_t record(struct comm_comm *comm, struct fence_slot *slot, boo
     member_drop_reached(comm);
     for (uint32_t i = 0; i < comm->wait_count; i++) {
         wire_fence_add_wait(&fences, &comm->waits[i]);
-    }
-    if (merge) {
-        comm->waits[0] = *mark;
-        comm->wait_count = 1;
     }
     Commd__Client__Record body = COMMD__CLIENT__RECORD__INIT;
     body.handle = comm->handle;
@@ -275,7 +268,7 @@ static comm_result_t record_on_comm(struct comm_event *event, struct comm_comm *
     if (result != COMM_OK) {
         return result;
     }
-    result = record(comm, event->slot, false, &mark);
+    result = record(comm, event->slot, &mark);
     if (result == COMM_OK) {
         event->last = mark;
         event->recorded = true;
@@ -372,18 +365,53 @@ static bool add_wait(struct comm_comm *comm, const struct fence_mark *mark)
     return true;
 }
 
-/* One word that stands for all that is waited for so far. Takes the client's lock. */
+static bool is_among(const struct fence_mark *mark, const struct fence_mark *marks, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        if (marks[i].slot == mark->slot && marks[i].word == mark->word && marks[i].value >= mark->value) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/*
+ * One word comes to stand for all that is waited for; with the client's lock. Not before the record is sent:
+ * an operation that waits for the word must not come before it.
+ */
+static comm_result_t replace_waits(struct comm_comm *comm, struct fence_slot *slot)
+{
+    struct fence_mark before[COMM_WAITS_MAX], merged;
+    uint32_t before_count = comm->wait_count, kept = 0;
+    memcpy(before, comm->waits, before_count * sizeof *before);
+    comm_result_t result = record(comm, slot, &merged);
+    if (result != COMM_OK) {
+        return result;
+    }
+    for (uint32_t i = 0; i < comm->wait_count; i++) { /* others may have come meanwhile */
+        if (!is_among(&comm->waits[i], before, before_count)) {
+            comm->waits[kept++] = comm->waits[i];
+        }
+    }
+    bool replaced = kept < comm->wait_count;
+    comm->wait_count = kept;
+    if (replaced) { /* otherwise another thread has done it */
+        comm->waits[comm->wait_count++] = merged;
+    }
+    return COMM_OK;
+}
+
+/* Takes the client's lock. */
 static comm_result_t merge_waits(struct comm_comm *comm)
 {
     struct fence_slot *slot;
-    struct fence_mark merged;
     comm_result_t result = fence_take(comm->client, &slot);
     if (result != COMM_OK) {
         return result;
     }
     result = client_enter(comm->client);
     if (result == COMM_OK) {
-        result = record(comm, slot, true, &merged);
+        result = replace_waits(comm, slot);
         client_leave(comm->client);
     }
     fence_give(&comm->client->fences, slot, false);
@@ -433,7 +461,7 @@ comm_result_t comm_sync_stream(comm_t *comm, uint32_t timeout_ms)
     uint64_t deadline_ns = timeout_ms != 0 ? clock_after_ms(timeout_ms) : UINT64_MAX;
     result = client_enter(comm->client);
     if (result == COMM_OK) {
-        result = record(comm, slot, false, &mark);
+        result = record(comm, slot, &mark);
         uint64_t ticket = comm->last_ticket;
         uint64_t latest_ns = comm->wait_count > 0 ? UINT64_MAX : ops_latest_ns(comm);
         comm_result_t ended = result == COMM_OK ? ops_finish(comm, ticket, deadline_ns) : result;

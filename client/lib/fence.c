@@ -44,14 +44,14 @@ static bool has_reached(uint64_t word, uint64_t value)
     return (int64_t)(word - value) >= 0;
 }
 
+static bool word_rests(const struct fence_slot *slot, enum fence_word word)
+{
+    return has_reached(atomic_load_explicit(word_of(slot, word), memory_order_acquire), slot->values[word]);
+}
+
 bool fence_slot_rests(const struct fence_slot *slot)
 {
-    bool rests = true;
-    for (int word = 0; word < FENCE_WORDS; word++) {
-        rests = rests && has_reached(atomic_load_explicit(word_of(slot, word), memory_order_acquire),
-                                     slot->values[word]);
-    }
-    return rests;
+    return word_rests(slot, FENCE_READY) && word_rests(slot, FENCE_ENDED);
 }
 
 /* --- Areas --- */

@@ -21,6 +21,17 @@ static cuda_result ask(void *value, int attribute, const void *address)
     return gpu_driver()->pointer_attribute(value, attribute, (cuda_pointer)(uintptr_t)address);
 }
 
+/* What tells the memory at an address from what was there before. */
+static cuda_result ask_identity(unsigned long long *id, const void *address)
+{
+    *id = 0;
+    cuda_result result = ask(id, CUDA_POINTER_BUFFER_ID, address);
+    if (result == CUDA_RESULT_OK && *id == 0) { /* a driver may number mapped memory by its blocks alone */
+        result = ask(id, CUDA_POINTER_BLOCK_ID, address);
+    }
+    return result;
+}
+
 static bool is_true(int attribute, const void *address)
 {
     int value = 0;
@@ -37,7 +48,7 @@ static bool is_current(const struct client_memory *memory, const unsigned char *
         if (chunk->base + chunk->size_bytes <= begin || chunk->base >= end) {
             continue;
         }
-        if (ask(&now, CUDA_POINTER_BUFFER_ID, chunk->base > begin ? chunk->base : begin) != CUDA_RESULT_OK ||
+        if (ask_identity(&now, chunk->base > begin ? chunk->base : begin) != CUDA_RESULT_OK ||
             now != chunk->buffer_id) {
             return false;
         }
@@ -94,7 +105,7 @@ static bool find_chunk(const struct client_gpu *gpu, const unsigned char *at, st
     int ordinal = -1;
     if (ask(&types, CUDA_POINTER_HANDLE_TYPES, at) != CUDA_RESULT_OK || (types & CUDA_HANDLE_POSIX_FD) == 0 ||
         is_true(CUDA_POINTER_LEGACY_IPC, at) || ask(&ordinal, CUDA_POINTER_DEVICE, at) != CUDA_RESULT_OK ||
-        ordinal != gpu->ordinal || ask(&out->buffer_id, CUDA_POINTER_BUFFER_ID, at) != CUDA_RESULT_OK ||
+        ordinal != gpu->ordinal || ask_identity(&out->buffer_id, at) != CUDA_RESULT_OK ||
         ask(&base, CUDA_POINTER_MAPPING_BASE, at) != CUDA_RESULT_OK ||
         ask(&size_bytes, CUDA_POINTER_MAPPING_BYTES, at) != CUDA_RESULT_OK || size_bytes == 0) {
         return false;
@@ -297,7 +308,7 @@ static comm_result_t find_allocation(const unsigned char *at, size_t size_bytes,
                             "%zu bytes at %p exceed the allocation, of %zu bytes at %p", size_bytes, at,
                             chunk.size_bytes, chunk.base);
     }
-    result = ask(&chunk.buffer_id, CUDA_POINTER_BUFFER_ID, at);
+    result = ask_identity(&chunk.buffer_id, at);
     if (result != CUDA_RESULT_OK) {
         return gpu_report(result, "cuPointerGetAttribute");
     }

@@ -19,6 +19,7 @@ struct api;
 #define API_SESSIONS_MAX 4096          /* beyond: accepted, told LIMIT, closed */
 #define API_SESSION_COMMS_MAX 1024     /* communicators (ranks) of one client; beyond: LIMIT */
 #define API_SESSION_MEMORIES_MAX 16384 /* registered memories of one client; beyond: LIMIT */
+#define API_SESSION_RESERVED_SHARE 2   /* memories of one client, times a GPU's memory; beyond: LIMIT */
 #define API_SESSION_PACKETS_MAX 65536  /* packets that wait for a client to read; beyond: it is dropped */
 #define API_SESSION_PAUSE_PACKETS 256  /* from here on, no more requests of it are read */
 #define API_PACKETS_PER_WAKE 64        /* then the others get their turn */

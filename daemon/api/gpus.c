@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "daemon/api/session.h"
-#include "daemon/dev/nccl_library.h"
+#include "daemon/dev/nccl.h"
 
 /* What commctl gpus shows: the GPUs, and who has what on them. */
 
@@ -95,17 +95,6 @@ static void fill_gpu(const struct api *api, uint32_t gpu, struct gpu_rows *rows)
     }
 }
 
-static void nccl_text(char *text, size_t size)
-{
-    const struct nccl_library *nccl;
-    char why[256];
-    int version = 0;
-    text[0] = '\0';
-    if (nccl_library_load(&nccl, why, sizeof why) && nccl->version(&version) == NCCL_RESULT_OK) {
-        (void)snprintf(text, size, "%d.%d.%d", version / 10000, version / 100 % 100, version % 100);
-    }
-}
-
 /* One after the other: a page of more GPUs than fit a packet ends with the last that does. */
 void api_gpus(struct api_session *session, uint64_t request_id)
 {
@@ -120,7 +109,7 @@ void api_gpus(struct api_session *session, uint64_t request_id)
     if (api->gpus != NULL) {
         int version = dev_gpus_driver_version(api->gpus);
         (void)snprintf(driver, sizeof driver, "%d.%d", version / 1000, version % 1000 / 10);
-        nccl_text(nccl, sizeof nccl);
+        dev_nccl_version(nccl, sizeof nccl);
         answer.pinned_bytes = dev_pinned_bytes(api->gpus);
     }
     answer.driver_version = driver;

@@ -231,6 +231,30 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
     api_session_reply_done(session, request_id);
 }
 
+/*
+ * Addresses cost a client nothing, and commd has no more of them than any process: one that reserves far more
+ * than there is memory to fill it with would leave none for others.
+ */
+static enum status memory_check_reserved(const struct api_session *session, int gpu, uint64_t size_bytes,
+                                         struct error *error)
+{
+    uint64_t gpu_bytes = dev_gpus_info(session->api->gpus, (uint32_t)gpu)->memory_bytes;
+    uint64_t most_bytes = API_SESSION_RESERVED_SHARE * gpu_bytes;
+    uint64_t bytes = size_bytes;
+    for (const struct api_memory *memory = session->memories; memory != NULL; memory = memory->hh.next) {
+        if (dev_memory_gpu(memory->memory) == gpu && bytes <= most_bytes) {
+            bytes += dev_memory_size_bytes(memory->memory);
+        }
+    }
+    return bytes <= most_bytes
+               ? STATUS_OK
+               : error_set(error, STATUS_LIMIT,
+                           "%llu bytes of virtual memory: a process can register %d times the %llu bytes "
+                           "that GPU %d has at most",
+                           (unsigned long long)size_bytes, API_SESSION_RESERVED_SHARE,
+                           (unsigned long long)gpu_bytes, gpu);
+}
+
 /* What the client offers: a memfd, an allocation on a GPU, or addresses there that are still to be filled. */
 static enum status memory_import(struct api_session *session, const Commd__Client__MemRegister *request,
                                  int fd, struct dev_memory **out, struct error *error)
@@ -248,7 +272,9 @@ static enum status memory_import(struct api_session *session, const Commd__Clien
         return status;
     }
     if (request->virtual_memory) {
-        return dev_memory_reserve(gpus, (uint32_t)gpu, request->size_bytes, out, error);
+        status = memory_check_reserved(session, gpu, request->size_bytes, error);
+        return status != STATUS_OK ? status
+                                   : dev_memory_reserve(gpus, (uint32_t)gpu, request->size_bytes, out, error);
     }
     if (request->ipc_handle.len != sizeof handle.bytes) {
         return error_set(error, STATUS_PROTOCOL, "memory %u: an IPC handle of %zu bytes", request->memory,

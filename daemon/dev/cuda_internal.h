@@ -44,9 +44,18 @@ enum status cuda_enter(const struct dev_gpus *gpus, uint32_t gpu, struct error *
 enum status cuda_result_status(const struct dev_gpus *gpus, uint32_t gpu, const char *symbol,
                                cuda_result result, struct error *error) COMM_MUST_USE;
 
+/* What CUDA's documents call the driver's calls. */
+#define CUDA_SYMBOL(name, symbol, parameters)                                                                \
+    static inline const char *cuda_symbol_of_##name(void)                                                    \
+    {                                                                                                        \
+        return #symbol;                                                                                      \
+    }
+CUDA_DRIVER_FUNCTIONS(CUDA_SYMBOL)
+#undef CUDA_SYMBOL
+
 /* gpus->driver->name(arguments), its status. */
 #define CUDA_CALL(gpus, gpu, error, name, ...)                                                               \
-    cuda_result_status(gpus, gpu, #name, (gpus)->driver->name(__VA_ARGS__), error)
+    cuda_result_status(gpus, gpu, cuda_symbol_of_##name(), (gpus)->driver->name(__VA_ARGS__), error)
 
 void cuda_pinned_close(struct dev_gpus *gpus);
 

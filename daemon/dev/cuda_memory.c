@@ -126,14 +126,28 @@ enum status dev_memory_reserve(struct dev_gpus *gpus, uint32_t gpu, uint64_t siz
     return STATUS_OK;
 }
 
+/* For its GPU, and those whose kernels reach it: they take turns with slices. */
+static enum status allow_access(struct dev_gpus *gpus, uint32_t gpu, cuda_pointer at, uint64_t size_bytes,
+                                struct error *error)
+{
+    struct cuda_access access[DEV_GPUS_MAX];
+    size_t count = 0;
+    for (uint32_t other = 0; other < gpus->count; other++) {
+        if (gpus->gpus[other].reaches[gpu]) {
+            access[count++] = (struct cuda_access){
+                .location = {.type = CUDA_LOCATION_DEVICE, .id = gpus->gpus[other].device},
+                .flags = CUDA_ACCESS_READ_WRITE};
+        }
+    }
+    return CUDA_CALL(gpus, gpu, error, address_set_access, at, (size_t)size_bytes, access, count);
+}
+
 static enum status map_chunk(struct dev_memory *memory, cuda_allocation allocation, uint64_t size_bytes,
                              struct error *error)
 {
     struct dev_gpus *gpus = memory->gpus;
     uint32_t gpu = (uint32_t)memory->gpu;
     cuda_pointer at = (cuda_pointer)(uintptr_t)memory->base + memory->mapped_bytes;
-    struct cuda_access access = {.location = {.type = CUDA_LOCATION_DEVICE, .id = gpus->gpus[gpu].device},
-                                 .flags = CUDA_ACCESS_READ_WRITE};
     uint64_t *chunk_bytes =
         realloc(memory->chunk_bytes, (memory->chunk_count + 1) * sizeof *memory->chunk_bytes);
     if (chunk_bytes == NULL) {
@@ -144,7 +158,7 @@ static enum status map_chunk(struct dev_memory *memory, cuda_allocation allocati
     if (status != STATUS_OK) {
         return status;
     }
-    status = CUDA_CALL(gpus, gpu, error, address_set_access, at, (size_t)size_bytes, &access, 1);
+    status = allow_access(gpus, gpu, at, size_bytes, error);
     if (status != STATUS_OK) {
         (void)gpus->driver->address_unmap(at, (size_t)size_bytes);
         return status;

@@ -5,6 +5,8 @@
 
 #include "daemon/dev/cuda_internal.h"
 
+_Static_assert(DEV_QUEUE_BUFFERS_MAX == KERNELS_MANY_MAX, "the room in the kernels' arguments");
+
 struct dev_queue {
     struct dev_gpus *gpus;
     uint32_t gpu;
@@ -83,6 +85,11 @@ uint32_t dev_queue_gpu(const struct dev_queue *queue)
     return queue->gpu;
 }
 
+cuda_stream dev_queue_stream(const struct dev_queue *queue)
+{
+    return queue->stream;
+}
+
 /* --- Work --- */
 
 enum status dev_queue_copy(struct dev_queue *queue, void *target, const void *source, uint64_t size_bytes,
@@ -96,10 +103,11 @@ enum status dev_queue_copy(struct dev_queue *queue, void *target, const void *so
                       queue->stream);
 }
 
-/* Enough threads for every multiprocessor, and none without 16 bytes to move. */
+/* As many threads as every multiprocessor takes (the kernels' launch bounds: two blocks), and none without 16
+ * bytes to move. */
 static unsigned block_count(const struct dev_queue *queue, uint64_t bytes)
 {
-    uint64_t most = (uint64_t)queue->gpus->gpus[queue->gpu].info.multiprocessors * 4;
+    uint64_t most = (uint64_t)queue->gpus->gpus[queue->gpu].info.multiprocessors * 2;
     uint64_t wanted = bytes / ((uint64_t)KERNELS_BLOCK_THREADS * 16) + 1;
     return (unsigned)(wanted < most ? wanted : most);
 }
@@ -157,9 +165,9 @@ enum status dev_queue_reduce(struct dev_queue *queue, const struct dev_reduction
     uint32_t most =
         reduction->input_count > reduction->output_count ? reduction->input_count : reduction->output_count;
     bool many = most > KERNELS_FEW;
-    if (most > KERNELS_MANY_MAX) {
+    if (most > DEV_QUEUE_BUFFERS_MAX) {
         return error_set(error, STATUS_LIMIT, "%u ranks of a communicator on GPU %u; %u are the most", most,
-                         queue->gpu, KERNELS_MANY_MAX);
+                         queue->gpu, DEV_QUEUE_BUFFERS_MAX);
     }
     enum status status = queue_enter(queue, error);
     if (status != STATUS_OK || reduction->count_elements == 0) {
@@ -219,7 +227,7 @@ enum status dev_queue_check(struct dev_queue *queue, struct error *error)
     cuda_result result = queue->gpus->driver->stream_query(queue->stream);
     return result == CUDA_RESULT_NOT_READY
                ? STATUS_OK
-               : cuda_result_status(queue->gpus, queue->gpu, "stream_query", result, error);
+               : cuda_result_status(queue->gpus, queue->gpu, cuda_symbol_of_stream_query(), result, error);
 }
 
 enum status dev_queue_write(struct dev_queue *queue, cuda_pointer word, uint64_t value, struct error *error)

@@ -23,6 +23,7 @@ enum status dev_queue_new(struct dev_gpus *gpus, uint32_t gpu, struct dev_queue 
 void dev_queue_free(struct dev_queue *queue);
 
 uint32_t dev_queue_gpu(const struct dev_queue *queue);
+cuda_stream dev_queue_stream(const struct dev_queue *queue);
 
 /* From anywhere to anywhere: of this GPU, of another one, of the host (pinned). No overlap. */
 enum status dev_queue_copy(struct dev_queue *queue, void *target, const void *source, uint64_t size_bytes,
@@ -37,7 +38,8 @@ struct dev_copy_range {
 enum status dev_queue_copy_ranges(struct dev_queue *queue, const struct dev_copy_range *ranges,
                                   uint32_t range_count, struct error *error) COMM_MUST_USE;
 
-/* As dev_reduce, on device memory. Buffers beyond KERNELS_MANY_MAX: LIMIT. */
+/* As dev_reduce, on device memory. */
+#define DEV_QUEUE_BUFFERS_MAX 256 /* inputs, and outputs; beyond: LIMIT */
 enum status dev_queue_reduce(struct dev_queue *queue, const struct dev_reduction *reduction,
                              struct error *error) COMM_MUST_USE;
 

@@ -23,13 +23,14 @@ struct device_shadow {
 struct exec_device {
     enum {
         DEVICE_WAITS,      /* for words that streams write */
+        DEVICE_GROUP,      /* NCCL's calls are under way */
         DEVICE_LOCAL,      /* on the GPU from end to end: until its mark is reached */
         DEVICE_COPIES_IN,  /* until the marks are reached */
         DEVICE_RUNS,       /* as if on the host */
         DEVICE_COPIES_OUT, /* until the marks are reached */
         DEVICE_DONE
     } state;
-    bool stages;
+    bool group_begun;
     uint64_t marks[DEV_GPUS_MAX]; /* 0: nothing was put there; or DEVICE_UNMARKED */
     uint64_t looked_ns;           /* when the GPUs were last asked whether they work */
     struct device_shadow *shadows;
@@ -65,9 +66,6 @@ enum status device_new(const struct exec_comm *comm, struct exec_op *op, struct 
         return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
     }
     device->shadows = shadows;
-    for (uint32_t i = 0; i < entry_count(op); i++) {
-        device->stages |= op->ranks[i].on_gpu;
-    }
     op->device = device;
     return STATUS_OK;
 }
@@ -183,11 +181,11 @@ static void *shadow_of(const struct device_shadow *shadow, const void *at)
     return shadow->host + ((const unsigned char *)at - shadow->device);
 }
 
-bool device_overlaps(const struct exec_rank *rank)
+bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *writer)
 {
-    const unsigned char *input = rank->input, *output = rank->output;
-    return input != NULL && output != NULL && input < output + rank->output_bytes &&
-           output < input + rank->input_bytes;
+    const unsigned char *input = reader->input, *output = writer->output;
+    return input != NULL && output != NULL && input < output + writer->output_bytes &&
+           output < input + reader->input_bytes;
 }
 
 /* Outputs are copied in as well: not every operation writes all of them. apart: a buffer that is both has two
@@ -199,7 +197,7 @@ static enum status rank_shadows(struct exec_comm *comm, struct exec_device *devi
     unsigned char *input = (unsigned char *)(uintptr_t)rank->input, *output = rank->output;
     uint64_t in = input == NULL ? 0 : rank->input_bytes, out = output == NULL ? 0 : rank->output_bytes;
     enum status status = STATUS_OK;
-    if (device_overlaps(rank) && !apart) {
+    if (device_overlaps(rank, rank) && !apart) {
         unsigned char *begin = input < output ? input : output;
         unsigned char *end = input + in > output + out ? input + in : output + out;
         status = shadow_add(comm, device, rank->gpu, begin, (uint64_t)(end - begin), true, &shadow, error);
@@ -299,6 +297,16 @@ static enum device_step device_finish(struct exec_comm *comm, struct exec_device
     return status == STATUS_OK ? DEVICE_STEP_GO : device_failed(comm, error);
 }
 
+/* All GPUs of its ranks are to be marked. */
+static void device_expect_marks(struct exec_device *device, const struct exec_op *op)
+{
+    uint32_t gpus[DEV_GPUS_MAX];
+    uint32_t gpu_count = device_gpus(op, gpus);
+    for (uint32_t g = 0; g < gpu_count; g++) {
+        device->marks[gpus[g]] = DEVICE_UNMARKED;
+    }
+}
+
 enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
                                struct error *error)
 {
@@ -315,10 +323,15 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
         comm->exec->devices_advanced = true;
         if (device_local_serves(comm, op)) {
             device->state = DEVICE_LOCAL;
-            device->marks[op->ranks[0].gpu] = DEVICE_UNMARKED;
+            device_expect_marks(device, op);
             if (device_local_put(comm, op, error) != STATUS_OK) {
                 return device_failed(comm, error);
             }
+            return device_before(comm, op, now_ns, error);
+        }
+        if (device_group_serves(comm, op)) {
+            device->state = DEVICE_GROUP;
+            device_expect_marks(device, op);
             return device_before(comm, op, now_ns, error);
         }
         if (lane_device_serves(comm, op)) {
@@ -333,6 +346,13 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
         if (copy_in(comm, op, error) != STATUS_OK) {
             return device_failed(comm, error);
         }
+        return device_before(comm, op, now_ns, error);
+    case DEVICE_GROUP:
+        step = device_group_step(comm, op, &device->group_begun, error);
+        if (step != DEVICE_STEP_GO) {
+            return step == DEVICE_STEP_WAITS ? device_wait(comm) : device_failed(comm, error);
+        }
+        device->state = DEVICE_LOCAL;
         return device_before(comm, op, now_ns, error);
     case DEVICE_LOCAL:
         step = device_finish(comm, device, now_ns, error);
@@ -370,6 +390,10 @@ enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64
 bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns)
 {
     enum status status;
+    if (op->device != NULL && !device_group_let_go(comm->exec, op)) {
+        comm->exec->waits_for_devices = true;
+        return false; /* what they put in the queues is to be waited for as well */
+    }
     if (op->device == NULL || device_reached(comm, op->device, now_ns, &status, NULL)) {
         return true;
     }
@@ -377,7 +401,7 @@ bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns)
     return false;
 }
 
-bool device_describe(const struct exec_op *op, char *text, size_t size)
+bool device_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size)
 {
     if (op->device == NULL) {
         return false;
@@ -386,14 +410,17 @@ bool device_describe(const struct exec_op *op, char *text, size_t size)
     case DEVICE_WAITS:
         for (uint32_t i = 0; i < entry_count(op); i++) {
             if (!exec_fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
-                (void)snprintf(text, size, "waiting for the stream of local rank %u",
-                               i % op->call.rank_count);
+                uint32_t own = comm->node_first[comm->options.node_index] + i % op->call.rank_count;
+                (void)snprintf(text, size, "waiting for the stream of rank %u", comm->order[own]);
                 return true;
             }
         }
         return false;
+    case DEVICE_GROUP:
+        (void)snprintf(text, size, "waiting for NCCL");
+        return true;
     case DEVICE_LOCAL:
-        (void)snprintf(text, size, "running on GPU %u", op->ranks[0].gpu);
+        (void)snprintf(text, size, "running on GPUs");
         return true;
     case DEVICE_COPIES_IN:
         (void)snprintf(text, size, "copying from GPUs");

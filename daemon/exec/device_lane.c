@@ -49,29 +49,10 @@ static bool kind_is_staged(enum op_kind kind)
     return false;
 }
 
-/* All buffers are on GPUs, and any of these can work on all. */
-static bool gpus_reach_each_other(const struct exec_comm *comm, const struct exec_op *op)
-{
-    for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
-        const struct exec_rank *rank = &op->ranks[i];
-        bool has_any = rank->input != NULL || rank->output != NULL;
-        if (has_any && !rank->on_gpu) {
-            return false;
-        }
-        for (uint32_t k = 0; k < i && has_any; k++) {
-            if (op->ranks[k].on_gpu && (!dev_gpus_reaches(comm->exec->gpus, op->ranks[k].gpu, rank->gpu) ||
-                                        !dev_gpus_reaches(comm->exec->gpus, rank->gpu, op->ranks[k].gpu))) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
 bool lane_device_serves(const struct exec_comm *comm, const struct exec_op *op)
 {
     return comm->options.node_count > 1 && comm->exec->gpus != NULL && kind_is_staged(op->call.kind) &&
-           op->call.compression == COMPRESSION_NONE && gpus_reach_each_other(comm, op);
+           op->call.compression == COMPRESSION_NONE && device_reach_each_other(comm, op);
 }
 
 /* --- Their life --- */
@@ -113,16 +94,7 @@ void lane_device_release(struct exec_lane *lane)
 static uint32_t gpu_of_slice(const struct exec_op *op, uint64_t slice)
 {
     uint32_t gpus[DEV_GPUS_MAX];
-    uint32_t count = 0;
-    for (uint32_t i = 0; i < op->call.rank_count; i++) {
-        bool known = !op->ranks[i].on_gpu;
-        for (uint32_t k = 0; k < count && !known; k++) {
-            known = gpus[k] == op->ranks[i].gpu;
-        }
-        if (!known) {
-            gpus[count++] = op->ranks[i].gpu;
-        }
-    }
+    uint32_t count = device_gpus(op, gpus);
     return count == 0 ? 0 : gpus[slice % count];
 }
 

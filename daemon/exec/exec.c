@@ -33,6 +33,7 @@ void exec_free(struct exec *exec)
         free(incoming);
     }
     message_streams_free(exec);
+    exec_free_groups(exec);
     free(exec);
 }
 

@@ -532,7 +532,7 @@ void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t si
 {
     const struct exec_op *op = comm->first_op;
     text[0] = '\0';
-    if (op == NULL || device_describe(op, text, size)) {
+    if (op == NULL || device_describe(comm, op, text, size)) {
         return;
     }
     if (!op->begun) {

@@ -228,8 +228,9 @@ struct exec {
     struct message_incoming *parked_messages;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */
     struct dev_gpus *gpus;
-    bool waits_for_devices; /* in this run, some operation did */
-    bool devices_advanced;  /* and some got further */
+    struct exec_group *groups; /* of GPUs, for NCCL */
+    bool waits_for_devices;    /* in this run, some operation did */
+    bool devices_advanced;     /* and some got further */
     uint64_t polling_since_ns;
     uint64_t poll_ns; /* when to look again */
 };
@@ -354,17 +355,31 @@ enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64
 /* Given up: whether GPUs have let go of its buffers. */
 bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns);
 /* What it waits for; false when that has nothing to do with GPUs. */
-bool device_describe(const struct exec_op *op, char *text, size_t size);
+bool device_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size);
 enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct dev_queue **out,
                          struct error *error) COMM_MUST_USE;
 void device_free_queues(struct exec_comm *comm);
 
-/* Whether input and output share bytes. */
-bool device_overlaps(const struct exec_rank *rank);
+/* Whether the one's input and the other's output share bytes. */
+bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *writer);
 
 /* device_local.c */
+/* All buffers are on GPUs, and a kernel of any of these can work on all. */
+bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op);
+/* Which GPUs buffers are on. False: some are on the host, or overlap otherwise than in place. */
+bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op, bool used[DEV_GPUS_MAX]);
+/* The GPUs that ranks of the operation are on, by their first rank. Returns how many. */
+uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[DEV_GPUS_MAX]);
 bool device_local_serves(const struct exec_comm *comm, const struct exec_op *op);
 enum status device_local_put(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
+
+/* device_group.c: by NCCL. *begun: false at first. GO: all of it was put in the queues. */
+bool device_group_serves(const struct exec_comm *comm, const struct exec_op *op);
+enum device_step device_group_step(struct exec_comm *comm, struct exec_op *op, bool *begun,
+                                   struct error *error);
+/* Given up: whether its calls, if there are any, have come to their end. */
+bool device_group_let_go(struct exec *exec, const struct exec_op *op);
+void exec_free_groups(struct exec *exec);
 
 /* device_lane.c: slices from and to GPUs. Functions without a result keep the first failure for
  * lane_device_end. */

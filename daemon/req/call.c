@@ -270,6 +270,22 @@ static enum status check_place(struct req_buffers *buffers, struct error *error)
     return STATUS_OK;
 }
 
+/* Kernels read and write whole elements: what is not aligned breaks the GPU for everybody. */
+static enum status check_alignment(const struct req_op *op, const struct exec_rank *buffers,
+                                   struct error *error)
+{
+    bool in_parts = op->dtype == DTYPE_C64 || op->dtype == DTYPE_C128;
+    size_t alignment = dtype_size_bytes(op->dtype) / (in_parts ? 2 : 1);
+    bool input = (uintptr_t)buffers->input % alignment == 0;
+    bool output = (uintptr_t)buffers->output % alignment == 0;
+    if (buffers->on_gpu && (!input || !output)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "%s: memory on a GPU that is not aligned to elements of %s",
+                         input ? "output" : "input", dtype_text(op->dtype));
+    }
+    return STATUS_OK;
+}
+
 /* One buffer; *out stays null where nothing of it is used. */
 static enum status take_range(const struct req_op_range *range, const char *what, uint64_t elements,
                               uint64_t element_bytes, struct dev_memory **memory, void **out,
@@ -338,7 +354,8 @@ static enum status take_buffers(const struct req_op *op, uint32_t rank, uint32_t
         buffers->exec.waits = buffers->fences->waits;
         buffers->exec.wait_count = buffers->fences->wait_count;
     }
-    return check_place(buffers, error);
+    status = check_place(buffers, error);
+    return status == STATUS_OK ? check_alignment(op, &buffers->exec, error) : status;
 }
 
 void req_buffers_release(struct req_buffers *buffers)

@@ -155,10 +155,10 @@ class Cluster:
     def read_in_node(self, name, path):
         return subprocess.run(self.in_node(name, "cat", path), check=True, stdout=subprocess.PIPE, text=True).stdout
 
-    def start(self, name, *options):
+    def start(self, name, *options, environment=None):
         log = open(self.folder / f"{name}.log", "ab")
         process = subprocess.Popen(self.in_node(name, *self.daemon_command, BUILD / "commd", "--config", self.config_path(name), *options),
-                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **self.daemon_environment))
+                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **self.daemon_environment, **(environment or {})))
         log.close()
         self.daemons[name] = process
         self.processes.append(process)
@@ -221,9 +221,11 @@ class Cluster:
 class StandaloneTest(unittest.TestCase):
     """One daemon for all tests of a class: whatever one of them does, the next one finds it at work."""
 
+    gpus = 0  # doubles of them
+
     @classmethod
     def setUpClass(cls):
-        cls.cluster = Cluster(["solo"], namespaces=False, start=False)
+        cls.cluster = Cluster(["solo"], namespaces=False, start=False, gpus=cls.gpus)
         cls.cluster.config_path("solo").write_text(f'node_name = "solo";\nsocket_path = "{cls.cluster.socket("solo")}";\n')
         cls.cluster.start("solo", "--standalone")
         cls.cluster.wait_ready()

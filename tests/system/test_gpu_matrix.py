@@ -6,9 +6,9 @@ from cluster import BUILD, Cluster
 
 
 class GpuMatrix(unittest.TestCase):
-    def check(self, layout, devices, settings=""):
+    def check(self, layout, devices, settings="", **environment):
         """layout: the node of each rank; devices: its GPU there, or -1."""
-        with Cluster(sorted(set(layout)), settings, gpus=4) as cluster:
+        with Cluster(sorted(set(layout)), settings, gpus=4, client_environment=environment, daemon_environment=environment) as cluster:
             ranks = [cluster.client(node, BUILD / "tests/system/matrix", "matrix", rank, len(layout), devices[rank]) for rank, node in enumerate(layout)]
             for rank, process in enumerate(ranks):
                 output, errors = process.communicate(timeout=240)
@@ -32,6 +32,11 @@ class GpuMatrix(unittest.TestCase):
 
     def test_three_rails(self):
         self.check("abab", [0, 0, 1, 1], "rails = 3; slice_bytes = 4096;")
+
+    def test_gpus_that_do_not_reach_each_other(self):
+        """Among those of a node, by NCCL or through the host."""
+        self.check("aaaa", [0, 1, 1, 2], CUDA_DOUBLE_PEER="0")
+        self.check("aab", [0, 1, 3], CUDA_DOUBLE_PEER="0")
 
 
 if __name__ == "__main__":

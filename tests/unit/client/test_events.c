@@ -356,6 +356,8 @@ static void test_arguments(void **state)
     set_free(&set);
 }
 
+static char failure[ERROR_TEXT_BYTES];
+
 static void *record_and_wait(void *argument)
 {
     struct set *set = argument;
@@ -365,7 +367,8 @@ static void *record_and_wait(void *argument)
             comm_event_record(set->event, set->other) != COMM_OK ||
             comm_event_wait_comm(set->event, set->comm) != COMM_OK ||
             reduce_now(set->comm, set->buffer, set->buffer, 10) != COMM_OK) {
-            return "failed";
+            (void)snprintf(failure, sizeof failure, "%s", comm_last_error());
+            return failure;
         }
     }
     return NULL;
@@ -382,7 +385,9 @@ static void test_one_event_of_many_threads(void **state)
     for (int i = 0; i < 4; i++) {
         void *problem;
         assert_int_equal(pthread_join(threads[i], &problem), 0);
-        assert_null(problem);
+        if (problem != NULL) {
+            fail_msg("%s", (const char *)problem);
+        }
     }
     expect_ok(comm_sync_stream(set.comm, 0));
     assert_true(stream_ends(set.stream, 5000));

@@ -1,0 +1,268 @@
+#include <assert.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "daemon/dev/nccl.h"
+#include "daemon/exec/exec_internal.h"
+
+/*
+ * all_reduce and reduce_scatter among ranks on GPUs of one node that do not reach each other's memory: ranks
+ * that share a GPU by one kernel, then NCCL among the GPUs, then a kernel to the ranks that share. Groups of
+ * GPUs are made once and shared: a communicator of NCCL's takes hundreds of MB of each GPU.
+ */
+
+struct exec_group {
+    struct exec_group *next;
+    uint32_t gpus[DEV_GPUS_MAX];
+    uint32_t count;
+    struct dev_group *group;
+    const struct exec_op *user; /* its calls are under way; null: nobody's */
+};
+
+#define EXEC_GROUPS_MAX 16 /* beyond, those that nobody uses are let go */
+
+/* What each GPU of the group has in an operation. */
+struct group_buffers {
+    struct dev_queue *queues[DEV_GPUS_MAX];
+    const void *inputs[DEV_GPUS_MAX];
+    void *outputs[DEV_GPUS_MAX];
+    uint32_t ranks[DEV_GPUS_MAX]; /* that share it */
+};
+
+bool device_group_serves(const struct exec_comm *comm, const struct exec_op *op)
+{
+    uint32_t gpus[DEV_GPUS_MAX];
+    bool used[DEV_GPUS_MAX] = {0};
+    if (comm->options.node_count != 1 || op->call.compression != COMPRESSION_NONE ||
+        op->call.part_count != 1 || !device_buffers_serve(comm, op, used) ||
+        !dev_group_reduces(op->call.dtype, op->call.reduce)) {
+        return false;
+    }
+    uint32_t count = device_gpus(op, gpus);
+    if (op->call.kind == OP_KIND_REDUCE_SCATTER) { /* blocks are NCCL's: one rank a GPU, equal */
+        return count > 1 && count == op->call.rank_count && !op->call.has_layouts &&
+               op->call.reduce != REDUCE_AVG && op->call.reduce != REDUCE_PREMUL_SUM;
+    }
+    return count > 1 && op->call.kind == OP_KIND_ALL_REDUCE && op->call.count_elements > 0;
+}
+
+/* --- Groups --- */
+
+static void group_drop(struct exec *exec, struct exec_group *group)
+{
+    LL_DELETE(exec->groups, group);
+    dev_group_free(group->group);
+    free(group);
+}
+
+void exec_free_groups(struct exec *exec)
+{
+    while (exec->groups != NULL) {
+        group_drop(exec, exec->groups);
+    }
+}
+
+static void group_make_room(struct exec *exec)
+{
+    uint32_t count = 0;
+    struct exec_group *group, *next;
+    LL_FOREACH_SAFE(exec->groups, group, next)
+    {
+        if (++count >= EXEC_GROUPS_MAX && group->user == NULL) {
+            group_drop(exec, group);
+        }
+    }
+}
+
+static enum status group_find(struct exec *exec, const uint32_t *gpus, uint32_t count,
+                              struct exec_group **out, struct error *error)
+{
+    struct exec_group *group;
+    LL_FOREACH(exec->groups, group)
+    {
+        bool same = group->count == count;
+        for (uint32_t i = 0; i < count && same; i++) {
+            same = group->gpus[i] == gpus[i];
+        }
+        if (same) {
+            *out = group;
+            return STATUS_OK;
+        }
+    }
+    group_make_room(exec);
+    group = calloc(1, sizeof *group);
+    if (group == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a group of GPUs");
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        group->gpus[i] = gpus[i];
+    }
+    group->count = count;
+    enum status status = dev_group_new(exec->gpus, gpus, count, &group->group, error);
+    if (status != STATUS_OK) {
+        free(group);
+        return status;
+    }
+    LL_PREPEND(exec->groups, group);
+    *out = group;
+    return STATUS_OK;
+}
+
+bool device_group_let_go(struct exec *exec, const struct exec_op *op)
+{
+    struct exec_group *group;
+    LL_FOREACH(exec->groups, group)
+    {
+        if (group->user == op && dev_group_poll(group->group, NULL) == DEV_GROUP_BUSY) {
+            return false;
+        }
+        group->user = group->user == op ? NULL : group->user;
+    }
+    return true;
+}
+
+/* --- What a GPU does before and after --- */
+
+/* The ranks on the GPU: their inputs, or outputs. Returns how many. */
+static uint32_t ranks_of(const struct exec_op *op, uint32_t gpu, const void **inputs, void **outputs,
+                         double *factors)
+{
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < op->call.rank_count; i++) {
+        if (op->ranks[i].gpu == gpu) {
+            inputs[count] = op->ranks[i].input;
+            outputs[count] = op->ranks[i].output;
+            factors[count] = op->ranks[i].factor;
+            count++;
+        }
+    }
+    return count;
+}
+
+/* Leaves in the first rank's output what the GPU contributes; alone, it contributes its input as it is. */
+static enum status contribute(const struct exec_op *op, uint32_t gpu, uint32_t index,
+                              struct group_buffers *buffers, struct error *error)
+{
+    const void *inputs[DEV_REDUCE_BUFFERS_MAX];
+    void *outputs[DEV_REDUCE_BUFFERS_MAX];
+    double factors[DEV_REDUCE_BUFFERS_MAX];
+    uint32_t count = ranks_of(op, gpu, inputs, outputs, factors);
+    assert(count > 0); /* the group is of the ranks' GPUs */
+    bool scales = op->call.reduce == REDUCE_PREMUL_SUM;
+    buffers->ranks[index] = count;
+    buffers->outputs[index] = outputs[0];
+    buffers->inputs[index] = count == 1 && !scales ? inputs[0] : outputs[0];
+    if (count == 1 && !scales) {
+        return STATUS_OK;
+    }
+    struct dev_reduction reduction = {.dtype = op->call.dtype,
+                                      .reduce = op->call.reduce,
+                                      .count_elements = op->call.count_elements,
+                                      .input_count = count,
+                                      .output_count = 1,
+                                      .inputs = inputs,
+                                      .outputs = outputs,
+                                      .factors = scales ? factors : NULL};
+    return dev_queue_reduce(buffers->queues[index], &reduction, error);
+}
+
+/* From the first rank's output to the others, divided where the operation asks for it. */
+static enum status distribute(const struct exec_op *op, uint32_t gpu, uint32_t index,
+                              const struct group_buffers *buffers, struct error *error)
+{
+    const void *inputs[DEV_REDUCE_BUFFERS_MAX];
+    void *outputs[DEV_REDUCE_BUFFERS_MAX];
+    double factors[DEV_REDUCE_BUFFERS_MAX];
+    uint32_t count = ranks_of(op, gpu, inputs, outputs, factors);
+    assert(count > 0);
+    const void *value = outputs[0];
+    if (count == 1 && op->call.divisor <= 1) {
+        return STATUS_OK;
+    }
+    struct dev_reduction reduction = {.dtype = op->call.dtype,
+                                      .reduce = op->call.reduce,
+                                      .count_elements = op->call.count_elements,
+                                      .input_count = 1,
+                                      .output_count = count,
+                                      .inputs = &value,
+                                      .outputs = outputs,
+                                      .divisor = op->call.divisor};
+    return dev_queue_reduce(buffers->queues[index], &reduction, error);
+}
+
+/* --- Steps --- */
+
+static enum status group_queues(struct exec_comm *comm, const uint32_t *gpus, uint32_t count,
+                                struct group_buffers *buffers, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (uint32_t i = 0; i < count && status == STATUS_OK; i++) {
+        status = device_queue(comm, gpus[i], &buffers->queues[i], error);
+    }
+    return status;
+}
+
+static enum status group_begin(struct exec_comm *comm, const struct exec_op *op, struct exec_group *group,
+                               struct error *error)
+{
+    struct group_buffers buffers;
+    enum status status = group_queues(comm, group->gpus, group->count, &buffers, error);
+    if (op->call.kind == OP_KIND_REDUCE_SCATTER && status == STATUS_OK) {
+        for (uint32_t i = 0; i < group->count; i++) {
+            buffers.inputs[i] = op->ranks[i].input;
+            buffers.outputs[i] = op->ranks[i].output;
+        }
+        return dev_group_reduce_scatter(group->group, buffers.queues, buffers.inputs, buffers.outputs,
+                                        op->call.count_elements, op->call.dtype, op->call.reduce, error);
+    }
+    for (uint32_t i = 0; i < group->count && status == STATUS_OK; i++) {
+        status = contribute(op, group->gpus[i], i, &buffers, error);
+    }
+    return status == STATUS_OK
+               ? dev_group_all_reduce(group->group, buffers.queues, buffers.inputs, buffers.outputs,
+                                      op->call.count_elements, op->call.dtype, op->call.reduce, error)
+               : status;
+}
+
+static enum status group_end(struct exec_comm *comm, const struct exec_op *op, struct exec_group *group,
+                             struct error *error)
+{
+    struct group_buffers buffers;
+    enum status status = group_queues(comm, group->gpus, group->count, &buffers, error);
+    for (uint32_t i = 0; i < group->count && status == STATUS_OK && op->call.kind == OP_KIND_ALL_REDUCE;
+         i++) {
+        status = distribute(op, group->gpus[i], i, &buffers, error);
+    }
+    return status;
+}
+
+enum device_step device_group_step(struct exec_comm *comm, struct exec_op *op, bool *begun,
+                                   struct error *error)
+{
+    uint32_t gpus[DEV_GPUS_MAX];
+    uint32_t count = device_gpus(op, gpus);
+    struct exec_group *group = NULL;
+    if (group_find(comm->exec, gpus, count, &group, error) != STATUS_OK) {
+        return DEVICE_STEP_FAILED;
+    }
+    if (group->user != NULL && group->user != op) {
+        return DEVICE_STEP_WAITS; /* another communicator's call is under way */
+    }
+    switch (dev_group_poll(group->group, error)) {
+    case DEV_GROUP_BUSY:
+        return DEVICE_STEP_WAITS;
+    case DEV_GROUP_FAILED:
+        group_drop(comm->exec, group);
+        return DEVICE_STEP_FAILED;
+    case DEV_GROUP_READY:
+        break;
+    }
+    if (!*begun) {
+        *begun = true;
+        group->user = op;
+        return group_begin(comm, op, group, error) == STATUS_OK ? DEVICE_STEP_WAITS : DEVICE_STEP_FAILED;
+    }
+    group->user = NULL;
+    return group_end(comm, op, group, error) == STATUS_OK ? DEVICE_STEP_GO : DEVICE_STEP_FAILED;
+}

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Calls of the CUDA driver that fail in commd (by its double): who is concerned is told which, everybody else goes on, and commd ends cleanly."""
+import unittest
+
+from cluster import Cluster
+from failure_case import FailureCase
+
+SHARED = ("aa", [0, 0])          # kernels on one GPU
+APART = ("aab", [0, 1, 0])       # through pinned memory, and another node
+EACH = ("aa", [0, 1])            # of one node
+OF_THE_CONTEXT = "=700"          # nothing works any more
+
+
+class GpuFaults(FailureCase):
+    def check(self, rule, symbol, code, where, breaks=False, again=True, delay_us=0):
+        """On node a the first communicator meets the fault; breaks: its GPU is of no use from then on; again: the next one works."""
+        layout, devices = where
+        with Cluster(sorted(set(layout)), gpus=2, start=False) as cluster:
+            for name in sorted(set(layout)):
+                cluster.start(name, environment={"CUDA_DOUBLE_FAIL": rule, "CUDA_DOUBLE_DELAY_US": str(delay_us)} if name == "a" else {})
+            cluster.wait_ready()
+            others = self.start(cluster, layout, "host", "loop", "steps=200")
+            for process in self.ranks(cluster, layout, "broken", "once", devices=devices):
+                self.expect(process, code, "GPU", symbol, within_s=15)
+            for process in others:
+                self.expect(process, "OK", within_s=30)
+            if breaks:
+                self.check_broken(cluster, layout, symbol)
+            elif again:
+                self.check_new_communicator(cluster, layout, "again", devices)
+            self.check_new_communicator(cluster, layout, "host-again")
+            for name in set(layout):
+                cluster.wait(lambda name=name: all(gpu["memories"] == 0 for gpu in cluster.json(name, "gpus")["gpus"]), "all memory is let go of")
+                cluster.daemons[name].terminate()
+                self.assertEqual(cluster.daemons[name].wait(timeout=20), 0, cluster.log(name))
+
+    def check_broken(self, cluster, layout, symbol):
+        errors = [gpu["error"] for gpu in cluster.json("a", "gpus")["gpus"]]
+        broken = errors.index(next(error for error in errors if error))
+        self.assertIn(symbol, errors[broken])
+        self.assertIn(symbol, cluster.commctl("a", "gpus").stdout)
+        self.assertEqual(errors[1 - broken], "")
+        for process in self.ranks(cluster, "a", "on-it", "once", devices=[broken]):
+            self.expect(process, "DEVICE", symbol, within_s=10)
+        self.check_new_communicator(cluster, "aa", "beside-it", [1 - broken] * 2)
+
+    def test_no_pinned_memory(self):
+        self.check("cuMemHostAlloc:1+", "cuMemHostAlloc", "NO_MEMORY", SHARED, again=False)
+
+    def test_no_pinned_memory_for_copies(self):
+        self.check("cuMemHostAlloc:2", "cuMemHostAlloc", "NO_MEMORY", APART)
+
+    def test_a_copy(self):
+        self.check("cuMemcpyAsync:2=1", "cuMemcpyAsync", "DEVICE", APART)
+
+    def test_a_copy_that_breaks_the_gpu(self):
+        self.check("cuMemcpyAsync:1" + OF_THE_CONTEXT, "cuMemcpyAsync", "DEVICE", EACH, breaks=True)
+
+    def test_a_kernel(self):
+        self.check("cuLaunchKernel:1=2", "cuLaunchKernel", "NO_MEMORY", SHARED)
+
+    def test_a_kernel_that_breaks_the_gpu(self):
+        self.check("cuLaunchKernel:1" + OF_THE_CONTEXT, "cuLaunchKernel", "DEVICE", SHARED, breaks=True)
+
+    def test_a_mark(self):
+        self.check("cuStreamWriteValue64:1=1", "cuStreamWriteValue64", "DEVICE", SHARED)
+
+    def test_a_stream(self):
+        self.check("cuStreamCreateWithPriority:1", "cuStreamCreateWithPriority", "NO_MEMORY", SHARED)
+
+    def test_an_event(self):
+        self.check("cuEventCreate:1", "cuEventCreate", "NO_MEMORY", EACH)
+
+    def test_a_question(self):
+        """Nothing was refused, but work fails when its turn comes: commd asks while it waits."""
+        self.check("cuStreamQuery:1=719", "cuStreamQuery", "DEVICE", SHARED, breaks=True, delay_us=50000)
+
+
+if __name__ == "__main__":
+    unittest.main()

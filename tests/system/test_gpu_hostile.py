@@ -1,0 +1,322 @@
+#!/usr/bin/env python3
+"""Clients that say of GPUs (doubles of them) what is not so: refused with a reason, and nobody else notices."""
+import os
+import unittest
+
+import cluster
+from cluster import BUILD
+from gpu import UNIT, Gpu
+from raw_client import HostMemory, RawClient
+
+INVALID_ARGUMENT, UNSUPPORTED, NOT_FOUND, LIMIT, TIMED_OUT, PROTOCOL = 2, 3, 6, 8, 10, 11
+F32, I64 = 1, 6
+ALL_REDUCE, BROADCAST, ALL_GATHER_V, ALL_TO_ALL, SEND, RECEIVE = 0, 1, 4, 8, 11, 12
+COMM, WORDS, BUFFER, OTHER = 1, 10, 20, 21  # handle, memories
+ELEMENTS = 1000
+HUGE = 1 << 63
+
+
+class Hostile(cluster.StandaloneTest):
+    gpus = 2
+
+    @classmethod
+    def setUpClass(cls):
+        super().setUpClass()
+        os.environ.update(cls.cluster.environment("solo"))
+        cls.gpu = Gpu(0)
+        cls.uuid = cls.gpu.uuid()
+        cls.buffer = cls.gpu.alloc(2 * UNIT)
+
+    def setUp(self):
+        self.client = RawClient(self.cluster.socket("solo"))
+        self.words = HostMemory(self.client, WORDS)
+        self.ticket = 0
+
+    def tearDown(self):
+        self.words.close()
+        self.client.close()
+        works = self.cluster.client("solo", BUILD / "tests/system/surface", self.id().rsplit(".", 1)[1], 0, 1, 1, 0)
+        output, errors = works.communicate(timeout=30)
+        self.assertEqual(works.returncode, 0, f"commd still works: {errors}")
+        self.cluster.wait(lambda: all((gpu["memories"], gpu["error"]) == (0, "") for gpu in self.cluster.json("solo", "gpus")["gpus"]), "all memory is let go of")
+
+    # --- What is sent ---
+
+    def register(self, memory, size, expected=0, text="", **fields):
+        names = {"uuid": 3, "handle": 4, "virtual": 5}
+        body = {1: memory, 2: size, 3: self.uuid}
+        body.update({names[name]: value for name, value in fields.items()})
+        status, said = self.client.ask(self.client.REGISTER, body)
+        self.assertEqual(status, expected, said)
+        self.assertIn(text, said)
+
+    def share(self, memory=BUFFER, size=2 * UNIT):
+        self.register(memory, size, handle=self.gpu.ipc_handle(self.buffer))
+
+    def map(self, memory, size, fd, expected=0, text=""):
+        status, said = self.client.ask(self.client.MAP, {1: memory, 2: size}, fd)
+        self.assertEqual(status, expected, said)
+        self.assertIn(text, said)
+
+    def join(self, handle=COMM, rank=0, size=1, waits=True, op_timeout_ms=5000):
+        body = {1: handle, 2: f"raw-{self.id()[-60:]}", 3: rank, 4: size, 5: 0, 6: 5000, 7: op_timeout_ms, 10: self.uuid}
+        if not waits:
+            return self.client.tell(self.client.COMM_INIT, body)
+        status, text = self.client.ask(self.client.COMM_INIT, body)
+        self.assertEqual(status, 0, text)
+        return None
+
+    def submission(self, kind=ALL_REDUCE, handle=COMM, **fields):
+        """Fields of a Submit, its end told in the first word."""
+        names = {"dtype": 4, "reduce": 5, "count": 6, "root": 7, "timeout_ms": 9, "input": 10, "output": 11, "input_layout": 12, "output_layout": 13,
+                 "peer": 14, "tag": 15, "compression": 17, "residual": 19, "has_layouts": 20, "ended": 23}
+        given = {"dtype": I64, "count": ELEMENTS, "input": (BUFFER, 0), "output": (BUFFER, 0), "ended": (WORDS, 0, self.ticket + 1)}
+        given.update(fields)
+        self.ticket += 1
+        waits = given.pop("waits", [])
+        body = [(1, handle), (2, self.ticket), (3, kind)]
+        for name, value in given.items():
+            if value is not None:
+                body.append((names[name], self.wire(value)))
+        return body + [(22, self.wire(wait)) for wait in waits]
+
+    def wire(self, value):
+        """(memory, offset) is a Range, (memory, offset, value) a Fence."""
+        if not isinstance(value, tuple):
+            return value
+        place = {1: value[0], 2: value[1]}
+        return place if len(value) == 2 else {1: place, 2: value[2]}
+
+    def refused(self, expected, text, kind=ALL_REDUCE, told=True, **fields):
+        status, said = self.client.submit(self.submission(kind, **fields))
+        self.assertEqual(status, expected, said)
+        self.assertIn(text, said)
+        if told:
+            self.assertEqual(self.words.word(0), self.ticket, "its end is told, also when it is refused")
+
+    def done(self, kind=ALL_REDUCE, **fields):
+        status, said = self.client.submit(self.submission(kind, **fields))
+        self.assertEqual(status, 0, said)
+        self.assertEqual(self.words.word(0), self.ticket)
+
+    # --- Memory ---
+
+    def test_what_is_right_works(self):
+        self.share()
+        self.join()
+        self.words.set_word(8, 7)
+        self.done(waits=[(WORDS, 8, 7), (WORDS, 8, 3)])
+
+    def test_uuids(self):
+        handle = self.gpu.ipc_handle(self.buffer)
+        self.register(BUFFER, UNIT, NOT_FOUND, "none of the 2", uuid=bytes(16), handle=handle)
+        self.register(BUFFER, UNIT, INVALID_ARGUMENT, "UUID of 15 bytes", uuid=self.uuid[:15], handle=handle)
+        self.register(BUFFER, UNIT, INVALID_ARGUMENT, "UUID of 17 bytes", uuid=self.uuid + b"x", handle=handle)
+        other = next(bytes.fromhex(each["uuid"]) if isinstance(each["uuid"], str) else each["uuid"]
+                     for each in self.cluster.json("solo", "gpus")["gpus"] if each["index"] == 1)
+        self.register(BUFFER, UNIT, INVALID_ARGUMENT, "not of GPU 1", uuid=other, handle=handle)
+
+    def test_handles(self):
+        handle = self.gpu.ipc_handle(self.buffer)
+        for length in (0, 1, 63, 65, 4096):
+            self.register(BUFFER, UNIT, PROTOCOL, f"handle of {length} bytes", handle=(handle + bytes(4096))[:length])
+        for at in range(0, 64, 7):
+            forged = bytearray(handle)
+            forged[at] ^= 0x55
+            status, text = self.client.ask(self.client.REGISTER, {1: 100 + at, 2: UNIT, 3: self.uuid, 4: bytes(forged)})
+            if status == 0:  # what it does not look at
+                self.client.ask(self.client.DEREGISTER, {1: 100 + at})
+            else:
+                self.assertEqual(status, INVALID_ARGUMENT, text)
+        self.register(BUFFER, UNIT, INVALID_ARGUMENT, handle=b"\xff" * 64)
+        stale = self.gpu.alloc(3 * UNIT)
+        handle = self.gpu.ipc_handle(stale)
+        self.gpu.free(stale)
+        self.register(BUFFER, UNIT, INVALID_ARGUMENT, handle=handle)
+
+    def test_sizes(self):
+        handle = self.gpu.ipc_handle(self.buffer)
+        self.register(BUFFER, 0, INVALID_ARGUMENT, "0 bytes", handle=handle)
+        self.register(BUFFER, 2 * UNIT + 1, INVALID_ARGUMENT, "the allocation has", handle=handle)
+        self.register(BUFFER, HUGE, LIMIT, handle=handle)
+        self.register(BUFFER, (1 << 64) - 1, LIMIT, handle=handle)
+        self.share()
+        self.register(BUFFER, UNIT, PROTOCOL, "registered already", handle=handle)
+        self.join()
+        self.refused(INVALID_ARGUMENT, "beyond the memory", count=2 * UNIT // 8 + 1)
+        self.refused(INVALID_ARGUMENT, "beyond the memory", input=(BUFFER, 2 * UNIT - 8))
+        self.refused(INVALID_ARGUMENT, "beyond the memory", output=(BUFFER, (1 << 64) - 8))
+
+    def test_one_allocation_registered_twice(self):
+        self.share()
+        self.share(OTHER, UNIT)
+        self.join()
+        self.done(input=(BUFFER, 0), output=(OTHER, 0))
+        self.client.ask(self.client.DEREGISTER, {1: BUFFER})
+        self.done(input=(OTHER, 0), output=(OTHER, 0))
+
+    def test_virtual_memory(self):
+        allocation = self.gpu.create(UNIT)
+        fd = self.gpu.export(allocation)
+        with open("/dev/null", "rb") as null:
+            self.map(BUFFER, UNIT, fd, NOT_FOUND, "not registered")
+            self.map(WORDS, UNIT, fd, INVALID_ARGUMENT)
+            self.share()
+            self.map(BUFFER, UNIT, fd, INVALID_ARGUMENT)
+            self.register(30, UNIT + 1, INVALID_ARGUMENT, virtual=1)
+            self.register(30, HUGE, LIMIT, virtual=1)
+            self.register(30, 2 * UNIT, virtual=1)
+            self.map(30, UNIT, None, PROTOCOL, "no file descriptor")
+            self.map(30, UNIT, null.fileno(), INVALID_ARGUMENT)
+            self.map(30, UNIT, self.words.fd, INVALID_ARGUMENT)
+            self.map(30, 0, fd, INVALID_ARGUMENT)
+            self.map(30, 3 * UNIT, fd, INVALID_ARGUMENT, "more than are reserved")
+            self.map(30, 2 * UNIT, fd, INVALID_ARGUMENT)
+            self.map(30, UNIT - 512, fd, INVALID_ARGUMENT)
+            self.join()
+            self.refused(INVALID_ARGUMENT, "", output=(30, 0))
+            self.map(30, UNIT, fd)
+            self.refused(INVALID_ARGUMENT, "", output=(30, 0))
+            self.map(30, UNIT, fd)
+            self.done(output=(30, 0))
+            self.map(30, UNIT, fd, INVALID_ARGUMENT, "more than are reserved")
+        os.close(fd)
+        self.gpu.release(allocation)
+
+    def test_more_reserved_than_there_are_addresses(self):
+        """A client gets so many that others have some, too."""
+        self.register(30, 1 << 37, LIMIT, "at most", virtual=1)
+        for memory in range(100, 2100):
+            status, text = self.client.ask(self.client.REGISTER, {1: memory, 2: 1 << 29, 3: self.uuid, 5: 1})
+            if status != 0:
+                break
+        self.assertEqual(status, LIMIT, text)
+        self.share()
+        self.join()
+        self.done()
+
+    # --- Operations ---
+
+    def test_a_rank_of_no_gpu(self):
+        status, text = self.client.ask(self.client.COMM_INIT, {1: COMM, 2: "nowhere", 3: 0, 4: 1, 5: 0, 10: bytes(16)})
+        self.assertEqual(status, NOT_FOUND, text)
+
+    def test_buffers_that_are_not_aligned(self):
+        self.share()
+        self.join()
+        for offset in (1, 4, 7):
+            self.refused(INVALID_ARGUMENT, "aligned", input=(BUFFER, offset), output=(BUFFER, UNIT))
+            self.refused(INVALID_ARGUMENT, "aligned", output=(BUFFER, UNIT + offset))
+        self.refused(INVALID_ARGUMENT, "aligned", dtype=F32, compression=1, residual=(BUFFER, UNIT + 2))
+        self.done(dtype=F32, input=(BUFFER, 4), output=(BUFFER, UNIT + 4))
+
+    def test_buffers_that_overlap(self):
+        self.share()
+        self.share(OTHER)
+        self.join()
+        for kind in (ALL_REDUCE, ALL_TO_ALL):
+            for memory in (BUFFER, OTHER):
+                for offset in (8, 4000, 7992):
+                    self.client.submit(self.submission(kind, output=(memory, offset)))
+                    self.client.submit(self.submission(kind, input=(memory, offset)))
+        self.done()
+
+    def test_ranks_that_share_their_buffers(self):
+        self.share()
+        first = self.join(rank=0, size=2, waits=False)
+        self.join(handle=2, rank=1, size=2)
+        self.assertGreater(first, 0)
+        for offset in (0, 8, 4000):
+            for kind in (ALL_REDUCE, ALL_TO_ALL):
+                self.client.tell(self.client.SUBMIT, self.submission(kind, input=(BUFFER, UNIT), count=ELEMENTS))
+                one = self.ticket
+                self.client.submit(self.submission(kind, handle=2, input=(BUFFER, UNIT), output=(BUFFER, offset)))
+                self.client.complete(one)
+
+    def test_places_mixed(self):
+        self.share()
+        self.join()
+        self.refused(INVALID_ARGUMENT, "different places", count=8, input=(WORDS, 512))
+        self.refused(INVALID_ARGUMENT, "different places", count=8, dtype=F32, compression=1, residual=(WORDS, 512))
+
+    def test_layouts_on_a_gpu(self):
+        self.share()
+        self.join()
+        self.refused(INVALID_ARGUMENT, "memory of the host", kind=ALL_GATHER_V, has_layouts=1, output_layout=(BUFFER, 0))
+
+    # --- Words ---
+
+    def test_words_that_are_none(self):
+        self.share()
+        self.join()
+        for wait in ((WORDS, 4096, 1), (WORDS, 4092, 1), (WORDS, (1 << 64) - 8, 1), (WORDS, 4, 1), (BUFFER, 0, 1), (99, 0, 1)):
+            self.refused(INVALID_ARGUMENT, "no word of 64 bits", waits=[wait])
+        for ended in ((WORDS, 4096, 1), (WORDS, 4, 1), (BUFFER, 0, 1)):
+            self.refused(INVALID_ARGUMENT, "no word of 64 bits", told=False, ended=ended)
+        self.done()
+
+    def test_too_many_waits(self):
+        self.share()
+        self.join()
+        self.done(waits=[(WORDS, 16, 0)] * 16)
+        for count in (17, 500):
+            self.refused(LIMIT, "words", waits=[(WORDS, 16, 0)] * count)
+
+    def test_refusals_tell_the_end(self):
+        self.share()
+        self.refused(NOT_FOUND, "no communicator", handle=77)
+        self.join()
+        self.refused(UNSUPPORTED, "not known", kind=99)
+        self.refused(INVALID_ARGUMENT, "not known", dtype=99)
+        self.refused(NOT_FOUND, "not registered", input=(99, 0))
+        self.refused(INVALID_ARGUMENT, "root", kind=BROADCAST, root=5)
+        self.refused(INVALID_ARGUMENT, "send to rank 9", kind=SEND, peer=9)
+        self.refused(INVALID_ARGUMENT, "needs an output", kind=RECEIVE, peer=0, output=None)
+
+    def test_records(self):
+        self.share()
+        self.client.tell(self.client.RECORD, {1: 77, 3: {1: {1: WORDS, 2: 64}, 2: 5}})
+        self.join()
+        self.assertEqual(self.words.word(64), 5, "nobody waits for a record of a communicator that is none")
+        self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 72}, 2: 6})] + [(2, self.wire((WORDS, 16, 0)))] * 17)
+        self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 80}, 2: 6}), (2, self.wire((WORDS, 4, 0)))])
+        self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 88}, 2: 6}), (2, self.wire((WORDS, 16, 0)))])
+        self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 4}, 2: 6})])
+        self.client.tell(self.client.RECORD, [(1, COMM)])
+        for _ in range(1100):
+            self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 96}, 2: 9}), (2, self.wire((WORDS, 16, 1 << 20)))])
+        self.done()
+        self.assertEqual([self.words.word(offset) for offset in (72, 80, 88)], [6, 6, 6])
+        self.assertEqual(self.words.word(96), 9, "the ones that were too many were told at once")
+
+    def test_a_word_that_is_never_reached(self):
+        self.share()
+        self.join(op_timeout_ms=300)
+        self.refused(TIMED_OUT, "stream of rank 0", waits=[(WORDS, 16, 1)])
+
+    def test_a_message_whose_word_is_never_reached(self):
+        self.share()
+        self.join(op_timeout_ms=300)
+        self.refused(TIMED_OUT, "its stream", kind=SEND, peer=0, output=None, waits=[(WORDS, 16, 1)])
+
+    def test_gone_while_words_are_waited_for(self):
+        """Nothing is left of operations, messages and records that can never begin."""
+        self.share()
+        self.join(op_timeout_ms=60000)
+        never = (WORDS, 16, 1)
+        for kind in (SEND, RECEIVE, ALL_REDUCE):
+            self.client.tell(self.client.SUBMIT, self.submission(kind, peer=0, waits=[never]))
+        self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 72}, 2: 6}), (2, self.wire(never))])
+        self.client.ask(self.client.DEREGISTER, {1: BUFFER})
+
+    def test_memory_withdrawn_while_it_is_used(self):
+        self.share()
+        self.join()
+        self.client.tell(self.client.SUBMIT, self.submission(waits=[(WORDS, 16, 1)]))
+        self.client.ask(self.client.DEREGISTER, {1: BUFFER})
+        self.words.set_word(16, 1)
+        self.assertEqual(self.client.complete(self.ticket)[0], 0)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -7,9 +7,7 @@ FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/*.c))
 SYSTEM_PROGRAMS := $(call programs_of,$(wildcard tests/system/*.c))
 SYSTEM_TESTS := $(wildcard tests/system/test_*.py)
 BENCHES := $(call programs_of,$(wildcard tests/bench/*.c))
-GPU_CHECKS := $(call programs_of,$(wildcard tests/gpu/check_*.c))
-GPU_BENCHES := $(call programs_of,$(wildcard tests/gpu/bench_*.c))
-GPU_PROGRAMS := $(GPU_CHECKS) $(GPU_BENCHES)
+GPU_PROGRAMS := $(call programs_of,$(wildcard tests/gpu/check_*.c tests/gpu/bench_*.c))
 GPU_SUPPORT := $(call objects_of,$(filter-out tests/gpu/check_% tests/gpu/bench_%,$(wildcard tests/gpu/*.c)))
 FUZZ_MAIN := $(BUILD)/tests/lib/fuzz_replay_main.o
 TEST_SUPPORT := $(filter-out $(FUZZ_MAIN),$(call objects_of,$(wildcard tests/lib/*.c)))
@@ -88,13 +86,24 @@ test-system: all $(SYSTEM_PROGRAMS) $(NCCL_DOUBLE) ## run real daemons and clien
 test-memory: $(MEMORY_TESTS)
 	@$(run_tests) $^
 
-# On a machine with a GPU. The programs that run need no toolkit: they can be built elsewhere and carried there. One that has no GPU
-# to run on ends with code 77.
-run_gpu = @for program in $1; do $$program; code=$$?; [ $$code = 0 ] || [ $$code = 77 ] || exit $$code; done
-check-gpu: $(GPU_CHECKS) ## check the kernels, on a machine with a GPU
-	$(call run_gpu,$(GPU_CHECKS))
-bench-gpu: $(GPU_BENCHES) ## measure the kernels beside the device's own copy, on a machine with a GPU
-	$(call run_gpu,$(GPU_BENCHES))
+# On a machine with a GPU. What runs needs neither a toolkit nor a compiler: tests/gpu/README.md says how it is built elsewhere and carried
+# there. Code 77: there is no GPU.
+GPU_NEEDED := all $(GPU_PROGRAMS) $(SYSTEM_PROGRAMS) $(NCCL_DOUBLE) $(BUILD)/tests/bench/bench_quic
+run_gpu = @COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/gpu/$1 || [ $$? = 77 ]
+check-gpu: $(GPU_NEEDED) ## check commd and its kernels on a machine with a GPU (5 minutes; GPU_OPTIONS=--quick: fewer)
+	$(call run_gpu,check_gpu.py $(GPU_OPTIONS))
+bench-gpu: $(GPU_NEEDED) ## measure commd and its kernels on a machine with a GPU (6 minutes)
+	$(call run_gpu,bench_gpu.py --commit $$(git rev-parse --short HEAD) $(GPU_OPTIONS))
+
+GPU_CARRIED := $(addprefix $(BUILD)/,commd commctl libcommclient.so examples/overlap tests/bench/bench_quic \
+    tests/libcuda_double.so) $(GPU_PROGRAMS) $(filter-out %/relay,$(SYSTEM_PROGRAMS))
+LIBRARIES_ANYWHERE := linux-vdso|ld-linux|lib(c|m|dl|rt|pthread|gcc_s|stdc++)[.]so
+gpu-bundle: $(GPU_NEEDED) ## what the two above run, and the libraries it needs, in $(BUILD)/gpu, to be carried to such a machine
+	$(Q)rm -rf $(BUILD)/gpu && mkdir -p $(BUILD)/gpu/lib
+	$(Q)for file in $(GPU_CARRIED:$(BUILD)/%=%); do install -D $(BUILD)/$$file $(BUILD)/gpu/$$file && strip -g $(BUILD)/gpu/$$file || exit; done
+	$(Q)ln -s libcuda_double.so $(BUILD)/gpu/tests/libnccl_double.so
+	$(Q)ldd $(GPU_CARRIED) | awk '$$2 == "=>" && $$3 ~ /^[/]/ && $$1 !~ /^($(LIBRARIES_ANYWHERE))/ { print $$3 }' | sort -u | \
+	    xargs -I% cp -L % $(BUILD)/gpu/lib && du -sh $(BUILD)/gpu
 
 # Where BUILD is given, the other variants go beside it.
 folder_of = $(if $(filter file,$(origin BUILD)),build/$1,$(BUILD)-$1)
@@ -158,5 +167,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-gpu bench-gpu check-asan check-tsan fuzz fuzz-programs bench bench-deps \
+.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan fuzz fuzz-programs bench bench-deps \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -1,16 +1,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 #include "kernels/kernels.h"
+#include "tests/gpu/figures.h"
 #include "tests/gpu/gpu_device.h"
 
 /*
  * How fast the kernels are on the first GPU: k inputs to k outputs, in bytes read and written a second,
  * beside the device's own copy, which is what memory allows; and how long small ones take.
  *
- *   bench_kernels [MEBIBYTES]     of each buffer, by default 256
+ *   bench_kernels [MEBIBYTES [short]]     of each buffer, by default 256; short: those that have a bar
  *
  * Medians. 77: there is no GPU.
  */
@@ -29,18 +29,6 @@ struct bench {
     cuda_pointer outputs[BUFFERS];
     double copy_rate; /* bytes a second */
 };
-
-static int compare(const void *left, const void *right)
-{
-    double a = *(const double *)left, b = *(const double *)right;
-    return (a > b) - (a < b);
-}
-
-static double median(double *values, size_t count)
-{
-    qsort(values, count, sizeof *values, compare);
-    return values[count / 2];
-}
 
 static double elapsed_s(struct bench *bench)
 {
@@ -67,7 +55,7 @@ static double time_launches(struct bench *bench, cuda_function function, void *a
             seconds[i] = took;
         }
     }
-    return median(seconds, RUNS);
+    return figures_median(seconds, RUNS);
 }
 
 static void bench_copy(struct bench *bench)
@@ -83,8 +71,9 @@ static void bench_copy(struct bench *bench)
             seconds[i] = took;
         }
     }
-    bench->copy_rate = 2 * (double)bench->bytes / median(seconds, RUNS);
+    bench->copy_rate = 2 * (double)bench->bytes / figures_median(seconds, RUNS);
     printf("%-34s %8.0f GB/s\n", "the device's own copy", bench->copy_rate / 1e9);
+    figures_print(bench->copy_rate / 1e9, "GB/s", "copy rate");
     struct kernels_copy arguments = {.count = 1};
     arguments.copies[0].source = (const void *)(uintptr_t)bench->inputs[0];
     arguments.copies[0].target = (void *)(uintptr_t)bench->outputs[0];
@@ -153,6 +142,10 @@ static void bench_shape(struct bench *bench, const struct shape *shape)
         best = rate > best ? rate : best;
     }
     printf(" GB/s  %4.0f %% of the copy\n", 100 * best / bench->copy_rate);
+    if (!shape->in_place && !shape->many && shape->shift_elements == 0 && shape->divisor == 0) {
+        figures_print(best / 1e9, "GB/s", "kernel rate/%s/%s/%u", shape->dtype, shape->reduce,
+                      shape->buffers);
+    }
 }
 
 static void bench_rates(struct bench *bench)
@@ -190,11 +183,14 @@ static void bench_rates(struct bench *bench)
     }
 }
 
-static double now_s(void)
+static void bench_short(struct bench *bench)
 {
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (double)now.tv_sec + (double)now.tv_nsec * 1e-9;
+    for (uint32_t k = 2; k <= BUFFERS; k *= 2) {
+        bench_shape(bench,
+                    &(struct shape){.dtype = "f32", .reduce = "sum", .element_bytes = 4, .buffers = k});
+        bench_shape(bench,
+                    &(struct shape){.dtype = "bf16", .reduce = "sum", .element_bytes = 2, .buffers = k});
+    }
 }
 
 /* Back to back, which is the kernel; and one with its launch, up to when the host knows of its end. */
@@ -216,14 +212,14 @@ static void bench_small_one(struct bench *bench, const char *name, void *argumen
         kernel_s[i] = elapsed_s(bench) / ROUNDS_AT_ONCE;
     }
     for (int i = 0; i < SMALL_RUNS; i++) {
-        double started = now_s();
+        double started = figures_now_s();
         gpu_launch(&bench->gpu, function, arguments, blocks, KERNELS_BLOCK_THREADS);
         gpu_synchronize(&bench->gpu);
-        whole_s[i] = now_s() - started;
+        whole_s[i] = figures_now_s() - started;
     }
     printf("%-28s %9llu bytes, %3u blocks: %6.2f us each in a row, %6.2f us alone with its launch\n", name,
-           (unsigned long long)bytes, blocks, 1e6 * median(kernel_s, SMALL_RUNS / 20),
-           1e6 * median(whole_s, SMALL_RUNS));
+           (unsigned long long)bytes, blocks, 1e6 * figures_median(kernel_s, SMALL_RUNS / 20),
+           1e6 * figures_median(whole_s, SMALL_RUNS));
 }
 
 static void bench_small(struct bench *bench)
@@ -254,11 +250,12 @@ int main(int argc, char **argv)
     static struct bench bench;
     setvbuf(stdout, NULL, _IOLBF, 0);
     unsigned long mebibytes = argc > 1 ? strtoul(argv[1], NULL, 10) : 256;
-    if (mebibytes < LEAST_MEBIBYTES || mebibytes > 65536) {
-        fprintf(stderr, "usage: bench_kernels [MEBIBYTES], of 4 to 65536\n");
+    bool is_short = argc == 3 && strcmp(argv[2], "short") == 0;
+    if ((argc > 2 && !is_short) || mebibytes < LEAST_MEBIBYTES || mebibytes > 65536) {
+        fprintf(stderr, "usage: bench_kernels [MEBIBYTES [short]], of 4 to 65536\n");
         return 2;
     }
-    gpu_open(&bench.gpu);
+    gpu_device_open(&bench.gpu);
     bench.bytes = (size_t)mebibytes << 20;
     GPU_MUST(&bench.gpu, event_create, &bench.begin, 0);
     GPU_MUST(&bench.gpu, event_create, &bench.end, 0);
@@ -269,7 +266,11 @@ int main(int argc, char **argv)
         gpu_fill(&bench.gpu, bench.outputs[k], bench.bytes, k + 100);
     }
     bench_copy(&bench);
-    bench_rates(&bench);
-    bench_small(&bench);
+    if (is_short) {
+        bench_short(&bench);
+    } else {
+        bench_rates(&bench);
+        bench_small(&bench);
+    }
     return 0;
 }

@@ -115,7 +115,7 @@ int main(void)
     static struct device device;
     struct kernel_check check;
     setvbuf(stdout, NULL, _IOLBF, 0);
-    gpu_open(&device.gpu);
+    gpu_device_open(&device.gpu);
     device.arena = gpu_alloc(&device.gpu, KERNEL_ARENA_BYTES);
     GPU_MUST(&device.gpu, host_alloc, &device.pinned, KERNEL_ARENA_BYTES, 0);
     struct kernel_runner runner = {.context = &device,

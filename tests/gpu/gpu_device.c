@@ -19,7 +19,7 @@ void gpu_must(const struct gpu *gpu, const char *function, cuda_result result, c
     }
 }
 
-void gpu_open(struct gpu *gpu)
+void gpu_device_open(struct gpu *gpu)
 {
     char why[256];
     cuda_device device;

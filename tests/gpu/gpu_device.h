@@ -23,7 +23,7 @@ struct gpu {
     uint32_t multiprocessors;
 };
 
-void gpu_open(struct gpu *gpu);
+void gpu_device_open(struct gpu *gpu);
 
 #define GPU_MUST(gpu, function, ...)                                                                         \
     gpu_must(gpu, #function, (gpu)->driver->function(__VA_ARGS__), __FILE__, __LINE__)

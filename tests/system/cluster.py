@@ -40,6 +40,9 @@ class Cluster:
     """`names` are the nodes; certificates come from one authority unless `issue` says otherwise."""
 
     next_port = 17400 + os.getpid() % 997 * 32
+    # For checks on a machine with a GPU, of all clusters of the process: nodes share its GPUs, and loopback.
+    real_gpus = False
+    daemon_command = []  # in front of commd
 
     def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0,
                  daemon_environment=None):
@@ -59,6 +62,7 @@ class Cluster:
         self.daemons = {}
         self.seen = {}
         self.namespaces = {}
+        namespaces = False if self.real_gpus else namespaces
         self.use_namespaces = namespaces_work() if namespaces is None else namespaces
         try:
             self._make_network()
@@ -153,7 +157,7 @@ class Cluster:
 
     def start(self, name, *options, environment=None):
         log = open(self.folder / f"{name}.log", "ab")
-        process = subprocess.Popen(self.in_node(name, BUILD / "commd", "--config", self.config_path(name), *options),
+        process = subprocess.Popen(self.in_node(name, *self.daemon_command, BUILD / "commd", "--config", self.config_path(name), *options),
                                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **self.daemon_environment, **(environment or {})))
         log.close()
         self.daemons[name] = process
@@ -162,7 +166,7 @@ class Cluster:
 
     def environment(self, name):
         environment = dict(os.environ, COMMD_SOCKET=self.socket(name), PYTHONDONTWRITEBYTECODE="1")
-        if self.gpus > 0:
+        if self.gpus > 0 and not self.real_gpus:
             machine = self.folder / f"{name}-gpus"
             machine.mkdir(exist_ok=True)
             environment.update(COMMD_CUDA_LIBRARY=str(BUILD / "tests/libcuda_double.so"), COMMD_NCCL_LIBRARY=str(BUILD / "tests/libnccl_double.so"),

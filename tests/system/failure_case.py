@@ -13,10 +13,15 @@ def read_until(process, word):
 
 
 class FailureCase(unittest.TestCase):
+    gpus_there = None  # a machine with fewer GPUs than a test has: ranks share them
+
     def ranks(self, cluster, layout, name, mode, *options, devices=None):
         """layout: the node of each rank; devices: its GPU there, or none for all."""
-        return [cluster.rank(node, name, rank, len(layout), mode, *options, *([f"device={devices[rank]}"] if devices else []))
+        return [cluster.rank(node, name, rank, len(layout), mode, *options, *([f"device={self.gpu_of(devices[rank])}"] if devices else []))
                 for rank, node in enumerate(layout)]
+
+    def gpu_of(self, device):
+        return device % self.gpus_there if self.gpus_there else device
 
     def start(self, cluster, layout, name, mode, *options, devices=None):
         ranks = self.ranks(cluster, layout, name, mode, *options, devices=devices)

@@ -26,7 +26,7 @@ def u64(value=0):
 
 class Gpu:
     def __init__(self, ordinal=0):
-        self.driver = ctypes.CDLL(os.environ["COMMD_CUDA_LIBRARY"])
+        self.driver = ctypes.CDLL(os.environ.get("COMMD_CUDA_LIBRARY", "libcuda.so.1"))
         self.device = ctypes.c_int()
         self.context = ctypes.c_void_p()
         self.call("cuInit", 0)

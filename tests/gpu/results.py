@@ -1,0 +1,168 @@
+"""What was measured on a GPU as tables, and the bars that commd is held to."""
+KIB, MIB = 1 << 10, 1 << 20
+COPY_PART = 0.90  # of the copy's rate, of the kernels
+ADDED_US = 10.0  # to an operation of up to 64 KiB
+LARGE_PART = 0.95  # of the kernel's time alone, from 1 MiB on
+NODES_PART = 0.90  # of the slowest stage alone
+SMALL_MAX = 64 * KIB
+NODES_BYTES = 256 * MIB
+WAKERS = ("this process's processor", "other process's processor", "this process's other stream", "other process's stream")
+BESIDE = "beside another process's kernels"
+
+
+def size_text(size_bytes):
+    for unit, factor in (("GiB", 1 << 30), ("MiB", MIB), ("KiB", KIB)):
+        if size_bytes >= factor:
+            return f"{size_bytes / factor:g} {unit}"
+    return f"{size_bytes} B"
+
+
+class Report:
+    def __init__(self, facts, figures, left_out, double):
+        self.facts, self.figures, self.left_out, self.double = facts, figures, left_out, double
+
+    def value(self, name):
+        return self.figures[name][0] if name in self.figures else None
+
+    def cell(self, name, form="{:.1f}"):
+        value = self.value(name)
+        return "-" if value is None else form.format(value)
+
+    def answer(self, name):
+        value = self.value(name)
+        return "not measured" if value is None else "yes" if value else "**no**"
+
+    def sizes(self, prefix):
+        """Of the operations that were measured under such names, in order."""
+        found = {name[len(prefix):].split("/")[0] for name in self.figures if name.startswith(prefix)}
+        return sorted(int(size) for size in found if size.isdigit())
+
+    @staticmethod
+    def table(head, rows):
+        lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+        return lines + ["| " + " | ".join(row) + " |" for row in rows] + [""]
+
+    # --- Bars ---
+
+    def kernel_bars(self):
+        copy = self.value("copy rate")
+        for dtype in ("f32", "bf16"):
+            for size in (2, 4, 8):
+                rate = self.value(f"kernel rate/{dtype}/sum/{size}")
+                if rate and copy:
+                    yield f"all-reduce kernel, {dtype}, k = {size}: part of the copy's rate", f">= {COPY_PART}", f"{rate / copy:.2f}", rate / copy >= COPY_PART
+
+    def operation_bars(self):
+        for ranks in (1, 2):
+            for mode in ("blocking", "stream"):
+                pairs = [(size, self.value(f"kernel/{ranks}/idle/{size}/median"), self.value(f"{mode}/{ranks}/idle/{size}/median"))
+                         for size in self.sizes(f"{mode}/{ranks}/idle/")]
+                pairs = [pair for pair in pairs if pair[1] and pair[2]]
+                added = [(ours - alone, size) for size, alone, ours in pairs if size <= SMALL_MAX]
+                parts = [(alone / ours, size) for size, alone, ours in pairs if size >= MIB]
+                what = f"{ranks} rank{'s' if ranks > 1 else ''}, {mode}"
+                if added:
+                    worst, size = max(added)
+                    yield f"8 B to 64 KiB, {what}: median added, most at {size_text(size)}", f"<= {ADDED_US:g} us", f"{worst:.1f} us", worst <= ADDED_US
+                if parts:
+                    worst, size = min(parts)
+                    yield f"1 MiB and more, {what}: part of the kernel's rate alone, least at {size_text(size)}", f">= {LARGE_PART}", f"{worst:.2f}", worst >= LARGE_PART
+
+    def stages(self):
+        """Each alone, in GB/s; the copies' of large pieces."""
+        def copies(where):
+            found = [value for name, (value, _) in self.figures.items() if name.startswith(f"copy {where}/") and name.endswith("/alone")]
+            return max(found, default=None)
+
+        stages = {"copies to the host": copies("to the host"), "QUIC": self.value("QUIC, one connection, each way"), "copies to the GPU": copies("to the GPU")}
+        return {name: rate for name, rate in stages.items() if rate}
+
+    def node_bars(self):
+        sizes = self.sizes("nodes/blocking/2/idle/")
+        stages = self.stages()
+        if sizes and len(stages) == 3:
+            size = sizes[-1]
+            slowest = min(stages, key=stages.get)
+            part = size / self.value(f"nodes/blocking/2/idle/{size}/median") / 1e3 / stages[slowest]
+            yield f"two nodes, {size_text(size)}: part of the slowest stage alone ({slowest})", f">= {NODES_PART}", f"{part:.2f}", part >= NODES_PART
+
+    def bars(self):
+        return [*self.kernel_bars(), *self.operation_bars(), *self.node_bars()]
+
+    def all_met(self):
+        return all(met for *_, met in self.bars())
+
+    # --- Tables ---
+
+    def answers(self):
+        handles = sorted({name.split("/")[1] for name in self.figures if name.startswith("handle/")})
+        yield from ((f"A value written by {'an' * waker.startswith('other')}{waker} wakes a stream",
+                     f"{self.answer(f'wake/{waker}/works')}: {self.cell(f'wake/{waker}/median')} us, 99 % below {self.cell(f'wake/{waker}/p99')} us") for waker in WAKERS)
+        yield "A value that a stream writes, seen by a processor that looks", f"{self.cell('written value seen/median')} us, 99 % below {self.cell('written value seen/p99')} us"
+        yield "The call of cuStreamWriteValue64", f"{self.cell('call of cuStreamWriteValue64/median')} us"
+        other = "kernel of the other process"
+        yield ("Another process's kernel of 64 KiB runs while a stream of this one waits for a word",
+               f"{self.answer(f'{other}/runs while a stream waits here')}: {self.cell(f'{other}/a stream waits here/median')} us, "
+               f"99 % below {self.cell(f'{other}/a stream waits here/p99')} us; without the stream {self.cell(f'{other}/alone/median')} us")
+        yield "NCCL reads, and writes, memory of an opened handle", f"{self.answer('NCCL/reads what was opened')}, {self.answer('NCCL/writes what was opened')}"
+        for size in handles:
+            yield (f"A handle of {size} opens at the allocation; cuMemGetAddressRange begins there",
+                   f"{self.answer(f'handle/{size}/opens at the allocation')}, {self.answer(f'handle/{size}/cuMemGetAddressRange begins there')}; "
+                   f"range of {self.cell(f'handle/{size}/cuMemGetAddressRange', '{:.0f}')} B; first {self.cell(f'handle/{size}/first opened')} us, "
+                   f"then {self.cell(f'handle/{size}/opened/median')} us")
+        for name, (value, unit) in self.figures.items():
+            if name.startswith(("cuMemHost", "cuMemFreeHost", "memory of a context", "driver, context")):
+                yield name[0].upper() + name[1:] if name.startswith(("memory", "driver")) else name, f"{value:.1f} {unit}"
+
+    def sharing(self):
+        sizes = sorted({int(name.split("/")[1].split()[0]) for name in self.figures if name.startswith("copy ") and name.count("/") == 2})
+        rows = []
+        for way in ("to the host", "to the GPU", "both ways"):
+            for size in sizes:
+                rows.append((f"copies {way} of {size} KiB, GB/s", self.cell(f"copy {way}/{size} KiB/alone"), self.cell(f"copy {way}/{size} KiB/{BESIDE}")))
+                rows.append(("the other process's kernels meanwhile, 1/s", self.cell("kernels of the other process/alone", "{:.0f}"),
+                             self.cell(f"kernels of the other process/copy {way}/{size} KiB", "{:.0f}")))
+        rows.append(("a kernel of 64 KiB and its end, us", self.cell("kernel of 64 KiB/alone/median"), self.cell("kernel of 64 KiB/beside another process's/median")))
+        return self.table(("", "alone", BESIDE), rows)
+
+    def operations(self, place, state, ending="median"):
+        sizes = self.sizes(f"{place}kernel/1/{state}/") or self.sizes(f"{place}stream/1/{state}/")
+        sizes = [size for size in sizes if size < MIB] if ending == "in a row" else sizes
+        names = ("kernel/1", "nccl/1", "blocking/1", "stream/1", "kernel/2", "blocking/2", "stream/2")
+        rows = [(size_text(size), *(self.cell(f"{place}{name}/{state}/{size}/{ending}") for name in names)) for size in sizes]
+        head = ("us", "kernel, 1 to 1", "NCCL, 1 rank", "commd, 1 rank, blocking", "in a stream", "kernel, 2 to 2", "commd, 2 ranks, blocking", "in a stream")
+        return self.table(head, rows) if any(set(row[1:]) != {"-"} for row in rows) else ["Not measured.", ""]
+
+    def nodes(self):
+        rows = []
+        for size in self.sizes("nodes/blocking/2/idle/"):
+            cells = [size_text(size)]
+            for place in ("nodes/", "nodes/host/", "nodes, rails/", "nodes, rails/host/"):
+                time_us = self.value(f"{place}blocking/2/idle/{size}/median")
+                cells.append(f"{size / time_us / 1e3:.2f}" if time_us else "-")
+            rows.append(tuple(cells))
+        stages = ", ".join(f"{name} {rate:.2f}" for name, rate in self.stages().items())
+        return [f"Stages alone, GB/s: {stages}.", "", *self.table(("algbw, GB/s", "GPU, one rail", "host, one rail", "GPU, usual rails", "host, usual rails"), rows)]
+
+    def overlaps(self):
+        rows = []
+        for place, what in (("", "2 ranks on one GPU"), ("nodes/", "2 ranks on two nodes"), ("MPS/", "2 ranks on one GPU, MPS"), ("MPS/nodes/", "2 ranks on two nodes, MPS")):
+            for size in self.sizes(f"{place}overlap/2/"):
+                prefix = f"{place}overlap/2/{size}/"
+                rows.append((f"{what}, 4 of {size_text(size)}", *(self.cell(prefix + each, "{:.2f}") for each in ("operations alone", "computing alone", "both")),
+                             self.cell(prefix + "hidden", "{:.0f} %")))
+        return self.table(("ms", "operations alone", "computing alone", "both", "hidden of the shorter"), rows)
+
+    def text(self):
+        lines = ["# commd on a GPU", "", ", ".join(f"{name} {value}" for name, value in self.facts.items()) + ".", ""]
+        if self.double:
+            lines += ["**On doubles of GPUs: a dry run. These figures mean nothing.**", ""]
+        lines += ["## Bars", "", *self.table(("what", "bar", "measured", ""), [(what, bar, got, "met" if met else "**missed**") for what, bar, got, met in self.bars()])]
+        lines += ["## First measurements", "", *self.table(("", ""), list(self.answers())), "## Beside another process, without MPS", "", *self.sharing()]
+        for place, what in (("", ""), ("MPS/", ", MPS")):
+            lines += [f"## Operations, idle client{what}", "", *self.operations(place, "idle"), f"99 % of them below{what}:", "", *self.operations(place, "idle", "p99"),
+                      f"32 in a row, each{what}:", "", *self.operations(place, "idle", "in a row"), f"## Operations, client that computes{what}", "", *self.operations(place, "busy")]
+        lines += ["## Computing beside operations", "", *self.overlaps(), "## Two nodes on one GPU", "", *self.nodes()]
+        if self.left_out:
+            lines += ["## Left out", "", *(f"- {reason}" for reason in self.left_out), ""]
+        return "\n".join(lines)

@@ -1,0 +1,48 @@
+#!/usr/bin/env python3
+"""The programs for machines with a GPU, tests/gpu/check_gpu.py and bench_gpu.py, on doubles of them: that they work when there is one."""
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+
+from cluster import BUILD, ROOT
+
+
+class CheckGpu(unittest.TestCase):
+    def run_program(self, name, *options):
+        environment = dict(os.environ, COMMD_BUILD=str(BUILD))
+        environment.pop("COMMD_CUDA_LIBRARY", None)
+        process = subprocess.run([sys.executable, "-B", str(ROOT / "tests/gpu" / name), *map(str, options)], check=False, stdin=subprocess.DEVNULL,
+                                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, env=environment)
+        return process.returncode, process.stdout
+
+    def test_checks(self):
+        code, output = self.run_program("check_gpu.py", "--double", "--quick")
+        self.assertEqual(code, 0, output)
+        self.assertRegex(output.splitlines()[-1], r"^[5-9] passed, 0 failed, 0 skipped$", output)
+
+    def test_figures(self):
+        with tempfile.TemporaryDirectory() as folder:
+            report = pathlib.Path(folder) / "report"
+            code, output = self.run_program("bench_gpu.py", "--double", "--quick", "--json", report)
+            if "built without a CUDA toolkit" in output:
+                self.skipTest("built without a CUDA toolkit: there are no kernels to measure")
+            self.assertEqual(code, 0, output)
+            written = json.loads(report.read_text())
+        self.assertEqual(written["left_out"], [])
+        self.assertEqual(len(written["bars"]), 15, written["bars"])
+
+    def test_without_a_gpu(self):
+        for name in ("check_gpu.py", "bench_gpu.py"):
+            with self.subTest(name):
+                code, output = self.run_program(name)
+                if code != 77:
+                    self.skipTest("there is a GPU")
+                self.assertRegex(output, r"^skipped: .*\n$")
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -255,8 +255,8 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
  * POSIX descriptors as handles (PyTorch's expandable segments), is registered when it is first used, each
  * allocation whole: that takes some 100 us, once. Memory that was freed and made again is noticed, and what
  * commd still had of the old one given up; until then commd keeps it occupied. Refused with COMM_UNSUPPORTED:
- * managed memory, that of CUDA's pools (cudaMallocAsync), that of another GPU. comm_all_to_all in place is
- * refused on a GPU, too.
+ * managed memory, that of CUDA's pools (cudaMallocAsync), that of another GPU. Buffers on a GPU begin at a
+ * multiple of their elements' size (complex ones: of half of it); others fail with COMM_INVALID_ARGUMENT.
  *
  * Counts are in elements; 0 is valid. Where there are blocks, one for each rank, in rank order, `count` is
  * that of one block; the _v forms take arrays of comm_size() counts and, where the blocks lie in the caller's

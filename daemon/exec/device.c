@@ -195,9 +195,10 @@ static enum status rank_shadows(struct exec_comm *comm, struct exec_device *devi
 {
     struct device_shadow *shadow = NULL;
     unsigned char *input = (unsigned char *)(uintptr_t)rank->input, *output = rank->output;
-    uint64_t in = input == NULL ? 0 : rank->input_bytes, out = output == NULL ? 0 : rank->output_bytes;
+    uint64_t in = input == NULL || rank->input_on_host ? 0 : rank->input_bytes;
+    uint64_t out = output == NULL || rank->output_on_host ? 0 : rank->output_bytes;
     enum status status = STATUS_OK;
-    if (device_overlaps(rank, rank) && !apart) {
+    if (in > 0 && out > 0 && device_overlaps(rank, rank) && !apart) {
         unsigned char *begin = input < output ? input : output;
         unsigned char *end = input + in > output + out ? input + in : output + out;
         status = shadow_add(comm, device, rank->gpu, begin, (uint64_t)(end - begin), true, &shadow, error);
@@ -215,7 +216,7 @@ static enum status rank_shadows(struct exec_comm *comm, struct exec_device *devi
         status = shadow_add(comm, device, rank->gpu, output, out, true, &shadow, error);
         rank->output = status == STATUS_OK ? shadow_of(shadow, output) : NULL;
     }
-    if (rank->residual != NULL && status == STATUS_OK) {
+    if (rank->residual != NULL && !rank->residual_on_host && status == STATUS_OK) {
         void *residual = rank->residual;
         status = shadow_add(comm, device, rank->gpu, residual, rank->residual_bytes, true, &shadow, error);
         rank->residual = status == STATUS_OK ? shadow_of(shadow, residual) : NULL;

@@ -64,7 +64,10 @@ bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op
     for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
         const struct exec_rank *rank = &op->ranks[i];
         bool has_any = rank->input != NULL || rank->output != NULL;
-        if ((has_any && !rank->on_gpu) || overlaps_another(comm, op, i)) {
+        bool input_elsewhere = rank->input != NULL && rank->input_on_host;
+        bool output_elsewhere = rank->output != NULL && rank->output_on_host;
+        if ((has_any && !rank->on_gpu) || input_elsewhere || output_elsewhere ||
+            overlaps_another(comm, op, i)) {
             return false;
         }
         if (has_any) {

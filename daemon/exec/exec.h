@@ -123,8 +123,9 @@ struct exec_rank {
     struct exec_layout input_layout;
     struct exec_layout output_layout;
     float *residual; /* compression: null, or of count elements; the first local rank's is used */
-    bool on_gpu;     /* where all of its buffers are, and which: addresses are the GPU's */
+    bool on_gpu;     /* buffers are on a GPU, and which: addresses are the GPU's; of the others: */
     uint32_t gpu;
+    bool input_on_host, output_on_host, residual_on_host;
     uint64_t input_bytes, output_bytes, residual_bytes; /* of those on a GPU: as far as blocks reach */
     const struct exec_fence *waits; /* the operation begins when all of all local ranks are reached */
     uint32_t wait_count;

@@ -244,29 +244,32 @@ static enum status call_extents(const struct req_op *op, uint32_t rank, uint32_t
     return STATUS_OK;
 }
 
-/* All buffers of a rank are in one place. */
+static bool is_on_gpu(const struct dev_memory *memory)
+{
+    return memory != NULL && dev_memory_gpu(memory) != DEV_GPU_HOST;
+}
+
+/* Buffers of a rank are on one GPU, or on the host. */
 static enum status check_place(struct req_buffers *buffers, struct error *error)
 {
     const struct dev_memory *memories[] = {buffers->input_memory, buffers->output_memory,
                                            buffers->residual_memory};
-    int place = DEV_GPU_HOST;
-    bool any = false;
+    struct exec_rank *exec = &buffers->exec;
     for (size_t i = 0; i < sizeof memories / sizeof memories[0]; i++) {
-        if (memories[i] == NULL) {
+        if (!is_on_gpu(memories[i])) {
             continue;
         }
-        int gpu = dev_memory_gpu(memories[i]);
-        if (any && gpu != place) {
-            return error_set(error, STATUS_INVALID_ARGUMENT,
-                             "its buffers are in different places, %s %d and %s %d",
-                             place == DEV_GPU_HOST ? "the host," : "GPU", place,
-                             gpu == DEV_GPU_HOST ? "the host," : "GPU", gpu);
+        uint32_t gpu = (uint32_t)dev_memory_gpu(memories[i]);
+        if (exec->on_gpu && gpu != exec->gpu) {
+            return error_set(error, STATUS_INVALID_ARGUMENT, "its buffers are on different GPUs, %u and %u",
+                             exec->gpu, gpu);
         }
-        any = true;
-        place = gpu;
+        exec->on_gpu = true;
+        exec->gpu = gpu;
     }
-    buffers->exec.on_gpu = place != DEV_GPU_HOST;
-    buffers->exec.gpu = place != DEV_GPU_HOST ? (uint32_t)place : 0;
+    exec->input_on_host = !is_on_gpu(memories[0]);
+    exec->output_on_host = !is_on_gpu(memories[1]);
+    exec->residual_on_host = !is_on_gpu(memories[2]);
     return STATUS_OK;
 }
 
@@ -276,9 +279,9 @@ static enum status check_alignment(const struct req_op *op, const struct exec_ra
 {
     bool in_parts = op->dtype == DTYPE_C64 || op->dtype == DTYPE_C128;
     size_t alignment = dtype_size_bytes(op->dtype) / (in_parts ? 2 : 1);
-    bool input = (uintptr_t)buffers->input % alignment == 0;
-    bool output = (uintptr_t)buffers->output % alignment == 0;
-    if (buffers->on_gpu && (!input || !output)) {
+    bool input = buffers->input_on_host || (uintptr_t)buffers->input % alignment == 0;
+    bool output = buffers->output_on_host || (uintptr_t)buffers->output % alignment == 0;
+    if (!input || !output) {
         return error_set(error, STATUS_INVALID_ARGUMENT,
                          "%s: memory on a GPU that is not aligned to elements of %s",
                          input ? "output" : "input", dtype_text(op->dtype));

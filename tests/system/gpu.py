@@ -32,7 +32,7 @@ class Gpu:
         self.call("cuInit", 0)
         self.call("cuDeviceGet", ctypes.byref(self.device), ordinal)
         self.call("cuDevicePrimaryCtxRetain", ctypes.byref(self.context), self.device)
-        self.call("cuCtxSetCurrent", self.context)
+        self.make_current()
         on_device = Location(1, self.device.value)
         self.properties = Properties(1, POSIX_FD, on_device)
         self.access = Access(on_device, 3)
@@ -41,6 +41,9 @@ class Gpu:
         result = getattr(self.driver, name)(*arguments)
         if result != 0:
             raise RuntimeError(f"{name}: {result}")
+
+    def make_current(self):
+        self.call("cuCtxSetCurrent", self.context)
 
     def uuid(self):
         uuid = (ctypes.c_ubyte * 16)()

@@ -204,6 +204,38 @@ static void vectors_in_place(size_t count)
     check_poison("vectors in place", count, count + 1);
 }
 
+/* What the host has and what a GPU has, in one call; on the host it is all the same. */
+static void places(size_t count)
+{
+    fill(count);
+    poison(count);
+    expect_ok(comm_all_reduce(comm, at(input), output, count, COMM_I64, COMM_SUM, NULL), "comm_all_reduce");
+    expect_ok(comm_sync(comm, 0), "comm_sync"); /* and nothing is copied from the GPU */
+    for (size_t i = 0; i < count; i++) {
+        check_at("comm_all_reduce to the host", i, sum_of(0, size, i));
+    }
+    check_poison("comm_all_reduce to the host", count, count + 1);
+    poison(count * size);
+    expect_ok(comm_all_gather(comm, input, at(output), count, COMM_I64, NULL), "comm_all_gather");
+    done();
+    for (size_t i = 0; i < count * size; i++) {
+        check_at("comm_all_gather from the host", i, value((uint32_t)(i / count), i % count));
+    }
+    poison(count * size);
+    fill(count * size);
+    expect_ok(comm_all_to_all(comm, at(input), rank % 2 == 0 ? output : at(output), count, COMM_I64, NULL),
+              "comm_all_to_all");
+    expect_ok(comm_sync(comm, 0), "comm_sync");
+    if (rank % 2 == 1) {
+        get_output();
+    }
+    for (size_t i = 0; i < count * size; i++) {
+        check_at("comm_all_to_all to host and GPU", i,
+                 value((uint32_t)(i / count), rank * count + i % count));
+    }
+    checked += 2;
+}
+
 /* --- Equal blocks --- */
 
 static void gathers(size_t count, bool in_place)
@@ -547,7 +579,8 @@ static void compressed(size_t count, enum comm_compression compression)
     comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
     options.compression = compression;
     options.top_k_permille = compression == COMM_COMPRESSION_TOP_K ? 200 : 0;
-    options.residual = at(residuals);
+    void *left = turn % 2 == 0 ? at(residuals) : residuals; /* on the GPU, or the host */
+    options.residual = left;
     memset(totals, 0, sizeof totals);
     memset(residuals, 0, count * sizeof *send);
     for (size_t i = 0; i < count; i++) {
@@ -558,8 +591,8 @@ static void compressed(size_t count, enum comm_compression compression)
     for (int step = 0; step <= STEPS; step++) {
         bool last = step == STEPS; /* the sum of what is left */
         poison(count);
-        expect_ok(comm_all_reduce(comm, last ? at(residuals) : at(input), at(output), count, COMM_F32,
-                                  COMM_SUM, last ? NULL : &options),
+        expect_ok(comm_all_reduce(comm, last ? left : at(input), at(output), count, COMM_F32, COMM_SUM,
+                                  last ? NULL : &options),
                   "comm_all_reduce, compressed");
         done();
         for (size_t i = 0; i < count; i++) {
@@ -659,6 +692,7 @@ int main(int argc, char **argv)
         output = memories[(turn / 2 + rank) % 2 * 2 + 1];
         vectors(count * 7);
         vectors_in_place(count * 3);
+        places(count);
         gathers(count, turn % 3 == 0);
         scatters(count);
         exchanges(count, turn % 3 == 1);

@@ -236,8 +236,18 @@ class Hostile(cluster.StandaloneTest):
     def test_places_mixed(self):
         self.share()
         self.join()
-        self.refused(INVALID_ARGUMENT, "different places", count=8, input=(WORDS, 512))
-        self.refused(INVALID_ARGUMENT, "different places", count=8, dtype=F32, compression=1, residual=(WORDS, 512))
+        self.done(count=8, input=(WORDS, 513))
+        self.done(count=8, dtype=F32, compression=1, residual=(WORDS, 512))
+        other = Gpu(1)
+        try:
+            memory = other.alloc(UNIT)
+            self.register(OTHER, UNIT, uuid=other.uuid(), handle=other.ipc_handle(memory))
+            self.refused(INVALID_ARGUMENT, "different GPUs", count=8, input=(OTHER, 0))
+            self.refused(INVALID_ARGUMENT, "different GPUs", count=8, dtype=F32, compression=1, residual=(OTHER, 0))
+            self.done(count=8, input=(OTHER, 0), output=(OTHER, 0))
+            other.free(memory)
+        finally:
+            self.gpu.make_current()
 
     def test_layouts_on_a_gpu(self):
         self.share()

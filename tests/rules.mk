@@ -93,7 +93,7 @@ run_gpu = @COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/gpu/$1 || [ $$? = 77
 check-gpu: $(GPU_NEEDED) ## check commd and its kernels on a machine with a GPU (5 minutes; GPU_OPTIONS=--quick: fewer)
 	$(call run_gpu,check_gpu.py $(GPU_OPTIONS))
 bench-gpu: $(GPU_NEEDED) ## measure commd and its kernels on a machine with a GPU (6 minutes)
-	$(call run_gpu,bench_gpu.py --commit $$(git rev-parse --short HEAD) $(GPU_OPTIONS))
+	$(call run_gpu,bench_gpu.py --commit $$(git rev-parse --short HEAD 2>/dev/null || echo unknown) $(GPU_OPTIONS))
 
 GPU_CARRIED := $(addprefix $(BUILD)/,commd commctl libcommclient.so examples/overlap tests/bench/bench_quic \
     tests/libcuda_double.so) $(GPU_PROGRAMS) $(filter-out %/relay,$(SYSTEM_PROGRAMS))

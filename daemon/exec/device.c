@@ -31,6 +31,7 @@ struct exec_device {
         DEVICE_DONE
     } state;
     bool group_begun;
+    uint64_t given_up_ns;         /* 0: not */
     uint64_t marks[DEV_GPUS_MAX]; /* 0: nothing was put there; or DEVICE_UNMARKED */
     uint64_t looked_ns;           /* when the GPUs were last asked whether they work */
     struct device_shadow *shadows;
@@ -39,7 +40,8 @@ struct exec_device {
 
 #define DEVICE_SHADOWS_OF_RANK 3 /* input, output, residual */
 #define DEVICE_UNMARKED UINT64_MAX
-#define DEVICE_CHECK_NS 1000000ull /* between questions to the driver, which cost */
+#define DEVICE_PATIENCE_NS 5000000000ull /* with NCCL, in an operation that is given up */
+#define DEVICE_CHECK_NS 1000000ull       /* between questions to the driver, which cost */
 
 static uint32_t entry_count(const struct exec_op *op)
 {
@@ -390,13 +392,20 @@ enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64
 
 bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns)
 {
+    struct exec_device *device = op->device;
     enum status status;
-    if (op->device != NULL && !device_group_let_go(comm->exec, op)) {
-        comm->exec->waits_for_devices = true;
-        return false; /* what they put in the queues is to be waited for as well */
-    }
-    if (op->device == NULL || device_reached(comm, op->device, now_ns, &status, NULL)) {
+    if (device == NULL) {
         return true;
+    }
+    device->given_up_ns = device->given_up_ns == 0 ? now_ns : device->given_up_ns;
+    bool patient = now_ns - device->given_up_ns < DEVICE_PATIENCE_NS;
+    /* What calls put in the queues is to be waited for as well. */
+    if (device_group_let_go(comm->exec, op, patient) && device_reached(comm, device, now_ns, &status, NULL)) {
+        return true;
+    }
+    if (!patient && device->group_begun) {
+        device->group_begun = false;
+        device_group_abort(comm->exec, op);
     }
     comm->exec->waits_for_devices = true;
     return false;

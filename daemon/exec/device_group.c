@@ -109,17 +109,34 @@ static enum status group_find(struct exec *exec, const uint32_t *gpus, uint32_t 
     return STATUS_OK;
 }
 
-bool device_group_let_go(struct exec *exec, const struct exec_op *op)
+bool device_group_let_go(struct exec *exec, const struct exec_op *op, bool patient)
 {
-    struct exec_group *group;
-    LL_FOREACH(exec->groups, group)
+    struct exec_group *group, *next;
+    LL_FOREACH_SAFE(exec->groups, group, next)
     {
-        if (group->user == op && dev_group_poll(group->group, NULL) == DEV_GROUP_BUSY) {
-            return false;
+        if (group->user != op) {
+            continue;
         }
-        group->user = group->user == op ? NULL : group->user;
+        if (dev_group_poll(group->group, NULL) != DEV_GROUP_BUSY) {
+            group->user = NULL;
+        } else if (patient) {
+            return false;
+        } else {
+            group_drop(exec, group);
+        }
     }
     return true;
+}
+
+void device_group_abort(struct exec *exec, const struct exec_op *op)
+{
+    uint32_t gpus[DEV_GPUS_MAX];
+    uint32_t count = device_gpus(op, gpus);
+    struct exec_group *group = NULL;
+    /* Another's calls under way stand where these stand: it gives up by itself. */
+    if (group_find(exec, gpus, count, &group, NULL) == STATUS_OK && group->user == NULL) {
+        group_drop(exec, group);
+    }
 }
 
 /* --- What a GPU does before and after --- */

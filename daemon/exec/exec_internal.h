@@ -377,8 +377,10 @@ enum status device_local_put(struct exec_comm *comm, struct exec_op *op, struct 
 bool device_group_serves(const struct exec_comm *comm, const struct exec_op *op);
 enum device_step device_group_step(struct exec_comm *comm, struct exec_op *op, bool *begun,
                                    struct error *error);
-/* Given up: whether its calls, if there are any, have come to their end. */
-bool device_group_let_go(struct exec *exec, const struct exec_op *op);
+/* Given up: whether its calls, if there are any, have come to their end. Not patient: they are ended. */
+bool device_group_let_go(struct exec *exec, const struct exec_op *op, bool patient);
+/* Given up: ends what NCCL has on the GPUs. */
+void device_group_abort(struct exec *exec, const struct exec_op *op);
 void exec_free_groups(struct exec *exec);
 
 /* device_lane.c: slices from and to GPUs. Functions without a result keep the first failure for

@@ -90,6 +90,7 @@ enum status req_comm_new(struct req *req, const char *name, const struct req_com
     comm->left_seq = UINT64_MAX;
     comm->op_deadline_ns = TIME_NEVER;
     comm->record_poll_ns = TIME_NEVER;
+    comm->overdue_ns = TIME_NEVER;
     comm->refusal_ns = TIME_NEVER;
     comm->oldest_seq = 1;
     comm->start_seq = 1;
@@ -169,6 +170,7 @@ static uint64_t comm_deadline_ns(const struct req_comm *comm)
         }
         break;
     case REQ_COMM_FAILED:
+        deadline_ns = comm->overdue_ns;
         break;
     }
     return deadline_ns;
@@ -228,6 +230,7 @@ void req_comm_fail(struct req_comm *comm, const struct error *cause, enum req_te
     if (formed) {
         req_op_fail_waiting(comm);
         exec_comm_abort(comm->exec, &comm->cause, now_ns);
+        comm->overdue_ns = time_after(now_ns, REQ_OVERDUE_NS);
     }
     req_comm_arm(comm);
     req_comm_queue(comm);
@@ -303,7 +306,7 @@ static bool member_tell(struct req_member *member, uint64_t now_ns)
     }
     if (member->completed_seq < member->posted_seq) {
         struct req_comm_op *op = req_op_at(comm, member->completed_seq + 1);
-        if (op == NULL || !op->finished) {
+        if (op == NULL || (!op->finished && !op->overdue)) {
             return false;
         }
         struct error cause = op->succeeded ? comm_success : op->cause != NULL ? *op->cause : comm->cause;

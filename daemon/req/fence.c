@@ -78,14 +78,19 @@ enum status req_fences_take(const struct req_fence *waits, uint32_t wait_count, 
     return STATUS_OK;
 }
 
+void req_fences_signal(const struct req_fences *fences)
+{
+    if (fences != NULL && fences->ended != NULL) {
+        atomic_store_explicit(fences->ended, fences->ended_value, memory_order_release);
+    }
+}
+
 void req_fences_end(struct req_fences *fences)
 {
     if (fences == NULL) {
         return;
     }
-    if (fences->ended != NULL) {
-        atomic_store_explicit(fences->ended, fences->ended_value, memory_order_release);
-    }
+    req_fences_signal(fences);
     for (uint32_t i = 0; i < fences->wait_count; i++) {
         dev_memory_unref(fences->memories[i]);
     }

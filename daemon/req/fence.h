@@ -24,6 +24,8 @@ struct req_fences {
  */
 enum status req_fences_take(const struct req_fence *waits, uint32_t wait_count, const struct req_fence *ended,
                             struct req_fences **out, struct error *error) COMM_MUST_USE;
+/* Sets the word. Null is accepted. */
+void req_fences_signal(const struct req_fences *fences);
 /* The end: sets the word and lets go. Null is accepted. */
 void req_fences_end(struct req_fences *fences);
 

@@ -136,6 +136,20 @@ void req_op_fail_waiting(struct req_comm *comm)
     }
 }
 
+void req_op_overdue(struct req_comm *comm)
+{
+    for (uint64_t seq = comm->oldest_seq; seq <= comm->highest_seq; seq++) {
+        struct req_comm_op *op = req_op_at(comm, seq);
+        if (op == NULL || op->finished) {
+            continue;
+        }
+        op->overdue = true;
+        for (uint32_t i = 0; i < comm->local_count; i++) {
+            req_fences_signal(op->posts[i].buffers.fences);
+        }
+    }
+}
+
 static void op_fail_comm(struct req_comm *comm, const struct error *cause, uint64_t now_ns)
 {
     req_comm_fail(comm, cause, REQ_TELL_NODES, now_ns);

@@ -16,6 +16,7 @@ struct req_point {
     struct req_buffers buffers;
     uint64_t timeout_ms;
     uint64_t deadline_ns;
+    bool overdue; /* see req_comm_op */
     bool ended;
     struct error result;
     uint32_t source_rank;
@@ -130,24 +131,40 @@ bool req_point_tell(struct req_member *member, uint64_t now_ns)
     struct req_point *point;
     DL_FOREACH(comm->points, point)
     {
-        if (point->ended && point->member == member) {
+        if ((point->ended || point->overdue) && point->member == member) {
             break;
         }
     }
     if (point == NULL) {
         return false;
     }
-    struct error result = point->result;
+    struct error result = point->ended ? point->result : comm->cause;
     struct req_completion completion = {.ticket = point->ticket,
                                         .result = &result,
                                         .source_rank = point->source_rank,
                                         .count_elements = point->count_elements};
     const struct req_member_handler handler = member->handler;
-    DL_DELETE(comm->points, point);
-    free(point);
+    if (point->ended) {
+        DL_DELETE(comm->points, point);
+        free(point);
+    } else {
+        point->member = NULL; /* gone when it ends */
+    }
     member->pending_messages--;
     handler.completed(handler.context, member, &completion, now_ns);
     return true;
+}
+
+void req_point_overdue(struct req_comm *comm)
+{
+    struct req_point *point;
+    DL_FOREACH(comm->points, point)
+    {
+        if (!point->ended) {
+            point->overdue = true;
+            req_fences_signal(point->buffers.fences);
+        }
+    }
 }
 
 void req_point_leave(struct req_member *member)

@@ -96,6 +96,12 @@ static void req_expire(struct req_comm *comm, uint64_t now_ns)
         }
         break;
     case REQ_COMM_FAILED:
+        if (now_ns >= comm->overdue_ns) {
+            comm->overdue_ns = TIME_NEVER;
+            req_op_overdue(comm);
+            req_point_overdue(comm);
+            req_comm_queue(comm);
+        }
         break;
     }
     req_comm_arm(comm);

@@ -87,6 +87,7 @@ struct req_member {
     struct error refusal;
 };
 
+#define REQ_OVERDUE_NS (2 * TIME_S)        /* how long a failed communicator's operations may take to end */
 #define REQ_RECORD_POLL_NS (200 * TIME_US) /* between looks at words that records wait for */
 
 /* One local rank's part of an operation. */
@@ -109,6 +110,7 @@ struct req_comm_op {
     uint32_t owed_count;
     bool disputed; /* ranks disagree: a verdict is waited for */
     bool running;
+    bool overdue; /* the communicator failed, and a GPU does not let go of it: owners are told all the same */
     bool finished;
     bool succeeded;
     struct error *cause;          /* of its own, when it did not; null: the communicator's */
@@ -185,7 +187,8 @@ struct req_comm {
     uint64_t oldest_seq;      /* not finished yet */
     uint64_t start_seq;       /* the next to begin: none before one that is in doubt */
     uint64_t last_message_id;
-    uint64_t record_poll_ns;      /* when to look at what a record waits for; TIME_NEVER when none does */
+    uint64_t record_poll_ns; /* when to look at what a record waits for; TIME_NEVER when none does */
+    uint64_t overdue_ns; /* of a failed one: when its owners are told at the latest; TIME_NEVER otherwise */
     struct req_point *points;     /* messages from rank to rank, as long as an owner is to be told */
     struct req_verdict *verdicts; /* a ring of REQ_VERDICTS_MAX; null while there was none */
     uint32_t verdict_count;       /* ever */
@@ -314,6 +317,9 @@ void req_point_free_all(struct req_comm *comm);
 void req_op_done(void *context, const struct error *result, uint64_t now_ns);
 /* Every operation that exec does not have ends. */
 void req_op_fail_waiting(struct req_comm *comm);
+/* Their owners are told what has not ended; buffers stay referred to until it does. */
+void req_op_overdue(struct req_comm *comm);
+void req_point_overdue(struct req_comm *comm);
 /* The oldest deadline that has passed, if any, fails the communicator. */
 void req_op_deadlines(struct req_comm *comm, uint64_t now_ns);
 struct req_comm_op *req_op_at(const struct req_comm *comm, uint64_t seq);

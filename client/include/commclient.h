@@ -268,8 +268,8 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
  *
  * A failure of an operation is reported by comm_wait on its handle, or else by the next comm_sync or
  * comm_barrier; one that ends the communicator also by every later call on it.
- * Should a GPU not let go of an operation of a communicator that has failed, it is reported within two seconds
- * all the same, and may still touch its buffers.
+ * Should a GPU not let go of an operation of a communicator that has failed, it is reported within two
+ * seconds all the same, and may still touch its buffers.
  */
 
 enum comm_compression {

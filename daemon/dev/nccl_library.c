@@ -12,7 +12,7 @@
 static struct {
     pthread_once_t once;
     bool loaded;
-    struct nccl_library library;
+    struct nccl_library functions;
     char why[256];
 } state = {.once = PTHREAD_ONCE_INIT};
 
@@ -30,7 +30,7 @@ static bool look_up_all(void *library)
 {
     return
 #define NCCL_LIBRARY_LOOK_UP(name, symbol, result, parameters)                                               \
-    look_up(library, #symbol, &state.library.name) &&
+    look_up(library, #symbol, &state.functions.name) &&
         NCCL_LIBRARY_FUNCTIONS(NCCL_LIBRARY_LOOK_UP)
 #undef NCCL_LIBRARY_LOOK_UP
             true;
@@ -49,7 +49,7 @@ static void load(void)
     if (!look_up_all(library)) {
         return;
     }
-    if (state.library.version(&version) != NCCL_RESULT_OK || version < NCCL_VERSION_MIN) {
+    if (state.functions.version(&version) != NCCL_RESULT_OK || version < NCCL_VERSION_MIN) {
         (void)snprintf(state.why, sizeof state.why, "NCCL %d is older than %d", version, NCCL_VERSION_MIN);
         return;
     }
@@ -59,7 +59,7 @@ static void load(void)
 bool nccl_library_load(const struct nccl_library **out, char *why, size_t why_size)
 {
     (void)pthread_once(&state.once, load);
-    *out = state.loaded ? &state.library : NULL;
+    *out = state.loaded ? &state.functions : NULL;
     if (!state.loaded) {
         (void)snprintf(why, why_size, "%s", state.why);
     }

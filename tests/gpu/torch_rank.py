@@ -30,37 +30,37 @@ class CallOptions(ctypes.Structure):
 class Rank:
     def __init__(self, name, rank, size):
         self.rank, self.size = rank, size
-        self.library = Library()
-        self.library.calls.comm_all_gather.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
+        self.client_calls = Library()
+        self.client_calls.calls.comm_all_gather.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p]
         torch.cuda.set_device(0)
         torch.zeros(1, device="cuda")
-        result, self.client = self.library.open()
+        result, self.client = self.client_calls.open()
         self.must(result, "comm_client_open")
-        result, self.comm = self.library.init(self.client, name, rank, size, device=0)
+        result, self.comm = self.client_calls.init(self.client, name, rank, size, device=0)
         self.must(result, "comm_init")
         self.late = torch.ones(LATE_MATRIX, LATE_MATRIX, device="cuda")
 
     def must(self, result, what):
         if result:
-            raise SystemExit(f"rank {self.rank}: {what}: {self.library.NAMES[result]}: {self.library.error()}")
+            raise SystemExit(f"rank {self.rank}: {what}: {self.client_calls.NAMES[result]}: {self.client_calls.error()}")
 
     def options(self):
         return CallOptions(ctypes.sizeof(CallOptions), 0, 1.0, torch.cuda.current_stream().cuda_stream, None, 0, 0, 0, None)
 
     def all_reduce(self, send, receive, number):
         options = self.options()
-        self.must(self.library.comm_all_reduce(self.comm, send.data_ptr(), receive.data_ptr(), send.numel(), number, SUM, ctypes.byref(options)),
+        self.must(self.client_calls.comm_all_reduce(self.comm, send.data_ptr(), receive.data_ptr(), send.numel(), number, SUM, ctypes.byref(options)),
                   "comm_all_reduce")
 
     def all_gather(self, send, receive, number):
         options = self.options()
-        self.must(self.library.comm_all_gather(self.comm, send.data_ptr(), receive.data_ptr(), send.numel(), number, ctypes.byref(options)),
+        self.must(self.client_calls.comm_all_gather(self.comm, send.data_ptr(), receive.data_ptr(), send.numel(), number, ctypes.byref(options)),
                   "comm_all_gather")
 
     def end(self):
-        self.must(self.library.comm_sync(self.comm, 0), "comm_sync")
-        self.library.comm_destroy(self.comm)
-        self.library.comm_client_close(self.client)
+        self.must(self.client_calls.comm_sync(self.comm, 0), "comm_sync")
+        self.client_calls.comm_destroy(self.comm)
+        self.client_calls.comm_client_close(self.client)
 
 
 def values(of, turn, count, dtype):

@@ -15,7 +15,10 @@ struct dev_queue {
     _Atomic uint64_t *done; /* pinned: the last mark that was reached */
     cuda_pointer done_at;   /* its device address */
     uint64_t last_mark;
+    uint64_t asked_ns; /* when the driver was last asked whether the GPU works */
 };
+
+#define QUEUE_ASK_NS 1000000ull /* it costs */
 
 /* gpus->driver->name(arguments) in the queue's context. */
 #define QUEUE_CALL(queue, error, name, ...) CUDA_CALL((queue)->gpus, (queue)->gpu, error, name, __VA_ARGS__)
@@ -228,6 +231,20 @@ enum status dev_queue_check(struct dev_queue *queue, struct error *error)
     return result == CUDA_RESULT_NOT_READY
                ? STATUS_OK
                : cuda_result_status(queue->gpus, queue->gpu, cuda_symbol_of_stream_query(), result, error);
+}
+
+bool dev_queue_is_done(struct dev_queue *queue, uint64_t mark, uint64_t now_ns, enum status *status,
+                       struct error *error)
+{
+    *status = STATUS_OK;
+    if (mark == 0 || dev_queue_reached(queue, mark)) {
+        return true;
+    }
+    if (now_ns - queue->asked_ns > QUEUE_ASK_NS) {
+        queue->asked_ns = now_ns;
+        *status = dev_queue_check(queue, error);
+    }
+    return *status != STATUS_OK;
 }
 
 enum status dev_queue_write(struct dev_queue *queue, cuda_pointer word, uint64_t value, struct error *error)

@@ -54,6 +54,11 @@ bool dev_queue_reached(const struct dev_queue *queue, uint64_t mark);
  * for waits that have become long. */
 enum status dev_queue_check(struct dev_queue *queue, struct error *error) COMM_MUST_USE;
 
+/* Whether the queue is done with what the mark (0: nothing) is behind: it is reached, or its GPU failed,
+ * which *status says. Asks the driver once a millisecond. */
+bool dev_queue_is_done(struct dev_queue *queue, uint64_t mark, uint64_t now_ns, enum status *status,
+                       struct error *error);
+
 /* In the queue's order, *word = value, in host memory known to CUDA by that device address. */
 enum status dev_queue_write(struct dev_queue *queue, cuda_pointer word, uint64_t value,
                             struct error *error) COMM_MUST_USE;

@@ -11,11 +11,10 @@
  */
 
 #define LANE_RANGES_MAX 64
-#define LANE_CHECK_NS 1000000ull /* between questions to the driver, which cost */
 
 struct lane_device {
     struct dev_queue *queue; /* of the communicator; of this slice's GPU */
-    uint64_t mark, looked_ns;
+    uint64_t mark;
     void *memory; /* pinned: the lane's vectors of staged slices */
     uint64_t memory_bytes;
     enum status status; /* what was put failed: so */
@@ -171,18 +170,14 @@ bool lane_device_reached(struct exec_lane *lane, uint64_t now_ns, enum status *s
 {
     struct lane_device *device = lane->device;
     *status = STATUS_OK;
-    if (device == NULL || device->mark == 0 || dev_queue_reached(device->queue, device->mark)) {
-        if (device != NULL) {
-            device->mark = 0;
-        }
+    if (device == NULL || device->mark == 0) {
         return true;
     }
-    if (now_ns - device->looked_ns > LANE_CHECK_NS) {
-        device->looked_ns = now_ns;
-        *status = dev_queue_check(device->queue, error);
+    if (!dev_queue_is_done(device->queue, device->mark, now_ns, status, error)) {
+        return false;
     }
-    device->mark = *status == STATUS_OK ? device->mark : 0; /* it touches nothing any more */
-    return *status != STATUS_OK;
+    device->mark = 0;
+    return true;
 }
 
 bool lanes_are_off_devices(struct exec_comm *comm, uint64_t now_ns)

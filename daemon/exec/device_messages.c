@@ -24,13 +24,11 @@ struct exec_staged {
         STAGED_ENDED       /* to be told */
     } state;
     void *host;
-    uint64_t mark, looked_ns;
+    uint64_t mark;
     struct error result;
     uint32_t source_rank;
     uint64_t count_elements;
 };
-
-#define STAGED_CHECK_NS 1000000ull /* between questions to the driver, which cost */
 
 bool staged_is_needed(const struct exec_message *message)
 {
@@ -128,18 +126,8 @@ static bool staged_reached(struct exec_staged *staged, uint64_t now_ns, enum sta
                            struct error *error)
 {
     *status = STATUS_OK;
-    if (staged->mark == 0) {
-        return true;
-    }
-    struct dev_queue *queue = staged->comm->queues[staged->message.gpu];
-    if (dev_queue_reached(queue, staged->mark)) {
-        return true;
-    }
-    if (now_ns - staged->looked_ns > STAGED_CHECK_NS) {
-        staged->looked_ns = now_ns;
-        *status = dev_queue_check(queue, error);
-    }
-    return *status != STATUS_OK;
+    return staged->mark == 0 ||
+           dev_queue_is_done(staged->comm->queues[staged->message.gpu], staged->mark, now_ns, status, error);
 }
 
 static bool staged_begin(struct exec_staged *staged, bool in)

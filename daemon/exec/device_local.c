@@ -59,6 +59,16 @@ static bool overlaps_another(const struct exec_comm *comm, const struct exec_op 
     return false;
 }
 
+bool device_buffers_are_apart(const struct exec_comm *comm, const struct exec_op *op)
+{
+    for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
+        if (overlaps_another(comm, op, i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op, bool used[DEV_GPUS_MAX])
 {
     for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
@@ -66,15 +76,14 @@ bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op
         bool has_any = rank->input != NULL || rank->output != NULL;
         bool input_elsewhere = rank->input != NULL && rank->input_on_host;
         bool output_elsewhere = rank->output != NULL && rank->output_on_host;
-        if ((has_any && !rank->on_gpu) || input_elsewhere || output_elsewhere ||
-            overlaps_another(comm, op, i)) {
+        if ((has_any && !rank->on_gpu) || input_elsewhere || output_elsewhere) {
             return false;
         }
         if (has_any) {
             used[rank->gpu] = true;
         }
     }
-    return true;
+    return device_buffers_are_apart(comm, op);
 }
 
 bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op)

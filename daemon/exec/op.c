@@ -174,11 +174,13 @@ static bool blocks_are_equal(const struct exec_comm *comm, const struct exec_op 
     return !op->call.has_layouts;
 }
 
-/* Elements of a slice are a pure function of what all agree on; so is which rail has it. */
+/* Between nodes, elements of a slice are a pure function of what all agree on; so is which rail has it. */
 static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_op *op)
 {
     bool gathers = op->schedule_kind != op->call.kind;
+    bool for_caches = comm->options.node_count == 1 && !op->is_staged;
     uint64_t slice_bytes = comm->options.slice_bytes / (gathers ? comm->run_count : 1);
+    slice_bytes = for_caches && slice_bytes > EXEC_LOCAL_SLICE_BYTES ? EXEC_LOCAL_SLICE_BYTES : slice_bytes;
     return slice_bytes > op->element_bytes ? slice_bytes : op->element_bytes;
 }
 
@@ -197,12 +199,12 @@ enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct 
     bool is_scan = kind == OP_KIND_SCAN || kind == OP_KIND_EXCLUSIVE_SCAN;
     bool gathers = is_scan && comm->run_count != options->node_count;
     op->schedule_kind = gathers ? OP_KIND_ALL_GATHER : kind;
-    uint64_t slice_bytes = op_slice_bytes(comm, op);
+    op->slice_bytes = op_slice_bytes(comm, op);
     op->slice_count =
-        op_is_sliced(op) ? coll_slice_count(op->total_elements, op->element_bytes, slice_bytes) : 1;
+        op_is_sliced(op) ? coll_slice_count(op->total_elements, op->element_bytes, op->slice_bytes) : 1;
     if (op->slice_count >= EXEC_AGREEMENT_SLICE) {
         return error_set(error, STATUS_LIMIT, "\"%s\": more than %u slices of %llu bytes", options->name,
-                         EXEC_AGREEMENT_SLICE - 1, (unsigned long long)slice_bytes);
+                         EXEC_AGREEMENT_SLICE - 1, (unsigned long long)op->slice_bytes);
     }
     return STATUS_OK;
 }
@@ -259,7 +261,7 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         .root_node = op_kind_has_root(kind) ? op->root_node : 0,
         .size_bytes = op_sizes_are_private(op) ? 0 : size_bytes,
         .element_bytes = op->element_bytes,
-        .slice_bytes = op_slice_bytes(comm, op),
+        .slice_bytes = op->slice_bytes,
         .blocks_are_equal = op->blocks_are_equal,
     };
     if (op->call.compression != COMPRESSION_NONE) {

@@ -27,7 +27,7 @@ void lane_block_part(const struct exec_lane *lane, const struct exec_op *op, uin
                     part_elements);
 }
 
-static unsigned char *lane_memory(const struct exec_lane *lane)
+unsigned char *lane_memory(const struct exec_lane *lane)
 {
     return lane->staged ? lane_device_memory(lane) : lane->memory;
 }
@@ -79,7 +79,7 @@ static enum status lay_out_vector(struct exec_lane *lane, const struct exec_op *
     bool is_root = op->root_node == lane->comm->options.node_index;
     uint64_t slice_elements = op->slice_count == 1 ? op->total_elements : 0;
     if (op->slice_count > 1) {
-        coll_slice_range(op->total_elements, op->element_bytes, lane->comm->options.slice_bytes, lane->slice,
+        coll_slice_range(op->total_elements, op->element_bytes, op->slice_bytes, lane->slice,
                          &lane->offset_elements, &slice_elements);
     } else {
         lane->offset_elements = 0;
@@ -110,23 +110,22 @@ static enum status lay_out_vector(struct exec_lane *lane, const struct exec_op *
 
 /*
  * Scans: running value, prefix, and room for a local rank's; or, where ranks are not contiguous, a block for
- * each run of them, and the room.
+ * each run of them, and the room. Staged: and what each local rank has.
  */
 static enum status lay_out_scan(struct exec_lane *lane, const struct exec_op *op, struct error *error)
 {
     const struct exec_comm *comm = lane->comm;
     bool gathers = op->schedule_kind == OP_KIND_ALL_GATHER;
-    uint64_t slice_bytes = comm->options.slice_bytes / (gathers ? comm->run_count : 1);
     uint64_t slice_elements;
-    slice_bytes = slice_bytes > op->element_bytes ? slice_bytes : op->element_bytes;
-    coll_slice_range(op->total_elements, op->element_bytes, slice_bytes, lane->slice, &lane->offset_elements,
-                     &slice_elements);
+    coll_slice_range(op->total_elements, op->element_bytes, op->slice_bytes, lane->slice,
+                     &lane->offset_elements, &slice_elements);
     uint64_t values = gathers ? comm->run_count : 2;
+    uint64_t ranks = lane->staged ? op->call.rank_count : 0;
     if (!vector_begin(&lane->vectors[COLL_WORK], op->element_bytes, 1) ||
-        !lane_reserve(lane, op, (values + 2) * slice_elements)) {
+        !lane_reserve(lane, op, (values + 2 + ranks) * slice_elements)) {
         return lane_no_memory(lane, error);
     }
-    vector_add(&lane->vectors[COLL_WORK], lane->memory, values * slice_elements);
+    vector_add(&lane->vectors[COLL_WORK], lane_memory(lane), values * slice_elements);
     lane->call.count_elements = gathers ? values * slice_elements : slice_elements;
     for (uint32_t node = 0; gathers && node <= comm->options.node_count; node++) {
         lane->offsets[node] = comm->run_first[node] * slice_elements;
@@ -182,8 +181,8 @@ static enum status lay_out_blocks(struct exec_lane *lane, const struct exec_op *
     lane->offsets[comm->options.node_count] = total;
     lane->call.count_elements = total;
     lane->call.block_offsets = lane->offsets;
-    bool all_in_buffers = (op->call.kind == OP_KIND_ALL_GATHER && !lane->staged) ||
-                          (op->root_node == comm->options.node_index && op_kind_has_root(op->call.kind));
+    bool is_root = op_kind_has_root(op->call.kind) && op->root_node == comm->options.node_index;
+    bool all_in_buffers = !lane->staged && (op->call.kind == OP_KIND_ALL_GATHER || is_root);
     if (!vector_begin(work, op->element_bytes, comm->options.size) ||
         (!all_in_buffers && !lane_reserve(lane, op, total))) {
         return lane_no_memory(lane, error);

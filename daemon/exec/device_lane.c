@@ -76,6 +76,11 @@ static uint32_t input_clique(const struct exec *exec, const struct exec_rank *ra
     return clique_of(exec, rank, rank->input_on_host);
 }
 
+static uint32_t output_clique(const struct exec *exec, const struct exec_rank *rank)
+{
+    return clique_of(exec, rank, rank->output_on_host);
+}
+
 /* --- Which operations --- */
 
 static bool kind_is_staged(enum op_kind kind)
@@ -90,9 +95,9 @@ static bool kind_is_staged(enum op_kind kind)
     case OP_KIND_SCATTER:
     case OP_KIND_SCAN:
     case OP_KIND_EXCLUSIVE_SCAN:
+    case OP_KIND_ALL_TO_ALL:
         return true;
-    case OP_KIND_BARRIER:    /* no buffers */
-    case OP_KIND_ALL_TO_ALL: /* no slices */
+    case OP_KIND_BARRIER: /* no buffers */
     case OP_KIND_SEND:
     case OP_KIND_RECEIVE:
         return false;
@@ -311,6 +316,20 @@ void lane_device_read(const struct exec_lane *lane, const struct exec_rank *owne
     }
 }
 
+bool lane_device_pass(const struct exec_lane *lane, const struct exec_rank *sender,
+                      const struct exec_rank *receiver, void *target, const void *source, uint64_t bytes)
+{
+    const struct exec *exec = lane->comm->exec;
+    uint32_t clique = input_clique(exec, sender);
+    if (clique != output_clique(exec, receiver)) {
+        return false;
+    }
+    if (bytes > 0) {
+        put_copy(lane, clique, &target, 1, source, bytes);
+    }
+    return true;
+}
+
 void lane_device_reduce(const struct exec_lane *lane, const struct exec_rank *ranks,
                         const struct dev_reduction *reduction)
 {
@@ -346,8 +365,7 @@ void lane_device_write(const struct exec_lane *lane, const struct exec_targets *
         void *of_clique[DEV_REDUCE_BUFFERS_MAX];
         uint32_t count = 0;
         for (uint32_t i = 0; i < targets->count; i++) {
-            const struct exec_rank *owner = targets->owners[i];
-            if (clique_of(exec, owner, owner->output_on_host) == c) {
+            if (output_clique(exec, targets->owners[i]) == c) {
                 of_clique[count++] = targets->at[i];
             }
         }

@@ -347,8 +347,7 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
     if (op->agrees && !op_sizes_are_private(op)) {
         comm_agree(comm, now_ns);
     }
-    if (op->total_elements == 0 && op->agrees && !op->call.has_layouts &&
-        op->call.kind != OP_KIND_ALL_TO_ALL) {
+    if (op->total_elements == 0 && op->agrees && !op->call.has_layouts) {
         op->slices_done = op->own_slices; /* nothing but to agree on that */
         op->next_slice = op->slice_count;
     }

@@ -19,7 +19,9 @@
 #define EXEC_MESSAGE_MAX_BYTES (UINT64_C(256) << 20) /* a larger transfer goes in several messages */
 #define EXEC_SEND_PIECES_MAX 16                      /* a send of more pieces is gathered first */
 #define EXEC_LOCAL_STEP_BYTES (UINT64_C(4) << 20)    /* copied between ranks before others have their turn */
-#define EXEC_LOCAL_STEP_SLICES 4                     /* likewise, of a communicator on one node */
+#define EXEC_EXCHANGE_SLICES 4 /* slice_bytes that one of an all_to_all's may take of a node */
+#define EXEC_EXCHANGE_MESSAGE_BYTES (64u << 10) /* and what it sends to another in one at least */
+#define EXEC_LOCAL_STEP_SLICES 4                /* likewise, of a communicator on one node */
 #define EXEC_NODES_SEVERAL UINT32_MAX
 /* How long a GPU is looked at again and again; then with pauses of a part of the time waited. */
 #define EXEC_POLL_AT_ONCE_NS 100000ull
@@ -415,6 +417,9 @@ void lane_device_release(struct exec_lane *lane);
 /* From the input of a rank to the slice. */
 void lane_device_read(const struct exec_lane *lane, const struct exec_rank *owner, void *target,
                       const void *source, uint64_t bytes);
+/* From the sender's input to the receiver's output, where one clique has both; false where not. */
+bool lane_device_pass(const struct exec_lane *lane, const struct exec_rank *sender,
+                      const struct exec_rank *receiver, void *target, const void *source, uint64_t bytes);
 /* Of ranks' inputs, to one output in the slice, where the cliques' parts of it wait for lane_device_combine.
  */
 void lane_device_reduce(const struct exec_lane *lane, const struct exec_rank *ranks,
@@ -467,8 +472,13 @@ enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream
 /* local_stage.c: between the ranks' buffers and the lane's vectors. */
 void stage_in(struct exec_lane *lane, struct exec_op *op);
 void stage_out(struct exec_lane *lane, struct exec_op *op);
-/* What goes between this node's own ranks without a slice: an all_to_all's. Returns whether that is done. */
+/* local_exchange.c: all_to_all. */
+/* Elements that a rank has for the other, or gets from it. */
+uint64_t op_pair_count(const struct exec_op *op, const struct exec_layout *layout, uint32_t other);
+/* What goes between this node's own ranks without a slice. Returns whether that is done. */
 bool stage_local_step(const struct exec_comm *comm, struct exec_op *op);
+void stage_exchange_in(struct exec_lane *lane, const struct exec_op *op);
+void stage_exchange_out(struct exec_lane *lane, const struct exec_op *op);
 /* local_scan.c. Staged: the inputs are read first. */
 void stage_scan_read(struct exec_lane *lane, const struct exec_op *op);
 void stage_scan_in(struct exec_lane *lane, const struct exec_op *op);

@@ -351,8 +351,12 @@ void stage_in(struct exec_lane *lane, struct exec_op *op)
             stage_all_blocks(lane, op, block_from_root);
         }
         return;
-    case OP_KIND_BARRIER:
     case OP_KIND_ALL_TO_ALL:
+        if (lane->staged) {
+            stage_exchange_in(lane, op);
+        }
+        return;
+    case OP_KIND_BARRIER:
     case OP_KIND_SEND:
     case OP_KIND_RECEIVE:
         return;
@@ -400,45 +404,14 @@ void stage_out(struct exec_lane *lane, struct exec_op *op)
     case OP_KIND_EXCLUSIVE_SCAN:
         stage_scan_out(lane, op);
         return;
-    case OP_KIND_BARRIER:
     case OP_KIND_ALL_TO_ALL:
+        if (lane->staged) {
+            stage_exchange_out(lane, op);
+        }
+        return;
+    case OP_KIND_BARRIER:
     case OP_KIND_SEND:
     case OP_KIND_RECEIVE:
         return;
     }
-}
-
-/* --- all_to_all among the ranks of this node --- */
-
-bool stage_local_step(const struct exec_comm *comm, struct exec_op *op)
-{
-    uint32_t locals = op->call.rank_count;
-    uint64_t budget = EXEC_LOCAL_STEP_BYTES / op->element_bytes;
-    while (op->local_pair < locals * locals && budget > 0) {
-        const struct exec_rank *sender = &op->ranks[op->local_pair / locals];
-        const struct exec_rank *receiver = &op->ranks[op->local_pair % locals];
-        uint32_t first = comm->node_first[comm->options.node_index];
-        uint32_t from = comm->order[first + op->local_pair / locals];
-        uint32_t to = comm->order[first + op->local_pair % locals];
-        uint64_t count =
-            sender->input_layout.counts != NULL ? sender->input_layout.counts[to] : op->call.count_elements;
-        uint64_t left = count - op->local_offset;
-        uint64_t now = left < budget ? left : budget;
-        if (now > 0) {
-            void *target = at(op, receiver->output,
-                              op_block_begin(op, &receiver->output_layout, from) + op->local_offset);
-            dev_copy_to_all(
-                &target, 1,
-                at(op, sender->input, op_block_begin(op, &sender->input_layout, to) + op->local_offset),
-                (size_t)(now * op->element_bytes), op->streams);
-        }
-        budget -= now;
-        op->local_offset += now;
-        if (op->local_offset == count) {
-            op->local_pair++;
-            op->local_offset = 0;
-        }
-    }
-    op->local_done = op->local_pair == locals * locals;
-    return op->local_done;
 }

@@ -24,6 +24,8 @@
 #include "daemon/workers.h"
 #include "proto/version.h"
 
+#define DAEMON_TEAR_DOWN_S 10
+
 struct daemon {
     const struct daemon_options *options;
     struct conf *conf;
@@ -329,7 +331,8 @@ static enum status daemon_make_gpus(struct daemon *daemon, struct error *error)
         snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "gpus = \"off\" in the configuration");
         return STATUS_OK;
     }
-    enum status status = dev_gpus_open(&daemon->gpus, error);
+    enum status status =
+        dev_gpus_open(strcmp(daemon->conf->gpu_peer_access, "off") != 0, &daemon->gpus, error);
     if (status == STATUS_UNSUPPORTED) {
         snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "%s", error->text);
         log_debug("GPUs: none: %s", daemon->gpus_absent);
@@ -439,8 +442,27 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     return status;
 }
 
+static void tear_down_is_late(int signal_number)
+{
+    static const char text[] = "commd: a GPU still works for it: ended without waiting any longer\n";
+    (void)signal_number;
+    (void)!write(STDERR_FILENO, text, sizeof text - 1);
+    _exit(EXIT_FAILURE);
+}
+
+/* The driver waits for work that is under way, for however long it takes: what is left then is the kernel's. */
+static void bound_tear_down(void)
+{
+    struct sigaction action = {.sa_handler = tear_down_is_late};
+    (void)sigaction(SIGALRM, &action, NULL);
+    (void)alarm(DAEMON_TEAR_DOWN_S);
+}
+
 static void daemon_free(struct daemon *daemon)
 {
+    if (daemon->gpus != NULL) {
+        bound_tear_down();
+    }
     if (daemon->req != NULL) {
         struct error cause;
         error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down", daemon->conf->node_name);
@@ -458,6 +480,7 @@ static void daemon_free(struct daemon *daemon)
     loop_timer_free(daemon->tick);
     loop_free(daemon->loop);
     conf_free(daemon->conf);
+    (void)alarm(0);
 }
 
 /* Requests come in rows: a look for the next one costs less than being woken for it. */

@@ -24,8 +24,11 @@ typedef int cuda_result; /* CUresult */
 #define CUDA_RESULT_INVALID_IMAGE 200
 #define CUDA_RESULT_INVALID_CONTEXT 201
 #define CUDA_RESULT_MAP_FAILED 205
+#define CUDA_RESULT_ALREADY_MAPPED 208
 #define CUDA_RESULT_NO_BINARY_FOR_GPU 209
 #define CUDA_RESULT_ECC_UNCORRECTABLE 214
+#define CUDA_RESULT_NVLINK_UNCORRECTABLE 220
+#define CUDA_RESULT_CONTAINED 226
 #define CUDA_RESULT_INVALID_HANDLE 400
 #define CUDA_RESULT_NOT_FOUND 500
 #define CUDA_RESULT_NOT_READY 600
@@ -41,9 +44,12 @@ typedef int cuda_result; /* CUresult */
 #define CUDA_RESULT_INVALID_ADDRESS_SPACE 717
 #define CUDA_RESULT_INVALID_PC 718
 #define CUDA_RESULT_LAUNCH_FAILED 719
+#define CUDA_RESULT_TENSOR_MEMORY_LEAK 721
 #define CUDA_RESULT_NOT_PERMITTED 800
 #define CUDA_RESULT_NOT_SUPPORTED 801
+#define CUDA_RESULT_MPS_CLIENT_TERMINATED 810
 #define CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED 900
+#define CUDA_RESULT_EXTERNAL_DEVICE 911
 #define CUDA_RESULT_UNKNOWN 999
 
 typedef int cuda_device;                            /* CUdevice */
@@ -110,6 +116,7 @@ struct cuda_access { /* CUmemAccessDesc */
 #define CUDA_POINTER_LEGACY_IPC 10    /* int: whether ipc_get works on it */
 #define CUDA_POINTER_MAPPED 13        /* int */
 #define CUDA_POINTER_HANDLE_TYPES 14  /* unsigned long long: mask of CUDA_HANDLE_* */
+#define CUDA_POINTER_ACCESS 16        /* unsigned long long: CUDA_ACCESS_*, of the current context */
 #define CUDA_POINTER_MAPPING_BYTES 18 /* size_t */
 #define CUDA_POINTER_MAPPING_BASE 19  /* cuda_pointer */
 #define CUDA_POINTER_BLOCK_ID 20      /* unsigned long long: of the physical allocation */

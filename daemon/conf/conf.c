@@ -69,6 +69,7 @@ static const struct setting schema[] = {
     NUMBER(probe_interval_ms, 1000, 0, 3600000, false),
     TEXT(algorithms, SETTING_TEXT, "", false),
     TEXT(gpus, SETTING_GPUS, "auto", false),
+    TEXT(gpu_peer_access, SETTING_GPUS, "auto", false),
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
     NUMBER(rails, 0, 0, 16, false),
     NUMBER(worker_threads, 0, 0, 16, false),

@@ -45,12 +45,37 @@ static enum status check_allocation(struct dev_gpus *gpus, uint32_t gpu, cuda_po
     if (status == STATUS_OK) {
         status = CUDA_CALL(gpus, gpu, error, pointer_attribute, &device, CUDA_POINTER_DEVICE, base);
     }
-    if (status == STATUS_OK && (device != gpus->gpus[gpu].device || begin != base)) {
+    if (status == STATUS_OK && (device != gpus->gpus[gpu].device || begin > base)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "the IPC handle is not of GPU %u", gpu);
     }
-    if (status == STATUS_OK && allocated_bytes < size_bytes) {
+    /* A driver may say the range of the block that small allocations share. */
+    if (status == STATUS_OK &&
+        (base - begin > allocated_bytes || allocated_bytes - (base - begin) < size_bytes)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes, but the allocation has %zu",
-                         (unsigned long long)size_bytes, allocated_bytes);
+                         (unsigned long long)size_bytes, allocated_bytes - (size_t)(base - begin));
+    }
+    return status;
+}
+
+/*
+ * That GPUs reach each other's memory CUDA promises of memory made in the other's context; of what was opened
+ * there it says nothing.
+ */
+static enum status check_peers(struct dev_gpus *gpus, uint32_t gpu, cuda_pointer base, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (uint32_t other = 0; other < gpus->count && status == STATUS_OK; other++) {
+        unsigned long long access = CUDA_ACCESS_READ_WRITE;
+        if (other == gpu || !gpus->gpus[other].reaches[gpu] || cuda_enter(gpus, other, NULL) != STATUS_OK) {
+            continue; /* one that failed works on nothing */
+        }
+        if (gpus->driver->pointer_attribute(&access, CUDA_POINTER_ACCESS, base) == CUDA_RESULT_OK &&
+            access != CUDA_ACCESS_READ_WRITE) {
+            status = error_set(error, STATUS_UNSUPPORTED,
+                               "GPU %u does not reach memory of GPU %u that comes by an IPC handle: use "
+                               "memory of comm_mem_alloc, or start commd with gpu_peer_access = \"off\"",
+                               other, gpu);
+        }
     }
     return status;
 }
@@ -72,10 +97,15 @@ enum status dev_memory_import_ipc(struct dev_gpus *gpus, uint32_t gpu, const str
     }
     status = check_allocation(gpus, gpu, base, size_bytes, error);
     if (status == STATUS_OK) {
+        status = check_peers(gpus, gpu, base, error);
+    }
+    if (status == STATUS_OK) {
         status = dev_memory_new((void *)(uintptr_t)base, size_bytes, memory_close_ipc, out, error);
     }
     if (status != STATUS_OK) {
-        (void)gpus->driver->ipc_close(base);
+        if (cuda_enter(gpus, gpu, NULL) == STATUS_OK) {
+            (void)gpus->driver->ipc_close(base);
+        }
         return status;
     }
     (*out)->gpus = gpus;

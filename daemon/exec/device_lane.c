@@ -248,21 +248,21 @@ static struct dev_queue *clique_queue(const struct exec_lane *lane, uint32_t cli
 }
 
 static void put_ranges(struct lane_device *device, struct dev_queue *queue,
-                       const struct dev_copy_range *ranges, uint32_t count)
+                       const struct dev_copy_range *ranges, uint32_t count, enum dev_queue_path path)
 {
     struct error error;
     if (device->status == STATUS_OK && count > 0) {
         enum status status =
             count == 1 ? dev_queue_copy(queue, ranges[0].target, ranges[0].source, ranges[0].bytes, &error)
-                       : dev_queue_copy_ranges(queue, ranges, count, &error);
+                       : dev_queue_copy_ranges(queue, ranges, count, path, &error);
         keep_failure(device, status, &error);
     }
 }
 
 static void put_copies(struct lane_device *device, struct lane_clique *clique)
 {
-    put_ranges(device, clique->queue, clique->first, clique->first_count);
-    put_ranges(device, clique->queue, clique->then, clique->then_count);
+    put_ranges(device, clique->queue, clique->first, clique->first_count, DEV_QUEUE_LINK);
+    put_ranges(device, clique->queue, clique->then, clique->then_count, DEV_QUEUE_GPUS);
     clique->first_count = clique->then_count = 0;
 }
 
@@ -293,6 +293,14 @@ static void put_copy(const struct exec_lane *lane, uint32_t clique, void *const 
     }
 }
 
+/* Whether it changes nothing (see dev_reduce): GPUs have engines for copies. */
+static bool is_copy(const struct dev_reduction *reduction)
+{
+    return reduction->input_count == 1 && reduction->output_count == 1 && reduction->factors == NULL &&
+           reduction->divisor <= 1 && reduction->dtype != DTYPE_BOOL && reduction->reduce != REDUCE_LAND &&
+           reduction->reduce != REDUCE_LOR;
+}
+
 static void put_reduction(const struct exec_lane *lane, uint32_t clique,
                           const struct dev_reduction *reduction)
 {
@@ -302,9 +310,12 @@ static void put_reduction(const struct exec_lane *lane, uint32_t clique,
         return;
     }
     struct dev_queue *queue = clique_queue(lane, clique);
-    if (queue != NULL) {
+    if (queue != NULL && is_copy(reduction)) {
+        put_copy(lane, clique, reduction->outputs, 1, reduction->inputs[0],
+                 reduction->count_elements * dtype_size_bytes(reduction->dtype));
+    } else if (queue != NULL) {
         struct error error;
-        keep_failure(device, dev_queue_reduce(queue, reduction, &error), &error);
+        keep_failure(device, dev_queue_reduce(queue, reduction, DEV_QUEUE_LINK, &error), &error);
     }
 }
 

@@ -147,7 +147,7 @@ static enum status reduce(struct dev_queue *queue, const struct exec_op *op, con
                                       .outputs = outputs,
                                       .factors = op->call.reduce == REDUCE_PREMUL_SUM ? factors : NULL,
                                       .divisor = op->call.divisor};
-    return dev_queue_reduce(queue, &reduction, error);
+    return dev_queue_reduce(queue, &reduction, DEV_QUEUE_GPUS, error);
 }
 
 /* all_reduce, and reduce: the GPU's share, to whoever has an output. */
@@ -239,7 +239,8 @@ struct copies {
 static void copies_flush(struct copies *copies)
 {
     if (copies->status == STATUS_OK) {
-        copies->status = dev_queue_copy_ranges(copies->queue, copies->ranges, copies->count, copies->error);
+        copies->status = dev_queue_copy_ranges(copies->queue, copies->ranges, copies->count, DEV_QUEUE_GPUS,
+                                               copies->error);
     }
     copies->count = 0;
 }

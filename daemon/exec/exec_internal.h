@@ -24,9 +24,9 @@
 #define EXEC_LOCAL_STEP_SLICES 4                /* likewise, of a communicator on one node */
 #define EXEC_NODES_SEVERAL UINT32_MAX
 /* How long a GPU is looked at again and again; then with pauses of a part of the time waited. */
-#define EXEC_POLL_AT_ONCE_NS 100000ull
-#define EXEC_POLL_SHARE 8
-#define EXEC_POLL_MAX_NS 500000ull
+#define EXEC_POLL_AT_ONCE_NS 1000000ull
+#define EXEC_POLL_SHARE 64
+#define EXEC_POLL_MAX_NS 200000ull
 #define EXEC_PARKED_NS (60ull * 1000000000ull)
 /* Of this node's buffers: the host's, and those of GPUs that reach each other's memory. */
 #define EXEC_CLIQUE_HOST 0

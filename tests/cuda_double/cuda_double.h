@@ -17,6 +17,7 @@
  *   CUDA_DOUBLE_MEMORY_BYTES  of each device (1 GiB); each process holds itself to its own value
  *   CUDA_DOUBLE_MPS           1: the attribute says that MPS runs (0)
  *   CUDA_DOUBLE_PEER          0: no device can access another (1)
+ *   CUDA_DOUBLE_IMPORTS_PEER  0: what an IPC handle opened, kernels of other devices cannot access (1)
  *   CUDA_DOUBLE_DELAY_US      each piece of work of a stream begins 0 to so many microseconds late (0)
  *   CUDA_DOUBLE_SEED          of these delays (1)
  *   CUDA_DOUBLE_BLOCKING_ALLOCATION  1: cuMemAlloc, cuMemHostAlloc and cuModuleLoadData first wait for all

@@ -32,13 +32,14 @@ class GpuFailures(FailureCase):
 
     def test_a_gpu_that_does_not_get_to_it(self):
         """As when another process's kernel never ends: ranks hear of their deadline all the same, though commd cannot let go of their memory yet."""
-        with Cluster("a", gpus=1, start=False) as cluster:
+        with Cluster("a", "drain_timeout_ms = 500;", gpus=1, start=False) as cluster:
             cluster.start("a", environment={"CUDA_DOUBLE_DELAY_US": "10000000"})
             cluster.wait_ready()
             for process in self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 0]):
                 self.expect(process, "TIMED_OUT", "running on GPUs", within_s=10)
             self.check_new_communicator(cluster, "aa", "host")
-            cluster.daemons["a"].kill()
+            cluster.daemons["a"].terminate()
+            cluster.daemons["a"].wait(timeout=25)
 
     def test_killed_client_that_shares_its_gpu(self):
         self.check_killed_client(FOUR, TWO_A_GPU, 1)

@@ -38,6 +38,15 @@ class GpuMatrix(unittest.TestCase):
         self.check("aaaa", [0, 1, 1, 2], CUDA_DOUBLE_PEER="0")
         self.check("aab", [0, 1, 3], CUDA_DOUBLE_PEER="0")
 
+    def test_gpus_that_do_not_reach_each_other_nor_have_nccl(self):
+        self.check("aaa", [0, 1, 2], CUDA_DOUBLE_PEER="0", COMMD_NCCL_LIBRARY="/nowhere/libnccl.so.2")
+
+    def test_gpus_and_the_host_in_one_node(self):
+        self.check("aaa", [0, -1, 1])
+
+    def test_gpus_that_do_not_reach_what_was_opened_on_another(self):
+        self.check("aab", [0, 1, 0], 'gpu_peer_access = "off";', CUDA_DOUBLE_IMPORTS_PEER="0")
+
 
 if __name__ == "__main__":
     unittest.main()

@@ -236,7 +236,7 @@ static void add_pair(struct exec_vector *vector, const struct exec_lane *lane, c
     uint64_t part_offset;
     uint64_t part = pair_part(lane, op, layout, other, &part_offset);
     vector_add(vector,
-               lane->staged ? staged + bytes_of(op, vector_count(vector))
+               lane->staged ? at(op, staged, vector_count(vector))
                             : at(op, buffer, op_block_begin(op, layout, other) + part_offset),
                part);
 }

@@ -19,9 +19,7 @@
 #define EXEC_MESSAGE_MAX_BYTES (UINT64_C(256) << 20) /* a larger transfer goes in several messages */
 #define EXEC_SEND_PIECES_MAX 16                      /* a send of more pieces is gathered first */
 #define EXEC_LOCAL_STEP_BYTES (UINT64_C(4) << 20)    /* copied between ranks before others have their turn */
-#define EXEC_EXCHANGE_SLICES 4 /* slice_bytes that one of an all_to_all's may take of a node */
-#define EXEC_EXCHANGE_MESSAGE_BYTES (64u << 10) /* and what it sends to another in one at least */
-#define EXEC_LOCAL_STEP_SLICES 4                /* likewise, of a communicator on one node */
+#define EXEC_LOCAL_STEP_SLICES 4                     /* likewise, of a communicator on one node */
 #define EXEC_NODES_SEVERAL UINT32_MAX
 /* How long a GPU is looked at again and again; then with pauses of a part of the time waited. */
 #define EXEC_POLL_AT_ONCE_NS 1000000ull

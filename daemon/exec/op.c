@@ -175,20 +175,6 @@ static bool blocks_are_equal(const struct exec_comm *comm, const struct exec_op 
     return !op->call.has_layouts;
 }
 
-/*
- * An all_to_all's total is that of one rank, and a slice has a part of each block. A node holds some slices'
- * worth of bytes of it, for all of its ranks together; more where messages would become small otherwise.
- */
-static uint64_t exchange_slice_bytes(const struct exec_comm *comm, uint64_t slice_bytes)
-{
-    uint64_t size = comm->options.size;
-    uint64_t locals = (size + comm->options.node_count - 1) / comm->options.node_count;
-    uint64_t message = slice_bytes < EXEC_EXCHANGE_MESSAGE_BYTES ? slice_bytes : EXEC_EXCHANGE_MESSAGE_BYTES;
-    uint64_t least = (message + locals * locals - 1) / (locals * locals);
-    uint64_t part = EXEC_EXCHANGE_SLICES * slice_bytes / (locals * size);
-    return (part > least ? part : least) * size;
-}
-
 /* Between nodes, elements of a slice are a pure function of what all agree on; so is which rail has it. */
 static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_op *op)
 {
@@ -197,7 +183,7 @@ static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_o
     uint64_t slice_bytes = comm->options.slice_bytes / (gathers ? comm->run_count : 1);
     slice_bytes = for_caches && slice_bytes > EXEC_LOCAL_SLICE_BYTES ? EXEC_LOCAL_SLICE_BYTES : slice_bytes;
     if (op->call.kind == OP_KIND_ALL_TO_ALL) {
-        slice_bytes = exchange_slice_bytes(comm, slice_bytes);
+        slice_bytes = coll_exchange_slice_bytes(slice_bytes, comm->options.size, comm->options.node_count);
     }
     return slice_bytes > op->element_bytes ? slice_bytes : op->element_bytes;
 }

@@ -1,37 +1,8 @@
+#include "tests/unit/dev/reduce_buffers.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
-
-#include "daemon/dev/convert.h"
-#include "daemon/dev/reduce.h"
-
-#define INPUTS_MAX 17
-#define COUNT_MAX 10007
-#define GUARD 64
-#define POISON 0xA5
-
-static const char *const levels[] = {"portable", "avx2", "avx512"};
-static unsigned char *inputs[INPUTS_MAX];
-static unsigned char *outputs[3];
-static unsigned char *first_level;
-
-static bool is_float(enum dtype dtype)
-{
-    return dtype <= DTYPE_F8E5M2;
-}
-
-static bool is_complex(enum dtype dtype)
-{
-    return dtype == DTYPE_C64 || dtype == DTYPE_C128;
-}
+/* dev_reduce against a reference of higher precision, at every level. test_reduce_into.c: in place. */
 
 static double element_real(enum dtype dtype, const unsigned char *buffer, size_t index)
 {
@@ -172,37 +143,6 @@ static uint64_t combine_bools(enum reduce reduce, uint64_t a, uint64_t b)
         break;
     }
     return a != 0 || b != 0;
-}
-
-/* Different for every rank and element; moderate magnitudes, so that products stay finite. */
-static void fill(enum dtype dtype, unsigned char *buffer, size_t count, unsigned rank)
-{
-    size_t size = dtype_size_bytes(dtype);
-    size_t reals = is_complex(dtype) ? count * 2 : count;
-    for (size_t i = 0; i < reals; i++) {
-        uint64_t hash = (i * 0x9e3779b97f4a7c15ull) ^ ((uint64_t)(rank + 1) * 0xbf58476d1ce4e5b9ull);
-        hash ^= hash >> 29;
-        hash *= 0x94d049bb133111ebull;
-        hash ^= hash >> 32;
-        double real = 0.5 + (double)(hash % 1000) / 999.0;
-        real = (hash >> 20) % 3 == 0 ? -real : real;
-        float f32 = (float)real;
-        uint16_t half = dtype == DTYPE_BF16 ? convert_f32_to_bf16(f32) : convert_f32_to_f16(f32);
-        uint8_t byte = dtype == DTYPE_F8E4M3 ? convert_f32_to_f8e4m3(f32) : convert_f32_to_f8e5m2(f32);
-        if (dtype == DTYPE_F64 || dtype == DTYPE_C128) {
-            memcpy(buffer + i * 8, &real, 8);
-        } else if (dtype == DTYPE_F32 || dtype == DTYPE_C64) {
-            memcpy(buffer + i * 4, &f32, 4);
-        } else if (dtype == DTYPE_F16 || dtype == DTYPE_BF16) {
-            memcpy(buffer + i * 2, &half, 2);
-        } else if (is_float(dtype)) {
-            buffer[i] = byte;
-        } else if (dtype == DTYPE_BOOL) {
-            buffer[i] = (unsigned char)((hash & 3) != 0 ? 0 : 1 + hash % 255);
-        } else {
-            memcpy(buffer + i * size, &hash, size);
-        }
-    }
 }
 
 static void check_reals(const struct dev_reduction *reduction, const unsigned char *output)
@@ -459,173 +399,13 @@ static void test_short_floats_accumulate_in_f32(void **state)
     assert_int_equal(result, convert_f32_to_f16(2056.0f));
 }
 
-/* Bits of NaN (quiet, signalling, two payloads, both signs), zeros, infinities, ordinary and random numbers.
- */
-static void fill_special(enum dtype dtype, unsigned char *buffer, size_t count, unsigned rank)
-{
-    size_t reals = is_complex(dtype) ? count * 2 : count;
-    fill(dtype, buffer, count, rank);
-    if (!is_float(dtype) && !is_complex(dtype)) {
-        return;
-    }
-    size_t size = dtype_size_bytes(dtype) / (is_complex(dtype) ? 2 : 1);
-    size_t mantissa_bits = size == 8               ? 52
-                           : size == 4             ? 23
-                           : dtype == DTYPE_F16    ? 10
-                           : dtype == DTYPE_BF16   ? 7
-                           : dtype == DTYPE_F8E4M3 ? 3
-                                                   : 2;
-    uint64_t sign = 1ull << (8 * size - 1);
-    uint64_t infinite = (sign - 1) >> mantissa_bits << mantissa_bits;
-    const uint64_t specials[] = {
-        0, sign, infinite | 1, infinite | 3, sign | infinite | 2, infinite, sign | infinite, sign - 1};
-    for (size_t i = 0; i < reals; i++) {
-        size_t which = (rank == 0 ? i : i / 9) % 9; /* every pair of them */
-        if (which < 8) {
-            memcpy(buffer + i * size, &specials[which], size);
-        }
-    }
-}
-
-/* Whether two reals are the same bits, or both NaN. */
-static bool same_or_nan(enum dtype dtype, const unsigned char *left, const unsigned char *right, size_t index)
-{
-    size_t size = dtype_size_bytes(dtype) / (is_complex(dtype) ? 2 : 1);
-    if (memcmp(left + index * size, right + index * size, size) == 0) {
-        return true;
-    }
-    return (is_float(dtype) || is_complex(dtype)) && isnan(element_real(dtype, left, index)) &&
-           isnan(element_real(dtype, right, index));
-}
-
-/*
- * The same bits, also of NaN but in complex products, where a compiler may choose among several NaN
- * differently in place.
- */
-static void check_same(enum dtype dtype, enum reduce reduce, const char *what, const unsigned char *got,
-                       const unsigned char *expected, size_t count)
-{
-    bool loose = is_complex(dtype) && reduce == REDUCE_PROD;
-    size_t size = dtype_size_bytes(dtype) / (is_complex(dtype) ? 2 : 1);
-    for (size_t i = 0; i < count * (is_complex(dtype) ? 2 : 1); i++) {
-        if (memcmp(got + i * size, expected + i * size, size) != 0 &&
-            !(loose && same_or_nan(dtype, got, expected, i))) {
-            fail_msg("%s %s, real %zu of %zu elements: %s is not dev_reduce", dtype_text(dtype),
-                     reduce_text(reduce), i, count, what);
-        }
-    }
-}
-
-/* dev_reduce_into and dev_reduce_into_before against dev_reduce of two inputs, source at an odd address. */
-static void check_into(enum dtype dtype, enum reduce reduce, size_t count)
-{
-    size_t bytes = count * dtype_size_bytes(dtype);
-    unsigned char *target = inputs[0], *source = inputs[1] + 1, *work = outputs[1] + GUARD;
-    fill_special(dtype, target, count, 0);
-    fill_special(dtype, inputs[2], count, 1);
-    memcpy(source, inputs[2], bytes);
-    for (int before = 0; before < 2; before++) {
-        const void *in[2] = {before ? source : target, before ? target : source};
-        void *out[1] = {outputs[0]};
-        memset(outputs[0], POISON, bytes);
-        memset(outputs[1], POISON, bytes + 2 * GUARD);
-        memcpy(work, target, bytes);
-        struct dev_reduction reduction = {.dtype = dtype,
-                                          .reduce = reduce,
-                                          .count_elements = count,
-                                          .input_count = 2,
-                                          .output_count = 1,
-                                          .inputs = in,
-                                          .outputs = out};
-        dev_reduce(&reduction);
-        if (before) {
-            dev_reduce_into_before(dtype, reduce, work, source, count);
-        } else {
-            dev_reduce_into(dtype, reduce, work, source, count);
-            memcpy(first_level, work, bytes);
-        }
-        check_same(dtype, reduce, before ? "before" : "into", work, outputs[0], count);
-        assert_memory_equal(source, inputs[2], bytes);
-        for (size_t g = 0; g < GUARD; g++) {
-            assert_int_equal(outputs[1][g], POISON);
-            assert_int_equal(work[bytes + g], POISON);
-        }
-    }
-    for (size_t i = 0; i < count * (is_complex(dtype) ? 2 : 1); i++) {
-        if (!same_or_nan(dtype, first_level, work, i)) {
-            fail_msg("%s %s, real %zu: the order of the operands changes more than NaN", dtype_text(dtype),
-                     reduce_text(reduce), i);
-        }
-    }
-}
-
-static void test_into_and_before(void **state)
-{
-    (void)state;
-    static const size_t counts[] = {0, 1, 3, 17, 83, 1025, 8193};
-    for (size_t level = 0; level < 3; level++) {
-        if (dev_reduce_force_level(levels[level], NULL) != STATUS_OK) {
-            continue;
-        }
-        for (unsigned dtype = 0; dtype < DTYPE_COUNT; dtype++) {
-            for (unsigned reduce = 0; reduce < REDUCE_COUNT; reduce++) {
-                for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-                    if (reduce_is_defined((enum dtype)dtype, (enum reduce)reduce)) {
-                        check_into((enum dtype)dtype, (enum reduce)reduce, counts[c]);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/* Of two NaN, min and max keep the first: the source, where it comes before. */
-static void test_before_is_the_left_operand(void **state)
-{
-    (void)state;
-    const uint32_t nan_a = 0x7fc00001u, nan_b = 0xffc00002u;
-    for (int reduce = REDUCE_MIN; reduce <= REDUCE_MAX; reduce++) {
-        uint32_t target = nan_a;
-        dev_reduce_into(DTYPE_F32, (enum reduce)reduce, &target, &nan_b, 1);
-        assert_int_equal(target, nan_a);
-        dev_reduce_into_before(DTYPE_F32, (enum reduce)reduce, &target, &nan_b, 1);
-        assert_int_equal(target, nan_b);
-    }
-}
-
-static int make_buffers(void **state)
-{
-    (void)state;
-    size_t bytes = COUNT_MAX * DTYPE_SIZE_MAX_BYTES + 4 * GUARD;
-    for (int k = 0; k < INPUTS_MAX; k++) {
-        inputs[k] = malloc(bytes);
-    }
-    for (int o = 0; o < 3; o++) {
-        outputs[o] = malloc(bytes);
-    }
-    first_level = malloc(bytes);
-    return first_level == NULL;
-}
-
-static int free_buffers(void **state)
-{
-    (void)state;
-    for (int k = 0; k < INPUTS_MAX; k++) {
-        free(inputs[k]);
-    }
-    for (int o = 0; o < 3; o++) {
-        free(outputs[o]);
-    }
-    free(first_level);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_everything),        cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_nan_infinity_zero), cmocka_unit_test(test_short_floats_accumulate_in_f32),
-        cmocka_unit_test(test_into_and_before),   cmocka_unit_test(test_before_is_the_left_operand),
+        cmocka_unit_test(test_everything),
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_nan_infinity_zero),
+        cmocka_unit_test(test_short_floats_accumulate_in_f32),
     };
     return cmocka_run_group_tests(tests, make_buffers, free_buffers);
 }

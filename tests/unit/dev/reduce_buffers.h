@@ -11,8 +11,8 @@
 
 #include <cmocka.h>
 
-#include "daemon/dev/convert.h"
 #include "daemon/dev/reduce.h"
+#include "tests/lib/elements.h"
 
 /* Buffers of elements of every type, filled, to be reduced at every level. */
 
@@ -26,39 +26,19 @@ static unsigned char *inputs[INPUTS_MAX];
 static unsigned char *outputs[3];
 static unsigned char *first_level;
 
-static inline bool is_float(enum dtype dtype)
-{
-    return dtype <= DTYPE_F8E5M2;
-}
-
-static inline bool is_complex(enum dtype dtype)
-{
-    return dtype == DTYPE_C64 || dtype == DTYPE_C128;
-}
-
 /* Different for every rank and element; moderate magnitudes, so that products stay finite. */
 static inline void fill(enum dtype dtype, unsigned char *buffer, size_t count, unsigned rank)
 {
-    size_t size = dtype_size_bytes(dtype);
-    size_t reals = is_complex(dtype) ? count * 2 : count;
-    for (size_t i = 0; i < reals; i++) {
+    size_t size = element_part_bytes(dtype);
+    for (size_t i = 0; i < count * element_parts(dtype); i++) {
         uint64_t hash = (i * 0x9e3779b97f4a7c15ull) ^ ((uint64_t)(rank + 1) * 0xbf58476d1ce4e5b9ull);
         hash ^= hash >> 29;
         hash *= 0x94d049bb133111ebull;
         hash ^= hash >> 32;
         double real = 0.5 + (double)(hash % 1000) / 999.0;
         real = (hash >> 20) % 3 == 0 ? -real : real;
-        float f32 = (float)real;
-        uint16_t half = dtype == DTYPE_BF16 ? convert_f32_to_bf16(f32) : convert_f32_to_f16(f32);
-        uint8_t byte = dtype == DTYPE_F8E4M3 ? convert_f32_to_f8e4m3(f32) : convert_f32_to_f8e5m2(f32);
-        if (dtype == DTYPE_F64 || dtype == DTYPE_C128) {
-            memcpy(buffer + i * 8, &real, 8);
-        } else if (dtype == DTYPE_F32 || dtype == DTYPE_C64) {
-            memcpy(buffer + i * 4, &f32, 4);
-        } else if (dtype == DTYPE_F16 || dtype == DTYPE_BF16) {
-            memcpy(buffer + i * 2, &half, 2);
-        } else if (is_float(dtype)) {
-            buffer[i] = byte;
+        if (element_is_real(dtype)) {
+            element_put_real(dtype, buffer, i, real);
         } else if (dtype == DTYPE_BOOL) {
             buffer[i] = (unsigned char)((hash & 3) != 0 ? 0 : 1 + hash % 255);
         } else {

@@ -2,160 +2,23 @@
 
 #include <math.h>
 
+#include "daemon/dev/convert.h"
+
 /* dev_reduce against a reference of higher precision, at every level. test_reduce_into.c: in place. */
 
-static double element_real(enum dtype dtype, const unsigned char *buffer, size_t index)
-{
-    const unsigned char *at =
-        buffer + index * (is_complex(dtype) ? dtype_size_bytes(dtype) / 2 : dtype_size_bytes(dtype));
-    double f64;
-    float f32;
-    uint16_t half;
-    switch (dtype) {
-    case DTYPE_F64:
-    case DTYPE_C128:
-        memcpy(&f64, at, sizeof f64);
-        return f64;
-    case DTYPE_F32:
-    case DTYPE_C64:
-        memcpy(&f32, at, sizeof f32);
-        return (double)f32;
-    case DTYPE_F16:
-        memcpy(&half, at, sizeof half);
-        return (double)convert_f16_to_f32(half);
-    case DTYPE_BF16:
-        memcpy(&half, at, sizeof half);
-        return (double)convert_bf16_to_f32(half);
-    case DTYPE_F8E4M3:
-        return (double)convert_f8e4m3_to_f32(*at);
-    case DTYPE_F8E5M2:
-        return (double)convert_f8e5m2_to_f32(*at);
-    case DTYPE_I64:
-    case DTYPE_I32:
-    case DTYPE_I16:
-    case DTYPE_I8:
-    case DTYPE_U64:
-    case DTYPE_U32:
-    case DTYPE_U16:
-    case DTYPE_U8:
-    case DTYPE_BOOL:
-        break;
-    }
-    fail_msg("not a real type");
-    return 0;
-}
-
-static double unit_roundoff(enum dtype dtype)
-{
-    switch (dtype) {
-    case DTYPE_F64:
-    case DTYPE_C128:
-        return 0x1p-53;
-    case DTYPE_F16:
-        return 0x1p-11;
-    case DTYPE_BF16:
-        return 0x1p-8;
-    case DTYPE_F8E4M3:
-        return 0x1p-4;
-    case DTYPE_F8E5M2:
-        return 0x1p-3;
-    case DTYPE_F32:
-    case DTYPE_C64:
-    case DTYPE_I64:
-    case DTYPE_I32:
-    case DTYPE_I16:
-    case DTYPE_I8:
-    case DTYPE_U64:
-    case DTYPE_U32:
-    case DTYPE_U16:
-    case DTYPE_U8:
-    case DTYPE_BOOL:
-        break;
-    }
-    return 0x1p-24;
-}
-
-/* Integer elements as 64 bits, sign-extended for signed types. */
-static uint64_t element_integer(enum dtype dtype, const unsigned char *buffer, size_t index)
-{
-    size_t size = dtype_size_bytes(dtype);
-    uint64_t value = 0;
-    memcpy(&value, buffer + index * size, size);
-    bool is_signed = dtype >= DTYPE_I64 && dtype <= DTYPE_I8;
-    if (is_signed && size < 8 && (value >> (8 * size - 1)) != 0) {
-        value |= ~0ull << (8 * size);
-    }
-    return value;
-}
-
-static uint64_t truncate_to(enum dtype dtype, uint64_t value)
-{
-    unsigned char bytes[8];
-    memcpy(bytes, &value, 8);
-    return element_integer(dtype, bytes, 0);
-}
-
-static uint64_t combine_integers(enum dtype dtype, enum reduce reduce, uint64_t a, uint64_t b)
-{
-    bool is_signed = dtype >= DTYPE_I64 && dtype <= DTYPE_I8;
-    bool less = is_signed ? (int64_t)a < (int64_t)b : a < b;
-    switch (reduce) {
-    case REDUCE_SUM:
-    case REDUCE_AVG:
-    case REDUCE_PREMUL_SUM:
-        return truncate_to(dtype, a + b);
-    case REDUCE_PROD:
-        return truncate_to(dtype, a * b);
-    case REDUCE_MIN:
-        return less ? a : b;
-    case REDUCE_MAX:
-        return less ? b : a;
-    case REDUCE_BAND:
-        return a & b;
-    case REDUCE_BOR:
-        return a | b;
-    case REDUCE_BXOR:
-        return a ^ b;
-    case REDUCE_LAND:
-        return a != 0 && b != 0;
-    case REDUCE_LOR:
-        return a != 0 || b != 0;
-    }
-    return 0;
-}
-
-static uint64_t combine_bools(enum reduce reduce, uint64_t a, uint64_t b)
-{
-    switch (reduce) {
-    case REDUCE_PROD:
-    case REDUCE_MIN:
-    case REDUCE_BAND:
-    case REDUCE_LAND:
-        return a != 0 && b != 0;
-    case REDUCE_BXOR:
-        return (a != 0) != (b != 0);
-    case REDUCE_SUM:
-    case REDUCE_MAX:
-    case REDUCE_AVG:
-    case REDUCE_PREMUL_SUM:
-    case REDUCE_BOR:
-    case REDUCE_LOR:
-        break;
-    }
-    return a != 0 || b != 0;
-}
-
-static void check_reals(const struct dev_reduction *reduction, const unsigned char *output)
+static void check_reals(const struct dev_reduction *reduction, const void *const *originals,
+                        const unsigned char *output)
 {
     enum dtype dtype = reduction->dtype;
-    size_t reals = (size_t)reduction->count_elements * (is_complex(dtype) ? 2 : 1);
+    bool is_complex = element_parts(dtype) == 2;
+    size_t reals = (size_t)reduction->count_elements * element_parts(dtype);
     for (size_t i = 0; i < reals; i++) {
         long double value = 0, magnitude = 0;
-        if (is_complex(dtype) && reduction->reduce == REDUCE_PROD) {
+        if (is_complex && reduction->reduce == REDUCE_PROD) {
             long double real = 1, imaginary = 0;
             for (uint32_t k = 0; k < reduction->input_count; k++) {
-                long double a = (long double)element_real(dtype, inputs[k], i & ~(size_t)1);
-                long double b = (long double)element_real(dtype, inputs[k], i | 1);
+                long double a = (long double)element_real(dtype, originals[k], i & ~(size_t)1);
+                long double b = (long double)element_real(dtype, originals[k], i | 1);
                 long double next = real * a - imaginary * b;
                 imaginary = real * b + imaginary * a;
                 real = next;
@@ -164,7 +27,7 @@ static void check_reals(const struct dev_reduction *reduction, const unsigned ch
             magnitude = fabsl(real) + fabsl(imaginary);
         } else {
             for (uint32_t k = 0; k < reduction->input_count; k++) {
-                long double x = (long double)element_real(dtype, inputs[k], i);
+                long double x = (long double)element_real(dtype, originals[k], i);
                 x *= reduction->factors != NULL ? (long double)reduction->factors[k] : 1;
                 bool first = k == 0;
                 switch (reduction->reduce) {
@@ -198,7 +61,7 @@ static void check_reals(const struct dev_reduction *reduction, const unsigned ch
         }
         double wide = dtype == DTYPE_F64 || dtype == DTYPE_C128 ? 0x1p-53 : 0x1p-24;
         long double bound = magnitude * (long double)(wide * 4 * (reduction->input_count + 2)) +
-                            fabsl(value) * (long double)unit_roundoff(dtype) * 1.001L +
+                            fabsl(value) * (long double)element_unit_roundoff(dtype) * 1.001L +
                             0x1p-16L * (dtype >= DTYPE_F8E4M3 && dtype <= DTYPE_F8E5M2 ? 64 : 0);
         double top = dtype == DTYPE_F8E4M3 ? 448 : dtype == DTYPE_F8E5M2 ? 57344 : INFINITY;
         value = fabsl(value) > (long double)top ? copysignl((long double)top, value) : value;
@@ -210,23 +73,13 @@ static void check_reals(const struct dev_reduction *reduction, const unsigned ch
     }
 }
 
-static void check_integers(const struct dev_reduction *reduction, const unsigned char *output)
+static void check_integers(const struct dev_reduction *reduction, const void *const *originals,
+                           const unsigned char *output)
 {
     enum dtype dtype = reduction->dtype;
     for (size_t i = 0; i < reduction->count_elements; i++) {
-        uint64_t value = element_integer(dtype, inputs[0], i);
-        bool logical = reduction->reduce == REDUCE_LAND || reduction->reduce == REDUCE_LOR;
-        value = dtype == DTYPE_BOOL || logical ? value != 0 : value;
-        for (uint32_t k = 1; k < reduction->input_count; k++) {
-            uint64_t next = element_integer(dtype, inputs[k], i);
-            value = dtype == DTYPE_BOOL ? combine_bools(reduction->reduce, value, next)
-                                        : combine_integers(dtype, reduction->reduce, value, next);
-        }
-        if (reduction->divisor > 1) {
-            bool is_signed = dtype >= DTYPE_I64 && dtype <= DTYPE_I8;
-            value = is_signed ? (uint64_t)((int64_t)value / (int64_t)reduction->divisor)
-                              : value / reduction->divisor;
-        }
+        uint64_t value = element_reduce_integers(dtype, reduction->reduce, reduction->input_count, originals,
+                                                 i, reduction->divisor);
         if (element_integer(dtype, output, i) != value) {
             fail_msg("%s %s, %u inputs, element %zu: got %llx, expected %llx", dtype_text(dtype),
                      reduce_text(reduction->reduce), reduction->input_count, i,
@@ -241,11 +94,12 @@ static void check_case(enum dtype dtype, enum reduce reduce, uint32_t input_coun
 {
     static const double factors[INPUTS_MAX] = {0.5, -2, 1.25, 3, 0.75, -1, 2, 0.1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     size_t bytes = count * dtype_size_bytes(dtype);
-    const void *in[INPUTS_MAX];
+    const void *originals[INPUTS_MAX], *in[INPUTS_MAX];
     void *out[3];
     bool have_first = false;
     for (uint32_t k = 0; k < input_count; k++) {
         fill(dtype, inputs[k], count, k);
+        originals[k] = inputs[k];
     }
     for (size_t level = 0; level < 3; level++) {
         if (dev_reduce_force_level(levels[level], NULL) != STATUS_OK) {
@@ -255,9 +109,7 @@ static void check_case(enum dtype dtype, enum reduce reduce, uint32_t input_coun
             memset(outputs[o], POISON, bytes + 2 * GUARD + 64);
             out[o] = outputs[o] + GUARD + shift;
         }
-        for (uint32_t k = 0; k < input_count; k++) {
-            in[k] = inputs[k];
-        }
+        memcpy(in, originals, input_count * sizeof *in);
         if (in_place) { /* the last input's place is the first output, the first one's the second */
             memcpy(out[0], inputs[input_count - 1], bytes);
             in[input_count - 1] = out[0];
@@ -283,10 +135,10 @@ static void check_case(enum dtype dtype, enum reduce reduce, uint32_t input_coun
                 assert_int_equal(outputs[o][GUARD + shift + bytes + g], POISON);
             }
         }
-        if (is_float(dtype) || is_complex(dtype)) {
-            check_reals(&reduction, out[0]);
+        if (element_is_real(dtype)) {
+            check_reals(&reduction, originals, out[0]);
         } else {
-            check_integers(&reduction, out[0]);
+            check_integers(&reduction, originals, out[0]);
         }
         if (have_first && memcmp(out[0], first_level, bytes) != 0) {
             fail_msg("%s %s, %u inputs, %zu elements: %s differs in bits from the level before",

@@ -1,27 +1,20 @@
 #include "tests/unit/dev/reduce_buffers.h"
 
-#include "tests/lib/kernel_values.h"
-
 /* dev_reduce_into and dev_reduce_into_before against dev_reduce, which test_reduce.c checks. */
 
 /* Bits of NaN (quiet, signalling, two payloads, both signs), zeros, infinities, ordinary and random numbers.
  */
 static void fill_special(enum dtype dtype, unsigned char *buffer, size_t count, unsigned rank)
 {
-    size_t reals = count * kernel_parts(dtype);
+    size_t reals = count * element_parts(dtype);
     fill(dtype, buffer, count, rank);
-    if (!is_float(dtype) && !is_complex(dtype)) {
+    if (!element_is_real(dtype)) {
         return;
     }
-    size_t size = kernel_part_bytes(dtype);
-    size_t mantissa_bits = size == 8               ? 52
-                           : size == 4             ? 23
-                           : dtype == DTYPE_F16    ? 10
-                           : dtype == DTYPE_BF16   ? 7
-                           : dtype == DTYPE_F8E4M3 ? 3
-                                                   : 2;
+    size_t size = element_part_bytes(dtype);
+    unsigned fraction_bits = element_layout(dtype).fraction;
     uint64_t sign = 1ull << (8 * size - 1);
-    uint64_t infinite = (sign - 1) >> mantissa_bits << mantissa_bits;
+    uint64_t infinite = (sign - 1) >> fraction_bits << fraction_bits;
     const uint64_t specials[] = {
         0, sign, infinite | 1, infinite | 3, sign | infinite | 2, infinite, sign | infinite, sign - 1};
     for (size_t i = 0; i < reals; i++) {
@@ -39,11 +32,11 @@ static void fill_special(enum dtype dtype, unsigned char *buffer, size_t count, 
 static void check_same(enum dtype dtype, enum reduce reduce, const char *what, const unsigned char *got,
                        const unsigned char *expected, size_t count)
 {
-    bool loose = is_complex(dtype) && reduce == REDUCE_PROD;
+    bool loose = element_parts(dtype) == 2 && reduce == REDUCE_PROD;
     size_t size = dtype_size_bytes(dtype);
     for (size_t i = 0; i < count; i++) {
         if (memcmp(got + i * size, expected + i * size, size) != 0 &&
-            !(loose && kernel_element_is(dtype, got + i * size, expected + i * size))) {
+            !(loose && element_is_same(dtype, got + i * size, expected + i * size))) {
             fail_msg("%s %s, element %zu of %zu: %s is not dev_reduce", dtype_text(dtype),
                      reduce_text(reduce), i, count, what);
         }
@@ -87,7 +80,7 @@ static void check_into(enum dtype dtype, enum reduce reduce, size_t count)
     }
     for (size_t i = 0; i < count; i++) {
         size_t at = i * dtype_size_bytes(dtype);
-        if (!kernel_element_is(dtype, first_level + at, work + at)) {
+        if (!element_is_same(dtype, first_level + at, work + at)) {
             fail_msg("%s %s, element %zu: the order of the operands changes more than NaN", dtype_text(dtype),
                      reduce_text(reduce), i);
         }

@@ -131,6 +131,11 @@ static void test_scalars_refused(void **state)
     }
     assert_refused("slice_bytes = 4096;\ncluster_name = \"x\";\nslice_bytes = 4096;\n" OWN, 3,
                    "duplicate setting name");
+}
+
+static void test_node_names_refused(void **state)
+{
+    (void)state;
     static const char *const names[] = {
         "a_b",
         "-a",
@@ -318,15 +323,11 @@ static void test_nodes_max(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_limits_of_numbers),
-        cmocka_unit_test(test_numbers_do_not_wrap),
-        cmocka_unit_test(test_scalars_refused),
-        cmocka_unit_test(test_unclosed),
-        cmocka_unit_test(test_nodes_refused),
-        cmocka_unit_test(test_own_name_missing),
-        cmocka_unit_test(test_settings_that_contradict_each_other),
-        cmocka_unit_test(test_unreadable),
-        cmocka_unit_test(test_too_large),
+        cmocka_unit_test(test_limits_of_numbers), cmocka_unit_test(test_numbers_do_not_wrap),
+        cmocka_unit_test(test_scalars_refused),   cmocka_unit_test(test_node_names_refused),
+        cmocka_unit_test(test_unclosed),          cmocka_unit_test(test_nodes_refused),
+        cmocka_unit_test(test_own_name_missing),  cmocka_unit_test(test_settings_that_contradict_each_other),
+        cmocka_unit_test(test_unreadable),        cmocka_unit_test(test_too_large),
         cmocka_unit_test(test_nodes_max),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

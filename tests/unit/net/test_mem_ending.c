@@ -18,84 +18,128 @@ enum ending {
 #define ENDING_STREAMS 4
 #define ENDING_SENDS 8
 
-static void make_ending(struct pair *pair, enum ending ending)
+static void end_by_disconnect(struct pair *pair, struct node *node, struct node *other)
 {
     struct error cause;
     error_set(&cause, STATUS_PROTOCOL, "enough is enough");
+    node->calling = true;
+    net_disconnect(node->net, 0, &cause);
+    net_disconnect(node->net, 0, &cause);
+    node->calling = false;
+    assert_int_equal(node->down[0], 0);
+    struct net_stream *stream = NULL;
+    assert_int_equal(net_stream_open(node->net, 0, NET_STREAM_DATA, &stream, NULL), STATUS_UNREACHABLE);
+    pair_run(pair, 0);
+    assert_int_equal(node->down[0], 1);
+    assert_int_equal(node->cause.status, STATUS_PROTOCOL);
+    assert_string_equal(node->cause.text, "enough is enough");
+    pair_run(pair, 10 * TIME_MS);
+    assert_int_equal(other->down[0], 1);
+    assert_int_equal(other->cause.status, STATUS_PROTOCOL);
+    assert_non_null(strstr(other->cause.text, "enough is enough"));
+}
+
+static void end_by_free(struct pair *pair, struct node *node, struct node *other)
+{
+    node_stop(node);
+    assert_int_equal(node->down[0], 0);
+    pair_run(pair, 10 * TIME_MS);
+    assert_int_equal(other->down[0], 1);
+    assert_int_equal(other->cause.status, STATUS_SHUTTING_DOWN);
+    node_start(node, pair->network, node == pair->a ? "a" : "b", 1);
+}
+
+static void end_by_kill(struct pair *pair)
+{
+    mem_network_kill(pair->network, "b");
+    pair_run(pair, MEM_IDLE_TIMEOUT_NS - TIME_S);
+    assert_int_equal(pair->a->down[0] + pair->b->down[0], 0); /* nobody is told */
+    pair_run(pair, 2 * TIME_S);
+    assert_int_equal(pair->a->down[0], 1);
+    assert_int_equal(pair->b->down[0], 1);
+    assert_int_equal(pair->a->cause.status, STATUS_NODE_LOST);
+    assert_int_equal(pair->b->cause.status, STATUS_NODE_LOST);
+    assert_int_equal(pair->a->suspect[0], 0);
+}
+
+static void end_by_cut(struct pair *pair, bool forth, bool back)
+{
+    mem_network_cut(pair->network, "a", "b", forth);
+    mem_network_cut(pair->network, "b", "a", back);
+    pair_run(pair, MEM_IDLE_TIMEOUT_NS - TIME_S);
+    assert_int_equal(pair->a->down[0] + pair->b->down[0], 0);
+    pair_run(pair, 2 * MEM_IDLE_TIMEOUT_NS + TIME_S);
+    assert_int_equal(pair->a->down[0], 1);
+    assert_int_equal(pair->b->down[0], 1);
+    mem_network_cut(pair->network, "a", "b", false);
+    mem_network_cut(pair->network, "b", "a", false);
+}
+
+/* Silently gone and back within the idle time-out: its host answers for it. */
+static void end_by_restart(struct pair *pair)
+{
+    mem_network_kill(pair->network, "b");
+    node_stop(pair->b);
+    node_start(pair->b, pair->network, "b", 1);
+    assert_int_equal(node_knows(pair->b, "a"), 0);
+    pair_run(pair, TIME_S);
+    assert_int_equal(pair->a->down[0], 1);
+    assert_int_equal(pair->a->cause.status, STATUS_NODE_LOST);
+}
+
+static void make_ending(struct pair *pair, enum ending ending)
+{
     switch (ending) {
     case ENDING_DISCONNECT_A:
-    case ENDING_DISCONNECT_B: {
-        struct node *node = ending == ENDING_DISCONNECT_A ? pair->a : pair->b;
-        node->calling = true;
-        net_disconnect(node->net, 0, &cause);
-        net_disconnect(node->net, 0, &cause);
-        node->calling = false;
-        assert_int_equal(node->down[0], 0);
-        struct net_stream *stream = NULL;
-        assert_int_equal(net_stream_open(node->net, 0, NET_STREAM_DATA, &stream, NULL), STATUS_UNREACHABLE);
-        pair_run(pair, 0);
-        assert_int_equal(node->down[0], 1);
-        assert_int_equal(node->cause.status, STATUS_PROTOCOL);
-        assert_string_equal(node->cause.text, "enough is enough");
-        pair_run(pair, 10 * TIME_MS);
-        struct node *other = ending == ENDING_DISCONNECT_A ? pair->b : pair->a;
-        assert_int_equal(other->down[0], 1);
-        assert_int_equal(other->cause.status, STATUS_PROTOCOL);
-        assert_non_null(strstr(other->cause.text, "enough is enough"));
+        end_by_disconnect(pair, pair->a, pair->b);
         return;
-    }
+    case ENDING_DISCONNECT_B:
+        end_by_disconnect(pair, pair->b, pair->a);
+        return;
+    case ENDING_FREE_A:
+        end_by_free(pair, pair->a, pair->b);
+        return;
     case ENDING_FREE_B:
-    case ENDING_FREE_A: {
-        struct node *node = ending == ENDING_FREE_A ? pair->a : pair->b;
-        struct node *other = ending == ENDING_FREE_A ? pair->b : pair->a;
-        node_stop(node);
-        assert_int_equal(node->down[0], 0);
-        pair_run(pair, 10 * TIME_MS);
-        assert_int_equal(other->down[0], 1);
-        assert_int_equal(other->cause.status, STATUS_SHUTTING_DOWN);
-        node_start(node, pair->network, ending == ENDING_FREE_A ? "a" : "b", 1);
+        end_by_free(pair, pair->b, pair->a);
         return;
-    }
     case ENDING_KILL_B:
-        mem_network_kill(pair->network, "b");
-        pair_run(pair, MEM_IDLE_TIMEOUT_NS - TIME_S);
-        assert_int_equal(pair->a->down[0] + pair->b->down[0], 0); /* nobody is told */
-        pair_run(pair, 2 * TIME_S);
-        assert_int_equal(pair->a->down[0], 1);
-        assert_int_equal(pair->b->down[0], 1);
-        assert_int_equal(pair->a->cause.status, STATUS_NODE_LOST);
-        assert_int_equal(pair->b->cause.status, STATUS_NODE_LOST);
-        assert_int_equal(pair->a->suspect[0], 0);
+        end_by_kill(pair);
         return;
     case ENDING_CUT_BOTH:
     case ENDING_CUT_FORTH:
     case ENDING_CUT_BACK:
-        if (ending != ENDING_CUT_BACK) {
-            mem_network_cut(pair->network, "a", "b", true);
-        }
-        if (ending != ENDING_CUT_FORTH) {
-            mem_network_cut(pair->network, "b", "a", true);
-        }
-        pair_run(pair, MEM_IDLE_TIMEOUT_NS - TIME_S);
-        assert_int_equal(pair->a->down[0] + pair->b->down[0], 0);
-        pair_run(pair, 2 * MEM_IDLE_TIMEOUT_NS + TIME_S);
-        assert_int_equal(pair->a->down[0], 1);
-        assert_int_equal(pair->b->down[0], 1);
-        mem_network_cut(pair->network, "a", "b", false);
-        mem_network_cut(pair->network, "b", "a", false);
+        end_by_cut(pair, ending != ENDING_CUT_BACK, ending != ENDING_CUT_FORTH);
         return;
     case ENDING_RESTART_B:
-        /* Silently gone and back within the idle time-out: its host answers for it. */
-        mem_network_kill(pair->network, "b");
-        node_stop(pair->b);
-        node_start(pair->b, pair->network, "b", 1);
-        assert_int_equal(node_knows(pair->b, "a"), 0);
-        pair_run(pair, TIME_S);
-        assert_int_equal(pair->a->down[0], 1);
-        assert_int_equal(pair->a->cause.status, STATUS_NODE_LOST);
+        end_by_restart(pair);
         return;
     case ENDING_COUNT:
         return;
+    }
+}
+
+/* A node whose connection was lost connects again, or comes back as another. */
+static void connect_again(struct pair *pair, enum ending ending)
+{
+    if (ending == ENDING_DISCONNECT_A || ending >= ENDING_CUT_BOTH) {
+        node_connect(pair->a, 0);
+        pair_run(pair, TIME_S);
+        assert_true(node_is_up(pair->a, 0));
+        assert_true(node_is_up(pair->b, 0));
+    }
+    if (ending == ENDING_KILL_B) {
+        node_connect(pair->a, 0);
+        pair_run(pair, 10 * TIME_S);
+        assert_int_equal(pair->a->cause.status, STATUS_TIMED_OUT);
+        node_connect(pair->b, 0);
+        pair_run(pair, 10 * TIME_S);
+        assert_int_equal(pair->b->cause.status, STATUS_TIMED_OUT);
+        node_stop(pair->b);
+        node_start(pair->b, pair->network, "b", 3);
+        assert_int_equal(node_knows(pair->b, "a"), 0);
+        node_connect(pair->b, 0);
+        pair_run(pair, TIME_S);
+        assert_true(node_is_up(pair->b, 0));
     }
 }
 
@@ -156,27 +200,7 @@ static void run_ending(uint64_t seed, enum ending ending)
     memset(bytes, 0, size * ENDING_SENDS);
     free(bytes);
     pair_run(&pair, 100 * TIME_S);
-    if (ending == ENDING_DISCONNECT_A || ending >= ENDING_CUT_BOTH) {
-        node_connect(pair.a, 0);
-        pair_run(&pair, TIME_S);
-        assert_true(node_is_up(pair.a, 0));
-        assert_true(node_is_up(pair.b, 0));
-    }
-    if (ending == ENDING_KILL_B) {
-        node_connect(pair.a, 0);
-        pair_run(&pair, 10 * TIME_S);
-        assert_int_equal(pair.a->cause.status, STATUS_TIMED_OUT);
-        node_connect(pair.b, 0);
-        pair_run(&pair, 10 * TIME_S);
-        assert_int_equal(pair.b->cause.status, STATUS_TIMED_OUT);
-        /* It comes back as another. */
-        node_stop(pair.b);
-        node_start(pair.b, pair.network, "b", 3);
-        assert_int_equal(node_knows(pair.b, "a"), 0);
-        node_connect(pair.b, 0);
-        pair_run(&pair, TIME_S);
-        assert_true(node_is_up(pair.b, 0));
-    }
+    connect_again(&pair, ending);
     pair_stop(&pair);
 }
 

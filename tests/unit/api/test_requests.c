@@ -55,7 +55,7 @@ static void test_memory(void **state)
                         "18446744073709551615 bytes; expected 1 to");
     client_expect_error(&client, client_send_deregister(&client, 3), STATUS_NOT_FOUND,
                         "memory 3 is not registered");
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(client_mappings(), 0);
     client_expect_done(&client, client_send_register(&client, 3, 8192, fd));
     client_expect_done(&client, client_send_register(&client, 0, 1, fd)); /* 0 is a number as any other */
     assert_int_equal(node->api->sessions->memory_bytes, 8193);
@@ -70,7 +70,7 @@ static void test_memory(void **state)
     close(unsealed);
     close(pipes[0]);
     close(pipes[1]);
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(client_mappings(), 0);
     node_free(node);
 }
 
@@ -93,10 +93,10 @@ static void test_memories_max(void **state)
     unsigned fds = count_fds();
     client_free(&client);
     assert_int_equal(sessions(node), 1);
-    assert_int_equal(count_mappings(), 1);
+    assert_int_equal(client_mappings(), 1);
     assert_int_equal(count_fds(), fds - 2);
     client_free(&other);
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(client_mappings(), 0);
     close(fd);
     node_free(node);
 }
@@ -243,7 +243,7 @@ static void pair_free(struct pair *pair)
         }
     }
     node_turns(pair->node, 3);
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(client_mappings(), 0);
     node_free(pair->node);
 }
 
@@ -428,7 +428,7 @@ static void test_deregistered_under_way(void **state)
     submit.ticket = 6;
     client_submit(&pair.clients[0], &submit); /* the number is of nothing any more */
     client_expect_complete(&pair.clients[0], PAIR_HANDLE, 6, STATUS_NOT_FOUND, "memory 7 is not registered");
-    assert_int_equal(count_mappings(), 4);
+    assert_int_equal(client_mappings(), 4);
     range.memory = PAIR_MEMORY + 1;
     submit.ticket = 5;
     client_submit(&pair.clients[1], &submit);
@@ -437,7 +437,7 @@ static void test_deregistered_under_way(void **state)
         assert_int_equal(pair.bytes[i][0], 7);
         assert_int_equal(pair.bytes[i][PAIR_BYTES - 1], 7);
     }
-    assert_int_equal(count_mappings(), 3);
+    assert_int_equal(client_mappings(), 3);
     pair_free(&pair);
 }
 
@@ -476,12 +476,12 @@ static void test_disconnect(void **state)
         client_submit(&pair.clients[1], &submit);
     }
     client_check(&pair.clients[1]);
-    assert_int_equal(count_mappings(), 4); /* ours and the daemon's */
+    assert_int_equal(client_mappings(), 4); /* ours and the daemon's */
     unsigned fds = count_fds();
     client_free(&pair.clients[0]);
     pair.clients[0].fd = -1;
     assert_int_equal(sessions(pair.node), 1);
-    assert_int_equal(count_mappings(), 3);
+    assert_int_equal(client_mappings(), 3);
     assert_int_equal(count_fds(), fds - 2);
     char text[64];
     snprintf(text, sizeof text, "rank 0");
@@ -494,7 +494,7 @@ static void test_disconnect(void **state)
     client_expect_complete(&pair.clients[1], PAIR_HANDLE, submit.ticket, STATUS_RANK_LOST, text);
     client_expect_done(&pair.clients[1], client_send_destroy(&pair.clients[1], PAIR_HANDLE));
     client_expect_done(&pair.clients[1], client_send_deregister(&pair.clients[1], PAIR_MEMORY + 1));
-    assert_int_equal(count_mappings(), 2);
+    assert_int_equal(client_mappings(), 2);
     client_check(&pair.clients[1]);
     pair_free(&pair);
 }

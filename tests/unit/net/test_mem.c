@@ -1,15 +1,6 @@
 #include "tests/unit/net/mem_nodes.h"
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define __SANITIZE_ADDRESS__ 1 /* as gcc says it */
-#endif
-#endif
-#ifdef __SANITIZE_ADDRESS__
-size_t __sanitizer_get_current_allocated_bytes(void);
-#else
-#include <malloc.h>
-#endif
+#include "tests/lib/own_process.h"
 
 /* Streams over the in-memory network. test_mem_stream_end.c: how they end; test_mem_connection.c:
  * connections. */
@@ -420,15 +411,6 @@ static void test_limits_of_a_stream(void **state)
 }
 
 /* --- Memory --- */
-
-static size_t allocated_bytes(void)
-{
-#ifdef __SANITIZE_ADDRESS__
-    return __sanitizer_get_current_allocated_bytes();
-#else
-    return mallinfo2().uordblks;
-#endif
-}
 
 /* Streams come and go, messages pass: what is allocated stays what it was. */
 static void test_memory_is_flat(void **state)

@@ -108,12 +108,6 @@ class GpuChecks:
     def logs(cluster):
         return "\n".join(f"log of node {name}:\n{cluster.log(name)[-LOG_CHARACTERS:]}" for name in cluster.names)
 
-    @staticmethod
-    def expect_nothing_left(cluster):
-        for node in cluster.names:
-            cluster.wait(lambda node=node: all((gpu["memories"], gpu["memory_imported_bytes"], gpu["clients"], gpu["error"]) == (0, 0, [], "")
-                                               for gpu in cluster.json(node, "gpus")["gpus"]), f"node {node} has let go of all memory", timeout_s=10)
-
     def ranks(self, layout, command, says=COMM_OK_OF_ALL):
         """command(rank, size) of each rank, on its node of the layout."""
         with self.cluster(layout) as cluster:
@@ -121,7 +115,7 @@ class GpuChecks:
             outputs = self.wait_for(cluster, processes)
             if not any(says in output for output in outputs):
                 raise AssertionError(f"no rank says \"{says}\": {outputs}")
-            self.expect_nothing_left(cluster)
+            cluster.wait_gpus_idle()
             return outputs[0].strip().splitlines()[-1]
 
     # --- What is checked ---
@@ -172,7 +166,7 @@ class GpuChecks:
 
         with self.cluster("a") as cluster:
             once(cluster, "first")  # what the daemon keeps, it has from here on
-            self.expect_nothing_left(cluster)
+            cluster.wait_gpus_idle()
             before = used(cluster)
             for turn in range(3):
                 once(cluster, f"again-{turn}")
@@ -182,7 +176,7 @@ class GpuChecks:
                     process.kill()
                 for process in processes:
                     process.communicate()
-            self.expect_nothing_left(cluster)
+            cluster.wait_gpus_idle()
             cluster.wait(lambda: used(cluster) - before < 64 << 20, f"{before} bytes of the GPU in use again", timeout_s=10)
             return f"{before >> 20} MiB in use before, {used(cluster) >> 20} MiB after"
 

@@ -2,18 +2,15 @@
 """All types and operators on buffers of GPUs, which are doubles of them (tests/cuda_double), between real daemons."""
 import unittest
 
-from cluster import BUILD, Cluster
+from cluster import Cluster
+from program_case import ProgramCase
 
 
-class GpuMatrix(unittest.TestCase):
+class GpuMatrix(ProgramCase):
     def check(self, layout, devices, settings="", **environment):
         """layout: the node of each rank; devices: its GPU there, or -1."""
         with Cluster(sorted(set(layout)), settings, gpus=4, client_environment=environment, daemon_environment=environment) as cluster:
-            ranks = [cluster.client(node, BUILD / "tests/system/matrix", "matrix", rank, len(layout), devices[rank]) for rank, node in enumerate(layout)]
-            for rank, process in enumerate(ranks):
-                output, errors = process.communicate(timeout=240)
-                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
-                self.assertIn("operations checked", output)
+            self.check_ranks(cluster, layout, "matrix", devices=devices)
 
     def test_ranks_that_share_a_gpu(self):
         self.check("aaa", [1, 1, 1])

@@ -491,6 +491,9 @@ comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int
         }
         client_leave(client);
     }
+    if (result != COMM_OK && made.guard_bytes == 0) {
+        result = error_within(result, "GPU %d makes no memory that is passed by descriptor", ordinal);
+    }
     if (result != COMM_OK) {
         gpu_allocation_free(&made); /* no work can know of it */
     }

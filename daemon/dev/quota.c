@@ -32,7 +32,8 @@ static uint64_t memories_max(void)
         mappings = fgets(line, sizeof line, file) != NULL ? strtoull(line, NULL, 10) : 0;
         (void)fclose(file);
     }
-    return mappings / 2 > DEV_QUOTA_MEMORIES_MAX ? mappings / 2 : DEV_QUOTA_MEMORIES_MAX;
+    uint64_t most = mappings / 4 * 3; /* commd itself needs some, too */
+    return most > DEV_QUOTA_MEMORIES_MAX ? most : DEV_QUOTA_MEMORIES_MAX;
 }
 
 enum status dev_quota_new(const uint64_t max[DEV_QUOTA_KINDS], struct dev_quota **out, struct error *error)

@@ -337,6 +337,9 @@ static void test_scalars_refused(void **state)
         /* Levels, names, paths. */
         {"log_level = \"loud\";", "log_level = \"loud\": expected error, warning, info or debug"},
         {"log_level = \"INFO\";", "expected error, warning, info or debug"},
+        {"gpus = \"on\";", "gpus = \"on\": expected auto or off"},
+        {"cuda_ipc_handles = \"off\";", "cuda_ipc_handles = \"off\": expected accept or refuse"},
+        {"cuda_ipc_handles = true;", "cuda_ipc_handles: expected a text in double quotes"},
         {"socket_path = \"\";", "socket_path = \"\": expected a file's path"},
         {"certificate = \"\";", "certificate = \"\": expected a file's path"},
         {"key = \"\";", "key = \"\": expected a file's path"},
@@ -592,7 +595,8 @@ static void test_needs_restart(void **state)
     (void)state;
     struct conf *old_conf = load_text(OWN);
     const char *key = NULL;
-    struct conf *new_conf = load_text(OWN "log_level = \"debug\"; drain_timeout_ms = 5;");
+    struct conf *new_conf =
+        load_text(OWN "log_level = \"debug\"; drain_timeout_ms = 5; cuda_ipc_handles = \"refuse\";");
     assert_false(conf_needs_restart(old_conf, new_conf, &key));
     assert_null(key);
     conf_free(new_conf);

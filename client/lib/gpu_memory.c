@@ -375,6 +375,35 @@ static comm_result_t register_memory(struct comm_client *client, struct client_g
     return add_memory(client, gpu, &chunks, is_virtual, out);
 }
 
+/* What is known from its making need not be asked. May let go of the lock. */
+static comm_result_t register_made(struct comm_client *client, struct client_gpu *gpu,
+                                   const struct gpu_allocation *made)
+{
+    struct chunks chunks = {0};
+    struct client_memory *memory;
+    struct client_chunk chunk = {.base = (unsigned char *)(uintptr_t)made->base,
+                                 .size_bytes = made->size_bytes};
+    forget_stale(client);
+    cuda_result identified = ask_identity(&chunk.buffer_id, chunk.base);
+    if (identified != CUDA_RESULT_OK) {
+        return gpu_report(identified, "cuPointerGetAttribute");
+    }
+    if (!add_chunk(&chunks, &chunk)) {
+        return error_report(COMM_NO_MEMORY, "no memory for a registration");
+    }
+    comm_result_t result = make_place(client, &chunks);
+    if (result != COMM_OK) {
+        free(chunks.list);
+        return result;
+    }
+    result = add_memory(client, gpu, &chunks, made->guard_bytes != 0, &memory);
+    if (result == COMM_OK) {
+        memory->owned = true;
+        memory->guard_bytes = made->guard_bytes;
+    }
+    return result;
+}
+
 /* Whether CUDA knows the address as memory on a GPU. */
 static comm_result_t is_on_gpu(const void *at, bool *on_gpu)
 {
@@ -479,16 +508,9 @@ comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int
         gpu_scope_leave(&scope);
         return result;
     }
-    struct client_memory *memory;
     result = client_enter(client);
     if (result == COMM_OK) {
-        result =
-            register_memory(client, gpu, (unsigned char *)(uintptr_t)made.base, made.size_bytes, &memory);
-        if (result == COMM_OK) {
-            memory->owned = true;
-            memory->guard_bytes = made.guard_bytes;
-            *out = memory->base;
-        }
+        result = register_made(client, gpu, &made);
         client_leave(client);
     }
     if (result != COMM_OK && made.guard_bytes == 0) {
@@ -496,6 +518,8 @@ comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int
     }
     if (result != COMM_OK) {
         gpu_allocation_free(&made); /* no work can know of it */
+    } else {
+        *out = (void *)(uintptr_t)made.base;
     }
     gpu_scope_leave(&scope);
     return result;

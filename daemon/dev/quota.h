@@ -20,8 +20,8 @@
 struct dev_quota;
 
 #define DEV_QUOTA_ADDRESSES_MAX_BYTES (UINT64_C(1) << 46)
-#define DEV_QUOTA_MEMORIES_MAX 49152u /* or three quarters of vm.max_map_count, by default 65,530, if more   \
-                                       */
+/* Or three quarters of vm.max_map_count, which is 65,530 where nobody changed it, if that is more. */
+#define DEV_QUOTA_MEMORIES_MAX 49152u
 #define DEV_QUOTA_CHUNKS_MAX (1u << 18)
 
 enum dev_quota_kind { DEV_QUOTA_ADDRESSES /* bytes */, DEV_QUOTA_MEMORIES, DEV_QUOTA_CHUNKS };

@@ -185,6 +185,11 @@ static void daemon_add_nodes(struct daemon *daemon, const struct conf *conf)
     }
 }
 
+static bool refuses_ipc_handles(const struct conf *conf)
+{
+    return strcmp(conf->cuda_ipc_handles, "refuse") == 0;
+}
+
 static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
 {
     (void)signal_number;
@@ -205,6 +210,7 @@ static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
         log_warning("reload: %s changes only with a restart", key);
     }
     daemon_set_log_level(conf);
+    api_set_ipc_handles(daemon->api, refuses_ipc_handles(conf));
     daemon_add_nodes(daemon, conf);
     if (!daemon->conf->standalone && net_quic_reload(daemon->net, &error) != STATUS_OK) {
         log_error("reload: %s; the certificates stay as they were", error.text);
@@ -368,6 +374,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .rails = workers_rails(daemon->workers),
                                   .gpus = daemon->gpus,
                                   .gpus_absent = daemon->gpus_absent,
+                                  .refuses_ipc_handles = refuses_ipc_handles(conf),
                                   .cluster_name = conf->cluster_name,
                                   .network_address = conf->standalone ? "" : conf->listen,
                                   .standalone = conf->standalone,

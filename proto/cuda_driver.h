@@ -92,6 +92,7 @@ struct cuda_allocation_properties { /* CUmemAllocationProp */
 };
 #define CUDA_ALLOCATION_PINNED 1
 #define CUDA_HANDLE_POSIX_FD 1
+#define CUDA_GRANULARITY_MINIMUM 0
 
 struct cuda_access { /* CUmemAccessDesc */
     struct cuda_location location;
@@ -105,6 +106,9 @@ struct cuda_access { /* CUmemAccessDesc */
 #define CUDA_DEVICE_COMPUTE_MODE 20
 #define CUDA_DEVICE_CAPABILITY_MAJOR 75
 #define CUDA_DEVICE_CAPABILITY_MINOR 76
+#define CUDA_DEVICE_VIRTUAL_MEMORY 102 /* addresses, and memory mapped to them */
+#define CUDA_DEVICE_POSIX_FD 103       /* such memory can be exported as a descriptor */
+#define CUDA_DEVICE_RDMA_VIRTUAL_MEMORY 110
 #define CUDA_DEVICE_MPS_ENABLED 133
 #define CUDA_DEVICE_NUMA_ID 134 /* of the host's node that is near it: HOST_NUMA_ID */
 
@@ -153,6 +157,7 @@ struct cuda_access { /* CUmemAccessDesc */
     X(context_set, cuCtxSetCurrent, (cuda_context context))                                                  \
     X(context_get, cuCtxGetCurrent, (cuda_context * context))                                                \
     X(context_device, cuCtxGetDevice, (cuda_device * device))                                                \
+    X(context_synchronize, cuCtxSynchronize, (void))                                                         \
     X(context_enable_peer, cuCtxEnablePeerAccess, (cuda_context peer, unsigned flags))                       \
     X(memory_info, cuMemGetInfo_v2, (size_t * free_bytes, size_t * total_bytes))                             \
     X(memory_alloc, cuMemAlloc_v2, (cuda_pointer * pointer, size_t bytes))                                   \

@@ -23,6 +23,7 @@ struct settings {
     bool mps;
     bool peer;
     bool imports_peer;
+    bool virtual_memory;
     bool blocking_allocation;
     unsigned delay_us;
     unsigned hang_ms;

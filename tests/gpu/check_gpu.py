@@ -156,6 +156,21 @@ class GpuChecks:
     def overlap(self, layout):
         return self.ranks(layout, lambda rank, size: [BUILD / "examples/overlap", "--rank", rank, "--size", size, "--device", 0], says="right")
 
+    def comes_by_descriptor(self):
+        """Memory of comm_mem_alloc, where the GPU has virtual memory."""
+        with self.cluster("a") as cluster:
+            processes = [cluster.rank("a", "descriptor", rank, 2, "loop", "device=0", "memory=comm", "count=100000") for rank in range(2)]
+            for process in processes:
+                test_gpu_failures.read_until(process, "READY")
+            gpu = cluster.json("a", "gpus")["gpus"][0]
+            for process in processes:
+                process.kill()
+                process.communicate()
+            self.expect_nothing_left(cluster)
+            if gpu["memories"] != 2:
+                raise AssertionError(f"{gpu['memories']} memories of 2 ranks")
+            return "by descriptor" if gpu["memories_by_ipc"] == 0 else f"{gpu['memories_by_ipc']} of 2 by legacy handle"
+
     def memory_comes_back(self):
         """Of a daemon, after clients that ended and clients that were killed."""
         def used(cluster):
@@ -280,6 +295,7 @@ class GpuChecks:
             run("every kernel, against the host's reductions", self.kernels)
         for size in (2,) if self.quick else (1, 2, 4, 8):
             run(f"everything that the library offers, {size} on one GPU", self.surface, "a" * size, 1 if self.quick else 4 if size > 4 else 8)
+        run("how memory of comm_mem_alloc comes", self.comes_by_descriptor)
         run("order by streams, 2 on one GPU", self.stream_order, "aa")
         run("computing and communicating by events, 2 on one GPU", self.overlap, "aa")
         if not self.quick:

@@ -7,7 +7,8 @@ Prints FORMED, READY after the first right result, then, at its end, "CODE text"
   idle   forms, then only waits for `seconds`, then one all-reduce
   stream one all-reduce in the GPU's legacy stream: POSTED once it is; ends when the stream is done
   kind=broadcast posts a broadcast where the others post an all-reduce
-Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload), device (a GPU, for all-reduces).
+Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload), device (a GPU, for all-reduces),
+memory (cuda, the default: of cuMemAlloc; comm: of comm_mem_alloc; on a GPU).
 """
 import ctypes
 import sys
@@ -24,7 +25,15 @@ class Buffer:
         self.count = count
         self.gpu = Gpu(device) if device >= 0 else None
         self.values = (ctypes.c_int64 * count)()
-        self.at = ctypes.c_void_p(self.gpu.alloc(8 * count)) if self.gpu else self.values
+        self.at = self.values
+
+    def alloc(self, library, client, memory):
+        """On the GPU; returns a result of the library."""
+        self.at = ctypes.c_void_p()
+        if memory == "comm":
+            return library.comm_mem_alloc(client, 8 * self.count, self.gpu.device.value, ctypes.byref(self.at))
+        self.at.value = self.gpu.alloc(8 * self.count)
+        return 0
 
     def fill(self, values):
         self.values[:] = values
@@ -68,6 +77,10 @@ def main():
         time.sleep(seconds)
     values = ctypes.c_int64 * count
     reduced = Buffer(count, device)
+    if device >= 0:
+        result = reduced.alloc(library, client, options.get("memory", "cuda"))
+        if result:
+            return end(result)
     if mode == "stream":
         return end(in_stream(library, comm, reduced))
     started = time.monotonic()

@@ -101,6 +101,47 @@ static void test_memories_max(void **state)
     node_free(node);
 }
 
+/* Files without contents cost a client nothing, and commd addresses, of which there is an end. */
+static void test_addresses_max(void **state)
+{
+    (void)state;
+    enum { SIZE = 1 << 20, SHARE = 2 };
+    static const uint64_t max[DEV_QUOTA_KINDS] = {2 * SHARE * SIZE, 1000, 1000};
+    struct node *node = node_new();
+    dev_quota_free(node->api->quota); /* what there really is takes more addresses than sanitizers leave */
+    must(dev_quota_new(max, &node->api->quota, error));
+    struct client client = client_new(node), other = client_new(node);
+    int fd = client_memfd(SIZE);
+    for (uint32_t i = 0; i < SHARE; i++) {
+        client_expect_done(&client, client_send_register(&client, i, SIZE, fd));
+    }
+    /* Not by another process of the user either. */
+    client_expect_error(&client, client_send_register(&client, 99, 4096, fd), STATUS_LIMIT,
+                        "a user may have as many as that leaves for others");
+    client_expect_error(&other, client_send_register(&other, 99, 4096, fd), STATUS_LIMIT, "commctl clients");
+    assert_int_equal(client_mappings(), SHARE);
+    /* Another user has some, a half of the rest. */
+    struct api_session *session;
+    for (session = node->api->sessions; session->hh.next != NULL; session = session->hh.next) {
+    }
+    session->client.uid++;
+    for (uint32_t i = 0; i < SHARE / 2; i++) {
+        client_expect_done(&other, client_send_register(&other, i, SIZE, fd));
+    }
+    client_expect_error(&other, client_send_register(&other, 99, 4096, fd), STATUS_LIMIT, "of addresses");
+    /* What goes comes back, and commd goes on meanwhile. */
+    client_expect_done(&client, client_send_deregister(&client, 0));
+    client_expect_done(&other, client_send_register(&other, 99, 4096, fd));
+    client_free(&client);
+    client_free(&other);
+    assert_int_equal(client_mappings(), 0);
+    client = client_new(node);
+    client_expect_done(&client, client_send_register(&client, 1, SIZE, fd));
+    client_free(&client);
+    close(fd);
+    node_free(node);
+}
+
 static void test_communicators_refused(void **state)
 {
     (void)state;
@@ -533,6 +574,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_memories_max),
+        cmocka_unit_test(test_addresses_max),
         cmocka_unit_test(test_communicators_refused),
         cmocka_unit_test(test_communicators_max),
         cmocka_unit_test(test_left_before_formed),

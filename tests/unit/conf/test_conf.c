@@ -147,7 +147,8 @@ static void test_needs_restart(void **state)
     (void)state;
     struct conf *old_conf = load_text(OWN);
     const char *key = NULL;
-    struct conf *new_conf = load_text(OWN "log_level = \"debug\"; drain_timeout_ms = 5;");
+    struct conf *new_conf =
+        load_text(OWN "log_level = \"debug\"; drain_timeout_ms = 5; cuda_ipc_handles = \"refuse\";");
     assert_false(conf_needs_restart(old_conf, new_conf, &key));
     assert_null(key);
     conf_free(new_conf);

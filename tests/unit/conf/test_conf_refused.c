@@ -111,6 +111,10 @@ static void test_scalars_refused(void **state)
         /* Levels, names, paths. */
         {"log_level = \"loud\";", "log_level = \"loud\": expected error, warning, info or debug"},
         {"log_level = \"INFO\";", "expected error, warning, info or debug"},
+        {"gpus = \"on\";", "gpus = \"on\": expected auto or off"},
+        {"gpu_peer_access = \"\";", "gpu_peer_access = \"\": expected auto or off"},
+        {"cuda_ipc_handles = \"off\";", "cuda_ipc_handles = \"off\": expected accept or refuse"},
+        {"cuda_ipc_handles = true;", "cuda_ipc_handles: expected a text in double quotes"},
         {"socket_path = \"\";", "socket_path = \"\": expected a file's path"},
         {"certificate = \"\";", "certificate = \"\": expected a file's path"},
         {"key = \"\";", "key = \"\": expected a file's path"},

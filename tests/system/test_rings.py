@@ -11,6 +11,7 @@ import unittest
 
 import cluster
 from cluster import BUILD, Cluster, cpu_s
+from failure_case import read_until
 
 RING_BYTES = 65536
 HEADER_BYTES = 192  # struct ring_shared: tail, head, who sleeps, each on a line of its own
@@ -160,7 +161,7 @@ class Programs(unittest.TestCase):
         for wanted, count in (("1", 1), ("0", 0)):
             with Cluster(["a"], namespaces=False, client_environment={"COMMD_RINGS": wanted}) as cluster:
                 rank = cluster.rank("a", "rings", 0, 1, "idle", "seconds=30")
-                self.assertIn("FORMED", rank.stdout.readline())
+                read_until(rank, "FORMED")
                 with open(f"/proc/{cluster.daemons['a'].pid}/maps", encoding="ascii") as maps:
                     self.assertEqual(sum("commd-rings" in line for line in maps), count)
                 rank.kill()
@@ -171,7 +172,7 @@ class Programs(unittest.TestCase):
         with Cluster(["a"], namespaces=False) as cluster:
             rank = cluster.rank("a", "killed", 0, 2, "once")
             other = cluster.rank("a", "killed", 1, 2, "idle", "seconds=30")
-            self.assertIn("FORMED", rank.stdout.readline())
+            read_until(rank, "FORMED")
             time.sleep(0.5)
             cluster.daemons["a"].kill()
             began = time.monotonic()

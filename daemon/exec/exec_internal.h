@@ -180,10 +180,6 @@ struct exec_arrival {
  */
 enum message_way { MESSAGE_WAY_OUT, MESSAGE_WAY_IN };
 #define MESSAGE_WAYS 2
-/* Pinned memory of all pipes of a communicator, each way, so that a GPU that does not get to it holds nobody
- * else up; with both ways, DEV_PINNED_KEEP_BYTES. Beyond, messages wait their turn. */
-#define EXEC_PIPES_MAX_BYTES (UINT64_C(32) << 20)
-
 /* One look at all messages of a communicator, in the order posted. */
 struct message_pass {
     uint64_t now_ns;

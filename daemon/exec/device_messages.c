@@ -108,7 +108,10 @@ static bool begin_pipe(struct exec_posted *owner, enum message_way way, const st
 void device_message_free_pipe(struct exec_posted *posted)
 {
     enum message_way way = posted->call.sends ? MESSAGE_WAY_OUT : MESSAGE_WAY_IN;
-    posted->comm->messages.pipe_bytes[way] -= posted->pipe_bytes;
+    if (posted->pipe_bytes > 0) {
+        posted->comm->messages.pipe_bytes[way] -= posted->pipe_bytes;
+        exec_wake(posted->comm->exec); /* others may wait for it */
+    }
     message_pipe_free(posted->pipe);
     posted->pipe = NULL;
     posted->pipe_bytes = 0;
@@ -185,10 +188,7 @@ void device_message_give_up(struct exec_posted *posted)
     if (posted->state == MESSAGE_SENDING && posted->pipe != NULL) {
         posted->comm->messages.nodes[posted->node].payloads--;
     }
-    if (posted->stream != NULL) {
-        net_stream_reset(posted->stream);
-        posted->stream = NULL;
-    }
+    message_close_payload(posted, false);
     posted->state = MESSAGE_LEAVING;
 }
 
@@ -204,6 +204,7 @@ static void chunk_sent(void *context, enum status result, uint64_t now_ns)
         device_message_give_up(send);
     } else if (send->state == MESSAGE_SENDING && message_pipe_is_through(send->pipe)) {
         send->comm->messages.nodes[send->node].payloads--;
+        message_close_payload(send, true);
         message_end(send->comm, send, &fine);
     }
 }
@@ -222,10 +223,6 @@ static void send_chunks(struct exec_posted *send, struct message_pass *pass)
             return;
         }
         message_pipe_take(send->pipe);
-    }
-    if (message_pipe_is_taken(send->pipe)) {
-        net_stream_finish(send->stream);
-        send->stream = NULL;
     }
 }
 
@@ -247,9 +244,7 @@ void device_message_send_step(struct exec_posted *send, struct message_pass *pas
         send->state = MESSAGE_SENDING;
     }
     (void)step_pipe(send, pass);
-    if (send->stream != NULL) {
-        send_chunks(send, pass);
-    }
+    send_chunks(send, pass);
 }
 
 /* --- Receives --- */
@@ -283,16 +278,19 @@ static bool store_from(const struct exec_posted *send, struct exec_posted *recei
     return false;
 }
 
-/* To its own buffer on the host. */
-static void take_to(struct exec_posted *receive)
+/* To its own buffer on the host. Returns whether there is room again. */
+static bool take_to(struct exec_posted *receive)
 {
+    bool taken = false;
     size_t bytes;
     for (const void *chunk; (chunk = message_pipe_next(receive->pipe, &bytes)) != NULL;) {
         memcpy((unsigned char *)receive->call.buffer + receive->moved_bytes, chunk, bytes);
         message_pipe_take(receive->pipe);
         message_pipe_drained(receive->pipe);
         receive->moved_bytes += bytes;
+        taken = true;
     }
+    return taken;
 }
 
 bool device_message_receive_step(struct exec_posted *receive, struct message_pass *pass)
@@ -302,9 +300,9 @@ bool device_message_receive_step(struct exec_posted *receive, struct message_pas
         pass->more |= store_from(send, receive);
     }
     bool advanced = step_pipe(receive, pass);
-    if (!receive->call.on_gpu && advanced) {
-        take_to(receive);
-        advanced |= step_pipe(receive, pass); /* there is room again */
+    if (!receive->call.on_gpu && take_to(receive)) {
+        (void)step_pipe(receive, pass);
+        pass->more = true;
     }
     bool through = message_pipe_is_through(receive->pipe);
     pass->resumes |= advanced && receive->state == MESSAGE_RECEIVING;

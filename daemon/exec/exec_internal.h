@@ -149,7 +149,7 @@ struct exec_posted {
     struct exec_arrival *arrival; /* MATCHED: what it has taken, of another node */
     struct message_pipe *pipe;    /* null: the bytes are the host's, or it has not begun */
     uint64_t pipe_bytes;          /* of its pinned memory */
-    struct net_stream *stream;    /* SENDING from a pipe: until all of it is the network's */
+    struct net_stream *stream;    /* SENDING: of the payload, until it is acknowledged or given up */
     unsigned char *copy;          /* of a small send, from its GPU */
     uint64_t moved_bytes;
     uint32_t source_rank; /* of what a receive takes */
@@ -530,6 +530,8 @@ bool message_send_payload(struct exec_comm *comm, struct exec_posted *send);
 /* The payload's stream, with its header and so much of it; sent's context is the send. Null: not now. */
 struct net_stream *message_open_payload(struct exec_comm *comm, struct exec_posted *send, const void *payload,
                                         uint64_t payload_bytes, net_sent_function *sent);
+/* Of a send that has a stream: all of it was acknowledged; or what is queued is given up. */
+void message_close_payload(struct exec_posted *send, bool delivered);
 void message_send_reply(struct exec_comm *comm, bool accepted, uint32_t node, uint64_t id,
                         const struct exec_message *receive, uint32_t source_rank);
 void message_streams_reset(struct exec_comm *comm, bool give_up);

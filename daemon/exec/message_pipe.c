@@ -279,8 +279,3 @@ void message_pipe_drained(struct message_pipe *pipe)
     assert(pipe->drained < pipe->drain_begun);
     pipe->drained++;
 }
-
-bool message_pipe_is_taken(const struct message_pipe *pipe)
-{
-    return pipe->drain_begun == pipe->chunk_count;
-}

@@ -66,7 +66,5 @@ void message_pipe_stored(struct message_pipe *pipe, size_t bytes);
 const void *message_pipe_next(const struct message_pipe *pipe, size_t *bytes);
 void message_pipe_take(struct message_pipe *pipe);
 void message_pipe_drained(struct message_pipe *pipe);
-/* The last one was taken. */
-bool message_pipe_is_taken(const struct message_pipe *pipe);
 
 #endif

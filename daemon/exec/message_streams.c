@@ -108,6 +108,16 @@ struct net_stream *message_open_payload(struct exec_comm *comm, struct exec_post
     return stream;
 }
 
+void message_close_payload(struct exec_posted *send, bool delivered)
+{
+    if (send->stream != NULL && delivered) {
+        net_stream_finish(send->stream);
+    } else if (send->stream != NULL) {
+        net_stream_reset(send->stream);
+    }
+    send->stream = NULL;
+}
+
 static void payload_sent(void *context, enum status result, uint64_t now_ns)
 {
     static const struct error fine = {.status = STATUS_OK};
@@ -115,10 +125,11 @@ static void payload_sent(void *context, enum status result, uint64_t now_ns)
     struct exec_comm *comm = send->comm;
     (void)now_ns;
     comm->messages.nodes[send->node].payloads--;
-    if (result == STATUS_OK && !comm->aborted) {
-        message_end(comm, send, &fine);
-    } else if (comm->aborted) {
+    message_close_payload(send, result == STATUS_OK);
+    if (comm->aborted) {
         message_end(comm, send, &comm->cause);
+    } else if (result == STATUS_OK) {
+        message_end(comm, send, &fine);
     } else {
         send->state = MESSAGE_LEAVING; /* the connection is lost: the communicator's end follows */
     }
@@ -131,12 +142,10 @@ bool message_send_payload(struct exec_comm *comm, struct exec_posted *send)
     if (node->payloads >= EXEC_PAYLOADS_MAX) {
         return false;
     }
-    struct net_stream *stream =
-        message_open_payload(comm, send, send->call.buffer, bytes_of(send), payload_sent);
-    if (stream == NULL) {
+    send->stream = message_open_payload(comm, send, send->call.buffer, bytes_of(send), payload_sent);
+    if (send->stream == NULL) {
         return false;
     }
-    net_stream_finish(stream);
     node->payloads++;
     send->state = MESSAGE_SENDING;
     return true;
@@ -288,6 +297,10 @@ static enum begun begin_message(struct message_incoming *incoming)
     struct exec_comm *comm = incoming->comm;
     const struct message_header *header = &incoming->header;
     struct exec_posted *posted;
+    if (comm->aborted) { /* its sender need not wait for the end of the communicator here */
+        incoming_reset(incoming);
+        return BEGIN_FAULT;
+    }
     if (comm->failed) {
         return BEGIN_LATER;
     }

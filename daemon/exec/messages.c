@@ -436,9 +436,9 @@ void messages_abort(struct exec_comm *comm)
     message_streams_detach(comm);
     DL_FOREACH(comm->messages.posted, posted)
     {
-        bool is_networks = posted->state == MESSAGE_SENDING && posted->pipe == NULL;
-        bool is_partners = posted->state == MESSAGE_TAKEN; /* ends with its receive */
-        if (!is_networks && !is_partners) {
+        if (posted->state == MESSAGE_SENDING && posted->pipe == NULL) {
+            message_close_payload(posted, false);    /* and ends when the network says so */
+        } else if (posted->state != MESSAGE_TAKEN) { /* which ends with its receive */
             device_message_give_up(posted);
         }
     }

@@ -5,8 +5,9 @@
 
 #include "daemon/base/time.h"
 #include "daemon/dev/gpu.h"
-#include "daemon/exec/exec.h"
-#include "daemon/exec/message_pipe.h"
+#include <utlist.h>
+
+#include "daemon/exec/exec_internal.h"
 #include "daemon/net/mem.h"
 #include "proto/message_header.h"
 #include "tests/unit/cuda_double/case.h"
@@ -30,6 +31,7 @@ struct node {
     struct net *net;
     struct exec *exec;
     struct exec_comm *comm;
+    bool woken;
     uint32_t ups;
     uint32_t failures;
     struct error failure;
@@ -63,9 +65,9 @@ struct posted {
 
 static struct nodes nodes;
 
-static void no_wake(void *context)
+static void node_woken(void *context)
 {
-    (void)context;
+    ((struct node *)context)->woken = true;
 }
 
 static void node_up(void *context, uint32_t peer, uint64_t now_ns)
@@ -91,13 +93,21 @@ static void node_failed(void *context, const struct error *cause, uint64_t now_n
     node->failure = *cause;
 }
 
+/* As a daemon's loop: who is not woken does not run. */
 static void nodes_turn(void)
 {
     uint64_t next_ns = mem_network_next_ns(nodes.network);
     nodes.now_ns = next_ns == TIME_NEVER || next_ns <= nodes.now_ns ? nodes.now_ns + TIME_US : next_ns;
     mem_network_advance(nodes.network, nodes.now_ns);
     for (uint32_t i = 0; i < NODES; i++) {
-        (void)exec_run(nodes.at[i].exec, nodes.now_ns);
+        struct node *node = &nodes.at[i];
+        if (nodes.now_ns >= exec_next_deadline_ns(node->exec)) {
+            exec_tick(node->exec, nodes.now_ns);
+        }
+        if (node->woken) {
+            node->woken = false;
+            node->woken |= exec_run(node->exec, nodes.now_ns);
+        }
     }
 }
 
@@ -108,11 +118,29 @@ __attribute__((unused)) static void nodes_turns(uint32_t count)
     }
 }
 
+/* What is left. */
+static void nodes_print(void)
+{
+    for (uint32_t i = 0; i < NODES; i++) {
+        const struct exec_posted *posted;
+        DL_FOREACH(nodes.at[i].comm->messages.posted, posted)
+        {
+            char text[128];
+            exec_describe_message(nodes.at[i].comm, posted->call.context, text, sizeof text);
+            (void)fprintf(stderr, "n%u: rank %u, %llu bytes, state %d: %s\n", i, posted->call.rank,
+                          (unsigned long long)posted->call.count_elements, posted->state, text);
+        }
+    }
+}
+
 __attribute__((unused)) static void nodes_wait(uint32_t under_way)
 {
     time_t began = time(NULL);
     while (nodes.under_way > under_way) {
-        CHECK(time(NULL) - began < NODES_TIMEOUT_S);
+        if (time(NULL) - began >= NODES_TIMEOUT_S) {
+            nodes_print();
+            CHECK(!"all has ended");
+        }
         nodes_turn();
     }
 }
@@ -158,7 +186,7 @@ __attribute__((unused)) static void nodes_start(const struct mem_conditions *con
         struct net_peer_handler handler = {
             .context = node, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
         net_set_peer_handler(node->net, &handler);
-        CHECK_RESULT(exec_new(node->net, no_wake, NULL, &node->exec, NULL), STATUS_OK);
+        CHECK_RESULT(exec_new(node->net, node_woken, node, &node->exec, NULL), STATUS_OK);
         exec_set_gpus(node->exec, nodes.gpus);
     }
     for (uint32_t i = 0; i < NODES; i++) {

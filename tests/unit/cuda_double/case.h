@@ -37,8 +37,8 @@
     } while (0)
 #define CHECK_RESULT(call, expected)                                                                         \
     do {                                                                                                     \
-        int found_ = (call);                                                                                 \
-        if (found_ != (expected)) {                                                                          \
+        int found_ = (int)(call);                                                                            \
+        if (found_ != (int)(expected)) {                                                                     \
             (void)fprintf(stderr, "%s:%d: %d, not %d: %s\n", __FILE__, __LINE__, found_, (int)(expected),    \
                           #call);                                                                            \
             _exit(1);                                                                                        \

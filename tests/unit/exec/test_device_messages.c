@@ -205,6 +205,42 @@ static void test_many_at_once(void **state)
     unsetenv("CUDA_DOUBLE_MEMORY_BYTES");
 }
 
+/* Each node accepts as much as it has memory for, and so does the other: what is to be sent has its own. */
+static void both_ways(int unused)
+{
+    enum { COUNT = 12 };
+    static struct posted sends[2][COUNT], receives[2][COUNT];
+    struct buffer source, sinks[2][COUNT];
+    (void)unused;
+    nodes_start(NULL);
+    source = buffer_new(0, RING + 1);
+    buffer_fill(&source, 5);
+    for (uint32_t way = 0; way < 2; way++) {
+        for (uint32_t i = 0; i < COUNT; i++) {
+            sinks[way][i] = buffer_new(1, RING + 1);
+            message_send(&sends[way][i], way, 1 - way, i, &source);
+            message_receive(&receives[way][i], 1 - way, way, i, &sinks[way][i]);
+        }
+    }
+    nodes_wait(0);
+    for (uint32_t i = 0; i < 2 * COUNT; i++) {
+        CHECK_RESULT(receives[i % 2][i / 2].result.status, STATUS_OK);
+        buffer_check(&sinks[i % 2][i / 2], 5, RING + 1);
+        buffer_free(&sinks[i % 2][i / 2]);
+    }
+    /* All of it was used, and no more. */
+    CHECK(dev_pinned_bytes(nodes.gpus) >= 2 * EXEC_PIPES_MAX_BYTES);
+    CHECK(dev_pinned_bytes(nodes.gpus) <= 4 * EXEC_PIPES_MAX_BYTES + (1u << 20));
+    buffer_free(&source);
+    nodes_stop();
+}
+
+static void test_both_ways_at_once(void **state)
+{
+    (void)state;
+    case_run(both_ways);
+}
+
 /* Of one sender, receiver and tag: small behind large behind small. */
 static void in_order(int unused)
 {
@@ -352,9 +388,13 @@ static void test_too_long(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_boundaries),     cmocka_unit_test(test_late_gpus),
-        cmocka_unit_test(test_stages_overlap), cmocka_unit_test(test_many_at_once),
-        cmocka_unit_test(test_in_order),       cmocka_unit_test(test_streams_are_waited_for),
+        cmocka_unit_test(test_boundaries),
+        cmocka_unit_test(test_late_gpus),
+        cmocka_unit_test(test_stages_overlap),
+        cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_both_ways_at_once),
+        cmocka_unit_test(test_in_order),
+        cmocka_unit_test(test_streams_are_waited_for),
         cmocka_unit_test(test_too_long),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

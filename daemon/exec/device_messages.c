@@ -1,258 +1,311 @@
-#include <stdio.h>
 #include <stdlib.h>
-
-#include <utlist.h>
+#include <string.h>
 
 #include "daemon/exec/exec_internal.h"
+#include "proto/message_header.h"
 
 /*
- * Messages whose buffers are on GPUs, or that wait for streams: the message proper is one of pinned memory,
- * in between. Sends keep their order: one that waits holds back those behind it. Receives are posted at once,
- * and wait with what has come.
+ * Messages whose buffers are on GPUs. Between nodes, and where a GPU does not reach the other's memory, their
+ * bytes go through a pipe, chunk by chunk; within a node otherwise in one copy. What goes with its envelope
+ * is copied to the host first.
+ *
+ * A failure here is one of a GPU, or of memory for it, in the middle of a message of two ranks: it ends the
+ * communicator, as in an operation.
  */
 
-struct exec_staged {
-    struct exec_staged *prev, *next;
-    struct exec_comm *comm;
-    struct exec_message message; /* the caller's */
-    enum {
-        STAGED_WAITS,      /* a send: for words that streams write */
-        STAGED_COPIES_IN,  /* a send: to the host */
-        STAGED_ON_ITS_WAY, /* the message proper is */
-        STAGED_RECEIVED,   /* a receive: for words that streams write */
-        STAGED_COPIES_OUT, /* a receive: to the GPU */
-        STAGED_ENDED       /* to be told */
-    } state;
-    void *host;
-    uint64_t mark;
-    struct error result;
-    uint32_t source_rank;
-    uint64_t count_elements;
-};
-
-bool staged_is_needed(const struct exec_message *message)
+static uint64_t bytes_of(const struct exec_posted *posted, uint64_t count_elements)
 {
-    return message->on_gpu || message->wait_count > 0;
+    return count_elements * dtype_size_bytes(posted->call.dtype);
 }
 
-static void staged_end(struct exec_staged *staged, const struct error *result)
+static void fail(const struct exec_posted *posted, struct error *error, struct message_pass *pass)
 {
-    staged->result = *result;
-    staged->state = STAGED_ENDED;
-    exec_wake(staged->comm->exec);
-}
-
-/* Of the message proper. */
-static void staged_done(void *context, const struct error *result, uint32_t source_rank,
-                        uint64_t count_elements, uint64_t now_ns)
-{
-    struct exec_staged *staged = context;
-    (void)now_ns;
-    staged->source_rank = source_rank;
-    staged->count_elements = count_elements;
-    if (result->status == STATUS_OK && !staged->message.sends) {
-        staged->state = STAGED_RECEIVED;
-        exec_wake(staged->comm->exec);
-    } else {
-        staged_end(staged, result);
+    if (pass->fault.status == STATUS_OK) {
+        (void)error_prefix(error, "\"%s\"", posted->comm->options.name);
+        pass->fault = *error;
     }
 }
 
-static uint64_t bytes_of(const struct exec_staged *staged, uint64_t count_elements)
+/* --- Pipes --- */
+
+/* Each way has a queue of its own, beside that of operations: a GPU copies both ways at once. */
+static enum status message_queue(struct exec_comm *comm, uint32_t gpu, enum message_way way,
+                                 struct dev_queue **out, struct error *error)
 {
-    return count_elements * dtype_size_bytes(staged->message.dtype);
+    struct exec_messages *messages = &comm->messages;
+    if (messages->queues == NULL) {
+        messages->queues = calloc((size_t)DEV_GPUS_MAX * MESSAGE_WAYS, sizeof(struct dev_queue *));
+        if (messages->queues == NULL) {
+            return error_set(error, STATUS_NO_MEMORY, "no memory for queues");
+        }
+    }
+    struct dev_queue **queue = &messages->queues[gpu * MESSAGE_WAYS + (uint32_t)way];
+    enum status status = *queue == NULL ? dev_queue_new(comm->exec->gpus, gpu, queue, error) : STATUS_OK;
+    *out = *queue;
+    return status;
 }
 
-static enum status staged_post(struct exec_staged *staged, struct error *error)
+void device_messages_release(struct exec_comm *comm)
 {
-    struct exec_message message = staged->message;
-    message.buffer = staged->message.on_gpu ? staged->host : staged->message.buffer;
-    message.on_gpu = false;
-    message.wait_count = 0;
-    message.done = staged_done;
-    message.context = staged;
-    staged->state = STAGED_ON_ITS_WAY;
-    return exec_post_plain(staged->comm, &message, error);
+    struct dev_queue **queues = comm->messages.queues;
+    for (uint32_t i = 0; queues != NULL && i < DEV_GPUS_MAX * MESSAGE_WAYS; i++) {
+        dev_queue_free(queues[i]);
+    }
+    free(queues);
 }
 
-enum status staged_new(struct exec_comm *comm, const struct exec_message *message, struct error *error)
+/* The end of a pipe that `posted`'s buffer is; null, or on the host: the caller's. */
+static enum status pipe_end(const struct exec_posted *posted, enum message_way way,
+                            struct message_pipe_end *end, struct error *error)
 {
-    struct exec_staged *staged = calloc(1, sizeof *staged);
-    if (staged == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a message", comm->options.name);
-    }
-    staged->comm = comm;
-    staged->message = *message;
-    staged->state = STAGED_WAITS;
-    uint64_t bytes = bytes_of(staged, message->count_elements);
-    enum status status = STATUS_OK;
-    if (message->on_gpu && bytes > 0) {
-        status = dev_pinned_alloc(comm->exec->gpus, bytes, &staged->host, error);
-    }
-    if (status == STATUS_OK && !message->sends) {
-        status = staged_post(staged, error);
-    }
-    if (status != STATUS_OK) {
-        dev_pinned_free(comm->exec->gpus, staged->host);
-        free(staged);
-        return status;
-    }
-    DL_APPEND(comm->staged, staged);
-    exec_wake(comm->exec);
-    return STATUS_OK;
-}
-
-/* --- Steps --- */
-
-static enum status staged_copy(struct exec_staged *staged, bool in, uint64_t count_elements,
-                               struct error *error)
-{
-    struct dev_queue *queue = NULL;
-    uint64_t bytes = bytes_of(staged, count_elements);
-    staged->mark = 0;
-    if (!staged->message.on_gpu || bytes == 0) {
+    *end = (struct message_pipe_end){.queue = NULL};
+    if (posted == NULL || !posted->call.on_gpu) {
         return STATUS_OK;
     }
-    enum status status = device_queue(staged->comm, staged->message.gpu, &queue, error);
-    if (status == STATUS_OK) {
-        status = dev_queue_copy(queue, in ? staged->host : staged->message.buffer,
-                                in ? staged->message.buffer : staged->host, bytes, error);
-    }
-    return status == STATUS_OK ? dev_queue_mark(queue, &staged->mark, error) : status;
+    end->buffer = posted->call.buffer;
+    return message_queue(posted->comm, posted->call.gpu, way, &end->queue, error);
 }
 
-/* False: not yet. *status: the GPU failed, and is done with it too. */
-static bool staged_reached(struct exec_staged *staged, uint64_t now_ns, enum status *status,
-                           struct error *error)
+static bool is_direct(const struct exec_posted *source, const struct exec_posted *sink)
 {
-    *status = STATUS_OK;
-    return staged->mark == 0 ||
-           dev_queue_is_done(staged->comm->queues[staged->message.gpu], staged->mark, now_ns, status, error);
-}
-
-static bool staged_begin(struct exec_staged *staged, bool in)
-{
-    struct error error;
-    const struct exec_message *message = &staged->message;
-    if (!exec_fences_are_reached(message->waits, message->wait_count)) {
+    if (source == NULL || sink == NULL || !source->call.on_gpu || !sink->call.on_gpu) {
         return false;
     }
-    staged->state = in ? STAGED_COPIES_IN : STAGED_COPIES_OUT;
-    if (staged_copy(staged, in, in ? message->count_elements : staged->count_elements, &error) != STATUS_OK) {
-        staged_end(staged, &error);
+    return source->call.gpu == sink->call.gpu ||
+           dev_gpus_reaches(source->comm->exec->gpus, source->call.gpu, sink->call.gpu);
+}
+
+/* Of `owner`, one of the two; the one that is of another node is null. False: not now, or never. */
+static bool begin_pipe(struct exec_posted *owner, enum message_way way, const struct exec_posted *source,
+                       const struct exec_posted *sink, uint64_t bytes, struct message_pass *pass)
+{
+    struct exec_comm *comm = owner->comm;
+    bool direct = is_direct(source, sink);
+    uint64_t memory_bytes = direct ? 0 : message_pipe_memory_bytes(bytes);
+    if (memory_bytes > 0 &&
+        (pass->crowded[way] || comm->messages.pipe_bytes[way] + memory_bytes > EXEC_PIPES_MAX_BYTES)) {
+        pass->crowded[way] = true;
+        return false;
     }
+    struct message_pipe_end from, to;
+    struct error error;
+    enum status status = pipe_end(source, MESSAGE_WAY_OUT, &from, &error);
+    if (status == STATUS_OK) {
+        status = pipe_end(sink, MESSAGE_WAY_IN, &to, &error);
+    }
+    if (status == STATUS_OK) {
+        status = message_pipe_new(comm->exec->gpus, &from, &to, direct, bytes, &owner->pipe, &error);
+    }
+    if (status != STATUS_OK) {
+        fail(owner, &error, pass);
+        return false;
+    }
+    owner->pipe_bytes = memory_bytes;
+    comm->messages.pipe_bytes[way] += memory_bytes;
     return true;
 }
 
-static bool staged_copied(struct exec_staged *staged, uint64_t now_ns)
+void device_message_free_pipe(struct exec_posted *posted)
+{
+    enum message_way way = posted->call.sends ? MESSAGE_WAY_OUT : MESSAGE_WAY_IN;
+    if (posted->pipe_bytes > 0) {
+        posted->comm->messages.pipe_bytes[way] -= posted->pipe_bytes;
+        exec_wake(posted->comm->exec); /* others may wait for it */
+    }
+    message_pipe_free(posted->pipe);
+    posted->pipe = NULL;
+    posted->pipe_bytes = 0;
+}
+
+/* Returns whether chunks came to their end. */
+static bool step_pipe(struct exec_posted *posted, struct message_pass *pass)
+{
+    struct exec *exec = posted->comm->exec;
+    struct error error;
+    bool advanced = false;
+    if (message_pipe_step(posted->pipe, pass->now_ns, &advanced, &error) != STATUS_OK) {
+        fail(posted, &error, pass);
+    }
+    exec->devices_advanced |= advanced;
+    exec->waits_for_devices |= message_pipe_waits(posted->pipe);
+    return advanced;
+}
+
+bool device_message_is_idle(struct exec_posted *posted, uint64_t now_ns)
+{
+    if (posted->pipe == NULL || message_pipe_is_idle(posted->pipe, now_ns)) {
+        return true;
+    }
+    posted->comm->exec->waits_for_devices |= message_pipe_waits(posted->pipe);
+    return false;
+}
+
+/* --- Sends to other nodes --- */
+
+bool device_message_is_small(const struct exec_posted *send)
+{
+    uint64_t bytes = bytes_of(send, send->call.count_elements);
+    return send->call.on_gpu && bytes > 0 && bytes <= MESSAGE_EAGER_MAX_BYTES &&
+           send->comm->local_of_rank[send->call.peer_rank] == UINT32_MAX;
+}
+
+/* Pinned memory is for what GPUs are at: where the envelope waits for the network, the payload is elsewhere.
+ */
+bool device_message_copy_small(struct exec_posted *send, struct message_pass *pass)
+{
+    uint64_t bytes = bytes_of(send, send->call.count_elements);
+    size_t chunk_bytes;
+    if (send->copy != NULL) {
+        return true;
+    }
+    if (send->pipe == NULL && !begin_pipe(send, MESSAGE_WAY_OUT, send, NULL, bytes, pass)) {
+        pass->held = true;
+        return false;
+    }
+    (void)step_pipe(send, pass);
+    const void *chunk = message_pipe_next(send->pipe, &chunk_bytes);
+    if (chunk == NULL) {
+        return false;
+    }
+    send->copy = malloc(chunk_bytes);
+    if (send->copy == NULL) {
+        struct error error;
+        error_set(&error, STATUS_NO_MEMORY, "no memory for a message");
+        fail(send, &error, pass);
+        return false;
+    }
+    memcpy(send->copy, chunk, chunk_bytes);
+    message_pipe_take(send->pipe);
+    message_pipe_drained(send->pipe);
+    device_message_free_pipe(send);
+    send->call.buffer = send->copy;
+    send->call.on_gpu = false;
+    return true;
+}
+
+void device_message_give_up(struct exec_posted *posted)
+{
+    if (posted->state == MESSAGE_SENDING && posted->pipe != NULL) {
+        posted->comm->messages.nodes[posted->node].payloads--;
+    }
+    message_close_payload(posted, false);
+    posted->state = MESSAGE_LEAVING;
+}
+
+/* Where the connection is lost, the communicator's end follows. */
+static void chunk_sent(void *context, enum status result, uint64_t now_ns)
 {
     static const struct error fine = {.status = STATUS_OK};
-    enum status status;
-    struct error error;
-    if (!staged_reached(staged, now_ns, &status, &error)) {
-        return false;
+    struct exec_posted *send = context;
+    (void)now_ns;
+    message_pipe_drained(send->pipe);
+    exec_wake(send->comm->exec);
+    if (send->state == MESSAGE_SENDING && result != STATUS_OK) {
+        device_message_give_up(send);
+    } else if (send->state == MESSAGE_SENDING && message_pipe_is_through(send->pipe)) {
+        send->comm->messages.nodes[send->node].payloads--;
+        message_close_payload(send, true);
+        message_end(send->comm, send, &fine);
     }
-    if (status == STATUS_OK && staged->message.sends && !staged->comm->failed) {
-        status = staged_post(staged, &error);
-        if (status == STATUS_OK) {
-            return true;
-        }
-    }
-    if (status == STATUS_OK && staged->comm->failed && staged->message.sends) {
-        staged_end(staged, &staged->comm->cause);
-    } else {
-        staged_end(staged, status == STATUS_OK ? &fine : &error);
-    }
-    return true;
 }
 
-/* Whether it got further. */
-static bool staged_step(struct exec_staged *staged, bool may_send, uint64_t now_ns)
+static void send_chunks(struct exec_posted *send, struct message_pass *pass)
 {
-    switch (staged->state) {
-    case STAGED_WAITS:
-        if (staged->comm->aborted) {
-            staged_end(staged, &staged->comm->cause);
+    size_t bytes;
+    for (const void *chunk; (chunk = message_pipe_next(send->pipe, &bytes)) != NULL;) {
+        enum status status = net_stream_send(send->stream, NULL, 0, chunk, bytes, chunk_sent, send);
+        if (status == STATUS_UNREACHABLE) {
+            device_message_give_up(send);
+            return;
+        }
+        if (status != STATUS_OK) {
+            pass->more = true; /* no memory: again */
+            return;
+        }
+        message_pipe_take(send->pipe);
+    }
+}
+
+void device_message_send_step(struct exec_posted *send, struct message_pass *pass)
+{
+    struct exec_comm *comm = send->comm;
+    struct exec_message_node *node = &comm->messages.nodes[send->node];
+    if (send->state == MESSAGE_ACCEPTED) {
+        uint64_t bytes = bytes_of(send, send->call.count_elements);
+        if (node->payloads >= EXEC_PAYLOADS_MAX ||
+            (send->pipe == NULL && !begin_pipe(send, MESSAGE_WAY_OUT, send, NULL, bytes, pass))) {
+            return;
+        }
+        send->stream = message_open_payload(comm, send, NULL, 0, NULL);
+        if (send->stream == NULL) {
+            return;
+        }
+        node->payloads++;
+        send->state = MESSAGE_SENDING;
+    }
+    (void)step_pipe(send, pass);
+    send_chunks(send, pass);
+}
+
+/* --- Receives --- */
+
+bool device_message_needs_pipe(const struct exec_posted *receive)
+{
+    bool on_gpu = receive->call.on_gpu || (receive->partner != NULL && receive->partner->call.on_gpu);
+    return on_gpu && receive->pipe == NULL && receive->received_elements > 0;
+}
+
+bool device_message_receives(struct exec_posted *receive, struct message_pass *pass)
+{
+    return begin_pipe(receive, MESSAGE_WAY_IN, receive->partner, receive,
+                      bytes_of(receive, receive->received_elements), pass);
+}
+
+/* From a sender's buffer on the host of this node. Returns whether the step is full. */
+static bool store_from(const struct exec_posted *send, struct exec_posted *receive)
+{
+    uint64_t stored_bytes = 0;
+    size_t room_bytes;
+    for (void *room; (room = message_pipe_room(receive->pipe, &room_bytes)) != NULL;) {
+        if (stored_bytes >= EXEC_LOCAL_STEP_BYTES) {
             return true;
         }
-        return may_send && staged_begin(staged, true);
-    case STAGED_RECEIVED:
-        if (staged->comm->aborted) {
-            staged_end(staged, &staged->comm->cause);
-            return true;
-        }
-        return staged_begin(staged, false);
-    case STAGED_COPIES_IN:
-    case STAGED_COPIES_OUT:
-        return staged_copied(staged, now_ns);
-    case STAGED_ON_ITS_WAY:
-    case STAGED_ENDED:
-        return false;
+        memcpy(room, (const unsigned char *)send->call.buffer + receive->moved_bytes, room_bytes);
+        message_pipe_stored(receive->pipe, room_bytes);
+        receive->moved_bytes += room_bytes;
+        stored_bytes += room_bytes;
     }
     return false;
 }
 
-static void staged_tell(struct exec_staged *staged, uint64_t now_ns)
+/* To its own buffer on the host. Returns whether there is room again. */
+static bool take_to(struct exec_posted *receive)
 {
-    struct exec_message message = staged->message;
-    struct error result = staged->result;
-    uint32_t source_rank = staged->source_rank;
-    uint64_t count_elements = staged->count_elements;
-    DL_DELETE(staged->comm->staged, staged);
-    dev_pinned_free(staged->comm->exec->gpus, staged->host);
-    free(staged);
-    message.done(message.context, &result, source_rank, count_elements, now_ns);
+    bool taken = false;
+    size_t bytes;
+    for (const void *chunk; (chunk = message_pipe_next(receive->pipe, &bytes)) != NULL;) {
+        memcpy((unsigned char *)receive->call.buffer + receive->moved_bytes, chunk, bytes);
+        message_pipe_take(receive->pipe);
+        message_pipe_drained(receive->pipe);
+        receive->moved_bytes += bytes;
+        taken = true;
+    }
+    return taken;
 }
 
-void staged_run(struct exec_comm *comm, uint64_t now_ns)
+bool device_message_receive_step(struct exec_posted *receive, struct message_pass *pass)
 {
-    struct exec_staged *staged, *next;
-    bool may_send = true;
-    DL_FOREACH(comm->staged, staged)
-    {
-        while (staged_step(staged, may_send, now_ns)) {
-            comm->exec->devices_advanced = true;
-        }
-        bool held = staged->state == STAGED_WAITS || staged->state == STAGED_COPIES_IN;
-        may_send = may_send && !held;
-        bool polls = staged->state != STAGED_ON_ITS_WAY && staged->state != STAGED_ENDED;
-        comm->exec->waits_for_devices |= polls;
+    const struct exec_posted *send = receive->partner;
+    if (send != NULL && !send->call.on_gpu) {
+        pass->more |= store_from(send, receive);
     }
-    DL_FOREACH_SAFE(comm->staged, staged, next)
-    {
-        if (staged->state == STAGED_ENDED) {
-            staged_tell(staged, now_ns);
-        }
+    bool advanced = step_pipe(receive, pass);
+    if (!receive->call.on_gpu && take_to(receive)) {
+        (void)step_pipe(receive, pass);
+        pass->more = true;
     }
-}
-
-bool staged_holds_sends(const struct exec_comm *comm)
-{
-    const struct exec_staged *staged;
-    DL_FOREACH(comm->staged, staged)
-    {
-        if (staged->state == STAGED_WAITS || staged->state == STAGED_COPIES_IN) {
-            return true;
-        }
-    }
-    return false;
-}
-
-const void *staged_describe(const struct exec_comm *comm, const void *context, char *text, size_t size)
-{
-    const struct exec_staged *staged;
-    DL_FOREACH(comm->staged, staged)
-    {
-        if (staged->message.context != context) {
-            continue;
-        }
-        if (staged->state == STAGED_WAITS || staged->state == STAGED_RECEIVED) {
-            (void)snprintf(text, size, "%s: waiting for its stream", staged->message.sends ? "send" : "recv");
-        } else if (staged->state != STAGED_ON_ITS_WAY) {
-            (void)snprintf(text, size, "%s: being copied from or to GPU %u",
-                           staged->message.sends ? "send" : "recv", staged->message.gpu);
-        }
-        return staged;
-    }
-    return context;
+    bool through = message_pipe_is_through(receive->pipe);
+    pass->resumes |= advanced && receive->state == MESSAGE_RECEIVING;
+    pass->more |= advanced && !through && send != NULL && !send->call.on_gpu;
+    return through;
 }

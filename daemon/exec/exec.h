@@ -194,12 +194,16 @@ struct exec_message {
     1024 /* messages of one node that no receive has taken; beyond, its sender is held back */
 #define EXEC_ARRIVALS_MAX_BYTES (1u << 20) /* and of their payloads */
 #define EXEC_PAYLOADS_MAX 16               /* streams of payloads to one node at once; beyond, they wait */
+/* Pinned memory that messages of one communicator go through from and to GPUs, each way: a GPU that does not
+ * get to it holds no other communicator up. Beyond, they wait their turn. */
+#define EXEC_PIPES_MAX_BYTES (DEV_PINNED_KEEP_BYTES / 2)
 
 /*
  * Posts a message, or a receive. Messages of one sender, receiver and tag are taken in the order posted.
  * Small ones go at once, with their envelope; of others the envelope goes, and the payload when a receive has
- * taken it, straight from buffer to buffer. Between ranks of this node it is copied. LIMIT beyond
- * EXEC_MESSAGES_MAX; the cause after the communicator failed.
+ * taken it and may touch its buffer, straight from buffer to buffer; from and to GPUs chunk by chunk through
+ * pinned memory. Between ranks of this node it is copied, between GPUs that reach each other directly. LIMIT
+ * beyond EXEC_MESSAGES_MAX; the cause after the communicator failed.
  */
 enum status exec_post_message(struct exec_comm *comm, const struct exec_message *message,
                               struct error *error) COMM_MUST_USE;

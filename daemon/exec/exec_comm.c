@@ -429,7 +429,6 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
 
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
 {
-    staged_run(comm, now_ns);
     bool more = messages_step(comm, now_ns);
     return comm_step_op(comm, now_ns) || more; /* may free the communicator, if that was the last */
 }

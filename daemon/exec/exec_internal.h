@@ -9,6 +9,7 @@
 #include "daemon/dev/queue.h"
 #include "daemon/dev/reduce.h"
 #include "daemon/exec/exec.h"
+#include "daemon/exec/message_pipe.h"
 #include "daemon/exec/vector.h"
 #include "proto/data_header.h"
 
@@ -126,25 +127,35 @@ struct exec_run {
 };
 
 enum message_state {
-    MESSAGE_QUEUED,   /* a send: not handed to the network yet */
-    MESSAGE_OFFERED,  /* its envelope is out */
-    MESSAGE_ACCEPTED, /* it was accepted; the payload waits for a stream */
-    MESSAGE_SENDING,  /* the network has the payload */
-    MESSAGE_ARRIVED,  /* a send within this node that no receive has taken */
-    MESSAGE_POSTED,   /* a receive without a message */
-    MESSAGE_AWAITED,  /* a receive whose message was accepted */
-    MESSAGE_COPYING,  /* a receive that takes from a send of this node */
-    MESSAGE_TAKEN,    /* that send */
-    MESSAGE_ENDED     /* to be told */
+    MESSAGE_HELD,      /* a send: waits for its stream, for those before it, or to be copied from its GPU */
+    MESSAGE_QUEUED,    /* a send: not handed to the network yet */
+    MESSAGE_OFFERED,   /* its envelope is out */
+    MESSAGE_ACCEPTED,  /* it was accepted; the payload waits for a stream, and for memory of its pipe */
+    MESSAGE_SENDING,   /* the network has the payload, or chunks of it */
+    MESSAGE_ARRIVED,   /* a send within this node that no receive has taken */
+    MESSAGE_POSTED,    /* a receive without a message */
+    MESSAGE_MATCHED,   /* a receive that has taken one: waits for its stream, and for memory of its pipe */
+    MESSAGE_AWAITED,   /* a receive whose message was accepted */
+    MESSAGE_RECEIVING, /* its payload has begun to come */
+    MESSAGE_COPYING,   /* a receive that takes from a send of this node, or the rest of it from its pipe */
+    MESSAGE_TAKEN,     /* that send */
+    MESSAGE_LEAVING,   /* given up, until GPUs and network have let go of it */
+    MESSAGE_ENDED      /* to be told */
 };
 
 struct exec_posted {
     struct exec_posted *prev, *next;
+    struct exec_comm *comm;
     struct exec_message call;
     enum message_state state;
-    uint32_t node;               /* the other side's */
-    uint64_t id;                 /* sends to, and awaited from, other nodes */
-    struct exec_posted *partner; /* of this node */
+    uint32_t node;                /* the other side's */
+    uint64_t id;                  /* sends to, and awaited from, other nodes */
+    struct exec_posted *partner;  /* of this node, of either */
+    struct exec_arrival *arrival; /* MATCHED: what it has taken, of another node */
+    struct message_pipe *pipe;    /* null: the bytes are the host's, or it has not begun */
+    uint64_t pipe_bytes;          /* of its pinned memory */
+    struct net_stream *stream;    /* SENDING: of the payload, until it is acknowledged or given up */
+    unsigned char *copy;          /* of a small send, from its GPU */
     uint64_t moved_bytes;
     uint32_t source_rank; /* of what a receive takes */
     uint64_t received_elements;
@@ -167,6 +178,24 @@ struct exec_arrival {
     unsigned char payload[];
 };
 
+/*
+ * Pipes of sends and of receives have memory of their own. A receive has its pipe before it accepts, a send
+ * takes one once it is accepted: so whatever has memory gets on by GPUs and network alone, and those that
+ * wait for memory, on whatever nodes, wait for none that waits for them.
+ */
+enum message_way { MESSAGE_WAY_OUT, MESSAGE_WAY_IN };
+#define MESSAGE_WAYS 2
+/* One look at all messages of a communicator, in the order posted. */
+struct message_pass {
+    uint64_t now_ns;
+    bool more;                  /* can be done at once */
+    bool held;                  /* a send before has not come to its turn: none behind it does */
+    bool copying;               /* a send before is being copied: none overtakes it */
+    bool crowded[MESSAGE_WAYS]; /* a message before waits for memory: so does every one behind it */
+    bool resumes;               /* pipes of receives have room again */
+    struct error fault;         /* what ends the communicator; STATUS_OK: nothing */
+};
+
 struct exec_message_node {
     struct net_stream *envelopes, *replies; /* outgoing; opened on first use */
     uint64_t last_id;
@@ -175,11 +204,14 @@ struct exec_message_node {
     uint32_t payloads; /* being sent to it */
 };
 
-/* What ranks send to each other: messages.c, message_streams.c. */
+/* What ranks send to each other: messages.c, message_streams.c, device_messages.c. */
 struct exec_messages {
     struct exec_posted *posted; /* all that have not ended, oldest first */
     struct exec_posted *ended;
     uint32_t count;
+    uint32_t held;                     /* sends that are MESSAGE_HELD */
+    uint64_t pipe_bytes[MESSAGE_WAYS]; /* pinned memory of their pipes */
+    struct dev_queue **queues;         /* of GPU and way; null: none yet */
     struct exec_arrival *arrivals;
     struct exec_message_node *nodes;
     struct message_incoming *incoming; /* streams of this communicator */
@@ -217,7 +249,6 @@ struct exec_comm {
     bool resuming; /* receive_resume walks the list */
     bool resume_again;
     struct exec_incoming *incoming; /* streams of this communicator */
-    struct exec_staged *staged;     /* messages of GPUs' memory, or that wait, in the order posted */
     struct dev_queue **queues;      /* DEV_GPUS_MAX, made on first use; null until then */
     UT_hash_handle hh;
 };
@@ -434,18 +465,25 @@ void lane_device_combine(struct exec_lane *lane, const struct exec_op *op);
 /* Given up: whether GPUs have let go of all slices. */
 bool lanes_are_off_devices(struct exec_comm *comm, uint64_t now_ns);
 
-/* device_messages.c */
-bool staged_is_needed(const struct exec_message *message);
-enum status staged_new(struct exec_comm *comm, const struct exec_message *message,
-                       struct error *error) COMM_MUST_USE;
-void staged_run(struct exec_comm *comm, uint64_t now_ns); /* may free the communicator */
-/* Some wait: the others, of whatever buffers, queue up behind them. */
-bool staged_holds_sends(const struct exec_comm *comm);
-/* What a message waits for; returns the context of the message proper. */
-const void *staged_describe(const struct exec_comm *comm, const void *context, char *text, size_t size);
-/* messages.c: a message of the host's memory. */
-enum status exec_post_plain(struct exec_comm *comm, const struct exec_message *message,
-                            struct error *error) COMM_MUST_USE;
+/* device_messages.c: messages whose buffers are on GPUs. Functions without a result say in *pass what failed.
+ */
+void device_messages_release(struct exec_comm *comm);
+/* Whether a send's payload is to be on the host before its envelope goes. */
+bool device_message_is_small(const struct exec_posted *send);
+/* Copies it there; true once it is. */
+bool device_message_copy_small(struct exec_posted *send, struct message_pass *pass);
+/* Whether a receive that has taken a message needs a pipe; makes it: false: not now. */
+bool device_message_needs_pipe(const struct exec_posted *receive);
+bool device_message_receives(struct exec_posted *receive, struct message_pass *pass);
+/* A receive's pipe goes on; true when all is where it belongs. */
+bool device_message_receive_step(struct exec_posted *receive, struct message_pass *pass);
+/* An accepted send goes on, chunk by chunk. */
+void device_message_send_step(struct exec_posted *send, struct message_pass *pass);
+/* Of a send: it has nothing more for the network. */
+void device_message_give_up(struct exec_posted *posted);
+/* Given up: whether GPUs and network have let go of it. */
+bool device_message_is_idle(struct exec_posted *posted, uint64_t now_ns);
+void device_message_free_pipe(struct exec_posted *posted);
 
 /* lane.c */
 enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slice,
@@ -527,6 +565,11 @@ void message_streams_resume(struct exec_comm *comm);
 /* False when it has to be tried again later. */
 bool message_send_envelope(struct exec_comm *comm, struct exec_posted *send);
 bool message_send_payload(struct exec_comm *comm, struct exec_posted *send);
+/* The payload's stream, with its header and so much of it; sent's context is the send. Null: not now. */
+struct net_stream *message_open_payload(struct exec_comm *comm, struct exec_posted *send, const void *payload,
+                                        uint64_t payload_bytes, net_sent_function *sent);
+/* Of a send that has a stream: all of it was acknowledged; or what is queued is given up. */
+void message_close_payload(struct exec_posted *send, bool delivered);
 void message_send_reply(struct exec_comm *comm, bool accepted, uint32_t node, uint64_t id,
                         const struct exec_message *receive, uint32_t source_rank);
 void message_streams_reset(struct exec_comm *comm, bool give_up);

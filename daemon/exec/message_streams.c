@@ -35,6 +35,11 @@ struct message_incoming {
 
 /* --- Sending --- */
 
+static uint64_t bytes_of(const struct exec_posted *send)
+{
+    return send->call.count_elements * dtype_size_bytes(send->call.dtype);
+}
+
 static bool open_stream(struct exec_comm *comm, uint32_t node, struct net_stream **stream)
 {
     struct error error;
@@ -68,7 +73,7 @@ bool message_send_envelope(struct exec_comm *comm, struct exec_posted *send)
 {
     static const struct error fine = {.status = STATUS_OK};
     struct exec_message_node *node = &comm->messages.nodes[send->node];
-    uint64_t bytes = send->call.count_elements * dtype_size_bytes(send->call.dtype);
+    uint64_t bytes = bytes_of(send);
     bool eager = bytes <= MESSAGE_EAGER_MAX_BYTES;
     uint8_t header[MESSAGE_HEADER_BYTES];
     if (is_behind(comm, send) || !open_stream(comm, send->node, &node->envelopes)) {
@@ -86,52 +91,61 @@ bool message_send_envelope(struct exec_comm *comm, struct exec_posted *send)
     return true;
 }
 
-struct payload {
-    struct exec_comm *comm;
-    struct exec_posted *send;
-};
+struct net_stream *message_open_payload(struct exec_comm *comm, struct exec_posted *send, const void *payload,
+                                        uint64_t payload_bytes, net_sent_function *sent)
+{
+    struct net_stream *stream = NULL;
+    uint8_t header[MESSAGE_HEADER_BYTES];
+    if (!open_stream(comm, send->node, &stream)) {
+        return NULL;
+    }
+    fill_header(comm, send, MESSAGE_DATA, bytes_of(send), header);
+    if (net_stream_send(stream, header, sizeof header, payload, (size_t)payload_bytes, sent, send) !=
+        STATUS_OK) {
+        net_stream_reset(stream);
+        return NULL;
+    }
+    return stream;
+}
+
+void message_close_payload(struct exec_posted *send, bool delivered)
+{
+    if (send->stream != NULL && delivered) {
+        net_stream_finish(send->stream);
+    } else if (send->stream != NULL) {
+        net_stream_reset(send->stream);
+    }
+    send->stream = NULL;
+}
 
 static void payload_sent(void *context, enum status result, uint64_t now_ns)
 {
     static const struct error fine = {.status = STATUS_OK};
-    struct payload *payload = context;
-    struct exec_comm *comm = payload->comm;
+    struct exec_posted *send = context;
+    struct exec_comm *comm = send->comm;
     (void)now_ns;
-    comm->messages.nodes[payload->send->node].payloads--;
-    if (result == STATUS_OK && !comm->aborted) {
-        message_end(comm, payload->send, &fine);
-    } else if (comm->aborted) {
-        message_end(comm, payload->send, &comm->cause);
+    comm->messages.nodes[send->node].payloads--;
+    message_close_payload(send, result == STATUS_OK);
+    if (comm->aborted) {
+        message_end(comm, send, &comm->cause);
+    } else if (result == STATUS_OK) {
+        message_end(comm, send, &fine);
     } else {
-        payload->send->state = MESSAGE_OFFERED; /* the connection is lost: the communicator's end follows */
+        send->state = MESSAGE_LEAVING; /* the connection is lost: the communicator's end follows */
     }
-    free(payload);
     exec_wake(comm->exec);
 }
 
 bool message_send_payload(struct exec_comm *comm, struct exec_posted *send)
 {
     struct exec_message_node *node = &comm->messages.nodes[send->node];
-    uint64_t bytes = send->call.count_elements * dtype_size_bytes(send->call.dtype);
-    struct net_stream *stream = NULL;
-    uint8_t header[MESSAGE_HEADER_BYTES];
     if (node->payloads >= EXEC_PAYLOADS_MAX) {
         return false;
     }
-    struct payload *payload = malloc(sizeof *payload);
-    if (payload == NULL || !open_stream(comm, send->node, &stream)) {
-        free(payload);
+    send->stream = message_open_payload(comm, send, send->call.buffer, bytes_of(send), payload_sent);
+    if (send->stream == NULL) {
         return false;
     }
-    *payload = (struct payload){.comm = comm, .send = send};
-    fill_header(comm, send, MESSAGE_DATA, bytes, header);
-    if (net_stream_send(stream, header, sizeof header, send->call.buffer, (size_t)bytes, payload_sent,
-                        payload) != STATUS_OK) {
-        free(payload);
-        net_stream_reset(stream);
-        return false;
-    }
-    net_stream_finish(stream);
     node->payloads++;
     send->state = MESSAGE_SENDING;
     return true;
@@ -283,6 +297,10 @@ static enum begun begin_message(struct message_incoming *incoming)
     struct exec_comm *comm = incoming->comm;
     const struct message_header *header = &incoming->header;
     struct exec_posted *posted;
+    if (comm->aborted) { /* its sender need not wait for the end of the communicator here */
+        incoming_reset(incoming);
+        return BEGIN_FAULT;
+    }
     if (comm->failed) {
         return BEGIN_LATER;
     }
@@ -317,6 +335,7 @@ static enum begun begin_message(struct message_incoming *incoming)
             return BEGIN_FAULT;
         }
         incoming->receive = posted;
+        posted->state = MESSAGE_RECEIVING;
         return BEGUN;
     }
     return BEGIN_FAULT;
@@ -334,6 +353,9 @@ static void end_message(struct message_incoming *incoming)
     incoming->receive = NULL;
     if (arrival != NULL) {
         messages_arrive(incoming->comm, arrival);
+    } else if (receive != NULL && receive->pipe != NULL) {
+        receive->state = MESSAGE_COPYING;
+        exec_wake(incoming->exec);
     } else if (receive != NULL) {
         message_end(incoming->comm, receive, &fine);
     }
@@ -359,13 +381,35 @@ static size_t take_header(struct message_incoming *incoming, const uint8_t *byte
     return used;
 }
 
+/* Into the receive's pipe, as much as there is room for. */
+static size_t take_to_pipe(const struct message_incoming *incoming, const uint8_t *bytes, size_t size)
+{
+    struct message_pipe *pipe = incoming->receive->pipe;
+    size_t used = 0, room_bytes;
+    for (void *room; used < size && (room = message_pipe_room(pipe, &room_bytes)) != NULL;) {
+        size_t now = size - used < room_bytes ? size - used : room_bytes;
+        memcpy(room, bytes + used, now);
+        message_pipe_stored(pipe, now);
+        used += now;
+    }
+    if (message_pipe_waits(pipe)) { /* for a chunk that is whole to be put */
+        exec_wake(incoming->exec);
+    }
+    return used;
+}
+
+/* Returns how many bytes were taken; 0: there is no room now. */
 static size_t take_payload(struct message_incoming *incoming, const uint8_t *bytes, size_t size)
 {
     uint64_t left = incoming->header.payload_bytes - incoming->taken_bytes;
     size_t used = size < left ? size : (size_t)left;
-    unsigned char *target =
-        incoming->arrival != NULL ? incoming->arrival->payload : incoming->receive->call.buffer;
-    memcpy(target + incoming->taken_bytes, bytes, used);
+    if (incoming->receive != NULL && incoming->receive->pipe != NULL) {
+        used = take_to_pipe(incoming, bytes, used);
+    } else {
+        unsigned char *target =
+            incoming->arrival != NULL ? incoming->arrival->payload : incoming->receive->call.buffer;
+        memcpy(target + incoming->taken_bytes, bytes, used);
+    }
     incoming->taken_bytes += used;
     return used;
 }
@@ -418,7 +462,12 @@ static size_t receive_bytes(void *context, struct net_stream *stream, const uint
             if (used == size) {
                 return used;
             }
-            used += take_payload(incoming, bytes + used, size - used);
+            size_t taken = take_payload(incoming, bytes + used, size - used);
+            used += taken;
+            incoming->stalled = taken == 0;
+            if (incoming->stalled) {
+                return used;
+            }
         }
         if (incoming->taken_bytes == incoming->header.payload_bytes) {
             end_message(incoming);

@@ -15,15 +15,6 @@ bool messages_new(struct exec_comm *comm)
     return comm->messages.nodes != NULL;
 }
 
-static void arrival_free(struct exec_comm *comm, struct exec_arrival *arrival)
-{
-    if (arrival->local == NULL) {
-        comm->messages.nodes[arrival->node].arrivals--;
-        comm->messages.nodes[arrival->node].arrival_bytes -= arrival->payload_bytes;
-    }
-    free(arrival);
-}
-
 void messages_release(struct exec_comm *comm)
 {
     struct exec_arrival *arrival, *next;
@@ -32,11 +23,12 @@ void messages_release(struct exec_comm *comm)
         free(arrival);
     }
     free(comm->messages.nodes);
+    device_messages_release(comm);
 }
 
 bool messages_idle(const struct exec_comm *comm)
 {
-    return comm->messages.count == 0 && comm->staged == NULL;
+    return comm->messages.count == 0;
 }
 
 static const struct error fine = {.status = STATUS_OK};
@@ -46,8 +38,16 @@ void message_end(struct exec_comm *comm, struct exec_posted *posted, const struc
     if (posted->state == MESSAGE_ENDED) {
         return;
     }
+    if (posted->state == MESSAGE_HELD) {
+        comm->messages.held--;
+    }
     posted->state = MESSAGE_ENDED;
     posted->result = *result;
+    device_message_free_pipe(posted);
+    free(posted->arrival);
+    free(posted->copy);
+    posted->arrival = NULL;
+    posted->copy = NULL;
     DL_DELETE(comm->messages.posted, posted);
     DL_APPEND(comm->messages.ended, posted);
     exec_wake(comm->exec);
@@ -81,41 +81,84 @@ void messages_refused(struct exec_comm *comm, struct exec_posted *send, enum dty
     message_end(comm, send, &error);
 }
 
-/* The receive takes the message, which is in no list any more. */
-static void take(struct exec_comm *comm, struct exec_posted *receive, struct exec_arrival *arrival)
+static bool may_touch(const struct exec_posted *posted)
 {
-    struct exec_posted *local = arrival->local;
-    const struct exec_message *call = &receive->call;
-    bool fits = arrival->dtype == call->dtype && arrival->count_elements <= call->count_elements;
-    receive->source_rank = arrival->source_rank;
-    receive->received_elements = fits ? arrival->count_elements : 0;
-    if (!fits) {
-        struct error error;
-        set_contradiction(comm, &error, arrival->source_rank, arrival->to_rank, arrival->tag,
-                          arrival->count_elements, arrival->dtype, call->count_elements, call->dtype);
-        if (local != NULL) {
-            message_end(comm, local, &error);
-        } else if (!arrival->eager) {
-            message_send_reply(comm, false, arrival->node, arrival->id, call, arrival->source_rank);
-        }
-        message_end(comm, receive, &error);
-    } else if (local != NULL) {
+    return exec_fences_are_reached(posted->call.waits, posted->call.wait_count);
+}
+
+/* What it has taken is brought to its buffer, which may be touched; through its pipe, if it needs one. */
+static void start_receive(struct exec_comm *comm, struct exec_posted *receive)
+{
+    struct exec_arrival *arrival = receive->arrival;
+    receive->arrival = NULL;
+    if (receive->partner != NULL) {
         receive->state = MESSAGE_COPYING;
-        receive->partner = local;
-        local->state = MESSAGE_TAKEN;
         exec_wake(comm->exec);
-    } else if (arrival->eager) {
-        if (arrival->payload_bytes > 0) {
-            memcpy(call->buffer, arrival->payload, (size_t)arrival->payload_bytes);
-        }
-        message_end(comm, receive, &fine);
-    } else {
+        return;
+    }
+    if (!arrival->eager) {
         receive->state = MESSAGE_AWAITED;
         receive->node = arrival->node;
         receive->id = arrival->id;
-        message_send_reply(comm, true, arrival->node, arrival->id, call, arrival->source_rank);
+        message_send_reply(comm, true, arrival->node, arrival->id, &receive->call, arrival->source_rank);
+    } else if (receive->pipe != NULL) {
+        size_t room_bytes;
+        memcpy(message_pipe_room(receive->pipe, &room_bytes), arrival->payload,
+               (size_t)arrival->payload_bytes);
+        message_pipe_stored(receive->pipe, (size_t)arrival->payload_bytes);
+        receive->state = MESSAGE_COPYING;
+    } else {
+        if (arrival->payload_bytes > 0) {
+            memcpy(receive->call.buffer, arrival->payload, (size_t)arrival->payload_bytes);
+        }
+        message_end(comm, receive, &fine);
     }
-    arrival_free(comm, arrival);
+    free(arrival);
+}
+
+static void refuse(struct exec_comm *comm, struct exec_posted *receive, struct exec_arrival *arrival)
+{
+    const struct exec_message *call = &receive->call;
+    struct error error;
+    set_contradiction(comm, &error, arrival->source_rank, arrival->to_rank, arrival->tag,
+                      arrival->count_elements, arrival->dtype, call->count_elements, call->dtype);
+    if (arrival->local != NULL) {
+        message_end(comm, arrival->local, &error);
+    } else if (!arrival->eager) {
+        message_send_reply(comm, false, arrival->node, arrival->id, call, arrival->source_rank);
+    }
+    message_end(comm, receive, &error);
+    free(arrival);
+}
+
+/* The receive takes the message, which is in no list any more. */
+static void take(struct exec_comm *comm, struct exec_posted *receive, struct exec_arrival *arrival)
+{
+    const struct exec_message *call = &receive->call;
+    receive->source_rank = arrival->source_rank;
+    if (arrival->local == NULL) { /* from here on it counts as the receive */
+        comm->messages.nodes[arrival->node].arrivals--;
+        comm->messages.nodes[arrival->node].arrival_bytes -= arrival->payload_bytes;
+    }
+    if (arrival->dtype != call->dtype || arrival->count_elements > call->count_elements) {
+        refuse(comm, receive, arrival);
+        return;
+    }
+    receive->received_elements = arrival->count_elements;
+    receive->state = MESSAGE_MATCHED;
+    if (arrival->local != NULL) {
+        receive->partner = arrival->local;
+        receive->partner->partner = receive;
+        receive->partner->state = MESSAGE_TAKEN;
+        free(arrival);
+    } else {
+        receive->arrival = arrival;
+    }
+    if (!device_message_needs_pipe(receive) && may_touch(receive)) {
+        start_receive(comm, receive);
+    } else {
+        exec_wake(comm->exec);
+    }
 }
 
 void messages_arrive(struct exec_comm *comm, struct exec_arrival *arrival)
@@ -179,17 +222,19 @@ static enum status post_local_send(struct exec_comm *comm, struct exec_posted *s
     return STATUS_OK;
 }
 
-enum status exec_post_message(struct exec_comm *comm, const struct exec_message *message, struct error *error)
+/* It may be touched, and is on the host if it is to go with its envelope. */
+static enum status post_send(struct exec_comm *comm, struct exec_posted *send, struct error *error)
 {
-    if (comm->failed || comm->aborted) {
-        return error_set(error, comm->cause.status, "%s", comm->cause.text);
+    if (comm->local_of_rank[send->call.peer_rank] != UINT32_MAX) {
+        return post_local_send(comm, send, error);
     }
-    return staged_is_needed(message) || (message->sends && staged_holds_sends(comm))
-               ? staged_new(comm, message, error)
-               : exec_post_plain(comm, message, error);
+    send->state = MESSAGE_QUEUED;
+    send->node = comm->node_of_rank[send->call.peer_rank];
+    send->id = ++comm->messages.nodes[send->node].last_id;
+    return STATUS_OK;
 }
 
-enum status exec_post_plain(struct exec_comm *comm, const struct exec_message *message, struct error *error)
+enum status exec_post_message(struct exec_comm *comm, const struct exec_message *message, struct error *error)
 {
     struct exec_messages *messages = &comm->messages;
     if (comm->failed || comm->aborted) {
@@ -203,16 +248,16 @@ enum status exec_post_plain(struct exec_comm *comm, const struct exec_message *m
     if (posted == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a message", comm->options.name);
     }
+    posted->comm = comm;
     posted->call = *message;
     messages->count++;
     DL_APPEND(messages->posted, posted);
     if (!message->sends) {
         post_receive(comm, posted);
-    } else if (comm->local_of_rank[message->peer_rank] == UINT32_MAX) {
-        posted->state = MESSAGE_QUEUED;
-        posted->node = comm->node_of_rank[message->peer_rank];
-        posted->id = ++messages->nodes[posted->node].last_id;
-    } else if (post_local_send(comm, posted, error) != STATUS_OK) {
+    } else if (messages->held > 0 || !may_touch(posted) || device_message_is_small(posted)) {
+        posted->state = MESSAGE_HELD;
+        messages->held++;
+    } else if (post_send(comm, posted, error) != STATUS_OK) {
         DL_DELETE(messages->posted, posted);
         messages->count--;
         free(posted);
@@ -224,47 +269,117 @@ enum status exec_post_plain(struct exec_comm *comm, const struct exec_message *m
 
 /* --- Steps --- */
 
-/* Some of what is copied within this node. Returns whether more is left of it. */
-static bool copy_step(struct exec_comm *comm, struct exec_posted *receive)
+/* Sends keep their order: one that has not come to its turn holds back those behind it. */
+static void held_step(struct exec_comm *comm, struct exec_posted *send, struct message_pass *pass)
 {
-    struct exec_posted *send = receive->partner;
-    uint64_t total = send->call.count_elements * dtype_size_bytes(send->call.dtype);
-    uint64_t left = total - receive->moved_bytes;
-    size_t now = (size_t)(left < EXEC_LOCAL_STEP_BYTES ? left : EXEC_LOCAL_STEP_BYTES);
-    if (now > 0) {
-        memmove((unsigned char *)receive->call.buffer + receive->moved_bytes,
-                (const unsigned char *)send->call.buffer + receive->moved_bytes, now);
+    struct error error;
+    if (pass->held) {
+        return;
     }
-    receive->moved_bytes += now;
-    if (receive->moved_bytes < total) {
-        return true;
+    if (!may_touch(send)) {
+        pass->held = true;
+        comm->exec->waits_for_devices = true;
+        return;
     }
-    message_end(comm, send, &fine);
-    message_end(comm, receive, &fine);
-    return false;
+    bool copied = !device_message_is_small(send) || device_message_copy_small(send, pass);
+    if (!copied || pass->copying) {
+        pass->copying = true;
+        return;
+    }
+    comm->messages.held--;
+    comm->exec->devices_advanced = true;
+    if (post_send(comm, send, &error) != STATUS_OK) {
+        send->state = MESSAGE_QUEUED; /* no longer held */
+        message_end(comm, send, &error);
+    }
 }
 
-static bool message_step(struct exec_comm *comm, struct exec_posted *posted)
+static void matched_step(struct exec_comm *comm, struct exec_posted *receive, struct message_pass *pass)
 {
+    if (!may_touch(receive)) {
+        comm->exec->waits_for_devices = true;
+    } else if (!device_message_needs_pipe(receive) || device_message_receives(receive, pass)) {
+        comm->exec->devices_advanced = true;
+        start_receive(comm, receive);
+    }
+}
+
+/* What comes from a send of this node, or is in the pipe already. */
+static void copying_step(struct exec_comm *comm, struct exec_posted *receive, struct message_pass *pass)
+{
+    struct exec_posted *send = receive->partner;
+    if (receive->pipe == NULL) {
+        uint64_t total = receive->received_elements * dtype_size_bytes(receive->call.dtype);
+        uint64_t left = total - receive->moved_bytes;
+        size_t now = (size_t)(left < EXEC_LOCAL_STEP_BYTES ? left : EXEC_LOCAL_STEP_BYTES);
+        if (now > 0) {
+            memmove((unsigned char *)receive->call.buffer + receive->moved_bytes,
+                    (const unsigned char *)send->call.buffer + receive->moved_bytes, now);
+        }
+        receive->moved_bytes += now;
+        if (receive->moved_bytes < total) {
+            pass->more = true;
+            return;
+        }
+    } else if (!device_message_receive_step(receive, pass)) {
+        return;
+    }
+    if (send != NULL) {
+        message_end(comm, send, &fine);
+    }
+    message_end(comm, receive, &fine);
+}
+
+static void leaving_step(struct exec_comm *comm, struct exec_posted *posted, struct message_pass *pass)
+{
+    struct exec_posted *send = posted->call.sends ? NULL : posted->partner;
+    if (!comm->aborted || !device_message_is_idle(posted, pass->now_ns)) {
+        return;
+    }
+    if (send != NULL) {
+        message_end(comm, send, &comm->cause);
+    }
+    message_end(comm, posted, &comm->cause);
+}
+
+static void message_step(struct exec_comm *comm, struct exec_posted *posted, struct message_pass *pass)
+{
+    if (posted->state == MESSAGE_HELD) {
+        held_step(comm, posted, pass);
+    } else if (posted->state == MESSAGE_MATCHED) {
+        matched_step(comm, posted, pass);
+    }
     switch (posted->state) {
     case MESSAGE_QUEUED:
         (void)message_send_envelope(comm, posted);
-        return false;
+        break;
     case MESSAGE_ACCEPTED:
-        (void)message_send_payload(comm, posted);
-        return false;
-    case MESSAGE_COPYING:
-        return copy_step(comm, posted);
-    case MESSAGE_OFFERED:
     case MESSAGE_SENDING:
+        if (posted->call.on_gpu) {
+            device_message_send_step(posted, pass);
+        } else if (posted->state == MESSAGE_ACCEPTED) {
+            (void)message_send_payload(comm, posted);
+        }
+        break;
+    case MESSAGE_RECEIVING:
+        if (posted->pipe != NULL) {
+            (void)device_message_receive_step(posted, pass);
+        }
+        break;
+    case MESSAGE_COPYING:
+        copying_step(comm, posted, pass);
+        break;
+    case MESSAGE_HELD:
+    case MESSAGE_OFFERED:
     case MESSAGE_ARRIVED:
     case MESSAGE_POSTED:
+    case MESSAGE_MATCHED:
     case MESSAGE_AWAITED:
     case MESSAGE_TAKEN:
+    case MESSAGE_LEAVING:
     case MESSAGE_ENDED:
-        return false;
+        break;
     }
-    return false;
 }
 
 /* Those that have ended are told; their owners may post more. */
@@ -283,59 +398,95 @@ static void messages_tell(struct exec_comm *comm, uint64_t now_ns)
 
 bool messages_step(struct exec_comm *comm, uint64_t now_ns)
 {
+    struct message_pass pass = {.now_ns = now_ns};
     struct exec_posted *posted, *next;
-    bool more = false;
     if (comm->messages.count == 0) {
         return false;
     }
     DL_FOREACH_SAFE(comm->messages.posted, posted, next)
     {
-        /* A copy's end ends its partner too, which may be the next. */
-        if (next != NULL && posted->state == MESSAGE_COPYING && next == posted->partner) {
+        /* A receive's end ends its partner too, which may be the next. */
+        if (next != NULL && !posted->call.sends && next == posted->partner) {
             next = next->next;
         }
-        if (!comm->failed) {
-            more |= message_step(comm, posted);
+        if (posted->state == MESSAGE_ENDED) {
+            break; /* a send within this node was refused with its receive, the next: the rest comes again */
         }
+        if (posted->state == MESSAGE_LEAVING) {
+            leaving_step(comm, posted, &pass);
+        } else if (!comm->failed) {
+            message_step(comm, posted, &pass);
+        }
+    }
+    if (pass.fault.status != STATUS_OK) {
+        exec_comm_fail(comm, &pass.fault, now_ns);
+    }
+    if (pass.resumes) {
+        message_streams_resume(comm);
     }
     messages_tell(comm, now_ns);
-    return more || comm->messages.ended != NULL;
+    return pass.more || comm->messages.ended != NULL;
 }
 
+/* What GPUs and network still hold is told once they do not. */
 void messages_abort(struct exec_comm *comm)
 {
-    struct exec_posted *posted, *next;
+    struct exec_posted *posted;
     message_streams_reset(comm, true);
     message_streams_detach(comm);
-    DL_FOREACH_SAFE(comm->messages.posted, posted, next)
+    DL_FOREACH(comm->messages.posted, posted)
     {
-        if (posted->state != MESSAGE_SENDING) { /* its buffer is still the network's */
-            message_end(comm, posted, &comm->cause);
+        if (posted->state == MESSAGE_SENDING && posted->pipe == NULL) {
+            message_close_payload(posted, false);    /* and ends when the network says so */
+        } else if (posted->state != MESSAGE_TAKEN) { /* which ends with its receive */
+            device_message_give_up(posted);
         }
     }
+}
+
+static const char *state_text(const struct exec_posted *posted)
+{
+    switch (posted->state) {
+    case MESSAGE_HELD:
+    case MESSAGE_MATCHED:
+        if (!may_touch(posted)) {
+            return ": waiting for its stream";
+        }
+        return posted->pipe != NULL ? ": being copied from its GPU" : ": waiting for its turn";
+    case MESSAGE_OFFERED:
+    case MESSAGE_ARRIVED:
+        return ": no recv has taken it";
+    case MESSAGE_POSTED:
+        return ": nothing has come";
+    case MESSAGE_QUEUED:
+    case MESSAGE_ACCEPTED:
+    case MESSAGE_SENDING:
+    case MESSAGE_AWAITED:
+    case MESSAGE_RECEIVING:
+    case MESSAGE_COPYING:
+    case MESSAGE_TAKEN:
+    case MESSAGE_LEAVING:
+    case MESSAGE_ENDED:
+        break;
+    }
+    bool at_gpu = posted->pipe != NULL && message_pipe_waits(posted->pipe);
+    return at_gpu ? ": being copied from or to a GPU" : ": on its way";
 }
 
 void exec_describe_message(const struct exec_comm *comm, const void *context, char *text, size_t size)
 {
     const struct exec_posted *posted;
     text[0] = '\0';
-    context = staged_describe(comm, context, text, size);
     DL_FOREACH(comm->messages.posted, posted)
     {
-        if (posted->call.context != context) {
-            continue;
+        if (posted->call.context == context) {
+            char peer[24] = "any rank";
+            if (posted->call.peer_rank != COMM_ANY_SOURCE_RANK) {
+                (void)snprintf(peer, sizeof peer, "rank %u", posted->call.peer_rank);
+            }
+            (void)snprintf(text, size, "%s %s %s, tag %u%s", posted->call.sends ? "send" : "recv",
+                           posted->call.sends ? "to" : "from", peer, posted->call.tag, state_text(posted));
+            return;
         }
-        char peer[24] = "any rank";
-        if (posted->call.peer_rank != COMM_ANY_SOURCE_RANK) {
-            (void)snprintf(peer, sizeof peer, "rank %u", posted->call.peer_rank);
-        }
-        bool waits = posted->state == MESSAGE_POSTED || posted->state == MESSAGE_OFFERED ||
-                     posted->state == MESSAGE_ARRIVED;
-        (void)snprintf(text, size, "%s %s %s, tag %u%s", posted->call.sends ? "send" : "recv",
-                       posted->call.sends ? "to" : "from", peer, posted->call.tag,
-                       !waits               ? ": on its way"
-                       : posted->call.sends ? ": no recv has taken it"
-                                            : ": nothing has come");
-        return;
     }
 }

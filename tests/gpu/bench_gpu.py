@@ -187,8 +187,9 @@ class Bench:
             effort = self.scale.effort
             self.scale.effort = min(effort, 25)
             try:
-                self.ranks(cluster, "ab", place, "blocking", self.scale.large)
-                self.ranks(cluster, "ab", f"{place}host/", "blocking", self.scale.large, "--device", "-1")
+                for mode in ("blocking", "message"):
+                    self.ranks(cluster, "ab", place, mode, self.scale.large)
+                    self.ranks(cluster, "ab", f"{place}host/", mode, self.scale.large, "--device", "-1")
             finally:
                 self.scale.effort = effort
 

@@ -13,14 +13,15 @@
 
 /*
  * How long an all-reduce of f32 takes: commd's, as a rank of a communicator; and, in this process alone, the
- * kernel that commd launches for it, and NCCL's with one rank.
+ * kernel that commd launches for it, and NCCL's with one rank. And how long a message takes.
  *
- *   bench_operations kernel|nccl|blocking|stream|overlap [--name NAME] [--rank R] [--size N] [--device D]
- *                    [--busy] [--bytes N,N...] [--effort PERCENT]
+ *   bench_operations kernel|nccl|blocking|stream|overlap|message [--name NAME] [--rank R] [--size N]
+ *                    [--device D] [--busy] [--bytes N,N...] [--effort PERCENT]
  *
  * kernel: --size says how many inputs and outputs. blocking: comm_sync waits for it; stream: its stream is
- * waited for. overlap: a stream that computes and operations beside it, together and each alone. --busy: the
- * process computes in another stream meanwhile. --device -1: on the host, blocking alone.
+ * waited for. overlap: a stream that computes and operations beside it, together and each alone. message: of
+ * two ranks, from the one to the other and the same back, half of that. --busy: the process computes in
+ * another stream meanwhile. --device -1: on the host, blocking and message alone.
  *
  * Figures of rank 0: figures.h. 77: there is no GPU.
  */
@@ -36,8 +37,8 @@
 #define BATCH 32u
 #define OVERLAP_OPERATIONS 4u
 
-enum mode { MODE_KERNEL, MODE_NCCL, MODE_BLOCKING, MODE_STREAM, MODE_OVERLAP, MODES };
-static const char *const mode_names[MODES] = {"kernel", "nccl", "blocking", "stream", "overlap"};
+enum mode { MODE_KERNEL, MODE_NCCL, MODE_BLOCKING, MODE_STREAM, MODE_OVERLAP, MODE_MESSAGE, MODES };
+static const char *const mode_names[MODES] = {"kernel", "nccl", "blocking", "stream", "overlap", "message"};
 
 struct bench {
     enum mode mode;
@@ -102,6 +103,23 @@ static void launch(struct bench *bench, uint64_t bytes)
                KERNELS_BLOCK_THREADS);
 }
 
+/* There, and, once it is, back. */
+static void exchange(struct bench *bench, uint64_t bytes)
+{
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.stream = on_gpu(bench) ? COMM_STREAM_NONE : NULL;
+    for (uint32_t sender = 0; sender < 2; sender++) {
+        if (bench->rank == sender) {
+            must(comm_send(bench->comm, bench->send, bytes / 4, COMM_F32, 1 - sender, 0, &options),
+                 "comm_send");
+        } else {
+            must(comm_recv(bench->comm, bench->receive, bytes / 4, COMM_F32, sender, 0, &options),
+                 "comm_recv");
+        }
+        must(comm_sync(bench->comm, 0), "comm_sync");
+    }
+}
+
 static void begin(struct bench *bench, uint64_t bytes)
 {
     switch (bench->mode) {
@@ -113,6 +131,9 @@ static void begin(struct bench *bench, uint64_t bytes)
         break;
     case MODE_STREAM:
         submit(bench, bytes, bench->gpu.stream);
+        break;
+    case MODE_MESSAGE:
+        exchange(bench, bytes);
         break;
     case MODE_BLOCKING:
     case MODE_OVERLAP:
@@ -126,7 +147,7 @@ static void finish(struct bench *bench)
 {
     if (bench->mode == MODE_BLOCKING || bench->mode == MODE_OVERLAP) {
         must(comm_sync(bench->comm, 0), "comm_sync");
-    } else {
+    } else if (bench->mode != MODE_MESSAGE) {
         gpu_synchronize(&bench->gpu);
     }
 }
@@ -163,7 +184,8 @@ static void fill(struct bench *bench, void *buffer, float value)
 /* Of the first size's operation, its last element. */
 static void check(struct bench *bench, uint64_t bytes)
 {
-    float value = 0, expected = bench->mode == MODE_NCCL ? 1 : (float)bench->size;
+    bool same = bench->mode == MODE_NCCL || bench->mode == MODE_MESSAGE;
+    float value = 0, expected = same ? 1 : (float)bench->size;
     if (!uses_commd(bench)) {
         bench->receive = (void *)(uintptr_t)bench->outputs[0];
     }
@@ -224,12 +246,13 @@ static void measure(struct bench *bench, uint64_t bytes)
 {
     size_t times = times_of(bench, bytes);
     size_t warm_ups = times < WARM_UPS ? 2 : WARM_UPS;
+    double ways = bench->mode == MODE_MESSAGE ? 2 : 1;
     for (size_t i = 0; i < warm_ups + times; i++) {
         double began_s = figures_now_s();
         begin(bench, bytes);
         finish(bench);
         if (i >= warm_ups) {
-            bench->seconds[i - warm_ups] = figures_now_s() - began_s;
+            bench->seconds[i - warm_ups] = (figures_now_s() - began_s) / ways;
         }
     }
     check(bench, bytes);
@@ -263,7 +286,7 @@ static void measure_all(struct bench *bench)
     struct burn_thread *thread = bench->busy ? burn_thread_start(&bench->gpu, BURN_BYTES) : NULL;
     for (size_t i = 0; i < bench->size_count; i++) {
         measure(bench, bench->sizes[i]);
-        if (bench->sizes[i] < LARGE_BYTES && !bench->busy) {
+        if (bench->sizes[i] < LARGE_BYTES && !bench->busy && bench->mode != MODE_MESSAGE) {
             measure_batch(bench, bench->sizes[i]);
         }
     }
@@ -393,9 +416,11 @@ static bool parse(struct bench *bench, int argc, char **argv)
     for (size_t i = 0; i < bench->size_count; i++) {
         bench->largest = bench->sizes[i] > bench->largest ? bench->sizes[i] : bench->largest;
     }
-    bool fits = bench->mode == MODE_KERNEL ? bench->size <= RANKS_MAX : bench->rank < bench->size;
-    return bench->mode != MODES && bench->size > 0 && fits &&
-           (on_gpu(bench) || (bench->mode == MODE_BLOCKING && !bench->busy));
+    bool fits = bench->mode == MODE_KERNEL    ? bench->size <= RANKS_MAX
+                : bench->mode == MODE_MESSAGE ? bench->rank < 2 && bench->size == 2
+                                              : bench->rank < bench->size;
+    bool needs_gpu = bench->busy || (bench->mode != MODE_BLOCKING && bench->mode != MODE_MESSAGE);
+    return bench->mode != MODES && bench->size > 0 && fits && (on_gpu(bench) || !needs_gpu);
 }
 
 int main(int argc, char **argv)
@@ -407,8 +432,8 @@ int main(int argc, char **argv)
                                  .effort_percent = 100};
     setvbuf(stdout, NULL, _IOLBF, 0);
     if (!parse(&bench, argc, argv)) {
-        fprintf(stderr, "usage: bench_operations kernel|nccl|blocking|stream|overlap [--name NAME] [--rank "
-                        "R] [--size N]\n"
+        fprintf(stderr, "usage: bench_operations kernel|nccl|blocking|stream|overlap|message [--name NAME] "
+                        "[--rank R] [--size N]\n"
                         "       [--device D] [--busy] [--bytes N,N...] [--effort PERCENT]\n");
         return 2;
     }

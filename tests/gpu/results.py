@@ -133,16 +133,24 @@ class Report:
         head = ("us", "kernel, 1 to 1", "NCCL, 1 rank", "commd, 1 rank, blocking", "in a stream", "kernel, 2 to 2", "commd, 2 ranks, blocking", "in a stream")
         return self.table(head, rows) if any(set(row[1:]) != {"-"} for row in rows) else ["Not measured.", ""]
 
-    def nodes(self):
+    def between_nodes(self, mode, what):
         rows = []
-        for size in self.sizes("nodes/blocking/2/idle/"):
+        slowest = min(self.stages().values(), default=None)
+        for size in self.sizes(f"nodes/{mode}/2/idle/"):
             cells = [size_text(size)]
             for place in ("nodes/", "nodes/host/", "nodes, rails/", "nodes, rails/host/"):
-                time_us = self.value(f"{place}blocking/2/idle/{size}/median")
+                time_us = self.value(f"{place}{mode}/2/idle/{size}/median")
                 cells.append(f"{size / time_us / 1e3:.2f}" if time_us else "-")
+            alone_us = self.value(f"nodes/{mode}/2/idle/{size}/median")
+            cells.append(f"{size / alone_us / 1e3 / slowest:.2f}" if alone_us and slowest else "-")
             rows.append(tuple(cells))
+        head = (f"{what}, GB/s", "GPU, one rail", "host, one rail", "GPU, usual rails", "host, usual rails", "GPU, one rail: part of the slowest stage")
+        return self.table(head, rows)
+
+    def nodes(self):
         stages = ", ".join(f"{name} {rate:.2f}" for name, rate in self.stages().items())
-        return [f"Stages alone, GB/s: {stages}.", "", *self.table(("algbw, GB/s", "GPU, one rail", "host, one rail", "GPU, usual rails", "host, usual rails"), rows)]
+        return [f"Stages alone, GB/s: {stages}.", "", *self.between_nodes("blocking", "all-reduce"),
+                "A message goes one way at a time; QUIC alone is measured both ways at once.", "", *self.between_nodes("message", "message")]
 
     def overlaps(self):
         rows = []

@@ -268,6 +268,8 @@ class Library:
         self.calls.comm_init.argtypes = [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
         self.calls.comm_all_reduce.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p]
         self.calls.comm_broadcast.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint32, ctypes.c_void_p]
+        for call in (self.calls.comm_send, self.calls.comm_recv):
+            call.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_uint32, ctypes.c_uint32, ctypes.c_void_p]
         self.calls.comm_sync.argtypes = [ctypes.c_void_p, ctypes.c_uint32]
         self.calls.comm_barrier.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
         self.calls.comm_destroy.argtypes = [ctypes.c_void_p]

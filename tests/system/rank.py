@@ -6,6 +6,7 @@ Prints FORMED, READY after the first right result, then, at its end, "CODE text"
   loop   all-reduces until one fails or `seconds` passed (default 60), or `steps` are done
   idle   forms, then only waits for `seconds`, then one all-reduce
   stream one all-reduce in the GPU's legacy stream: POSTED once it is; ends when the stream is done
+  messages  one message of each of `sizes` (bytes, by commas) at once to the next rank, the same from the one before, again and again as in loop
   kind=broadcast posts a broadcast where the others post an all-reduce
 Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload), device (a GPU, for all-reduces),
 memory (cuda, the default: of cuMemAlloc; comm: of comm_mem_alloc; on a GPU).
@@ -42,6 +43,49 @@ class Buffer:
 
     def read(self):
         return list(memoryview(self.gpu.get(self.at.value, 8 * self.count)).cast("q")) if self.gpu else list(self.values)
+
+
+class Messages:
+    """What goes to the next rank and comes from the one before: one of each size, all at once, each with a tag of its own."""
+
+    def __init__(self, library, rank, size, sizes, device):
+        self.library, self.rank, self.size, self.sizes = library, rank, size, sizes
+        self.gpu = Gpu(device) if device >= 0 else None
+        self.sources, self.sinks = ([self.alloc(each) for each in sizes] for _ in range(2))
+
+    def alloc(self, size):
+        return ctypes.c_void_p(self.gpu.alloc(size + 1)) if self.gpu else ctypes.create_string_buffer(size + 1)
+
+    def put(self, at, data):
+        if self.gpu:
+            self.gpu.put(at.value, data)
+        else:
+            ctypes.memmove(at, data, len(data))
+
+    def get(self, at, size):
+        return self.gpu.get(at.value, size) if self.gpu else at.raw[:size]
+
+    @staticmethod
+    def content(size, rank, tag, step):
+        pattern = b"".join((rank * 1000003 + tag * 7919 + step * 31 + i * i).to_bytes(4, "little") for i in range(1021))
+        return (pattern * (size // len(pattern) + 1))[:size]
+
+    def step(self, comm, step):
+        """Returns the result, and whether what has come is right."""
+        after, before = (self.rank + 1) % self.size, (self.rank - 1) % self.size
+        for tag, size in enumerate(self.sizes):
+            self.put(self.sources[tag], self.content(size, self.rank, tag, step))
+            self.put(self.sinks[tag], b"?" * (size + 1))
+        calls = self.library
+        result = calls.comm_group_begin()
+        for tag, size in enumerate(self.sizes):
+            result = result or calls.comm_send(comm, self.sources[tag], size, calls.DTYPES["u8"], after, tag, None)
+        for tag, size in reversed(list(enumerate(self.sizes))):
+            result = result or calls.comm_recv(comm, self.sinks[tag], size, calls.DTYPES["u8"], before, tag, None)
+        ended = calls.comm_group_end()
+        result = result or ended or calls.comm_sync(comm, 0)
+        right = result != 0 or all(self.get(self.sinks[tag], size + 1) == self.content(size, before, tag, step) + b"?" for tag, size in enumerate(self.sizes))
+        return result, right
 
 
 def in_stream(library, comm, buffer):
@@ -81,13 +125,19 @@ def main():
         result = reduced.alloc(library, client, options.get("memory", "cuda"))
         if result:
             return end(result)
+    messages = Messages(library, rank, size, [int(each) for each in options["sizes"].split(",")], device) if mode == "messages" else None
     if mode == "stream":
         return end(in_stream(library, comm, reduced))
     started = time.monotonic()
     steps = int(options.get("steps", 1 << 60))
     step = 0
-    while result == 0 and (step == 0 or mode == "loop" and step < steps and time.monotonic() - started < seconds):
-        if "pattern" in options:
+    while result == 0 and (step == 0 or mode in ("loop", "messages") and step < steps and time.monotonic() - started < seconds):
+        if messages:
+            result, right = messages.step(comm, step)
+            if not right:
+                print("WRONG", flush=True)
+                return 1
+        elif "pattern" in options:
             buffer = ctypes.create_string_buffer((options["pattern"] * (count * 8)).encode()[:count * 8], count * 8)
             result = library.comm_broadcast(comm, buffer, count, library.DTYPES["i64"], 0, None)
             result = result or library.comm_sync(comm, 0)

@@ -37,8 +37,8 @@
     } while (0)
 #define CHECK_RESULT(call, expected)                                                                         \
     do {                                                                                                     \
-        int found_ = (call);                                                                                 \
-        if (found_ != (expected)) {                                                                          \
+        int found_ = (int)(call);                                                                            \
+        if (found_ != (int)(expected)) {                                                                     \
             (void)fprintf(stderr, "%s:%d: %d, not %d: %s\n", __FILE__, __LINE__, found_, (int)(expected),    \
                           #call);                                                                            \
             _exit(1);                                                                                        \
@@ -146,7 +146,7 @@ __attribute__((unused)) static void case_join(pid_t pid)
     assert_int_equal(status, 0);
 }
 
-__attribute__((unused)) static void case_run(void (*body)(int))
+__attribute__((unused)) static void case_run_with(void (*body)(int), int argument)
 {
     char library[PATH_MAX];
     case_library(library, "libcuda_double.so");
@@ -156,13 +156,18 @@ __attribute__((unused)) static void case_run(void (*body)(int))
     (void)snprintf(case_folder, sizeof case_folder, "/dev/shm/cuda_double_test-XXXXXX");
     assert_non_null(mkdtemp(case_folder));
     assert_int_equal(setenv("CUDA_DOUBLE_FOLDER", case_folder, 1), 0);
-    pid_t pid = case_fork(body, 0);
+    pid_t pid = case_fork(body, argument);
     int status = 0;
     assert_int_equal(waitpid(pid, &status, 0), pid);
     char remove[PATH_MAX + 16];
     (void)snprintf(remove, sizeof remove, "rm -rf %s", case_folder);
     assert_int_equal(system(remove), 0);
     assert_int_equal(status, 0);
+}
+
+__attribute__((unused)) static void case_run(void (*body)(int))
+{
+    case_run_with(body, 0);
 }
 
 /* Pairs of processes tell each other things on a socket, with a descriptor where fd is not negative. */

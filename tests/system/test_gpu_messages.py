@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Messages from and to buffers of GPUs (doubles of them), between real daemons: of all sizes about those of chunks and rings, and cut off in the middle of them."""
+import time
+import unittest
+
+from cluster import Cluster
+from failure_case import HEARTBEAT_BOUND_S, FailureCase, read_until
+
+CHUNK = 512 << 10  # daemon/exec/message_pipe.h
+RING = 8 * CHUNK
+EAGER = 16384      # proto/message_header.h
+BOUNDARIES = (0, 1, EAGER, EAGER + 1, CHUNK - 1, CHUNK, CHUNK + 1, RING, RING + 1, 2 * RING + 4711)
+LARGE = (3 * RING, RING, 5000)
+RING_OF_RANKS = "aabb"  # one message within each node, and one each way between them
+
+
+def text_of(sizes):
+    return "sizes=" + ",".join(map(str, sizes))
+
+
+class GpuMessages(FailureCase):
+    def expect_nothing_left(self, cluster, *nodes):
+        for node in nodes:
+            cluster.wait(lambda node=node: all((gpu["memories"], gpu["clients"]) == (0, []) for gpu in cluster.json(node, "gpus")["gpus"]),
+                         f"node {node} has let go of all memory", timeout_s=5)
+
+    def check_sizes(self, layout, devices, sizes=BOUNDARIES, **environment):
+        with Cluster(sorted(set(layout)), gpus=2, client_environment=environment, daemon_environment=environment) as cluster:
+            for process in self.ranks(cluster, layout, "sizes", "messages", text_of(sizes), "steps=2", devices=devices):
+                self.expect(process, "OK", within_s=60)
+            self.expect_nothing_left(cluster, *set(layout))
+            return max(cluster.json(node, "gpus")["pinned_bytes"] for node in set(layout))
+
+    def test_between_nodes(self):
+        self.check_sizes("ab", [0, 1])
+
+    def test_to_oneself(self):
+        self.check_sizes("a", [1])
+
+    def test_within_and_between_nodes(self):
+        self.check_sizes(RING_OF_RANKS, [0, 1, 0, 0])
+
+    def test_gpus_that_do_not_reach_each_other(self):
+        self.check_sizes("aab", [0, 1, 0], CUDA_DOUBLE_PEER="0")
+
+    def test_some_on_the_host(self):
+        self.check_sizes("aabbb", [0, -1, -1, 1, 0])
+
+    def test_gpus_that_are_late(self):
+        self.check_sizes(RING_OF_RANKS, [0, 1, 0, 1], sizes=(1, EAGER, CHUNK + 1, RING + 1), CUDA_DOUBLE_DELAY_US="2000", CUDA_DOUBLE_BLOCKING_ALLOCATION="1")
+
+    def test_pinned_memory_is_bounded(self):
+        """What messages go through does not grow with them, nor beyond a bound with their number."""
+        self.assertLess(self.check_sizes("ab", [0, 1], sizes=[12 * RING] * 2), 18 << 20)
+        self.assertLess(self.check_sizes("ab", [0, 1], sizes=[RING + CHUNK] * 12), 66 << 20)
+
+    # --- Ends ---
+
+    def check_killed(self, layout, devices, victim, after_s=0.0):
+        with Cluster(sorted(set(layout)), gpus=2) as cluster:
+            ranks = self.start(cluster, layout, "work", "messages", text_of(LARGE), devices=devices)
+            time.sleep(after_s)
+            ranks[victim].kill()
+            for rank, process in enumerate(ranks):
+                if rank != victim:
+                    self.expect(process, "RANK_LOST", f"rank {victim}", f"node {layout[victim]}", within_s=5)
+            self.expect_nothing_left(cluster, *set(layout))
+            for process in self.ranks(cluster, layout, "work", "messages", text_of(LARGE), "steps=1", devices=devices):
+                self.expect(process, "OK", within_s=20)
+
+    def test_killed_client(self):
+        for victim in range(4):
+            with self.subTest(victim):
+                self.check_killed(RING_OF_RANKS, [0, 1, 0, 1], victim, 0.013 * victim)
+
+    def test_killed_client_with_its_buffers_on_the_host(self):
+        self.check_killed("ab", [-1, 0], 0)
+        self.check_killed("ab", [0, -1], 1, 0.01)
+
+    def test_killed_daemon(self):
+        with Cluster("ab", gpus=2) as cluster:
+            ranks = self.start(cluster, RING_OF_RANKS, "work", "messages", text_of(LARGE), devices=[0, 1, 0, 1])
+            cluster.daemons["b"].kill()
+            for process in ranks[:2]:
+                self.expect(process, "NODE_LOST", "node b", within_s=HEARTBEAT_BOUND_S)
+            for process in ranks[2:]:
+                self.expect(process, "DAEMON_LOST", within_s=2)
+            self.expect_nothing_left(cluster, "a")
+            for process in self.ranks(cluster, "aa", "survivors", "messages", text_of(LARGE), "steps=1", devices=[0, 1]):
+                self.expect(process, "OK", within_s=20)
+
+    def test_a_recv_that_is_not_posted(self):
+        """Large and small wait for it; their deadline ends them, and nothing stays behind."""
+        with Cluster("ab", gpus=1) as cluster:
+            waits = cluster.rank("a", "half", 0, 2, "messages", text_of(LARGE), "op_timeout_ms=700", "device=0")
+            idle = cluster.rank("b", "half", 1, 2, "idle", "op_timeout_ms=700", "device=0", "seconds=20")
+            read_until(idle, "FORMED")
+            self.expect(waits, "TIMED_OUT", "no recv has taken it", within_s=10)
+            idle.kill()
+            self.expect_nothing_left(cluster, "a", "b")
+
+    # --- Faults ---
+
+    def check_fault(self, rule, symbol, code="DEVICE", breaks=False, layout="ab", devices=(0, 0), **settings):
+        """On node a, in the middle of messages: all ranks are told which GPU and call; the next communicator works."""
+        with Cluster(sorted(set(layout)), gpus=2, start=False) as cluster:
+            for name in sorted(set(layout)):
+                cluster.start(name, environment=dict(settings, CUDA_DOUBLE_FAIL=rule) if name == "a" else settings)
+            cluster.wait_ready()
+            for process in self.ranks(cluster, layout, "broken", "messages", text_of(LARGE), devices=devices):
+                self.expect(process, code, "GPU 0", symbol, within_s=15)
+            self.expect_nothing_left(cluster, *set(layout))
+            devices = [1] * len(layout) if breaks else devices
+            for process in self.ranks(cluster, layout, "again", "messages", text_of(LARGE), "steps=1", devices=devices):
+                self.expect(process, "OK", within_s=20)
+            for name in set(layout):
+                cluster.daemons[name].terminate()
+                self.assertEqual(cluster.daemons[name].wait(timeout=20), 0, cluster.log(name))
+
+    def test_a_copy_that_fails(self):
+        for number in (1, 9, 30):
+            with self.subTest(number):
+                self.check_fault(f"cuMemcpyAsync:{number}=1", "cuMemcpyAsync")
+
+    def test_a_copy_that_breaks_the_gpu(self):
+        self.check_fault("cuMemcpyAsync:12=700", "cuMemcpyAsync", breaks=True)
+
+    def test_a_copy_within_a_node_that_fails(self):
+        self.check_fault("cuMemcpyAsync:2=1", "cuMemcpyAsync", layout="aa")
+
+    def test_a_mark_that_fails(self):
+        self.check_fault("cuStreamWriteValue64:7=1", "cuStreamWriteValue64")
+
+    def test_no_pinned_memory(self):
+        self.check_fault("cuMemHostAlloc:3", "cuMemHostAlloc", code="NO_MEMORY")
+
+    def test_work_that_fails_later(self):
+        self.check_fault("cuStreamQuery:2=719", "cuStreamQuery", breaks=True, CUDA_DOUBLE_DELAY_US="20000")
+
+
+if __name__ == "__main__":
+    unittest.main()

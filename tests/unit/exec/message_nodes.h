@@ -1,0 +1,359 @@
+#ifndef TESTS_UNIT_EXEC_MESSAGE_NODES_H
+#define TESTS_UNIT_EXEC_MESSAGE_NODES_H
+
+#include <stdbool.h>
+
+#include "daemon/base/time.h"
+#include "daemon/dev/gpu.h"
+#include <utlist.h>
+
+#include "daemon/exec/exec_internal.h"
+#include "daemon/net/mem.h"
+#include "proto/message_header.h"
+#include "tests/unit/cuda_double/case.h"
+
+/*
+ * Engines of two nodes that share the GPUs of this process, which are doubles, on an in-memory network: rank
+ * r is of node r % 2. For processes of case_run: whatever is unexpected ends the process. The network's time
+ * is virtual, the GPUs' is not.
+ */
+#define NODES 2u
+#define NODES_RANKS 4u
+#define NODES_TIMEOUT_S 100
+#define CHUNK MESSAGE_PIPE_CHUNK_BYTES
+#define RING (MESSAGE_PIPE_CHUNK_BYTES * MESSAGE_PIPE_CHUNKS_MAX)
+#define ON_HOST (-1)
+
+struct nodes;
+
+struct node {
+    char name[8];
+    struct net *net;
+    struct exec *exec;
+    struct exec_comm *comm;
+    bool woken;
+    uint32_t ups;
+    uint32_t failures;
+    struct error failure;
+};
+
+struct nodes {
+    struct mem_network *network;
+    struct dev_gpus *gpus;
+    struct node at[NODES];
+    const char *names[NODES];
+    uint64_t now_ns;
+    uint32_t under_way; /* messages */
+};
+
+struct buffer {
+    int gpu;
+    size_t bytes;
+    void *at; /* bytes, and GUARD_BYTES that nobody touches */
+};
+#define GUARD_BYTES 64u
+#define POISON 0x5a
+
+/* One send or receive, of bytes. */
+struct posted {
+    struct nodes *nodes;
+    uint32_t calls;
+    struct error result;
+    uint32_t source;
+    uint64_t count;
+};
+
+static struct nodes nodes;
+
+static void node_woken(void *context)
+{
+    ((struct node *)context)->woken = true;
+}
+
+static void node_up(void *context, uint32_t peer, uint64_t now_ns)
+{
+    (void)peer;
+    (void)now_ns;
+    ((struct node *)context)->ups++;
+}
+
+static void node_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
+{
+    (void)context;
+    (void)peer;
+    (void)cause;
+    (void)now_ns;
+}
+
+static void node_failed(void *context, const struct error *cause, uint64_t now_ns)
+{
+    struct node *node = context;
+    (void)now_ns;
+    node->failures++;
+    node->failure = *cause;
+}
+
+/* As a daemon's loop: who is not woken does not run. */
+static void nodes_turn(void)
+{
+    uint64_t next_ns = mem_network_next_ns(nodes.network);
+    nodes.now_ns = next_ns == TIME_NEVER || next_ns <= nodes.now_ns ? nodes.now_ns + TIME_US : next_ns;
+    mem_network_advance(nodes.network, nodes.now_ns);
+    for (uint32_t i = 0; i < NODES; i++) {
+        struct node *node = &nodes.at[i];
+        if (nodes.now_ns >= exec_next_deadline_ns(node->exec)) {
+            exec_tick(node->exec, nodes.now_ns);
+        }
+        if (node->woken) {
+            node->woken = false;
+            node->woken |= exec_run(node->exec, nodes.now_ns);
+        }
+    }
+}
+
+__attribute__((unused)) static void nodes_turns(uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        nodes_turn();
+    }
+}
+
+/* What is left. */
+static void nodes_print(void)
+{
+    for (uint32_t i = 0; i < NODES; i++) {
+        const struct exec_posted *posted;
+        DL_FOREACH(nodes.at[i].comm->messages.posted, posted)
+        {
+            char text[128];
+            exec_describe_message(nodes.at[i].comm, posted->call.context, text, sizeof text);
+            (void)fprintf(stderr, "n%u: rank %u, %llu bytes, state %d: %s\n", i, posted->call.rank,
+                          (unsigned long long)posted->call.count_elements, posted->state, text);
+        }
+    }
+}
+
+__attribute__((unused)) static void nodes_wait(uint32_t under_way)
+{
+    time_t began = time(NULL);
+    while (nodes.under_way > under_way) {
+        bool in_time = time(NULL) - began < NODES_TIMEOUT_S;
+        if (!in_time) {
+            nodes_print();
+        }
+        CHECK(in_time);
+        nodes_turn();
+    }
+}
+
+static void nodes_comm(uint32_t i)
+{
+    uint32_t peers[NODES] = {0, 0};
+    uint32_t node_of_rank[NODES_RANKS] = {0, 1, 0, 1};
+    struct exec_comm_options options = {.comm_id = 99,
+                                        .generation = 1,
+                                        .size = NODES_RANKS,
+                                        .node_of_rank = node_of_rank,
+                                        .node_count = NODES,
+                                        .node_index = i,
+                                        .peers = peers,
+                                        .node_names = nodes.names,
+                                        .slice_bytes = 1 << 20,
+                                        .name = "test",
+                                        .failed = node_failed,
+                                        .network = coll_network_default,
+                                        .context = &nodes.at[i]};
+    CHECK_RESULT(exec_comm_new(nodes.at[i].exec, &options, &nodes.at[i].comm, NULL), STATUS_OK);
+}
+
+/* Of the double, by its environment, as it is when this is called. */
+__attribute__((unused)) static void nodes_start(const struct mem_conditions *conditions)
+{
+    static const struct mem_conditions usual = {
+        .loss = 0.01, .delay_ns = 20 * TIME_US, .jitter_ns = 20 * TIME_US, .packet_bytes = 65536};
+    struct error error;
+    uint32_t peer;
+    memset(&nodes, 0, sizeof nodes);
+    nodes.now_ns = TIME_S;
+    CHECK_RESULT(dev_gpus_open(true, &nodes.gpus, &error), STATUS_OK);
+    case_load();
+    CHECK_RESULT(mem_network_new(4711, conditions != NULL ? conditions : &usual, &nodes.network, NULL),
+                 STATUS_OK);
+    for (uint32_t i = 0; i < NODES; i++) {
+        struct node *node = &nodes.at[i];
+        (void)snprintf(node->name, sizeof node->name, "n%u", i);
+        nodes.names[i] = node->name;
+        CHECK_RESULT(mem_network_add(nodes.network, node->name, &node->net, NULL), STATUS_OK);
+        struct net_peer_handler handler = {
+            .context = node, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
+        net_set_peer_handler(node->net, &handler);
+        CHECK_RESULT(exec_new(node->net, node_woken, node, &node->exec, NULL), STATUS_OK);
+        exec_set_gpus(node->exec, nodes.gpus);
+    }
+    for (uint32_t i = 0; i < NODES; i++) {
+        CHECK_RESULT(net_add_peer(nodes.at[i].net, nodes.names[1 - i], "x:1", &peer, NULL), STATUS_OK);
+    }
+    CHECK_RESULT(net_connect(nodes.at[0].net, 0, NULL), STATUS_OK);
+    while (nodes.at[0].ups == 0 || nodes.at[1].ups == 0) {
+        nodes_turn();
+    }
+    nodes_comm(0);
+    nodes_comm(1);
+}
+
+__attribute__((unused)) static void nodes_abort(uint32_t i, const char *text)
+{
+    struct error cause;
+    error_set(&cause, STATUS_RANK_LOST, "%s", text);
+    exec_comm_abort(nodes.at[i].comm, &cause, nodes.now_ns);
+}
+
+/* Every message has ended, and every GPU is what it was. */
+__attribute__((unused)) static void nodes_stop(void)
+{
+    CHECK(nodes.under_way == 0);
+    for (uint32_t i = 0; i < NODES; i++) {
+        CHECK(exec_comm_idle(nodes.at[i].comm));
+        exec_comm_free(nodes.at[i].comm);
+        exec_free(nodes.at[i].exec);
+        net_free(nodes.at[i].net);
+    }
+    mem_network_free(nodes.network);
+    dev_gpus_close(nodes.gpus);
+}
+
+/* --- Buffers --- */
+
+static unsigned char byte_of(uint64_t seed, uint64_t at)
+{
+    return (unsigned char)((seed + 1) * 167 + at * 13 + (at >> 8) * 5 + (at >> 19) * 7);
+}
+
+static void buffer_set(const struct buffer *buffer, size_t offset, const void *bytes, size_t size)
+{
+    if (buffer->gpu == ON_HOST) {
+        memcpy((unsigned char *)buffer->at + offset, bytes, size);
+    } else if (size > 0) {
+        OK(beyond.copy_from_host_now((cuda_pointer)(uintptr_t)buffer->at + offset, bytes, size));
+    }
+}
+
+static void buffer_get(const struct buffer *buffer, size_t offset, void *bytes, size_t size)
+{
+    if (buffer->gpu == ON_HOST) {
+        memcpy(bytes, (const unsigned char *)buffer->at + offset, size);
+    } else if (size > 0) {
+        OK(beyond.copy_to_host_now(bytes, (cuda_pointer)(uintptr_t)buffer->at + offset, size));
+    }
+}
+
+static unsigned char *bytes_new(size_t size)
+{
+    unsigned char *bytes = malloc(size);
+    CHECK(bytes != NULL);
+    return bytes;
+}
+
+/* Poisoned. */
+__attribute__((unused)) static struct buffer buffer_new(int gpu, size_t bytes)
+{
+    struct buffer buffer = {.gpu = gpu, .bytes = bytes};
+    unsigned char *poison = bytes_new(bytes + GUARD_BYTES);
+    if (gpu == ON_HOST) {
+        buffer.at = bytes_new(bytes + GUARD_BYTES);
+    } else {
+        (void)case_context(gpu);
+        buffer.at = (void *)(uintptr_t)case_alloc(bytes + GUARD_BYTES);
+    }
+    memset(poison, POISON, bytes + GUARD_BYTES);
+    buffer_set(&buffer, 0, poison, bytes + GUARD_BYTES);
+    free(poison);
+    return buffer;
+}
+
+__attribute__((unused)) static void buffer_free(const struct buffer *buffer)
+{
+    if (buffer->gpu == ON_HOST) {
+        free(buffer->at);
+    } else {
+        (void)case_context(buffer->gpu);
+        OK(cuda->memory_free((cuda_pointer)(uintptr_t)buffer->at));
+    }
+}
+
+__attribute__((unused)) static void buffer_fill(const struct buffer *buffer, uint64_t seed)
+{
+    unsigned char *bytes = bytes_new(buffer->bytes + 1);
+    for (size_t i = 0; i < buffer->bytes; i++) {
+        bytes[i] = byte_of(seed, i);
+    }
+    buffer_set(buffer, 0, bytes, buffer->bytes);
+    free(bytes);
+}
+
+/* The first so many are the sender's, all others poison. */
+__attribute__((unused)) static void buffer_check(const struct buffer *buffer, uint64_t seed, size_t count)
+{
+    unsigned char *bytes = bytes_new(buffer->bytes + GUARD_BYTES);
+    buffer_get(buffer, 0, bytes, buffer->bytes + GUARD_BYTES);
+    for (size_t i = 0; i < buffer->bytes + GUARD_BYTES; i++) {
+        unsigned char expected = i < count ? byte_of(seed, i) : POISON;
+        if (bytes[i] != expected) {
+            (void)fprintf(stderr, "byte %zu of %zu is %u, not %u\n", i, count, bytes[i], expected);
+            _exit(1);
+        }
+    }
+    free(bytes);
+}
+
+/* --- Messages --- */
+
+static void message_done(void *context, const struct error *result, uint32_t source_rank,
+                         uint64_t count_elements, uint64_t now_ns)
+{
+    struct posted *posted = context;
+    (void)now_ns;
+    posted->calls++;
+    CHECK(posted->calls == 1);
+    posted->result = *result;
+    posted->source = source_rank;
+    posted->count = count_elements;
+    nodes.under_way--;
+}
+
+static enum status message_post(struct posted *posted, bool sends, uint32_t rank, uint32_t peer, uint32_t tag,
+                                const struct buffer *buffer, const struct exec_fence *fence,
+                                struct error *error)
+{
+    *posted = (struct posted){.calls = 0};
+    struct exec_message message = {.sends = sends,
+                                   .rank = rank,
+                                   .peer_rank = peer,
+                                   .tag = tag,
+                                   .dtype = DTYPE_U8,
+                                   .count_elements = buffer->bytes,
+                                   .buffer = buffer->at,
+                                   .on_gpu = buffer->gpu != ON_HOST,
+                                   .gpu = buffer->gpu == ON_HOST ? 0 : (uint32_t)buffer->gpu,
+                                   .waits = fence,
+                                   .wait_count = fence != NULL ? 1 : 0,
+                                   .done = message_done,
+                                   .context = posted};
+    enum status status = exec_post_message(nodes.at[rank % NODES].comm, &message, error);
+    nodes.under_way += status == STATUS_OK ? 1 : 0;
+    return status;
+}
+
+__attribute__((unused)) static void message_send(struct posted *posted, uint32_t rank, uint32_t peer,
+                                                 uint32_t tag, const struct buffer *buffer)
+{
+    CHECK_RESULT(message_post(posted, true, rank, peer, tag, buffer, NULL, NULL), STATUS_OK);
+}
+
+__attribute__((unused)) static void message_receive(struct posted *posted, uint32_t rank, uint32_t peer,
+                                                    uint32_t tag, const struct buffer *buffer)
+{
+    CHECK_RESULT(message_post(posted, false, rank, peer, tag, buffer, NULL, NULL), STATUS_OK);
+}
+
+#endif

@@ -1,0 +1,401 @@
+#include "tests/unit/exec/message_nodes.h"
+
+/* Messages from and to GPUs, which are doubles, between two nodes and within one. */
+
+/* Rank 0 is of the one node, rank 1 of the other, rank 2 of the first. */
+static void one_message(size_t bytes, int from, int to, uint32_t receiver, bool receive_first, size_t room)
+{
+    struct buffer source = buffer_new(from, bytes), sink = buffer_new(to, bytes + room);
+    struct posted send, receive;
+    buffer_fill(&source, bytes);
+    if (receive_first) {
+        message_receive(&receive, receiver, COMM_ANY_SOURCE_RANK, 7, &sink);
+        nodes_turns(3);
+        message_send(&send, 0, receiver, 7, &source);
+    } else {
+        message_send(&send, 0, receiver, 7, &source);
+        nodes_turns(300); /* its envelope has come */
+        message_receive(&receive, receiver, 0, 7, &sink);
+    }
+    nodes_wait(0);
+    CHECK_RESULT(send.result.status, STATUS_OK);
+    CHECK_RESULT(receive.result.status, STATUS_OK);
+    CHECK(receive.source == 0 && receive.count == bytes);
+    buffer_check(&sink, bytes, bytes);
+    buffer_free(&source);
+    buffer_free(&sink);
+}
+
+static void all_places(const size_t *sizes, size_t size_count)
+{
+    static const int places[][2] = {{0, 1}, {1, 1}, {0, ON_HOST}, {ON_HOST, 1}};
+    for (size_t s = 0; s < size_count; s++) {
+        for (size_t p = 0; p < sizeof places / sizeof places[0]; p++) {
+            for (uint32_t receiver = 1; receiver <= 2; receiver++) {
+                bool first = (s + p + receiver) % 2 == 0;
+                one_message(sizes[s], places[p][0], places[p][1], receiver, first, p % 2 * 100);
+            }
+        }
+    }
+}
+
+static void boundaries(int unused)
+{
+    static const size_t sizes[] = {0,
+                                   1,
+                                   MESSAGE_EAGER_MAX_BYTES,
+                                   MESSAGE_EAGER_MAX_BYTES + 1,
+                                   65536,
+                                   CHUNK - 1,
+                                   CHUNK,
+                                   CHUNK + 1,
+                                   RING,
+                                   RING + 1,
+                                   3 * RING + 4711};
+    (void)unused;
+    nodes_start(NULL);
+    all_places(sizes, sizeof sizes / sizeof sizes[0]);
+    /* One message at a time: each node, each way, a ring; and words of queues. */
+    CHECK(dev_pinned_bytes(nodes.gpus) <= 4 * RING + (1u << 20));
+    nodes_stop();
+}
+
+static void test_boundaries(void **state)
+{
+    (void)state;
+    case_run(boundaries);
+}
+
+static void late_gpus(int unused)
+{
+    static const size_t sizes[] = {0, 1000, CHUNK + 1, 2 * RING + 1};
+    (void)unused;
+    nodes_start(NULL);
+    all_places(sizes, sizeof sizes / sizeof sizes[0]);
+    nodes_stop();
+}
+
+static void test_late_gpus(void **state)
+{
+    (void)state;
+    setenv("CUDA_DOUBLE_DELAY_US", "500", 1);
+    case_run(late_gpus);
+    setenv("CUDA_DOUBLE_PEER", "0", 1);
+    case_run(late_gpus);
+    unsetenv("CUDA_DOUBLE_PEER");
+    unsetenv("CUDA_DOUBLE_DELAY_US");
+}
+
+/* --- The pipeline --- */
+
+static uint64_t stream_bytes(void)
+{
+    struct mem_network_counters counters;
+    mem_network_counters(nodes.network, &counters);
+    return counters.stream_bytes;
+}
+
+static bool has_come(const struct buffer *sink, uint64_t seed, size_t at)
+{
+    unsigned char byte;
+    buffer_get(sink, at, &byte, 1);
+    return byte == byte_of(seed, at);
+}
+
+/* How far each stage is, as the others see it: the source is changed behind what was copied of it, and what
+ * is on the GPU of the receiver is there while the end of it has not left the sender. */
+static void stages_overlap(int unused)
+{
+    enum { RINGS = 6 };
+    struct mem_conditions slow = {
+        .delay_ns = 50 * TIME_US, .packet_bytes = 65536, .bandwidth_bytes_s = 1000000000};
+    (void)unused;
+    nodes_start(&slow);
+    struct buffer source = buffer_new(0, RINGS * RING), sink = buffer_new(1, RINGS * RING);
+    struct posted send, receive;
+    buffer_fill(&source, 1);
+    uint64_t before = stream_bytes();
+    message_send(&send, 0, 1, 7, &source);
+    message_receive(&receive, 1, 0, 7, &sink);
+    uint32_t arrived_early = 0;
+    for (uint64_t chunk = 0; chunk < RINGS * MESSAGE_PIPE_CHUNKS_MAX - 1; chunk++) {
+        while (!has_come(&sink, 1, chunk * CHUNK + CHUNK - 1)) {
+            nodes_turn();
+        }
+        uint64_t sent = stream_bytes() - before;
+        CHECK(send.calls + receive.calls == 0 || sent >= source.bytes);
+        arrived_early += sent <= source.bytes - CHUNK ? 1 : 0;
+    }
+    nodes_wait(0);
+    buffer_check(&sink, 1, sink.bytes);
+    /* All but those at the end were on the receiver's GPU before the last chunk had left. */
+    CHECK(arrived_early >= (RINGS - 2) * MESSAGE_PIPE_CHUNKS_MAX);
+    CHECK(dev_pinned_bytes(nodes.gpus) <= 2 * RING + (1u << 20));
+    buffer_free(&source);
+    buffer_free(&sink);
+    nodes_stop();
+}
+
+static void test_stages_overlap(void **state)
+{
+    (void)state;
+    case_run(stages_overlap);
+}
+
+/* --- Many at once --- */
+
+#define MANY 24u
+
+/* More than there is memory for, both ways between two nodes and within both, and taken in another order than
+ * sent: those that are taken last hold nobody up. */
+static void many(int unused)
+{
+    static struct posted sends[4][MANY], receives[4][MANY];
+    static struct buffer sources[4][MANY], sinks[4][MANY];
+    static const uint32_t ways[4][2] = {{0, 1}, {1, 0}, {0, 2}, {3, 1}};
+    static const size_t sizes[] = {RING + 1, 5000, 3 * CHUNK, 0, 20000, RING};
+    (void)unused;
+    nodes_start(NULL);
+    for (uint32_t w = 0; w < 4; w++) {
+        for (uint32_t i = 0; i < MANY; i++) {
+            size_t bytes = sizes[i % 6];
+            sources[w][i] = buffer_new(i % 5 == 4 ? ON_HOST : (int)(i % 2), bytes);
+            sinks[w][i] = buffer_new(i % 7 == 6 ? ON_HOST : (int)((i + w) % 2), bytes + 3);
+            buffer_fill(&sources[w][i], w * 100 + i);
+            message_send(&sends[w][i], ways[w][0], ways[w][1], i, &sources[w][i]);
+        }
+        nodes_turns(50);
+    }
+    for (uint32_t i = MANY; i-- > 0;) {
+        for (uint32_t w = 0; w < 4; w++) {
+            message_receive(&receives[w][i], ways[w][1], i % 3 == 0 ? COMM_ANY_SOURCE_RANK : ways[w][0], i,
+                            &sinks[w][i]);
+        }
+        nodes_turns(i % 5);
+        if (i == 3) {
+            nodes_wait(40);
+        }
+    }
+    nodes_wait(0);
+    /* By the receiver's rank alone an any-source receive is not told: both senders to rank 1 use all tags. */
+    for (uint32_t w = 0; w < 4; w++) {
+        for (uint32_t i = 0; i < MANY; i++) {
+            CHECK_RESULT(sends[w][i].result.status, STATUS_OK);
+            CHECK_RESULT(receives[w][i].result.status, STATUS_OK);
+            uint32_t of = receives[w][i].source == ways[w][0] ? w : 3 - w;
+            CHECK(receives[w][i].source == ways[of][0] && receives[w][i].count == sources[of][i].bytes);
+            buffer_check(&sinks[w][i], of * 100 + i, sources[of][i].bytes);
+            buffer_free(&sources[w][i]);
+        }
+    }
+    for (uint32_t w = 0; w < 4; w++) {
+        for (uint32_t i = 0; i < MANY; i++) {
+            buffer_free(&sinks[w][i]);
+        }
+    }
+    CHECK(dev_pinned_bytes(nodes.gpus) <= 4 * EXEC_PIPES_MAX_BYTES + (1u << 20));
+    nodes_stop();
+}
+
+static void test_many_at_once(void **state)
+{
+    (void)state;
+    setenv("CUDA_DOUBLE_MEMORY_BYTES", "4294967296", 1);
+    case_run(many);
+    unsetenv("CUDA_DOUBLE_MEMORY_BYTES");
+}
+
+/* Each node accepts as much as it has memory for, and so does the other: what is to be sent has its own. */
+static void both_ways(int unused)
+{
+    enum { COUNT = 12 };
+    static struct posted sends[2][COUNT], receives[2][COUNT];
+    struct buffer source, sinks[2][COUNT];
+    (void)unused;
+    nodes_start(NULL);
+    source = buffer_new(0, RING + 1);
+    buffer_fill(&source, 5);
+    for (uint32_t way = 0; way < 2; way++) {
+        for (uint32_t i = 0; i < COUNT; i++) {
+            sinks[way][i] = buffer_new(1, RING + 1);
+            message_send(&sends[way][i], way, 1 - way, i, &source);
+            message_receive(&receives[way][i], 1 - way, way, i, &sinks[way][i]);
+        }
+    }
+    nodes_wait(0);
+    for (uint32_t i = 0; i < 2 * COUNT; i++) {
+        CHECK_RESULT(receives[i % 2][i / 2].result.status, STATUS_OK);
+        buffer_check(&sinks[i % 2][i / 2], 5, RING + 1);
+        buffer_free(&sinks[i % 2][i / 2]);
+    }
+    /* All of it was used, and no more. */
+    CHECK(dev_pinned_bytes(nodes.gpus) >= 2 * EXEC_PIPES_MAX_BYTES);
+    CHECK(dev_pinned_bytes(nodes.gpus) <= 4 * EXEC_PIPES_MAX_BYTES + (1u << 20));
+    buffer_free(&source);
+    nodes_stop();
+}
+
+static void test_both_ways_at_once(void **state)
+{
+    (void)state;
+    case_run(both_ways);
+}
+
+/* Of one sender, receiver and tag: small behind large behind small. */
+static void in_order(int unused)
+{
+    enum { COUNT = 12 };
+    static const size_t sizes[] = {100, RING + 7, 16000, 0, CHUNK, 30000};
+    struct buffer sources[COUNT], sinks[COUNT];
+    struct posted sends[COUNT], receives[COUNT];
+    (void)unused;
+    nodes_start(NULL);
+    for (uint32_t receiver = 1; receiver <= 2; receiver++) {
+        for (uint32_t i = 0; i < COUNT; i++) {
+            sources[i] = buffer_new(i % 4 == 3 ? ON_HOST : (int)(i % 2), sizes[i % 6]);
+            sinks[i] = buffer_new((int)(i % 2), RING + 7);
+            buffer_fill(&sources[i], i);
+            message_send(&sends[i], 0, receiver, 1, &sources[i]);
+        }
+        for (uint32_t i = 0; i < COUNT; i++) {
+            message_receive(&receives[i], receiver, 0, 1, &sinks[i]);
+        }
+        nodes_wait(0);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            CHECK(receives[i].count == sizes[i % 6]);
+            buffer_check(&sinks[i], i, sizes[i % 6]);
+            buffer_free(&sources[i]);
+            buffer_free(&sinks[i]);
+        }
+    }
+    nodes_stop();
+}
+
+static void test_in_order(void **state)
+{
+    (void)state;
+    case_run(in_order);
+    setenv("CUDA_DOUBLE_DELAY_US", "1000", 1);
+    case_run(in_order);
+    unsetenv("CUDA_DOUBLE_DELAY_US");
+}
+
+/* --- Streams of the clients --- */
+
+static bool is_described(uint32_t node, const struct posted *posted, const char *as)
+{
+    char text[128];
+    exec_describe_message(nodes.at[node].comm, posted, text, sizeof text);
+    return strstr(text, as) != NULL;
+}
+
+/* A send that waits for its stream holds back those behind it; a receive that does touches nothing. */
+static void words(int unused)
+{
+    static _Atomic uint64_t sends_word, receives_word;
+    static const size_t sizes[] = {5, 100000, CHUNK + 1};
+    static const int places[] = {0, ON_HOST};
+    struct exec_fence of_sends = {&sends_word, 1}, of_receives = {&receives_word, 1};
+    (void)unused;
+    nodes_start(NULL);
+    for (size_t s = 0; s < 3; s++) {
+        for (uint32_t p = 0; p < 4; p++) {
+            uint32_t receiver = 1 + p / 2;
+            struct buffer sources[2], sinks[2];
+            struct posted sends[2], receives[2];
+            sends_word = receives_word = 0;
+            for (uint32_t i = 0; i < 2; i++) {
+                sources[i] = buffer_new(places[p % 2], sizes[s]);
+                sinks[i] = buffer_new(places[p % 2], sizes[s]);
+                buffer_fill(&sources[i], 77); /* to be changed before the stream is there */
+                CHECK_RESULT(message_post(&sends[i], true, 0, receiver, 1, &sources[i],
+                                          i == 0 ? &of_sends : NULL, NULL),
+                             STATUS_OK);
+                CHECK_RESULT(message_post(&receives[i], false, receiver, 0, 1, &sinks[i],
+                                          i == 0 ? &of_receives : NULL, NULL),
+                             STATUS_OK);
+            }
+            nodes_turns(2000);
+            CHECK(nodes.under_way == 4);
+            CHECK(is_described(0, &sends[0], "send to") &&
+                  is_described(0, &sends[0], "waiting for its stream"));
+            CHECK(is_described(receiver % 2, &receives[0], ": nothing has come"));
+            for (uint32_t i = 0; i < 2; i++) {
+                buffer_fill(&sources[i], i);
+            }
+            sends_word = 1;
+            nodes_wait(sizes[s] <= MESSAGE_EAGER_MAX_BYTES && receiver == 1 ? 1 : 2);
+            nodes_turns(2000);
+            CHECK(receives[0].calls == 0 && receives[1].calls == 1);
+            CHECK(is_described(receiver % 2, &receives[0], "waiting for its stream"));
+            buffer_check(&sinks[0], 0, 0);
+            receives_word = 2;
+            nodes_wait(0);
+            for (uint32_t i = 0; i < 2; i++) {
+                buffer_check(&sinks[i], i, sizes[s]);
+                buffer_free(&sources[i]);
+                buffer_free(&sinks[i]);
+            }
+        }
+    }
+    nodes_stop();
+}
+
+static void test_streams_are_waited_for(void **state)
+{
+    (void)state;
+    case_run(words);
+}
+
+/* --- Contradictions --- */
+
+static void too_long(int unused)
+{
+    static const size_t sizes[] = {10, RING};
+    (void)unused;
+    nodes_start(NULL);
+    for (size_t s = 0; s < 2; s++) {
+        for (uint32_t receiver = 1; receiver <= 2; receiver++) {
+            struct buffer source = buffer_new(0, sizes[s]), sink = buffer_new(1, sizes[s] - 1);
+            struct posted send, receive;
+            char expected[128];
+            message_send(&send, 0, receiver, 3, &source);
+            nodes_turns(receiver == 1 ? 100 : 0);
+            message_receive(&receive, receiver, 0, 3, &sink);
+            nodes_wait(0);
+            (void)snprintf(expected, sizeof expected,
+                           "\"test\": rank 0 sent %zu u8 to rank %u, tag 3; its recv has room for %zu u8",
+                           sizes[s], receiver, sizes[s] - 1);
+            CHECK_RESULT(receive.result.status, STATUS_MISMATCH);
+            CHECK(strcmp(receive.result.text, expected) == 0);
+            bool eager = receiver == 1 && sizes[s] <= MESSAGE_EAGER_MAX_BYTES;
+            CHECK_RESULT(send.result.status, eager ? STATUS_OK : STATUS_MISMATCH);
+            CHECK(eager || strcmp(send.result.text, expected) == 0);
+            buffer_check(&sink, 0, 0);
+            buffer_free(&source);
+            buffer_free(&sink);
+        }
+    }
+    nodes_stop();
+}
+
+static void test_too_long(void **state)
+{
+    (void)state;
+    case_run(too_long);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_boundaries),
+        cmocka_unit_test(test_late_gpus),
+        cmocka_unit_test(test_stages_overlap),
+        cmocka_unit_test(test_many_at_once),
+        cmocka_unit_test(test_both_ways_at_once),
+        cmocka_unit_test(test_in_order),
+        cmocka_unit_test(test_streams_are_waited_for),
+        cmocka_unit_test(test_too_long),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

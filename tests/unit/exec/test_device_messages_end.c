@@ -1,0 +1,236 @@
+#include "tests/unit/exec/message_nodes.h"
+
+/* Messages from and to GPUs, which are doubles, whose communicator ends in the middle of them. */
+
+#define MESSAGES 8u
+
+struct traffic {
+    struct buffer sources[MESSAGES], sinks[MESSAGES];
+    struct posted sends[MESSAGES], receives[MESSAGES];
+};
+static struct traffic traffic;
+
+/* Of all kinds, and each in one of its stages when the end comes: between nodes both ways, and within one. */
+static const struct {
+    uint32_t from, to;
+    int source, sink;
+    size_t bytes;
+} kinds[MESSAGES] = {
+    {0, 1, 0, 1, 3 * RING},   {1, 0, 1, 0, 2 * RING + 1}, {0, 2, 0, 1, 3 * RING},
+    {0, 2, ON_HOST, 1, RING}, {1, 3, 0, ON_HOST, RING},   {0, 1, ON_HOST, 1, 2 * RING},
+    {1, 0, 0, ON_HOST, RING}, {0, 1, 0, 1, 9000},
+};
+
+static void traffic_post(void)
+{
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        traffic.sources[i] = buffer_new(kinds[i].source, kinds[i].bytes);
+        traffic.sinks[i] = buffer_new(kinds[i].sink, kinds[i].bytes);
+        buffer_fill(&traffic.sources[i], i);
+    }
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        message_send(&traffic.sends[i], kinds[i].from, kinds[i].to, i, &traffic.sources[i]);
+        message_receive(&traffic.receives[i], kinds[i].to, kinds[i].from, i, &traffic.sinks[i]);
+    }
+}
+
+/* Who was told of an end has its buffers again: they do not change. Then they are gone. */
+static void traffic_free(void)
+{
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        buffer_fill(&traffic.sinks[i], 100 + i);
+    }
+    for (int i = 0; i < 20; i++) {
+        nodes_turns(20);
+        case_sleep_ms(1);
+    }
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        buffer_check(&traffic.sinks[i], 100 + i, kinds[i].bytes);
+        buffer_free(&traffic.sources[i]);
+        buffer_free(&traffic.sinks[i]);
+    }
+}
+
+static void check_results(enum status status, const char *text)
+{
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        const struct posted *both[2] = {&traffic.sends[i], &traffic.receives[i]};
+        for (int k = 0; k < 2; k++) {
+            CHECK(both[k]->calls == 1);
+            if (both[k]->result.status != STATUS_OK) {
+                CHECK(both[k]->result.status == status);
+                CHECK(strstr(both[k]->result.text, text) != NULL);
+            }
+        }
+        if (traffic.receives[i].result.status == STATUS_OK) {
+            buffer_check(&traffic.sinks[i], i, kinds[i].bytes);
+        }
+    }
+}
+
+static void refused_now(uint32_t rank)
+{
+    struct buffer buffer = buffer_new(0, 10);
+    struct posted posted;
+    struct error error;
+    CHECK_RESULT(message_post(&posted, true, rank, 1 - rank, 0, &buffer, NULL, &error), STATUS_RANK_LOST);
+    CHECK(strcmp(error.text, "rank 3 is gone") == 0);
+    buffer_free(&buffer);
+}
+
+/* The other node hears of it later, or never while the first is there. */
+static void aborted(int turns)
+{
+    nodes_start(NULL);
+    traffic_post();
+    nodes_turns((uint32_t)turns);
+    nodes_abort(0, "rank 3 is gone");
+    nodes_turns((uint32_t)turns);
+    refused_now(0);
+    nodes_abort(1, "rank 3 is gone");
+    nodes_wait(0);
+    check_results(STATUS_RANK_LOST, "rank 3 is gone");
+    traffic_free();
+    nodes_stop();
+}
+
+static void test_aborted_at_any_time(void **state)
+{
+    static const int turns[] = {0, 1, 2, 5, 10, 20, 40, 80, 160, 320, 640, 1280};
+    (void)state;
+    for (size_t t = 0; t < sizeof turns / sizeof turns[0]; t++) {
+        setenv("CUDA_DOUBLE_DELAY_US", t % 2 == 0 ? "0" : "2000", 1);
+        setenv("CUDA_DOUBLE_PEER", t % 3 == 0 ? "0" : "1", 1);
+        case_run_with(aborted, turns[t]);
+    }
+    unsetenv("CUDA_DOUBLE_DELAY_US");
+    unsetenv("CUDA_DOUBLE_PEER");
+}
+
+/* A host is gone in the middle of it. */
+static void lost(int unused)
+{
+    (void)unused;
+    nodes_start(NULL);
+    traffic_post();
+    nodes_turns(40);
+    mem_network_kill(nodes.network, "n1");
+    uint64_t killed_ns = nodes.now_ns;
+    while (nodes.now_ns < killed_ns + 2 * MEM_IDLE_TIMEOUT_NS) {
+        nodes.now_ns += TIME_S;
+        mem_network_advance(nodes.network, nodes.now_ns);
+        nodes_turns(3);
+    }
+    case_sleep_ms(50);
+    nodes_turns(50);
+    nodes_abort(0, "rank 3 is gone");
+    nodes_abort(1, "rank 3 is gone");
+    nodes_wait(0);
+    check_results(STATUS_RANK_LOST, "rank 3 is gone");
+    traffic_free();
+    nodes_stop();
+}
+
+static void test_a_lost_node(void **state)
+{
+    (void)state;
+    case_run(lost);
+}
+
+/* --- GPUs that fail --- */
+
+static const struct fault {
+    const char *rule, *symbol;
+    enum status status;
+} faults[] = {
+    {"cuMemcpyAsync:1=1", "cuMemcpyAsync", STATUS_DEVICE},
+    {"cuMemcpyAsync:20=1", "cuMemcpyAsync", STATUS_DEVICE},
+    {"cuMemcpyAsync:40=1", "cuMemcpyAsync", STATUS_DEVICE},
+    {"cuMemcpyAsync:25=700", "cuMemcpyAsync", STATUS_DEVICE},
+    {"cuStreamWriteValue64:1=1", "cuStreamWriteValue64", STATUS_DEVICE},
+    {"cuStreamWriteValue64:33=1", "cuStreamWriteValue64", STATUS_DEVICE},
+    {"cuStreamCreateWithPriority:2", "cuStreamCreateWithPriority", STATUS_NO_MEMORY},
+    {"cuMemHostAlloc:1", "cuMemHostAlloc", STATUS_NO_MEMORY},
+    {"cuMemHostAlloc:6", "cuMemHostAlloc", STATUS_NO_MEMORY},
+};
+
+/* The node that it happens on says so, once; its owner then ends the communicator everywhere. */
+static void fails(int which)
+{
+    const struct fault *fault = &faults[which];
+    nodes_start(NULL);
+    traffic_post();
+    beyond.inject(fault->rule);
+    time_t began = time(NULL);
+    while (nodes.at[0].failures + nodes.at[1].failures == 0) {
+        CHECK(time(NULL) - began < NODES_TIMEOUT_S);
+        nodes_turn();
+    }
+    const struct node *node = &nodes.at[nodes.at[0].failures > 0 ? 0 : 1];
+    struct error cause = node->failure;
+    CHECK(cause.status == fault->status);
+    CHECK(strstr(cause.text, "\"test\": ") != NULL && strstr(cause.text, fault->symbol) != NULL);
+    nodes_turns(100);
+    CHECK(node->failures == 1);
+    exec_comm_abort(nodes.at[0].comm, &cause, nodes.now_ns);
+    nodes_turns(10);
+    exec_comm_abort(nodes.at[1].comm, &cause, nodes.now_ns);
+    nodes_wait(0);
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        CHECK(traffic.sends[i].calls == 1 && traffic.receives[i].calls == 1);
+        CHECK(traffic.receives[i].result.status == STATUS_OK ||
+              strcmp(traffic.receives[i].result.text, cause.text) == 0);
+    }
+    nodes_stop();
+}
+
+static void test_gpus_that_fail(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof faults / sizeof faults[0]; i++) {
+        case_run_with(fails, (int)i);
+    }
+}
+
+/* What fails when its turn comes is found by asking. */
+static void fails_later(int unused)
+{
+    (void)unused;
+    nodes_start(NULL);
+    struct buffer source = buffer_new(0, 2 * RING), sink = buffer_new(1, 2 * RING);
+    struct posted send, receive;
+    struct error cause;
+    message_send(&send, 0, 1, 7, &source);
+    message_receive(&receive, 1, 0, 7, &sink);
+    buffer_free(&source); /* as if its owner had unmapped it */
+    while (nodes.at[0].failures == 0) {
+        nodes_turn();
+        CHECK(send.calls + receive.calls == 0);
+    }
+    cause = nodes.at[0].failure;
+    CHECK_RESULT(cause.status, STATUS_DEVICE);
+    exec_comm_abort(nodes.at[0].comm, &cause, nodes.now_ns);
+    exec_comm_abort(nodes.at[1].comm, &cause, nodes.now_ns);
+    nodes_wait(0);
+    CHECK(strcmp(send.result.text, cause.text) == 0 && strcmp(receive.result.text, cause.text) == 0);
+    nodes_stop();
+}
+
+static void test_a_gpu_that_fails_later(void **state)
+{
+    (void)state;
+    setenv("CUDA_DOUBLE_DELAY_US", "3000", 1);
+    case_run(fails_later);
+    unsetenv("CUDA_DOUBLE_DELAY_US");
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_aborted_at_any_time),
+        cmocka_unit_test(test_a_lost_node),
+        cmocka_unit_test(test_gpus_that_fail),
+        cmocka_unit_test(test_a_gpu_that_fails_later),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

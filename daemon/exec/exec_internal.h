@@ -69,6 +69,8 @@ struct exec_op {
     struct exec_spread *spread; /* it runs on several rails */
     struct exec_claims *claims; /* and on one node alone: slices are taken by whoever is free */
     struct exec_spread *claims_spread;
+    bool holds_slice; /* of a rail: claimed before the operation was looked at */
+    uint64_t held_slice;
     bool agrees;   /* the agreement lane has to come to its end too */
     bool agreeing; /* it has begun */
     bool agreed;

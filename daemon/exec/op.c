@@ -110,8 +110,8 @@ static enum status op_count_total(const struct exec_comm *comm, struct exec_op *
     }
     uint64_t bytes;
     if (!fits || !checked_mul_u64(total, op->element_bytes, &bytes)) {
-        return error_set(error, STATUS_LIMIT, "\"%s\": operation %llu has too many elements",
-                         comm->options.name, (unsigned long long)op->call.seq);
+        return error_set(error, STATUS_LIMIT, "op %llu %s on \"%s\": too many elements",
+                         (unsigned long long)op->call.seq, op_kind_text(op->call.kind), comm->options.name);
     }
     op->total_elements = total;
     return STATUS_OK;

@@ -302,6 +302,12 @@ static void rail_part_done(void *context, const struct error *result, uint64_t n
     put(part->spread->shared, 0, &part->mail, home_part_over, part);
 }
 
+static bool claim(struct exec_claims *claims, uint64_t slice_count, uint64_t *slice)
+{
+    *slice = atomic_fetch_add_explicit(&claims->next, 1, memory_order_relaxed);
+    return *slice < slice_count;
+}
+
 static void rail_part_begin(void *context, uint64_t now_ns)
 {
     struct spread_part *part = context;
@@ -310,7 +316,9 @@ static void rail_part_begin(void *context, uint64_t now_ns)
     bool local = spread->shared->options.node_count == 1;
     struct error error = {.status = STATUS_OK};
     struct exec_op *op = NULL;
-    if (local && atomic_load_explicit(&spread->claims.next, memory_order_relaxed) >= spread->op_slices) {
+    uint64_t slice = 0;
+    /* As long as this slice is left, what the call points to is there. */
+    if (local && !claim(&spread->claims, spread->op_slices, &slice)) {
         rail_part_done(part, &error, now_ns); /* others were faster */
         return;
     }
@@ -328,6 +336,8 @@ static void rail_part_begin(void *context, uint64_t now_ns)
     }
     op->claims = local ? &spread->claims : NULL;
     op->claims_spread = spread;
+    op->holds_slice = local;
+    op->held_slice = slice;
 }
 
 uint32_t spread_missing_rail(const struct exec_comm *comm, uint32_t rail_count, uint32_t *node)
@@ -399,8 +409,12 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
 
 bool spread_claim(struct exec_op *op, uint64_t *slice)
 {
-    *slice = atomic_fetch_add_explicit(&op->claims->next, 1, memory_order_relaxed);
-    return *slice < op->slice_count;
+    if (op->holds_slice) {
+        op->holds_slice = false;
+        *slice = op->held_slice;
+        return true;
+    }
+    return claim(op->claims, op->slice_count, slice);
 }
 
 static void home_all_done(void *context, uint64_t now_ns)

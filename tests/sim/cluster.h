@@ -49,6 +49,7 @@ struct cluster {
     uint32_t node_count;
     uint64_t slice_bytes;
     struct random random; /* of the clients: when they post, what */
+    uint64_t rail_turns;
     uint64_t now_ns;
     uint64_t scan_ns;    /* when the nodes' deadlines are looked at again */
     uint64_t trace_hash; /* of what clients were told */

@@ -66,6 +66,25 @@ static void test_boundaries(void **state)
     case_run(boundaries);
 }
 
+/* Within a node, between GPUs that reach each other: nothing goes through the host. */
+static void direct(int unused)
+{
+    (void)unused;
+    nodes_start(NULL);
+    for (int to = 0; to < 2; to++) {
+        one_message(100, 0, to, 2, true, 0);
+        one_message(3 * RING, 0, to, 2, false, 10);
+    }
+    CHECK(dev_pinned_bytes(nodes.gpus) <= 65536); /* words of queues */
+    nodes_stop();
+}
+
+static void test_direct(void **state)
+{
+    (void)state;
+    case_run(direct);
+}
+
 static void late_gpus(int unused)
 {
     static const size_t sizes[] = {0, 1000, CHUNK + 1, 2 * RING + 1};
@@ -392,13 +411,10 @@ static void test_too_long(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_boundaries),
-        cmocka_unit_test(test_late_gpus),
-        cmocka_unit_test(test_stages_overlap),
-        cmocka_unit_test(test_many_at_once),
-        cmocka_unit_test(test_both_ways_at_once),
-        cmocka_unit_test(test_in_order),
-        cmocka_unit_test(test_streams_are_waited_for),
+        cmocka_unit_test(test_boundaries),   cmocka_unit_test(test_direct),
+        cmocka_unit_test(test_late_gpus),    cmocka_unit_test(test_stages_overlap),
+        cmocka_unit_test(test_many_at_once), cmocka_unit_test(test_both_ways_at_once),
+        cmocka_unit_test(test_in_order),     cmocka_unit_test(test_streams_are_waited_for),
         cmocka_unit_test(test_too_long),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

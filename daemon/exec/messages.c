@@ -447,7 +447,8 @@ void messages_abort(struct exec_comm *comm)
 static void describe_state(const struct exec_posted *posted, char *text, size_t size)
 {
     const char *what = "on its way";
-    uint64_t elements = posted->call.sends ? posted->call.count_elements : posted->received_elements;
+    uint64_t bytes = posted->call.sends ? posted->call.count_elements : posted->received_elements;
+    bytes *= dtype_size_bytes(posted->call.dtype);
     switch (posted->state) {
     case MESSAGE_HELD:
     case MESSAGE_MATCHED:
@@ -468,7 +469,7 @@ static void describe_state(const struct exec_posted *posted, char *text, size_t 
         if (posted->pipe != NULL) {
             (void)snprintf(text, size, "on its way, %llu of %llu bytes are there",
                            (unsigned long long)message_pipe_drained_bytes(posted->pipe),
-                           (unsigned long long)(elements * dtype_size_bytes(posted->call.dtype)));
+                           (unsigned long long)bytes);
             return;
         }
         break;

@@ -87,7 +87,7 @@ $(FOLDERS_STAMP): ; @mkdir -p $(@D) && touch $@
 
 compile = $(Q)mkdir -p $(@D) && echo "  CC      $<" && \
     $(CC) $(CPPFLAGS_ALL) $(CFLAGS_ALL) $(WARNINGS) $(EXTRA_CFLAGS) -MMD -MP -c -o $@ $<
-link = $(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o %.a,$^) $(EXTRA_LIBS)
+link = $(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) $(LDFLAGS_ALL) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(EXTRA_LIBS)
 # The folder is recorded, so that names of libraries with the same members do not keep old ones.
 archive = $(Q)mkdir -p $(@D) && echo "  AR      $@" && rm -f $@ && $(AR) rcs $@ $^
 

@@ -24,6 +24,8 @@
 #include "daemon/workers.h"
 #include "proto/version.h"
 
+#define DAEMON_TEAR_DOWN_S 10
+
 struct daemon {
     const struct daemon_options *options;
     struct conf *conf;
@@ -183,6 +185,11 @@ static void daemon_add_nodes(struct daemon *daemon, const struct conf *conf)
     }
 }
 
+static bool refuses_ipc_handles(const struct conf *conf)
+{
+    return strcmp(conf->cuda_ipc_handles, "refuse") == 0;
+}
+
 static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
 {
     (void)signal_number;
@@ -203,6 +210,7 @@ static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
         log_warning("reload: %s changes only with a restart", key);
     }
     daemon_set_log_level(conf);
+    api_set_ipc_handles(daemon->api, refuses_ipc_handles(conf));
     daemon_add_nodes(daemon, conf);
     if (!daemon->conf->standalone && net_quic_reload(daemon->net, &error) != STATUS_OK) {
         log_error("reload: %s; the certificates stay as they were", error.text);
@@ -329,7 +337,8 @@ static enum status daemon_make_gpus(struct daemon *daemon, struct error *error)
         snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "gpus = \"off\" in the configuration");
         return STATUS_OK;
     }
-    enum status status = dev_gpus_open(&daemon->gpus, error);
+    enum status status =
+        dev_gpus_open(strcmp(daemon->conf->gpu_peer_access, "off") != 0, &daemon->gpus, error);
     if (status == STATUS_UNSUPPORTED) {
         snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "%s", error->text);
         log_debug("GPUs: none: %s", daemon->gpus_absent);
@@ -365,6 +374,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .rails = workers_rails(daemon->workers),
                                   .gpus = daemon->gpus,
                                   .gpus_absent = daemon->gpus_absent,
+                                  .refuses_ipc_handles = refuses_ipc_handles(conf),
                                   .cluster_name = conf->cluster_name,
                                   .network_address = conf->standalone ? "" : conf->listen,
                                   .standalone = conf->standalone,
@@ -439,8 +449,27 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     return status;
 }
 
+static void tear_down_is_late(int signal_number)
+{
+    static const char text[] = "commd: a GPU still works for it: ended without waiting any longer\n";
+    (void)signal_number;
+    (void)!write(STDERR_FILENO, text, sizeof text - 1);
+    _exit(EXIT_FAILURE);
+}
+
+/* The driver waits for work that is under way, for however long it takes: what is left then is the kernel's. */
+static void bound_tear_down(void)
+{
+    struct sigaction action = {.sa_handler = tear_down_is_late};
+    (void)sigaction(SIGALRM, &action, NULL);
+    (void)alarm(DAEMON_TEAR_DOWN_S);
+}
+
 static void daemon_free(struct daemon *daemon)
 {
+    if (daemon->gpus != NULL) {
+        bound_tear_down();
+    }
     if (daemon->req != NULL) {
         struct error cause;
         error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down", daemon->conf->node_name);
@@ -458,6 +487,7 @@ static void daemon_free(struct daemon *daemon)
     loop_timer_free(daemon->tick);
     loop_free(daemon->loop);
     conf_free(daemon->conf);
+    (void)alarm(0);
 }
 
 /* Requests come in rows: a look for the next one costs less than being woken for it. */

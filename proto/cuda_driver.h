@@ -24,8 +24,11 @@ typedef int cuda_result; /* CUresult */
 #define CUDA_RESULT_INVALID_IMAGE 200
 #define CUDA_RESULT_INVALID_CONTEXT 201
 #define CUDA_RESULT_MAP_FAILED 205
+#define CUDA_RESULT_ALREADY_MAPPED 208
 #define CUDA_RESULT_NO_BINARY_FOR_GPU 209
 #define CUDA_RESULT_ECC_UNCORRECTABLE 214
+#define CUDA_RESULT_NVLINK_UNCORRECTABLE 220
+#define CUDA_RESULT_CONTAINED 226
 #define CUDA_RESULT_INVALID_HANDLE 400
 #define CUDA_RESULT_NOT_FOUND 500
 #define CUDA_RESULT_NOT_READY 600
@@ -41,9 +44,12 @@ typedef int cuda_result; /* CUresult */
 #define CUDA_RESULT_INVALID_ADDRESS_SPACE 717
 #define CUDA_RESULT_INVALID_PC 718
 #define CUDA_RESULT_LAUNCH_FAILED 719
+#define CUDA_RESULT_TENSOR_MEMORY_LEAK 721
 #define CUDA_RESULT_NOT_PERMITTED 800
 #define CUDA_RESULT_NOT_SUPPORTED 801
+#define CUDA_RESULT_MPS_CLIENT_TERMINATED 810
 #define CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED 900
+#define CUDA_RESULT_EXTERNAL_DEVICE 911
 #define CUDA_RESULT_UNKNOWN 999
 
 typedef int cuda_device;                            /* CUdevice */
@@ -86,6 +92,7 @@ struct cuda_allocation_properties { /* CUmemAllocationProp */
 };
 #define CUDA_ALLOCATION_PINNED 1
 #define CUDA_HANDLE_POSIX_FD 1
+#define CUDA_GRANULARITY_MINIMUM 0
 
 struct cuda_access { /* CUmemAccessDesc */
     struct cuda_location location;
@@ -99,6 +106,9 @@ struct cuda_access { /* CUmemAccessDesc */
 #define CUDA_DEVICE_COMPUTE_MODE 20
 #define CUDA_DEVICE_CAPABILITY_MAJOR 75
 #define CUDA_DEVICE_CAPABILITY_MINOR 76
+#define CUDA_DEVICE_VIRTUAL_MEMORY 102 /* addresses, and memory mapped to them */
+#define CUDA_DEVICE_POSIX_FD 103       /* such memory can be exported as a descriptor */
+#define CUDA_DEVICE_RDMA_VIRTUAL_MEMORY 110
 #define CUDA_DEVICE_MPS_ENABLED 133
 #define CUDA_DEVICE_NUMA_ID 134 /* of the host's node that is near it: HOST_NUMA_ID */
 
@@ -110,6 +120,7 @@ struct cuda_access { /* CUmemAccessDesc */
 #define CUDA_POINTER_LEGACY_IPC 10    /* int: whether ipc_get works on it */
 #define CUDA_POINTER_MAPPED 13        /* int */
 #define CUDA_POINTER_HANDLE_TYPES 14  /* unsigned long long: mask of CUDA_HANDLE_* */
+#define CUDA_POINTER_ACCESS 16        /* unsigned long long: CUDA_ACCESS_*, of the current context */
 #define CUDA_POINTER_MAPPING_BYTES 18 /* size_t */
 #define CUDA_POINTER_MAPPING_BASE 19  /* cuda_pointer */
 #define CUDA_POINTER_BLOCK_ID 20      /* unsigned long long: of the physical allocation */
@@ -146,6 +157,7 @@ struct cuda_access { /* CUmemAccessDesc */
     X(context_set, cuCtxSetCurrent, (cuda_context context))                                                  \
     X(context_get, cuCtxGetCurrent, (cuda_context * context))                                                \
     X(context_device, cuCtxGetDevice, (cuda_device * device))                                                \
+    X(context_synchronize, cuCtxSynchronize, (void))                                                         \
     X(context_enable_peer, cuCtxEnablePeerAccess, (cuda_context peer, unsigned flags))                       \
     X(memory_info, cuMemGetInfo_v2, (size_t * free_bytes, size_t * total_bytes))                             \
     X(memory_alloc, cuMemAlloc_v2, (cuda_pointer * pointer, size_t bytes))                                   \

@@ -4,7 +4,8 @@ programs_of = $(patsubst %.c,$(BUILD)/%,$1)
 UNIT_TESTS := $(call programs_of,$(wildcard tests/unit/*/test_*.c))
 SIM_TESTS := $(call programs_of,$(wildcard tests/sim/test_*.c))
 FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/*.c))
-SYSTEM_PROGRAMS := $(call programs_of,$(wildcard tests/system/*.c))
+SYSTEM_PROGRAMS := $(call programs_of,$(filter-out tests/system/surface_%,$(wildcard tests/system/*.c)))
+SURFACE_PARTS := $(call objects_of,$(wildcard tests/system/surface_*.c))
 SYSTEM_TESTS := $(wildcard tests/system/test_*.py)
 BENCHES := $(call programs_of,$(wildcard tests/bench/*.c))
 GPU_PROGRAMS := $(call programs_of,$(wildcard tests/gpu/check_*.c tests/gpu/bench_*.c))
@@ -16,7 +17,7 @@ DOUBLE_OBJECTS := $(call objects_of,$(wildcard tests/cuda_double/*.c))
 CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
 NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
 TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS)
-TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN)
+TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
@@ -29,6 +30,7 @@ TEST_ARCHIVES := $(BUILD)/tests/support.a $(BUILD)/client/commctl.a $(BUILD)/cli
 $(TEST_PROGRAMS): EXTRA_LIBS = -lcmocka -ljansson $(COMMD_LIBS) -lm
 $(UNIT_TESTS) $(SYSTEM_PROGRAMS) $(BENCHES): %: %.o $(TEST_ARCHIVES)
 	$(link)
+$(BUILD)/tests/system/surface: $(SURFACE_PARTS)
 $(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 $(GPU_PROGRAMS): %: %.o $(GPU_SUPPORT) $(TEST_ARCHIVES)

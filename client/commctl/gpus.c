@@ -11,6 +11,7 @@ static const struct column gpu_columns[] = {
     {"memory_bytes", "MEMORY", COLUMN_BYTES},
     {"memories", "IMPORTS", COLUMN_NUMBER},
     {"memory_imported_bytes", "IMPORTED", COLUMN_BYTES},
+    {"memories_by_ipc", "BY IPC", COLUMN_NUMBER},
     {"ranks", "RANKS", COLUMN_NUMBER},
     {"mps_text", "MPS", COLUMN_TEXT},
     {"error", "ERROR", COLUMN_TEXT},
@@ -80,8 +81,10 @@ static void print_gpus(const json_t *answer)
         return;
     }
     table_format(json_object_get(answer, "pinned_bytes"), COLUMN_BYTES, pinned, sizeof pinned);
-    printf("CUDA %s, NCCL %s, %s pinned\n\n", json_string_value(json_object_get(answer, "driver_version")),
-           nccl == NULL || nccl[0] == '\0' ? "none" : nccl, pinned);
+    bool refused = json_is_true(json_object_get(answer, "refuses_ipc_handles"));
+    printf("CUDA %s, NCCL %s, %s pinned%s\n\n", json_string_value(json_object_get(answer, "driver_version")),
+           nccl == NULL || nccl[0] == '\0' ? "none" : nccl, pinned,
+           refused ? ", legacy IPC handles refused" : "");
     table_print(gpus, gpu_columns, sizeof gpu_columns / sizeof gpu_columns[0]);
     print_lists(gpus, "comms", comm_columns, sizeof comm_columns / sizeof comm_columns[0]);
     print_lists(gpus, "clients", client_columns, sizeof client_columns / sizeof client_columns[0]);

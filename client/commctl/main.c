@@ -163,8 +163,23 @@ static int parse_options(int argc, char **argv, struct commctl *commctl)
     return -1;
 }
 
+static bool asks_for_help(int argc, char **argv)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "--help") == 0 || strcmp(argv[i], "-h") == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static enum exit_code run_verb(struct commctl *commctl, const struct verb *verb, int argc, char **argv)
 {
+    if (asks_for_help(argc, argv)) {
+        printf("usage: commctl [OPTION...] %s %s\n\n%s: %s. commctl(1) has all options.\n", verb->name,
+               verb->arguments, verb->name, verb->help);
+        return EXIT_CODE_OK;
+    }
     if (commctl->watch_s > 0 && !verb->watchable) {
         fprintf(stderr, "commctl: %s cannot be watched\n", verb->name);
         return EXIT_CODE_USAGE;

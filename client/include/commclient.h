@@ -153,7 +153,8 @@ COMM_API COMM_CHECK comm_result_t comm_client_open(const comm_open_options_t *op
  * Closes the connection and frees everything made through it: communicators left (others that still need them
  * see COMM_RANK_LOST), memory of comm_mem_alloc unmapped. With operations pending it first tries to finish
  * them, for at most one second. Null is accepted. Never aborts the process. Streams that wait for operations
- * go on. Memory of comm_mem_alloc on a GPU is freed by CUDA, which waits for the GPU's streams.
+ * go on. Memory of comm_mem_alloc on a GPU is freed when the GPU's streams are done, which this waits for;
+ * while one of them is being captured it stays until the process ends.
  */
 COMM_API void comm_client_close(comm_client_t *client);
 
@@ -206,14 +207,22 @@ COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
 
 /*
  * Memory that commd works on directly, zero copy. device as in comm_init. On the host: page-aligned, zeroed.
- * On a GPU: as of cudaMalloc, in multiples of 2 MiB, so that what commd can see is this memory alone.
- * COMM_NO_MEMORY, COMM_LIMIT, COMM_UNSUPPORTED (device).
+ * On a GPU: in multiples of 2 MiB, so that what commd can see is this memory alone; to use as memory of
+ * cudaMalloc, by the GPUs that can reach it as well. It is virtual memory (cuMemCreate), which commd gets by
+ * descriptor: no other process can open it, and cudaIpcGetMemHandle does not take it. Where the GPU or its
+ * driver has none, it is of cudaMalloc, and passed by legacy IPC handle.
+ *
+ * COMM_NO_MEMORY, COMM_LIMIT, COMM_UNSUPPORTED (device), COMM_PERMISSION (by handle alone, and commd refuses
+ * handles).
  */
 COMM_API COMM_CHECK comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device,
                                                  void **memory);
 
-/* Frees it; waits for operations that still use it, and on a GPU, as cudaFree does, for its streams. Null is
- * accepted. Memory not from comm_mem_alloc: COMM_NOT_FOUND. */
+/*
+ * Frees it; waits for operations that still use it, and on a GPU, as cudaFree does, for its streams. Null is
+ * accepted. Memory not from comm_mem_alloc: COMM_NOT_FOUND. COMM_UNSUPPORTED while a stream of the GPU is
+ * being captured, which cannot be waited for: CUDA ends the capture, and the memory is there as before.
+ */
 COMM_API comm_result_t comm_mem_free(comm_client_t *client, void *memory);
 
 /*
@@ -255,8 +264,10 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
  * POSIX descriptors as handles (PyTorch's expandable segments), is registered when it is first used, each
  * allocation whole: that takes some 100 us, once. Memory that was freed and made again is noticed, and what
  * commd still had of the old one given up; until then commd keeps it occupied. Refused with COMM_UNSUPPORTED:
- * managed memory, that of CUDA's pools (cudaMallocAsync), that of another GPU. Buffers on a GPU begin at a
- * multiple of their elements' size (complex ones: of half of it); others fail with COMM_INVALID_ARGUMENT.
+ * managed memory, that of CUDA's pools (cudaMallocAsync), that of another GPU; with COMM_PERMISSION, by a
+ * commd that takes descriptors alone (cuda_ipc_handles in commd.conf(5)): memory of cudaMalloc. Buffers on a
+ * GPU begin at a multiple of their elements' size (complex ones: of half of it); others fail with
+ * COMM_INVALID_ARGUMENT.
  *
  * Counts are in elements; 0 is valid. Where there are blocks, one for each rank, in rank order, `count` is
  * that of one block; the _v forms take arrays of comm_size() counts and, where the blocks lie in the caller's

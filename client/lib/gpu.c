@@ -22,7 +22,7 @@ static comm_result_t load(void)
     return COMM_OK;
 }
 
-static bool is_capture(cuda_result result)
+bool gpu_is_capture(cuda_result result)
 {
     return result >= CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED &&
            result < CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED + 10;
@@ -32,7 +32,7 @@ comm_result_t gpu_report(cuda_result result, const char *symbol)
 {
     char text[DRIVER_TEXT_BYTES];
     cuda_driver_text(gpu_driver(), symbol, result, text, sizeof text);
-    if (is_capture(result)) {
+    if (gpu_is_capture(result)) {
         return error_report(COMM_UNSUPPORTED, "a stream is being captured: %s (%s)", CAPTURE_ADVICE, text);
     }
     switch (result) {

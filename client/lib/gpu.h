@@ -45,9 +45,33 @@ comm_result_t gpu_scope_enter(const struct client_gpu *gpu, struct gpu_scope *sc
 void gpu_scope_leave(const struct gpu_scope *scope);
 /* Reports what the driver said, "cuMemAlloc_v2: out of memory", and returns its code here. */
 comm_result_t gpu_report(cuda_result result, const char *symbol);
+/* Whether the driver refused a call because a stream is being captured. */
+bool gpu_is_capture(cuda_result result);
 #define CAPTURE_ADVICE                                                                                       \
     "what this library does cannot be part of a CUDA graph; end the capture before the call and begin "      \
     "another one after it"
+
+/* --- gpu_allocation.c: within the GPU's scope, without the client's lock --- */
+
+struct gpu_allocation {
+    cuda_pointer base;
+    size_t size_bytes;
+    /*
+     * Of virtual memory: addresses before and after it that stay unused. What lies side by side is passed to
+     * commd as one, and of this memory nobody else's may be a part. 0: it is of cuMemAlloc.
+     */
+    size_t guard_bytes;
+};
+
+/* At least size_bytes, which is at most PTRDIFF_MAX. Reported. */
+comm_result_t gpu_allocation_make(const struct client_gpu *gpu, size_t size_bytes,
+                                  struct gpu_allocation *out);
+/*
+ * Waits for the GPU's work, which may touch it; before it is freed. UNSUPPORTED: a stream is being captured,
+ * so that it cannot be waited for, and nothing may be freed. Reported.
+ */
+comm_result_t gpu_allocation_await(const struct gpu_allocation *allocation);
+void gpu_allocation_free(const struct gpu_allocation *allocation);
 
 /* --- gpu_memory.c: with the client's lock --- */
 
@@ -60,6 +84,9 @@ comm_result_t memory_locate(struct comm_comm *comm, const struct client_call *ca
                             size_t size_bytes, struct client_memory **out);
 /* comm_mem_alloc on a GPU; without the lock. Reported. */
 comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int ordinal, void **out);
+/* Waits for the GPU's work, before gpu_memory_free; without the lock. UNSUPPORTED: a stream is being
+ * captured, and the memory stays. Reported. */
+comm_result_t gpu_memory_await(const struct client_memory *memory);
 /* Frees what gpu_memory_make made. */
 void gpu_memory_free(const struct client_memory *memory);
 /* comm_mem_register of memory on a GPU. May let go of the lock. Reported. */

@@ -11,8 +11,6 @@
  */
 
 #define CHUNKS_MAX 4096u /* of virtual memory, in one registration */
-#define ALLOC_UNIT                                                                                           \
-    ((size_t)2 << 20) /* what is not a multiple shares its block, and a handle shows all of it */
 #define REGISTERING_POLL_NS 1000000u
 
 /* What CUDA says of an address. */
@@ -377,6 +375,35 @@ static comm_result_t register_memory(struct comm_client *client, struct client_g
     return add_memory(client, gpu, &chunks, is_virtual, out);
 }
 
+/* What is known from its making need not be asked. May let go of the lock. */
+static comm_result_t register_made(struct comm_client *client, struct client_gpu *gpu,
+                                   const struct gpu_allocation *made)
+{
+    struct chunks chunks = {0};
+    struct client_memory *memory;
+    struct client_chunk chunk = {.base = (unsigned char *)(uintptr_t)made->base,
+                                 .size_bytes = made->size_bytes};
+    forget_stale(client);
+    cuda_result identified = ask_identity(&chunk.buffer_id, chunk.base);
+    if (identified != CUDA_RESULT_OK) {
+        return gpu_report(identified, "cuPointerGetAttribute");
+    }
+    if (!add_chunk(&chunks, &chunk)) {
+        return error_report(COMM_NO_MEMORY, "no memory for a registration");
+    }
+    comm_result_t result = make_place(client, &chunks);
+    if (result != COMM_OK) {
+        free(chunks.list);
+        return result;
+    }
+    result = add_memory(client, gpu, &chunks, made->guard_bytes != 0, &memory);
+    if (result == COMM_OK) {
+        memory->owned = true;
+        memory->guard_bytes = made->guard_bytes;
+    }
+    return result;
+}
+
 /* Whether CUDA knows the address as memory on a GPU. */
 static comm_result_t is_on_gpu(const void *at, bool *on_gpu)
 {
@@ -469,33 +496,50 @@ comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int
 {
     struct client_gpu *gpu;
     struct gpu_scope scope;
-    cuda_pointer made = 0;
-    size_t rounded = (size_bytes + ALLOC_UNIT - 1) / ALLOC_UNIT * ALLOC_UNIT;
+    struct gpu_allocation made;
     comm_result_t result = find_gpu(client, ordinal, &gpu);
     result = result == COMM_OK ? gpu_scope_enter(gpu, &scope) : result;
     if (result != COMM_OK) {
         return result;
     }
     /* Without the lock: it may wait for streams, which may wait for what other threads are to submit. */
-    cuda_result allocated = gpu_driver()->memory_alloc(&made, rounded);
-    if (allocated != CUDA_RESULT_OK) {
-        result = gpu_report(allocated, "cuMemAlloc_v2");
+    result = gpu_allocation_make(gpu, size_bytes, &made);
+    if (result != COMM_OK) {
         gpu_scope_leave(&scope);
         return result;
     }
-    struct client_memory *memory;
     result = client_enter(client);
     if (result == COMM_OK) {
-        result = register_memory(client, gpu, (unsigned char *)(uintptr_t)made, rounded, &memory);
-        if (result == COMM_OK) {
-            memory->owned = true;
-            *out = memory->base;
-        }
+        result = register_made(client, gpu, &made);
         client_leave(client);
     }
-    if (result != COMM_OK) {
-        (void)gpu_driver()->memory_free(made);
+    if (result != COMM_OK && made.guard_bytes == 0) {
+        result = error_within(result, "GPU %d makes no memory that is passed by descriptor", ordinal);
     }
+    if (result != COMM_OK) {
+        gpu_allocation_free(&made); /* no work can know of it */
+    } else {
+        *out = (void *)(uintptr_t)made.base;
+    }
+    gpu_scope_leave(&scope);
+    return result;
+}
+
+static struct gpu_allocation allocation_of(const struct client_memory *memory)
+{
+    return (struct gpu_allocation){.base = (cuda_pointer)(uintptr_t)memory->base,
+                                   .size_bytes = memory->size_bytes,
+                                   .guard_bytes = memory->guard_bytes};
+}
+
+comm_result_t gpu_memory_await(const struct client_memory *memory)
+{
+    struct gpu_scope scope;
+    struct gpu_allocation allocation = allocation_of(memory);
+    if (gpu_scope_enter(memory->gpu, &scope) != COMM_OK) {
+        return COMM_OK; /* nothing runs there any more */
+    }
+    comm_result_t result = gpu_allocation_await(&allocation);
     gpu_scope_leave(&scope);
     return result;
 }
@@ -503,8 +547,9 @@ comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int
 void gpu_memory_free(const struct client_memory *memory)
 {
     struct gpu_scope scope;
+    struct gpu_allocation allocation = allocation_of(memory);
     if (gpu_scope_enter(memory->gpu, &scope) == COMM_OK) {
-        (void)gpu_driver()->memory_free((cuda_pointer)(uintptr_t)memory->base);
+        gpu_allocation_free(&allocation);
         gpu_scope_leave(&scope);
     }
 }

@@ -68,6 +68,7 @@ struct client_memory {
     bool ready;             /* commd knows it, and nobody is about to forget it */
     bool gone;              /* on a GPU: in no list any more, freed with its last use */
     struct client_gpu *gpu; /* where it lies; null: on the host */
+    size_t guard_bytes;     /* owned, on a GPU: as in struct gpu_allocation */
     uint32_t chunk_count;   /* on a GPU */
     struct client_chunk *chunks;
     struct client_memory *next_free;

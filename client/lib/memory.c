@@ -144,7 +144,11 @@ void memory_free(struct client_memory *memory)
 void memory_free_all(struct comm_client *client)
 {
     for (size_t i = 0; i < client->memory_count; i++) {
-        memory_free(client->memories[i]);
+        struct client_memory *memory = client->memories[i];
+        if (memory->owned && memory->gpu != NULL && gpu_memory_await(memory) != COMM_OK) {
+            memory->owned = false; /* it stays where it is: work that is captured may touch it */
+        }
+        memory_free(memory);
     }
     client->memory_count = 0;
     free(client->memories);
@@ -289,6 +293,19 @@ static struct client_memory *find_droppable(const struct comm_client *client, co
     return fits ? memory : NULL;
 }
 
+/* What the GPU still does with it is waited for without the lock: it may wait for other threads. */
+static comm_result_t await_gpu(struct comm_client *client, const struct client_memory *memory,
+                               const char *call)
+{
+    if (!memory->owned || memory->gpu == NULL) {
+        return COMM_OK;
+    }
+    client_leave(client);
+    comm_result_t result = gpu_memory_await(memory);
+    pthread_mutex_lock(&client->lock);
+    return result == COMM_OK ? COMM_OK : error_within(result, "%s", call);
+}
+
 static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, const char *call)
 {
     if (base == NULL) {
@@ -305,6 +322,7 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
     } else {
         memory->ready = false;
         result = await_unused(client, memory, call);
+        result = result == COMM_OK ? await_gpu(client, memory, call) : result;
         memory->ready = result != COMM_OK;
     }
     if (result != COMM_OK) {

@@ -4,6 +4,7 @@
 #include "daemon/api/session.h"
 #include "daemon/coll/forecast.h"
 #include "daemon/coll/overrides.h"
+#include "daemon/coll/slice.h"
 
 /* commctl algorithms: what would be picked, by the code that picks. */
 
@@ -100,12 +101,17 @@ static void add_kind(const struct api *api, const Commd__Client__AlgorithmsQuery
 {
     uint32_t count;
     const struct coll_algorithm *const *list = coll_registry(&count);
+    uint32_t nodes = all->answer.node_count;
+    uint64_t slice_bytes = req_slice_bytes(api->req);
+    if (kind == OP_KIND_ALL_TO_ALL && nodes > 0) { /* with a rank on each */
+        slice_bytes = coll_exchange_slice_bytes(slice_bytes, nodes, nodes);
+    }
     for (size_t k = 0; k < request->n_size_bytes; k++) {
         struct coll_choice choice = {.kind = kind,
                                      .node_count = all->answer.node_count,
                                      .size_bytes = request->size_bytes[k],
                                      .element_bytes = 1,
-                                     .slice_bytes = req_slice_bytes(api->req),
+                                     .slice_bytes = slice_bytes,
                                      .blocks_are_equal = true};
         for (uint32_t i = 0; i < count; i++) {
             if (list[i]->kind == kind) {

@@ -16,6 +16,7 @@
  */
 struct api;
 
+/* Of all clients' memory together: daemon/dev/quota.h. */
 #define API_SESSIONS_MAX 4096          /* beyond: accepted, told LIMIT, closed */
 #define API_SESSION_COMMS_MAX 1024     /* communicators (ranks) of one client; beyond: LIMIT */
 #define API_SESSION_MEMORIES_MAX 16384 /* registered memories of one client; beyond: LIMIT */
@@ -38,6 +39,7 @@ struct api_options {
     struct rails *rails;   /* likewise; null when there are none. Outlives the api */
     struct dev_gpus *gpus; /* null: none, and why */
     const char *gpus_absent;
+    bool refuses_ipc_handles; /* api_set_ipc_handles */
     const char *cluster_name;
     const char *network_address; /* "" when standalone */
     bool standalone;
@@ -62,6 +64,9 @@ bool api_poll(struct api *api, uint64_t now_ns);
 void api_ring_bells(struct api *api);
 bool api_is_awake(const struct api *api);
 bool api_sleep(struct api *api);
+
+/* Whether memory on GPUs may be registered by legacy IPC handle from now on. What is registered stays. */
+void api_set_ipc_handles(struct api *api, bool refused);
 
 /* No new session is accepted, and status says draining. */
 void api_drain(struct api *api);

@@ -50,6 +50,7 @@ static void count_session(struct gpu_rows *rows, const struct api_session *sessi
     for (const struct api_memory *memory = session->memories; memory != NULL; memory = memory->hh.next) {
         if (dev_memory_gpu(memory->memory) == gpu) {
             memories++;
+            rows->info.memories_by_ipc += dev_memory_by_ipc(memory->memory);
             bytes += dev_memory_size_bytes(memory->memory);
         }
     }
@@ -105,6 +106,7 @@ void api_gpus(struct api_session *session, uint64_t request_id)
     Commd__Client__GpusReply answer = COMMD__CLIENT__GPUS_REPLY__INIT;
     size_t bytes = 4096;
     answer.gpus = pointers;
+    answer.refuses_ipc_handles = api->refuses_ipc_handles;
     answer.absent = api->gpus == NULL ? api->gpus_absent : (char *)"";
     if (api->gpus != NULL) {
         int version = dev_gpus_driver_version(api->gpus);

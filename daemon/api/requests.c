@@ -280,6 +280,13 @@ static enum status memory_import(struct api_session *session, const Commd__Clien
         return error_set(error, STATUS_PROTOCOL, "memory %u: an IPC handle of %zu bytes", request->memory,
                          request->ipc_handle.len);
     }
+    if (session->api->refuses_ipc_handles) {
+        return error_set(error, STATUS_PERMISSION,
+                         "this commd opens no legacy CUDA IPC handles (cuda_ipc_handles = \"refuse\" in its "
+                         "configuration): use memory of comm_mem_alloc, or virtual memory with POSIX "
+                         "descriptors as handles (PyTorch: "
+                         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)");
+    }
     memcpy(handle.bytes, request->ipc_handle.data, sizeof handle.bytes);
     return dev_memory_import_ipc(gpus, (uint32_t)gpu, &handle, request->size_bytes, out, error);
 }
@@ -300,7 +307,11 @@ static enum status memory_register(struct api_session *session, const Commd__Cli
     }
     memory->id = request->memory;
     enum status status = memory_import(session, request, fd, &memory->memory, error);
+    if (status == STATUS_OK) {
+        status = dev_memory_charge(memory->memory, session->api->quota, session->client.uid, error);
+    }
     if (status != STATUS_OK) {
+        dev_memory_unref(memory->memory);
         free(memory);
         return status;
     }

@@ -156,8 +156,12 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->cluster_name = strdup(options->cluster_name);
     api->network_address = strdup(options->network_address);
     api->gpus = options->gpus;
+    api->refuses_ipc_handles = options->refuses_ipc_handles;
     api->gpus_absent = strdup(options->gpus_absent == NULL ? "" : options->gpus_absent);
-    enum status status = STATUS_OK;
+    enum status status = dev_quota_new(NULL, &api->quota, error);
+    if (status != STATUS_OK) {
+        goto failed;
+    }
     if (api->socket_path == NULL || api->cluster_name == NULL || api->network_address == NULL ||
         api->gpus_absent == NULL) {
         status = error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
@@ -170,11 +174,13 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         status = loop_watch_new(loop, api->listen_fd, LOOP_READ, server_accept, api, &api->watch, error);
     }
     if (status != STATUS_OK) {
-        api_free(api);
-        return status;
+        goto failed;
     }
     *out = api;
     return STATUS_OK;
+failed:
+    api_free(api);
+    return status;
 }
 
 void api_free(struct api *api)
@@ -193,11 +199,17 @@ void api_free(struct api *api)
     if (api->listen_fd >= 0) {
         close(api->listen_fd);
     }
+    dev_quota_free(api->quota);
     free(api->network_address);
     free(api->gpus_absent);
     free(api->cluster_name);
     free(api->socket_path);
     free(api);
+}
+
+void api_set_ipc_handles(struct api *api, bool refused)
+{
+    api->refuses_ipc_handles = refused;
 }
 
 void api_drain(struct api *api)

@@ -105,6 +105,8 @@ struct api {
     struct loop_watch *watch;
     struct dev_gpus *gpus;
     char *gpus_absent;
+    bool refuses_ipc_handles;
+    struct dev_quota *quota; /* of all clients' memory */
     char *cluster_name;
     char *network_address;
     bool standalone;

@@ -33,7 +33,7 @@ void coll_forecast(const struct coll_algorithm *algorithm, const struct coll_cho
 {
     uint64_t element_bytes = choice->element_bytes > 0 ? choice->element_bytes : 1;
     uint64_t elements = choice->size_bytes / element_bytes;
-    bool sliced = choice->slice_bytes > 0 && choice->kind != OP_KIND_ALL_TO_ALL;
+    bool sliced = choice->slice_bytes > 0;
     uint64_t slices = sliced ? coll_slice_count(elements, element_bytes, choice->slice_bytes) : 1;
     uint64_t offset, slice_elements = elements;
     if (sliced) {

@@ -88,7 +88,7 @@ static uint64_t coll_choice_elements(const struct coll_choice *choice, uint64_t 
 static struct coll_call coll_choice_call(const struct coll_choice *choice)
 {
     uint64_t bytes = choice->size_bytes;
-    if (choice->kind != OP_KIND_ALL_TO_ALL && choice->slice_bytes > 0 && choice->slice_bytes < bytes) {
+    if (choice->slice_bytes > 0 && choice->slice_bytes < bytes) {
         bytes = choice->slice_bytes;
     }
     return (struct coll_call){.kind = choice->kind,

@@ -36,6 +36,15 @@ void coll_slice_range(uint64_t count_elements, uint64_t element_bytes, uint64_t 
     *slice_elements = left < elements ? left : elements;
 }
 
+uint64_t coll_exchange_slice_bytes(uint64_t slice_bytes, uint32_t ranks, uint32_t nodes)
+{
+    uint64_t locals = ((uint64_t)ranks + nodes - 1) / nodes;
+    uint64_t message = slice_bytes < COLL_EXCHANGE_MESSAGE_BYTES ? slice_bytes : COLL_EXCHANGE_MESSAGE_BYTES;
+    uint64_t least = (message + locals * locals - 1) / (locals * locals);
+    uint64_t part = slice_bytes / (locals * ranks) * COLL_EXCHANGE_SLICES;
+    return (part > least ? part : least) * ranks;
+}
+
 void coll_part_range(uint64_t count_elements, uint32_t parts, uint32_t index, uint64_t *offset_elements,
                      uint64_t *part_elements)
 {

@@ -25,6 +25,7 @@ enum setting_type {
     SETTING_MODE,
     SETTING_LEVEL,
     SETTING_GPUS,
+    SETTING_IPC_HANDLES,
     SETTING_NUMBER
 };
 
@@ -69,6 +70,8 @@ static const struct setting schema[] = {
     NUMBER(probe_interval_ms, 1000, 0, 3600000, false),
     TEXT(algorithms, SETTING_TEXT, "", false),
     TEXT(gpus, SETTING_GPUS, "auto", false),
+    TEXT(gpu_peer_access, SETTING_GPUS, "auto", false),
+    TEXT(cuda_ipc_handles, SETTING_IPC_HANDLES, "accept", true),
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
     NUMBER(rails, 0, 0, 16, false),
     NUMBER(worker_threads, 0, 0, 16, false),
@@ -144,6 +147,8 @@ static const char *text_expectation(enum setting_type type, const char *text)
         return mode_is_valid(text) ? NULL : "file permissions in octal, as \"0660\"";
     case SETTING_GPUS:
         return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 ? "auto or off" : NULL;
+    case SETTING_IPC_HANDLES:
+        return strcmp(text, "accept") != 0 && strcmp(text, "refuse") != 0 ? "accept or refuse" : NULL;
     case SETTING_LEVEL:
         return log_level_from_text(text, &level) ? NULL : "error, warning, info or debug";
     case SETTING_NUMBER:

@@ -47,7 +47,9 @@ struct conf {
     uint64_t rails;          /* 0: by the number of processors */
     uint64_t worker_threads; /* likewise */
     char *algorithms;
-    char *gpus; /* "auto" or "off" */
+    char *gpus;             /* "auto" or "off" */
+    char *gpu_peer_access;  /* "auto" or "off" */
+    char *cuda_ipc_handles; /* "accept" or "refuse" */
     uint64_t datagram_bytes;
     uint64_t socket_buffer_bytes;
     uint64_t drain_timeout_ms;

@@ -7,11 +7,13 @@
 
 /* --- Calls --- */
 
-/* After these nothing works in the context any more. */
+/* After these, says cuda.h, the context is inconsistent, or the process is to be started again. */
 static bool is_sticky(cuda_result result)
 {
     switch (result) {
     case CUDA_RESULT_ECC_UNCORRECTABLE:
+    case CUDA_RESULT_NVLINK_UNCORRECTABLE:
+    case CUDA_RESULT_CONTAINED:
     case CUDA_RESULT_ILLEGAL_ADDRESS:
     case CUDA_RESULT_LAUNCH_TIMEOUT:
     case CUDA_RESULT_CONTEXT_IS_DESTROYED:
@@ -22,25 +24,24 @@ static bool is_sticky(cuda_result result)
     case CUDA_RESULT_INVALID_ADDRESS_SPACE:
     case CUDA_RESULT_INVALID_PC:
     case CUDA_RESULT_LAUNCH_FAILED:
+    case CUDA_RESULT_TENSOR_MEMORY_LEAK:
+    case CUDA_RESULT_MPS_CLIENT_TERMINATED:
+    case CUDA_RESULT_EXTERNAL_DEVICE:
         return true;
     default: /* the driver has some hundred, and newer ones more */
         return false;
     }
 }
 
-enum status cuda_result_status(const struct dev_gpus *gpus, uint32_t gpu, const char *symbol,
-                               cuda_result result, struct error *error)
+static enum status result_status(const struct dev_gpus *gpus, uint32_t gpu, const char *symbol,
+                                 cuda_result result, bool sticky, struct error *error)
 {
-    if (result == CUDA_RESULT_OK) {
-        return STATUS_OK;
-    }
     char text[256];
     cuda_driver_text(gpus->driver, symbol, result, text, sizeof text);
     struct cuda_gpu *at = &gpus->gpus[gpu];
     struct error failure;
     enum status status = result == CUDA_RESULT_OUT_OF_MEMORY ? STATUS_NO_MEMORY : STATUS_DEVICE;
     error_set(&failure, status, "GPU %u (%s): %s", gpu, at->info.name, text);
-    bool sticky = is_sticky(result);
     pthread_mutex_t *lock = (pthread_mutex_t *)(uintptr_t)&gpus->lock;
     pthread_mutex_lock(lock);
     if (sticky && !atomic_load(&at->failed)) {
@@ -50,6 +51,21 @@ enum status cuda_result_status(const struct dev_gpus *gpus, uint32_t gpu, const 
     }
     pthread_mutex_unlock(lock);
     return error_set(error, status, "%s", failure.text);
+}
+
+enum status cuda_result_status(const struct dev_gpus *gpus, uint32_t gpu, const char *symbol,
+                               cuda_result result, struct error *error)
+{
+    return result == CUDA_RESULT_OK ? STATUS_OK
+                                    : result_status(gpus, gpu, symbol, result, is_sticky(result), error);
+}
+
+enum status cuda_stream_status(const struct dev_gpus *gpus, uint32_t gpu, cuda_result result,
+                               struct error *error)
+{
+    return result == CUDA_RESULT_OK || result == CUDA_RESULT_NOT_READY
+               ? STATUS_OK
+               : result_status(gpus, gpu, cuda_symbol_of_stream_query(), result, true, error);
 }
 
 enum status dev_gpus_check(const struct dev_gpus *gpus, uint32_t gpu, struct error *error)
@@ -169,7 +185,6 @@ static enum status gpu_open_peers(struct dev_gpus *gpus, uint32_t gpu, struct er
 {
     struct cuda_gpu *at = &gpus->gpus[gpu];
     enum status status = cuda_enter(gpus, gpu, error);
-    at->reaches[gpu] = true;
     for (uint32_t other = 0; other < gpus->count && status == STATUS_OK; other++) {
         int can = 0;
         if (other == gpu) {
@@ -185,7 +200,7 @@ static enum status gpu_open_peers(struct dev_gpus *gpus, uint32_t gpu, struct er
     return status;
 }
 
-enum status dev_gpus_open(struct dev_gpus **out, struct error *error)
+enum status dev_gpus_open(bool peer_access, struct dev_gpus **out, struct error *error)
 {
     char why[256];
     int count = 0;
@@ -194,7 +209,10 @@ enum status dev_gpus_open(struct dev_gpus **out, struct error *error)
         return error_set(error, STATUS_NO_MEMORY, "no memory for GPUs");
     }
     pthread_mutex_init(&gpus->lock, NULL);
-    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0); /* read when a context is made */
+    /* Read when a context, or NCCL's first communicator, is made; there is one thread yet. */
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+    (void)setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); /* of several communicators at once on one GPU */
+    (void)setenv("NCCL_P2P_DIRECT_DISABLE", "1", 0);    /* buffers are other processes': see NCCL's manual */
     if (!cuda_driver_load(&gpus->driver, why, sizeof why)) {
         dev_gpus_close(gpus);
         return error_set(error, STATUS_UNSUPPORTED, "%s", why);
@@ -212,7 +230,8 @@ enum status dev_gpus_open(struct dev_gpus **out, struct error *error)
         status = gpu_open(gpus, gpu, error);
     }
     for (uint32_t gpu = 0; gpu < gpus->count && status == STATUS_OK; gpu++) {
-        status = gpu_open_peers(gpus, gpu, error);
+        gpus->gpus[gpu].reaches[gpu] = true;
+        status = peer_access ? gpu_open_peers(gpus, gpu, error) : STATUS_OK;
     }
     if (status != STATUS_OK) {
         dev_gpus_close(gpus);

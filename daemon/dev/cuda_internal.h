@@ -44,6 +44,10 @@ enum status cuda_enter(const struct dev_gpus *gpus, uint32_t gpu, struct error *
 enum status cuda_result_status(const struct dev_gpus *gpus, uint32_t gpu, const char *symbol,
                                cuda_result result, struct error *error) COMM_MUST_USE;
 
+/* What cuStreamQuery said: whatever it is but unfinished, nothing of the stream can be relied on any more. */
+enum status cuda_stream_status(const struct dev_gpus *gpus, uint32_t gpu, cuda_result result,
+                               struct error *error) COMM_MUST_USE;
+
 /* What CUDA's documents call the driver's calls. */
 #define CUDA_SYMBOL(name, symbol, parameters)                                                                \
     static inline const char *cuda_symbol_of_##name(void)                                                    \

@@ -36,21 +36,45 @@ static void memory_close_ipc(struct dev_memory *memory)
 }
 
 static enum status check_allocation(struct dev_gpus *gpus, uint32_t gpu, cuda_pointer base,
-                                    uint64_t size_bytes, struct error *error)
+                                    uint64_t size_bytes, size_t *allocated_bytes, struct error *error)
 {
     cuda_pointer begin = 0;
-    size_t allocated_bytes = 0;
     int device = -1;
-    enum status status = CUDA_CALL(gpus, gpu, error, memory_range, &begin, &allocated_bytes, base);
+    enum status status = CUDA_CALL(gpus, gpu, error, memory_range, &begin, allocated_bytes, base);
     if (status == STATUS_OK) {
         status = CUDA_CALL(gpus, gpu, error, pointer_attribute, &device, CUDA_POINTER_DEVICE, base);
     }
-    if (status == STATUS_OK && (device != gpus->gpus[gpu].device || begin != base)) {
+    if (status == STATUS_OK && (device != gpus->gpus[gpu].device || begin > base)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "the IPC handle is not of GPU %u", gpu);
     }
-    if (status == STATUS_OK && allocated_bytes < size_bytes) {
+    /* A driver may say the range of the block that small allocations share. */
+    if (status == STATUS_OK &&
+        (base - begin > *allocated_bytes || *allocated_bytes - (base - begin) < size_bytes)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes, but the allocation has %zu",
-                         (unsigned long long)size_bytes, allocated_bytes);
+                         (unsigned long long)size_bytes, *allocated_bytes - (size_t)(base - begin));
+    }
+    return status;
+}
+
+/*
+ * That GPUs reach each other's memory CUDA promises of memory made in the other's context; of what was opened
+ * there it says nothing.
+ */
+static enum status check_peers(struct dev_gpus *gpus, uint32_t gpu, cuda_pointer base, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (uint32_t other = 0; other < gpus->count && status == STATUS_OK; other++) {
+        unsigned long long access = CUDA_ACCESS_READ_WRITE;
+        if (other == gpu || !gpus->gpus[other].reaches[gpu] || cuda_enter(gpus, other, NULL) != STATUS_OK) {
+            continue; /* one that failed works on nothing */
+        }
+        if (gpus->driver->pointer_attribute(&access, CUDA_POINTER_ACCESS, base) == CUDA_RESULT_OK &&
+            access != CUDA_ACCESS_READ_WRITE) {
+            status = error_set(error, STATUS_UNSUPPORTED,
+                               "GPU %u does not reach memory of GPU %u that comes by an IPC handle: use "
+                               "memory of comm_mem_alloc, or start commd with gpu_peer_access = \"off\"",
+                               other, gpu);
+        }
     }
     return status;
 }
@@ -59,6 +83,7 @@ enum status dev_memory_import_ipc(struct dev_gpus *gpus, uint32_t gpu, const str
                                   uint64_t size_bytes, struct dev_memory **out, struct error *error)
 {
     cuda_pointer base = 0;
+    size_t allocated_bytes = 0;
     enum status status = check_size(size_bytes, error);
     if (status == STATUS_OK) {
         status = cuda_enter(gpus, gpu, error);
@@ -70,14 +95,21 @@ enum status dev_memory_import_ipc(struct dev_gpus *gpus, uint32_t gpu, const str
     if (status != STATUS_OK) {
         return blame_client(gpus, gpu, status, error);
     }
-    status = check_allocation(gpus, gpu, base, size_bytes, error);
+    status = check_allocation(gpus, gpu, base, size_bytes, &allocated_bytes, error);
+    if (status == STATUS_OK) {
+        status = check_peers(gpus, gpu, base, error);
+    }
     if (status == STATUS_OK) {
         status = dev_memory_new((void *)(uintptr_t)base, size_bytes, memory_close_ipc, out, error);
     }
     if (status != STATUS_OK) {
-        (void)gpus->driver->ipc_close(base);
+        if (cuda_enter(gpus, gpu, NULL) == STATUS_OK) {
+            (void)gpus->driver->ipc_close(base);
+        }
         return status;
     }
+    (*out)->address_bytes = allocated_bytes; /* all of it is mapped, whatever the client says */
+    (*out)->by_ipc = true;
     (*out)->gpus = gpus;
     (*out)->gpu = (int)gpu;
     return STATUS_OK;
@@ -142,6 +174,21 @@ static enum status allow_access(struct dev_gpus *gpus, uint32_t gpu, cuda_pointe
     return CUDA_CALL(gpus, gpu, error, address_set_access, at, (size_t)size_bytes, access, count);
 }
 
+/* A descriptor may be of memory of the host, or of another GPU. */
+static enum status check_place(struct dev_gpus *gpus, uint32_t gpu, cuda_pointer at, struct error *error)
+{
+    unsigned type = CUDA_MEMORY_HOST;
+    int device = -1;
+    enum status status = CUDA_CALL(gpus, gpu, error, pointer_attribute, &type, CUDA_POINTER_MEMORY_TYPE, at);
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, pointer_attribute, &device, CUDA_POINTER_DEVICE, at);
+    }
+    bool there = type == CUDA_MEMORY_DEVICE && device == gpus->gpus[gpu].device;
+    return status != STATUS_OK || there
+               ? status
+               : error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor is of no memory of GPU %u", gpu);
+}
+
 static enum status map_chunk(struct dev_memory *memory, cuda_allocation allocation, uint64_t size_bytes,
                              struct error *error)
 {
@@ -159,6 +206,9 @@ static enum status map_chunk(struct dev_memory *memory, cuda_allocation allocati
         return status;
     }
     status = allow_access(gpus, gpu, at, size_bytes, error);
+    if (status == STATUS_OK) {
+        status = check_place(gpus, gpu, at, error);
+    }
     if (status != STATUS_OK) {
         (void)gpus->driver->address_unmap(at, (size_t)size_bytes);
         return status;
@@ -168,23 +218,38 @@ static enum status map_chunk(struct dev_memory *memory, cuda_allocation allocati
     return STATUS_OK;
 }
 
-enum status dev_memory_map(struct dev_memory *memory, int fd, uint64_t size_bytes, struct error *error)
+static enum status map_fd(struct dev_memory *memory, int fd, uint64_t size_bytes, struct error *error)
 {
     struct dev_gpus *gpus = memory->gpus;
     cuda_allocation allocation = 0;
+    enum status status = CUDA_CALL(gpus, (uint32_t)memory->gpu, error, allocation_import, &allocation,
+                                   (void *)(intptr_t)fd, CUDA_HANDLE_POSIX_FD);
+    if (status == STATUS_OK) {
+        status = map_chunk(memory, allocation, size_bytes, error);
+        (void)gpus->driver->allocation_release(allocation); /* what is mapped keeps it */
+    }
+    return status;
+}
+
+enum status dev_memory_map(struct dev_memory *memory, int fd, uint64_t size_bytes, struct error *error)
+{
+    struct dev_gpus *gpus = memory->gpus;
     if (gpus == NULL || size_bytes == 0 || size_bytes > memory->size_bytes - memory->mapped_bytes) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes more than are reserved",
                          (unsigned long long)size_bytes);
     }
     uint32_t gpu = (uint32_t)memory->gpu;
+    const uint64_t one_chunk[DEV_QUOTA_KINDS] = {[DEV_QUOTA_CHUNKS] = 1};
     enum status status = cuda_enter(gpus, gpu, error);
-    if (status == STATUS_OK) {
-        status = CUDA_CALL(gpus, gpu, error, allocation_import, &allocation, (void *)(intptr_t)fd,
-                           CUDA_HANDLE_POSIX_FD);
+    if (status == STATUS_OK && memory->charged != NULL) {
+        status = dev_quota_take_more(memory->charged, one_chunk, error);
     }
-    if (status == STATUS_OK) {
-        status = map_chunk(memory, allocation, size_bytes, error);
-        (void)gpus->driver->allocation_release(allocation); /* what is mapped keeps it */
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = map_fd(memory, fd, size_bytes, error);
+    if (status != STATUS_OK && memory->charged != NULL) {
+        dev_quota_give(memory->charged, one_chunk);
     }
     return blame_client(gpus, gpu, status, error);
 }

@@ -34,9 +34,10 @@ struct dev_gpu_info {
 /*
  * Loads the driver and takes the primary context of every GPU that it shows (CUDA_VISIBLE_DEVICES). That
  * takes some tenths of a second and some hundred MB of device memory each. UNSUPPORTED: there is no driver or
- * no GPU, the text says which. DEVICE: they are there and do not work.
+ * no GPU, the text says which. DEVICE: they are there and do not work. Without peer_access none reaches the
+ * memory of another. Sets variables of the environment: before other threads are started.
  */
-enum status dev_gpus_open(struct dev_gpus **out, struct error *error) COMM_MUST_USE;
+enum status dev_gpus_open(bool peer_access, struct dev_gpus **out, struct error *error) COMM_MUST_USE;
 /* After everything that was made with it is freed. Null is accepted. */
 void dev_gpus_close(struct dev_gpus *gpus);
 

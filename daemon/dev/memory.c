@@ -31,6 +31,7 @@ enum status dev_memory_new(void *base, uint64_t size_bytes, void (*release)(stru
     *memory = (struct dev_memory){.base = base,
                                   .size_bytes = size_bytes,
                                   .mapped_bytes = size_bytes,
+                                  .address_bytes = size_bytes,
                                   .references = 1,
                                   .gpu = DEV_GPU_HOST,
                                   .release = release};
@@ -96,8 +97,25 @@ void dev_memory_unref(struct dev_memory *memory)
     if (memory == NULL || --memory->references > 0) {
         return;
     }
+    struct dev_quota_user *charged = memory->charged;
+    uint64_t amounts[DEV_QUOTA_KINDS] = {memory->address_bytes, 1, memory->chunk_count};
     memory->release(memory);
     free(memory);
+    if (charged != NULL) {
+        dev_quota_give(charged, amounts);
+    }
+}
+
+enum status dev_memory_charge(struct dev_memory *memory, struct dev_quota *quota, uint32_t uid,
+                              struct error *error)
+{
+    uint64_t amounts[DEV_QUOTA_KINDS] = {memory->address_bytes, 1, memory->chunk_count};
+    return dev_quota_take(quota, uid, amounts, &memory->charged, error);
+}
+
+bool dev_memory_by_ipc(const struct dev_memory *memory)
+{
+    return memory->by_ipc;
 }
 
 int dev_memory_gpu(const struct dev_memory *memory)

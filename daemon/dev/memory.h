@@ -5,7 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "daemon/base/error.h"
+#include "daemon/dev/quota.h"
 
 /*
  * A client's memory as the daemon sees it: an imported memfd, or memory of a GPU, counted by reference, so
@@ -48,6 +48,13 @@ enum status dev_memory_reserve(struct dev_gpus *gpus, uint32_t gpu, uint64_t siz
 enum status dev_memory_map(struct dev_memory *memory, int fd, uint64_t size_bytes,
                            struct error *error) COMM_MUST_USE;
 
+/*
+ * Counts what the memory takes of commd for a user, as long as it is mapped, and each part of it that
+ * dev_memory_map adds; once. LIMIT: it is not charged, and is to be let go of. NO_MEMORY.
+ */
+enum status dev_memory_charge(struct dev_memory *memory, struct dev_quota *quota, uint32_t uid,
+                              struct error *error) COMM_MUST_USE;
+
 /* Wraps memory of this process, for simulations and tests: it must outlive the last reference. */
 enum status dev_memory_wrap(void *base, uint64_t size_bytes, struct dev_memory **out,
                             struct error *error) COMM_MUST_USE;
@@ -59,6 +66,8 @@ void dev_memory_unref(struct dev_memory *memory);
 /* The GPU's index, or DEV_GPU_HOST. */
 int dev_memory_gpu(const struct dev_memory *memory);
 uint64_t dev_memory_size_bytes(const struct dev_memory *memory);
+/* Whether it was opened by a legacy IPC handle. */
+bool dev_memory_by_ipc(const struct dev_memory *memory);
 
 /* Address of a range, which is the GPU's where the memory is, checked: null when [offset, offset + size) is
  * not within the memory. */

@@ -102,6 +102,13 @@ static int operator_of(enum dtype dtype, enum reduce reduce)
     return -1;
 }
 
+bool dev_group_is_there(void)
+{
+    const struct nccl_library *nccl;
+    char why[256];
+    return nccl_library_load(&nccl, why, sizeof why);
+}
+
 bool dev_group_reduces(enum dtype dtype, enum reduce reduce)
 {
     uint64_t elements;
@@ -169,8 +176,6 @@ enum status dev_group_new(struct dev_gpus *gpus, const uint32_t *list, uint32_t 
     for (uint32_t i = 0; i < count; i++) {
         copy[i] = list[i];
     }
-    /* Several communicators at once on one GPU are launched in one order; read when NCCL starts. */
-    (void)setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
     enum status status = STATUS_OK;
     if (!nccl_library_load(&group->nccl, why, sizeof why)) {
         status = error_set(error, STATUS_UNSUPPORTED, "%s", why);

@@ -21,6 +21,9 @@ struct dev_group;
 /* "2.28.9"; "" without NCCL. */
 void dev_nccl_version(char *text, size_t size);
 
+/* Whether there is an NCCL; loads it. */
+bool dev_group_is_there(void);
+
 /* Whether NCCL has that reduction, with our results: types by their own rules, NaN as ours. */
 bool dev_group_reduces(enum dtype dtype, enum reduce reduce);
 

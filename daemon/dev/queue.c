@@ -106,25 +106,29 @@ enum status dev_queue_copy(struct dev_queue *queue, void *target, const void *so
                       queue->stream);
 }
 
+#define QUEUE_LINK_BLOCKS                                                                                    \
+    32 /* some hundred KB under way: of 64 GB/s, more than the time of a transfer takes */
+
 /* As many threads as every multiprocessor takes (the kernels' launch bounds: two blocks), and none without 16
  * bytes to move. */
-static unsigned block_count(const struct dev_queue *queue, uint64_t bytes)
+static unsigned block_count(const struct dev_queue *queue, uint64_t bytes, enum dev_queue_path path)
 {
-    uint64_t most = (uint64_t)queue->gpus->gpus[queue->gpu].info.multiprocessors * 2;
+    uint64_t all = (uint64_t)queue->gpus->gpus[queue->gpu].info.multiprocessors * 2;
+    uint64_t most = path == DEV_QUEUE_LINK && all > QUEUE_LINK_BLOCKS ? QUEUE_LINK_BLOCKS : all;
     uint64_t wanted = bytes / ((uint64_t)KERNELS_BLOCK_THREADS * 16) + 1;
     return (unsigned)(wanted < most ? wanted : most);
 }
 
 static enum status queue_launch(struct dev_queue *queue, cuda_function kernel, uint64_t bytes,
-                                void *arguments, struct error *error)
+                                enum dev_queue_path path, void *arguments, struct error *error)
 {
     void *parameters[] = {arguments};
-    return QUEUE_CALL(queue, error, launch, kernel, block_count(queue, bytes), 1, 1, KERNELS_BLOCK_THREADS, 1,
-                      1, 0, queue->stream, parameters, NULL);
+    return QUEUE_CALL(queue, error, launch, kernel, block_count(queue, bytes, path), 1, 1,
+                      KERNELS_BLOCK_THREADS, 1, 1, 0, queue->stream, parameters, NULL);
 }
 
 enum status dev_queue_copy_ranges(struct dev_queue *queue, const struct dev_copy_range *ranges,
-                                  uint32_t range_count, struct error *error)
+                                  uint32_t range_count, enum dev_queue_path path, struct error *error)
 {
     enum status status = queue_enter(queue, error);
     struct kernels_copy copies = {0};
@@ -138,7 +142,7 @@ enum status dev_queue_copy_ranges(struct dev_queue *queue, const struct dev_copy
             bytes += ranges[i].bytes;
         }
         if (copies.count == KERNELS_COPIES_MAX || (i + 1 == range_count && copies.count > 0)) {
-            status = queue_launch(queue, queue->gpus->gpus[queue->gpu].copy, bytes, &copies, error);
+            status = queue_launch(queue, queue->gpus->gpus[queue->gpu].copy, bytes, path, &copies, error);
             copies.count = 0;
             bytes = 0;
         }
@@ -163,7 +167,7 @@ enum status dev_queue_copy_ranges(struct dev_queue *queue, const struct dev_copy
     } while (0)
 
 enum status dev_queue_reduce(struct dev_queue *queue, const struct dev_reduction *reduction,
-                             struct error *error)
+                             enum dev_queue_path path, struct error *error)
 {
     uint32_t most =
         reduction->input_count > reduction->output_count ? reduction->input_count : reduction->output_count;
@@ -188,7 +192,7 @@ enum status dev_queue_reduce(struct dev_queue *queue, const struct dev_reduction
     } else {
         FILL_ARGUMENTS(arguments.few, reduction);
     }
-    return queue_launch(queue, kernel, bytes, &arguments, error);
+    return queue_launch(queue, kernel, bytes, path, &arguments, error);
 }
 
 /* --- Order --- */
@@ -227,10 +231,8 @@ enum status dev_queue_check(struct dev_queue *queue, struct error *error)
     if (status != STATUS_OK) {
         return status;
     }
-    cuda_result result = queue->gpus->driver->stream_query(queue->stream);
-    return result == CUDA_RESULT_NOT_READY
-               ? STATUS_OK
-               : cuda_result_status(queue->gpus, queue->gpu, cuda_symbol_of_stream_query(), result, error);
+    return cuda_stream_status(queue->gpus, queue->gpu, queue->gpus->driver->stream_query(queue->stream),
+                              error);
 }
 
 bool dev_queue_is_done(struct dev_queue *queue, uint64_t mark, uint64_t now_ns, enum status *status,

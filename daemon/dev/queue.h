@@ -34,14 +34,21 @@ struct dev_copy_range {
     void *target;
     uint64_t bytes;
 };
-/* Many at once, within what the GPU's kernels reach: its own memory and that of its peers. */
-enum status dev_queue_copy_ranges(struct dev_queue *queue, const struct dev_copy_range *ranges,
-                                  uint32_t range_count, struct error *error) COMM_MUST_USE;
+/*
+ * Which memory a kernel works on: that of GPUs; or some of the host's (pinned) as well: a few threads fill the
+ * link to it, and leave the rest of the GPU to others.
+ */
+enum dev_queue_path { DEV_QUEUE_GPUS, DEV_QUEUE_LINK };
 
-/* As dev_reduce, on device memory. */
+/* Many at once, within what the GPU's kernels reach: its own memory, that of its peers, and the host's. */
+enum status dev_queue_copy_ranges(struct dev_queue *queue, const struct dev_copy_range *ranges,
+                                  uint32_t range_count, enum dev_queue_path path,
+                                  struct error *error) COMM_MUST_USE;
+
+/* As dev_reduce, on such memory. */
 #define DEV_QUEUE_BUFFERS_MAX 256 /* inputs, and outputs; beyond: LIMIT */
 enum status dev_queue_reduce(struct dev_queue *queue, const struct dev_reduction *reduction,
-                             struct error *error) COMM_MUST_USE;
+                             enum dev_queue_path path, struct error *error) COMM_MUST_USE;
 
 /* What is put after this waits for what `other`, of this GPU or another, holds now. */
 enum status dev_queue_wait_for(struct dev_queue *queue, struct dev_queue *other,

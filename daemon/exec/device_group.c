@@ -36,7 +36,7 @@ bool device_group_serves(const struct exec_comm *comm, const struct exec_op *op)
     bool used[DEV_GPUS_MAX] = {0};
     if (comm->options.node_count != 1 || op->call.compression != COMPRESSION_NONE ||
         op->call.part_count != 1 || !device_buffers_serve(comm, op, used) ||
-        !dev_group_reduces(op->call.dtype, op->call.reduce)) {
+        !dev_group_reduces(op->call.dtype, op->call.reduce) || !dev_group_is_there()) {
         return false;
     }
     uint32_t count = device_gpus(op, gpus);
@@ -75,8 +75,8 @@ static void group_make_room(struct exec *exec)
     }
 }
 
-static enum status group_find(struct exec *exec, const uint32_t *gpus, uint32_t count,
-                              struct exec_group **out, struct error *error)
+/* Null: there is none. */
+static struct exec_group *group_of(const struct exec *exec, const uint32_t *gpus, uint32_t count)
 {
     struct exec_group *group;
     LL_FOREACH(exec->groups, group)
@@ -86,9 +86,19 @@ static enum status group_find(struct exec *exec, const uint32_t *gpus, uint32_t 
             same = group->gpus[i] == gpus[i];
         }
         if (same) {
-            *out = group;
-            return STATUS_OK;
+            return group;
         }
+    }
+    return NULL;
+}
+
+static enum status group_find(struct exec *exec, const uint32_t *gpus, uint32_t count,
+                              struct exec_group **out, struct error *error)
+{
+    struct exec_group *group = group_of(exec, gpus, count);
+    if (group != NULL) {
+        *out = group;
+        return STATUS_OK;
     }
     group_make_room(exec);
     group = calloc(1, sizeof *group);
@@ -132,9 +142,9 @@ void device_group_abort(struct exec *exec, const struct exec_op *op)
 {
     uint32_t gpus[DEV_GPUS_MAX];
     uint32_t count = device_gpus(op, gpus);
-    struct exec_group *group = NULL;
+    struct exec_group *group = group_of(exec, gpus, count);
     /* Another's calls under way stand where these stand: it gives up by itself. */
-    if (group_find(exec, gpus, count, &group, NULL) == STATUS_OK && group->user == NULL) {
+    if (group != NULL && group->user == NULL) {
         group_drop(exec, group);
     }
 }
@@ -181,7 +191,7 @@ static enum status contribute(const struct exec_op *op, uint32_t gpu, uint32_t i
                                       .inputs = inputs,
                                       .outputs = outputs,
                                       .factors = scales ? factors : NULL};
-    return dev_queue_reduce(buffers->queues[index], &reduction, error);
+    return dev_queue_reduce(buffers->queues[index], &reduction, DEV_QUEUE_GPUS, error);
 }
 
 /* From the first rank's output to the others, divided where the operation asks for it. */
@@ -205,7 +215,7 @@ static enum status distribute(const struct exec_op *op, uint32_t gpu, uint32_t i
                                       .inputs = &value,
                                       .outputs = outputs,
                                       .divisor = op->call.divisor};
-    return dev_queue_reduce(buffers->queues[index], &reduction, error);
+    return dev_queue_reduce(buffers->queues[index], &reduction, DEV_QUEUE_GPUS, error);
 }
 
 /* --- Steps --- */

@@ -59,6 +59,16 @@ static bool overlaps_another(const struct exec_comm *comm, const struct exec_op 
     return false;
 }
 
+bool device_buffers_are_apart(const struct exec_comm *comm, const struct exec_op *op)
+{
+    for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
+        if (overlaps_another(comm, op, i)) {
+            return false;
+        }
+    }
+    return true;
+}
+
 bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op, bool used[DEV_GPUS_MAX])
 {
     for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
@@ -66,15 +76,14 @@ bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op
         bool has_any = rank->input != NULL || rank->output != NULL;
         bool input_elsewhere = rank->input != NULL && rank->input_on_host;
         bool output_elsewhere = rank->output != NULL && rank->output_on_host;
-        if ((has_any && !rank->on_gpu) || input_elsewhere || output_elsewhere ||
-            overlaps_another(comm, op, i)) {
+        if ((has_any && !rank->on_gpu) || input_elsewhere || output_elsewhere) {
             return false;
         }
         if (has_any) {
             used[rank->gpu] = true;
         }
     }
-    return true;
+    return device_buffers_are_apart(comm, op);
 }
 
 bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op)
@@ -138,7 +147,7 @@ static enum status reduce(struct dev_queue *queue, const struct exec_op *op, con
                                       .outputs = outputs,
                                       .factors = op->call.reduce == REDUCE_PREMUL_SUM ? factors : NULL,
                                       .divisor = op->call.divisor};
-    return dev_queue_reduce(queue, &reduction, error);
+    return dev_queue_reduce(queue, &reduction, DEV_QUEUE_GPUS, error);
 }
 
 /* all_reduce, and reduce: the GPU's share, to whoever has an output. */
@@ -230,7 +239,8 @@ struct copies {
 static void copies_flush(struct copies *copies)
 {
     if (copies->status == STATUS_OK) {
-        copies->status = dev_queue_copy_ranges(copies->queue, copies->ranges, copies->count, copies->error);
+        copies->status = dev_queue_copy_ranges(copies->queue, copies->ranges, copies->count, DEV_QUEUE_GPUS,
+                                               copies->error);
     }
     copies->count = 0;
 }

@@ -45,6 +45,7 @@ void exec_wake(struct exec *exec)
 void exec_set_gpus(struct exec *exec, struct dev_gpus *gpus)
 {
     exec->gpus = gpus;
+    exec_find_cliques(exec);
 }
 
 /* Nobody tells when a GPU is done: it is looked at, at once for a while, then less and less often. */

@@ -109,9 +109,6 @@ enum status comm_new_part(struct exec *exec, const struct exec_comm_options *opt
     comm->last_op = &comm->first_op;
     comm->share_index = share_index;
     comm->share_count = options->node_count == 1 ? 1 : share_count;
-    if (options->node_count == 1 && options->slice_bytes > EXEC_LOCAL_SLICE_BYTES) {
-        comm->options.slice_bytes = EXEC_LOCAL_SLICE_BYTES;
-    }
     if (!comm_allocate(comm) || !messages_new(comm)) {
         comm_release(comm);
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
@@ -350,8 +347,7 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
     if (op->agrees && !op_sizes_are_private(op)) {
         comm_agree(comm, now_ns);
     }
-    if (op->total_elements == 0 && op->agrees && !op->call.has_layouts &&
-        op->call.kind != OP_KIND_ALL_TO_ALL) {
+    if (op->total_elements == 0 && op->agrees && !op->call.has_layouts) {
         op->slices_done = op->own_slices; /* nothing but to agree on that */
         op->next_slice = op->slice_count;
     }
@@ -412,7 +408,8 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
     if (comm->failed || (!op->begun && !comm_start_op(comm, now_ns, &more))) {
         return more;
     }
-    more = comm->options.node_count == 1 ? comm_step_alone(comm, now_ns) : comm_step_lanes(comm, now_ns);
+    more = comm->options.node_count == 1 && !op->is_staged ? comm_step_alone(comm, now_ns)
+                                                           : comm_step_lanes(comm, now_ns);
     if (!comm->failed && op->agrees && !op->agreeing && op->slices_done == op->own_slices) {
         comm_agree(comm, now_ns); /* whether sizes agree is known only now */
         receive_resume(comm);

@@ -7,6 +7,7 @@
 
 #include "daemon/coll/slice.h"
 #include "daemon/dev/queue.h"
+#include "daemon/dev/reduce.h"
 #include "daemon/exec/exec.h"
 #include "daemon/exec/message_pipe.h"
 #include "daemon/exec/vector.h"
@@ -22,10 +23,13 @@
 #define EXEC_LOCAL_STEP_SLICES 4                     /* likewise, of a communicator on one node */
 #define EXEC_NODES_SEVERAL UINT32_MAX
 /* How long a GPU is looked at again and again; then with pauses of a part of the time waited. */
-#define EXEC_POLL_AT_ONCE_NS 100000ull
-#define EXEC_POLL_SHARE 8
-#define EXEC_POLL_MAX_NS 500000ull
+#define EXEC_POLL_AT_ONCE_NS 1000000ull
+#define EXEC_POLL_SHARE 64
+#define EXEC_POLL_MAX_NS 200000ull
 #define EXEC_PARKED_NS (60ull * 1000000000ull)
+/* Of this node's buffers: the host's, and those of GPUs that reach each other's memory. */
+#define EXEC_CLIQUE_HOST 0
+#define EXEC_CLIQUES_MAX (1 + DEV_GPUS_MAX)
 
 struct exec_incoming;
 struct exec_device;
@@ -56,7 +60,8 @@ struct exec_op {
     uint64_t element_bytes;
     uint64_t total_elements; /* of the whole vector */
     bool blocks_are_equal;
-    bool streams; /* it touches more than the caches hold */
+    bool streams;         /* it touches more than the caches hold */
+    uint64_t slice_bytes; /* at most, but one element at least */
     uint64_t slice_count;
     uint64_t own_slices; /* of them, this exec's: all of them without rails */
     uint64_t next_slice;
@@ -259,6 +264,8 @@ struct exec {
     struct message_incoming *parked_messages;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */
     struct dev_gpus *gpus;
+    uint32_t cliques[DEV_GPUS_MAX]; /* by GPU */
+    uint32_t clique_count;
     struct exec_group *groups; /* of GPUs, for NCCL */
     bool waits_for_devices;    /* in this run, some operation did */
     bool devices_advanced;     /* and some got further */
@@ -363,6 +370,8 @@ static inline struct exec_rank *op_rank(const struct exec_op *op, uint32_t local
 
 /* slice_layout.c: where a slice's vectors lie. */
 enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct error *error) COMM_MUST_USE;
+/* What is in no rank's buffer. */
+unsigned char *lane_memory(const struct exec_lane *lane);
 /* The part of a block of count elements that belongs to the lane's slice. */
 void lane_block_part(const struct exec_lane *lane, const struct exec_op *op, uint64_t count_elements,
                      uint64_t *offset_elements, uint64_t *part_elements);
@@ -397,7 +406,9 @@ bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *wri
 /* device_local.c */
 /* All buffers are on GPUs, and a kernel of any of these can work on all. */
 bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op);
-/* Which GPUs buffers are on. False: some are on the host, or overlap otherwise than in place. */
+/* False: some overlap otherwise than in place. */
+bool device_buffers_are_apart(const struct exec_comm *comm, const struct exec_op *op);
+/* Which GPUs buffers are on. False: some are on the host, or they are not apart. */
 bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op, bool used[DEV_GPUS_MAX]);
 /* The GPUs that ranks of the operation are on, by their first rank. Returns how many. */
 uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[DEV_GPUS_MAX]);
@@ -414,22 +425,43 @@ bool device_group_let_go(struct exec *exec, const struct exec_op *op, bool patie
 void device_group_abort(struct exec *exec, const struct exec_op *op);
 void exec_free_groups(struct exec *exec);
 
-/* device_lane.c: slices from and to GPUs. Functions without a result keep the first failure for
- * lane_device_end. */
+/* Places in outputs of ranks. */
+struct exec_targets {
+    void *at[DEV_REDUCE_BUFFERS_MAX];
+    const struct exec_rank *owners[DEV_REDUCE_BUFFERS_MAX];
+    uint32_t count;
+};
+
+/* device_lane.c: slices from and to buffers of which some are on GPUs. Functions without a result keep the
+ * first failure for lane_device_end. */
+void exec_find_cliques(struct exec *exec);
 bool lane_device_serves(const struct exec_comm *comm, const struct exec_op *op);
+/* Before anything else of a slice. */
+enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op,
+                              struct error *error) COMM_MUST_USE;
 /* Pinned memory for the lane's vectors, at least so large; what it held is gone. */
 enum status lane_device_reserve(struct exec_lane *lane, uint64_t bytes, struct error *error) COMM_MUST_USE;
 unsigned char *lane_device_memory(const struct exec_lane *lane);
 void lane_device_release(struct exec_lane *lane);
-/* Before what is put for a slice, and after it. */
-enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op,
-                              struct error *error) COMM_MUST_USE;
-enum status lane_device_end(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
-void lane_device_copy(const struct exec_lane *lane, void *const *targets, uint32_t target_count,
+/* From the input of a rank to the slice. */
+void lane_device_read(const struct exec_lane *lane, const struct exec_rank *owner, void *target,
                       const void *source, uint64_t bytes);
-void lane_device_reduce(const struct exec_lane *lane, const struct dev_reduction *reduction);
+/* From the sender's input to the receiver's output, where one clique has both; false where not. */
+bool lane_device_pass(const struct exec_lane *lane, const struct exec_rank *sender,
+                      const struct exec_rank *receiver, void *target, const void *source, uint64_t bytes);
+/* Of ranks' inputs, to one output in the slice, where the cliques' parts of it wait for lane_device_combine.
+ */
+void lane_device_reduce(const struct exec_lane *lane, const struct exec_rank *ranks,
+                        const struct dev_reduction *reduction);
+/* From the slice to outputs of ranks. division: null, or one input from the slice, that is divided. */
+void lane_device_write(const struct exec_lane *lane, const struct exec_targets *targets, const void *source,
+                       uint64_t bytes, const struct dev_reduction *division);
+/* After what is put for a slice, in or out. */
+enum status lane_device_end(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
 /* Whether it is done; *status: the GPU failed, and has let go. */
 bool lane_device_reached(struct exec_lane *lane, uint64_t now_ns, enum status *status, struct error *error);
+/* What is left to the host when the slice is in. */
+void lane_device_combine(struct exec_lane *lane, const struct exec_op *op);
 /* Given up: whether GPUs have let go of all slices. */
 bool lanes_are_off_devices(struct exec_comm *comm, uint64_t now_ns);
 
@@ -476,9 +508,15 @@ enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream
 /* local_stage.c: between the ranks' buffers and the lane's vectors. */
 void stage_in(struct exec_lane *lane, struct exec_op *op);
 void stage_out(struct exec_lane *lane, struct exec_op *op);
-/* What goes between this node's own ranks without a slice: an all_to_all's. Returns whether that is done. */
+/* local_exchange.c: all_to_all. */
+/* Elements that a rank has for the other, or gets from it. */
+uint64_t op_pair_count(const struct exec_op *op, const struct exec_layout *layout, uint32_t other);
+/* What goes between this node's own ranks without a slice. Returns whether that is done. */
 bool stage_local_step(const struct exec_comm *comm, struct exec_op *op);
-/* local_scan.c */
+void stage_exchange_in(struct exec_lane *lane, const struct exec_op *op);
+void stage_exchange_out(struct exec_lane *lane, const struct exec_op *op);
+/* local_scan.c. Staged: the inputs are read first. */
+void stage_scan_read(struct exec_lane *lane, const struct exec_op *op);
 void stage_scan_in(struct exec_lane *lane, const struct exec_op *op);
 void stage_scan_out(struct exec_lane *lane, const struct exec_op *op);
 

@@ -290,12 +290,9 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
     lane->slice = slice;
     lane->algorithm = op->algorithm;
     lane->staged = op->is_staged;
-    enum status status = lane->staged ? lane_device_reserve(lane, 0, error) : STATUS_OK;
+    enum status status = lane->staged ? lane_device_begin(lane, op, error) : STATUS_OK;
     if (status == STATUS_OK) {
         status = lane_lay_out(lane, op, error);
-    }
-    if (status == STATUS_OK && lane->staged) {
-        status = lane_device_begin(lane, op, error);
     }
     if (status != STATUS_OK) {
         return status;
@@ -400,6 +397,7 @@ void lane_advance(struct exec_lane *lane, uint64_t now_ns)
         if (!lane_is_off_device(lane, now_ns)) {
             return;
         }
+        lane_device_combine(lane, lane_op(lane));
         if (lane_begin(lane, &error) != STATUS_OK) {
             exec_comm_fail(lane->comm, &error, now_ns);
             return;

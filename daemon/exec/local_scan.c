@@ -12,7 +12,7 @@
 static unsigned char *place(const struct exec_lane *lane, const struct exec_op *op, uint64_t index,
                             uint64_t elements)
 {
-    return lane->memory + index * elements * op->element_bytes;
+    return lane_memory(lane) + index * elements * op->element_bytes;
 }
 
 static uint64_t slice_elements(const struct exec_lane *lane, const struct exec_op *op)
@@ -21,14 +21,37 @@ static uint64_t slice_elements(const struct exec_lane *lane, const struct exec_o
                                                    : lane->call.count_elements;
 }
 
+/* Staged: the local rank's place in the slice, of its input, then of its output. */
+static unsigned char *staged_place(const struct exec_lane *lane, const struct exec_op *op, uint32_t local)
+{
+    uint32_t values = op->schedule_kind == OP_KIND_ALL_GATHER ? lane->comm->run_count : 2;
+    return place(lane, op, values + 2 + local, slice_elements(lane, op));
+}
+
 static const unsigned char *input_of(const struct exec_lane *lane, const struct exec_op *op, uint32_t local)
 {
+    if (lane->staged) {
+        return staged_place(lane, op, local);
+    }
     return (const unsigned char *)op->ranks[local].input + lane->offset_elements * op->element_bytes;
 }
 
-static unsigned char *output_of(const struct exec_lane *lane, const struct exec_op *op, uint32_t local)
+static void write_output(const struct exec_lane *lane, const struct exec_op *op, uint32_t local,
+                         const void *value, uint64_t elements)
 {
-    return (unsigned char *)op->ranks[local].output + lane->offset_elements * op->element_bytes;
+    const struct exec_rank *rank = &op->ranks[local];
+    unsigned char *output = (unsigned char *)rank->output + lane->offset_elements * op->element_bytes;
+    size_t bytes = (size_t)(elements * op->element_bytes);
+    if (!lane->staged) {
+        memcpy(output, value, bytes);
+        return;
+    }
+    struct exec_targets target = {.count = 1};
+    unsigned char *staged = staged_place(lane, op, local);
+    target.at[0] = output;
+    target.owners[0] = rank;
+    memcpy(staged, value, bytes); /* value changes before a GPU takes it */
+    lane_device_write(lane, &target, staged, bytes, NULL);
 }
 
 /* out = the reduction of `count` inputs; each is multiplied by its factor where the operator wants that. */
@@ -58,6 +81,17 @@ static void fold_locals(const struct exec_lane *lane, const struct exec_op *op, 
     fold(op, inputs, factors, count, elements, out);
 }
 
+void stage_scan_read(struct exec_lane *lane, const struct exec_op *op)
+{
+    uint64_t elements = slice_elements(lane, op);
+    for (uint32_t i = 0; i < op->call.rank_count; i++) {
+        const struct exec_rank *rank = &op->ranks[i];
+        lane_device_read(lane, rank, staged_place(lane, op, i),
+                         (const unsigned char *)rank->input + lane->offset_elements * op->element_bytes,
+                         elements * op->element_bytes);
+    }
+}
+
 void stage_scan_in(struct exec_lane *lane, const struct exec_op *op)
 {
     const struct exec_comm *comm = lane->comm;
@@ -66,7 +100,7 @@ void stage_scan_in(struct exec_lane *lane, const struct exec_op *op)
         return;
     }
     if (op->schedule_kind != OP_KIND_ALL_GATHER) {
-        fold_locals(lane, op, 0, op->call.rank_count, elements, lane->memory);
+        fold_locals(lane, op, 0, op->call.rank_count, elements, lane_memory(lane));
         return;
     }
     for (uint32_t r = 0; r < comm->run_count; r++) {
@@ -87,17 +121,15 @@ static void scan_locals(const struct exec_lane *lane, const struct exec_op *op, 
                         unsigned char *spare)
 {
     bool exclusive = op->call.kind == OP_KIND_EXCLUSIVE_SCAN;
-    size_t bytes = (size_t)(elements * op->element_bytes);
     for (uint32_t i = first; i < first + count; i++) {
         const void *inputs[2] = {value, input_of(lane, op, i)};
         double factors[2] = {1.0, op->ranks[i].factor};
-        unsigned char *output = output_of(lane, op, i);
         uint32_t skipped = value_holds ? 0 : 1;
         fold(op, inputs + skipped, factors + skipped, 2 - skipped, elements, spare);
         if (!exclusive) {
-            memcpy(output, spare, bytes);
+            write_output(lane, op, i, spare, elements);
         } else if (value_holds) {
-            memcpy(output, value, bytes);
+            write_output(lane, op, i, value, elements);
         }
         unsigned char *was = value;
         value = spare;

@@ -11,28 +11,62 @@ static unsigned char *at(const struct exec_op *op, const void *buffer, uint64_t 
     return (unsigned char *)(uintptr_t)buffer + elements * op->element_bytes;
 }
 
-static void copy_to_all(const struct exec_lane *lane, const struct exec_op *op, void *const *targets,
-                        uint32_t target_count, const void *source, uint64_t count_elements)
+/* Whether outputs are written as soon as inputs are read: no other node, and no GPU, comes between. */
+static bool is_alone(const struct exec_lane *lane)
 {
-    if (lane != NULL && lane->staged) {
-        lane_device_copy(lane, targets, target_count, source, count_elements * op->element_bytes);
-    } else if (count_elements > 0) {
-        dev_copy_to_all(targets, target_count, source, count_elements * op->element_bytes, op->streams);
+    return lane->comm->options.node_count == 1 && !lane->staged;
+}
+
+static void targets_add(struct exec_targets *targets, const struct exec_rank *owner, void *at)
+{
+    targets->at[targets->count] = at;
+    targets->owners[targets->count++] = owner;
+}
+
+/* From a rank's input to the slice. */
+static void read_input(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *owner,
+                       void *target, const void *source, uint64_t count_elements)
+{
+    uint64_t bytes = count_elements * op->element_bytes;
+    if (lane->staged) {
+        lane_device_read(lane, owner, target, source, bytes);
+    } else if (bytes > 0) {
+        dev_copy_to_all(&target, 1, source, (size_t)bytes, op->streams);
     }
 }
 
-static void copy(const struct exec_lane *lane, const struct exec_op *op, void *target, const void *source,
-                 uint64_t count_elements)
+/* To outputs of ranks; staged, the source is in the slice. */
+static void write_outputs(const struct exec_lane *lane, const struct exec_op *op,
+                          const struct exec_targets *targets, const void *source, uint64_t count_elements)
 {
-    copy_to_all(lane, op, &target, 1, source, count_elements);
+    uint64_t bytes = count_elements * op->element_bytes;
+    if (lane->staged) {
+        lane_device_write(lane, targets, source, bytes, NULL);
+    } else if (bytes > 0) {
+        dev_copy_to_all(targets->at, targets->count, source, (size_t)bytes, op->streams);
+    }
 }
 
-static void run_reduction(const struct exec_lane *lane, const struct dev_reduction *reduction)
+/* Likewise, divided on the way where the operation asks for it. */
+static void write_results(const struct exec_lane *lane, const struct exec_op *op,
+                          const struct exec_targets *targets, const void *value, uint64_t count_elements)
 {
+    if (op->call.divisor <= 1) {
+        write_outputs(lane, op, targets, value, count_elements);
+        return;
+    }
+    struct dev_reduction division = {.dtype = op->call.dtype,
+                                     .reduce = op->call.reduce,
+                                     .count_elements = count_elements,
+                                     .input_count = 1,
+                                     .output_count = targets->count,
+                                     .inputs = &value,
+                                     .outputs = targets->at,
+                                     .divisor = op->call.divisor};
     if (lane->staged) {
-        lane_device_reduce(lane, reduction);
+        lane_device_write(lane, targets, value, count_elements * op->element_bytes, &division);
     } else {
-        dev_reduce(reduction);
+        dev_reduce(&division);
     }
 }
 
@@ -81,7 +115,11 @@ static void reduce_inputs(const struct exec_lane *lane, const struct exec_op *op
                                       .factors = op->call.reduce == REDUCE_PREMUL_SUM ? factors : NULL,
                                       .divisor = divisor,
                                       .streams = op->streams};
-    run_reduction(lane, &reduction);
+    if (lane->staged) {
+        lane_device_reduce(lane, ranks, &reduction);
+    } else {
+        dev_reduce(&reduction);
+    }
 }
 
 static void reduce_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
@@ -89,7 +127,7 @@ static void reduce_part(const struct exec_lane *lane, const struct exec_op *op, 
 {
     const void *inputs[DEV_REDUCE_BUFFERS_MAX];
     void *outputs[DEV_REDUCE_BUFFERS_MAX];
-    bool alone = lane->comm->options.node_count == 1;
+    bool alone = is_alone(lane);
     bool to_all = alone && op->call.kind == OP_KIND_ALL_REDUCE;
     uint64_t together;
     for (uint32_t i = 0; i < op->call.rank_count; i++) {
@@ -103,67 +141,54 @@ static void reduce_part(const struct exec_lane *lane, const struct exec_op *op, 
                   alone ? op->call.divisor : 0);
 }
 
-/* One value to several places, divided on the way where the operation asks for it. */
-static void spread(const struct exec_lane *lane, const struct exec_op *op, const void *value, uint64_t count,
-                   void *const *outputs, uint32_t output_count)
-{
-    if (op->call.divisor > 1) {
-        struct dev_reduction reduction = {.dtype = op->call.dtype,
-                                          .reduce = op->call.reduce,
-                                          .count_elements = count,
-                                          .input_count = 1,
-                                          .output_count = output_count,
-                                          .inputs = &value,
-                                          .outputs = outputs,
-                                          .divisor = op->call.divisor};
-        run_reduction(lane, &reduction);
-        return;
-    }
-    copy_to_all(lane, op, outputs, output_count, value, count);
-}
-
 static void spread_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
                         uint64_t from, uint64_t count, uint64_t offset_in_slice)
 {
-    void *outputs[DEV_REDUCE_BUFFERS_MAX];
-    uint32_t output_count = 0;
+    struct exec_targets outputs;
     uint64_t together;
+    outputs.count = 0;
     for (uint32_t i = 0; i < op->call.rank_count; i++) {
         if (ranks[i].output != NULL) {
-            outputs[output_count++] = at(op, ranks[i].output, from);
+            targets_add(&outputs, &ranks[i], at(op, ranks[i].output, from));
         }
     }
-    spread(lane, op, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together), count, outputs,
-           output_count);
+    write_results(lane, op, &outputs, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together),
+                  count);
 }
 
-/* On GPUs: what the root has, or gets. */
+/* Staged: what the root has, or gets. */
 static void root_to_slice(const struct exec_lane *lane, const struct exec_op *op,
                           const struct exec_rank *ranks, uint64_t from, uint64_t count,
                           uint64_t offset_in_slice)
 {
+    const struct exec_rank *root = &ranks[op->root_local];
     uint64_t together;
-    copy(lane, op, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together),
-         at(op, ranks[op->root_local].input, from), count);
+    read_input(lane, op, root, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together),
+               at(op, root->input, from), count);
 }
 
 static void slice_to_root(const struct exec_lane *lane, const struct exec_op *op,
                           const struct exec_rank *ranks, uint64_t from, uint64_t count,
                           uint64_t offset_in_slice)
 {
+    const struct exec_rank *root = &ranks[op->root_local];
+    struct exec_targets output;
     uint64_t together;
-    void *output = at(op, ranks[op->root_local].output, from);
-    spread(lane, op, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together), count, &output, 1);
+    output.count = 0;
+    targets_add(&output, root, at(op, root->output, from));
+    write_results(lane, op, &output, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together), count);
 }
 
+/* Not staged: where it lies. */
 static void divide_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
                         uint64_t from, uint64_t count, uint64_t offset_in_slice)
 {
+    struct exec_targets output;
     uint64_t together;
-    void *value = vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together);
-    (void)ranks;
     (void)from;
-    spread(lane, op, value, count, &value, 1);
+    output.count = 0;
+    targets_add(&output, ranks, vector_at(&lane->vectors[COLL_WORK], offset_in_slice, &together));
+    write_results(lane, op, &output, output.at[0], count);
 }
 
 /* --- Blocks --- */
@@ -196,29 +221,51 @@ static void block_from_input(const struct exec_lane *lane, const struct exec_op 
                              uint64_t part_offset, uint64_t part, void *in_slice)
 {
     const struct exec_rank *owner = &op->ranks[lane->comm->local_of_rank[rank]];
-    copy(lane, op, in_slice, at(op, owner->input, part_offset), part);
+    read_input(lane, op, owner, in_slice, at(op, owner->input, part_offset), part);
 }
 
 static void block_to_output(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
                             uint64_t part_offset, uint64_t part, void *in_slice)
 {
     const struct exec_rank *owner = &op->ranks[lane->comm->local_of_rank[rank]];
-    void *output = at(op, owner->output, part_offset);
-    spread(lane, op, in_slice, part, &output, 1);
+    struct exec_targets output;
+    output.count = 0;
+    targets_add(&output, owner, at(op, owner->output, part_offset));
+    write_results(lane, op, &output, in_slice, part);
+}
+
+/* Staged: the root's buffer has all blocks. */
+static void block_from_root(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
+                            uint64_t part_offset, uint64_t part, void *in_slice)
+{
+    const struct exec_rank *root = &op->ranks[op->root_local];
+    uint64_t begin = op_block_begin(op, &root->input_layout, rank) + part_offset;
+    read_input(lane, op, root, in_slice, at(op, root->input, begin), part);
+}
+
+static void block_to_root(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
+                          uint64_t part_offset, uint64_t part, void *in_slice)
+{
+    const struct exec_rank *root = &op->ranks[op->root_local];
+    struct exec_targets output;
+    output.count = 0;
+    targets_add(&output, root,
+                at(op, root->output, op_block_begin(op, &root->output_layout, rank) + part_offset));
+    write_outputs(lane, op, &output, in_slice, part);
 }
 
 /* To the ranks of this node from the one at `first` on. */
 static void block_to_ranks(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
                            uint64_t part_offset, uint64_t part, const void *block, uint32_t first)
 {
-    void *outputs[DEV_REDUCE_BUFFERS_MAX];
-    uint32_t output_count = 0;
+    struct exec_targets outputs;
+    outputs.count = 0;
     for (uint32_t i = first; i < op->call.rank_count; i++) {
         const struct exec_rank *receiver = &op->ranks[i];
         uint64_t begin = op_block_begin(op, &receiver->output_layout, rank) + part_offset;
-        outputs[output_count++] = at(op, receiver->output, begin);
+        targets_add(&outputs, receiver, at(op, receiver->output, begin));
     }
-    copy_to_all(lane, op, outputs, output_count, block, part);
+    write_outputs(lane, op, &outputs, block, part);
 }
 
 /* Without other nodes nothing is to be waited for: the first rank's output, in_slice, is one of all. */
@@ -233,7 +280,7 @@ static void block_from_input_to_all(const struct exec_lane *lane, const struct e
 static void block_to_all(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
                          uint64_t part_offset, uint64_t part, void *in_slice)
 {
-    /* The first rank's output is where the block is; of GPUs, it is not. */
+    /* The first rank's output is where the block is; staged, it is not. */
     block_to_ranks(lane, op, rank, part_offset, part, in_slice, lane->staged ? 0 : 1);
 }
 
@@ -269,7 +316,7 @@ static bool is_root_node(const struct exec_lane *lane, const struct exec_op *op)
 
 void stage_in(struct exec_lane *lane, struct exec_op *op)
 {
-    bool alone = lane->comm->options.node_count == 1;
+    bool alone = is_alone(lane);
     switch (op->call.kind) {
     case OP_KIND_ALL_REDUCE:
     case OP_KIND_REDUCE:
@@ -282,22 +329,34 @@ void stage_in(struct exec_lane *lane, struct exec_op *op)
         stage_all_blocks(lane, op, block_reduced);
         return;
     case OP_KIND_GATHER:
-        if (is_root_node(lane, op)) {
+        if (lane->staged || is_root_node(lane, op)) {
             stage_own_blocks(lane, op, block_from_input);
         }
         return;
     case OP_KIND_SCAN:
     case OP_KIND_EXCLUSIVE_SCAN:
-        stage_scan_in(lane, op);
+        if (lane->staged) {
+            stage_scan_read(lane, op);
+        } else {
+            stage_scan_in(lane, op);
+        }
         return;
     case OP_KIND_BROADCAST:
         if (lane->staged && is_root_node(lane, op)) {
             stage_parts(lane, op, root_to_slice);
         }
         return;
-    case OP_KIND_BARRIER:
     case OP_KIND_SCATTER:
+        if (lane->staged && is_root_node(lane, op)) {
+            stage_all_blocks(lane, op, block_from_root);
+        }
+        return;
     case OP_KIND_ALL_TO_ALL:
+        if (lane->staged) {
+            stage_exchange_in(lane, op);
+        }
+        return;
+    case OP_KIND_BARRIER:
     case OP_KIND_SEND:
     case OP_KIND_RECEIVE:
         return;
@@ -306,7 +365,7 @@ void stage_in(struct exec_lane *lane, struct exec_op *op)
 
 void stage_out(struct exec_lane *lane, struct exec_op *op)
 {
-    bool alone = lane->comm->options.node_count == 1;
+    bool alone = is_alone(lane);
     switch (op->call.kind) {
     case OP_KIND_ALL_REDUCE:
         if (!alone) {
@@ -332,53 +391,27 @@ void stage_out(struct exec_lane *lane, struct exec_op *op)
         stage_own_blocks(lane, op, block_to_output);
         return;
     case OP_KIND_SCATTER:
-        if (is_root_node(lane, op)) {
+        if (lane->staged || is_root_node(lane, op)) {
             stage_own_blocks(lane, op, block_to_output);
+        }
+        return;
+    case OP_KIND_GATHER:
+        if (lane->staged && is_root_node(lane, op)) {
+            stage_all_blocks(lane, op, block_to_root);
         }
         return;
     case OP_KIND_SCAN:
     case OP_KIND_EXCLUSIVE_SCAN:
         stage_scan_out(lane, op);
         return;
-    case OP_KIND_BARRIER:
-    case OP_KIND_GATHER:
     case OP_KIND_ALL_TO_ALL:
+        if (lane->staged) {
+            stage_exchange_out(lane, op);
+        }
+        return;
+    case OP_KIND_BARRIER:
     case OP_KIND_SEND:
     case OP_KIND_RECEIVE:
         return;
     }
-}
-
-/* --- all_to_all among the ranks of this node --- */
-
-bool stage_local_step(const struct exec_comm *comm, struct exec_op *op)
-{
-    uint32_t locals = op->call.rank_count;
-    uint64_t budget = EXEC_LOCAL_STEP_BYTES / op->element_bytes;
-    while (op->local_pair < locals * locals && budget > 0) {
-        const struct exec_rank *sender = &op->ranks[op->local_pair / locals];
-        const struct exec_rank *receiver = &op->ranks[op->local_pair % locals];
-        uint32_t first = comm->node_first[comm->options.node_index];
-        uint32_t from = comm->order[first + op->local_pair / locals];
-        uint32_t to = comm->order[first + op->local_pair % locals];
-        uint64_t count =
-            sender->input_layout.counts != NULL ? sender->input_layout.counts[to] : op->call.count_elements;
-        uint64_t left = count - op->local_offset;
-        uint64_t now = left < budget ? left : budget;
-        if (now > 0) {
-            copy(NULL, op,
-                 at(op, receiver->output,
-                    op_block_begin(op, &receiver->output_layout, from) + op->local_offset),
-                 at(op, sender->input, op_block_begin(op, &sender->input_layout, to) + op->local_offset),
-                 now);
-        }
-        budget -= now;
-        op->local_offset += now;
-        if (op->local_offset == count) {
-            op->local_pair++;
-            op->local_offset = 0;
-        }
-    }
-    op->local_done = op->local_pair == locals * locals;
-    return op->local_done;
 }

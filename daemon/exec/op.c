@@ -98,7 +98,7 @@ static enum status op_count_total(const struct exec_comm *comm, struct exec_op *
     uint64_t total = 0;
     bool fits = true;
     if (op->call.kind == OP_KIND_ALL_TO_ALL) {
-        total = 0; /* not sliced: nobody asks */
+        fits = checked_mul_u64(op->call.count_elements, comm->options.size, &total); /* with layouts: 0 */
     } else if (op_kind_has_blocks(op->call.kind)) {
         for (uint32_t position = 0; position < comm->options.size; position++) {
             fits = fits && checked_add_u64(total, op_block_count(comm, op, position), &total);
@@ -127,14 +127,14 @@ static bool op_needs_agreement(const struct exec_op *op)
         return false;
     }
     if (op->total_elements == 0 || op->call.has_layouts) {
-        return op->call.kind != OP_KIND_ALL_TO_ALL || op->call.has_layouts || op->call.count_elements == 0;
+        return true;
     }
     switch (op->call.kind) {
     case OP_KIND_ALL_REDUCE:
     case OP_KIND_ALL_GATHER:
     case OP_KIND_REDUCE_SCATTER:
-        return false;
     case OP_KIND_ALL_TO_ALL:
+        return false;
     case OP_KIND_BARRIER:
     case OP_KIND_BROADCAST:
     case OP_KIND_REDUCE:
@@ -155,11 +155,12 @@ bool op_sizes_are_private(const struct exec_op *op)
                                     op->call.kind == OP_KIND_SCATTER);
 }
 
-/* Without the sizes of all, slices cannot be agreed on; and what goes straight to its end gains nothing by
- * them. */
-static bool op_is_sliced(const struct exec_op *op)
+/* Without the sizes of all, slices cannot be agreed on. */
+static bool op_is_sliced(const struct exec_comm *comm, const struct exec_op *op)
 {
-    return op->call.kind != OP_KIND_ALL_TO_ALL && !op_sizes_are_private(op);
+    bool goes_straight =
+        op->call.kind == OP_KIND_ALL_TO_ALL && comm->options.node_count == 1 && !op->is_staged;
+    return !goes_straight && !op_sizes_are_private(op);
 }
 
 static bool blocks_are_equal(const struct exec_comm *comm, const struct exec_op *op)
@@ -174,11 +175,16 @@ static bool blocks_are_equal(const struct exec_comm *comm, const struct exec_op 
     return !op->call.has_layouts;
 }
 
-/* Elements of a slice are a pure function of what all agree on; so is which rail has it. */
+/* Between nodes, elements of a slice are a pure function of what all agree on; so is which rail has it. */
 static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_op *op)
 {
     bool gathers = op->schedule_kind != op->call.kind;
+    bool for_caches = comm->options.node_count == 1 && !op->is_staged;
     uint64_t slice_bytes = comm->options.slice_bytes / (gathers ? comm->run_count : 1);
+    slice_bytes = for_caches && slice_bytes > EXEC_LOCAL_SLICE_BYTES ? EXEC_LOCAL_SLICE_BYTES : slice_bytes;
+    if (op->call.kind == OP_KIND_ALL_TO_ALL) {
+        slice_bytes = coll_exchange_slice_bytes(slice_bytes, comm->options.size, comm->options.node_count);
+    }
     return slice_bytes > op->element_bytes ? slice_bytes : op->element_bytes;
 }
 
@@ -197,12 +203,12 @@ enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct 
     bool is_scan = kind == OP_KIND_SCAN || kind == OP_KIND_EXCLUSIVE_SCAN;
     bool gathers = is_scan && comm->run_count != options->node_count;
     op->schedule_kind = gathers ? OP_KIND_ALL_GATHER : kind;
-    uint64_t slice_bytes = op_slice_bytes(comm, op);
+    op->slice_bytes = op_slice_bytes(comm, op);
     op->slice_count =
-        op_is_sliced(op) ? coll_slice_count(op->total_elements, op->element_bytes, slice_bytes) : 1;
+        op_is_sliced(comm, op) ? coll_slice_count(op->total_elements, op->element_bytes, op->slice_bytes) : 1;
     if (op->slice_count >= EXEC_AGREEMENT_SLICE) {
         return error_set(error, STATUS_LIMIT, "\"%s\": more than %u slices of %llu bytes", options->name,
-                         EXEC_AGREEMENT_SLICE - 1, (unsigned long long)slice_bytes);
+                         EXEC_AGREEMENT_SLICE - 1, (unsigned long long)op->slice_bytes);
     }
     return STATUS_OK;
 }
@@ -246,11 +252,8 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
     op->own_slices = (op->slice_count + comm->share_count - 1 - first) / comm->share_count;
     op->next_slice = first;
     op->agrees = options->node_count > 1 && comm->share_index == 0 && op_needs_agreement(op);
-    op->local_done = kind != OP_KIND_ALL_TO_ALL;
+    op->local_done = kind != OP_KIND_ALL_TO_ALL || comm->share_index > 0 || op->is_staged;
     uint64_t size_bytes = op->total_elements * op->element_bytes;
-    if (kind == OP_KIND_ALL_TO_ALL && !op->call.has_layouts) {
-        size_bytes = op->call.count_elements * op->element_bytes * options->size;
-    }
     op->blocks_are_equal = blocks_are_equal(comm, op);
     op->streams = options->node_count == 1 && dev_copy_streams(op_touched_bytes(op, size_bytes));
     struct coll_choice choice = {
@@ -259,7 +262,7 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         .root_node = op_kind_has_root(kind) ? op->root_node : 0,
         .size_bytes = op_sizes_are_private(op) ? 0 : size_bytes,
         .element_bytes = op->element_bytes,
-        .slice_bytes = op_slice_bytes(comm, op),
+        .slice_bytes = op->slice_bytes,
         .blocks_are_equal = op->blocks_are_equal,
     };
     if (op->call.compression != COMPRESSION_NONE) {

@@ -27,7 +27,7 @@ void lane_block_part(const struct exec_lane *lane, const struct exec_op *op, uin
                     part_elements);
 }
 
-static unsigned char *lane_memory(const struct exec_lane *lane)
+unsigned char *lane_memory(const struct exec_lane *lane)
 {
     return lane->staged ? lane_device_memory(lane) : lane->memory;
 }
@@ -79,7 +79,7 @@ static enum status lay_out_vector(struct exec_lane *lane, const struct exec_op *
     bool is_root = op->root_node == lane->comm->options.node_index;
     uint64_t slice_elements = op->slice_count == 1 ? op->total_elements : 0;
     if (op->slice_count > 1) {
-        coll_slice_range(op->total_elements, op->element_bytes, lane->comm->options.slice_bytes, lane->slice,
+        coll_slice_range(op->total_elements, op->element_bytes, op->slice_bytes, lane->slice,
                          &lane->offset_elements, &slice_elements);
     } else {
         lane->offset_elements = 0;
@@ -110,23 +110,22 @@ static enum status lay_out_vector(struct exec_lane *lane, const struct exec_op *
 
 /*
  * Scans: running value, prefix, and room for a local rank's; or, where ranks are not contiguous, a block for
- * each run of them, and the room.
+ * each run of them, and the room. Staged: and what each local rank has.
  */
 static enum status lay_out_scan(struct exec_lane *lane, const struct exec_op *op, struct error *error)
 {
     const struct exec_comm *comm = lane->comm;
     bool gathers = op->schedule_kind == OP_KIND_ALL_GATHER;
-    uint64_t slice_bytes = comm->options.slice_bytes / (gathers ? comm->run_count : 1);
     uint64_t slice_elements;
-    slice_bytes = slice_bytes > op->element_bytes ? slice_bytes : op->element_bytes;
-    coll_slice_range(op->total_elements, op->element_bytes, slice_bytes, lane->slice, &lane->offset_elements,
-                     &slice_elements);
+    coll_slice_range(op->total_elements, op->element_bytes, op->slice_bytes, lane->slice,
+                     &lane->offset_elements, &slice_elements);
     uint64_t values = gathers ? comm->run_count : 2;
+    uint64_t ranks = lane->staged ? op->call.rank_count : 0;
     if (!vector_begin(&lane->vectors[COLL_WORK], op->element_bytes, 1) ||
-        !lane_reserve(lane, op, (values + 2) * slice_elements)) {
+        !lane_reserve(lane, op, (values + 2 + ranks) * slice_elements)) {
         return lane_no_memory(lane, error);
     }
-    vector_add(&lane->vectors[COLL_WORK], lane->memory, values * slice_elements);
+    vector_add(&lane->vectors[COLL_WORK], lane_memory(lane), values * slice_elements);
     lane->call.count_elements = gathers ? values * slice_elements : slice_elements;
     for (uint32_t node = 0; gathers && node <= comm->options.node_count; node++) {
         lane->offsets[node] = comm->run_first[node] * slice_elements;
@@ -182,8 +181,8 @@ static enum status lay_out_blocks(struct exec_lane *lane, const struct exec_op *
     lane->offsets[comm->options.node_count] = total;
     lane->call.count_elements = total;
     lane->call.block_offsets = lane->offsets;
-    bool all_in_buffers = (op->call.kind == OP_KIND_ALL_GATHER && !lane->staged) ||
-                          (op->root_node == comm->options.node_index && op_kind_has_root(op->call.kind));
+    bool is_root = op_kind_has_root(op->call.kind) && op->root_node == comm->options.node_index;
+    bool all_in_buffers = !lane->staged && (op->call.kind == OP_KIND_ALL_GATHER || is_root);
     if (!vector_begin(work, op->element_bytes, comm->options.size) ||
         (!all_in_buffers && !lane_reserve(lane, op, total))) {
         return lane_no_memory(lane, error);
@@ -202,58 +201,94 @@ static enum status lay_out_blocks(struct exec_lane *lane, const struct exec_op *
 
 /* --- All to all: blocks by (sending rank, receiving rank), in node order of the other side --- */
 
-static uint64_t pair_count(const struct exec_op *op, const struct exec_layout *layout, uint32_t other)
+static uint64_t pair_part(const struct exec_lane *lane, const struct exec_op *op,
+                          const struct exec_layout *layout, uint32_t other, uint64_t *part_offset)
 {
-    return layout->counts != NULL ? layout->counts[other] : op->call.count_elements;
+    uint64_t part;
+    lane_block_part(lane, op, op_pair_count(op, layout, other), part_offset, &part);
+    return part;
+}
+
+/* Where the blocks of each node begin in what this one sends, and in what it receives. */
+static void measure_pairs(struct exec_lane *lane, const struct exec_op *op, uint64_t *sent)
+{
+    const struct exec_comm *comm = lane->comm;
+    uint64_t out = 0, in = 0, ignored;
+    for (uint32_t node = 0; node < comm->options.node_count; node++) {
+        sent[node] = out;
+        lane->offsets[node] = in;
+        for (uint32_t k = comm->node_first[node]; k < comm->node_first[node + 1]; k++) {
+            for (uint32_t a = 0; a < comm->local_count; a++) {
+                out += pair_part(lane, op, &op->ranks[a].input_layout, comm->order[k], &ignored);
+                in += pair_part(lane, op, &op->ranks[a].output_layout, comm->order[k], &ignored);
+            }
+        }
+    }
+    sent[comm->options.node_count] = out;
+    lane->offsets[comm->options.node_count] = in;
+}
+
+/* A block's share: in the rank's buffer, or, staged, behind the others in the memory there. */
+static void add_pair(struct exec_vector *vector, const struct exec_lane *lane, const struct exec_op *op,
+                     const struct exec_layout *layout, const void *buffer, uint32_t other,
+                     const unsigned char *staged)
+{
+    uint64_t part_offset;
+    uint64_t part = pair_part(lane, op, layout, other, &part_offset);
+    vector_add(vector,
+               lane->staged ? at(op, staged, vector_count(vector))
+                            : at(op, buffer, op_block_begin(op, layout, other) + part_offset),
+               part);
+}
+
+/* Of all nodes, one after the other: by sending rank, then receiving rank. */
+static void add_pairs(struct exec_lane *lane, const struct exec_op *op, const unsigned char *staged_input,
+                      const unsigned char *staged_work)
+{
+    const struct exec_comm *comm = lane->comm;
+    for (uint32_t node = 0; node < comm->options.node_count; node++) {
+        uint32_t first = comm->node_first[node], end = comm->node_first[node + 1];
+        for (uint32_t a = 0; a < comm->local_count; a++) {
+            for (uint32_t k = first; k < end; k++) {
+                const struct exec_rank *rank = &op->ranks[a];
+                add_pair(&lane->vectors[COLL_INPUT], lane, op, &rank->input_layout, rank->input,
+                         comm->order[k], staged_input);
+            }
+        }
+        for (uint32_t k = first; k < end; k++) {
+            for (uint32_t b = 0; b < comm->local_count; b++) {
+                const struct exec_rank *rank = &op->ranks[b];
+                add_pair(&lane->vectors[COLL_WORK], lane, op, &rank->output_layout, rank->output,
+                         comm->order[k], staged_work);
+            }
+        }
+    }
 }
 
 static enum status lay_out_pairs(struct exec_lane *lane, const struct exec_op *op, struct error *error)
 {
     const struct exec_comm *comm = lane->comm;
     uint32_t nodes = comm->options.node_count;
-    uint32_t locals = comm->local_count;
+    uint32_t pieces = comm->local_count * comm->options.size;
     uint64_t *sent = lane->offsets + nodes + 1;
-    struct exec_vector *input = &lane->vectors[COLL_INPUT];
-    struct exec_vector *work = &lane->vectors[COLL_WORK];
-    uint32_t pieces = locals * comm->options.size;
-    if (!vector_begin(input, op->element_bytes, pieces) || !vector_begin(work, op->element_bytes, pieces)) {
-        return lane_no_memory(lane, error);
-    }
-    for (uint32_t node = 0; node < nodes; node++) {
-        uint32_t first = comm->node_first[node], end = comm->node_first[node + 1];
-        sent[node] = vector_count(input);
-        lane->offsets[node] = vector_count(work);
-        for (uint32_t a = 0; a < locals; a++) {
-            for (uint32_t k = first; k < end; k++) {
-                const struct exec_rank *rank = &op->ranks[a];
-                uint32_t other = comm->order[k];
-                vector_add(input, at(op, rank->input, op_block_begin(op, &rank->input_layout, other)),
-                           pair_count(op, &rank->input_layout, other));
-            }
-        }
-        for (uint32_t k = first; k < end; k++) {
-            for (uint32_t b = 0; b < locals; b++) {
-                const struct exec_rank *rank = &op->ranks[b];
-                uint32_t other = comm->order[k];
-                vector_add(work, at(op, rank->output, op_block_begin(op, &rank->output_layout, other)),
-                           pair_count(op, &rank->output_layout, other));
-            }
-        }
-    }
-    sent[nodes] = vector_count(input);
-    lane->offsets[nodes] = vector_count(work);
-    lane->call.count_elements = vector_count(work);
+    measure_pairs(lane, op, sent);
+    lane->call.count_elements = lane->offsets[nodes];
     lane->call.block_offsets = lane->offsets;
     lane->call.send_offsets = sent;
     lane->call.blocks_are_equal = op->blocks_are_equal;
     uint64_t scratch = nodes > 1 && op->algorithm->scratch_elements != NULL
                            ? op->algorithm->scratch_elements(&lane->call)
                            : 0;
-    if (!vector_begin(&lane->vectors[COLL_SCRATCH], op->element_bytes, 1) ||
-        !lane_reserve(lane, op, scratch)) {
+    uint64_t staged = lane->staged ? sent[nodes] + lane->offsets[nodes] : 0;
+    if (!vector_begin(&lane->vectors[COLL_INPUT], op->element_bytes, pieces) ||
+        !vector_begin(&lane->vectors[COLL_WORK], op->element_bytes, pieces) ||
+        !vector_begin(&lane->vectors[COLL_SCRATCH], op->element_bytes, 1) ||
+        !lane_reserve(lane, op, staged + scratch)) {
         return lane_no_memory(lane, error);
     }
-    vector_add(&lane->vectors[COLL_SCRATCH], lane->memory, scratch);
+    const unsigned char *memory = lane_memory(lane);
+    add_pairs(lane, op, memory, at(op, memory, lane->staged ? sent[nodes] : 0));
+    vector_add(&lane->vectors[COLL_SCRATCH], at(op, memory, staged), scratch);
     return STATUS_OK;
 }
 

@@ -358,10 +358,10 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     if (op_measure(comm, op, error) != STATUS_OK) {
         return SPREAD_FAILED;
     }
-    if (op->slice_count < 2) {
+    bool local = comm->options.node_count == 1;
+    if (op->slice_count < 2 || (local && op->is_staged)) { /* GPUs do the work */
         return SPREAD_NOT;
     }
-    bool local = comm->options.node_count == 1;
     uint32_t rails = spread_rails(shared, op);
     uint32_t node;
     if (!local && spread_missing_rail(comm, rails, &node) > 0) {

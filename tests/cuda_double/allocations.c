@@ -126,7 +126,7 @@ bool memory_is_pageable(uint64_t address)
     return !arena_contains(address) && allocation_find(address) == NULL;
 }
 
-static bool may_touch(cuda_context context, const struct allocation *allocation, enum touch touch)
+bool memory_may_touch(cuda_context context, const struct allocation *allocation, enum touch touch)
 {
     switch (allocation->kind) {
     case ALLOCATION_MAPPED:
@@ -139,9 +139,13 @@ static bool may_touch(cuda_context context, const struct allocation *allocation,
                 (allocation->context == context || (allocation->flags & CUDA_HOST_PORTABLE) != 0));
     case ALLOCATION_MANAGED:
         return true;
+    case ALLOCATION_IMPORTED:
+        if (touch != TOUCH_COPY && allocation->context != context && !settings()->imports_peer) {
+            return false;
+        }
+        break;
     case ALLOCATION_DEVICE:
     case ALLOCATION_POOL:
-    case ALLOCATION_IMPORTED:
         break;
     }
     return touch == TOUCH_COPY || allocation->context == context ||
@@ -166,7 +170,7 @@ cuda_result memory_resolve(cuda_context context, uint64_t address, uint64_t byte
     for (uint64_t at = address; at - address < bytes;) {
         const struct allocation *allocation = allocation_find(at);
         bool first = at == address;
-        if (allocation == NULL || !may_touch(context, allocation, touch) ||
+        if (allocation == NULL || !memory_may_touch(context, allocation, touch) ||
             (!first && allocation->kind != ALLOCATION_MAPPED)) {
             return CUDA_RESULT_ILLEGAL_ADDRESS;
         }

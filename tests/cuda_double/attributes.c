@@ -74,6 +74,12 @@ static cuda_result give_attribute(void *value, int attribute, const struct alloc
         return give_u64(value, allocation->base);
     case POINTER_RANGE_BYTES:
         return give_u64(value, allocation->base_bytes);
+    case CUDA_POINTER_ACCESS:
+        return context_now() == NULL
+                   ? CUDA_RESULT_INVALID_CONTEXT
+                   : give_u64(value, memory_may_touch(context_now(), allocation, TOUCH_KERNEL)
+                                         ? CUDA_ACCESS_READ_WRITE
+                                         : 0);
     case CUDA_POINTER_MAPPING_BYTES:
     case CUDA_POINTER_MAPPING_BASE:
         return give_mapping(value, attribute, allocation);

@@ -74,6 +74,18 @@ cuda_result capture_refuse(struct stream *stream)
     return CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED;
 }
 
+bool capture_blocks_context(cuda_context context)
+{
+    bool blocks = false;
+    for (struct capture *one = captures; one != NULL; one = one->next) {
+        if (one->stream->context == context) {
+            one->invalid = true;
+            blocks = true;
+        }
+    }
+    return blocks;
+}
+
 bool capture_blocks_legacy(cuda_context context)
 {
     bool blocks = false;

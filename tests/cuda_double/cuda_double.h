@@ -17,6 +17,8 @@
  *   CUDA_DOUBLE_MEMORY_BYTES  of each device (1 GiB); each process holds itself to its own value
  *   CUDA_DOUBLE_MPS           1: the attribute says that MPS runs (0)
  *   CUDA_DOUBLE_PEER          0: no device can access another (1)
+ *   CUDA_DOUBLE_IMPORTS_PEER  0: what an IPC handle opened, kernels of other devices cannot access (1)
+ *   CUDA_DOUBLE_VIRTUAL_MEMORY  0: no device has it, as the attributes say; its calls are NOT_SUPPORTED (1)
  *   CUDA_DOUBLE_DELAY_US      each piece of work of a stream begins 0 to so many microseconds late (0)
  *   CUDA_DOUBLE_SEED          of these delays (1)
  *   CUDA_DOUBLE_BLOCKING_ALLOCATION  1: cuMemAlloc, cuMemHostAlloc and cuModuleLoadData first wait for all
@@ -47,6 +49,7 @@
  *     only with CUDA_HOST_PORTABLE.
  *   - A pending wait on device memory is woken by whatever changes it; on hardware that is not certain.
  *   - A context that has failed stays so for the life of the process, retained anew or not.
+ *   - cuCtxSynchronize ends every capture of a stream of the context, whatever its mode and thread.
  *   - A capture is of one stream; waiting in another one for an event of it is not supported.
  *   - NCCL: all ranks of a communicator are in one process. The work of a communicator that is not blocking
  *     enters its stream when its state is polled and found OK, not before. Calls whose partners do not come,
@@ -55,8 +58,7 @@
  *     that overlap otherwise than in place are INVALID_ARGUMENT; streams that capture are not supported.
  *
  * Symbols beyond proto/cuda_driver.h, with CUDA's own signatures: cuMemAllocManaged, cuMemAllocAsync,
- * cuMemFreeAsync, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2, cuCtxSynchronize, cuEventSynchronize, and the graphs
- * below.
+ * cuMemFreeAsync, cuMemcpyHtoD_v2, cuMemcpyDtoH_v2, cuEventSynchronize, and the graphs below.
  */
 
 typedef struct cuda_graph_handle *cuda_graph;           /* CUgraph */
@@ -86,7 +88,6 @@ typedef struct cuda_graph_exec_handle *cuda_graph_exec; /* CUgraphExec */
     X(free_pool, cuMemFreeAsync, (cuda_pointer pointer, cuda_stream stream))                                 \
     X(copy_from_host_now, cuMemcpyHtoD_v2, (cuda_pointer target, const void *source, size_t bytes))          \
     X(copy_to_host_now, cuMemcpyDtoH_v2, (void *target, cuda_pointer source, size_t bytes))                  \
-    X(context_synchronize, cuCtxSynchronize, (void))                                                         \
     X(event_synchronize, cuEventSynchronize, (cuda_event event))                                             \
     X(begin_capture, cuStreamBeginCapture_v2, (cuda_stream stream, int mode))                                \
     X(end_capture, cuStreamEndCapture, (cuda_stream stream, cuda_graph * graph))                             \

@@ -11,8 +11,6 @@
 
 /* CUdevice_attribute that only tests of a whole program may ask for. */
 #define ATTRIBUTE_UNIFIED_ADDRESSING 41
-#define ATTRIBUTE_VIRTUAL_MEMORY 102
-#define ATTRIBUTE_POSIX_FD 103
 
 struct cuda_context_handle contexts[DEVICES_MAX];
 
@@ -263,9 +261,12 @@ cuda_result cuDeviceGetAttribute(int *value, int attribute, cuda_device device)
         *value = settings()->mps;
         return CUDA_RESULT_OK;
     case ATTRIBUTE_UNIFIED_ADDRESSING:
-    case ATTRIBUTE_VIRTUAL_MEMORY:
-    case ATTRIBUTE_POSIX_FD:
         *value = 1;
+        return CUDA_RESULT_OK;
+    case CUDA_DEVICE_VIRTUAL_MEMORY:
+    case CUDA_DEVICE_POSIX_FD:
+    case CUDA_DEVICE_RDMA_VIRTUAL_MEMORY:
+        *value = settings()->virtual_memory;
         return CUDA_RESULT_OK;
     default:
         return CUDA_RESULT_INVALID_VALUE;

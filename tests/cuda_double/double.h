@@ -22,6 +22,8 @@ struct settings {
     uint64_t memory_bytes;
     bool mps;
     bool peer;
+    bool imports_peer;
+    bool virtual_memory;
     bool blocking_allocation;
     unsigned delay_us;
     unsigned hang_ms;

@@ -94,6 +94,9 @@ cuda_result memory_resolve(cuda_context context, uint64_t address, uint64_t byte
                            enum touch touch, unsigned char **memory, struct pin *pin);
 void memory_unpin(const struct pin *pin);
 
+/* Whether copies, or kernels, in that context may. */
+bool memory_may_touch(cuda_context context, const struct allocation *allocation, enum touch touch);
+
 /* Whether it is host memory that CUDA does not know. */
 bool memory_is_pageable(uint64_t address);
 

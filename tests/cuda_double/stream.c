@@ -431,7 +431,8 @@ cuda_result cuCtxSynchronize(void)
         return result;
     }
     double_lock();
-    result = context_await(context_now());
+    result = capture_blocks_context(context_now()) ? CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED
+                                                   : context_await(context_now());
     double_unlock();
     return result;
 }

@@ -62,6 +62,8 @@ void streams_forget_context(cuda_context context);
 cuda_result capture_take(struct stream *stream, struct work *work);
 /* A call that a capturing stream does not allow ends its capture. */
 cuda_result capture_refuse(struct stream *stream);
+/* What waits for a whole context ends the captures of its streams, whatever their mode. */
+bool capture_blocks_context(cuda_context context);
 bool capture_blocks_legacy(cuda_context context);
 
 #endif

@@ -19,6 +19,12 @@ struct reservation {
 static struct reservation *reservations;
 static struct block *blocks; /* of virtual memory: one struct a block and process */
 
+static cuda_result vmm_enter(const char *symbol, unsigned needs)
+{
+    cuda_result result = double_enter(symbol, needs);
+    return result == CUDA_RESULT_OK && !settings()->virtual_memory ? CUDA_RESULT_NOT_SUPPORTED : result;
+}
+
 static struct block *find_block(uint64_t id)
 {
     struct block *block = blocks;
@@ -60,7 +66,7 @@ static bool properties_are_sound(const struct cuda_allocation_properties *proper
 cuda_result cuMemGetAllocationGranularity(size_t *bytes, const struct cuda_allocation_properties *properties,
                                           int option)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = vmm_enter(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
@@ -88,7 +94,7 @@ static cuda_result enter_block(const struct machine_block *of, cuda_allocation *
 cuda_result cuMemCreate(cuda_allocation *allocation, size_t bytes,
                         const struct cuda_allocation_properties *properties, unsigned long long flags)
 {
-    cuda_result result = double_enter(__func__, ENTER_NOT_CAPTURING);
+    cuda_result result = vmm_enter(__func__, ENTER_NOT_CAPTURING);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
@@ -112,7 +118,7 @@ cuda_result cuMemCreate(cuda_allocation *allocation, size_t bytes,
 
 cuda_result cuMemRelease(cuda_allocation handle)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = vmm_enter(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
@@ -132,7 +138,7 @@ cuda_result cuMemRelease(cuda_allocation handle)
 
 cuda_result cuMemRetainAllocationHandle(cuda_allocation *handle, void *address)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = vmm_enter(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
@@ -151,7 +157,7 @@ cuda_result cuMemRetainAllocationHandle(cuda_allocation *handle, void *address)
 cuda_result cuMemExportToShareableHandle(void *fd, cuda_allocation handle, int handle_type,
                                          unsigned long long flags)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = vmm_enter(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
@@ -193,7 +199,7 @@ static cuda_result import_fd(int fd, cuda_allocation *allocation)
 /* The descriptor stays the caller's. */
 cuda_result cuMemImportFromShareableHandle(cuda_allocation *allocation, void *fd_as_pointer, int handle_type)
 {
-    cuda_result result = double_enter(__func__, ENTER_NOT_CAPTURING);
+    cuda_result result = vmm_enter(__func__, ENTER_NOT_CAPTURING);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
@@ -211,7 +217,7 @@ cuda_result cuMemImportFromShareableHandle(cuda_allocation *allocation, void *fd
 cuda_result cuMemAddressReserve(cuda_pointer *pointer, size_t bytes, size_t alignment, cuda_pointer wish,
                                 unsigned long long flags)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = vmm_enter(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
@@ -235,7 +241,7 @@ cuda_result cuMemAddressReserve(cuda_pointer *pointer, size_t bytes, size_t alig
 
 cuda_result cuMemAddressFree(cuda_pointer pointer, size_t bytes)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = vmm_enter(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
@@ -292,7 +298,7 @@ static cuda_result map(uint64_t pointer, uint64_t bytes, struct block *block)
 cuda_result cuMemMap(cuda_pointer pointer, size_t bytes, size_t offset, cuda_allocation handle,
                      unsigned long long flags)
 {
-    cuda_result result = double_enter(__func__, 0);
+    cuda_result result = vmm_enter(__func__, 0);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
@@ -322,7 +328,7 @@ static bool covers(uint64_t pointer, uint64_t bytes)
 
 cuda_result cuMemUnmap(cuda_pointer pointer, size_t bytes)
 {
-    cuda_result result = double_enter(__func__, ENTER_NOT_CAPTURING);
+    cuda_result result = vmm_enter(__func__, ENTER_NOT_CAPTURING);
     if (result != CUDA_RESULT_OK) {
         return result;
     }
@@ -374,7 +380,7 @@ static cuda_result set_access(struct allocation *allocation, const struct cuda_a
 
 cuda_result cuMemSetAccess(cuda_pointer pointer, size_t bytes, const struct cuda_access *access, size_t count)
 {
-    cuda_result result = double_enter(__func__, ENTER_NOT_CAPTURING);
+    cuda_result result = vmm_enter(__func__, ENTER_NOT_CAPTURING);
     if (result != CUDA_RESULT_OK) {
         return result;
     }

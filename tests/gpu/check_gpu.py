@@ -108,12 +108,6 @@ class GpuChecks:
     def logs(cluster):
         return "\n".join(f"log of node {name}:\n{cluster.log(name)[-LOG_CHARACTERS:]}" for name in cluster.names)
 
-    @staticmethod
-    def expect_nothing_left(cluster):
-        for node in cluster.names:
-            cluster.wait(lambda node=node: all((gpu["memories"], gpu["memory_imported_bytes"], gpu["clients"], gpu["error"]) == (0, 0, [], "")
-                                               for gpu in cluster.json(node, "gpus")["gpus"]), f"node {node} has let go of all memory", timeout_s=10)
-
     def ranks(self, layout, command, says=COMM_OK_OF_ALL):
         """command(rank, size) of each rank, on its node of the layout."""
         with self.cluster(layout) as cluster:
@@ -121,7 +115,7 @@ class GpuChecks:
             outputs = self.wait_for(cluster, processes)
             if not any(says in output for output in outputs):
                 raise AssertionError(f"no rank says \"{says}\": {outputs}")
-            self.expect_nothing_left(cluster)
+            cluster.wait_gpus_idle()
             return outputs[0].strip().splitlines()[-1]
 
     # --- What is checked ---
@@ -162,6 +156,21 @@ class GpuChecks:
     def overlap(self, layout):
         return self.ranks(layout, lambda rank, size: [BUILD / "examples/overlap", "--rank", rank, "--size", size, "--device", 0], says="right")
 
+    def comes_by_descriptor(self):
+        """Memory of comm_mem_alloc, where the GPU has virtual memory."""
+        with self.cluster("a") as cluster:
+            processes = [cluster.rank("a", "descriptor", rank, 2, "loop", "device=0", "memory=comm", "count=100000") for rank in range(2)]
+            for process in processes:
+                test_gpu_failures.read_until(process, "READY")
+            gpu = cluster.json("a", "gpus")["gpus"][0]
+            for process in processes:
+                process.kill()
+                process.communicate()
+            self.expect_nothing_left(cluster)
+            if gpu["memories"] != 2:
+                raise AssertionError(f"{gpu['memories']} memories of 2 ranks")
+            return "by descriptor" if gpu["memories_by_ipc"] == 0 else f"{gpu['memories_by_ipc']} of 2 by legacy handle"
+
     def memory_comes_back(self):
         """Of a daemon, after clients that ended and clients that were killed."""
         def used(cluster):
@@ -172,7 +181,7 @@ class GpuChecks:
 
         with self.cluster("a") as cluster:
             once(cluster, "first")  # what the daemon keeps, it has from here on
-            self.expect_nothing_left(cluster)
+            cluster.wait_gpus_idle()
             before = used(cluster)
             for turn in range(3):
                 once(cluster, f"again-{turn}")
@@ -182,7 +191,7 @@ class GpuChecks:
                     process.kill()
                 for process in processes:
                     process.communicate()
-            self.expect_nothing_left(cluster)
+            cluster.wait_gpus_idle()
             cluster.wait(lambda: used(cluster) - before < 64 << 20, f"{before} bytes of the GPU in use again", timeout_s=10)
             return f"{before >> 20} MiB in use before, {used(cluster) >> 20} MiB after"
 
@@ -286,6 +295,7 @@ class GpuChecks:
             run("every kernel, against the host's reductions", self.kernels)
         for size in (2,) if self.quick else (1, 2, 4, 8):
             run(f"everything that the library offers, {size} on one GPU", self.surface, "a" * size, 1 if self.quick else 4 if size > 4 else 8)
+        run("how memory of comm_mem_alloc comes", self.comes_by_descriptor)
         run("order by streams, 2 on one GPU", self.stream_order, "aa")
         run("computing and communicating by events, 2 on one GPU", self.overlap, "aa")
         if not self.quick:

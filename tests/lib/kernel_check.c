@@ -6,6 +6,7 @@
 
 #include "daemon/dev/reduce.h"
 #include "kernels/kernels.h"
+#include "tests/lib/elements.h"
 #include "tests/lib/kernel_values.h"
 
 #define BUFFERS_MAX 17u
@@ -155,7 +156,7 @@ static void forgive_nan(struct kernel_check *check, const struct reduce_case *on
         const unsigned char *expected = check->expected + one->outputs[k];
         for (size_t i = 0; i < one->count * size; i += size) {
             if (memcmp(got + i, expected + i, size) != 0 &&
-                kernel_element_is(one->dtype, got + i, expected + i)) {
+                element_is_same(one->dtype, got + i, expected + i)) {
                 memcpy(got + i, expected + i, size);
             }
         }
@@ -212,7 +213,7 @@ static void draw_grid(struct kernel_check *check, struct reduce_case *one)
  */
 static void place(struct kernel_check *check, struct reduce_case *one, bool alike, bool in_place)
 {
-    size_t part = kernel_part_bytes(one->dtype);
+    size_t part = element_part_bytes(one->dtype);
     size_t bytes = one->count * dtype_size_bytes(one->dtype);
     size_t shift = draw(check, 2) == 0 ? 0 : draw(check, 16 / part) * part;
     size_t at = GUARD_BYTES;
@@ -277,8 +278,8 @@ static bool check_pairs(struct kernel_check *check, enum dtype dtype, enum reduc
                         size_t round)
 {
     size_t count = 65536;
-    size_t part = kernel_part_bytes(dtype);
-    size_t parts = kernel_parts(dtype);
+    size_t part = element_part_bytes(dtype);
+    size_t parts = element_parts(dtype);
     struct reduce_case one = {.dtype = dtype,
                               .reduce = reduce,
                               .count = count / parts,
@@ -326,7 +327,7 @@ static uint64_t pair_of_edges(enum dtype dtype, size_t index, size_t operand, si
 
 bool kernel_check_values(struct kernel_check *check, enum dtype dtype, enum reduce reduce)
 {
-    size_t part = kernel_part_bytes(dtype);
+    size_t part = element_part_bytes(dtype);
     size_t rounds = part == 2 ? kernel_edge_count(dtype) : part == 1 ? 3 : 2;
     for (size_t round = 0; round < rounds; round++) {
         if (!check_pairs(check, dtype, reduce,

@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "tests/lib/elements.h"
+
 uint64_t kernel_random(uint64_t *state)
 {
     uint64_t hash = *state += 0x9e3779b97f4a7c15ull;
@@ -10,57 +12,10 @@ uint64_t kernel_random(uint64_t *state)
     return hash ^ (hash >> 31);
 }
 
-size_t kernel_parts(enum dtype dtype)
-{
-    return dtype == DTYPE_C64 || dtype == DTYPE_C128 ? 2 : 1;
-}
-
-size_t kernel_part_bytes(enum dtype dtype)
-{
-    return dtype_size_bytes(dtype) / kernel_parts(dtype);
-}
-
-/* Of a floating-point type: bits of the fraction and of the exponent; no fraction where it is none. */
-struct layout {
-    unsigned fraction;
-    unsigned exponent;
-};
-
-static struct layout layout_of(enum dtype dtype)
-{
-    switch (dtype) {
-    case DTYPE_F64:
-    case DTYPE_C128:
-        return (struct layout){52, 11};
-    case DTYPE_F32:
-    case DTYPE_C64:
-        return (struct layout){23, 8};
-    case DTYPE_F16:
-        return (struct layout){10, 5};
-    case DTYPE_BF16:
-        return (struct layout){7, 8};
-    case DTYPE_F8E4M3:
-        return (struct layout){3, 4};
-    case DTYPE_F8E5M2:
-        return (struct layout){2, 5};
-    case DTYPE_I64:
-    case DTYPE_I32:
-    case DTYPE_I16:
-    case DTYPE_I8:
-    case DTYPE_U64:
-    case DTYPE_U32:
-    case DTYPE_U16:
-    case DTYPE_U8:
-    case DTYPE_BOOL:
-        break;
-    }
-    return (struct layout){0, 0};
-}
-
 /* Each with either sign. */
 #define REAL_EDGES 20u
 
-static uint64_t real_edge(struct layout layout, size_t index)
+static uint64_t real_edge(struct element_layout layout, size_t index)
 {
     unsigned fraction = layout.fraction;
     uint64_t one = 1;
@@ -126,13 +81,12 @@ static const uint64_t integer_edges[] = {0,
 
 size_t kernel_edge_count(enum dtype dtype)
 {
-    return layout_of(dtype).fraction != 0 ? (size_t)2 * REAL_EDGES
-                                          : sizeof integer_edges / sizeof integer_edges[0];
+    return element_is_real(dtype) ? (size_t)2 * REAL_EDGES : sizeof integer_edges / sizeof integer_edges[0];
 }
 
 uint64_t kernel_edge(enum dtype dtype, size_t index)
 {
-    struct layout layout = layout_of(dtype);
+    struct element_layout layout = element_layout(dtype);
     index %= kernel_edge_count(dtype);
     return layout.fraction != 0 ? real_edge(layout, index) : integer_edges[index];
 }
@@ -140,7 +94,7 @@ uint64_t kernel_edge(enum dtype dtype, size_t index)
 /* About 1, within a few powers of two, so that sums round; integers small, and zero now and then. */
 static uint64_t moderate(enum dtype dtype, uint64_t hash)
 {
-    struct layout layout = layout_of(dtype);
+    struct element_layout layout = element_layout(dtype);
     if (layout.fraction == 0) {
         return (hash & 3) == 0 ? 0 : (uint64_t)((int64_t)(hash >> 8) % 100);
     }
@@ -153,9 +107,9 @@ static uint64_t moderate(enum dtype dtype, uint64_t hash)
 
 void kernel_fill(enum dtype dtype, enum kernel_fill fill, void *buffer, size_t elements, uint64_t *random)
 {
-    size_t size = kernel_part_bytes(dtype);
+    size_t size = element_part_bytes(dtype);
     unsigned char *at = buffer;
-    for (size_t i = 0; i < elements * kernel_parts(dtype); i++) {
+    for (size_t i = 0; i < elements * element_parts(dtype); i++) {
         uint64_t bits = kernel_random(random);
         if (fill == KERNEL_FILL_MODERATE) {
             bits = moderate(dtype, bits);
@@ -166,30 +120,4 @@ void kernel_fill(enum dtype dtype, enum kernel_fill fill, void *buffer, size_t e
         }
         memcpy(at + i * size, &bits, size);
     }
-}
-
-static bool is_nan(enum dtype dtype, uint64_t bits)
-{
-    struct layout layout = layout_of(dtype);
-    uint64_t one = 1;
-    if (layout.fraction == 0) {
-        return false;
-    }
-    uint64_t magnitude = bits & ((one << (layout.fraction + layout.exponent)) - 1);
-    uint64_t infinity = ((one << layout.exponent) - 1) << layout.fraction;
-    return dtype == DTYPE_F8E4M3 ? magnitude == 0x7f : magnitude > infinity;
-}
-
-bool kernel_element_is(enum dtype dtype, const void *got, const void *expected)
-{
-    size_t size = kernel_part_bytes(dtype);
-    for (size_t part = 0; part < kernel_parts(dtype); part++) {
-        uint64_t a = 0, b = 0;
-        memcpy(&a, (const unsigned char *)got + part * size, size);
-        memcpy(&b, (const unsigned char *)expected + part * size, size);
-        if (a != b && !(is_nan(dtype, a) && is_nan(dtype, b))) {
-            return false;
-        }
-    }
-    return true;
 }

@@ -7,7 +7,7 @@
 
 #include <cmocka.h>
 
-#include "tests/sim/allocated.h"
+#include "tests/lib/own_process.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/sim_comm.h"
 

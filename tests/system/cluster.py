@@ -23,6 +23,12 @@ def run(*command, check=True, **options):
     return subprocess.run([str(part) for part in command], check=check, capture_output=True, text=True, stdin=subprocess.DEVNULL, **options)
 
 
+def cpu_s(pid):
+    """That a process has used."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def namespaces_work():
     """Whether this user may make network namespaces joined by veth."""
     if os.geteuid() != 0 or shutil.which("ip") is None:
@@ -191,6 +197,12 @@ class Cluster:
         """Every node sees every other up."""
         for name in names or self.names:
             self.wait(lambda: self.commctl(name, "status").returncode == 0, f"node {name} ready")
+
+    def wait_gpus_idle(self, names=None):
+        """On their GPUs nothing is left of anybody."""
+        for name in names or self.names:
+            self.wait(lambda: all((gpu["memories"], gpu["memory_imported_bytes"], gpu["clients"], gpu["comms"], gpu["error"]) == (0, 0, [], [], "")
+                                  for gpu in self.json(name, "gpus")["gpus"]), f"node {name} has let go of all memory", timeout_s=10)
 
     def client(self, name, *command):
         """A client process of a node, its output collected."""

@@ -1,4 +1,5 @@
 """Ranks at work, of which some are lost: what the tests of failures have in common."""
+import os
 import time
 import unittest
 
@@ -6,9 +7,14 @@ HEARTBEAT_BOUND_S = 4.0
 
 
 def read_until(process, word):
-    for line in process.stdout:
-        if line.startswith(word):
-            return line
+    """Not a byte beyond that line: communicate() would not see what Python keeps in a buffer of its own."""
+    line = b""
+    while byte := os.read(process.stdout.fileno(), 1):
+        line += byte
+        if byte == b"\n":
+            if line.startswith(word.encode()):
+                return line.decode()
+            line = b""
     raise AssertionError(f"no {word}: {process.stderr.read()}")
 
 
@@ -33,7 +39,7 @@ class FailureCase(unittest.TestCase):
         started = time.monotonic()
         output, errors = process.communicate(timeout=within_s + 10)
         line = output.strip().splitlines()[-1] if output.strip() else errors
-        self.assertTrue(line.startswith(code), line)
+        self.assertTrue(line.startswith(code), f"{line} (exit {process.returncode})")
         for text in texts:
             self.assertIn(text, line)
         self.assertLess(time.monotonic() - started, within_s)

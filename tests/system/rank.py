@@ -8,7 +8,8 @@ Prints FORMED, READY after the first right result, then, at its end, "CODE text"
   stream one all-reduce in the GPU's legacy stream: POSTED once it is; ends when the stream is done
   messages  one message of each of `sizes` (bytes, by commas) at once to the next rank, the same from the one before, again and again as in loop
   kind=broadcast posts a broadcast where the others post an all-reduce
-Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload), device (a GPU, for all-reduces).
+Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload), device (a GPU, for all-reduces),
+memory (cuda, the default: of cuMemAlloc; comm: of comm_mem_alloc; on a GPU).
 """
 import ctypes
 import sys
@@ -25,7 +26,15 @@ class Buffer:
         self.count = count
         self.gpu = Gpu(device) if device >= 0 else None
         self.values = (ctypes.c_int64 * count)()
-        self.at = ctypes.c_void_p(self.gpu.alloc(8 * count)) if self.gpu else self.values
+        self.at = self.values
+
+    def alloc(self, library, client, memory):
+        """On the GPU; returns a result of the library."""
+        self.at = ctypes.c_void_p()
+        if memory == "comm":
+            return library.comm_mem_alloc(client, 8 * self.count, self.gpu.device.value, ctypes.byref(self.at))
+        self.at.value = self.gpu.alloc(8 * self.count)
+        return 0
 
     def fill(self, values):
         self.values[:] = values
@@ -112,6 +121,10 @@ def main():
         time.sleep(seconds)
     values = ctypes.c_int64 * count
     reduced = Buffer(count, device)
+    if device >= 0:
+        result = reduced.alloc(library, client, options.get("memory", "cuda"))
+        if result:
+            return end(result)
     messages = Messages(library, rank, size, [int(each) for each in options["sizes"].split(",")], device) if mode == "messages" else None
     if mode == "stream":
         return end(in_stream(library, comm, reduced))

@@ -49,6 +49,12 @@ class Silent(unittest.TestCase):
         self.check_all("did not accept the connection within 100 ms")
         other.close()
 
+    def test_help_needs_nobody(self):
+        for verb in ("status", "nodes", "ping", "plan", "bench", "gpus", "pki", "config", "help"):
+            done = commctl(self.path, verb, "--help")
+            self.assertEqual((done.returncode, done.stderr), (0, ""), verb)
+            self.assertIn(f"commctl [OPTION...] {verb}", done.stdout)
+
     def test_a_time_that_is_none(self):
         for text in ("0", "-1", "x", "", "nan", "3601", "1s"):
             done = subprocess.run([BUILD / "commctl", "--socket", self.path, "-t", text, "status"], stderr=subprocess.PIPE, text=True, timeout=20, check=False)

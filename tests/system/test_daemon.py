@@ -10,15 +10,11 @@ import tempfile
 import time
 import unittest
 
-from cluster import BUILD, Cluster, run
+from cluster import BUILD, Cluster, cpu_s, run
+from program_case import ProgramCase
 
 COMMD = BUILD / "commd"
 COMMCTL = BUILD / "commctl"
-
-
-def cpu_seconds(pid):
-    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Options(unittest.TestCase):
@@ -146,14 +142,9 @@ class Standalone(unittest.TestCase):
             self.assertTrue(os.path.exists(self.socket))  # systemd's, not the daemon's
 
 
-class Nodes(unittest.TestCase):
-    def rank(self, cluster, node, rank, size, name="surface", turns=1):
-        return cluster.client(node, BUILD / "tests/system/surface", name, rank, size, turns)
-
+class Nodes(ProgramCase):
     def assert_works(self, cluster, layout, name):
-        for process in [self.rank(cluster, node, rank, len(layout), name) for rank, node in enumerate(layout)]:
-            output, errors = process.communicate(timeout=60)
-            self.assertEqual(process.returncode, 0, errors)
+        self.check_ranks(cluster, layout, "surface", 1, name=name)
 
     def test_killed_restarted_and_killed_again(self):
         with Cluster("ab") as cluster:
@@ -178,9 +169,9 @@ class Nodes(unittest.TestCase):
         """Heartbeats for a while cost next to nothing, and stand in nobody's way."""
         with Cluster("ab") as cluster:
             time.sleep(2)
-            before = cpu_seconds(cluster.daemons["a"].pid)
+            before = cpu_s(cluster.daemons["a"].pid)
             time.sleep(6)
-            used = cpu_seconds(cluster.daemons["a"].pid) - before
+            used = cpu_s(cluster.daemons["a"].pid) - before
             self.assertLess(used, 0.12)  # 2 % of a core
             self.assertLess(cluster.json("a", "status")["resident_bytes"], 64 << 20)
             self.assert_works(cluster, "ab", "awake")
@@ -200,7 +191,7 @@ class Nodes(unittest.TestCase):
     def test_drain(self):
         """Operations under way end, new communicators are refused."""
         with Cluster("ab") as cluster:
-            ranks = [self.rank(cluster, node, rank, 2, "draining", 4) for rank, node in enumerate("ab")]
+            ranks = self.start(cluster, "ab", "surface", 4, name="draining")
             cluster.wait(lambda: cluster.json("a", "status")["comms_formed"] == 1, "formed")
             cluster.daemons["a"].terminate()
             self.assertEqual(cluster.daemons["a"].wait(timeout=30), 0)

@@ -12,11 +12,6 @@ ONE_A_GPU = [0, 1, 0, 1]
 
 
 class GpuFailures(FailureCase):
-    def expect_nothing_left(self, cluster, *nodes):
-        for node in nodes:
-            cluster.wait(lambda node=node: all((gpu["memories"], gpu["memory_imported_bytes"], gpu["clients"], gpu["error"]) == (0, 0, [], "")
-                                               for gpu in cluster.json(node, "gpus")["gpus"]), f"node {node} has let go of all memory", timeout_s=5)
-
     def check_killed_client(self, layout, devices, victim):
         with Cluster(sorted(set(layout)), gpus=2) as cluster:
             ranks = self.start(cluster, layout, "work", "loop", devices=devices)
@@ -28,17 +23,18 @@ class GpuFailures(FailureCase):
             self.check_new_communicator(cluster, layout, "work", devices)
             for process in other:
                 self.expect(process, "OK", within_s=40)
-            self.expect_nothing_left(cluster, *set(layout))
+            cluster.wait_gpus_idle()
 
     def test_a_gpu_that_does_not_get_to_it(self):
         """As when another process's kernel never ends: ranks hear of their deadline all the same, though commd cannot let go of their memory yet."""
-        with Cluster("a", gpus=1, start=False) as cluster:
+        with Cluster("a", "drain_timeout_ms = 500;", gpus=1, start=False) as cluster:
             cluster.start("a", environment={"CUDA_DOUBLE_DELAY_US": "10000000"})
             cluster.wait_ready()
             for process in self.ranks(cluster, "aa", "stuck", "once", "op_timeout_ms=1000", devices=[0, 0]):
                 self.expect(process, "TIMED_OUT", "running on GPUs", within_s=10)
             self.check_new_communicator(cluster, "aa", "host")
-            cluster.daemons["a"].kill()
+            cluster.daemons["a"].terminate()
+            cluster.daemons["a"].wait(timeout=25)
 
     def test_killed_client_that_shares_its_gpu(self):
         self.check_killed_client(FOUR, TWO_A_GPU, 1)
@@ -62,7 +58,7 @@ class GpuFailures(FailureCase):
                 for process in ranks:
                     if process not in victims:
                         self.expect(process, "RANK_LOST", "rank", within_s=4)
-                self.expect_nothing_left(cluster, "a", "b")
+                cluster.wait_gpus_idle("ab")
             self.check_new_communicator(cluster, layout, "work", devices)
 
     def test_killed_while_its_stream_waits(self):
@@ -74,7 +70,7 @@ class GpuFailures(FailureCase):
             read_until(idle, "FORMED")
             idle.kill()
             self.expect(waits, "RANK_LOST", "rank 1", within_s=4)
-            self.expect_nothing_left(cluster, "a")
+            cluster.wait_gpus_idle("a")
 
     def test_killed_daemon_while_a_stream_waits(self):
         with Cluster("a", gpus=1) as cluster:
@@ -88,7 +84,7 @@ class GpuFailures(FailureCase):
             cluster.start("a")
             cluster.wait_ready()
             self.check_new_communicator(cluster, "aa", "half", [0, 0])
-            self.expect_nothing_left(cluster, "a")
+            cluster.wait_gpus_idle("a")
 
     def test_killed_daemon_of_another_node(self):
         with Cluster("abc", gpus=2) as cluster:
@@ -97,7 +93,7 @@ class GpuFailures(FailureCase):
             for process in ranks[:4]:
                 self.expect(process, "NODE_LOST", "node c", within_s=HEARTBEAT_BOUND_S)
             self.expect(ranks[4], "DAEMON_LOST", within_s=2)
-            self.expect_nothing_left(cluster, "a", "b")
+            cluster.wait_gpus_idle("ab")
             self.check_new_communicator(cluster, "aabb", "survivors", [0, 1, 0, 0])
             cluster.daemons["c"].wait()
             cluster.start("c")
@@ -112,7 +108,7 @@ class GpuFailures(FailureCase):
             self.assertEqual(cluster.daemons["a"].wait(timeout=20), 0, cluster.log("a"))
             for process in ranks:
                 process.communicate(timeout=20)
-            self.expect_nothing_left(cluster, "b")
+            cluster.wait_gpus_idle("b")
 
 
 if __name__ == "__main__":

@@ -60,6 +60,17 @@ class GpuFaults(FailureCase):
     def test_a_copy_that_breaks_the_gpu(self):
         self.check("cuMemcpyAsync:1" + OF_THE_CONTEXT, "cuMemcpyAsync", "DEVICE", APART, breaks=True, at_its_end=True)
 
+    def test_memory_that_another_gpu_does_not_reach(self):
+        """What IPC handles open is refused where GPUs could not work on it together."""
+        with Cluster("a", gpus=2, daemon_environment={"CUDA_DOUBLE_IMPORTS_PEER": "0"}) as cluster:
+            for process in self.ranks(cluster, "aa", "apart", "once", devices=[0, 1]):
+                self.expect(process, "UNSUPPORTED", "does not reach memory of GPU", "gpu_peer_access", within_s=10)
+            self.check_new_communicator(cluster, "aa", "host")
+
+    def test_a_stream_that_is_asked_about(self):
+        """Whatever the driver says of it, but that it is not done: nothing in it can be relied on any more."""
+        self.check("cuStreamQuery:1=999", "cuStreamQuery", "DEVICE", SHARED, breaks=True, CUDA_DOUBLE_DELAY_US="20000")
+
     def test_a_kernel(self):
         self.check("cuLaunchKernel:1=2", "cuLaunchKernel", "NO_MEMORY", SHARED)
 

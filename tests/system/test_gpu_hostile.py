@@ -1,6 +1,9 @@
 #!/usr/bin/env python3
 """Clients that say of GPUs (doubles of them) what is not so: refused with a reason, and nobody else notices."""
+import fcntl
 import os
+import select
+import socket
 import unittest
 
 import cluster
@@ -182,6 +185,102 @@ class Hostile(cluster.StandaloneTest):
             self.map(30, UNIT, fd, INVALID_ARGUMENT, "more than are reserved")
         os.close(fd)
         self.gpu.release(allocation)
+
+    def used_bytes(self):
+        return self.cluster.json("solo", "gpus")["gpus"][0]["used_bytes"]
+
+    def test_descriptors_of_no_memory_of_the_gpu(self):
+        """Whatever kind they are; and commd keeps none of them."""
+        other = Gpu(1)
+        elsewhere = other.create(UNIT)
+        self.gpu.make_current()
+        reader, writer = os.pipe()
+        sealed = HostMemory(self.client, OTHER, UNIT)
+        with open("/dev/null", "rb") as null, open("/dev/zero", "r+b", buffering=0) as zero, socket.socket(socket.AF_UNIX) as unconnected, \
+                socket.create_server(("127.0.0.1", 0)) as server, open("/proc/self/maps", "rb") as maps, select.epoll() as epoll:
+            folder = os.open("/", os.O_RDONLY | os.O_DIRECTORY)
+            path = os.open("/", os.O_PATH)
+            exported = other.export(elsewhere)
+            wrong = [reader, writer, folder, path, sealed.fd, self.client.connection.fileno()] + [each.fileno() for each in (null, zero, unconnected, server, maps, epoll)]
+            self.register(30, 4 * UNIT, virtual=1)
+            fds = f"/proc/{self.cluster.daemons['solo'].pid}/fd"
+            self.client.ask(self.client.DEREGISTER, {1: 31})  # what came before is closed by now
+            before = len(os.listdir(fds))
+            for fd in wrong * 3:
+                self.map(30, UNIT, fd, INVALID_ARGUMENT)
+            for _ in range(3):
+                self.map(30, UNIT, exported, INVALID_ARGUMENT, "no memory of GPU 0")
+            self.cluster.wait(lambda: len(os.listdir(fds)) <= before, "it has closed them all")
+            allocation = self.gpu.create(4 * UNIT)
+            fd = self.gpu.export(allocation)
+            self.map(30, 4 * UNIT, fd)  # they have left nothing in its way
+            self.join()
+            self.done(output=(30, 0), input=(30, 2 * UNIT))
+            for each in (reader, writer, folder, path, exported, fd):
+                os.close(each)
+        self.gpu.release(allocation)
+        other.release(elsewhere)
+        self.client.ask(self.client.DEREGISTER, {1: OTHER})
+        sealed.close()
+
+    def test_one_block_many_times(self):
+        """As often as there is room that was reserved; it is one block nevertheless, and gone with the last."""
+        used_bytes, count = self.used_bytes(), 200
+        allocation = self.gpu.create(UNIT)
+        fd = self.gpu.export(allocation)
+        self.gpu.release(allocation)  # commd and the descriptor keep it
+        self.register(30, count * UNIT, virtual=1)
+        for _ in range(count):
+            self.map(30, UNIT, fd)
+        self.map(30, UNIT, fd, INVALID_ARGUMENT, "more than are reserved")
+        os.close(fd)
+        self.assertEqual(self.used_bytes(), used_bytes + UNIT)
+        self.join()
+        self.done(input=(30, 0), output=(30, UNIT))  # the same bytes by another address
+        self.client.ask(self.client.DEREGISTER, {1: 30})
+        self.assertEqual(self.used_bytes(), used_bytes)
+
+    def test_half_of_what_was_reserved(self):
+        """What is not there yet when its client withdraws it, or goes, is let go of."""
+        used_bytes = self.used_bytes()
+        allocation = self.gpu.create(2 * UNIT)
+        fd = self.gpu.export(allocation)
+        for _ in range(20):
+            self.register(30, 4 * UNIT, virtual=1)
+            self.map(30, 2 * UNIT, fd)
+            self.client.ask(self.client.DEREGISTER, {1: 30})
+        self.register(30, 4 * UNIT, virtual=1)
+        self.map(30, UNIT, fd)  # less than the block has
+        os.close(fd)
+        self.gpu.release(allocation)
+        self.client.close()
+        self.cluster.wait(lambda: self.used_bytes() == used_bytes, "the block is free")
+
+    def test_the_sum_over_clients(self):
+        """Files without contents take commd's addresses: a user who has many leaves some to others, and commd works."""
+        fd = os.memfd_create("sparse", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        size = 1 << 44
+        os.ftruncate(fd, size)
+        fcntl.fcntl(fd, 1033, 2)  # F_ADD_SEALS, F_SEAL_SHRINK
+        clients, memory, taken = [RawClient(self.cluster.socket("solo")) for _ in range(3)], 100, 0
+        while size >= 4096:
+            status, text = clients[memory % 3].ask(self.client.REGISTER, {1: memory, 2: size}, fd)
+            memory, taken = memory + 1, taken + (size if status == 0 else 0)
+            if status != 0:
+                self.assertEqual(status, LIMIT, text)
+                self.assertIn("a user may have as many as that leaves for others", text)
+                size //= 2
+        self.assertGreater(taken, (1 << 45) - (1 << 20))
+        self.assertLess(taken, 1 << 45)
+        self.register(BUFFER, 2 * UNIT, LIMIT, f"user {os.getuid()}", handle=self.gpu.ipc_handle(self.buffer))
+        self.register(BUFFER, 2 * UNIT, LIMIT, "commctl clients", virtual=1)
+        for client in clients:
+            client.close()
+        os.close(fd)
+        self.cluster.wait(lambda: [client["program"] for client in self.cluster.json("solo", "clients")["clients"]].count("raw") == 1, "they are gone")
+        self.share()
+        self.join()
+        self.done()
 
     def test_more_reserved_than_there_are_addresses(self):
         """A client gets so many that others have some, too."""

@@ -2,18 +2,15 @@
 """All types and operators on buffers of GPUs, which are doubles of them (tests/cuda_double), between real daemons."""
 import unittest
 
-from cluster import BUILD, Cluster
+from cluster import Cluster
+from program_case import ProgramCase
 
 
-class GpuMatrix(unittest.TestCase):
+class GpuMatrix(ProgramCase):
     def check(self, layout, devices, settings="", **environment):
         """layout: the node of each rank; devices: its GPU there, or -1."""
         with Cluster(sorted(set(layout)), settings, gpus=4, client_environment=environment, daemon_environment=environment) as cluster:
-            ranks = [cluster.client(node, BUILD / "tests/system/matrix", "matrix", rank, len(layout), devices[rank]) for rank, node in enumerate(layout)]
-            for rank, process in enumerate(ranks):
-                output, errors = process.communicate(timeout=240)
-                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
-                self.assertIn("operations checked", output)
+            self.check_ranks(cluster, layout, "matrix", devices=devices)
 
     def test_ranks_that_share_a_gpu(self):
         self.check("aaa", [1, 1, 1])
@@ -37,6 +34,15 @@ class GpuMatrix(unittest.TestCase):
         """Among those of a node, by NCCL or through the host."""
         self.check("aaaa", [0, 1, 1, 2], CUDA_DOUBLE_PEER="0")
         self.check("aab", [0, 1, 3], CUDA_DOUBLE_PEER="0")
+
+    def test_gpus_that_do_not_reach_each_other_nor_have_nccl(self):
+        self.check("aaa", [0, 1, 2], CUDA_DOUBLE_PEER="0", COMMD_NCCL_LIBRARY="/nowhere/libnccl.so.2")
+
+    def test_gpus_and_the_host_in_one_node(self):
+        self.check("aaa", [0, -1, 1])
+
+    def test_gpus_that_do_not_reach_what_was_opened_on_another(self):
+        self.check("aab", [0, 1, 0], 'gpu_peer_access = "off";', CUDA_DOUBLE_IMPORTS_PEER="0")
 
 
 if __name__ == "__main__":

@@ -2,21 +2,16 @@
 """Everything that the library offers on buffers of GPUs, which are doubles of them (tests/cuda_double), between real daemons."""
 import unittest
 
-from cluster import BUILD, Cluster
+from cluster import Cluster
+from program_case import ProgramCase
 
 
-class GpuSurface(unittest.TestCase):
+class GpuSurface(ProgramCase):
     def check(self, layout, devices, turns=8, gpus=4, settings="", environment=None, program="surface"):
         """layout: the node of each rank; devices: its GPU there, or -1. Afterwards nothing of the ranks is left in the daemons."""
         with Cluster(sorted(set(layout)), settings=settings, gpus=gpus, client_environment=environment, daemon_environment=environment) as cluster:
-            ranks = [cluster.client(node, BUILD / "tests/system" / program, program, rank, len(layout), turns, devices[rank]) for rank, node in enumerate(layout)]
-            for rank, process in enumerate(ranks):
-                output, errors = process.communicate(timeout=240)
-                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
-                self.assertIn("operations checked", output)
-            for node in sorted(set(layout)):
-                cluster.wait(lambda node=node: all((gpu["memories"], gpu["clients"], gpu["comms"]) == (0, [], []) for gpu in cluster.json(node, "gpus")["gpus"]),
-                             f"node {node} has let go of all memory")
+            self.check_ranks(cluster, layout, program, turns, devices=devices)
+            cluster.wait_gpus_idle()
 
     def test_one_rank(self):
         self.check("a", [3])

@@ -2,20 +2,17 @@
 """All types and operators between real daemons, against the reference, bit-identical on all ranks."""
 import unittest
 
-from cluster import BUILD, Cluster
+from cluster import Cluster
+from program_case import ProgramCase
 
 
-class Matrix(unittest.TestCase):
+class Matrix(ProgramCase):
     environment = {}
 
     def check(self, layout, settings=""):
         """layout: the node of each rank."""
         with Cluster(sorted(set(layout)), settings, client_environment=self.environment) as cluster:
-            ranks = [cluster.client(node, BUILD / "tests/system/matrix", "matrix", rank, len(layout)) for rank, node in enumerate(layout)]
-            for rank, process in enumerate(ranks):
-                output, errors = process.communicate(timeout=240)
-                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
-                self.assertIn("operations checked", output)
+            self.check_ranks(cluster, layout, "matrix")
 
     def test_one_node_of_three_ranks(self):
         self.check("aaa")

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Daemons of three rails, each a UDP port: what commctl says of them; one of them cut while the others work."""
-import time
 import unittest
 
 from cluster import Cluster
+from failure_case import FailureCase
 
 SETTINGS = "rails = 3; slice_bytes = 4096; reconnect_max_ms = 500;"
 RAIL_LOST_BOUND_S = 45  # a connection is given up after 30 s of silence, and counts them from its last probe
@@ -13,34 +13,21 @@ def node_row(cluster, name, other):
     return next(row for row in cluster.json(name, "nodes")["nodes"] if row["name"] == other)
 
 
-class Rails(unittest.TestCase):
-    def start(self, cluster, comm, *options):
-        ranks = [cluster.rank(node, comm, rank, 2, "loop", "seconds=600", *options) for rank, node in enumerate("ab")]
-        for process in ranks:
-            self.assertEqual([process.stdout.readline().strip() for _ in range(2)], ["FORMED", "READY"])
-        return ranks
+class Rails(FailureCase):
+    def at_work(self, cluster, comm, *options):
+        return self.start(cluster, "ab", comm, "loop", "seconds=600", *options)
 
-    def expect(self, ranks, code, *texts, within_s):
-        deadline = time.monotonic() + within_s
-        for process in ranks:
-            output, errors = process.communicate(timeout=max(1, deadline - time.monotonic()))
-            line = output.strip().splitlines()[-1] if output.strip() else errors
-            self.assertTrue(line.startswith(code), line)
-            for text in texts:
-                self.assertIn(text, line)
-
-    def works(self, cluster, comm):
-        """Whether a communicator of that name does on all rails, and what it said."""
-        ranks = [cluster.rank(node, comm, rank, 2, "loop", "count=50000", "steps=5") for rank, node in enumerate("ab")]
-        lines = [process.communicate(timeout=40)[0].strip().splitlines()[-1] for process in ranks]
-        return all(line.startswith("OK") for line in lines), lines
+    def check_works(self, cluster, comm):
+        """On all rails."""
+        for process in self.ranks(cluster, "ab", comm, "loop", "count=50000", "steps=5"):
+            self.expect(process, "OK", within_s=40)
 
     def test_nodes_shows_the_traffic_of_all_rails(self):
         with Cluster("ab", SETTINGS) as cluster:
             idle = node_row(cluster, "a", "b")
             self.assertEqual((idle["rails_connected"], idle["rails_needed"]), (1, 1))
             self.assertEqual(node_row(cluster, "a", "a")["rails_needed"], 0)
-            ranks = self.start(cluster, "work", "count=50000")
+            ranks = self.at_work(cluster, "work", "count=50000")
             busy = node_row(cluster, "a", "b")
             self.assertEqual((busy["rails_connected"], busy["rails_needed"]), (3, 3))
             # Each node sends 400,000 bytes an operation; a rail alone a third of them.
@@ -52,27 +39,29 @@ class Rails(unittest.TestCase):
 
     def test_one_rail_is_cut(self):
         with Cluster("ab", SETTINGS, relays={("a", "b"): (0, 0)}, rails=3) as cluster:
-            impatient = self.start(cluster, "impatient", "count=50000", "op_timeout_ms=3000")
-            patient = self.start(cluster, "patient", "count=50000")
-            small = self.start(cluster, "small", "count=100")  # one slice: the first rail's alone
+            impatient = self.at_work(cluster, "impatient", "count=50000", "op_timeout_ms=3000")
+            patient = self.at_work(cluster, "patient", "count=50000")
+            small = self.at_work(cluster, "small", "count=100")  # one slice: the first rail's alone
             cluster.cut_rail("a", "b", 2)
-            self.expect(impatient, "TIMED_OUT", 'on "impatient"', "all_reduce", ": rail 2: ", "node ", within_s=10)
+            for process in impatient:
+                self.expect(process, "TIMED_OUT", 'on "impatient"', "all_reduce", ": rail 2: ", "node ", within_s=10)
 
             # Silent for some seconds is not lost: who has the time goes on when it is over.
             cluster.cut_rail("a", "b", 2, cut=False)
-            self.assertEqual(self.works(cluster, "impatient"), (True, ["OK", "OK"]))
+            self.check_works(cluster, "impatient")
             for process in patient + small:
                 self.assertIsNone(process.poll())
             self.assertEqual(node_row(cluster, "a", "b")["rails_connected"], 3)
 
             # Until the connection is given up.
             cluster.cut_rail("a", "b", 2)
-            self.expect(patient, "NODE_LOST", 'on "patient"', "all_reduce", "rail 2 to node ", within_s=RAIL_LOST_BOUND_S)
+            for process in patient:
+                self.expect(process, "NODE_LOST", 'on "patient"', "all_reduce", "rail 2 to node ", within_s=RAIL_LOST_BOUND_S)
             for process in small:
                 self.assertIsNone(process.poll())
             for node, other in ("ab", "ba"):  # each by its own clock
                 cluster.wait(lambda node=node, other=other: node_row(cluster, node, other)["rails_connected"] == 2, "rail 2 missed", timeout_s=RAIL_LOST_BOUND_S)
-            waiting = [cluster.rank(node, "waiting", rank, 2, "loop", "count=50000", "steps=5") for rank, node in enumerate("ab")]
+            waiting = self.ranks(cluster, "ab", "waiting", "loop", "count=50000", "steps=5")
             cluster.wait(lambda: node_row(cluster, "a", "b")["rails_needed"] == 3, "rail 2 needed")
             row = node_row(cluster, "a", "b")
             self.assertIn("rail 2 is not connected", row["last_error"])
@@ -83,7 +72,7 @@ class Rails(unittest.TestCase):
             for process in waiting:
                 output = process.communicate(timeout=40)[0].strip().splitlines()[-1]
                 self.assertTrue(output.startswith("OK") or output.startswith("NODE_LOST") and "rail 2" in output, output)
-            self.assertEqual(self.works(cluster, "healed"), (True, ["OK", "OK"]))
+            self.check_works(cluster, "healed")
             for process in small:
                 self.assertIsNone(process.poll())
                 process.kill()

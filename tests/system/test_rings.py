@@ -6,22 +6,16 @@ import os
 import socket
 import struct
 import subprocess
-import sys
 import time
 import unittest
 
 import cluster
-from cluster import BUILD, Cluster
+from cluster import BUILD, Cluster, cpu_s
+from failure_case import read_until
 
 RING_BYTES = 65536
 HEADER_BYTES = 192  # struct ring_shared: tail, head, who sleeps, each on a line of its own
 HELLO = b"\x08\x01\x12\x0e\x08\x01\x12\x03bad\x22\x05rings"  # Request 1: Hello {1, "bad", features: "rings"}
-
-
-def cpu_s(pid):
-    with open(f"/proc/{pid}/stat", encoding="ascii") as file:
-        fields = file.read().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class RawClient:
@@ -133,13 +127,7 @@ class Rings(cluster.StandaloneTest):
         time.sleep(1)
         self.assertLess(cpu_s(pid) - before, 0.2)
         self.client.connection.shutdown(socket.SHUT_RDWR)
-        clients = ""
-        for _ in range(50):
-            clients = subprocess.run([BUILD / "commctl", "--socket", self.cluster.socket("solo"), "clients"], stdout=subprocess.PIPE, text=True, check=True).stdout
-            if "bad" not in clients:
-                break
-            time.sleep(0.1)
-        self.assertNotIn("bad", clients, "its end is seen though nothing of it is read")
+        self.cluster.wait(lambda: "bad" not in self.cluster.commctl("solo", "clients").stdout, "its end is seen though nothing of it is read", timeout_s=5)
 
     def test_bells_that_block(self):
         """Flags of what a client gets are the client's; commd's own ends are not."""
@@ -173,7 +161,7 @@ class Programs(unittest.TestCase):
         for wanted, count in (("1", 1), ("0", 0)):
             with Cluster(["a"], namespaces=False, client_environment={"COMMD_RINGS": wanted}) as cluster:
                 rank = cluster.rank("a", "rings", 0, 1, "idle", "seconds=30")
-                self.assertIn("FORMED", rank.stdout.readline())
+                read_until(rank, "FORMED")
                 with open(f"/proc/{cluster.daemons['a'].pid}/maps", encoding="ascii") as maps:
                     self.assertEqual(sum("commd-rings" in line for line in maps), count)
                 rank.kill()
@@ -182,9 +170,9 @@ class Programs(unittest.TestCase):
     def test_killed_while_clients_wait(self):
         """Those who wait in their rings hear at once that commd is gone."""
         with Cluster(["a"], namespaces=False) as cluster:
-            rank = cluster.client("a", sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py"), "killed", 0, 2, "once")
-            other = cluster.client("a", sys.executable, os.path.join(os.path.dirname(os.path.abspath(__file__)), "rank.py"), "killed", 1, 2, "idle", "seconds=30")
-            self.assertIn("FORMED", rank.stdout.readline())
+            rank = cluster.rank("a", "killed", 0, 2, "once")
+            other = cluster.rank("a", "killed", 1, 2, "idle", "seconds=30")
+            read_until(rank, "FORMED")
             time.sleep(0.5)
             cluster.daemons["a"].kill()
             began = time.monotonic()

@@ -3,7 +3,8 @@
 import os
 import unittest
 
-from cluster import BUILD, Cluster
+from cluster import Cluster
+from program_case import ProgramCase
 
 
 def connections(cluster, node):
@@ -13,17 +14,13 @@ def connections(cluster, node):
     return [each for each in sockets if each[-1] == cluster.socket(node) and each[5] == "03"]
 
 
-class Surface(unittest.TestCase):
+class Surface(ProgramCase):
     environment = {}
 
     def check(self, layout, turns=8, settings=""):
         """layout: the node of each rank."""
         with Cluster(sorted(set(layout)), settings=settings, client_environment=self.environment) as cluster:
-            ranks = [cluster.client(node, BUILD / "tests/system/surface", "surface", rank, len(layout), turns) for rank, node in enumerate(layout)]
-            for rank, process in enumerate(ranks):
-                output, errors = process.communicate(timeout=240)
-                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
-                self.assertIn("operations checked", output)
+            self.check_ranks(cluster, layout, "surface", turns)
 
     def test_one_rank(self):
         self.check("a")
@@ -43,11 +40,9 @@ class Surface(unittest.TestCase):
             pids = [cluster.daemons[node].pid for node in "abc"]
             cluster.wait(lambda: not any(connections(cluster, node) for node in "abc"), "those who asked whether it is ready are gone")
             before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
-            ranks = [(name, rank, cluster.client(node, BUILD / "tests/system/surface", f"many-{name}", rank, 3, 4))
-                     for name in range(8) for rank, node in enumerate(("abc", "bca", "aab", "cbb")[name % 4])]
-            for name, rank, process in ranks:
-                output, errors = process.communicate(timeout=240)
-                self.assertEqual(process.returncode, 0, f"program {name}, rank {rank}: {errors}")
+            programs = [self.start(cluster, ("abc", "bca", "aab", "cbb")[number % 4], "surface", 4, name=f"many-{number}") for number in range(8)]
+            for ranks in programs:
+                self.expect_checked(ranks)
             cluster.wait(lambda: [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids] == before, "descriptors are given back")
             for node in "abc":
                 status = cluster.json(node, "status")
@@ -55,13 +50,8 @@ class Surface(unittest.TestCase):
 
     def test_a_bad_link(self):
         """1 % of loss and 20 ms between two of three nodes."""
-        layout = "cbcabca"
         with Cluster("abc", relays={("a", "b"): (0.01, 20)}, client_environment=self.environment) as cluster:
-            ranks = [cluster.client(node, BUILD / "tests/system/surface", "far", rank, len(layout), 1) for rank, node in enumerate(layout)]
-            for rank, process in enumerate(ranks):
-                output, errors = process.communicate(timeout=240)
-                self.assertEqual(process.returncode, 0, f"rank {rank}: {errors}")
-                self.assertIn("operations checked", output)
+            self.check_ranks(cluster, "cbcabca", "surface", 1)
 
 
 class OnTheSocketAlone(Surface):

@@ -9,7 +9,6 @@
 
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -34,6 +33,7 @@
 #include "proto/client.pb-c.h"
 #include "proto/types.h"
 #include "proto/version.h"
+#include "tests/lib/own_process.h"
 
 /*
  * One node, "a", from the client socket down, in this thread; and its clients, which speak the protocol by
@@ -182,30 +182,10 @@ static inline unsigned sessions(const struct node *node)
     return HASH_COUNT(node->api->sessions);
 }
 
-static inline unsigned count_fds(void)
+/* Of the clients' memfds, in this process, which is the daemon's as well. */
+static inline unsigned client_mappings(void)
 {
-    unsigned count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    assert_non_null(folder);
-    while (readdir(folder) != NULL) {
-        count++;
-    }
-    closedir(folder);
-    return count;
-}
-
-/* Mappings of the clients' memfds, in this process, which is the daemon's as well. */
-static inline unsigned count_mappings(void)
-{
-    unsigned count = 0;
-    char line[1024];
-    FILE *file = fopen("/proc/self/maps", "re");
-    assert_non_null(file);
-    while (fgets(line, sizeof line, file) != NULL) {
-        count += strstr(line, "/memfd:client") != NULL;
-    }
-    fclose(file);
-    return count;
+    return count_mappings("client");
 }
 
 static inline int client_memfd(uint64_t size)

@@ -55,7 +55,7 @@ static void test_memory(void **state)
                         "18446744073709551615 bytes; expected 1 to");
     client_expect_error(&client, client_send_deregister(&client, 3), STATUS_NOT_FOUND,
                         "memory 3 is not registered");
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(client_mappings(), 0);
     client_expect_done(&client, client_send_register(&client, 3, 8192, fd));
     client_expect_done(&client, client_send_register(&client, 0, 1, fd)); /* 0 is a number as any other */
     assert_int_equal(node->api->sessions->memory_bytes, 8193);
@@ -70,7 +70,7 @@ static void test_memory(void **state)
     close(unsealed);
     close(pipes[0]);
     close(pipes[1]);
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(client_mappings(), 0);
     node_free(node);
 }
 
@@ -93,10 +93,51 @@ static void test_memories_max(void **state)
     unsigned fds = count_fds();
     client_free(&client);
     assert_int_equal(sessions(node), 1);
-    assert_int_equal(count_mappings(), 1);
+    assert_int_equal(client_mappings(), 1);
     assert_int_equal(count_fds(), fds - 2);
     client_free(&other);
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(client_mappings(), 0);
+    close(fd);
+    node_free(node);
+}
+
+/* Files without contents cost a client nothing, and commd addresses, of which there is an end. */
+static void test_addresses_max(void **state)
+{
+    (void)state;
+    enum { SIZE = 1 << 20, SHARE = 2 };
+    static const uint64_t max[DEV_QUOTA_KINDS] = {2 * SHARE * SIZE, 1000, 1000};
+    struct node *node = node_new();
+    dev_quota_free(node->api->quota); /* what there really is takes more addresses than sanitizers leave */
+    must(dev_quota_new(max, &node->api->quota, error));
+    struct client client = client_new(node), other = client_new(node);
+    int fd = client_memfd(SIZE);
+    for (uint32_t i = 0; i < SHARE; i++) {
+        client_expect_done(&client, client_send_register(&client, i, SIZE, fd));
+    }
+    /* Not by another process of the user either. */
+    client_expect_error(&client, client_send_register(&client, 99, 4096, fd), STATUS_LIMIT,
+                        "a user may have as many as that leaves for others");
+    client_expect_error(&other, client_send_register(&other, 99, 4096, fd), STATUS_LIMIT, "commctl clients");
+    assert_int_equal(client_mappings(), SHARE);
+    /* Another user has some, a half of the rest. */
+    struct api_session *session;
+    for (session = node->api->sessions; session->hh.next != NULL; session = session->hh.next) {
+    }
+    session->client.uid++;
+    for (uint32_t i = 0; i < SHARE / 2; i++) {
+        client_expect_done(&other, client_send_register(&other, i, SIZE, fd));
+    }
+    client_expect_error(&other, client_send_register(&other, 99, 4096, fd), STATUS_LIMIT, "of addresses");
+    /* What goes comes back, and commd goes on meanwhile. */
+    client_expect_done(&client, client_send_deregister(&client, 0));
+    client_expect_done(&other, client_send_register(&other, 99, 4096, fd));
+    client_free(&client);
+    client_free(&other);
+    assert_int_equal(client_mappings(), 0);
+    client = client_new(node);
+    client_expect_done(&client, client_send_register(&client, 1, SIZE, fd));
+    client_free(&client);
     close(fd);
     node_free(node);
 }
@@ -243,101 +284,125 @@ static void pair_free(struct pair *pair)
         }
     }
     node_turns(pair->node, 3);
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(client_mappings(), 0);
     node_free(pair->node);
+}
+
+/* A sum of one f32 that is good, and one that is to be spoilt. */
+struct refusal {
+    struct pair pair;
+    Commd__Client__Range range, others, beyond, wraps;
+    Commd__Client__Submit good, bad;
+    uint64_t refused;
+};
+
+static void refusal_start(struct refusal *refusal)
+{
+    *refusal = (struct refusal){
+        .pair = pair_new(), .range = COMMD__CLIENT__RANGE__INIT, .good = COMMD__CLIENT__SUBMIT__INIT};
+    refusal->range.memory = PAIR_MEMORY;
+    refusal->others = refusal->beyond = refusal->wraps = refusal->range;
+    refusal->others.memory = PAIR_MEMORY + 1;
+    refusal->beyond.offset_bytes = PAIR_BYTES - 3;
+    refusal->wraps.offset_bytes = UINT64_MAX - 1;
+    refusal->good.handle = PAIR_HANDLE;
+    refusal->good.kind = OP_KIND_ALL_REDUCE;
+    refusal->good.dtype = DTYPE_F32;
+    refusal->good.reduce = REDUCE_SUM;
+    refusal->good.count_elements = 1;
+    refusal->good.input = &refusal->range;
+    refusal->good.output = &refusal->range;
+    refusal->bad = refusal->good;
+}
+
+/* The bad one is, and is good again. */
+static void expect_refused(struct refusal *refusal, enum status status, const char *text)
+{
+    struct client *client = &refusal->pair.clients[0];
+    refusal->bad.ticket = 900 + refusal->refused++;
+    client_submit(client, &refusal->bad);
+    client_expect_complete(client, refusal->bad.handle, refusal->bad.ticket, status, text);
+    refusal->bad = refusal->good;
+}
+
+/* None of them took part: the first operation of both is the same one. */
+static void refusal_end(struct refusal *refusal)
+{
+    struct pair *pair = &refusal->pair;
+    refusal->good.ticket = 1;
+    memcpy(pair->bytes[0], &(float){1.5f}, 4);
+    memcpy(pair->bytes[1], &(float){2.25f}, 4);
+    client_submit(&pair->clients[0], &refusal->good);
+    refusal->good.input = refusal->good.output = &refusal->others;
+    client_submit(&pair->clients[1], &refusal->good);
+    for (unsigned i = 0; i < 2; i++) {
+        float sum;
+        client_expect_complete(&pair->clients[i], PAIR_HANDLE, 1, STATUS_OK, NULL);
+        memcpy(&sum, pair->bytes[i], 4);
+        assert_true(sum == 3.75f);
+    }
+    pair_free(pair);
 }
 
 static void test_submits_refused(void **state)
 {
     (void)state;
-    struct pair pair = pair_new();
-    struct client *client = &pair.clients[0];
-    Commd__Client__Range range = COMMD__CLIENT__RANGE__INIT;
-    range.memory = PAIR_MEMORY;
-    Commd__Client__Range others = COMMD__CLIENT__RANGE__INIT;
-    others.memory = PAIR_MEMORY + 1;
-    Commd__Client__Range beyond = COMMD__CLIENT__RANGE__INIT;
-    beyond.memory = PAIR_MEMORY;
-    beyond.offset_bytes = PAIR_BYTES - 3;
-    Commd__Client__Range wraps = COMMD__CLIENT__RANGE__INIT;
-    wraps.memory = PAIR_MEMORY;
-    wraps.offset_bytes = UINT64_MAX - 1;
-    Commd__Client__Submit good = COMMD__CLIENT__SUBMIT__INIT;
-    good.handle = PAIR_HANDLE;
-    good.kind = OP_KIND_ALL_REDUCE;
-    good.dtype = DTYPE_F32;
-    good.reduce = REDUCE_SUM;
-    good.count_elements = 1;
-    good.input = &range;
-    good.output = &range;
-    enum { CASES = 18 };
-    Commd__Client__Submit submits[CASES];
-    for (size_t i = 0; i < CASES; i++) {
-        submits[i] = good;
-        submits[i].ticket = 900 + i;
-    }
-    static const struct {
-        enum status status;
-        const char *text;
-    } expected[CASES] = {
-        {STATUS_NOT_FOUND, "no communicator has handle 4"},
-        {STATUS_UNSUPPORTED, "operation kind 13 is not known here"},
-        {STATUS_UNSUPPORTED, "operation kind 4294967295 is not known here"},
-        {STATUS_INVALID_ARGUMENT, "element type 17 is not known"},
-        {STATUS_INVALID_ARGUMENT, "element type 4294967295 is not known"},
-        {STATUS_INVALID_ARGUMENT, "operator 11 is not known"},
-        {STATUS_INVALID_ARGUMENT, "operator 4294967295 is not known"},
-        {STATUS_INVALID_ARGUMENT, "input: 18446744073709551615 elements of 4 bytes are too many"},
-        {STATUS_INVALID_ARGUMENT, "input: 4611686018427387904 elements of 4 bytes are too many"},
-        {STATUS_INVALID_ARGUMENT, "input: 4611686018427387903 elements of 1 bytes are too many"},
-        {STATUS_NOT_FOUND, "input: memory 8 is not registered"},
-        {STATUS_NOT_FOUND, "output: memory 8 is not registered"},
-        {STATUS_INVALID_ARGUMENT, "input: 4 bytes at offset 65533 lie beyond the memory of 65536 bytes"},
-        {STATUS_INVALID_ARGUMENT, "output: 4 bytes at offset 18446744073709551614 lie beyond the memory"},
-        {STATUS_INVALID_ARGUMENT, "input"},
-        {STATUS_INVALID_ARGUMENT, "output"},
-        {STATUS_INVALID_ARGUMENT, "2"},
-        {STATUS_UNSUPPORTED, "band"},
-    };
-    submits[0].handle = PAIR_HANDLE + 1;
-    submits[1].kind = OP_KIND_COUNT;
-    submits[2].kind = UINT32_MAX;
-    submits[3].dtype = DTYPE_COUNT;
-    submits[4].dtype = UINT32_MAX;
-    submits[5].reduce = REDUCE_COUNT;
-    submits[6].reduce = UINT32_MAX;
-    submits[7].count_elements = UINT64_MAX;
-    submits[8].count_elements = 1ull << 62; /* times 4 is 0 modulo 2^64 */
-    submits[9].dtype = DTYPE_U8;
-    submits[9].count_elements = (1ull << 62) - 1;
-    submits[10].input = &others;
-    submits[11].output = &others;
-    submits[12].input = &beyond;
-    submits[13].output = &wraps;
-    submits[14].input = NULL;
-    submits[15].output = NULL;
-    submits[16].kind = OP_KIND_BROADCAST;
-    submits[16].root_rank = 2;
-    submits[17].reduce = REDUCE_BAND;
-    for (size_t i = 0; i < CASES; i++) {
-        client_submit(client, &submits[i]);
-        client_expect_complete(client, submits[i].handle, submits[i].ticket, expected[i].status,
-                               expected[i].text);
-    }
-    /* None of them took part: the first operation of both is the same one. */
-    good.ticket = 1;
-    memcpy(pair.bytes[0], &(float){1.5f}, 4);
-    memcpy(pair.bytes[1], &(float){2.25f}, 4);
-    client_submit(client, &good);
-    good.input = good.output = &others;
-    client_submit(&pair.clients[1], &good);
-    for (unsigned i = 0; i < 2; i++) {
-        float sum;
-        client_expect_complete(&pair.clients[i], PAIR_HANDLE, 1, STATUS_OK, NULL);
-        memcpy(&sum, pair.bytes[i], 4);
-        assert_true(sum == 3.75f);
-    }
-    pair_free(&pair);
+    struct refusal refusal;
+    Commd__Client__Submit *bad = &refusal.bad;
+    refusal_start(&refusal);
+    bad->handle = PAIR_HANDLE + 1;
+    expect_refused(&refusal, STATUS_NOT_FOUND, "no communicator has handle 4");
+    bad->kind = OP_KIND_COUNT;
+    expect_refused(&refusal, STATUS_UNSUPPORTED, "operation kind 13 is not known here");
+    bad->kind = UINT32_MAX;
+    expect_refused(&refusal, STATUS_UNSUPPORTED, "operation kind 4294967295 is not known here");
+    bad->dtype = DTYPE_COUNT;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "element type 17 is not known");
+    bad->dtype = UINT32_MAX;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "element type 4294967295 is not known");
+    bad->reduce = REDUCE_COUNT;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "operator 11 is not known");
+    bad->reduce = UINT32_MAX;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "operator 4294967295 is not known");
+    bad->kind = OP_KIND_BROADCAST;
+    bad->root_rank = 2;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "2");
+    bad->reduce = REDUCE_BAND;
+    expect_refused(&refusal, STATUS_UNSUPPORTED, "band");
+    refusal_end(&refusal);
+}
+
+static void test_ranges_refused(void **state)
+{
+    (void)state;
+    struct refusal refusal;
+    Commd__Client__Submit *bad = &refusal.bad;
+    refusal_start(&refusal);
+    bad->count_elements = UINT64_MAX;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT,
+                   "input: 18446744073709551615 elements of 4 bytes are too many");
+    bad->count_elements = 1ull << 62; /* times 4 is 0 modulo 2^64 */
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT,
+                   "input: 4611686018427387904 elements of 4 bytes are too many");
+    bad->dtype = DTYPE_U8;
+    bad->count_elements = (1ull << 62) - 1;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT,
+                   "input: 4611686018427387903 elements of 1 bytes are too many");
+    bad->input = &refusal.others;
+    expect_refused(&refusal, STATUS_NOT_FOUND, "input: memory 8 is not registered");
+    bad->output = &refusal.others;
+    expect_refused(&refusal, STATUS_NOT_FOUND, "output: memory 8 is not registered");
+    bad->input = &refusal.beyond;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT,
+                   "input: 4 bytes at offset 65533 lie beyond the memory of 65536 bytes");
+    bad->output = &refusal.wraps;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT,
+                   "output: 4 bytes at offset 18446744073709551614 lie beyond the memory");
+    bad->input = NULL;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "input");
+    bad->output = NULL;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "output");
+    refusal_end(&refusal);
 }
 
 /* Ranges need not be aligned: elements of the clients' stand where they like. */
@@ -404,7 +469,7 @@ static void test_deregistered_under_way(void **state)
     submit.ticket = 6;
     client_submit(&pair.clients[0], &submit); /* the number is of nothing any more */
     client_expect_complete(&pair.clients[0], PAIR_HANDLE, 6, STATUS_NOT_FOUND, "memory 7 is not registered");
-    assert_int_equal(count_mappings(), 4);
+    assert_int_equal(client_mappings(), 4);
     range.memory = PAIR_MEMORY + 1;
     submit.ticket = 5;
     client_submit(&pair.clients[1], &submit);
@@ -413,7 +478,7 @@ static void test_deregistered_under_way(void **state)
         assert_int_equal(pair.bytes[i][0], 7);
         assert_int_equal(pair.bytes[i][PAIR_BYTES - 1], 7);
     }
-    assert_int_equal(count_mappings(), 3);
+    assert_int_equal(client_mappings(), 3);
     pair_free(&pair);
 }
 
@@ -452,12 +517,12 @@ static void test_disconnect(void **state)
         client_submit(&pair.clients[1], &submit);
     }
     client_check(&pair.clients[1]);
-    assert_int_equal(count_mappings(), 4); /* ours and the daemon's */
+    assert_int_equal(client_mappings(), 4); /* ours and the daemon's */
     unsigned fds = count_fds();
     client_free(&pair.clients[0]);
     pair.clients[0].fd = -1;
     assert_int_equal(sessions(pair.node), 1);
-    assert_int_equal(count_mappings(), 3);
+    assert_int_equal(client_mappings(), 3);
     assert_int_equal(count_fds(), fds - 2);
     char text[64];
     snprintf(text, sizeof text, "rank 0");
@@ -470,7 +535,7 @@ static void test_disconnect(void **state)
     client_expect_complete(&pair.clients[1], PAIR_HANDLE, submit.ticket, STATUS_RANK_LOST, text);
     client_expect_done(&pair.clients[1], client_send_destroy(&pair.clients[1], PAIR_HANDLE));
     client_expect_done(&pair.clients[1], client_send_deregister(&pair.clients[1], PAIR_MEMORY + 1));
-    assert_int_equal(count_mappings(), 2);
+    assert_int_equal(client_mappings(), 2);
     client_check(&pair.clients[1]);
     pair_free(&pair);
 }
@@ -509,10 +574,12 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_memory),
         cmocka_unit_test(test_memories_max),
+        cmocka_unit_test(test_addresses_max),
         cmocka_unit_test(test_communicators_refused),
         cmocka_unit_test(test_communicators_max),
         cmocka_unit_test(test_left_before_formed),
         cmocka_unit_test(test_submits_refused),
+        cmocka_unit_test(test_ranges_refused),
         cmocka_unit_test(test_unaligned),
         cmocka_unit_test(test_deregistered_under_way),
         cmocka_unit_test(test_pending_ops_max),

@@ -218,10 +218,10 @@ static void test_who_gets_them(void **state)
     int fd = client_memfd(4096);
     uint64_t id = client_send_register(&client.client, 1, 4096, fd);
     expect_reply(&client, id);
-    assert_int_equal(count_mappings(), 1);
+    assert_int_equal(client_mappings(), 1);
     close(fd);
     ring_client_free(&client);
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(client_mappings(), 0);
     assert_int_equal(count_fds(), fds + 2);
     client_free(&other);
     node_free(node);

@@ -195,7 +195,7 @@ static void test_freed_with_sessions(void **state)
         close(clients[i].fd);
     }
     assert_int_equal(count_fds(), fds);
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(client_mappings(), 0);
 }
 
 int main(void)

@@ -88,7 +88,7 @@ static void test_before_hello(void **state)
         client_expect_closed(&client);
         client_free(&client);
         assert_int_equal(count_fds(), fds);
-        assert_int_equal(count_mappings(), 0);
+        assert_int_equal(client_mappings(), 0);
     }
     node_free(node);
 }
@@ -286,11 +286,11 @@ static void test_file_descriptors(void **state)
     client_expect_closed(&client);
     client_free(&client);
     assert_int_equal(count_fds(), fds);
-    assert_int_equal(count_mappings(), 1);
+    assert_int_equal(client_mappings(), 1);
     client_check(&other);
     client_free(&other);
     close(fd);
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(client_mappings(), 0);
     node_free(node);
 }
 

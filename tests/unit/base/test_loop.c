@@ -1,56 +1,10 @@
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
+#include "tests/unit/base/loop_fixture.h"
 
 #include <fcntl.h>
 #include <pthread.h>
 #include <sched.h>
 #include <signal.h>
-#include <string.h>
-#include <sys/socket.h>
 #include <time.h>
-#include <unistd.h>
-
-#include "daemon/base/loop.h"
-#include "daemon/base/time.h"
-
-#define TURN_MS 5000 /* far beyond what any turn here needs: reached only when something is lost */
-
-struct fixture {
-    struct loop *loop;
-    int pair[2]; /* non-blocking, connected */
-};
-
-static int fixture_make(void **state)
-{
-    static struct fixture fixture;
-    struct error error;
-    memset(&fixture, 0, sizeof(fixture));
-    if (loop_new(&fixture.loop, &error) != STATUS_OK ||
-        socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0, fixture.pair) != 0) {
-        return -1;
-    }
-    *state = &fixture;
-    return 0;
-}
-
-static int fixture_free(void **state)
-{
-    struct fixture *fixture = *state;
-    loop_free(fixture->loop);
-    close(fixture->pair[0]);
-    close(fixture->pair[1]);
-    return 0;
-}
-
-static void turn(struct loop *loop, uint64_t timeout_ms)
-{
-    struct error error;
-    assert_int_equal(loop_run_once(loop, timeout_ms, &error), STATUS_OK);
-}
 
 /* --- watches --- */
 

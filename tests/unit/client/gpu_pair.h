@@ -176,4 +176,17 @@ static inline int stream_ends(cuda_stream stream, long ms)
     return result == CUDA_RESULT_OK;
 }
 
+/* Whether the request has ended within so long. */
+static inline int request_ends(comm_request_t **request, long ms)
+{
+    int done = 0;
+    for (long waited = 0; waited <= ms && !done; waited++) {
+        expect_ok(comm_test(request, &done, NULL));
+        if (!done) {
+            sleep_ms(1);
+        }
+    }
+    return done;
+}
+
 #endif

@@ -39,18 +39,6 @@ static comm_result_t start(struct set *set, comm_request_t **request)
     return comm_all_reduce(set->comm, set->buffer, set->buffer, 10, COMM_U8, COMM_SUM, &options);
 }
 
-static int has_ended(comm_request_t **request, long ms)
-{
-    int done = 0;
-    for (long waited = 0; waited <= ms && !done; waited++) {
-        expect_ok(comm_test(request, &done, NULL));
-        if (!done) {
-            sleep_ms(1);
-        }
-    }
-    return done;
-}
-
 static void test_never_recorded_is_reached(void **state)
 {
     (void)state;
@@ -89,7 +77,7 @@ static void test_comm_waits_for_stream(void **state)
     comm_event_destroy(set.event); /* whoever waits goes on waiting */
     expect_ok(start(&set, &first));
     expect_ok(start(&set, &second)); /* all later ones, not the next alone */
-    assert_false(has_ended(&second, 20));
+    assert_false(request_ends(&second, 20));
     assert_int_equal(fake_daemon_counts(set.pair.daemon).fences, 1);
     gate_open(&gate);
     expect_ok(comm_wait(&first, NULL));
@@ -129,7 +117,7 @@ static void test_comm_waits_for_comm(void **state)
     expect_ok(comm_event_wait_comm(set.event, second));
     set.comm = second;
     expect_ok(start(&set, &requests[1]));
-    assert_int_equal(has_ended(&requests[1], 5), 0);
+    assert_int_equal(request_ends(&requests[1], 5), 0);
     expect_ok(comm_wait_all(requests, 2, NULL));
     set_free(&set);
 }
@@ -221,7 +209,7 @@ static void test_many_waits(void **state)
     expect_ok(start(&set, &request));
     assert_true(fake_daemon_counts(set.pair.daemon).fences <= CLIENT_FENCES_MAX);
     for (int i = 0; i < EVENTS; i++) {
-        assert_false(has_ended(&request, 0));
+        assert_false(request_ends(&request, 0));
         gate_open(&gates[i]);
     }
     expect_ok(comm_wait(&request, NULL));

@@ -141,7 +141,7 @@ static void test_alloc_on_a_gpu(void **state)
     void *memory = NULL;
     expect_ok(comm_mem_alloc(pair.client, 5, 1, &memory));
     assert_int_equal((uintptr_t)memory % (2 * MIB), 0);
-    assert_int_equal(fake_daemon_counts(pair.daemon).handles, 1); /* at once */
+    assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, 1); /* at once */
     assert_int_equal(fake_daemon_counts(pair.daemon).memory_bytes, 2 * MIB);
     expect_ok(reduce_now(comm, memory, memory, 2 * MIB));
     expect_ok(comm_sync(comm, 0));
@@ -155,7 +155,7 @@ static void test_alloc_on_a_gpu(void **state)
         cuda->pointer_attribute(&id, CUDA_POINTER_BUFFER_ID, (cuda_pointer)(uintptr_t)memory),
         CUDA_RESULT_OK);
     assert_int_equal(comm_mem_alloc(pair.client, (size_t)1 << 45, 0, &memory), COMM_NO_MEMORY);
-    assert_error_says("comm_mem_alloc: cuMemAlloc_v2");
+    assert_error_says("comm_mem_alloc: cuMemCreate");
     assert_null(memory);
     assert_int_equal(comm_mem_alloc(pair.client, 1, 7, &memory), COMM_UNSUPPORTED);
     assert_int_equal(comm_mem_alloc(pair.client, 1, -3, &memory), COMM_INVALID_ARGUMENT);

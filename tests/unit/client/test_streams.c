@@ -12,19 +12,6 @@ static uint64_t submits(const struct pair *pair)
     return fake_daemon_counts(pair->daemon).submits;
 }
 
-/* Whether the request has ended within so long. */
-static int request_ends(comm_request_t **request, long ms)
-{
-    int done = 0;
-    for (long waited = 0; waited <= ms && !done; waited++) {
-        expect_ok(comm_test(request, &done, NULL));
-        if (!done) {
-            sleep_ms(1);
-        }
-    }
-    return done;
-}
-
 static comm_result_t reduce_with(comm_t *comm, void *buffer, void *stream, comm_request_t **request)
 {
     comm_call_options_t options = COMM_CALL_OPTIONS_INIT;

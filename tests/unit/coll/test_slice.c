@@ -209,6 +209,25 @@ static void test_parts_of_fewer_elements(void **state)
     }
 }
 
+/* By hand: what a node has of a slice, and what it sends to another in it. */
+static void test_slices_of_exchanges(void **state)
+{
+    (void)state;
+    const uint64_t mib = 1 << 20, kib = 1 << 10;
+    assert_int_equal(coll_exchange_slice_bytes(mib, 2, 2), 4 * mib);
+    assert_int_equal(coll_exchange_slice_bytes(mib, 4, 2), 2 * mib);
+    assert_int_equal(coll_exchange_slice_bytes(mib, 1, 1), 4 * mib);
+    /* 64 nodes of one rank: 64 KiB to each of them. */
+    assert_int_equal(coll_exchange_slice_bytes(mib, 64, 64), 64 * 64 * kib);
+    /* A thousand nodes of 8: 1 KiB from each rank to each, 64 KiB from node to node. */
+    assert_int_equal(coll_exchange_slice_bytes(mib, 8000, 1000), 8000 * kib);
+    /* 9 ranks on 4 nodes: as if 3 on each. */
+    assert_int_equal(coll_exchange_slice_bytes(mib, 9, 4), (mib / 27 * 4) * 9);
+    /* Slices that are smaller than such a message. */
+    assert_int_equal(coll_exchange_slice_bytes(4096, 8, 8), 4096 * 8);
+    assert_true(coll_exchange_slice_bytes(1, 3, 2) > 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -220,6 +239,7 @@ int main(void)
         cmocka_unit_test(test_huge_counts),
         cmocka_unit_test(test_parts_of_huge_ranges),
         cmocka_unit_test(test_parts_of_fewer_elements),
+        cmocka_unit_test(test_slices_of_exchanges),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -111,7 +111,7 @@ static void forbidden(int unused)
     refused(stream, cuda->stream_query(stream));
     refused(stream, cuda->memory_alloc(&pointer, 16));
     refused(stream, cuda->host_alloc(&host, 16, 0));
-    refused(stream, beyond.context_synchronize());
+    refused(stream, cuda->context_synchronize());
     refused(stream, cuda->stream_destroy(stream));
     cuda_stream other = case_stream();
     OK(cuda->event_create(&event, 0));
@@ -124,6 +124,9 @@ static void forbidden(int unused)
     OK(beyond.begin_capture(stream, CUDA_CAPTURE_MODE_RELAXED));
     OK(cuda->memory_alloc(&pointer, 16));
     OK(beyond.end_capture(stream, &graph));
+    OK(beyond.begin_capture(stream, CUDA_CAPTURE_MODE_RELAXED));
+    CHECK_RESULT(cuda->context_synchronize(), CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED);
+    CHECK_RESULT(beyond.end_capture(stream, &graph), CUDA_RESULT_STREAM_CAPTURE_INVALIDATED);
     cuda_stream blocking;
     OK(cuda->stream_create(&blocking, 0, 0));
     OK(beyond.begin_capture(blocking, CUDA_CAPTURE_MODE_RELAXED));

@@ -305,7 +305,7 @@ static void freeing_waits(int unused)
     CHECK(value(0) == 1);
     OK(cuda->host_free(host));
     pthread_join(thread, NULL);
-    OK(beyond.context_synchronize());
+    OK(cuda->context_synchronize());
 }
 CASE(freeing_waits)
 

@@ -201,13 +201,36 @@ static void another_machine(int unused)
 }
 CASE(another_machine)
 
+/* A machine without it says so in its attributes, and in its calls. */
+static void without(int unused)
+{
+    (void)unused;
+    int value = -1;
+    size_t bytes;
+    cuda_allocation allocation;
+    cuda_pointer pointer;
+    struct cuda_allocation_properties of = properties(0, CUDA_HANDLE_POSIX_FD);
+    CHECK(setenv("CUDA_DOUBLE_VIRTUAL_MEMORY", "0", 1) == 0);
+    case_load();
+    case_context(0);
+    OK(cuda->device_attribute(&value, CUDA_DEVICE_VIRTUAL_MEMORY, 0));
+    CHECK(value == 0);
+    OK(cuda->device_attribute(&value, CUDA_DEVICE_POSIX_FD, 0));
+    CHECK(value == 0);
+    CHECK_RESULT(cuda->allocation_granularity(&bytes, &of, CUDA_GRANULARITY_MINIMUM),
+                 CUDA_RESULT_NOT_SUPPORTED);
+    CHECK_RESULT(cuda->allocation_create(&allocation, PART, &of, 0), CUDA_RESULT_NOT_SUPPORTED);
+    CHECK_RESULT(cuda->address_reserve(&pointer, PART, 0, 0, 0), CUDA_RESULT_NOT_SUPPORTED);
+    OK(cuda->memory_alloc(&pointer, PART));
+}
+CASE(without)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_expandable),
-        cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_imported),
-        cmocka_unit_test(test_another_machine),
+        cmocka_unit_test(test_expandable), cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_imported),   cmocka_unit_test(test_another_machine),
+        cmocka_unit_test(test_without),
     };
     return cmocka_run_group_tests_name("cuda_double_vmm", tests, NULL, NULL);
 }

@@ -5,7 +5,6 @@
 
 #include <cmocka.h>
 
-#include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -15,6 +14,7 @@
 #include <unistd.h>
 
 #include "daemon/dev/memory.h"
+#include "tests/lib/own_process.h"
 
 #define PAGE 4096u
 #define IMPORTS 1000
@@ -62,32 +62,6 @@ static struct dev_memory *import(int fd, uint64_t size)
     return memory;
 }
 
-static unsigned count_fds(void)
-{
-    unsigned count = 0;
-    DIR *folder = opendir("/proc/self/fd");
-    assert_non_null(folder);
-    while (readdir(folder) != NULL) {
-        count++;
-    }
-    closedir(folder);
-    return count;
-}
-
-/* Mappings of memfds of ours, which no allocator makes. */
-static unsigned count_mappings(void)
-{
-    unsigned count = 0;
-    char line[1024];
-    FILE *file = fopen("/proc/self/maps", "re");
-    assert_non_null(file);
-    while (fgets(line, sizeof line, file) != NULL) {
-        count += strstr(line, "/memfd:test") != NULL;
-    }
-    fclose(file);
-    return count;
-}
-
 static void test_sealed(void **state)
 {
     (void)state;
@@ -113,7 +87,7 @@ static void test_sealed(void **state)
         bytes[0] = 0x17;
         assert_int_equal(bytes[0], 0x17);
         dev_memory_unref(memory);
-        assert_int_equal(count_mappings(), 0);
+        assert_int_equal(count_mappings("test"), 0);
     }
 }
 
@@ -301,10 +275,10 @@ static void test_references(void **state)
     assert_ptr_equal(dev_memory_ref(memory), memory);
     dev_memory_unref(memory);
     dev_memory_unref(memory);
-    assert_int_equal(count_mappings(), 1);
+    assert_int_equal(count_mappings("test"), 1);
     assert_int_equal(*(unsigned char *)dev_memory_range(memory, 9, 1), pattern(9));
     dev_memory_unref(memory);
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(count_mappings("test"), 0);
     dev_memory_unref(NULL);
 }
 
@@ -331,7 +305,7 @@ static void test_nothing_leaks(void **state)
     int sealed = make_memfd(3 * PAGE + 1, F_SEAL_SHRINK);
     int unsealed = make_memfd(PAGE, 0);
     unsigned fds = count_fds();
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(count_mappings("test"), 0);
     for (unsigned i = 0; i < IMPORTS; i++) {
         struct dev_memory *memory = import(sealed, 1 + (i * 37) % (3 * PAGE + 1));
         struct dev_memory *refused;
@@ -340,18 +314,18 @@ static void test_nothing_leaks(void **state)
         dev_memory_unref(memory);
     }
     assert_int_equal(count_fds(), fds);
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(count_mappings("test"), 0);
     /* All at once. */
     static struct dev_memory *memories[IMPORTS];
     for (unsigned i = 0; i < IMPORTS; i++) {
         memories[i] = import(sealed, 3 * PAGE + 1);
     }
     assert_int_equal(count_fds(), fds);
-    assert_true(count_mappings() > 0);
+    assert_true(count_mappings("test") > 0);
     for (unsigned i = 0; i < IMPORTS; i++) {
         dev_memory_unref(memories[i]);
     }
-    assert_int_equal(count_mappings(), 0);
+    assert_int_equal(count_mappings("test"), 0);
     close(unsealed);
     close(sealed);
 }

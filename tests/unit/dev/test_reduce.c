@@ -1,221 +1,24 @@
-#include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stdbool.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "tests/unit/dev/reduce_buffers.h"
 
-#include <cmocka.h>
+#include <math.h>
 
 #include "daemon/dev/convert.h"
-#include "daemon/dev/reduce.h"
 
-#define INPUTS_MAX 17
-#define COUNT_MAX 10007
-#define GUARD 64
-#define POISON 0xA5
+/* dev_reduce against a reference of higher precision, at every level. test_reduce_into.c: in place. */
 
-static const char *const levels[] = {"portable", "avx2", "avx512"};
-static unsigned char *inputs[INPUTS_MAX];
-static unsigned char *outputs[3];
-static unsigned char *first_level;
-
-static bool is_float(enum dtype dtype)
-{
-    return dtype <= DTYPE_F8E5M2;
-}
-
-static bool is_complex(enum dtype dtype)
-{
-    return dtype == DTYPE_C64 || dtype == DTYPE_C128;
-}
-
-static double element_real(enum dtype dtype, const unsigned char *buffer, size_t index)
-{
-    const unsigned char *at =
-        buffer + index * (is_complex(dtype) ? dtype_size_bytes(dtype) / 2 : dtype_size_bytes(dtype));
-    double f64;
-    float f32;
-    uint16_t half;
-    switch (dtype) {
-    case DTYPE_F64:
-    case DTYPE_C128:
-        memcpy(&f64, at, sizeof f64);
-        return f64;
-    case DTYPE_F32:
-    case DTYPE_C64:
-        memcpy(&f32, at, sizeof f32);
-        return (double)f32;
-    case DTYPE_F16:
-        memcpy(&half, at, sizeof half);
-        return (double)convert_f16_to_f32(half);
-    case DTYPE_BF16:
-        memcpy(&half, at, sizeof half);
-        return (double)convert_bf16_to_f32(half);
-    case DTYPE_F8E4M3:
-        return (double)convert_f8e4m3_to_f32(*at);
-    case DTYPE_F8E5M2:
-        return (double)convert_f8e5m2_to_f32(*at);
-    case DTYPE_I64:
-    case DTYPE_I32:
-    case DTYPE_I16:
-    case DTYPE_I8:
-    case DTYPE_U64:
-    case DTYPE_U32:
-    case DTYPE_U16:
-    case DTYPE_U8:
-    case DTYPE_BOOL:
-        break;
-    }
-    fail_msg("not a real type");
-    return 0;
-}
-
-static double unit_roundoff(enum dtype dtype)
-{
-    switch (dtype) {
-    case DTYPE_F64:
-    case DTYPE_C128:
-        return 0x1p-53;
-    case DTYPE_F16:
-        return 0x1p-11;
-    case DTYPE_BF16:
-        return 0x1p-8;
-    case DTYPE_F8E4M3:
-        return 0x1p-4;
-    case DTYPE_F8E5M2:
-        return 0x1p-3;
-    case DTYPE_F32:
-    case DTYPE_C64:
-    case DTYPE_I64:
-    case DTYPE_I32:
-    case DTYPE_I16:
-    case DTYPE_I8:
-    case DTYPE_U64:
-    case DTYPE_U32:
-    case DTYPE_U16:
-    case DTYPE_U8:
-    case DTYPE_BOOL:
-        break;
-    }
-    return 0x1p-24;
-}
-
-/* Integer elements as 64 bits, sign-extended for signed types. */
-static uint64_t element_integer(enum dtype dtype, const unsigned char *buffer, size_t index)
-{
-    size_t size = dtype_size_bytes(dtype);
-    uint64_t value = 0;
-    memcpy(&value, buffer + index * size, size);
-    bool is_signed = dtype >= DTYPE_I64 && dtype <= DTYPE_I8;
-    if (is_signed && size < 8 && (value >> (8 * size - 1)) != 0) {
-        value |= ~0ull << (8 * size);
-    }
-    return value;
-}
-
-static uint64_t truncate_to(enum dtype dtype, uint64_t value)
-{
-    unsigned char bytes[8];
-    memcpy(bytes, &value, 8);
-    return element_integer(dtype, bytes, 0);
-}
-
-static uint64_t combine_integers(enum dtype dtype, enum reduce reduce, uint64_t a, uint64_t b)
-{
-    bool is_signed = dtype >= DTYPE_I64 && dtype <= DTYPE_I8;
-    bool less = is_signed ? (int64_t)a < (int64_t)b : a < b;
-    switch (reduce) {
-    case REDUCE_SUM:
-    case REDUCE_AVG:
-    case REDUCE_PREMUL_SUM:
-        return truncate_to(dtype, a + b);
-    case REDUCE_PROD:
-        return truncate_to(dtype, a * b);
-    case REDUCE_MIN:
-        return less ? a : b;
-    case REDUCE_MAX:
-        return less ? b : a;
-    case REDUCE_BAND:
-        return a & b;
-    case REDUCE_BOR:
-        return a | b;
-    case REDUCE_BXOR:
-        return a ^ b;
-    case REDUCE_LAND:
-        return a != 0 && b != 0;
-    case REDUCE_LOR:
-        return a != 0 || b != 0;
-    }
-    return 0;
-}
-
-static uint64_t combine_bools(enum reduce reduce, uint64_t a, uint64_t b)
-{
-    switch (reduce) {
-    case REDUCE_PROD:
-    case REDUCE_MIN:
-    case REDUCE_BAND:
-    case REDUCE_LAND:
-        return a != 0 && b != 0;
-    case REDUCE_BXOR:
-        return (a != 0) != (b != 0);
-    case REDUCE_SUM:
-    case REDUCE_MAX:
-    case REDUCE_AVG:
-    case REDUCE_PREMUL_SUM:
-    case REDUCE_BOR:
-    case REDUCE_LOR:
-        break;
-    }
-    return a != 0 || b != 0;
-}
-
-/* Different for every rank and element; moderate magnitudes, so that products stay finite. */
-static void fill(enum dtype dtype, unsigned char *buffer, size_t count, unsigned rank)
-{
-    size_t size = dtype_size_bytes(dtype);
-    size_t reals = is_complex(dtype) ? count * 2 : count;
-    for (size_t i = 0; i < reals; i++) {
-        uint64_t hash = (i * 0x9e3779b97f4a7c15ull) ^ ((uint64_t)(rank + 1) * 0xbf58476d1ce4e5b9ull);
-        hash ^= hash >> 29;
-        hash *= 0x94d049bb133111ebull;
-        hash ^= hash >> 32;
-        double real = 0.5 + (double)(hash % 1000) / 999.0;
-        real = (hash >> 20) % 3 == 0 ? -real : real;
-        float f32 = (float)real;
-        uint16_t half = dtype == DTYPE_BF16 ? convert_f32_to_bf16(f32) : convert_f32_to_f16(f32);
-        uint8_t byte = dtype == DTYPE_F8E4M3 ? convert_f32_to_f8e4m3(f32) : convert_f32_to_f8e5m2(f32);
-        if (dtype == DTYPE_F64 || dtype == DTYPE_C128) {
-            memcpy(buffer + i * 8, &real, 8);
-        } else if (dtype == DTYPE_F32 || dtype == DTYPE_C64) {
-            memcpy(buffer + i * 4, &f32, 4);
-        } else if (dtype == DTYPE_F16 || dtype == DTYPE_BF16) {
-            memcpy(buffer + i * 2, &half, 2);
-        } else if (is_float(dtype)) {
-            buffer[i] = byte;
-        } else if (dtype == DTYPE_BOOL) {
-            buffer[i] = (unsigned char)((hash & 3) != 0 ? 0 : 1 + hash % 255);
-        } else {
-            memcpy(buffer + i * size, &hash, size);
-        }
-    }
-}
-
-static void check_reals(const struct dev_reduction *reduction, const unsigned char *output)
+static void check_reals(const struct dev_reduction *reduction, const void *const *originals,
+                        const unsigned char *output)
 {
     enum dtype dtype = reduction->dtype;
-    size_t reals = (size_t)reduction->count_elements * (is_complex(dtype) ? 2 : 1);
+    bool is_complex = element_parts(dtype) == 2;
+    size_t reals = (size_t)reduction->count_elements * element_parts(dtype);
     for (size_t i = 0; i < reals; i++) {
         long double value = 0, magnitude = 0;
-        if (is_complex(dtype) && reduction->reduce == REDUCE_PROD) {
+        if (is_complex && reduction->reduce == REDUCE_PROD) {
             long double real = 1, imaginary = 0;
             for (uint32_t k = 0; k < reduction->input_count; k++) {
-                long double a = (long double)element_real(dtype, inputs[k], i & ~(size_t)1);
-                long double b = (long double)element_real(dtype, inputs[k], i | 1);
+                long double a = (long double)element_real(dtype, originals[k], i & ~(size_t)1);
+                long double b = (long double)element_real(dtype, originals[k], i | 1);
                 long double next = real * a - imaginary * b;
                 imaginary = real * b + imaginary * a;
                 real = next;
@@ -224,7 +27,7 @@ static void check_reals(const struct dev_reduction *reduction, const unsigned ch
             magnitude = fabsl(real) + fabsl(imaginary);
         } else {
             for (uint32_t k = 0; k < reduction->input_count; k++) {
-                long double x = (long double)element_real(dtype, inputs[k], i);
+                long double x = (long double)element_real(dtype, originals[k], i);
                 x *= reduction->factors != NULL ? (long double)reduction->factors[k] : 1;
                 bool first = k == 0;
                 switch (reduction->reduce) {
@@ -258,7 +61,7 @@ static void check_reals(const struct dev_reduction *reduction, const unsigned ch
         }
         double wide = dtype == DTYPE_F64 || dtype == DTYPE_C128 ? 0x1p-53 : 0x1p-24;
         long double bound = magnitude * (long double)(wide * 4 * (reduction->input_count + 2)) +
-                            fabsl(value) * (long double)unit_roundoff(dtype) * 1.001L +
+                            fabsl(value) * (long double)element_unit_roundoff(dtype) * 1.001L +
                             0x1p-16L * (dtype >= DTYPE_F8E4M3 && dtype <= DTYPE_F8E5M2 ? 64 : 0);
         double top = dtype == DTYPE_F8E4M3 ? 448 : dtype == DTYPE_F8E5M2 ? 57344 : INFINITY;
         value = fabsl(value) > (long double)top ? copysignl((long double)top, value) : value;
@@ -270,23 +73,13 @@ static void check_reals(const struct dev_reduction *reduction, const unsigned ch
     }
 }
 
-static void check_integers(const struct dev_reduction *reduction, const unsigned char *output)
+static void check_integers(const struct dev_reduction *reduction, const void *const *originals,
+                           const unsigned char *output)
 {
     enum dtype dtype = reduction->dtype;
     for (size_t i = 0; i < reduction->count_elements; i++) {
-        uint64_t value = element_integer(dtype, inputs[0], i);
-        bool logical = reduction->reduce == REDUCE_LAND || reduction->reduce == REDUCE_LOR;
-        value = dtype == DTYPE_BOOL || logical ? value != 0 : value;
-        for (uint32_t k = 1; k < reduction->input_count; k++) {
-            uint64_t next = element_integer(dtype, inputs[k], i);
-            value = dtype == DTYPE_BOOL ? combine_bools(reduction->reduce, value, next)
-                                        : combine_integers(dtype, reduction->reduce, value, next);
-        }
-        if (reduction->divisor > 1) {
-            bool is_signed = dtype >= DTYPE_I64 && dtype <= DTYPE_I8;
-            value = is_signed ? (uint64_t)((int64_t)value / (int64_t)reduction->divisor)
-                              : value / reduction->divisor;
-        }
+        uint64_t value = element_reduce_integers(dtype, reduction->reduce, reduction->input_count, originals,
+                                                 i, reduction->divisor);
         if (element_integer(dtype, output, i) != value) {
             fail_msg("%s %s, %u inputs, element %zu: got %llx, expected %llx", dtype_text(dtype),
                      reduce_text(reduction->reduce), reduction->input_count, i,
@@ -301,11 +94,12 @@ static void check_case(enum dtype dtype, enum reduce reduce, uint32_t input_coun
 {
     static const double factors[INPUTS_MAX] = {0.5, -2, 1.25, 3, 0.75, -1, 2, 0.1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
     size_t bytes = count * dtype_size_bytes(dtype);
-    const void *in[INPUTS_MAX];
+    const void *originals[INPUTS_MAX], *in[INPUTS_MAX];
     void *out[3];
     bool have_first = false;
     for (uint32_t k = 0; k < input_count; k++) {
         fill(dtype, inputs[k], count, k);
+        originals[k] = inputs[k];
     }
     for (size_t level = 0; level < 3; level++) {
         if (dev_reduce_force_level(levels[level], NULL) != STATUS_OK) {
@@ -315,9 +109,7 @@ static void check_case(enum dtype dtype, enum reduce reduce, uint32_t input_coun
             memset(outputs[o], POISON, bytes + 2 * GUARD + 64);
             out[o] = outputs[o] + GUARD + shift;
         }
-        for (uint32_t k = 0; k < input_count; k++) {
-            in[k] = inputs[k];
-        }
+        memcpy(in, originals, input_count * sizeof *in);
         if (in_place) { /* the last input's place is the first output, the first one's the second */
             memcpy(out[0], inputs[input_count - 1], bytes);
             in[input_count - 1] = out[0];
@@ -343,10 +135,10 @@ static void check_case(enum dtype dtype, enum reduce reduce, uint32_t input_coun
                 assert_int_equal(outputs[o][GUARD + shift + bytes + g], POISON);
             }
         }
-        if (is_float(dtype) || is_complex(dtype)) {
-            check_reals(&reduction, out[0]);
+        if (element_is_real(dtype)) {
+            check_reals(&reduction, originals, out[0]);
         } else {
-            check_integers(&reduction, out[0]);
+            check_integers(&reduction, originals, out[0]);
         }
         if (have_first && memcmp(out[0], first_level, bytes) != 0) {
             fail_msg("%s %s, %u inputs, %zu elements: %s differs in bits from the level before",
@@ -459,173 +251,13 @@ static void test_short_floats_accumulate_in_f32(void **state)
     assert_int_equal(result, convert_f32_to_f16(2056.0f));
 }
 
-/* Bits of NaN (quiet, signalling, two payloads, both signs), zeros, infinities, ordinary and random numbers.
- */
-static void fill_special(enum dtype dtype, unsigned char *buffer, size_t count, unsigned rank)
-{
-    size_t reals = is_complex(dtype) ? count * 2 : count;
-    fill(dtype, buffer, count, rank);
-    if (!is_float(dtype) && !is_complex(dtype)) {
-        return;
-    }
-    size_t size = dtype_size_bytes(dtype) / (is_complex(dtype) ? 2 : 1);
-    size_t mantissa_bits = size == 8               ? 52
-                           : size == 4             ? 23
-                           : dtype == DTYPE_F16    ? 10
-                           : dtype == DTYPE_BF16   ? 7
-                           : dtype == DTYPE_F8E4M3 ? 3
-                                                   : 2;
-    uint64_t sign = 1ull << (8 * size - 1);
-    uint64_t infinite = (sign - 1) >> mantissa_bits << mantissa_bits;
-    const uint64_t specials[] = {
-        0, sign, infinite | 1, infinite | 3, sign | infinite | 2, infinite, sign | infinite, sign - 1};
-    for (size_t i = 0; i < reals; i++) {
-        size_t which = (rank == 0 ? i : i / 9) % 9; /* every pair of them */
-        if (which < 8) {
-            memcpy(buffer + i * size, &specials[which], size);
-        }
-    }
-}
-
-/* Whether two reals are the same bits, or both NaN. */
-static bool same_or_nan(enum dtype dtype, const unsigned char *left, const unsigned char *right, size_t index)
-{
-    size_t size = dtype_size_bytes(dtype) / (is_complex(dtype) ? 2 : 1);
-    if (memcmp(left + index * size, right + index * size, size) == 0) {
-        return true;
-    }
-    return (is_float(dtype) || is_complex(dtype)) && isnan(element_real(dtype, left, index)) &&
-           isnan(element_real(dtype, right, index));
-}
-
-/*
- * The same bits, also of NaN but in complex products, where a compiler may choose among several NaN
- * differently in place.
- */
-static void check_same(enum dtype dtype, enum reduce reduce, const char *what, const unsigned char *got,
-                       const unsigned char *expected, size_t count)
-{
-    bool loose = is_complex(dtype) && reduce == REDUCE_PROD;
-    size_t size = dtype_size_bytes(dtype) / (is_complex(dtype) ? 2 : 1);
-    for (size_t i = 0; i < count * (is_complex(dtype) ? 2 : 1); i++) {
-        if (memcmp(got + i * size, expected + i * size, size) != 0 &&
-            !(loose && same_or_nan(dtype, got, expected, i))) {
-            fail_msg("%s %s, real %zu of %zu elements: %s is not dev_reduce", dtype_text(dtype),
-                     reduce_text(reduce), i, count, what);
-        }
-    }
-}
-
-/* dev_reduce_into and dev_reduce_into_before against dev_reduce of two inputs, source at an odd address. */
-static void check_into(enum dtype dtype, enum reduce reduce, size_t count)
-{
-    size_t bytes = count * dtype_size_bytes(dtype);
-    unsigned char *target = inputs[0], *source = inputs[1] + 1, *work = outputs[1] + GUARD;
-    fill_special(dtype, target, count, 0);
-    fill_special(dtype, inputs[2], count, 1);
-    memcpy(source, inputs[2], bytes);
-    for (int before = 0; before < 2; before++) {
-        const void *in[2] = {before ? source : target, before ? target : source};
-        void *out[1] = {outputs[0]};
-        memset(outputs[0], POISON, bytes);
-        memset(outputs[1], POISON, bytes + 2 * GUARD);
-        memcpy(work, target, bytes);
-        struct dev_reduction reduction = {.dtype = dtype,
-                                          .reduce = reduce,
-                                          .count_elements = count,
-                                          .input_count = 2,
-                                          .output_count = 1,
-                                          .inputs = in,
-                                          .outputs = out};
-        dev_reduce(&reduction);
-        if (before) {
-            dev_reduce_into_before(dtype, reduce, work, source, count);
-        } else {
-            dev_reduce_into(dtype, reduce, work, source, count);
-            memcpy(first_level, work, bytes);
-        }
-        check_same(dtype, reduce, before ? "before" : "into", work, outputs[0], count);
-        assert_memory_equal(source, inputs[2], bytes);
-        for (size_t g = 0; g < GUARD; g++) {
-            assert_int_equal(outputs[1][g], POISON);
-            assert_int_equal(work[bytes + g], POISON);
-        }
-    }
-    for (size_t i = 0; i < count * (is_complex(dtype) ? 2 : 1); i++) {
-        if (!same_or_nan(dtype, first_level, work, i)) {
-            fail_msg("%s %s, real %zu: the order of the operands changes more than NaN", dtype_text(dtype),
-                     reduce_text(reduce), i);
-        }
-    }
-}
-
-static void test_into_and_before(void **state)
-{
-    (void)state;
-    static const size_t counts[] = {0, 1, 3, 17, 83, 1025, 8193};
-    for (size_t level = 0; level < 3; level++) {
-        if (dev_reduce_force_level(levels[level], NULL) != STATUS_OK) {
-            continue;
-        }
-        for (unsigned dtype = 0; dtype < DTYPE_COUNT; dtype++) {
-            for (unsigned reduce = 0; reduce < REDUCE_COUNT; reduce++) {
-                for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
-                    if (reduce_is_defined((enum dtype)dtype, (enum reduce)reduce)) {
-                        check_into((enum dtype)dtype, (enum reduce)reduce, counts[c]);
-                    }
-                }
-            }
-        }
-    }
-}
-
-/* Of two NaN, min and max keep the first: the source, where it comes before. */
-static void test_before_is_the_left_operand(void **state)
-{
-    (void)state;
-    const uint32_t nan_a = 0x7fc00001u, nan_b = 0xffc00002u;
-    for (int reduce = REDUCE_MIN; reduce <= REDUCE_MAX; reduce++) {
-        uint32_t target = nan_a;
-        dev_reduce_into(DTYPE_F32, (enum reduce)reduce, &target, &nan_b, 1);
-        assert_int_equal(target, nan_a);
-        dev_reduce_into_before(DTYPE_F32, (enum reduce)reduce, &target, &nan_b, 1);
-        assert_int_equal(target, nan_b);
-    }
-}
-
-static int make_buffers(void **state)
-{
-    (void)state;
-    size_t bytes = COUNT_MAX * DTYPE_SIZE_MAX_BYTES + 4 * GUARD;
-    for (int k = 0; k < INPUTS_MAX; k++) {
-        inputs[k] = malloc(bytes);
-    }
-    for (int o = 0; o < 3; o++) {
-        outputs[o] = malloc(bytes);
-    }
-    first_level = malloc(bytes);
-    return first_level == NULL;
-}
-
-static int free_buffers(void **state)
-{
-    (void)state;
-    for (int k = 0; k < INPUTS_MAX; k++) {
-        free(inputs[k]);
-    }
-    for (int o = 0; o < 3; o++) {
-        free(outputs[o]);
-    }
-    free(first_level);
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_everything),        cmocka_unit_test(test_blocks),
-        cmocka_unit_test(test_nan_infinity_zero), cmocka_unit_test(test_short_floats_accumulate_in_f32),
-        cmocka_unit_test(test_into_and_before),   cmocka_unit_test(test_before_is_the_left_operand),
+        cmocka_unit_test(test_everything),
+        cmocka_unit_test(test_blocks),
+        cmocka_unit_test(test_nan_infinity_zero),
+        cmocka_unit_test(test_short_floats_accumulate_in_f32),
     };
     return cmocka_run_group_tests(tests, make_buffers, free_buffers);
 }

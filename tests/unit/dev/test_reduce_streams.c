@@ -9,6 +9,7 @@
 #include <string.h>
 
 #include "daemon/dev/reduce.h"
+#include "tests/lib/elements.h"
 
 /*
  * Reductions past the caches against the same ones through them, beside their inputs, bit for bit: other
@@ -38,11 +39,6 @@ static const char *const levels[] = {"portable", "avx2", "avx512"};
 static _Alignas(64) unsigned char inputs[BUFFERS][PLACE_BYTES], kept[BUFFERS][PLACE_BYTES];
 static _Alignas(64) unsigned char plain[BUFFERS][PLACE_BYTES], streamed[BUFFERS][PLACE_BYTES];
 
-static size_t real_bytes(enum dtype dtype)
-{
-    return dtype_size_bytes(dtype) / (dtype == DTYPE_C64 || dtype == DTYPE_C128 ? 2 : 1);
-}
-
 static size_t shape_bytes(const struct shape *shape)
 {
     return shape->count * dtype_size_bytes(shape->dtype);
@@ -69,7 +65,7 @@ static void fill_inputs(enum dtype dtype, size_t bytes)
             state ^= state >> 7;
             state ^= state << 17;
             kept[k][i] = (unsigned char)(state >> 24);
-            kept[k][i] &= (i + 1) % real_bytes(dtype) == 0 ? 0xbf : 0xff;
+            kept[k][i] &= (i + 1) % element_part_bytes(dtype) == 0 ? 0xbf : 0xff;
         }
     }
 }

@@ -175,7 +175,7 @@ __attribute__((unused)) static void nodes_start(const struct mem_conditions *con
     uint32_t peer;
     memset(&nodes, 0, sizeof nodes);
     nodes.now_ns = TIME_S;
-    CHECK_RESULT(dev_gpus_open(&nodes.gpus, &error), STATUS_OK);
+    CHECK_RESULT(dev_gpus_open(true, &nodes.gpus, &error), STATUS_OK);
     case_load();
     CHECK_RESULT(mem_network_new(4711, conditions != NULL ? conditions : &usual, &nodes.network, NULL),
                  STATUS_OK);

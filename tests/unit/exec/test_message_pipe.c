@@ -14,7 +14,7 @@ static struct dev_queue *queue_of(uint32_t gpu)
 static void gpus_open(void)
 {
     struct error error;
-    CHECK_RESULT(dev_gpus_open(&nodes.gpus, &error), STATUS_OK);
+    CHECK_RESULT(dev_gpus_open(true, &nodes.gpus, &error), STATUS_OK);
     case_load();
 }
 

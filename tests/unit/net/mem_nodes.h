@@ -26,6 +26,10 @@
 #define NODES_MAX 8
 #define INCOMING_MAX 4096
 
+static const struct mem_conditions good = {.delay_ns = 100 * TIME_US, .jitter_ns = 10 * TIME_US};
+static const struct mem_conditions bad = {
+    .loss = 0.1, .duplication = 0.1, .delay_ns = 100 * TIME_US, .jitter_ns = 400 * TIME_US};
+
 struct node;
 
 struct incoming {

@@ -1,83 +1,14 @@
+#include "tests/unit/net/quic_nodes.h"
+
 #include <netinet/in.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-#include "daemon/base/log.h"
-#include "daemon/base/time.h"
-#include "tests/lib/quic_node.h"
-#include "tests/lib/test_pki.h"
-
 /* The life of a connection: dialled, replaced, lost, closed. */
 
-static struct test_pki *pki;
-static struct loop *loop;
-static struct quic_node *a;
-static struct quic_node *b;
-
-static int setup_files(void **state)
-{
-    (void)state;
-    pki = test_pki_new();
-    test_pki_issue(pki, "a", &(struct test_certificate){.name = "a"});
-    test_pki_issue(pki, "b", &(struct test_certificate){.name = "b"});
-    test_pki_issue(pki, "c", &(struct test_certificate){.name = "c"});
-    return 0;
-}
-
-static int teardown_files(void **state)
-{
-    (void)state;
-    test_pki_free(pki);
-    return 0;
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    struct error error;
-    if (loop_new(&loop, &error) != STATUS_OK) {
-        return -1;
-    }
-    a = quic_node_new(loop, pki, "a", NULL);
-    b = quic_node_new(loop, pki, "b", NULL);
-    return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    quic_node_free(a);
-    quic_node_free(b);
-    a = NULL;
-    b = NULL;
-    loop_free(loop);
-    return 0;
-}
-
 /* --- Conditions --- */
-
-static bool both_up(const void *context)
-{
-    (void)context;
-    return a->up[0] && b->up[0];
-}
-
-static bool both_down(const void *context)
-{
-    (void)context;
-    return !a->up[0] && !b->up[0];
-}
 
 static bool a_down(const void *context)
 {
@@ -91,11 +22,6 @@ static bool a_failed(const void *context)
     return a->failed_calls[0] > 0;
 }
 
-static bool source_done(const void *context)
-{
-    return quic_source_done(context);
-}
-
 static bool source_delivered(const void *context)
 {
     const struct quic_source *source = context;
@@ -106,13 +32,6 @@ static bool first_sinks_closed(const void *context)
 {
     (void)context;
     return a->sinks != NULL && b->sinks != NULL && a->sinks->closed && b->sinks->closed;
-}
-
-static void assert_text(const char *text, const char *part)
-{
-    if (strstr(text, part) == NULL) {
-        fail_msg("\"%s\" does not say \"%s\"", text, part);
-    }
 }
 
 /* Whatever they agreed on carries data both ways. */
@@ -556,22 +475,24 @@ static void datagrams_grow_to_what_the_path_carries(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(connects, setup, teardown),
-        cmocka_unit_test_setup_teardown(connects_when_dialled_by_the_second, setup, teardown),
-        cmocka_unit_test_setup_teardown(simultaneous_dials_leave_one_connection, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_peer_nobody_listens_for_is_unreachable, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_peer_that_does_not_answer_times_out, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_dial_called_off_is_not_reported, setup, teardown),
-        cmocka_unit_test_setup_teardown(disconnect_tells_both, setup, teardown),
-        cmocka_unit_test_setup_teardown(freeing_tells_the_peer_and_ends_every_send, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_killed_peer_is_suspected_then_lost, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_restarted_peer_is_noticed_at_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_restarted_peer_that_dials_replaces_the_old_connection, setup,
-                                        teardown),
-        cmocka_unit_test_setup_teardown(wrong_peers_are_refused_by_name, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_port_in_use_is_an_error, setup, teardown),
-        cmocka_unit_test_setup_teardown(every_kind_of_address_can_be_bound, setup, teardown),
-        cmocka_unit_test_setup_teardown(datagrams_grow_to_what_the_path_carries, setup, teardown),
+        cmocka_unit_test_setup_teardown(connects, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(connects_when_dialled_by_the_second, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(simultaneous_dials_leave_one_connection, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_peer_nobody_listens_for_is_unreachable, setup_nodes,
+                                        teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_peer_that_does_not_answer_times_out, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_dial_called_off_is_not_reported, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(disconnect_tells_both, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(freeing_tells_the_peer_and_ends_every_send, setup_nodes,
+                                        teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_killed_peer_is_suspected_then_lost, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_restarted_peer_is_noticed_at_once, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_restarted_peer_that_dials_replaces_the_old_connection, setup_nodes,
+                                        teardown_nodes),
+        cmocka_unit_test_setup_teardown(wrong_peers_are_refused_by_name, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_port_in_use_is_an_error, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(every_kind_of_address_can_be_bound, setup_nodes, teardown_nodes),
+        cmocka_unit_test_setup_teardown(datagrams_grow_to_what_the_path_carries, setup_nodes, teardown_nodes),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests_name("quic", tests, setup_files, teardown_files);

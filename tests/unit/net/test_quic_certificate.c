@@ -1,30 +1,15 @@
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/stat.h>
+#include "tests/unit/net/quic_nodes.h"
 
-#include <cmocka.h>
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
+#include <sys/stat.h>
 
-#include "daemon/base/log.h"
-#include "daemon/base/time.h"
 #include "daemon/net/quic_internal.h"
-#include "tests/lib/quic_node.h"
-#include "tests/lib/test_pki.h"
 
 /* Who may connect, who is refused, and what everybody is told. */
 
 #define DAY_S (24 * 3600L)
 
-static struct test_pki *pki;
-static struct loop *loop;
-static struct quic_node *a;
-static struct quic_node *b;
 static char log_lines[16384];
 
 static void keep_line(void *context, enum log_level level, const char *line)
@@ -35,13 +20,11 @@ static void keep_line(void *context, enum log_level level, const char *line)
     snprintf(log_lines + used, sizeof log_lines - used, "%s\n", line);
 }
 
-static int setup_files(void **state)
+static int setup_certificates(void **state)
 {
-    (void)state;
-    pki = test_pki_new();
-    test_pki_issue(pki, "a", &(struct test_certificate){.name = "a"});
-    test_pki_issue(pki, "b", &(struct test_certificate){.name = "b"});
-    test_pki_issue(pki, "c", &(struct test_certificate){.name = "c"});
+    if (setup_files(state) != 0) {
+        return -1;
+    }
     test_pki_issue(pki, "stranger", &(struct test_certificate){.name = "stranger"});
     test_pki_issue(pki, "nameless", &(struct test_certificate){.name = NULL});
     test_pki_issue(pki, "two", &(struct test_certificate){.name = "a", .second_name = "c"});
@@ -56,51 +39,18 @@ static int setup_files(void **state)
     return 0;
 }
 
-static int teardown_files(void **state)
-{
-    (void)state;
-    test_pki_free(pki);
-    return 0;
-}
-
 static int setup(void **state)
 {
-    (void)state;
-    struct error error;
     log_lines[0] = '\0';
     log_set_sink(keep_line, NULL);
-    return loop_new(&loop, &error) == STATUS_OK ? 0 : -1;
+    return setup_loop(state);
 }
 
 static int teardown(void **state)
 {
-    (void)state;
-    quic_node_free(a);
-    quic_node_free(b);
-    a = NULL;
-    b = NULL;
-    loop_free(loop);
+    (void)teardown_nodes(state);
     log_set_sink(NULL, NULL);
     return 0;
-}
-
-static void assert_text(const char *text, const char *part)
-{
-    if (strstr(text, part) == NULL) {
-        fail_msg("\"%s\" does not say \"%s\"", text, part);
-    }
-}
-
-static bool both_up(const void *context)
-{
-    (void)context;
-    return a->up[0] && b->up[0];
-}
-
-static bool both_down(const void *context)
-{
-    (void)context;
-    return !a->up[0] && !b->up[0];
 }
 
 static bool a_failed(const void *context)
@@ -433,5 +383,5 @@ int main(void)
         cmocka_unit_test_setup_teardown(reload_takes_new_files_and_keeps_old_ones_on_failure, setup,
                                         teardown),
     };
-    return cmocka_run_group_tests_name("quic_certificate", tests, setup_files, teardown_files);
+    return cmocka_run_group_tests_name("quic_certificate", tests, setup_certificates, teardown_files);
 }

@@ -1,47 +1,15 @@
+#include "tests/unit/net/quic_nodes.h"
+
 #include <arpa/inet.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <unistd.h>
 
-#include <cmocka.h>
-
-#include "daemon/base/log.h"
 #include "daemon/base/random.h"
-#include "daemon/base/time.h"
 #include "daemon/net/quic_internal.h"
-#include "tests/lib/quic_node.h"
-#include "tests/lib/test_pki.h"
 #include "tests/lib/udp_relay.h"
 
 /* Bad networks, and strangers who send what they like. */
 
-static struct test_pki *pki;
-static struct loop *loop;
-static struct quic_node *a;
-static struct quic_node *b;
 static struct udp_relay *relay; /* from a to b */
-
-static int setup_files(void **state)
-{
-    (void)state;
-    pki = test_pki_new();
-    test_pki_issue(pki, "a", &(struct test_certificate){.name = "a"});
-    test_pki_issue(pki, "b", &(struct test_certificate){.name = "b"});
-    test_pki_issue(pki, "c", &(struct test_certificate){.name = "c"});
-    return 0;
-}
-
-static int teardown_files(void **state)
-{
-    (void)state;
-    test_pki_free(pki);
-    return 0;
-}
 
 static void make_relay(uint64_t seed)
 {
@@ -66,47 +34,19 @@ static void make_nodes(uint64_t seed, uint32_t datagram_max_bytes)
     quic_node_add_peer(b, "a", a->port);
 }
 
-static void free_nodes(void)
+static void free_network(void)
 {
-    if (a != NULL) {
-        assert_false(a->wrong_order);
-    }
-    if (b != NULL) {
-        assert_false(b->wrong_order);
-    }
-    quic_node_free(a);
-    quic_node_free(b);
+    free_nodes();
     udp_relay_free(relay);
-    a = NULL;
-    b = NULL;
     relay = NULL;
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    struct error error;
-    return loop_new(&loop, &error) == STATUS_OK ? 0 : -1;
 }
 
 static int teardown(void **state)
 {
     (void)state;
-    free_nodes();
+    free_network();
     loop_free(loop);
     return 0;
-}
-
-static bool both_up(const void *context)
-{
-    (void)context;
-    return a->up[0] && b->up[0];
-}
-
-static bool both_down(const void *context)
-{
-    (void)context;
-    return !a->up[0] && !b->up[0];
 }
 
 static void connect_nodes(void)
@@ -187,7 +127,7 @@ static void handshakes_survive_a_third_lost(void **state)
             fail_msg("seed %llu: %s", (unsigned long long)seed,
                      a->failed_calls[0] > 0 ? a->failed_cause.text : "no outcome");
         }
-        free_nodes();
+        free_network();
     }
 }
 
@@ -480,17 +420,17 @@ static void floods_of_handshakes_are_bounded(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(loss_and_damage_change_no_byte, setup, teardown),
-        cmocka_unit_test_setup_teardown(reordering_and_duplicates_change_no_byte, setup, teardown),
-        cmocka_unit_test_setup_teardown(handshakes_survive_a_third_lost, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_blackhole_of_two_seconds_ends_nothing, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_one_way_path_is_noticed_by_both, setup, teardown),
-        cmocka_unit_test_setup_teardown(rebinding_fails_nothing, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_path_that_shrinks_stalls_nothing_for_long, setup, teardown),
-        cmocka_unit_test_setup_teardown(keys_are_updated_under_load, setup, teardown),
-        cmocka_unit_test_setup_teardown(garbage_disturbs_nothing, setup, teardown),
-        cmocka_unit_test_setup_teardown(strangers_get_what_the_protocol_says, setup, teardown),
-        cmocka_unit_test_setup_teardown(floods_of_handshakes_are_bounded, setup, teardown),
+        cmocka_unit_test_setup_teardown(loss_and_damage_change_no_byte, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(reordering_and_duplicates_change_no_byte, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(handshakes_survive_a_third_lost, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(a_blackhole_of_two_seconds_ends_nothing, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(a_one_way_path_is_noticed_by_both, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(rebinding_fails_nothing, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(a_path_that_shrinks_stalls_nothing_for_long, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(keys_are_updated_under_load, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(garbage_disturbs_nothing, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(strangers_get_what_the_protocol_says, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(floods_of_handshakes_are_bounded, setup_loop, teardown),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests_name("quic_network", tests, setup_files, teardown_files);

@@ -1,69 +1,18 @@
+#include "tests/unit/net/quic_nodes.h"
+
 #include <malloc.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
-
-#include "daemon/base/log.h"
-#include "daemon/base/time.h"
 #include "daemon/net/quic_internal.h"
-#include "tests/lib/quic_node.h"
-#include "tests/lib/test_pki.h"
 
 /* Streams between two connected endpoints in one process. */
 
-static struct test_pki *pki;
-static struct loop *loop;
-static struct quic_node *a;
-static struct quic_node *b;
-
-static int setup_files(void **state)
-{
-    (void)state;
-    pki = test_pki_new();
-    test_pki_issue(pki, "a", &(struct test_certificate){.name = "a"});
-    test_pki_issue(pki, "b", &(struct test_certificate){.name = "b"});
-    return 0;
-}
-
-static int teardown_files(void **state)
-{
-    (void)state;
-    test_pki_free(pki);
-    return 0;
-}
-
 static int setup(void **state)
 {
-    (void)state;
-    struct error error;
-    if (loop_new(&loop, &error) != STATUS_OK) {
+    if (setup_nodes(state) != 0) {
         return -1;
     }
-    a = quic_node_new(loop, pki, "a", NULL);
-    b = quic_node_new(loop, pki, "b", NULL);
     quic_nodes_connect(a, b);
     return 0;
-}
-
-static int teardown(void **state)
-{
-    (void)state;
-    assert_false(a->wrong_order);
-    assert_false(b->wrong_order);
-    quic_node_free(a);
-    quic_node_free(b);
-    loop_free(loop);
-    return 0;
-}
-
-static bool source_done(const void *context)
-{
-    return quic_source_done(context);
 }
 
 struct sources {
@@ -552,22 +501,23 @@ static void a_lost_connection_ends_sends_and_streams(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup_teardown(both_directions_at_odd_sizes, setup, teardown),
-        cmocka_unit_test_setup_teardown(sizes_around_every_boundary, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_thousand_streams_at_once, setup, teardown),
-        cmocka_unit_test_setup_teardown(copied_payloads_and_headers_alone, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_message_without_a_byte_is_sent_too, setup, teardown),
-        cmocka_unit_test_setup_teardown(streams_take_turns, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_receiver_that_refuses_holds_the_sender_back, setup, teardown),
-        cmocka_unit_test_setup_teardown(held_streams_never_block_control, setup, teardown),
-        cmocka_unit_test_setup_teardown(queues_have_their_limits, setup, teardown),
-        cmocka_unit_test_setup_teardown(streams_have_their_limit, setup, teardown),
-        cmocka_unit_test_setup_teardown(an_unknown_kind_ends_the_connection, setup, teardown),
-        cmocka_unit_test_setup_teardown(the_sender_gives_a_stream_up, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_stream_reset_before_it_was_sent_is_never_seen, setup, teardown),
-        cmocka_unit_test_setup_teardown(the_receiver_gives_a_stream_up, setup, teardown),
-        cmocka_unit_test_setup_teardown(resets_leak_neither_window_nor_streams, setup, teardown),
-        cmocka_unit_test_setup_teardown(a_lost_connection_ends_sends_and_streams, setup, teardown),
+        cmocka_unit_test_setup_teardown(both_directions_at_odd_sizes, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(sizes_around_every_boundary, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_thousand_streams_at_once, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(copied_payloads_and_headers_alone, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_message_without_a_byte_is_sent_too, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(streams_take_turns, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_receiver_that_refuses_holds_the_sender_back, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(held_streams_never_block_control, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(queues_have_their_limits, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(streams_have_their_limit, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(an_unknown_kind_ends_the_connection, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(the_sender_gives_a_stream_up, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_stream_reset_before_it_was_sent_is_never_seen, setup,
+                                        teardown_nodes),
+        cmocka_unit_test_setup_teardown(the_receiver_gives_a_stream_up, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(resets_leak_neither_window_nor_streams, setup, teardown_nodes),
+        cmocka_unit_test_setup_teardown(a_lost_connection_ends_sends_and_streams, setup, teardown_nodes),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests_name("quic_streams", tests, setup_files, teardown_files);

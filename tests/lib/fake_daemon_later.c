@@ -1,0 +1,56 @@
+#include "tests/lib/fake_daemon_parts.h"
+
+/* What is said later, first in, first out: when its time has come and its words are reached. */
+
+void fake_delay(struct fake_session *session, const struct fake_delayed *what)
+{
+    fake_must(session->delayed_tail - session->delayed_head < FAKE_DELAYED_MAX, "too much is delayed");
+    session->delayed[session->delayed_tail++ % FAKE_DELAYED_MAX] = *what;
+}
+
+/* Whether it may be said; ticket 0 and no reply: nobody is told any more, but words are set. */
+static bool is_due(struct fake_session *session, const struct fake_delayed *delayed)
+{
+    if (delayed->due_ns > fake_now_ns()) {
+        return false;
+    }
+    if (delayed->submit != NULL && delayed->ticket != 0) {
+        return fake_words_are_reached(session, delayed->submit->waits, delayed->submit->n_waits);
+    }
+    return delayed->record == NULL || fake_find_comm(session, delayed->handle) == NULL ||
+           fake_words_are_reached(session, delayed->record->waits, delayed->record->n_waits);
+}
+
+void fake_free_delayed(struct fake_delayed *delayed)
+{
+    if (delayed->submit != NULL) {
+        commd__client__submit__free_unpacked(delayed->submit, NULL);
+    }
+    if (delayed->record != NULL) {
+        commd__client__record__free_unpacked(delayed->record, NULL);
+    }
+}
+
+void fake_say_delayed(struct fake_daemon *daemon, struct fake_session *session)
+{
+    while (session->delayed_head < session->delayed_tail) {
+        struct fake_delayed *next = &session->delayed[session->delayed_head % FAKE_DELAYED_MAX];
+        if (!is_due(session, next)) {
+            return;
+        }
+        if (next->init_request_id != 0) {
+            struct fake_script script = fake_current_script(daemon);
+            fake_send_formed(session, &script, next->init_request_id);
+        } else if (next->record != NULL) {
+            fake_carry_out(daemon, session, next->record);
+        } else if (next->ticket != 0) {
+            bool done = next->state == FAKE_WAITS ? fake_perform(daemon, session, next->submit)
+                                                  : next->state == FAKE_DONE;
+            fake_finish(daemon, session, next->submit, done);
+        } else {
+            fake_set_word(session, next->submit->ended);
+        }
+        fake_free_delayed(next);
+        session->delayed_head++;
+    }
+}

@@ -1,0 +1,110 @@
+#include "tests/lib/fake_daemon_parts.h"
+
+#include <string.h>
+#include <sys/mman.h>
+
+/* Memory: of the host mapped, on a GPU noted. */
+
+struct fake_memory *fake_find_memory(struct fake_session *session, uint32_t id)
+{
+    for (size_t i = 0; i < FAKE_MEMORIES_MAX; i++) {
+        if (session->memories[i].id == id) {
+            return &session->memories[i];
+        }
+    }
+    return NULL;
+}
+
+static void register_on_gpu(struct fake_daemon *daemon, struct fake_memory *memory,
+                            const Commd__Client__MemRegister *request)
+{
+    bool by_handle = request->ipc_handle.len == sizeof daemon->counts.memory_handle;
+    fake_must(request->device_uuid.len == sizeof daemon->counts.memory_uuid && request->size_bytes > 0 &&
+                  by_handle != (bool)request->virtual_memory && (by_handle || request->ipc_handle.len == 0),
+              "memory on a GPU that is not well described");
+    *memory = (struct fake_memory){.id = request->memory, .size_bytes = request->size_bytes};
+    memory->mapped_bytes = by_handle ? request->size_bytes : 0;
+    pthread_mutex_lock(&daemon->lock);
+    struct fake_counts *counts = &daemon->counts;
+    counts->memories++;
+    counts->registered++;
+    counts->handles += by_handle;
+    counts->virtuals += !by_handle;
+    counts->memory_bytes = request->size_bytes;
+    memcpy(counts->memory_uuid, request->device_uuid.data, request->device_uuid.len);
+    if (by_handle) {
+        memcpy(counts->memory_handle, request->ipc_handle.data, request->ipc_handle.len);
+    }
+    pthread_mutex_unlock(&daemon->lock);
+}
+
+void fake_handle_register(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
+                          const Commd__Client__MemRegister *request, int fd)
+{
+    uint32_t memories_max = fake_current_script(daemon).memories_max;
+    fake_must(request->memory != 0 && fake_find_memory(session, request->memory) == NULL,
+              "a memory that is registered");
+    if (memories_max != 0 && fake_daemon_counts(daemon).memories >= memories_max) {
+        fake_send_error(session, request_id, STATUS_LIMIT, "too many memories");
+        return;
+    }
+    struct fake_memory *memory = fake_find_memory(session, 0);
+    fake_must(memory != NULL, "a place for a memory");
+    if (request->device_uuid.len > 0) {
+        if (fake_current_script(daemon).refuses_gpu_memory) {
+            fake_send_error(session, request_id, STATUS_DEVICE, "fake: the GPU does not open it");
+            return;
+        }
+        register_on_gpu(daemon, memory, request);
+        fake_send_done(session, request_id);
+        return;
+    }
+    fake_must(fd >= 0, "a registration without a descriptor");
+    void *base = mmap(NULL, request->size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    fake_must(base != MAP_FAILED, "mmap");
+    *memory = (struct fake_memory){.id = request->memory, .base = base, .size_bytes = request->size_bytes};
+    memory->mapped_bytes = request->size_bytes;
+    pthread_mutex_lock(&daemon->lock);
+    daemon->counts.memories++;
+    daemon->counts.registered++;
+    pthread_mutex_unlock(&daemon->lock);
+    fake_send_done(session, request_id);
+}
+
+void fake_handle_map(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
+                     const Commd__Client__MemMap *request, int fd)
+{
+    struct fake_memory *memory = fake_find_memory(session, request->memory);
+    fake_must(request->memory != 0 && memory != NULL && memory->base == NULL, "a part of no virtual memory");
+    fake_must(fd >= 0, "a part without a descriptor");
+    fake_must(request->size_bytes <= memory->size_bytes - memory->mapped_bytes, "parts beyond the memory");
+    memory->mapped_bytes += request->size_bytes;
+    pthread_mutex_lock(&daemon->lock);
+    daemon->counts.maps++;
+    pthread_mutex_unlock(&daemon->lock);
+    fake_send_done(session, request_id);
+}
+
+void fake_forget_memory(struct fake_daemon *daemon, struct fake_memory *memory)
+{
+    if (memory->base != NULL) {
+        munmap(memory->base, memory->size_bytes);
+    }
+    memory->id = 0;
+    pthread_mutex_lock(&daemon->lock);
+    daemon->counts.memories--;
+    daemon->counts.withdrawn++;
+    pthread_mutex_unlock(&daemon->lock);
+}
+
+void fake_handle_deregister(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
+                            uint32_t id)
+{
+    struct fake_memory *memory = id != 0 ? fake_find_memory(session, id) : NULL;
+    if (memory == NULL) {
+        fake_send_error(session, request_id, STATUS_NOT_FOUND, "no such memory");
+        return;
+    }
+    fake_forget_memory(daemon, memory);
+    fake_send_done(session, request_id);
+}

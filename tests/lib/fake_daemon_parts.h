@@ -1,0 +1,133 @@
+#ifndef TESTS_LIB_FAKE_DAEMON_PARTS_H
+#define TESTS_LIB_FAKE_DAEMON_PARTS_H
+
+/* What the files of fake_daemon share; tests include fake_daemon.h alone. */
+
+#include <pthread.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "proto/client.pb-c.h"
+#include "proto/status.h"
+#include "proto/types.h"
+#include "proto/version.h"
+#include "tests/lib/fake_daemon.h"
+
+#define FAKE_SESSIONS_MAX 16
+#define FAKE_COMMS_MAX 64
+#define FAKE_MEMORIES_MAX 4096
+#define FAKE_DELAYED_MAX 8192
+#define FAKE_NODE_NAMES_MAX 600
+
+struct fake_comm {
+    uint32_t handle; /* 0: free */
+    uint32_t rank;
+    uint32_t size;
+};
+
+struct fake_memory {
+    uint32_t id;         /* 0: free */
+    unsigned char *base; /* null: on a GPU */
+    uint64_t size_bytes;
+    uint64_t mapped_bytes;
+};
+
+/* Something to be said later; first in, first out. */
+struct fake_delayed {
+    uint64_t due_ns;
+    uint32_t handle;
+    uint64_t ticket;                                    /* of a Complete */
+    uint64_t init_request_id;                           /* or of a CommInitReply */
+    Commd__Client__Submit *submit;                      /* a copy */
+    enum { FAKE_WAITS, FAKE_DONE, FAKE_REFUSED } state; /* done when its words are reached */
+    Commd__Client__Record *record;                      /* a copy */
+};
+
+struct fake_session {
+    int fd; /* -1: free */
+    bool closing;
+    struct fake_rings *rings; /* null: the socket alone */
+    bool offers_rings;        /* with the next packet */
+    uint64_t pending;
+    struct fake_comm comms[FAKE_COMMS_MAX];
+    struct fake_memory memories[FAKE_MEMORIES_MAX];
+    struct fake_delayed delayed[FAKE_DELAYED_MAX];
+    uint64_t delayed_head, delayed_tail;
+};
+
+struct fake_daemon {
+    pthread_t thread;
+    pthread_mutex_t lock; /* of script, op_count, counts, stopping, goes_on */
+    struct fake_script script;
+    uint64_t op_count;
+    struct fake_counts counts;
+    bool stopping;
+    bool goes_on;
+    bool stopped_reading; /* the thread's alone */
+    int wake_fd;
+    int listen_fd;
+    char folder[64];
+    char path[96];
+    char node_names[FAKE_NODE_NAMES_MAX][FAKE_DAEMON_NODE_NAME_BYTES];
+    struct fake_session sessions[FAKE_SESSIONS_MAX];
+};
+
+/* fake_daemon.c: fake_must fails the process. */
+void fake_must(bool condition, const char *what);
+uint64_t fake_now_ns(void);
+struct fake_script fake_current_script(struct fake_daemon *daemon);
+
+/* fake_daemon_send.c */
+void fake_send_bytes(struct fake_session *session, const void *bytes, size_t size);
+void fake_send_event(struct fake_session *session, const Commd__Client__Event *event);
+void fake_send_reply(struct fake_session *session, Commd__Client__Reply *reply);
+void fake_send_done(struct fake_session *session, uint64_t request_id);
+void fake_send_error(struct fake_session *session, uint64_t request_id, enum status status, const char *text);
+void fake_send_complete(struct fake_session *session, uint32_t handle, uint64_t ticket, uint32_t status,
+                        const char *text);
+
+/* fake_daemon_comms.c */
+struct fake_comm *fake_find_comm(struct fake_session *session, uint32_t handle);
+void fake_send_formed(struct fake_session *session, const struct fake_script *script, uint64_t request_id);
+void fake_handle_init(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
+                      const Commd__Client__CommInit *request);
+void fake_handle_table(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
+                       const Commd__Client__CommTable *request);
+void fake_handle_destroy(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
+                         uint32_t handle);
+
+/* fake_daemon_memory.c */
+struct fake_memory *fake_find_memory(struct fake_session *session, uint32_t id);
+void fake_forget_memory(struct fake_daemon *daemon, struct fake_memory *memory);
+void fake_handle_register(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
+                          const Commd__Client__MemRegister *request, int fd);
+void fake_handle_map(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
+                     const Commd__Client__MemMap *request, int fd);
+void fake_handle_deregister(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
+                            uint32_t id);
+
+/* fake_daemon_ops.c */
+bool fake_words_are_reached(struct fake_session *session, Commd__Client__Fence *const *fences, size_t count);
+void fake_set_word(struct fake_session *session, const Commd__Client__Fence *fence);
+/* Does it; false where commd would refuse. */
+bool fake_perform(struct fake_daemon *daemon, struct fake_session *session,
+                  const Commd__Client__Submit *submit);
+void fake_finish(struct fake_daemon *daemon, struct fake_session *session,
+                 const Commd__Client__Submit *submit, bool done);
+void fake_carry_out(struct fake_daemon *daemon, struct fake_session *session,
+                    const Commd__Client__Record *record);
+void fake_handle_submit(struct fake_daemon *daemon, struct fake_session *session,
+                        const Commd__Client__Submit *submit);
+void fake_handle_record(struct fake_daemon *daemon, struct fake_session *session,
+                        const Commd__Client__Record *record);
+
+/* fake_daemon_later.c: what is delayed belongs to the queue. */
+void fake_delay(struct fake_session *session, const struct fake_delayed *what);
+void fake_say_delayed(struct fake_daemon *daemon, struct fake_session *session);
+void fake_free_delayed(struct fake_delayed *delayed);
+
+/* fake_daemon_sessions.c: the thread's. */
+void *fake_serve(void *argument);
+
+#endif

@@ -1,0 +1,116 @@
+#include "tests/lib/fake_daemon_parts.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+/* Sending: it blocks, as nastily as it may, and reads nothing meanwhile. */
+
+static bool client_is_gone(const struct fake_session *session)
+{
+    char byte;
+    return recv(session->fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) == 0;
+}
+
+static void put_bytes(struct fake_session *session, const void *bytes, size_t size)
+{
+    while (!fake_rings_put(session->rings, bytes, size)) {
+        if (client_is_gone(session)) {
+            session->closing = true;
+            return;
+        }
+        usleep(100);
+    }
+}
+
+/* Where rings are offered, their descriptors go along. */
+static ssize_t send_on_socket(struct fake_session *session, const void *bytes, size_t size)
+{
+    int fds[CLIENT_RING_FDS];
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof fds)];
+    } control = {0};
+    struct iovec part = {.iov_base = (void *)(uintptr_t)bytes, .iov_len = size};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (session->offers_rings) {
+        message.msg_control = &control;
+        message.msg_controllen = sizeof control;
+        fake_rings_client_fds(session->rings, fds);
+        control.header.cmsg_level = SOL_SOCKET;
+        control.header.cmsg_type = SCM_RIGHTS;
+        control.header.cmsg_len = CMSG_LEN(sizeof fds);
+        memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
+    }
+    return sendmsg(session->fd, &message, MSG_NOSIGNAL);
+}
+
+void fake_send_bytes(struct fake_session *session, const void *bytes, size_t size)
+{
+    if (session->closing) {
+        return;
+    }
+    if (session->rings != NULL && !session->offers_rings &&
+        size <= ring_packet_max_bytes(CLIENT_RING_BYTES)) {
+        put_bytes(session, bytes, size);
+    } else if (send_on_socket(session, bytes, size) < 0) {
+        session->closing = true;
+    }
+    session->offers_rings = false;
+}
+
+void fake_send_event(struct fake_session *session, const Commd__Client__Event *event)
+{
+    size_t size = commd__client__event__get_packed_size(event);
+    uint8_t *bytes = malloc(size + 1);
+    fake_must(bytes != NULL, "malloc");
+    commd__client__event__pack(event, bytes);
+    fake_send_bytes(session, bytes, size);
+    free(bytes);
+}
+
+void fake_send_reply(struct fake_session *session, Commd__Client__Reply *reply)
+{
+    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+    event.body_case = COMMD__CLIENT__EVENT__BODY_REPLY;
+    event.reply = reply;
+    fake_send_event(session, &event);
+}
+
+void fake_send_done(struct fake_session *session, uint64_t request_id)
+{
+    Commd__Client__Done done = COMMD__CLIENT__DONE__INIT;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_DONE;
+    reply.done = &done;
+    fake_send_reply(session, &reply);
+}
+
+void fake_send_error(struct fake_session *session, uint64_t request_id, enum status status, const char *text)
+{
+    Commd__Client__Error error = COMMD__CLIENT__ERROR__INIT;
+    error.status = status;
+    error.text = (char *)text;
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_ERROR;
+    reply.error = &error;
+    fake_send_reply(session, &reply);
+}
+
+void fake_send_complete(struct fake_session *session, uint32_t handle, uint64_t ticket, uint32_t status,
+                        const char *text)
+{
+    Commd__Client__Complete complete = COMMD__CLIENT__COMPLETE__INIT;
+    complete.handle = handle;
+    complete.ticket = ticket;
+    complete.status = status;
+    complete.text = (char *)(text != NULL ? text : "");
+    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+    event.body_case = COMMD__CLIENT__EVENT__BODY_COMPLETE;
+    event.complete = &complete;
+    session->pending--;
+    fake_send_event(session, &event);
+}

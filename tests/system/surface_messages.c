@@ -1,0 +1,71 @@
+#include "tests/system/surface.h"
+
+/* Messages between ranks. */
+
+static comm_request_t *post(bool sends, int64_t *buffer, size_t count, uint32_t peer, uint32_t tag)
+{
+    comm_request_t *request = NULL;
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.request = &request;
+    options.stream = device != COMM_DEVICE_HOST && turn % 2 == 0 ? COMM_STREAM_NONE : NULL;
+    expect_ok(sends ? comm_send(comm, at(buffer), count, COMM_I64, peer, tag, &options)
+                    : comm_recv(comm, at(buffer), count, COMM_I64, peer, tag, &options),
+              sends ? "comm_send" : "comm_recv");
+    return request;
+}
+
+/* Everybody to everybody, oneself included: two of each tag in order, the second tag taken first; then any
+ * source. In a group every other time: then a stream does not come between them. */
+void messages(size_t count)
+{
+    comm_request_t *requests[SIZE_MAX_RANKS * 6];
+    comm_received_t received;
+    size_t posted = 0;
+    fill(count * 3);
+    poison(count * size * 3);
+    if (turn % 2 == 1) {
+        expect_ok(comm_group_begin(), "comm_group_begin");
+    }
+    for (uint32_t peer = 0; peer < size; peer++) {
+        requests[posted++] = post(true, input, count, peer, 1);
+        requests[posted++] = post(true, input + count, count, peer, 1);
+        requests[posted++] = post(true, input + 2 * count, count, peer, 2);
+    }
+    for (uint32_t peer = 0; peer < size; peer++) {
+        requests[posted++] = post(false, output + (peer * 3 + 2) * count, count, peer, 2);
+        requests[posted++] = post(false, output + peer * 3 * count, count, peer, 1);
+        requests[posted++] = post(false, output + (peer * 3 + 1) * count, count, peer, 1);
+    }
+    if (turn % 2 == 1) {
+        expect_ok(comm_group_end(), "comm_group_end of messages");
+    }
+    expect_ok(comm_wait_all(requests, posted, NULL), "comm_wait_all of messages");
+    get_output();
+    checked += posted;
+    for (size_t i = 0; i < count * size * 3; i++) {
+        check_at("messages", i, value((uint32_t)(i / count / 3), i % (3 * count)));
+    }
+    check_poison("messages", count * size * 3, count * size * 3 + 1);
+    uint32_t right = (rank + 1) % size, left = (rank + size - 1) % size;
+    poison(count);
+    expect_ok(comm_group_begin(), "comm_group_begin");
+    requests[0] = post(false, output, count + 5, COMM_ANY_SOURCE, 9);
+    expect_ok(comm_send(comm, at(input), count, COMM_I64, right, 9, NULL), "comm_send");
+    expect_ok(comm_group_end(), "comm_group_end of a message");
+    expect_ok(comm_wait(&requests[0], &received), "comm_wait of any source");
+    expect_ok(received.source == left && received.count == count ? COMM_OK : COMM_INTERNAL, "comm_received");
+    get_output();
+    for (size_t i = 0; i < count; i++) {
+        check_at("a shorter message", i, value(left, i));
+    }
+    check_poison("a shorter message", count, count + 1);
+    expect_ok(comm_sync(comm, 0), "comm_sync");
+    poison(count);
+    expect_ok(comm_send_recv(comm, at(input), count, right, at(output), count, left, COMM_I64, 3, NULL),
+              "comm_send_recv");
+    get_output();
+    for (size_t i = 0; i < count; i++) {
+        check_at("comm_send_recv", i, value(left, i));
+    }
+    checked += 2;
+}

@@ -1,0 +1,105 @@
+#!/usr/bin/env python3
+"""How memory on GPUs (doubles of them) comes to commd: by descriptor, or by legacy IPC handle where that is not refused; and that nothing is left of it."""
+import signal
+import unittest
+
+from cluster import Cluster
+from failure_case import FailureCase, read_until
+
+REFUSE = 'cuda_ipc_handles = "refuse";'
+WITHOUT = {"CUDA_DOUBLE_VIRTUAL_MEMORY": "0"}  # a GPU, or a driver, that has no virtual memory
+UNIT = 2 << 20
+
+
+class GpuMemory(FailureCase):
+    def rank(self, cluster, rank, size, name, mode, *options, environment=None):
+        before, cluster.client_environment = cluster.client_environment, environment or {}
+        process = cluster.rank("a", name, rank, size, mode, "device=0", *options)
+        cluster.client_environment = before
+        return process
+
+    def work(self, cluster, ranks):
+        """ranks: (memory, environment) of each. Started, and at work."""
+        name = f"work-{len(cluster.processes)}"
+        processes = [self.rank(cluster, rank, len(ranks), name, "loop", f"memory={memory}", environment=environment)
+                     for rank, (memory, environment) in enumerate(ranks)]
+        for process in processes:
+            read_until(process, "READY")
+        return processes
+
+    def imported(self, cluster):
+        gpu = cluster.json("a", "gpus")["gpus"][0]
+        return gpu["memories"], gpu["memories_by_ipc"], gpu["memory_imported_bytes"]
+
+    def expect_nothing_left(self, cluster, used_bytes):
+        cluster.wait(lambda: self.imported(cluster) == (0, 0, 0), "all memory is let go of", timeout_s=5)
+        cluster.wait(lambda: cluster.json("a", "gpus")["gpus"][0]["used_bytes"] == used_bytes, "and free", timeout_s=5)
+
+    def end(self, cluster, processes):
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+    def test_by_descriptor_and_by_handle(self):
+        """In one communicator; then all are killed."""
+        with Cluster("a", gpus=1) as cluster:
+            used_bytes = cluster.json("a", "gpus")["gpus"][0]["used_bytes"]
+            ranks = [("comm", None), ("cuda", None), ("comm", None), ("comm", WITHOUT)]
+            for chosen, by_ipc, size in ((ranks[:1], 0, UNIT), (ranks[1:2], 1, 8000), (ranks[3:], 1, UNIT), (ranks, 2, 3 * UNIT + 8000)):
+                processes = self.work(cluster, chosen)
+                self.assertEqual(self.imported(cluster), (len(chosen), by_ipc, size))
+                self.assertIn("BY IPC", cluster.commctl("a", "gpus").stdout)
+                self.end(cluster, processes)
+                self.expect_nothing_left(cluster, used_bytes)
+
+    def test_killed_beside_others(self):
+        """Of memory that is shared by descriptor, too, commd gives up what a dead client had, while others work."""
+        with Cluster("a", gpus=1) as cluster:
+            others = self.work(cluster, [("comm", None), ("cuda", None)])
+            before, used_bytes = self.imported(cluster), cluster.json("a", "gpus")["gpus"][0]["used_bytes"]
+            for _ in range(3):
+                killed, left = self.work(cluster, [("comm", None), ("comm", None)])
+                killed.kill()
+                self.expect(left, "RANK_LOST", "rank 0", within_s=5)
+                cluster.wait(lambda: self.imported(cluster) == before, "all memory of the dead is let go of", timeout_s=5)
+                cluster.wait(lambda: cluster.json("a", "gpus")["gpus"][0]["used_bytes"] == used_bytes, "and free", timeout_s=5)
+            self.end(cluster, others)
+
+    def test_ended(self):
+        """A client that closes leaves nothing either."""
+        with Cluster("a", gpus=1) as cluster:
+            used_bytes = cluster.json("a", "gpus")["gpus"][0]["used_bytes"]
+            for memory, environment in (("comm", None), ("comm", WITHOUT)):
+                self.expect(self.rank(cluster, 0, 1, f"once-{bool(environment)}", "once", f"memory={memory}", environment=environment), "OK", within_s=10)
+                self.expect_nothing_left(cluster, used_bytes)
+
+    def test_handles_refused(self):
+        with Cluster("a", settings=REFUSE, gpus=1) as cluster:
+            self.assertTrue(cluster.json("a", "gpus")["refuses_ipc_handles"])
+            self.assertIn("legacy IPC handles refused", cluster.commctl("a", "gpus").stdout)
+            works = self.work(cluster, [("comm", None), ("comm", None)])
+            self.expect(self.rank(cluster, 0, 1, "handle", "once"), "PERMISSION", 'cuda_ipc_handles = "refuse"', "comm_mem_alloc",
+                        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "comm_all_reduce on", within_s=10)
+            self.expect(self.rank(cluster, 0, 1, "fall-back", "once", "memory=comm", environment=WITHOUT), "PERMISSION", "comm_mem_alloc: GPU 0 makes no memory",
+                        'cuda_ipc_handles = "refuse"', within_s=10)
+            self.assertEqual(self.imported(cluster), (2, 0, 2 * UNIT))
+            self.assertTrue(all(process.poll() is None for process in works), "the others go on")
+            self.end(cluster, works)
+
+    def test_reload(self):
+        """Handles are refused, or taken, from then on; what is registered stays."""
+        with Cluster("a", gpus=1) as cluster:
+            good = cluster.config_path("a").read_text()
+            works = self.work(cluster, [("cuda", None), ("comm", None)])
+            for settings, refused in ((REFUSE, True), ("", False)):
+                cluster.config_path("a").write_text(good + settings + "\n")
+                cluster.daemons["a"].send_signal(signal.SIGHUP)
+                cluster.wait(lambda refused=refused: cluster.json("a", "gpus")["refuses_ipc_handles"] == refused, "reloaded")
+                self.assertNotIn("only with a restart", cluster.log("a"))
+                self.expect(self.rank(cluster, 0, 1, f"alone-{refused}", "once"), "PERMISSION" if refused else "OK", within_s=10)
+                self.assertTrue(all(process.poll() is None for process in works), "who had a handle opened goes on")
+            self.end(cluster, works)
+
+
+if __name__ == "__main__":
+    unittest.main()

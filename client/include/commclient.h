@@ -428,8 +428,8 @@ COMM_API COMM_CHECK comm_result_t comm_exclusive_scan(comm_t *comm, const void *
  * sent to this rank with that tag and that no earlier receive took; messages of one sender and tag are taken
  * in the order sent. They are no part of the order of the collectives, and no other rank has to know of them.
  * A message may be shorter than the receive's count; one that is longer, or of another dtype, fails the
- * receive with COMM_MISMATCH. A message of up to 16 KiB is sent at once, others when they are received: a
- * send may end only then.
+ * receive with COMM_MISMATCH. A message of up to 16 KiB is sent at once, others when they are received, and,
+ * on a GPU, the receive's stream has come to it: a send may end only then.
  */
 #define COMM_ANY_SOURCE UINT32_MAX
 COMM_API COMM_CHECK comm_result_t comm_send(comm_t *comm, const void *buffer, size_t count,

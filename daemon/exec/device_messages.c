@@ -13,6 +13,10 @@
  * communicator, as in an operation.
  */
 
+_Static_assert(MESSAGE_PIPE_CHUNK_BYTES *MESSAGE_PIPE_CHUNKS_MAX <= EXEC_PIPES_MAX_BYTES,
+               "every pipe has its turn");
+_Static_assert(MESSAGE_EAGER_MAX_BYTES <= MESSAGE_PIPE_CHUNK_BYTES, "what is small is one chunk");
+
 static uint64_t bytes_of(const struct exec_posted *posted, uint64_t count_elements)
 {
     return count_elements * dtype_size_bytes(posted->call.dtype);

@@ -204,6 +204,11 @@ bool message_pipe_is_through(const struct message_pipe *pipe)
     return pipe->drained == pipe->chunk_count;
 }
 
+uint64_t message_pipe_drained_bytes(const struct message_pipe *pipe)
+{
+    return message_pipe_is_through(pipe) ? pipe->total_bytes : pipe->drained * pipe->chunk_bytes;
+}
+
 /* A GPU that failed touches nothing any more. */
 static bool has_let_go(struct dev_queue *queue, const uint64_t *marks, uint32_t slot_count, uint64_t begun,
                        uint64_t *done, uint64_t now_ns)

@@ -53,6 +53,8 @@ enum status message_pipe_step(struct message_pipe *pipe, uint64_t now_ns, bool *
 bool message_pipe_waits(const struct message_pipe *pipe);
 /* Every byte has come to its end, and nobody uses the chunks any more. */
 bool message_pipe_is_through(const struct message_pipe *pipe);
+/* That have come to their end. */
+uint64_t message_pipe_drained_bytes(const struct message_pipe *pipe);
 /* Given up, nothing is put any more: whether GPUs, and the caller, have let go of buffers and chunks. */
 bool message_pipe_is_idle(struct message_pipe *pipe, uint64_t now_ns);
 

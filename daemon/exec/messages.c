@@ -444,33 +444,44 @@ void messages_abort(struct exec_comm *comm)
     }
 }
 
-static const char *state_text(const struct exec_posted *posted)
+static void describe_state(const struct exec_posted *posted, char *text, size_t size)
 {
+    const char *what = "on its way";
+    uint64_t bytes = posted->call.sends ? posted->call.count_elements : posted->received_elements;
+    bytes *= dtype_size_bytes(posted->call.dtype);
     switch (posted->state) {
     case MESSAGE_HELD:
     case MESSAGE_MATCHED:
-        if (!may_touch(posted)) {
-            return ": waiting for its stream";
-        }
-        return posted->pipe != NULL ? ": being copied from its GPU" : ": waiting for its turn";
+        what = !may_touch(posted)     ? "waiting for its stream"
+               : posted->pipe != NULL ? "being copied from its GPU"
+                                      : "waiting for its turn";
+        break;
     case MESSAGE_OFFERED:
     case MESSAGE_ARRIVED:
-        return ": no recv has taken it";
+        what = "no recv has taken it";
+        break;
     case MESSAGE_POSTED:
-        return ": nothing has come";
-    case MESSAGE_QUEUED:
-    case MESSAGE_ACCEPTED:
+        what = "nothing has come";
+        break;
     case MESSAGE_SENDING:
-    case MESSAGE_AWAITED:
     case MESSAGE_RECEIVING:
     case MESSAGE_COPYING:
+        if (posted->pipe != NULL) {
+            (void)snprintf(text, size, "on its way, %llu of %llu bytes are there",
+                           (unsigned long long)message_pipe_drained_bytes(posted->pipe),
+                           (unsigned long long)bytes);
+            return;
+        }
+        break;
+    case MESSAGE_QUEUED:
+    case MESSAGE_ACCEPTED:
+    case MESSAGE_AWAITED:
     case MESSAGE_TAKEN:
     case MESSAGE_LEAVING:
     case MESSAGE_ENDED:
         break;
     }
-    bool at_gpu = posted->pipe != NULL && message_pipe_waits(posted->pipe);
-    return at_gpu ? ": being copied from or to a GPU" : ": on its way";
+    (void)snprintf(text, size, "%s", what);
 }
 
 void exec_describe_message(const struct exec_comm *comm, const void *context, char *text, size_t size)
@@ -480,12 +491,13 @@ void exec_describe_message(const struct exec_comm *comm, const void *context, ch
     DL_FOREACH(comm->messages.posted, posted)
     {
         if (posted->call.context == context) {
-            char peer[24] = "any rank";
+            char peer[24] = "any rank", state[80];
             if (posted->call.peer_rank != COMM_ANY_SOURCE_RANK) {
                 (void)snprintf(peer, sizeof peer, "rank %u", posted->call.peer_rank);
             }
-            (void)snprintf(text, size, "%s %s %s, tag %u%s", posted->call.sends ? "send" : "recv",
-                           posted->call.sends ? "to" : "from", peer, posted->call.tag, state_text(posted));
+            describe_state(posted, state, sizeof state);
+            (void)snprintf(text, size, "%s %s %s, tag %u: %s", posted->call.sends ? "send" : "recv",
+                           posted->call.sends ? "to" : "from", peer, posted->call.tag, state);
             return;
         }
     }

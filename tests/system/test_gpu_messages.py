@@ -19,16 +19,11 @@ def text_of(sizes):
 
 
 class GpuMessages(FailureCase):
-    def expect_nothing_left(self, cluster, *nodes):
-        for node in nodes:
-            cluster.wait(lambda node=node: all((gpu["memories"], gpu["clients"]) == (0, []) for gpu in cluster.json(node, "gpus")["gpus"]),
-                         f"node {node} has let go of all memory", timeout_s=5)
-
     def check_sizes(self, layout, devices, sizes=BOUNDARIES, **environment):
         with Cluster(sorted(set(layout)), gpus=2, client_environment=environment, daemon_environment=environment) as cluster:
             for process in self.ranks(cluster, layout, "sizes", "messages", text_of(sizes), "steps=2", devices=devices):
                 self.expect(process, "OK", within_s=60)
-            self.expect_nothing_left(cluster, *set(layout))
+            cluster.wait_gpus_idle()
             return max(cluster.json(node, "gpus")["pinned_bytes"] for node in set(layout))
 
     def test_between_nodes(self):
@@ -64,7 +59,7 @@ class GpuMessages(FailureCase):
             for rank, process in enumerate(ranks):
                 if rank != victim:
                     self.expect(process, "RANK_LOST", f"rank {victim}", f"node {layout[victim]}", within_s=5)
-            self.expect_nothing_left(cluster, *set(layout))
+            cluster.wait_gpus_idle()
             for process in self.ranks(cluster, layout, "work", "messages", text_of(LARGE), "steps=1", devices=devices):
                 self.expect(process, "OK", within_s=20)
 
@@ -85,7 +80,7 @@ class GpuMessages(FailureCase):
                 self.expect(process, "NODE_LOST", "node b", within_s=HEARTBEAT_BOUND_S)
             for process in ranks[2:]:
                 self.expect(process, "DAEMON_LOST", within_s=2)
-            self.expect_nothing_left(cluster, "a")
+            cluster.wait_gpus_idle(["a"])
             for process in self.ranks(cluster, "aa", "survivors", "messages", text_of(LARGE), "steps=1", devices=[0, 1]):
                 self.expect(process, "OK", within_s=20)
 
@@ -97,7 +92,7 @@ class GpuMessages(FailureCase):
             read_until(idle, "FORMED")
             self.expect(waits, "TIMED_OUT", "no recv has taken it", within_s=10)
             idle.kill()
-            self.expect_nothing_left(cluster, "a", "b")
+            cluster.wait_gpus_idle()
 
     # --- Faults ---
 
@@ -109,7 +104,8 @@ class GpuMessages(FailureCase):
             cluster.wait_ready()
             for process in self.ranks(cluster, layout, "broken", "messages", text_of(LARGE), devices=devices):
                 self.expect(process, code, "GPU 0", symbol, within_s=15)
-            self.expect_nothing_left(cluster, *set(layout))
+            for name in set(layout):
+                cluster.wait(lambda name=name: all(gpu["memories"] == 0 for gpu in cluster.json(name, "gpus")["gpus"]), "all memory is let go of")
             devices = [1] * len(layout) if breaks else devices
             for process in self.ranks(cluster, layout, "again", "messages", text_of(LARGE), "steps=1", devices=devices):
                 self.expect(process, "OK", within_s=20)

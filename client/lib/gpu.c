@@ -25,7 +25,7 @@ static comm_result_t load(void)
 bool gpu_is_capture(cuda_result result)
 {
     return result >= CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED &&
-           result < CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED + 10;
+           result <= CUDA_RESULT_STREAM_CAPTURE_WRONG_THREAD; /* the next one is CUDA_ERROR_TIMEOUT */
 }
 
 comm_result_t gpu_report(cuda_result result, const char *symbol)

@@ -8,8 +8,9 @@
 /*
  * The part of the CUDA driver's interface that commd, its library and its tests use, declared here and looked
  * up at run time: the same programs are built without a toolkit and run without a GPU. The driver keeps this
- * ABI (CUDA Driver API, 12.0 and later); tests/gpu/check_interfaces.cc compares it with cuda.h where there is
- * one.
+ * ABI (CUDA Driver API, 12.0 and later, which is enough for the library; commd's kernels need 12.1, or the
+ * major version of the toolkit that made them: kernels/kernels.h); tests/gpu/check_interfaces.cc compares it
+ * with cuda.h where there is one.
  *
  * COMMD_CUDA_LIBRARY names another library to load than libcuda.so.1: tests bring a double of it.
  */

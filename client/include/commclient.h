@@ -301,6 +301,9 @@ enum comm_compression {
  *
  *   - Buffers of the host that are staged are read at the call, and written when the operation is waited for:
  *     the stream's order does not hold for them.
+ *   - COMM_STREAM_NONE: first synchronize with whatever wrote the buffers. cudaMemcpy does not do so: from
+ *     pageable memory it returns before the GPU has all of it, and between buffers on GPUs it waits for
+ * nothing.
  *   - Operations in one stream follow each other. Those that need each other to end, such as a receive and a
  *     send of two ranks to each other, go into a group, where the stream says at each call that it has come
  *     there, and waits for all of them at comm_group_end.

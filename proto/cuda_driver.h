@@ -133,6 +133,9 @@ struct cuda_access { /* CUmemAccessDesc */
 #define CUDA_HOST_PORTABLE 1u   /* for all contexts; likewise for registration */
 #define CUDA_HOST_DEVICE_MAP 2u /* with an address that kernels and streams can use */
 
+/* Handles that mean a stream of whichever context is current, as 0 does. */
+#define CUDA_STREAM_LEGACY 1u
+#define CUDA_STREAM_PER_THREAD 2u
 #define CUDA_STREAM_NON_BLOCKING 1u /* does not wait for the legacy default stream */
 #define CUDA_EVENT_DISABLE_TIMING 2u
 #define CUDA_WAIT_VALUE_GEQ 0u

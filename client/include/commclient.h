@@ -295,9 +295,9 @@ enum comm_compression {
 /*
  * Of a rank on a GPU, each operation has its place in a CUDA stream: it begins, and touches its buffers,
  * after what the stream holds at the call, and what is put there later waits until it has ended, whatever its
- * result. Nothing on the host waits for that. A null stream is the legacy default stream of the
- * communicator's GPU; COMM_STREAM_NONE is none: such an operation is ordered by events alone, or by the
- * caller. Ranks on the host have no streams: null, or COMM_STREAM_NONE.
+ * result. Nothing on the host waits for that. The stream may be another GPU's, whichever is current. A null
+ * stream is the legacy default stream of the communicator's GPU; COMM_STREAM_NONE is none: such an operation
+ * is ordered by events alone, or by the caller. Ranks on the host have no streams: null, or COMM_STREAM_NONE.
  *
  *   - Buffers of the host that are staged are read at the call, and written when the operation is waited for:
  *     the stream's order does not hold for them.

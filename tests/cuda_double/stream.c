@@ -4,9 +4,6 @@
 #include <signal.h>
 #include <stdlib.h>
 
-#define STREAM_LEGACY ((uintptr_t)1)
-#define STREAM_PER_THREAD ((uintptr_t)2)
-
 static __thread struct stream *own_streams[DEVICES_MAX];
 
 void work_release(struct work *work)
@@ -155,7 +152,7 @@ static struct stream *own_stream(cuda_context context)
 
 static bool is_special(cuda_stream handle)
 {
-    return (uintptr_t)handle <= STREAM_PER_THREAD;
+    return (uintptr_t)handle <= CUDA_STREAM_PER_THREAD;
 }
 
 cuda_result stream_find(cuda_stream handle, struct stream **out)
@@ -169,7 +166,7 @@ cuda_result stream_find_of(cuda_context context, cuda_stream handle, struct stre
         if (context == NULL || !context->active) {
             return CUDA_RESULT_INVALID_CONTEXT;
         }
-        if ((uintptr_t)handle == STREAM_PER_THREAD) {
+        if ((uintptr_t)handle == CUDA_STREAM_PER_THREAD) {
             *out = own_stream(context);
         } else {
             context->legacy = context->legacy != NULL ? context->legacy : stream_new(context, false);

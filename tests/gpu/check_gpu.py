@@ -201,6 +201,8 @@ class GpuChecks:
         case.gpus_there = self.gpu.count
         result = unittest.TestResult()
         case.run(result)
+        for _, reason in result.skipped:
+            raise Skip(reason)
         for _, text in result.failures + result.errors:
             raise AssertionError(text.strip().splitlines()[-1] + "\n" + text)
 

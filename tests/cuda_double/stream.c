@@ -46,9 +46,17 @@ static void run_first(struct stream *stream)
         stream->last = &stream->first;
     }
     stream->completed++;
+    if (stream->connection != NULL) {
+        stream->connection->done++;
+    }
     work_release(task->work);
     free(task);
     double_progress();
+}
+
+static bool is_its_turn(const struct stream *stream)
+{
+    return stream->connection == NULL || stream->connection->done == stream->first->turn;
 }
 
 static void *stream_thread(void *argument)
@@ -56,10 +64,12 @@ static void *stream_thread(void *argument)
     struct stream *stream = argument;
     double_lock();
     while (!stream->closed || stream->first != NULL) {
-        if (stream->first != NULL) {
+        if (stream->first == NULL) {
+            double_wait_on(&stream->arrived);
+        } else if (is_its_turn(stream)) {
             run_first(stream);
         } else {
-            double_wait_on(&stream->arrived);
+            double_wait(0);
         }
     }
     struct stream **link = &stream->context->streams;
@@ -105,6 +115,9 @@ static struct stream *stream_new(cuda_context context, bool blocking)
         free(stream);
         return NULL;
     }
+    unsigned connections = settings()->connections;
+    stream->connection =
+        connections > 0 ? &context->connections[context->streams_made++ % connections] : NULL;
     stream->next = context->streams; /* the thread is waiting for the lock */
     context->streams = stream;
     return stream;
@@ -197,6 +210,9 @@ static cuda_result append(struct stream *stream, struct work *work, uint64_t *nu
         return CUDA_RESULT_OUT_OF_MEMORY;
     }
     *task = (struct task){.work = work};
+    if (stream->connection != NULL) {
+        task->turn = stream->connection->given++;
+    }
     *stream->last = task;
     stream->last = &task->next;
     stream->submitted++;

@@ -307,6 +307,11 @@ enum comm_compression {
  *   - Operations in one stream follow each other. Those that need each other to end, such as a receive and a
  *     send of two ranks to each other, go into a group, where the stream says at each call that it has come
  *     there, and waits for all of them at comm_group_end.
+ *   - Streams share connections to their GPU, 8 or as many as CUDA_DEVICE_MAX_CONNECTIONS says (programs that
+ *     shard models set 1): while one waits for an operation, what others put into the same connection later
+ *     waits, too. Ranks that use several communicators, or send and receive outside of groups, then must do
+ *     so in an order that needs no second stream; else operations end by their deadline, "waiting for the
+ *     stream of rank 1". With COMM_STREAM_NONE and events nothing is held up before comm_event_wait.
  *   - A persistent operation takes its place at comm_start.
  *   - A stream that is being captured is refused with COMM_UNSUPPORTED, and the capture stays valid.
  *   - When commd ends, streams that wait for it go on, with what their buffers then hold; the next call says

@@ -169,7 +169,7 @@ class GpuChecks:
             for process in processes:
                 process.kill()
                 process.communicate()
-            self.expect_nothing_left(cluster)
+            cluster.wait_gpus_idle()
             if gpu["memories"] != 2:
                 raise AssertionError(f"{gpu['memories']} memories of 2 ranks")
             return "by descriptor" if gpu["memories_by_ipc"] == 0 else f"{gpu['memories_by_ipc']} of 2 by legacy handle"

@@ -330,6 +330,22 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
     return status;
 }
 
+/* There while the kernel's part of the driver is loaded. */
+#define NVIDIA_LOADED "/proc/driver/nvidia/version"
+
+/* A machine without GPUs, or one whose GPUs nobody can use until somebody looks into the log. */
+static void log_absent_gpus(const char *why)
+{
+    if (access(NVIDIA_LOADED, F_OK) == 0) {
+        log_warning("no GPUs, though the NVIDIA driver is loaded (" NVIDIA_LOADED
+                    "): %s; is nvidia-uvm loaded "
+                    "(nvidia-modprobe -u -c=0, as root)? gpus = \"off\" says that none are wanted",
+                    why);
+    } else {
+        log_debug("GPUs: none: %s", why);
+    }
+}
+
 /* Without any, everything else works: that is no failure. GPUs that do not work are. */
 static enum status daemon_make_gpus(struct daemon *daemon, struct error *error)
 {
@@ -341,7 +357,7 @@ static enum status daemon_make_gpus(struct daemon *daemon, struct error *error)
         dev_gpus_open(strcmp(daemon->conf->gpu_peer_access, "off") != 0, &daemon->gpus, error);
     if (status == STATUS_UNSUPPORTED) {
         snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "%s", error->text);
-        log_debug("GPUs: none: %s", daemon->gpus_absent);
+        log_absent_gpus(daemon->gpus_absent);
         return STATUS_OK;
     }
     if (status != STATUS_OK) {

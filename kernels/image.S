@@ -1,4 +1,7 @@
-/* kernels_image and kernels_image_bytes of kernels.h: the file that was built, or nothing. */
+/*
+ * kernels_image and kernels_image_bytes of kernels.h: the file that was built, or 0 bytes, behind which stands a text
+ * that ends, for a driver that looks: it takes what is no binary for PTX.
+ */
     .section .rodata
     .balign 64
     .global kernels_image
@@ -7,9 +10,12 @@
 kernels_image:
 #if defined(KERNELS_IMAGE_FILE)
     .incbin KERNELS_IMAGE_FILE
-#endif
 .Lend:
-    .size kernels_image, .Lend - kernels_image
+#else
+.Lend:
+    .asciz "// built without kernels\n"
+#endif
+    .size kernels_image, . - kernels_image
     .balign 8
     .global kernels_image_bytes
     .hidden kernels_image_bytes

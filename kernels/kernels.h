@@ -21,7 +21,8 @@
 
 #define KERNELS_BLOCK_THREADS 512u
 #define KERNELS_FEW 8u        /* buffers of the small struct: launching costs by the size of the arguments */
-#define KERNELS_MANY_MAX 256u /* of the large one */
+#define KERNELS_MANY_MAX 256u /* of the large one: more than 4 KiB of arguments need CUDA 12.1, driver 530   \
+                               */
 
 /*
  * As struct dev_reduction, on device memory: element i of every output becomes in[0][i] (op) in[1][i] ...,
@@ -62,7 +63,8 @@ struct kernels_copy {
 
 /*
  * The kernels for the GPUs that this build knows, for module_load of the driver; of 0 bytes where it was made
- * without a CUDA toolkit.
+ * without a CUDA toolkit, which a driver refuses and the double in tests/ does not. A driver loads what a
+ * toolkit of its own major version or an earlier one made: that of toolkit 13 needs driver 580.
  */
 extern const unsigned char kernels_image[];
 extern const uint64_t kernels_image_bytes;

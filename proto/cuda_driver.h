@@ -8,8 +8,9 @@
 /*
  * The part of the CUDA driver's interface that commd, its library and its tests use, declared here and looked
  * up at run time: the same programs are built without a toolkit and run without a GPU. The driver keeps this
- * ABI (CUDA Driver API, 12.0 and later); tests/gpu/check_interfaces.cc compares it with cuda.h where there is
- * one.
+ * ABI (CUDA Driver API, 12.0 and later, which is enough for the library; commd's kernels need 12.1, or the
+ * major version of the toolkit that made them: kernels/kernels.h); tests/gpu/check_interfaces.cc compares it
+ * with cuda.h where there is one.
  *
  * COMMD_CUDA_LIBRARY names another library to load than libcuda.so.1: tests bring a double of it.
  */
@@ -48,7 +49,8 @@ typedef int cuda_result; /* CUresult */
 #define CUDA_RESULT_NOT_PERMITTED 800
 #define CUDA_RESULT_NOT_SUPPORTED 801
 #define CUDA_RESULT_MPS_CLIENT_TERMINATED 810
-#define CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED 900
+#define CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED 900  /* the first of those that captures give */
+#define CUDA_RESULT_STREAM_CAPTURE_WRONG_THREAD 908 /* the last */
 #define CUDA_RESULT_EXTERNAL_DEVICE 911
 #define CUDA_RESULT_UNKNOWN 999
 
@@ -131,6 +133,9 @@ struct cuda_access { /* CUmemAccessDesc */
 #define CUDA_HOST_PORTABLE 1u   /* for all contexts; likewise for registration */
 #define CUDA_HOST_DEVICE_MAP 2u /* with an address that kernels and streams can use */
 
+/* Handles that mean a stream of whichever context is current, as 0 does. */
+#define CUDA_STREAM_LEGACY 1u
+#define CUDA_STREAM_PER_THREAD 2u
 #define CUDA_STREAM_NON_BLOCKING 1u /* does not wait for the legacy default stream */
 #define CUDA_EVENT_DISABLE_TIMING 2u
 #define CUDA_WAIT_VALUE_GEQ 0u

@@ -295,15 +295,23 @@ enum comm_compression {
 /*
  * Of a rank on a GPU, each operation has its place in a CUDA stream: it begins, and touches its buffers,
  * after what the stream holds at the call, and what is put there later waits until it has ended, whatever its
- * result. Nothing on the host waits for that. A null stream is the legacy default stream of the
- * communicator's GPU; COMM_STREAM_NONE is none: such an operation is ordered by events alone, or by the
- * caller. Ranks on the host have no streams: null, or COMM_STREAM_NONE.
+ * result. Nothing on the host waits for that. The stream may be another GPU's, whichever is current. A null
+ * stream is the legacy default stream of the communicator's GPU; COMM_STREAM_NONE is none: such an operation
+ * is ordered by events alone, or by the caller. Ranks on the host have no streams: null, or COMM_STREAM_NONE.
  *
  *   - Buffers of the host that are staged are read at the call, and written when the operation is waited for:
  *     the stream's order does not hold for them.
+ *   - COMM_STREAM_NONE: first synchronize with whatever wrote the buffers. cudaMemcpy does not do so: from
+ *     pageable memory it returns before the GPU has all of it, and between buffers on GPUs it waits for
+ * nothing.
  *   - Operations in one stream follow each other. Those that need each other to end, such as a receive and a
  *     send of two ranks to each other, go into a group, where the stream says at each call that it has come
  *     there, and waits for all of them at comm_group_end.
+ *   - Streams share connections to their GPU, 8 or as many as CUDA_DEVICE_MAX_CONNECTIONS says (programs that
+ *     shard models set 1): while one waits for an operation, what others put into the same connection later
+ *     waits, too. Ranks that use several communicators, or send and receive outside of groups, then must do
+ *     so in an order that needs no second stream; else operations end by their deadline, "waiting for the
+ *     stream of rank 1". With COMM_STREAM_NONE and events nothing is held up before comm_event_wait.
  *   - A persistent operation takes its place at comm_start.
  *   - A stream that is being captured is refused with COMM_UNSUPPORTED, and the capture stays valid.
  *   - When commd ends, streams that wait for it go on, with what their buffers then hold; the next call says

@@ -129,7 +129,7 @@ static comm_result_t check_event_and_comm(const comm_event_t *event, const comm_
     return result;
 }
 
-/* Whose streams are meant; null: the calling thread is. */
+/* Whose stream a special handle means, where the stream is not to be asked; null: the calling thread. */
 static comm_result_t find_gpu(struct comm_client *client, void *stream, const char *call,
                               struct client_gpu **out)
 {

@@ -25,7 +25,7 @@ static comm_result_t load(void)
 bool gpu_is_capture(cuda_result result)
 {
     return result >= CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED &&
-           result < CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED + 10;
+           result <= CUDA_RESULT_STREAM_CAPTURE_WRONG_THREAD; /* the next one is CUDA_ERROR_TIMEOUT */
 }
 
 comm_result_t gpu_report(cuda_result result, const char *symbol)
@@ -46,15 +46,33 @@ comm_result_t gpu_report(cuda_result result, const char *symbol)
     }
 }
 
-comm_result_t gpu_scope_enter(const struct client_gpu *gpu, struct gpu_scope *scope)
+static comm_result_t scope_enter(cuda_context context, struct gpu_scope *scope)
 {
     *scope = (struct gpu_scope){0};
     cuda_result result = gpu_driver()->context_get(&scope->before);
-    if (result == CUDA_RESULT_OK && scope->before != gpu->context) {
-        result = gpu_driver()->context_set(gpu->context);
+    if (result == CUDA_RESULT_OK && scope->before != context) {
+        result = gpu_driver()->context_set(context);
         scope->changed = result == CUDA_RESULT_OK;
     }
     return result == CUDA_RESULT_OK ? COMM_OK : gpu_report(result, "cuCtxSetCurrent");
+}
+
+comm_result_t gpu_scope_enter(const struct client_gpu *gpu, struct gpu_scope *scope)
+{
+    return scope_enter(gpu->context, scope);
+}
+
+comm_result_t gpu_scope_enter_stream(const struct client_gpu *gpu, cuda_stream stream,
+                                     struct gpu_scope *scope)
+{
+    cuda_context context = gpu->context;
+    if ((uintptr_t)stream > CUDA_STREAM_PER_THREAD) {
+        cuda_result result = gpu_driver()->stream_context(stream, &context);
+        if (result != CUDA_RESULT_OK) {
+            return gpu_report(result, "cuStreamGetCtx");
+        }
+    }
+    return scope_enter(context, scope);
 }
 
 void gpu_scope_leave(const struct gpu_scope *scope)

@@ -42,6 +42,10 @@ bool gpu_is_used(struct comm_client *client);
 void gpus_close(struct comm_client *client);
 /* Makes its context the thread's. Reported. */
 comm_result_t gpu_scope_enter(const struct client_gpu *gpu, struct gpu_scope *scope);
+/* Makes the context that a stream is of the thread's; of a handle that means one in every context, null too,
+ * the GPU's. Reported. */
+comm_result_t gpu_scope_enter_stream(const struct client_gpu *gpu, cuda_stream stream,
+                                     struct gpu_scope *scope);
 void gpu_scope_leave(const struct gpu_scope *scope);
 /* Reports what the driver said, "cuMemAlloc_v2: out of memory", and returns its code here. */
 comm_result_t gpu_report(cuda_result result, const char *symbol);
@@ -110,8 +114,8 @@ comm_result_t stream_end(struct comm_comm *comm, const struct client_call *call,
 void stream_abandon(struct comm_comm *comm, struct stream_order *order);
 
 /*
- * Puts on the stream that a word of the slot becomes *mark; nothing is put there when it fails. gpu: whose
- * legacy default stream a null one is. Reported.
+ * Puts on the stream, which may be any GPU's, that a word of the slot becomes *mark; nothing is put there
+ * when it fails. gpu: whose default stream one of CUDA's special handles means. Reported.
  */
 comm_result_t stream_write(const struct client_gpu *gpu, cuda_stream stream, struct client_fences *fences,
                            struct fence_slot *slot, struct fence_mark *mark);

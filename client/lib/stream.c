@@ -24,7 +24,7 @@ comm_result_t stream_write(const struct client_gpu *gpu, cuda_stream stream, str
                            struct fence_slot *slot, struct fence_mark *mark)
 {
     struct gpu_scope scope;
-    comm_result_t result = gpu_scope_enter(gpu, &scope);
+    comm_result_t result = gpu_scope_enter_stream(gpu, stream, &scope);
     if (result != COMM_OK) {
         return result;
     }
@@ -44,7 +44,7 @@ comm_result_t stream_write(const struct client_gpu *gpu, cuda_stream stream, str
 comm_result_t stream_wait(const struct client_gpu *gpu, cuda_stream stream, const struct fence_mark *mark)
 {
     struct gpu_scope scope;
-    comm_result_t result = gpu_scope_enter(gpu, &scope);
+    comm_result_t result = gpu_scope_enter_stream(gpu, stream, &scope);
     if (result != COMM_OK) {
         return result;
     }

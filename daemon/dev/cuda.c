@@ -143,8 +143,12 @@ static enum status gpu_load_kernels(struct dev_gpus *gpus, uint32_t gpu, struct 
     struct cuda_gpu *at = &gpus->gpus[gpu];
     enum status status = CUDA_CALL(gpus, gpu, error, module_load, &at->kernels, kernels_image);
     if (status != STATUS_OK) {
-        (void)error_prefix(error, "this commd has no kernels for it (built with CUDA=%s)",
-                           kernels_image_bytes == 0 ? "no" : "auto");
+        (void)error_prefix(
+            error, "%s",
+            kernels_image_bytes == 0
+                ? "this commd was built without kernels (CUDA=no, or no CUDA toolkit found)"
+                : "the kernels, which need a driver as new as the toolkit that made them (CUDA "
+                  "13: 580)");
         return status;
     }
     for (uint32_t r = 0; r < REDUCE_COUNT; r++) {

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/dev/cuda_internal.h"
+#include "daemon/dev/grid.h"
 
 _Static_assert(DEV_QUEUE_BUFFERS_MAX == KERNELS_MANY_MAX, "the room in the kernels' arguments");
 
@@ -109,14 +110,11 @@ enum status dev_queue_copy(struct dev_queue *queue, void *target, const void *so
 #define QUEUE_LINK_BLOCKS                                                                                    \
     32 /* some hundred KB under way: of 64 GB/s, more than the time of a transfer takes */
 
-/* As many threads as every multiprocessor takes (the kernels' launch bounds: two blocks), and none without 16
- * bytes to move. */
 static unsigned block_count(const struct dev_queue *queue, uint64_t bytes, enum dev_queue_path path)
 {
-    uint64_t all = (uint64_t)queue->gpus->gpus[queue->gpu].info.multiprocessors * 2;
-    uint64_t most = path == DEV_QUEUE_LINK && all > QUEUE_LINK_BLOCKS ? QUEUE_LINK_BLOCKS : all;
-    uint64_t wanted = bytes / ((uint64_t)KERNELS_BLOCK_THREADS * 16) + 1;
-    return (unsigned)(wanted < most ? wanted : most);
+    uint64_t all =
+        (uint64_t)queue->gpus->gpus[queue->gpu].info.multiprocessors * GRID_BLOCKS_A_MULTIPROCESSOR;
+    return grid_blocks(bytes, path == DEV_QUEUE_LINK && all > QUEUE_LINK_BLOCKS ? QUEUE_LINK_BLOCKS : all);
 }
 
 static enum status queue_launch(struct dev_queue *queue, cuda_function kernel, uint64_t bytes,

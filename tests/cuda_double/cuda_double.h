@@ -21,12 +21,14 @@
  *   CUDA_DOUBLE_VIRTUAL_MEMORY  0: no device has it, as the attributes say; its calls are NOT_SUPPORTED (1)
  *   CUDA_DOUBLE_DELAY_US      each piece of work of a stream begins 0 to so many microseconds late (0)
  *   CUDA_DOUBLE_SEED          of these delays (1)
- *   CUDA_DOUBLE_BLOCKING_ALLOCATION  1: cuMemAlloc, cuMemHostAlloc and cuModuleLoadData first wait for all
- *                             work of the context, as the driver may (0)
- *   CUDA_DOUBLE_HANG_MS       after which what would hang in NCCL is an error (2000)
- *   CUDA_DOUBLE_FAIL          "cuMemHostAlloc:3,cuLaunchKernel:1=700": the third call of one and the first of
- *                             the other fail, with OUT_OF_MEMORY (NCCL: a system error) or the given number;
- *                             "2+" is the second and all later ones; 700..799 break the context for good
+ *   CUDA_DOUBLE_CONNECTIONS   1..32: a context's streams take turns in sharing so many queues, as those of a
+ * GPU share its connections to the host: what is in one runs in the order in which it was given, whatever its
+ * stream, so that a wait holds up other streams, too. 0: each stream has one. By default what
+ * CUDA_DEVICE_MAX_CONNECTIONS says, or 0 CUDA_DOUBLE_BLOCKING_ALLOCATION  1: cuMemAlloc, cuMemHostAlloc and
+ * cuModuleLoadData first wait for all work of the context, as the driver may (0) CUDA_DOUBLE_HANG_MS after
+ * which what would hang in NCCL is an error (2000) CUDA_DOUBLE_FAIL "cuMemHostAlloc:3,cuLaunchKernel:1=700":
+ * the third call of one and the first of the other fail, with OUT_OF_MEMORY (NCCL: a system error) or the
+ * given number; "2+" is the second and all later ones; 700..799 break the context for good
  *
  * What it decides where CUDA's documents are silent or leave it open:
  *   - Device addresses cannot be read by the CPU; uninitialised memory holds bytes of 0xff (NaN).
@@ -75,9 +77,7 @@ typedef struct cuda_graph_exec_handle *cuda_graph_exec; /* CUgraphExec */
 #define CUDA_RESULT_PEER_ACCESS_UNSUPPORTED 217
 #define CUDA_RESULT_ILLEGAL_STATE 401
 #define CUDA_RESULT_HOST_MEMORY_NOT_REGISTERED 713
-#define CUDA_RESULT_MISALIGNED_ADDRESS 716
 #define CUDA_RESULT_STREAM_CAPTURE_INVALIDATED 901
-#define CUDA_RESULT_STREAM_CAPTURE_WRONG_THREAD 905
 #define CUDA_RESULT_STREAM_CAPTURE_IMPLICIT 906
 #define CUDA_RESULT_CAPTURED_EVENT 907
 

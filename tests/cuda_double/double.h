@@ -16,6 +16,7 @@
 #define DEVICES_MAX 8
 #define BLOCK_BYTES (2ull << 20)
 #define POISON 0xff
+#define CONNECTIONS_MAX 32
 
 struct settings {
     int device_count;
@@ -27,6 +28,7 @@ struct settings {
     bool blocking_allocation;
     unsigned delay_us;
     unsigned hang_ms;
+    unsigned connections; /* 0: one a stream */
     char folder[1024];
 };
 
@@ -64,6 +66,12 @@ void *object_remove(enum object_kind kind, uintptr_t handle);
 
 struct stream;
 
+/* What streams share: numbers of pieces of work, in the order in which they came. */
+struct connection {
+    uint64_t given;
+    uint64_t done;
+};
+
 /* The primary context of a device; there is no other. */
 struct cuda_context_handle {
     int ordinal;
@@ -74,6 +82,8 @@ struct cuda_context_handle {
     uint32_t peers;      /* ordinals whose memory its kernels may touch */
     struct stream *legacy;
     struct stream *streams; /* all, by next; the legacy one, too */
+    struct connection connections[CONNECTIONS_MAX];
+    unsigned streams_made;
 };
 extern struct cuda_context_handle contexts[DEVICES_MAX];
 

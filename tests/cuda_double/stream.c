@@ -4,9 +4,6 @@
 #include <signal.h>
 #include <stdlib.h>
 
-#define STREAM_LEGACY ((uintptr_t)1)
-#define STREAM_PER_THREAD ((uintptr_t)2)
-
 static __thread struct stream *own_streams[DEVICES_MAX];
 
 void work_release(struct work *work)
@@ -49,9 +46,17 @@ static void run_first(struct stream *stream)
         stream->last = &stream->first;
     }
     stream->completed++;
+    if (stream->connection != NULL) {
+        stream->connection->done++;
+    }
     work_release(task->work);
     free(task);
     double_progress();
+}
+
+static bool is_its_turn(const struct stream *stream)
+{
+    return stream->connection == NULL || stream->connection->done == stream->first->turn;
 }
 
 static void *stream_thread(void *argument)
@@ -59,10 +64,12 @@ static void *stream_thread(void *argument)
     struct stream *stream = argument;
     double_lock();
     while (!stream->closed || stream->first != NULL) {
-        if (stream->first != NULL) {
+        if (stream->first == NULL) {
+            double_wait_on(&stream->arrived);
+        } else if (is_its_turn(stream)) {
             run_first(stream);
         } else {
-            double_wait_on(&stream->arrived);
+            double_wait(0);
         }
     }
     struct stream **link = &stream->context->streams;
@@ -108,6 +115,9 @@ static struct stream *stream_new(cuda_context context, bool blocking)
         free(stream);
         return NULL;
     }
+    unsigned connections = settings()->connections;
+    stream->connection =
+        connections > 0 ? &context->connections[context->streams_made++ % connections] : NULL;
     stream->next = context->streams; /* the thread is waiting for the lock */
     context->streams = stream;
     return stream;
@@ -155,7 +165,7 @@ static struct stream *own_stream(cuda_context context)
 
 static bool is_special(cuda_stream handle)
 {
-    return (uintptr_t)handle <= STREAM_PER_THREAD;
+    return (uintptr_t)handle <= CUDA_STREAM_PER_THREAD;
 }
 
 cuda_result stream_find(cuda_stream handle, struct stream **out)
@@ -169,7 +179,7 @@ cuda_result stream_find_of(cuda_context context, cuda_stream handle, struct stre
         if (context == NULL || !context->active) {
             return CUDA_RESULT_INVALID_CONTEXT;
         }
-        if ((uintptr_t)handle == STREAM_PER_THREAD) {
+        if ((uintptr_t)handle == CUDA_STREAM_PER_THREAD) {
             *out = own_stream(context);
         } else {
             context->legacy = context->legacy != NULL ? context->legacy : stream_new(context, false);
@@ -200,6 +210,9 @@ static cuda_result append(struct stream *stream, struct work *work, uint64_t *nu
         return CUDA_RESULT_OUT_OF_MEMORY;
     }
     *task = (struct task){.work = work};
+    if (stream->connection != NULL) {
+        task->turn = stream->connection->given++;
+    }
     *stream->last = task;
     stream->last = &task->next;
     stream->submitted++;

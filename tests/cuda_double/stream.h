@@ -18,16 +18,18 @@ void work_release(struct work *work);
 struct task {
     struct work *work;
     struct task *next;
+    uint64_t turn; /* of the connection */
 };
 
 struct stream {
     cuda_context context;
     cuda_stream handle;
-    struct stream *next; /* of the context */
-    unsigned references; /* of the handle, the thread, and whatever waits for a number of it */
-    bool blocking;       /* waits for the legacy stream, and it for this */
-    bool closed;         /* ends when it has nothing to do */
-    bool forgotten;      /* its context has ended: does nothing any more */
+    struct stream *next;           /* of the context */
+    unsigned references;           /* of the handle, the thread, and whatever waits for a number of it */
+    bool blocking;                 /* waits for the legacy stream, and it for this */
+    bool closed;                   /* ends when it has nothing to do */
+    bool forgotten;                /* its context has ended: does nothing any more */
+    struct connection *connection; /* null: no other stream's concern */
     pthread_cond_t arrived;
     struct task *first;
     struct task **last;

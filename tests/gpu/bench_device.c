@@ -285,6 +285,7 @@ static bool are_ones(struct bench *bench, cuda_pointer at)
     return true;
 }
 
+/* NCCL's all-reduce of one rank is a copy by the driver: no kernel of NCCL's has touched the memory. */
 static void bench_nccl(struct bench *bench, cuda_pointer opened)
 {
     const struct gpu *gpu = &bench->gpu;
@@ -297,10 +298,10 @@ static void bench_nccl(struct bench *bench, cuda_pointer opened)
     cuda_pointer own = gpu_alloc(gpu, PATTERN_BYTES);
     GPU_MUST(gpu, set_bytes, own, 0, PATTERN_BYTES, gpu->stream);
     nccl_alone_reduce(&nccl, gpu, opened, own, PATTERN_BYTES);
-    figures_print(are_ones(bench, own), "bool", "NCCL/reads what was opened");
+    figures_print(are_ones(bench, own), "bool", "NCCL, one rank/copies from what was opened");
     GPU_MUST(gpu, set_bytes, opened, 0, PATTERN_BYTES, gpu->stream);
     nccl_alone_reduce(&nccl, gpu, own, opened, PATTERN_BYTES);
-    figures_print(are_ones(bench, opened), "bool", "NCCL/writes what was opened");
+    figures_print(are_ones(bench, opened), "bool", "NCCL, one rank/copies to what was opened");
     figures_print(nccl.version, "version", "NCCL/version");
     nccl_alone_close(&nccl);
     GPU_MUST(gpu, memory_free, own);

@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/dev/grid.h"
 #include "kernels/kernels.h"
 #include "tests/gpu/burn.h"
 #include "tests/gpu/figures.h"
@@ -88,19 +89,17 @@ static void submit(struct bench *bench, uint64_t bytes, void *stream)
          "all-reduce");
 }
 
-/* As the daemon does it: daemon/dev/queue.c. */
+/* As the daemon does it. */
 static void launch(struct bench *bench, uint64_t bytes)
 {
     struct kernels_reduce_few arguments = {
         .count_elements = bytes / 4, .input_count = bench->size, .output_count = bench->size};
-    uint64_t wanted = bytes / ((uint64_t)KERNELS_BLOCK_THREADS * 16) + 1;
-    uint64_t most = (uint64_t)bench->gpu.multiprocessors * 4;
+    uint64_t most = (uint64_t)bench->gpu.multiprocessors * GRID_BLOCKS_A_MULTIPROCESSOR;
     for (uint32_t k = 0; k < bench->size; k++) {
         arguments.inputs[k] = (const void *)(uintptr_t)bench->inputs[k];
         arguments.outputs[k] = (void *)(uintptr_t)bench->outputs[k];
     }
-    gpu_launch(&bench->gpu, bench->kernel, &arguments, (uint32_t)(wanted < most ? wanted : most),
-               KERNELS_BLOCK_THREADS);
+    gpu_launch(&bench->gpu, bench->kernel, &arguments, grid_blocks(bytes, most), KERNELS_BLOCK_THREADS);
 }
 
 /* There, and, once it is, back. */

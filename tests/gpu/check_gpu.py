@@ -30,6 +30,9 @@ from cluster import Cluster  # noqa: E402
 CHECK_SECONDS = 150  # at most, of one
 LOG_CHARACTERS = 2000
 COMM_OK_OF_ALL = "operations checked"
+USERS = (65533, 65534)  # of clients and of commd, for checks with two of them: any that are not root
+BECOME = "import os, sys; user = int(sys.argv[1]); os.setgroups([]); os.setgid(user); os.setuid(user); os.execv(sys.argv[2], sys.argv[2:])"
+TIMED_OUT = 3  # what two_orders exits with
 
 
 class Skip(Exception):
@@ -166,10 +169,61 @@ class GpuChecks:
             for process in processes:
                 process.kill()
                 process.communicate()
-            self.expect_nothing_left(cluster)
+            cluster.wait_gpus_idle()
             if gpu["memories"] != 2:
                 raise AssertionError(f"{gpu['memories']} memories of 2 ranks")
             return "by descriptor" if gpu["memories_by_ipc"] == 0 else f"{gpu['memories_by_ipc']} of 2 by legacy handle"
+
+    @staticmethod
+    def become(user, *command):
+        return [sys.executable, "-c", BECOME, user, *command]
+
+    def two_users(self):
+        """commd and its clients are different ones, neither root: their handles pass between them."""
+        program = BUILD / "tests/system/surface"
+        if os.geteuid() != 0:
+            raise Skip("only root can start processes of two other users")
+        for user, path in ((USERS[0], program), (USERS[1], BUILD / "commd")):
+            if subprocess.run([str(part) for part in self.become(user, "/usr/bin/test", "-x", path)], check=False, capture_output=True).returncode != 0:
+                raise Skip(f"{path} is not for every user to run")
+        with self.cluster("a", start=False) as cluster:
+            cluster.environment("a")
+            for path in (cluster.folder, *cluster.folder.rglob("*")):
+                os.chown(path, USERS[1], USERS[1])
+                if path.is_dir():
+                    path.chmod(0o777 if self.double and path != cluster.folder else 0o711)
+            Cluster.daemon_command = self.become(USERS[1])
+            try:
+                cluster.start("a")
+            finally:
+                Cluster.daemon_command = []
+            cluster.wait_ready()
+            processes = [cluster.client("a", *self.become(USERS[0], program, "users", rank, 2, 2, 0)) for rank in range(2)]
+            return self.wait_for(cluster, processes)[0].strip().splitlines()[-1]
+
+    def one_connection(self, check, *arguments):
+        """All streams of a process share one connection to the GPU."""
+        before = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS")
+        os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = "1"
+        try:
+            return check(*arguments)
+        finally:
+            if before is None:
+                del os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
+            else:
+                os.environ["CUDA_DEVICE_MAX_CONNECTIONS"] = before
+
+    def two_orders(self):
+        """Two communicators that each rank uses in another order: right, or ended by its deadline with what it waited for."""
+        with self.cluster("a") as cluster:
+            processes = [cluster.client("a", BUILD / "tests/system/two_orders", "orders", rank, 2, 0, 3000) for rank in range(2)]
+            outputs = [process.communicate(timeout=max(1, self.checks.left_s())) for process in processes]
+            codes = {process.returncode for process in processes}
+            if codes == {0}:
+                return outputs[0][0].strip()
+            if codes == {TIMED_OUT} and all("waiting for the stream of rank" in errors for _, errors in outputs):
+                return outputs[0][1].strip().splitlines()[-1]
+            raise AssertionError(f"{codes}: {outputs}\n{self.logs(cluster)}")
 
     def memory_comes_back(self):
         """Of a daemon, after clients that ended and clients that were killed."""
@@ -201,6 +255,8 @@ class GpuChecks:
         case.gpus_there = self.gpu.count
         result = unittest.TestResult()
         case.run(result)
+        for _, reason in result.skipped:
+            raise Skip(reason)
         for _, text in result.failures + result.errors:
             raise AssertionError(text.strip().splitlines()[-1] + "\n" + text)
 
@@ -299,6 +355,11 @@ class GpuChecks:
         run("order by streams, 2 on one GPU", self.stream_order, "aa")
         run("computing and communicating by events, 2 on one GPU", self.overlap, "aa")
         if not self.quick:
+            run("commd and its clients of two users", self.two_users)
+            run("everything that the library offers, CUDA_DEVICE_MAX_CONNECTIONS=1, 2 on one GPU", self.one_connection, self.surface, "aa", 4)
+            run("computing and communicating by events, CUDA_DEVICE_MAX_CONNECTIONS=1, 2 on one GPU", self.one_connection, self.overlap, "aa")
+            run("two communicators in two orders, 2 on one GPU", self.two_orders)
+            run("two communicators in two orders, CUDA_DEVICE_MAX_CONNECTIONS=1, 2 on one GPU", self.one_connection, self.two_orders)
             run("memory freed and allocated again, 2 on one GPU", self.reuse, "aa")
             run("all types and operators, 2 on one GPU", self.matrix, "aa")
 

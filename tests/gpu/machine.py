@@ -14,6 +14,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 os.environ.setdefault("COMMD_BUILD", str(ROOT / "build/release"))
 BUILD = pathlib.Path(os.environ["COMMD_BUILD"]).resolve()
 SKIPPED = 77
+COMPUTE_MODE = 20  # CU_DEVICE_ATTRIBUTE_COMPUTE_MODE
 CARRIED = f"/tmp/commd-libraries-{os.getpid()}"
 DOUBLES = {"COMMD_CUDA_LIBRARY": str(BUILD / "tests/libcuda_double.so"), "COMMD_NCCL_LIBRARY": str(BUILD / "tests/libnccl_double.so")}
 
@@ -68,11 +69,14 @@ class Gpu:
             driver = ctypes.CDLL(os.environ.get("COMMD_CUDA_LIBRARY", "libcuda.so.1"))
         except OSError as error:
             raise NoGpu(f"no CUDA driver: {error}") from error
-        count, device, version, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(96)
+        count, device, mode, version, name = ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.c_int(), ctypes.create_string_buffer(96)
         result = driver.cuInit(0) or driver.cuDeviceGetCount(ctypes.byref(count))
         if result or count.value == 0:
             raise NoGpu(f"the CUDA driver has no GPU to show (error {result})")
         driver.cuDeviceGet(ctypes.byref(device), 0)
+        driver.cuDeviceGetAttribute(ctypes.byref(mode), COMPUTE_MODE, device)
+        if mode.value != 0:
+            raise NoGpu("the GPU is for one process alone, or for none (nvidia-smi -c DEFAULT lets several use it)")
         driver.cuDeviceGetName(name, len(name), device)
         driver.cuDriverGetVersion(ctypes.byref(version))
         self.name = name.value.decode(errors="replace")

@@ -2,7 +2,9 @@
 KIB, MIB = 1 << 10, 1 << 20
 COPY_PART = 0.90  # of the copy's rate, of the kernels
 ADDED_US = 10.0  # to an operation of up to 64 KiB
-LARGE_PART = 0.95  # of the kernel's time alone, from 1 MiB on
+# Of the kernel's rate alone, from 1 MiB on. It leaves whatever commd adds the 19th part of the kernel's time: of 1 us where an H200, which moves some
+# 4.3 TB/s, reduces 1 MiB of two ranks, and that launched and waited for in 6 us or so, 0.4 us. 10 us are a 19th of 190 us: 195 MiB of two ranks.
+LARGE_PART = 0.95
 NODES_PART = 0.90  # of the slowest stage alone
 SMALL_MAX = 64 * KIB
 NODES_BYTES = 256 * MIB
@@ -52,12 +54,16 @@ class Report:
                 if rate and copy:
                     yield f"all-reduce kernel, {dtype}, k = {size}: part of the copy's rate", f">= {COPY_PART}", f"{rate / copy:.2f}", rate / copy >= COPY_PART
 
+    def pairs(self, ranks, mode):
+        """(size, us of the kernel alone, us of the operation) where both were measured."""
+        pairs = [(size, self.value(f"kernel/{ranks}/idle/{size}/median"), self.value(f"{mode}/{ranks}/idle/{size}/median"))
+                 for size in self.sizes(f"{mode}/{ranks}/idle/")]
+        return [pair for pair in pairs if pair[1] and pair[2]]
+
     def operation_bars(self):
         for ranks in (1, 2):
             for mode in ("blocking", "stream"):
-                pairs = [(size, self.value(f"kernel/{ranks}/idle/{size}/median"), self.value(f"{mode}/{ranks}/idle/{size}/median"))
-                         for size in self.sizes(f"{mode}/{ranks}/idle/")]
-                pairs = [pair for pair in pairs if pair[1] and pair[2]]
+                pairs = self.pairs(ranks, mode)
                 added = [(ours - alone, size) for size, alone, ours in pairs if size <= SMALL_MAX]
                 parts = [(alone / ours, size) for size, alone, ours in pairs if size >= MIB]
                 what = f"{ranks} rank{'s' if ranks > 1 else ''}, {mode}"
@@ -104,7 +110,8 @@ class Report:
         yield ("Another process's kernel of 64 KiB runs while a stream of this one waits for a word",
                f"{self.answer(f'{other}/runs while a stream waits here')}: {self.cell(f'{other}/a stream waits here/median')} us, "
                f"99 % below {self.cell(f'{other}/a stream waits here/p99')} us; without the stream {self.cell(f'{other}/alone/median')} us")
-        yield "NCCL reads, and writes, memory of an opened handle", f"{self.answer('NCCL/reads what was opened')}, {self.answer('NCCL/writes what was opened')}"
+        yield ("An all-reduce of NCCL with one rank, which is a copy and no kernel, from and to memory of an opened handle",
+               f"{self.answer('NCCL, one rank/copies from what was opened')}, {self.answer('NCCL, one rank/copies to what was opened')}")
         for size in handles:
             yield (f"A handle of {size} opens at the allocation; cuMemGetAddressRange begins there",
                    f"{self.answer(f'handle/{size}/opens at the allocation')}, {self.answer(f'handle/{size}/cuMemGetAddressRange begins there')}; "
@@ -130,8 +137,30 @@ class Report:
         sizes = [size for size in sizes if size < MIB] if ending == "in a row" else sizes
         names = ("kernel/1", "nccl/1", "blocking/1", "stream/1", "kernel/2", "blocking/2", "stream/2")
         rows = [(size_text(size), *(self.cell(f"{place}{name}/{state}/{size}/{ending}") for name in names)) for size in sizes]
-        head = ("us", "kernel, 1 to 1", "NCCL, 1 rank", "commd, 1 rank, blocking", "in a stream", "kernel, 2 to 2", "commd, 2 ranks, blocking", "in a stream")
+        head = ("us", "kernel, 1 to 1", "NCCL, 1 rank (a copy)", "commd, 1 rank, blocking", "in a stream", "kernel, 2 to 2", "commd, 2 ranks, blocking", "in a stream")
         return self.table(head, rows) if any(set(row[1:]) != {"-"} for row in rows) else ["Not measured.", ""]
+
+    def beside_the_kernel(self):
+        """What is added to the kernel launched and waited for in the client, and what part of its rate that leaves."""
+        columns = [(ranks, mode) for ranks in (1, 2) for mode in ("blocking", "stream")]
+        cells = {}
+        for column in columns:
+            for size, alone, ours in self.pairs(*column):
+                cells.setdefault(size, {})[column] = f"{ours - alone:+.1f} us, {alone / ours:.2f}"
+        head = ("added, part of the rate", *(f"{ranks} rank{'s' if ranks > 1 else ''}, {mode}" for ranks, mode in columns))
+        rows = [(size_text(size), *(cells[size].get(column, "-") for column in columns)) for size in sorted(cells)]
+        return [*self.table(head, rows), *self.least_size()] if rows else ["Not measured.", ""]
+
+    def least_size(self):
+        """From which size on the bar for large ones can be met, by the copy's rate and what was added to small ones."""
+        copy, times = self.value("copy rate"), LARGE_PART / (1 - LARGE_PART)
+        for ranks in (1, 2) if copy else ():
+            added = [ours - alone for size, alone, ours in self.pairs(ranks, "blocking") if size <= SMALL_MAX]
+            if added and max(added) > 0:
+                size = times * max(added) * copy * 1e3 / (2 * ranks)
+                yield (f"{LARGE_PART} of the rate takes a kernel of {times:.0f} times what is added: with the {max(added):.1f} us of small operations, {ranks} in and "
+                       f"out, and {copy:.0f} GB/s of the copy, one of {size / MIB:.0f} MiB.")
+        yield ""
 
     def between_nodes(self, mode, what):
         rows = []
@@ -170,6 +199,7 @@ class Report:
         for place, what in (("", ""), ("MPS/", ", MPS")):
             lines += [f"## Operations, idle client{what}", "", *self.operations(place, "idle"), f"99 % of them below{what}:", "", *self.operations(place, "idle", "p99"),
                       f"32 in a row, each{what}:", "", *self.operations(place, "idle", "in a row"), f"## Operations, client that computes{what}", "", *self.operations(place, "busy")]
+        lines += ["## Operations beside the kernel alone, idle client", "", *self.beside_the_kernel()]
         lines += ["## Computing beside operations", "", *self.overlaps(), "## Two nodes on one GPU", "", *self.nodes()]
         if self.left_out:
             lines += ["## Left out", "", *(f"- {reason}" for reason in self.left_out), ""]

@@ -97,6 +97,8 @@ def one_turn(rank, turn):
     rank.all_reduce(mine, reduced, number)
     used = reduced.clone()
     del memory, mine, reduced
+    if turn % 5 == 0:
+        torch.cuda.empty_cache()  # unmapped, or freed, with the operations perhaps still under way in the stream
     torch.full((count,), 9, dtype=dtype, device="cuda")  # where these were, maybe
     doubled = [(one.cuda() * 2) for one in before]
     for what, got, expected in (("all_reduce", used, folded(doubled, dtype)), ("all_gather", gathered, torch.cat(doubled))):

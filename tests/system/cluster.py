@@ -46,7 +46,7 @@ class Cluster:
     """`names` are the nodes; certificates come from one authority unless `issue` says otherwise."""
 
     next_port = 17400 + os.getpid() % 997 * 32
-    # For checks on a machine with a GPU, of all clusters of the process: nodes share its GPUs, and loopback.
+    # For checks on a machine with a GPU, of all clusters of the process: nodes share its GPUs, and loopback. What needs a double skips its test.
     real_gpus = False
     daemon_command = []  # in front of commd
 
@@ -54,6 +54,7 @@ class Cluster:
                  daemon_environment=None):
         """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback; one for each of `rails`.
         gpus: of each node, doubles of them (tests/cuda_double)."""
+        self._need_doubles(client_environment, daemon_environment)
         self.gpus = gpus
         self.client_environment = client_environment or {}
         self.daemon_environment = daemon_environment or {}
@@ -93,6 +94,11 @@ class Cluster:
 
     def __exit__(self, *_):
         self.close()
+
+    def _need_doubles(self, *environments):
+        for name in (name for environment in environments for name in environment or {}):
+            if self.real_gpus and name.startswith(("CUDA_DOUBLE_", "COMMD_CUDA_LIBRARY", "COMMD_NCCL_LIBRARY")):
+                raise unittest.SkipTest(f"it needs a double of a GPU ({name})")
 
     def _make_network(self):
         self.addresses = {}
@@ -162,6 +168,7 @@ class Cluster:
         return subprocess.run(self.in_node(name, "cat", path), check=True, stdout=subprocess.PIPE, text=True).stdout
 
     def start(self, name, *options, environment=None):
+        self._need_doubles(environment)
         log = open(self.folder / f"{name}.log", "ab")
         process = subprocess.Popen(self.in_node(name, *self.daemon_command, BUILD / "commd", "--config", self.config_path(name), *options),
                                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **self.daemon_environment, **(environment or {})))

@@ -8,7 +8,8 @@ import sys
 import tempfile
 import unittest
 
-from cluster import BUILD, ROOT
+import test_gpu_failures
+from cluster import BUILD, ROOT, Cluster
 
 
 class CheckGpu(unittest.TestCase):
@@ -34,6 +35,16 @@ class CheckGpu(unittest.TestCase):
             written = json.loads(report.read_text())
         self.assertEqual(written["left_out"], [])
         self.assertEqual(len(written["bars"]), 15, written["bars"])
+
+    def test_what_needs_a_double(self):
+        """Is skipped on a GPU, which does not listen."""
+        self.addCleanup(setattr, Cluster, "real_gpus", False)
+        Cluster.real_gpus = True
+        result = unittest.TestResult()
+        test_gpu_failures.GpuFailures("test_a_gpu_that_does_not_get_to_it").run(result)
+        self.assertEqual([reason for _, reason in result.skipped], ["it needs a double of a GPU (CUDA_DOUBLE_DELAY_US)"], result.errors)
+        with self.assertRaises(unittest.SkipTest):
+            Cluster("a", gpus=1, client_environment={"CUDA_DOUBLE_PEER": "0"})
 
     def test_without_a_gpu(self):
         for name in ("check_gpu.py", "bench_gpu.py"):

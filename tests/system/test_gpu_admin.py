@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """What commctl shows of GPUs (doubles of them), and which of them clients and commd see."""
+import subprocess
 import unittest
 
 from cluster import Cluster
@@ -53,6 +54,21 @@ class GpuAdmin(FailureCase):
             self.assertIn("no CUDA driver", cluster.commctl("a", "gpus").stdout)
             self.one(cluster, "UNSUPPORTED", "no CUDA driver")
             self.check_new_communicator(cluster, "aa", "host")
+
+    def test_a_driver_that_does_not_work(self):
+        """Its part in the kernel is loaded, by the looks of it: the log says what is wrong."""
+        pretend = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc/driver && mkdir /proc/driver/nvidia && touch /proc/driver/nvidia/version && exec "$@"', "sh"]
+        if subprocess.run([*pretend, "true"], check=False, capture_output=True).returncode != 0:
+            self.skipTest("no mount namespaces")
+        self.addCleanup(setattr, Cluster, "daemon_command", [])
+        for rule, shown in (("cuInit:1=999", "cuInit: unknown error"), ("cuInit:1+=100", "no CUDA-capable device")):
+            Cluster.daemon_command = pretend
+            with Cluster("a", gpus=1, daemon_environment={"CUDA_DOUBLE_FAIL": rule}) as cluster:
+                self.assertRegex(cluster.log("a"), "no GPUs, though the NVIDIA driver is loaded.*" + shown)
+                self.check_new_communicator(cluster, "aa", "host")
+        Cluster.daemon_command = []
+        with Cluster("a", gpus=1, daemon_environment={"CUDA_DOUBLE_FAIL": "cuInit:1"}) as cluster:
+            self.assertNotIn("no GPUs", cluster.log("a"), "nobody expects a GPU where there is no driver")
 
     def test_no_driver_for_the_client(self):
         with Cluster("a", gpus=2) as cluster:

@@ -259,6 +259,50 @@ static void test_seven_steps(void **state)
 }
 
 /* The same program without a GPU. */
+/* A stream is of the GPU that it was made on, whichever is current: the driver refuses it elsewhere. */
+static void test_streams_of_other_gpus(void **state)
+{
+    (void)state;
+    struct set set = set_make(NULL);
+    comm_t *beyond_it = gpu_comm(&set.pair, "beyond", 1);
+    comm_request_t *request;
+    cuda_context contexts[GPU_DEVICES], now = NULL;
+    GPU_OK(cuda->context_get(&contexts[0]));
+    GPU_OK(cuda->context_retain(&contexts[1], 1));
+    GPU_OK(cuda->context_set(contexts[1]));
+    cuda_stream there = gpu_stream(), there_too = gpu_stream();
+    struct gate gate = gate_on(there);
+    for (int current = 0; current < GPU_DEVICES + 1; current++) {
+        GPU_OK(cuda->context_set(current < GPU_DEVICES ? contexts[current] : NULL));
+        expect_ok(comm_event_record(set.event, there));
+        expect_ok(comm_event_wait(set.event, set.stream)); /* of GPU 0 */
+        expect_ok(comm_event_wait(set.event, there_too));
+        expect_ok(comm_event_record(set.event, set.stream));
+        expect_ok(comm_event_wait(set.event, set.other));
+        expect_ok(reduce_on(set.comm, set.buffer, 10, there)); /* a communicator's own GPU is the buffers' */
+        expect_ok(reduce_on(beyond_it, NULL, 0, set.other));
+        GPU_OK(cuda->context_get(&now));
+        assert_ptr_equal(now, current < GPU_DEVICES ? contexts[current] : NULL);
+    }
+    expect_ok(start(&set, &request));
+    GPU_OK(cuda->context_set(contexts[1]));
+    assert_false(stream_ends(there_too, 20));
+    GPU_OK(cuda->context_set(contexts[0]));
+    assert_false(stream_ends(set.other, 0));
+    gate_open(&gate);
+    assert_true(stream_ends(set.other, 2000));
+    assert_true(stream_ends(set.stream, 2000));
+    expect_ok(comm_wait(&request, NULL));
+    GPU_OK(cuda->context_set(contexts[1]));
+    assert_true(stream_ends(there, 2000));
+    assert_true(stream_ends(there_too, 2000));
+    GPU_OK(cuda->stream_destroy(there));
+    GPU_OK(cuda->stream_destroy(there_too));
+    GPU_OK(cuda->context_release(1));
+    GPU_OK(cuda->context_set(contexts[0]));
+    set_free(&set);
+}
+
 static void test_on_the_host(void **state)
 {
     (void)state;
@@ -395,6 +439,7 @@ int main(void)
         cmocka_unit_test(test_many_waits),
         cmocka_unit_test(test_many_records),
         cmocka_unit_test(test_seven_steps),
+        cmocka_unit_test(test_streams_of_other_gpus),
         cmocka_unit_test(test_on_the_host),
         cmocka_unit_test(test_a_silent_daemon),
         cmocka_unit_test(test_arguments),

@@ -354,6 +354,32 @@ CASE(context_ends)
 
 #define DELAYED 200
 
+/* Streams that share a connection wait for each other's waits. */
+static void shared_connections(int unused)
+{
+    (void)unused;
+    CHECK(setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1) == 0);
+    CHECK(setenv("CUDA_DOUBLE_CONNECTIONS", "2", 1) == 0);
+    cuda_stream streams[4] = {begin(), case_stream(), case_stream(), case_stream()};
+    OK(cuda->stream_wait_value(streams[0], slot(0), 1, 0));
+    for (int i = 1; i < 4; i++) {
+        OK(cuda->stream_write_value(streams[i], slot(i), 1, 0));
+    }
+    OK(cuda->stream_synchronize(streams[1]));
+    OK(cuda->stream_synchronize(streams[3]));
+    CHECK(value(1) == 1 && value(3) == 1);
+    case_sleep_ms(20);
+    CHECK(value(2) == 0);
+    CHECK_RESULT(cuda->stream_query(streams[2]), CUDA_RESULT_NOT_READY);
+    set(0, 1);
+    OK(cuda->stream_synchronize(streams[2]));
+    CHECK(value(2) == 1);
+    OK(cuda->stream_destroy(streams[0]));
+    OK(cuda->stream_write_value(streams[2], slot(2), 2, 0));
+    OK(cuda->stream_synchronize(streams[2]));
+}
+CASE(shared_connections)
+
 static void order_with_delays(int unused)
 {
     (void)unused;
@@ -388,6 +414,7 @@ int main(void)
         cmocka_unit_test(test_free_in_order),
         cmocka_unit_test(test_allocating_waits),
         cmocka_unit_test(test_context_ends),
+        cmocka_unit_test(test_shared_connections),
         cmocka_unit_test(test_order_with_delays),
     };
     return cmocka_run_group_tests_name("cuda_double_stream", tests, NULL, NULL);

@@ -1,0 +1,164 @@
+/*
+ * One rank of a program with two communicators, each used in a stream of its own, by every other rank in
+ * another order. That needs streams that do not hold up each other: where they share a connection to the GPU
+ * (CUDA_DEVICE_MAX_CONNECTIONS), each operation waits for the other, until a deadline lets the streams go on.
+ *
+ *   two_orders NAME RANK SIZE DEVICE [TIMEOUT_MS [ROUNDS]]
+ *
+ * Exits with 0 when all is right, with 1 and what went wrong, with 3 and the library's words when a deadline
+ * has passed and the streams went on.
+ */
+#include <commclient.h>
+
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "proto/cuda_driver.h"
+
+#define COUNT 5000u
+#define TIMED_OUT 3
+
+static const struct cuda_driver *driver;
+static comm_client_t *client;
+static uint32_t rank, size;
+
+struct side {
+    comm_t *comm;
+    cuda_stream stream;
+    cuda_pointer buffer;
+    int64_t *values; /* pinned: what is put in and comes out */
+};
+
+static void expect_ok(comm_result_t result, const char *what)
+{
+    if (result != COMM_OK) {
+        fprintf(stderr, "rank %u: %s: %s: %s\n", rank, what, comm_result_text(result), comm_last_error());
+        exit(EXIT_FAILURE);
+    }
+}
+
+static void check(cuda_result result, const char *what)
+{
+    if (result != CUDA_RESULT_OK) {
+        char text[256];
+        cuda_driver_text(driver, what, result, text, sizeof text);
+        fprintf(stderr, "rank %u: the test's own: %s\n", rank, text);
+        exit(EXIT_FAILURE);
+    }
+}
+
+static void open_gpu(int device)
+{
+    char why[256];
+    cuda_device handle;
+    cuda_context context;
+    if (!cuda_driver_load(&driver, why, sizeof why)) {
+        fprintf(stderr, "%s\n", why);
+        exit(EXIT_FAILURE);
+    }
+    check(driver->device_get(&handle, device), "device_get");
+    check(driver->context_retain(&context, handle), "context_retain");
+    check(driver->context_set(context), "context_set");
+}
+
+static struct side make_side(const char *name, int which, int device, uint32_t timeout_ms)
+{
+    struct side side;
+    char text[128];
+    void *memory;
+    comm_init_options_t options = COMM_INIT_OPTIONS_INIT;
+    options.op_timeout_ms = timeout_ms;
+    snprintf(text, sizeof text, "%s-%d", name, which);
+    expect_ok(comm_init(client, text, rank, size, device, &options, &side.comm), "comm_init");
+    check(driver->stream_create(&side.stream, CUDA_STREAM_NON_BLOCKING, 0), "stream_create");
+    expect_ok(comm_mem_alloc(client, COUNT * sizeof(int64_t), device, &memory), "comm_mem_alloc");
+    side.buffer = (cuda_pointer)(uintptr_t)memory;
+    check(driver->host_alloc(&memory, COUNT * sizeof(int64_t), 0), "host_alloc");
+    side.values = memory;
+    return side;
+}
+
+/* Nothing here waits. */
+static void put(const struct side *side, uint32_t round)
+{
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    void *buffer = (void *)(uintptr_t)side->buffer;
+    for (int64_t i = 0; i < COUNT; i++) {
+        side->values[i] = (rank + 1) * (i + round);
+    }
+    options.stream = side->stream;
+    check(driver->copy_from_host(side->buffer, side->values, COUNT * sizeof *side->values, side->stream),
+          "copy");
+    expect_ok(comm_all_reduce(side->comm, buffer, buffer, COUNT, COMM_I64, COMM_SUM, &options),
+              "comm_all_reduce");
+    check(driver->copy_to_host(side->values, side->buffer, COUNT * sizeof *side->values, side->stream),
+          "copy");
+}
+
+static void check_side(const struct side *side, int which, uint32_t round)
+{
+    for (int64_t i = 0; i < COUNT; i++) {
+        int64_t expected = (i + round) * size * (size + 1) / 2;
+        if (side->values[i] != expected) {
+            fprintf(stderr, "rank %u, communicator %d: value %lld is %lld, not %lld\n", rank, which,
+                    (long long)i, (long long)side->values[i], (long long)expected);
+            exit(EXIT_FAILURE);
+        }
+    }
+}
+
+static void run(const struct side *sides, uint32_t round)
+{
+    bool timed_out = false;
+    for (uint32_t i = 0; i < 2; i++) {
+        put(&sides[(i + rank) % 2], round);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        comm_result_t result = comm_sync(sides[i].comm, 0);
+        timed_out = timed_out || result == COMM_TIMED_OUT;
+        if (result == COMM_TIMED_OUT) {
+            fprintf(stderr, "TIMED_OUT %s\n", comm_last_error());
+        } else {
+            expect_ok(result, "comm_sync");
+        }
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        check(driver->stream_synchronize(sides[i].stream), "stream_synchronize");
+    }
+    if (timed_out) {
+        exit(TIMED_OUT);
+    }
+    for (int i = 0; i < 2; i++) {
+        check_side(&sides[i], i, round);
+    }
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 5 || argc > 7) {
+        fprintf(stderr, "usage: two_orders NAME RANK SIZE DEVICE [TIMEOUT_MS [ROUNDS]]\n");
+        return 2;
+    }
+    rank = (uint32_t)strtoul(argv[2], NULL, 10);
+    size = (uint32_t)strtoul(argv[3], NULL, 10);
+    int device = atoi(argv[4]);
+    uint32_t timeout_ms = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 0;
+    uint32_t rounds = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 10) : 20;
+    struct side sides[2];
+    open_gpu(device);
+    expect_ok(comm_client_open(NULL, &client), "comm_client_open");
+    for (int i = 0; i < 2; i++) {
+        sides[i] = make_side(argv[1], i, device, timeout_ms);
+    }
+    for (uint32_t round = 0; round < rounds; round++) {
+        run(sides, round);
+    }
+    for (int i = 0; i < 2; i++) {
+        expect_ok(comm_barrier(sides[i].comm, NULL), "comm_barrier");
+        comm_destroy(sides[i].comm);
+    }
+    comm_client_close(client);
+    printf("%u operations checked\n", 2 * rounds);
+    return EXIT_SUCCESS;
+}

@@ -473,7 +473,8 @@ static void tear_down_is_late(int signal_number)
     _exit(EXIT_FAILURE);
 }
 
-/* The driver waits for work that is under way, for however long it takes: what is left then is the kernel's. */
+/* The driver waits for work that is under way, for however long it takes: what is left then is the kernel's.
+ */
 static void bound_tear_down(void)
 {
     struct sigaction action = {.sa_handler = tear_down_is_late};

@@ -20,9 +20,10 @@
 #define KERNELS_COPY "commd_copy"
 
 #define KERNELS_BLOCK_THREADS 512u
-#define KERNELS_FEW 8u        /* buffers of the small struct: launching costs by the size of the arguments */
-#define KERNELS_MANY_MAX 256u /* of the large one: more than 4 KiB of arguments need CUDA 12.1, driver 530   \
-                               */
+#define KERNELS_FEW 8u /* buffers of the small struct: launching costs by the size of the arguments */
+#define KERNELS_MANY_MAX                                                                                     \
+    256u /* of the large one: more than 4 KiB of arguments need CUDA 12.1, driver 530                        \
+          */
 
 /*
  * As struct dev_reduction, on device memory: element i of every output becomes in[0][i] (op) in[1][i] ...,

@@ -75,8 +75,7 @@ static void test_predictions(void **state)
     /* Ten slices, of three messages each. */
     choice = choice_of(OP_KIND_ALL_TO_ALL, 4, 400000);
     choice.slice_bytes = 40000;
-    assert_seconds(coll_predict(&coll_pairwise_all_to_all, &choice, &network),
-                   3e-3 + 10 * (3e-4 + 0.03));
+    assert_seconds(coll_predict(&coll_pairwise_all_to_all, &choice, &network), 3e-3 + 10 * (3e-4 + 0.03));
     /* Where nothing was measured. */
     choice.slice_bytes = 0;
     assert_seconds(coll_predict(&coll_pairwise_all_to_all, &choice, NULL),

@@ -24,7 +24,7 @@ struct cluster;
 struct node {
     struct cluster *cluster;
     uint32_t index;
-    char name[8];
+    char name[16];
     struct net *net;
     struct exec *exec;
     struct exec_comm *comm;

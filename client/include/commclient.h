@@ -66,7 +66,8 @@ typedef enum comm_result {
     COMM_CERTIFICATE = 20,
     COMM_UNREACHABLE = 21,
     COMM_INTERNAL = 22,
-    COMM_DEVICE = 23 /* a GPU or its driver failed */
+    COMM_DEVICE = 23, /* a GPU or its driver failed */
+    COMM_BUSY = 24    /* what was at the place of this memory before is still in use */
 } comm_result_t;
 
 typedef enum comm_dtype {

@@ -204,7 +204,8 @@ static comm_result_t announce_handle(struct comm_client *client, struct client_m
     fill_register(&request, &body, memory);
     body.ipc_handle.data = handle.bytes;
     body.ipc_handle.len = CUDA_IPC_HANDLE_BYTES;
-    return memory_ask(client, &request, memory->id, -1);
+    body.address = (uint64_t)(uintptr_t)memory->base;
+    return memory_ask_until(client, &request, memory->id, clock_after_ms(BUSY_TIMEOUT_MS));
 }
 
 static comm_result_t export_chunk(const struct client_chunk *chunk, int *out)

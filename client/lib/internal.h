@@ -33,7 +33,9 @@
 #define OP_TIMEOUT_DEFAULT_MS 60000u
 #define REQUEST_TIMEOUT_MS 10000u /* for answers that commd gives at once */
 #define DAEMON_MARGIN_MS 5000u    /* beyond commd's own deadline, before it counts as frozen */
-#define FINISH_TIMEOUT_MS 1000u   /* how long destroy and close try to finish, and a notice to be sent */
+#define BUSY_TIMEOUT_MS                                                                                      \
+    5000u /* how long commd may use memory that is to be freed, or whose place other memory has */
+#define FINISH_TIMEOUT_MS 1000u /* how long destroy and close try to finish, and a notice to be sent */
 #define REQUEST_MAX_BYTES                                                                                    \
     16384 /* what a request is packed in; the texts of comm_init are the only long ones */
 #define ALGORITHMS_MAX_BYTES 1024
@@ -442,6 +444,9 @@ comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool st
 comm_result_t memory_announce(struct comm_client *client, struct client_memory *memory, int fd);
 /* Asks what is answered by Done; without an answer, withdraws the memory. Reported. */
 comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd);
+/* The same without a descriptor, again and again as long as the answer is COMM_BUSY. */
+comm_result_t memory_ask_until(struct comm_client *client, Commd__Client__Request *request, uint32_t id,
+                               uint64_t deadline_ns);
 /* The caller's memory that holds all of the range, or null. */
 struct client_memory *memory_find(const struct comm_client *client, const void *address, size_t size_bytes);
 /* The first one that has a byte of the range, or null. */

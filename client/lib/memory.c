@@ -87,6 +87,9 @@ void memory_remove(struct comm_client *client, const struct client_memory *memor
 
 /* --- commd's side --- */
 
+#define BUSY_POLL_MIN_NS 200000u
+#define BUSY_POLL_MAX_NS 20000000u
+
 void memory_withdraw(struct comm_client *client, uint32_t id)
 {
     Commd__Client__MemDeregister body = COMMD__CLIENT__MEM_DEREGISTER__INIT;
@@ -99,12 +102,14 @@ void memory_withdraw(struct comm_client *client, uint32_t id)
     }
 }
 
-comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd)
+static comm_result_t ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd,
+                         uint64_t deadline_ns)
 {
-    struct client_question question = {.what = "registering memory",
+    bool gives_up = request->body_case == COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER;
+    struct client_question question = {.what = gives_up ? "giving up memory" : "registering memory",
                                        .expected = COMMD__CLIENT__REPLY__BODY_DONE,
                                        .fd = fd,
-                                       .deadline_ns = clock_after_ms(REQUEST_TIMEOUT_MS)};
+                                       .deadline_ns = deadline_ns};
     Commd__Client__Event *event;
     bool unanswered;
     comm_result_t result = client_ask(client, request, &question, &event, &unanswered);
@@ -112,6 +117,27 @@ comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *req
         commd__client__event__free_unpacked(event, NULL);
     } else if (unanswered) {
         memory_withdraw(client, id); /* should it be registered after all */
+    }
+    return result;
+}
+
+comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd)
+{
+    return ask(client, request, id, fd, clock_after_ms(REQUEST_TIMEOUT_MS));
+}
+
+comm_result_t memory_ask_until(struct comm_client *client, Commd__Client__Request *request, uint32_t id,
+                               uint64_t deadline_ns)
+{
+    uint64_t pause_ns = BUSY_POLL_MIN_NS;
+    comm_result_t result = ask(client, request, id, -1, deadline_ns);
+    while (result == COMM_BUSY && clock_ns() < deadline_ns) {
+        uint64_t until_ns = clock_ns() + pause_ns;
+        while (clock_ns() < until_ns && client->lost == COMM_OK) {
+            client_progress(client, until_ns);
+        }
+        pause_ns = pause_ns < BUSY_POLL_MAX_NS ? pause_ns * 2 : pause_ns;
+        result = ask(client, request, id, -1, clock_after_ms(REQUEST_TIMEOUT_MS));
     }
     return result;
 }

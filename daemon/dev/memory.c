@@ -113,6 +113,11 @@ enum status dev_memory_charge(struct dev_memory *memory, struct dev_quota *quota
     return dev_quota_take(quota, uid, amounts, &memory->charged, error);
 }
 
+bool dev_memory_is_used(const struct dev_memory *memory)
+{
+    return memory->references > 1;
+}
+
 bool dev_memory_by_ipc(const struct dev_memory *memory)
 {
     return memory->by_ipc;

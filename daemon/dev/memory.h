@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "daemon/dev/quota.h"
 
@@ -28,14 +29,31 @@ struct cuda_ipc_handle;
 enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out,
                               struct error *error) COMM_MUST_USE;
 
+/* Whose an allocation is, and where it is there. */
+struct dev_memory_origin {
+    pid_t process; /* 0: not known */
+    uid_t uid;
+    uint64_t address; /* 0: not known */
+};
+
 /*
  * Opens an allocation of a client on a GPU (cuMemAlloc, cudaMalloc) by its IPC handle. The allocation is the
  * client's process's; it must have size_bytes at least. INVALID_ARGUMENT: the handle is of no such allocation
- * (any more), or of another GPU. NO_MEMORY; DEVICE.
+ * (any more), or of another GPU. BUSY: an allocation that was at its place before, and has been freed there,
+ * is still open here (dev_memory_was_at), and CUDA does not open the new one beside it. NO_MEMORY; DEVICE.
  */
 enum status dev_memory_import_ipc(struct dev_gpus *gpus, uint32_t gpu, const struct cuda_ipc_handle *handle,
-                                  uint64_t size_bytes, struct dev_memory **out,
-                                  struct error *error) COMM_MUST_USE;
+                                  uint64_t size_bytes, const struct dev_memory_origin *origin,
+                                  struct dev_memory **out, struct error *error) COMM_MUST_USE;
+
+/*
+ * Whether it was opened by a handle and lies, in the process it is of, in a block of the driver's that an
+ * allocation of that place and size has a part in.
+ */
+bool dev_memory_was_at(const struct dev_memory *memory, const struct dev_memory_origin *origin,
+                       uint64_t size_bytes);
+/* Whether anybody but one has a reference. */
+bool dev_memory_is_used(const struct dev_memory *memory);
 
 /*
  * Virtual memory of a client on a GPU, which may consist of several allocations (as PyTorch's expandable

@@ -11,6 +11,7 @@ struct dev_memory {
     uint64_t address_bytes; /* what it takes of our addresses */
     struct dev_quota_user *charged;
     bool by_ipc;
+    struct dev_memory_origin origin; /* by_ipc */
     uint32_t references;
     int gpu;
     struct dev_gpus *gpus;

@@ -36,8 +36,10 @@
  *     device is charged for blocks.
  *   - An opened IPC handle maps the whole block: what lies beside the allocation in it can be reached there.
  *     cuMemGetAddressRange of it gives the exporter's allocation. One (context, block, offset) is opened once
- *     and then counted. A handle that is stale, or whose exporter has ended, is INVALID_VALUE. A device that
- *     this process does not see is INVALID_DEVICE. What was opened cannot be exported again.
+ *     and then counted. While a process has a block open that its exporter has freed, what the exporter
+ *     allocates where that was is ALREADY_MAPPED. A handle that is stale, or whose exporter has ended, is
+ * INVALID_VALUE. A device that this process does not see is INVALID_DEVICE. What was opened cannot be
+ * exported again.
  *   - cuMemGetAddressRange of virtual memory gives the mapping, not the reservation.
  *   - cuMemFree waits for all work of the allocation's context, cuMemFreeHost for all work of all contexts;
  *     cuIpcCloseMemHandle, cuMemUnmap and cuMemHostUnregister wait for nothing: later work that touches it

@@ -57,7 +57,9 @@ struct allocation {
     uint64_t base; /* what cuMemGetAddressRange says */
     uint64_t base_bytes;
     unsigned references; /* imports: times opened */
-    unsigned pins;       /* work that touches it now */
+    uint64_t exporter;   /* imports: the process that it is of, and where the block is there */
+    uint64_t exporter_address;
+    unsigned pins; /* work that touches it now */
     bool leaves;
 };
 

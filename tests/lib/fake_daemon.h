@@ -77,6 +77,7 @@ struct fake_script {
     const char *form_text;
     uint32_t memories_max;   /* beyond: LIMIT; 0: no bound */
     bool refuses_gpu_memory; /* DEVICE, "gpu_text" */
+    uint32_t busy_answers;   /* to so many requests for a handle, or to withdraw what is unused: BUSY */
     bool rings;              /* for clients that ask for them */
     enum fake_abuse abuse;
 };
@@ -117,6 +118,8 @@ struct fake_counts {
     uint64_t unmapped;     /* Submits that named virtual memory that its MemMaps had not filled */
     uint64_t withdrawn;    /* memories, of any kind */
     uint64_t memory_bytes; /* the last one's */
+    uint64_t memory_address;
+    uint64_t busy; /* answers, of the script's busy_answers */
     unsigned char memory_uuid[16];
     unsigned char memory_handle[64];
     bool wants_rings; /* the last client that greeted */

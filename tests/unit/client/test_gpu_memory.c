@@ -133,6 +133,38 @@ static void test_stale_memory_in_use(void **state)
     pair_stop(&pair);
 }
 
+/* commd cannot open it as long as it uses what was there before: it is asked again, and not for ever. */
+static void test_a_place_in_use(void **state)
+{
+    (void)state;
+    struct fake_script script = {.busy_answers = 5};
+    struct pair pair = pair_start(&script);
+    comm_t *comm = gpu_comm(&pair, "busy", 0);
+    cuda_pointer base = gpu_alloc(2 * MIB);
+    expect_ok(reduce_now(comm, gpu_address(base), gpu_address(base), 100));
+    expect_ok(comm_sync(comm, 0));
+    struct fake_counts counts = fake_daemon_counts(pair.daemon);
+    assert_int_equal(counts.busy, 5);
+    assert_int_equal(counts.handles, 1);
+    assert_int_equal(counts.memory_address, base);
+    cuda_pointer other = gpu_alloc(2 * MIB);
+    script.busy_answers = UINT32_MAX;
+    fake_daemon_set(pair.daemon, &script);
+    uint64_t began_ns = clock_ns();
+    assert_int_equal(reduce_now(comm, gpu_address(other), gpu_address(other), 100), COMM_BUSY);
+    uint64_t took_ns = clock_ns() - began_ns;
+    assert_error_says("comm_all_reduce on \"busy\"");
+    assert_error_says("still in use by \"other\"");
+    assert_true(took_ns >= BUSY_TIMEOUT_MS * 1000000ull && took_ns < (BUSY_TIMEOUT_MS + 5000u) * 1000000ull);
+    assert_true(fake_daemon_counts(pair.daemon).busy < 1000); /* more and more rarely */
+    fake_daemon_set(pair.daemon, &(struct fake_script){0});
+    expect_ok(reduce_now(comm, gpu_address(other), gpu_address(other), 100));
+    expect_ok(comm_sync(comm, 0));
+    GPU_OK(cuda->memory_free(base));
+    GPU_OK(cuda->memory_free(other));
+    pair_stop(&pair);
+}
+
 static void test_alloc_on_a_gpu(void **state)
 {
     (void)state;
@@ -431,6 +463,7 @@ int main(void)
         cmocka_unit_test(test_first_use_registers),
         cmocka_unit_test(test_memory_that_was_freed_and_made_again),
         cmocka_unit_test(test_stale_memory_in_use),
+        cmocka_unit_test(test_a_place_in_use),
         cmocka_unit_test(test_alloc_on_a_gpu),
         cmocka_unit_test(test_expandable_segments),
         cmocka_unit_test(test_refusals_name_the_memory),

@@ -458,6 +458,8 @@ void memory_remove(struct comm_client *client, const struct client_memory *memor
 /* Where `address` is in the file that commd has mapped, or in the memory on a GPU. */
 uint64_t memory_offset_bytes(const struct client_memory *memory, const void *address);
 void memory_withdraw(struct comm_client *client, uint32_t id); /* tells commd; may let go of the lock */
+/* Of GPUs, at the end: waits until commd has closed them. May let go of the lock. */
+void memory_withdraw_all(struct comm_client *client, uint64_t deadline_ns);
 void memory_free(struct client_memory *memory);
 void memory_free_all(struct comm_client *client);
 

@@ -55,7 +55,8 @@
 struct client_chunk {
     unsigned char *base;
     size_t size_bytes;
-    unsigned long long buffer_id; /* another one: other memory is at the address now */
+    unsigned long long buffer_id; /* another one: other memory is at the address now; 0: none */
+    unsigned long long block_id;  /* likewise, of virtual memory */
 };
 
 /* Memory that commd has mapped: the caller's, or a staging block. */
@@ -71,6 +72,7 @@ struct client_memory {
     bool gone;              /* on a GPU: in no list any more, freed with its last use */
     struct client_gpu *gpu; /* where it lies; null: on the host */
     size_t guard_bytes;     /* owned, on a GPU: as in struct gpu_allocation */
+    bool is_virtual;        /* on a GPU: virtual memory */
     uint32_t chunk_count;   /* on a GPU */
     struct client_chunk *chunks;
     struct client_memory *next_free;

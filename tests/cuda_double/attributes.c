@@ -58,7 +58,9 @@ static cuda_result give_attribute(void *value, int attribute, const struct alloc
         return is_host(allocation) || allocation->kind == ALLOCATION_MANAGED ? give_u64(value, pointer)
                                                                              : CUDA_RESULT_INVALID_VALUE;
     case CUDA_POINTER_BUFFER_ID:
-        return give_u64(value, allocation->buffer_id);
+        return give_u64(value, allocation->kind == ALLOCATION_MAPPED && !settings()->mappings_numbered
+                                   ? reservation_number(allocation->address)
+                                   : allocation->buffer_id);
     case CUDA_POINTER_IS_MANAGED:
         return give_int(value, allocation->kind == ALLOCATION_MANAGED);
     case CUDA_POINTER_DEVICE:

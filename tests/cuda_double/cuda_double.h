@@ -19,6 +19,8 @@
  *   CUDA_DOUBLE_PEER          0: no device can access another (1)
  *   CUDA_DOUBLE_IMPORTS_PEER  0: what an IPC handle opened, kernels of other devices cannot access (1)
  *   CUDA_DOUBLE_VIRTUAL_MEMORY  0: no device has it, as the attributes say; its calls are NOT_SUPPORTED (1)
+ *   CUDA_DOUBLE_MAPPINGS_NUMBERED  0: BUFFER_ID of what cuMemMap mapped is the reservation's: the same for
+ *                             whatever is mapped there next (1)
  *   CUDA_DOUBLE_DELAY_US      each piece of work of a stream begins 0 to so many microseconds late (0)
  *   CUDA_DOUBLE_SEED          of these delays (1)
  *   CUDA_DOUBLE_BLOCKING_ALLOCATION  1: cuMemAlloc, cuMemHostAlloc and cuModuleLoadData first wait for all

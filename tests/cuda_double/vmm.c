@@ -14,6 +14,7 @@ struct reservation {
     struct reservation *next;
     uint64_t address;
     uint64_t bytes;
+    uint64_t number;
 };
 
 static struct reservation *reservations;
@@ -231,7 +232,8 @@ cuda_result cuMemAddressReserve(cuda_pointer *pointer, size_t bytes, size_t alig
         free(made);
         result = CUDA_RESULT_OUT_OF_MEMORY;
     } else {
-        *made = (struct reservation){.next = reservations, .address = address, .bytes = bytes};
+        *made = (struct reservation){
+            .next = reservations, .address = address, .bytes = bytes, .number = allocation_number()};
         reservations = made;
         *pointer = address;
     }
@@ -262,19 +264,25 @@ cuda_result cuMemAddressFree(cuda_pointer pointer, size_t bytes)
     return result;
 }
 
-static bool is_reserved(uint64_t pointer, uint64_t bytes)
+static const struct reservation *find_reservation(uint64_t pointer, uint64_t bytes)
 {
     for (const struct reservation *one = reservations; one != NULL; one = one->next) {
         if (pointer >= one->address && bytes <= one->bytes && pointer - one->address <= one->bytes - bytes) {
-            return true;
+            return one;
         }
     }
-    return false;
+    return NULL;
+}
+
+uint64_t reservation_number(uint64_t address)
+{
+    return find_reservation(address, 1)->number;
 }
 
 static cuda_result map(uint64_t pointer, uint64_t bytes, struct block *block)
 {
-    if (bytes > block->of.bytes || !is_reserved(pointer, bytes) || allocation_overlaps(pointer, bytes)) {
+    if (bytes > block->of.bytes || find_reservation(pointer, bytes) == NULL ||
+        allocation_overlaps(pointer, bytes)) {
         return CUDA_RESULT_INVALID_VALUE;
     }
     if (!arena_map(pointer, bytes, block->fd, 0)) {

@@ -1,7 +1,7 @@
 #include <pthread.h>
 
 #include "client/lib/internal.h"
-#include "tests/unit/client/gpu_pair.h"
+#include "tests/unit/client/gpu_segment.h"
 
 /* Memory on GPUs: what is registered, when, as what, and what is refused by which name. */
 
@@ -205,52 +205,6 @@ static void test_alloc_on_a_gpu(void **state)
     pair_stop(&pair);
     GPU_OK(cuda->memory_info(&free_after, &total));
     assert_int_equal(free_after, free_before);
-}
-
-/* As an allocator with expandable segments does it: a range of addresses, filled part by part. */
-struct segment {
-    cuda_pointer base;
-    size_t chunk_bytes;
-    unsigned count;
-    cuda_allocation chunks[16];
-};
-
-static void segment_grow(struct segment *segment)
-{
-    struct cuda_allocation_properties properties = {.type = CUDA_ALLOCATION_PINNED,
-                                                    .handle_types = CUDA_HANDLE_POSIX_FD,
-                                                    .location = {.type = CUDA_LOCATION_DEVICE}};
-    struct cuda_access access = {.location = properties.location, .flags = CUDA_ACCESS_READ_WRITE};
-    cuda_pointer at = segment->base + segment->count * segment->chunk_bytes;
-    cuda_allocation *chunk = &segment->chunks[segment->count++];
-    GPU_OK(cuda->allocation_create(chunk, segment->chunk_bytes, &properties, 0));
-    GPU_OK(cuda->address_map(at, segment->chunk_bytes, 0, *chunk, 0));
-    GPU_OK(cuda->address_set_access(at, segment->chunk_bytes, &access, 1));
-}
-
-static void segment_shrink(struct segment *segment)
-{
-    segment->count--;
-    GPU_OK(cuda->address_unmap(segment->base + segment->count * segment->chunk_bytes, segment->chunk_bytes));
-    GPU_OK(cuda->allocation_release(segment->chunks[segment->count]));
-}
-
-static struct segment segment_make(size_t chunk_bytes, unsigned count)
-{
-    struct segment segment = {.chunk_bytes = chunk_bytes};
-    GPU_OK(cuda->address_reserve(&segment.base, 16 * chunk_bytes, 0, 0, 0));
-    while (segment.count < count) {
-        segment_grow(&segment);
-    }
-    return segment;
-}
-
-static void segment_free(struct segment *segment)
-{
-    while (segment->count > 0) {
-        segment_shrink(segment);
-    }
-    GPU_OK(cuda->address_free(segment->base, 16 * segment->chunk_bytes));
 }
 
 static void test_expandable_segments(void **state)

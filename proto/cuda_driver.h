@@ -92,6 +92,7 @@ struct cuda_allocation_properties { /* CUmemAllocationProp */
 };
 #define CUDA_ALLOCATION_PINNED 1
 #define CUDA_HANDLE_POSIX_FD 1
+#define CUDA_HANDLE_FABRIC 8 /* between nodes */
 #define CUDA_GRANULARITY_MINIMUM 0
 
 struct cuda_access { /* CUmemAccessDesc */

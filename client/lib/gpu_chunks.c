@@ -163,6 +163,33 @@ static comm_result_t find_allocation(const unsigned char *at, size_t size_bytes,
                                       : error_report(COMM_NO_MEMORY, "no memory for a registration");
 }
 
+static bool is_virtual(const void *at)
+{
+    cuda_allocation allocation;
+    bool found = gpu_driver()->allocation_retain(&allocation, (void *)(uintptr_t)at) == CUDA_RESULT_OK;
+    if (found) {
+        (void)gpu_driver()->allocation_release(allocation);
+    }
+    return found;
+}
+
+/* What has neither a legacy handle nor a descriptor. */
+static comm_result_t refuse_by_types(const void *at, unsigned long long types)
+{
+    if (!is_virtual(at)) {
+        return refuse(at, "of a CUDA memory pool (cudaMallocAsync), or another that has no handle");
+    }
+    if ((types & CUDA_HANDLE_FABRIC) == 0) {
+        return refuse(at, "virtual memory that was made without a handle type to pass it by");
+    }
+    return error_report(COMM_UNSUPPORTED,
+                        "the memory at %p is virtual memory exportable by fabric handle alone, as that of "
+                        "PyTorch's expandable segments where the GPU has access to a fabric; commd takes "
+                        "descriptors and legacy IPC handles: use memory of comm_mem_alloc, or of cudaMalloc "
+                        "(PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False)",
+                        at);
+}
+
 comm_result_t chunks_find(const struct client_gpu *gpu, const unsigned char *at, size_t size_bytes,
                           struct gpu_chunks *chunks)
 {
@@ -184,7 +211,7 @@ comm_result_t chunks_find(const struct client_gpu *gpu, const unsigned char *at,
         chunks->are_virtual = true;
         return find_chunks(gpu, at, size_bytes, chunks);
     }
-    return refuse(at, "of a CUDA memory pool (cudaMallocAsync), or another that has no handle");
+    return refuse_by_types(at, types);
 }
 
 comm_result_t chunk_export(const struct client_chunk *chunk, int *out)

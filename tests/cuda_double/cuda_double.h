@@ -42,6 +42,8 @@
  *     allocates where that was is ALREADY_MAPPED. A handle that is stale, or whose exporter has ended, is
  * INVALID_VALUE. A device that this process does not see is INVALID_DEVICE. What was opened cannot be
  * exported again.
+ *   - cuMemCreate takes fabric handles as a type, as drivers do also where there is no fabric; nothing
+ * exports or imports one.
  *   - cuMemGetAddressRange of virtual memory gives the mapping, not the reservation.
  *   - cuMemFree waits for all work of the allocation's context, cuMemFreeHost for all work of all contexts;
  *     cuIpcCloseMemHandle, cuMemUnmap and cuMemHostUnregister wait for nothing: later work that touches it

@@ -102,7 +102,7 @@ cuda_result cuMemCreate(cuda_allocation *allocation, size_t bytes,
     if (!properties_are_sound(properties) || bytes == 0 || bytes % GRANULARITY != 0 || flags != 0) {
         return CUDA_RESULT_INVALID_VALUE;
     }
-    if ((properties->handle_types & ~CUDA_HANDLE_POSIX_FD) != 0) {
+    if ((properties->handle_types & ~(CUDA_HANDLE_POSIX_FD | CUDA_HANDLE_FABRIC)) != 0) {
         return CUDA_RESULT_NOT_SUPPORTED;
     }
     double_lock();

@@ -10,13 +10,14 @@ struct segment {
     cuda_pointer base;
     size_t chunk_bytes;
     unsigned count;
+    int handle_types;
     cuda_allocation chunks[SEGMENT_CHUNKS_MAX];
 };
 
 static inline void segment_map(struct segment *segment, unsigned index)
 {
     struct cuda_allocation_properties properties = {.type = CUDA_ALLOCATION_PINNED,
-                                                    .handle_types = CUDA_HANDLE_POSIX_FD,
+                                                    .handle_types = segment->handle_types,
                                                     .location = {.type = CUDA_LOCATION_DEVICE}};
     struct cuda_access access = {.location = properties.location, .flags = CUDA_ACCESS_READ_WRITE};
     cuda_pointer at = segment->base + index * segment->chunk_bytes;
@@ -44,7 +45,7 @@ static inline void segment_shrink(struct segment *segment)
 
 static inline struct segment segment_make(size_t chunk_bytes, unsigned count)
 {
-    struct segment segment = {.chunk_bytes = chunk_bytes};
+    struct segment segment = {.chunk_bytes = chunk_bytes, .handle_types = CUDA_HANDLE_POSIX_FD};
     GPU_OK(cuda->address_reserve(&segment.base, SEGMENT_CHUNKS_MAX * chunk_bytes, 0, 0, 0));
     while (segment.count < count) {
         segment_grow(&segment);

@@ -61,6 +61,48 @@ static void test_made_anew(void **state)
     pair_stop(&pair);
 }
 
+/* Each kind by its name, with a way out. */
+static void test_without_a_descriptor(void **state)
+{
+    (void)state;
+    static const struct {
+        int handle_types;
+        const char *texts[3];
+    } kinds[] = {
+        {CUDA_HANDLE_FABRIC,
+         {"exportable by fabric handle alone", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False",
+          "comm_mem_alloc"}},
+        {0, {"made without a handle type", "comm_mem_alloc", "cudaMalloc"}},
+    };
+    struct pair pair = pair_start(NULL);
+    comm_t *comm = gpu_comm(&pair, "types", 0);
+    cuda_pointer at;
+    cuda_stream stream = gpu_stream();
+    for (unsigned i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        struct segment segment = {.chunk_bytes = 2 * MIB, .handle_types = kinds[i].handle_types};
+        GPU_OK(cuda->address_reserve(&segment.base, SEGMENT_CHUNKS_MAX * segment.chunk_bytes, 0, 0, 0));
+        segment_grow(&segment);
+        unsigned char *base = gpu_address(segment.base);
+        assert_int_equal(reduce_now(comm, base, base, 10), COMM_UNSUPPORTED);
+        for (unsigned text = 0; text < 3; text++) {
+            assert_error_says(kinds[i].texts[text]);
+        }
+        segment_free(&segment);
+    }
+    struct segment both = {.chunk_bytes = 2 * MIB, .handle_types = CUDA_HANDLE_FABRIC | CUDA_HANDLE_POSIX_FD};
+    GPU_OK(cuda->address_reserve(&both.base, SEGMENT_CHUNKS_MAX * both.chunk_bytes, 0, 0, 0));
+    segment_grow(&both);
+    expect_reduced(comm, gpu_address(both.base), 2 * MIB);
+    segment_free(&both);
+    GPU_OK(beyond.alloc_pool(&at, 4096, stream));
+    assert_int_equal(reduce_now(comm, gpu_address(at), gpu_address(at), 10), COMM_UNSUPPORTED);
+    assert_error_says("CUDA memory pool (cudaMallocAsync)");
+    GPU_OK(beyond.free_pool(at, stream));
+    GPU_OK(cuda->stream_synchronize(stream));
+    GPU_OK(cuda->stream_destroy(stream));
+    pair_stop(&pair);
+}
+
 static int setup(void **state)
 {
     assert_int_equal(setenv("CUDA_DOUBLE_MAPPINGS_NUMBERED", "0", 1), 0);
@@ -72,6 +114,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mapped_anew),
         cmocka_unit_test(test_made_anew),
+        cmocka_unit_test(test_without_a_descriptor),
     };
     return cmocka_run_group_tests(tests, setup, gpu_teardown);
 }

@@ -102,6 +102,14 @@ bool chunks_add(struct gpu_chunks *chunks, const struct client_chunk *chunk);
 /* What there is around the range, whole, and can be passed on. Reported. */
 comm_result_t chunks_find(const struct client_gpu *gpu, const unsigned char *at, size_t size_bytes,
                           struct gpu_chunks *chunks);
+/*
+ * Chunks of virtual memory without a hole from the address on, up to `until` at most, and no more than there
+ * is room for among `count` others. False: no memory.
+ */
+bool chunks_find_next(const struct client_gpu *gpu, const unsigned char *at, const unsigned char *until,
+                      uint32_t count, struct gpu_chunks *chunks);
+/* How many bytes were reserved around the address, from it on; 0: CUDA does not say. */
+size_t chunk_reserved_bytes(const unsigned char *at);
 /* A descriptor of it. Reported. */
 comm_result_t chunk_export(const struct client_chunk *chunk, int *out);
 

@@ -140,6 +140,34 @@ no_memory:
     return error_report(COMM_NO_MEMORY, "no memory for a registration");
 }
 
+bool chunks_find_next(const struct client_gpu *gpu, const unsigned char *at, const unsigned char *until,
+                      uint32_t count, struct gpu_chunks *chunks)
+{
+    struct client_chunk chunk;
+    chunks->are_virtual = true;
+    while (at < until && chunks->count + count < CHUNKS_MAX && find_chunk(gpu, at, &chunk) &&
+           chunk.base == at && chunk.size_bytes <= (size_t)(until - at)) {
+        if (!chunks_add(chunks, &chunk)) {
+            return false;
+        }
+        at += chunk.size_bytes;
+    }
+    return true;
+}
+
+size_t chunk_reserved_bytes(const unsigned char *at)
+{
+    cuda_pointer begin = 0;
+    size_t size_bytes = 0;
+    cuda_pointer here = (cuda_pointer)(uintptr_t)at;
+    if (gpu_ask(&begin, CUDA_POINTER_RANGE_START, at) != CUDA_RESULT_OK ||
+        gpu_ask(&size_bytes, CUDA_POINTER_RANGE_BYTES, at) != CUDA_RESULT_OK || begin > here ||
+        size_bytes < here - begin) {
+        return 0;
+    }
+    return size_bytes - (size_t)(here - begin);
+}
+
 /* The whole allocation of cuMemAlloc that holds the range. */
 static comm_result_t find_allocation(const unsigned char *at, size_t size_bytes, struct gpu_chunks *chunks)
 {

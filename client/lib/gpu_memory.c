@@ -31,7 +31,7 @@ static void forget_stale(struct comm_client *client)
 {
     for (size_t i = 0; i < client->memory_count;) {
         struct client_memory *memory = client->memories[i];
-        if (memory->gpu != NULL && memory->ready &&
+        if (memory->gpu != NULL && memory->ready && !memory->growing &&
             !chunks_are_current(memory, memory->base, memory->base + memory->size_bytes)) {
             forget(client, memory);
             i = 0; /* the lock was let go of */
@@ -44,14 +44,14 @@ static void forget_stale(struct comm_client *client)
 /* --- Telling commd --- */
 
 static void fill_register(Commd__Client__Request *request, Commd__Client__MemRegister *body,
-                          struct client_memory *memory)
+                          const struct client_memory *memory)
 {
     commd__client__request__init(request);
     commd__client__mem_register__init(body);
     request->body_case = COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER;
     request->mem_register = body;
     body->memory = memory->id;
-    body->size_bytes = memory->size_bytes;
+    body->size_bytes = memory->is_virtual ? memory->room_bytes : memory->size_bytes;
     body->device_uuid.data = memory->gpu->uuid.bytes;
     body->device_uuid.len = CUDA_UUID_BYTES;
 }
@@ -91,13 +91,36 @@ static comm_result_t announce_chunk(struct comm_client *client, const struct cli
     return result;
 }
 
-static comm_result_t announce_chunks(struct comm_client *client, struct client_memory *memory)
+static comm_result_t announce_room(struct comm_client *client, const struct client_memory *memory)
 {
     Commd__Client__Request request;
     Commd__Client__MemRegister body;
     fill_register(&request, &body, memory);
     body.virtual_memory = true;
-    comm_result_t result = memory_ask(client, &request, memory->id, -1);
+    return memory_ask(client, &request, memory->id, -1);
+}
+
+/*
+ * As much again as there is, within what the owner has reserved: so a segment that grows by a chunk at a time
+ * is registered anew as often as it doubles, and each chunk passed twice, not as often as the segment has
+ * chunks.
+ */
+static size_t room_for(const struct client_memory *memory)
+{
+    size_t reserved_bytes = chunk_reserved_bytes(memory->base);
+    size_t room_bytes = 2 * memory->size_bytes;
+    room_bytes = reserved_bytes != 0 && reserved_bytes < room_bytes ? reserved_bytes : room_bytes;
+    return room_bytes > memory->size_bytes ? room_bytes : memory->size_bytes;
+}
+
+static comm_result_t announce_chunks(struct comm_client *client, struct client_memory *memory, bool may_grow)
+{
+    memory->room_bytes = may_grow ? room_for(memory) : memory->size_bytes;
+    comm_result_t result = announce_room(client, memory);
+    if ((result == COMM_LIMIT || result == COMM_NO_MEMORY) && memory->room_bytes > memory->size_bytes) {
+        memory->room_bytes = memory->size_bytes;
+        result = announce_room(client, memory);
+    }
     if (result != COMM_OK) {
         return result;
     }
@@ -112,7 +135,7 @@ static comm_result_t announce_chunks(struct comm_client *client, struct client_m
 
 /* Takes the chunks over. Nothing at their addresses is registered. */
 static comm_result_t add_memory(struct comm_client *client, struct client_gpu *gpu,
-                                const struct gpu_chunks *chunks, struct client_memory **out)
+                                const struct gpu_chunks *chunks, bool may_grow, struct client_memory **out)
 {
     struct client_memory *memory = calloc(1, sizeof *memory);
     if (memory == NULL) {
@@ -129,7 +152,8 @@ static comm_result_t add_memory(struct comm_client *client, struct client_gpu *g
     memory->size_bytes = (size_t)(last->base + last->size_bytes - memory->base);
     comm_result_t result = memory_insert(client, memory);
     if (result == COMM_OK) {
-        result = chunks->are_virtual ? announce_chunks(client, memory) : announce_handle(client, memory);
+        result =
+            chunks->are_virtual ? announce_chunks(client, memory, may_grow) : announce_handle(client, memory);
         if (result != COMM_OK) {
             memory_remove(client, memory);
         }
@@ -158,7 +182,7 @@ static comm_result_t make_place(struct comm_client *client, const struct gpu_chu
                                 "the memory at %p is registered as memory of the host: comm_mem_deregister",
                                 (const void *)other->base);
         }
-        if (other->ready) {
+        if (other->ready && !other->growing) {
             forget(client, other);
         } else { /* another thread is at it */
             client_progress(client, clock_ns() + REGISTERING_POLL_NS);
@@ -167,18 +191,91 @@ static comm_result_t make_place(struct comm_client *client, const struct gpu_chu
     return client->lost == COMM_OK ? COMM_OK : error_repeat(client->lost, client->lost_text);
 }
 
+/* Takes the chunks over, one by one as commd maps them. Operations go on with what was there. */
+static comm_result_t append_chunks(struct comm_client *client, struct client_memory *memory,
+                                   const struct gpu_chunks *added)
+{
+    struct gpu_chunks all = {
+        .list = memory->chunks, .count = memory->chunk_count, .capacity = memory->chunk_count};
+    comm_result_t result = make_place(client, added);
+    for (uint32_t i = 0; i < added->count && result == COMM_OK; i++) {
+        result = announce_chunk(client, memory, &added->list[i]);
+        if (result == COMM_OK && !chunks_add(&all, &added->list[i])) {
+            result = error_report(COMM_NO_MEMORY, "no memory for a registration");
+        }
+        memory->chunks = all.list;
+        if (result == COMM_OK) {
+            memory->chunk_count = all.count;
+            memory->size_bytes += added->list[i].size_bytes;
+        }
+    }
+    return result;
+}
+
+/*
+ * Adds to memory that has room for it what is mapped behind it, up to the end at least. False: it is still to
+ * be registered, with all around it. May let go of the lock.
+ */
+static bool grow(struct comm_client *client, struct client_memory *memory, const unsigned char *end)
+{
+    const unsigned char *from = memory->base + memory->size_bytes;
+    struct gpu_chunks added = {0};
+    if (!chunks_find_next(memory->gpu, from, memory->base + memory->room_bytes, memory->chunk_count,
+                          &added) ||
+        added.count == 0 || added.list[added.count - 1].base + added.list[added.count - 1].size_bytes < end) {
+        free(added.list);
+        return false;
+    }
+    memory->growing = true;
+    memory->uses++;
+    comm_result_t result = append_chunks(client, memory, &added);
+    memory->growing = false;
+    memory->uses--; /* the last one or not: it is in the list, and whoever drops it waits */
+    pthread_cond_broadcast(&client->changed);
+    free(added.list);
+    if (result != COMM_OK && memory->ready) { /* commd may have more of it than is known here */
+        forget(client, memory);
+    }
+    return result == COMM_OK && memory->ready;
+}
+
+/* What commd has mapped, up to where the range begins, and has room for all of it; or null. */
+static struct client_memory *growable(const struct comm_client *client, const struct client_gpu *gpu,
+                                      const unsigned char *at, size_t size_bytes)
+{
+    struct client_memory *memory = memory_before(client, at);
+    bool fits = memory != NULL && memory->gpu == gpu && memory->is_virtual && memory->ready &&
+                size_bytes <= memory->room_bytes &&
+                (size_t)(at - memory->base) <= memory->room_bytes - size_bytes;
+    return fits ? memory : NULL;
+}
+
 static comm_result_t register_memory(struct comm_client *client, struct client_gpu *gpu,
                                      const unsigned char *at, size_t size_bytes, struct client_memory **out)
 {
     struct gpu_chunks chunks = {0};
+    struct client_memory *before;
     forget_stale(client);
+    while ((before = growable(client, gpu, at, size_bytes)) != NULL && client->lost == COMM_OK) {
+        if (before->growing) { /* by another thread */
+            client_progress(client, clock_ns() + REGISTERING_POLL_NS);
+        } else if ((size_t)(at - before->base) + size_bytes <= before->size_bytes) {
+            *out = before; /* it was grown so far meanwhile */
+            return COMM_OK;
+        } else if (grow(client, before, at + size_bytes)) {
+            *out = before;
+            return COMM_OK;
+        } else {
+            break;
+        }
+    }
     comm_result_t result = chunks_find(gpu, at, size_bytes, &chunks);
     result = result == COMM_OK ? make_place(client, &chunks) : result;
     if (result != COMM_OK) {
         free(chunks.list);
         return result;
     }
-    return add_memory(client, gpu, &chunks, out);
+    return add_memory(client, gpu, &chunks, true, out);
 }
 
 /* What is known from its making need not be asked. May let go of the lock. */
@@ -202,7 +299,7 @@ static comm_result_t register_made(struct comm_client *client, struct client_gpu
         free(chunks.list);
         return result;
     }
-    result = add_memory(client, gpu, &chunks, &memory);
+    result = add_memory(client, gpu, &chunks, false, &memory);
     if (result == COMM_OK) {
         memory->owned = true;
         memory->guard_bytes = made->guard_bytes;

@@ -73,6 +73,8 @@ struct client_memory {
     struct client_gpu *gpu; /* where it lies; null: on the host */
     size_t guard_bytes;     /* owned, on a GPU: as in struct gpu_allocation */
     bool is_virtual;        /* on a GPU: virtual memory */
+    bool growing;           /* likewise: a thread is adding chunks; nobody else forgets it */
+    size_t room_bytes;      /* likewise: that commd has reserved, from base on */
     uint32_t chunk_count;   /* on a GPU */
     struct client_chunk *chunks;
     struct client_memory *next_free;
@@ -454,6 +456,8 @@ struct client_memory *memory_find(const struct comm_client *client, const void *
 /* The first one that has a byte of the range, or null. */
 struct client_memory *memory_overlapping(const struct comm_client *client, const void *address,
                                          size_t size_bytes);
+/* The last one that begins at the address, or before it, or null. */
+struct client_memory *memory_before(const struct comm_client *client, const void *address);
 /* Reported. */
 comm_result_t memory_insert(struct comm_client *client, struct client_memory *memory);
 void memory_remove(struct comm_client *client, const struct client_memory *memory);

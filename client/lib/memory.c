@@ -57,6 +57,12 @@ struct client_memory *memory_overlapping(const struct comm_client *client, const
     return next ? client->memories[index] : NULL;
 }
 
+struct client_memory *memory_before(const struct comm_client *client, const void *address)
+{
+    size_t index = upper_index(client, address);
+    return index > 0 ? client->memories[index - 1] : NULL;
+}
+
 comm_result_t memory_insert(struct comm_client *client, struct client_memory *memory)
 {
     if (client->memory_count == client->memory_capacity) {

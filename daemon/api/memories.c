@@ -53,7 +53,7 @@ static enum status memory_check_reserved(const struct api_session *session, int 
     uint64_t bytes = size_bytes;
     for (const struct api_memory *memory = session->memories; memory != NULL; memory = memory->hh.next) {
         if (dev_memory_gpu(memory->memory) == gpu && bytes <= most_bytes) {
-            bytes += dev_memory_size_bytes(memory->memory);
+            bytes += dev_memory_reserved_bytes(memory->memory);
         }
     }
     return bytes <= most_bytes
@@ -228,6 +228,7 @@ void api_memory_map(struct api_session *session, uint64_t request_id, const Comm
                                  : "memory %u: no file descriptor came with the request",
                   request->memory);
     } else if (dev_memory_map(memory->memory, fd, request->size_bytes, &error) == STATUS_OK) {
+        session->memory_bytes += request->size_bytes;
         api_session_reply_done(session, request_id);
         return;
     }

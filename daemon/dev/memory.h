@@ -58,8 +58,9 @@ bool dev_memory_is_used(const struct dev_memory *memory);
 /*
  * Virtual memory of a client on a GPU, which may consist of several allocations (as PyTorch's expandable
  * segments): reserves the addresses; each dev_memory_map maps one allocation, whole, by its descriptor, which
- * stays the caller's. Chunks come in order, without gaps. Usable once all of it is mapped: until then
- * dev_memory_range gives null. Errors as above.
+ * stays the caller's. Chunks come in order, without gaps, and what they have filled can be used: later ones
+ * change nothing of that, so that a segment that grows stays the same memory as long as there is room. Errors
+ * as above.
  */
 enum status dev_memory_reserve(struct dev_gpus *gpus, uint32_t gpu, uint64_t size_bytes,
                                struct dev_memory **out, struct error *error) COMM_MUST_USE;
@@ -83,7 +84,9 @@ void dev_memory_unref(struct dev_memory *memory);
 
 /* The GPU's index, or DEV_GPU_HOST. */
 int dev_memory_gpu(const struct dev_memory *memory);
+/* That can be used; and that were reserved, of virtual memory more where it may grow. */
 uint64_t dev_memory_size_bytes(const struct dev_memory *memory);
+uint64_t dev_memory_reserved_bytes(const struct dev_memory *memory);
 /* Whether it was opened by a legacy IPC handle. */
 bool dev_memory_by_ipc(const struct dev_memory *memory);
 

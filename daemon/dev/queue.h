@@ -35,8 +35,8 @@ struct dev_copy_range {
     uint64_t bytes;
 };
 /*
- * Which memory a kernel works on: that of GPUs; or some of the host's (pinned) as well: a few threads fill the
- * link to it, and leave the rest of the GPU to others.
+ * Which memory a kernel works on: that of GPUs; or some of the host's (pinned) as well: a few threads fill
+ * the link to it, and leave the rest of the GPU to others.
  */
 enum dev_queue_path { DEV_QUEUE_GPUS, DEV_QUEUE_LINK };
 

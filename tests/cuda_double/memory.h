@@ -71,8 +71,13 @@ bool allocation_overlaps(uint64_t address, uint64_t bytes);
 /* Takes a copy, gives it a buffer id. Null: no memory. */
 struct allocation *allocation_add(const struct allocation *allocation);
 uint64_t allocation_number(void); /* one that was never given */
-/* Of the reservation of virtual memory that the address is in. */
-uint64_t reservation_number(uint64_t address);
+/* The reservation of virtual memory that the address is in: there is one. */
+struct reserved {
+    uint64_t address;
+    uint64_t bytes;
+    uint64_t number; /* never given twice */
+};
+struct reserved reservation_of(uint64_t address);
 /* Waits until no work touches it, and frees the entry, not the memory. May let go of the lock meanwhile. */
 void allocation_remove(struct allocation *allocation);
 

@@ -12,9 +12,7 @@
 
 struct reservation {
     struct reservation *next;
-    uint64_t address;
-    uint64_t bytes;
-    uint64_t number;
+    struct reserved of;
 };
 
 static struct reservation *reservations;
@@ -233,7 +231,7 @@ cuda_result cuMemAddressReserve(cuda_pointer *pointer, size_t bytes, size_t alig
         result = CUDA_RESULT_OUT_OF_MEMORY;
     } else {
         *made = (struct reservation){
-            .next = reservations, .address = address, .bytes = bytes, .number = allocation_number()};
+            .next = reservations, .of = {.address = address, .bytes = bytes, .number = allocation_number()}};
         reservations = made;
         *pointer = address;
     }
@@ -249,7 +247,7 @@ cuda_result cuMemAddressFree(cuda_pointer pointer, size_t bytes)
     }
     double_lock();
     struct reservation **link = &reservations;
-    while (*link != NULL && ((*link)->address != pointer || (*link)->bytes != bytes)) {
+    while (*link != NULL && ((*link)->of.address != pointer || (*link)->of.bytes != bytes)) {
         link = &(*link)->next;
     }
     if (*link == NULL || allocation_overlaps(pointer, bytes)) {
@@ -267,16 +265,17 @@ cuda_result cuMemAddressFree(cuda_pointer pointer, size_t bytes)
 static const struct reservation *find_reservation(uint64_t pointer, uint64_t bytes)
 {
     for (const struct reservation *one = reservations; one != NULL; one = one->next) {
-        if (pointer >= one->address && bytes <= one->bytes && pointer - one->address <= one->bytes - bytes) {
+        if (pointer >= one->of.address && bytes <= one->of.bytes &&
+            pointer - one->of.address <= one->of.bytes - bytes) {
             return one;
         }
     }
     return NULL;
 }
 
-uint64_t reservation_number(uint64_t address)
+struct reserved reservation_of(uint64_t address)
 {
-    return find_reservation(address, 1)->number;
+    return find_reservation(address, 1)->of;
 }
 
 static cuda_result map(uint64_t pointer, uint64_t bytes, struct block *block)

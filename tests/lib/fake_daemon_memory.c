@@ -39,6 +39,15 @@ static void register_on_gpu(struct fake_daemon *daemon, struct fake_memory *memo
     pthread_mutex_unlock(&daemon->lock);
 }
 
+/* Of a client that asks for room, and then for what it needs, every other time. */
+static bool wants_room(struct fake_daemon *daemon)
+{
+    pthread_mutex_lock(&daemon->lock);
+    bool wants = ++daemon->counts.rooms % 2 == 1;
+    pthread_mutex_unlock(&daemon->lock);
+    return wants;
+}
+
 /* Answers so as often as the script says. */
 static bool is_busy(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id)
 {
@@ -68,6 +77,10 @@ void fake_handle_register(struct fake_daemon *daemon, struct fake_session *sessi
     if (request->device_uuid.len > 0) {
         if (fake_current_script(daemon).refuses_gpu_memory) {
             fake_send_error(session, request_id, STATUS_DEVICE, "fake: the GPU does not open it");
+            return;
+        }
+        if (request->virtual_memory && fake_current_script(daemon).room_refused && wants_room(daemon)) {
+            fake_send_error(session, request_id, STATUS_LIMIT, "fake: so many addresses are not left");
             return;
         }
         if (request->ipc_handle.len > 0 && is_busy(daemon, session, request_id)) {

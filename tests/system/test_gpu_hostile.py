@@ -241,12 +241,38 @@ class Hostile(cluster.StandaloneTest):
             self.join()
             self.refused(INVALID_ARGUMENT, "", output=(30, 0))
             self.map(30, UNIT, fd)
-            self.refused(INVALID_ARGUMENT, "", output=(30, 0))
-            self.map(30, UNIT, fd)
             self.done(output=(30, 0))
+            for offset in (UNIT - 8, UNIT, 2 * UNIT - 8000):  # where nothing is yet
+                self.refused(INVALID_ARGUMENT, f"beyond the memory of {UNIT} bytes", output=(30, offset))
+            self.map(30, UNIT, fd)
+            self.done(output=(30, UNIT - 8))
             self.map(30, UNIT, fd, INVALID_ARGUMENT, "more than are reserved")
         os.close(fd)
         self.gpu.release(allocation)
+
+    def test_more_mapped_while_it_is_used(self):
+        """What an operation uses is left alone, and counted is what is there."""
+        allocations = [self.gpu.create(UNIT) for _ in range(3)]
+        fds = [self.gpu.export(allocation) for allocation in allocations]
+        self.register(30, 4 * UNIT, virtual=1)
+        self.map(30, UNIT, fds[0])
+        self.join()
+        self.client.tell(self.client.SUBMIT, self.submission(input=(30, 0), output=(30, 8000), waits=[(WORDS, 16, 1)]))
+        waits = self.ticket
+        for count, fd in enumerate(fds[1:], 2):
+            self.map(30, UNIT, fd)
+            gpu = self.cluster.json("solo", "gpus")["gpus"][0]
+            self.assertEqual((gpu["memories"], gpu["memory_imported_bytes"]), (1, count * UNIT))
+        self.words.set_word(16, 1)
+        self.assertEqual(self.client.complete(waits)[0], 0)
+        self.done(input=(30, UNIT - 80), output=(30, 2 * UNIT - 80))
+        self.refused(INVALID_ARGUMENT, f"beyond the memory of {3 * UNIT} bytes", input=(30, 0), output=(30, 3 * UNIT - 80))
+        self.client.ask(self.client.DEREGISTER, {1: 30})
+        for fd, allocation in zip(fds, allocations):
+            os.close(fd)
+            self.gpu.release(allocation)
+        mine = [client for client in self.cluster.json("solo", "clients")["clients"] if client["program"] == "raw"]
+        self.assertEqual([client["memory_bytes"] for client in mine], [4096], "the words")
 
     def used_bytes(self):
         return self.cluster.json("solo", "gpus")["gpus"][0]["used_bytes"]

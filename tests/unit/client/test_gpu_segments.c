@@ -1,3 +1,5 @@
+#include <pthread.h>
+
 #include "client/lib/internal.h"
 #include "tests/unit/client/gpu_segment.h"
 
@@ -61,6 +63,164 @@ static void test_made_anew(void **state)
     pair_stop(&pair);
 }
 
+static uint64_t steps_of(unsigned chunks)
+{
+    return chunks / 2 * (chunks + 1);
+}
+
+/* A chunk at a time: registered anew only as often as it doubles. */
+static void test_grows(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    comm_t *comm = gpu_comm(&pair, "grows", 0);
+    struct segment segment = segment_make(2 * MIB, 0);
+    unsigned char *base = gpu_address(segment.base);
+    for (unsigned i = 0; i < 48; i++) {
+        segment_grow(&segment);
+        expect_reduced(comm, base + (i == 0 ? 0 : (2 * i - 1) * MIB), (i == 0 ? 1 : 3) * MIB);
+        assert_int_equal(fake_daemon_counts(pair.daemon).memories, 1);
+    }
+    struct fake_counts counts = fake_daemon_counts(pair.daemon);
+    print_message("48 chunks: %llu passed in %llu registrations; one by one anew: %llu in 48\n",
+                  (unsigned long long)counts.maps, (unsigned long long)counts.virtuals,
+                  (unsigned long long)steps_of(48));
+    assert_true(counts.virtuals <= 7);
+    assert_true(counts.maps < 3 * 48);
+    assert_int_equal(counts.refused, 0);
+    assert_int_equal(counts.unmapped, 0);
+    /* Several at once, used from the last on; never more room than the owner has. */
+    for (unsigned i = 48; i < SEGMENT_CHUNKS_MAX; i++) {
+        segment_grow(&segment);
+    }
+    expect_reduced(comm, base + 127 * MIB, MIB);
+    expect_reduced(comm, base, 128 * MIB);
+    assert_true(fake_daemon_counts(pair.daemon).memory_bytes <= SEGMENT_CHUNKS_MAX * 2 * MIB);
+    assert_int_equal(fake_daemon_counts(pair.daemon).memories, 1);
+    segment_free(&segment);
+    pair_stop(&pair);
+}
+
+/* Operations in flight, and the memory's name, stay what they were. */
+static void test_grows_while_it_is_used(void **state)
+{
+    (void)state;
+    struct fake_script script = {.op_delay_ms = 300};
+    struct pair pair = pair_start(NULL);
+    comm_t *comm = gpu_comm(&pair, "used", 0);
+    struct segment segment = segment_make(2 * MIB, 2);
+    unsigned char *base = gpu_address(segment.base);
+    expect_reduced(comm, base, 4 * MIB);
+    uint32_t memory = fake_daemon_counts(pair.daemon).input_memory;
+    fake_daemon_set(pair.daemon, &script);
+    expect_ok(reduce_now(comm, base, base, 4 * MIB));
+    segment_grow(&segment);
+    uint64_t began_ns = clock_ns();
+    expect_ok(reduce_now(comm, base + 3 * MIB, base + 3 * MIB, 2 * MIB));
+    assert_true(clock_ns() - began_ns < 250u * 1000000u);
+    expect_ok(comm_sync(comm, 0));
+    struct fake_counts counts = fake_daemon_counts(pair.daemon);
+    assert_int_equal(counts.input_memory, memory);
+    assert_int_equal(counts.virtuals, 1);
+    assert_int_equal(counts.maps, 3);
+    assert_int_equal(counts.withdrawn, 0);
+    /* What lies behind a hole is memory of its own, until the hole is filled. */
+    segment_map(&segment, 5);
+    expect_reduced(comm, base + 10 * MIB, 2 * MIB);
+    assert_int_equal(fake_daemon_counts(pair.daemon).memories, 2);
+    segment_map(&segment, 3);
+    segment_map(&segment, 4);
+    segment.count = 6;
+    expect_reduced(comm, base + 4 * MIB, 8 * MIB);
+    assert_int_equal(fake_daemon_counts(pair.daemon).memories, 1);
+    assert_int_equal(fake_daemon_counts(pair.daemon).unmapped, 0);
+    segment_free(&segment);
+    pair_stop(&pair);
+}
+
+/* Without the room that was wished for, it is registered all the same; and after a chunk was refused, whole.
+ */
+static void test_no_room_to_grow(void **state)
+{
+    (void)state;
+    struct fake_script script = {.room_refused = true};
+    struct pair pair = pair_start(&script);
+    comm_t *comm = gpu_comm(&pair, "no-room", 0);
+    struct segment segment = segment_make(2 * MIB, 2);
+    unsigned char *base = gpu_address(segment.base);
+    expect_reduced(comm, base, 4 * MIB);
+    assert_int_equal(fake_daemon_counts(pair.daemon).memory_bytes, 4 * MIB);
+    segment_grow(&segment);
+    expect_reduced(comm, base, 6 * MIB);
+    assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, 2);
+    assert_int_equal(fake_daemon_counts(pair.daemon).memories, 1);
+    fake_daemon_set(pair.daemon, &(struct fake_script){0});
+    segment_grow(&segment);
+    expect_reduced(comm, base, 8 * MIB); /* with room from here on */
+    assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, 3);
+    segment_grow(&segment);
+    beyond.inject("cuMemExportToShareableHandle:1=999");
+    expect_reduced(comm, base, 10 * MIB);
+    beyond.inject(NULL);
+    assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, 4);
+    assert_int_equal(fake_daemon_counts(pair.daemon).memories, 1);
+    segment_free(&segment);
+    pair_stop(&pair);
+}
+
+struct grower {
+    pthread_t thread;
+    comm_t *comm;
+    unsigned char *base;
+    unsigned seed;
+};
+
+static void *use(void *argument)
+{
+    struct grower *grower = argument;
+    for (unsigned i = 0; i < 60; i++) {
+        unsigned chunk = (i * 7 + grower->seed * 11) % 32;
+        unsigned char *at = grower->base + chunk * 2 * MIB;
+        if (reduce_now(grower->comm, at, at, 2 * MIB) != COMM_OK) {
+            return (void *)(uintptr_t) "failed";
+        }
+    }
+    return NULL;
+}
+
+/* Several threads find that it has grown. */
+static void test_many_threads_grow_it(void **state)
+{
+    (void)state;
+    enum { THREADS = 6 };
+    struct pair pair = pair_start(NULL);
+    struct grower growers[THREADS];
+    struct segment segment = segment_make(2 * MIB, 20);
+    unsigned char *base = gpu_address(segment.base);
+    comm_t *comm = gpu_comm(&pair, "threads", 0);
+    expect_reduced(comm, base, 2 * MIB);
+    while (segment.count < 32) {
+        segment_grow(&segment);
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
+        growers[i] = (struct grower){.comm = comm, .base = base, .seed = i};
+        assert_int_equal(pthread_create(&growers[i].thread, NULL, use, &growers[i]), 0);
+    }
+    for (unsigned i = 0; i < THREADS; i++) {
+        void *problem;
+        assert_int_equal(pthread_join(growers[i].thread, &problem), 0);
+        assert_null(problem);
+    }
+    expect_ok(comm_sync(comm, 0));
+    struct fake_counts counts = fake_daemon_counts(pair.daemon);
+    assert_int_equal(counts.virtuals, 1);
+    assert_int_equal(counts.maps, 32);
+    assert_int_equal(counts.unmapped, 0);
+    assert_int_equal(counts.refused, 0);
+    segment_free(&segment);
+    pair_stop(&pair);
+}
+
 /* Each kind by its name, with a way out. */
 static void test_without_a_descriptor(void **state)
 {
@@ -114,6 +274,10 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_mapped_anew),
         cmocka_unit_test(test_made_anew),
+        cmocka_unit_test(test_grows),
+        cmocka_unit_test(test_grows_while_it_is_used),
+        cmocka_unit_test(test_no_room_to_grow),
+        cmocka_unit_test(test_many_threads_grow_it),
         cmocka_unit_test(test_without_a_descriptor),
     };
     return cmocka_run_group_tests(tests, setup, gpu_teardown);

@@ -178,7 +178,7 @@ static void withdraw_closed(struct comm_client *client, uint32_t id, uint64_t de
 
 void memory_withdraw_all(struct comm_client *client, uint64_t deadline_ns)
 {
-    for (size_t i = 0; i < client->memory_count; i++) {
+    for (size_t i = 0; i < client->memory_count && clock_ns() < deadline_ns; i++) {
         if (client->memories[i]->gpu != NULL) {
             withdraw_closed(client, client->memories[i]->id, deadline_ns);
         }

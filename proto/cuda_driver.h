@@ -94,6 +94,7 @@ struct cuda_allocation_properties { /* CUmemAllocationProp */
 };
 #define CUDA_ALLOCATION_PINNED 1
 #define CUDA_HANDLE_POSIX_FD 1
+#define CUDA_HANDLE_FABRIC 8 /* between nodes */
 #define CUDA_GRANULARITY_MINIMUM 0
 
 struct cuda_access { /* CUmemAccessDesc */
@@ -120,6 +121,8 @@ struct cuda_access { /* CUmemAccessDesc */
 #define CUDA_POINTER_IS_MANAGED 8     /* int */
 #define CUDA_POINTER_DEVICE 9         /* int */
 #define CUDA_POINTER_LEGACY_IPC 10    /* int: whether ipc_get works on it */
+#define CUDA_POINTER_RANGE_START 11   /* cuda_pointer: of the allocation, or of the reserved addresses */
+#define CUDA_POINTER_RANGE_BYTES 12   /* size_t */
 #define CUDA_POINTER_MAPPED 13        /* int */
 #define CUDA_POINTER_HANDLE_TYPES 14  /* unsigned long long: mask of CUDA_HANDLE_* */
 #define CUDA_POINTER_ACCESS 16        /* unsigned long long: CUDA_ACCESS_*, of the current context */

@@ -33,7 +33,8 @@
     X(CERTIFICATE, 20, "certificate not acceptable")                                                         \
     X(UNREACHABLE, 21, "node cannot be reached")                                                             \
     X(INTERNAL, 22, "internal error: please report")                                                         \
-    X(DEVICE, 23, "a GPU or its driver failed")
+    X(DEVICE, 23, "a GPU or its driver failed")                                                              \
+    X(BUSY, 24, "still in use")
 
 enum status {
 #define X(name, number, text) STATUS_##name = number,
@@ -41,7 +42,7 @@ enum status {
 #undef X
 };
 
-#define STATUS_COUNT 24
+#define STATUS_COUNT 25
 
 #define COMM_MUST_USE __attribute__((warn_unused_result))
 

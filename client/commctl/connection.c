@@ -42,6 +42,7 @@ static enum exit_code exit_code_of(enum status status)
     case STATUS_UNREACHABLE:
     case STATUS_INTERNAL:
     case STATUS_DEVICE:
+    case STATUS_BUSY:
         break;
     }
     return EXIT_CODE_FAILURE;

@@ -66,7 +66,8 @@ typedef enum comm_result {
     COMM_CERTIFICATE = 20,
     COMM_UNREACHABLE = 21,
     COMM_INTERNAL = 22,
-    COMM_DEVICE = 23 /* a GPU or its driver failed */
+    COMM_DEVICE = 23, /* a GPU or its driver failed */
+    COMM_BUSY = 24    /* what was at the place of this memory before is still in use */
 } comm_result_t;
 
 typedef enum comm_dtype {
@@ -154,7 +155,8 @@ COMM_API COMM_CHECK comm_result_t comm_client_open(const comm_open_options_t *op
  * see COMM_RANK_LOST), memory of comm_mem_alloc unmapped. With operations pending it first tries to finish
  * them, for at most one second. Null is accepted. Never aborts the process. Streams that wait for operations
  * go on. Memory of comm_mem_alloc on a GPU is freed when the GPU's streams are done, which this waits for;
- * while one of them is being captured it stays until the process ends.
+ * while one of them is being captured it stays until the process ends. Before, commd has a second to let go
+ * of it.
  */
 COMM_API void comm_client_close(comm_client_t *client);
 
@@ -221,7 +223,8 @@ COMM_API COMM_CHECK comm_result_t comm_mem_alloc(comm_client_t *client, size_t s
 /*
  * Frees it; waits for operations that still use it, and on a GPU, as cudaFree does, for its streams. Null is
  * accepted. Memory not from comm_mem_alloc: COMM_NOT_FOUND. COMM_UNSUPPORTED while a stream of the GPU is
- * being captured, which cannot be waited for: CUDA ends the capture, and the memory is there as before.
+ * being captured, which cannot be waited for: CUDA ends the capture, and the memory is there as before. What
+ * is on a GPU is freed when commd has closed it, or after 5 seconds, or when commd has ended.
  */
 COMM_API comm_result_t comm_mem_free(comm_client_t *client, void *memory);
 
@@ -238,7 +241,8 @@ COMM_API COMM_CHECK comm_result_t comm_mem_register(comm_client_t *client, void 
                                                     int memfd, uint64_t offset);
 
 /* Forgets a registration; waits for operations that still use it. On a GPU: of the allocation that holds the
- * address, whoever registered it. */
+ * address, whoever registered it; waits until commd has closed it, 5 seconds at most: after that it can be
+ * freed. */
 COMM_API comm_result_t comm_mem_deregister(comm_client_t *client, void *memory);
 
 /*

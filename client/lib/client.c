@@ -238,6 +238,7 @@ void comm_client_close(comm_client_t *client)
     while (client->comms != NULL) {
         member_drop(client->comms, deadline_ns);
     }
+    memory_withdraw_all(client, clock_after_ms(FINISH_TIMEOUT_MS));
     pthread_mutex_unlock(&client->lock);
     client_free(client);
 }

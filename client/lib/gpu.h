@@ -77,6 +77,46 @@ comm_result_t gpu_allocation_make(const struct client_gpu *gpu, size_t size_byte
 comm_result_t gpu_allocation_await(const struct gpu_allocation *allocation);
 void gpu_allocation_free(const struct gpu_allocation *allocation);
 
+/* --- gpu_chunks.c: within the GPU's scope --- */
+
+struct client_chunk;
+
+/* One allocation of cuMemAlloc; or chunks of virtual memory, in order, without holes between them. */
+struct gpu_chunks {
+    struct client_chunk *list; /* to be freed */
+    uint32_t count;
+    uint32_t capacity;
+    bool are_virtual;
+};
+
+/* What CUDA says of an address: an attribute, or one that is a truth value. */
+cuda_result gpu_ask(void *value, int attribute, const void *address);
+bool gpu_says(int attribute, const void *address);
+/*
+ * Sets what tells the memory at the address from what was there before. CUDA never gives a BUFFER_ID twice,
+ * but does not say that what is mapped into one reservation, one after the other, has different ones; the
+ * physical block's BLOCK_ID is another for another block by definition, and small allocations share blocks.
+ */
+cuda_result chunk_identify(struct client_chunk *chunk, const void *address, bool is_virtual);
+/* Whether these addresses of the memory still are what they were when commd was told of it. */
+bool chunks_are_current(const struct client_memory *memory, const unsigned char *begin,
+                        const unsigned char *end);
+/* False: no memory. */
+bool chunks_add(struct gpu_chunks *chunks, const struct client_chunk *chunk);
+/* What there is around the range, whole, and can be passed on. Reported. */
+comm_result_t chunks_find(const struct client_gpu *gpu, const unsigned char *at, size_t size_bytes,
+                          struct gpu_chunks *chunks);
+/*
+ * Chunks of virtual memory without a hole from the address on, up to `until` at most, and no more than there
+ * is room for among `count` others. False: no memory.
+ */
+bool chunks_find_next(const struct client_gpu *gpu, const unsigned char *at, const unsigned char *until,
+                      uint32_t count, struct gpu_chunks *chunks);
+/* How many bytes were reserved around the address, from it on; 0: CUDA does not say. */
+size_t chunk_reserved_bytes(const unsigned char *at);
+/* A descriptor of it. Reported. */
+comm_result_t chunk_export(const struct client_chunk *chunk, int *out);
+
 /* --- gpu_memory.c: with the client's lock --- */
 
 /*

@@ -6,53 +6,10 @@
 
 /*
  * Memory on GPUs, by the address that the caller has: found among what commd has mapped, or passed to it by
- * handle. CUDA gives each allocation a number that never comes again (BUFFER_ID), so that what is known of an
- * address counts only as long as it has the same number.
+ * handle. What is known of an address counts only as long as the same memory is there.
  */
 
-#define CHUNKS_MAX 4096u /* of virtual memory, in one registration */
 #define REGISTERING_POLL_NS 1000000u
-
-/* What CUDA says of an address. */
-static cuda_result ask(void *value, int attribute, const void *address)
-{
-    return gpu_driver()->pointer_attribute(value, attribute, (cuda_pointer)(uintptr_t)address);
-}
-
-/* What tells the memory at an address from what was there before. */
-static cuda_result ask_identity(unsigned long long *id, const void *address)
-{
-    *id = 0;
-    cuda_result result = ask(id, CUDA_POINTER_BUFFER_ID, address);
-    if (result == CUDA_RESULT_OK && *id == 0) { /* a driver may number mapped memory by its blocks alone */
-        result = ask(id, CUDA_POINTER_BLOCK_ID, address);
-    }
-    return result;
-}
-
-static bool is_true(int attribute, const void *address)
-{
-    int value = 0;
-    return ask(&value, attribute, address) == CUDA_RESULT_OK && value != 0;
-}
-
-/* Whether the addresses still are what they were when commd was told of them. */
-static bool is_current(const struct client_memory *memory, const unsigned char *begin,
-                       const unsigned char *end)
-{
-    for (uint32_t i = 0; i < memory->chunk_count; i++) {
-        const struct client_chunk *chunk = &memory->chunks[i];
-        unsigned long long now = 0;
-        if (chunk->base + chunk->size_bytes <= begin || chunk->base >= end) {
-            continue;
-        }
-        if (ask_identity(&now, chunk->base > begin ? chunk->base : begin) != CUDA_RESULT_OK ||
-            now != chunk->buffer_id) {
-            return false;
-        }
-    }
-    return true;
-}
 
 /* commd keeps it mapped for the operations that use it; here it is freed with the last one. */
 static void forget(struct comm_client *client, struct client_memory *memory)
@@ -74,8 +31,8 @@ static void forget_stale(struct comm_client *client)
 {
     for (size_t i = 0; i < client->memory_count;) {
         struct client_memory *memory = client->memories[i];
-        if (memory->gpu != NULL && memory->ready &&
-            !is_current(memory, memory->base, memory->base + memory->size_bytes)) {
+        if (memory->gpu != NULL && memory->ready && !memory->growing &&
+            !chunks_are_current(memory, memory->base, memory->base + memory->size_bytes)) {
             forget(client, memory);
             i = 0; /* the lock was let go of */
         } else {
@@ -84,110 +41,17 @@ static void forget_stale(struct comm_client *client)
     }
 }
 
-/* --- What is there --- */
-
-static comm_result_t refuse(const void *at, const char *what)
-{
-    return error_report(COMM_UNSUPPORTED,
-                        "the memory at %p is %s, which cannot be passed to commd: use memory of "
-                        "comm_mem_alloc or cudaMalloc",
-                        at, what);
-}
-
-/* A chunk of virtual memory that can be passed on, of the GPU; false when there is none at the address. */
-static bool find_chunk(const struct client_gpu *gpu, const unsigned char *at, struct client_chunk *out)
-{
-    unsigned long long types = 0;
-    cuda_pointer base = 0;
-    size_t size_bytes = 0;
-    int ordinal = -1;
-    if (ask(&types, CUDA_POINTER_HANDLE_TYPES, at) != CUDA_RESULT_OK || (types & CUDA_HANDLE_POSIX_FD) == 0 ||
-        is_true(CUDA_POINTER_LEGACY_IPC, at) || ask(&ordinal, CUDA_POINTER_DEVICE, at) != CUDA_RESULT_OK ||
-        ordinal != gpu->ordinal || ask_identity(&out->buffer_id, at) != CUDA_RESULT_OK ||
-        ask(&base, CUDA_POINTER_MAPPING_BASE, at) != CUDA_RESULT_OK ||
-        ask(&size_bytes, CUDA_POINTER_MAPPING_BYTES, at) != CUDA_RESULT_OK || size_bytes == 0) {
-        return false;
-    }
-    out->base = (unsigned char *)(uintptr_t)base;
-    out->size_bytes = size_bytes;
-    return true;
-}
-
-struct chunks {
-    struct client_chunk *list;
-    uint32_t count;
-    uint32_t capacity;
-};
-
-static bool add_chunk(struct chunks *chunks, const struct client_chunk *chunk)
-{
-    if (chunks->count == chunks->capacity) {
-        uint32_t capacity = chunks->capacity != 0 ? 2 * chunks->capacity : 16;
-        struct client_chunk *grown = reallocarray(chunks->list, capacity, sizeof *grown);
-        if (grown == NULL) {
-            return false;
-        }
-        chunks->list = grown;
-        chunks->capacity = capacity;
-    }
-    chunks->list[chunks->count++] = *chunk;
-    return true;
-}
-
-/*
- * All chunks without a hole around the range: what grows by a chunk at a time, and is used in pieces that
- * overlap, would be passed again and again otherwise.
- */
-static comm_result_t find_chunks(const struct client_gpu *gpu, const unsigned char *at, size_t size_bytes,
-                                 struct chunks *chunks)
-{
-    struct client_chunk chunk;
-    const unsigned char *next = at;
-    if (!find_chunk(gpu, at, &chunk)) {
-        return refuse(at, "virtual memory without a handle type of its own");
-    }
-    while (chunks->count < CHUNKS_MAX / 2 && find_chunk(gpu, chunk.base - 1, &chunk)) {
-        if (!add_chunk(chunks, &chunk)) {
-            goto no_memory;
-        }
-    }
-    for (uint32_t i = 0; i < chunks->count / 2; i++) { /* they were found from the last to the first */
-        struct client_chunk *other = &chunks->list[chunks->count - 1 - i];
-        chunk = chunks->list[i];
-        chunks->list[i] = *other;
-        *other = chunk;
-    }
-    while (chunks->count < CHUNKS_MAX && find_chunk(gpu, next, &chunk)) {
-        if (!add_chunk(chunks, &chunk)) {
-            goto no_memory;
-        }
-        next = chunk.base + chunk.size_bytes;
-    }
-    if (next < at + size_bytes) {
-        return chunks->count == CHUNKS_MAX
-                   ? error_report(COMM_LIMIT, "the memory at %p is of more than %u parts mapped one by one",
-                                  at, CHUNKS_MAX / 2)
-                   : error_report(COMM_INVALID_ARGUMENT,
-                                  "of %zu bytes at %p, those from %p on are no memory of GPU %d that can be "
-                                  "passed to commd",
-                                  size_bytes, at, next, gpu->ordinal);
-    }
-    return COMM_OK;
-no_memory:
-    return error_report(COMM_NO_MEMORY, "no memory for a registration");
-}
-
 /* --- Telling commd --- */
 
 static void fill_register(Commd__Client__Request *request, Commd__Client__MemRegister *body,
-                          struct client_memory *memory)
+                          const struct client_memory *memory)
 {
     commd__client__request__init(request);
     commd__client__mem_register__init(body);
     request->body_case = COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER;
     request->mem_register = body;
     body->memory = memory->id;
-    body->size_bytes = memory->size_bytes;
+    body->size_bytes = memory->is_virtual ? memory->room_bytes : memory->size_bytes;
     body->device_uuid.data = memory->gpu->uuid.bytes;
     body->device_uuid.len = CUDA_UUID_BYTES;
 }
@@ -204,26 +68,15 @@ static comm_result_t announce_handle(struct comm_client *client, struct client_m
     fill_register(&request, &body, memory);
     body.ipc_handle.data = handle.bytes;
     body.ipc_handle.len = CUDA_IPC_HANDLE_BYTES;
-    return memory_ask(client, &request, memory->id, -1);
-}
-
-static comm_result_t export_chunk(const struct client_chunk *chunk, int *out)
-{
-    cuda_allocation allocation;
-    cuda_result result = gpu_driver()->allocation_retain(&allocation, chunk->base);
-    if (result != CUDA_RESULT_OK) { /* a pool's, which has the attribute, too */
-        return refuse(chunk->base, "of a CUDA memory pool");
-    }
-    result = gpu_driver()->allocation_export(out, allocation, CUDA_HANDLE_POSIX_FD, 0);
-    (void)gpu_driver()->allocation_release(allocation);
-    return result == CUDA_RESULT_OK ? COMM_OK : gpu_report(result, "cuMemExportToShareableHandle");
+    body.address = (uint64_t)(uintptr_t)memory->base;
+    return memory_ask_until(client, &request, memory->id, clock_after_ms(BUSY_TIMEOUT_MS));
 }
 
 static comm_result_t announce_chunk(struct comm_client *client, const struct client_memory *memory,
                                     const struct client_chunk *chunk)
 {
     int fd = -1;
-    comm_result_t result = export_chunk(chunk, &fd);
+    comm_result_t result = chunk_export(chunk, &fd);
     if (result != COMM_OK) {
         return result;
     }
@@ -238,13 +91,36 @@ static comm_result_t announce_chunk(struct comm_client *client, const struct cli
     return result;
 }
 
-static comm_result_t announce_chunks(struct comm_client *client, struct client_memory *memory)
+static comm_result_t announce_room(struct comm_client *client, const struct client_memory *memory)
 {
     Commd__Client__Request request;
     Commd__Client__MemRegister body;
     fill_register(&request, &body, memory);
     body.virtual_memory = true;
-    comm_result_t result = memory_ask(client, &request, memory->id, -1);
+    return memory_ask(client, &request, memory->id, -1);
+}
+
+/*
+ * As much again as there is, within what the owner has reserved: so a segment that grows by a chunk at a time
+ * is registered anew as often as it doubles, and each chunk passed twice, not as often as the segment has
+ * chunks.
+ */
+static size_t room_for(const struct client_memory *memory)
+{
+    size_t reserved_bytes = chunk_reserved_bytes(memory->base);
+    size_t room_bytes = 2 * memory->size_bytes;
+    room_bytes = reserved_bytes != 0 && reserved_bytes < room_bytes ? reserved_bytes : room_bytes;
+    return room_bytes > memory->size_bytes ? room_bytes : memory->size_bytes;
+}
+
+static comm_result_t announce_chunks(struct comm_client *client, struct client_memory *memory, bool may_grow)
+{
+    memory->room_bytes = may_grow ? room_for(memory) : memory->size_bytes;
+    comm_result_t result = announce_room(client, memory);
+    if ((result == COMM_LIMIT || result == COMM_NO_MEMORY) && memory->room_bytes > memory->size_bytes) {
+        memory->room_bytes = memory->size_bytes;
+        result = announce_room(client, memory);
+    }
     if (result != COMM_OK) {
         return result;
     }
@@ -259,7 +135,7 @@ static comm_result_t announce_chunks(struct comm_client *client, struct client_m
 
 /* Takes the chunks over. Nothing at their addresses is registered. */
 static comm_result_t add_memory(struct comm_client *client, struct client_gpu *gpu,
-                                const struct chunks *chunks, bool is_virtual, struct client_memory **out)
+                                const struct gpu_chunks *chunks, bool may_grow, struct client_memory **out)
 {
     struct client_memory *memory = calloc(1, sizeof *memory);
     if (memory == NULL) {
@@ -270,12 +146,14 @@ static comm_result_t add_memory(struct comm_client *client, struct client_gpu *g
     *memory = (struct client_memory){.id = ++client->last_memory_id,
                                      .base = chunks->list[0].base,
                                      .gpu = gpu,
+                                     .is_virtual = chunks->are_virtual,
                                      .chunk_count = chunks->count,
                                      .chunks = chunks->list};
     memory->size_bytes = (size_t)(last->base + last->size_bytes - memory->base);
     comm_result_t result = memory_insert(client, memory);
     if (result == COMM_OK) {
-        result = is_virtual ? announce_chunks(client, memory) : announce_handle(client, memory);
+        result =
+            chunks->are_virtual ? announce_chunks(client, memory, may_grow) : announce_handle(client, memory);
         if (result != COMM_OK) {
             memory_remove(client, memory);
         }
@@ -291,55 +169,8 @@ static comm_result_t add_memory(struct comm_client *client, struct client_gpu *g
 
 /* --- Registration at first use --- */
 
-/* The whole allocation of cuMemAlloc that holds the range. */
-static comm_result_t find_allocation(const unsigned char *at, size_t size_bytes, struct chunks *chunks)
-{
-    cuda_pointer base;
-    struct client_chunk chunk;
-    cuda_result result = gpu_driver()->memory_range(&base, &chunk.size_bytes, (cuda_pointer)(uintptr_t)at);
-    if (result != CUDA_RESULT_OK) {
-        return gpu_report(result, "cuMemGetAddressRange_v2");
-    }
-    chunk.base = (unsigned char *)(uintptr_t)base;
-    if (size_bytes > chunk.size_bytes - (size_t)(at - chunk.base)) {
-        return error_report(COMM_INVALID_ARGUMENT,
-                            "%zu bytes at %p exceed the allocation, of %zu bytes at %p", size_bytes, at,
-                            chunk.size_bytes, chunk.base);
-    }
-    result = ask_identity(&chunk.buffer_id, at);
-    if (result != CUDA_RESULT_OK) {
-        return gpu_report(result, "cuPointerGetAttribute");
-    }
-    return add_chunk(chunks, &chunk) ? COMM_OK : error_report(COMM_NO_MEMORY, "no memory for a registration");
-}
-
-/* What can be passed on, whole. */
-static comm_result_t find_all(const struct client_gpu *gpu, const unsigned char *at, size_t size_bytes,
-                              struct chunks *chunks, bool *is_virtual)
-{
-    unsigned long long types = 0;
-    int ordinal = -1;
-    *is_virtual = false;
-    if (is_true(CUDA_POINTER_IS_MANAGED, at)) {
-        return refuse(at, "managed (cudaMallocManaged)");
-    }
-    if (ask(&ordinal, CUDA_POINTER_DEVICE, at) == CUDA_RESULT_OK && ordinal != gpu->ordinal) {
-        return error_report(COMM_UNSUPPORTED,
-                            "the memory at %p is of GPU %d, and the communicator's rank is on GPU %d", at,
-                            ordinal, gpu->ordinal);
-    }
-    if (is_true(CUDA_POINTER_LEGACY_IPC, at)) {
-        return find_allocation(at, size_bytes, chunks);
-    }
-    if (ask(&types, CUDA_POINTER_HANDLE_TYPES, at) == CUDA_RESULT_OK && (types & CUDA_HANDLE_POSIX_FD) != 0) {
-        *is_virtual = true;
-        return find_chunks(gpu, at, size_bytes, chunks);
-    }
-    return refuse(at, "of a CUDA memory pool (cudaMallocAsync), or another that has no handle");
-}
-
 /* Nothing that is registered overlaps the chunks any more. May let go of the lock. */
-static comm_result_t make_place(struct comm_client *client, const struct chunks *chunks)
+static comm_result_t make_place(struct comm_client *client, const struct gpu_chunks *chunks)
 {
     const unsigned char *begin = chunks->list[0].base;
     const struct client_chunk *last = &chunks->list[chunks->count - 1];
@@ -351,7 +182,7 @@ static comm_result_t make_place(struct comm_client *client, const struct chunks 
                                 "the memory at %p is registered as memory of the host: comm_mem_deregister",
                                 (const void *)other->base);
         }
-        if (other->ready) {
+        if (other->ready && !other->growing) {
             forget(client, other);
         } else { /* another thread is at it */
             client_progress(client, clock_ns() + REGISTERING_POLL_NS);
@@ -360,35 +191,107 @@ static comm_result_t make_place(struct comm_client *client, const struct chunks 
     return client->lost == COMM_OK ? COMM_OK : error_repeat(client->lost, client->lost_text);
 }
 
+/* Takes the chunks over, one by one as commd maps them. Operations go on with what was there. */
+static comm_result_t append_chunks(struct comm_client *client, struct client_memory *memory,
+                                   const struct gpu_chunks *added)
+{
+    struct gpu_chunks all = {
+        .list = memory->chunks, .count = memory->chunk_count, .capacity = memory->chunk_count};
+    comm_result_t result = make_place(client, added);
+    for (uint32_t i = 0; i < added->count && result == COMM_OK; i++) {
+        result = announce_chunk(client, memory, &added->list[i]);
+        if (result == COMM_OK && !chunks_add(&all, &added->list[i])) {
+            result = error_report(COMM_NO_MEMORY, "no memory for a registration");
+        }
+        memory->chunks = all.list;
+        if (result == COMM_OK) {
+            memory->chunk_count = all.count;
+            memory->size_bytes += added->list[i].size_bytes;
+        }
+    }
+    return result;
+}
+
+/*
+ * Adds to memory that has room for it what is mapped behind it, up to the end at least. False: it is still to
+ * be registered, with all around it. May let go of the lock.
+ */
+static bool grow(struct comm_client *client, struct client_memory *memory, const unsigned char *end)
+{
+    const unsigned char *from = memory->base + memory->size_bytes;
+    struct gpu_chunks added = {0};
+    if (!chunks_find_next(memory->gpu, from, memory->base + memory->room_bytes, memory->chunk_count,
+                          &added) ||
+        added.count == 0 || added.list[added.count - 1].base + added.list[added.count - 1].size_bytes < end) {
+        free(added.list);
+        return false;
+    }
+    memory->growing = true;
+    memory->uses++;
+    comm_result_t result = append_chunks(client, memory, &added);
+    memory->growing = false;
+    memory->uses--; /* the last one or not: it is in the list, and whoever drops it waits */
+    pthread_cond_broadcast(&client->changed);
+    free(added.list);
+    if (result != COMM_OK && memory->ready) { /* commd may have more of it than is known here */
+        forget(client, memory);
+    }
+    return result == COMM_OK && memory->ready;
+}
+
+/* What commd has mapped, up to where the range begins, and has room for all of it; or null. */
+static struct client_memory *growable(const struct comm_client *client, const struct client_gpu *gpu,
+                                      const unsigned char *at, size_t size_bytes)
+{
+    struct client_memory *memory = memory_before(client, at);
+    bool fits = memory != NULL && memory->gpu == gpu && memory->is_virtual && memory->ready &&
+                size_bytes <= memory->room_bytes &&
+                (size_t)(at - memory->base) <= memory->room_bytes - size_bytes;
+    return fits ? memory : NULL;
+}
+
 static comm_result_t register_memory(struct comm_client *client, struct client_gpu *gpu,
                                      const unsigned char *at, size_t size_bytes, struct client_memory **out)
 {
-    struct chunks chunks = {0};
-    bool is_virtual;
+    struct gpu_chunks chunks = {0};
+    struct client_memory *before;
     forget_stale(client);
-    comm_result_t result = find_all(gpu, at, size_bytes, &chunks, &is_virtual);
+    while ((before = growable(client, gpu, at, size_bytes)) != NULL && client->lost == COMM_OK) {
+        if (before->growing) { /* by another thread */
+            client_progress(client, clock_ns() + REGISTERING_POLL_NS);
+        } else if ((size_t)(at - before->base) + size_bytes <= before->size_bytes) {
+            *out = before; /* it was grown so far meanwhile */
+            return COMM_OK;
+        } else if (grow(client, before, at + size_bytes)) {
+            *out = before;
+            return COMM_OK;
+        } else {
+            break;
+        }
+    }
+    comm_result_t result = chunks_find(gpu, at, size_bytes, &chunks);
     result = result == COMM_OK ? make_place(client, &chunks) : result;
     if (result != COMM_OK) {
         free(chunks.list);
         return result;
     }
-    return add_memory(client, gpu, &chunks, is_virtual, out);
+    return add_memory(client, gpu, &chunks, true, out);
 }
 
 /* What is known from its making need not be asked. May let go of the lock. */
 static comm_result_t register_made(struct comm_client *client, struct client_gpu *gpu,
                                    const struct gpu_allocation *made)
 {
-    struct chunks chunks = {0};
+    struct gpu_chunks chunks = {.are_virtual = made->guard_bytes != 0};
     struct client_memory *memory;
     struct client_chunk chunk = {.base = (unsigned char *)(uintptr_t)made->base,
                                  .size_bytes = made->size_bytes};
     forget_stale(client);
-    cuda_result identified = ask_identity(&chunk.buffer_id, chunk.base);
+    cuda_result identified = chunk_identify(&chunk, chunk.base, chunks.are_virtual);
     if (identified != CUDA_RESULT_OK) {
         return gpu_report(identified, "cuPointerGetAttribute");
     }
-    if (!add_chunk(&chunks, &chunk)) {
+    if (!chunks_add(&chunks, &chunk)) {
         return error_report(COMM_NO_MEMORY, "no memory for a registration");
     }
     comm_result_t result = make_place(client, &chunks);
@@ -396,7 +299,7 @@ static comm_result_t register_made(struct comm_client *client, struct client_gpu
         free(chunks.list);
         return result;
     }
-    result = add_memory(client, gpu, &chunks, made->guard_bytes != 0, &memory);
+    result = add_memory(client, gpu, &chunks, false, &memory);
     if (result == COMM_OK) {
         memory->owned = true;
         memory->guard_bytes = made->guard_bytes;
@@ -408,7 +311,7 @@ static comm_result_t register_made(struct comm_client *client, struct client_gpu
 static comm_result_t is_on_gpu(const void *at, bool *on_gpu)
 {
     unsigned type = CUDA_MEMORY_HOST;
-    cuda_result result = ask(&type, CUDA_POINTER_MEMORY_TYPE, at);
+    cuda_result result = gpu_ask(&type, CUDA_POINTER_MEMORY_TYPE, at);
     *on_gpu = false;
     if (result == CUDA_RESULT_INVALID_VALUE) {
         return COMM_OK; /* any memory of the process */
@@ -416,7 +319,7 @@ static comm_result_t is_on_gpu(const void *at, bool *on_gpu)
     if (result != CUDA_RESULT_OK) {
         return gpu_report(result, "cuPointerGetAttribute");
     }
-    *on_gpu = type == CUDA_MEMORY_DEVICE || is_true(CUDA_POINTER_IS_MANAGED, at);
+    *on_gpu = type == CUDA_MEMORY_DEVICE || gpu_says(CUDA_POINTER_IS_MANAGED, at);
     return COMM_OK;
 }
 
@@ -437,7 +340,7 @@ static comm_result_t locate(struct comm_comm *comm, const unsigned char *at, siz
 {
     struct comm_client *client = comm->client;
     struct client_memory *found = find_settled(client, at, size_bytes);
-    bool on_gpu = found != NULL && found->gpu != NULL && is_current(found, at, at + size_bytes);
+    bool on_gpu = found != NULL && found->gpu != NULL && chunks_are_current(found, at, at + size_bytes);
     if (!on_gpu) {
         comm_result_t result = is_on_gpu(at, &on_gpu);
         if (result != COMM_OK || !on_gpu) {
@@ -565,13 +468,13 @@ comm_result_t gpu_memory_register(struct comm_client *client, const void *at, si
         return result;
     }
     result = is_on_gpu(at, &on_gpu);
-    if (result == COMM_OK && (!on_gpu || ask(&ordinal, CUDA_POINTER_DEVICE, at) != CUDA_RESULT_OK)) {
+    if (result == COMM_OK && (!on_gpu || gpu_ask(&ordinal, CUDA_POINTER_DEVICE, at) != CUDA_RESULT_OK)) {
         result = error_report(COMM_INVALID_ARGUMENT, "%p is no memory on a GPU", at);
     }
     result = result == COMM_OK ? gpu_open(client, ordinal, &gpu) : result;
     struct client_memory *found = result == COMM_OK ? find_settled(client, at, size_bytes) : NULL;
-    bool known =
-        found != NULL && found->gpu != NULL && is_current(found, at, (const unsigned char *)at + size_bytes);
+    bool known = found != NULL && found->gpu != NULL &&
+                 chunks_are_current(found, at, (const unsigned char *)at + size_bytes);
     if (result == COMM_OK && !known) {
         result = register_memory(client, gpu, at, size_bytes, &found);
     }

@@ -33,7 +33,9 @@
 #define OP_TIMEOUT_DEFAULT_MS 60000u
 #define REQUEST_TIMEOUT_MS 10000u /* for answers that commd gives at once */
 #define DAEMON_MARGIN_MS 5000u    /* beyond commd's own deadline, before it counts as frozen */
-#define FINISH_TIMEOUT_MS 1000u   /* how long destroy and close try to finish, and a notice to be sent */
+#define BUSY_TIMEOUT_MS                                                                                      \
+    5000u /* how long commd may use memory that is to be freed, or whose place other memory has */
+#define FINISH_TIMEOUT_MS 1000u /* how long destroy and close try to finish, and a notice to be sent */
 #define REQUEST_MAX_BYTES                                                                                    \
     16384 /* what a request is packed in; the texts of comm_init are the only long ones */
 #define ALGORITHMS_MAX_BYTES 1024
@@ -53,7 +55,8 @@
 struct client_chunk {
     unsigned char *base;
     size_t size_bytes;
-    unsigned long long buffer_id; /* another one: other memory is at the address now */
+    unsigned long long buffer_id; /* another one: other memory is at the address now; 0: none */
+    unsigned long long block_id;  /* likewise, of virtual memory */
 };
 
 /* Memory that commd has mapped: the caller's, or a staging block. */
@@ -69,6 +72,9 @@ struct client_memory {
     bool gone;              /* on a GPU: in no list any more, freed with its last use */
     struct client_gpu *gpu; /* where it lies; null: on the host */
     size_t guard_bytes;     /* owned, on a GPU: as in struct gpu_allocation */
+    bool is_virtual;        /* on a GPU: virtual memory */
+    bool growing;           /* likewise: a thread is adding chunks; nobody else forgets it */
+    size_t room_bytes;      /* likewise: that commd has reserved, from base on */
     uint32_t chunk_count;   /* on a GPU */
     struct client_chunk *chunks;
     struct client_memory *next_free;
@@ -442,17 +448,24 @@ comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool st
 comm_result_t memory_announce(struct comm_client *client, struct client_memory *memory, int fd);
 /* Asks what is answered by Done; without an answer, withdraws the memory. Reported. */
 comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd);
+/* The same without a descriptor, again and again as long as the answer is COMM_BUSY. */
+comm_result_t memory_ask_until(struct comm_client *client, Commd__Client__Request *request, uint32_t id,
+                               uint64_t deadline_ns);
 /* The caller's memory that holds all of the range, or null. */
 struct client_memory *memory_find(const struct comm_client *client, const void *address, size_t size_bytes);
 /* The first one that has a byte of the range, or null. */
 struct client_memory *memory_overlapping(const struct comm_client *client, const void *address,
                                          size_t size_bytes);
+/* The last one that begins at the address, or before it, or null. */
+struct client_memory *memory_before(const struct comm_client *client, const void *address);
 /* Reported. */
 comm_result_t memory_insert(struct comm_client *client, struct client_memory *memory);
 void memory_remove(struct comm_client *client, const struct client_memory *memory);
 /* Where `address` is in the file that commd has mapped, or in the memory on a GPU. */
 uint64_t memory_offset_bytes(const struct client_memory *memory, const void *address);
 void memory_withdraw(struct comm_client *client, uint32_t id); /* tells commd; may let go of the lock */
+/* Of GPUs, at the end: waits until commd has closed them. May let go of the lock. */
+void memory_withdraw_all(struct comm_client *client, uint64_t deadline_ns);
 void memory_free(struct client_memory *memory);
 void memory_free_all(struct comm_client *client);
 

@@ -57,6 +57,12 @@ struct client_memory *memory_overlapping(const struct comm_client *client, const
     return next ? client->memories[index] : NULL;
 }
 
+struct client_memory *memory_before(const struct comm_client *client, const void *address)
+{
+    size_t index = upper_index(client, address);
+    return index > 0 ? client->memories[index - 1] : NULL;
+}
+
 comm_result_t memory_insert(struct comm_client *client, struct client_memory *memory)
 {
     if (client->memory_count == client->memory_capacity) {
@@ -87,6 +93,9 @@ void memory_remove(struct comm_client *client, const struct client_memory *memor
 
 /* --- commd's side --- */
 
+#define BUSY_POLL_MIN_NS 200000u
+#define BUSY_POLL_MAX_NS 20000000u
+
 void memory_withdraw(struct comm_client *client, uint32_t id)
 {
     Commd__Client__MemDeregister body = COMMD__CLIENT__MEM_DEREGISTER__INIT;
@@ -99,12 +108,18 @@ void memory_withdraw(struct comm_client *client, uint32_t id)
     }
 }
 
-comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd)
+static bool gives_up(const Commd__Client__Request *request)
 {
-    struct client_question question = {.what = "registering memory",
+    return request->body_case == COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER;
+}
+
+static comm_result_t ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd,
+                         uint64_t deadline_ns)
+{
+    struct client_question question = {.what = gives_up(request) ? "giving up memory" : "registering memory",
                                        .expected = COMMD__CLIENT__REPLY__BODY_DONE,
                                        .fd = fd,
-                                       .deadline_ns = clock_after_ms(REQUEST_TIMEOUT_MS)};
+                                       .deadline_ns = deadline_ns};
     Commd__Client__Event *event;
     bool unanswered;
     comm_result_t result = client_ask(client, request, &question, &event, &unanswered);
@@ -114,6 +129,60 @@ comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *req
         memory_withdraw(client, id); /* should it be registered after all */
     }
     return result;
+}
+
+comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd)
+{
+    return ask(client, request, id, fd, clock_after_ms(REQUEST_TIMEOUT_MS));
+}
+
+/* Memory is freed without an answer, too; what is to be registered is of no use without. */
+static uint64_t answer_ns(const Commd__Client__Request *request, uint64_t deadline_ns)
+{
+    return gives_up(request) ? deadline_ns : clock_after_ms(REQUEST_TIMEOUT_MS);
+}
+
+comm_result_t memory_ask_until(struct comm_client *client, Commd__Client__Request *request, uint32_t id,
+                               uint64_t deadline_ns)
+{
+    uint64_t pause_ns = BUSY_POLL_MIN_NS;
+    comm_result_t result = ask(client, request, id, -1, answer_ns(request, deadline_ns));
+    while (result == COMM_BUSY && clock_ns() < deadline_ns) {
+        uint64_t until_ns = clock_ns() + pause_ns;
+        while (clock_ns() < until_ns && client->lost == COMM_OK) {
+            client_progress(client, until_ns);
+        }
+        pause_ns = pause_ns < BUSY_POLL_MAX_NS ? pause_ns * 2 : pause_ns;
+        result = ask(client, request, id, -1, answer_ns(request, deadline_ns));
+    }
+    return result;
+}
+
+/*
+ * Waits until commd has closed it, or the deadline, or the end of commd: of memory on a GPU that is freed
+ * while another process has it open, CUDA's manual says that the behaviour is undefined. May let go of the
+ * lock.
+ */
+static void withdraw_closed(struct comm_client *client, uint32_t id, uint64_t deadline_ns)
+{
+    Commd__Client__MemDeregister body = COMMD__CLIENT__MEM_DEREGISTER__INIT;
+    body.memory = id;
+    body.if_unused = true;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER;
+    request.mem_deregister = &body;
+    if (client->lost == COMM_OK && memory_ask_until(client, &request, id, deadline_ns) == COMM_BUSY) {
+        memory_withdraw(client, id);
+    }
+}
+
+void memory_withdraw_all(struct comm_client *client, uint64_t deadline_ns)
+{
+    for (size_t i = 0; i < client->memory_count && clock_ns() < deadline_ns; i++) {
+        if (client->memories[i]->gpu != NULL) {
+            withdraw_closed(client, client->memories[i]->id, deadline_ns);
+        }
+    }
 }
 
 /* commd maps the file from its start. */
@@ -330,8 +399,13 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
         return result;
     }
     uint32_t id = memory->id;
+    if (memory->gpu != NULL) { /* still in the list, so that nobody registers what lies there */
+        withdraw_closed(client, id, clock_after_ms(BUSY_TIMEOUT_MS));
+    }
     memory_remove(client, memory);
-    memory_withdraw(client, id);
+    if (memory->gpu == NULL) {
+        memory_withdraw(client, id);
+    }
     client_leave(client);
     memory_free(memory); /* a GPU's may wait for streams that other threads keep waiting */
     return COMM_OK;

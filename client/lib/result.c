@@ -11,7 +11,7 @@ STATUS_LIST(X)
 DTYPE_LIST(X)
 REDUCE_LIST(X)
 #undef X
-static_assert(COMM_DEVICE + 1 == STATUS_COUNT, "commclient.h: comm_result_t");
+static_assert(COMM_BUSY + 1 == STATUS_COUNT, "commclient.h: comm_result_t");
 static_assert(COMM_C128 + 1 == DTYPE_COUNT, "commclient.h: comm_dtype_t");
 static_assert(COMM_LOR + 1 == REDUCE_COUNT, "commclient.h: comm_op_t");
 

@@ -3,20 +3,12 @@
 #include <string.h>
 
 #include "daemon/api/session.h"
-#include "daemon/base/checked.h"
 
 static struct api_comm *session_comm(struct api_session *session, uint32_t handle)
 {
     struct api_comm *comm;
     HASH_FIND(hh, session->comms, &handle, sizeof handle, comm);
     return comm;
-}
-
-static struct api_memory *session_memory(struct api_session *session, uint32_t id)
-{
-    struct api_memory *memory;
-    HASH_FIND(hh, session->memories, &id, sizeof id, memory);
-    return memory;
 }
 
 static void comm_forget(struct api_comm *comm)
@@ -99,40 +91,11 @@ static void comm_aborted(void *context, struct req_member *member, const struct 
     api_session_send(comm->session, &event);
 }
 
-/* Clients number GPUs their own way; the UUID says which one it is. */
-static enum status session_gpu(const struct api_session *session, const ProtobufCBinaryData *uuid, int number,
-                               int *gpu, struct error *error)
-{
-    const struct api *api = session->api;
-    uint32_t index;
-    struct cuda_uuid wanted;
-    *gpu = DEV_GPU_HOST;
-    if (number == DEV_GPU_HOST && uuid->len == 0) {
-        return STATUS_OK;
-    }
-    if (api->gpus == NULL) {
-        return error_set(error, STATUS_UNSUPPORTED, "GPU %d: this commd has none (%s); use the host (-1)",
-                         number, api->gpus_absent);
-    }
-    if (uuid->len != sizeof wanted.bytes) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "GPU %d: a UUID of %zu bytes", number, uuid->len);
-    }
-    memcpy(wanted.bytes, uuid->data, sizeof wanted.bytes);
-    if (!dev_gpus_find(api->gpus, &wanted, &index)) {
-        return error_set(error, STATUS_NOT_FOUND,
-                         "GPU %d is none of the %u that this commd sees (commctl gpus; "
-                         "CUDA_VISIBLE_DEVICES of its unit)",
-                         number, dev_gpus_count(api->gpus));
-    }
-    *gpu = (int)index;
-    return dev_gpus_check(api->gpus, index, error);
-}
-
 static enum status comm_join(struct api_session *session, uint64_t request_id,
                              const Commd__Client__CommInit *request, uint64_t now_ns, struct error *error)
 {
     int gpu;
-    enum status status = session_gpu(session, &request->device_uuid, request->device, &gpu, error);
+    enum status status = api_session_gpu(session, &request->device_uuid, request->device, &gpu, error);
     if (status != STATUS_OK) {
         return status;
     }
@@ -231,158 +194,13 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
     api_session_reply_done(session, request_id);
 }
 
-/*
- * Addresses cost a client nothing, and commd has no more of them than any process: one that reserves far more
- * than there is memory to fill it with would leave none for others.
- */
-static enum status memory_check_reserved(const struct api_session *session, int gpu, uint64_t size_bytes,
-                                         struct error *error)
-{
-    uint64_t gpu_bytes = dev_gpus_info(session->api->gpus, (uint32_t)gpu)->memory_bytes;
-    uint64_t most_bytes = API_SESSION_RESERVED_SHARE * gpu_bytes;
-    uint64_t bytes = size_bytes;
-    for (const struct api_memory *memory = session->memories; memory != NULL; memory = memory->hh.next) {
-        if (dev_memory_gpu(memory->memory) == gpu && bytes <= most_bytes) {
-            bytes += dev_memory_size_bytes(memory->memory);
-        }
-    }
-    return bytes <= most_bytes
-               ? STATUS_OK
-               : error_set(error, STATUS_LIMIT,
-                           "%llu bytes of virtual memory: a process can register %d times the %llu bytes "
-                           "that GPU %d has at most",
-                           (unsigned long long)size_bytes, API_SESSION_RESERVED_SHARE,
-                           (unsigned long long)gpu_bytes, gpu);
-}
-
-/* What the client offers: a memfd, an allocation on a GPU, or addresses there that are still to be filled. */
-static enum status memory_import(struct api_session *session, const Commd__Client__MemRegister *request,
-                                 int fd, struct dev_memory **out, struct error *error)
-{
-    struct dev_gpus *gpus = session->api->gpus;
-    struct cuda_ipc_handle handle;
-    int gpu;
-    if (request->device_uuid.len == 0) {
-        return fd < 0 ? error_set(error, STATUS_PROTOCOL,
-                                  "memory %u: no file descriptor came with the request", request->memory)
-                      : dev_memory_import(fd, request->size_bytes, out, error);
-    }
-    enum status status = session_gpu(session, &request->device_uuid, 0, &gpu, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    if (request->virtual_memory) {
-        status = memory_check_reserved(session, gpu, request->size_bytes, error);
-        return status != STATUS_OK ? status
-                                   : dev_memory_reserve(gpus, (uint32_t)gpu, request->size_bytes, out, error);
-    }
-    if (request->ipc_handle.len != sizeof handle.bytes) {
-        return error_set(error, STATUS_PROTOCOL, "memory %u: an IPC handle of %zu bytes", request->memory,
-                         request->ipc_handle.len);
-    }
-    if (session->api->refuses_ipc_handles) {
-        return error_set(error, STATUS_PERMISSION,
-                         "this commd opens no legacy CUDA IPC handles (cuda_ipc_handles = \"refuse\" in its "
-                         "configuration): use memory of comm_mem_alloc, or virtual memory with POSIX "
-                         "descriptors as handles (PyTorch: "
-                         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)");
-    }
-    memcpy(handle.bytes, request->ipc_handle.data, sizeof handle.bytes);
-    return dev_memory_import_ipc(gpus, (uint32_t)gpu, &handle, request->size_bytes, out, error);
-}
-
-static enum status memory_register(struct api_session *session, const Commd__Client__MemRegister *request,
-                                   int fd, struct error *error)
-{
-    if (session_memory(session, request->memory) != NULL) {
-        return error_set(error, STATUS_PROTOCOL, "memory %u is registered already", request->memory);
-    }
-    if (HASH_COUNT(session->memories) >= API_SESSION_MEMORIES_MAX) {
-        return error_set(error, STATUS_LIMIT, "a process can register %d memories at most",
-                         API_SESSION_MEMORIES_MAX);
-    }
-    struct api_memory *memory = calloc(1, sizeof *memory);
-    if (memory == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
-    }
-    memory->id = request->memory;
-    enum status status = memory_import(session, request, fd, &memory->memory, error);
-    if (status == STATUS_OK) {
-        status = dev_memory_charge(memory->memory, session->api->quota, session->client.uid, error);
-    }
-    if (status != STATUS_OK) {
-        dev_memory_unref(memory->memory);
-        free(memory);
-        return status;
-    }
-    HASH_ADD(hh, session->memories, id, sizeof memory->id, memory);
-    session->memory_bytes += dev_memory_size_bytes(memory->memory);
-    return STATUS_OK;
-}
-
-void api_memory_register(struct api_session *session, uint64_t request_id,
-                         const Commd__Client__MemRegister *request, int fd)
-{
-    struct error error;
-    if (memory_register(session, request, fd, &error) == STATUS_OK) {
-        api_session_reply_done(session, request_id);
-        return;
-    }
-    log_info("client %d (%s), uid %u: registration of %llu bytes refused: %s", (int)session->client.pid,
-             session->program, (unsigned)session->client.uid, (unsigned long long)request->size_bytes,
-             error.text);
-    api_session_reply_error(session, request_id, &error);
-}
-
-void api_memory_map(struct api_session *session, uint64_t request_id, const Commd__Client__MemMap *request,
-                    int fd)
-{
-    struct error error;
-    struct api_memory *memory = session_memory(session, request->memory);
-    if (memory == NULL || fd < 0) {
-        error_set(&error, memory == NULL ? STATUS_NOT_FOUND : STATUS_PROTOCOL,
-                  memory == NULL ? "memory %u is not registered"
-                                 : "memory %u: no file descriptor came with the request",
-                  request->memory);
-    } else if (dev_memory_map(memory->memory, fd, request->size_bytes, &error) == STATUS_OK) {
-        api_session_reply_done(session, request_id);
-        return;
-    }
-    log_info("client %d (%s), uid %u: %llu bytes of a GPU's virtual memory refused: %s",
-             (int)session->client.pid, session->program, (unsigned)session->client.uid,
-             (unsigned long long)request->size_bytes, error.text);
-    api_session_reply_error(session, request_id, &error);
-}
-
-static void memory_forget(struct api_session *session, struct api_memory *memory)
-{
-    HASH_DEL(session->memories, memory);
-    session->memory_bytes -= dev_memory_size_bytes(memory->memory);
-    dev_memory_unref(memory->memory);
-    free(memory);
-}
-
-void api_memory_deregister(struct api_session *session, uint64_t request_id,
-                           const Commd__Client__MemDeregister *request)
-{
-    struct api_memory *memory = session_memory(session, request->memory);
-    if (memory == NULL) {
-        struct error error;
-        error_set(&error, STATUS_NOT_FOUND, "memory %u is not registered", request->memory);
-        api_session_reply_error(session, request_id, &error);
-        return;
-    }
-    memory_forget(session, memory);
-    api_session_reply_done(session, request_id);
-}
-
 static enum status submit_range(struct api_session *session, const Commd__Client__Range *range,
                                 const char *which, struct req_op_range *out, struct error *error)
 {
     if (range == NULL) {
         return STATUS_OK;
     }
-    struct api_memory *registered = session_memory(session, range->memory);
+    struct api_memory *registered = api_session_memory(session, range->memory);
     if (registered == NULL) {
         return error_set(error, STATUS_NOT_FOUND, "%s: memory %u is not registered", which, range->memory);
     }
@@ -419,7 +237,7 @@ static void submit_fence(struct api_session *session, const Commd__Client__Fence
                          struct req_fence *out)
 {
     struct api_memory *memory =
-        fence != NULL && fence->word != NULL ? session_memory(session, fence->word->memory) : NULL;
+        fence != NULL && fence->word != NULL ? api_session_memory(session, fence->word->memory) : NULL;
     *out = (struct req_fence){0};
     if (memory != NULL) {
         out->word =
@@ -523,6 +341,6 @@ void api_session_release(struct api_session *session, uint64_t now_ns)
     }
     struct api_memory *memory, *next_memory;
     HASH_ITER (hh, session->memories, memory, next_memory) {
-        memory_forget(session, memory);
+        api_memory_forget(session, memory);
     }
 }

@@ -152,7 +152,21 @@ void api_rings_finish(struct api_session *session, uint64_t now_ns);
 /* FULL: tried again when the client rings. The client's own bell is rung by api_ring_bells. */
 enum ring_result api_rings_put(struct api_session *session, const void *packet, size_t size_bytes);
 
-/* requests.c: communicators, memory, operations. fd: -1 or the packet's descriptor, which stays the caller's.
+/* memories.c: what clients register. fd: as below. */
+/* Null: no such one. */
+struct api_memory *api_session_memory(struct api_session *session, uint32_t id);
+void api_memory_forget(struct api_session *session, struct api_memory *memory);
+/* Which one a client means. Clients number GPUs their own way: the UUID says it; none: the host. */
+enum status api_session_gpu(const struct api_session *session, const ProtobufCBinaryData *uuid, int number,
+                            int *gpu, struct error *error) COMM_MUST_USE;
+void api_memory_register(struct api_session *session, uint64_t request_id,
+                         const Commd__Client__MemRegister *request, int fd);
+void api_memory_map(struct api_session *session, uint64_t request_id, const Commd__Client__MemMap *request,
+                    int fd);
+void api_memory_deregister(struct api_session *session, uint64_t request_id,
+                           const Commd__Client__MemDeregister *request);
+
+/* requests.c: communicators, operations. fd: -1 or the packet's descriptor, which stays the caller's.
  */
 void api_comm_init(struct api_session *session, uint64_t request_id, const Commd__Client__CommInit *request,
                    uint64_t now_ns);
@@ -160,13 +174,7 @@ void api_comm_table(struct api_session *session, uint64_t request_id,
                     const Commd__Client__CommTable *request);
 void api_comm_destroy(struct api_session *session, uint64_t request_id,
                       const Commd__Client__CommDestroy *request, uint64_t now_ns);
-void api_memory_register(struct api_session *session, uint64_t request_id,
-                         const Commd__Client__MemRegister *request, int fd);
-void api_memory_map(struct api_session *session, uint64_t request_id, const Commd__Client__MemMap *request,
-                    int fd);
 void api_record(struct api_session *session, const Commd__Client__Record *request);
-void api_memory_deregister(struct api_session *session, uint64_t request_id,
-                           const Commd__Client__MemDeregister *request);
 void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns);
 void api_submit_list(struct api_session *session, const Commd__Client__SubmitList *request, uint64_t now_ns);
 void api_session_release(struct api_session *session, uint64_t now_ns); /* everything that it holds */

@@ -1,5 +1,6 @@
 #include <stdlib.h>
 
+#include "daemon/base/checked.h"
 #include "daemon/dev/cuda_internal.h"
 #include "daemon/dev/memory_internal.h"
 
@@ -79,8 +80,22 @@ static enum status check_peers(struct dev_gpus *gpus, uint32_t gpu, cuda_pointer
     return status;
 }
 
+static enum status open_handle(struct dev_gpus *gpus, uint32_t gpu, const struct cuda_ipc_handle *handle,
+                               cuda_pointer *base, struct error *error)
+{
+    cuda_result result = gpus->driver->ipc_open(base, *handle, CUDA_IPC_LAZY_PEER_ACCESS);
+    enum status status = cuda_result_status(gpus, gpu, cuda_symbol_of_ipc_open(), result, error);
+    if (result == CUDA_RESULT_ALREADY_MAPPED) {
+        return error_set(error, STATUS_BUSY,
+                         "GPU %u (%s): memory that was freed, and was where this is, is still in use", gpu,
+                         gpus->gpus[gpu].info.name);
+    }
+    return blame_client(gpus, gpu, status, error);
+}
+
 enum status dev_memory_import_ipc(struct dev_gpus *gpus, uint32_t gpu, const struct cuda_ipc_handle *handle,
-                                  uint64_t size_bytes, struct dev_memory **out, struct error *error)
+                                  uint64_t size_bytes, const struct dev_memory_origin *origin,
+                                  struct dev_memory **out, struct error *error)
 {
     cuda_pointer base = 0;
     size_t allocated_bytes = 0;
@@ -91,9 +106,9 @@ enum status dev_memory_import_ipc(struct dev_gpus *gpus, uint32_t gpu, const str
     if (status != STATUS_OK) {
         return status;
     }
-    status = CUDA_CALL(gpus, gpu, error, ipc_open, &base, *handle, CUDA_IPC_LAZY_PEER_ACCESS);
+    status = open_handle(gpus, gpu, handle, &base, error);
     if (status != STATUS_OK) {
-        return blame_client(gpus, gpu, status, error);
+        return status;
     }
     status = check_allocation(gpus, gpu, base, size_bytes, &allocated_bytes, error);
     if (status == STATUS_OK) {
@@ -110,9 +125,27 @@ enum status dev_memory_import_ipc(struct dev_gpus *gpus, uint32_t gpu, const str
     }
     (*out)->address_bytes = allocated_bytes; /* all of it is mapped, whatever the client says */
     (*out)->by_ipc = true;
+    (*out)->origin = *origin;
     (*out)->gpus = gpus;
     (*out)->gpu = (int)gpu;
     return STATUS_OK;
+}
+
+/* CUDA opens whole blocks, of which allocations may have parts. */
+#define BLOCK_BYTES (UINT64_C(2) << 20)
+
+bool dev_memory_was_at(const struct dev_memory *memory, const struct dev_memory_origin *origin,
+                       uint64_t size_bytes)
+{
+    const struct dev_memory_origin *had = &memory->origin;
+    uint64_t begin = origin->address / BLOCK_BYTES, had_begin = had->address / BLOCK_BYTES, end, had_end;
+    if (!memory->by_ipc || origin->process == 0 || origin->address == 0 || had->process != origin->process ||
+        had->uid != origin->uid || had->address == 0 ||
+        !checked_add_u64(origin->address, size_bytes + BLOCK_BYTES - 1, &end) ||
+        !checked_add_u64(had->address, memory->size_bytes + BLOCK_BYTES - 1, &had_end)) {
+        return false;
+    }
+    return begin < had_end / BLOCK_BYTES && had_begin < end / BLOCK_BYTES;
 }
 
 /* --- Virtual memory --- */

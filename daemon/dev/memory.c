@@ -113,6 +113,11 @@ enum status dev_memory_charge(struct dev_memory *memory, struct dev_quota *quota
     return dev_quota_take(quota, uid, amounts, &memory->charged, error);
 }
 
+bool dev_memory_is_used(const struct dev_memory *memory)
+{
+    return memory->references > 1;
+}
+
 bool dev_memory_by_ipc(const struct dev_memory *memory)
 {
     return memory->by_ipc;
@@ -125,12 +130,15 @@ int dev_memory_gpu(const struct dev_memory *memory)
 
 uint64_t dev_memory_size_bytes(const struct dev_memory *memory)
 {
+    return memory->mapped_bytes;
+}
+
+uint64_t dev_memory_reserved_bytes(const struct dev_memory *memory)
+{
     return memory->size_bytes;
 }
 
 void *dev_memory_range(const struct dev_memory *memory, uint64_t offset_bytes, uint64_t size_bytes)
 {
-    bool whole = memory->mapped_bytes == memory->size_bytes;
-    return whole && checked_range(offset_bytes, size_bytes, memory->size_bytes) ? memory->base + offset_bytes
-                                                                                : NULL;
+    return checked_range(offset_bytes, size_bytes, memory->mapped_bytes) ? memory->base + offset_bytes : NULL;
 }

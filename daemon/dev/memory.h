@@ -4,6 +4,7 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <sys/types.h>
 
 #include "daemon/dev/quota.h"
 
@@ -28,20 +29,38 @@ struct cuda_ipc_handle;
 enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out,
                               struct error *error) COMM_MUST_USE;
 
+/* Whose an allocation is, and where it is there. */
+struct dev_memory_origin {
+    pid_t process; /* 0: not known */
+    uid_t uid;
+    uint64_t address; /* 0: not known */
+};
+
 /*
  * Opens an allocation of a client on a GPU (cuMemAlloc, cudaMalloc) by its IPC handle. The allocation is the
  * client's process's; it must have size_bytes at least. INVALID_ARGUMENT: the handle is of no such allocation
- * (any more), or of another GPU. NO_MEMORY; DEVICE.
+ * (any more), or of another GPU. BUSY: an allocation that was at its place before, and has been freed there,
+ * is still open here (dev_memory_was_at), and CUDA does not open the new one beside it. NO_MEMORY; DEVICE.
  */
 enum status dev_memory_import_ipc(struct dev_gpus *gpus, uint32_t gpu, const struct cuda_ipc_handle *handle,
-                                  uint64_t size_bytes, struct dev_memory **out,
-                                  struct error *error) COMM_MUST_USE;
+                                  uint64_t size_bytes, const struct dev_memory_origin *origin,
+                                  struct dev_memory **out, struct error *error) COMM_MUST_USE;
+
+/*
+ * Whether it was opened by a handle and lies, in the process it is of, in a block of the driver's that an
+ * allocation of that place and size has a part in.
+ */
+bool dev_memory_was_at(const struct dev_memory *memory, const struct dev_memory_origin *origin,
+                       uint64_t size_bytes);
+/* Whether anybody but one has a reference. */
+bool dev_memory_is_used(const struct dev_memory *memory);
 
 /*
  * Virtual memory of a client on a GPU, which may consist of several allocations (as PyTorch's expandable
  * segments): reserves the addresses; each dev_memory_map maps one allocation, whole, by its descriptor, which
- * stays the caller's. Chunks come in order, without gaps. Usable once all of it is mapped: until then
- * dev_memory_range gives null. Errors as above.
+ * stays the caller's. Chunks come in order, without gaps, and what they have filled can be used: later ones
+ * change nothing of that, so that a segment that grows stays the same memory as long as there is room. Errors
+ * as above.
  */
 enum status dev_memory_reserve(struct dev_gpus *gpus, uint32_t gpu, uint64_t size_bytes,
                                struct dev_memory **out, struct error *error) COMM_MUST_USE;
@@ -65,7 +84,9 @@ void dev_memory_unref(struct dev_memory *memory);
 
 /* The GPU's index, or DEV_GPU_HOST. */
 int dev_memory_gpu(const struct dev_memory *memory);
+/* That can be used; and that were reserved, of virtual memory more where it may grow. */
 uint64_t dev_memory_size_bytes(const struct dev_memory *memory);
+uint64_t dev_memory_reserved_bytes(const struct dev_memory *memory);
 /* Whether it was opened by a legacy IPC handle. */
 bool dev_memory_by_ipc(const struct dev_memory *memory);
 

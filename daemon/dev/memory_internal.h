@@ -7,10 +7,11 @@
 struct dev_memory {
     unsigned char *base; /* a GPU's address, if it is there */
     uint64_t size_bytes;
-    uint64_t mapped_bytes;
+    uint64_t mapped_bytes;  /* from base on: what can be used */
     uint64_t address_bytes; /* what it takes of our addresses */
     struct dev_quota_user *charged;
     bool by_ipc;
+    struct dev_memory_origin origin; /* by_ipc */
     uint32_t references;
     int gpu;
     struct dev_gpus *gpus;

@@ -214,6 +214,10 @@ enum status dev_queue_mark(struct dev_queue *queue, uint64_t *mark, struct error
     enum status status = dev_queue_write(queue, queue->done_at, queue->last_mark + 1, error);
     if (status == STATUS_OK) {
         *mark = ++queue->last_mark;
+    } else if (queue_enter(queue, NULL) == STATUS_OK) {
+        /* Nobody could see when what was put before is done, and the memory that it touches is given up next.
+         */
+        (void)queue->gpus->driver->stream_synchronize(queue->stream);
     }
     return status;
 }

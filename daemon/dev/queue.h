@@ -54,7 +54,8 @@ enum status dev_queue_reduce(struct dev_queue *queue, const struct dev_reduction
 enum status dev_queue_wait_for(struct dev_queue *queue, struct dev_queue *other,
                                struct error *error) COMM_MUST_USE;
 
-/* Reached when all work put before is done and visible to the host. Marks ascend from 1. */
+/* Reached when all work put before is done and visible to the host. Marks ascend from 1. On failure waits for
+ * that work, unless the GPU failed, which then touches nothing any more. */
 enum status dev_queue_mark(struct dev_queue *queue, uint64_t *mark, struct error *error) COMM_MUST_USE;
 bool dev_queue_reached(const struct dev_queue *queue, uint64_t mark);
 /* STATUS_OK while work may still come to its end; what the GPU failed with, else. Costs a call of the driver:

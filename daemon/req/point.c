@@ -225,3 +225,16 @@ void req_point_free_all(struct req_comm *comm)
         free(point);
     }
 }
+
+bool req_point_visit_buffers(const struct req_comm *comm, req_buffers_visit *each, req_use_visit *visit,
+                             void *context)
+{
+    const struct req_point *point;
+    DL_FOREACH(comm->points, point)
+    {
+        if (!each(comm, &point->buffers, visit, context)) {
+            return false;
+        }
+    }
+    return true;
+}

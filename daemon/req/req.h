@@ -250,6 +250,10 @@ struct req_op_info {
     const char *missing_ranks; /* local ranks that have not */
     const char *waiting_for;   /* running: exec's words, with the node's name */
 };
+/* What operations and messages still use of clients' memory: once for each buffer. */
+typedef bool req_use_visit(void *context, const struct dev_memory *memory, const char *comm_name);
+void req_visit_uses(const struct req *req, req_use_visit *visit, void *context);
+
 typedef bool req_op_visit(void *context, const struct req_op_info *info);
 void req_visit_ops(const struct req *req, uint64_t now_ns, req_op_visit *visit, void *context);
 

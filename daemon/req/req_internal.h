@@ -312,6 +312,11 @@ bool req_point_pending(const struct req_member *member);
 /* When the next deadline is. One that has passed is described in *late, unless that is a failure already. */
 uint64_t req_point_deadlines(struct req_comm *comm, uint64_t now_ns, struct error *late);
 void req_point_free_all(struct req_comm *comm);
+/* Of those that have not ended. Returns false when one of the calls does. */
+typedef bool req_buffers_visit(const struct req_comm *comm, const struct req_buffers *buffers,
+                               req_use_visit *visit, void *context);
+bool req_point_visit_buffers(const struct req_comm *comm, req_buffers_visit *each, req_use_visit *visit,
+                             void *context);
 
 /* op.c */
 void req_op_done(void *context, const struct error *result, uint64_t now_ns);

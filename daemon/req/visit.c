@@ -147,3 +147,40 @@ void req_visit_ops(const struct req *req, uint64_t now_ns, req_op_visit *visit, 
         }
     }
 }
+
+static bool visit_buffers(const struct req_comm *comm, const struct req_buffers *buffers,
+                          req_use_visit *visit, void *context)
+{
+    const struct dev_memory *used[] = {buffers->input_memory, buffers->output_memory,
+                                       buffers->residual_memory};
+    for (size_t i = 0; i < sizeof used / sizeof *used; i++) {
+        if (used[i] != NULL && !visit(context, used[i], comm->name)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool visit_comm_uses(const struct req_comm *comm, req_use_visit *visit, void *context)
+{
+    for (uint64_t seq = comm->oldest_seq; req_op_any_pending(comm) && seq <= comm->highest_seq; seq++) {
+        const struct req_comm_op *op = req_op_at(comm, seq);
+        for (uint32_t i = 0; op != NULL && i < comm->local_count; i++) {
+            if (!visit_buffers(comm, &op->posts[i].buffers, visit, context)) {
+                return false;
+            }
+        }
+    }
+    return req_point_visit_buffers(comm, visit_buffers, visit, context);
+}
+
+void req_visit_uses(const struct req *req, req_use_visit *visit, void *context)
+{
+    const struct req_comm *comm;
+    DL_FOREACH(req->comms, comm)
+    {
+        if (!visit_comm_uses(comm, visit, context)) {
+            return;
+        }
+    }
+}

@@ -56,6 +56,11 @@ bool allocation_overlaps(uint64_t address, uint64_t bytes)
     return index < count && sorted[index]->address < address + bytes;
 }
 
+uint64_t allocation_number(void)
+{
+    return next_buffer_id++;
+}
+
 struct allocation *allocation_add(const struct allocation *allocation)
 {
     assert(allocation->bytes > 0);
@@ -73,7 +78,7 @@ struct allocation *allocation_add(const struct allocation *allocation)
         return NULL;
     }
     *added = *allocation;
-    added->buffer_id = next_buffer_id++;
+    added->buffer_id = allocation_number();
     size_t index = index_beyond(added->address);
     memmove(sorted + index + 1, sorted + index, (count - index) * sizeof(struct allocation *));
     sorted[index] = added;

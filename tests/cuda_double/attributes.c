@@ -6,8 +6,6 @@
 #define POINTER_CONTEXT 1
 #define POINTER_DEVICE_POINTER 3
 #define POINTER_HOST_POINTER 4
-#define POINTER_RANGE_START 11
-#define POINTER_RANGE_BYTES 12
 
 static bool is_host(const struct allocation *allocation)
 {
@@ -40,6 +38,16 @@ static cuda_result give_mapping(void *value, int attribute, const struct allocat
     return give_u64(value, small ? allocation->block->of.bytes : allocation->bytes);
 }
 
+/* Of virtual memory, the reserved addresses, whatever of them is mapped. */
+static cuda_result give_range(void *value, int attribute, const struct allocation *allocation)
+{
+    struct reserved range = {.address = allocation->base, .bytes = allocation->base_bytes};
+    if (allocation->kind == ALLOCATION_MAPPED) {
+        range = reservation_of(allocation->address);
+    }
+    return give_u64(value, attribute == CUDA_POINTER_RANGE_START ? range.address : range.bytes);
+}
+
 static cuda_result give_attribute(void *value, int attribute, const struct allocation *allocation,
                                   cuda_pointer pointer)
 {
@@ -58,7 +66,9 @@ static cuda_result give_attribute(void *value, int attribute, const struct alloc
         return is_host(allocation) || allocation->kind == ALLOCATION_MANAGED ? give_u64(value, pointer)
                                                                              : CUDA_RESULT_INVALID_VALUE;
     case CUDA_POINTER_BUFFER_ID:
-        return give_u64(value, allocation->buffer_id);
+        return give_u64(value, allocation->kind == ALLOCATION_MAPPED && !settings()->mappings_numbered
+                                   ? reservation_of(allocation->address).number
+                                   : allocation->buffer_id);
     case CUDA_POINTER_IS_MANAGED:
         return give_int(value, allocation->kind == ALLOCATION_MANAGED);
     case CUDA_POINTER_DEVICE:
@@ -70,10 +80,9 @@ static cuda_result give_attribute(void *value, int attribute, const struct alloc
     case CUDA_POINTER_HANDLE_TYPES:
         return give_u64(
             value, allocation->kind == ALLOCATION_MAPPED ? (uint64_t)allocation->block->of.handle_types : 0);
-    case POINTER_RANGE_START:
-        return give_u64(value, allocation->base);
-    case POINTER_RANGE_BYTES:
-        return give_u64(value, allocation->base_bytes);
+    case CUDA_POINTER_RANGE_START:
+    case CUDA_POINTER_RANGE_BYTES:
+        return give_range(value, attribute, allocation);
     case CUDA_POINTER_ACCESS:
         return context_now() == NULL
                    ? CUDA_RESULT_INVALID_CONTEXT

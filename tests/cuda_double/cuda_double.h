@@ -19,6 +19,8 @@
  *   CUDA_DOUBLE_PEER          0: no device can access another (1)
  *   CUDA_DOUBLE_IMPORTS_PEER  0: what an IPC handle opened, kernels of other devices cannot access (1)
  *   CUDA_DOUBLE_VIRTUAL_MEMORY  0: no device has it, as the attributes say; its calls are NOT_SUPPORTED (1)
+ *   CUDA_DOUBLE_MAPPINGS_NUMBERED  0: BUFFER_ID of what cuMemMap mapped is the reservation's: the same for
+ *                             whatever is mapped there next (1)
  *   CUDA_DOUBLE_DELAY_US      each piece of work of a stream begins 0 to so many microseconds late (0)
  *   CUDA_DOUBLE_SEED          of these delays (1)
  *   CUDA_DOUBLE_CONNECTIONS   1..32: a context's streams take turns in sharing so many queues, as those of a
@@ -38,8 +40,12 @@
  *     device is charged for blocks.
  *   - An opened IPC handle maps the whole block: what lies beside the allocation in it can be reached there.
  *     cuMemGetAddressRange of it gives the exporter's allocation. One (context, block, offset) is opened once
- *     and then counted. A handle that is stale, or whose exporter has ended, is INVALID_VALUE. A device that
- *     this process does not see is INVALID_DEVICE. What was opened cannot be exported again.
+ *     and then counted. While a process has a block open that its exporter has freed, what the exporter
+ *     allocates where that was is ALREADY_MAPPED. A handle that is stale, or whose exporter has ended, is
+ * INVALID_VALUE. A device that this process does not see is INVALID_DEVICE. What was opened cannot be
+ * exported again.
+ *   - cuMemCreate takes fabric handles as a type, as drivers do also where there is no fabric; nothing
+ * exports or imports one.
  *   - cuMemGetAddressRange of virtual memory gives the mapping, not the reservation.
  *   - cuMemFree waits for all work of the allocation's context, cuMemFreeHost for all work of all contexts;
  *     cuIpcCloseMemHandle, cuMemUnmap and cuMemHostUnregister wait for nothing: later work that touches it

@@ -25,6 +25,7 @@ struct settings {
     bool peer;
     bool imports_peer;
     bool virtual_memory;
+    bool mappings_numbered;
     bool blocking_allocation;
     unsigned delay_us;
     unsigned hang_ms;

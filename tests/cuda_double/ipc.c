@@ -47,6 +47,20 @@ static struct allocation *find_opened(uint64_t block_id, uint64_t offset)
     return NULL;
 }
 
+/* Whether a block that its process had there before is still open, in whatever context. */
+static bool is_occupied(const struct block *block, const struct machine_export *exported)
+{
+    uint64_t begin = exported->address - exported->offset;
+    for (const struct allocation *one = allocation_first(); one != NULL; one = allocation_next(one)) {
+        if (one->kind == ALLOCATION_IMPORTED && !one->leaves && one->exporter == exported->process &&
+            one->block->of.id != block->of.id && begin < one->exporter_address + one->bytes &&
+            one->exporter_address < begin + block->of.bytes) {
+            return true;
+        }
+    }
+    return false;
+}
+
 static cuda_result map_block(struct block *block, const struct machine_export *exported, int ordinal,
                              cuda_pointer *base)
 {
@@ -57,17 +71,20 @@ static cuda_result map_block(struct block *block, const struct machine_export *e
     }
     struct allocation *allocation = NULL;
     if (arena_map(address, bytes, block->fd, 0)) {
-        allocation = allocation_add(&(struct allocation){.address = address,
-                                                         .bytes = bytes,
-                                                         .kind = ALLOCATION_IMPORTED,
-                                                         .ordinal = ordinal,
-                                                         .context = context_now(),
-                                                         .memory = arena_memory(address),
-                                                         .block = block,
-                                                         .block_offset = exported->offset,
-                                                         .base = address + exported->offset,
-                                                         .base_bytes = exported->bytes,
-                                                         .references = 1});
+        allocation =
+            allocation_add(&(struct allocation){.address = address,
+                                                .bytes = bytes,
+                                                .kind = ALLOCATION_IMPORTED,
+                                                .ordinal = ordinal,
+                                                .context = context_now(),
+                                                .memory = arena_memory(address),
+                                                .block = block,
+                                                .block_offset = exported->offset,
+                                                .base = address + exported->offset,
+                                                .base_bytes = exported->bytes,
+                                                .exporter = exported->process,
+                                                .exporter_address = exported->address - exported->offset,
+                                                .references = 1});
     }
     if (allocation == NULL) {
         arena_unmap(address, bytes);
@@ -123,6 +140,7 @@ static cuda_result open_handle(cuda_pointer *base, const struct content *content
     struct allocation *opened = find_opened(exported.block_id, exported.offset);
     if (opened != NULL) {
         opened->references++;
+        opened->base_bytes = exported.bytes; /* of the same place in the block, but allocated anew */
         *base = opened->base;
         return CUDA_RESULT_OK;
     }
@@ -136,6 +154,8 @@ static cuda_result open_handle(cuda_pointer *base, const struct content *content
         result = CUDA_RESULT_INVALID_DEVICE;
     } else if (ordinal != context_now()->ordinal && !settings()->peer) {
         result = CUDA_RESULT_PEER_ACCESS_UNSUPPORTED;
+    } else if (is_occupied(block, &exported)) {
+        result = CUDA_RESULT_ALREADY_MAPPED;
     } else {
         result = map_block(block, &exported, ordinal, base);
     }

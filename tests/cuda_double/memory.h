@@ -57,7 +57,9 @@ struct allocation {
     uint64_t base; /* what cuMemGetAddressRange says */
     uint64_t base_bytes;
     unsigned references; /* imports: times opened */
-    unsigned pins;       /* work that touches it now */
+    uint64_t exporter;   /* imports: the process that it is of, and where the block is there */
+    uint64_t exporter_address;
+    unsigned pins; /* work that touches it now */
     bool leaves;
 };
 
@@ -68,6 +70,14 @@ struct allocation *allocation_next(const struct allocation *after);
 bool allocation_overlaps(uint64_t address, uint64_t bytes);
 /* Takes a copy, gives it a buffer id. Null: no memory. */
 struct allocation *allocation_add(const struct allocation *allocation);
+uint64_t allocation_number(void); /* one that was never given */
+/* The reservation of virtual memory that the address is in: there is one. */
+struct reserved {
+    uint64_t address;
+    uint64_t bytes;
+    uint64_t number; /* never given twice */
+};
+struct reserved reservation_of(uint64_t address);
 /* Waits until no work touches it, and frees the entry, not the memory. May let go of the lock meanwhile. */
 void allocation_remove(struct allocation *allocation);
 

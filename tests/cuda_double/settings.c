@@ -49,6 +49,7 @@ void settings_read(void)
     values.peer = number_of("CUDA_DOUBLE_PEER", 1, 1) != 0;
     values.imports_peer = number_of("CUDA_DOUBLE_IMPORTS_PEER", 1, 1) != 0;
     values.virtual_memory = number_of("CUDA_DOUBLE_VIRTUAL_MEMORY", 1, 1) != 0;
+    values.mappings_numbered = number_of("CUDA_DOUBLE_MAPPINGS_NUMBERED", 1, 1) != 0;
     values.blocking_allocation = number_of("CUDA_DOUBLE_BLOCKING_ALLOCATION", 0, 1) != 0;
     values.delay_us = (unsigned)number_of("CUDA_DOUBLE_DELAY_US", 0, 10000000);
     values.hang_ms = (unsigned)number_of("CUDA_DOUBLE_HANG_MS", 2000, 3600000);

@@ -12,8 +12,7 @@
 
 struct reservation {
     struct reservation *next;
-    uint64_t address;
-    uint64_t bytes;
+    struct reserved of;
 };
 
 static struct reservation *reservations;
@@ -101,7 +100,7 @@ cuda_result cuMemCreate(cuda_allocation *allocation, size_t bytes,
     if (!properties_are_sound(properties) || bytes == 0 || bytes % GRANULARITY != 0 || flags != 0) {
         return CUDA_RESULT_INVALID_VALUE;
     }
-    if ((properties->handle_types & ~CUDA_HANDLE_POSIX_FD) != 0) {
+    if ((properties->handle_types & ~(CUDA_HANDLE_POSIX_FD | CUDA_HANDLE_FABRIC)) != 0) {
         return CUDA_RESULT_NOT_SUPPORTED;
     }
     double_lock();
@@ -231,7 +230,8 @@ cuda_result cuMemAddressReserve(cuda_pointer *pointer, size_t bytes, size_t alig
         free(made);
         result = CUDA_RESULT_OUT_OF_MEMORY;
     } else {
-        *made = (struct reservation){.next = reservations, .address = address, .bytes = bytes};
+        *made = (struct reservation){
+            .next = reservations, .of = {.address = address, .bytes = bytes, .number = allocation_number()}};
         reservations = made;
         *pointer = address;
     }
@@ -247,7 +247,7 @@ cuda_result cuMemAddressFree(cuda_pointer pointer, size_t bytes)
     }
     double_lock();
     struct reservation **link = &reservations;
-    while (*link != NULL && ((*link)->address != pointer || (*link)->bytes != bytes)) {
+    while (*link != NULL && ((*link)->of.address != pointer || (*link)->of.bytes != bytes)) {
         link = &(*link)->next;
     }
     if (*link == NULL || allocation_overlaps(pointer, bytes)) {
@@ -262,19 +262,26 @@ cuda_result cuMemAddressFree(cuda_pointer pointer, size_t bytes)
     return result;
 }
 
-static bool is_reserved(uint64_t pointer, uint64_t bytes)
+static const struct reservation *find_reservation(uint64_t pointer, uint64_t bytes)
 {
     for (const struct reservation *one = reservations; one != NULL; one = one->next) {
-        if (pointer >= one->address && bytes <= one->bytes && pointer - one->address <= one->bytes - bytes) {
-            return true;
+        if (pointer >= one->of.address && bytes <= one->of.bytes &&
+            pointer - one->of.address <= one->of.bytes - bytes) {
+            return one;
         }
     }
-    return false;
+    return NULL;
+}
+
+struct reserved reservation_of(uint64_t address)
+{
+    return find_reservation(address, 1)->of;
 }
 
 static cuda_result map(uint64_t pointer, uint64_t bytes, struct block *block)
 {
-    if (bytes > block->of.bytes || !is_reserved(pointer, bytes) || allocation_overlaps(pointer, bytes)) {
+    if (bytes > block->of.bytes || find_reservation(pointer, bytes) == NULL ||
+        allocation_overlaps(pointer, bytes)) {
         return CUDA_RESULT_INVALID_VALUE;
     }
     if (!arena_map(pointer, bytes, block->fd, 0)) {

@@ -77,6 +77,8 @@ struct fake_script {
     const char *form_text;
     uint32_t memories_max;   /* beyond: LIMIT; 0: no bound */
     bool refuses_gpu_memory; /* DEVICE, "gpu_text" */
+    bool room_refused;       /* LIMIT: every other registration of virtual memory */
+    uint32_t busy_answers;   /* to so many requests for a handle, or to withdraw what is unused: BUSY */
     bool rings;              /* for clients that ask for them */
     enum fake_abuse abuse;
 };
@@ -114,9 +116,12 @@ struct fake_counts {
     uint64_t handles;      /* registered by legacy IPC handle */
     uint64_t virtuals;     /* registered as virtual memory */
     uint64_t maps;         /* MemMaps, with a descriptor each */
-    uint64_t unmapped;     /* Submits that named virtual memory that its MemMaps had not filled */
+    uint64_t unmapped;     /* Submits of ranges that begin where no MemMap has filled virtual memory */
     uint64_t withdrawn;    /* memories, of any kind */
     uint64_t memory_bytes; /* the last one's */
+    uint64_t memory_address;
+    uint64_t rooms; /* that were asked for, where the script refuses some */
+    uint64_t busy;  /* answers, of the script's busy_answers */
     unsigned char memory_uuid[16];
     unsigned char memory_handle[64];
     bool wants_rings; /* the last client that greeted */

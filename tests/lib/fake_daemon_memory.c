@@ -34,8 +34,32 @@ static void register_on_gpu(struct fake_daemon *daemon, struct fake_memory *memo
     memcpy(counts->memory_uuid, request->device_uuid.data, request->device_uuid.len);
     if (by_handle) {
         memcpy(counts->memory_handle, request->ipc_handle.data, request->ipc_handle.len);
+        counts->memory_address = request->address;
     }
     pthread_mutex_unlock(&daemon->lock);
+}
+
+/* Of a client that asks for room, and then for what it needs, every other time. */
+static bool wants_room(struct fake_daemon *daemon)
+{
+    pthread_mutex_lock(&daemon->lock);
+    bool wants = ++daemon->counts.rooms % 2 == 1;
+    pthread_mutex_unlock(&daemon->lock);
+    return wants;
+}
+
+/* Answers so as often as the script says. */
+static bool is_busy(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id)
+{
+    uint32_t answers = fake_current_script(daemon).busy_answers;
+    pthread_mutex_lock(&daemon->lock);
+    bool busy = daemon->counts.busy < answers;
+    daemon->counts.busy += busy;
+    pthread_mutex_unlock(&daemon->lock);
+    if (busy) {
+        fake_send_error(session, request_id, STATUS_BUSY, "fake: still in use by \"other\"");
+    }
+    return busy;
 }
 
 void fake_handle_register(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
@@ -53,6 +77,13 @@ void fake_handle_register(struct fake_daemon *daemon, struct fake_session *sessi
     if (request->device_uuid.len > 0) {
         if (fake_current_script(daemon).refuses_gpu_memory) {
             fake_send_error(session, request_id, STATUS_DEVICE, "fake: the GPU does not open it");
+            return;
+        }
+        if (request->virtual_memory && fake_current_script(daemon).room_refused && wants_room(daemon)) {
+            fake_send_error(session, request_id, STATUS_LIMIT, "fake: so many addresses are not left");
+            return;
+        }
+        if (request->ipc_handle.len > 0 && is_busy(daemon, session, request_id)) {
             return;
         }
         register_on_gpu(daemon, memory, request);
@@ -98,11 +129,15 @@ void fake_forget_memory(struct fake_daemon *daemon, struct fake_memory *memory)
 }
 
 void fake_handle_deregister(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
-                            uint32_t id)
+                            const Commd__Client__MemDeregister *request)
 {
+    uint32_t id = request->memory;
     struct fake_memory *memory = id != 0 ? fake_find_memory(session, id) : NULL;
     if (memory == NULL) {
         fake_send_error(session, request_id, STATUS_NOT_FOUND, "no such memory");
+        return;
+    }
+    if (request->if_unused && is_busy(daemon, session, request_id)) {
         return;
     }
     fake_forget_memory(daemon, memory);

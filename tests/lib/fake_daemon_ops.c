@@ -51,7 +51,7 @@ static bool is_on_gpu(struct fake_daemon *daemon, struct fake_session *session,
 {
     const struct fake_memory *memory =
         range != NULL && range->memory != 0 ? fake_find_memory(session, range->memory) : NULL;
-    if (memory != NULL && memory->mapped_bytes < memory->size_bytes) {
+    if (memory != NULL && range->offset_bytes >= memory->mapped_bytes) {
         pthread_mutex_lock(&daemon->lock);
         daemon->counts.unmapped++;
         pthread_mutex_unlock(&daemon->lock);

@@ -105,7 +105,7 @@ void fake_handle_register(struct fake_daemon *daemon, struct fake_session *sessi
 void fake_handle_map(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
                      const Commd__Client__MemMap *request, int fd);
 void fake_handle_deregister(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,
-                            uint32_t id);
+                            const Commd__Client__MemDeregister *request);
 
 /* fake_daemon_ops.c */
 bool fake_words_are_reached(struct fake_session *session, Commd__Client__Fence *const *fences, size_t count);

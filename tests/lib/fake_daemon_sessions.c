@@ -72,7 +72,7 @@ static void handle_request(struct fake_daemon *daemon, struct fake_session *sess
     } else if (body == COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER) {
         fake_handle_register(daemon, session, request->id, request->mem_register, fd);
     } else if (body == COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER) {
-        fake_handle_deregister(daemon, session, request->id, request->mem_deregister->memory);
+        fake_handle_deregister(daemon, session, request->id, request->mem_deregister);
     } else if (body == COMMD__CLIENT__REQUEST__BODY_MEM_MAP) {
         fake_handle_map(daemon, session, request->id, request->mem_map, fd);
     } else if (body == COMMD__CLIENT__REQUEST__BODY_SUBMIT) {

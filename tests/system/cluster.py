@@ -260,7 +260,7 @@ class Library:
     DTYPES = {"f64": 0, "f32": 1, "i64": 6, "u8": 13}
     NAMES = ["OK", "IN_PROGRESS", "INVALID_ARGUMENT", "UNSUPPORTED", "MISMATCH", "PERMISSION", "NOT_FOUND", "ALREADY_EXISTS", "LIMIT", "NO_MEMORY",
              "TIMED_OUT", "PROTOCOL", "VERSION", "DAEMON_LOST", "NODE_LOST", "RANK_LOST", "ABORTED", "SHUTTING_DOWN", "CONFIG", "SYSTEM",
-             "CERTIFICATE", "UNREACHABLE", "INTERNAL", "DEVICE"]
+             "CERTIFICATE", "UNREACHABLE", "INTERNAL", "DEVICE", "BUSY"]
 
     class InitOptions(ctypes.Structure):
         _fields_ = [("struct_size", ctypes.c_size_t), ("timeout_ms", ctypes.c_uint32), ("op_timeout_ms", ctypes.c_uint32),

@@ -80,6 +80,12 @@ class GpuFaults(FailureCase):
     def test_a_mark(self):
         self.check("cuStreamWriteValue64:1=1", "cuStreamWriteValue64", "DEVICE", SHARED)
 
+    def test_a_mark_behind_work_that_is_late(self):
+        """What was put before is done before the memory that it touches is given up."""
+        for where in (SHARED, APART):
+            with self.subTest(where[0]):
+                self.check("cuStreamWriteValue64:1=1", "cuStreamWriteValue64", "DEVICE", where, at_its_end=where == APART, CUDA_DOUBLE_DELAY_US="50000")
+
     def test_a_stream(self):
         self.check("cuStreamCreateWithPriority:1", "cuStreamCreateWithPriority", "NO_MEMORY", SHARED)
 

@@ -11,7 +11,7 @@ from cluster import BUILD
 from gpu import UNIT, Gpu
 from raw_client import HostMemory, RawClient
 
-INVALID_ARGUMENT, UNSUPPORTED, NOT_FOUND, LIMIT, TIMED_OUT, PROTOCOL = 2, 3, 6, 8, 10, 11
+INVALID_ARGUMENT, UNSUPPORTED, NOT_FOUND, LIMIT, TIMED_OUT, PROTOCOL, BUSY = 2, 3, 6, 8, 10, 11, 24
 F32, I64 = 1, 6
 ALL_REDUCE, BROADCAST, ALL_GATHER_V, ALL_TO_ALL, SEND, RECEIVE = 0, 1, 4, 8, 11, 12
 COMM, WORDS, BUFFER, OTHER = 1, 10, 20, 21  # handle, memories
@@ -46,7 +46,7 @@ class Hostile(cluster.StandaloneTest):
     # --- What is sent ---
 
     def register(self, memory, size, expected=0, text="", **fields):
-        names = {"uuid": 3, "handle": 4, "virtual": 5}
+        names = {"uuid": 3, "handle": 4, "virtual": 5, "address": 6}
         body = {1: memory, 2: size, 3: self.uuid}
         body.update({names[name]: value for name, value in fields.items()})
         status, said = self.client.ask(self.client.REGISTER, body)
@@ -158,6 +158,68 @@ class Hostile(cluster.StandaloneTest):
         self.client.ask(self.client.DEREGISTER, {1: BUFFER})
         self.done(input=(OTHER, 0), output=(OTHER, 0))
 
+    # --- Memory freed and allocated again at the same place ---
+
+    def again(self, pointer, size):
+        """Frees it, and gets the address again."""
+        self.gpu.free(pointer)
+        self.assertEqual(self.gpu.alloc(size), pointer)
+        return {"handle": self.gpu.ipc_handle(pointer), "address": pointer}
+
+    def test_a_place_that_an_operation_still_uses(self):
+        """Withdrawn or not: BUSY, naming the communicator, until the operation has ended."""
+        self.join()
+        for withdrawn in (True, False):
+            with self.subTest(withdrawn=withdrawn):
+                pointer, memory, word = self.gpu.alloc(2 * UNIT), 40 + withdrawn, 16 + 8 * withdrawn
+                self.register(memory, 2 * UNIT, handle=self.gpu.ipc_handle(pointer), address=pointer)
+                self.client.tell(self.client.SUBMIT, self.submission(input=(memory, 0), output=(memory, 0), waits=[(WORDS, word, 1)]))
+                if withdrawn:
+                    self.client.ask(self.client.DEREGISTER, {1: memory})
+                fields = self.again(pointer, 2 * UNIT)
+                for _ in range(3):
+                    self.register(50 + withdrawn, 2 * UNIT, BUSY, "still in use by an operation on \"raw-", **fields)
+                self.register(50 + withdrawn, 2 * UNIT, BUSY, "still in use", handle=fields["handle"])
+                self.words.set_word(word, 1)
+                self.assertEqual(self.client.complete(self.ticket)[0], 0)
+                self.register(50 + withdrawn, 2 * UNIT, **fields)
+                self.done(input=(50 + withdrawn, 0), output=(50 + withdrawn, 0))
+                self.gpu.free(pointer)
+
+    def test_a_place_that_two_connections_had_registered(self):
+        """One of them registers what is there now; the other one's is given up for it, and it is told when it asks."""
+        other = RawClient(self.cluster.socket("solo"))
+        pointer, beside = self.gpu.alloc(2 * UNIT), self.gpu.alloc(2 * UNIT)
+        for memory, at in ((40, pointer), (41, beside)):
+            status, text = other.ask(self.client.REGISTER, {1: memory, 2: 2 * UNIT, 3: self.uuid, 4: self.gpu.ipc_handle(at), 6: at})
+            self.assertEqual(status, 0, text)
+        self.register(40, 2 * UNIT, handle=self.gpu.ipc_handle(pointer), address=pointer)
+        self.client.ask(self.client.DEREGISTER, {1: 40})
+        fields = self.again(pointer, 2 * UNIT)
+        self.register(40, 2 * UNIT, BUSY, "still in use", handle=fields["handle"])
+        self.register(40, 2 * UNIT, BUSY, "still in use", handle=fields["handle"], address=(1 << 64) - 1)
+        self.register(40, 2 * UNIT, **fields)
+        self.assertEqual(other.ask(self.client.DEREGISTER, {1: 40})[0], NOT_FOUND)
+        self.assertEqual(other.ask(self.client.DEREGISTER, {1: 41})[0], 0, "what lies beside it stays")
+        self.join()
+        self.done(input=(40, 0), output=(40, 0))
+        other.close()
+        self.gpu.free(pointer)
+        self.gpu.free(beside)
+
+    def test_withdrawn_if_unused(self):
+        self.share()
+        self.join()
+        self.client.tell(self.client.SUBMIT, self.submission(waits=[(WORDS, 16, 1)]))
+        for _ in range(3):
+            status, text = self.client.ask(self.client.DEREGISTER, {1: BUFFER, 2: 1})
+            self.assertEqual(status, BUSY, text)
+            self.assertIn("still in use by an operation on \"raw-", text)
+        self.words.set_word(16, 1)
+        self.assertEqual(self.client.complete(self.ticket)[0], 0)
+        self.assertEqual(self.client.ask(self.client.DEREGISTER, {1: BUFFER, 2: 1})[0], 0)
+        self.assertEqual(self.client.ask(self.client.DEREGISTER, {1: BUFFER, 2: 1})[0], NOT_FOUND)
+
     def test_virtual_memory(self):
         allocation = self.gpu.create(UNIT)
         fd = self.gpu.export(allocation)
@@ -179,12 +241,38 @@ class Hostile(cluster.StandaloneTest):
             self.join()
             self.refused(INVALID_ARGUMENT, "", output=(30, 0))
             self.map(30, UNIT, fd)
-            self.refused(INVALID_ARGUMENT, "", output=(30, 0))
-            self.map(30, UNIT, fd)
             self.done(output=(30, 0))
+            for offset in (UNIT - 8, UNIT, 2 * UNIT - 8000):  # where nothing is yet
+                self.refused(INVALID_ARGUMENT, f"beyond the memory of {UNIT} bytes", output=(30, offset))
+            self.map(30, UNIT, fd)
+            self.done(output=(30, UNIT - 8))
             self.map(30, UNIT, fd, INVALID_ARGUMENT, "more than are reserved")
         os.close(fd)
         self.gpu.release(allocation)
+
+    def test_more_mapped_while_it_is_used(self):
+        """What an operation uses is left alone, and counted is what is there."""
+        allocations = [self.gpu.create(UNIT) for _ in range(3)]
+        fds = [self.gpu.export(allocation) for allocation in allocations]
+        self.register(30, 4 * UNIT, virtual=1)
+        self.map(30, UNIT, fds[0])
+        self.join()
+        self.client.tell(self.client.SUBMIT, self.submission(input=(30, 0), output=(30, 8000), waits=[(WORDS, 16, 1)]))
+        waits = self.ticket
+        for count, fd in enumerate(fds[1:], 2):
+            self.map(30, UNIT, fd)
+            gpu = self.cluster.json("solo", "gpus")["gpus"][0]
+            self.assertEqual((gpu["memories"], gpu["memory_imported_bytes"]), (1, count * UNIT))
+        self.words.set_word(16, 1)
+        self.assertEqual(self.client.complete(waits)[0], 0)
+        self.done(input=(30, UNIT - 80), output=(30, 2 * UNIT - 80))
+        self.refused(INVALID_ARGUMENT, f"beyond the memory of {3 * UNIT} bytes", input=(30, 0), output=(30, 3 * UNIT - 80))
+        self.client.ask(self.client.DEREGISTER, {1: 30})
+        for fd, allocation in zip(fds, allocations):
+            os.close(fd)
+            self.gpu.release(allocation)
+        mine = [client for client in self.cluster.json("solo", "clients")["clients"] if client["program"] == "raw"]
+        self.assertEqual([client["memory_bytes"] for client in mine], [4096], "the words")
 
     def used_bytes(self):
         return self.cluster.json("solo", "gpus")["gpus"][0]["used_bytes"]

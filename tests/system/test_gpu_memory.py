@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """How memory on GPUs (doubles of them) comes to commd: by descriptor, or by legacy IPC handle where that is not refused; and that nothing is left of it."""
 import signal
+import sys
 import unittest
 
-from cluster import Cluster
+from cluster import ROOT, Cluster
 from failure_case import FailureCase, read_until
 
 REFUSE = 'cuda_ipc_handles = "refuse";'
@@ -72,6 +73,14 @@ class GpuMemory(FailureCase):
             for memory, environment in (("comm", None), ("comm", WITHOUT)):
                 self.expect(self.rank(cluster, 0, 1, f"once-{bool(environment)}", "once", f"memory={memory}", environment=environment), "OK", within_s=10)
                 self.expect_nothing_left(cluster, used_bytes)
+
+    def test_freed_and_allocated_at_the_same_place(self):
+        """What was there is closed, or waited for, before what is there now is opened."""
+        with Cluster("a", gpus=1) as cluster:
+            process = cluster.client("a", sys.executable, ROOT / "tests/system/same_place.py", "place")
+            output, errors = process.communicate(timeout=60)
+            self.assertEqual((output, process.returncode), ("DONE\n", 0), errors)
+            cluster.wait(lambda: self.imported(cluster) == (0, 0, 0), "all memory is let go of", timeout_s=5)
 
     def test_handles_refused(self):
         with Cluster("a", settings=REFUSE, gpus=1) as cluster:

@@ -50,9 +50,10 @@ class GpuSurface(ProgramCase):
         self.check("aab", [0, 0, 1], turns=4, environment={"COMMD_RINGS": "0"})
 
     def test_memory_allocated_and_freed_all_the_time(self):
-        for layout, devices, peer in (("aa", [0, 0], 1), ("aab", [0, 1, 0], 1), ("aa", [0, 1], 0)):
+        for layout, devices, peer, numbered in (("aa", [0, 0], 1, 1), ("aab", [0, 1, 0], 1, 0), ("aa", [0, 1], 0, 1)):
             with self.subTest(layout):
-                self.check(layout, devices, turns=24, program="reuse", environment={"CUDA_DOUBLE_PEER": str(peer)})
+                self.check(layout, devices, turns=24, program="reuse",
+                           environment={"CUDA_DOUBLE_PEER": str(peer), "CUDA_DOUBLE_MAPPINGS_NUMBERED": str(numbered)})
 
 
 if __name__ == "__main__":

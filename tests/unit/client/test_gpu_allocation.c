@@ -12,13 +12,8 @@ static size_t gpu_free_bytes(void)
     return free_bytes;
 }
 
-/* Memory is withdrawn without an answer. */
 static void expect_registered(const struct pair *pair, uint32_t memories)
 {
-    for (int waited_ms = 0; fake_daemon_counts(pair->daemon).memories > memories && waited_ms < 5000;
-         waited_ms++) {
-        sleep_ms(1);
-    }
     assert_int_equal(fake_daemon_counts(pair->daemon).memories, memories);
 }
 
@@ -56,6 +51,91 @@ static void test_by_descriptor(void **state)
     assert_int_equal(counts.virtuals, 101);
     expect_registered(&pair, 1); /* the words that streams are ordered by */
     assert_int_equal(counts.unmapped, 0);
+    assert_int_equal(gpu_free_bytes(), free_before);
+    pair_stop(&pair);
+}
+
+/* Freed when commd has closed it, if it does so in time, and lives. */
+static void test_freed_after_commd_has_closed_it(void **state)
+{
+    (void)state;
+    static const char *const kinds[] = {"cuMemCreate:1=801", NULL};
+    for (unsigned i = 0; i < 2; i++) {
+        struct fake_script script = {.busy_answers = 6};
+        struct pair pair = pair_start(NULL);
+        comm_t *comm = gpu_comm(&pair, "closed", 0);
+        size_t free_before = gpu_free_bytes();
+        void *memory;
+        cuda_pointer plain = gpu_alloc(2 * MIB);
+        beyond.inject(kinds[i]);
+        expect_ok(comm_mem_alloc(pair.client, 1, 0, &memory));
+        beyond.inject(NULL);
+        expect_ok(reduce_now(comm, memory, gpu_address(plain), 100));
+        expect_ok(comm_sync(comm, 0));
+        uint32_t others = fake_daemon_counts(pair.daemon).memories - 2;
+        fake_daemon_set(pair.daemon, &script);
+        expect_ok(comm_mem_free(pair.client, memory));
+        assert_int_equal(fake_daemon_counts(pair.daemon).busy, 6);
+        expect_registered(&pair, others + 1);
+        script.busy_answers = 9;
+        fake_daemon_set(pair.daemon, &script);
+        expect_ok(comm_mem_deregister(pair.client, gpu_address(plain)));
+        assert_int_equal(fake_daemon_counts(pair.daemon).busy, 9);
+        expect_registered(&pair, others);
+        GPU_OK(cuda->memory_free(plain));
+        assert_int_equal(gpu_free_bytes(), free_before);
+        expect_ok(comm_mem_alloc(pair.client, 1, 0, &memory)); /* closed with the client */
+        script.busy_answers = 12;
+        fake_daemon_set(pair.daemon, &script);
+        comm_client_close(pair.client);
+        assert_int_equal(fake_daemon_counts(pair.daemon).busy, 12);
+        assert_int_equal(gpu_free_bytes(), free_before);
+        fake_daemon_stop(pair.daemon);
+    }
+}
+
+/* And otherwise all the same. */
+static void test_freed_without_commd(void **state)
+{
+    (void)state;
+    struct fake_script script = {.busy_answers = UINT32_MAX};
+    struct pair pair = pair_start(&script);
+    size_t free_before = gpu_free_bytes();
+    void *memory, *late;
+    expect_ok(comm_mem_alloc(pair.client, 1, 0, &memory));
+    expect_ok(comm_mem_alloc(pair.client, 1, 0, &late));
+    uint64_t began_ns = clock_ns();
+    expect_ok(comm_mem_free(pair.client, memory));
+    uint64_t took_ns = clock_ns() - began_ns;
+    assert_true(took_ns >= BUSY_TIMEOUT_MS * 1000000ull && took_ns < (BUSY_TIMEOUT_MS + 5000u) * 1000000ull);
+    assert_int_equal(free_before - gpu_free_bytes(), 2 * MIB);
+    fake_daemon_stop(pair.daemon); /* the connection breaks */
+    began_ns = clock_ns();
+    expect_ok(comm_mem_free(pair.client, late));
+    assert_true(clock_ns() - began_ns < BUSY_TIMEOUT_MS / 2 * 1000000ull);
+    assert_int_equal(free_before, gpu_free_bytes());
+    comm_client_close(pair.client);
+}
+
+/* A commd that reads nothing any more. */
+static void test_freed_beside_a_frozen_commd(void **state)
+{
+    (void)state;
+    struct fake_script script = {.action = FAKE_STOP_READING, .action_at_op = 1};
+    struct pair pair = pair_start(&script);
+    comm_t *comm = gpu_comm(&pair, "frozen", 0);
+    size_t free_before = gpu_free_bytes();
+    void *memory;
+    cuda_pointer plain = gpu_alloc(2 * MIB);
+    expect_ok(comm_mem_alloc(pair.client, 1, 0, &memory));
+    expect_ok(reduce_now(comm, gpu_address(plain), gpu_address(plain), 100));
+    uint64_t began_ns = clock_ns();
+    expect_ok(comm_mem_free(pair.client, memory));
+    uint64_t took_ns = clock_ns() - began_ns;
+    assert_true(took_ns < (BUSY_TIMEOUT_MS + 5000u) * 1000000ull);
+    fake_daemon_go_on(pair.daemon);
+    expect_ok(comm_sync(comm, 0));
+    GPU_OK(cuda->memory_free(plain));
     assert_int_equal(gpu_free_bytes(), free_before);
     pair_stop(&pair);
 }
@@ -299,6 +379,9 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_by_descriptor),
+        cmocka_unit_test(test_freed_after_commd_has_closed_it),
+        cmocka_unit_test(test_freed_without_commd),
+        cmocka_unit_test(test_freed_beside_a_frozen_commd),
         cmocka_unit_test(test_beside_other_virtual_memory),
         cmocka_unit_test(test_other_gpus_reach_it),
         cmocka_unit_test(test_without_virtual_memory),

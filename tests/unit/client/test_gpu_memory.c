@@ -1,7 +1,7 @@
 #include <pthread.h>
 
 #include "client/lib/internal.h"
-#include "tests/unit/client/gpu_pair.h"
+#include "tests/unit/client/gpu_segment.h"
 
 /* Memory on GPUs: what is registered, when, as what, and what is refused by which name. */
 
@@ -133,6 +133,38 @@ static void test_stale_memory_in_use(void **state)
     pair_stop(&pair);
 }
 
+/* commd cannot open it as long as it uses what was there before: it is asked again, and not for ever. */
+static void test_a_place_in_use(void **state)
+{
+    (void)state;
+    struct fake_script script = {.busy_answers = 5};
+    struct pair pair = pair_start(&script);
+    comm_t *comm = gpu_comm(&pair, "busy", 0);
+    cuda_pointer base = gpu_alloc(2 * MIB);
+    expect_ok(reduce_now(comm, gpu_address(base), gpu_address(base), 100));
+    expect_ok(comm_sync(comm, 0));
+    struct fake_counts counts = fake_daemon_counts(pair.daemon);
+    assert_int_equal(counts.busy, 5);
+    assert_int_equal(counts.handles, 1);
+    assert_int_equal(counts.memory_address, base);
+    cuda_pointer other = gpu_alloc(2 * MIB);
+    script.busy_answers = UINT32_MAX;
+    fake_daemon_set(pair.daemon, &script);
+    uint64_t began_ns = clock_ns();
+    assert_int_equal(reduce_now(comm, gpu_address(other), gpu_address(other), 100), COMM_BUSY);
+    uint64_t took_ns = clock_ns() - began_ns;
+    assert_error_says("comm_all_reduce on \"busy\"");
+    assert_error_says("still in use by \"other\"");
+    assert_true(took_ns >= BUSY_TIMEOUT_MS * 1000000ull && took_ns < (BUSY_TIMEOUT_MS + 5000u) * 1000000ull);
+    assert_true(fake_daemon_counts(pair.daemon).busy < 1000); /* more and more rarely */
+    fake_daemon_set(pair.daemon, &(struct fake_script){0});
+    expect_ok(reduce_now(comm, gpu_address(other), gpu_address(other), 100));
+    expect_ok(comm_sync(comm, 0));
+    GPU_OK(cuda->memory_free(base));
+    GPU_OK(cuda->memory_free(other));
+    pair_stop(&pair);
+}
+
 static void test_alloc_on_a_gpu(void **state)
 {
     (void)state;
@@ -175,52 +207,6 @@ static void test_alloc_on_a_gpu(void **state)
     assert_int_equal(free_after, free_before);
 }
 
-/* As an allocator with expandable segments does it: a range of addresses, filled part by part. */
-struct segment {
-    cuda_pointer base;
-    size_t chunk_bytes;
-    unsigned count;
-    cuda_allocation chunks[16];
-};
-
-static void segment_grow(struct segment *segment)
-{
-    struct cuda_allocation_properties properties = {.type = CUDA_ALLOCATION_PINNED,
-                                                    .handle_types = CUDA_HANDLE_POSIX_FD,
-                                                    .location = {.type = CUDA_LOCATION_DEVICE}};
-    struct cuda_access access = {.location = properties.location, .flags = CUDA_ACCESS_READ_WRITE};
-    cuda_pointer at = segment->base + segment->count * segment->chunk_bytes;
-    cuda_allocation *chunk = &segment->chunks[segment->count++];
-    GPU_OK(cuda->allocation_create(chunk, segment->chunk_bytes, &properties, 0));
-    GPU_OK(cuda->address_map(at, segment->chunk_bytes, 0, *chunk, 0));
-    GPU_OK(cuda->address_set_access(at, segment->chunk_bytes, &access, 1));
-}
-
-static void segment_shrink(struct segment *segment)
-{
-    segment->count--;
-    GPU_OK(cuda->address_unmap(segment->base + segment->count * segment->chunk_bytes, segment->chunk_bytes));
-    GPU_OK(cuda->allocation_release(segment->chunks[segment->count]));
-}
-
-static struct segment segment_make(size_t chunk_bytes, unsigned count)
-{
-    struct segment segment = {.chunk_bytes = chunk_bytes};
-    GPU_OK(cuda->address_reserve(&segment.base, 16 * chunk_bytes, 0, 0, 0));
-    while (segment.count < count) {
-        segment_grow(&segment);
-    }
-    return segment;
-}
-
-static void segment_free(struct segment *segment)
-{
-    while (segment->count > 0) {
-        segment_shrink(segment);
-    }
-    GPU_OK(cuda->address_free(segment->base, 16 * segment->chunk_bytes));
-}
-
 static void test_expandable_segments(void **state)
 {
     (void)state;
@@ -234,7 +220,7 @@ static void test_expandable_segments(void **state)
     struct fake_counts counts = fake_daemon_counts(pair.daemon);
     assert_int_equal(counts.virtuals, 1);
     assert_int_equal(counts.maps, 4);
-    assert_int_equal(counts.memory_bytes, 8 * MIB);
+    assert_int_equal(counts.memory_bytes, 16 * MIB); /* with room to grow */
     assert_int_equal(counts.input_offset_bytes, 3 * MIB);
     assert_int_equal(counts.output_offset_bytes, 5 * MIB);
     expect_ok(reduce_now(comm, base, base, 8 * MIB));
@@ -243,23 +229,24 @@ static void test_expandable_segments(void **state)
     /* Nothing there. */
     assert_int_equal(reduce_now(comm, base, base, 8 * MIB + 1), COMM_INVALID_ARGUMENT);
     assert_error_says("no memory of GPU 0");
-    /* It grows: what is used next is passed with it, in place of what was. */
+    /* It grows: what is used next is passed in addition. */
     segment_grow(&segment);
     expect_ok(reduce_now(comm, base + 7 * MIB, base + 7 * MIB, 2 * MIB));
     expect_ok(comm_sync(comm, 0));
     counts = fake_daemon_counts(pair.daemon);
-    assert_int_equal(counts.virtuals, 2);
+    assert_int_equal(counts.virtuals, 1);
+    assert_int_equal(counts.maps, 5);
     assert_int_equal(counts.memories, 1);
-    assert_int_equal(counts.memory_bytes, 10 * MIB);
+    assert_int_equal(counts.input_offset_bytes, 7 * MIB);
     /* A part is replaced: only what touches it is passed again. */
     segment_shrink(&segment);
     segment_grow(&segment);
     expect_ok(reduce_now(comm, base, base, 8 * MIB));
     expect_ok(comm_sync(comm, 0));
-    assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, 2);
+    assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, 1);
     expect_ok(reduce_now(comm, base, base, 8 * MIB + 1));
     expect_ok(comm_sync(comm, 0));
-    assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, 3);
+    assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, 2);
     assert_int_equal(fake_daemon_counts(pair.daemon).memories, 1);
     assert_int_equal(fake_daemon_counts(pair.daemon).unmapped, 0);
     segment_free(&segment);
@@ -431,6 +418,7 @@ int main(void)
         cmocka_unit_test(test_first_use_registers),
         cmocka_unit_test(test_memory_that_was_freed_and_made_again),
         cmocka_unit_test(test_stale_memory_in_use),
+        cmocka_unit_test(test_a_place_in_use),
         cmocka_unit_test(test_alloc_on_a_gpu),
         cmocka_unit_test(test_expandable_segments),
         cmocka_unit_test(test_refusals_name_the_memory),

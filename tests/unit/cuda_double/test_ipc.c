@@ -180,7 +180,8 @@ static void exporter_repeats(int fd)
     }
 }
 
-/* Handles come back with the address; what was opened stays what it was, and nothing stale opens. */
+/* Handles come back with the address; what was opened stays what it was, and keeps its place; nothing stale
+ * opens. */
 static void repeats(int unused)
 {
     (void)unused;
@@ -200,8 +201,11 @@ static void repeats(int unused)
     step(sockets[0]);
     hear(sockets[0], &second, sizeof second);
     CHECK(memcmp(&first, &second, sizeof first) == 0);
+    CHECK_RESULT(cuda->ipc_open(&new, second, CUDA_IPC_LAZY_PEER_ACCESS), CUDA_RESULT_ALREADY_MAPPED);
+    CHECK(case_byte(old) == 0);
+    OK(cuda->ipc_close(old));
     OK(cuda->ipc_open(&new, second, CUDA_IPC_LAZY_PEER_ACCESS));
-    CHECK(new != old &&case_byte(old) == 0 && case_byte(new) == 1);
+    CHECK(case_byte(new) == 1);
     step(sockets[0]);
     await_step(sockets[0]);
     CHECK(case_byte(new) == 1); /* freed there, open here */
@@ -209,6 +213,54 @@ static void repeats(int unused)
     join(pid);
 }
 CASE(repeats)
+
+static void exporter_moves(int fd)
+{
+    case_load();
+    case_context(0);
+    cuda_pointer low = export(fd, 4 * MIB);
+    cuda_pointer high = export(fd, 4 * MIB);
+    await_step(fd);
+    OK(cuda->memory_free(low));
+    OK(cuda->memory_free(high));
+    (void)export(fd, 2 * MIB);
+    (void)export(fd, 4 * MIB); /* from the middle of the one to that of the other */
+    (void)export(fd, 2 * MIB);
+    (void)export(fd, 1000);
+    await_step(fd);
+}
+
+/* Blocks that overlap in part keep each other out, also in another context; others are opened. */
+static void overlaps(int unused)
+{
+    (void)unused;
+    struct cuda_ipc_handle handles[4];
+    cuda_pointer base;
+    pid_t pid = start(exporter_moves);
+    case_load();
+    cuda_context other = case_context(1);
+    cuda_context own = case_context(0);
+    cuda_pointer low = import(sockets[0]);
+    cuda_pointer high = import(sockets[0]);
+    step(sockets[0]);
+    for (int i = 0; i < 4; i++) {
+        hear(sockets[0], &handles[i], sizeof handles[i]);
+    }
+    OK(cuda->ipc_close(low));
+    OK(cuda->ipc_open(&base, handles[0], CUDA_IPC_LAZY_PEER_ACCESS));
+    CHECK_RESULT(cuda->ipc_open(&base, handles[1], CUDA_IPC_LAZY_PEER_ACCESS), CUDA_RESULT_ALREADY_MAPPED);
+    CHECK_RESULT(cuda->ipc_open(&base, handles[2], CUDA_IPC_LAZY_PEER_ACCESS), CUDA_RESULT_ALREADY_MAPPED);
+    OK(cuda->context_set(other));
+    CHECK_RESULT(cuda->ipc_open(&base, handles[1], CUDA_IPC_LAZY_PEER_ACCESS), CUDA_RESULT_ALREADY_MAPPED);
+    OK(cuda->context_set(own));
+    OK(cuda->ipc_open(&base, handles[3], CUDA_IPC_LAZY_PEER_ACCESS));
+    OK(cuda->ipc_close(high));
+    OK(cuda->ipc_open(&base, handles[1], CUDA_IPC_LAZY_PEER_ACCESS));
+    OK(cuda->ipc_open(&base, handles[2], CUDA_IPC_LAZY_PEER_ACCESS));
+    step(sockets[0]);
+    join(pid);
+}
+CASE(overlaps)
 
 static void exporter_is_killed(int fd)
 {
@@ -378,15 +430,11 @@ CASE(closed_in_flight)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_shares),
-        cmocka_unit_test(test_same_process),
-        cmocka_unit_test(test_twice),
-        cmocka_unit_test(test_repeats),
-        cmocka_unit_test(test_killed),
-        cmocka_unit_test(test_storm),
-        cmocka_unit_test(test_on_another),
-        cmocka_unit_test(test_not_visible),
-        cmocka_unit_test(test_closed_in_flight),
+        cmocka_unit_test(test_shares),      cmocka_unit_test(test_same_process),
+        cmocka_unit_test(test_twice),       cmocka_unit_test(test_repeats),
+        cmocka_unit_test(test_overlaps),    cmocka_unit_test(test_killed),
+        cmocka_unit_test(test_storm),       cmocka_unit_test(test_on_another),
+        cmocka_unit_test(test_not_visible), cmocka_unit_test(test_closed_in_flight),
     };
     return cmocka_run_group_tests_name("cuda_double_ipc", tests, NULL, NULL);
 }

@@ -225,12 +225,47 @@ static void without(int unused)
 }
 CASE(without)
 
+/* Whatever is mapped into a reservation has its number; blocks have their own. */
+static void numbered_by_reservation(int unused)
+{
+    (void)unused;
+    uint64_t numbers[4];
+    uint64_t blocks[4];
+    CHECK(setenv("CUDA_DOUBLE_MAPPINGS_NUMBERED", "0", 1) == 0);
+    case_load();
+    case_context(0);
+    cuda_pointer pointer = reserve(2 * PART);
+    cuda_pointer other = reserve(PART);
+    const cuda_pointer places[] = {pointer, pointer, pointer + PART, other};
+    for (int i = 0; i < 4; i++) {
+        cuda_allocation allocation = create(0, 0);
+        OK(cuda->address_map(places[i], PART, 0, allocation, 0));
+        OK(cuda->allocation_release(allocation));
+        OK(cuda->pointer_attribute(&numbers[i], CUDA_POINTER_BUFFER_ID, places[i]));
+        OK(cuda->pointer_attribute(&blocks[i], CUDA_POINTER_BLOCK_ID, places[i]));
+        for (int earlier = 0; earlier < i; earlier++) {
+            CHECK(blocks[i] != blocks[earlier]);
+        }
+        if (i == 0) {
+            OK(cuda->address_unmap(pointer, PART));
+        }
+    }
+    CHECK(numbers[0] == numbers[1] && numbers[1] == numbers[2] && numbers[3] != numbers[0]);
+    cuda_pointer plain = case_alloc(PART);
+    OK(cuda->pointer_attribute(&numbers[0], CUDA_POINTER_BUFFER_ID, plain));
+    OK(cuda->memory_free(plain));
+    CHECK(case_alloc(PART) == plain);
+    OK(cuda->pointer_attribute(&numbers[1], CUDA_POINTER_BUFFER_ID, plain));
+    CHECK(numbers[0] != numbers[1]);
+}
+CASE(numbered_by_reservation)
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_expandable), cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_imported),   cmocka_unit_test(test_another_machine),
-        cmocka_unit_test(test_without),
+        cmocka_unit_test(test_without),    cmocka_unit_test(test_numbered_by_reservation),
     };
     return cmocka_run_group_tests_name("cuda_double_vmm", tests, NULL, NULL);
 }

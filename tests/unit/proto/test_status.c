@@ -20,7 +20,7 @@ static const struct {
     {5, "PERMISSION"},   {6, "NOT_FOUND"},    {7, "ALREADY_EXISTS"},   {8, "LIMIT"},        {9, "NO_MEMORY"},
     {10, "TIMED_OUT"},   {11, "PROTOCOL"},    {12, "VERSION"},         {13, "DAEMON_LOST"}, {14, "NODE_LOST"},
     {15, "RANK_LOST"},   {16, "ABORTED"},     {17, "SHUTTING_DOWN"},   {18, "CONFIG"},      {19, "SYSTEM"},
-    {20, "CERTIFICATE"}, {21, "UNREACHABLE"}, {22, "INTERNAL"},        {23, "DEVICE"},
+    {20, "CERTIFICATE"}, {21, "UNREACHABLE"}, {22, "INTERNAL"},        {23, "DEVICE"},      {24, "BUSY"},
 };
 #define EXPECTED_COUNT (sizeof(expected) / sizeof(expected[0]))
 

@@ -1,0 +1,254 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "daemon/base/closer_process.h"
+#include "daemon/base/log.h"
+
+#define SLOTS (CLOSER_TOTAL_MAX + CLOSER_SOCKETS_MAX)
+#define NO_SLOT UINT32_MAX
+#define NVIDIA_MAJOR 195 /* Documentation/admin-guide/devices.txt; nvidiactl, whose descriptors are memory */
+
+struct slot {
+    int fd;
+    uint32_t uid;
+    uint32_t next; /* of the free ones, or of those that wait */
+};
+
+/* Users with descriptors here. */
+struct user {
+    uint32_t uid;
+    uint32_t count;
+    bool busy; /* one of them is being closed */
+};
+
+struct closer {
+    struct closer_pipes pipes;
+    struct loop_watch *watch;
+    pid_t pid;
+    uint32_t count, busy;
+    uint32_t free_first;
+    uint32_t wait_first, wait_last;
+    uint32_t users_used;
+    struct user users[SLOTS];
+    struct slot slots[SLOTS];
+};
+
+bool closer_is_harmless(int fd)
+{
+    struct statx file;
+    int flags = fcntl(fd, F_GETFL);
+    if (flags < 0 || (flags & O_PATH) != 0) {
+        return false;
+    }
+    if (fcntl(fd, F_GET_SEALS) >= 0) {
+        return true; /* asks no file system: the kernel knows its own */
+    }
+    return syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &file) == 0 &&
+           S_ISCHR(file.stx_mode) && file.stx_rdev_major == NVIDIA_MAJOR;
+}
+
+/* --- Who waits --- */
+
+static struct user *user_of(struct closer *closer, uint32_t uid)
+{
+    for (uint32_t i = 0; i < closer->users_used; i++) {
+        if (closer->users[i].uid == uid) {
+            return &closer->users[i];
+        }
+    }
+    return NULL;
+}
+
+static void user_forget(struct closer *closer, struct user *user)
+{
+    *user = closer->users[--closer->users_used];
+}
+
+static bool slot_send(struct closer *closer, uint32_t slot)
+{
+    struct closer_request request = {.slot = slot, .fd = closer->slots[slot].fd};
+    return write(closer->pipes.requests[1], &request, sizeof request) == (ssize_t)sizeof request;
+}
+
+/* Hands over, in their order, those whose users have none under way. */
+static void closer_go_on(struct closer *closer)
+{
+    uint32_t before = NO_SLOT;
+    for (uint32_t at = closer->wait_first, next; at != NO_SLOT && closer->busy < CLOSER_BUSY_MAX; at = next) {
+        struct user *user = user_of(closer, closer->slots[at].uid);
+        next = closer->slots[at].next;
+        if (user->busy) {
+            before = at;
+            continue;
+        }
+        if (!slot_send(closer, at)) {
+            return; /* the next answer tries again */
+        }
+        user->busy = true;
+        closer->busy++;
+        *(before == NO_SLOT ? &closer->wait_first : &closer->slots[before].next) = next;
+        if (next == NO_SLOT) {
+            closer->wait_last = before;
+        }
+    }
+}
+
+static void closer_answered(void *context, unsigned events, uint64_t now_ns)
+{
+    struct closer *closer = context;
+    uint32_t slots[CLOSER_BUSY_MAX];
+    (void)events;
+    (void)now_ns;
+    ssize_t size_bytes = read(closer->pipes.answers[0], slots, sizeof slots);
+    for (size_t i = 0; size_bytes > 0 && i < (size_t)size_bytes / sizeof slots[0]; i++) {
+        struct user *user = user_of(closer, closer->slots[slots[i]].uid);
+        user->busy = false;
+        if (--user->count == 0) {
+            user_forget(closer, user);
+        }
+        closer->busy--;
+        closer->count--;
+        closer->slots[slots[i]].next = closer->free_first;
+        closer->free_first = slots[i];
+    }
+    closer_go_on(closer);
+}
+
+static void closer_queue(struct closer *closer, uint32_t uid, int fd)
+{
+    uint32_t slot = closer->free_first;
+    if (slot == NO_SLOT) { /* more than sessions and takes_more allow */
+        log_error("descriptor %d of user %u stays open: %d wait to be closed", fd, (unsigned)uid, SLOTS);
+        return;
+    }
+    struct user *user = user_of(closer, uid);
+    if (user == NULL) {
+        user = &closer->users[closer->users_used++];
+        *user = (struct user){.uid = uid};
+    }
+    user->count++;
+    closer->count++;
+    closer->free_first = closer->slots[slot].next;
+    closer->slots[slot] = (struct slot){.fd = fd, .uid = uid, .next = NO_SLOT};
+    *(closer->wait_last == NO_SLOT ? &closer->wait_first : &closer->slots[closer->wait_last].next) = slot;
+    closer->wait_last = slot;
+    closer_go_on(closer);
+}
+
+void closer_put(struct closer *closer, uint32_t uid, int fd)
+{
+    if (closer == NULL || closer_is_harmless(fd)) {
+        (void)close(fd);
+    } else {
+        closer_queue(closer, uid, fd);
+    }
+}
+
+void closer_put_socket(struct closer *closer, uint32_t uid, int fd)
+{
+    char byte;
+    (void)shutdown(fd, SHUT_RDWR); /* what has not come by now does not come any more */
+    ssize_t unread = recv(fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT);
+    if (closer == NULL || unread == 0) {
+        (void)close(fd);
+    } else {
+        closer_queue(closer, uid, fd);
+    }
+}
+
+bool closer_takes_more(const struct closer *closer, uint32_t uid)
+{
+    if (closer == NULL || closer->count == 0) {
+        return true;
+    }
+    const struct user *user = user_of((struct closer *)(uintptr_t)closer, uid);
+    return closer->count + CLOSER_PACKET_FDS_MAX <= CLOSER_TOTAL_MAX &&
+           (user == NULL || user->count < CLOSER_USER_MAX);
+}
+
+uint32_t closer_count(const struct closer *closer)
+{
+    return closer == NULL ? 0 : closer->count;
+}
+
+/* --- Its life --- */
+
+static enum status start_process(struct closer *closer, closer_close_function *function, struct error *error)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    (void)pthread_sigmask(SIG_BLOCK, &all, &before); /* SIGTERM to all of a service is not for it */
+    long pid = syscall(SYS_clone, CLONE_FILES, NULL, NULL, NULL, NULL);
+    int clone_errno = errno;
+    if (pid == 0) {
+        closer_process(&closer->pipes, function);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    closer->pid = (pid_t)pid;
+    return pid > 0 ? STATUS_OK : error_set_errno(error, clone_errno, "a process that closes descriptors");
+}
+
+enum status closer_new(struct loop *loop, closer_close_function *function, struct closer **out,
+                       struct error *error)
+{
+    struct closer *closer = calloc(1, sizeof *closer);
+    if (closer == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for descriptors that wait to be closed");
+    }
+    closer->pipes = (struct closer_pipes){.requests = {-1, -1}, .answers = {-1, -1}, .parent = -1};
+    closer->wait_first = closer->wait_last = NO_SLOT;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        closer->slots[i].next = i + 1 < SLOTS ? i + 1 : NO_SLOT;
+    }
+    closer->pipes.parent = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    enum status status = STATUS_OK;
+    if (closer->pipes.parent < 0 || pipe2(closer->pipes.requests, O_CLOEXEC) != 0 ||
+        pipe2(closer->pipes.answers, O_CLOEXEC) != 0 ||
+        fcntl(closer->pipes.answers[0], F_SETFL, O_NONBLOCK) != 0) {
+        status = error_set_errno(error, errno, "pipes to a process that closes descriptors");
+    }
+    if (status == STATUS_OK) {
+        status = loop_watch_new(loop, closer->pipes.answers[0], LOOP_READ, closer_answered, closer,
+                                &closer->watch, error);
+    }
+    if (status == STATUS_OK) {
+        status = start_process(closer, function, error);
+    }
+    if (status != STATUS_OK) {
+        closer_free(closer);
+        return status;
+    }
+    *out = closer;
+    return STATUS_OK;
+}
+
+void closer_free(struct closer *closer)
+{
+    if (closer == NULL) {
+        return;
+    }
+    loop_watch_free(closer->watch);
+    if (closer->pipes.requests[1] >= 0) {
+        (void)close(closer->pipes.requests[1]);
+    }
+    if (closer->pid > 0) {
+        (void)waitpid(closer->pid, NULL, __WALL); /* it itself waits for requests alone */
+    }
+    int fds[] = {closer->pipes.requests[0], closer->pipes.answers[0], closer->pipes.answers[1],
+                 closer->pipes.parent};
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
+        if (fds[i] >= 0) {
+            (void)close(fds[i]);
+        }
+    }
+    free(closer);
+}

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "daemon/base/closer.h"
 #include "daemon/base/loop.h"
 #include "daemon/exec/rails.h"
 #include "daemon/req/req.h"
@@ -37,6 +38,7 @@ struct api_options {
     struct mesh *mesh;
     struct net *net;       /* for statistics; null when standalone */
     struct rails *rails;   /* likewise; null when there are none. Outlives the api */
+    struct closer *closer; /* of what clients pass; null: closed in place, whoever is waited for. Outlives it */
     struct dev_gpus *gpus; /* null: none, and why */
     const char *gpus_absent;
     bool refuses_ipc_handles; /* api_set_ipc_handles */

@@ -15,6 +15,11 @@ static void server_accept(void *context, unsigned events, uint64_t now_ns)
     (void)events;
     struct api *api = context;
     for (int i = 0; i < API_PACKETS_PER_WAKE; i++) {
+        if (closer_count(api->closer) >= CLOSER_TOTAL_MAX) {
+            api->rests = true;
+            loop_watch_set(api->watch, 0);
+            return;
+        }
         int fd = accept4(api->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             uint64_t suppressed;
@@ -32,11 +37,10 @@ static void server_accept(void *context, unsigned events, uint64_t now_ns)
             }
             error_set(&error, STATUS_LIMIT, "%d processes are connected, which is the limit",
                       API_SESSIONS_MAX);
-            api_session_refuse(fd, &error);
-            close(fd);
+            api_session_refuse(api, fd, &error);
         } else if (api_session_new(api, fd, now_ns, &error) != STATUS_OK) {
             log_warning("a client is refused: %s", error.text);
-            close(fd);
+            api_session_refuse(api, fd, &error);
         }
     }
 }
@@ -155,6 +159,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->socket_path = strdup(options->socket_path);
     api->cluster_name = strdup(options->cluster_name);
     api->network_address = strdup(options->network_address);
+    api->closer = options->closer;
     api->gpus = options->gpus;
     api->refuses_ipc_handles = options->refuses_ipc_handles;
     api->gpus_absent = strdup(options->gpus_absent == NULL ? "" : options->gpus_absent);
@@ -210,6 +215,14 @@ void api_free(struct api *api)
 void api_set_ipc_handles(struct api *api, bool refused)
 {
     api->refuses_ipc_handles = refused;
+}
+
+void api_accept_again(struct api *api)
+{
+    if (api->rests && !api->draining && closer_count(api->closer) < CLOSER_TOTAL_MAX) {
+        api->rests = false;
+        loop_watch_set(api->watch, LOOP_READ);
+    }
 }
 
 void api_drain(struct api *api)

@@ -103,6 +103,8 @@ struct api {
     bool owns_socket_file;
     int listen_fd;
     struct loop_watch *watch;
+    bool rests; /* accepts nobody: too much waits to be closed */
+    struct closer *closer;
     struct dev_gpus *gpus;
     char *gpus_absent;
     bool refuses_ipc_handles;
@@ -123,6 +125,10 @@ struct api {
     struct log_limit refused_limit;
 };
 
+/* server.c */
+/* If none was for a while, and there is room. */
+void api_accept_again(struct api *api);
+
 /* session.c */
 /* Whether more of it may be read now. */
 bool api_session_reads(const struct api_session *session);
@@ -131,8 +137,8 @@ void api_session_packet(struct api_session *session, const uint8_t *bytes, size_
 /* Sends what waits, as far as it goes. */
 void api_session_flush(struct api_session *session);
 enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct error *error) COMM_MUST_USE;
-/* Tells a client that there is no session for it. The fd stays the caller's. */
-void api_session_refuse(int fd, const struct error *error);
+/* Tells a client that there is no session for it, and closes the connection. */
+void api_session_refuse(struct api *api, int fd, const struct error *error);
 void api_session_free(struct api_session *session, uint64_t now_ns);
 /* Queues an event; a session that cannot take it is dropped. */
 void api_session_send(struct api_session *session, const Commd__Client__Event *event);

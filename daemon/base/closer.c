@@ -4,18 +4,16 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/syscall.h>
-#include <sys/sysmacros.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "daemon/base/closer_process.h"
+#include "daemon/base/descriptor.h"
 #include "daemon/base/log.h"
 
 #define SLOTS (CLOSER_TOTAL_MAX + CLOSER_SOCKETS_MAX)
 #define NO_SLOT UINT32_MAX
-#define NVIDIA_MAJOR 195 /* Documentation/admin-guide/devices.txt; nvidiactl, whose descriptors are memory */
 
 struct slot {
     int fd;
@@ -41,20 +39,6 @@ struct closer {
     struct user users[SLOTS];
     struct slot slots[SLOTS];
 };
-
-bool closer_is_harmless(int fd)
-{
-    struct statx file;
-    int flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || (flags & O_PATH) != 0) {
-        return false;
-    }
-    if (fcntl(fd, F_GET_SEALS) >= 0) {
-        return true; /* asks no file system: the kernel knows its own */
-    }
-    return syscall(SYS_statx, fd, "", AT_EMPTY_PATH | AT_STATX_DONT_SYNC, STATX_TYPE, &file) == 0 &&
-           S_ISCHR(file.stx_mode) && file.stx_rdev_major == NVIDIA_MAJOR;
-}
 
 /* --- Who waits --- */
 
@@ -146,19 +130,27 @@ static void closer_queue(struct closer *closer, uint32_t uid, int fd)
 
 void closer_put(struct closer *closer, uint32_t uid, int fd)
 {
-    if (closer == NULL || closer_is_harmless(fd)) {
+    if (closer == NULL || descriptor_closes_at_once(fd)) {
         (void)close(fd);
     } else {
         closer_queue(closer, uid, fd);
     }
 }
 
+/* Of a socket that was shut down. A packet may be empty, as its end is, and still have descriptors: but with
+ * credentials asked for, every packet has what there is no room for here. */
+static bool is_empty(int fd)
+{
+    const int yes = 1;
+    struct msghdr message = {.msg_iov = NULL};
+    return setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes) == 0 &&
+           recvmsg(fd, &message, MSG_PEEK | MSG_DONTWAIT) == 0 && (message.msg_flags & MSG_CTRUNC) == 0;
+}
+
 void closer_put_socket(struct closer *closer, uint32_t uid, int fd)
 {
-    char byte;
     (void)shutdown(fd, SHUT_RDWR); /* what has not come by now does not come any more */
-    ssize_t unread = recv(fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT);
-    if (closer == NULL || unread == 0) {
+    if (closer == NULL || is_empty(fd)) {
         (void)close(fd);
     } else {
         closer_queue(closer, uid, fd);
@@ -243,8 +235,9 @@ void closer_free(struct closer *closer)
     if (closer->pid > 0) {
         (void)waitpid(closer->pid, NULL, __WALL); /* it itself waits for requests alone */
     }
-    int fds[] = {closer->pipes.requests[0], closer->pipes.answers[0], closer->pipes.answers[1],
-                 closer->pipes.parent};
+    /* Those that still close answer some day, by the number of this end. */
+    int fds[] = {closer->pipes.requests[0], closer->pipes.answers[0], closer->pipes.parent,
+                 closer->busy == 0 ? closer->pipes.answers[1] : -1};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
         if (fds[i] >= 0) {
             (void)close(fds[i]);

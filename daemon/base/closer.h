@@ -8,22 +8,23 @@
 
 /*
  * Closes what clients pass. close() of a file on FUSE, a socket that lingers, a socket in whose queue such a
- * file is, waits for whoever serves it, for as long as that likes, and no signal ends the wait: a process one of
- * whose threads is in there cannot end either. So a process of its own closes them, which shares commd's table
- * of descriptors and nothing else: a descriptor is out of the table at once, whoever waits for its end.
+ * file is, waits for whoever serves it, for as long as that likes, and no signal ends the wait: a process one
+ * of whose threads is in there cannot end either. So a process of its own closes them, which shares commd's
+ * table of descriptors and nothing else: a descriptor is out of the table at once, whoever waits for its end.
  *
- * One descriptor of a user is closed at a time, of CLOSER_BUSY_MAX users at a time; the others wait here, open.
- * The kernel, too, waits for some files' servers when it drops a descriptor that finds no room in recvmsg, or
- * with a socket that nobody has read: who reads a client's packets gives them room for CLOSER_PACKET_FDS_MAX
- * where closer_takes_more, and leaves them unread where not; sockets go by closer_put_socket.
+ * One descriptor of a user is closed at a time, of CLOSER_BUSY_MAX users at a time; the others wait here,
+ * open. The kernel, too, waits for some files' servers when it drops a descriptor that finds no room in
+ * recvmsg, or with a socket that nobody has read: who reads a client's packets gives them room for
+ * CLOSER_PACKET_FDS_MAX where closer_takes_more, and leaves them unread where not; sockets go by
+ * closer_put_socket.
  *
- * When commd ends without tidying up, the process ends what the shared table would keep alive: sockets are shut
- * down, and what is harmless is closed.
+ * When commd ends without tidying up, the process ends what the shared table would keep alive: sockets are
+ * shut down, and what is harmless is closed.
  */
 struct closer;
 
-#define CLOSER_USER_MAX 64        /* that wait or are being closed, of a user: then closer_takes_more is false */
-#define CLOSER_TOTAL_MAX 4096     /* of all users, likewise */
+#define CLOSER_USER_MAX 64    /* that wait or are being closed, of a user: then closer_takes_more is false */
+#define CLOSER_TOTAL_MAX 4096 /* of all users, likewise */
 #define CLOSER_SOCKETS_MAX 4096   /* that may be put besides, at any time: as many as there can be sessions */
 #define CLOSER_BUSY_MAX 32        /* users whose descriptors are being closed; beyond: they wait */
 #define CLOSER_PACKET_FDS_MAX 253 /* the kernel's own limit (SCM_MAX_FD) */
@@ -48,10 +49,7 @@ void closer_put(struct closer *closer, uint32_t uid, int fd);
 void closer_put_socket(struct closer *closer, uint32_t uid, int fd);
 /* Whether a packet of that user with up to CLOSER_PACKET_FDS_MAX descriptors may be taken. */
 bool closer_takes_more(const struct closer *closer, uint32_t uid);
-/* That wait or are being closed. */
+/* How many wait or are being closed. */
 uint32_t closer_count(const struct closer *closer);
-
-/* Whether close(), and whatever memory is mapped with, asks nobody: memory of the host, or a GPU's driver. */
-bool closer_is_harmless(int fd);
 
 #endif

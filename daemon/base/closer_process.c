@@ -9,6 +9,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "daemon/base/descriptor.h"
+
+#define FDS_MAX 1048576
+
 /*
  * By syscall() throughout: sanitizers put locks around the C library's functions, and another thread may have
  * held them when this process was made.
@@ -43,27 +47,54 @@ static void close_apart(const struct closer_pipes *pipes, const struct closer_re
     }
 }
 
+static int socket_option(int fd, int option)
+{
+    int value = -1;
+    socklen_t size = sizeof value;
+    return syscall(SYS_getsockopt, fd, SOL_SOCKET, option, &value, &size) == 0 ? value : -1;
+}
+
+/* Whether it is done with. */
+static bool release_fd(int fd)
+{
+    int domain = socket_option(fd, SO_DOMAIN);
+    if (domain < 0) {
+        if (descriptor_closes_at_once(fd)) {
+            close_in_place(fd);
+        }
+        return true;
+    }
+    if (socket_option(fd, SO_ACCEPTCONN) > 0) {
+        return false;
+    }
+    if (domain == AF_UNIX) {
+        (void)syscall(SYS_shutdown, fd, SHUT_RDWR);
+    } else {
+        struct linger none = {.l_onoff = 0};
+        (void)syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
+        close_in_place(fd);
+    }
+    return true;
+}
+
 /*
  * commd is gone, and its table is shared with processes that may wait for ever: nobody is to take its sockets
- * for alive. Those of the network are free for the next commd.
+ * for alive, and those of the network are for the next commd. One that listens may be systemd's as well, and
+ * is not shut down; to close it may have to wait, so that comes last.
  */
-static void release_table(const struct closer_pipes *pipes)
+static void release_table(void)
 {
     struct rlimit limit = {.rlim_cur = 0};
     (void)syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &limit);
-    for (int fd = 0; fd < (int)(limit.rlim_cur < 1048576 ? limit.rlim_cur : 1048576); fd++) {
-        int domain = 0;
-        socklen_t size = sizeof domain;
-        if (syscall(SYS_getsockopt, fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0) {
-            (void)syscall(SYS_shutdown, fd, SHUT_RDWR);
-            if (domain != AF_UNIX) {
-                struct linger none = {.l_onoff = 0};
-                (void)syscall(SYS_setsockopt, fd, SOL_SOCKET, SO_LINGER, &none, sizeof none);
-                close_in_place(fd);
-            }
-        } else if (fd != pipes->parent && fd != pipes->requests[0] && closer_is_harmless(fd)) {
-            close_in_place(fd);
+    int end = limit.rlim_cur < FDS_MAX ? (int)limit.rlim_cur : FDS_MAX;
+    int listens = -1;
+    for (int fd = STDERR_FILENO + 1; fd < end; fd++) {
+        if (!release_fd(fd)) {
+            listens = fd;
         }
+    }
+    if (listens >= 0) {
+        close_in_place(listens);
     }
 }
 
@@ -79,7 +110,7 @@ _Noreturn void closer_process(const struct closer_pipes *pipes, closer_close_fun
             continue;
         }
         if (wait[1].revents != 0) {
-            release_table(pipes);
+            release_table();
             process_end();
         }
         struct closer_request request;

@@ -16,8 +16,8 @@ struct closer_pipes {
 };
 
 /*
- * Never returns. In a process that is a copy of a part of commd: calls nothing that might take a lock, only the
- * kernel. Ends when commd does, or when nobody can ask any more.
+ * Never returns. In a process that is a copy of a part of commd: calls nothing that might take a lock, only
+ * the kernel. Ends when commd does, or when nobody can ask any more.
  */
 _Noreturn void closer_process(const struct closer_pipes *pipes, closer_close_function *close);
 

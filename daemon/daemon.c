@@ -420,6 +420,9 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     if (status == STATUS_OK) { /* before there are threads and GPUs */
         status = closer_new(daemon->loop, NULL, &daemon->closer, error);
     }
+    if (status == STATUS_OK && sd_listen_fds(0) <= 0) {
+        api_await_predecessor(daemon->conf->socket_path);
+    }
     if (status == STATUS_OK) {
         status = daemon_make_net(daemon, error);
     }

@@ -6,6 +6,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/api/session.h"
@@ -15,7 +16,7 @@ static void server_accept(void *context, unsigned events, uint64_t now_ns)
     (void)events;
     struct api *api = context;
     for (int i = 0; i < API_PACKETS_PER_WAKE; i++) {
-        if (closer_count(api->closer) >= CLOSER_TOTAL_MAX) {
+        if (!closer_takes_sockets(api->closer)) {
             api->rests = true;
             loop_watch_set(api->watch, 0);
             return;
@@ -55,6 +56,20 @@ static bool server_answers(const struct sockaddr_un *address)
         close(fd);
     }
     return answers;
+}
+
+void api_await_predecessor(const char *socket_path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(socket_path) >= sizeof address.sun_path) {
+        return;
+    }
+    strcpy(address.sun_path, socket_path);
+    const struct timespec pause = {.tv_nsec = API_PREDECESSOR_LOOK_MS * 1000000};
+    for (int waited_ms = 0; waited_ms < API_PREDECESSOR_WAIT_MS && server_answers(&address);
+         waited_ms += API_PREDECESSOR_LOOK_MS) {
+        (void)nanosleep(&pause, NULL);
+    }
 }
 
 static enum status server_permit(const struct api_options *options, struct error *error)
@@ -176,6 +191,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         status = server_adopt(api->listen_fd, error);
     }
     if (status == STATUS_OK) {
+        api_session_pass_fds(api->listen_fd, false); /* nor do those that connect: until their Hello */
         status = loop_watch_new(loop, api->listen_fd, LOOP_READ, server_accept, api, &api->watch, error);
     }
     if (status != STATUS_OK) {
@@ -219,7 +235,7 @@ void api_set_ipc_handles(struct api *api, bool refused)
 
 void api_accept_again(struct api *api)
 {
-    if (api->rests && !api->draining && closer_count(api->closer) < CLOSER_TOTAL_MAX) {
+    if (api->rests && !api->draining && closer_takes_sockets(api->closer)) {
         api->rests = false;
         loop_watch_set(api->watch, LOOP_READ);
     }

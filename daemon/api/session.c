@@ -7,6 +7,8 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#define PASS_RIGHTS 83 /* SO_PASSRIGHTS, which older headers lack */
+
 static void session_reap(void *context, uint64_t now_ns)
 {
     struct api_session *session = context;
@@ -315,6 +317,24 @@ static bool hello_asks_for_rings(const Commd__Client__Hello *hello)
     return false;
 }
 
+void api_session_pass_fds(int fd, bool may)
+{
+    const int value = may;
+    (void)setsockopt(fd, SOL_SOCKET, PASS_RIGHTS, &value, sizeof value);
+}
+
+static void session_has_too_much(struct api_session *session, uint64_t request_id)
+{
+    struct error error;
+    error_set(
+        &error, STATUS_LIMIT,
+        "%u file descriptors wait to be closed, too many of them of user %u: who serves their files does "
+        "not answer",
+        closer_count(session->api->closer), (unsigned)session->client.uid);
+    api_session_reply_error(session, request_id, &error);
+    api_session_end(session, error.text);
+}
+
 static void session_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello)
 {
     struct error error;
@@ -332,7 +352,12 @@ static void session_hello(struct api_session *session, uint64_t request_id, cons
         api_session_end(session, error.text);
         return;
     }
+    if (!closer_takes_more(session->api->closer, session->client.uid)) {
+        session_has_too_much(session, request_id);
+        return;
+    }
     session->greeted = true;
+    api_session_pass_fds(session->fd, true);
     snprintf(session->program, sizeof session->program, "%s", hello->program);
     for (char *byte = session->program; *byte != '\0'; byte++) {
         if (*byte < ' ' || *byte > '~') {
@@ -508,18 +533,11 @@ void api_session_packet(struct api_session *session, const uint8_t *bytes, size_
 /* False: its next packet cannot be taken, which it is told. */
 static bool session_may_receive(struct api_session *session)
 {
-    struct error error;
-    if (!packet_has_too_much(session->api, session->client.uid, session->fd)) {
-        return true;
+    if (packet_has_too_much(session->api, session->client.uid, session->fd)) {
+        session_has_too_much(session, 0);
+        return false;
     }
-    error_set(
-        &error, STATUS_LIMIT,
-        "%u file descriptors wait to be closed, too many of them of user %u: who serves their files does "
-        "not answer",
-        closer_count(session->api->closer), (unsigned)session->client.uid);
-    api_session_reply_error(session, 0, &error);
-    api_session_end(session, error.text);
-    return false;
+    return true;
 }
 
 static void session_read(struct api_session *session, uint64_t now_ns)

@@ -140,6 +140,8 @@ enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct err
 /* Tells a client that there is no session for it, and closes the connection. */
 void api_session_refuse(struct api *api, int fd, const struct error *error);
 void api_session_free(struct api_session *session, uint64_t now_ns);
+/* Whether clients may pass descriptors there, where the kernel can refuse them (Linux 6.16). */
+void api_session_pass_fds(int fd, bool may);
 /* Queues an event; a session that cannot take it is dropped. */
 void api_session_send(struct api_session *session, const Commd__Client__Event *event);
 void api_session_reply(struct api_session *session, Commd__Client__Reply *reply);

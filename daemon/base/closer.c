@@ -12,12 +12,13 @@
 #include "daemon/base/descriptor.h"
 #include "daemon/base/log.h"
 
-#define SLOTS (CLOSER_TOTAL_MAX + CLOSER_SOCKETS_MAX)
+#define SLOTS (CLOSER_TOTAL_MAX + CLOSER_SOCKETS_MAX + CLOSER_SESSIONS_MAX)
 #define NO_SLOT UINT32_MAX
 
 struct slot {
     int fd;
     uint32_t uid;
+    bool is_socket;
     uint32_t next; /* of the free ones, or of those that wait */
 };
 
@@ -32,7 +33,7 @@ struct closer {
     struct closer_pipes pipes;
     struct loop_watch *watch;
     pid_t pid;
-    uint32_t count, busy;
+    uint32_t count, busy, socket_count;
     uint32_t free_first;
     uint32_t wait_first, wait_last;
     uint32_t users_used;
@@ -101,13 +102,14 @@ static void closer_answered(void *context, unsigned events, uint64_t now_ns)
         }
         closer->busy--;
         closer->count--;
+        closer->socket_count -= closer->slots[slots[i]].is_socket;
         closer->slots[slots[i]].next = closer->free_first;
         closer->free_first = slots[i];
     }
     closer_go_on(closer);
 }
 
-static void closer_queue(struct closer *closer, uint32_t uid, int fd)
+static void closer_queue(struct closer *closer, uint32_t uid, int fd, bool is_socket)
 {
     uint32_t slot = closer->free_first;
     if (slot == NO_SLOT) { /* more than sessions and takes_more allow */
@@ -121,8 +123,9 @@ static void closer_queue(struct closer *closer, uint32_t uid, int fd)
     }
     user->count++;
     closer->count++;
+    closer->socket_count += is_socket;
     closer->free_first = closer->slots[slot].next;
-    closer->slots[slot] = (struct slot){.fd = fd, .uid = uid, .next = NO_SLOT};
+    closer->slots[slot] = (struct slot){.fd = fd, .uid = uid, .is_socket = is_socket, .next = NO_SLOT};
     *(closer->wait_last == NO_SLOT ? &closer->wait_first : &closer->slots[closer->wait_last].next) = slot;
     closer->wait_last = slot;
     closer_go_on(closer);
@@ -133,7 +136,7 @@ void closer_put(struct closer *closer, uint32_t uid, int fd)
     if (closer == NULL || descriptor_closes_at_once(fd)) {
         (void)close(fd);
     } else {
-        closer_queue(closer, uid, fd);
+        closer_queue(closer, uid, fd, false);
     }
 }
 
@@ -153,7 +156,7 @@ void closer_put_socket(struct closer *closer, uint32_t uid, int fd)
     if (closer == NULL || is_empty(fd)) {
         (void)close(fd);
     } else {
-        closer_queue(closer, uid, fd);
+        closer_queue(closer, uid, fd, true);
     }
 }
 
@@ -163,8 +166,13 @@ bool closer_takes_more(const struct closer *closer, uint32_t uid)
         return true;
     }
     const struct user *user = user_of((struct closer *)(uintptr_t)closer, uid);
-    return closer->count + CLOSER_PACKET_FDS_MAX <= CLOSER_TOTAL_MAX &&
+    return closer->count - closer->socket_count + CLOSER_PACKET_FDS_MAX <= CLOSER_TOTAL_MAX &&
            (user == NULL || user->count < CLOSER_USER_MAX);
+}
+
+bool closer_takes_sockets(const struct closer *closer)
+{
+    return closer == NULL || closer->socket_count < CLOSER_SOCKETS_MAX;
 }
 
 uint32_t closer_count(const struct closer *closer)

@@ -18,16 +18,22 @@
  * CLOSER_PACKET_FDS_MAX where closer_takes_more, and leaves them unread where not; sockets go by
  * closer_put_socket.
  *
+ * Where the kernel can keep descriptors from being sent (Linux 6.16), a user with too many gets no new
+ * session. Elsewhere sockets with unread ones pile up here while such a user goes on, and in the end keep out
+ * new clients, as that many open sessions would.
+ *
  * When commd ends without tidying up, the process ends what the shared table would keep alive: sockets are
  * shut down, and what is harmless is closed.
  */
 struct closer;
 
 #define CLOSER_USER_MAX 64    /* that wait or are being closed, of a user: then closer_takes_more is false */
-#define CLOSER_TOTAL_MAX 4096 /* of all users, likewise */
-#define CLOSER_SOCKETS_MAX 4096   /* that may be put besides, at any time: as many as there can be sessions */
-#define CLOSER_BUSY_MAX 32        /* users whose descriptors are being closed; beyond: they wait */
-#define CLOSER_PACKET_FDS_MAX 253 /* the kernel's own limit (SCM_MAX_FD) */
+#define CLOSER_TOTAL_MAX 4096 /* of all users, sockets aside: likewise */
+#define CLOSER_SOCKETS_MAX 4096  /* of all users: then closer_takes_sockets is false */
+#define CLOSER_SESSIONS_MAX 4096 /* sockets open elsewhere, which may be put whatever it says by then */
+#define CLOSER_BUSY_MAX 32       /* users whose descriptors are being closed; beyond: they wait */
+/* The kernel's own limit (SCM_MAX_FD). */
+#define CLOSER_PACKET_FDS_MAX 253
 
 /* In the other process: its signals are blocked, its memory is as of closer_new. */
 typedef void closer_close_function(int fd);
@@ -49,6 +55,8 @@ void closer_put(struct closer *closer, uint32_t uid, int fd);
 void closer_put_socket(struct closer *closer, uint32_t uid, int fd);
 /* Whether a packet of that user with up to CLOSER_PACKET_FDS_MAX descriptors may be taken. */
 bool closer_takes_more(const struct closer *closer, uint32_t uid);
+/* Whether another socket may be opened. */
+bool closer_takes_sockets(const struct closer *closer);
 /* How many wait or are being closed. */
 uint32_t closer_count(const struct closer *closer);
 

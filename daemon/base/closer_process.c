@@ -1,5 +1,6 @@
 #include "daemon/base/closer_process.h"
 
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -89,7 +90,7 @@ static void release_table(void)
     int end = limit.rlim_cur < FDS_MAX ? (int)limit.rlim_cur : FDS_MAX;
     int listens = -1;
     for (int fd = STDERR_FILENO + 1; fd < end; fd++) {
-        if (!release_fd(fd)) {
+        if (syscall(SYS_fcntl, fd, F_GETFD) >= 0 && !release_fd(fd)) {
             listens = fd;
         }
     }

@@ -191,7 +191,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         status = server_adopt(api->listen_fd, error);
     }
     if (status == STATUS_OK) {
-        api_session_pass_fds(api->listen_fd, false); /* nor do those that connect: until their Hello */
+        api_pass_fds(api->listen_fd, false); /* nor do those that connect: until their Hello */
         status = loop_watch_new(loop, api->listen_fd, LOOP_READ, server_accept, api, &api->watch, error);
     }
     if (status != STATUS_OK) {

@@ -7,8 +7,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#define PASS_RIGHTS 83 /* SO_PASSRIGHTS, which older headers lack */
-
 static void session_reap(void *context, uint64_t now_ns)
 {
     struct api_session *session = context;
@@ -208,82 +206,6 @@ void api_session_end(struct api_session *session, const char *why)
     api_session_flush(session);
 }
 
-/* --- Packets with descriptors --- */
-
-/* What came on a socket. */
-struct packet_in {
-    ssize_t size_bytes; /* or -1, errno */
-    int flags;          /* MSG_TRUNC, MSG_CTRUNC */
-    unsigned fds;       /* how many descriptors came with it */
-    int fd;             /* the first one; -1 */
-};
-
-/* Takes the first descriptor out of a packet's control data and lets go of any other. */
-static void packet_take_fds(struct api *api, uint32_t uid, struct msghdr *message, struct packet_in *packet)
-{
-    for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control != NULL;
-         control = CMSG_NXTHDR(message, control)) {
-        if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) {
-            continue;
-        }
-        size_t fds = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < fds; i++) {
-            int fd;
-            memcpy(&fd, CMSG_DATA(control) + i * sizeof fd, sizeof fd);
-            if (packet->fds++ == 0) {
-                packet->fd = fd;
-            } else {
-                closer_put(api->closer, uid, fd);
-            }
-        }
-    }
-}
-
-/* There is room for all that may come: the kernel would drop the rest here and now, and may wait for that. */
-static struct packet_in packet_receive(struct api *api, uint32_t uid, int socket_fd, void *bytes, size_t size)
-{
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(CLOSER_PACKET_FDS_MAX * sizeof(int))];
-    } control;
-    struct packet_in packet = {.fd = -1};
-    struct iovec part = {.iov_base = bytes, .iov_len = size};
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-    packet.size_bytes = recvmsg(socket_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-    if (packet.size_bytes >= 0) {
-        packet.flags = message.msg_flags;
-        packet_take_fds(api, uid, &message, &packet);
-    }
-    return packet;
-}
-
-/* Whether a packet is next that cannot be taken: it has descriptors, and too many of its user wait to be
- * closed. */
-static bool packet_has_too_much(const struct api *api, uint32_t uid, int socket_fd)
-{
-    struct msghdr message = {.msg_iov = NULL};
-    return !closer_takes_more(api->closer, uid) &&
-           recvmsg(socket_fd, &message, MSG_PEEK | MSG_DONTWAIT) >= 0 &&
-           (message.msg_flags & MSG_CTRUNC) != 0;
-}
-
-/* What a client sent and nobody will read: a socket closed with that in it would lose what was told to the
- * client. */
-static void discard_unread(struct api *api, uint32_t uid, int fd)
-{
-    char byte;
-    for (int i = 0; i < API_PACKETS_PER_WAKE && !packet_has_too_much(api, uid, fd); i++) {
-        struct packet_in packet = packet_receive(api, uid, fd, &byte, sizeof byte);
-        if (packet.fds > 0) {
-            closer_put(api->closer, uid, packet.fd);
-        }
-        if (packet.size_bytes <= 0) {
-            return;
-        }
-    }
-}
-
 void api_session_refuse(struct api *api, int fd, const struct error *error)
 {
     struct ucred credentials = {.uid = (uid_t)-1};
@@ -300,7 +222,7 @@ void api_session_refuse(struct api *api, int fd, const struct error *error)
     event.reply = &reply;
     uint8_t bytes[2 * ERROR_TEXT_MAX_BYTES];
     size_t size_bytes = commd__client__event__pack(&event, bytes);
-    discard_unread(api, credentials.uid, fd);
+    api_packets_discard(api, credentials.uid, fd);
     if (send(fd, bytes, size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
         log_debug("a client that is refused cannot be told: %s", strerror(errno));
     }
@@ -315,12 +237,6 @@ static bool hello_asks_for_rings(const Commd__Client__Hello *hello)
         }
     }
     return false;
-}
-
-void api_session_pass_fds(int fd, bool may)
-{
-    const int value = may;
-    (void)setsockopt(fd, SOL_SOCKET, PASS_RIGHTS, &value, sizeof value);
 }
 
 static void session_has_too_much(struct api_session *session, uint64_t request_id)
@@ -357,7 +273,7 @@ static void session_hello(struct api_session *session, uint64_t request_id, cons
         return;
     }
     session->greeted = true;
-    api_session_pass_fds(session->fd, true);
+    api_pass_fds(session->fd, true);
     snprintf(session->program, sizeof session->program, "%s", hello->program);
     for (char *byte = session->program; *byte != '\0'; byte++) {
         if (*byte < ' ' || *byte > '~') {
@@ -501,8 +417,8 @@ static void arena_free(void *context, void *pointer)
 
 static ProtobufCAllocator arena_allocator = {.alloc = arena_alloc, .free = arena_free};
 
-static void session_packet(struct api_session *session, const uint8_t *bytes, const struct packet_in *packet,
-                           uint64_t now_ns)
+static void session_packet(struct api_session *session, const uint8_t *bytes,
+                           const struct api_packet_in *packet, uint64_t now_ns)
 {
     struct error error;
     size_t size = (size_t)packet->size_bytes;
@@ -526,14 +442,14 @@ static void session_packet(struct api_session *session, const uint8_t *bytes, co
 
 void api_session_packet(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns)
 {
-    const struct packet_in packet = {.size_bytes = (ssize_t)size, .fd = -1};
+    const struct api_packet_in packet = {.size_bytes = (ssize_t)size, .fd = -1};
     session_packet(session, bytes, &packet, now_ns);
 }
 
 /* False: its next packet cannot be taken, which it is told. */
 static bool session_may_receive(struct api_session *session)
 {
-    if (packet_has_too_much(session->api, session->client.uid, session->fd)) {
+    if (api_packet_has_too_much(session->api, session->client.uid, session->fd)) {
         session_has_too_much(session, 0);
         return false;
     }
@@ -547,8 +463,8 @@ static void session_read(struct api_session *session, uint64_t now_ns)
         if (!api_session_reads(session) || !session_may_receive(session)) {
             return;
         }
-        struct packet_in packet =
-            packet_receive(session->api, session->client.uid, session->fd, bytes, sizeof bytes);
+        struct api_packet_in packet =
+            api_packet_receive(session->api, session->client.uid, session->fd, bytes, sizeof bytes);
         if (packet.size_bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
             return;
         }
@@ -634,7 +550,7 @@ void api_session_free(struct api_session *session, uint64_t now_ns)
     log_debug("client %d (%s): gone", (int)session->client.pid, session->program);
     loop_watch_free(session->watch);
     if (session->closing) {
-        discard_unread(session->api, session->client.uid, session->fd);
+        api_packets_discard(session->api, session->client.uid, session->fd);
     }
     closer_put_socket(session->api->closer, session->client.uid, session->fd);
     api_session_release(session, now_ns);

@@ -129,6 +129,27 @@ struct api {
 /* If none was for a while, and there is room. */
 void api_accept_again(struct api *api);
 
+/* packet.c */
+/* What came on a socket. */
+struct api_packet_in {
+    ssize_t size_bytes; /* or -1, errno */
+    int flags;          /* MSG_TRUNC, MSG_CTRUNC */
+    unsigned fds;       /* how many descriptors came with it */
+    int fd;             /* the first one; -1 */
+};
+
+/* The descriptor is the caller's, to give to the closer. */
+struct api_packet_in api_packet_receive(struct api *api, uint32_t uid, int socket_fd, void *bytes,
+                                        size_t size);
+/* Whether a packet is next that cannot be taken: it has descriptors, and too many of its user wait to be
+ * closed. */
+bool api_packet_has_too_much(const struct api *api, uint32_t uid, int socket_fd);
+/* What a client sent and nobody will read: a socket closed with that in it would lose what was told to the
+ * client. */
+void api_packets_discard(struct api *api, uint32_t uid, int fd);
+/* Whether clients may pass descriptors there, where the kernel can refuse them (Linux 6.16). */
+void api_pass_fds(int fd, bool may);
+
 /* session.c */
 /* Whether more of it may be read now. */
 bool api_session_reads(const struct api_session *session);
@@ -140,8 +161,6 @@ enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct err
 /* Tells a client that there is no session for it, and closes the connection. */
 void api_session_refuse(struct api *api, int fd, const struct error *error);
 void api_session_free(struct api_session *session, uint64_t now_ns);
-/* Whether clients may pass descriptors there, where the kernel can refuse them (Linux 6.16). */
-void api_session_pass_fds(int fd, bool may);
 /* Queues an event; a session that cannot take it is dropped. */
 void api_session_send(struct api_session *session, const Commd__Client__Event *event);
 void api_session_reply(struct api_session *session, Commd__Client__Reply *reply);

@@ -22,9 +22,10 @@ struct slot {
     uint32_t next; /* of the free ones, or of those that wait */
 };
 
-/* Users with descriptors here. */
+/* Users with descriptors here; their sockets apart, for what is left in those waits for less. */
 struct user {
     uint32_t uid;
+    bool sockets;
     uint32_t count;
     bool busy; /* one of them is being closed */
 };
@@ -43,10 +44,10 @@ struct closer {
 
 /* --- Who waits --- */
 
-static struct user *user_of(struct closer *closer, uint32_t uid)
+static struct user *user_of(struct closer *closer, uint32_t uid, bool is_socket)
 {
     for (uint32_t i = 0; i < closer->users_used; i++) {
-        if (closer->users[i].uid == uid) {
+        if (closer->users[i].uid == uid && closer->users[i].sockets == is_socket) {
             return &closer->users[i];
         }
     }
@@ -69,7 +70,7 @@ static void closer_go_on(struct closer *closer)
 {
     uint32_t before = NO_SLOT;
     for (uint32_t at = closer->wait_first, next; at != NO_SLOT && closer->busy < CLOSER_BUSY_MAX; at = next) {
-        struct user *user = user_of(closer, closer->slots[at].uid);
+        struct user *user = user_of(closer, closer->slots[at].uid, closer->slots[at].is_socket);
         next = closer->slots[at].next;
         if (user->busy) {
             before = at;
@@ -95,15 +96,16 @@ static void closer_answered(void *context, unsigned events, uint64_t now_ns)
     (void)now_ns;
     ssize_t size_bytes = read(closer->pipes.answers[0], slots, sizeof slots);
     for (size_t i = 0; size_bytes > 0 && i < (size_t)size_bytes / sizeof slots[0]; i++) {
-        struct user *user = user_of(closer, closer->slots[slots[i]].uid);
+        struct slot *slot = &closer->slots[slots[i]];
+        struct user *user = user_of(closer, slot->uid, slot->is_socket);
         user->busy = false;
         if (--user->count == 0) {
             user_forget(closer, user);
         }
         closer->busy--;
         closer->count--;
-        closer->socket_count -= closer->slots[slots[i]].is_socket;
-        closer->slots[slots[i]].next = closer->free_first;
+        closer->socket_count -= slot->is_socket;
+        slot->next = closer->free_first;
         closer->free_first = slots[i];
     }
     closer_go_on(closer);
@@ -116,10 +118,10 @@ static void closer_queue(struct closer *closer, uint32_t uid, int fd, bool is_so
         log_error("descriptor %d of user %u stays open: %d wait to be closed", fd, (unsigned)uid, SLOTS);
         return;
     }
-    struct user *user = user_of(closer, uid);
+    struct user *user = user_of(closer, uid, is_socket);
     if (user == NULL) {
         user = &closer->users[closer->users_used++];
-        *user = (struct user){.uid = uid};
+        *user = (struct user){.uid = uid, .sockets = is_socket};
     }
     user->count++;
     closer->count++;
@@ -165,7 +167,7 @@ bool closer_takes_more(const struct closer *closer, uint32_t uid)
     if (closer == NULL || closer->count == 0) {
         return true;
     }
-    const struct user *user = user_of((struct closer *)(uintptr_t)closer, uid);
+    const struct user *user = user_of((struct closer *)(uintptr_t)closer, uid, false);
     return closer->count - closer->socket_count + CLOSER_PACKET_FDS_MAX <= CLOSER_TOTAL_MAX &&
            (user == NULL || user->count < CLOSER_USER_MAX);
 }

@@ -12,26 +12,26 @@
  * of whose threads is in there cannot end either. So a process of its own closes them, which shares commd's
  * table of descriptors and nothing else: a descriptor is out of the table at once, whoever waits for its end.
  *
- * One descriptor of a user is closed at a time, of CLOSER_BUSY_MAX users at a time; the others wait here,
- * open. The kernel, too, waits for some files' servers when it drops a descriptor that finds no room in
- * recvmsg, or with a socket that nobody has read: who reads a client's packets gives them room for
- * CLOSER_PACKET_FDS_MAX where closer_takes_more, and leaves them unread where not; sockets go by
- * closer_put_socket.
+ * One descriptor and one socket of a user are closed at a time, CLOSER_BUSY_MAX in all; the others wait here,
+ * open. The kernel, too, waits for some files' servers (it writes their pages) when it drops a descriptor
+ * that finds no room in recvmsg, or with a socket that nobody has read: who reads a client's packets gives
+ * them room for CLOSER_PACKET_FDS_MAX where closer_takes_more, and leaves them unread where not; sockets go
+ * by closer_put_socket.
  *
  * Where the kernel can keep descriptors from being sent (Linux 6.16), a user with too many gets no new
- * session. Elsewhere sockets with unread ones pile up here while such a user goes on, and in the end keep out
- * new clients, as that many open sessions would.
+ * session. Elsewhere a user with files of that kind can have sockets pile up here, until no new client is
+ * accepted: as with that many open sessions.
  *
  * When commd ends without tidying up, the process ends what the shared table would keep alive: sockets are
  * shut down, and what is harmless is closed.
  */
 struct closer;
 
-#define CLOSER_USER_MAX 64    /* that wait or are being closed, of a user: then closer_takes_more is false */
-#define CLOSER_TOTAL_MAX 4096 /* of all users, sockets aside: likewise */
+#define CLOSER_USER_MAX 64       /* of a user, sockets aside: then closer_takes_more is false */
+#define CLOSER_TOTAL_MAX 4096    /* of all users, sockets aside: likewise */
 #define CLOSER_SOCKETS_MAX 4096  /* of all users: then closer_takes_sockets is false */
 #define CLOSER_SESSIONS_MAX 4096 /* sockets open elsewhere, which may be put whatever it says by then */
-#define CLOSER_BUSY_MAX 32       /* users whose descriptors are being closed; beyond: they wait */
+#define CLOSER_BUSY_MAX 64       /* that are being closed at a time; beyond: they wait */
 /* The kernel's own limit (SCM_MAX_FD). */
 #define CLOSER_PACKET_FDS_MAX 253
 

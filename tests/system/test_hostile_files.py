@@ -3,6 +3,7 @@
 import ctypes
 import os
 import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,8 @@ NOTICED_S = 1.0
 ATTACK_S = 4
 END_S = 10
 USERS = (65533, 65534)
+KERNEL = tuple(int(part) for part in re.findall(r"\d+", os.uname().release)[:2])
+KEEPS_DESCRIPTORS = (6, 16)  # from senders, when the receiver wants none
 
 
 def why_not():
@@ -39,16 +42,25 @@ class Client:
 
     def work(self, duration_s):
         end = time.monotonic() + duration_s
-        rounds = 0
         while time.monotonic() < end:
-            client = self.timed("open", self.library.open, pair=True)
-            comm = self.timed("init", lambda: self.library.init(client, f"works-{os.getpid()}", 0, 1), pair=True)
+            client, comm = self.connect()
             for _ in range(20):
                 self.once(client, comm)
-            self.timed("destroy", self.library.comm_destroy, comm)
-            self.library.comm_client_close(client)
-            rounds += 1
-        return rounds
+            self.leave(client, comm)
+
+    def connect(self):
+        client = self.timed("open", self.library.open, pair=True)
+        return client, self.timed("init", lambda: self.library.init(client, f"works-{os.getpid()}", 0, 1), pair=True)
+
+    def leave(self, client, comm):
+        self.timed("destroy", self.library.comm_destroy, comm)
+        self.library.comm_client_close(client)
+
+    def work_on(self, duration_s, client, comm):
+        """Without a new session."""
+        end = time.monotonic() + duration_s
+        while time.monotonic() < end:
+            self.once(client, comm)
 
     def once(self, client, comm):
         buffer = ctypes.c_void_p()
@@ -120,8 +132,11 @@ class HostileFiles(unittest.TestCase):
             process.stdin.close()
             process.stdout.close()
 
-    def nobody_notices(self):
-        self.assertGreater(self.client.work(ATTACK_S), 0)
+    def nobody_notices(self, session=None):
+        if session is None:
+            self.client.work(ATTACK_S)
+        else:
+            self.client.work_on(ATTACK_S, *session)
         self.assertLess(self.client.longest_s, NOTICED_S)
         self.assertGreater(self.files.waiting(), 0, "somebody waits for the file system")
         self.assertIn("file descriptors wait to be closed", self.cluster.log("solo"))
@@ -145,13 +160,15 @@ class HostileFiles(unittest.TestCase):
     def test_nobody_else_has_the_file(self):
         self.mount(writeback=True)
         self.connect("unread")
+        # An older kernel drops what nobody has read in a way that may wait: then new clients may have to wait, too (daemon/base/closer.h).
+        session = None if KERNEL >= KEEPS_DESCRIPTORS else self.client.connect()
         self.daemon.send_signal(signal.SIGSTOP)
         try:
             self.prepare()
         finally:
             self.daemon.send_signal(signal.SIGCONT)
         self.go()
-        self.nobody_notices()
+        self.nobody_notices(session)
         self.ends_in_time()
         self.works_anew()
 

@@ -19,7 +19,7 @@ struct slot {
     int fd;
     uint32_t uid;
     bool is_socket;
-    uint32_t next; /* of the free ones, or of those that wait */
+    uint32_t next; /* of the free ones, or of the user's that wait */
 };
 
 /* Users with descriptors here; their sockets apart, for what is left in those waits for less. */
@@ -27,16 +27,18 @@ struct user {
     uint32_t uid;
     bool sockets;
     uint32_t count;
-    bool busy; /* one of them is being closed */
+    bool busy; /* one of them is being closed; the others wait */
+    uint32_t wait_first, wait_last;
 };
 
 struct closer {
     struct closer_pipes pipes;
     struct loop_watch *watch;
+    int process; /* readable once it has ended */
+    struct loop_watch *process_watch;
     pid_t pid;
     uint32_t count, busy, socket_count;
     uint32_t free_first;
-    uint32_t wait_first, wait_last;
     uint32_t users_used;
     struct user users[SLOTS];
     struct slot slots[SLOTS];
@@ -59,32 +61,22 @@ static void user_forget(struct closer *closer, struct user *user)
     *user = closer->users[--closer->users_used];
 }
 
-static bool slot_send(struct closer *closer, uint32_t slot)
+/* Hands over the user's next one, unless that has to wait. */
+static void user_go_on(struct closer *closer, struct user *user)
 {
-    struct closer_request request = {.slot = slot, .fd = closer->slots[slot].fd};
-    return write(closer->pipes.requests[1], &request, sizeof request) == (ssize_t)sizeof request;
-}
-
-/* Hands over, in their order, those whose users have none under way. */
-static void closer_go_on(struct closer *closer)
-{
-    uint32_t before = NO_SLOT;
-    for (uint32_t at = closer->wait_first, next; at != NO_SLOT && closer->busy < CLOSER_BUSY_MAX; at = next) {
-        struct user *user = user_of(closer, closer->slots[at].uid, closer->slots[at].is_socket);
-        next = closer->slots[at].next;
-        if (user->busy) {
-            before = at;
-            continue;
-        }
-        if (!slot_send(closer, at)) {
-            return; /* the next answer tries again */
-        }
-        user->busy = true;
-        closer->busy++;
-        *(before == NO_SLOT ? &closer->wait_first : &closer->slots[before].next) = next;
-        if (next == NO_SLOT) {
-            closer->wait_last = before;
-        }
+    uint32_t at = user->wait_first;
+    if (at == NO_SLOT || user->busy || closer->busy >= CLOSER_BUSY_MAX) {
+        return;
+    }
+    struct closer_request request = {.slot = at, .fd = closer->slots[at].fd};
+    if (write(closer->pipes.requests[1], &request, sizeof request) != (ssize_t)sizeof request) {
+        return; /* the next answer tries again */
+    }
+    user->busy = true;
+    closer->busy++;
+    user->wait_first = closer->slots[at].next;
+    if (user->wait_first == NO_SLOT) {
+        user->wait_last = NO_SLOT;
     }
 }
 
@@ -108,7 +100,9 @@ static void closer_answered(void *context, unsigned events, uint64_t now_ns)
         slot->next = closer->free_first;
         closer->free_first = slots[i];
     }
-    closer_go_on(closer);
+    for (uint32_t i = 0; size_bytes > 0 && i < closer->users_used; i++) {
+        user_go_on(closer, &closer->users[i]);
+    }
 }
 
 static void closer_queue(struct closer *closer, uint32_t uid, int fd, bool is_socket)
@@ -121,16 +115,16 @@ static void closer_queue(struct closer *closer, uint32_t uid, int fd, bool is_so
     struct user *user = user_of(closer, uid, is_socket);
     if (user == NULL) {
         user = &closer->users[closer->users_used++];
-        *user = (struct user){.uid = uid, .sockets = is_socket};
+        *user = (struct user){.uid = uid, .sockets = is_socket, .wait_first = NO_SLOT, .wait_last = NO_SLOT};
     }
     user->count++;
     closer->count++;
     closer->socket_count += is_socket;
     closer->free_first = closer->slots[slot].next;
     closer->slots[slot] = (struct slot){.fd = fd, .uid = uid, .is_socket = is_socket, .next = NO_SLOT};
-    *(closer->wait_last == NO_SLOT ? &closer->wait_first : &closer->slots[closer->wait_last].next) = slot;
-    closer->wait_last = slot;
-    closer_go_on(closer);
+    *(user->wait_last == NO_SLOT ? &user->wait_first : &closer->slots[user->wait_last].next) = slot;
+    user->wait_last = slot;
+    user_go_on(closer, user);
 }
 
 void closer_put(struct closer *closer, uint32_t uid, int fd)
@@ -184,6 +178,17 @@ uint32_t closer_count(const struct closer *closer)
 
 /* --- Its life --- */
 
+static void process_ended(void *context, unsigned events, uint64_t now_ns)
+{
+    struct closer *closer = context;
+    (void)events;
+    (void)now_ns;
+    log_error(
+        "the process that closes descriptors of clients was ended: they stay open until commd is started "
+        "again");
+    loop_watch_set(closer->process_watch, 0);
+}
+
 static enum status start_process(struct closer *closer, closer_close_function *function, struct error *error)
 {
     sigset_t all, before;
@@ -207,7 +212,7 @@ enum status closer_new(struct loop *loop, closer_close_function *function, struc
         return error_set(error, STATUS_NO_MEMORY, "no memory for descriptors that wait to be closed");
     }
     closer->pipes = (struct closer_pipes){.requests = {-1, -1}, .answers = {-1, -1}, .parent = -1};
-    closer->wait_first = closer->wait_last = NO_SLOT;
+    closer->process = -1;
     for (uint32_t i = 0; i < SLOTS; i++) {
         closer->slots[i].next = i + 1 < SLOTS ? i + 1 : NO_SLOT;
     }
@@ -225,6 +230,12 @@ enum status closer_new(struct loop *loop, closer_close_function *function, struc
     if (status == STATUS_OK) {
         status = start_process(closer, function, error);
     }
+    if (status == STATUS_OK) {
+        closer->process = (int)syscall(SYS_pidfd_open, closer->pid, 0);
+        status = closer->process < 0 ? error_set_errno(error, errno, "a process that closes descriptors")
+                                     : loop_watch_new(loop, closer->process, LOOP_READ, process_ended, closer,
+                                                      &closer->process_watch, error);
+    }
     if (status != STATUS_OK) {
         closer_free(closer);
         return status;
@@ -239,6 +250,7 @@ void closer_free(struct closer *closer)
         return;
     }
     loop_watch_free(closer->watch);
+    loop_watch_free(closer->process_watch);
     if (closer->pipes.requests[1] >= 0) {
         (void)close(closer->pipes.requests[1]);
     }
@@ -246,7 +258,7 @@ void closer_free(struct closer *closer)
         (void)waitpid(closer->pid, NULL, __WALL); /* it itself waits for requests alone */
     }
     /* Those that still close answer some day, by the number of this end. */
-    int fds[] = {closer->pipes.requests[0], closer->pipes.answers[0], closer->pipes.parent,
+    int fds[] = {closer->pipes.requests[0], closer->pipes.answers[0], closer->pipes.parent, closer->process,
                  closer->busy == 0 ? closer->pipes.answers[1] : -1};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
         if (fds[i] >= 0) {

@@ -11,6 +11,8 @@
 
 #include "daemon/api/session.h"
 
+_Static_assert(API_SESSIONS_MAX <= CLOSER_SESSIONS_MAX, "every session's socket finds a place");
+
 static void server_accept(void *context, unsigned events, uint64_t now_ns)
 {
     (void)events;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""A client that passes commd files whose server does not answer: hostile_files.py SOCKET FILE USER MODE.
+"""A client that passes commd files whose server does not answer: hostile_files.py SOCKET FILE USER MODE UUID.
 
 all: with requests of every kind, on connection after connection; unread: into connections whose other end is not read yet, of which it keeps
 nothing itself. Both wait for a line on standard input after "connected", and after "ready", and then go on until they are killed.
@@ -12,6 +12,8 @@ import sys
 from raw_client import message
 
 KINDS = range(2, 24)
+REGISTER, MAP, VIRTUAL_MEMORY = 6, 18, 77
+UNIT = 2 << 20
 UNREAD_CONNECTIONS = 100
 
 
@@ -32,6 +34,18 @@ def connect(path):
 
 def send(connection, packet, fds):
     connection.sendmsg([packet], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))])
+
+
+def as_memory_of_gpu(path, file, uuid):
+    connection = connect(path)
+    connection.send(message([(1, 1), (2, {1: 1, 2: "hostile"})]))
+    connection.recv(65536)
+    connection.send(message([(1, 2), (REGISTER, {1: VIRTUAL_MEMORY, 2: 4 * UNIT, 3: uuid, 5: 1})]))
+    connection.recv(65536)
+    send(connection, message([(1, 3), (MAP, {1: VIRTUAL_MEMORY, 2: UNIT})]), [file])
+    answer = connection.recv(65536)
+    connection.close()
+    return b"no memory of GPU" in answer
 
 
 def everything(path, file, sent=0):
@@ -74,7 +88,7 @@ def unread(connections, name):
 
 
 def main():
-    path, name, user, mode = sys.argv[1:]
+    path, name, user, mode, uuid = sys.argv[1:]
     os.setuid(int(user))
     file = os.open(name, os.O_RDWR)
     connections = list(greeted(path)) if mode == "unread" else []
@@ -84,6 +98,8 @@ def main():
     os.pwrite(file, b"dirty", 0)
     print("ready", flush=True)
     sys.stdin.readline()
+    mapped = mode == "all" and as_memory_of_gpu(path, file, bytes.fromhex(uuid))
+    print("refused" if mapped else "no answer", flush=True)
     for connection in connections[::2]:
         connection.close()
     while True:

@@ -82,7 +82,7 @@ class Client:
 @unittest.skipIf(WHY_NOT := why_not(), WHY_NOT)
 class HostileFiles(unittest.TestCase):
     def setUp(self):
-        self.cluster = Cluster(["solo"], namespaces=False, start=False)
+        self.cluster = Cluster(["solo"], namespaces=False, start=False, gpus=1)
         self.addCleanup(self.cluster.close)
         self.cluster.folder.chmod(0o755)
         self.cluster.config_path("solo").write_text(f'node_name = "solo";\nsocket_path = "{self.cluster.socket("solo")}";\n')
@@ -101,8 +101,9 @@ class HostileFiles(unittest.TestCase):
         self.addCleanup(self.files.close)  # first of all: whoever still waits for it cannot end
 
     def connect(self, mode):
+        uuid = re.sub("[^0-9a-f]", "", self.cluster.json("solo", "gpus")["gpus"][0]["uuid"].removeprefix("GPU"))
         for user in USERS:
-            command = [sys.executable, pathlib.Path(__file__).with_name("hostile_files.py"), self.cluster.socket("solo"), self.files.path, str(user), mode]
+            command = [sys.executable, pathlib.Path(__file__).with_name("hostile_files.py"), self.cluster.socket("solo"), self.files.path, str(user), mode, uuid]
             self.hostile.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE))
         self.await_all(b"connected\n")
 
@@ -124,6 +125,7 @@ class HostileFiles(unittest.TestCase):
         self.connect("all")
         self.prepare()
         self.go()
+        self.await_all(b"refused\n")
 
     def end_hostile(self):
         for process in self.hostile:

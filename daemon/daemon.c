@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/api/api.h"
+#include "daemon/base/closer.h"
 #include "daemon/base/log.h"
 #include "daemon/base/loop.h"
 #include "daemon/base/random.h"
@@ -30,6 +31,7 @@ struct daemon {
     const struct daemon_options *options;
     struct conf *conf;
     struct loop *loop;
+    struct closer *closer;
     struct mem_network *loopback; /* standalone: a network of one */
     struct net *net;
     struct mesh *mesh;
@@ -388,6 +390,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .mesh = daemon->mesh,
                                   .net = conf->standalone ? NULL : daemon->net,
                                   .rails = workers_rails(daemon->workers),
+                                  .closer = daemon->closer,
                                   .gpus = daemon->gpus,
                                   .gpus_absent = daemon->gpus_absent,
                                   .refuses_ipc_handles = refuses_ipc_handles(conf),
@@ -429,6 +432,12 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     if (status == STATUS_OK) {
         daemon_set_log_level(daemon->conf);
         status = loop_new(&daemon->loop, error);
+    }
+    if (status == STATUS_OK) { /* before there are threads and GPUs */
+        status = closer_new(daemon->loop, NULL, &daemon->closer, error);
+    }
+    if (status == STATUS_OK && sd_listen_fds(0) <= 0) {
+        api_await_predecessor(daemon->conf->socket_path);
     }
     if (status == STATUS_OK) {
         status = daemon_make_net(daemon, error);
@@ -502,6 +511,7 @@ static void daemon_free(struct daemon *daemon)
     mem_network_free(daemon->loopback);
     loop_timer_free(daemon->watchdog);
     loop_timer_free(daemon->tick);
+    closer_free(daemon->closer);
     loop_free(daemon->loop);
     conf_free(daemon->conf);
     (void)alarm(0);

@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "daemon/base/closer.h"
 #include "daemon/base/loop.h"
 #include "daemon/exec/rails.h"
 #include "daemon/req/req.h"
@@ -35,8 +36,10 @@ struct api_options {
     const char *socket_group; /* "" leaves the group alone */
     struct req *req;
     struct mesh *mesh;
-    struct net *net;       /* for statistics; null when standalone */
-    struct rails *rails;   /* likewise; null when there are none. Outlives the api */
+    struct net *net;     /* for statistics; null when standalone */
+    struct rails *rails; /* likewise; null when there are none. Outlives the api */
+    struct closer
+        *closer; /* of what clients pass; null: closed in place, whoever is waited for. Outlives it */
     struct dev_gpus *gpus; /* null: none, and why */
     const char *gpus_absent;
     bool refuses_ipc_handles; /* api_set_ipc_handles */
@@ -47,6 +50,16 @@ struct api_options {
     void (*visit_settings)(void *context, api_setting_function *visit, void *visit_context);
     void *settings_context;
 };
+
+#define API_PREDECESSOR_WAIT_MS 1000
+#define API_PREDECESSOR_LOOK_MS 20
+
+/*
+ * Before sockets are made: a commd that was killed a moment ago leaves its to the closer's process, which
+ * lets go of them at once, of this one last (daemon/base/closer.h). Returns when nobody answers there, or in
+ * vain.
+ */
+void api_await_predecessor(const char *socket_path);
 
 /* Texts are copied. ALREADY_EXISTS when another commd answers on the socket; SYSTEM. A dead socket file is
  * replaced. */

@@ -189,6 +189,7 @@ bool api_poll(struct api *api, uint64_t now_ns)
 {
     struct api_session *session, *next;
     bool any = false;
+    api_accept_again(api);
     DL_FOREACH_SAFE2(api->awake, session, next, awake_next)
     {
         if (session->broken || session->closing) {

@@ -6,15 +6,23 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/api/session.h"
+
+_Static_assert(API_SESSIONS_MAX <= CLOSER_SESSIONS_MAX, "every session's socket finds a place");
 
 static void server_accept(void *context, unsigned events, uint64_t now_ns)
 {
     (void)events;
     struct api *api = context;
     for (int i = 0; i < API_PACKETS_PER_WAKE; i++) {
+        if (!closer_takes_sockets(api->closer)) {
+            api->rests = true;
+            loop_watch_set(api->watch, 0);
+            return;
+        }
         int fd = accept4(api->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
         if (fd < 0) {
             uint64_t suppressed;
@@ -32,11 +40,10 @@ static void server_accept(void *context, unsigned events, uint64_t now_ns)
             }
             error_set(&error, STATUS_LIMIT, "%d processes are connected, which is the limit",
                       API_SESSIONS_MAX);
-            api_session_refuse(fd, &error);
-            close(fd);
+            api_session_refuse(api, fd, &error);
         } else if (api_session_new(api, fd, now_ns, &error) != STATUS_OK) {
             log_warning("a client is refused: %s", error.text);
-            close(fd);
+            api_session_refuse(api, fd, &error);
         }
     }
 }
@@ -51,6 +58,20 @@ static bool server_answers(const struct sockaddr_un *address)
         close(fd);
     }
     return answers;
+}
+
+void api_await_predecessor(const char *socket_path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    if (strlen(socket_path) >= sizeof address.sun_path) {
+        return;
+    }
+    strcpy(address.sun_path, socket_path);
+    const struct timespec pause = {.tv_nsec = API_PREDECESSOR_LOOK_MS * 1000000};
+    for (int waited_ms = 0; waited_ms < API_PREDECESSOR_WAIT_MS && server_answers(&address);
+         waited_ms += API_PREDECESSOR_LOOK_MS) {
+        (void)nanosleep(&pause, NULL);
+    }
 }
 
 static enum status server_permit(const struct api_options *options, struct error *error)
@@ -155,6 +176,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->socket_path = strdup(options->socket_path);
     api->cluster_name = strdup(options->cluster_name);
     api->network_address = strdup(options->network_address);
+    api->closer = options->closer;
     api->gpus = options->gpus;
     api->refuses_ipc_handles = options->refuses_ipc_handles;
     api->gpus_absent = strdup(options->gpus_absent == NULL ? "" : options->gpus_absent);
@@ -171,6 +193,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         status = server_adopt(api->listen_fd, error);
     }
     if (status == STATUS_OK) {
+        api_pass_fds(api->listen_fd, false); /* nor do those that connect: until their Hello */
         status = loop_watch_new(loop, api->listen_fd, LOOP_READ, server_accept, api, &api->watch, error);
     }
     if (status != STATUS_OK) {
@@ -210,6 +233,14 @@ void api_free(struct api *api)
 void api_set_ipc_handles(struct api *api, bool refused)
 {
     api->refuses_ipc_handles = refused;
+}
+
+void api_accept_again(struct api *api)
+{
+    if (api->rests && !api->draining && closer_takes_sockets(api->closer)) {
+        api->rests = false;
+        loop_watch_set(api->watch, LOOP_READ);
+    }
 }
 
 void api_drain(struct api *api)

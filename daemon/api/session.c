@@ -206,17 +206,11 @@ void api_session_end(struct api_session *session, const char *why)
     api_session_flush(session);
 }
 
-/* What a client sent and nobody will read: a socket closed with that in it would lose what was told to the
- * client. */
-static void discard_unread(int fd)
+void api_session_refuse(struct api *api, int fd, const struct error *error)
 {
-    char byte;
-    for (int i = 0; i < API_PACKETS_PER_WAKE && recv(fd, &byte, sizeof byte, MSG_DONTWAIT) > 0; i++) {
-    }
-}
-
-void api_session_refuse(int fd, const struct error *error)
-{
+    struct ucred credentials = {.uid = (uid_t)-1};
+    socklen_t credentials_size = sizeof credentials;
+    (void)getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &credentials, &credentials_size);
     Commd__Client__Error message = COMMD__CLIENT__ERROR__INIT;
     message.status = error->status;
     message.text = (char *)error->text;
@@ -228,10 +222,11 @@ void api_session_refuse(int fd, const struct error *error)
     event.reply = &reply;
     uint8_t bytes[2 * ERROR_TEXT_MAX_BYTES];
     size_t size_bytes = commd__client__event__pack(&event, bytes);
-    discard_unread(fd);
+    api_packets_discard(api, credentials.uid, fd);
     if (send(fd, bytes, size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
         log_debug("a client that is refused cannot be told: %s", strerror(errno));
     }
+    closer_put_socket(api->closer, credentials.uid, fd);
 }
 
 static bool hello_asks_for_rings(const Commd__Client__Hello *hello)
@@ -242,6 +237,18 @@ static bool hello_asks_for_rings(const Commd__Client__Hello *hello)
         }
     }
     return false;
+}
+
+static void session_has_too_much(struct api_session *session, uint64_t request_id)
+{
+    struct error error;
+    error_set(
+        &error, STATUS_LIMIT,
+        "%u file descriptors wait to be closed, too many of them of user %u: who serves their files does "
+        "not answer",
+        closer_count(session->api->closer), (unsigned)session->client.uid);
+    api_session_reply_error(session, request_id, &error);
+    api_session_end(session, error.text);
 }
 
 static void session_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello)
@@ -261,7 +268,12 @@ static void session_hello(struct api_session *session, uint64_t request_id, cons
         api_session_end(session, error.text);
         return;
     }
+    if (!closer_takes_more(session->api->closer, session->client.uid)) {
+        session_has_too_much(session, request_id);
+        return;
+    }
     session->greeted = true;
+    api_pass_fds(session->fd, true);
     snprintf(session->program, sizeof session->program, "%s", hello->program);
     for (char *byte = session->program; *byte != '\0'; byte++) {
         if (*byte < ' ' || *byte > '~') {
@@ -373,30 +385,6 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     api_session_end(session, error.text);
 }
 
-/* Takes the first descriptor out of a packet's control data and closes any other; returns how many came. */
-static unsigned session_take_fds(struct msghdr *message, int *first)
-{
-    unsigned count = 0;
-    *first = -1;
-    for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control != NULL;
-         control = CMSG_NXTHDR(message, control)) {
-        if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) {
-            continue;
-        }
-        size_t fds = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
-        for (size_t i = 0; i < fds; i++) {
-            int fd;
-            memcpy(&fd, CMSG_DATA(control) + i * sizeof fd, sizeof fd);
-            if (count++ == 0) {
-                *first = fd;
-            } else {
-                close(fd);
-            }
-        }
-    }
-    return count;
-}
-
 /*
  * Where requests are unpacked: most are small, and none outlives its packet. The loop's thread alone unpacks,
  * one at a time.
@@ -429,21 +417,22 @@ static void arena_free(void *context, void *pointer)
 
 static ProtobufCAllocator arena_allocator = {.alloc = arena_alloc, .free = arena_free};
 
-static void session_packet(struct api_session *session, const uint8_t *bytes, size_t size, int flags,
-                           unsigned fds, int fd, uint64_t now_ns)
+static void session_packet(struct api_session *session, const uint8_t *bytes,
+                           const struct api_packet_in *packet, uint64_t now_ns)
 {
     struct error error;
+    size_t size = (size_t)packet->size_bytes;
     Commd__Client__Request *request = NULL;
     arena.used = 0;
-    if ((flags & MSG_TRUNC) != 0) {
+    if ((packet->flags & MSG_TRUNC) != 0) {
         error_set(&error, STATUS_PROTOCOL, "a packet larger than %d bytes", CLIENT_PACKET_MAX_BYTES);
-    } else if ((flags & MSG_CTRUNC) != 0 || fds > CLIENT_PACKET_FDS_MAX) {
+    } else if ((packet->flags & MSG_CTRUNC) != 0 || packet->fds > CLIENT_PACKET_FDS_MAX) {
         error_set(&error, STATUS_PROTOCOL, "more than %d file descriptor with a packet",
                   CLIENT_PACKET_FDS_MAX);
     } else if ((request = commd__client__request__unpack(&arena_allocator, size, bytes)) == NULL) {
         error_set(&error, STATUS_PROTOCOL, "a packet of %zu bytes that is no request", size);
     } else {
-        session_dispatch(session, request, fd, now_ns);
+        session_dispatch(session, request, packet->fd, now_ns);
         commd__client__request__free_unpacked(request, &arena_allocator);
         return;
     }
@@ -453,40 +442,42 @@ static void session_packet(struct api_session *session, const uint8_t *bytes, si
 
 void api_session_packet(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns)
 {
-    session_packet(session, bytes, size, 0, 0, -1, now_ns);
+    const struct api_packet_in packet = {.size_bytes = (ssize_t)size, .fd = -1};
+    session_packet(session, bytes, &packet, now_ns);
+}
+
+/* False: its next packet cannot be taken, which it is told. */
+static bool session_may_receive(struct api_session *session)
+{
+    if (api_packet_has_too_much(session->api, session->client.uid, session->fd)) {
+        session_has_too_much(session, 0);
+        return false;
+    }
+    return true;
 }
 
 static void session_read(struct api_session *session, uint64_t now_ns)
 {
     static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* the loop's thread alone reads sessions */
     for (int i = 0; i < API_PACKETS_PER_WAKE; i++) {
-        if (!api_session_reads(session)) {
+        if (!api_session_reads(session) || !session_may_receive(session)) {
             return;
         }
-        union {
-            struct cmsghdr header;
-            char space[CMSG_SPACE(16 * sizeof(int))];
-        } control;
-        struct iovec part = {.iov_base = bytes, .iov_len = sizeof bytes};
-        struct msghdr message = {
-            .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
-        ssize_t size = recvmsg(session->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
-        if (size < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+        struct api_packet_in packet =
+            api_packet_receive(session->api, session->client.uid, session->fd, bytes, sizeof bytes);
+        if (packet.size_bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
             return;
         }
-        int fd;
-        unsigned fds = size >= 0 ? session_take_fds(&message, &fd) : 0;
-        if (size <= 0) {
-            if (fds > 0) {
-                close(fd);
-            }
+        if (packet.size_bytes > 0) {
+            session_packet(session, bytes, &packet, now_ns);
+        }
+        if (packet.fds > 0) {
+            closer_put(session->api->closer, session->client.uid, packet.fd);
+        }
+        if (packet.size_bytes <= 0) {
             api_rings_finish(session, now_ns);
             session_break(session);
             return;
-        }
-        session_packet(session, bytes, (size_t)size, message.msg_flags, fds, fd, now_ns);
-        if (fds > 0) {
-            close(fd);
         }
     }
 }
@@ -559,9 +550,9 @@ void api_session_free(struct api_session *session, uint64_t now_ns)
     log_debug("client %d (%s): gone", (int)session->client.pid, session->program);
     loop_watch_free(session->watch);
     if (session->closing) {
-        discard_unread(session->fd);
+        api_packets_discard(session->api, session->client.uid, session->fd);
     }
-    close(session->fd);
+    closer_put_socket(session->api->closer, session->client.uid, session->fd);
     api_session_release(session, now_ns);
     api_rings_free(session);
     while (session->out_first != NULL) {

@@ -103,6 +103,8 @@ struct api {
     bool owns_socket_file;
     int listen_fd;
     struct loop_watch *watch;
+    bool rests; /* accepts nobody: too much waits to be closed */
+    struct closer *closer;
     struct dev_gpus *gpus;
     char *gpus_absent;
     bool refuses_ipc_handles;
@@ -123,6 +125,31 @@ struct api {
     struct log_limit refused_limit;
 };
 
+/* server.c */
+/* If none was for a while, and there is room. */
+void api_accept_again(struct api *api);
+
+/* packet.c */
+/* What came on a socket. */
+struct api_packet_in {
+    ssize_t size_bytes; /* or -1, errno */
+    int flags;          /* MSG_TRUNC, MSG_CTRUNC */
+    unsigned fds;       /* how many descriptors came with it */
+    int fd;             /* the first one; -1 */
+};
+
+/* The descriptor is the caller's, to give to the closer. */
+struct api_packet_in api_packet_receive(struct api *api, uint32_t uid, int socket_fd, void *bytes,
+                                        size_t size);
+/* Whether a packet is next that cannot be taken: it has descriptors, and too many of its user wait to be
+ * closed. */
+bool api_packet_has_too_much(const struct api *api, uint32_t uid, int socket_fd);
+/* What a client sent and nobody will read: a socket closed with that in it would lose what was told to the
+ * client. */
+void api_packets_discard(struct api *api, uint32_t uid, int fd);
+/* Whether clients may pass descriptors there, where the kernel can refuse them (Linux 6.16). */
+void api_pass_fds(int fd, bool may);
+
 /* session.c */
 /* Whether more of it may be read now. */
 bool api_session_reads(const struct api_session *session);
@@ -131,8 +158,8 @@ void api_session_packet(struct api_session *session, const uint8_t *bytes, size_
 /* Sends what waits, as far as it goes. */
 void api_session_flush(struct api_session *session);
 enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct error *error) COMM_MUST_USE;
-/* Tells a client that there is no session for it. The fd stays the caller's. */
-void api_session_refuse(int fd, const struct error *error);
+/* Tells a client that there is no session for it, and closes the connection. */
+void api_session_refuse(struct api *api, int fd, const struct error *error);
 void api_session_free(struct api_session *session, uint64_t now_ns);
 /* Queues an event; a session that cannot take it is dropped. */
 void api_session_send(struct api_session *session, const Commd__Client__Event *event);

@@ -1,6 +1,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/checked.h"
+#include "daemon/base/descriptor.h"
 #include "daemon/dev/cuda_internal.h"
 #include "daemon/dev/memory_internal.h"
 
@@ -272,6 +273,9 @@ enum status dev_memory_map(struct dev_memory *memory, int fd, uint64_t size_byte
                          (unsigned long long)size_bytes);
     }
     uint32_t gpu = (uint32_t)memory->gpu;
+    if (!descriptor_may_be_asked(fd)) { /* the driver asks at once */
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor is of no memory of GPU %u", gpu);
+    }
     const uint64_t one_chunk[DEV_QUOTA_KINDS] = {[DEV_QUOTA_CHUNKS] = 1};
     enum status status = cuda_enter(gpus, gpu, error);
     if (status == STATUS_OK && memory->charged != NULL) {

@@ -17,6 +17,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("COMMD_BUILD", "build/release")).resolve()
 READY_TIMEOUT_S = 20
+GPU_FOLDER_BYTES = 1 << 30
 
 
 def run(*command, check=True, **options):
@@ -65,6 +66,9 @@ class Cluster:
         self.names = list(names)
         self.settings = settings
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-test-"))
+        self.gpu_folder = self.folder
+        if gpus > 0 and os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > GPU_FOLDER_BYTES:
+            self.gpu_folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-test-gpus-", dir="/dev/shm"))  # commd takes no files of disks
         self.processes = []
         self.daemons = {}
         self.seen = {}
@@ -180,7 +184,7 @@ class Cluster:
     def environment(self, name):
         environment = dict(os.environ, COMMD_SOCKET=self.socket(name), PYTHONDONTWRITEBYTECODE="1")
         if self.gpus > 0 and not self.real_gpus:
-            machine = self.folder / f"{name}-gpus"
+            machine = self.gpu_folder / f"{name}-gpus"
             machine.mkdir(exist_ok=True)
             environment.update(COMMD_CUDA_LIBRARY=str(BUILD / "tests/libcuda_double.so"), COMMD_NCCL_LIBRARY=str(BUILD / "tests/libnccl_double.so"),
                                CUDA_DOUBLE_FOLDER=str(machine), CUDA_DOUBLE_DEVICES=str(self.gpus))
@@ -235,6 +239,7 @@ class Cluster:
         for namespace in self.namespaces.values():
             run("ip", "netns", "del", namespace, check=False)
         shutil.rmtree(self.folder, ignore_errors=True)
+        shutil.rmtree(self.gpu_folder, ignore_errors=True)
 
 
 class StandaloneTest(unittest.TestCase):

@@ -51,7 +51,9 @@ class Standalone(cluster.StandaloneTest):
 
     def test_too_many_descriptors(self):
         with self.connect() as connection:
-            connection.sendmsg([b"\x08\x01"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("3i", 0, 1, 2))])
+            connection.send(bytes([0x08, 1, 0x12, 2, 0x08, 1]))
+            connection.recv(65536)
+            connection.sendmsg([b"\x08\x02"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("3i", 0, 1, 2))])
             self.assertIn(b"file descriptor", connection.recv(65536))
 
     def test_arguments(self):

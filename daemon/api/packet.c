@@ -1,0 +1,78 @@
+#include <string.h>
+#include <sys/socket.h>
+
+#include "daemon/api/session.h"
+
+/* What comes on clients' sockets, and the descriptors with it. */
+
+#define PASS_RIGHTS 83 /* SO_PASSRIGHTS, which older headers lack */
+
+void api_pass_fds(int fd, bool may)
+{
+    const int value = may;
+    (void)setsockopt(fd, SOL_SOCKET, PASS_RIGHTS, &value, sizeof value);
+}
+
+/* Takes the first descriptor out of a packet's control data and lets go of any other. */
+static void packet_take_fds(struct api *api, uint32_t uid, struct msghdr *message,
+                            struct api_packet_in *packet)
+{
+    for (struct cmsghdr *control = CMSG_FIRSTHDR(message); control != NULL;
+         control = CMSG_NXTHDR(message, control)) {
+        if (control->cmsg_level != SOL_SOCKET || control->cmsg_type != SCM_RIGHTS) {
+            continue;
+        }
+        size_t fds = (control->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+        for (size_t i = 0; i < fds; i++) {
+            int fd;
+            memcpy(&fd, CMSG_DATA(control) + i * sizeof fd, sizeof fd);
+            if (packet->fds++ == 0) {
+                packet->fd = fd;
+            } else {
+                closer_put(api->closer, uid, fd);
+            }
+        }
+    }
+}
+
+/* There is room for all that may come: the kernel would drop the rest here and now, and may wait for that. */
+struct api_packet_in api_packet_receive(struct api *api, uint32_t uid, int socket_fd, void *bytes,
+                                        size_t size)
+{
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(CLOSER_PACKET_FDS_MAX * sizeof(int))];
+    } control;
+    struct api_packet_in packet = {.fd = -1};
+    struct iovec part = {.iov_base = bytes, .iov_len = size};
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    packet.size_bytes = recvmsg(socket_fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+    if (packet.size_bytes >= 0) {
+        packet.flags = message.msg_flags;
+        packet_take_fds(api, uid, &message, &packet);
+    }
+    return packet;
+}
+
+bool api_packet_has_too_much(const struct api *api, uint32_t uid, int socket_fd)
+{
+    struct msghdr message = {.msg_iov = NULL};
+    return !closer_takes_more(api->closer, uid) &&
+           recvmsg(socket_fd, &message, MSG_PEEK | MSG_DONTWAIT) >= 0 &&
+           (message.msg_flags & MSG_CTRUNC) != 0;
+}
+
+void api_packets_discard(struct api *api, uint32_t uid, int fd)
+{
+    char byte;
+    for (int i = 0; i < API_PACKETS_PER_WAKE && !api_packet_has_too_much(api, uid, fd); i++) {
+        struct api_packet_in packet = api_packet_receive(api, uid, fd, &byte, sizeof byte);
+        if (packet.fds > 0) {
+            closer_put(api->closer, uid, packet.fd);
+        }
+        if (packet.size_bytes <= 0) {
+            return;
+        }
+    }
+}

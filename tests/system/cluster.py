@@ -17,7 +17,7 @@ import unittest
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 BUILD = pathlib.Path(os.environ.get("COMMD_BUILD", "build/release")).resolve()
 READY_TIMEOUT_S = 20
-GPU_FOLDER_BYTES = 1 << 30
+GPU_FOLDER_BYTES = 512 << 20
 
 
 def run(*command, check=True, **options):
@@ -43,6 +43,20 @@ def namespaces_work():
     return works
 
 
+def memory_folder(folder):
+    """For the memory of the GPUs' doubles: commd takes no files of disks for memory."""
+    if os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > GPU_FOLDER_BYTES:
+        return pathlib.Path(tempfile.mkdtemp(prefix="commd-test-gpus-", dir="/dev/shm"))
+    mounted = folder / "gpus"
+    mounted.mkdir()
+    if run("stat", "-f", "-c", "%T", mounted).stdout.strip() != "tmpfs":
+        done = run("mount", "-t", "tmpfs", "-o", f"size={2 * GPU_FOLDER_BYTES}", "commd-test", mounted, check=False)
+        if done.returncode != 0:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise unittest.SkipTest(f"/dev/shm has less than {GPU_FOLDER_BYTES >> 20} MiB free, and no tmpfs may be mounted: {done.stderr.strip()}")
+    return mounted
+
+
 class Cluster:
     """`names` are the nodes; certificates come from one authority unless `issue` says otherwise."""
 
@@ -66,9 +80,7 @@ class Cluster:
         self.names = list(names)
         self.settings = settings
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-test-"))
-        self.gpu_folder = self.folder
-        if gpus > 0 and os.path.isdir("/dev/shm") and shutil.disk_usage("/dev/shm").free > GPU_FOLDER_BYTES:
-            self.gpu_folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-test-gpus-", dir="/dev/shm"))  # commd takes no files of disks
+        self.gpu_folder = memory_folder(self.folder) if gpus > 0 and not self.real_gpus else self.folder
         self.processes = []
         self.daemons = {}
         self.seen = {}
@@ -238,8 +250,10 @@ class Cluster:
                 process.communicate()
         for namespace in self.namespaces.values():
             run("ip", "netns", "del", namespace, check=False)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if os.path.ismount(self.gpu_folder):
+            run("umount", "-l", self.gpu_folder, check=False)
         shutil.rmtree(self.gpu_folder, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class StandaloneTest(unittest.TestCase):

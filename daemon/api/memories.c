@@ -1,6 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "daemon/api/session.h"
 
@@ -132,6 +133,13 @@ static enum status memory_open(struct api_session *session, const Commd__Client_
     }
     if (status == STATUS_BUSY) {
         memory_name_user(session, &place, error);
+    }
+    if (status == STATUS_INVALID_ARGUMENT && session->client.uid != geteuid()) {
+        struct error why = *error; /* NVIDIA's open kernel modules compare users by default */
+        return error_set(error, why.status,
+                         "%s (commd runs as user %u, the memory is user %u's: CUDA may open handles of the "
+                         "same user alone; memory of comm_mem_alloc can be passed to any)",
+                         why.text, (unsigned)geteuid(), (unsigned)session->client.uid);
     }
     return status;
 }

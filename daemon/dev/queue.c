@@ -12,7 +12,6 @@ struct dev_queue {
     struct dev_gpus *gpus;
     uint32_t gpu;
     cuda_stream stream;
-    cuda_event event;       /* of what another queue waits for */
     _Atomic uint64_t *done; /* pinned: the last mark that was reached */
     cuda_pointer done_at;   /* its device address */
     uint64_t last_mark;
@@ -55,9 +54,6 @@ enum status dev_queue_new(struct dev_gpus *gpus, uint32_t gpu, struct dev_queue 
     if (status == STATUS_OK) {
         status = QUEUE_CALL(queue, error, stream_create, &queue->stream, CUDA_STREAM_NON_BLOCKING, 0);
     }
-    if (status == STATUS_OK) {
-        status = QUEUE_CALL(queue, error, event_create, &queue->event, CUDA_EVENT_DISABLE_TIMING);
-    }
     if (status != STATUS_OK) {
         dev_queue_free(queue);
         return status;
@@ -76,17 +72,9 @@ void dev_queue_free(struct dev_queue *queue)
             (void)queue->gpus->driver->stream_synchronize(queue->stream);
             (void)queue->gpus->driver->stream_destroy(queue->stream);
         }
-        if (queue->event != NULL) {
-            (void)queue->gpus->driver->event_destroy(queue->event);
-        }
     }
     dev_pinned_free(queue->gpus, (void *)(uintptr_t)queue->done);
     free(queue);
-}
-
-uint32_t dev_queue_gpu(const struct dev_queue *queue)
-{
-    return queue->gpu;
 }
 
 cuda_stream dev_queue_stream(const struct dev_queue *queue)
@@ -194,20 +182,6 @@ enum status dev_queue_reduce(struct dev_queue *queue, const struct dev_reduction
 }
 
 /* --- Order --- */
-
-enum status dev_queue_wait_for(struct dev_queue *queue, struct dev_queue *other, struct error *error)
-{
-    enum status status = queue_enter(other, error);
-    if (status == STATUS_OK && queue != other) {
-        status = QUEUE_CALL(other, error, event_record, other->event, other->stream);
-    }
-    if (status == STATUS_OK && queue != other) {
-        status = queue_enter(queue, error);
-    }
-    return status == STATUS_OK && queue != other
-               ? QUEUE_CALL(queue, error, stream_wait_event, queue->stream, other->event, 0)
-               : status;
-}
 
 enum status dev_queue_mark(struct dev_queue *queue, uint64_t *mark, struct error *error)
 {

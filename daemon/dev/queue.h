@@ -22,7 +22,6 @@ enum status dev_queue_new(struct dev_gpus *gpus, uint32_t gpu, struct dev_queue 
 /* Once every mark of it is reached, or its GPU failed: otherwise it waits. Null is accepted. */
 void dev_queue_free(struct dev_queue *queue);
 
-uint32_t dev_queue_gpu(const struct dev_queue *queue);
 cuda_stream dev_queue_stream(const struct dev_queue *queue);
 
 /* From anywhere to anywhere: of this GPU, of another one, of the host (pinned). No overlap. */
@@ -49,10 +48,6 @@ enum status dev_queue_copy_ranges(struct dev_queue *queue, const struct dev_copy
 #define DEV_QUEUE_BUFFERS_MAX 256 /* inputs, and outputs; beyond: LIMIT */
 enum status dev_queue_reduce(struct dev_queue *queue, const struct dev_reduction *reduction,
                              enum dev_queue_path path, struct error *error) COMM_MUST_USE;
-
-/* What is put after this waits for what `other`, of this GPU or another, holds now. */
-enum status dev_queue_wait_for(struct dev_queue *queue, struct dev_queue *other,
-                               struct error *error) COMM_MUST_USE;
 
 /* Reached when all work put before is done and visible to the host. Marks ascend from 1. On failure waits for
  * that work, unless the GPU failed, which then touches nothing any more. */

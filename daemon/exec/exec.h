@@ -234,8 +234,4 @@ void exec_comm_free(struct exec_comm *comm);
  */
 void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t size);
 
-/* Nodes (indices) from which the current operation still waits for data: at most max are written; returns how
- * many. */
-uint32_t exec_comm_waiting_for(const struct exec_comm *comm, uint32_t *nodes, uint32_t max);
-
 #endif

@@ -546,20 +546,3 @@ void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t si
         comm_wait_text(comm, &wait, text + length, size - (size_t)length);
     }
 }
-
-uint32_t exec_comm_waiting_for(const struct exec_comm *comm, uint32_t *nodes, uint32_t max)
-{
-    uint32_t count = 0;
-    bool running = comm->first_op != NULL && comm->first_op->begun;
-    for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && running; i++) {
-        const struct coll_transfer *receive = lane_next_receive(&comm->lanes[i]);
-        bool known = receive == NULL;
-        for (uint32_t k = 0; k < count && !known; k++) {
-            known = nodes[k] == receive->node;
-        }
-        if (!known && count < max) {
-            nodes[count++] = receive->node;
-        }
-    }
-    return count;
-}

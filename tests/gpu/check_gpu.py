@@ -188,10 +188,11 @@ class GpuChecks:
                 raise Skip(f"{path} is not for every user to run")
         with self.cluster("a", start=False) as cluster:
             cluster.environment("a")
-            for path in (cluster.folder, *cluster.folder.rglob("*")):
+            roots = {cluster.folder, cluster.gpu_folder}
+            for path in (*roots, *(path for root in roots for path in root.rglob("*"))):
                 os.chown(path, USERS[1], USERS[1])
                 if path.is_dir():
-                    path.chmod(0o777 if self.double and path != cluster.folder else 0o711)
+                    path.chmod(0o777 if self.double and path not in roots else 0o711)
             Cluster.daemon_command = self.become(USERS[1])
             try:
                 cluster.start("a")

@@ -259,10 +259,8 @@ static comm_result_t register_memory(struct comm_client *client, struct client_g
     while ((before = growable(client, gpu, at, size_bytes)) != NULL && client->lost == COMM_OK) {
         if (before->growing) { /* by another thread */
             client_progress(client, clock_ns() + REGISTERING_POLL_NS);
-        } else if ((size_t)(at - before->base) + size_bytes <= before->size_bytes) {
-            *out = before; /* it was grown so far meanwhile */
-            return COMM_OK;
-        } else if (grow(client, before, at + size_bytes)) {
+        } else if ((size_t)(at - before->base) + size_bytes <= before->size_bytes || /* was grown meanwhile */
+                   grow(client, before, at + size_bytes)) {
             *out = before;
             return COMM_OK;
         } else {

@@ -67,7 +67,7 @@ void api_await_predecessor(const char *socket_path)
         return;
     }
     strcpy(address.sun_path, socket_path);
-    const struct timespec pause = {.tv_nsec = API_PREDECESSOR_LOOK_MS * 1000000};
+    const struct timespec pause = {.tv_nsec = API_PREDECESSOR_LOOK_MS * 1000000L};
     for (int waited_ms = 0; waited_ms < API_PREDECESSOR_WAIT_MS && server_answers(&address);
          waited_ms += API_PREDECESSOR_LOOK_MS) {
         (void)nanosleep(&pause, NULL);

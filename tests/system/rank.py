@@ -49,7 +49,7 @@ class Messages:
     """What goes to the next rank and comes from the one before: one of each size, all at once, each with a tag of its own."""
 
     def __init__(self, library, rank, size, sizes, device):
-        self.library, self.rank, self.size, self.sizes = library, rank, size, sizes
+        self.calls, self.rank, self.size, self.sizes = library, rank, size, sizes
         self.gpu = Gpu(device) if device >= 0 else None
         self.sources, self.sinks = ([self.alloc(each) for each in sizes] for _ in range(2))
 
@@ -76,7 +76,7 @@ class Messages:
         for tag, size in enumerate(self.sizes):
             self.put(self.sources[tag], self.content(size, self.rank, tag, step))
             self.put(self.sinks[tag], b"?" * (size + 1))
-        calls = self.library
+        calls = self.calls
         result = calls.comm_group_begin()
         for tag, size in enumerate(self.sizes):
             result = result or calls.comm_send(comm, self.sources[tag], size, calls.DTYPES["u8"], after, tag, None)

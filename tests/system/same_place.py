@@ -26,29 +26,29 @@ class Wrong(Exception):
 
 class SamePlace:
     def __init__(self, name):
-        self.library, self.gpu, self.name = Library(), Gpu(0), name
-        self.clients = [self.library.open()[1] for _ in range(2)]
+        self.calls, self.gpu, self.name = Library(), Gpu(0), name
+        self.clients = [self.calls.open()[1] for _ in range(2)]
         self.alone = [self.init(client, f"{name}-alone-{i}", 0, 1) for i, client in enumerate(self.clients)]
 
     def init(self, client, name, rank, size):
-        result, comm = self.library.init(client, name, rank, size, device=0)
+        result, comm = self.calls.init(client, name, rank, size, device=0)
         self.expect(result, "OK")
         return comm
 
     def expect(self, result, wanted, *texts):
-        said = self.library.error() if result else ""
-        if self.library.NAMES[result] != wanted or any(text not in said for text in texts):
-            raise Wrong(f"{self.library.NAMES[result]} {said}; expected {wanted} {texts}")
+        said = self.calls.error() if result else ""
+        if self.calls.NAMES[result] != wanted or any(text not in said for text in texts):
+            raise Wrong(f"{self.calls.NAMES[result]} {said}; expected {wanted} {texts}")
 
     def submit(self, comm, pointer):
         """Ordered against no stream: what is freed waits for those of the GPU."""
         options = CallOptions(ctypes.sizeof(CallOptions), 0, 1.0, ctypes.c_void_p(-1))
-        return self.library.comm_all_reduce(comm, pointer, pointer, COUNT, self.library.DTYPES["i64"], 0, ctypes.byref(options))
+        return self.calls.comm_all_reduce(comm, pointer, pointer, COUNT, self.calls.DTYPES["i64"], 0, ctypes.byref(options))
 
     def reduce(self, comm, pointer, value):
         """Alone, what was there comes back."""
         self.gpu.put(pointer, value.to_bytes(8, "little") * COUNT)
-        result = self.submit(comm, pointer) or self.library.comm_sync(comm, 0)
+        result = self.submit(comm, pointer) or self.calls.comm_sync(comm, 0)
         if result == 0 and self.gpu.get(pointer, UNIT) != value.to_bytes(8, "little") * COUNT:
             raise Wrong("other numbers")
         return result
@@ -95,7 +95,7 @@ class SamePlace:
         self.expect(self.reduce(self.alone[0], pointer, 7), "OK")
         late.join()
         for comm in (first, second):
-            self.expect(self.library.comm_sync(comm, 0), "OK")
+            self.expect(self.calls.comm_sync(comm, 0), "OK")
         self.again(pointer)
         self.expect(self.reduce(self.alone[1], pointer, 8), "OK")
 

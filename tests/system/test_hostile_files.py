@@ -37,7 +37,7 @@ class Client:
     """Of another user than the hostile ones. Knows how long the longest of its calls has taken."""
 
     def __init__(self):
-        self.library = Library()
+        self.calls = Library()
         self.longest_s = 0
 
     def work(self, duration_s):
@@ -49,12 +49,12 @@ class Client:
             self.leave(client, comm)
 
     def connect(self):
-        client = self.timed("open", self.library.open, pair=True)
-        return client, self.timed("init", lambda: self.library.init(client, f"works-{os.getpid()}", 0, 1), pair=True)
+        client = self.timed("open", self.calls.open, pair=True)
+        return client, self.timed("init", lambda: self.calls.init(client, f"works-{os.getpid()}", 0, 1), pair=True)
 
     def leave(self, client, comm):
-        self.timed("destroy", self.library.comm_destroy, comm)
-        self.library.comm_client_close(client)
+        self.timed("destroy", self.calls.comm_destroy, comm)
+        self.calls.comm_client_close(client)
 
     def work_on(self, duration_s, client, comm):
         """Without a new session."""
@@ -64,10 +64,10 @@ class Client:
 
     def once(self, client, comm):
         buffer = ctypes.c_void_p()
-        self.timed("alloc", self.library.comm_mem_alloc, client, 65536, -1, ctypes.byref(buffer))
-        self.timed("all_reduce", self.library.comm_all_reduce, comm, buffer, buffer, 1024, Library.DTYPES["f32"], 0, None)
-        self.timed("sync", self.library.comm_sync, comm, 0)
-        self.timed("free", self.library.comm_mem_free, client, buffer)
+        self.timed("alloc", self.calls.comm_mem_alloc, client, 65536, -1, ctypes.byref(buffer))
+        self.timed("all_reduce", self.calls.comm_all_reduce, comm, buffer, buffer, 1024, Library.DTYPES["f32"], 0, None)
+        self.timed("sync", self.calls.comm_sync, comm, 0)
+        self.timed("free", self.calls.comm_mem_free, client, buffer)
 
     def timed(self, name, call, *arguments, pair=False):
         before = time.monotonic()
@@ -75,7 +75,7 @@ class Client:
         self.longest_s = max(self.longest_s, time.monotonic() - before)
         result, value = result if pair else (result, None)
         if result != 0:
-            raise AssertionError(f"{name}: {Library.NAMES[result]}: {self.library.error()}")
+            raise AssertionError(f"{name}: {Library.NAMES[result]}: {self.calls.error()}")
         return value
 
 

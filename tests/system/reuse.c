@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/cuda_driver.h"
+#include "tests/system/gpu_rank.h"
 
 #define COUNT_MAX 600000u /* elements of an operation: 4.6 MiB */
 #define CHUNK_BYTES ((size_t)2 << 20)
@@ -21,32 +21,10 @@
 #define CANARIES 3u
 #define CANARY_ELEMENTS 1000u
 
-static const struct cuda_driver *driver;
 static comm_client_t *client;
 static comm_t *comm;
-static uint32_t rank, size;
 static int device;
-static unsigned long operations;
 static int64_t *host;
-
-static void expect_ok(comm_result_t result, const char *what)
-{
-    if (result != COMM_OK) {
-        fprintf(stderr, "rank %u, operation %lu: %s: %s: %s\n", rank, operations, what,
-                comm_result_text(result), comm_last_error());
-        exit(EXIT_FAILURE);
-    }
-}
-
-static void check(cuda_result result, const char *what)
-{
-    if (result != CUDA_RESULT_OK) {
-        char text[256];
-        cuda_driver_text(driver, what, result, text, sizeof text);
-        fprintf(stderr, "rank %u, operation %lu: the test's own: %s\n", rank, operations, text);
-        exit(EXIT_FAILURE);
-    }
-}
 
 static void wrong(const char *what, size_t at, int64_t is, int64_t expected)
 {
@@ -249,18 +227,9 @@ static void free_in_flight(void)
     operations++;
 }
 
-static void open_gpu(void)
+static void begin(void)
 {
-    char why[256];
-    cuda_device handle;
-    cuda_context context;
-    if (!cuda_driver_load(&driver, why, sizeof why)) {
-        fprintf(stderr, "%s\n", why);
-        exit(EXIT_FAILURE);
-    }
-    check(driver->device_get(&handle, device), "device_get");
-    check(driver->context_retain(&context, handle), "context_retain");
-    check(driver->context_set(context), "context_set");
+    cuda_device handle = open_gpu(device);
     properties = (struct cuda_allocation_properties){.type = CUDA_ALLOCATION_PINNED,
                                                      .handle_types = CUDA_HANDLE_POSIX_FD,
                                                      .location = {CUDA_LOCATION_DEVICE, handle}};
@@ -282,7 +251,7 @@ int main(int argc, char **argv)
     if (host == NULL) {
         return EXIT_FAILURE;
     }
-    open_gpu();
+    begin();
     expect_ok(comm_client_open(NULL, &client), "comm_client_open");
     expect_ok(comm_init(client, argv[1], rank, size, device, NULL, &comm), "comm_init");
     for (uint64_t turn = 0; turn < turns; turn++) {

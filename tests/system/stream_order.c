@@ -12,35 +12,15 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "proto/cuda_driver.h"
+#include "tests/system/gpu_rank.h"
 
 #define BYTES_MAX ((1u << 20) + 5)
 #define LATE_BYTES (8u << 20) /* copied before an input is made, so that it is late */
 
-static const struct cuda_driver *driver;
 static comm_client_t *client;
 static comm_t *comm;
-static uint32_t rank, size;
 static cuda_pointer input, output, late[2];
 static unsigned char *results;
-
-static void expect_ok(comm_result_t result, const char *what)
-{
-    if (result != COMM_OK) {
-        fprintf(stderr, "rank %u: %s: %s: %s\n", rank, what, comm_result_text(result), comm_last_error());
-        exit(EXIT_FAILURE);
-    }
-}
-
-static void check(cuda_result result, const char *what)
-{
-    if (result != CUDA_RESULT_OK) {
-        char text[256];
-        cuda_driver_text(driver, what, result, text, sizeof text);
-        fprintf(stderr, "rank %u: the test's own: %s\n", rank, text);
-        exit(EXIT_FAILURE);
-    }
-}
 
 static unsigned char pattern(uint32_t of, uint32_t round)
 {
@@ -57,6 +37,7 @@ static void put_round(cuda_stream stream, uint32_t round)
 {
     comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
     size_t bytes = bytes_of(round);
+    operations++;
     options.stream = stream;
     if ((round + rank) % 3 == 0) {
         check(driver->copy(late[1], late[0], LATE_BYTES, stream), "copy");
@@ -104,19 +85,10 @@ static void *gpu_memory(int device, size_t bytes)
     return memory;
 }
 
-static cuda_stream open_gpu(int device)
+static cuda_stream begin(int device)
 {
-    char why[256];
-    cuda_device handle;
-    cuda_context context;
     cuda_stream stream;
-    if (!cuda_driver_load(&driver, why, sizeof why)) {
-        fprintf(stderr, "%s\n", why);
-        exit(EXIT_FAILURE);
-    }
-    check(driver->device_get(&handle, device), "device_get");
-    check(driver->context_retain(&context, handle), "context_retain");
-    check(driver->context_set(context), "context_set");
+    (void)open_gpu(device);
     check(driver->stream_create(&stream, CUDA_STREAM_NON_BLOCKING, 0), "stream_create");
     for (int i = 0; i < 2; i++) {
         check(driver->memory_alloc(&late[i], LATE_BYTES), "memory_alloc");
@@ -135,7 +107,7 @@ int main(int argc, char **argv)
     int device = atoi(argv[4]);
     uint32_t rounds = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 60;
     void *memory;
-    cuda_stream stream = open_gpu(device);
+    cuda_stream stream = begin(device);
     check(driver->host_alloc(&memory, (size_t)rounds * BYTES_MAX, 0), "host_alloc");
     results = memory;
     expect_ok(comm_client_open(NULL, &client), "comm_client_open");

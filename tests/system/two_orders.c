@@ -14,14 +14,12 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "proto/cuda_driver.h"
+#include "tests/system/gpu_rank.h"
 
 #define COUNT 5000u
 #define TIMED_OUT 3
 
-static const struct cuda_driver *driver;
 static comm_client_t *client;
-static uint32_t rank, size;
 
 struct side {
     comm_t *comm;
@@ -29,38 +27,6 @@ struct side {
     cuda_pointer buffer;
     int64_t *values; /* pinned: what is put in and comes out */
 };
-
-static void expect_ok(comm_result_t result, const char *what)
-{
-    if (result != COMM_OK) {
-        fprintf(stderr, "rank %u: %s: %s: %s\n", rank, what, comm_result_text(result), comm_last_error());
-        exit(EXIT_FAILURE);
-    }
-}
-
-static void check(cuda_result result, const char *what)
-{
-    if (result != CUDA_RESULT_OK) {
-        char text[256];
-        cuda_driver_text(driver, what, result, text, sizeof text);
-        fprintf(stderr, "rank %u: the test's own: %s\n", rank, text);
-        exit(EXIT_FAILURE);
-    }
-}
-
-static void open_gpu(int device)
-{
-    char why[256];
-    cuda_device handle;
-    cuda_context context;
-    if (!cuda_driver_load(&driver, why, sizeof why)) {
-        fprintf(stderr, "%s\n", why);
-        exit(EXIT_FAILURE);
-    }
-    check(driver->device_get(&handle, device), "device_get");
-    check(driver->context_retain(&context, handle), "context_retain");
-    check(driver->context_set(context), "context_set");
-}
 
 static struct side make_side(const char *name, int which, int device, uint32_t timeout_ms)
 {
@@ -146,12 +112,13 @@ int main(int argc, char **argv)
     uint32_t timeout_ms = argc > 5 ? (uint32_t)strtoul(argv[5], NULL, 10) : 0;
     uint32_t rounds = argc > 6 ? (uint32_t)strtoul(argv[6], NULL, 10) : 20;
     struct side sides[2];
-    open_gpu(device);
+    (void)open_gpu(device);
     expect_ok(comm_client_open(NULL, &client), "comm_client_open");
     for (int i = 0; i < 2; i++) {
         sides[i] = make_side(argv[1], i, device, timeout_ms);
     }
     for (uint32_t round = 0; round < rounds; round++) {
+        operations = 2ul * round;
         run(sides, round);
     }
     for (int i = 0; i < 2; i++) {

@@ -177,15 +177,15 @@ class HostileFiles(unittest.TestCase):
     def test_killed_meanwhile(self):
         self.mount(writeback=False)
         self.attack()
-        result, client = self.client.library.open()
+        result, client = self.client.calls.open()
         self.assertEqual(result, 0)
         self.nobody_notices()
         self.daemon.kill()
         self.daemon.wait(timeout=END_S)
         buffer = ctypes.c_void_p()
-        result = self.client.library.comm_mem_alloc(client, 65536, -1, ctypes.byref(buffer))
+        result = self.client.calls.comm_mem_alloc(client, 65536, -1, ctypes.byref(buffer))
         self.assertEqual(Library.NAMES[result], "DAEMON_LOST", "what its table keeps open tells nobody that it lives")
-        self.client.library.comm_client_close(client)
+        self.client.calls.comm_client_close(client)
         self.works_anew()
 
     def test_closed_once_it_answers(self):

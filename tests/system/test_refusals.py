@@ -12,16 +12,16 @@ from cluster import BUILD, Cluster, Library, run
 class Standalone(cluster.StandaloneTest):
     def setUp(self):
         os.environ["COMMD_SOCKET"] = self.cluster.socket("solo")
-        self.library = Library()
+        self.calls = Library()
 
     def tearDown(self):
-        result, client = self.library.open()
+        result, client = self.calls.open()
         self.assertEqual(result, 0, "commd still answers")
-        result, comm = self.library.init(client, "after", 0, 1)
-        self.assertEqual(result, 0, self.library.error())
-        self.assertEqual(self.library.comm_barrier(comm, None), 0)
-        self.library.comm_destroy(comm)
-        self.library.comm_client_close(client)
+        result, comm = self.calls.init(client, "after", 0, 1)
+        self.assertEqual(result, 0, self.calls.error())
+        self.assertEqual(self.calls.comm_barrier(comm, None), 0)
+        self.calls.comm_destroy(comm)
+        self.calls.comm_client_close(client)
 
     def connect(self):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -57,7 +57,7 @@ class Standalone(cluster.StandaloneTest):
             self.assertIn(b"file descriptor", connection.recv(65536))
 
     def test_arguments(self):
-        library = self.library
+        library = self.calls
         result, client = library.open()
         self.assertEqual(library.NAMES[library.init(client, "bad name", 0, 1)[0]], "INVALID_ARGUMENT")
         self.assertEqual(library.NAMES[library.init(client, "x" * 200, 0, 1)[0]], "INVALID_ARGUMENT")
@@ -102,9 +102,9 @@ class Standalone(cluster.StandaloneTest):
         child = os.fork()
         if child == 0:
             os.setuid(65534)
-            result, client = self.library.open()
-            result = self.library.init(client, "owned", 1, 2)[0] if result == 0 else result
-            os._exit(0 if self.library.NAMES[result] == "PERMISSION" and "uid 0" in self.library.error() else 1)
+            result, client = self.calls.open()
+            result = self.calls.init(client, "owned", 1, 2)[0] if result == 0 else result
+            os._exit(0 if self.calls.NAMES[result] == "PERMISSION" and "uid 0" in self.calls.error() else 1)
         self.assertEqual(os.waitpid(child, 0)[1], 0)
         self.assertIn("OK", self.cluster.rank("solo", "owned", 1, 2, "once").communicate(timeout=10)[0])
         self.assertIn("OK", first.communicate(timeout=10)[0])

@@ -71,7 +71,8 @@ static void quic_endpoint_free(struct quic_endpoint *endpoint)
     free(endpoint->authority_path);
     free(endpoint->revocation_path);
     free(endpoint->peers);
-    OPENSSL_cleanse(endpoint->secret, sizeof endpoint->secret);
+    OPENSSL_cleanse(endpoint->reset_secret, sizeof endpoint->reset_secret);
+    OPENSSL_cleanse(endpoint->retry_secret, sizeof endpoint->retry_secret);
     free(endpoint);
 }
 
@@ -126,10 +127,14 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
         status = quic_tls_new(options, &endpoint->tls, error);
     }
     if (status == STATUS_OK) {
-        status = quic_tls_secret(endpoint->tls, endpoint->secret, error);
+        status = random_secure(endpoint->retry_secret, sizeof endpoint->retry_secret, error);
     }
     if (status == STATUS_OK) {
         status = quic_endpoint_open(endpoint, options, error);
+    }
+    if (status == STATUS_OK) { /* once the port is known */
+        status = quic_tls_reset_secret(endpoint->tls, endpoint->node_name, &endpoint->socket.local,
+                                       endpoint->reset_secret, error);
     }
     if (status != STATUS_OK) {
         quic_endpoint_free(endpoint);

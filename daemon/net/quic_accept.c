@@ -66,8 +66,8 @@ static void quic_reset_stateless(struct quic_endpoint *endpoint, const struct qu
     size_t size = datagram->size - 1 < sizeof packet ? datagram->size - 1 : sizeof packet;
     ngtcp2_cid_init(&cid, ids->dcid, ids->dcidlen);
     if (RAND_bytes(random, sizeof random) != 1 ||
-        ngtcp2_crypto_generate_stateless_reset_token(token.data, endpoint->secret, sizeof endpoint->secret,
-                                                     &cid) != 0) {
+        ngtcp2_crypto_generate_stateless_reset_token(token.data, endpoint->reset_secret,
+                                                     sizeof endpoint->reset_secret, &cid) != 0) {
         return;
     }
     quic_reply(endpoint, datagram, packet,
@@ -86,8 +86,8 @@ static void quic_retry(struct quic_endpoint *endpoint, const struct quic_datagra
         return;
     }
     ngtcp2_ssize size = ngtcp2_crypto_generate_retry_token2(
-        token, endpoint->secret, sizeof endpoint->secret, header->version, &datagram->remote->base,
-        datagram->remote->size, &cid, &header->dcid, endpoint->now_ns);
+        token, endpoint->retry_secret, sizeof endpoint->retry_secret, header->version,
+        &datagram->remote->base, datagram->remote->size, &cid, &header->dcid, endpoint->now_ns);
     if (size > 0) {
         quic_reply(endpoint, datagram, packet,
                    ngtcp2_crypto_write_retry(packet, sizeof packet, header->version, &header->scid, &cid,
@@ -111,10 +111,11 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
     ngtcp2_cid original;
     bool validated = false;
     if (header.tokenlen > 0 && header.token[0] == NGTCP2_CRYPTO_TOKEN_MAGIC_RETRY2) {
-        validated = ngtcp2_crypto_verify_retry_token2(
-                        &original, header.token, header.tokenlen, endpoint->secret, sizeof endpoint->secret,
-                        header.version, &datagram->remote->base, datagram->remote->size, &header.dcid,
-                        QUIC_RETRY_TOKEN_TIMEOUT_NS, endpoint->now_ns) == 0;
+        validated = ngtcp2_crypto_verify_retry_token2(&original, header.token, header.tokenlen,
+                                                      endpoint->retry_secret, sizeof endpoint->retry_secret,
+                                                      header.version, &datagram->remote->base,
+                                                      datagram->remote->size, &header.dcid,
+                                                      QUIC_RETRY_TOKEN_TIMEOUT_NS, endpoint->now_ns) == 0;
         if (!validated) { /* a client takes one Retry only, so another would be in vain */
             quic_drop(endpoint, datagram, "its address validation token is not valid, or no longer");
             return;

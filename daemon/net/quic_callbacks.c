@@ -29,8 +29,8 @@ static int quic_on_new_cid(ngtcp2_conn *transport, ngtcp2_cid *cid, ngtcp2_state
     if (!quic_cid_new(connection, cid, size)) {
         return NGTCP2_ERR_CALLBACK_FAILURE;
     }
-    if (ngtcp2_crypto_generate_stateless_reset_token(token->data, endpoint->secret, sizeof endpoint->secret,
-                                                     cid) != 0) {
+    if (ngtcp2_crypto_generate_stateless_reset_token(token->data, endpoint->reset_secret,
+                                                     sizeof endpoint->reset_secret, cid) != 0) {
         quic_cid_remove(connection, false, cid->data, cid->datalen);
         return NGTCP2_ERR_CALLBACK_FAILURE;
     }

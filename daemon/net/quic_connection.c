@@ -260,8 +260,8 @@ struct quic_connection *quic_connection_accept(struct quic_endpoint *endpoint, c
     }
     if (!quic_cid_add(connection, false, header->dcid.data, header->dcid.datalen) ||
         !quic_cid_new(connection, &source, QUIC_CID_BYTES) ||
-        ngtcp2_crypto_generate_stateless_reset_token(parameters.stateless_reset_token, endpoint->secret,
-                                                     sizeof endpoint->secret, &source) != 0 ||
+        ngtcp2_crypto_generate_stateless_reset_token(parameters.stateless_reset_token, endpoint->reset_secret,
+                                                     sizeof endpoint->reset_secret, &source) != 0 ||
         ngtcp2_conn_server_new(&connection->transport, &header->scid, &source, &path, header->version,
                                &quic_callbacks, &settings, &parameters, NULL, connection) != 0 ||
         !quic_connection_secure(connection, quic_tls_accept(endpoint->tls, &connection->refusal))) {

@@ -263,8 +263,9 @@ struct quic_endpoint {
     uint32_t datagram_max_bytes;
     uint64_t handshake_timeout_ns;
     uint64_t idle_timeout_ns;
-    uint64_t connection_window_bytes; /* QUIC_CONNECTION_WINDOW_BYTES but in tests */
-    uint8_t secret[QUIC_SECRET_BYTES];
+    uint64_t connection_window_bytes;        /* QUIC_CONNECTION_WINDOW_BYTES but in tests */
+    uint8_t reset_secret[QUIC_SECRET_BYTES]; /* of stateless resets: see quic_tls_reset_secret */
+    uint8_t retry_secret[QUIC_SECRET_BYTES]; /* of Retry's tokens: random, this endpoint's alone */
 
     struct quic_peer **peers;
     uint32_t peer_count;

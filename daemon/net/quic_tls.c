@@ -1,5 +1,6 @@
 #include "daemon/net/quic_tls.h"
 
+#include <assert.h>
 #include <openssl/err.h>
 #include <openssl/evp.h>
 #include <openssl/x509v3.h>
@@ -138,20 +139,36 @@ void quic_tls_free(struct quic_tls *tls)
     }
 }
 
-enum status quic_tls_secret(const struct quic_tls *tls, uint8_t out[QUIC_SECRET_BYTES], struct error *error)
+enum status quic_tls_reset_secret(const struct quic_tls *tls, const char *node_name,
+                                  const struct quic_address *local, uint8_t out[QUIC_SECRET_BYTES],
+                                  struct error *error)
 {
-    static const char label[] = "commd stateless reset";
+    static const char label[] = "commd stateless reset 2";
+    struct quic_address_key key;
+    uint8_t message[sizeof label + NODE_NAME_MAX_BYTES + 1 + sizeof key.bytes + sizeof key.port];
+    size_t used = 0;
     unsigned char *der = NULL;
     int size = i2d_PrivateKey(SSL_CTX_get0_privatekey(tls->accepting), &der);
-    EVP_MD_CTX *digest = EVP_MD_CTX_new();
-    bool done = size > 0 && digest != NULL && EVP_DigestInit_ex(digest, EVP_sha256(), NULL) == 1 &&
-                EVP_DigestUpdate(digest, label, sizeof label) == 1 &&
-                EVP_DigestUpdate(digest, der, (size_t)size) == 1 &&
-                EVP_DigestFinal_ex(digest, out, NULL) == 1;
-    EVP_MD_CTX_free(digest);
+    size_t written = 0;
+    quic_address_key(local, &key);
+    const struct {
+        const void *bytes;
+        size_t size;
+    } parts[] = {{label, sizeof label}, /* with the zero byte that ends it */
+                 {node_name, strlen(node_name) + 1},
+                 {key.bytes, sizeof key.bytes},
+                 {&key.port, sizeof key.port}};
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0]; i++) {
+        assert(used + parts[i].size <= sizeof message);
+        memcpy(message + used, parts[i].bytes, parts[i].size);
+        used += parts[i].size;
+    }
+    bool done = size > 0 && EVP_Q_mac(NULL, "HMAC", NULL, "SHA256", NULL, der, (size_t)size, message, used,
+                                      out, QUIC_SECRET_BYTES, &written) != NULL;
     OPENSSL_clear_free(der, size > 0 ? (size_t)size : 0);
-    return done ? STATUS_OK
-                : quic_error_tls(error, STATUS_INTERNAL, "deriving the secret of stateless resets");
+    return done && written == QUIC_SECRET_BYTES
+               ? STATUS_OK
+               : quic_error_tls(error, STATUS_INTERNAL, "deriving the secret of stateless resets");
 }
 
 /* --- Sessions --- */

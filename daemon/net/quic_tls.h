@@ -7,6 +7,7 @@
 
 #include "daemon/base/error.h"
 #include "daemon/net/quic.h"
+#include "daemon/net/quic_address.h"
 #include "proto/types.h"
 
 /*
@@ -31,11 +32,15 @@ enum status quic_tls_new(const struct quic_options *options, struct quic_tls **o
 void quic_tls_free(struct quic_tls *tls);
 
 /*
- * A secret that stays the same while the private key does, and tells nothing of it: after a restart, the
- * tokens of stateless resets (RFC 9000, 10.3.2) are those that peers know.
+ * The secret of one endpoint's stateless resets (RFC 9000, 10.3.2), an HMAC under the private key. It stays
+ * the same after a restart, so that peers know its tokens. It differs between endpoints, by node and by local
+ * address and port: otherwise one endpoint would tell everybody the tokens of another's connections (RFC
+ * 9000, 21.11). node_name has at most NODE_NAME_MAX_BYTES; local is the address that was bound, with its
+ * port.
  */
-enum status quic_tls_secret(const struct quic_tls *tls, uint8_t out[QUIC_SECRET_BYTES],
-                            struct error *error) COMM_MUST_USE;
+enum status quic_tls_reset_secret(const struct quic_tls *tls, const char *node_name,
+                                  const struct quic_address *local, uint8_t out[QUIC_SECRET_BYTES],
+                                  struct error *error) COMM_MUST_USE;
 
 /*
  * A session for one connection; null when there is no memory. A certificate that does not verify is told to

@@ -167,7 +167,6 @@ void req_dispute_received(struct req_comm *comm, uint32_t index, const Commd__Me
     char ours[sizeof theirs];
     char how[128];
     struct error cause;
-    struct req_comm_op *op = req_op_at(comm, dispute->seq);
     if (comm->state != REQ_COMM_FORMED || dispute->ops < 1 || dispute->ops > REQ_BUCKET_OPS_MAX ||
         dispute->seq > UINT64_MAX - dispute->ops || req_verdict_on(comm, dispute->seq) != NULL) {
         return;
@@ -175,6 +174,7 @@ void req_dispute_received(struct req_comm *comm, uint32_t index, const Commd__Me
     req_text_from_wire(dispute->call, theirs, sizeof theirs);
     req_text_from_wire(dispute->how, how, sizeof how);
     uint32_t ops = dispute->ops;
+    const struct req_comm_op *op = req_op_at(comm, dispute->seq);
     if (op != NULL) {
         describe_post(op, ours, sizeof ours);
         ops = op->call.bucket_ops > ops ? op->call.bucket_ops : ops;

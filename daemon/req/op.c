@@ -8,6 +8,9 @@
 
 struct req_comm_op *req_op_at(const struct req_comm *comm, uint64_t seq)
 {
+    if (comm->ops == NULL) {
+        return NULL; /* not formed yet */
+    }
     struct req_comm_op *op = comm->ops[seq % REQ_PENDING_OPS_MAX];
     return op != NULL && op->seq == seq ? op : NULL;
 }

@@ -327,6 +327,7 @@ void req_op_overdue(struct req_comm *comm);
 void req_point_overdue(struct req_comm *comm);
 /* The oldest deadline that has passed, if any, fails the communicator. */
 void req_op_deadlines(struct req_comm *comm, uint64_t now_ns);
+/* Null when it has ended, was not posted here yet, or the communicator is not formed. */
 struct req_comm_op *req_op_at(const struct req_comm *comm, uint64_t seq);
 /* Hands on what every local rank has posted, in order. */
 void req_op_start_ready(struct req_comm *comm, uint64_t now_ns);

@@ -1,0 +1,193 @@
+#include "tests/unit/req/req_nodes.h"
+
+/*
+ * Node b has a certificate of the cluster and follows no rule: its control messages are written by the test.
+ * Node a is real, with a communicator in each state that b can bring it to.
+ */
+static struct world world;
+
+struct heard {
+    uint64_t nonce, comm_id; /* of node a's last announcement */
+    unsigned verdicts;
+};
+static struct heard heard;
+
+static void on_message(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns)
+{
+    struct heard *of = context;
+    (void)node;
+    (void)now_ns;
+    if (message->body_case == COMMD__MESH__MESSAGE__BODY_ANNOUNCE && message->announce->nonce != 0) {
+        of->nonce = message->announce->nonce;
+        of->comm_id = message->announce->comm_id;
+    }
+    of->verdicts += message->body_case == COMMD__MESH__MESSAGE__BODY_VERDICT;
+}
+
+static void hostile_start(void)
+{
+    memset(&heard, 0, sizeof heard);
+    world_start(&world, 2, 1, NULL);
+    connect_all(&world);
+    struct mesh_handler handler = {.context = &heard, .message = on_message};
+    mesh_set_handler(world.nodes[1].mesh, &handler);
+}
+
+static void say(Commd__Mesh__Message *message)
+{
+    assert_int_equal(mesh_send(world.nodes[1].mesh, 0, message), STATUS_OK);
+    run(&world, TIME_MS);
+}
+
+/* Node b claims rank 1, and promises comm_id; 0: nothing. */
+static void say_announce(uint64_t comm_id, bool answer)
+{
+    uint32_t rank = 1;
+    Commd__Mesh__CommTerms terms = COMMD__MESH__COMM_TERMS__INIT;
+    Commd__Mesh__Announce body = COMMD__MESH__ANNOUNCE__INIT;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    terms.size = 2;
+    terms.owner_uid = 1000;
+    terms.op_timeout_ms = 5000;
+    terms.slice_bytes = 1 << 20;
+    body.name = "comm";
+    body.terms = &terms;
+    body.nonce = 77;
+    body.ranks = &rank;
+    body.n_ranks = 1;
+    body.revision = 1;
+    body.comm_id = comm_id;
+    body.answer = answer;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
+    message.announce = &body;
+    say(&message);
+}
+
+static void say_dispute(uint64_t seq)
+{
+    Commd__Mesh__Dispute body = COMMD__MESH__DISPUTE__INIT;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    body.comm_id = heard.comm_id;
+    body.seq = seq;
+    body.ops = 1;
+    body.call = "rank 1";
+    message.body_case = COMMD__MESH__MESSAGE__BODY_DISPUTE;
+    message.dispute = &body;
+    say(&message);
+}
+
+static void say_verdict(uint64_t seq, bool final)
+{
+    Commd__Mesh__Verdict body = COMMD__MESH__VERDICT__INIT;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    body.comm_id = heard.comm_id;
+    body.seq = seq;
+    body.ops = 1;
+    body.status = STATUS_MISMATCH;
+    body.text = "no";
+    body.final = final;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_VERDICT;
+    message.verdict = &body;
+    say(&message);
+}
+
+static void say_leave(uint64_t last_seq)
+{
+    uint32_t ranks[] = {1, 0, 7, UINT32_MAX};
+    Commd__Mesh__Leave body = COMMD__MESH__LEAVE__INIT;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    body.comm_id = heard.comm_id;
+    body.ranks = ranks;
+    body.n_ranks = 4;
+    body.last_seq = last_seq;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_LEAVE;
+    message.leave = &body;
+    say(&message);
+}
+
+static struct member *join_comm(void)
+{
+    struct req_terms terms = {
+        .name = "comm", .rank = 0, .size = 2, .op_timeout_ms = 5000, .form_timeout_ms = 10000};
+    struct member *member = join_as(&world, 0, &terms, 1000);
+    run(&world, TIME_MS);
+    assert_int_not_equal(heard.nonce, 0);
+    return member;
+}
+
+/* Node a has promised an id and waits for node b's promise: there are no operations to look into yet. */
+static void test_messages_while_forming(void **state)
+{
+    (void)state;
+    hostile_start();
+    struct member *member = join_comm();
+    say_announce(0, true);
+    assert_int_not_equal(heard.comm_id, 0);
+    for (uint64_t seq = 0; seq < 3; seq++) {
+        say_dispute(seq);
+        say_verdict(seq, true);
+        say_verdict(seq, false);
+    }
+    say_dispute(UINT64_MAX);
+    assert_int_equal(heard.verdicts, 0);
+    assert_int_equal(member->formed_count, 0);
+    say_announce(heard.comm_id, true);
+    assert_formed(member);
+    world_stop(&world);
+}
+
+/* Numbers of operations that were never posted, or are over, change nothing. */
+static void test_messages_once_formed(void **state)
+{
+    (void)state;
+    struct error error;
+    hostile_start();
+    struct member *member = join_comm();
+    say_announce(0, true);
+    say_announce(heard.comm_id, true);
+    assert_formed(member);
+    assert_int_equal(post_barrier(member, 0, &error), STATUS_OK);
+    say_dispute(0);
+    say_dispute(UINT64_MAX);
+    assert_int_equal(member->completed, 0);
+    say_dispute(1);
+    assert_int_equal(member->completed, 1);
+    assert_error(&member->results[1], STATUS_MISMATCH, "op 1 on \"comm\": rank 1; rank 0");
+    say_leave(0);
+    assert_int_equal(post_barrier(member, 0, &error), STATUS_OK);
+    run(&world, TIME_MS);
+    assert_error(&member->results[2], STATUS_RANK_LOST, "rank 1 (node b) has left after op 0");
+    say_dispute(2);
+    say_verdict(2, true);
+    say_leave(0);
+    world_stop(&world);
+}
+
+/* After node a has left, the id is nobody's. */
+static void test_messages_after_leaving(void **state)
+{
+    (void)state;
+    hostile_start();
+    struct member *member = join_comm();
+    say_announce(0, true);
+    say_announce(heard.comm_id, true);
+    assert_formed(member);
+    leave(member, REQ_LEAVE_ORDERLY);
+    run(&world, TIME_MS);
+    say_dispute(1);
+    say_verdict(1, true);
+    say_leave(0);
+    assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
+    world_stop(&world);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_messages_while_forming),
+        cmocka_unit_test(test_messages_once_formed),
+        cmocka_unit_test(test_messages_after_leaving),
+    };
+    log_set_level(LOG_LEVEL_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -3,7 +3,9 @@ programs_of = $(patsubst %.c,$(BUILD)/%,$1)
 
 UNIT_TESTS := $(call programs_of,$(wildcard tests/unit/*/test_*.c))
 SIM_TESTS := $(call programs_of,$(wildcard tests/sim/test_*.c))
-FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/*.c))
+FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/fuzz_*.c))
+# What several fuzz targets share.
+FUZZ_SUPPORT := $(call objects_of,$(filter-out tests/fuzz/fuzz_%,$(wildcard tests/fuzz/*.c)))
 SYSTEM_PROGRAMS := $(call programs_of,$(filter-out tests/system/surface_%,$(wildcard tests/system/*.c)))
 SURFACE_PARTS := $(call objects_of,$(wildcard tests/system/surface_*.c))
 SYSTEM_TESTS := $(wildcard tests/system/test_*.py)
@@ -17,7 +19,7 @@ DOUBLE_OBJECTS := $(call objects_of,$(wildcard tests/cuda_double/*.c))
 CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
 NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
 TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS)
-TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN)
+TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
@@ -35,7 +37,7 @@ $(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 $(GPU_PROGRAMS): %: %.o $(GPU_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
-$(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(TEST_ARCHIVES)
+$(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 
 # A double of the CUDA driver and of NCCL, one library under two names: tests/cuda_double/cuda_double.h says what it does.
@@ -114,13 +116,28 @@ check-asan: ## run the unit tests, simulations and corpora under AddressSanitize
 check-tsan: ## the same under ThreadSanitizer
 	@$(MAKE) VARIANT=tsan BUILD=$(call folder_of,tsan) test-memory
 
-fuzz: ## build the fuzz targets with clang's libFuzzer, to run by hand on tests/fuzz/corpus/<target>
-	@$(MAKE) CC=clang VARIANT=asan BUILD=$(call folder_of,fuzz) CFLAGS='$(CFLAGS) -fsanitize=fuzzer-no-link' fuzz-programs
+# clang's libFuzzer with both sanitizers, in a folder of its own. TARGETS="frame ring" chooses; no TARGETS: all.
+FUZZ_CC ?= clang
+SECONDS ?= 60
+TARGETS ?=
+fuzz_folder = $(call folder_of,fuzz)
+fuzz_flags = CC=$(FUZZ_CC) VARIANT=asan BUILD=$(fuzz_folder) CFLAGS='$(CFLAGS) -fsanitize=fuzzer-no-link'
+fuzz: fuzz-runtime ## build the fuzz targets with clang's libFuzzer and run each SECONDS=60 (TARGETS="a b": only those)
+	@$(MAKE) $(fuzz_flags) fuzz-programs
+	@python3 -B tests/lib/run-fuzz.py run $(fuzz_folder) $(SECONDS) $(TARGETS)
+fuzz-merge: fuzz-runtime ## add to tests/fuzz/corpus the fewest inputs that cover all that `make fuzz` found
+	@$(MAKE) $(fuzz_flags) fuzz-programs
+	@python3 -B tests/lib/run-fuzz.py merge $(fuzz_folder) $(TARGETS)
+fuzz-runtime:
+	@echo 'int LLVMFuzzerTestOneInput(void) { return 0; }' | \
+	    $(FUZZ_CC) -fsanitize=fuzzer,address,undefined -x c - -o /dev/null 2>/dev/null || \
+	    { echo "fuzz: $(FUZZ_CC) cannot link with -fsanitize=fuzzer,address,undefined: install clang and its runtime" \
+	        "(Debian: clang and libclang-rt-14-dev, with clang's version)"; exit 1; }
 FUZZERS := $(patsubst $(BUILD)/tests/fuzz/%,$(BUILD)/%,$(FUZZ_TARGETS))
 $(FUZZERS): EXTRA_LIBS = -fsanitize=fuzzer -lcmocka -ljansson $(COMMD_LIBS)
-$(FUZZERS): $(BUILD)/%: $(BUILD)/tests/fuzz/%.o $(TEST_ARCHIVES)
+$(FUZZERS): $(BUILD)/%: $(BUILD)/tests/fuzz/%.o $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
-fuzz-programs: $(FUZZERS)
+fuzz-programs: $(if $(TARGETS),$(patsubst %,$(BUILD)/fuzz_%,$(TARGETS:fuzz_%=%)),$(FUZZERS)) ; @:
 
 # The peers are Debian's packages; their programs are built for the benchmark alone.
 PEERS := $(BUILD)/tests/bench/peers/mpi_bench $(BUILD)/tests/bench/peers/gloo_bench
@@ -169,5 +186,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan fuzz fuzz-programs bench bench-deps \
+.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

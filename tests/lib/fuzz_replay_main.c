@@ -1,4 +1,5 @@
 #include <dirent.h>
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -7,13 +8,29 @@
 
 /*
  * Replays a corpus through a fuzz target without libFuzzer, in the ordinary test run: the files given, or
- * those of tests/fuzz/corpus/<target>, then each of them cut at every length. Reports as a TAP test.
+ * those of tests/fuzz/corpus/<target>. A file that people named is also cut at every length; one that a merge
+ * named by its hash is not, for there are many. Reports as a TAP test.
  */
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t size_max);
 
 #define INPUT_MAX_BYTES (1u << 20)
+#define HASH_DIGITS 40
 
 static unsigned replayed;
+
+/* For targets with mutators of their own, which link against libFuzzer's: a replay changes nothing. */
+size_t LLVMFuzzerMutate(uint8_t *data, size_t size, size_t size_max)
+{
+    (void)data;
+    return size < size_max ? size : size_max;
+}
+
+static bool is_merged(const char *path)
+{
+    const char *name = strrchr(path, '/') != NULL ? strrchr(path, '/') + 1 : path;
+    return strlen(name) == HASH_DIGITS && strspn(name, "0123456789abcdef") == HASH_DIGITS;
+}
 
 static int replay(const char *path)
 {
@@ -25,7 +42,7 @@ static int replay(const char *path)
     uint8_t *input = malloc(INPUT_MAX_BYTES);
     size_t size = input != NULL ? fread(input, 1, INPUT_MAX_BYTES, file) : 0;
     fclose(file);
-    for (size_t cut = 0; cut <= size && input != NULL; cut += 1 + size / 512) {
+    for (size_t cut = is_merged(path) ? size + 1 : 0; cut <= size && input != NULL; cut += 1 + size / 512) {
         /* A block of its own size, so that a sanitizer sees every read beyond it. */
         uint8_t *exact = malloc(cut + (cut == 0));
         if (exact != NULL) {
@@ -34,9 +51,12 @@ static int replay(const char *path)
         }
         free(exact);
     }
-    if (input != NULL) {
-        LLVMFuzzerTestOneInput(input, size);
+    uint8_t *whole = malloc(size + (size == 0));
+    if (input != NULL && whole != NULL) {
+        memcpy(whole, input, size);
+        LLVMFuzzerTestOneInput(whole, size);
     }
+    free(whole);
     free(input);
     replayed++;
     return 0;

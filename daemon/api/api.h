@@ -17,7 +17,7 @@
  */
 struct api;
 
-/* Of all clients' memory together: daemon/dev/quota.h. */
+/* What users hold is bounded by daemon/base/budget.h; the rest here. */
 #define API_SESSIONS_MAX 4096          /* beyond: accepted, told LIMIT, closed */
 #define API_SESSION_COMMS_MAX 1024     /* communicators (ranks) of one client; beyond: LIMIT */
 #define API_SESSION_MEMORIES_MAX 16384 /* registered memories of one client; beyond: LIMIT */

@@ -197,7 +197,7 @@ static enum status memory_register(struct api_session *session, const Commd__Cli
     memory->id = request->memory;
     enum status status = memory_import(session, request, fd, &memory->memory, error);
     if (status == STATUS_OK) {
-        status = dev_memory_charge(memory->memory, session->api->quota, session->client.uid, error);
+        status = dev_memory_charge(memory->memory, session->account, error);
     }
     if (status != STATUS_OK) {
         dev_memory_unref(memory->memory);

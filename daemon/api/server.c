@@ -180,7 +180,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->gpus = options->gpus;
     api->refuses_ipc_handles = options->refuses_ipc_handles;
     api->gpus_absent = strdup(options->gpus_absent == NULL ? "" : options->gpus_absent);
-    enum status status = dev_quota_new(NULL, &api->quota, error);
+    enum status status = budget_new(NULL, &api->budget, error);
     if (status != STATUS_OK) {
         goto failed;
     }
@@ -222,7 +222,7 @@ void api_free(struct api *api)
     if (api->listen_fd >= 0) {
         close(api->listen_fd);
     }
-    dev_quota_free(api->quota);
+    budget_free(api->budget);
     free(api->network_address);
     free(api->gpus_absent);
     free(api->cluster_name);

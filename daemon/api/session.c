@@ -533,9 +533,12 @@ enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct err
     session->out_last = &session->out_first;
     session->watched = LOOP_READ;
     snprintf(session->program, sizeof session->program, "?");
-    enum status status =
-        loop_watch_new(api->loop, fd, LOOP_READ, session_ready, session, &session->watch, error);
+    enum status status = budget_open(api->budget, credentials.uid, NULL, &session->account, error);
+    if (status == STATUS_OK) {
+        status = loop_watch_new(api->loop, fd, LOOP_READ, session_ready, session, &session->watch, error);
+    }
     if (status != STATUS_OK) {
+        budget_close(session->account);
         free(session);
         return status;
     }
@@ -560,5 +563,6 @@ void api_session_free(struct api_session *session, uint64_t now_ns)
         session->out_first = packet->next;
         free(packet);
     }
+    budget_close(session->account);
     free(session);
 }

@@ -66,6 +66,7 @@ struct api_session {
     int fd;
     struct loop_watch *watch;
     struct req_client client;
+    struct budget_account *account; /* what it holds is charged to it */
     gid_t gid;
     char program[64];
     bool greeted;
@@ -108,7 +109,7 @@ struct api {
     struct dev_gpus *gpus;
     char *gpus_absent;
     bool refuses_ipc_handles;
-    struct dev_quota *quota; /* of all clients' memory */
+    struct budget *budget; /* of all users */
     char *cluster_name;
     char *network_address;
     bool standalone;

@@ -276,17 +276,16 @@ enum status dev_memory_map(struct dev_memory *memory, int fd, uint64_t size_byte
     if (!descriptor_may_be_asked(fd)) { /* the driver asks at once */
         return error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor is of no memory of GPU %u", gpu);
     }
-    const uint64_t one_chunk[DEV_QUOTA_KINDS] = {[DEV_QUOTA_CHUNKS] = 1};
     enum status status = cuda_enter(gpus, gpu, error);
-    if (status == STATUS_OK && memory->charged != NULL) {
-        status = dev_quota_take_more(memory->charged, one_chunk, error);
+    if (status == STATUS_OK) {
+        status = budget_charge(memory->charged, BUDGET_CHUNKS, 1, error);
     }
     if (status != STATUS_OK) {
         return status;
     }
     status = map_fd(memory, fd, size_bytes, error);
-    if (status != STATUS_OK && memory->charged != NULL) {
-        dev_quota_give(memory->charged, one_chunk);
+    if (status != STATUS_OK) {
+        budget_release(memory->charged, BUDGET_CHUNKS, 1);
     }
     return blame_client(gpus, gpu, status, error);
 }

@@ -92,25 +92,41 @@ struct dev_memory *dev_memory_ref(struct dev_memory *memory)
     return memory;
 }
 
+static void memory_discharge(struct budget_account *account, uint64_t address_bytes, uint64_t chunk_count)
+{
+    budget_release(account, BUDGET_ADDRESSES, address_bytes);
+    budget_release(account, BUDGET_MEMORIES, 1);
+    budget_release(account, BUDGET_CHUNKS, chunk_count);
+    budget_close(account);
+}
+
 void dev_memory_unref(struct dev_memory *memory)
 {
     if (memory == NULL || --memory->references > 0) {
         return;
     }
-    struct dev_quota_user *charged = memory->charged;
-    uint64_t amounts[DEV_QUOTA_KINDS] = {memory->address_bytes, 1, memory->chunk_count};
+    struct budget_account *charged = memory->charged;
+    uint64_t address_bytes = memory->address_bytes, chunk_count = memory->chunk_count;
     memory->release(memory);
     free(memory);
     if (charged != NULL) {
-        dev_quota_give(charged, amounts);
+        memory_discharge(charged, address_bytes, chunk_count);
     }
 }
 
-enum status dev_memory_charge(struct dev_memory *memory, struct dev_quota *quota, uint32_t uid,
-                              struct error *error)
+enum status dev_memory_charge(struct dev_memory *memory, struct budget_account *account, struct error *error)
 {
-    uint64_t amounts[DEV_QUOTA_KINDS] = {memory->address_bytes, 1, memory->chunk_count};
-    return dev_quota_take(quota, uid, amounts, &memory->charged, error);
+    enum status status = budget_charge(account, BUDGET_ADDRESSES, memory->address_bytes, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = budget_charge(account, BUDGET_MEMORIES, 1, error);
+    if (status != STATUS_OK) {
+        budget_release(account, BUDGET_ADDRESSES, memory->address_bytes);
+        return status;
+    }
+    memory->charged = budget_ref(account); /* no chunk is mapped before */
+    return STATUS_OK;
 }
 
 bool dev_memory_is_used(const struct dev_memory *memory)

@@ -6,7 +6,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "daemon/dev/quota.h"
+#include "daemon/base/budget.h"
 
 /*
  * A client's memory as the daemon sees it: an imported memfd, or memory of a GPU, counted by reference, so
@@ -68,10 +68,11 @@ enum status dev_memory_map(struct dev_memory *memory, int fd, uint64_t size_byte
                            struct error *error) COMM_MUST_USE;
 
 /*
- * Counts what the memory takes of commd for a user, as long as it is mapped, and each part of it that
- * dev_memory_map adds; once. LIMIT: it is not charged, and is to be let go of. NO_MEMORY.
+ * Charges what the memory takes of commd (addresses, a mapping) to an account, as long as it is mapped, and
+ * each part of it that dev_memory_map adds. Once, before the first part. LIMIT: nothing is charged, and the
+ * memory is to be let go of.
  */
-enum status dev_memory_charge(struct dev_memory *memory, struct dev_quota *quota, uint32_t uid,
+enum status dev_memory_charge(struct dev_memory *memory, struct budget_account *account,
                               struct error *error) COMM_MUST_USE;
 
 /* Wraps memory of this process, for simulations and tests: it must outlive the last reference. */

@@ -9,7 +9,7 @@ struct dev_memory {
     uint64_t size_bytes;
     uint64_t mapped_bytes;  /* from base on: what can be used */
     uint64_t address_bytes; /* what it takes of our addresses */
-    struct dev_quota_user *charged;
+    struct budget_account *charged;
     bool by_ipc;
     struct dev_memory_origin origin; /* by_ipc */
     uint32_t references;

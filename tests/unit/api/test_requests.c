@@ -105,33 +105,39 @@ static void test_memories_max(void **state)
 static void test_addresses_max(void **state)
 {
     (void)state;
-    enum { SIZE = 1 << 20, SHARE = 2 };
-    static const uint64_t max[DEV_QUOTA_KINDS] = {2 * SHARE * SIZE, 1000, 1000};
+    enum { SIZE = 1 << 20, SHARE = 2, PAGE = 4096 };
+    uint64_t all[BUDGET_KINDS];
     struct node *node = node_new();
-    dev_quota_free(node->api->quota); /* what there really is takes more addresses than sanitizers leave */
-    must(dev_quota_new(max, &node->api->quota, error));
+    for (int kind = 0; kind < BUDGET_KINDS; kind++) {
+        all[kind] = UINT64_C(1) << 40;
+    }
+    all[BUDGET_ADDRESSES] = BUDGET_MINIMUM_PARTS * PAGE * SHARE + SIZE;
+    budget_free(node->api->budget); /* what there really is takes more addresses than sanitizers leave */
+    must(budget_new(all, &node->api->budget, error));
     struct client client = client_new(node), other = client_new(node);
     int fd = client_memfd(SIZE);
     for (uint32_t i = 0; i < SHARE; i++) {
         client_expect_done(&client, client_send_register(&client, i, SIZE, fd));
     }
     /* Not by another process of the user either. */
-    client_expect_error(&client, client_send_register(&client, 99, 4096, fd), STATUS_LIMIT,
-                        "a user may have as many as that leaves for others");
-    client_expect_error(&other, client_send_register(&other, 99, 4096, fd), STATUS_LIMIT, "commctl clients");
+    client_expect_error(&client, client_send_register(&client, 99, SIZE, fd), STATUS_LIMIT,
+                        "the rest is kept for others");
+    client_expect_error(&other, client_send_register(&other, 99, SIZE, fd), STATUS_LIMIT, "commctl users");
     assert_int_equal(client_mappings(), SHARE);
-    /* Another user has some, a half of the rest. */
+    /* Another user has its minimum all the same. */
     struct api_session *session;
     for (session = node->api->sessions; session->hh.next != NULL; session = session->hh.next) {
     }
     session->client.uid++;
-    for (uint32_t i = 0; i < SHARE / 2; i++) {
-        client_expect_done(&other, client_send_register(&other, i, SIZE, fd));
+    budget_close(session->account);
+    must(budget_open(node->api->budget, session->client.uid, NULL, &session->account, error));
+    for (uint32_t i = 0; i < SHARE; i++) {
+        client_expect_done(&other, client_send_register(&other, i, PAGE, fd));
     }
-    client_expect_error(&other, client_send_register(&other, 99, 4096, fd), STATUS_LIMIT, "of addresses");
+    client_expect_error(&other, client_send_register(&other, 99, SIZE, fd), STATUS_LIMIT, "of addresses");
     /* What goes comes back, and commd goes on meanwhile. */
     client_expect_done(&client, client_send_deregister(&client, 0));
-    client_expect_done(&other, client_send_register(&other, 99, 4096, fd));
+    client_expect_done(&other, client_send_register(&other, 99, SIZE - 2 * PAGE, fd));
     client_free(&client);
     client_free(&other);
     assert_int_equal(client_mappings(), 0);

@@ -330,6 +330,39 @@ static void test_nothing_leaks(void **state)
     close(sealed);
 }
 
+/* Charged until the last reference has gone, that of an operation, say; which may be after the owner. */
+static void test_charged_while_it_is_mapped(void **state)
+{
+    (void)state;
+    uint64_t all[BUDGET_KINDS];
+    struct budget *budget = NULL;
+    struct budget_account *account = NULL;
+    struct budget_info info;
+    struct error error;
+    int fd = make_memfd(4 * PAGE, F_SEAL_SHRINK);
+    for (int kind = 0; kind < BUDGET_KINDS; kind++) {
+        all[kind] = 6 * PAGE;
+    }
+    assert_int_equal(budget_new(all, &budget, &error), STATUS_OK);
+    assert_int_equal(budget_open(budget, 1, NULL, &account, &error), STATUS_OK);
+    struct dev_memory *memory = import(fd, 4 * PAGE), *more = import(fd, 4 * PAGE);
+    assert_int_equal(dev_memory_charge(memory, account, &error), STATUS_OK);
+    (void)dev_memory_ref(memory);
+    dev_memory_unref(memory);
+    assert_int_equal(dev_memory_charge(more, account, &error), STATUS_LIMIT);
+    dev_memory_unref(more); /* not charged: gives nothing back */
+    budget_account_info(account, &info);
+    assert_int_equal(info.used[BUDGET_ADDRESSES], 4 * PAGE);
+    assert_int_equal(info.used[BUDGET_MEMORIES], 1);
+    dev_memory_unref(memory);
+    memory = import(fd, 4 * PAGE);
+    assert_int_equal(dev_memory_charge(memory, account, &error), STATUS_OK);
+    budget_close(account);
+    budget_free(budget);
+    dev_memory_unref(memory);
+    close(fd);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -345,6 +378,7 @@ int main(void)
         cmocka_unit_test(test_references),
         cmocka_unit_test(test_wrap),
         cmocka_unit_test(test_nothing_leaks),
+        cmocka_unit_test(test_charged_while_it_is_mapped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,370 @@
+#include "daemon/base/budget.h"
+
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <uthash.h>
+#include <utlist.h>
+
+#include "daemon/base/hash.h"
+#include "daemon/base/time.h"
+
+#define BUDGET_LOG_BURST 10
+#define BUDGET_LOG_INTERVAL_NS TIME_S /* a line more each */
+
+struct budget_user {
+    uint32_t uid;
+    uint64_t used[BUDGET_KINDS];
+    struct budget_account *accounts; /* by group */
+    UT_hash_handle hh;
+};
+
+struct budget_account {
+    struct budget_account *prev, *next; /* of budget, oldest first */
+    struct budget *budget;
+    struct budget_user *user;
+    uint64_t number;
+    uint64_t group_hash;
+    char group[BUDGET_GROUP_MAX_BYTES + 1];
+    bool is_first;  /* of its user */
+    bool has_place; /* the minimum is set aside for it */
+    uint32_t references;
+    uint64_t used[BUDGET_KINDS];
+    uint64_t held; /* the sum of used[], to see that there is none: modulo 2^64, of amounts below 2^48 */
+    uint64_t spent_ns;
+    uint64_t refused;
+    struct log_limit log_limit;
+    UT_hash_handle hh;
+};
+
+struct budget {
+    bool owned;
+    uint64_t all[BUDGET_KINDS];
+    uint64_t minimum[BUDGET_KINDS];
+    uint64_t pool[BUDGET_KINDS];      /* what is not set aside */
+    uint64_t pool_used[BUDGET_KINDS]; /* by all accounts, beyond minimums */
+    uint64_t ceiling[BUDGET_KINDS];
+    uint32_t places_of_users, places_of_others; /* that are taken */
+    uint64_t last_number;
+    struct budget_user *users;
+    struct budget_account *accounts;
+};
+
+static const struct {
+    const char *key, *text;
+    uint64_t all, user;
+} kinds[BUDGET_KINDS] = {
+#define BUDGET_KIND_ROW(name, key, text, all, user) {key, text, all, user},
+    BUDGET_KIND_LIST(BUDGET_KIND_ROW)
+#undef BUDGET_KIND_ROW
+};
+
+const char *budget_kind_key(enum budget_kind kind)
+{
+    return kinds[kind].key;
+}
+
+const char *budget_kind_text(enum budget_kind kind)
+{
+    return kinds[kind].text;
+}
+
+static uint64_t memories_max(void)
+{
+    unsigned long long mappings = 0;
+    FILE *file = fopen("/proc/sys/vm/max_map_count", "re");
+    if (file != NULL) {
+        char line[32];
+        mappings = fgets(line, sizeof line, file) != NULL ? strtoull(line, NULL, 10) : 0;
+        (void)fclose(file);
+    }
+    uint64_t most = mappings / 4 * 3; /* commd itself needs some, too */
+    return most > BUDGET_MEMORIES_MAX ? most : BUDGET_MEMORIES_MAX;
+}
+
+enum status budget_new(const uint64_t all[BUDGET_KINDS], struct budget **out, struct error *error)
+{
+    struct budget *budget = calloc(1, sizeof *budget);
+    if (budget == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for users' budgets");
+    }
+    budget->owned = true;
+    for (int kind = 0; kind < BUDGET_KINDS; kind++) {
+        uint64_t most = all != NULL ? all[kind] : kind == BUDGET_MEMORIES ? memories_max() : kinds[kind].all;
+        budget->all[kind] = most;
+        budget->minimum[kind] = most / BUDGET_MINIMUM_PARTS;
+        budget->pool[kind] = most - budget->minimum[kind] * BUDGET_PLACES;
+        budget_set_ceiling(budget, (enum budget_kind)kind, all != NULL ? most : 0);
+    }
+    *out = budget;
+    return STATUS_OK;
+}
+
+static void free_if_unused(struct budget *budget)
+{
+    if (!budget->owned && budget->accounts == NULL) {
+        free(budget);
+    }
+}
+
+void budget_free(struct budget *budget)
+{
+    if (budget != NULL) {
+        budget->owned = false;
+        free_if_unused(budget);
+    }
+}
+
+void budget_set_ceiling(struct budget *budget, enum budget_kind kind, uint64_t ceiling)
+{
+    uint64_t wanted = ceiling != 0 ? ceiling : kinds[kind].user;
+    budget->ceiling[kind] = wanted < budget->all[kind] ? wanted : budget->all[kind];
+}
+
+/* --- Accounts --- */
+
+/* What an account has from the common pool. */
+static uint64_t pool_part(const struct budget_account *account, int kind)
+{
+    uint64_t minimum = account->has_place ? account->budget->minimum[kind] : 0;
+    return account->used[kind] > minimum ? account->used[kind] - minimum : 0;
+}
+
+/* Gives it a place if one is free: what it holds is then its minimum first. */
+static void place_take(struct budget_account *account)
+{
+    struct budget *budget = account->budget;
+    uint32_t *taken = account->is_first ? &budget->places_of_users : &budget->places_of_others;
+    uint32_t places = account->is_first ? BUDGET_USER_PLACES : BUDGET_PLACES - BUDGET_USER_PLACES;
+    if (account->has_place || *taken >= places) {
+        return;
+    }
+    *taken += 1;
+    for (int kind = 0; kind < BUDGET_KINDS; kind++) {
+        budget->pool_used[kind] -= pool_part(account, kind);
+    }
+    account->has_place = true;
+    for (int kind = 0; kind < BUDGET_KINDS; kind++) {
+        budget->pool_used[kind] += pool_part(account, kind);
+    }
+}
+
+static void account_free_if_unused(struct budget_account *account)
+{
+    struct budget *budget = account->budget;
+    struct budget_user *user = account->user;
+    if (account->references > 0 || account->held > 0) {
+        return;
+    }
+    if (account->has_place) {
+        *(account->is_first ? &budget->places_of_users : &budget->places_of_others) -= 1;
+    }
+    HASH_DEL(user->accounts, account);
+    DL_DELETE(budget->accounts, account);
+    if (user->accounts == NULL) {
+        HASH_DEL(budget->users, user);
+        free(user);
+    }
+    free(account);
+    free_if_unused(budget);
+}
+
+static struct budget_user *user_get(struct budget *budget, uint32_t uid)
+{
+    struct budget_user *user;
+    HASH_FIND(hh, budget->users, &uid, sizeof uid, user);
+    if (user == NULL) {
+        user = calloc(1, sizeof *user);
+        if (user != NULL) {
+            user->uid = uid;
+            HASH_ADD(hh, budget->users, uid, sizeof user->uid, user);
+        }
+    }
+    return user;
+}
+
+static struct budget_account *account_new(struct budget *budget, struct budget_user *user, const char *group,
+                                          uint64_t group_hash)
+{
+    struct budget_account *account = calloc(1, sizeof *account);
+    if (account == NULL) {
+        return NULL;
+    }
+    account->budget = budget;
+    account->user = user;
+    account->number = ++budget->last_number;
+    account->group_hash = group_hash;
+    (void)snprintf(account->group, sizeof account->group, "%s", group);
+    account->is_first = user->accounts == NULL;
+    account->log_limit = (struct log_limit){.burst = BUDGET_LOG_BURST, .interval_ns = BUDGET_LOG_INTERVAL_NS};
+    HASH_ADD(hh, user->accounts, group_hash, sizeof account->group_hash, account);
+    DL_APPEND(budget->accounts, account);
+    place_take(account);
+    return account;
+}
+
+enum status budget_open(struct budget *budget, uint32_t uid, const char *group, struct budget_account **out,
+                        struct error *error)
+{
+    const char *path = group != NULL ? group : "";
+    uint64_t group_hash = hash_bytes(0, path, strlen(path));
+    struct budget_account *account = NULL;
+    struct budget_user *user = user_get(budget, uid);
+    if (user != NULL) {
+        HASH_FIND(hh, user->accounts, &group_hash, sizeof group_hash, account);
+        account = account != NULL ? account : account_new(budget, user, path, group_hash);
+    }
+    if (account == NULL) {
+        if (user != NULL && user->accounts == NULL) {
+            HASH_DEL(budget->users, user);
+            free(user);
+        }
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the budget of user %u", uid);
+    }
+    account->references++;
+    *out = account;
+    return STATUS_OK;
+}
+
+struct budget_account *budget_ref(struct budget_account *account)
+{
+    account->references++;
+    return account;
+}
+
+void budget_close(struct budget_account *account)
+{
+    if (account != NULL) {
+        account->references--;
+        account_free_if_unused(account);
+    }
+}
+
+/* --- Charges --- */
+
+static enum status refuse_ceiling(struct budget_account *account, enum budget_kind kind, uint64_t amount,
+                                  struct error *error)
+{
+    account->refused++;
+    return error_set(
+        error, STATUS_LIMIT,
+        "%llu more %s: user %u holds %llu, and the limit for one user is %llu (user_limits: %s in "
+        "commd.conf). End what is not needed; commctl users shows what is held",
+        (unsigned long long)amount, kinds[kind].text, account->user->uid,
+        (unsigned long long)account->user->used[kind], (unsigned long long)account->budget->ceiling[kind],
+        kinds[kind].key);
+}
+
+static enum status refuse_pool(struct budget_account *account, enum budget_kind kind, uint64_t amount,
+                               struct error *error)
+{
+    const struct budget *budget = account->budget;
+    account->refused++;
+    return error_set(error, STATUS_LIMIT,
+                     "%llu more %s: user %u holds %llu%s, all users together have %llu of this commd's %llu, "
+                     "and the rest is kept for others (%s). End what is not needed; commctl users shows what "
+                     "is held",
+                     (unsigned long long)amount, kinds[kind].text, account->user->uid,
+                     (unsigned long long)account->used[kind],
+                     account->user->used[kind] != account->used[kind] ? " in this control group" : "",
+                     (unsigned long long)(budget->pool_used[kind]), (unsigned long long)budget->all[kind],
+                     kinds[kind].key);
+}
+
+enum status budget_charge(struct budget_account *account, enum budget_kind kind, uint64_t amount,
+                          struct error *error)
+{
+    if (account == NULL || amount == 0) {
+        return STATUS_OK;
+    }
+    struct budget *budget = account->budget;
+    place_take(account);
+    uint64_t minimum = account->has_place ? budget->minimum[kind] : 0;
+    uint64_t had = pool_part(account, kind);
+    if (amount > budget->all[kind]) {
+        return refuse_ceiling(account, kind, amount, error);
+    }
+    uint64_t will_use = account->used[kind] + amount; /* both are at most `all`, which is below 2^63 */
+    if ((will_use > minimum || will_use > budget->ceiling[kind]) &&
+        account->user->used[kind] + amount > budget->ceiling[kind]) {
+        return refuse_ceiling(account, kind, amount, error);
+    }
+    if (will_use > minimum) {
+        uint64_t has = will_use - minimum;
+        uint64_t others = budget->pool_used[kind] - had;
+        if (others > budget->pool[kind] || has > budget->pool[kind] - others ||
+            budget->pool[kind] - others - has < has / BUDGET_POOL_SHARE) {
+            return refuse_pool(account, kind, amount, error);
+        }
+    }
+    account->used[kind] = will_use;
+    account->user->used[kind] += amount;
+    account->held += amount;
+    budget->pool_used[kind] += pool_part(account, kind) - had;
+    return STATUS_OK;
+}
+
+void budget_release(struct budget_account *account, enum budget_kind kind, uint64_t amount)
+{
+    if (account == NULL || amount == 0) {
+        return;
+    }
+    assert(amount <= account->used[kind]);
+    uint64_t had = pool_part(account, kind);
+    account->used[kind] -= amount;
+    account->user->used[kind] -= amount;
+    account->held -= amount;
+    account->budget->pool_used[kind] -= had - pool_part(account, kind);
+    account_free_if_unused(account);
+}
+
+bool budget_may_log(struct budget_account *account, uint64_t now_ns, uint64_t *suppressed)
+{
+    if (account == NULL) {
+        if (suppressed != NULL) {
+            *suppressed = 0;
+        }
+        return true;
+    }
+    return log_limit_pass(&account->log_limit, now_ns, suppressed);
+}
+
+void budget_spend(struct budget_account *account, uint64_t time_ns)
+{
+    if (account != NULL) {
+        account->spent_ns += time_ns;
+    }
+}
+
+/* --- For people --- */
+
+void budget_account_info(const struct budget_account *account, struct budget_info *out)
+{
+    *out = (struct budget_info){
+        .uid = account->user->uid,
+        .group = account->group,
+        .shares_uid = HASH_COUNT(account->user->accounts) > 1,
+        .spent_ns = account->spent_ns,
+        .refused = account->refused,
+    };
+    memcpy(out->used, account->used, sizeof out->used);
+    memcpy(out->ceiling, account->budget->ceiling, sizeof out->ceiling);
+}
+
+void budget_visit_accounts(const struct budget *budget, uint64_t after, budget_visit *visit, void *context)
+{
+    const struct budget_account *account;
+    DL_FOREACH(budget->accounts, account)
+    {
+        struct budget_info info;
+        if (account->number <= after) {
+            continue;
+        }
+        budget_account_info(account, &info);
+        if (!visit(context, account->number, &info)) {
+            return;
+        }
+    }
+}

@@ -1,0 +1,114 @@
+#ifndef DAEMON_BASE_BUDGET_H
+#define DAEMON_BASE_BUDGET_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/error.h"
+#include "daemon/base/log.h"
+
+/*
+ * What users make commd hold. Everything of which commd has a bounded amount is charged to an account while
+ * it is held. An account belongs to one user, or to one control group of that user: pods and jobs that share
+ * a uid then have budgets of their own.
+ *
+ * Who gets how much. Of each kind there is `all`; a user may hold `ceiling` of it. An eighth of `all` is set
+ * aside in BUDGET_PLACES equal parts, the guaranteed minimum; the rest is the common pool.
+ * - Each user's first account has a place, as long as fewer than BUDGET_USER_PLACES users are there; further
+ *   accounts of a user share the other places. An account with a place can always hold its minimum, whatever
+ *   others hold.
+ * - Beyond its minimum an account takes from the common pool, and leaves there at least one part in
+ *   BUDGET_POOL_SHARE of what it has from it. A user alone gets 86 % of `all` in this way.
+ * - The ceiling counts all accounts of a user, but takes nobody's minimum away.
+ * So the sum never exceeds `all`, and who comes anew finds something. Beyond: LIMIT, which names the limit,
+ * its value, the use, and what to do.
+ *
+ * Every call takes constant time. One thread uses a budget.
+ */
+struct budget;
+struct budget_account;
+
+#define BUDGET_PLACES 32u
+#define BUDGET_USER_PLACES 16u
+#define BUDGET_MINIMUM_PARTS (8u * BUDGET_PLACES) /* the minimum is `all` divided by this */
+#define BUDGET_POOL_SHARE 64u
+#define BUDGET_ADDRESSES_MAX_BYTES (UINT64_C(1) << 46) /* of the 2^47 that a process has */
+/* Or three quarters of vm.max_map_count, which is 65,530 where nobody changed it, if that is more. */
+#define BUDGET_MEMORIES_MAX 49152u
+
+/* NAME, key in commd.conf, words for people, all, a user's ceiling where commd.conf says none. */
+#define BUDGET_KIND_LIST(X)                                                                                  \
+    X(SESSIONS, "sessions", "sessions", 4096, 4096)                                                          \
+    X(COMMUNICATORS, "communicators", "ranks of communicators", 8192, 8192)                                  \
+    X(OPERATIONS, "operation_bytes", "bytes for operations, messages and records", 192u << 20, 128u << 20)   \
+    X(QUEUED, "queued_bytes", "bytes of replies that wait to be read", 64u << 20, 32u << 20)                 \
+    X(RINGS, "ring_bytes", "bytes of rings that are shared with clients", 512u << 20, 512u << 20)            \
+    X(ADDRESSES, "address_bytes", "bytes of addresses", BUDGET_ADDRESSES_MAX_BYTES,                          \
+      BUDGET_ADDRESSES_MAX_BYTES)                                                                            \
+    X(MEMORIES, "memories", "registered memories", BUDGET_MEMORIES_MAX, UINT64_MAX)                          \
+    X(CHUNKS, "gpu_chunks", "parts of virtual memory on GPUs", 1u << 18, 1u << 18)                           \
+    X(PINNED, "pinned_bytes", "bytes of pinned memory", BUDGET_ADDRESSES_MAX_BYTES,                          \
+      BUDGET_ADDRESSES_MAX_BYTES)                                                                            \
+    X(DESCRIPTORS, "descriptors", "file descriptors", 32768, 32768)
+
+enum budget_kind {
+#define BUDGET_KIND_NAME(name, key, text, all, user) BUDGET_##name,
+    BUDGET_KIND_LIST(BUDGET_KIND_NAME)
+#undef BUDGET_KIND_NAME
+        BUDGET_KINDS
+};
+
+/* A row of the list above. */
+const char *budget_kind_key(enum budget_kind kind);
+const char *budget_kind_text(enum budget_kind kind);
+
+#define BUDGET_GROUP_MAX_BYTES 255 /* of a control group's path; what is longer is told apart by its hash */
+
+/* all: of each kind; null: the list's. NO_MEMORY. */
+enum status budget_new(const uint64_t all[BUDGET_KINDS], struct budget **out,
+                       struct error *error) COMM_MUST_USE;
+/* The owner's part: it goes with its last account. Null is accepted. */
+void budget_free(struct budget *budget);
+
+/* Replaces a user's ceiling; 0: the list's. Who holds more keeps it. Takes time for each account. */
+void budget_set_ceiling(struct budget *budget, enum budget_kind kind, uint64_t ceiling);
+
+/*
+ * A reference to the account of a user; group: the path of its control group, "" or null where that is not
+ * known. The account lasts while there are references or anything is charged. NO_MEMORY.
+ */
+enum status budget_open(struct budget *budget, uint32_t uid, const char *group, struct budget_account **out,
+                        struct error *error) COMM_MUST_USE;
+struct budget_account *budget_ref(struct budget_account *account);
+/* Null is accepted. */
+void budget_close(struct budget_account *account);
+
+/* Refused: LIMIT, and nothing is charged. A null account is charged nothing and refused nothing. */
+enum status budget_charge(struct budget_account *account, enum budget_kind kind, uint64_t amount,
+                          struct error *error) COMM_MUST_USE;
+/* At most what was charged. */
+void budget_release(struct budget_account *account, enum budget_kind kind, uint64_t amount);
+
+/* Whether a line about the account may be logged now: see log_limit_pass. A null account may. */
+bool budget_may_log(struct budget_account *account, uint64_t now_ns, uint64_t *suppressed);
+
+/* Time of the loop that was spent for the account. Null is accepted. */
+void budget_spend(struct budget_account *account, uint64_t time_ns);
+
+/* One account, for people. Texts are valid while the account is. */
+struct budget_info {
+    uint32_t uid;
+    const char *group; /* "" where it is not known */
+    bool shares_uid;   /* the user has other accounts */
+    uint64_t used[BUDGET_KINDS];
+    uint64_t ceiling[BUDGET_KINDS];
+    uint64_t spent_ns; /* of the loop's time, ever */
+    uint64_t refused;  /* charges, ever */
+};
+void budget_account_info(const struct budget_account *account, struct budget_info *out);
+/* By number, in the order in which they came; starts beyond `after`, 0 for the first. Return false to stop.
+ */
+typedef bool budget_visit(void *context, uint64_t number, const struct budget_info *info);
+void budget_visit_accounts(const struct budget *budget, uint64_t after, budget_visit *visit, void *context);
+
+#endif

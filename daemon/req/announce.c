@@ -61,8 +61,8 @@ static bool announce_is_sound(const Commd__Mesh__Announce *announce)
     if (terms == NULL) {
         return announce->answer && announce->n_ranks == 0;
     }
-    return terms->size >= 1 && terms->size <= COMM_SIZE_MAX && announce->nonce != 0 &&
-           announce->n_ranks >= 1 && announce->n_ranks <= REQ_LOCAL_RANKS_MAX &&
+    return terms->owner_uid == announce->owner_uid && terms->size >= 1 && terms->size <= COMM_SIZE_MAX &&
+           announce->nonce != 0 && announce->n_ranks >= 1 && announce->n_ranks <= REQ_LOCAL_RANKS_MAX &&
            ranks_are_sound(announce->ranks, announce->n_ranks, terms->size) &&
            (terms->algorithms[0] == '\0' || req_text_is_name(terms->algorithms, REQ_ALGORITHMS_MAX_BYTES));
 }
@@ -91,6 +91,7 @@ static void acknowledge(struct req *req, uint32_t node, const Commd__Mesh__Annou
     }
     Commd__Mesh__Announce body = COMMD__MESH__ANNOUNCE__INIT;
     body.name = announce->name;
+    body.owner_uid = announce->owner_uid;
     body.answer = true;
     body.answered_nonce = announce->nonce;
     body.answered_revision = announce->revision;
@@ -106,6 +107,7 @@ static void refuse(struct req *req, uint32_t node, const Commd__Mesh__Announce *
 {
     Commd__Mesh__Refuse body = COMMD__MESH__REFUSE__INIT;
     body.name = announce->name;
+    body.owner_uid = announce->owner_uid;
     body.nonce = announce->nonce;
     body.status = error->status;
     body.text = error->text;
@@ -126,12 +128,6 @@ static bool terms_contradict(const struct req_comm *comm, uint32_t node, const s
     const char *asker = req_comm_node_name(comm, node);
     char asks[96];
     char has[96];
-    if (asked->owner_uid != comm->terms.owner_uid) {
-        error_set(error, STATUS_PERMISSION,
-                  "communicator \"%s\" belongs to uid %u (node %s); uid %u of node %s asks for it",
-                  comm->name, comm->terms.owner_uid, req_comm_own_name(comm), asked->owner_uid, asker);
-        return true;
-    }
     if (req_terms_differ(asked, &comm->terms, asks, has, sizeof asks)) {
         error_set(error, STATUS_MISMATCH, "communicator \"%s\": node %s asks for %s, node %s has %s",
                   comm->name, asker, asks, req_comm_own_name(comm), has);
@@ -194,7 +190,7 @@ static void announce_to_formed(struct req_comm *comm, uint32_t node, const Commd
         return;
     }
     terms_of(announce->terms, &asked);
-    bool is_next = asked.owner_uid == comm->terms.owner_uid && have_left(comm, announce);
+    bool is_next = have_left(comm, announce);
     if (!is_next && terms_contradict(comm, node, &asked, &error)) {
         refuse(comm->req, node, announce, NULL, &error);
         return;
@@ -334,7 +330,7 @@ void req_message_announce(struct req *req, uint32_t node, const Commd__Mesh__Ann
         log_debug("node %s: a malformed announcement is ignored", mesh_node_name(req->mesh, node));
         return;
     }
-    struct req_comm *comm = req_comm_find(req, announce->name);
+    struct req_comm *comm = req_comm_find(req, announce->owner_uid, announce->name);
     if (comm == NULL) {
         acknowledge(req, node, announce);
         return;

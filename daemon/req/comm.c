@@ -6,10 +6,12 @@
 #include "daemon/base/log.h"
 #include "daemon/req/req_internal.h"
 
-struct req_comm *req_comm_find(const struct req *req, const char *name)
+struct req_comm *req_comm_find(const struct req *req, uid_t owner_uid, const char *name)
 {
     struct req_comm *comm;
-    HASH_FIND(hh_name, req->by_name, name, strlen(name), comm);
+    struct req_key key;
+    size_t key_bytes = req_key_make(&key, owner_uid, name);
+    HASH_FIND(hh_key, req->by_key, &key, key_bytes, comm);
     return comm;
 }
 
@@ -47,29 +49,6 @@ void req_comm_send(struct req_comm *comm, uint32_t node, const Commd__Mesh__Mess
 
 /* --- Beginning and end --- */
 
-/* Counts up for each name. For people: ids tell incarnations apart. */
-static uint32_t generation_next(struct req *req, const char *name)
-{
-    struct req_name *entry, *next;
-    HASH_FIND_STR(req->names, name, entry);
-    if (entry != NULL) {
-        return ++entry->generation;
-    }
-    if (HASH_COUNT(req->names) >= REQ_NAMES_MAX) {
-        HASH_ITER (hh, req->names, entry, next) {
-            HASH_DEL(req->names, entry);
-            free(entry);
-        }
-    }
-    entry = calloc(1, sizeof *entry);
-    if (entry != NULL) {
-        strncpy(entry->name, name, sizeof entry->name - 1);
-        entry->generation = 1;
-        HASH_ADD_STR(req->names, name, entry);
-    }
-    return 1;
-}
-
 enum status req_comm_new(struct req *req, const char *name, const struct req_comm_terms *terms,
                          uint64_t now_ns, struct req_comm **out, struct error *error)
 {
@@ -83,9 +62,10 @@ enum status req_comm_new(struct req *req, const char *name, const struct req_com
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", name);
     }
     comm->req = req;
-    strncpy(comm->name, name, sizeof comm->name - 1);
+    size_t key_bytes = req_key_make(&comm->key, terms->owner_uid, name);
+    comm->name = comm->key.name;
     comm->terms = *terms;
-    comm->generation = generation_next(req, name);
+    comm->generation = req_names_next_generation(req, terms->owner_uid, name);
     comm->timer.index = TIMER_NODE_DISARMED;
     comm->left_seq = UINT64_MAX;
     comm->op_deadline_ns = TIME_NEVER;
@@ -101,7 +81,7 @@ enum status req_comm_new(struct req *req, const char *name, const struct req_com
     req_comm_set_state(comm, REQ_COMM_FORMING, now_ns);
     DL_APPEND(req->comms, comm);
     req->comm_count++;
-    HASH_ADD_KEYPTR(hh_name, req->by_name, comm->name, strlen(comm->name), comm);
+    HASH_ADD_KEYPTR(hh_key, req->by_key, &comm->key, key_bytes, comm);
     comm->named = true;
     *out = comm;
     return STATUS_OK;
@@ -110,7 +90,7 @@ enum status req_comm_new(struct req *req, const char *name, const struct req_com
 void req_comm_unname(struct req_comm *comm)
 {
     if (comm->named) {
-        HASH_DELETE(hh_name, comm->req->by_name, comm);
+        HASH_DELETE(hh_key, comm->req->by_key, comm);
         comm->named = false;
     }
 }

@@ -102,6 +102,7 @@ static void announcement_fill(const struct req_comm *comm, struct announcement *
         }
     }
     out->body.name = (char *)comm->name;
+    out->body.owner_uid = comm->terms.owner_uid;
     out->body.terms = &out->terms;
     out->body.nonce = comm->nonce;
     out->body.ranks = out->ranks;
@@ -169,7 +170,8 @@ void req_formation_withdraw(struct req_comm *comm, const struct error *cause)
         return;
     }
     Commd__Mesh__Withdraw body = COMMD__MESH__WITHDRAW__INIT;
-    body.name = comm->name;
+    body.name = (char *)comm->name;
+    body.owner_uid = comm->terms.owner_uid;
     body.nonce = comm->nonce;
     body.status = cause->status;
     body.text = (char *)cause->text;
@@ -492,7 +494,8 @@ static void refuse_others(struct req_comm *comm)
                   req_comm_node_name(comm, claim->node), claim->ranks[0],
                   comm->node_names[comm->node_of_rank[claim->ranks[0]]]);
         Commd__Mesh__Refuse body = COMMD__MESH__REFUSE__INIT;
-        body.name = comm->name;
+        body.name = (char *)comm->name;
+        body.owner_uid = comm->terms.owner_uid;
         body.nonce = claim->nonce;
         body.status = error.status;
         body.text = error.text;
@@ -512,8 +515,9 @@ static void formed(struct req_comm *comm, uint64_t now_ns)
     }
     refuse_others(comm);
     req_comm_set_state(comm, REQ_COMM_FORMED, now_ns);
-    log_info("communicator \"%s\" formed: %u ranks, %u here, on %u nodes, id %016llx", comm->name,
-             comm->terms.size, comm->local_count, comm->node_count, (unsigned long long)comm->comm_id);
+    log_info("communicator \"%s\" of uid %u formed: %u ranks, %u here, on %u nodes, id %016llx", comm->name,
+             comm->terms.owner_uid, comm->terms.size, comm->local_count, comm->node_count,
+             (unsigned long long)comm->comm_id);
 }
 
 void req_formation_hold_refusals(struct req_comm *comm, uint64_t now_ns)

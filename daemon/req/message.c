@@ -24,7 +24,7 @@ static void cause_from_wire(const struct req *req, uint32_t node, uint32_t statu
 
 static void on_refuse(struct req *req, uint32_t node, const Commd__Mesh__Refuse *refuse, uint64_t now_ns)
 {
-    struct req_comm *comm = req_comm_find(req, refuse->name);
+    struct req_comm *comm = req_comm_find(req, refuse->owner_uid, refuse->name);
     struct error cause;
     if (comm == NULL || comm->state != REQ_COMM_FORMING || comm->nonce != refuse->nonce) {
         return;
@@ -50,7 +50,7 @@ static void on_refuse(struct req *req, uint32_t node, const Commd__Mesh__Refuse 
 static void on_withdraw(struct req *req, uint32_t node, const Commd__Mesh__Withdraw *withdraw,
                         uint64_t now_ns)
 {
-    struct req_comm *comm = req_comm_find(req, withdraw->name);
+    struct req_comm *comm = req_comm_find(req, withdraw->owner_uid, withdraw->name);
     struct error cause;
     if (comm == NULL) {
         return;

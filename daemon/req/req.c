@@ -46,11 +46,7 @@ void req_free(struct req *req)
         }
         req_comm_free(comm);
     }
-    struct req_name *name, *next;
-    HASH_ITER (hh, req->names, name, next) {
-        HASH_DEL(req->names, name);
-        free(name);
-    }
+    req_names_free(req);
     timer_heap_free(&req->timers);
     free(req);
 }
@@ -195,12 +191,6 @@ static enum status join_check(const struct req_comm *comm, const struct req_clie
     {
         first = first == NULL && !member->refused ? member : first;
     }
-    if (asked->owner_uid != comm->terms.owner_uid) {
-        return error_set(error, STATUS_PERMISSION,
-                         "communicator \"%s\" belongs to uid %u on node %s; uid %u (pid %d) asks for it",
-                         comm->name, comm->terms.owner_uid, req_comm_own_name(comm), client->uid,
-                         (int)client->pid);
-    }
     if (first != NULL && req_terms_differ(asked, &comm->terms, asks, has, sizeof asks)) {
         return error_set(error, STATUS_MISMATCH,
                          "communicator \"%s\": rank %u (pid %d) asks for %s, rank %u (pid %d) has %s",
@@ -250,9 +240,9 @@ enum status req_member_join(struct req *req, const struct req_client *client, co
     if (status != STATUS_OK) {
         return status;
     }
-    comm = req_comm_find(req, terms->name);
-    if (comm != NULL && comm->state == REQ_COMM_FORMED && asked.owner_uid == comm->terms.owner_uid &&
-        terms->rank < comm->terms.size && comm->has_left[terms->rank]) {
+    comm = req_comm_find(req, client->uid, terms->name);
+    if (comm != NULL && comm->state == REQ_COMM_FORMED && terms->rank < comm->terms.size &&
+        comm->has_left[terms->rank]) {
         req_comm_unname(comm); /* the rank begins the next of that name before others have left this one */
         comm = NULL;
     }
@@ -400,9 +390,10 @@ void req_member_view(const struct req_member *member, struct req_comm_view *out)
 
 /* --- By hand --- */
 
-enum status req_abort(struct req *req, const char *name, const struct error *cause, uint64_t now_ns)
+enum status req_abort(struct req *req, uid_t owner_uid, const char *name, const struct error *cause,
+                      uint64_t now_ns)
 {
-    struct req_comm *comm = req_comm_find(req, name);
+    struct req_comm *comm = req_comm_find(req, owner_uid, name);
     if (comm == NULL || comm->state == REQ_COMM_FAILED) {
         return STATUS_NOT_FOUND;
     }

@@ -15,12 +15,13 @@
  * Communicators: formation across the mesh, matching of what the local ranks post, the life of an operation,
  * deadlines, failure.
  *
- * Formation. A member (one local rank) is added with the terms that all ranks must agree on. The node
- * announces its ranks to every node; a node that has ranks of that name answers with its own. Who is not
- * acceptable (another uid owns the name, other terms, a rank number taken) is refused by whoever knows
- * better, with a text that names both sides; those who were there before go on. Once all `size` ranks are
- * known, once each, the communicator is formed; its id is made of the name and all nodes' nonces, so every
- * incarnation has an id of its own. Nodes of a communicator are ordered by their lowest rank.
+ * Formation. A communicator is known by its owner's uid and its name; other users' communicators of that name
+ * have nothing to do with it. A member (one local rank) is added with the terms that all ranks must agree on.
+ * The node announces its ranks to every node; a node that has ranks of that communicator answers with its
+ * own. Who is not acceptable (other terms, a rank number taken) is refused by whoever knows better, with a
+ * text that names both sides; those who were there before go on. Once all `size` ranks are known, once each,
+ * the communicator is formed; its id is made of the name and all nodes' nonces, so every incarnation has an
+ * id of its own. Nodes of a communicator are ordered by their lowest rank.
  *
  * Operations. The n-th submit of each local rank is operation seq n. When every local rank has posted seq n
  * and they agree (kind, count, dtype, operator, root, layout, ...), it goes to exec, which compares it with
@@ -72,7 +73,7 @@ struct req_client {
 };
 
 struct req_terms {
-    const char *name; /* 1..COMM_NAME_MAX_BYTES bytes, printable ASCII without space */
+    const char *name; /* 1..COMM_NAME_MAX_BYTES bytes, printable ASCII without space; unique within a uid */
     uint32_t rank;
     uint32_t size;            /* 1..COMM_SIZE_MAX */
     uint64_t form_timeout_ms; /* 0: the default */
@@ -97,7 +98,7 @@ struct req_member_handler {
 
 /*
  * Adds a local rank and starts or joins the formation. Errors at once, nothing kept: INVALID_ARGUMENT, LIMIT,
- * PERMISSION (another uid owns the name here), MISMATCH (terms differ from those of the ranks here; names
+ * MISMATCH (terms differ from those of the ranks here; names
  * both), ALREADY_EXISTS (rank taken; says by which process).
  */
 enum status req_member_join(struct req *req, const struct req_client *client, const struct req_terms *terms,
@@ -198,8 +199,9 @@ struct req_comm_view {
 };
 void req_member_view(const struct req_member *member, struct req_comm_view *out);
 
-/* Aborts a communicator by hand (commctl), or every one (shutdown): the one abort path. */
-enum status req_abort(struct req *req, const char *name, const struct error *cause,
+/* Aborts a communicator by hand (commctl), or every one (shutdown): the one abort path. NOT_FOUND when that
+ * user has none of that name. */
+enum status req_abort(struct req *req, uid_t owner_uid, const char *name, const struct error *cause,
                       uint64_t now_ns) COMM_MUST_USE;
 void req_abort_all(struct req *req, const struct error *cause, uint64_t now_ns);
 

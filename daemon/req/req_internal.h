@@ -15,7 +15,6 @@
 
 #define REQ_ALGORITHMS_MAX_BYTES 255
 #define REQ_VERDICTS_MAX EXEC_CANCELLED_MAX
-#define REQ_NAMES_MAX 4096          /* names whose generations are remembered; beyond: all are forgotten */
 #define REQ_NODE_OWN UINT32_MAX     /* this node, where others are the mesh's indices */
 #define REQ_LIST_TEXT_MAX_BYTES 160 /* of ranks or nodes in a message: cut beyond */
 /*
@@ -133,17 +132,24 @@ struct req_comm_node {
     uint32_t left_count;
 };
 
+/* What a communicator is known by, on all nodes. Hashed up to the name's end. */
+struct req_key {
+    uint32_t owner_uid;
+    char name[COMM_NAME_MAX_BYTES + 1];
+};
+
 struct req_comm {
     struct req_comm *prev, *next; /* of req, oldest first */
     struct req_comm *queue_prev, *queue_next;
     struct req *req;
-    char name[COMM_NAME_MAX_BYTES + 1];
+    struct req_key key;
+    const char *name; /* the key's */
     struct req_comm_terms terms;
     enum req_comm_state state;
     uint64_t since_ns;
     struct error cause; /* FAILED */
     uint32_t generation;
-    bool named;  /* in req->by_name */
+    bool named;  /* in req->by_key */
     bool queued; /* in req->queue */
     struct timer_node timer;
 
@@ -199,14 +205,8 @@ struct req_comm {
     struct error exec_cause;
     uint64_t exec_cause_ns; /* when to give up waiting for a better one */
 
-    UT_hash_handle hh_name;
+    UT_hash_handle hh_key;
     UT_hash_handle hh_id;
-};
-
-struct req_name {
-    char name[COMM_NAME_MAX_BYTES + 1];
-    uint32_t generation;
-    UT_hash_handle hh;
 };
 
 struct req {
@@ -219,15 +219,16 @@ struct req {
     bool draining;
     struct req_comm *comms;
     uint32_t comm_count;
-    struct req_comm *by_name;
+    struct req_comm *by_key;
     struct req_comm *by_id;
-    struct req_comm *queue; /* work for the next tick */
-    struct req_name *names;
+    struct req_comm *queue;  /* work for the next tick */
+    struct req_names *names; /* by uid; names.c */
+    uint32_t name_count;
     struct timer_heap timers;
 };
 
 /* comm.c: what a communicator is, how it fails and ends, what its owners are told. */
-struct req_comm *req_comm_find(const struct req *req, const char *name);
+struct req_comm *req_comm_find(const struct req *req, uid_t owner_uid, const char *name);
 struct req_comm *req_comm_find_id(const struct req *req, uint64_t comm_id);
 enum status req_comm_new(struct req *req, const char *name, const struct req_comm_terms *terms,
                          uint64_t now_ns, struct req_comm **out, struct error *error) COMM_MUST_USE;
@@ -254,6 +255,16 @@ const char *req_comm_node_name(const struct req_comm *comm, uint32_t node);
 /* Index among the communicator's nodes, or node_count. */
 uint32_t req_comm_node_index(const struct req_comm *comm, uint32_t node);
 void req_comm_send(struct req_comm *comm, uint32_t node, const Commd__Mesh__Message *message);
+
+/* names.c: how often each user used each name. */
+#define REQ_NAMES_OF_USER_MAX 1024 /* beyond: the one that was used longest ago is forgotten */
+#define REQ_NAMES_MAX 16384        /* of all users; beyond: likewise, of the user with the most */
+/* Counts up for each name of a user; 1 for a name that is not remembered. For people: ids tell incarnations
+ * apart. */
+uint32_t req_names_next_generation(struct req *req, uid_t owner_uid, const char *name);
+void req_names_free(struct req *req);
+/* The key's first bytes, up to the end of its name. */
+size_t req_key_make(struct req_key *key, uid_t owner_uid, const char *name);
 
 /* formation.c: announcements, promises; formation_end.c: ranks that go, deadlines. */
 void req_formation_work(struct req_comm *comm, uint64_t now_ns);

@@ -21,8 +21,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
  * being formed and one of its own. The first byte's lowest bit: 0, what follows are the bytes of its control
  * stream, greeting included; 1, messages, each of a length (u16, little-endian) and the packed message, sent
  * after a proper greeting. In those, a nonce, id or revision of 1 to 3 stands for what the node under test
- * announced last: nonce 1, comm_id 2, revision 3.
+ * announced last: nonce 1, comm_id 2, revision 3; and a uid of 0 is that of its client.
  */
+#define CLIENT_UID 1000
 #define MESSAGES_MAX 64
 #define STEPS_MAX 100000
 
@@ -155,7 +156,7 @@ static void run(struct target *target, uint64_t span_ns)
 
 static struct req_member *join(struct target *target, const char *name, uint32_t rank, uint32_t size)
 {
-    struct req_client client = {.pid = 7, .uid = 1000};
+    struct req_client client = {.pid = 7, .uid = CLIENT_UID};
     struct req_terms terms = {
         .name = name, .rank = rank, .size = size, .form_timeout_ms = 2000, .op_timeout_ms = 1000};
     struct req_member_handler handler = {target, on_formed, on_completed, on_formed};
@@ -256,6 +257,11 @@ static void replace(const struct target *target, uint64_t *number)
                              : *number;
 }
 
+static void replace_uid(uint32_t *uid)
+{
+    *uid = *uid == 0 ? CLIENT_UID : *uid;
+}
+
 static void say_replaced(struct target *target, const uint8_t *packed, size_t size)
 {
     Commd__Mesh__Message *message = commd__mesh__message__unpack(NULL, size, packed);
@@ -266,8 +272,15 @@ static void say_replaced(struct target *target, const uint8_t *packed, size_t si
         replace(target, &message->announce->comm_id);
         replace(target, &message->announce->answered_nonce);
         replace(target, &message->announce->answered_revision);
+        replace_uid(&message->announce->owner_uid);
+        if (message->announce->terms != NULL) {
+            replace_uid(&message->announce->terms->owner_uid);
+        }
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_REFUSE) {
         replace(target, &message->refuse->nonce);
+        replace_uid(&message->refuse->owner_uid);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_WITHDRAW) {
+        replace_uid(&message->withdraw->owner_uid);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_ABORT) {
         replace(target, &message->abort->comm_id);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_LEAVE) {

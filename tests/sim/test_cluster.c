@@ -224,11 +224,6 @@ static void misfit_same_rank(struct sim_comm *comm, uint32_t rank)
     sim_comm_join(comm, rank, 0, NULL);
 }
 
-static void misfit_other_uid(struct sim_comm *comm, uint32_t rank)
-{
-    sim_comm_join(comm, rank, 0, &(struct sim_options){.uid = 2000});
-}
-
 static void misfit_other_size(struct sim_comm *comm, uint32_t rank)
 {
     sim_comm_join(comm, rank, 4, NULL);
@@ -245,10 +240,30 @@ static void test_a_rank_that_is_taken(void **state)
     run_misfit(10, misfit_same_rank, STATUS_ALREADY_EXISTS, "rank 1");
 }
 
-static void test_a_name_of_another_uid(void **state)
+/* Two users form communicators of one name, with ranks on the same nodes, at the same time. */
+static void test_a_name_of_two_users(void **state)
 {
     (void)state;
-    run_misfit(11, misfit_other_uid, STATUS_PERMISSION, "uid");
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(11), .node_count = 3, .conditions = rough});
+    cluster_connect(cluster);
+    static const uint32_t node_of_rank[] = {0, 1, 2, 0};
+    struct sim_comm *comm = sim_comm_new(cluster, "fit", 4, node_of_rank);
+    struct sim_comm *other = sim_comm_new(cluster, "fit", 3, node_of_rank);
+    for (uint32_t i = 0; i < 4; i++) {
+        sim_comm_join(comm, i, 0, NULL);
+        if (i < 3) {
+            sim_comm_join(other, i, 0, &(struct sim_options){.uid = 2000});
+        }
+    }
+    assert_true(cluster_run_until(cluster, sim_comm_formed, comm, 10 * TIME_S));
+    assert_true(cluster_run_until(cluster, sim_comm_formed, other, 10 * TIME_S));
+    sim_comm_run(comm, &barrier);
+    sim_comm_run(other, &barrier);
+    sim_comm_free(other);
+    sim_comm_run(comm, &barrier);
+    sim_comm_free(comm);
+    cluster_free(cluster);
 }
 
 static void test_another_size(void **state)
@@ -278,8 +293,6 @@ static void test_misfits_of_one_node(void **state)
     assert_text(&stranger->ranks[1].refused, STATUS_ALREADY_EXISTS, "rank 1", "1001");
     sim_comm_join(stranger, 2, 4, NULL);
     assert_text(&stranger->ranks[2].refused, STATUS_MISMATCH, "size", "4");
-    sim_comm_join(stranger, 2, 0, &(struct sim_options){.uid = 2000});
-    assert_int_equal(stranger->ranks[2].refused.status, STATUS_PERMISSION);
     sim_comm_join(stranger, 2, 2, NULL);
     assert_int_not_equal(stranger->ranks[2].refused.status, STATUS_OK);
     sim_comm_join(comm, 2, 0, NULL);
@@ -575,7 +588,7 @@ int main(void)
         cmocka_unit_test(test_broadcast_from_every_kind_of_root),
         cmocka_unit_test(test_barriers),
         cmocka_unit_test(test_a_rank_that_is_taken),
-        cmocka_unit_test(test_a_name_of_another_uid),
+        cmocka_unit_test(test_a_name_of_two_users),
         cmocka_unit_test(test_another_size),
         cmocka_unit_test(test_another_option),
         cmocka_unit_test(test_misfits_of_one_node),

@@ -202,8 +202,8 @@ static void test_aborted_by_hand(void **state)
         }
     }
     run(&world, 5 * TIME_MS);
-    assert_int_equal(req_abort(world.nodes[1].req, "hand", &cause, world.now_ns), STATUS_OK);
-    assert_int_equal(req_abort(world.nodes[1].req, "hand", &cause, world.now_ns), STATUS_NOT_FOUND);
+    assert_int_equal(req_abort(world.nodes[1].req, 1000, "hand", &cause, world.now_ns), STATUS_OK);
+    assert_int_equal(req_abort(world.nodes[1].req, 1000, "hand", &cause, world.now_ns), STATUS_NOT_FOUND);
     assert_int_equal(members[1]->aborted_count, 0); /* told later */
     run(&world, 5 * TIME_MS);
     for (uint32_t rank = 0; rank < 6; rank++) {

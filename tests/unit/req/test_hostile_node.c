@@ -51,6 +51,7 @@ static void say_announce(uint64_t comm_id, bool answer)
     terms.op_timeout_ms = 5000;
     terms.slice_bytes = 1 << 20;
     body.name = "comm";
+    body.owner_uid = terms.owner_uid;
     body.terms = &terms;
     body.nonce = 77;
     body.ranks = &rank;

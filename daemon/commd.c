@@ -1,9 +1,11 @@
 #include <getopt.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/log_writer.h"
 #include "daemon/daemon.h"
 #include "daemon/plan.h"
 #include "proto/version.h"
@@ -15,6 +17,8 @@
 /* Exit codes: 0 orderly end, 1 failure, 2 usage, 78 (EX_CONFIG) bad configuration: systemd does not restart
  * on it. */
 enum { EXIT_USAGE = 2, EXIT_CONFIG = 78 };
+
+#define LOG_FLUSH_MS 1000 /* how long the end of commd waits for a reader of its log */
 
 static const char usage_text[] =
     "usage: commd [OPTION...]\n"
@@ -144,10 +148,17 @@ int main(int argc, char **argv)
         conf_free(conf);
         return EXIT_SUCCESS;
     }
-    enum status status = daemon_run(&line.daemon, &error);
+    (void)signal(SIGPIPE, SIG_IGN); /* a reader of the log, or of a socket, that is gone ends nobody */
+    enum status status = log_writer_start(&error);
+    if (status == STATUS_OK) {
+        status = daemon_run(&line.daemon, &error);
+    }
     if (status != STATUS_OK) {
         log_error("%s", error.text);
-        return status == STATUS_CONFIG || status == STATUS_CERTIFICATE ? EXIT_CONFIG : EXIT_FAILURE;
+        exit_code = status == STATUS_CONFIG || status == STATUS_CERTIFICATE ? EXIT_CONFIG : EXIT_FAILURE;
+    } else {
+        exit_code = EXIT_SUCCESS;
     }
-    return EXIT_SUCCESS;
+    log_writer_stop(LOG_FLUSH_MS);
+    return exit_code;
 }

@@ -47,6 +47,10 @@ static void print_status(const json_t *status)
     print_field(status, "registered", "memory_registered_bytes", COLUMN_BYTES);
     print_field(status, "resident", "resident_bytes", COLUMN_BYTES);
     print_field(status, "reductions", "reduce_level", COLUMN_TEXT);
+    if (number(status, "log_lines_lost") > 0) {
+        printf("%-14s%lld lines lost: its reader does not keep up\n", "log",
+               number(status, "log_lines_lost"));
+    }
 }
 
 enum exit_code verb_status(struct commctl *commctl, int argc, char **argv)

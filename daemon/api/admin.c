@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "daemon/api/session.h"
+#include "daemon/base/log_writer.h"
 #include "daemon/dev/reduce.h"
 
 /*
@@ -85,6 +86,7 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
         answer.memory_registered_bytes += each->memory_bytes;
     }
     answer.resident_bytes = resident_bytes();
+    answer.log_lines_lost = log_lines_lost();
     Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
     reply.id = request_id;
     reply.body_case = COMMD__CLIENT__REPLY__BODY_STATUS;

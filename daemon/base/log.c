@@ -12,6 +12,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "daemon/base/log_writer.h"
+
 #define LOG_CUT_MARK "..."
 
 struct log_level_entry {
@@ -176,8 +178,7 @@ static size_t log_put_prefix(char *out, size_t capacity, enum log_level level)
     return (size_t)length;
 }
 
-/* A line that standard error does not take (closed, full and non-blocking) is lost: there is nowhere to say
- * so. */
+/* Where there is no thread to write: a line that standard error does not take is lost. */
 static void log_write(const char *line, size_t size)
 {
     ssize_t written;
@@ -186,31 +187,49 @@ static void log_write(const char *line, size_t size)
     } while (written < 0 && errno == EINTR);
 }
 
+/* The message after the prefix, escaped and terminated, in `line` of LOG_LINE_MAX_BYTES; returns its length.
+ */
+static size_t log_format(char *line, size_t prefix_bytes, const char *format, va_list arguments)
+{
+    char message[LOG_LINE_MAX_BYTES];
+    int wanted = vsnprintf(message, sizeof(message), format, arguments);
+    if (wanted < 0) {
+        snprintf(message, sizeof(message), "a message that cannot be formatted: %s", format);
+        wanted = 0;
+    }
+    return log_append_escaped(line, prefix_bytes, LOG_LINE_MAX_BYTES, message,
+                              (size_t)wanted >= sizeof(message));
+}
+
+size_t log_format_line(char line[LOG_LINE_MAX_BYTES], enum log_level level, const char *format, ...)
+{
+    va_list arguments;
+    va_start(arguments, format);
+    size_t length = log_format(line, log_put_prefix(line, LOG_LINE_MAX_BYTES, level), format, arguments);
+    va_end(arguments);
+    line[length] = '\n'; /* in the terminator's place */
+    return length + 1;
+}
+
 void log_line(enum log_level level, const char *format, ...)
 {
     if ((int)level > atomic_load_explicit(&log_level_now, memory_order_relaxed)) {
         return;
     }
     int saved_errno = errno;
-    char message[LOG_LINE_MAX_BYTES];
+    char line[LOG_LINE_MAX_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    int wanted = vsnprintf(message, sizeof(message), format, arguments);
-    va_end(arguments);
-    if (wanted < 0) {
-        snprintf(message, sizeof(message), "a message that cannot be formatted: %s", format);
-        wanted = 0;
-    }
-    bool cut = (size_t)wanted >= sizeof(message);
-
-    char line[LOG_LINE_MAX_BYTES];
     size_t prefix_bytes = log_sink_function != NULL ? 0 : log_put_prefix(line, sizeof(line), level);
-    size_t length = log_append_escaped(line, prefix_bytes, sizeof(line), message, cut);
+    size_t length = log_format(line, prefix_bytes, format, arguments);
+    va_end(arguments);
     if (log_sink_function != NULL) {
         log_sink_function(log_sink_context, level, line);
     } else {
         line[length] = '\n'; /* in the terminator's place */
-        log_write(line, length + 1);
+        if (!log_writer_put(line, length + 1)) {
+            log_write(line, length + 1);
+        }
     }
     errno = saved_errno;
 }

@@ -2,6 +2,7 @@
 #define DAEMON_BASE_LOG_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /*
@@ -9,7 +10,7 @@
  * with sd-daemon's "<N>" priority and carries no time; otherwise with a UTC time and the level's name.
  * Thread-safe: one write a line, of at most LOG_LINE_MAX_BYTES; what is longer is cut and ends with "...".
  * Control characters and invalid UTF-8 are escaped as \xNN (line feed, tab: \n, \t), so that nobody forges a
- * line. errno is kept.
+ * line. errno is kept. With log_writer.h's thread, log_line never blocks.
  */
 #define LOG_LINE_MAX_BYTES 4096 /* PIPE_BUF: a write of this size to a pipe is not mixed with another's */
 
@@ -29,6 +30,10 @@ typedef void log_sink(void *context, enum log_level level, const char *line);
 void log_set_sink(log_sink *sink, void *context);
 
 void log_line(enum log_level level, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* The line as it is written, with its prefix and its line feed, not terminated; returns its length. */
+size_t log_format_line(char line[LOG_LINE_MAX_BYTES], enum log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
 
 #define log_error(...) log_line(LOG_LEVEL_ERROR, __VA_ARGS__)
 #define log_warning(...) log_line(LOG_LEVEL_WARNING, __VA_ARGS__)

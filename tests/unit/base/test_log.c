@@ -6,15 +6,20 @@
 #include <cmocka.h>
 
 #include <errno.h>
+#include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/log_writer.h"
 #include "daemon/base/time.h"
 
 struct capture {
@@ -334,6 +339,196 @@ static void test_threads_do_not_mix_lines(void **state)
     assert_int_equal(status, 0);
 }
 
+/* --- The thread that writes --- */
+
+enum { PIPE_SMALL_BYTES = 4096, LOST_LINES = 8000, LOST_LINE_BYTES = 100, CHILD_LIMIT_S = 60 };
+
+/* The child's standard error is the pipe; a write that blocks for ever ends it by SIGALRM. */
+static pid_t fork_logging(int fd, void (*run)(int control), int control)
+{
+    fflush(NULL);
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        struct error error;
+        alarm(CHILD_LIMIT_S);
+        dup2(fd, STDERR_FILENO);
+        close(fd);
+        unsetenv("JOURNAL_STREAM");
+        signal(SIGPIPE, SIG_IGN);
+        if (log_writer_start(&error) != STATUS_OK) {
+            _exit(10);
+        }
+        run(control);
+        _exit(0);
+    }
+    return child;
+}
+
+static void require(bool condition, int code)
+{
+    if (!condition) {
+        _exit(code);
+    }
+}
+
+static void pause_ms(unsigned ms)
+{
+    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
+    nanosleep(&pause, NULL);
+}
+
+/* Says on `control` when everything is logged, and waits there until the other end has begun to read. */
+static void log_more_than_fits(int control)
+{
+    char text[LOST_LINE_BYTES + 1];
+    memset(text, 'x', LOST_LINE_BYTES);
+    text[LOST_LINE_BYTES] = '\0';
+    for (unsigned i = 0; i < LOST_LINES; i++) {
+        log_info("%u %s", i, text);
+    }
+    uint64_t lost = log_lines_lost();
+    require(lost > 0 && lost < LOST_LINES, 11);
+    require(write(control, &lost, sizeof lost) == (ssize_t)sizeof lost, 12);
+    char byte;
+    require(read(control, &byte, 1) == 1, 13);
+    log_info("after"); /* there may be no room yet: then it is lost, too */
+    log_writer_stop(1000 * CHILD_LIMIT_S);
+    log_info("at last"); /* the thread has ended: written at once */
+}
+
+static void test_a_full_pipe_blocks_nobody_and_lost_lines_are_counted(void **state)
+{
+    (void)state;
+    int fds[2], control[2];
+    assert_int_equal(pipe(fds), 0);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, control), 0);
+    assert_true(fcntl(fds[1], F_SETPIPE_SZ, PIPE_SMALL_BYTES) >= PIPE_SMALL_BYTES);
+    pid_t child = fork_logging(fds[1], log_more_than_fits, control[1]);
+    close(fds[1]);
+    close(control[1]);
+    uint64_t lost = 0;
+    assert_int_equal(read(control[0], &lost, sizeof lost), sizeof lost);
+    assert_int_equal(write(control[0], "r", 1), 1);
+    FILE *lines = fdopen(fds[0], "r");
+    char line[LOG_LINE_MAX_BYTES + 2];
+    uint64_t seen = 0, reported = 0;
+    bool last = false;
+    while (fgets(line, sizeof line, lines) != NULL) {
+        unsigned index;
+        unsigned long long count;
+        const char *text = strchr(line, ' ');
+        assert_non_null(text);
+        if (sscanf(text, " info: %u x", &index) == 1) {
+            assert_int_equal(index, seen + reported); /* a report stands where lines are missing */
+            seen++;
+        } else if (sscanf(text, " warning: %llu log lines were lost", &count) == 1) {
+            reported += count;
+        }
+        last = strstr(text, "at last") != NULL;
+    }
+    fclose(lines);
+    close(control[0]);
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    assert_true(last);
+    assert_int_equal(seen + lost, LOST_LINES);
+    assert_in_range(reported, lost, lost + 1);
+}
+
+static void stop_with_a_full_pipe(int control)
+{
+    (void)control;
+    char text[LOST_LINE_BYTES + 1];
+    memset(text, 'x', LOST_LINE_BYTES);
+    text[LOST_LINE_BYTES] = '\0';
+    for (unsigned i = 0; i < LOST_LINES; i++) {
+        log_info("%s", text);
+    }
+    uint64_t before = log_lines_lost();
+    log_writer_stop(50);
+    log_info("nobody waits for this one");
+    require(log_lines_lost() == before + 1, 14);
+}
+
+static void test_a_full_pipe_does_not_hold_up_the_end(void **state)
+{
+    (void)state;
+    int fds[2];
+    assert_int_equal(pipe(fds), 0);
+    pid_t child = fork_logging(fds[1], stop_with_a_full_pipe, -1);
+    close(fds[1]);
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+    close(fds[0]);
+}
+
+static void log_to_nobody(int control)
+{
+    (void)control;
+    for (int i = 0; i < 10; i++) {
+        log_error("%d", i);
+    }
+    for (int waited_ms = 0; log_lines_lost() < 10 && waited_ms < 1000 * CHILD_LIMIT_S; waited_ms++) {
+        pause_ms(1);
+    }
+    require(log_lines_lost() == 10, 15);
+    log_writer_stop(1000);
+}
+
+static void test_a_reader_that_is_gone_ends_nobody(void **state)
+{
+    (void)state;
+    int fds[2];
+    assert_int_equal(pipe(fds), 0);
+    close(fds[0]);
+    pid_t child = fork_logging(fds[1], log_to_nobody, -1);
+    close(fds[1]);
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+static void log_a_little(int control)
+{
+    (void)control;
+    fcntl(STDERR_FILENO, F_SETFL, O_NONBLOCK); /* as another process may do with a shared description */
+    char text[LOST_LINE_BYTES + 1];
+    memset(text, 'x', LOST_LINE_BYTES);
+    text[LOST_LINE_BYTES] = '\0';
+    for (unsigned i = 0; i < 200; i++) { /* more than the pipe has room for, less than the queue */
+        log_info("%s", text);
+    }
+    log_writer_stop(1000 * CHILD_LIMIT_S);
+    require(log_lines_lost() == 0, 16);
+}
+
+static void test_a_slow_reader_gets_every_line(void **state)
+{
+    (void)state;
+    int fds[2];
+    assert_int_equal(pipe(fds), 0);
+    assert_true(fcntl(fds[1], F_SETPIPE_SZ, PIPE_SMALL_BYTES) >= PIPE_SMALL_BYTES);
+    pid_t child = fork_logging(fds[1], log_a_little, -1);
+    close(fds[1]);
+    char bytes[1000];
+    ssize_t got;
+    unsigned lines = 0;
+    while ((got = read(fds[0], bytes, sizeof bytes)) > 0) {
+        for (ssize_t i = 0; i < got; i++) {
+            lines += bytes[i] == '\n';
+        }
+        pause_ms(1);
+    }
+    close(fds[0]);
+    assert_int_equal(lines, 200);
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
 static void test_limit_passes_a_burst_then_refills(void **state)
 {
     (void)state;
@@ -392,6 +587,10 @@ int main(void)
         cmocka_unit_test(test_journal_lines_carry_priorities),
         cmocka_unit_test(test_plain_lines_carry_time_and_level),
         cmocka_unit_test(test_threads_do_not_mix_lines),
+        cmocka_unit_test(test_a_full_pipe_blocks_nobody_and_lost_lines_are_counted),
+        cmocka_unit_test(test_a_full_pipe_does_not_hold_up_the_end),
+        cmocka_unit_test(test_a_reader_that_is_gone_ends_nobody),
+        cmocka_unit_test(test_a_slow_reader_gets_every_line),
         cmocka_unit_test(test_limit_passes_a_burst_then_refills),
         cmocka_unit_test(test_limit_never_exceeds_its_burst),
     };

@@ -150,6 +150,24 @@ bench-deps:
 bench: all $(BENCHES) ## measure commd beside Open MPI and Gloo (15 minutes; QUICK=1: 3)
 	@$(MAKE) bench-deps && $(MAKE) $(PEERS) && COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_bench.py $(if $(QUICK),--quick) $(BENCH_OPTIONS)
 
+# The base is built by its own Makefile, from a copy of that commit's files, which stays in build/ab for the next time.
+ROUNDS ?=
+SIZES ?=
+TOPOLOGY ?=
+SEED ?= 1
+AB_COMMIT = $(shell git rev-parse --short=12 --verify --quiet '$(BASE)^{commit}')
+AB_FOLDER = $(abspath build/ab)/$(AB_COMMIT)
+AB_NEEDED := $(BUILD)/commd $(BUILD)/commctl $(BUILD)/libcommclient.so
+bench-ab: $(AB_NEEDED) ## is this tree as fast as BASE=COMMIT? Both in turn, and the base against itself (8 minutes; QUICK=1: 2.5)
+	$(if $(BASE),,$(error bench-ab: BASE=COMMIT says what to compare with))
+	$(if $(AB_COMMIT),,$(error bench-ab: BASE=$(BASE) is no commit))
+	$(Q)[ -d $(AB_FOLDER) ] || { mkdir -p $(AB_FOLDER).part && git archive $(AB_COMMIT) | tar -x -C $(AB_FOLDER).part && mv $(AB_FOLDER).part $(AB_FOLDER); }
+	$(Q)cd $(AB_FOLDER) && env -u BASE -u MAKELEVEL -u MAKEFLAGS -u MFLAGS $(MAKE) --no-print-directory CC='$(CC)' CUDA='$(CUDA)' DEPS='$(DEPS)' \
+	    VARIANT='$(VARIANT)' BUILD='build/$(VARIANT)' CFLAGS='$(CFLAGS)' $(AB_NEEDED:$(BUILD)/%=build/$(VARIANT)/%)
+	$(Q)COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_ab.py $(AB_FOLDER)/build/$(VARIANT) $(abspath $(BUILD)) \
+	    --names $(AB_COMMIT),$$(git describe --always --dirty --abbrev=12) --seed $(SEED) --out $(BUILD)/bench/ab.json $(if $(QUICK),--quick) \
+	    $(if $(ROUNDS),--rounds $(ROUNDS)) $(if $(SIZES),--sizes $(SIZES)) $(if $(TOPOLOGY),--only $(TOPOLOGY))
+
 # ---- what is checked without running it. A tool that is not installed is named and left out.
 
 C_FILES = $(shell find proto daemon client kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
@@ -186,5 +204,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps \
+.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -5,13 +5,13 @@ import signal
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
-from cluster import Cluster, namespaces_work, run  # noqa: E402
+from cluster import BUILD, Cluster, namespaces_work, run  # noqa: E402
 
 
 class Topology:
     """`node_count` nodes with `ranks_per_node` ranks each; more than one node: joined by veth and a bridge of that MTU and rate."""
 
-    def __init__(self, name, title, node_count, ranks_per_node, mtu=None, rate=None, has_bars=False):
+    def __init__(self, name, title, node_count, ranks_per_node, mtu=None, rate=None, has_bars=False, build=BUILD):
         self.name = name
         self.title = title
         self.node_count = node_count
@@ -19,6 +19,7 @@ class Topology:
         self.mtu = mtu
         self.rate = rate
         self.has_bars = has_bars  # measured at every size, as often as was asked for
+        self.build = build
         self.cluster = None
 
     @property
@@ -42,7 +43,7 @@ class Topology:
         return self.cluster.in_node(node, *command)
 
     def __enter__(self):
-        self.cluster = Cluster(self.nodes, 'log_level = "warning";', namespaces=self.node_count > 1, start=False)
+        self.cluster = Cluster(self.nodes, 'log_level = "warning";', namespaces=self.node_count > 1, start=False, build=self.build)
         try:
             if self.node_count > 1:
                 self._shape()

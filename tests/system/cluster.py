@@ -66,11 +66,12 @@ class Cluster:
     daemon_command = []  # in front of commd
 
     def __init__(self, names, settings="", namespaces=None, start=True, relays=None, rails=1, client_environment=None, gpus=0,
-                 daemon_environment=None):
+                 daemon_environment=None, build=BUILD):
         """relays: {(a, b): (loss, delay_ms)}: what goes between two nodes passes a relay of that kind, on loopback; one for each of `rails`.
-        gpus: of each node, doubles of them (tests/cuda_double)."""
+        gpus: of each node, doubles of them (tests/cuda_double). build: where commd and commctl are."""
         self._need_doubles(client_environment, daemon_environment)
         self.gpus = gpus
+        self.build = build
         self.client_environment = client_environment or {}
         self.daemon_environment = daemon_environment or {}
         self.relays = relays or {}
@@ -89,7 +90,7 @@ class Cluster:
         self.use_namespaces = namespaces_work() if namespaces is None else namespaces
         try:
             self._make_network()
-            commctl = BUILD / "commctl"
+            commctl = self.build / "commctl"
             run(commctl, "pki", "init", "--dir", self.folder / "pki")
             for name in self.names:
                 run(commctl, "pki", "issue", name, "--dir", self.folder / "pki")
@@ -186,7 +187,7 @@ class Cluster:
     def start(self, name, *options, environment=None):
         self._need_doubles(environment)
         log = open(self.folder / f"{name}.log", "ab")
-        process = subprocess.Popen(self.in_node(name, *self.daemon_command, BUILD / "commd", "--config", self.config_path(name), *options),
+        process = subprocess.Popen(self.in_node(name, *self.daemon_command, self.build / "commd", "--config", self.config_path(name), *options),
                                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **self.daemon_environment, **(environment or {})))
         log.close()
         self.daemons[name] = process
@@ -203,7 +204,7 @@ class Cluster:
         return environment
 
     def commctl(self, name, *arguments):
-        return run(BUILD / "commctl", "--socket", self.socket(name), *arguments, check=False)
+        return run(self.build / "commctl", "--socket", self.socket(name), *arguments, check=False)
 
     def json(self, name, *arguments):
         return json.loads(self.commctl(name, "-f", "json", *arguments).stdout)

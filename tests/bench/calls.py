@@ -1,0 +1,64 @@
+#!/usr/bin/env python3
+"""How long calls beside operations take: calls.py NAME RANK SIZE REPEATS, one process a rank; rank 0 prints {"call": microseconds}, medians.
+
+comm_init forms a communicator of all ranks, a new name each time; comm_mem_alloc makes memory that is shared with commd.
+"""
+import ctypes
+import json
+import pathlib
+import statistics
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
+from cluster import Library  # noqa: E402
+
+
+class Failed(Exception):
+    pass
+
+
+def timed(times, name, call, *arguments):
+    began_s = time.perf_counter()
+    result = call(*arguments)
+    times.setdefault(name, []).append(1e6 * (time.perf_counter() - began_s))
+    if result != 0:
+        raise Failed(f"{name}: {result}")
+
+
+def measure(library, name, rank, size, repeats):
+    times = {}
+    for repeat in range(repeats):
+        client = ctypes.c_void_p()
+        timed(times, "comm_client_open", library.comm_client_open, None, ctypes.byref(client))
+        comm = ctypes.c_void_p()
+        timed(times, "comm_init", library.comm_init, client, f"{name}-{repeat}".encode(), rank, size, -1, None, ctypes.byref(comm))
+        value = ctypes.c_int64(1)
+        result = library.comm_all_reduce(comm, ctypes.byref(value), ctypes.byref(value), 1, library.DTYPES["i64"], 0, None) or library.comm_sync(comm, 0)
+        if result != 0 or value.value != size:
+            raise Failed(f"all_reduce: {result}, {value.value}")
+        for bytes_each in (1 << 16, 1 << 23):
+            memory = ctypes.c_void_p()
+            timed(times, f"comm_mem_alloc {bytes_each >> 10} KiB", library.comm_mem_alloc, client, bytes_each, -1, ctypes.byref(memory))
+            timed(times, f"comm_mem_free {bytes_each >> 10} KiB", library.comm_mem_free, client, memory)
+        library.comm_destroy(comm)
+        library.comm_client_close(client)
+    return {call: statistics.median(of) for call, of in times.items()}
+
+
+def main():
+    name, rank, size, repeats = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+    library = Library()
+    library.comm_mem_free.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    try:
+        times = measure(library, name, rank, size, repeats)
+    except Failed as failure:
+        print(f"calls: rank {rank}: {failure}: {library.error()}", file=sys.stderr)
+        return 1
+    if rank == 0:
+        print(json.dumps(times))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -194,7 +194,8 @@ COMM_API COMM_CHECK comm_result_t comm_init(comm_client_t *client, const char *n
 
 /*
  * Leaves the communicator and frees it. With operations pending it first tries to finish them, for at most
- * one second. Its handles must have been waited for, or freed, before. Null is accepted.
+ * one second. Its handles must have been waited for, or freed, before. What this thread has collected for it
+ * in a group that has not ended is not submitted. Null is accepted.
  */
 COMM_API void comm_destroy(comm_t *comm);
 
@@ -461,7 +462,8 @@ COMM_API COMM_CHECK comm_result_t comm_send_recv(comm_t *comm, const void *send,
  * of any clients, and submitted together by the latter. all_reduces of one communicator, dtype and op that
  * follow each other run as one (agreed: that they do): one round of messages for all of them. Groups nest;
  * the outermost end submits. comm_group_end returns the first failure to submit. A call that waits is refused
- * in a group.
+ * in a group. comm_start is collected like any other call. Handles that a group has collected cannot be
+ * waited for before it ends, by any thread.
  */
 COMM_API COMM_CHECK comm_result_t comm_group_begin(void);
 COMM_API COMM_CHECK comm_result_t comm_group_end(void);

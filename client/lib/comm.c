@@ -328,6 +328,7 @@ comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, 
 void member_drop(struct comm_comm *comm, uint64_t deadline_ns)
 {
     struct comm_client *client = comm->client;
+    group_forget(comm);
     if (comm->failure == COMM_OK) {
         (void)ops_finish(comm, comm->last_ticket, deadline_ns);
     }

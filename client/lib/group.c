@@ -54,10 +54,34 @@ void group_drop(void)
 {
     for (size_t i = 0; i < group.count; i++) {
         stream_abandon(group.entries[i].comm, &group.entries[i].order);
+        (void)request_leave_group(group.entries[i].request);
         free(group.entries[i].call);
     }
     free(group.entries);
     group = (struct group){0};
+}
+
+void group_forget(struct comm_comm *comm)
+{
+    size_t kept = 0;
+    for (size_t i = 0; i < group.count; i++) {
+        struct client_entry *entry = &group.entries[i];
+        if (entry->comm != comm) {
+            group.entries[kept++] = *entry;
+            continue;
+        }
+        struct comm_request *request = request_leave_group(entry->request);
+        if (request != NULL) {
+            request->ended = true;
+            request->result = COMM_ABORTED;
+            (void)snprintf(request->text, sizeof request->text,
+                           "%s on \"%s\": the communicator was left before the group ended",
+                           entry->call->name, comm->name);
+        }
+        stream_abandon(comm, &entry->order);
+        free(entry->call);
+    }
+    group.count = kept;
 }
 
 /* Whether the one may run as one with the other. */
@@ -115,6 +139,9 @@ static comm_result_t submit_part(struct client_entry *entries, size_t count)
     comm_result_t result = client_enter(client);
     if (result != COMM_OK) {
         return result;
+    }
+    for (size_t i = 0; i < count; i++) {
+        entries[i].request = request_leave_group(entries[i].request);
     }
     result = call_submit_entries(client, entries, count);
     if (result != COMM_OK) {

@@ -122,6 +122,8 @@ struct comm_request {
     struct client_call *call; /* persistent: what is started; null otherwise */
     struct client_op *op;     /* in flight; null when there is none */
     bool ended;               /* and not waited for yet */
+    bool collected;           /* by a group that has not ended; that group points here */
+    bool freed;               /* likewise: the group frees it */
     comm_result_t result;
     comm_received_t received;
     char text[ERROR_TEXT_BYTES]; /* of a failure */
@@ -418,7 +420,13 @@ struct client_entry {
     struct stream_order order;
 };
 comm_result_t call_submit_entries(struct comm_client *client, struct client_entry *entries, size_t count);
+
+/* --- request.c --- */
+
+/* Null without memory. Without the lock. */
 struct comm_request *request_new(struct comm_comm *comm);
+/* A group is done with it: returns it, or null when it was freed meanwhile. Null is accepted. */
+struct comm_request *request_leave_group(struct comm_request *request);
 
 /* --- event.c --- */
 
@@ -432,8 +440,12 @@ void member_drop_reached(struct comm_comm *comm);
 /* --- group.c --- */
 
 bool group_is_open(void);
+/* The handle is marked as collected by the caller, who leaves the group with it where this fails. */
 comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
                         const struct stream_order *order);
+/* The communicator is left: what this thread's group has collected for it is not submitted. Its handles end
+ * with COMM_ABORTED. */
+void group_forget(struct comm_comm *comm);
 /* Ends the thread's groups; nothing of them is submitted. Handles are of no operation then. */
 void group_drop(void);
 

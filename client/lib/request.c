@@ -16,7 +16,31 @@ struct comm_request *request_new(struct comm_comm *comm)
 
 static bool is_started(const struct comm_request *request)
 {
-    return request->op != NULL || request->ended;
+    return request->op != NULL || request->ended || request->collected;
+}
+
+struct comm_request *request_leave_group(struct comm_request *request)
+{
+    if (request == NULL) {
+        return NULL;
+    }
+    request->collected = false;
+    if (request->freed) {
+        free(request->call);
+        free(request);
+        return NULL;
+    }
+    return request;
+}
+
+/* Of another thread: this one's own group is refused before. */
+static comm_result_t check_submitted(const char *name, const struct comm_request *request)
+{
+    return request == NULL || !request->collected
+               ? COMM_OK
+               : error_report(COMM_INVALID_ARGUMENT,
+                              "%s on \"%s\": a group has collected the operation and has not ended", name,
+                              request->comm->name);
 }
 
 /* Takes the result; the handle is free, or ready to be started again. */
@@ -59,8 +83,11 @@ comm_result_t comm_wait(comm_request_t **handle, comm_received_t *received)
     struct comm_client *client = (*handle)->comm->client;
     result = client_enter(client);
     if (result == COMM_OK) {
-        ops_finish_request(*handle);
-        result = request_take(handle, received);
+        result = check_submitted("comm_wait", *handle);
+        if (result == COMM_OK) {
+            ops_finish_request(*handle);
+            result = request_take(handle, received);
+        }
         client_leave(client);
     }
     return result;
@@ -87,7 +114,8 @@ comm_result_t comm_test(comm_request_t **handle, int *done, comm_received_t *rec
     if ((*handle)->op != NULL) {
         client_take_events(client);
     }
-    if ((*handle)->op != NULL) {
+    result = check_submitted("comm_test", *handle);
+    if ((*handle)->op != NULL || result != COMM_OK) {
         *done = 0;
     } else {
         result = request_take(handle, received);
@@ -154,7 +182,10 @@ comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *inde
     if (result != COMM_OK) {
         return result;
     }
-    for (;;) {
+    for (size_t i = 0; i < count && result == COMM_OK; i++) {
+        result = check_submitted("comm_wait_any", handles[i]);
+    }
+    while (result == COMM_OK) {
         *index = find_ended(handles, count, &waiting);
         if (*index < count || waiting == NULL) {
             break;
@@ -168,10 +199,61 @@ comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *inde
     return result;
 }
 
+static comm_result_t check_rests(const struct comm_request *request)
+{
+    return !is_started(request)
+               ? COMM_OK
+               : error_report(COMM_IN_PROGRESS, "comm_start: %s on \"%s\" was started and not waited for yet",
+                              request->call->name, request->comm->name);
+}
+
+/* Collected as any other call: in its place among them. */
+static comm_result_t start_in_group(struct comm_request *request)
+{
+    struct comm_client *client = request->comm->client;
+    struct stream_order order;
+    comm_result_t result = client_enter(client);
+    if (result != COMM_OK) {
+        return result;
+    }
+    result = check_rests(request);
+    request->collected |= result == COMM_OK;
+    client_leave(client);
+    if (result != COMM_OK) {
+        return result;
+    }
+    result = stream_begin(request->comm, request->call, &order);
+    if (result == COMM_OK) {
+        result = group_add(request->comm, request->call, request, &order);
+        if (result != COMM_OK) {
+            stream_abandon(request->comm, &order);
+        }
+    }
+    if (result != COMM_OK && client_enter(client) == COMM_OK) {
+        (void)request_leave_group(request);
+        client_leave(client);
+    }
+    return result;
+}
+
+/* It can be started again: its operation, where there is one, is nobody's. */
+static void request_rest(struct comm_request *request)
+{
+    if (request->op != NULL) {
+        request->op->request = NULL;
+        request->op = NULL;
+    }
+    request->ended = false;
+    request->result = COMM_OK;
+}
+
 comm_result_t comm_start(comm_request_t *request)
 {
     if (request == NULL || request->call == NULL) {
         return error_report(COMM_INVALID_ARGUMENT, "comm_start: this is no handle of a persistent operation");
+    }
+    if (group_is_open()) {
+        return start_in_group(request);
     }
     struct comm_client *client = request->comm->client;
     struct client_entry entry = {.comm = request->comm, .call = request->call, .request = request};
@@ -181,14 +263,17 @@ comm_result_t comm_start(comm_request_t *request)
     }
     result = client_enter(client);
     if (result != COMM_OK) {
+        stream_abandon(request->comm, &entry.order);
         return result;
     }
-    if (is_started(request)) {
-        result = error_report(COMM_IN_PROGRESS, "comm_start: %s on \"%s\" was started and not waited for yet",
-                              request->call->name, request->comm->name);
+    result = check_rests(request);
+    if (result != COMM_OK) {
         stream_abandon(request->comm, &entry.order);
     } else {
         result = call_submit_entries(client, &entry, 1);
+        if (result != COMM_OK) {
+            request_rest(request);
+        }
     }
     client_leave(client);
     return result == COMM_OK ? stream_end(entry.comm, entry.call, &entry.order) : result;
@@ -203,7 +288,11 @@ void comm_request_free(comm_request_t *request)
     if (request->op != NULL) {
         request->op->request = NULL;
     }
-    free(request->call);
-    free(request);
+    if (request->collected) {
+        request->freed = true;
+    } else {
+        free(request->call);
+        free(request);
+    }
     client_leave(client);
 }

@@ -439,6 +439,9 @@ comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call
     if (!group_is_open()) {
         return submit_now(comm, call, request, &order);
     }
+    if (request != NULL) {
+        request->collected = true;
+    }
     result = group_add(comm, call, request, &order);
     if (result != COMM_OK) {
         stream_abandon(comm, &order);

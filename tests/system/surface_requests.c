@@ -65,14 +65,24 @@ void groups(size_t count)
     enum { MEMBERS = 40 };
     fill(count * MEMBERS);
     poison(count * MEMBERS + 8);
+    comm_request_t *request = NULL;
     expect_ok(comm_group_begin(), "comm_group_begin");
     for (size_t i = 0; i < MEMBERS; i++) {
+        comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+        bool starts = i == MEMBERS / 2 && rank % 2 == 1; /* the same operation, in the same place */
+        options.request = starts ? &request : NULL;
+        options.persistent = starts;
         expect_ok(comm_all_reduce(comm, at(input + i * count), at(output + i * count), count, COMM_I64,
-                                  COMM_SUM, NULL),
+                                  COMM_SUM, &options),
                   "comm_all_reduce in a group");
+        if (starts) {
+            expect_ok(comm_start(request), "comm_start in a group");
+        }
     }
     expect(comm_sync(comm, 0), COMM_INVALID_ARGUMENT, "comm_sync in a group");
     expect_ok(comm_group_end(), "comm_group_end");
+    expect_ok(comm_wait(&request, NULL), "comm_wait after a group");
+    comm_request_free(request);
     done();
     for (size_t i = 0; i < count * MEMBERS; i++) {
         check_at("all_reduces of a group", i, sum_of(0, size, i));

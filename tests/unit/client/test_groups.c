@@ -1,0 +1,248 @@
+#include <stdlib.h>
+
+#include "client/lib/internal.h"
+#include "tests/unit/client/client_pair.h"
+
+/* Groups, and what else is called while one is open: handles, and the ends of communicators and clients. */
+
+enum { BYTES = 1000 };
+
+static unsigned char *part(void *memory, unsigned index)
+{
+    return (unsigned char *)memory + (size_t)index * BYTES;
+}
+
+static void *alloc_parts(const struct pair *pair, unsigned count)
+{
+    void *memory = NULL;
+    assert_int_equal(comm_mem_alloc(pair->client, (size_t)count * BYTES, COMM_DEVICE_HOST, &memory), COMM_OK);
+    fill_bytes(memory, BYTES, 1);
+    return memory;
+}
+
+static comm_request_t *reduce(comm_t *comm, void *memory, unsigned from, unsigned to, bool handle,
+                              bool is_persistent)
+{
+    comm_request_t *request = NULL;
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.request = handle ? &request : NULL;
+    options.persistent = is_persistent;
+    if (comm_all_reduce(comm, part(memory, from), part(memory, to), BYTES, COMM_U8, COMM_SUM, &options) !=
+        COMM_OK) {
+        fail_msg("comm_all_reduce: %s", comm_last_error());
+    }
+    return request;
+}
+
+/* What `rounds` operations in a row make of the first part. */
+static void assert_parts(void *memory, unsigned rounds)
+{
+    for (unsigned round = 0; round < rounds; round++) {
+        for (unsigned i = 0; i < BYTES; i++) {
+            assert_int_equal(part(memory, round + 1)[i], fake_daemon_byte(part(memory, round)[i]));
+        }
+    }
+}
+
+static void test_a_persistent_operation_keeps_its_place(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    comm_t *comm = pair_comm(&pair, "places", 0, 1);
+    void *memory = alloc_parts(&pair, 4);
+    comm_request_t *request = reduce(comm, memory, 1, 2, true, true);
+    for (unsigned turn = 0; turn < 3; turn++) {
+        memset(part(memory, 1), 0, 3 * BYTES);
+        uint64_t submits = fake_daemon_counts(pair.daemon).submits;
+        assert_int_equal(comm_group_begin(), COMM_OK);
+        (void)reduce(comm, memory, 0, 1, false, false);
+        assert_int_equal(comm_start(request), COMM_OK);
+        assert_int_equal(comm_start(request), COMM_IN_PROGRESS);
+        (void)reduce(comm, memory, 2, 3, false, false);
+        assert_int_equal(fake_daemon_counts(pair.daemon).submits, submits);
+        assert_int_equal(comm_group_end(), COMM_OK);
+        assert_int_equal(comm_start(request), COMM_IN_PROGRESS);
+        assert_int_equal(comm_wait(&request, NULL), COMM_OK);
+        assert_non_null(request);
+        assert_int_equal(comm_sync(comm, 0), COMM_OK);
+        assert_parts(memory, 3);
+    }
+    comm_request_free(request);
+    comm_destroy(comm);
+    pair_stop(&pair);
+}
+
+/* Its operations are not submitted; those of others are. */
+static void test_a_communicator_left_in_a_group(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    comm_t *left = pair_comm(&pair, "left", 0, 1);
+    comm_t *other = pair_comm(&pair, "other", 0, 1);
+    void *memory = alloc_parts(&pair, 3);
+    assert_int_equal(comm_group_begin(), COMM_OK);
+    (void)reduce(left, memory, 0, 1, false, false);
+    (void)reduce(other, memory, 0, 1, false, false);
+    comm_request_free(reduce(left, memory, 0, 1, true, false));
+    (void)reduce(other, memory, 1, 2, false, false);
+    comm_destroy(left);
+    assert_int_equal(comm_group_end(), COMM_OK);
+    assert_int_equal(comm_sync(other, 0), COMM_OK);
+    assert_parts(memory, 2);
+    assert_int_equal(fake_daemon_counts(pair.daemon).submits, 2);
+    assert_int_equal(fake_daemon_counts(pair.daemon).comms, 1);
+    comm_destroy(other);
+    pair_stop(&pair);
+}
+
+static void test_a_client_closed_in_a_group(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    struct pair other = pair_start(NULL);
+    comm_t *closed = pair_comm(&pair, "closed", 0, 1);
+    comm_t *comm = pair_comm(&other, "other", 0, 1);
+    void *memory = alloc_parts(&other, 2);
+    unsigned char bytes[BYTES] = {0};
+    assert_int_equal(comm_group_begin(), COMM_OK);
+    assert_int_equal(comm_all_reduce(closed, bytes, bytes, BYTES, COMM_U8, COMM_SUM, NULL), COMM_OK);
+    (void)reduce(comm, memory, 0, 1, false, false);
+    comm_client_close(pair.client);
+    assert_int_equal(comm_group_end(), COMM_OK);
+    assert_int_equal(comm_sync(comm, 0), COMM_OK);
+    assert_parts(memory, 1);
+    assert_int_equal(fake_daemon_counts(pair.daemon).submits, 0);
+    fake_daemon_stop(pair.daemon);
+    comm_destroy(comm);
+    pair_stop(&other);
+}
+
+/* The operation goes on: the handle is nobody's. */
+static void test_a_handle_freed_in_a_group(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    comm_t *comm = pair_comm(&pair, "freed", 0, 1);
+    void *memory = alloc_parts(&pair, 3);
+    comm_request_t *persistent = reduce(comm, memory, 1, 2, true, true);
+    assert_int_equal(comm_group_begin(), COMM_OK);
+    comm_request_free(reduce(comm, memory, 0, 1, true, false));
+    assert_int_equal(comm_start(persistent), COMM_OK);
+    comm_request_free(persistent);
+    assert_int_equal(comm_group_end(), COMM_OK);
+    assert_int_equal(comm_sync(comm, 0), COMM_OK);
+    assert_parts(memory, 2);
+    comm_destroy(comm);
+    pair_stop(&pair);
+}
+
+struct waiter {
+    comm_request_t *request;
+    comm_result_t waited, tested, any;
+    char text[ERROR_TEXT_BYTES];
+};
+
+static void *wait_elsewhere(void *context)
+{
+    struct waiter *waiter = context;
+    size_t index;
+    int done;
+    waiter->waited = comm_wait(&waiter->request, NULL);
+    strcpy(waiter->text, comm_last_error());
+    waiter->tested = comm_test(&waiter->request, &done, NULL);
+    waiter->any = comm_wait_any(&waiter->request, 1, &index, NULL);
+    return NULL;
+}
+
+/* Another thread that waits for a collected operation would wait for what nobody has submitted. */
+static void test_a_collected_handle_is_not_waited_for(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    comm_t *comm = pair_comm(&pair, "threads", 0, 1);
+    void *memory = alloc_parts(&pair, 2);
+    assert_int_equal(comm_group_begin(), COMM_OK);
+    struct waiter waiter = {.request = reduce(comm, memory, 0, 1, true, false)};
+    assert_int_equal(comm_wait(&waiter.request, NULL), COMM_INVALID_ARGUMENT);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, wait_elsewhere, &waiter), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    assert_int_equal(waiter.waited, COMM_INVALID_ARGUMENT);
+    assert_int_equal(waiter.tested, COMM_INVALID_ARGUMENT);
+    assert_int_equal(waiter.any, COMM_INVALID_ARGUMENT);
+    assert_non_null(strstr(waiter.text, "a group has collected the operation"));
+    assert_non_null(waiter.request);
+    assert_int_equal(comm_group_end(), COMM_OK);
+    assert_int_equal(comm_wait(&waiter.request, NULL), COMM_OK);
+    assert_null(waiter.request);
+    assert_parts(memory, 1);
+    comm_destroy(comm);
+    pair_stop(&pair);
+}
+
+static void test_what_waits_is_refused(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    comm_t *comm = pair_comm(&pair, "waits", 0, 1);
+    comm_t *split = NULL;
+    comm_request_t *none[1] = {NULL};
+    comm_event_t *event = NULL;
+    unsigned char bytes[BYTES] = {0};
+    size_t index;
+    int done;
+    assert_int_equal(comm_event_create(pair.client, &event), COMM_OK);
+    assert_int_equal(comm_group_begin(), COMM_OK);
+    assert_int_equal(comm_split(comm, 0, 0, &split), COMM_INVALID_ARGUMENT);
+    assert_int_equal(comm_sync(comm, 0), COMM_INVALID_ARGUMENT);
+    assert_int_equal(comm_sync_stream(comm, 0), COMM_INVALID_ARGUMENT);
+    assert_int_equal(comm_barrier(comm, NULL), COMM_INVALID_ARGUMENT);
+    assert_int_equal(comm_wait(none, NULL), COMM_INVALID_ARGUMENT);
+    assert_int_equal(comm_wait_all(none, 1, NULL), COMM_INVALID_ARGUMENT);
+    assert_int_equal(comm_wait_any(none, 1, &index, NULL), COMM_INVALID_ARGUMENT);
+    assert_int_equal(comm_test(none, &done, NULL), COMM_INVALID_ARGUMENT);
+    assert_int_equal(comm_event_record_comm(event, comm), COMM_INVALID_ARGUMENT);
+    assert_int_equal(comm_send_recv(comm, bytes, 1, 0, bytes, 1, 0, COMM_U8, 0, NULL), COMM_INVALID_ARGUMENT);
+    assert_int_equal(comm_group_end(), COMM_OK);
+    assert_int_equal(comm_group_end(), COMM_INVALID_ARGUMENT);
+    comm_event_destroy(event);
+    comm_destroy(comm);
+    pair_stop(&pair);
+}
+
+/* A start that fails leaves nothing to wait for. */
+static void test_a_start_that_fails(void **state)
+{
+    (void)state;
+    struct fake_script script = {.action = FAKE_CLOSE, .action_at_op = 1};
+    struct pair pair = pair_start(&script);
+    comm_t *comm = pair_comm(&pair, "fails", 0, 1);
+    void *memory = alloc_parts(&pair, 2);
+    comm_request_t *request = reduce(comm, memory, 0, 1, true, true);
+    (void)reduce(comm, memory, 0, 1, false, false);
+    assert_int_equal(comm_sync(comm, 0), COMM_DAEMON_LOST);
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(comm_start(request), COMM_DAEMON_LOST);
+    }
+    assert_int_equal(comm_group_begin(), COMM_OK);
+    assert_int_equal(comm_start(request), COMM_OK);
+    assert_int_equal(comm_group_end(), COMM_DAEMON_LOST);
+    assert_int_equal(comm_wait(&request, NULL), COMM_DAEMON_LOST);
+    comm_request_free(request);
+    comm_destroy(comm);
+    pair_stop(&pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_persistent_operation_keeps_its_place),
+        cmocka_unit_test(test_a_communicator_left_in_a_group),
+        cmocka_unit_test(test_a_client_closed_in_a_group),
+        cmocka_unit_test(test_a_handle_freed_in_a_group),
+        cmocka_unit_test(test_a_collected_handle_is_not_waited_for),
+        cmocka_unit_test(test_what_waits_is_refused),
+        cmocka_unit_test(test_a_start_that_fails),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

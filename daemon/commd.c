@@ -3,6 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include "daemon/base/log.h"
 #include "daemon/base/log_writer.h"
@@ -126,6 +127,16 @@ static int parse_command_line(int argc, char **argv, struct command_line *line)
     return -1;
 }
 
+/* Each client takes a few descriptors, each memory of theirs one for a moment: as many as there may be. */
+static void raise_descriptor_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &limit);
+    }
+}
+
 int main(int argc, char **argv)
 {
     static struct command_line line;
@@ -148,6 +159,7 @@ int main(int argc, char **argv)
         conf_free(conf);
         return EXIT_SUCCESS;
     }
+    raise_descriptor_limit();
     (void)signal(SIGPIPE, SIG_IGN); /* a reader of the log, or of a socket, that is gone ends nobody */
     enum status status = log_writer_start(&error);
     if (status == STATUS_OK) {

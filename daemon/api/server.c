@@ -3,6 +3,7 @@
 #include <grp.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
@@ -13,6 +14,72 @@
 
 _Static_assert(API_SESSIONS_MAX <= CLOSER_SESSIONS_MAX, "every session's socket finds a place");
 
+static void server_watch(struct api *api)
+{
+    bool accepts = !api->rests && !api->pauses && !api->draining;
+    loop_watch_set(api->watch, accepts ? LOOP_READ : 0);
+}
+
+static void server_go_on(void *context, uint64_t now_ns)
+{
+    struct api *api = context;
+    (void)now_ns;
+    api->pauses = false;
+    server_watch(api);
+}
+
+void api_lacks_fds(struct error *error, const char *consequence)
+{
+    struct rlimit limit = {.rlim_cur = 0};
+    (void)getrlimit(RLIMIT_NOFILE, &limit);
+    error_set(error, STATUS_LIMIT,
+              "commd has all %llu file descriptors open that it may have (LimitNOFILE= of its unit): %s",
+              (unsigned long long)limit.rlim_cur, consequence);
+}
+
+static void server_refuse(struct api *api, int fd, const struct error *error, uint64_t now_ns)
+{
+    uint64_t suppressed;
+    if (log_limit_pass(&api->refused_limit, now_ns, &suppressed)) {
+        log_warning("a client is refused: %s", error->text);
+    }
+    api_session_refuse(api, fd, error);
+}
+
+static int server_take(const struct api *api)
+{
+    return accept4(api->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+}
+
+/*
+ * There is no descriptor for the next client: the spare one serves to tell it so. False: not even that, and
+ * none is accepted for a while, since the socket would stay ready all the time.
+ */
+static bool server_turn_away(struct api *api, uint64_t now_ns)
+{
+    struct error error;
+    int fd = -1;
+    if (api->spare_fd >= 0) {
+        (void)close(api->spare_fd);
+        fd = server_take(api);
+    }
+    if (fd >= 0) {
+        api_lacks_fds(&error, "it takes no more clients");
+        server_refuse(api, fd, &error, now_ns);
+    }
+    api->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        uint64_t suppressed;
+        if (log_limit_pass(&api->refused_limit, now_ns, &suppressed)) {
+            log_warning("clients cannot be accepted: no file descriptor, or no memory, is left");
+        }
+        api->pauses = true;
+        loop_timer_set(api->pause, time_after(now_ns, API_ACCEPT_PAUSE_NS));
+        server_watch(api);
+    }
+    return fd >= 0;
+}
+
 static void server_accept(void *context, unsigned events, uint64_t now_ns)
 {
     (void)events;
@@ -20,30 +87,24 @@ static void server_accept(void *context, unsigned events, uint64_t now_ns)
     for (int i = 0; i < API_PACKETS_PER_WAKE; i++) {
         if (!closer_takes_sockets(api->closer)) {
             api->rests = true;
-            loop_watch_set(api->watch, 0);
+            server_watch(api);
             return;
         }
-        int fd = accept4(api->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        int fd = server_take(api);
         if (fd < 0) {
-            uint64_t suppressed;
-            if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM) &&
-                log_limit_pass(&api->refused_limit, now_ns, &suppressed)) {
-                log_warning("a client cannot be accepted: %s", strerror(errno));
+            bool lacks = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
+            if (!lacks || !server_turn_away(api, now_ns)) {
+                return;
             }
-            return;
+            continue;
         }
         struct error error;
         if (HASH_COUNT(api->sessions) >= API_SESSIONS_MAX) {
-            uint64_t suppressed;
-            if (log_limit_pass(&api->refused_limit, now_ns, &suppressed)) {
-                log_warning("a client is refused: %d sessions are open", API_SESSIONS_MAX);
-            }
             error_set(&error, STATUS_LIMIT, "%d processes are connected, which is the limit",
                       API_SESSIONS_MAX);
-            api_session_refuse(api, fd, &error);
+            server_refuse(api, fd, &error, now_ns);
         } else if (api_session_new(api, fd, now_ns, &error) != STATUS_OK) {
-            log_warning("a client is refused: %s", error.text);
-            api_session_refuse(api, fd, &error);
+            server_refuse(api, fd, &error, now_ns);
         }
     }
 }
@@ -163,6 +224,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         return error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
     }
     api->loop = loop;
+    api->spare_fd = -1;
     api->req = options->req;
     api->mesh = options->mesh;
     api->net = options->net;
@@ -193,6 +255,10 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         status = server_adopt(api->listen_fd, error);
     }
     if (status == STATUS_OK) {
+        api->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+        status = loop_timer_new(loop, server_go_on, api, &api->pause, error);
+    }
+    if (status == STATUS_OK) {
         api_pass_fds(api->listen_fd, false); /* nor do those that connect: until their Hello */
         status = loop_watch_new(loop, api->listen_fd, LOOP_READ, server_accept, api, &api->watch, error);
     }
@@ -216,6 +282,10 @@ void api_free(struct api *api)
         api_session_free(session, loop_now_ns());
     }
     loop_watch_free(api->watch);
+    loop_timer_free(api->pause);
+    if (api->spare_fd >= 0) {
+        (void)close(api->spare_fd);
+    }
     if (api->owns_socket_file) {
         unlink(api->socket_path);
     }
@@ -239,12 +309,12 @@ void api_accept_again(struct api *api)
 {
     if (api->rests && !api->draining && closer_takes_sockets(api->closer)) {
         api->rests = false;
-        loop_watch_set(api->watch, LOOP_READ);
+        server_watch(api);
     }
 }
 
 void api_drain(struct api *api)
 {
     api->draining = true;
-    loop_watch_set(api->watch, 0);
+    server_watch(api);
 }

@@ -417,6 +417,27 @@ static void arena_free(void *context, void *pointer)
 
 static ProtobufCAllocator arena_allocator = {.alloc = arena_alloc, .free = arena_free};
 
+/*
+ * There is room for more descriptors than a packet can have: one was left out because this process can hold
+ * no more. That is no fault of the client's.
+ */
+static bool packet_lacks_fd(const struct api_packet_in *packet)
+{
+    return (packet->flags & MSG_CTRUNC) != 0 && packet->fds <= CLIENT_PACKET_FDS_MAX;
+}
+
+static void session_refuse_fd(struct api_session *session, uint64_t request_id, uint64_t now_ns)
+{
+    struct error error;
+    uint64_t suppressed;
+    api_lacks_fds(&error, "the descriptor of this request was not taken");
+    if (log_limit_pass(&session->api->refused_limit, now_ns, &suppressed)) {
+        log_warning("client %d (%s), uid %u: %s", (int)session->client.pid, session->program,
+                    (unsigned)session->client.uid, error.text);
+    }
+    api_session_reply_error(session, request_id, &error);
+}
+
 static void session_packet(struct api_session *session, const uint8_t *bytes,
                            const struct api_packet_in *packet, uint64_t now_ns)
 {
@@ -426,13 +447,17 @@ static void session_packet(struct api_session *session, const uint8_t *bytes,
     arena.used = 0;
     if ((packet->flags & MSG_TRUNC) != 0) {
         error_set(&error, STATUS_PROTOCOL, "a packet larger than %d bytes", CLIENT_PACKET_MAX_BYTES);
-    } else if ((packet->flags & MSG_CTRUNC) != 0 || packet->fds > CLIENT_PACKET_FDS_MAX) {
+    } else if (packet->fds > CLIENT_PACKET_FDS_MAX) {
         error_set(&error, STATUS_PROTOCOL, "more than %d file descriptor with a packet",
                   CLIENT_PACKET_FDS_MAX);
     } else if ((request = commd__client__request__unpack(&arena_allocator, size, bytes)) == NULL) {
         error_set(&error, STATUS_PROTOCOL, "a packet of %zu bytes that is no request", size);
     } else {
-        session_dispatch(session, request, packet->fd, now_ns);
+        if (packet_lacks_fd(packet) && session->greeted) {
+            session_refuse_fd(session, request->id, now_ns);
+        } else {
+            session_dispatch(session, request, packet->fd, now_ns);
+        }
         commd__client__request__free_unpacked(request, &arena_allocator);
         return;
     }

@@ -104,7 +104,10 @@ struct api {
     bool owns_socket_file;
     int listen_fd;
     struct loop_watch *watch;
-    bool rests; /* accepts nobody: too much waits to be closed */
+    bool rests;  /* accepts nobody: too much waits to be closed */
+    bool pauses; /* accepts nobody for API_ACCEPT_PAUSE_NS: there is no descriptor for anybody */
+    struct loop_timer *pause;
+    int spare_fd; /* given up for a moment to tell a client that there are no more; -1: none */
     struct closer *closer;
     struct dev_gpus *gpus;
     char *gpus_absent;
@@ -126,7 +129,11 @@ struct api {
     struct log_limit refused_limit;
 };
 
+#define API_ACCEPT_PAUSE_NS (100 * TIME_MS) /* then it is tried again */
+
 /* server.c */
+/* LIMIT: this process has as many descriptors open as it may, and what that means. */
+void api_lacks_fds(struct error *error, const char *consequence);
 /* If none was for a while, and there is room. */
 void api_accept_again(struct api *api);
 

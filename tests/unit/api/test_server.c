@@ -45,7 +45,7 @@ static void test_sessions_max(void **state)
         close(over.fd);
         assert_int_equal(sessions(node), API_SESSIONS_MAX);
         assert_int_equal(count_fds(), fds);
-        assert_contains(node->last_warning, "4096 sessions are open");
+        assert_contains(node->last_warning, "4096 processes are connected");
     }
     client_check(&clients[0]);
     client_check(&clients[API_SESSIONS_MAX - 1]);

@@ -294,6 +294,78 @@ static void test_file_descriptors(void **state)
     node_free(node);
 }
 
+/* From here on this process, which is the daemon's as well, can open nothing; returns what it could. */
+static struct rlimit forbid_descriptors(void)
+{
+    struct rlimit before, none;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    int lowest = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
+    assert_true(lowest >= 0);
+    close(lowest);
+    none = before;
+    none.rlim_cur = (rlim_t)lowest;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    return before;
+}
+
+/* Out of descriptors, the request that brings one is refused; its session, and every other, goes on. */
+static void test_no_descriptor_is_left(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    int fd = client_memfd(4096);
+    struct client client = client_new(node);
+    unsigned fds = count_fds();
+    struct rlimit before = forbid_descriptors();
+    for (unsigned i = 0; i < 3; i++) {
+        uint64_t id = client_send_register(&client, 1, 4096, fd);
+        client_expect_error(&client, id, STATUS_LIMIT, "the descriptor of this request was not taken");
+        client_check(&client);
+    }
+    assert_contains(node->last_warning, "file descriptors open that it may have");
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    assert_int_equal(count_fds(), fds);
+    client_expect_done(&client, client_send_register(&client, 1, 4096, fd));
+    client_free(&client);
+    close(fd);
+    node_free(node);
+}
+
+/* Who comes meanwhile is told; with not even a descriptor for that, it waits, and so does the daemon. */
+static void test_no_descriptor_for_a_client(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client other = client_new(node);
+    struct client late[2];
+    for (unsigned i = 0; i < 2; i++) {
+        late[i] = (struct client){.node = node,
+                                  .fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
+        assert_true(late[i].fd >= 0);
+    }
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    strcpy(address.sun_path, node->path);
+    struct rlimit before = forbid_descriptors();
+    assert_int_equal(connect(late[0].fd, (struct sockaddr *)&address, sizeof address), 0);
+    client_expect_error(&late[0], 0, STATUS_LIMIT, "it takes no more clients");
+    client_expect_closed(&late[0]);
+    client_check(&other);
+    struct rlimit nothing = {.rlim_cur = 0, .rlim_max = before.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &nothing), 0);
+    assert_int_equal(connect(late[1].fd, (struct sockaddr *)&address, sizeof address), 0);
+    node_turns(node, 10);
+    assert_true(node->api->pauses);
+    client_check(&other);
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    uint64_t id = client_send_hello(&late[1], CLIENT_PROTOCOL_VERSION, "late");
+    event_free(client_expect_reply(&late[1], id, COMMD__CLIENT__REPLY__BODY_HELLO));
+    assert_false(node->api->pauses);
+    close(late[0].fd);
+    client_free(&late[1]);
+    client_free(&other);
+    node_free(node);
+}
+
 /* Who reads nothing is not read from any more; nothing is lost, and others are served meanwhile. */
 static void test_slow_reader_pauses(void **state)
 {
@@ -409,6 +481,8 @@ int main(void)
         cmocka_unit_test(test_mutated),
         cmocka_unit_test(test_packet_sizes),
         cmocka_unit_test(test_file_descriptors),
+        cmocka_unit_test(test_no_descriptor_is_left),
+        cmocka_unit_test(test_no_descriptor_for_a_client),
         cmocka_unit_test(test_slow_reader_pauses),
         cmocka_unit_test(test_slow_reader_is_dropped),
         cmocka_unit_test(test_ended_session_of_a_slow_reader),

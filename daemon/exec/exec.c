@@ -1,4 +1,5 @@
 #include <stdlib.h>
+#include <string.h>
 
 #include "daemon/exec/exec_internal.h"
 
@@ -34,12 +35,46 @@ void exec_free(struct exec *exec)
     }
     message_streams_free(exec);
     exec_free_groups(exec);
+    free(exec->parked_counts);
     free(exec);
 }
 
 void exec_wake(struct exec *exec)
 {
     exec->wake(exec->wake_context);
+}
+
+void exec_peer_violates(struct exec *exec, uint32_t peer, const char *what)
+{
+    struct error cause;
+    error_set(&cause, STATUS_PROTOCOL, "it sent %s", what);
+    net_disconnect(exec->net, peer, &cause);
+}
+
+bool exec_may_park(struct exec *exec, uint32_t peer)
+{
+    if (peer >= exec->parked_counts_capacity) {
+        uint32_t capacity = peer + peer / 2 + 8; /* peers are fewer than NET_PEERS_MAX */
+        uint32_t *counts = realloc(exec->parked_counts, capacity * sizeof *counts);
+        if (counts == NULL) {
+            return false;
+        }
+        memset(counts + exec->parked_counts_capacity, 0,
+               (capacity - exec->parked_counts_capacity) * sizeof *counts);
+        exec->parked_counts = counts;
+        exec->parked_counts_capacity = capacity;
+    }
+    return exec->parked_counts[peer] < EXEC_PARKED_STREAMS_MAX;
+}
+
+void exec_park(struct exec *exec, uint32_t peer)
+{
+    exec->parked_counts[peer]++;
+}
+
+void exec_unpark(struct exec *exec, uint32_t peer)
+{
+    exec->parked_counts[peer]--;
 }
 
 void exec_set_gpus(struct exec *exec, struct dev_gpus *gpus)

@@ -42,8 +42,9 @@ static bool comm_allocate(struct exec_comm *comm)
         lane->comm = comm;
         lane->index = i;
         lane->streams = calloc(nodes, sizeof(struct net_stream *));
+        lane->sources = calloc(nodes, sizeof(struct exec_incoming *));
         lane->offsets = calloc(2 * (nodes + 1), sizeof *lane->offsets);
-        complete = lane->streams != NULL && lane->offsets != NULL;
+        complete = lane->streams != NULL && lane->sources != NULL && lane->offsets != NULL;
     }
     return complete;
 }

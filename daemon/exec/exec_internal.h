@@ -116,8 +116,10 @@ struct exec_lane {
     size_t memory_bytes;
     unsigned char *encoded; /* compression: this node's part of the sum */
     uint64_t encoded_bytes;
-    uint64_t *offsets;           /* node_count + 1 block offsets, then as many of what is sent */
-    struct net_stream **streams; /* outgoing, by node; opened on first use */
+    uint64_t *offsets;              /* node_count + 1 block offsets, then as many of what is sent */
+    struct net_stream **streams;    /* outgoing, by node; opened on first use */
+    struct exec_incoming **sources; /* incoming, by node: the one stream that may feed the lane */
+    bool is_cut; /* a source ended within a payload: nothing more is taken, until the communicator ends */
 };
 
 /* Ranks that follow each other and are of one node: as many of them as there can be. */
@@ -199,7 +201,8 @@ struct message_pass {
 };
 
 struct exec_message_node {
-    struct net_stream *envelopes, *replies; /* outgoing; opened on first use */
+    struct net_stream *envelopes, *replies;             /* outgoing; opened on first use */
+    struct message_incoming *envelopes_in, *replies_in; /* the one stream of each that it may have to us */
     uint64_t last_id;
     uint32_t arrivals; /* kept here of that node */
     uint64_t arrival_bytes;
@@ -264,6 +267,8 @@ struct exec {
     struct exec_comm *comms;
     struct exec_incoming *parked;
     struct message_incoming *parked_messages;
+    uint32_t *parked_counts; /* by peer, of both lists */
+    uint32_t parked_counts_capacity;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */
     struct dev_gpus *gpus;
     uint32_t cliques[DEV_GPUS_MAX]; /* by GPU */
@@ -287,8 +292,9 @@ struct exec_incoming {
     uint32_t header_have;
     bool in_message; /* the header is whole */
     struct data_header header;
-    struct exec_lane *lane; /* once matched, until the payload is whole */
-    bool dropping;          /* the operation was cancelled: the payload is of no use */
+    struct exec_lane *feeds; /* from its first header to its end; null while parked */
+    struct exec_lane *lane;  /* the same, once a message matched, until its payload is whole */
+    bool dropping;           /* the operation was cancelled: the payload is of no use */
     uint64_t taken_bytes;
     uint8_t partial[DTYPE_SIZE_MAX_BYTES]; /* of an element that the last piece ended in */
     uint32_t partial_have;
@@ -349,6 +355,17 @@ void comm_wait_text(const struct exec_comm *comm, const struct exec_wait *wait, 
 void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
 void exec_wake(struct exec *exec);
+/*
+ * The peer sent what no correct node sends, whatever its users call: its connection is dropped, and the layer
+ * that keeps the peers (mesh) says so, fails what is shared with it, and waits before the next connection.
+ * What a user's call can bring about is none: it fails that communicator alone.
+ */
+void exec_peer_violates(struct exec *exec, uint32_t peer, const char *what);
+/* Streams of a peer without a communicator are counted. False: it has EXEC_PARKED_STREAMS_MAX, or no memory;
+ * then nothing may be counted for it. */
+bool exec_may_park(struct exec *exec, uint32_t peer);
+void exec_park(struct exec *exec, uint32_t peer);
+void exec_unpark(struct exec *exec, uint32_t peer);
 bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq);
 
 /* op.c: what an operation is made of, once it begins. */
@@ -500,6 +517,10 @@ const struct coll_transfer *lane_next_receive(const struct exec_lane *lane);
 uint64_t lane_message_elements(const struct exec_lane *lane, const struct coll_transfer *receive);
 /* A message of the next receive is complete. */
 void lane_received(struct exec_lane *lane, uint64_t elements);
+/* The lane whose message the header is, on any stream. */
+struct exec_lane *lane_of_header(struct exec_comm *comm, const struct data_header *header);
+/* Whether the payload behind that header is what the lane takes now from that node. */
+bool lane_takes(const struct exec_lane *lane, uint32_t node, const struct data_header *header);
 void lane_stop(struct exec_lane *lane);
 void lane_reset_streams(struct exec_lane *lane, bool give_up);
 void lane_release(struct exec_lane *lane);

@@ -1,3 +1,4 @@
+#include <assert.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,6 +181,7 @@ static enum status send_message(struct exec_lane *lane, const struct coll_transf
     bool gathered = pieces > 1 && (small || pieces > EXEC_SEND_PIECES_MAX);
     uint8_t header[DATA_HEADER_BYTES];
     const uint8_t *next_header = header;
+    assert(vector_holds(vector, offset, elements));
     if (gathered || (lane->algorithm->copies_sends && !small)) {
         return send_gathered(lane, transfer, offset, elements, error);
     }
@@ -443,6 +445,20 @@ void lane_received(struct exec_lane *lane, uint64_t elements)
     lane->receives_done++;
 }
 
+struct exec_lane *lane_of_header(struct exec_comm *comm, const struct data_header *header)
+{
+    bool agreement = header->slice == EXEC_AGREEMENT_SLICE;
+    return &comm->lanes[agreement ? EXEC_AGREEMENT_LANE : header->slice / comm->share_count % EXEC_LANES_MAX];
+}
+
+bool lane_takes(const struct exec_lane *lane, uint32_t node, const struct data_header *header)
+{
+    const struct coll_transfer *receive = lane_next_receive(lane);
+    const struct exec_op *op = lane_op(lane);
+    return receive != NULL && receive->node == node && op != NULL && op->call.seq == header->seq &&
+           lane->slice == header->slice && lane->round == header->round;
+}
+
 void lane_stop(struct exec_lane *lane)
 {
     lane->state = LANE_IDLE;
@@ -471,4 +487,5 @@ void lane_release(struct exec_lane *lane)
     free(lane->offsets);
     free(lane->transfers.sends);
     free(lane->streams);
+    free(lane->sources);
 }

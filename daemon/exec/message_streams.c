@@ -14,6 +14,10 @@
  * payloads; one of replies, which nothing holds back; and one for each large payload.
  */
 
+/* What a stream carries, by its first header: a node has one of each of the first two, and others of DATA,
+ * one message each. */
+enum message_flow { MESSAGE_FLOW_ENVELOPES, MESSAGE_FLOW_REPLIES, MESSAGE_FLOW_PAYLOAD };
+
 struct message_incoming {
     struct message_incoming *prev, *next;
     struct exec *exec;
@@ -21,6 +25,8 @@ struct message_incoming {
     uint32_t peer;             /* the net's */
     struct exec_comm *comm;    /* null: parked */
     uint32_t node;
+    enum message_flow flow; /* once it has a communicator */
+    bool is_over;           /* PAYLOAD: its message is whole */
     uint8_t header_bytes[MESSAGE_HEADER_BYTES];
     uint32_t header_have;
     bool in_message;
@@ -197,15 +203,46 @@ static struct message_incoming **list_of(struct message_incoming *incoming)
     return incoming->comm != NULL ? &incoming->comm->messages.incoming : &incoming->exec->parked_messages;
 }
 
-/* Takes it out of its list. */
-static void incoming_free(struct message_incoming *incoming)
+/* What the node may have one stream of; null for payloads. */
+static struct message_incoming **place_of(const struct message_incoming *incoming)
 {
-    DL_DELETE(*list_of(incoming), incoming);
+    struct exec_message_node *node = &incoming->comm->messages.nodes[incoming->node];
+    switch (incoming->flow) {
+    case MESSAGE_FLOW_ENVELOPES:
+        return &node->envelopes_in;
+    case MESSAGE_FLOW_REPLIES:
+        return &node->replies_in;
+    case MESSAGE_FLOW_PAYLOAD:
+        break;
+    }
+    return NULL;
+}
+
+/* Ends what the stream has of its communicator; what came of a message is dropped. */
+static void incoming_let_go(struct message_incoming *incoming)
+{
+    struct message_incoming **place = place_of(incoming);
+    if (place != NULL && *place == incoming) {
+        *place = NULL;
+    }
     if (incoming->arrival != NULL) {
         struct exec_message_node *node = &incoming->comm->messages.nodes[incoming->node];
         node->arrivals--;
         node->arrival_bytes -= incoming->arrival->payload_bytes;
         free(incoming->arrival);
+        incoming->arrival = NULL;
+    }
+    incoming->receive = NULL;
+}
+
+/* Takes it out of its list. */
+static void incoming_free(struct message_incoming *incoming)
+{
+    DL_DELETE(*list_of(incoming), incoming);
+    if (incoming->comm != NULL) {
+        incoming_let_go(incoming);
+    } else {
+        exec_unpark(incoming->exec, incoming->peer);
     }
     free(incoming);
 }
@@ -220,14 +257,57 @@ static void incoming_reset(struct message_incoming *incoming)
     }
 }
 
-static void incoming_fault(struct message_incoming *incoming, const char *what)
+/* See exec_peer_violates. The communicator, if the stream has one, hears of it first. */
+static void incoming_violates(struct message_incoming *incoming, const char *what)
 {
     struct exec_comm *comm = incoming->comm;
     struct error error;
-    error_set(&error, STATUS_PROTOCOL, "\"%s\": node %s sent %s", comm->options.name,
-              comm->options.node_names[incoming->node], what);
-    exec_comm_fail(comm, &error, comm->exec->now_ns);
+    if (incoming->resetting) {
+        return;
+    }
+    if (comm != NULL) {
+        error_set(&error, STATUS_PROTOCOL, "\"%s\": node %s sent %s", comm->options.name,
+                  comm->options.node_names[incoming->node], what);
+        exec_comm_fail(comm, &error, comm->exec->now_ns);
+    }
     incoming_reset(incoming);
+    exec_peer_violates(incoming->exec, incoming->peer, what);
+}
+
+static enum message_flow flow_of(enum message_kind kind)
+{
+    switch (kind) {
+    case MESSAGE_EAGER:
+    case MESSAGE_ENVELOPE:
+        return MESSAGE_FLOW_ENVELOPES;
+    case MESSAGE_ACCEPT:
+    case MESSAGE_REFUSE:
+        return MESSAGE_FLOW_REPLIES;
+    case MESSAGE_DATA:
+        break;
+    }
+    return MESSAGE_FLOW_PAYLOAD;
+}
+
+/* The stream keeps to what its first header says. */
+static void claim_flow(struct message_incoming *incoming)
+{
+    incoming->flow = flow_of(incoming->header.kind);
+    struct message_incoming **place = place_of(incoming);
+    if (place != NULL && *place != NULL) {
+        incoming_violates(incoming, "a second stream of envelopes, or of replies");
+    } else if (place != NULL) {
+        *place = incoming;
+    }
+}
+
+static void check_next_header(struct message_incoming *incoming)
+{
+    if (incoming->header.comm_id != incoming->comm->comm_id) {
+        incoming_violates(incoming, "messages of two communicators on one stream");
+    } else if (flow_of(incoming->header.kind) != incoming->flow || incoming->is_over) {
+        incoming_violates(incoming, "messages on one stream that belong on two");
+    }
 }
 
 static bool find_comm(struct message_incoming *incoming)
@@ -237,16 +317,16 @@ static bool find_comm(struct message_incoming *incoming)
     for (uint32_t node = 0; comm != NULL && node < comm->options.node_count; node++) {
         if (node != comm->options.node_index && comm->peers[node] == incoming->peer) {
             DL_DELETE(incoming->exec->parked_messages, incoming);
+            exec_unpark(incoming->exec, incoming->peer);
             incoming->comm = comm;
             incoming->node = node;
             DL_APPEND(comm->messages.incoming, incoming);
-            return true;
+            claim_flow(incoming);
+            return !incoming->resetting;
         }
     }
     if (comm != NULL) {
-        log_warning("a node that has no part in communicator \"%s\" sends messages to it",
-                    comm->options.name);
-        incoming_reset(incoming);
+        incoming_violates(incoming, "messages of a communicator that it has no part in");
     }
     return false;
 }
@@ -305,7 +385,7 @@ static enum begun begin_message(struct message_incoming *incoming)
         return BEGIN_LATER;
     }
     if (!ranks_are_right(incoming)) {
-        incoming_fault(incoming, "a message of ranks that are elsewhere");
+        incoming_violates(incoming, "a message of ranks that are elsewhere");
         return BEGIN_FAULT;
     }
     switch (header->kind) {
@@ -316,7 +396,7 @@ static enum begun begin_message(struct message_incoming *incoming)
     case MESSAGE_REFUSE:
         posted = messages_find(comm, MESSAGE_OFFERED, incoming->node, header->id);
         if (posted == NULL || posted->call.rank != header->source_rank) {
-            incoming_fault(incoming, "a reply to a message that was not sent");
+            incoming_violates(incoming, "a reply to a message that was not sent");
             return BEGIN_FAULT;
         }
         if (header->kind == MESSAGE_REFUSE) {
@@ -331,7 +411,7 @@ static enum begun begin_message(struct message_incoming *incoming)
                                            : messages_find(comm, MESSAGE_AWAITED, incoming->node, header->id);
         if (posted == NULL || posted->received_elements != header->count_elements ||
             posted->call.dtype != header->dtype) {
-            incoming_fault(incoming, "a payload that no receive waits for");
+            incoming_violates(incoming, "a payload that no receive waits for");
             return BEGIN_FAULT;
         }
         incoming->receive = posted;
@@ -351,6 +431,7 @@ static void end_message(struct message_incoming *incoming)
     incoming->taken_bytes = 0;
     incoming->arrival = NULL;
     incoming->receive = NULL;
+    incoming->is_over = incoming->flow == MESSAGE_FLOW_PAYLOAD;
     if (arrival != NULL) {
         messages_arrive(incoming->comm, arrival);
     } else if (receive != NULL && receive->pipe != NULL) {
@@ -369,12 +450,12 @@ static size_t take_header(struct message_incoming *incoming, const uint8_t *byte
     incoming->header_have += (uint32_t)used;
     if (incoming->header_have == MESSAGE_HEADER_BYTES) {
         const char *what = NULL;
-        uint64_t comm_id = incoming->header.comm_id;
-        enum status status = message_header_decode(incoming->header_bytes, &incoming->header, &what);
-        if (status != STATUS_OK || (incoming->comm != NULL && incoming->header.comm_id != comm_id)) {
-            log_warning("a stream of messages is reset: %s",
-                        status != STATUS_OK ? what : "it changes its communicator");
-            incoming_reset(incoming);
+        if (message_header_decode(incoming->header_bytes, &incoming->header, &what) != STATUS_OK) {
+            char text[96];
+            (void)snprintf(text, sizeof text, "a header of a message that is malformed: %s", what);
+            incoming_violates(incoming, text);
+        } else if (incoming->comm != NULL) {
+            check_next_header(incoming);
         }
         incoming->in_message = true;
     }
@@ -406,8 +487,15 @@ static size_t take_payload(struct message_incoming *incoming, const uint8_t *byt
     if (incoming->receive != NULL && incoming->receive->pipe != NULL) {
         used = take_to_pipe(incoming, bytes, used);
     } else {
-        unsigned char *target =
-            incoming->arrival != NULL ? incoming->arrival->payload : incoming->receive->call.buffer;
+        const struct exec_posted *receive = incoming->receive;
+        unsigned char *target = incoming->arrival != NULL ? incoming->arrival->payload : receive->call.buffer;
+        uint64_t room_bytes = incoming->arrival != NULL
+                                  ? incoming->arrival->payload_bytes
+                                  : receive->call.count_elements * dtype_size_bytes(receive->call.dtype);
+        if (incoming->taken_bytes > room_bytes || used > room_bytes - incoming->taken_bytes) {
+            incoming_violates(incoming, "a payload that is larger than its receive");
+            return 0;
+        }
         memcpy(target + incoming->taken_bytes, bytes, used);
     }
     incoming->taken_bytes += used;
@@ -416,8 +504,10 @@ static size_t take_payload(struct message_incoming *incoming, const uint8_t *byt
 
 static struct message_incoming *incoming_new(struct exec *exec, struct net_stream *stream, uint64_t now_ns)
 {
-    struct message_incoming *incoming = calloc(1, sizeof *incoming);
+    struct message_incoming *incoming =
+        exec_may_park(exec, stream->peer) ? calloc(1, sizeof *incoming) : NULL;
     if (incoming != NULL) {
+        exec_park(exec, stream->peer);
         incoming->exec = exec;
         incoming->stream = stream;
         incoming->peer = stream->peer;
@@ -466,7 +556,7 @@ static size_t receive_bytes(void *context, struct net_stream *stream, const uint
             used += taken;
             incoming->stalled = taken == 0;
             if (incoming->stalled) {
-                return used;
+                return incoming->resetting ? size : used;
             }
         }
         if (incoming->taken_bytes == incoming->header.payload_bytes) {
@@ -482,16 +572,20 @@ static void receive_closed(void *context, struct net_stream *stream, const struc
 {
     struct message_incoming *incoming = stream->user;
     (void)context;
-    (void)now_ns;
     if (incoming == NULL) {
         return;
     }
     stream->user = NULL;
     incoming->stream = NULL;
-    bool waits = cause == NULL && incoming->in_message && incoming->header.payload_bytes == 0;
-    if (!waits || incoming->resetting) {
-        incoming_free(incoming);
+    if (cause == NULL && incoming->in_message && incoming->header.payload_bytes == 0 &&
+        !incoming->resetting) {
+        return; /* all of it is here, and its time has not come */
     }
+    if (cause == NULL && incoming->header_have > 0) {
+        incoming->exec->now_ns = now_ns;
+        incoming_violates(incoming, "half a message, and the end of its stream");
+    }
+    incoming_free(incoming);
 }
 
 void message_streams_register(struct exec *exec)
@@ -524,6 +618,9 @@ void message_streams_resume(struct exec_comm *comm)
         if (begun && incoming->header.payload_bytes == incoming->taken_bytes) {
             end_message(incoming);
         }
+        if (incoming->resetting) {
+            continue; /* closed follows; it is freed there */
+        }
         if (incoming->stream != NULL) {
             incoming->stalled = false;
             net_stream_resume(incoming->stream);
@@ -549,22 +646,16 @@ void message_streams_detach(struct exec_comm *comm)
 {
     while (comm->messages.incoming != NULL) {
         struct message_incoming *incoming = comm->messages.incoming;
-        DL_DELETE(comm->messages.incoming, incoming);
-        if (incoming->arrival != NULL) {
-            struct exec_message_node *node = &comm->messages.nodes[incoming->node];
-            node->arrivals--;
-            node->arrival_bytes -= incoming->arrival->payload_bytes;
-            free(incoming->arrival);
-            incoming->arrival = NULL;
-        }
-        incoming->comm = NULL;
-        incoming->receive = NULL;
-        DL_APPEND(comm->exec->parked_messages, incoming);
         if (incoming->stream == NULL) {
             incoming_free(incoming);
-        } else {
-            incoming_reset(incoming);
+            continue;
         }
+        incoming_let_go(incoming);
+        DL_DELETE(comm->messages.incoming, incoming);
+        incoming->comm = NULL;
+        DL_APPEND(comm->exec->parked_messages, incoming); /* until the network says that it is closed */
+        exec_park(comm->exec, incoming->peer);
+        incoming_reset(incoming);
     }
 }
 

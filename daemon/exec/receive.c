@@ -49,11 +49,44 @@ static void incoming_reset(struct exec_incoming *incoming)
     }
 }
 
+/* Ends the stream's hold on its lane. A payload that was taken in part cannot be completed by another. */
+static void incoming_let_go(struct exec_incoming *incoming)
+{
+    if (incoming->feeds != NULL) {
+        incoming->feeds->is_cut |= incoming->lane != NULL;
+        incoming->feeds->sources[incoming->node] = NULL;
+    }
+    incoming->feeds = NULL;
+    incoming->lane = NULL;
+    incoming->dropping = false;
+}
+
 static void incoming_free(struct exec_incoming *incoming)
 {
+    incoming_let_go(incoming);
     list_remove(list_of(incoming), incoming);
+    if (incoming->comm == NULL) {
+        exec_unpark(incoming->exec, incoming->peer);
+    }
     free(incoming->encoded);
     free(incoming);
+}
+
+/* See exec_peer_violates. The communicator, if the stream has one, hears of it first. */
+static void incoming_violates(struct exec_incoming *incoming, const char *what)
+{
+    struct exec_comm *comm = incoming->comm;
+    struct error error;
+    if (incoming->resetting) {
+        return;
+    }
+    if (comm != NULL) {
+        error_set(&error, STATUS_PROTOCOL, "\"%s\": node %s sent %s", comm->options.name,
+                  comm->options.node_names[incoming->node], what);
+        exec_comm_fail(comm, &error, incoming->exec->now_ns);
+    }
+    incoming_reset(incoming);
+    exec_peer_violates(incoming->exec, incoming->peer, what);
 }
 
 static bool calls_agree(const struct data_header *header, const struct exec_op *op)
@@ -116,9 +149,10 @@ static enum match match_lane(struct exec_incoming *incoming, struct exec_op *op,
                         header->slice % share_count != incoming->comm->share_index) {
         return set_fault(incoming, "a slice that the operation does not have", error);
     }
-    struct exec_lane *lane =
-        &incoming->comm
-             ->lanes[agreement ? EXEC_AGREEMENT_LANE : header->slice / share_count % EXEC_LANES_MAX];
+    struct exec_lane *lane = incoming->feeds;
+    if (lane->is_cut) {
+        return MATCH_WAIT; /* for the end of the communicator */
+    }
     if (!agreement && header->slice >= op->next_slice) {
         return MATCH_WAIT;
     }
@@ -225,7 +259,7 @@ static void message_done(struct exec_incoming *incoming, uint64_t now_ns)
     receive_resume(incoming->comm);
 }
 
-/* Whole elements, to where they lie together. */
+/* Whole elements, to where they lie together: within the receive's part of the slice. */
 static void apply(const struct exec_lane *lane, const struct exec_op *op, enum coll_action action,
                   unsigned char *target, unsigned char *prefix, const uint8_t *bytes, uint64_t count)
 {
@@ -252,7 +286,19 @@ static void apply(const struct exec_lane *lane, const struct exec_op *op, enum c
     }
 }
 
-/* The next whole elements of the payload. */
+/* Whether so many elements of the payload, from `first` on, are what the receive takes, and have a place. */
+static bool elements_fit(const struct exec_lane *lane, const struct coll_transfer *receive, uint64_t first,
+                         uint64_t count)
+{
+    const struct exec_vector *vector = &lane->vectors[receive->space];
+    uint64_t expected = lane_message_elements(lane, receive);
+    uint64_t offset = receive->offset_elements + lane->received_elements + first;
+    uint64_t behind = receive->action == COLL_PREFIX ? lane->call.count_elements : 0;
+    return first <= expected && count <= expected - first && vector_holds(vector, offset, count) &&
+           vector_holds(vector, offset + behind, count);
+}
+
+/* The next whole elements of the payload; they fit. */
 static void apply_elements(const struct exec_incoming *incoming, const struct coll_transfer *receive,
                            uint64_t first, const uint8_t *bytes, uint64_t count)
 {
@@ -267,6 +313,7 @@ static void apply_elements(const struct exec_incoming *incoming, const struct co
                                     ? vector_at(vector, offset + lane->call.count_elements, &behind)
                                     : NULL;
         together = together < count ? together : count;
+        together = prefix != NULL && behind < together ? behind : together;
         apply(lane, op, receive->action, target, prefix, bytes, together);
         bytes += together * op->element_bytes;
         offset += together;
@@ -274,14 +321,20 @@ static void apply_elements(const struct exec_incoming *incoming, const struct co
     }
 }
 
-/* Elements that lie whole in the piece are taken from there; one that a piece ends in is put together
- * first. */
+/*
+ * Elements that lie whole in the piece are taken from there; one that a piece ends in is put together first.
+ * Returns 0 when they have no place in what the lane takes now.
+ */
 static size_t take_elements(struct exec_incoming *incoming, const struct coll_transfer *receive,
                             const uint8_t *bytes, size_t size)
 {
     size_t element = (size_t)lane_op(incoming->lane)->element_bytes;
     uint64_t first = incoming->taken_bytes / element;
     size_t used = 0;
+    uint64_t whole = size / element > 0 ? size / element : 1;
+    if (!elements_fit(incoming->lane, receive, first, whole)) {
+        return 0;
+    }
     if (incoming->partial_have > 0 || size < element) {
         size_t wanted = element - incoming->partial_have;
         used = size < wanted ? size : wanted;
@@ -293,17 +346,24 @@ static size_t take_elements(struct exec_incoming *incoming, const struct coll_tr
         }
         return used;
     }
-    size_t whole = size / element;
     apply_elements(incoming, receive, first, bytes, whole);
-    return whole * element;
+    return (size_t)whole * element;
 }
 
+/*
+ * Returns how much was taken. 0 where there was something to take: the payload is not what the lane takes
+ * now. A stream that owns its lane cannot get there; the check costs little, and nothing else stands between
+ * a mistake here and other memory.
+ */
 static size_t take_payload(struct exec_incoming *incoming, const uint8_t *bytes, size_t size)
 {
     uint64_t left = incoming->header.payload_bytes - incoming->taken_bytes;
     size_t used = size < left ? size : (size_t)left;
     if (used > 0 && !incoming->dropping) {
         const struct exec_lane *lane = incoming->lane;
+        if (!lane_takes(lane, incoming->node, &incoming->header)) {
+            return 0;
+        }
         if (compressed_applies(lane, lane_op(lane))) {
             memcpy(incoming->encoded + incoming->taken_bytes, bytes, used);
         } else {
@@ -327,6 +387,23 @@ static bool payload_has_room(struct exec_incoming *incoming)
 
 /* --- Streams --- */
 
+/* From here on the stream is that lane's, and the lane takes from no other of this node. */
+static void claim_lane(struct exec_incoming *incoming)
+{
+    struct exec_lane *lane = lane_of_header(incoming->comm, &incoming->header);
+    if (lane->sources[incoming->node] != NULL) {
+        incoming_violates(incoming, "a second stream of data for one lane of slices");
+        return;
+    }
+    lane->sources[incoming->node] = incoming;
+    incoming->feeds = lane;
+}
+
+static bool header_is_of_communicator(const struct exec_incoming *incoming)
+{
+    return incoming->header.generation == incoming->comm->options.generation;
+}
+
 static bool find_comm(struct exec_incoming *incoming)
 {
     struct exec_comm *comm;
@@ -337,15 +414,30 @@ static bool find_comm(struct exec_incoming *incoming)
     for (uint32_t node = 0; node < comm->options.node_count; node++) {
         if (node != comm->options.node_index && comm->peers[node] == incoming->peer) {
             list_remove(&incoming->exec->parked, incoming);
+            exec_unpark(incoming->exec, incoming->peer);
             incoming->comm = comm;
             incoming->node = node;
             list_add(&comm->incoming, incoming);
-            return true;
+            if (!header_is_of_communicator(incoming)) {
+                incoming_violates(incoming, "a data header of another generation");
+            } else {
+                claim_lane(incoming);
+            }
+            return !incoming->resetting;
         }
     }
-    log_warning("a node that has no part in communicator \"%s\" sends data to it", comm->options.name);
-    incoming_reset(incoming);
+    incoming_violates(incoming, "data for a communicator that it has no part in");
     return false;
+}
+
+/* A stream stays with the communicator and the lane of its first header. */
+static void check_next_header(struct exec_incoming *incoming)
+{
+    if (incoming->header.comm_id != incoming->comm->comm_id || !header_is_of_communicator(incoming)) {
+        incoming_violates(incoming, "data of two communicators on one stream");
+    } else if (lane_of_header(incoming->comm, &incoming->header) != incoming->feeds) {
+        incoming_violates(incoming, "data of two lanes of slices on one stream");
+    }
 }
 
 static size_t take_header(struct exec_incoming *incoming, const uint8_t *bytes, size_t size)
@@ -356,12 +448,12 @@ static size_t take_header(struct exec_incoming *incoming, const uint8_t *bytes, 
     incoming->header_have += (uint32_t)used;
     if (incoming->header_have == DATA_HEADER_BYTES) {
         const char *what = NULL;
-        uint64_t comm_id = incoming->header.comm_id;
-        enum status status = data_header_decode(incoming->header_bytes, &incoming->header, &what);
-        if (status != STATUS_OK || (incoming->comm != NULL && incoming->header.comm_id != comm_id)) {
-            log_warning("a data stream is reset: %s",
-                        status != STATUS_OK ? what : "it changes its communicator");
-            incoming_reset(incoming);
+        if (data_header_decode(incoming->header_bytes, &incoming->header, &what) != STATUS_OK) {
+            char text[96];
+            (void)snprintf(text, sizeof text, "a data header that is malformed: %s", what);
+            incoming_violates(incoming, text);
+        } else if (incoming->comm != NULL) {
+            check_next_header(incoming);
         }
         incoming->in_message = true;
         incoming->taken_bytes = 0;
@@ -371,6 +463,23 @@ static size_t take_header(struct exec_incoming *incoming, const uint8_t *bytes, 
     return used;
 }
 
+/* Null without memory, or when that peer has too many streams parked. */
+static struct exec_incoming *incoming_new(struct exec *exec, struct net_stream *stream, uint64_t now_ns)
+{
+    struct exec_incoming *incoming = exec_may_park(exec, stream->peer) ? calloc(1, sizeof *incoming) : NULL;
+    if (incoming == NULL) {
+        return NULL;
+    }
+    exec_park(exec, stream->peer);
+    incoming->exec = exec;
+    incoming->stream = stream;
+    incoming->peer = stream->peer;
+    incoming->expires_ns = time_after(now_ns, EXEC_PARKED_NS);
+    stream->user = incoming;
+    list_add(&exec->parked, incoming);
+    return incoming;
+}
+
 static size_t receive_bytes(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
                             bool end, uint64_t now_ns)
 {
@@ -378,18 +487,10 @@ static size_t receive_bytes(void *context, struct net_stream *stream, const uint
     struct exec *exec = context;
     struct exec_incoming *incoming = stream->user;
     exec->now_ns = now_ns;
+    incoming = incoming != NULL ? incoming : incoming_new(exec, stream, now_ns);
     if (incoming == NULL) {
-        incoming = calloc(1, sizeof *incoming);
-        if (incoming == NULL) {
-            net_stream_reset(stream);
-            return size;
-        }
-        incoming->exec = exec;
-        incoming->stream = stream;
-        incoming->peer = stream->peer;
-        incoming->expires_ns = time_after(now_ns, EXEC_PARKED_NS);
-        stream->user = incoming;
-        list_add(&exec->parked, incoming);
+        net_stream_reset(stream);
+        return size;
     }
     size_t used = 0;
     incoming->stalled = false;
@@ -421,7 +522,12 @@ static size_t receive_bytes(void *context, struct net_stream *stream, const uint
             incoming->stalled = true;
             return incoming->resetting ? size : used;
         }
-        used += take_payload(incoming, bytes + used, size - used);
+        size_t taken = take_payload(incoming, bytes + used, size - used);
+        if (taken == 0 && used < size && incoming->taken_bytes < incoming->header.payload_bytes) {
+            incoming_violates(incoming, "a payload that is not what its header said");
+            return size;
+        }
+        used += taken;
         if (incoming->taken_bytes == incoming->header.payload_bytes) {
             message_done(incoming, now_ns);
         } else if (used == size) {
@@ -449,10 +555,9 @@ static void receive_closed(void *context, struct net_stream *stream, const struc
         !incoming->resetting) {
         return; /* all of it is here, and its time has not come */
     }
-    if (cause == NULL && incoming->comm != NULL && incoming->header_have > 0 && !incoming->resetting) {
-        struct error error;
-        set_fault(incoming, "half a message", &error);
-        exec_comm_fail(incoming->comm, &error, now_ns);
+    if (cause == NULL && incoming->header_have > 0) {
+        incoming->exec->now_ns = now_ns;
+        incoming_violates(incoming, "half a message of data, and the end of its stream");
     }
     incoming_free(incoming);
 }
@@ -509,7 +614,7 @@ void receive_drop(struct exec_comm *comm, uint64_t seq)
 {
     for (struct exec_incoming *incoming = comm->incoming; incoming != NULL; incoming = incoming->next) {
         if (incoming->in_message && incoming->header.seq == seq) {
-            incoming->lane = NULL;
+            incoming->lane = NULL; /* what is left of the payload goes nowhere */
             incoming->dropping = true;
         }
     }
@@ -531,16 +636,16 @@ void receive_detach(struct exec_comm *comm)
 {
     while (comm->incoming != NULL) {
         struct exec_incoming *incoming = comm->incoming;
-        list_remove(&comm->incoming, incoming);
-        incoming->comm = NULL;
-        incoming->lane = NULL;
-        incoming->dropping = false;
-        list_add(&comm->exec->parked, incoming);
         if (incoming->stream == NULL) {
             incoming_free(incoming);
-        } else {
-            incoming_reset(incoming);
+            continue;
         }
+        incoming_let_go(incoming);
+        list_remove(&comm->incoming, incoming);
+        incoming->comm = NULL;
+        list_add(&comm->exec->parked, incoming); /* until the network says that it is closed */
+        exec_park(comm->exec, incoming->peer);
+        incoming_reset(incoming);
     }
 }
 

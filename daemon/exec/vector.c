@@ -1,5 +1,6 @@
 #include "daemon/exec/vector.h"
 
+#include <assert.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -67,6 +68,10 @@ static uint32_t vector_find(const struct exec_vector *vector, uint64_t offset)
 
 unsigned char *vector_at(const struct exec_vector *vector, uint64_t offset, uint64_t *together)
 {
+    *together = 0;
+    if (offset > vector_count(vector) || vector->piece_count == 0) {
+        return NULL;
+    }
     uint32_t piece = vector_find(vector, offset);
     *together = vector->starts[piece + 1] - offset;
     return vector->pieces[piece] + (offset - vector->starts[piece]) * vector->element_bytes;
@@ -87,6 +92,7 @@ uint32_t vector_pieces(const struct exec_vector *vector, uint64_t offset, uint64
 
 void vector_gather(const struct exec_vector *vector, uint64_t offset, uint64_t count, unsigned char *out)
 {
+    assert(vector_holds(vector, offset, count));
     while (count > 0) {
         uint64_t together;
         const unsigned char *from = vector_at(vector, offset, &together);

@@ -30,8 +30,17 @@ static inline uint64_t vector_count(const struct exec_vector *vector)
     return vector->starts == NULL ? 0 : vector->starts[vector->piece_count];
 }
 
-/* Where element `offset` lies, and how many follow it in the same piece, it included. offset is within the
- * vector. */
+/* Whether the vector has all elements of that range; offset + count may not fit 64 bits. */
+static inline bool vector_holds(const struct exec_vector *vector, uint64_t offset, uint64_t count)
+{
+    uint64_t all = vector_count(vector);
+    return offset <= all && count <= all - offset;
+}
+
+/*
+ * Where element `offset` lies, and how many follow it in the same piece, it included. The end of the vector
+ * has a place too, with no element behind it. Null, and 0 elements, beyond the end and in an empty vector.
+ */
 unsigned char *vector_at(const struct exec_vector *vector, uint64_t offset, uint64_t *together);
 
 /* How many pieces a range has, at most `max`. */

@@ -1,0 +1,401 @@
+#include "tests/lib/hostile_node.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define TURNS_MAX 100000
+
+static void require(bool truth)
+{
+    if (!truth) {
+        abort();
+    }
+}
+
+/* --- Memory --- */
+
+struct hostile_buffer hostile_buffer_new(size_t bytes)
+{
+    struct hostile_buffer buffer = {.bytes = bytes};
+    buffer.memory = malloc(bytes + (size_t)2 * HOSTILE_GUARD_BYTES);
+    require(buffer.memory != NULL);
+    memset(buffer.memory, HOSTILE_POISON, bytes + (size_t)2 * HOSTILE_GUARD_BYTES);
+    return buffer;
+}
+
+static bool is_poison(const unsigned char *bytes, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        if (bytes[i] != HOSTILE_POISON) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool hostile_guards_hold(const struct hostile_buffer *buffer)
+{
+    return is_poison(buffer->memory, HOSTILE_GUARD_BYTES) &&
+           is_poison(hostile_at(buffer) + buffer->bytes, HOSTILE_GUARD_BYTES);
+}
+
+bool hostile_is_untouched(const struct hostile_buffer *buffer)
+{
+    return hostile_guards_hold(buffer) && is_poison(hostile_at(buffer), buffer->bytes);
+}
+
+void hostile_buffer_free(struct hostile_buffer *buffer)
+{
+    free(buffer->memory);
+    buffer->memory = NULL;
+}
+
+/* --- Node a --- */
+
+static void no_wake(void *context)
+{
+    (void)context;
+}
+
+static void node_up(void *context, uint32_t peer, uint64_t now_ns)
+{
+    struct hostile *hostile = context;
+    (void)peer;
+    (void)now_ns;
+    hostile->ups++;
+}
+
+static void node_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
+{
+    struct hostile *hostile = context;
+    (void)peer;
+    (void)now_ns;
+    require(cause->status != STATUS_OK && cause->text[0] != '\0');
+    hostile->downs++;
+    hostile->down = *cause;
+}
+
+static void comm_failed(void *context, const struct error *cause, uint64_t now_ns)
+{
+    struct hostile *hostile = context;
+    (void)now_ns;
+    require(hostile->failures == 0);
+    hostile->failures++;
+    hostile->failure = *cause;
+}
+
+static void comm_disagreed(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns)
+{
+    struct hostile *hostile = context;
+    (void)how;
+    (void)now_ns;
+    require(node == 1 && seq <= hostile->seq);
+    hostile->disputes++;
+}
+
+/* --- Node b --- */
+
+static void liar_up(void *context, uint32_t peer, uint64_t now_ns)
+{
+    (void)context;
+    (void)peer;
+    (void)now_ns;
+}
+
+static void liar_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
+{
+    (void)context;
+    (void)peer;
+    (void)cause;
+    (void)now_ns;
+}
+
+/* How far a stream of node a's was read. */
+struct heard_stream {
+    uint8_t header[DATA_HEADER_BYTES];
+    uint32_t have;
+    uint64_t payload_left;
+};
+_Static_assert(DATA_HEADER_BYTES == MESSAGE_HEADER_BYTES, "both headers are read alike");
+
+static void header_heard(struct hostile *hostile, enum net_stream_kind kind, struct heard_stream *heard)
+{
+    const char *what = NULL;
+    heard->have = 0;
+    if (kind == NET_STREAM_DATA) {
+        struct data_header header;
+        require(data_header_decode(heard->header, &header, &what) == STATUS_OK);
+        heard->payload_left = header.payload_bytes;
+        if (hostile->data_count < HOSTILE_HEARD_MAX) {
+            hostile->data[hostile->data_count++] = header;
+        }
+        return;
+    }
+    struct message_header header;
+    require(message_header_decode(heard->header, &header, &what) == STATUS_OK);
+    heard->payload_left = header.payload_bytes;
+    if (hostile->message_count < HOSTILE_HEARD_MAX) {
+        hostile->messages[hostile->message_count++] = header;
+    }
+}
+
+/* Whatever node a sends is well-formed. */
+static size_t liar_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                           bool end, uint64_t now_ns)
+{
+    struct hostile *hostile = context;
+    struct heard_stream *heard = stream->user;
+    (void)end;
+    (void)now_ns;
+    if (heard == NULL) {
+        heard = calloc(1, sizeof *heard);
+        require(heard != NULL);
+        stream->user = heard;
+    }
+    for (size_t at = 0; at < size;) {
+        uint64_t left = heard->payload_left > 0 ? heard->payload_left : DATA_HEADER_BYTES - heard->have;
+        size_t part = size - at < left ? size - at : (size_t)left;
+        if (heard->payload_left > 0) {
+            heard->payload_left -= part;
+        } else {
+            memcpy(heard->header + heard->have, bytes + at, part);
+            heard->have += (uint32_t)part;
+        }
+        at += part;
+        if (heard->have == DATA_HEADER_BYTES) {
+            header_heard(hostile, stream->kind, heard);
+        }
+    }
+    return size;
+}
+
+static void liar_closed(void *context, struct net_stream *stream, const struct error *cause, uint64_t now_ns)
+{
+    (void)context;
+    (void)cause;
+    (void)now_ns;
+    free(stream->user);
+    stream->user = NULL;
+}
+
+/* --- Both --- */
+
+static void hostile_comm(struct hostile *hostile, uint64_t slice_bytes)
+{
+    static const char *const names[] = {"a", "b"};
+    static const uint32_t node_of_rank[HOSTILE_RANKS] = {0, 1, 0, 1};
+    static const uint32_t peers[] = {0, 0};
+    struct exec_comm_options options = {.comm_id = HOSTILE_COMM_ID,
+                                        .generation = 1,
+                                        .size = HOSTILE_RANKS,
+                                        .node_of_rank = node_of_rank,
+                                        .node_count = 2,
+                                        .node_index = 0,
+                                        .peers = peers,
+                                        .node_names = names,
+                                        .slice_bytes = slice_bytes,
+                                        .name = "test",
+                                        .failed = comm_failed,
+                                        .disagreed = comm_disagreed,
+                                        .network = coll_network_default,
+                                        .context = hostile};
+    require(exec_comm_new(hostile->exec, &options, &hostile->comm, NULL) == STATUS_OK);
+}
+
+void hostile_start(struct hostile *hostile, uint64_t slice_bytes)
+{
+    struct mem_conditions conditions = {.delay_ns = 10 * TIME_US};
+    uint32_t peer;
+    memset(hostile, 0, sizeof *hostile);
+    hostile->now_ns = TIME_S;
+    require(mem_network_new(1, &conditions, &hostile->network, NULL) == STATUS_OK);
+    require(mem_network_add(hostile->network, "a", &hostile->net, NULL) == STATUS_OK);
+    require(mem_network_add(hostile->network, "b", &hostile->liar, NULL) == STATUS_OK);
+    struct net_peer_handler node = {
+        .context = hostile, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
+    struct net_peer_handler liar = {
+        .context = hostile, .peer_up = liar_up, .peer_down = liar_down, .connect_failed = liar_down};
+    struct net_stream_handler streams = {hostile, liar_receive, liar_closed};
+    net_set_peer_handler(hostile->net, &node);
+    net_set_peer_handler(hostile->liar, &liar);
+    net_set_stream_handler(hostile->liar, NET_STREAM_DATA, &streams);
+    net_set_stream_handler(hostile->liar, NET_STREAM_MESSAGE, &streams);
+    require(exec_new(hostile->net, no_wake, NULL, &hostile->exec, NULL) == STATUS_OK);
+    require(net_add_peer(hostile->net, "b", "", &peer, NULL) == STATUS_OK);
+    require(net_add_peer(hostile->liar, "a", "", &peer, NULL) == STATUS_OK);
+    hostile_comm(hostile, slice_bytes);
+    hostile_connect(hostile);
+}
+
+static void turn(struct hostile *hostile)
+{
+    uint64_t next_ns = mem_network_next_ns(hostile->network);
+    bool waits = next_ns == TIME_NEVER || next_ns <= hostile->now_ns || next_ns > hostile->now_ns + TIME_MS;
+    hostile->now_ns = waits ? hostile->now_ns + TIME_US : next_ns;
+    mem_network_advance(hostile->network, hostile->now_ns);
+    if (exec_next_deadline_ns(hostile->exec) <= hostile->now_ns) {
+        exec_tick(hostile->exec, hostile->now_ns);
+    }
+    (void)exec_run(hostile->exec, hostile->now_ns);
+}
+
+void hostile_turns(struct hostile *hostile, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        turn(hostile);
+    }
+}
+
+void hostile_connect(struct hostile *hostile)
+{
+    uint32_t ups = hostile->ups;
+    require(net_connect(hostile->liar, 0, NULL) == STATUS_OK);
+    for (uint32_t i = 0; hostile->ups == ups; i++) {
+        require(i < TURNS_MAX);
+        turn(hostile);
+    }
+    hostile_turns(hostile, 100);
+}
+
+void hostile_leave(struct hostile *hostile)
+{
+    struct error cause;
+    if (hostile->comm == NULL) {
+        return;
+    }
+    error_set(&cause, STATUS_ABORTED, "left");
+    exec_comm_abort(hostile->comm, &cause, hostile->now_ns);
+    for (uint32_t i = 0; !exec_comm_idle(hostile->comm) || hostile->pending > 0; i++) {
+        require(i < TURNS_MAX);
+        turn(hostile);
+    }
+    exec_comm_free(hostile->comm);
+    hostile->comm = NULL;
+}
+
+void hostile_stop(struct hostile *hostile)
+{
+    hostile_leave(hostile);
+    hostile_turns(hostile, 10);
+    exec_free(hostile->exec);
+    net_free(hostile->net);
+    mem_network_advance(hostile->network, hostile->now_ns + TIME_S); /* node b hears that it is gone */
+    net_free(hostile->liar);
+    mem_network_free(hostile->network);
+}
+
+/* --- What node b says --- */
+
+struct net_stream *hostile_open(struct hostile *hostile, enum net_stream_kind kind)
+{
+    struct net_stream *stream = NULL;
+    return net_stream_open(hostile->liar, 0, kind, &stream, NULL) == STATUS_OK ? stream : NULL;
+}
+
+bool hostile_say(struct hostile *hostile, struct net_stream *stream, const void *bytes, size_t size)
+{
+    bool taken = size == 0 || net_stream_send(stream, NULL, 0, bytes, size, NULL, NULL) == STATUS_OK;
+    hostile_turns(hostile, 20);
+    return taken;
+}
+
+bool hostile_say_data(struct hostile *hostile, struct net_stream *stream, const struct data_header *header)
+{
+    uint8_t bytes[DATA_HEADER_BYTES];
+    data_header_encode(header, bytes);
+    return hostile_say(hostile, stream, bytes, sizeof bytes);
+}
+
+bool hostile_say_message(struct hostile *hostile, struct net_stream *stream,
+                         const struct message_header *header)
+{
+    uint8_t bytes[MESSAGE_HEADER_BYTES];
+    message_header_encode(header, bytes);
+    return hostile_say(hostile, stream, bytes, sizeof bytes);
+}
+
+/* --- What node a's users call --- */
+
+/* Outcomes tell whose they are by their context alone. */
+struct pending {
+    struct hostile *hostile;
+    struct hostile_outcome *outcome;
+};
+
+static struct pending *pending_new(struct hostile *hostile, struct hostile_outcome *outcome)
+{
+    struct pending *pending = malloc(sizeof *pending);
+    require(pending != NULL);
+    *pending = (struct pending){.hostile = hostile, .outcome = outcome};
+    *outcome = (struct hostile_outcome){.calls = 0};
+    return pending;
+}
+
+static void op_done(void *context, const struct error *result, uint64_t now_ns)
+{
+    struct pending *pending = context;
+    (void)now_ns;
+    require(pending->outcome->calls == 0 && pending->hostile->pending > 0);
+    pending->outcome->calls++;
+    pending->outcome->result = *result;
+    pending->hostile->pending--;
+    free(pending);
+}
+
+static void message_done(void *context, const struct error *result, uint32_t source_rank,
+                         uint64_t count_elements, uint64_t now_ns)
+{
+    (void)source_rank;
+    (void)count_elements;
+    op_done(context, result, now_ns);
+}
+
+uint64_t hostile_submit(struct hostile *hostile, enum op_kind kind, uint64_t count, uint32_t root_rank,
+                        const struct hostile_buffer in[HOSTILE_LOCAL_RANKS],
+                        const struct hostile_buffer out[HOSTILE_LOCAL_RANKS], struct hostile_outcome *outcome)
+{
+    struct exec_rank ranks[HOSTILE_LOCAL_RANKS];
+    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
+        ranks[i] = (struct exec_rank){
+            .input = hostile_at(&in[i]), .output = hostile_at(&out[i]), .factor = 1, .count_elements = count};
+    }
+    struct pending *pending = pending_new(hostile, outcome);
+    struct exec_call call = {.kind = kind,
+                             .dtype = DTYPE_U8,
+                             .reduce = REDUCE_SUM,
+                             .seq = hostile->seq + 1,
+                             .count_elements = count,
+                             .root_rank = root_rank,
+                             .part_count = 1,
+                             .rank_count = HOSTILE_LOCAL_RANKS,
+                             .ranks = ranks,
+                             .done = op_done,
+                             .context = pending};
+    if (exec_submit(hostile->comm, &call, NULL) != STATUS_OK) {
+        free(pending);
+        return 0;
+    }
+    hostile->pending++;
+    return ++hostile->seq;
+}
+
+bool hostile_post(struct hostile *hostile, bool sends, uint32_t tag, const struct hostile_buffer *buffer,
+                  struct hostile_outcome *outcome)
+{
+    struct pending *pending = pending_new(hostile, outcome);
+    struct exec_message message = {.sends = sends,
+                                   .rank = 0,
+                                   .peer_rank = 1,
+                                   .tag = tag,
+                                   .dtype = DTYPE_U8,
+                                   .count_elements = buffer->bytes,
+                                   .buffer = hostile_at(buffer),
+                                   .done = message_done,
+                                   .context = pending};
+    if (exec_post_message(hostile->comm, &message, NULL) != STATUS_OK) {
+        free(pending);
+        return false;
+    }
+    hostile->pending++;
+    return true;
+}

@@ -1,0 +1,95 @@
+#ifndef TESTS_LIB_HOSTILE_NODE_H
+#define TESTS_LIB_HOSTILE_NODE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/time.h"
+#include "daemon/exec/exec.h"
+#include "daemon/net/mem.h"
+#include "proto/data_header.h"
+#include "proto/message_header.h"
+
+/*
+ * A node under test, "a", with a real exec and one communicator of four ranks, and node "b", which has a
+ * certificate and sends whatever bytes it is told to. Ranks 0 and 2 are node a's, 1 and 3 node b's. For unit
+ * tests and fuzz targets; what must hold and does not ends the program.
+ */
+#define HOSTILE_COMM_ID 99
+#define HOSTILE_RANKS 4
+#define HOSTILE_LOCAL_RANKS 2
+#define HOSTILE_HEARD_MAX 64
+#define HOSTILE_GUARD_BYTES 4096
+#define HOSTILE_POISON 0x5A
+
+/* Memory of node a's user, with guards around it. */
+struct hostile_buffer {
+    unsigned char *memory;
+    size_t bytes;
+};
+struct hostile_buffer hostile_buffer_new(size_t bytes);
+static inline unsigned char *hostile_at(const struct hostile_buffer *buffer)
+{
+    return buffer->memory + HOSTILE_GUARD_BYTES;
+}
+/* Whether nothing was written beside the buffer. */
+bool hostile_guards_hold(const struct hostile_buffer *buffer);
+/* Whether nothing was written to it either. */
+bool hostile_is_untouched(const struct hostile_buffer *buffer);
+void hostile_buffer_free(struct hostile_buffer *buffer);
+
+/* What one call of node a came to. */
+struct hostile_outcome {
+    uint32_t calls; /* of done: never more than one */
+    struct error result;
+};
+
+struct hostile {
+    struct mem_network *network;
+    struct net *net, *liar;
+    struct exec *exec;
+    struct exec_comm *comm; /* null after hostile_leave */
+    uint64_t now_ns;
+    uint64_t seq;     /* of the last operation submitted */
+    uint32_t pending; /* operations and messages that have not ended */
+    uint32_t ups, downs;
+    struct error down; /* why node a's connection ended last */
+    uint32_t failures;
+    struct error failure; /* of the communicator */
+    uint32_t disputes;
+    /* What node a sent, by stream kind; beyond HOSTILE_HEARD_MAX it is not kept. */
+    struct data_header data[HOSTILE_HEARD_MAX];
+    uint32_t data_count;
+    struct message_header messages[HOSTILE_HEARD_MAX];
+    uint32_t message_count;
+};
+
+/* slice_bytes: of the communicator's operations. Both nodes are connected afterwards. */
+void hostile_start(struct hostile *hostile, uint64_t slice_bytes);
+/* Aborts what is pending, lets it end, and frees everything. */
+void hostile_stop(struct hostile *hostile);
+void hostile_turns(struct hostile *hostile, uint32_t count);
+/* Dials again after the connection was lost. */
+void hostile_connect(struct hostile *hostile);
+/* Node a gives its communicator up, and forgets it. */
+void hostile_leave(struct hostile *hostile);
+
+/* Null when the connection allows none. */
+struct net_stream *hostile_open(struct hostile *hostile, enum net_stream_kind kind);
+/* Sends, and lets time pass. False: the stream takes no more. */
+bool hostile_say(struct hostile *hostile, struct net_stream *stream, const void *bytes, size_t size);
+bool hostile_say_data(struct hostile *hostile, struct net_stream *stream, const struct data_header *header);
+bool hostile_say_message(struct hostile *hostile, struct net_stream *stream,
+                         const struct message_header *header);
+
+/* Node a's two ranks call an operation of count u8 elements, sum; buffers of both, as large as the operation
+ * needs them. Returns its number; 0: refused. */
+uint64_t hostile_submit(struct hostile *hostile, enum op_kind kind, uint64_t count, uint32_t root_rank,
+                        const struct hostile_buffer in[HOSTILE_LOCAL_RANKS],
+                        const struct hostile_buffer out[HOSTILE_LOCAL_RANKS],
+                        struct hostile_outcome *outcome);
+/* Rank 0 of node a, with rank 1 of node b. False: refused. */
+bool hostile_post(struct hostile *hostile, bool sends, uint32_t tag, const struct hostile_buffer *buffer,
+                  struct hostile_outcome *outcome);
+
+#endif

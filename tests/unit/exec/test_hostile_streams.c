@@ -1,0 +1,355 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/log.h"
+#include "tests/lib/hostile_node.h"
+
+/*
+ * Node b has a certificate and sends what no node should. Nothing may be written outside the operation that
+ * the bytes were sent for, and what no correct node sends costs node b its connection.
+ */
+#define COUNT 4096
+#define SLICE (1 << 20)
+
+static struct hostile hostile;
+static struct hostile_buffer in[HOSTILE_LOCAL_RANKS], out[HOSTILE_LOCAL_RANKS];
+static unsigned char payload[2 * COUNT];
+
+static void buffers_new(void)
+{
+    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
+        in[i] = hostile_buffer_new(COUNT);
+        out[i] = hostile_buffer_new(COUNT);
+    }
+    memset(payload, 0x11, sizeof payload);
+}
+
+static void buffers_free(void)
+{
+    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
+        assert_true(hostile_guards_hold(&in[i]));
+        assert_true(hostile_guards_hold(&out[i]));
+        hostile_buffer_free(&in[i]);
+        hostile_buffer_free(&out[i]);
+    }
+}
+
+static void all_reduce(struct hostile_outcome *outcome)
+{
+    assert_int_not_equal(hostile_submit(&hostile, OP_KIND_ALL_REDUCE, COUNT, 0, in, out, outcome), 0);
+    hostile_turns(&hostile, 50);
+}
+
+/* Node a's own header of its last data message: node b's looks the same. */
+static struct data_header template(void)
+{
+    assert_true(hostile.data_count > 0);
+    return hostile.data[hostile.data_count - 1];
+}
+
+static void assert_dropped(const char *what)
+{
+    hostile_turns(&hostile, 50);
+    assert_int_equal(hostile.downs, 1);
+    assert_int_equal(hostile.down.status, STATUS_PROTOCOL);
+    if (strstr(hostile.down.text, what) == NULL) {
+        fail_msg("dropped for \"%s\", not \"%s\"", hostile.down.text, what);
+    }
+}
+
+/* The bytes of one operation's second stream would be those of whatever the lane does next. */
+static void test_a_second_stream_for_a_lane(void **state)
+{
+    (void)state;
+    struct hostile_outcome first, second;
+    hostile_start(&hostile, SLICE);
+    buffers_new();
+    all_reduce(&first);
+    struct data_header header = template();
+    struct net_stream *half = hostile_open(&hostile, NET_STREAM_DATA);
+    struct net_stream *whole = hostile_open(&hostile, NET_STREAM_DATA);
+    assert_true(header.payload_bytes >= 2);
+    assert_true(hostile_say_data(&hostile, half, &header));
+    assert_true(hostile_say(&hostile, half, payload, header.payload_bytes / 2));
+    (void)hostile_say_data(&hostile, whole, &header);
+    (void)hostile_say(&hostile, whole, payload, header.payload_bytes);
+    assert_dropped("a second stream of data for one lane");
+    assert_int_equal(hostile.failures, 1);
+    assert_int_equal(hostile.failure.status, STATUS_PROTOCOL);
+    assert_non_null(strstr(hostile.failure.text, "node b sent a second stream"));
+    assert_int_equal(first.calls, 0);
+    assert_int_equal(hostile_submit(&hostile, OP_KIND_ALL_REDUCE, COUNT, 0, in, out, &second), 0);
+    (void)hostile_say(&hostile, half, payload, header.payload_bytes / 2);
+    net_stream_reset(half);
+    net_stream_reset(whole);
+    hostile_leave(&hostile);
+    assert_int_equal(first.result.status, STATUS_ABORTED);
+    buffers_free();
+    hostile_stop(&hostile);
+}
+
+/* What comes after the operation's data is of no operation. */
+static void test_data_for_an_idle_lane(void **state)
+{
+    (void)state;
+    struct hostile_outcome outcome;
+    hostile_start(&hostile, SLICE);
+    buffers_new();
+    all_reduce(&outcome);
+    struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA);
+    for (uint32_t round = 0; outcome.calls == 0; round++) {
+        assert_true(round < 8);
+        struct data_header header = template();
+        assert_true(hostile_say_data(&hostile, stream, &header));
+        assert_true(hostile_say(&hostile, stream, payload, header.payload_bytes));
+        hostile_turns(&hostile, 50);
+    }
+    assert_int_equal(outcome.result.status, STATUS_OK);
+    struct hostile_buffer copy = hostile_buffer_new(COUNT);
+    memcpy(hostile_at(&copy), hostile_at(&out[0]), COUNT);
+    struct data_header header = template();
+    (void)hostile_say_data(&hostile, stream, &header);
+    (void)hostile_say(&hostile, stream, payload, header.payload_bytes);
+    hostile_turns(&hostile, 50);
+    assert_int_equal(hostile.failures, 1);
+    assert_non_null(strstr(hostile.failure.text, "node b sent data of it although it is over"));
+    assert_memory_equal(hostile_at(&copy), hostile_at(&out[0]), COUNT);
+    net_stream_reset(stream);
+    hostile_buffer_free(&copy);
+    buffers_free();
+    hostile_stop(&hostile);
+}
+
+/* A stream that ends within a payload: what was taken cannot be completed by another. */
+static void test_half_a_payload(void **state)
+{
+    (void)state;
+    for (int resets = 0; resets < 2; resets++) {
+        struct hostile_outcome outcome;
+        hostile_start(&hostile, SLICE);
+        buffers_new();
+        all_reduce(&outcome);
+        struct data_header header = template();
+        struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA);
+        assert_true(hostile_say_data(&hostile, stream, &header));
+        assert_true(hostile_say(&hostile, stream, payload, header.payload_bytes / 2));
+        if (resets == 0) {
+            net_stream_finish(stream);
+            assert_dropped("half a message");
+        } else {
+            net_stream_reset(stream);
+            hostile_turns(&hostile, 50);
+            stream = hostile_open(&hostile, NET_STREAM_DATA);
+            assert_true(hostile_say_data(&hostile, stream, &header));
+            assert_true(hostile_say(&hostile, stream, payload, header.payload_bytes));
+            assert_int_equal(outcome.calls, 0);
+            net_stream_reset(stream);
+        }
+        hostile_stop(&hostile);
+        assert_int_equal(outcome.calls, 1);
+        buffers_free();
+    }
+}
+
+/* Headers that no node of ours makes, whatever its users call. */
+static void test_headers_that_cost_the_connection(void **state)
+{
+    (void)state;
+    enum { MAGIC, GENERATION, LANE, AGREEMENT, COMMUNICATOR, CASES };
+    static const char *const whats[CASES] = {"malformed: magic", "of another generation", "of two lanes",
+                                             "of two lanes", "of two communicators"};
+    for (int which = 0; which < CASES; which++) {
+        struct hostile_outcome outcome;
+        uint8_t bytes[DATA_HEADER_BYTES];
+        hostile_start(&hostile, COUNT / 16);
+        buffers_new();
+        all_reduce(&outcome);
+        struct data_header header = hostile.data[0];
+        struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA);
+        if (which == LANE || which == AGREEMENT || which == COMMUNICATOR) {
+            assert_true(hostile_say_data(&hostile, stream, &header));
+            assert_true(hostile_say(&hostile, stream, payload, header.payload_bytes));
+        }
+        header.generation += which == GENERATION;
+        header.slice = which == AGREEMENT ? UINT32_MAX : header.slice + (which == LANE);
+        header.comm_id += which == COMMUNICATOR;
+        data_header_encode(&header, bytes);
+        bytes[0] ^= which == MAGIC;
+        assert_true(hostile_say(&hostile, stream, bytes, sizeof bytes));
+        assert_dropped(whats[which]);
+        net_stream_reset(stream);
+        hostile_stop(&hostile);
+        buffers_free();
+    }
+}
+
+/* What a user's call can bring about costs that communicator alone. */
+static void test_another_call_keeps_the_connection(void **state)
+{
+    (void)state;
+    struct hostile_outcome outcome;
+    hostile_start(&hostile, SLICE);
+    buffers_new();
+    all_reduce(&outcome);
+    struct data_header header = template();
+    struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA);
+    header.count_elements++;
+    assert_true(hostile_say_data(&hostile, stream, &header));
+    hostile_turns(&hostile, 50);
+    assert_int_equal(hostile.disputes, 1);
+    assert_int_equal(hostile.downs, 0);
+    assert_int_equal(hostile.failures, 0);
+    net_stream_reset(stream);
+    hostile_stop(&hostile);
+    buffers_free();
+}
+
+/* Streams for communicators that node a does not have yet: so many, and no more. */
+static void test_parked_streams_are_bounded(void **state)
+{
+    (void)state;
+    struct hostile_outcome outcome;
+    static struct net_stream *streams[EXEC_PARKED_STREAMS_MAX + 2];
+    hostile_start(&hostile, SLICE);
+    buffers_new();
+    all_reduce(&outcome);
+    struct data_header header = template();
+    for (uint32_t i = 0; i < EXEC_PARKED_STREAMS_MAX + 2; i++) {
+        uint8_t bytes[DATA_HEADER_BYTES];
+        streams[i] = hostile_open(&hostile, i % 2 == 0 ? NET_STREAM_DATA : NET_STREAM_MESSAGE);
+        assert_non_null(streams[i]);
+        header.comm_id = 1000 + i;
+        data_header_encode(&header, bytes);
+        assert_int_equal(
+            net_stream_send(streams[i], NULL, 0, bytes, i % 2 == 0 ? sizeof bytes : 8, NULL, NULL),
+            STATUS_OK);
+    }
+    hostile_turns(&hostile, 2 * EXEC_PARKED_STREAMS_MAX);
+    assert_int_equal(hostile.downs, 0);
+    for (uint32_t i = 0; i < EXEC_PARKED_STREAMS_MAX + 2; i++) {
+        enum status status = net_stream_send(streams[i], NULL, 0, "x", 1, NULL, NULL);
+        assert_int_equal(status, i < EXEC_PARKED_STREAMS_MAX ? STATUS_OK : STATUS_UNREACHABLE);
+        net_stream_reset(streams[i]);
+    }
+    hostile_turns(&hostile, 2 * EXEC_PARKED_STREAMS_MAX);
+    struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA); /* there is room again */
+    assert_true(hostile_say_data(&hostile, stream, &header));
+    assert_true(hostile_say_data(&hostile, stream, &header));
+    net_stream_reset(stream);
+    hostile_stop(&hostile);
+    buffers_free();
+}
+
+/* --- Messages --- */
+
+static struct message_header envelope(uint64_t id, uint64_t count)
+{
+    return (struct message_header){.kind = MESSAGE_ENVELOPE,
+                                   .dtype = DTYPE_U8,
+                                   .comm_id = HOSTILE_COMM_ID,
+                                   .id = id,
+                                   .source_rank = 1,
+                                   .to_rank = 0,
+                                   .tag = 7,
+                                   .count_elements = count};
+}
+
+static struct message_header data_of(uint64_t id, uint64_t count)
+{
+    struct message_header header = envelope(id, count);
+    header.kind = MESSAGE_DATA;
+    header.payload_bytes = count;
+    return header;
+}
+
+/* Two payloads for one receive; a payload for none; one message's payload on the stream of another. */
+static void test_payloads_that_nothing_waits_for(void **state)
+{
+    (void)state;
+    for (int which = 0; which < 3; which++) {
+        struct hostile_outcome outcome;
+        hostile_start(&hostile, SLICE);
+        buffers_new();
+        assert_true(hostile_post(&hostile, false, 7, &out[0], &outcome));
+        struct net_stream *envelopes = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        struct message_header header = envelope(1, COUNT);
+        assert_true(hostile_say_message(&hostile, envelopes, &header));
+        hostile_turns(&hostile, 50);
+        assert_int_equal(hostile.message_count, 1);
+        assert_int_equal(hostile.messages[0].kind, MESSAGE_ACCEPT);
+        struct net_stream *stream = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        struct net_stream *other = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        header = data_of(which == 1 ? 2 : 1, COUNT);
+        assert_true(hostile_say_message(&hostile, stream, &header));
+        (void)hostile_say(&hostile, stream, payload, which == 2 ? COUNT : COUNT / 2);
+        if (which == 0) {
+            (void)hostile_say_message(&hostile, other, &header);
+        } else if (which == 2) {
+            assert_int_equal(outcome.calls, 1);
+            (void)hostile_say_message(&hostile, stream, &header);
+        }
+        assert_dropped(which == 2 ? "that belong on two" : "a payload that no receive waits for");
+        net_stream_reset(envelopes);
+        net_stream_reset(stream);
+        net_stream_reset(other);
+        hostile_stop(&hostile);
+        buffers_free();
+    }
+}
+
+static void test_streams_of_messages(void **state)
+{
+    (void)state;
+    enum { SECOND, MIXED, RANKS, REPLY, HALF, CASES };
+    static const char *const whats[CASES] = {"a second stream of envelopes", "that belong on two",
+                                             "ranks that are elsewhere", "a reply to a message that was not",
+                                             "half a message"};
+    for (int which = 0; which < CASES; which++) {
+        hostile_start(&hostile, SLICE);
+        struct net_stream *stream = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        struct net_stream *other = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        struct message_header header = envelope(1, COUNT);
+        header.kind = which == REPLY ? MESSAGE_ACCEPT : MESSAGE_ENVELOPE;
+        header.source_rank = which == RANKS || which == REPLY ? 0 : 1;
+        header.to_rank = which == REPLY ? 1 : 0;
+        assert_true(hostile_say_message(&hostile, stream, &header));
+        if (which == SECOND) {
+            assert_true(hostile_say_message(&hostile, other, &header));
+        } else if (which == MIXED) {
+            header = data_of(1, COUNT);
+            assert_true(hostile_say_message(&hostile, stream, &header));
+        } else if (which == HALF) {
+            assert_true(hostile_say(&hostile, stream, "half", 4));
+            net_stream_finish(stream);
+            stream = NULL;
+        }
+        assert_dropped(whats[which]);
+        net_stream_reset(other);
+        if (stream != NULL) {
+            net_stream_reset(stream);
+        }
+        hostile_stop(&hostile);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_a_second_stream_for_a_lane),
+        cmocka_unit_test(test_data_for_an_idle_lane),
+        cmocka_unit_test(test_half_a_payload),
+        cmocka_unit_test(test_headers_that_cost_the_connection),
+        cmocka_unit_test(test_another_call_keeps_the_connection),
+        cmocka_unit_test(test_parked_streams_are_bounded),
+        cmocka_unit_test(test_payloads_that_nothing_waits_for),
+        cmocka_unit_test(test_streams_of_messages),
+    };
+    log_set_level(LOG_LEVEL_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

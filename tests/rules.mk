@@ -8,7 +8,7 @@ FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/fuzz_*.c))
 FUZZ_SUPPORT := $(call objects_of,$(filter-out tests/fuzz/fuzz_%,$(wildcard tests/fuzz/*.c)))
 SYSTEM_PROGRAMS := $(call programs_of,$(filter-out tests/system/surface_%,$(wildcard tests/system/*.c)))
 SURFACE_PARTS := $(call objects_of,$(wildcard tests/system/surface_*.c))
-SYSTEM_TESTS := $(wildcard tests/system/test_*.py)
+SYSTEM_TESTS := $(wildcard tests/system/test_*.py tests/attacks/test_*.py)
 BENCHES := $(call programs_of,$(wildcard tests/bench/*.c))
 GPU_PROGRAMS := $(call programs_of,$(wildcard tests/gpu/check_*.c tests/gpu/bench_*.c))
 GPU_SUPPORT := $(call objects_of,$(filter-out tests/gpu/check_% tests/gpu/bench_%,$(wildcard tests/gpu/*.c)))
@@ -87,6 +87,9 @@ check-sim: $(BUILD)/tests/sim/test_property ## draw 100,000 operations at random
 	@export COMMD_CASES=$${COMMD_CASES:-100000} COMMD_TEST_TIMEOUT_S=7200; $(run_tests) $<
 test-system: all $(SYSTEM_PROGRAMS) $(NCCL_DOUBLE) ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
+ONLY ?=
+check-attacks: all $(SYSTEM_PROGRAMS) ## attack real daemons beside a pair of ranks and hold commd to the bars (10 minutes; ONLY=name,...)
+	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/attacks/check_attacks.py --out $(BUILD)/attacks.json $(if $(ONLY),--only $(ONLY))
 test-memory: $(MEMORY_TESTS)
 	@$(run_tests) $^
 
@@ -204,5 +207,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-unit test-sim check-sim test-system test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-ab \
+.PHONY: tests test test-unit test-sim check-sim test-system check-attacks test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

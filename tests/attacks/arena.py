@@ -1,0 +1,220 @@
+"""Two nodes, a well-behaved pair of ranks at work on them, a newcomer who comes again and again, and an attack beside them."""
+import json
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
+from cluster import Cluster  # noqa: E402
+from failure_case import read_until  # noqa: E402
+from pair import Samples  # noqa: E402
+
+FOLDER = pathlib.Path(__file__).resolve().parent
+ATTACKER, PAIR, NEWCOMER = 40001, 40101, 40201  # users; nothing of them is needed but their number
+END_S = 30
+LOOK_S = 0.2
+FREEZE_S = 1.5
+
+
+class Outcome:
+    """Of one attack, or of its control."""
+
+    def __init__(self):
+        self.counts, self.texts, self.errors = {}, {}, []
+        self.took_s = []
+        self.newcomer_s, self.newcomer_failure = [], ""
+        self.grown_mib = 0.0
+        self.lost = ""  # what the well-behaved lost: a daemon that died, an operation that failed
+
+    @staticmethod
+    def percentile(of, share):
+        return sorted(of)[min(len(of) - 1, int(share * len(of)))] if of else float("inf")
+
+    @property
+    def p50_ms(self):
+        return 1e3 * self.percentile(self.took_s, 0.5)
+
+    @property
+    def p99_ms(self):
+        return 1e3 * self.percentile(self.took_s, 0.99)
+
+    @property
+    def longest_ms(self):
+        return 1e3 * max(self.took_s, default=float("inf"))
+
+    @property
+    def newcomer_ms(self):
+        return 1e3 * self.percentile(self.newcomer_s, 0.5)
+
+
+def private_mib(pid):
+    text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
+    return sum(int(kib) for kib in re.findall(r"^Private_\w+:\s+(\d+)", text, re.M)) / 1024
+
+
+class Watch(threading.Thread):
+    """The most private memory that a process has meanwhile."""
+
+    def __init__(self, pid):
+        super().__init__(daemon=True)
+        self.pid, self.going = pid, True
+        self.before = self.most = private_mib(pid)
+        self.start()
+
+    def run(self):
+        while self.going:
+            try:
+                self.most = max(self.most, private_mib(self.pid))
+            except OSError:
+                return
+            time.sleep(LOOK_S)
+
+    def end(self):
+        self.going = False
+        self.join()
+        return self.most - self.before
+
+
+class Arena:
+    """Context manager. Node a is where local attacks happen; a daemon that died, or a pair that failed, is made anew."""
+
+    def __init__(self, nodes="ab", settings="", build=None):
+        options = {} if build is None else {"build": build}
+        self.cluster = Cluster(nodes, 'log_level = "warning";\n' + settings, start=False, **options)
+        self.pair, self.runs = [], 0
+        try:
+            self.cluster.folder.chmod(0o755)
+            for node in self.cluster.names:
+                self.cluster.start(node)
+            self.cluster.wait_ready()
+        except BaseException:
+            self.cluster.close()
+            raise
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        try:
+            self.end_pair()
+        finally:
+            self.cluster.close()
+
+    def program(self, name, *arguments):
+        """One of this folder's, as root: it gives that up by itself."""
+        process = subprocess.Popen([sys.executable, "-B", str(FOLDER / name), *map(str, arguments)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        self.cluster.processes.append(process)
+        return process
+
+    def start_pair(self):
+        self.runs += 1
+        path = self.cluster.folder / f"samples-{self.runs}"
+        Samples.make(path)
+        self.pair = [self.program("pair.py", self.cluster.socket(node), PAIR, f"pair-{self.runs}", rank, path) for rank, node in enumerate("ab")]
+        for process in self.pair:
+            read_until(process, "READY")
+        self.samples = Samples(path)
+
+    def end_pair(self):
+        """What they say, where that is not OK."""
+        said = []
+        for process in self.pair:
+            process.stdin.close()
+        for process in self.pair:
+            process.stdin = None
+            try:
+                output = process.communicate(timeout=END_S)[0]
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output = process.communicate()[0] + "an operation did not end"
+            said.append(output.strip())
+        self.pair = []
+        # Whoever is told first to end leaves the other without a partner: that alone is nothing lost.
+        return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(said) if text != "OK" and not ("OK" in said and "LOST" in text))
+
+    def restore(self):
+        """Daemons that died are started again, and a pair works."""
+        for node, daemon in list(self.cluster.daemons.items()):
+            if daemon.poll() is not None:
+                self.cluster.start(node)
+        self.cluster.wait_ready()
+        if not self.pair or any(process.poll() is not None for process in self.pair):
+            self.end_pair()
+            self.start_pair()
+
+    def run(self, start_attack, seconds, freeze=False):
+        """start_attack(seconds): the processes of the attack, each of which prints what it was told. freeze: node b stands still for a while."""
+        self.restore()
+        outcome = Outcome()
+        watch = Watch(self.cluster.daemons["a"].pid)
+        first = self.samples.count()
+        began_s = time.monotonic()
+        processes = start_attack(seconds)
+        newcomer = self.program("bystander.py", self.cluster.socket("a"), NEWCOMER, seconds)
+        if freeze:
+            self.freeze(0.3, FREEZE_S)
+        self.finish(outcome, processes, newcomer, seconds)
+        self.await_operations(outcome)
+        outcome.grown_mib = watch.end()
+        outcome.took_s = [took for began, took in self.samples.since(first) if began >= began_s]
+        return outcome
+
+    def freeze(self, after_s, for_s):
+        time.sleep(after_s)
+        self.cluster.daemons["b"].send_signal(signal.SIGSTOP)
+        time.sleep(for_s)
+        self.cluster.daemons["b"].send_signal(signal.SIGCONT)
+
+    def finish(self, outcome, processes, newcomer, seconds):
+        for process in processes:
+            try:
+                output, errors = process.communicate(timeout=seconds + END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                output, errors = process.communicate()
+            for line in output.splitlines():
+                if line.startswith("{"):
+                    said = json.loads(line)
+                    outcome.texts.update(said["texts"])
+                    for name, count in said["counts"].items():
+                        outcome.counts[name] = outcome.counts.get(name, 0) + count
+            if errors.strip():
+                outcome.errors.append(errors.strip()[-1000:])
+        try:
+            output, errors = newcomer.communicate(timeout=seconds + END_S)
+        except subprocess.TimeoutExpired:
+            newcomer.kill()
+            output, errors = newcomer.communicate()[0], "it did not end"
+        said = json.loads(output) if output.startswith("{") else {"took": [], "failure": errors[-300:]}
+        outcome.newcomer_s, outcome.newcomer_failure = said["took"], said.get("failure", "")
+
+    def await_operations(self, outcome):
+        """The pair goes on: operations that began after all of it end well."""
+        count, end_s = self.samples.count(), time.monotonic() + END_S
+        while self.samples.count() < count + 3 and time.monotonic() < end_s and all(process.poll() is None for process in self.pair):
+            time.sleep(0.01)
+        lost = [f"commd on {node} ended with {daemon.returncode}: {self.cluster.log(node)[-400:]}"
+                for node, daemon in self.cluster.daemons.items() if daemon.poll() is not None]
+        if self.samples.count() < count + 3:
+            lost.append("the pair: " + self.end_pair())
+        outcome.lost = "; ".join(lost)
+
+    def local(self, name, processes):
+        """An attack of this folder's modules on node a, by as many processes."""
+        return lambda seconds: [self.program("local_attack.py", self.cluster.socket("a"), ATTACKER, name, seconds, index) for index in range(processes)]
+
+    def burners(self, processes):
+        """As many that only use processor time: what any attack costs on a machine that is shared."""
+        program = "import os, sys, time\nos.setuid(int(sys.argv[1]))\nend = time.monotonic() + float(sys.argv[2])\nwhile time.monotonic() < end: pass"
+
+        def start(seconds):
+            started = [subprocess.Popen([sys.executable, "-c", program, str(ATTACKER), str(seconds)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                        stderr=subprocess.PIPE, text=True) for _ in range(processes)]
+            self.cluster.processes += started
+            return started
+        return start

@@ -1,0 +1,181 @@
+"""Attacks by what is asked for: submits, messages, communicators, records."""
+import os
+import signal
+import time
+
+from wire import ALL_TO_ALL, BARRIER, RECEIVE, SEND, U8, HostMemory, Wire, message, tries, until
+
+HANDLES = 1020
+HOST = 1  # device -1, as a signed number is written
+
+
+def init(wire, handle, name, rank=0, size=1):
+    return wire.ask(wire.COMM_INIT, {1: handle, 2: name, 3: rank, 4: size, 5: HOST, 6: 20000})
+
+
+def formed(path, name):
+    """A communicator of one rank, and memory."""
+    wire = Wire(path)
+    status, text = init(wire, 1, name)
+    if status:
+        raise OSError(text)
+    wire.memory = HostMemory(wire, 1, 1 << 16)
+    return wire
+
+
+def lists(path, end_s, index):
+    """100 connections, each with a list of 30,000 submits that name nothing, again and again."""
+    held = tries(100, lambda _: Wire(path))
+    packet = message([(1, 1), (Wire.SUBMIT_LIST, b"\x0a\x00" * 30000)])
+    while until(end_s):
+        for wire in held:
+            wire.connection.setblocking(False)
+            try:
+                wire.connection.send(packet)
+            except OSError:
+                pass
+        held[0].read_what_comes()
+        time.sleep(0.01)
+
+
+def receives(path, end_s, index):
+    """65,536 receives that nothing matches; then the process is gone."""
+    wire = formed(path, f"receives-{index}")
+    bodies = (message([(1, 1), (2, ticket), (3, RECEIVE), (4, U8), (6, 16), (11, message([(1, 1)])), (14, 0), (15, ticket)]) for ticket in range(1, 65537))
+    try:
+        wire.submit_many(bodies)
+    except OSError:
+        pass
+    while wire.read_what_comes() or until(end_s - 1):
+        time.sleep(0.05)
+    raise Gone
+
+
+class Gone(Exception):
+    """The process is to end by SIGKILL, with whatever it holds."""
+
+
+def messages(path, end_s, index):
+    """Messages of 16 KiB to itself, each with a tag of its own, that nobody receives."""
+    wire = formed(path, f"messages-{index}")
+    tag = 0
+    while until(end_s):
+        tag += 1
+        try:
+            wire.tell(wire.SUBMIT, {1: 1, 2: tag, 3: SEND, 4: U8, 6: 16384, 10: {1: 1, 2: 0}, 14: 0, 15: tag})
+        except OSError:
+            pass
+        if tag % 64 == 0:
+            wire.read_what_comes()
+
+
+def inits(path, end_s, index):
+    """Communicators that never form, as many as one may have."""
+    wires = tries(4, lambda _: Wire(path))
+    for number, wire in enumerate(wires):
+        try:
+            for handle in range(1, HANDLES + 1):
+                wire.tell(wire.COMM_INIT, {1: handle, 2: f"inits-{index}-{number}-{handle}", 3: 0, 4: 2, 5: HOST, 6: 60000})
+        except OSError:
+            pass
+    while until(end_s):
+        for wire in wires:
+            wire.read_what_comes()
+        time.sleep(0.02)
+
+
+def init_churn(path, end_s, index):
+    """Communicators that are announced to all nodes, and left at once."""
+    wire = Wire(path)
+    handle = 0
+    while until(end_s):
+        handle += 1
+        wire.tell(wire.COMM_INIT, {1: handle, 2: f"churn-{index}-{handle % 50}", 3: 0, 4: 2, 5: HOST, 6: 60000})
+        wire.ask(wire.COMM_DESTROY, {1: handle})
+
+
+def forms(path, end_s, index):
+    """Communicators of one rank, formed, as many as one may have; then a barrier on each."""
+    wire = Wire(path)
+    handles = []
+    for handle in range(1, HANDLES + 1):
+        if init(wire, handle, f"forms-{index}-{handle}")[0]:
+            break
+        handles.append(handle)
+    while until(end_s):
+        wire.submit_many(message([(1, handle), (2, handle), (3, BARRIER)]) for handle in handles)
+        wire.read_what_comes()
+
+
+def layouts(path, end_s, index):
+    """61,440 all_to_all_v of a communicator of 1,000 ranks, all in one session, that wait for the rest of the ranks: their layouts are kept."""
+    wire = Wire(path)
+    size, posting = 1000, 60
+    memory = HostMemory(wire, 1, 1 << 20)
+    for rank in range(size):
+        wire.tell(wire.COMM_INIT, {1: rank + 1, 2: f"layouts-{index}", 3: rank, 4: size, 5: HOST, 6: 20000})
+    began_s = time.monotonic()
+    formed_count = 0
+    while formed_count < size and time.monotonic() < began_s + 2:
+        formed_count += wire.read_what_comes()
+    zeros = {1: 1, 2: 0}
+    fields = [(3, ALL_TO_ALL), (4, U8), (20, 1), (10, {1: 1, 2: 1 << 19}), (11, {1: 1, 2: 1 << 18}), (12, zeros), (13, zeros)]
+    for handle in range(1, posting + 1):
+        try:
+            wire.submit_many(message([(1, handle), (2, handle * 1024 + number), *fields]) for number in range(1024))
+        except OSError:
+            pass
+        wire.read_what_comes()
+    while until(end_s):
+        wire.read_what_comes()
+        time.sleep(0.02)
+    memory.close()
+
+
+def records(path, end_s, index):
+    """2,000 records that wait for words which never change."""
+    wire = formed(path, f"records-{index}")
+    record = {1: 1, 2: {1: {1: 1, 2: 8}, 2: 1 << 40}, 3: {1: {1: 1, 2: 16}, 2: 1}}
+    for _ in range(2000):
+        wire.tell(wire.RECORD, record)
+    while until(end_s):
+        wire.read_what_comes()
+        time.sleep(0.05)
+
+
+def barriers(path, end_s, index):
+    """Operations as fast as they go, 1,024 at once."""
+    wire = formed(path, f"barriers-{index}")
+    bodies = [message([(1, 1), (2, ticket), (3, BARRIER)]) for ticket in range(1, 1025)]
+    while until(end_s):
+        try:
+            wire.submit_many(bodies)
+        except OSError:
+            pass
+        wire.read_what_comes()
+
+
+def foreign_ids(path, end_s, index):
+    """Handles and memories that are other sessions'."""
+    wire = Wire(path)
+    while until(end_s):
+        for handle in range(0, 300, 7):
+            wire.submit({1: handle, 2: handle + 1, 3: 0, 4: 6, 6: 8192, 10: {1: handle}, 11: {1: handle}})
+            wire.ask(wire.COMM_DESTROY, {1: handle})
+            wire.ask(wire.DEREGISTER, {1: handle})
+
+
+def stopped(path, end_s, index):
+    """A rank that is stopped while its partner's operations wait; then both are killed."""
+    first, second = Wire(path), Wire(path)
+    first.tell(first.COMM_INIT, {1: 1, 2: f"stopped-{index}", 3: 0, 4: 2, 5: HOST, 6: 20000})
+    init(second, 1, f"stopped-{index}", 1, 2)
+    first.submit_many(message([(1, 1), (2, ticket), (3, BARRIER)]) for ticket in range(1, 1000))
+    child = os.fork()
+    if child == 0:
+        time.sleep(max(0, end_s - time.monotonic() - 0.2))
+        os.kill(os.getppid(), signal.SIGCONT)
+        os._exit(0)
+    os.kill(os.getpid(), signal.SIGSTOP)
+    os.waitpid(child, 0)
+    raise Gone

@@ -1,0 +1,127 @@
+"""What attacking clients have in common: the protocol by hand, and a count of what commd answers."""
+import collections
+import json
+import os
+import pathlib
+import resource
+import socket
+import sys
+import time
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
+from cluster import Library  # noqa: E402
+from raw_client import HostMemory, RawClient, message, number, parse  # noqa: E402,F401
+
+SEND_TIMEOUT_S = 0.5
+ALL_REDUCE, BARRIER, ALL_TO_ALL, SEND, RECEIVE = 0, 2, 8, 11, 12
+U8 = 13
+
+
+class Said:
+    """What commd answered, by the name of its status."""
+
+    def __init__(self):
+        self.counts = collections.Counter()
+        self.texts = {}
+
+    def add(self, status, text):
+        name = Library.NAMES[status] if status < len(Library.NAMES) else str(status)
+        self.counts[name] += 1
+        self.texts.setdefault(name, text)
+
+    def print(self):
+        print(json.dumps({"counts": self.counts, "texts": self.texts}), flush=True)
+
+
+SAID = Said()
+
+
+class Wire(RawClient):
+    """Counts errors, also those that come before the connection is closed."""
+
+    SUBMIT_LIST, COMM_DESTROY = 16, 4
+
+    def __init__(self, path, greets=True):
+        self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.connection.settimeout(10)
+        self.last_id = 0
+        self.others = []
+        try:
+            self.connection.connect(path)
+            if greets:
+                self.ask(self.HELLO, {1: 1, 2: "attack"})
+        except OSError:
+            self.connection.close()
+            raise
+        self.connection.settimeout(SEND_TIMEOUT_S)
+
+    def event(self):
+        data = self.connection.recv(65536)
+        if data == b"":
+            raise ConnectionError("commd has closed the connection")
+        event = parse(data)
+        reply = parse(event[1]) if 1 in event else {}
+        if 2 in reply:
+            error = parse(reply[2])
+            SAID.add(error.get(1, 0), error.get(2, b"").decode(errors="replace"))
+        complete = parse(event[2]) if 2 in event else {}
+        if complete.get(3, 0):
+            SAID.add(complete[3], complete.get(4, b"").decode(errors="replace"))
+        return event
+
+    def read_what_comes(self, limit=100000):
+        """Answers that are there already; returns how many."""
+        self.connection.setblocking(False)
+        count = 0
+        try:
+            while count < limit:
+                self.event()
+                count += 1
+        except (BlockingIOError, ConnectionError):
+            pass
+        self.connection.settimeout(SEND_TIMEOUT_S)
+        return count
+
+    def submit_many(self, bodies):
+        """Packed submits, in as few packets as hold them."""
+        packet = []
+        size = 0
+        for body in bodies:
+            entry = b"\x0a" + number(len(body)) + body
+            if size + len(entry) > 60000:
+                self.tell(self.SUBMIT_LIST, b"".join(packet))
+                packet, size = [], 0
+            packet.append(entry)
+            size += len(entry)
+        self.tell(self.SUBMIT_LIST, b"".join(packet))
+
+    def tell(self, kind, body, fd=None):
+        if isinstance(body, bytes):
+            self.last_id += 1
+            self.connection.send(message([(1, self.last_id), (kind, body)]))
+            return self.last_id
+        return super().tell(kind, body, fd)
+
+
+def tries(count, make):
+    """As many of them as commd lets one have; the rest is refused."""
+    made = []
+    for index in range(count):
+        try:
+            made.append(make(index))
+        except OSError:
+            break
+    return made
+
+
+def become(user):
+    """After what only root may have: descriptors."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    os.setgroups([])
+    os.setgid(user)
+    os.setuid(user)
+
+
+def until(end_s):
+    return time.monotonic() < end_s

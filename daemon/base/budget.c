@@ -33,7 +33,7 @@ struct budget_account {
     uint32_t references;
     uint64_t used[BUDGET_KINDS];
     uint64_t held; /* the sum of used[], to see that there is none: modulo 2^64, of amounts below 2^48 */
-    uint64_t spent_ns;
+    struct turn_line line;
     uint64_t refused;
     struct log_limit log_limit;
     UT_hash_handle hh;
@@ -331,11 +331,9 @@ bool budget_may_log(struct budget_account *account, uint64_t now_ns, uint64_t *s
     return log_limit_pass(&account->log_limit, now_ns, suppressed);
 }
 
-void budget_spend(struct budget_account *account, uint64_t time_ns)
+struct turn_line *budget_line(struct budget_account *account)
 {
-    if (account != NULL) {
-        account->spent_ns += time_ns;
-    }
+    return &account->line;
 }
 
 /* --- For people --- */
@@ -346,7 +344,7 @@ void budget_account_info(const struct budget_account *account, struct budget_inf
         .uid = account->user->uid,
         .group = account->group,
         .shares_uid = HASH_COUNT(account->user->accounts) > 1,
-        .spent_ns = account->spent_ns,
+        .spent_ns = account->line.spent_ns,
         .refused = account->refused,
     };
     memcpy(out->used, account->used, sizeof out->used);

@@ -6,6 +6,7 @@
 
 #include "daemon/base/error.h"
 #include "daemon/base/log.h"
+#include "daemon/base/turns.h"
 
 /*
  * What users make commd hold. Everything of which commd has a bounded amount is charged to an account while
@@ -92,8 +93,8 @@ void budget_release(struct budget_account *account, enum budget_kind kind, uint6
 /* Whether a line about the account may be logged now: see log_limit_pass. A null account may. */
 bool budget_may_log(struct budget_account *account, uint64_t now_ns, uint64_t *suppressed);
 
-/* Time of the loop that was spent for the account. Null is accepted. */
-void budget_spend(struct budget_account *account, uint64_t time_ns);
+/* Whose turns of the loop are charged to the account. Valid while the account is. */
+struct turn_line *budget_line(struct budget_account *account);
 
 /* One account, for people. Texts are valid while the account is. */
 struct budget_info {

@@ -277,8 +277,7 @@ static void test_what_is_said(void **state)
     uint64_t last = 0, suppressed;
     assert_true(charge(account, 1));
     refused(account, ALL, "user 3");
-    budget_spend(account, 100);
-    budget_spend(account, 150);
+    budget_line(account)->spent_ns = 250;
     budget_visit_accounts(budget, 0, visit_count, &last);
     assert_int_equal(last, 1);
     budget_visit_accounts(budget, 1, visit_count, &last);

@@ -24,7 +24,8 @@ struct api;
 #define API_SESSION_RESERVED_SHARE 2   /* memories of one client, times a GPU's memory; beyond: LIMIT */
 #define API_SESSION_PACKETS_MAX 65536  /* packets that wait for a client to read; beyond: it is dropped */
 #define API_SESSION_PAUSE_PACKETS 256  /* from here on, no more requests of it are read */
-#define API_PACKETS_PER_WAKE 64        /* then the others get their turn */
+#define API_ACCEPTS_PER_WAKE 16        /* then the others get their turn */
+#define API_DISCARDS_MAX 64            /* packets of a client that is refused, which it had sent by then */
 
 /* One configuration setting, for commctl. */
 typedef void api_setting_function(void *context, const char *key, const char *value, const char *source);
@@ -69,9 +70,9 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
 void api_free(struct api *api);
 
 /*
- * Sessions' rings, between the loop's turns. api_poll takes what is in those that are awake, and returns
- * whether there was anything; api_ring_bells then tells clients that sleep. Before the loop waits, api_sleep
- * makes clients ring from now on; false: poll first.
+ * Sessions' work, between the loop's turns: users take turns in it (daemon/base/turns.h). api_poll does some,
+ * for about TURNS_SERVE_NS, and returns whether there was any; api_ring_bells then tells clients that sleep.
+ * Before the loop waits, api_sleep makes clients ring from now on; false: poll first.
  */
 bool api_poll(struct api *api, uint64_t now_ns);
 void api_ring_bells(struct api *api);

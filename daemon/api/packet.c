@@ -66,7 +66,7 @@ bool api_packet_has_too_much(const struct api *api, uint32_t uid, int socket_fd)
 void api_packets_discard(struct api *api, uint32_t uid, int fd)
 {
     char byte;
-    for (int i = 0; i < API_PACKETS_PER_WAKE && !api_packet_has_too_much(api, uid, fd); i++) {
+    for (int i = 0; i < API_DISCARDS_MAX && !api_packet_has_too_much(api, uid, fd); i++) {
         struct api_packet_in packet = api_packet_receive(api, uid, fd, &byte, sizeof byte);
         if (packet.fds > 0) {
             closer_put(api->closer, uid, packet.fd);

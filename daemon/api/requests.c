@@ -321,26 +321,25 @@ void api_submit(struct api_session *session, const Commd__Client__Submit *reques
     comm_send_complete(session, request->handle, &refused);
 }
 
-void api_submit_list(struct api_session *session, const Commd__Client__SubmitList *request, uint64_t now_ns)
-{
-    for (size_t i = 0; i < request->n_submits; i++) {
-        api_submit(session, request->submits[i], now_ns);
-    }
-}
-
-void api_session_release(struct api_session *session, uint64_t now_ns)
+void api_session_forget(struct api_session *session)
 {
     mesh_ping_forget(session->api->mesh, session);
     if (session->nodes.asked) {
         rails_forget_traffic(session->api->rails, session);
     }
-    struct api_comm *comm, *next_comm;
-    HASH_ITER (hh, session->comms, comm, next_comm) {
+}
+
+bool api_session_release_one(struct api_session *session, uint64_t now_ns)
+{
+    struct api_comm *comm = session->comms;
+    if (comm != NULL) {
         req_member_leave(comm->member, REQ_LEAVE_LOST, now_ns);
         comm_forget(comm);
+        return true;
     }
-    struct api_memory *memory, *next_memory;
-    HASH_ITER (hh, session->memories, memory, next_memory) {
-        api_memory_forget(session, memory);
+    if (session->memories != NULL) {
+        api_memory_forget(session, session->memories);
+        return true;
     }
+    return false;
 }

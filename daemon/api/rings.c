@@ -14,6 +14,10 @@
  * made here and sealed, so that no client can take it away.
  */
 
+#define RING_PACKETS_PER_TELL 16
+/* Of a client that is gone: what can have been in its ring. */
+#define RING_LAST_PACKETS_MAX (CLIENT_RING_BYTES / RING_ALIGN_BYTES)
+
 static size_t rings_bytes(void)
 {
     return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
@@ -157,64 +161,63 @@ void api_ring_bells(struct api *api)
     }
 }
 
-/* Returns whether there was any. */
-static bool rings_read(struct api_session *session, uint64_t now_ns)
+/* Tells a client that waits for room; not after each packet, for a look costs about as much as one. */
+static void rings_tell_room(struct api_rings *rings)
+{
+    rings->taken = 0;
+    if (ring_wake_producer(&rings->in)) {
+        ring_bell(rings);
+    }
+}
+
+bool api_rings_take(struct api_session *session, uint64_t now_ns)
 {
     static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* the loop's thread alone reads sessions */
     struct api_rings *rings = session->rings;
-    bool any = false;
-    for (int i = 0; i < API_PACKETS_PER_WAKE && api_session_reads(session); i++) {
-        size_t size_bytes;
-        enum ring_result result = ring_take(&rings->in, bytes, sizeof bytes, &size_bytes);
-        if (result == RING_NOTHING) {
-            break;
+    size_t size_bytes;
+    enum ring_result result = ring_take(&rings->in, bytes, sizeof bytes, &size_bytes);
+    if (result == RING_NOTHING) {
+        if (rings->taken > 0) {
+            rings_tell_room(rings);
         }
-        any = true;
-        if (result != RING_OK) {
-            struct error error;
-            error_set(&error, STATUS_PROTOCOL, "its ring holds what cannot be");
-            api_session_reply_error(session, 0, &error);
-            api_session_end(session, error.text);
-            break;
-        }
-        api_session_packet(session, bytes, size_bytes, now_ns);
+        return false;
     }
-    if (any && session->rings != NULL && ring_wake_producer(&rings->in)) {
-        ring_bell(rings);
+    rings->busy_ns = now_ns;
+    if (result != RING_OK) {
+        struct error error;
+        error_set(&error, STATUS_PROTOCOL, "its ring holds what cannot be");
+        api_session_reply_error(session, 0, &error);
+        api_session_end(session, error.text);
+        return true;
     }
-    return any;
+    if (session->ending && ++rings->last_taken > RING_LAST_PACKETS_MAX) {
+        return false; /* another process holds it, and goes on */
+    }
+    api_session_packet(session, bytes, size_bytes, now_ns);
+    if (++rings->taken >= RING_PACKETS_PER_TELL || !api_session_reads(session)) {
+        rings_tell_room(rings);
+    }
+    return true;
 }
 
 bool api_poll(struct api *api, uint64_t now_ns)
 {
     struct api_session *session, *next;
-    bool any = false;
     api_accept_again(api);
     DL_FOREACH_SAFE2(api->awake, session, next, awake_next)
     {
+        struct api_rings *rings = session->rings;
         if (session->broken || session->closing) {
             rings_set_asleep(session); /* nothing is read of it any more */
+        } else if (!api_session_reads(session) || session->turn.queued) {
             continue;
-        }
-        if (rings_read(session, now_ns)) {
-            session->rings->busy_ns = now_ns;
-            any = true;
-        } else if (now_ns - session->rings->busy_ns > API_RING_AWAKE_NS && api_session_reads(session) &&
-                   ring_consumer_sleep(&session->rings->in)) {
+        } else if (ring_has_packet(&rings->in)) {
+            turn_queue(&api->turns, &session->turn);
+        } else if (now_ns - rings->busy_ns > API_RING_AWAKE_NS && ring_consumer_sleep(&rings->in)) {
             rings_set_asleep(session);
         }
     }
-    return any;
-}
-
-void api_rings_finish(struct api_session *session, uint64_t now_ns)
-{
-    size_t most_packets = CLIENT_RING_BYTES / RING_ALIGN_BYTES; /* another process may hold it, and go on */
-    for (size_t taken = 0; session->rings != NULL && taken < most_packets; taken += API_PACKETS_PER_WAKE) {
-        if (!rings_read(session, now_ns)) {
-            return;
-        }
-    }
+    return turns_serve(&api->turns, now_ns);
 }
 
 bool api_is_awake(const struct api *api)
@@ -225,6 +228,9 @@ bool api_is_awake(const struct api *api)
 bool api_sleep(struct api *api)
 {
     struct api_session *session, *next;
+    if (turns_wait(&api->turns)) {
+        return false;
+    }
     DL_FOREACH_SAFE2(api->awake, session, next, awake_next)
     {
         if (api_session_reads(session) && !ring_consumer_sleep(&session->rings->in)) {

@@ -84,7 +84,7 @@ static void server_accept(void *context, unsigned events, uint64_t now_ns)
 {
     (void)events;
     struct api *api = context;
-    for (int i = 0; i < API_PACKETS_PER_WAKE; i++) {
+    for (int i = 0; i < API_ACCEPTS_PER_WAKE; i++) {
         if (!closer_takes_sockets(api->closer)) {
             api->rests = true;
             server_watch(api);
@@ -225,6 +225,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     }
     api->loop = loop;
     api->spare_fd = -1;
+    api->turns.clock = loop_now_ns;
     api->req = options->req;
     api->mesh = options->mesh;
     api->net = options->net;

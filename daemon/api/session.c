@@ -7,22 +7,10 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-static void session_reap(void *context, uint64_t now_ns)
-{
-    struct api_session *session = context;
-    session->reap_posted = false;
-    if (session->broken || (session->closing && session->out_first == NULL)) {
-        api_session_free(session, now_ns);
-    }
-}
-
-/* Frees the session soon, from the loop: callers up the stack may still use it. */
-static void session_break(struct api_session *session)
+void api_session_break(struct api_session *session)
 {
     session->broken = true;
-    if (!session->reap_posted) {
-        session->reap_posted = loop_post(session->api->loop, session_reap, session) == STATUS_OK;
-    }
+    turn_queue(&session->api->turns, &session->turn);
 }
 
 bool api_session_reads(const struct api_session *session)
@@ -36,11 +24,18 @@ static bool packet_takes_ring(const struct api_session *session, const struct ap
            packet->size_bytes <= ring_packet_max_bytes(CLIENT_RING_BYTES);
 }
 
-static void session_update_watch(struct api_session *session)
+void api_session_watch(struct api_session *session)
 {
     unsigned events = 0;
-    bool reads = !session->closing && session->out_count < API_SESSION_PAUSE_PACKETS;
-    if (reads || (session->rings != NULL && !session->unread_waits)) { /* its end is to be seen in any case */
+    bool reads = api_session_reads(session) && session->list.bytes == NULL && !session->ending;
+    if (session->broken) {
+        return;
+    }
+    if (session->list.bytes != NULL && api_session_reads(session)) {
+        turn_queue(&session->api->turns, &session->turn); /* it may have been paused */
+    }
+    if (reads || (session->rings != NULL && !session->unread_waits &&
+                  !session->ending)) { /* its end is to be seen in any case */
         events |= LOOP_READ;
     }
     if (session->out_first != NULL && !packet_takes_ring(session, session->out_first)) {
@@ -88,7 +83,7 @@ static bool session_send_on_socket(struct api_session *session, const struct api
         }
         if (errno != EINTR) {
             if (errno != EAGAIN && errno != EWOULDBLOCK) {
-                session_break(session);
+                api_session_break(session);
             }
             return false;
         }
@@ -112,7 +107,7 @@ static bool session_send_packet(struct api_session *session, const struct api_pa
     }
     log_warning("client %d (%s): dropped, its ring holds what cannot be", (int)session->client.pid,
                 session->program);
-    session_break(session);
+    api_session_break(session);
     return false;
 }
 
@@ -130,9 +125,9 @@ void api_session_flush(struct api_session *session)
         session->out_count--;
         free(packet);
     }
-    session_update_watch(session);
+    api_session_watch(session);
     if (session->closing && session->out_first == NULL) {
-        session_break(session);
+        api_session_break(session);
     }
 }
 
@@ -146,13 +141,13 @@ void api_session_send(struct api_session *session, const Commd__Client__Event *e
     if (session->out_count >= API_SESSION_PACKETS_MAX) {
         log_warning("client %d (%s): dropped, it reads none of its %u answers", (int)session->client.pid,
                     session->program, session->out_count);
-        session_break(session);
+        api_session_break(session);
         return;
     }
     if (size_bytes > CLIENT_PACKET_MAX_BYTES || (packet = malloc(sizeof *packet + size_bytes)) == NULL) {
         log_error("client %d (%s): dropped, an answer of %zu bytes cannot be made", (int)session->client.pid,
                   session->program, size_bytes);
-        session_break(session);
+        api_session_break(session);
         return;
     }
     packet->next = NULL;
@@ -239,7 +234,7 @@ static bool hello_asks_for_rings(const Commd__Client__Hello *hello)
     return false;
 }
 
-static void session_has_too_much(struct api_session *session, uint64_t request_id)
+void api_session_has_too_much(struct api_session *session, uint64_t request_id)
 {
     struct error error;
     error_set(
@@ -269,7 +264,7 @@ static void session_hello(struct api_session *session, uint64_t request_id, cons
         return;
     }
     if (!closer_takes_more(session->api->closer, session->client.uid)) {
-        session_has_too_much(session, request_id);
+        api_session_has_too_much(session, request_id);
         return;
     }
     session->greeted = true;
@@ -348,9 +343,8 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     case COMMD__CLIENT__REQUEST__BODY_SUBMIT:
         api_submit(session, request->submit, now_ns);
         return;
-    case COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST:
-        api_submit_list(session, request->submit_list, now_ns);
-        return;
+    case COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST: /* has been taken, if there was nothing beside it */
+        break;
     case COMMD__CLIENT__REQUEST__BODY_STATUS:
         api_admin_status(session, request->id, now_ns);
         return;
@@ -438,10 +432,12 @@ static void session_refuse_fd(struct api_session *session, uint64_t request_id, 
     api_session_reply_error(session, request_id, &error);
 }
 
-static void session_packet(struct api_session *session, const uint8_t *bytes,
-                           const struct api_packet_in *packet, uint64_t now_ns)
+void api_session_take(struct api_session *session, const uint8_t *bytes, const struct api_packet_in *packet,
+                      uint64_t now_ns)
 {
     struct error error;
+    const uint8_t *list;
+    size_t list_size;
     size_t size = (size_t)packet->size_bytes;
     Commd__Client__Request *request = NULL;
     arena.used = 0;
@@ -450,6 +446,9 @@ static void session_packet(struct api_session *session, const uint8_t *bytes,
     } else if (packet->fds > CLIENT_PACKET_FDS_MAX) {
         error_set(&error, STATUS_PROTOCOL, "more than %d file descriptor with a packet",
                   CLIENT_PACKET_FDS_MAX);
+    } else if (session->greeted && api_list_find(bytes, size, &list, &list_size)) {
+        api_list_begin(session, list, list_size, now_ns);
+        return;
     } else if ((request = commd__client__request__unpack(&arena_allocator, size, bytes)) == NULL) {
         error_set(&error, STATUS_PROTOCOL, "a packet of %zu bytes that is no request", size);
     } else {
@@ -468,43 +467,19 @@ static void session_packet(struct api_session *session, const uint8_t *bytes,
 void api_session_packet(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns)
 {
     const struct api_packet_in packet = {.size_bytes = (ssize_t)size, .fd = -1};
-    session_packet(session, bytes, &packet, now_ns);
+    api_session_take(session, bytes, &packet, now_ns);
 }
 
-/* False: its next packet cannot be taken, which it is told. */
-static bool session_may_receive(struct api_session *session)
+bool api_session_submit(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns)
 {
-    if (api_packet_has_too_much(session->api, session->client.uid, session->fd)) {
-        session_has_too_much(session, 0);
+    arena.used = 0;
+    Commd__Client__Submit *submit = commd__client__submit__unpack(&arena_allocator, size, bytes);
+    if (submit == NULL) {
         return false;
     }
+    api_submit(session, submit, now_ns);
+    commd__client__submit__free_unpacked(submit, &arena_allocator);
     return true;
-}
-
-static void session_read(struct api_session *session, uint64_t now_ns)
-{
-    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* the loop's thread alone reads sessions */
-    for (int i = 0; i < API_PACKETS_PER_WAKE; i++) {
-        if (!api_session_reads(session) || !session_may_receive(session)) {
-            return;
-        }
-        struct api_packet_in packet =
-            api_packet_receive(session->api, session->client.uid, session->fd, bytes, sizeof bytes);
-        if (packet.size_bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
-            return;
-        }
-        if (packet.size_bytes > 0) {
-            session_packet(session, bytes, &packet, now_ns);
-        }
-        if (packet.fds > 0) {
-            closer_put(session->api->closer, session->client.uid, packet.fd);
-        }
-        if (packet.size_bytes <= 0) {
-            api_rings_finish(session, now_ns);
-            session_break(session);
-            return;
-        }
-    }
 }
 
 /* Of a session that is not read now: whether its client is gone. */
@@ -515,7 +490,7 @@ static void session_look_for_end(struct api_session *session)
     if (size > 0) {
         session->unread_waits = true;
     } else if (size == 0 || (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR)) {
-        session_break(session);
+        api_session_break(session);
     }
 }
 
@@ -525,9 +500,10 @@ static void session_ready(void *context, unsigned events, uint64_t now_ns)
     if ((events & LOOP_WRITE) != 0) {
         api_session_flush(session);
     }
-    if ((events & LOOP_READ) != 0 && api_session_reads(session)) {
+    if ((events & LOOP_READ) != 0 && api_session_reads(session) && session->list.bytes == NULL) {
         session->unread_waits = false;
-        session_read(session, now_ns);
+        session->readable = true;
+        turn_queue(&session->api->turns, &session->turn);
     } else if ((events & LOOP_READ) != 0) {
         session_look_for_end(session);
     }
@@ -535,7 +511,7 @@ static void session_ready(void *context, unsigned events, uint64_t now_ns)
         api_rings_awake(session, now_ns); /* it may have been paused */
     }
     if (!session->broken) {
-        session_update_watch(session);
+        api_session_watch(session);
     }
 }
 
@@ -557,6 +533,8 @@ enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct err
     session->connected_ns = now_ns;
     session->out_last = &session->out_first;
     session->watched = LOOP_READ;
+    session->turn.function = api_session_turn;
+    session->turn.context = session;
     snprintf(session->program, sizeof session->program, "?");
     enum status status = budget_open(api->budget, credentials.uid, NULL, &session->account, error);
     if (status == STATUS_OK) {
@@ -567,27 +545,17 @@ enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct err
         free(session);
         return status;
     }
+    session->turn.line = budget_line(session->account);
     session->id = ++api->last_session_id;
     HASH_ADD(hh, api->sessions, id, sizeof session->id, session);
     return STATUS_OK;
 }
 
-void api_session_free(struct api_session *session, uint64_t now_ns)
+void api_session_drop_packets(struct api_session *session, unsigned count)
 {
-    HASH_DEL(session->api->sessions, session);
-    log_debug("client %d (%s): gone", (int)session->client.pid, session->program);
-    loop_watch_free(session->watch);
-    if (session->closing) {
-        api_packets_discard(session->api, session->client.uid, session->fd);
-    }
-    closer_put_socket(session->api->closer, session->client.uid, session->fd);
-    api_session_release(session, now_ns);
-    api_rings_free(session);
-    while (session->out_first != NULL) {
+    for (; session->out_first != NULL && count > 0; count--) {
         struct api_packet *packet = session->out_first;
         session->out_first = packet->next;
         free(packet);
     }
-    budget_close(session->account);
-    free(session);
 }

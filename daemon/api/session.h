@@ -52,8 +52,10 @@ struct api_rings {
     int client_bell[2]; /* we write, the client reads */
     struct loop_watch *bell_watch;
     struct ring in, out;
-    bool awake;      /* among api->awake: polled */
-    bool rings_bell; /* among api->bells: something was put since the last time */
+    uint32_t last_taken; /* packets since its client is gone */
+    uint32_t taken;      /* packets since the client's bell was looked at */
+    bool awake;          /* among api->awake: polled */
+    bool rings_bell;     /* among api->bells: something was put since the last time */
     uint64_t busy_ns;
 };
 
@@ -71,7 +73,8 @@ struct api_session {
     char program[64];
     bool greeted;
     bool closing; /* nothing is read any more; freed when what is queued has been sent */
-    bool broken;  /* freed at once */
+    bool broken;  /* nothing is done any more but to give back what it held */
+    struct turn turn;
     uint64_t connected_ns;
     struct api_comm *comms;
     struct api_memory *memories;
@@ -81,9 +84,16 @@ struct api_session {
     struct api_packet *out_first;
     struct api_packet **out_last;
     uint32_t out_count;
-    bool reap_posted;
-    bool offers_rings;        /* the next packet takes their descriptors along */
-    unsigned watched;         /* events of the watch */
+    bool offers_rings; /* the next packet takes their descriptors along */
+    unsigned watched;  /* events of the watch */
+    bool readable;     /* something may be on the socket */
+    bool socket_first; /* the last turn looked at the socket before the ring */
+    bool ending;       /* its client is gone: what is in its ring is done, then it is broken */
+    bool releasing;    /* broken: what it held is given back, piece by piece */
+    struct {
+        uint8_t *bytes; /* null: there is none */
+        size_t size, at;
+    } list;                   /* submits that have not had their turn; nothing else is read before */
     bool unread_waits;        /* something is on the socket of a session that is not read now */
     uint64_t ping_request_id; /* 0: no ping under way */
     struct {
@@ -121,6 +131,7 @@ struct api {
     void (*visit_settings)(void *context, api_setting_function *visit, void *visit_context);
     void *settings_context;
     struct api_session *sessions; /* by id */
+    struct turns turns;           /* whose sessions have work */
     struct api_session *awake;    /* whose rings are polled */
     struct api_session *bells;    /* whose doorbell is to be rung */
     uint64_t last_session_id;
@@ -168,7 +179,19 @@ void api_session_flush(struct api_session *session);
 enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct error *error) COMM_MUST_USE;
 /* Tells a client that there is no session for it, and closes the connection. */
 void api_session_refuse(struct api *api, int fd, const struct error *error);
+/* At once, with all that it holds: api_free's. */
 void api_session_free(struct api_session *session, uint64_t now_ns);
+/* Frees the session soon, in its turns: callers up the stack may still use it. */
+void api_session_break(struct api_session *session);
+/* Watches for what it waits for now. */
+void api_session_watch(struct api_session *session);
+/* One packet. Its descriptor stays the caller's. */
+void api_session_take(struct api_session *session, const uint8_t *bytes, const struct api_packet_in *packet,
+                      uint64_t now_ns);
+/* One packed Submit. False: it is none. */
+bool api_session_submit(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns);
+void api_session_has_too_much(struct api_session *session, uint64_t request_id);
+void api_session_drop_packets(struct api_session *session, unsigned count);
 /* Queues an event; a session that cannot take it is dropped. */
 void api_session_send(struct api_session *session, const Commd__Client__Event *event);
 void api_session_reply(struct api_session *session, Commd__Client__Reply *reply);
@@ -177,13 +200,27 @@ void api_session_reply_error(struct api_session *session, uint64_t request_id, c
 /* After the reply that says why: the session ends once that is sent. One log line. */
 void api_session_end(struct api_session *session, const char *why);
 
+/* session_turn.c */
+#define API_LIST_PIECE 8      /* submits of a list, in a turn */
+#define API_RELEASE_PIECE 256 /* packets that nobody reads, in a turn */
+enum turn_result api_session_turn(void *context, uint64_t now_ns);
+/* Does the first of a list's submits, and keeps the others for its turns. */
+void api_list_begin(struct api_session *session, const uint8_t *list, size_t size, uint64_t now_ns);
+
+/* submit_list.c */
+/* Whether a packet is a list of submits and nothing else: its bytes. */
+bool api_list_find(const uint8_t *packet, size_t size, const uint8_t **list, size_t *list_size);
+/* The next submit of a list, from *at on, which is moved behind it. False: there is none. */
+bool api_list_next(const uint8_t *list, size_t list_size, size_t *at, const uint8_t **submit,
+                   size_t *submit_size);
+
 /* rings.c. The descriptors go with the next packet that is on_socket. */
 enum status api_rings_new(struct api_session *session, struct error *error) COMM_MUST_USE;
 void api_rings_free(struct api_session *session);
 /* Something may have changed: what it holds is looked at. */
 void api_rings_awake(struct api_session *session, uint64_t now_ns);
-/* The client is gone: what it asked for before that is done, as it is on a socket. */
-void api_rings_finish(struct api_session *session, uint64_t now_ns);
+/* Takes one packet, and does it. False: there is none. */
+bool api_rings_take(struct api_session *session, uint64_t now_ns);
 /* FULL: tried again when the client rings. The client's own bell is rung by api_ring_bells. */
 enum ring_result api_rings_put(struct api_session *session, const void *packet, size_t size_bytes);
 
@@ -211,8 +248,10 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
                       const Commd__Client__CommDestroy *request, uint64_t now_ns);
 void api_record(struct api_session *session, const Commd__Client__Record *request);
 void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns);
-void api_submit_list(struct api_session *session, const Commd__Client__SubmitList *request, uint64_t now_ns);
-void api_session_release(struct api_session *session, uint64_t now_ns); /* everything that it holds */
+/* What others would tell it. */
+void api_session_forget(struct api_session *session);
+/* Gives back a communicator or a memory. False: it holds none. */
+bool api_session_release_one(struct api_session *session, uint64_t now_ns);
 
 /* admin.c: what commctl asks. */
 void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t now_ns);

@@ -152,6 +152,9 @@ static inline void node_turn(struct node *node)
         node->woken = exec_run(node->exec, now_ns);
     }
     must(loop_run_once(node->loop, 0, error));
+    if (node->api != NULL) {
+        (void)api_poll(node->api, loop_now_ns());
+    }
 }
 
 static inline void node_turns(struct node *node, unsigned count)

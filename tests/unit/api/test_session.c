@@ -437,12 +437,14 @@ static void test_slow_reader_is_dropped(void **state)
     client_check(&slow); /* all of them are in */
     unsigned warnings = node->warnings;
     client_free(&other);
-    for (unsigned i = 0; i < 1000 && sessions(node) > 1; i++) {
+    bool dropped = false;
+    for (unsigned i = 0; i < 100000 && sessions(node) > 1; i++) {
         node_turn(node);
+        dropped |= strstr(node->last_warning, "dropped, it reads none of its 65536 answers") != NULL;
     }
     assert_int_equal(sessions(node), 1);
     assert_true(node->warnings > warnings);
-    assert_contains(node->last_warning, "dropped, it reads none of its 65536 answers");
+    assert_true(dropped);
     client_check(&watcher);
     client_free(&slow);
     client_free(&watcher);

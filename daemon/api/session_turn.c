@@ -1,0 +1,215 @@
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/api/session.h"
+
+/* What a session does when it is its account's turn: one packet, some submits of a list, or, once its client
+ * is gone, one of the things that it held. */
+
+/* --- Lists of submits --- */
+
+/* Some submits from *at on. False: what follows is none. */
+static bool list_work(struct api_session *session, const uint8_t *list, size_t size, size_t *at,
+                      uint64_t now_ns)
+{
+    for (unsigned i = 0; i < API_LIST_PIECE && *at < size && api_session_reads(session); i++) {
+        const uint8_t *submit;
+        size_t submit_size;
+        if (!api_list_next(list, size, at, &submit, &submit_size) ||
+            !api_session_submit(session, submit, submit_size, now_ns)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void list_end(struct api_session *session)
+{
+    if (session->list.bytes != NULL) {
+        budget_release(session->account, BUDGET_QUEUED, session->list.size);
+        free(session->list.bytes);
+        session->list.bytes = NULL;
+    }
+}
+
+static void list_refuse(struct api_session *session, const struct error *error)
+{
+    api_session_reply_error(session, 0, error);
+    api_session_end(session, error->text);
+}
+
+static void list_is_broken(struct api_session *session)
+{
+    struct error error;
+    error_set(&error, STATUS_PROTOCOL, "a list of submits that is none");
+    list_refuse(session, &error);
+}
+
+void api_list_begin(struct api_session *session, const uint8_t *list, size_t size, uint64_t now_ns)
+{
+    struct error error;
+    size_t at = 0;
+    if (!list_work(session, list, size, &at, now_ns)) {
+        list_is_broken(session);
+        return;
+    }
+    if (at == size) {
+        return;
+    }
+    size_t left = size - at;
+    enum status status = budget_charge(session->account, BUDGET_QUEUED, left, &error);
+    if (status == STATUS_OK) {
+        session->list.bytes = malloc(left);
+        if (session->list.bytes == NULL) {
+            budget_release(session->account, BUDGET_QUEUED, left);
+            status = error_set(&error, STATUS_NO_MEMORY, "no memory for a list of submits");
+        }
+    }
+    if (status != STATUS_OK) {
+        list_refuse(session, &error);
+        return;
+    }
+    memcpy(session->list.bytes, list + at, left);
+    session->list.size = left;
+    session->list.at = 0;
+}
+
+static enum turn_result list_turn(struct api_session *session, uint64_t now_ns)
+{
+    if (!list_work(session, session->list.bytes, session->list.size, &session->list.at, now_ns)) {
+        list_is_broken(session);
+        list_end(session);
+        return TURN_DONE;
+    }
+    if (session->list.at == session->list.size) {
+        list_end(session);
+        api_session_watch(session);
+    }
+    return TURN_MORE;
+}
+
+/* --- Packets --- */
+
+/* False: its next packet cannot be taken, which it is told. */
+static bool may_receive(struct api_session *session)
+{
+    if (api_packet_has_too_much(session->api, session->client.uid, session->fd)) {
+        api_session_has_too_much(session, 0);
+        return false;
+    }
+    return true;
+}
+
+static enum turn_result socket_turn(struct api_session *session, uint64_t now_ns)
+{
+    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* the loop's thread alone reads sessions */
+    if (!may_receive(session)) {
+        return TURN_DONE;
+    }
+    struct api_packet_in packet =
+        api_packet_receive(session->api, session->client.uid, session->fd, bytes, sizeof bytes);
+    if (packet.size_bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
+        session->readable = false;
+        return TURN_NOTHING;
+    }
+    if (packet.size_bytes > 0) {
+        api_session_take(session, bytes, &packet, now_ns);
+    }
+    if (packet.fds > 0) {
+        closer_put(session->api->closer, session->client.uid, packet.fd);
+    }
+    if (packet.size_bytes <= 0) {
+        session->readable = false;
+        session->ending = true;
+        api_session_watch(session);
+    }
+    return TURN_MORE;
+}
+
+/* --- Its end --- */
+
+/* At once: nobody hears of it any more. */
+static void release_begin(struct api_session *session)
+{
+    struct api *api = session->api;
+    session->releasing = true;
+    log_debug("client %d (%s): gone", (int)session->client.pid, session->program);
+    loop_watch_free(session->watch);
+    session->watch = NULL;
+    if (session->closing) {
+        api_packets_discard(api, session->client.uid, session->fd);
+    }
+    closer_put_socket(api->closer, session->client.uid, session->fd);
+    session->fd = -1;
+    api_rings_free(session);
+    list_end(session);
+    api_session_forget(session);
+}
+
+/* False: all is gone. */
+static bool release_some(struct api_session *session, uint64_t now_ns)
+{
+    if (session->out_first != NULL) {
+        api_session_drop_packets(session, API_RELEASE_PIECE);
+        return true;
+    }
+    return api_session_release_one(session, now_ns);
+}
+
+static enum turn_result release_turn(struct api_session *session, uint64_t now_ns)
+{
+    if (!session->releasing) {
+        release_begin(session);
+        return TURN_MORE;
+    }
+    if (release_some(session, now_ns)) {
+        return TURN_MORE;
+    }
+    HASH_DEL(session->api->sessions, session);
+    budget_close(session->account);
+    free(session);
+    return TURN_DONE;
+}
+
+void api_session_free(struct api_session *session, uint64_t now_ns)
+{
+    turn_cancel(&session->api->turns, &session->turn);
+    session->broken = true;
+    while (release_turn(session, now_ns) == TURN_MORE) {
+    }
+}
+
+/* --- Turns --- */
+
+static bool takes_socket_next(struct api_session *session)
+{
+    session->socket_first = !session->socket_first; /* neither keeps the other from its turn */
+    return session->readable && session->socket_first;
+}
+
+enum turn_result api_session_turn(void *context, uint64_t now_ns)
+{
+    struct api_session *session = context;
+    if (session->broken) {
+        return release_turn(session, now_ns);
+    }
+    if (!api_session_reads(session)) {
+        if (session->ending) {
+            api_session_break(session); /* its client takes no answers any more */
+            return TURN_MORE;
+        }
+        return TURN_NOTHING;
+    }
+    if (session->list.bytes != NULL) {
+        return list_turn(session, now_ns);
+    }
+    if (session->rings != NULL && !takes_socket_next(session) && api_rings_take(session, now_ns)) {
+        return TURN_MORE;
+    }
+    if (session->ending) {
+        api_session_break(session);
+        return TURN_MORE;
+    }
+    return session->readable ? socket_turn(session, now_ns) : TURN_NOTHING;
+}

@@ -22,6 +22,7 @@
 #include "daemon/mesh/mesh.h"
 #include "daemon/net/mem.h"
 #include "daemon/net/quic.h"
+#include "daemon/nodes.h"
 #include "daemon/req/req.h"
 #include "daemon/workers.h"
 #include "proto/version.h"
@@ -166,63 +167,9 @@ static void daemon_set_log_level(const struct conf *conf)
     }
 }
 
-static enum status daemon_add_node(struct daemon *daemon, const struct conf_node *node, struct error *error)
-{
-    uint32_t index;
-    enum status status = mesh_add_node(daemon->mesh, node->name, node->address, &index, error);
-    return status == STATUS_OK ? workers_add_node(daemon->workers, index, node->name, node->address, error)
-                               : status;
-}
-
-/* Nodes that a new configuration has and the mesh does not; nodes that it no longer has stay until a restart.
- */
-static void daemon_add_nodes(struct daemon *daemon, const struct conf *conf)
-{
-    for (size_t i = 0; i < conf->node_count; i++) {
-        uint32_t node;
-        struct error error;
-        if (!mesh_find_node(daemon->mesh, conf->nodes[i].name, &node) &&
-            daemon_add_node(daemon, &conf->nodes[i], &error) != STATUS_OK) {
-            log_error("reload: %s", error.text);
-        }
-    }
-}
-
 static bool refuses_ipc_handles(const struct conf *conf)
 {
     return strcmp(conf->cuda_ipc_handles, "refuse") == 0;
-}
-
-static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
-{
-    (void)signal_number;
-    struct daemon *daemon = context;
-    struct error error;
-    struct conf *conf;
-    char notice[96];
-    snprintf(notice, sizeof notice, "RELOADING=1\nMONOTONIC_USEC=%llu",
-             (unsigned long long)(now_ns / TIME_US));
-    sd_notify(0, notice);
-    if (daemon_load_conf(&daemon->options->conf, &conf, &error) != STATUS_OK) {
-        log_error("reload: %s; the configuration stays as it was", error.text);
-        sd_notify(0, "READY=1");
-        return;
-    }
-    const char *key;
-    if (conf_needs_restart(daemon->conf, conf, &key)) {
-        log_warning("reload: %s changes only with a restart", key);
-    }
-    daemon_set_log_level(conf);
-    api_set_ipc_handles(daemon->api, refuses_ipc_handles(conf));
-    daemon_add_nodes(daemon, conf);
-    if (!daemon->conf->standalone && net_quic_reload(daemon->net, &error) != STATUS_OK) {
-        log_error("reload: %s; the certificates stay as they were", error.text);
-    }
-    workers_reload(daemon->workers);
-    conf_free(daemon->conf);
-    daemon->conf = conf;
-    log_info("reload: done");
-    sd_notify(0, "READY=1");
 }
 
 static void daemon_watchdog(void *context, uint64_t now_ns)
@@ -251,6 +198,71 @@ static struct quic_options daemon_quic_options(const struct conf *conf)
                                  .socket_buffer_bytes = (uint32_t)conf->socket_buffer_bytes,
                                  .handshake_timeout_ns = conf->handshake_timeout_ms * TIME_MS,
                                  .idle_timeout_ns = 30 * TIME_S};
+}
+
+/* What may fail of a reload, before anything of it is in force. */
+static enum status daemon_load(const struct daemon *daemon, struct conf **conf,
+                               struct quic_tls **certificates, struct error *error)
+{
+    enum status status = daemon_load_conf(&daemon->options->conf, conf, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (strcmp((*conf)->node_name, daemon->conf->node_name) != 0) {
+        status =
+            error_set(error, STATUS_CONFIG, "node_name changes from \"%s\" to \"%s\" only with a restart",
+                      daemon->conf->node_name, (*conf)->node_name);
+    } else if (!daemon->conf->standalone) {
+        struct quic_options options = daemon_quic_options(*conf);
+        status = net_quic_load(&options, certificates, error);
+    }
+    if (status != STATUS_OK) {
+        conf_free(*conf);
+        *conf = NULL;
+    }
+    return status;
+}
+
+static void daemon_use_certificates(struct daemon *daemon, struct quic_tls *certificates)
+{
+    struct error error;
+    if (certificates != NULL) {
+        net_quic_use(daemon->net, certificates);
+        if (workers_use_certificates(daemon->workers, certificates, &error) != STATUS_OK) {
+            log_error("reload: %s", error.text);
+        }
+        net_quic_unload(certificates);
+    }
+}
+
+static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
+{
+    (void)signal_number;
+    struct daemon *daemon = context;
+    struct error error;
+    struct conf *conf = NULL;
+    struct quic_tls *certificates = NULL;
+    char notice[96];
+    snprintf(notice, sizeof notice, "RELOADING=1\nMONOTONIC_USEC=%llu",
+             (unsigned long long)(now_ns / TIME_US));
+    sd_notify(0, notice);
+    if (daemon_load(daemon, &conf, &certificates, &error) != STATUS_OK) {
+        log_error("reload: %s; configuration and certificates stay as they were", error.text);
+        sd_notify(0, "READY=1");
+        return;
+    }
+    const char *key;
+    if (conf_needs_restart(daemon->conf, conf, &key)) {
+        log_warning("reload: %s changes only with a restart", key);
+    }
+    daemon_set_log_level(conf);
+    api_set_ipc_handles(daemon->api, refuses_ipc_handles(conf));
+    nodes_update(daemon->mesh, daemon->workers, conf, now_ns);
+    daemon_use_certificates(daemon, certificates);
+    conf_free(daemon->conf);
+    daemon->conf = conf;
+    log_info("reload: done");
+    sd_notify(0, "READY=1");
 }
 
 static enum status daemon_make_net(struct daemon *daemon, struct error *error)
@@ -325,7 +337,7 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
                                       .reconnect_max_ns = conf->reconnect_max_ms * TIME_MS};
     enum status status = workers_new(&options, &daemon->workers, error);
     for (size_t i = 0; i < conf->node_count && status == STATUS_OK; i++) {
-        status = daemon_add_node(daemon, &conf->nodes[i], error);
+        status = nodes_add(daemon->mesh, daemon->workers, &conf->nodes[i], error);
     }
     daemon->spins = processors > 1;
     daemon->rail_count = rails;

@@ -24,8 +24,7 @@ struct worker {
     uint32_t index;
     pthread_t thread;
     bool started;
-    struct mail stop_mail, reload_mail;
-    atomic_bool reloading; /* that mail is under way */
+    struct mail stop_mail;
     bool stopping;
     struct loop *loop;
     struct mem_network *loopback; /* without a network: one of one */
@@ -147,15 +146,19 @@ static void worker_stop(void *context, uint64_t now_ns)
     ((struct worker *)context)->stopping = true;
 }
 
-static void worker_reload(void *context, uint64_t now_ns)
+struct certificates_mail {
+    struct mail mail;
+    struct worker *worker;
+    struct quic_tls *tls;
+};
+
+static void worker_use_certificates(void *context, uint64_t now_ns)
 {
-    struct worker *worker = context;
-    struct error error;
+    struct certificates_mail *mail = context;
     (void)now_ns;
-    atomic_store(&worker->reloading, false);
-    if (net_quic_reload(worker->net, &error) != STATUS_OK) {
-        log_error("reload: rail %u: %s; its certificates stay as they were", worker->index, error.text);
-    }
+    net_quic_use(mail->worker->net, mail->tls);
+    net_quic_unload(mail->tls);
+    free(mail);
 }
 
 /* --- Making them --- */
@@ -338,15 +341,34 @@ struct rails *workers_rails(const struct workers *workers)
     return workers->rails;
 }
 
-void workers_reload(struct workers *workers)
+void workers_remove_node(struct workers *workers, uint32_t node, const struct error *cause)
+{
+    rails_remove_peer(workers->rails, node, cause);
+}
+
+enum status workers_move_node(struct workers *workers, uint32_t node, const char *address,
+                              struct error *error)
+{
+    return rails_move_peer(workers->rails, node, address, error);
+}
+
+enum status workers_use_certificates(struct workers *workers, struct quic_tls *tls, struct error *error)
 {
     for (uint32_t i = 1; i < workers->rail_count; i++) {
         struct worker *worker = &workers->list[i];
-        if (worker->has_network && !atomic_exchange(&worker->reloading, true)) {
-            worker->reload_mail = (struct mail){.deliver = worker_reload, .context = worker};
-            mailbox_put(worker_mailbox(worker), &worker->reload_mail);
+        if (!worker->has_network) {
+            continue;
         }
+        struct certificates_mail *mail = calloc(1, sizeof *mail);
+        if (mail == NULL) {
+            return error_set(error, STATUS_NO_MEMORY, "no memory for the certificates of rail %u", i);
+        }
+        mail->worker = worker;
+        mail->tls = net_quic_share(tls);
+        mail->mail = (struct mail){.deliver = worker_use_certificates, .context = mail};
+        mailbox_put(worker_mailbox(worker), &mail->mail);
     }
+    return STATUS_OK;
 }
 
 bool workers_run(struct workers *workers, uint64_t now_ns)

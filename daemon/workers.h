@@ -19,7 +19,7 @@ struct workers_options {
     uint32_t thread_count;           /* main's included; 1: none other */
     uint32_t rail_count;             /* likewise; at most thread_count */
     const struct quic_options *quic; /* of rail 0; null without a network. Not kept */
-    const char *node_name;           /* outlives the workers */
+    const char *node_name;           /* copied */
     uint64_t reconnect_min_ns, reconnect_max_ns;
 };
 
@@ -33,8 +33,14 @@ enum status workers_add_node(struct workers *workers, uint32_t node, const char 
                              struct error *error) COMM_MUST_USE;
 /* For as long as the workers are. */
 struct rails *workers_rails(const struct workers *workers);
-/* Certificates are read again, by each thread; failures are logged. */
-void workers_reload(struct workers *workers);
+/* As rails_remove_peer and rails_move_peer. */
+void workers_remove_node(struct workers *workers, uint32_t node, const struct error *cause);
+enum status workers_move_node(struct workers *workers, uint32_t node, const char *address,
+                              struct error *error) COMM_MUST_USE;
+/* Every rail's network but the home's uses these certificates soon: see net_quic_use. NO_MEMORY: some may
+ * not. */
+enum status workers_use_certificates(struct workers *workers, struct quic_tls *tls,
+                                     struct error *error) COMM_MUST_USE;
 
 /* What is to be done on main's thread between its waits. Returns whether there was anything. */
 bool workers_run(struct workers *workers, uint64_t now_ns);

@@ -65,8 +65,8 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
     answer.standalone = api->standalone;
     answer.draining = api->draining;
     answer.network_address = api->network_address;
-    answer.nodes_configured = mesh_node_count(api->mesh);
-    for (uint32_t node = 0; node < answer.nodes_configured; node++) {
+    answer.nodes_configured = mesh_configured_count(api->mesh);
+    for (uint32_t node = 0; node < mesh_node_count(api->mesh); node++) {
         answer.nodes_up += mesh_node_is_up(api->mesh, node);
     }
     answer.clients = HASH_COUNT(api->sessions);
@@ -144,6 +144,10 @@ static void reply_nodes(struct api_session *session, uint64_t request_id, uint64
     size_t page_bytes = 0;
     uint64_t next = after;
     while (next < total && answer.n_nodes < CLIENT_LIST_PAGE_MAX) {
+        if (next > 0 && mesh_node_is_removed(api->mesh, (uint32_t)(next - 1))) {
+            next++;
+            continue;
+        }
         Commd__Client__NodeInfo *row = &rows[answer.n_nodes];
         commd__client__node_info__init(row);
         if (next == 0) {

@@ -60,7 +60,7 @@ static enum status algorithms_network(const struct api *api, const Commd__Client
     answer->bytes_per_s = (uint64_t)all->network.bandwidth_bytes_per_s;
     answer->node_count = request->node_count != 0     ? request->node_count
                          : request->n_node_names != 0 ? (uint32_t)request->n_node_names
-                                                      : mesh_node_count(api->mesh) + 1;
+                                                      : mesh_configured_count(api->mesh) + 1;
     if (answer->node_count < 1 || answer->node_count > COLL_NODES_MAX) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "%u nodes; expected 1 to %d", answer->node_count,
                          COLL_NODES_MAX);

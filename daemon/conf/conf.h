@@ -75,8 +75,8 @@ void conf_free(struct conf *conf);
 typedef void conf_visit_function(void *context, const char *key, const char *value, const char *source);
 void conf_visit(const struct conf *conf, conf_visit_function *visit, void *context);
 
-/* Whether a setting that only a restart can change differs; *key names the first. Nodes may be added at run
- * time. */
+/* Whether a setting that only a restart can change differs; *key names the first. Nodes may be added,
+ * removed and moved at run time. */
 bool conf_needs_restart(const struct conf *old_conf, const struct conf *new_conf, const char **key);
 
 /* Whether text can be a node's name: a DNS label of letters, digits and hyphens, at most NODE_NAME_MAX_BYTES.

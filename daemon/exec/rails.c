@@ -210,8 +210,30 @@ static void do_add_peer(void *context, uint64_t now_ns)
         log_error("rail %u: node %s: %s", mail->rail, mail->name, error.text);
     } else if (index != mail->peer) {
         log_error("rail %u: node %s is its peer %u, not %u", mail->rail, mail->name, index, mail->peer);
-    } else {
+    } else if (index >= mail->rails->endpoints[mail->rail].peer_count) { /* not one that was removed */
         mail->rails->endpoints[mail->rail].peer_count = index + 1;
+    }
+    link_mail_free(mail);
+}
+
+static void do_remove_peer(void *context, uint64_t now_ns)
+{
+    struct link_mail *mail = context;
+    (void)now_ns;
+    if (mail->peer < mail->rails->endpoints[mail->rail].peer_count) {
+        net_remove_peer(mail->rails->nets[mail->rail], mail->peer, &mail->cause);
+    }
+    link_mail_free(mail);
+}
+
+static void do_move_peer(void *context, uint64_t now_ns)
+{
+    struct link_mail *mail = context;
+    struct error error;
+    (void)now_ns;
+    if (mail->peer < mail->rails->endpoints[mail->rail].peer_count &&
+        net_move_peer(mail->rails->nets[mail->rail], mail->peer, mail->address, &error) != STATUS_OK) {
+        log_error("rail %u: node %s: %s", mail->rail, mail->name, error.text);
     }
     link_mail_free(mail);
 }
@@ -327,37 +349,81 @@ static bool peers_reserve(struct rails *rails, uint32_t count)
     return true;
 }
 
+/* Tells every rail of a peer's address, which is that rail's. */
+static enum status peer_address(struct rails *rails, uint32_t peer, const char *address,
+                                void (*deliver)(void *context, uint64_t now_ns), struct error *error)
+{
+    const char *name = rails->peers[peer].name;
+    char of_rail[512];
+    if (rails->network_count > 1 &&
+        !rails_address(address, rails->network_count - 1, of_rail, sizeof of_rail)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "node %s: rail %u of \"%s\" has no port", name,
+                         rails->network_count - 1, address);
+    }
+    for (uint32_t rail = 1; rail < rails->network_count; rail++) {
+        struct link_mail *mail = link_mail_new(rails, rail, peer);
+        (void)rails_address(address, rail, of_rail, sizeof of_rail);
+        if (mail != NULL) {
+            mail->name = strdup(name);
+            mail->address = strdup(of_rail);
+        }
+        if (mail == NULL || mail->name == NULL || mail->address == NULL) {
+            if (mail != NULL) {
+                link_mail_free(mail);
+            }
+            return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
+        }
+        link_mail_put(mail, rail, deliver);
+    }
+    return STATUS_OK;
+}
+
 enum status rails_add_peer(struct rails *rails, uint32_t peer, const char *name, const char *address,
                            struct error *error)
 {
-    char of_rail[512];
     if (!peers_reserve(rails, peer + 1)) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
     }
     rails->peer_count = rails->peer_count > peer ? rails->peer_count : peer + 1;
     struct rails_peer *at = &rails->peers[peer];
-    at->name = strdup(name);
+    if (at->name == NULL && (at->name = strdup(name)) == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
+    }
     at->dials = strcmp(rails->node_name, name) < 0;
-    bool complete = at->name != NULL;
-    for (uint32_t rail = 1; rail < rails->network_count && complete; rail++) {
-        if (!rails_address(address, rail, of_rail, sizeof of_rail)) {
-            return error_set(error, STATUS_INVALID_ARGUMENT, "node %s: rail %u of \"%s\" has no port", name,
-                             rail, address);
-        }
+    return peer_address(rails, peer, address, do_add_peer, error);
+}
+
+/* An attempt under way is called off, and nobody tells of it. */
+static void forget_attempts(struct rails *rails, uint32_t peer)
+{
+    for (uint32_t rail = 1; rail < rails->network_count; rail++) {
+        struct rails_link *link = &rails->peers[peer].links[rail];
+        link->dialling = false;
+        link->retry_ns = 0;
+        link->wait_ns = 0;
+    }
+}
+
+void rails_remove_peer(struct rails *rails, uint32_t peer, const struct error *cause)
+{
+    rails->peers[peer].dials = false;
+    forget_attempts(rails, peer);
+    for (uint32_t rail = 1; rail < rails->network_count; rail++) {
         struct link_mail *mail = link_mail_new(rails, rail, peer);
-        complete = mail != NULL;
-        if (complete) {
-            mail->name = strdup(name);
-            mail->address = strdup(of_rail);
-            complete = mail->name != NULL && mail->address != NULL;
-            if (!complete) {
-                link_mail_free(mail);
-            } else {
-                link_mail_put(mail, rail, do_add_peer);
-            }
+        if (mail != NULL) {
+            mail->cause = *cause;
+            link_mail_put(mail, rail, do_remove_peer);
         }
     }
-    return complete ? STATUS_OK : error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
+}
+
+enum status rails_move_peer(struct rails *rails, uint32_t peer, const char *address, struct error *error)
+{
+    enum status status = peer_address(rails, peer, address, do_move_peer, error);
+    if (status == STATUS_OK) {
+        forget_attempts(rails, peer);
+    }
+    return status;
 }
 
 /* --- All of them --- */
@@ -371,7 +437,7 @@ enum status rails_new(const struct rails_options *options, struct rails **out, s
     rails->count = options->count;
     rails->network_count = options->network_count;
     rails->mailboxes = options->mailboxes;
-    rails->node_name = options->node_name;
+    (void)snprintf(rails->node_name, sizeof rails->node_name, "%s", options->node_name);
     rails->reconnect_min_ns = options->reconnect_min_ns;
     rails->reconnect_max_ns = options->reconnect_max_ns;
     for (uint32_t rail = 0; rail < rails->count; rail++) {

@@ -24,7 +24,7 @@ struct rails_options {
     struct exec *const *execs; /* count; the first is the home's. They outlive the rails; copied */
     struct net *const *nets; /* network_count; the first is ignored. Handlers of peers are set here. Copied */
     struct mailbox *mailboxes; /* count, of these threads; outlive the rails */
-    const char *node_name;     /* outlives the rails */
+    const char *node_name;     /* copied */
     uint64_t reconnect_min_ns, reconnect_max_ns;
 };
 
@@ -38,11 +38,17 @@ enum status rails_new(const struct rails_options *options, struct rails **out,
 void rails_free(struct rails *rails, uint64_t now_ns);
 
 /*
- * A node that the home's net knows by this index. Rail r of a node listens on the port of its address + r;
- * the node whose name comes first dials.
+ * A node that the home's net knows by this index, perhaps again. Rail r of a node listens on the port of its
+ * address + r; the node whose name comes first dials.
  */
 enum status rails_add_peer(struct rails *rails, uint32_t peer, const char *name, const char *address,
                            struct error *error) COMM_MUST_USE;
+
+/* A node that the home's net has removed, for that cause; rails_add_peer undoes it. */
+void rails_remove_peer(struct rails *rails, uint32_t peer, const struct error *cause);
+/* Another address, for rails that are dialled from now on. INVALID_ARGUMENT, NO_MEMORY. */
+enum status rails_move_peer(struct rails *rails, uint32_t peer, const char *address,
+                            struct error *error) COMM_MUST_USE;
 
 /* "host:port" with the port of a rail. False when there is none, or it would be too large. */
 bool rails_address(const char *address, uint32_t rail, char *out, size_t size);

@@ -29,7 +29,7 @@ struct rails {
     struct exec *execs[EXEC_RAILS_MAX];
     struct net *nets[EXEC_RAILS_MAX];
     struct mailbox *mailboxes;
-    const char *node_name;
+    char node_name[NODE_NAME_MAX_BYTES + 1];
     uint64_t reconnect_min_ns, reconnect_max_ns;
     struct rails_peer *peers; /* by the net's index */
     uint32_t peer_count;

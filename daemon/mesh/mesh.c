@@ -108,10 +108,36 @@ static bool peers_reserve(struct mesh *mesh)
     return true;
 }
 
+static enum status node_add_again(struct mesh *mesh, struct mesh_peer *peer, const char *address,
+                                  struct error *error)
+{
+    uint32_t index;
+    char *copy = strdup(address != NULL ? address : "");
+    if (copy == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", peer->name);
+    }
+    enum status status = net_add_peer(mesh->net, peer->name, address, &index, error);
+    if (status != STATUS_OK) {
+        free(copy);
+        return status;
+    }
+    free(peer->address);
+    peer->address = copy;
+    peer->removed = false;
+    mesh->removed_count--;
+    if (peer->state == MESH_NODE_REMOVED) { /* else its old connection is ending */
+        peer->state = MESH_NODE_DOWN;
+    }
+    peer->failures = 0;
+    peer->dial_ns = 0;
+    mesh_peer_arm(peer);
+    return STATUS_OK;
+}
+
 enum status mesh_add_node(struct mesh *mesh, const char *name, const char *address, uint32_t *node,
                           struct error *error)
 {
-    uint32_t known;
+    struct mesh_peer *known;
     if (name == NULL || name[0] == '\0' || strlen(name) > NODE_NAME_MAX_BYTES) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "a node's name has 1 to %d bytes",
                          NODE_NAME_MAX_BYTES);
@@ -119,8 +145,11 @@ enum status mesh_add_node(struct mesh *mesh, const char *name, const char *addre
     if (strcmp(name, mesh->node_name) == 0) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "node %s is this node itself", name);
     }
-    if (mesh_find_node(mesh, name, &known)) {
-        return error_set(error, STATUS_ALREADY_EXISTS, "node %s is known already", name);
+    HASH_FIND_STR(mesh->by_name, name, known);
+    if (known != NULL) {
+        *node = known->index;
+        return known->removed ? node_add_again(mesh, known, address, error)
+                              : error_set(error, STATUS_ALREADY_EXISTS, "node %s is known already", name);
     }
     if (mesh->peer_count >= NET_PEERS_MAX) {
         return error_set(error, STATUS_LIMIT, "node %s: more than %d nodes", name, NET_PEERS_MAX);
@@ -167,6 +196,8 @@ const char *mesh_node_state_text(enum mesh_node_state state)
         return "greeting";
     case MESH_NODE_UP:
         return "up";
+    case MESH_NODE_REMOVED:
+        return "removed";
     }
     return "unknown";
 }
@@ -174,6 +205,16 @@ const char *mesh_node_state_text(enum mesh_node_state state)
 uint32_t mesh_node_count(const struct mesh *mesh)
 {
     return mesh->peer_count;
+}
+
+uint32_t mesh_configured_count(const struct mesh *mesh)
+{
+    return mesh->peer_count - mesh->removed_count;
+}
+
+bool mesh_node_is_removed(const struct mesh *mesh, uint32_t node)
+{
+    return mesh_peer_at(mesh, node)->removed;
 }
 
 void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_info *out)
@@ -208,7 +249,7 @@ bool mesh_find_node(const struct mesh *mesh, const char *name, uint32_t *node)
 {
     struct mesh_peer *peer;
     HASH_FIND_STR(mesh->by_name, name, peer);
-    if (peer == NULL) {
+    if (peer == NULL || peer->removed) {
         return false;
     }
     *node = peer->index;

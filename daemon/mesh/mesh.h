@@ -53,10 +53,23 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
 void mesh_free(struct mesh *mesh);
 void mesh_set_handler(struct mesh *mesh, const struct mesh_handler *handler);
 
-/* Adds a node of the configuration (net_add_peer). LIMIT, ALREADY_EXISTS, INVALID_ARGUMENT (also for our own
- * name). */
+/* Adds a node of the configuration (net_add_peer), or one that was removed again, with its old index. LIMIT,
+ * ALREADY_EXISTS, INVALID_ARGUMENT (also for our own name). */
 enum status mesh_add_node(struct mesh *mesh, const char *name, const char *address, uint32_t *node,
                           struct error *error) COMM_MUST_USE;
+
+/*
+ * The configuration does not name the node any more: its connection ends for that cause, which it is told,
+ * node_down follows if it was up, and none is made or accepted until mesh_add_node. Its index stays valid.
+ */
+void mesh_remove_node(struct mesh *mesh, uint32_t node, const struct error *cause, uint64_t now_ns);
+
+/*
+ * Another address. A node that is not connected, and that we dial, is dialled there at once; the connection
+ * there is stays. INVALID_ARGUMENT (the old address stays), NO_MEMORY.
+ */
+enum status mesh_move_node(struct mesh *mesh, uint32_t node, const char *address, uint64_t now_ns,
+                           struct error *error) COMM_MUST_USE;
 
 /* Dials, probes, notices silence. mesh_next_deadline_ns says when it wants to be called again at the latest.
  */
@@ -92,7 +105,8 @@ enum mesh_node_state {
     MESH_NODE_DOWN,       /* no connection; the next attempt is scheduled (or the peer dials) */
     MESH_NODE_CONNECTING, /* the network tries */
     MESH_NODE_GREETING,   /* connected; Hello not yet exchanged */
-    MESH_NODE_UP
+    MESH_NODE_UP,
+    MESH_NODE_REMOVED /* the configuration does not name it any more */
 };
 const char *mesh_node_state_text(enum mesh_node_state state);
 
@@ -108,12 +122,16 @@ struct mesh_node_info {
     const char *last_error;           /* why it was last lost or not reached; "" when never */
     struct net_peer_statistics net;
 };
-uint32_t mesh_node_count(const struct mesh *mesh); /* without ourselves */
+/* Without ourselves; removed ones among them: nodes have the indices below it. */
+uint32_t mesh_node_count(const struct mesh *mesh);
+/* Without ourselves and removed ones. */
+uint32_t mesh_configured_count(const struct mesh *mesh);
+bool mesh_node_is_removed(const struct mesh *mesh, uint32_t node);
 void mesh_node_info(const struct mesh *mesh, uint32_t node,
                     struct mesh_node_info *out); /* texts are mesh's, valid until it runs again */
 const char *mesh_node_name(const struct mesh *mesh, uint32_t node);
 bool mesh_node_is_up(const struct mesh *mesh, uint32_t node);
-/* Whether a node of that name is known; *node gets its index. */
+/* Whether a node of that name is known, and not removed; *node gets its index. */
 bool mesh_find_node(const struct mesh *mesh, const char *name, uint32_t *node);
 const char *mesh_own_name(const struct mesh *mesh);
 uint64_t mesh_own_instance(const struct mesh *mesh);

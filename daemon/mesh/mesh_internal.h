@@ -47,6 +47,7 @@ struct mesh_peer {
     uint64_t since_ns;
     bool closing; /* given up by us: peer_down is to come */
     bool dials;   /* our name is the lower one */
+    bool removed; /* the state follows once the connection is over */
     uint64_t dial_ns;
     uint32_t failures; /* since it was last up */
     uint64_t greeting_deadline_ns;
@@ -80,6 +81,7 @@ struct mesh {
     struct mesh_handler handler;
     struct mesh_peer **peers; /* by the net's index */
     uint32_t peer_count;
+    uint32_t removed_count; /* of them */
     uint32_t peer_capacity;
     struct mesh_peer *by_name;
     struct timer_heap timers;

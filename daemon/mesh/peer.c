@@ -2,6 +2,7 @@
 
 #include <assert.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "daemon/base/log.h"
@@ -34,6 +35,8 @@ static uint64_t peer_deadline_ns(const struct mesh_peer *peer)
         return peer->greeting_deadline_ns;
     case MESH_NODE_UP:
         return mesh_heartbeat_deadline_ns(peer);
+    case MESH_NODE_REMOVED:
+        return TIME_NEVER;
     }
     return TIME_NEVER;
 }
@@ -146,7 +149,7 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
     }
     peer->incoming = NULL;
     frame_decoder_free(&peer->decoder);
-    peer_set_state(peer, MESH_NODE_DOWN, now_ns);
+    peer_set_state(peer, peer->removed ? MESH_NODE_REMOVED : MESH_NODE_DOWN, now_ns);
     peer_back_off(peer, now_ns);
     mesh_peer_arm(peer);
     if (was_up) {
@@ -174,6 +177,55 @@ void mesh_peer_connect_failed(void *context, uint32_t node, const struct error *
     peer_back_off(peer, now_ns);
     mesh_peer_arm(peer);
     peer_note_error(peer, "cannot be reached", cause);
+}
+
+void mesh_remove_node(struct mesh *mesh, uint32_t node, const struct error *cause, uint64_t now_ns)
+{
+    struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    if (peer->removed) {
+        return;
+    }
+    peer->removed = true;
+    mesh->removed_count++;
+    switch (peer->state) {
+    case MESH_NODE_DOWN:
+    case MESH_NODE_CONNECTING: /* called off, without any more news of it */
+    case MESH_NODE_REMOVED:
+        peer_set_state(peer, MESH_NODE_REMOVED, now_ns);
+        break;
+    case MESH_NODE_GREETING:
+    case MESH_NODE_UP:
+        peer->closing = true;
+        break;
+    }
+    mesh_peer_arm(peer);
+    log_info("node %s is removed: %s", peer->name, cause->text);
+    net_remove_peer(mesh->net, node, cause);
+}
+
+enum status mesh_move_node(struct mesh *mesh, uint32_t node, const char *address, uint64_t now_ns,
+                           struct error *error)
+{
+    struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    char *copy = strdup(address);
+    if (copy == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the address of node %s", peer->name);
+    }
+    enum status status = net_move_peer(mesh->net, node, address, error);
+    if (status != STATUS_OK) {
+        free(copy);
+        return status;
+    }
+    log_info("node %s moves from %s to %s", peer->name, peer->address, address);
+    free(peer->address);
+    peer->address = copy;
+    peer->failures = 0;
+    peer->dial_ns = now_ns;
+    if (peer->state == MESH_NODE_CONNECTING) { /* that attempt was called off */
+        peer_set_state(peer, MESH_NODE_DOWN, now_ns);
+    }
+    mesh_peer_arm(peer);
+    return STATUS_OK;
 }
 
 void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns)
@@ -211,6 +263,8 @@ void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns)
         break;
     case MESH_NODE_UP:
         mesh_heartbeat_tick(peer, now_ns);
+        break;
+    case MESH_NODE_REMOVED:
         break;
     }
     mesh_peer_arm(peer);

@@ -286,9 +286,14 @@ static enum status mem_add_peer(struct net *base, const char *name, const char *
     struct mem_peer *peer = NULL;
     if (host != NULL) {
         HASH_FIND(hh, net->peers_by_host, &host->id, sizeof host->id, peer);
-        if (peer != NULL) {
+        if (peer != NULL && !peer->removed) {
             return error_set(error, STATUS_ALREADY_EXISTS, "node %s has a peer %s already", net->host->name,
                              name);
+        }
+        if (peer != NULL) {
+            peer->removed = false;
+            *index = peer->index;
+            return STATUS_OK;
         }
         peer = calloc(1, sizeof *peer);
     }
@@ -312,6 +317,30 @@ static enum status mem_add_peer(struct net *base, const char *name, const char *
     }
     net->peers[net->peer_count++] = peer;
     *index = peer->index;
+    return STATUS_OK;
+}
+
+static void mem_remove_peer(struct net *base, uint32_t index, const struct error *cause)
+{
+    const struct mem_net *net = (const struct mem_net *)base;
+    assert(index < net->peer_count);
+    net->peers[index]->removed = true;
+    mem_disconnect(base, index, cause);
+}
+
+/* Names are addresses here. */
+static enum status mem_move_peer(struct net *base, uint32_t index, const char *address, struct error *error)
+{
+    const struct mem_net *net = (const struct mem_net *)base;
+    (void)address;
+    (void)error;
+    assert(index < net->peer_count);
+    const struct mem_end *end = net->peers[index]->end;
+    if (end != NULL && end->state == MEM_END_DIALING) {
+        struct error cause;
+        error_set(&cause, STATUS_UNREACHABLE, "node %s has moved", net->peers[index]->host->name);
+        mem_disconnect(base, index, &cause);
+    }
     return STATUS_OK;
 }
 
@@ -349,6 +378,8 @@ static void mem_statistics(const struct net *base, struct net_statistics *out)
 static const struct net_operations mem_operations = {
     .free = mem_free,
     .add_peer = mem_add_peer,
+    .remove_peer = mem_remove_peer,
+    .move_peer = mem_move_peer,
     .connect = mem_connect,
     .disconnect = mem_disconnect,
     .stream_open = mem_stream_open,

@@ -229,6 +229,10 @@ enum status mem_connect(struct net *base, uint32_t index, struct error *error)
     if (net->freeing) {
         return error_set(error, STATUS_SHUTTING_DOWN, "node %s is going", net->host->name);
     }
+    if (peer->removed) {
+        return error_set(error, STATUS_PERMISSION, "node %s is no peer of node %s any more", peer->host->name,
+                         net->host->name);
+    }
     if (peer->end != NULL) {
         return STATUS_OK;
     }
@@ -323,7 +327,7 @@ static void mem_answer(struct mem_net *net, struct mem_packet *packet)
     struct mem_peer *peer = NULL;
     uint32_t host_id = packet->link->from->id;
     HASH_FIND(hh, net->peers_by_host, &host_id, sizeof host_id, peer);
-    if (peer == NULL) {
+    if (peer == NULL || peer->removed) {
         struct error refusal;
         error_set(&refusal, STATUS_CERTIFICATE, "node %s does not know node %s", net->host->name,
                   packet->link->from->name);

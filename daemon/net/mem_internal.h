@@ -209,6 +209,7 @@ struct mem_peer {
     uint64_t received_bytes;
     uint64_t lost_packets;
     uint64_t connected_count;
+    bool removed; /* until it is added again */
 };
 
 struct mem_net {

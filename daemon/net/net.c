@@ -24,6 +24,16 @@ enum status net_add_peer(struct net *net, const char *name, const char *address,
     return net->operations->add_peer(net, name, address, peer, error);
 }
 
+void net_remove_peer(struct net *net, uint32_t peer, const struct error *cause)
+{
+    net->operations->remove_peer(net, peer, cause);
+}
+
+enum status net_move_peer(struct net *net, uint32_t peer, const char *address, struct error *error)
+{
+    return net->operations->move_peer(net, peer, address, error);
+}
+
 enum status net_connect(struct net *net, uint32_t peer, struct error *error)
 {
     return net->operations->connect(net, peer, error);

@@ -103,6 +103,8 @@ struct net_operations {
     void (*free)(struct net *net);
     enum status (*add_peer)(struct net *net, const char *name, const char *address, uint32_t *peer,
                             struct error *error);
+    void (*remove_peer)(struct net *net, uint32_t peer, const struct error *cause);
+    enum status (*move_peer)(struct net *net, uint32_t peer, const char *address, struct error *error);
     enum status (*connect)(struct net *net, uint32_t peer, struct error *error);
     void (*disconnect)(struct net *net, uint32_t peer, const struct error *cause);
     void (*keep_alive)(struct net *net, uint32_t peer, bool keep); /* null: connections stay anyway */
@@ -144,15 +146,29 @@ void net_free(struct net *net);
 /*
  * Makes a node known, so that it may connect to us and we to it. address: "host:port", "[v6]:port"; resolved
  * here. LIMIT beyond NET_PEERS_MAX, ALREADY_EXISTS for a name known already, INVALID_ARGUMENT for an address
- * that does not parse.
+ * that does not parse. A node that was removed gets its index back.
  */
 enum status net_add_peer(struct net *net, const char *name, const char *address, uint32_t *peer,
                          struct error *error) COMM_MUST_USE;
 
 /*
+ * Makes a node unknown: no connection to or from it is made any more, and the one there is ends as by
+ * net_disconnect. Its index stays taken, for net_add_peer of the same name.
+ */
+void net_remove_peer(struct net *net, uint32_t peer, const struct error *cause);
+
+/*
+ * Another address of a known node, for connections dialled from now on. The connection there is stays; an
+ * attempt under way is called off, and nobody is told. INVALID_ARGUMENT for an address that does not parse:
+ * the old one stays.
+ */
+enum status net_move_peer(struct net *net, uint32_t peer, const char *address,
+                          struct error *error) COMM_MUST_USE;
+
+/*
  * Starts one attempt to connect; its outcome is peer_up or connect_failed, never from within this call. Does
- * nothing when connected or connecting. An authenticated connection that the peer opens meanwhile replaces
- * ours, with peer_down first if ours was up.
+ * nothing when connected or connecting. PERMISSION for a node that was removed. An authenticated connection
+ * that the peer opens meanwhile replaces ours, with peer_down first if ours was up.
  */
 enum status net_connect(struct net *net, uint32_t peer, struct error *error) COMM_MUST_USE;
 

@@ -13,16 +13,6 @@
 
 /* --- Construction --- */
 
-static enum status quic_copy_text(char **out, const char *text, struct error *error)
-{
-    if (text == NULL) {
-        return STATUS_OK;
-    }
-    *out = strdup(text);
-    return *out == NULL ? error_set(error, STATUS_NO_MEMORY, "no memory for the network's options")
-                        : STATUS_OK;
-}
-
 static enum status quic_options_copy(struct quic_endpoint *endpoint, const struct quic_options *options,
                                      struct error *error)
 {
@@ -43,20 +33,7 @@ static enum status quic_options_copy(struct quic_endpoint *endpoint, const struc
         options->handshake_timeout_ns != 0 ? options->handshake_timeout_ns : QUIC_HANDSHAKE_TIMEOUT_NS;
     endpoint->idle_timeout_ns =
         options->idle_timeout_ns != 0 ? options->idle_timeout_ns : QUIC_IDLE_TIMEOUT_NS;
-    const struct {
-        char **out;
-        const char *text;
-    } paths[] = {
-        {&endpoint->certificate_path, options->certificate_path},
-        {&endpoint->key_path, options->key_path},
-        {&endpoint->authority_path, options->authority_path},
-        {&endpoint->revocation_path, options->revocation_path},
-    };
-    enum status status = STATUS_OK;
-    for (size_t i = 0; status == STATUS_OK && i < sizeof paths / sizeof paths[0]; i++) {
-        status = quic_copy_text(paths[i].out, paths[i].text, error);
-    }
-    return status;
+    return STATUS_OK;
 }
 
 static void quic_endpoint_free(struct quic_endpoint *endpoint)
@@ -66,10 +43,6 @@ static void quic_endpoint_free(struct quic_endpoint *endpoint)
     quic_socket_close(&endpoint->socket);
     quic_tls_free(endpoint->tls);
     free(endpoint->send_buffer);
-    free(endpoint->certificate_path);
-    free(endpoint->key_path);
-    free(endpoint->authority_path);
-    free(endpoint->revocation_path);
     free(endpoint->peers);
     OPENSSL_cleanse(endpoint->reset_secret, sizeof endpoint->reset_secret);
     OPENSSL_cleanse(endpoint->retry_secret, sizeof endpoint->retry_secret);
@@ -150,23 +123,43 @@ uint16_t net_quic_port(const struct net *net)
     return quic_address_port(&endpoint->socket.local);
 }
 
-enum status net_quic_reload(struct net *net, struct error *error)
+/* --- Certificates --- */
+
+enum status net_quic_load(const struct quic_options *options, struct quic_tls **out, struct error *error)
+{
+    return quic_tls_new(options, out, error);
+}
+
+struct quic_tls *net_quic_share(struct quic_tls *tls)
+{
+    return quic_tls_share(tls);
+}
+
+void net_quic_unload(struct quic_tls *tls)
+{
+    quic_tls_free(tls);
+}
+
+/* Handshakes under way are looked at when they end: see quic_peer_identify. */
+void net_quic_use(struct net *net, struct quic_tls *tls)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
-    struct quic_options options = {
-        .node_name = endpoint->node_name,
-        .certificate_path = endpoint->certificate_path,
-        .key_path = endpoint->key_path,
-        .authority_path = endpoint->authority_path,
-        .revocation_path = endpoint->revocation_path,
-    };
-    struct quic_tls *tls = NULL;
-    enum status status = quic_tls_new(&options, &tls, error);
-    if (status == STATUS_OK) {
-        quic_tls_free(endpoint->tls);
-        endpoint->tls = tls;
+    struct quic_connection *connection;
+    quic_tls_free(endpoint->tls);
+    endpoint->tls = quic_tls_share(tls);
+    DL_FOREACH(endpoint->connections, connection)
+    {
+        struct error refusal;
+        if (connection->transport != NULL && !connection->failed &&
+            (connection->state == QUIC_STATE_UP || connection->authenticated) &&
+            quic_tls_check_again(endpoint->tls, connection->tls, connection->dialled, &refusal) !=
+                STATUS_OK) {
+            char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+            struct error cause;
+            error_set(&cause, refusal.status, "%s: %s", quic_connection_text(connection, who), refusal.text);
+            quic_connection_abort(connection, cause.status, cause.text);
+        }
     }
-    return status;
 }
 
 /* --- The end --- */
@@ -223,6 +216,26 @@ static enum status quic_peers_grow(struct quic_endpoint *endpoint, struct error 
     return STATUS_OK;
 }
 
+/* For ICMP errors. Of several at one address, which a relay may be, the first one is suspected. */
+static bool quic_peer_index_address(struct quic_endpoint *endpoint, struct quic_peer *peer)
+{
+    struct quic_peer *same = NULL;
+    HASH_FIND(by_address, endpoint->peers_by_address, &peer->key, sizeof peer->key, same);
+    if (same == NULL) {
+        HASH_ADD(by_address, endpoint->peers_by_address, key, sizeof peer->key, peer);
+    }
+    return same != NULL || peer->by_address.tbl != NULL;
+}
+
+static void quic_peer_forget_address(struct quic_endpoint *endpoint, struct quic_peer *peer)
+{
+    struct quic_peer *found = NULL;
+    HASH_FIND(by_address, endpoint->peers_by_address, &peer->key, sizeof peer->key, found);
+    if (found == peer) {
+        HASH_DELETE(by_address, endpoint->peers_by_address, peer);
+    }
+}
+
 static enum status quic_peer_insert(struct quic_endpoint *endpoint, struct quic_peer *peer,
                                     struct error *error)
 {
@@ -230,24 +243,63 @@ static enum status quic_peer_insert(struct quic_endpoint *endpoint, struct quic_
     if (peer->hh.tbl == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
     }
-    struct quic_peer *same = NULL;
-    HASH_FIND(by_address, endpoint->peers_by_address, &peer->key, sizeof peer->key, same);
-    if (same == NULL) { /* of several at one address, which a relay may be, the first one is suspected */
-        HASH_ADD(by_address, endpoint->peers_by_address, key, sizeof peer->key, peer);
-        if (peer->by_address.tbl == NULL) {
-            HASH_DEL(endpoint->peers_by_name, peer);
-            return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
-        }
+    if (!quic_peer_index_address(endpoint, peer)) {
+        HASH_DEL(endpoint->peers_by_name, peer);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
     }
     peer->index = endpoint->peer_count;
     endpoint->peers[endpoint->peer_count++] = peer;
     return STATUS_OK;
 }
 
+/* Nobody is told of the end of an attempt that was called off. */
+static void quic_dial_call_off(struct quic_endpoint *endpoint, struct quic_peer *peer,
+                               const struct error *cause)
+{
+    quic_work_dial_cancel(endpoint, peer);
+    if (peer->dial != NULL) {
+        struct quic_connection *dial = peer->dial;
+        peer->dial = NULL;
+        quic_connection_abort(dial, cause->status, cause->text);
+    }
+}
+
+static enum status quic_move_peer(struct net *net, uint32_t index, const char *address, struct error *error)
+{
+    struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    assert(index < endpoint->peer_count);
+    struct quic_peer *peer = endpoint->peers[index];
+    struct quic_address resolved;
+    enum status status =
+        quic_address_resolve(address, endpoint->socket.local.base.sa_family, &resolved, error);
+    if (status != STATUS_OK) {
+        return error_prefix(error, "peer %s", peer->name);
+    }
+    struct error cause;
+    error_set(&cause, STATUS_UNREACHABLE, "node %s has moved to %s", peer->name, address);
+    quic_dial_call_off(endpoint, peer, &cause);
+    quic_peer_forget_address(endpoint, peer);
+    peer->address = resolved;
+    quic_address_key(&peer->address, &peer->key);
+    return quic_peer_index_address(endpoint, peer)
+               ? STATUS_OK
+               : error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
+}
+
 static enum status quic_add_peer(struct net *net, const char *name, const char *address, uint32_t *index,
                                  struct error *error)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    struct quic_peer *known = quic_peer_find(endpoint, name);
+    if (known != NULL && known->removed) {
+        enum status status = quic_move_peer(net, known->index, address, error);
+        known->removed = status != STATUS_OK;
+        *index = known->index;
+        return status;
+    }
+    if (known != NULL) {
+        return error_set(error, STATUS_ALREADY_EXISTS, "peer %s is known already", name);
+    }
     if (endpoint->peer_count >= NET_PEERS_MAX) {
         return error_set(error, STATUS_LIMIT, "peer %s: no more than %d peers", name, NET_PEERS_MAX);
     }
@@ -255,9 +307,6 @@ static enum status quic_add_peer(struct net *net, const char *name, const char *
         return error_set(error, STATUS_INVALID_ARGUMENT,
                          "peer \"%s\": expected 1 to %d characters, and not our own name", name,
                          NODE_NAME_MAX_BYTES);
-    }
-    if (quic_peer_find(endpoint, name) != NULL) {
-        return error_set(error, STATUS_ALREADY_EXISTS, "peer %s is known already", name);
     }
     enum status status = quic_peers_grow(endpoint, error);
     if (status != STATUS_OK) {
@@ -291,6 +340,10 @@ static enum status quic_connect(struct net *net, uint32_t index, struct error *e
     if (endpoint->freeing) {
         return error_set(error, STATUS_SHUTTING_DOWN, "node %s is shutting down", endpoint->node_name);
     }
+    if (peer->removed) {
+        return error_set(error, STATUS_PERMISSION, "node %s is no peer of node %s any more", peer->name,
+                         endpoint->node_name);
+    }
     bool connected = peer->up != NULL && !peer->up->failed;
     bool connecting = peer->dial != NULL && !peer->dial->failed;
     if (!connected && !connecting) {
@@ -313,14 +366,23 @@ static void quic_disconnect(struct net *net, uint32_t index, const struct error 
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
     assert(index < endpoint->peer_count);
     struct quic_peer *peer = endpoint->peers[index];
-    quic_work_dial_cancel(endpoint, peer);
-    if (peer->dial != NULL) { /* nobody is told of the end of an attempt that was called off */
-        struct quic_connection *dial = peer->dial;
-        peer->dial = NULL;
-        quic_connection_abort(dial, cause->status, cause->text);
-    }
+    quic_dial_call_off(endpoint, peer, cause);
     if (peer->up != NULL) {
         quic_connection_abort(peer->up, cause->status, cause->text);
+    }
+}
+
+static void quic_remove_peer(struct net *net, uint32_t index, const struct error *cause)
+{
+    const struct quic_endpoint *endpoint = quic_endpoint_of(net);
+    assert(index < endpoint->peer_count);
+    endpoint->peers[index]->removed = true;
+    quic_disconnect(net, index, cause);
+    for (struct quic_connection *connection = endpoint->connections; connection != NULL;
+         connection = connection->next) { /* one that was authenticated in this turn, too */
+        if (connection->peer == endpoint->peers[index] && connection->authenticated) {
+            quic_connection_abort(connection, cause->status, cause->text);
+        }
     }
 }
 
@@ -370,6 +432,8 @@ static void quic_statistics(const struct net *net, struct net_statistics *out)
 static const struct net_operations quic_operations = {
     .free = quic_free,
     .add_peer = quic_add_peer,
+    .remove_peer = quic_remove_peer,
+    .move_peer = quic_move_peer,
     .connect = quic_connect,
     .disconnect = quic_disconnect,
     .keep_alive = quic_keep_alive,

@@ -37,9 +37,27 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
 uint16_t net_quic_port(const struct net *net);
 
 /*
- * Loads certificate, key, CAs and revocations again; connections made from now on use them. On failure the
- * old ones stay in use.
+ * A node's certificate, key, CAs and revocations, as they were in their files when they were loaded. Several
+ * endpoints, each on a thread of its own, may share them.
  */
-enum status net_quic_reload(struct net *net, struct error *error) COMM_MUST_USE;
+struct quic_tls;
+
+/*
+ * Reads and checks the files that options names, as net_quic_new does; nothing else of options counts but
+ * node_name. The caller frees *out.
+ */
+enum status net_quic_load(const struct quic_options *options, struct quic_tls **out,
+                          struct error *error) COMM_MUST_USE;
+/* Another reference, for net_quic_unload, which any thread may call. */
+struct quic_tls *net_quic_share(struct quic_tls *tls);
+/* Endpoints that use them keep them. Null is accepted. */
+void net_quic_unload(struct quic_tls *tls);
+
+/*
+ * Handshakes use these from now on. Connections of peers that they accept stay; those of peers whose
+ * certificate they refuse (revoked, or of an authority that is gone) end, with CERTIFICATE. Dates count in
+ * handshakes alone: a connection may outlive its certificate, so that renewing one ends no operation.
+ */
+void net_quic_use(struct net *net, struct quic_tls *tls);
 
 #endif

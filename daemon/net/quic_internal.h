@@ -238,6 +238,7 @@ struct quic_peer {
     struct quic_peer *dial_prev, *dial_next;
     bool dial_wanted; /* among the endpoint's */
     bool keep_alive;
+    bool removed; /* until it is added again */
     uint64_t connected_count;
     struct net_peer_statistics past; /* of connections that are over */
 };
@@ -256,10 +257,6 @@ struct quic_endpoint {
     struct quic_tls *tls;
 
     char node_name[NODE_NAME_MAX_BYTES + 1];
-    char *certificate_path;
-    char *key_path;
-    char *authority_path;
-    char *revocation_path; /* or null */
     uint32_t datagram_max_bytes;
     uint64_t handshake_timeout_ns;
     uint64_t idle_timeout_ns;

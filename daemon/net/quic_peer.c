@@ -9,7 +9,8 @@
 
 static bool quic_peer_known(void *context, const char *name)
 {
-    return quic_peer_find(context, name) != NULL;
+    const struct quic_peer *peer = quic_peer_find(context, name);
+    return peer != NULL && !peer->removed;
 }
 
 enum status quic_peer_identify(struct quic_connection *connection, struct error *error)
@@ -26,8 +27,12 @@ enum status quic_peer_identify(struct quic_connection *connection, struct error 
         return error_set(error, STATUS_CERTIFICATE, "the certificate is of node \"%s\", not of node \"%s\"",
                          name, connection->peer->name);
     }
-    connection->peer = peer;
-    return STATUS_OK;
+    /* Certificates may have been loaded anew since this handshake began. */
+    status = quic_tls_check_again(endpoint->tls, connection->tls, connection->dialled, error);
+    if (status == STATUS_OK) {
+        connection->peer = peer;
+    }
+    return status;
 }
 
 /* --- Down --- */

@@ -5,6 +5,7 @@
 #include <openssl/evp.h>
 #include <openssl/x509v3.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +15,7 @@
 #include "daemon/net/quic_certificate.h"
 
 struct quic_tls {
+    atomic_uint references;
     SSL_CTX *dialling;
     SSL_CTX *accepting;
 };
@@ -118,6 +120,7 @@ enum status quic_tls_new(const struct quic_options *options, struct quic_tls **o
         free(tls);
         return error_set(error, STATUS_NO_MEMORY, "no memory for TLS");
     }
+    atomic_init(&tls->references, 1);
     enum status status = quic_context_new(TLS_client_method(), options, &tls->dialling, error);
     if (status == STATUS_OK) {
         status = quic_context_new(TLS_server_method(), options, &tls->accepting, error);
@@ -130,9 +133,15 @@ enum status quic_tls_new(const struct quic_options *options, struct quic_tls **o
     return STATUS_OK;
 }
 
+struct quic_tls *quic_tls_share(struct quic_tls *tls)
+{
+    (void)atomic_fetch_add(&tls->references, 1);
+    return tls;
+}
+
 void quic_tls_free(struct quic_tls *tls)
 {
-    if (tls != NULL) {
+    if (tls != NULL && atomic_fetch_sub(&tls->references, 1) == 1) {
         SSL_CTX_free(tls->dialling);
         SSL_CTX_free(tls->accepting);
         free(tls);
@@ -211,6 +220,35 @@ SSL *quic_tls_accept(const struct quic_tls *tls, struct error *refusal)
     }
     SSL_set_accept_state(ssl);
     return ssl;
+}
+
+enum status quic_tls_check_again(const struct quic_tls *tls, const SSL *ssl, bool dialled,
+                                 struct error *error)
+{
+    const SSL_CTX *made_from = SSL_get_SSL_CTX(ssl);
+    X509 *certificate = SSL_get0_peer_certificate(ssl);
+    if (made_from == tls->dialling || made_from == tls->accepting) {
+        return STATUS_OK;
+    }
+    X509_STORE_CTX *verification = X509_STORE_CTX_new();
+    enum status status = STATUS_OK;
+    if (certificate == NULL || verification == NULL ||
+        X509_STORE_CTX_init(verification, SSL_CTX_get_cert_store(tls->accepting), certificate,
+                            SSL_get_peer_cert_chain(ssl)) != 1 ||
+        X509_STORE_CTX_set_default(verification, dialled ? "ssl_server" : "ssl_client") != 1) {
+        status = quic_error_tls(error, STATUS_CERTIFICATE, "the peer's certificate cannot be checked");
+    } else {
+        X509_STORE_CTX_set_flags(verification, X509_V_FLAG_NO_CHECK_TIME);
+        if (X509_verify_cert(verification) != 1) {
+            char text[QUIC_CERTIFICATE_TEXT_MAX_BYTES];
+            status = error_set(error, STATUS_CERTIFICATE, "the certificate (%s) %s",
+                               quic_certificate_text(certificate, text),
+                               quic_verify_text(X509_STORE_CTX_get_error(verification)));
+        }
+    }
+    ERR_clear_error();
+    X509_STORE_CTX_free(verification);
+    return status;
 }
 
 /* --- Names --- */

@@ -28,8 +28,17 @@ struct quic_tls;
  */
 enum status quic_tls_new(const struct quic_options *options, struct quic_tls **out,
                          struct error *error) COMM_MUST_USE;
+/* Another reference, for quic_tls_free. Any thread may have one. */
+struct quic_tls *quic_tls_share(struct quic_tls *tls);
 /* Sessions made from it live on. Null is accepted. */
 void quic_tls_free(struct quic_tls *tls);
+
+/*
+ * Whether the peer's certificate, which a handshake has accepted, is acceptable to these authorities and
+ * revocations, too; dates do not count. Returns at once for a session that was made from tls. CERTIFICATE.
+ */
+enum status quic_tls_check_again(const struct quic_tls *tls, const SSL *ssl, bool dialled,
+                                 struct error *error) COMM_MUST_USE;
 
 /*
  * The secret of one endpoint's stateless resets (RFC 9000, 10.3.2), an HMAC under the private key. It stays

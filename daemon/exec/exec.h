@@ -55,6 +55,12 @@ typedef void exec_wake_function(void *context);
 /* Registers itself as the handler of NET_STREAM_DATA. net outlives the exec. */
 enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_context, struct exec **out,
                      struct error *error) COMM_MUST_USE;
+/*
+ * The mesh has lost a node: rails' connections to it end, too, for that cause. They might only notice much
+ * later that nobody is there. Nothing happens without rails.
+ */
+void exec_node_down(struct exec *exec, uint32_t peer, const struct error *cause);
+
 /* GPUs that ranks may have their buffers on; null for none. They outlive the exec. Before any communicator.
  */
 void exec_set_gpus(struct exec *exec, struct dev_gpus *gpus);

@@ -226,6 +226,16 @@ static void do_remove_peer(void *context, uint64_t now_ns)
     link_mail_free(mail);
 }
 
+static void do_disconnect(void *context, uint64_t now_ns)
+{
+    struct link_mail *mail = context;
+    (void)now_ns;
+    if (mail->peer < mail->rails->endpoints[mail->rail].peer_count) {
+        net_disconnect(mail->rails->nets[mail->rail], mail->peer, &mail->cause);
+    }
+    link_mail_free(mail);
+}
+
 static void do_move_peer(void *context, uint64_t now_ns)
 {
     struct link_mail *mail = context;
@@ -413,6 +423,19 @@ void rails_remove_peer(struct rails *rails, uint32_t peer, const struct error *c
         if (mail != NULL) {
             mail->cause = *cause;
             link_mail_put(mail, rail, do_remove_peer);
+        }
+    }
+}
+
+void exec_node_down(struct exec *exec, uint32_t peer, const struct error *cause)
+{
+    struct rails *rails = exec->rails;
+    for (uint32_t rail = 1; rails != NULL && peer < rails->peer_count && rail < rails->network_count;
+         rail++) {
+        struct link_mail *mail = rails->peers[peer].links[rail].up ? link_mail_new(rails, rail, peer) : NULL;
+        if (mail != NULL) {
+            mail->cause = *cause;
+            link_mail_put(mail, rail, do_disconnect);
         }
     }
 }

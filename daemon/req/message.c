@@ -188,6 +188,7 @@ void req_message_node_down(void *context, uint32_t node, const struct error *cau
     struct req_comm *comm;
     struct error lost;
     lost_text(req, node, cause, &lost);
+    exec_node_down(req->exec, node, &lost);
     DL_FOREACH(req->comms, comm)
     {
         if (comm->state == REQ_COMM_FORMING) {

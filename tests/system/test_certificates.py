@@ -1,0 +1,87 @@
+#!/usr/bin/env python3
+"""Who is of the cluster, while it is at work: nodes removed, moved and revoked, certificates renewed, each by a reload."""
+import signal
+import unittest
+
+from cluster import Cluster
+from failure_case import FailureCase
+
+SETTINGS = "rails = 3; slice_bytes = 4096; reconnect_max_ms = 500;"
+
+
+def reload(cluster, name):
+    done = cluster.log(name).count("reload: ")
+    cluster.daemons[name].send_signal(signal.SIGHUP)
+    cluster.wait(lambda: cluster.log(name).count("reload: ") > done, f"node {name} has reloaded")
+
+
+def names(cluster, name):
+    return {row["name"] for row in cluster.json(name, "nodes")["nodes"]}
+
+
+class Certificates(FailureCase):
+    def test_a_removed_node_goes_and_comes_back(self):
+        with Cluster("abc", SETTINGS) as cluster:
+            of_three = self.start(cluster, "abc", "of-three", "loop", "seconds=600", "count=50000")
+            of_two = self.start(cluster, "ac", "of-two", "loop", "seconds=600", "count=50000")
+            cluster.names = ["a", "c"]
+            cluster.write_config("a")
+            reload(cluster, "a")
+            for process in of_three:
+                self.expect(process, "NODE_LOST", "node ", "the configuration of node a does not name it any more", within_s=10)
+            self.assertEqual(names(cluster, "a"), {"a", "c"})
+            cluster.wait(lambda: cluster.commctl("b", "status").returncode == 5, "node b is told")
+            self.assertIn("does not name it any more", cluster.log("b"))
+            self.assertEqual(cluster.commctl("a", "status").returncode, 0, "nothing is missing")
+            self.assertNotEqual(cluster.commctl("a", "ping", "-n", "1", "b").returncode, 0)
+            for process in of_two:
+                self.assertIsNone(process.poll())
+                process.kill()
+            cluster.names = ["a", "b", "c"]
+            cluster.write_config("a")
+            reload(cluster, "a")
+            cluster.wait_ready()
+            self.run_ranks(cluster, "abc", "again")
+
+    def run_ranks(self, cluster, nodes, comm):
+        """On all rails."""
+        for process in self.ranks(cluster, nodes, comm, "loop", "count=50000", "steps=5"):
+            self.expect(process, "OK", within_s=40)
+
+    def test_a_node_that_moved_is_dialled_at_its_new_address(self):
+        with Cluster("ab", SETTINGS, namespaces=False) as cluster:
+            ranks = self.start(cluster, "ab", "moving", "loop", "seconds=600", "count=50000")
+            cluster.addresses["b"] = f"127.0.0.1:{Cluster.next_port}"
+            Cluster.next_port += 4
+            cluster.write_config("a")
+            reload(cluster, "a")
+            row = next(row for row in cluster.json("a", "nodes")["nodes"] if row["name"] == "b")
+            self.assertEqual((row["address"], row["state"]), (cluster.addresses["b"], "up"))
+            for process in ranks:  # what works stays
+                self.assertIsNone(process.poll())
+            cluster.daemons["b"].kill()
+            cluster.daemons["b"].wait()
+            for process in ranks:
+                process.kill()
+            cluster.write_config("b")
+            cluster.start("b")
+            cluster.wait_ready()
+            self.run_ranks(cluster, "ab", "moved")
+
+    def test_a_reload_that_fails_changes_nothing(self):
+        with Cluster("ab", SETTINGS) as cluster:
+            cluster.names = ["a", "c"]
+            cluster.addresses["c"] = cluster.addresses["b"]
+            for key, value, text in (("certificate", cluster.folder / "pki/b.crt", "does not belong"), ("authority", "/nowhere", "No such file"),
+                                     ("node_name", "c", "only with a restart")):
+                cluster.write_config("a", **{key: value})
+                reload(cluster, "a")
+                self.assertIn(text, cluster.log("a"))
+                self.assertIn("stay as they were", cluster.log("a"))
+                self.assertEqual(names(cluster, "a"), {"a", "b"}, key)
+            cluster.names = ["a", "b"]
+            self.run_ranks(cluster, "ab", "still")
+
+
+if __name__ == "__main__":
+    unittest.main()

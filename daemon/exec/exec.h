@@ -25,7 +25,9 @@
  *
  * Wire: a lane (slice modulo EXEC_LANES_MAX) of a communicator has one stream to each node that it sends to,
  * opened on first use, kind NET_STREAM_DATA: messages of one data header (proto/data_header.h) and the
- * payload. A message that this node is not ready for stays in the net, which holds its sender back.
+ * payload. A message that this node is not ready for stays in the net, which holds its sender back. A lane
+ * takes from one stream of each node; a node that opens a second one for it, or sends anything else that no
+ * correct node sends, loses its connection with STATUS_PROTOCOL (net_disconnect).
  *
  * Agreement. Every header repeats the call; before a byte is taken it is compared with this node's. Where a
  * node could end an operation without having heard, directly or through others, of every other node (a

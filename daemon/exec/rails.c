@@ -118,6 +118,9 @@ static void on_news(void *context, uint64_t now_ns)
         }
         link_is_down(rails, link, &mail->cause, now_ns);
         fail_communicators(rails, mail->rail, mail->peer, &mail->cause, now_ns);
+        if (mail->cause.status == STATUS_PROTOCOL) { /* the node's, not the rail's: see exec_peer_violates */
+            net_disconnect(rails->execs[0]->net, mail->peer, &mail->cause);
+        }
         break;
     case LINK_FAILED:
         if (link->wanted > 0) {

@@ -96,7 +96,10 @@ void mesh_heartbeat_answered(struct mesh_peer *peer, const Commd__Mesh__Heartbea
 {
     struct mesh_heartbeat *heartbeat = &peer->heartbeat;
     if (answer->number == 0 || answer->number > heartbeat->number) {
-        return; /* never sent */
+        struct error cause;
+        error_set(&cause, STATUS_PROTOCOL, "node %s answers a heartbeat that was not sent", peer->name);
+        mesh_peer_disconnect(peer, &cause);
+        return;
     }
     heartbeat->answered_ns = now_ns;
     if (answer->number == heartbeat->number) {

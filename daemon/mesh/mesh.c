@@ -297,6 +297,14 @@ enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Messa
     return peer->state == MESH_NODE_UP ? mesh_peer_send(peer, message) : STATUS_UNREACHABLE;
 }
 
+void mesh_violation(struct mesh *mesh, uint32_t node, const char *what)
+{
+    struct mesh_peer *peer = mesh_peer_at(mesh, node);
+    struct error cause;
+    error_set(&cause, STATUS_PROTOCOL, "node %s sent %s", peer->name, what);
+    mesh_peer_disconnect(peer, &cause);
+}
+
 void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message)
 {
     for (uint32_t i = 0; i < mesh->peer_count; i++) {

@@ -5,6 +5,7 @@
 #include <stdint.h>
 
 #include "daemon/base/error.h"
+#include "daemon/base/time.h"
 #include "daemon/net/net.h"
 #include "proto/mesh.pb-c.h"
 
@@ -19,6 +20,15 @@
  * Single-threaded. Time is an argument.
  */
 struct mesh;
+
+/*
+ * A node that breaks the protocol (its connection ended with PROTOCOL, whichever layer found it) is held off:
+ * for so long it is not dialled, and what it dials is refused. The time doubles with each violation, and
+ * begins anew after a while without one.
+ */
+#define MESH_HOLD_OFF_MIN_NS (1 * TIME_S)
+#define MESH_HOLD_OFF_MAX_NS (60 * TIME_S)
+#define MESH_HOLD_OFF_FORGIVEN_NS (600 * TIME_S) /* after the end of the last one */
 
 struct mesh_options {
     const char *node_name;
@@ -81,6 +91,11 @@ void mesh_tick(struct mesh *mesh, uint64_t now_ns);
  * stream's queue is full) is disconnected, and LIMIT returned.
  */
 enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Message *message) COMM_MUST_USE;
+/*
+ * The node said what no correct node says, whatever its users call: its connection is dropped with PROTOCOL
+ * and this text, node_down follows, and it is held off. Does nothing when the connection is gone already.
+ */
+void mesh_violation(struct mesh *mesh, uint32_t node, const char *what);
 /* To every node that is up. */
 void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message);
 

@@ -50,6 +50,8 @@ struct mesh_peer {
     bool removed; /* the state follows once the connection is over */
     uint64_t dial_ns;
     uint32_t failures; /* since it was last up */
+    uint64_t held_off_until_ns;
+    uint64_t hold_off_ns; /* the length of the last one; 0: there was none */
     uint64_t greeting_deadline_ns;
     struct net_stream *outgoing, *incoming;
     struct frame_decoder decoder;
@@ -104,7 +106,7 @@ void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns);
 void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns);
 /* Sets the peer's timer after its state changed. */
 void mesh_peer_arm(struct mesh_peer *peer);
-/* Drops the connection; peer_down follows. Does nothing when that is under way. */
+/* Drops the connection; peer_down follows and logs it. Does nothing when that is under way. */
 void mesh_peer_disconnect(struct mesh_peer *peer, const struct error *cause);
 /* The peer is up: its Hello was accepted. */
 void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns);

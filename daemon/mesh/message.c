@@ -16,17 +16,6 @@ static void text_copy(const char *from, char *out, size_t size)
     out[length] = '\0';
 }
 
-static void violation(struct mesh_peer *peer, const struct error *cause)
-{
-    if (!peer->closing) {
-        /* The peer dials again, and does the same again: once is enough. */
-        enum log_level level =
-            strcmp(peer->last_error, cause->text) == 0 ? LOG_LEVEL_DEBUG : LOG_LEVEL_WARNING;
-        log_line(level, "node %s: connection dropped: %s", peer->name, cause->text);
-        mesh_peer_disconnect(peer, cause);
-    }
-}
-
 void mesh_send_hello(struct mesh_peer *peer)
 {
     const struct mesh_options *options = &peer->mesh->options;
@@ -42,7 +31,7 @@ void mesh_send_hello(struct mesh_peer *peer)
     if (mesh_peer_send(peer, &message) != STATUS_OK && !peer->closing) {
         struct error cause;
         error_set(&cause, STATUS_NO_MEMORY, "node %s: no greeting could be sent", peer->name);
-        violation(peer, &cause);
+        mesh_peer_disconnect(peer, &cause);
     }
 }
 
@@ -78,11 +67,11 @@ static void on_hello(struct mesh_peer *peer, const Commd__Mesh__Message *message
     struct error cause;
     if (peer->state == MESH_NODE_UP) {
         error_set(&cause, STATUS_PROTOCOL, "node %s greets a second time", peer->name);
-        violation(peer, &cause);
+        mesh_peer_disconnect(peer, &cause);
         return;
     }
     if (hello_check(peer, hello, &cause) != STATUS_OK) {
-        violation(peer, &cause);
+        mesh_peer_disconnect(peer, &cause);
         return;
     }
     peer->instance = hello->instance;
@@ -165,7 +154,7 @@ static void message_received(struct mesh_peer *peer, const uint8_t *bytes, size_
     if (message == NULL) {
         error_set(&cause, STATUS_PROTOCOL, "node %s sent a message of %zu bytes that cannot be understood",
                   peer->name, size);
-        violation(peer, &cause);
+        mesh_peer_disconnect(peer, &cause);
         return;
     }
     unsigned body = (unsigned)message->body_case;
@@ -173,7 +162,7 @@ static void message_received(struct mesh_peer *peer, const uint8_t *bytes, size_
         body < sizeof message_functions / sizeof message_functions[0] && message_functions[body] != NULL;
     if (peer->state != MESH_NODE_UP && body != COMMD__MESH__MESSAGE__BODY_HELLO) {
         error_set(&cause, STATUS_PROTOCOL, "node %s did not greet first", peer->name);
-        violation(peer, &cause);
+        mesh_peer_disconnect(peer, &cause);
     } else if (known) {
         message_functions[body](peer, message, now_ns);
     } else {
@@ -193,7 +182,7 @@ size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8
     }
     if (peer->incoming != stream && !peer->closing) {
         error_set(&cause, STATUS_PROTOCOL, "node %s opened a second control stream", peer->name);
-        violation(peer, &cause);
+        mesh_peer_disconnect(peer, &cause);
     }
     size_t left = size;
     while (!peer->closing) {
@@ -209,7 +198,7 @@ size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8
             error_set(&cause, status, "node %s: control stream: %s", peer->name,
                       status == STATUS_PROTOCOL ? "a message of 0 bytes or more than the maximum"
                                                 : status_text(status));
-            violation(peer, &cause);
+            mesh_peer_disconnect(peer, &cause);
         }
     }
     return size;
@@ -228,6 +217,6 @@ void mesh_stream_closed(void *context, struct net_stream *stream, const struct e
         struct error reason;
         error_set(&reason, STATUS_PROTOCOL, "node %s closed its control stream%s", peer->name,
                   frame_decoder_at_boundary(&peer->decoder) ? "" : " within a message");
-        violation(peer, &reason);
+        mesh_peer_disconnect(peer, &reason);
     }
 }

@@ -65,10 +65,26 @@ static void peer_back_off(struct mesh_peer *peer, uint64_t now_ns)
     peer->dial_ns = time_after(now_ns, wait_ns - random_below(&peer->mesh->random, wait_ns / 2 + 1));
 }
 
-/* A cause that repeats is logged once. */
-static void peer_note_error(struct mesh_peer *peer, const char *what, const struct error *cause)
+/* It broke the protocol: neither side's attempts count until then. */
+static void peer_hold_off(struct mesh_peer *peer, uint64_t now_ns)
 {
-    enum log_level level = strcmp(peer->last_error, cause->text) == 0 ? LOG_LEVEL_DEBUG : LOG_LEVEL_INFO;
+    bool forgiven = now_ns >= time_after(peer->held_off_until_ns, MESH_HOLD_OFF_FORGIVEN_NS);
+    peer->hold_off_ns = forgiven || peer->hold_off_ns == 0
+                            ? MESH_HOLD_OFF_MIN_NS
+                            : time_min(2 * peer->hold_off_ns, MESH_HOLD_OFF_MAX_NS);
+    peer->held_off_until_ns = time_after(now_ns, peer->hold_off_ns);
+}
+
+static bool peer_is_held_off(const struct mesh_peer *peer, uint64_t now_ns)
+{
+    return now_ns < peer->held_off_until_ns;
+}
+
+/* A cause that repeats is logged once. */
+static void peer_note_error(struct mesh_peer *peer, enum log_level level, const char *what,
+                            const struct error *cause)
+{
+    level = strcmp(peer->last_error, cause->text) == 0 ? LOG_LEVEL_DEBUG : level;
     log_line(level, "node %s %s: %s", peer->name, what, cause->text);
     (void)snprintf(peer->last_error, sizeof peer->last_error, "%s", cause->text);
 }
@@ -112,6 +128,13 @@ void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns)
     struct error cause;
     peer->closing = false;
     peer_set_state(peer, MESH_NODE_GREETING, now_ns);
+    if (peer_is_held_off(peer, now_ns)) {
+        error_set(&cause, STATUS_UNREACHABLE, "node %s takes no connection of node %s for %llu ms: %s",
+                  mesh->options.node_name, peer->name,
+                  (unsigned long long)((peer->held_off_until_ns - now_ns) / TIME_MS), peer->last_error);
+        mesh_peer_disconnect(peer, &cause);
+        return;
+    }
     peer->greeting_deadline_ns = time_after(now_ns, mesh->options.heartbeat_timeout_ns);
     mesh_peer_arm(peer);
     if (net_stream_open(mesh->net, node, NET_STREAM_CONTROL, &peer->outgoing, &cause) != STATUS_OK) {
@@ -136,12 +159,32 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
     }
 }
 
+static void peer_note_down(struct mesh_peer *peer, bool was_up, bool ours, const struct error *cause)
+{
+    if (was_up) {
+        peer->last_error[0] = '\0';
+    }
+    if (cause->status == STATUS_PROTOCOL) {
+        char what[80];
+        (void)snprintf(what, sizeof what, "is disconnected, and held off for %llu s",
+                       (unsigned long long)(peer->hold_off_ns / TIME_S));
+        peer_note_error(peer, LOG_LEVEL_WARNING, what, cause);
+    } else if (was_up) {
+        peer_note_error(peer, LOG_LEVEL_INFO, "is down", cause);
+    } else if (ours) {
+        peer_note_error(peer, LOG_LEVEL_WARNING, "is disconnected", cause);
+    } else {
+        peer_note_error(peer, LOG_LEVEL_INFO, "refused the connection", cause);
+    }
+}
+
 void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)
 {
     struct mesh_peer *peer = mesh_peer_at(context, node);
     const struct mesh_handler *handler = &peer->mesh->handler;
     bool was_up = peer->state == MESH_NODE_UP;
     bool ours = peer->closing;
+    bool was_held_off = peer_is_held_off(peer, now_ns);
     peer->closing = false;
     if (peer->outgoing != NULL) {
         net_stream_reset(peer->outgoing);
@@ -151,14 +194,13 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
     frame_decoder_free(&peer->decoder);
     peer_set_state(peer, peer->removed ? MESH_NODE_REMOVED : MESH_NODE_DOWN, now_ns);
     peer_back_off(peer, now_ns);
-    mesh_peer_arm(peer);
-    if (was_up) {
-        peer->last_error[0] = '\0';
+    if (cause->status == STATUS_PROTOCOL) {
+        peer_hold_off(peer, now_ns);
     }
-    if (was_up || !ours) { /* else the violation was logged when it was found */
-        peer_note_error(peer, was_up ? "is down" : "refused the connection", cause);
-    } else {
-        (void)snprintf(peer->last_error, sizeof peer->last_error, "%s", cause->text);
+    peer->dial_ns = peer->dial_ns > peer->held_off_until_ns ? peer->dial_ns : peer->held_off_until_ns;
+    mesh_peer_arm(peer);
+    if (!was_held_off) { /* else what it did stays its last error */
+        peer_note_down(peer, was_up, ours, cause);
     }
     if (was_up) {
         struct error copy = *cause;
@@ -176,7 +218,7 @@ void mesh_peer_connect_failed(void *context, uint32_t node, const struct error *
     peer_set_state(peer, MESH_NODE_DOWN, now_ns);
     peer_back_off(peer, now_ns);
     mesh_peer_arm(peer);
-    peer_note_error(peer, "cannot be reached", cause);
+    peer_note_error(peer, LOG_LEVEL_INFO, "cannot be reached", cause);
 }
 
 void mesh_remove_node(struct mesh *mesh, uint32_t node, const struct error *cause, uint64_t now_ns)
@@ -258,7 +300,6 @@ void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns)
     case MESH_NODE_GREETING:
         error_set(&cause, STATUS_TIMED_OUT, "node %s did not greet within %llu ms", peer->name,
                   (unsigned long long)((now_ns - peer->since_ns) / TIME_MS));
-        log_warning("%s", cause.text);
         mesh_peer_disconnect(peer, &cause);
         break;
     case MESH_NODE_UP:

@@ -326,8 +326,11 @@ static void announce_to_forming(struct req_comm *comm, uint32_t node, const Comm
 void req_message_announce(struct req *req, uint32_t node, const Commd__Mesh__Announce *announce,
                           uint64_t now_ns)
 {
+    if (announce->terms != NULL && announce->n_ranks == 0) {
+        return; /* a node's first ranks have left while its others are not announced yet */
+    }
     if (!announce_is_sound(announce)) {
-        log_debug("node %s: a malformed announcement is ignored", mesh_node_name(req->mesh, node));
+        mesh_violation(req->mesh, node, "a malformed announcement of ranks");
         return;
     }
     struct req_comm *comm = req_comm_find(req, announce->owner_uid, announce->name);

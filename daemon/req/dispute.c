@@ -103,21 +103,18 @@ static void verdict_ask(struct req_comm *comm, uint64_t seq, uint32_t ops, const
     }
 }
 
-void req_verdict_received(struct req_comm *comm, uint32_t index, const Commd__Mesh__Verdict *verdict,
-                          uint64_t now_ns)
+void req_verdict_received(struct req_comm *comm, const Commd__Mesh__Verdict *verdict, uint64_t now_ns)
 {
     struct error cause;
-    uint32_t ops = verdict->ops;
-    if (comm->state != REQ_COMM_FORMED || ops < 1 || ops > REQ_BUCKET_OPS_MAX ||
-        verdict->seq > UINT64_MAX - ops) {
+    if (comm->state != REQ_COMM_FORMED) {
         return;
     }
     cause.status = STATUS_MISMATCH;
     req_text_from_wire(verdict->text, cause.text, sizeof cause.text);
-    if (verdict->final && index == 0) {
-        verdict_apply(comm, verdict->seq, ops, &cause, now_ns);
-    } else if (!verdict->final && comm->own_index == 0) {
-        verdict_say(comm, verdict->seq, ops, &cause, now_ns);
+    if (verdict->final) {
+        verdict_apply(comm, verdict->seq, verdict->ops, &cause, now_ns);
+    } else {
+        verdict_say(comm, verdict->seq, verdict->ops, &cause, now_ns);
     }
 }
 
@@ -160,15 +157,13 @@ void req_dispute_found(void *context, uint64_t seq, uint32_t node, const char *h
     req_comm_send(comm, comm->nodes[node].node, &message);
 }
 
-void req_dispute_received(struct req_comm *comm, uint32_t index, const Commd__Mesh__Dispute *dispute,
-                          uint64_t now_ns)
+void req_dispute_received(struct req_comm *comm, const Commd__Mesh__Dispute *dispute, uint64_t now_ns)
 {
     char theirs[REQ_CALL_TEXT_MAX_BYTES + NODE_NAME_MAX_BYTES + 48];
     char ours[sizeof theirs];
     char how[128];
     struct error cause;
-    if (comm->state != REQ_COMM_FORMED || dispute->ops < 1 || dispute->ops > REQ_BUCKET_OPS_MAX ||
-        dispute->seq > UINT64_MAX - dispute->ops || req_verdict_on(comm, dispute->seq) != NULL) {
+    if (comm->state != REQ_COMM_FORMED || req_verdict_on(comm, dispute->seq) != NULL) {
         return;
     }
     req_text_from_wire(dispute->call, theirs, sizeof theirs);
@@ -181,7 +176,6 @@ void req_dispute_received(struct req_comm *comm, uint32_t index, const Commd__Me
     } else {
         (void)snprintf(ours, sizeof ours, "node %s is past it", req_comm_own_name(comm));
     }
-    (void)index;
     error_set(&cause, STATUS_MISMATCH, "op %llu on \"%s\": %s; %s%s%s", (unsigned long long)dispute->seq,
               comm->name, theirs, ours, how[0] != '\0' ? ": " : "", how);
     verdict_ask(comm, dispute->seq, ops, &cause, now_ns);

@@ -73,12 +73,23 @@ static void on_withdraw(struct req *req, uint32_t node, const Commd__Mesh__Withd
     }
 }
 
+/* The communicator of an id, if it is known here. Only its nodes can know the id: another one guesses. */
+static struct req_comm *find_by_id(struct req *req, uint64_t comm_id, uint32_t node)
+{
+    struct req_comm *comm = req_comm_find_id(req, comm_id);
+    if (comm != NULL && req_comm_node_index(comm, node) == comm->node_count) {
+        mesh_violation(req->mesh, node, "a message of a communicator that it has no part in");
+        return NULL;
+    }
+    return comm;
+}
+
 /* The communicator of an id; also one that took its promise of it back, while others have formed it. */
 static struct req_comm *find_promised(struct req *req, uint64_t comm_id, uint32_t node)
 {
     struct req_comm *comm = req_comm_find_id(req, comm_id);
     if (comm != NULL) {
-        return req_comm_node_index(comm, node) < comm->node_count ? comm : NULL;
+        return find_by_id(req, comm_id, node);
     }
     DL_FOREACH(req->comms, comm)
     {
@@ -105,34 +116,45 @@ static void on_abort(struct req *req, uint32_t node, const Commd__Mesh__Abort *a
 
 static void on_leave(struct req *req, uint32_t node, const Commd__Mesh__Leave *leave, uint64_t now_ns)
 {
-    struct req_comm *comm = req_comm_find_id(req, leave->comm_id);
+    struct req_comm *comm = find_by_id(req, leave->comm_id, node);
     if (comm == NULL || comm->state == REQ_COMM_FAILED) {
         return;
     }
     uint32_t index = req_comm_node_index(comm, node);
     for (size_t i = 0; i < leave->n_ranks; i++) {
-        if (leave->ranks[i] < comm->terms.size && comm->node_of_rank[leave->ranks[i]] == index) {
-            req_comm_rank_left(comm, leave->ranks[i], leave->last_seq);
+        if (leave->ranks[i] >= comm->terms.size || comm->node_of_rank[leave->ranks[i]] != index) {
+            mesh_violation(req->mesh, node, "that a rank leaves which it does not have");
+            return;
         }
+    }
+    for (size_t i = 0; i < leave->n_ranks; i++) {
+        req_comm_rank_left(comm, leave->ranks[i], leave->last_seq);
     }
     req_op_check_left(comm, now_ns);
 }
 
 static void on_dispute(struct req *req, uint32_t node, const Commd__Mesh__Dispute *dispute, uint64_t now_ns)
 {
-    struct req_comm *comm = req_comm_find_id(req, dispute->comm_id);
-    uint32_t index = comm == NULL ? 0 : req_comm_node_index(comm, node);
-    if (comm != NULL && index < comm->node_count) {
-        req_dispute_received(comm, index, dispute, now_ns);
+    struct req_comm *comm = find_by_id(req, dispute->comm_id, node);
+    if (dispute->ops < 1 || dispute->ops > REQ_BUCKET_OPS_MAX || dispute->seq < 1 ||
+        dispute->seq > UINT64_MAX - dispute->ops) {
+        mesh_violation(req->mesh, node, "a dispute on operations that cannot be");
+    } else if (comm != NULL) {
+        req_dispute_received(comm, dispute, now_ns);
     }
 }
 
 static void on_verdict(struct req *req, uint32_t node, const Commd__Mesh__Verdict *verdict, uint64_t now_ns)
 {
-    struct req_comm *comm = req_comm_find_id(req, verdict->comm_id);
+    struct req_comm *comm = find_by_id(req, verdict->comm_id, node);
     uint32_t index = comm == NULL ? 0 : req_comm_node_index(comm, node);
-    if (comm != NULL && index < comm->node_count) {
-        req_verdict_received(comm, index, verdict, now_ns);
+    if (verdict->ops < 1 || verdict->ops > REQ_BUCKET_OPS_MAX || verdict->seq < 1 ||
+        verdict->seq > UINT64_MAX - verdict->ops) {
+        mesh_violation(req->mesh, node, "a verdict on operations that cannot be");
+    } else if (comm != NULL && (verdict->final ? index != 0 : comm->own_index != 0)) {
+        mesh_violation(req->mesh, node, "a verdict that is not its to say, or not ours");
+    } else if (comm != NULL) {
+        req_verdict_received(comm, verdict, now_ns);
     }
 }
 

@@ -303,10 +303,9 @@ void req_message_received(void *context, uint32_t node, const Commd__Mesh__Messa
 void req_dispute_local(struct req_comm_op *op, const struct error *cause, uint64_t now_ns);
 /* Another node's call differs (exec_comm_options.disagreed). */
 void req_dispute_found(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns);
-void req_dispute_received(struct req_comm *comm, uint32_t index, const Commd__Mesh__Dispute *dispute,
-                          uint64_t now_ns);
-void req_verdict_received(struct req_comm *comm, uint32_t index, const Commd__Mesh__Verdict *verdict,
-                          uint64_t now_ns);
+/* Their numbers are possible, and the node may say so. */
+void req_dispute_received(struct req_comm *comm, const Commd__Mesh__Dispute *dispute, uint64_t now_ns);
+void req_verdict_received(struct req_comm *comm, const Commd__Mesh__Verdict *verdict, uint64_t now_ns);
 /* The verdict on an operation, or null. */
 const struct error *req_verdict_on(const struct req_comm *comm, uint64_t seq);
 

@@ -64,6 +64,25 @@ static void say_announce(uint64_t comm_id, bool answer)
     say(&message);
 }
 
+/* Ranks that do not ascend. */
+static void say_malformed(void)
+{
+    uint32_t ranks[] = {1, 1};
+    Commd__Mesh__CommTerms terms = COMMD__MESH__COMM_TERMS__INIT;
+    Commd__Mesh__Announce body = COMMD__MESH__ANNOUNCE__INIT;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    terms.size = 2;
+    body.name = "other";
+    body.terms = &terms;
+    body.nonce = 78;
+    body.ranks = ranks;
+    body.n_ranks = 2;
+    body.revision = 1;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
+    message.announce = &body;
+    say(&message);
+}
+
 static void say_dispute(uint64_t seq)
 {
     Commd__Mesh__Dispute body = COMMD__MESH__DISPUTE__INIT;
@@ -92,14 +111,14 @@ static void say_verdict(uint64_t seq, bool final)
     say(&message);
 }
 
-static void say_leave(uint64_t last_seq)
+static void say_leave(uint64_t last_seq, uint32_t rank)
 {
-    uint32_t ranks[] = {1, 0, 7, UINT32_MAX};
+    uint32_t ranks[] = {1, rank};
     Commd__Mesh__Leave body = COMMD__MESH__LEAVE__INIT;
     Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
     body.comm_id = heard.comm_id;
     body.ranks = ranks;
-    body.n_ranks = 4;
+    body.n_ranks = rank != 1 ? 2 : 1;
     body.last_seq = last_seq;
     message.body_case = COMMD__MESH__MESSAGE__BODY_LEAVE;
     message.leave = &body;
@@ -124,12 +143,11 @@ static void test_messages_while_forming(void **state)
     struct member *member = join_comm();
     say_announce(0, true);
     assert_int_not_equal(heard.comm_id, 0);
-    for (uint64_t seq = 0; seq < 3; seq++) {
+    for (uint64_t seq = 1; seq < 3; seq++) {
         say_dispute(seq);
-        say_verdict(seq, true);
         say_verdict(seq, false);
     }
-    say_dispute(UINT64_MAX);
+    say_dispute(UINT64_MAX - 1);
     assert_int_equal(heard.verdicts, 0);
     assert_int_equal(member->formed_count, 0);
     say_announce(heard.comm_id, true);
@@ -148,19 +166,19 @@ static void test_messages_once_formed(void **state)
     say_announce(heard.comm_id, true);
     assert_formed(member);
     assert_int_equal(post_barrier(member, 0, &error), STATUS_OK);
-    say_dispute(0);
-    say_dispute(UINT64_MAX);
+    say_dispute(UINT64_MAX - 1);
     assert_int_equal(member->completed, 0);
     say_dispute(1);
     assert_int_equal(member->completed, 1);
     assert_error(&member->results[1], STATUS_MISMATCH, "op 1 on \"comm\": rank 1; rank 0");
-    say_leave(0);
+    say_leave(0, 1);
     assert_int_equal(post_barrier(member, 0, &error), STATUS_OK);
     run(&world, TIME_MS);
     assert_error(&member->results[2], STATUS_RANK_LOST, "rank 1 (node b) has left after op 0");
     say_dispute(2);
-    say_verdict(2, true);
-    say_leave(0);
+    say_verdict(2, false);
+    say_leave(0, 1);
+    assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
     world_stop(&world);
 }
 
@@ -177,9 +195,65 @@ static void test_messages_after_leaving(void **state)
     run(&world, TIME_MS);
     say_dispute(1);
     say_verdict(1, true);
-    say_leave(0);
+    say_leave(0, 0);
     assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
     world_stop(&world);
+}
+
+/* What no node of ours says, whatever its users call, costs the connection; the communicators it shares with
+ * us fail, and say why. */
+static void test_what_costs_the_connection(void **state)
+{
+    (void)state;
+    enum { DISPUTE, VERDICT, FINAL, LEAVE, BEYOND, ANNOUNCE, CASES };
+    static const char *const whats[CASES] = {
+        "a dispute on operations that cannot be",        "a verdict on operations that cannot be",
+        "a verdict that is not its to say, or not ours", "that a rank leaves which it does not have",
+        "that a rank leaves which it does not have",     "a malformed announcement of ranks"};
+    for (int which = 0; which < CASES; which++) {
+        struct mesh_node_info info;
+        hostile_start();
+        struct member *member = join_comm();
+        say_announce(0, true);
+        say_announce(heard.comm_id, true);
+        assert_formed(member);
+        switch (which) {
+        case DISPUTE:
+            say_dispute(UINT64_MAX);
+            break;
+        case VERDICT:
+            say_verdict(0, false);
+            break;
+        case FINAL:
+            say_verdict(1, true);
+            break;
+        case LEAVE:
+            say_leave(0, 0);
+            break;
+        case BEYOND:
+            say_leave(0, UINT32_MAX);
+            break;
+        case ANNOUNCE:
+            say_malformed();
+            break;
+        default:
+            break;
+        }
+        assert_false(mesh_node_is_up(world.nodes[0].mesh, 0));
+        run(&world, TIME_MS);
+        mesh_node_info(world.nodes[0].mesh, 0, &info);
+        assert_non_null(strstr(info.last_error, whats[which]));
+        if (member->aborted_count != 1) {
+            fail_msg("%d: %s", which, info.last_error);
+        }
+        assert_error(&member->aborted, STATUS_NODE_LOST, whats[which]);
+        assert_non_null(strstr(member->aborted.text, "node b"));
+        run(&world, MESH_HOLD_OFF_MIN_NS / 2);
+        assert_false(mesh_node_is_up(world.nodes[0].mesh, 0));
+        run(&world, 2 * MESH_HOLD_OFF_MIN_NS);
+        assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
+        world_stop(&world);
+    }
 }
 
 int main(void)
@@ -188,6 +262,7 @@ int main(void)
         cmocka_unit_test(test_messages_while_forming),
         cmocka_unit_test(test_messages_once_formed),
         cmocka_unit_test(test_messages_after_leaving),
+        cmocka_unit_test(test_what_costs_the_connection),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

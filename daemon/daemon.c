@@ -24,6 +24,7 @@
 #include "daemon/net/quic.h"
 #include "daemon/nodes.h"
 #include "daemon/req/req.h"
+#include "daemon/sockets.h"
 #include "daemon/workers.h"
 #include "proto/version.h"
 
@@ -391,14 +392,19 @@ static enum status daemon_make_gpus(struct daemon *daemon, struct error *error)
 static enum status daemon_make_api(struct daemon *daemon, struct error *error)
 {
     const struct conf *conf = daemon->conf;
-    int inherited = sd_listen_fds(1);
-    if (inherited > 1) {
-        return error_set(error, STATUS_CONFIG, "%d sockets were passed; expected one", inherited);
+    struct daemon_sockets sockets;
+    enum status status = daemon_sockets_take(conf, &sockets, error);
+    if (status != STATUS_OK) {
+        return status;
     }
     struct api_options options = {.socket_path = conf->socket_path,
-                                  .listen_fd = inherited == 1 ? SD_LISTEN_FDS_START : -1,
+                                  .listen_fd = sockets.client_fd,
                                   .socket_mode = (mode_t)strtoul(conf->socket_mode, NULL, 8),
+                                  .socket_mode_given = conf_is_given(conf, "socket_mode"),
                                   .socket_group = conf->socket_group,
+                                  .admin_socket_path = sockets.admin_path,
+                                  .admin_listen_fd = sockets.admin_fd,
+                                  .admin_group = conf->admin_group,
                                   .req = daemon->req,
                                   .mesh = daemon->mesh,
                                   .net = conf->standalone ? NULL : daemon->net,
@@ -449,8 +455,8 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     if (status == STATUS_OK) { /* before there are threads and GPUs */
         status = closer_new(daemon->loop, NULL, &daemon->closer, error);
     }
-    if (status == STATUS_OK && sd_listen_fds(0) <= 0) {
-        api_await_predecessor(daemon->conf->socket_path);
+    if (status == STATUS_OK) {
+        daemon_sockets_await_predecessor(daemon->conf);
     }
     if (status == STATUS_OK) {
         status = daemon_make_net(daemon, error);

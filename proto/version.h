@@ -8,6 +8,10 @@
 
 #define CLIENT_SOCKET_DEFAULT "/run/commd/commd.sock"
 #define CLIENT_SOCKET_ENVIRONMENT "COMMD_SOCKET"
+/* Of administration. Not in the folder of the clients' socket, which containers mount. */
+#define ADMIN_SOCKET_DEFAULT "/run/commd-admin/admin.sock"
+#define ADMIN_SOCKET_ENVIRONMENT "COMMD_ADMIN_SOCKET"
+#define ADMIN_SOCKET_SUFFIX ".admin" /* beside a clients' socket that is not the default one */
 #define CLIENT_ALGORITHMS_ENVIRONMENT "COMMD_ALGORITHMS"
 
 #define CLIENT_RINGS_ENVIRONMENT "COMMD_RINGS" /* "0": no rings */

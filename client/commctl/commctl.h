@@ -23,7 +23,9 @@ enum exit_code {
 #define COMMCTL_SCHEMA_VERSION 1
 
 struct commctl {
-    const char *socket_path;
+    const char *socket_path;       /* the clients' */
+    const char *admin_socket_path; /* tried first; null: it is not */
+    const char *path;              /* of the two, the one in use */
     uint32_t timeout_ms;
     bool timeout_given;
     bool json;
@@ -71,6 +73,9 @@ verb_function verb_plan;                                                   /* pl
 verb_function verb_bench;                                                  /* bench.c */
 verb_function verb_config;                                                 /* config.c */
 verb_function verb_pki;                                                    /* pki.c */
+
+/* "and 3 clients of other users", unless there are none. */
+void print_others(long long count, const char *singular, const char *plural);
 
 /* Prints an object (its schema_version added) as JSON, or calls `text` with it; releases it. */
 void output_object(const struct commctl *commctl, json_t *object, void (*text)(const json_t *object));

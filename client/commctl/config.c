@@ -11,6 +11,10 @@ static void print_settings(const json_t *object)
     static const struct column columns[] = {
         {"key", "KEY", COLUMN_TEXT}, {"value", "VALUE", COLUMN_TEXT}, {"source", "FROM", COLUMN_TEXT}};
     table_print(json_object_get(object, "settings"), columns, sizeof columns / sizeof columns[0]);
+    long long hidden = json_integer_value(json_object_get(object, "hidden"));
+    if (hidden > 0) {
+        printf("and %lld that administrators alone are shown\n", hidden);
+    }
 }
 
 static enum exit_code config_show(struct commctl *commctl)

@@ -48,18 +48,21 @@ static enum exit_code exit_code_of(enum status status)
     return EXIT_CODE_FAILURE;
 }
 
+/* One request, one reply, which may be an error: *event is null with any code but OK. */
 static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *request,
                                Commd__Client__Event **event)
 {
     static uint8_t packet[CLIENT_PACKET_MAX_BYTES];
     size_t size = commd__client__request__get_packed_size(request);
+    *event = NULL;
     if (size > sizeof packet) {
         fprintf(stderr, "commctl: the request is too large\n");
         return EXIT_CODE_USAGE;
     }
     commd__client__request__pack(request, packet);
-    if (send(commctl->fd, packet, size, MSG_NOSIGNAL) < 0) {
-        fprintf(stderr, "commctl: %s: %s\n", commctl->socket_path, strerror(errno));
+    /* Who is refused may be told why before he asks. */
+    if (send(commctl->fd, packet, size, MSG_NOSIGNAL) < 0 && errno != EPIPE) {
+        fprintf(stderr, "commctl: %s: %s\n", commctl->path, strerror(errno));
         return EXIT_CODE_NOT_RUNNING;
     }
     struct pollfd ready = {.fd = commctl->fd, .events = POLLIN};
@@ -68,53 +71,67 @@ static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *
         count = poll(&ready, 1, (int)commctl->timeout_ms);
     } while (count < 0 && errno == EINTR);
     if (count == 0) {
-        fprintf(stderr, "commctl: %s: no answer within %u ms\n", commctl->socket_path, commctl->timeout_ms);
+        fprintf(stderr, "commctl: %s: no answer within %u ms\n", commctl->path, commctl->timeout_ms);
         return EXIT_CODE_TIMED_OUT;
     }
     ssize_t received = recv(commctl->fd, packet, sizeof packet, 0);
     if (received <= 0) {
-        fprintf(stderr, "commctl: %s: commd closed the connection\n", commctl->socket_path);
+        fprintf(stderr, "commctl: %s: commd closed the connection\n", commctl->path);
         return EXIT_CODE_NOT_RUNNING;
     }
     *event = commd__client__event__unpack(NULL, (size_t)received, packet);
     if (*event == NULL || (*event)->body_case != COMMD__CLIENT__EVENT__BODY_REPLY) {
-        fprintf(stderr, "commctl: %s: an answer that is none; is it a commd?\n", commctl->socket_path);
+        fprintf(stderr, "commctl: %s: an answer that is none; is it a commd?\n", commctl->path);
         commd__client__event__free_unpacked(*event, NULL);
         *event = NULL;
         return EXIT_CODE_FAILURE;
     }
-    if ((*event)->reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR) {
-        const Commd__Client__Error *error = (*event)->reply->error;
-        enum status status = status_from_wire(error->status);
-        fprintf(stderr, "commctl: %s\n", error->text[0] != '\0' ? error->text : status_text(status));
-        commd__client__event__free_unpacked(*event, NULL);
-        *event = NULL;
-        return exit_code_of(status);
-    }
     return EXIT_CODE_OK;
+}
+
+/* STATUS_OK when the reply is no error. */
+static enum status reply_status(const Commd__Client__Event *event)
+{
+    bool is_error = event->reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR;
+    return is_error ? status_from_wire(event->reply->error->status) : STATUS_OK;
+}
+
+/* Says what the error is, and frees it. */
+static enum exit_code fail_with_reply(Commd__Client__Event **event)
+{
+    enum status status = reply_status(*event);
+    const char *text = (*event)->reply->error->text;
+    fprintf(stderr, "commctl: %s\n", text[0] != '\0' ? text : status_text(status));
+    commd__client__event__free_unpacked(*event, NULL);
+    *event = NULL;
+    return exit_code_of(status);
 }
 
 static enum exit_code connect_failure(const struct commctl *commctl, int reason)
 {
     if (reason == EAGAIN) {
-        fprintf(stderr, "commctl: %s: commd did not accept the connection within %u ms\n",
-                commctl->socket_path, commctl->timeout_ms);
+        fprintf(stderr, "commctl: %s: commd did not accept the connection within %u ms\n", commctl->path,
+                commctl->timeout_ms);
         return EXIT_CODE_TIMED_OUT;
     }
-    fprintf(stderr, "commctl: %s: %s%s\n", commctl->socket_path, strerror(reason),
+    if (reason == ENAMETOOLONG) {
+        fprintf(stderr, "commctl: %s: too long for a socket's path\n", commctl->path);
+        return EXIT_CODE_USAGE;
+    }
+    fprintf(stderr, "commctl: %s: %s%s\n", commctl->path, strerror(reason),
             reason == ENOENT || reason == ECONNREFUSED ? " (is commd running? set COMMD_SOCKET or --socket)"
                                                        : "");
     return reason == EACCES ? EXIT_CODE_FAILURE : EXIT_CODE_NOT_RUNNING;
 }
 
-static enum exit_code connect_socket(struct commctl *commctl)
+/* 0, or errno. */
+static int connect_socket(struct commctl *commctl)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(commctl->socket_path) >= sizeof address.sun_path) {
-        fprintf(stderr, "commctl: %s: too long for a socket's path\n", commctl->socket_path);
-        return EXIT_CODE_USAGE;
+    if (strlen(commctl->path) >= sizeof address.sun_path) {
+        return ENAMETOOLONG;
     }
-    strcpy(address.sun_path, commctl->socket_path);
+    strcpy(address.sun_path, commctl->path);
     commctl->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     /* What connect waits for is room in the daemon's queue; that wait has a socket's time-out to send. */
     struct timeval timeout = {.tv_sec = (time_t)(commctl->timeout_ms / 1000),
@@ -123,17 +140,14 @@ static enum exit_code connect_socket(struct commctl *commctl)
         connect(commctl->fd, (struct sockaddr *)&address, sizeof address) < 0) {
         int reason = errno;
         connection_close(commctl);
-        return connect_failure(commctl, reason);
+        return reason;
     }
-    return EXIT_CODE_OK;
+    return 0;
 }
 
-static enum exit_code connect_and_greet(struct commctl *commctl)
+/* *event may be an error; null with any code but OK. */
+static enum exit_code greet(struct commctl *commctl, Commd__Client__Event **event)
 {
-    enum exit_code code = connect_socket(commctl);
-    if (code != EXIT_CODE_OK) {
-        return code;
-    }
     Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
     hello.protocol_version = CLIENT_PROTOCOL_VERSION;
     hello.program = (char *)"commctl";
@@ -142,8 +156,63 @@ static enum exit_code connect_and_greet(struct commctl *commctl)
     request.id = 1;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
     request.hello = &hello;
-    Commd__Client__Event *event = NULL;
-    code = exchange(commctl, &request, &event);
+    return exchange(commctl, &request, event);
+}
+
+/*
+ * The administrators' socket, where we may use it. False: the clients' one is to be tried, which has the
+ * user's own rows.
+ */
+static bool connect_as_admin(struct commctl *commctl, enum exit_code *code)
+{
+    Commd__Client__Event *event;
+    if (commctl->admin_socket_path == NULL) {
+        return false;
+    }
+    commctl->path = commctl->admin_socket_path;
+    int reason = connect_socket(commctl);
+    if (reason == EAGAIN) {
+        *code = connect_failure(commctl, reason);
+        return true;
+    }
+    if (reason != 0) {
+        return false;
+    }
+    *code = greet(commctl, &event);
+    if (*code != EXIT_CODE_OK) {
+        connection_close(commctl);
+        return true;
+    }
+    enum status status = reply_status(event);
+    if (status == STATUS_OK) {
+        commd__client__event__free_unpacked(event, NULL);
+        return true;
+    }
+    connection_close(commctl);
+    if (status == STATUS_PERMISSION || status == STATUS_LIMIT) {
+        commd__client__event__free_unpacked(event, NULL);
+        return false;
+    }
+    *code = fail_with_reply(&event);
+    return true;
+}
+
+static enum exit_code connect_and_greet(struct commctl *commctl)
+{
+    enum exit_code code;
+    if (connect_as_admin(commctl, &code)) {
+        return code;
+    }
+    commctl->path = commctl->socket_path;
+    int reason = connect_socket(commctl);
+    if (reason != 0) {
+        return connect_failure(commctl, reason);
+    }
+    Commd__Client__Event *event;
+    code = greet(commctl, &event);
+    if (code == EXIT_CODE_OK && reply_status(event) != STATUS_OK) {
+        code = fail_with_reply(&event);
+    }
     commd__client__event__free_unpacked(event, NULL);
     if (code != EXIT_CODE_OK) {
         connection_close(commctl);
@@ -164,6 +233,9 @@ enum exit_code connection_request(struct commctl *commctl, Commd__Client__Reques
     }
     request->id = ++last_id;
     enum exit_code code = exchange(commctl, request, event);
+    if (code == EXIT_CODE_OK && reply_status(*event) != STATUS_OK) {
+        code = fail_with_reply(event);
+    }
     if (code != EXIT_CODE_OK) {
         connection_close(commctl);
     }

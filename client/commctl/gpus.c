@@ -61,6 +61,7 @@ static void complete_row(json_t *gpu)
     {
         ranks += json_integer_value(json_object_get(comm, "ranks"));
     }
+    ranks += json_integer_value(json_object_get(gpu, "other_comms"));
     json_object_set_new(gpu, "ranks", json_integer(ranks));
     json_object_set_new(
         gpu, "capability",
@@ -88,6 +89,14 @@ static void print_gpus(const json_t *answer)
     table_print(gpus, gpu_columns, sizeof gpu_columns / sizeof gpu_columns[0]);
     print_lists(gpus, "comms", comm_columns, sizeof comm_columns / sizeof comm_columns[0]);
     print_lists(gpus, "clients", client_columns, sizeof client_columns / sizeof client_columns[0]);
+    long long other_clients = 0;
+    size_t index;
+    json_t *gpu;
+    json_array_foreach(gpus, index, gpu)
+    {
+        other_clients += json_integer_value(json_object_get(gpu, "other_clients"));
+    }
+    print_others(other_clients, "client", "clients");
 }
 
 enum exit_code verb_gpus(struct commctl *commctl, int argc, char **argv)

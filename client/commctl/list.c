@@ -84,22 +84,34 @@ enum exit_code verb_status(struct commctl *commctl, int argc, char **argv)
 /* A list that comes in pages: how to ask for one, and where its rows and cursor are. */
 struct list {
     const char *name;
+    const char *singular, *plural;
     Commd__Client__Request__BodyCase question;
     Commd__Client__Reply__BodyCase answer;
 };
 
-static const struct list list_nodes = {"nodes", COMMD__CLIENT__REQUEST__BODY_NODES,
+static const struct list list_nodes = {"nodes", "node", "nodes", COMMD__CLIENT__REQUEST__BODY_NODES,
                                        COMMD__CLIENT__REPLY__BODY_NODES};
-static const struct list list_comms = {"comms", COMMD__CLIENT__REQUEST__BODY_COMMS,
-                                       COMMD__CLIENT__REPLY__BODY_COMMS};
-static const struct list list_clients = {"clients", COMMD__CLIENT__REQUEST__BODY_CLIENTS,
+static const struct list list_comms = {"comms", "communicator", "communicators",
+                                       COMMD__CLIENT__REQUEST__BODY_COMMS, COMMD__CLIENT__REPLY__BODY_COMMS};
+static const struct list list_clients = {"clients", "client", "clients", COMMD__CLIENT__REQUEST__BODY_CLIENTS,
                                          COMMD__CLIENT__REPLY__BODY_CLIENTS};
-static const struct list list_ops = {"ops", COMMD__CLIENT__REQUEST__BODY_OPS, COMMD__CLIENT__REPLY__BODY_OPS};
+static const struct list list_ops = {"ops", "operation", "operations", COMMD__CLIENT__REQUEST__BODY_OPS,
+                                     COMMD__CLIENT__REPLY__BODY_OPS};
 
 #define PAGES_MAX 4096
 
-static enum exit_code fetch_rows(struct commctl *commctl, const struct list *list, json_t *rows)
+void print_others(long long count, const char *singular, const char *plural)
 {
+    if (count > 0) {
+        printf("and %lld %s of other users\n", count, count == 1 ? singular : plural);
+    }
+}
+
+/* *others gets how many rows other users have, which are not shown. */
+static enum exit_code fetch_rows(struct commctl *commctl, const struct list *list, json_t *rows,
+                                 long long *others)
+{
+    *others = 0;
     uint64_t after = 0;
     for (int page = 0; page < PAGES_MAX; page++) {
         /* The four queries have the same one field. */
@@ -131,6 +143,7 @@ static enum exit_code fetch_rows(struct commctl *commctl, const struct list *lis
         commd__client__event__free_unpacked(event, NULL);
         json_array_extend(rows, json_object_get(object, list->name));
         after = (uint64_t)json_integer_value(json_object_get(object, "cursor"));
+        *others = json_integer_value(json_object_get(object, "others")); /* the last page's is right */
         json_decref(object);
         if (after == 0) {
             return EXIT_CODE_OK;
@@ -147,11 +160,13 @@ static enum exit_code show_list(struct commctl *commctl, int argc, char **argv, 
         return code;
     }
     json_t *rows = json_array();
-    code = fetch_rows(commctl, list, rows);
+    long long others;
+    code = fetch_rows(commctl, list, rows, &others);
     if (code == EXIT_CODE_OK && commctl->json) {
-        output_object(commctl, json_pack("{sO}", list->name, rows), NULL);
+        output_object(commctl, json_pack("{sO,sI}", list->name, rows, "others", (json_int_t)others), NULL);
     } else if (code == EXIT_CODE_OK) {
         table_print(rows, columns, column_count);
+        print_others(others, list->singular, list->plural);
     }
     if (kept != NULL && code == EXIT_CODE_OK) {
         *kept = json_incref(rows);

@@ -1,4 +1,5 @@
 #include <getopt.h>
+#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -6,6 +7,7 @@
 #include <unistd.h>
 
 #include "client/commctl/commctl.h"
+#include "proto/admin_socket.h"
 #include "proto/version.h"
 
 static verb_function verb_version, verb_help;
@@ -56,6 +58,9 @@ static enum exit_code verb_help(struct commctl *commctl, int argc, char **argv)
          "  -w, --watch[=SECONDS]    again and again, until interrupted (default 1)\n"
          "  -t, --timeout SECONDS    how long to wait for commd (default 5)\n"
          "      --socket PATH        default $COMMD_SOCKET, else " CLIENT_SOCKET_DEFAULT "\n"
+         "      --admin-socket PATH  of administrators, tried first; default $COMMD_ADMIN_SOCKET, else "
+         "beside the "
+         "clients'\n"
          "      --version, --help\n\n"
          "Exit codes: 0 fine, 1 failure, 2 usage, 3 commd is not running, 4 not found, 5 degraded, 124 timed "
          "out.");
@@ -118,11 +123,13 @@ static int parse_options(int argc, char **argv, struct commctl *commctl)
         {"watch", optional_argument, NULL, 'w'},
         {"timeout", required_argument, NULL, 't'},
         {"socket", required_argument, NULL, 'S'},
+        {"admin-socket", required_argument, NULL, 'A'},
         {"version", no_argument, NULL, 'V'},
         {"help", no_argument, NULL, 'h'},
         {NULL, 0, NULL, 0},
     };
     double timeout_s;
+    const char *admin_socket = NULL;
     for (int option; (option = getopt_long(argc, argv, "+f:w::t:h", options, NULL)) != -1;) {
         switch (option) {
         case 'f':
@@ -149,6 +156,10 @@ static int parse_options(int argc, char **argv, struct commctl *commctl)
             break;
         case 'S':
             commctl->socket_path = optarg;
+            commctl->admin_socket_path = NULL; /* that of the environment may be another commd's */
+            break;
+        case 'A':
+            admin_socket = optarg;
             break;
         case 'V':
             puts("commctl " COMMD_VERSION_TEXT);
@@ -160,7 +171,19 @@ static int parse_options(int argc, char **argv, struct commctl *commctl)
             return EXIT_CODE_USAGE;
         }
     }
+    if (admin_socket != NULL) {
+        commctl->admin_socket_path = admin_socket;
+    }
     return -1;
+}
+
+/* Beside the clients' socket, unless somebody says where. */
+static void find_admin_socket(struct commctl *commctl)
+{
+    static char path[PATH_MAX];
+    if (commctl->admin_socket_path == NULL && admin_socket_path(commctl->socket_path, path, sizeof path)) {
+        commctl->admin_socket_path = path;
+    }
 }
 
 static bool asks_for_help(int argc, char **argv)
@@ -203,14 +226,18 @@ static enum exit_code run_verb(struct commctl *commctl, const struct verb *verb,
 int main(int argc, char **argv)
 {
     const char *environment = getenv(CLIENT_SOCKET_ENVIRONMENT);
+    const char *admin_environment = getenv(ADMIN_SOCKET_ENVIRONMENT);
     struct commctl commctl = {
         .socket_path = environment != NULL && environment[0] != '\0' ? environment : CLIENT_SOCKET_DEFAULT,
+        .admin_socket_path =
+            admin_environment != NULL && admin_environment[0] != '\0' ? admin_environment : NULL,
         .timeout_ms = 5000,
         .fd = -1};
     int exit_code = parse_options(argc, argv, &commctl);
     if (exit_code >= 0) {
         return exit_code;
     }
+    find_admin_socket(&commctl);
     char *default_verb[] = {(char *)"status", NULL};
     char **arguments = optind < argc ? argv + optind : default_verb;
     int count = optind < argc ? argc - optind : 1;

@@ -5,6 +5,7 @@
 
 #include "daemon/api/session.h"
 #include "daemon/base/log_writer.h"
+#include "daemon/conf/conf.h"
 #include "daemon/dev/reduce.h"
 
 /*
@@ -14,6 +15,41 @@
  */
 #define PAGE_BYTES_MAX (CLIENT_PACKET_MAX_BYTES - 4096)
 #define COMM_NODE_NAMES_MAX 64 /* of one row; node_count tells how many there are */
+
+bool api_session_sees(const struct api_session *session, uid_t owner_uid)
+{
+    return session->role == API_ROLE_ADMIN || session->client.uid == owner_uid;
+}
+
+bool api_admin_may_ask(Commd__Client__Request__BodyCase kind)
+{
+    switch (kind) {
+    case COMMD__CLIENT__REQUEST__BODY_HELLO:
+    case COMMD__CLIENT__REQUEST__BODY_STATUS:
+    case COMMD__CLIENT__REQUEST__BODY_NODES:
+    case COMMD__CLIENT__REQUEST__BODY_COMMS:
+    case COMMD__CLIENT__REQUEST__BODY_CLIENTS:
+    case COMMD__CLIENT__REQUEST__BODY_OPS:
+    case COMMD__CLIENT__REQUEST__BODY_PING:
+    case COMMD__CLIENT__REQUEST__BODY_CONFIG:
+    case COMMD__CLIENT__REQUEST__BODY_ALGORITHMS:
+    case COMMD__CLIENT__REQUEST__BODY_GPUS:
+        return true;
+    case COMMD__CLIENT__REQUEST__BODY_COMM_INIT:
+    case COMMD__CLIENT__REQUEST__BODY_COMM_TABLE:
+    case COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY:
+    case COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER:
+    case COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER:
+    case COMMD__CLIENT__REQUEST__BODY_MEM_MAP:
+    case COMMD__CLIENT__REQUEST__BODY_SUBMIT:
+    case COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST:
+    case COMMD__CLIENT__REQUEST__BODY_RECORD:
+    case COMMD__CLIENT__REQUEST__BODY__NOT_SET:
+    case _COMMD__CLIENT__REQUEST__BODY__CASE_IS_INT_SIZE:
+        break;
+    }
+    return false;
+}
 
 static uint64_t resident_bytes(void)
 {
@@ -242,13 +278,19 @@ static bool page_wants(struct page *page, size_t row_bytes, uint64_t *seen, bool
 }
 
 struct list_visit {
+    const struct api_session *session; /* who asks */
     struct page page;
     uint64_t seen;
+    uint64_t others; /* that it may not see */
 };
 
 static bool visit_comm(void *context, const struct req_comm_info *info)
 {
     struct list_visit *visit = context;
+    if (!api_session_sees(visit->session, info->owner_uid)) {
+        visit->others++;
+        return true;
+    }
     Commd__Client__CommInfo row = COMMD__CLIENT__COMM_INFO__INIT;
     row.name = (char *)info->name;
     row.comm_id = info->comm_id;
@@ -287,12 +329,13 @@ static bool visit_comm(void *context, const struct req_comm_info *info)
 
 void api_admin_comms(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
 {
-    struct list_visit visit = {.page = {.skip = after, .now_ns = now_ns}};
+    struct list_visit visit = {.session = session, .page = {.skip = after, .now_ns = now_ns}};
     req_visit_comms(session->api->req, visit_comm, &visit);
     Commd__Client__CommsReply answer = COMMD__CLIENT__COMMS_REPLY__INIT;
     answer.comms = (Commd__Client__CommInfo **)visit.page.rows;
     answer.n_comms = visit.page.count;
     answer.cursor = visit.page.next;
+    answer.others = visit.others;
     Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
     reply.id = request_id;
     reply.body_case = COMMD__CLIENT__REPLY__BODY_COMMS;
@@ -306,6 +349,10 @@ void api_admin_comms(struct api_session *session, uint64_t request_id, uint64_t 
 static bool visit_op(void *context, const struct req_op_info *info)
 {
     struct list_visit *visit = context;
+    if (!api_session_sees(visit->session, info->owner_uid)) {
+        visit->others++;
+        return true;
+    }
     Commd__Client__OpInfo row = COMMD__CLIENT__OP_INFO__INIT;
     row.comm_name = (char *)info->comm_name;
     row.owner_uid = info->owner_uid;
@@ -341,12 +388,13 @@ static bool visit_op(void *context, const struct req_op_info *info)
 
 void api_admin_ops(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
 {
-    struct list_visit visit = {.page = {.skip = after, .now_ns = now_ns}};
+    struct list_visit visit = {.session = session, .page = {.skip = after, .now_ns = now_ns}};
     req_visit_ops(session->api->req, now_ns, visit_op, &visit);
     Commd__Client__OpsReply answer = COMMD__CLIENT__OPS_REPLY__INIT;
     answer.ops = (Commd__Client__OpInfo **)visit.page.rows;
     answer.n_ops = visit.page.count;
     answer.cursor = visit.page.next;
+    answer.others = visit.others;
     Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
     reply.id = request_id;
     reply.body_case = COMMD__CLIENT__REPLY__BODY_OPS;
@@ -364,6 +412,10 @@ void api_admin_clients(struct api_session *session, uint64_t request_id, uint64_
     Commd__Client__ClientsReply answer = COMMD__CLIENT__CLIENTS_REPLY__INIT;
     answer.clients = pointers;
     for (struct api_session *each = session->api->sessions; each != NULL; each = each->hh.next) {
+        if (!api_session_sees(session, each->client.uid)) {
+            answer.others++;
+            continue;
+        }
         if (each->id <= after) { /* ids grow in the order of the list */
             continue;
         }
@@ -442,6 +494,8 @@ void api_admin_ping(struct api_session *session, uint64_t request_id, const Comm
 #define SETTINGS_MAX 256
 
 struct settings {
+    bool shows_private;
+    uint32_t hidden;
     Commd__Client__ConfigSetting rows[SETTINGS_MAX];
     Commd__Client__ConfigSetting *pointers[SETTINGS_MAX];
     size_t count;
@@ -450,6 +504,10 @@ struct settings {
 static void add_setting(void *context, const char *key, const char *value, const char *source)
 {
     struct settings *settings = context;
+    if (!settings->shows_private && conf_is_private(key)) {
+        settings->hidden++;
+        return;
+    }
     if (settings->count == SETTINGS_MAX) {
         return;
     }
@@ -470,10 +528,12 @@ void api_admin_config(struct api_session *session, uint64_t request_id)
         api_session_reply_error(session, request_id, &error);
         return;
     }
+    settings->shows_private = session->role == API_ROLE_ADMIN;
     session->api->visit_settings(session->api->settings_context, add_setting, settings);
     Commd__Client__ConfigReply answer = COMMD__CLIENT__CONFIG_REPLY__INIT;
     answer.settings = settings->pointers;
     answer.n_settings = settings->count;
+    answer.hidden = settings->hidden;
     Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
     reply.id = request_id;
     reply.body_case = COMMD__CLIENT__REPLY__BODY_CONFIG;

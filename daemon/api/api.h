@@ -11,14 +11,20 @@
 #include "daemon/req/req.h"
 
 /*
- * The Unix socket: sessions of clients and of commctl. Turns packets (proto/client.proto) into checked
- * requests to req and mesh, and what they answer into packets. A client that lies, stalls or dies loses its
- * own session alone.
+ * The Unix sockets: sessions of clients, and of administrators (commctl). Turns packets (proto/client.proto)
+ * into checked requests to req and mesh, and what they answer into packets. A client that lies, stalls or
+ * dies loses its own session alone.
+ *
+ * On the clients' socket every user sees and ends what is his own, root as well: uid 0 may be that of a
+ * container. Administrators have a socket of their own, on which they see and end everything and hold nothing
+ * (no communicators, no memory), with places that clients cannot take.
  */
 struct api;
 
 /* What users hold is bounded by daemon/base/budget.h; the rest here. */
-#define API_SESSIONS_MAX 4096          /* beyond: accepted, told LIMIT, closed */
+#define API_SESSIONS_MAX 4096          /* of clients; beyond: accepted, told LIMIT, closed */
+#define API_ADMIN_SESSIONS_MAX 64      /* on the administrators' socket; beyond: likewise */
+#define API_ADMIN_SESSIONS_OF_ROOT 16  /* of them, for root and commd's own user alone */
 #define API_SESSION_COMMS_MAX 1024     /* communicators (ranks) of one client; beyond: LIMIT */
 #define API_SESSION_MEMORIES_MAX 16384 /* registered memories of one client; beyond: LIMIT */
 #define API_SESSION_RESERVED_SHARE 2   /* memories of one client, times a GPU's memory; beyond: LIMIT */
@@ -34,7 +40,15 @@ struct api_options {
     const char *socket_path; /* bound, unless listen_fd is given */
     int listen_fd;           /* from socket activation, owned by the api from then on; -1: none */
     mode_t socket_mode;
+    bool socket_mode_given;   /* else a socket that was passed keeps the mode that it has */
     const char *socket_group; /* "" leaves the group alone */
+    /*
+     * Administration: root, commd's own user and members of admin_group. Null: none; then admin_listen_fd is
+     * not looked at. Of its folder the last part is made where it is missing.
+     */
+    const char *admin_socket_path;
+    int admin_listen_fd;     /* as listen_fd */
+    const char *admin_group; /* "" or null: nobody else */
     struct req *req;
     struct mesh *mesh;
     struct net *net;     /* for statistics; null when standalone */

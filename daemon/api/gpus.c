@@ -36,7 +36,8 @@ static void count_rank(struct gpu_rows *rows, const struct api_comm *comm)
     }
 }
 
-static void count_session(struct gpu_rows *rows, const struct api_session *session, int gpu)
+/* is_seen: else it is counted alone. */
+static void count_session(struct gpu_rows *rows, const struct api_session *session, int gpu, bool is_seen)
 {
     uint32_t memories = 0;
     uint64_t bytes = 0;
@@ -44,7 +45,11 @@ static void count_session(struct gpu_rows *rows, const struct api_session *sessi
     for (const struct api_comm *comm = session->comms; comm != NULL; comm = comm->hh.next) {
         if (comm->gpu == gpu) {
             any = true;
-            count_rank(rows, comm);
+            if (is_seen) {
+                count_rank(rows, comm);
+            } else {
+                rows->info.other_comms++;
+            }
         }
     }
     for (const struct api_memory *memory = session->memories; memory != NULL; memory = memory->hh.next) {
@@ -56,6 +61,10 @@ static void count_session(struct gpu_rows *rows, const struct api_session *sessi
     }
     rows->info.memories += memories;
     rows->info.memory_imported_bytes += bytes;
+    if (!is_seen) {
+        rows->info.other_clients += any || memories > 0;
+        return;
+    }
     if ((any || memories > 0) && rows->info.n_clients < GPU_ROWS_MAX) {
         Commd__Client__GpuClient *row = &rows->clients[rows->info.n_clients];
         commd__client__gpu_client__init(row);
@@ -68,8 +77,9 @@ static void count_session(struct gpu_rows *rows, const struct api_session *sessi
     }
 }
 
-static void fill_gpu(const struct api *api, uint32_t gpu, struct gpu_rows *rows)
+static void fill_gpu(const struct api_session *asks, uint32_t gpu, struct gpu_rows *rows)
 {
+    const struct api *api = asks->api;
     const struct dev_gpu_info *info = dev_gpus_info(api->gpus, gpu);
     struct error error;
     uint64_t total_bytes;
@@ -92,7 +102,7 @@ static void fill_gpu(const struct api *api, uint32_t gpu, struct gpu_rows *rows)
     rows->info.comms = rows->comm_pointers;
     rows->info.clients = rows->client_pointers;
     for (const struct api_session *session = api->sessions; session != NULL; session = session->hh.next) {
-        count_session(rows, session, (int)gpu);
+        count_session(rows, session, (int)gpu, api_session_sees(asks, session->client.uid));
     }
 }
 
@@ -117,7 +127,7 @@ void api_gpus(struct api_session *session, uint64_t request_id)
     answer.driver_version = driver;
     answer.nccl_version = nccl;
     for (uint32_t gpu = 0; gpu < dev_gpus_count(api->gpus); gpu++) {
-        fill_gpu(api, gpu, &rows[gpu]);
+        fill_gpu(session, gpu, &rows[gpu]);
         bytes += commd__client__gpu_info__get_packed_size(&rows[gpu].info) + 8;
         if (bytes > CLIENT_PACKET_MAX_BYTES) {
             break;

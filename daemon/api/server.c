@@ -5,27 +5,87 @@
 #include <string.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
-#include <sys/stat.h>
-#include <sys/un.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "daemon/api/session.h"
 
-_Static_assert(API_SESSIONS_MAX <= CLOSER_SESSIONS_MAX, "every session's socket finds a place");
+_Static_assert(API_SESSIONS_MAX <= CLOSER_SESSIONS_MAX, "every client's socket finds a place");
 
-static void server_watch(struct api *api)
+#define PEER_GROUPS_MAX 1024 /* supplementary groups of an administrator that are looked at */
+
+/* Whether a user may administer: root, commd's own user, a member of the group, by whatever of his groups. */
+static bool peer_is_admin(const struct api *api, int fd, const struct ucred *peer)
 {
-    bool accepts = !api->rests && !api->pauses && !api->draining;
-    loop_watch_set(api->watch, accepts ? LOOP_READ : 0);
+    gid_t groups[PEER_GROUPS_MAX];
+    socklen_t size = sizeof groups;
+    if (peer->uid == 0 || peer->uid == geteuid()) {
+        return true;
+    }
+    if (!api->has_admin_group) {
+        return false;
+    }
+    if (peer->gid == api->admin_gid) {
+        return true;
+    }
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERGROUPS, groups, &size) != 0) {
+        return false;
+    }
+    for (size_t i = 0; i < size / sizeof *groups; i++) {
+        if (groups[i] == api->admin_gid) {
+            return true;
+        }
+    }
+    return false;
 }
 
-static void server_go_on(void *context, uint64_t now_ns)
+static enum status server_admit_admin(const struct api_listener *listener, int fd, struct error *error)
 {
-    struct api *api = context;
+    struct ucred peer;
+    socklen_t size = sizeof peer;
+    if (getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0) {
+        return error_set_errno(error, errno, "SO_PEERCRED");
+    }
+    if (!peer_is_admin(listener->api, fd, &peer)) {
+        return error_set(error, STATUS_PERMISSION,
+                         "uid %u (pid %d) may not administer commd: root, commd's own user and members of "
+                         "admin_group may",
+                         (unsigned)peer.uid, (int)peer.pid);
+    }
+    bool is_first = peer.uid == 0 || peer.uid == geteuid();
+    uint32_t limit = is_first ? API_ADMIN_SESSIONS_MAX : API_ADMIN_SESSIONS_MAX - API_ADMIN_SESSIONS_OF_ROOT;
+    if (listener->session_count >= limit) {
+        return error_set(error, STATUS_LIMIT, "%u administrators are connected, which is the limit",
+                         listener->session_count);
+    }
+    return STATUS_OK;
+}
+
+static enum status server_admit(const struct api_listener *listener, int fd, struct error *error)
+{
+    if (listener->role == API_ROLE_ADMIN) {
+        return server_admit_admin(listener, fd, error);
+    }
+    if (listener->session_count >= API_SESSIONS_MAX) {
+        return error_set(error, STATUS_LIMIT, "%d processes are connected, which is the limit",
+                         API_SESSIONS_MAX);
+    }
+    return STATUS_OK;
+}
+
+static void listener_watch(struct api_listener *listener)
+{
+    bool drains =
+        listener->api->draining && listener->role == API_ROLE_CLIENT; /* administrators may look on */
+    bool accepts = !listener->rests && !listener->pauses && !drains;
+    loop_watch_set(listener->watch, accepts ? LOOP_READ : 0);
+}
+
+static void listener_go_on(void *context, uint64_t now_ns)
+{
+    struct api_listener *listener = context;
     (void)now_ns;
-    api->pauses = false;
-    server_watch(api);
+    listener->pauses = false;
+    listener_watch(listener);
 }
 
 void api_lacks_fds(struct error *error, const char *consequence)
@@ -37,45 +97,70 @@ void api_lacks_fds(struct error *error, const char *consequence)
               (unsigned long long)limit.rlim_cur, consequence);
 }
 
-static void server_refuse(struct api *api, int fd, const struct error *error, uint64_t now_ns)
+static void listener_refuse(struct api_listener *listener, int fd, const struct error *error, uint64_t now_ns)
 {
     uint64_t suppressed;
-    if (log_limit_pass(&api->refused_limit, now_ns, &suppressed)) {
-        log_warning("a client is refused: %s", error->text);
+    if (log_limit_pass(&listener->refused_limit, now_ns, &suppressed)) {
+        log_warning("%s is refused: %s", listener->role == API_ROLE_ADMIN ? "an administrator" : "a client",
+                    error->text);
     }
-    api_session_refuse(api, fd, error);
+    api_session_refuse(listener->api, listener->role, fd, error);
 }
 
-static int server_take(const struct api *api)
+static int listener_take(const struct api_listener *listener)
 {
-    return accept4(api->listen_fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+    return accept4(listener->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+}
+
+static void listener_admit(struct api_listener *listener, int fd, uint64_t now_ns)
+{
+    struct error error;
+    enum status status = server_admit(listener, fd, &error);
+    if (status == STATUS_OK) {
+        status = api_session_new(listener->api, listener->role, fd, now_ns, &error);
+    }
+    if (status != STATUS_OK) {
+        listener_refuse(listener, fd, &error, now_ns);
+    }
+}
+
+void api_listener_keep_spare(struct api_listener *listener)
+{
+    if (listener->spare_fd < 0) {
+        listener->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    }
 }
 
 /*
- * There is no descriptor for the next client: the spare one serves to tell it so. False: not even that, and
- * none is accepted for a while, since the socket would stay ready all the time.
+ * There is no descriptor for the next one: the spare one serves to tell a client so, and an administrator to
+ * look for the reason. False: not even that, and none is accepted for a while, since the socket would stay
+ * ready all the time.
  */
-static bool server_turn_away(struct api *api, uint64_t now_ns)
+static bool listener_use_spare(struct api_listener *listener, uint64_t now_ns)
 {
     struct error error;
     int fd = -1;
-    if (api->spare_fd >= 0) {
-        (void)close(api->spare_fd);
-        fd = server_take(api);
+    if (listener->spare_fd >= 0) {
+        (void)close(listener->spare_fd);
+        listener->spare_fd = -1;
+        fd = listener_take(listener);
     }
-    if (fd >= 0) {
+    if (fd >= 0 && listener->role == API_ROLE_ADMIN) {
+        listener_admit(listener, fd, now_ns);
+    } else if (fd >= 0) {
         api_lacks_fds(&error, "it takes no more clients");
-        server_refuse(api, fd, &error, now_ns);
+        listener_refuse(listener, fd, &error, now_ns);
     }
-    api->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    api_listener_keep_spare(listener);
     if (fd < 0) {
         uint64_t suppressed;
-        if (log_limit_pass(&api->refused_limit, now_ns, &suppressed)) {
-            log_warning("clients cannot be accepted: no file descriptor, or no memory, is left");
+        if (log_limit_pass(&listener->refused_limit, now_ns, &suppressed)) {
+            log_warning("%s cannot be accepted: no file descriptor, or no memory, is left",
+                        listener->role == API_ROLE_ADMIN ? "administrators" : "clients");
         }
-        api->pauses = true;
-        loop_timer_set(api->pause, time_after(now_ns, API_ACCEPT_PAUSE_NS));
-        server_watch(api);
+        listener->pauses = true;
+        loop_timer_set(listener->pause, time_after(now_ns, API_ACCEPT_PAUSE_NS));
+        listener_watch(listener);
     }
     return fd >= 0;
 }
@@ -83,136 +168,71 @@ static bool server_turn_away(struct api *api, uint64_t now_ns)
 static void server_accept(void *context, unsigned events, uint64_t now_ns)
 {
     (void)events;
-    struct api *api = context;
+    struct api_listener *listener = context;
+    api_listener_keep_spare(listener);
     for (int i = 0; i < API_ACCEPTS_PER_WAKE; i++) {
-        if (!closer_takes_sockets(api->closer)) {
-            api->rests = true;
-            server_watch(api);
+        if (listener->role == API_ROLE_CLIENT && !closer_takes_sockets(listener->api->closer)) {
+            listener->rests = true;
+            listener_watch(listener);
             return;
         }
-        int fd = server_take(api);
-        if (fd < 0) {
-            bool lacks = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
-            if (!lacks || !server_turn_away(api, now_ns)) {
-                return;
-            }
+        int fd = listener_take(listener);
+        if (fd >= 0) {
+            listener_admit(listener, fd, now_ns);
             continue;
         }
-        struct error error;
-        if (HASH_COUNT(api->sessions) >= API_SESSIONS_MAX) {
-            error_set(&error, STATUS_LIMIT, "%d processes are connected, which is the limit",
-                      API_SESSIONS_MAX);
-            server_refuse(api, fd, &error, now_ns);
-        } else if (api_session_new(api, fd, now_ns, &error) != STATUS_OK) {
-            server_refuse(api, fd, &error, now_ns);
+        bool lacks = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
+        if (!lacks || !listener_use_spare(listener, now_ns)) {
+            return;
         }
     }
 }
 
-/* Whether somebody answers on the socket file, which then is not ours to replace. */
-static bool server_answers(const struct sockaddr_un *address)
+static enum status server_find_admins(struct api *api, const struct api_options *options, struct error *error)
 {
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    bool answers =
-        fd >= 0 && (connect(fd, (const struct sockaddr *)address, sizeof *address) == 0 || errno == EAGAIN);
-    if (fd >= 0) {
-        close(fd);
+    if (options->admin_group == NULL || options->admin_group[0] == '\0') {
+        return STATUS_OK;
     }
-    return answers;
-}
-
-void api_await_predecessor(const char *socket_path)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(socket_path) >= sizeof address.sun_path) {
-        return;
+    const struct group *group = getgrnam(options->admin_group);
+    if (group == NULL) {
+        return error_set(error, STATUS_CONFIG, "admin_group: there is no group \"%s\"", options->admin_group);
     }
-    strcpy(address.sun_path, socket_path);
-    const struct timespec pause = {.tv_nsec = API_PREDECESSOR_LOOK_MS * 1000000L};
-    for (int waited_ms = 0; waited_ms < API_PREDECESSOR_WAIT_MS && server_answers(&address);
-         waited_ms += API_PREDECESSOR_LOOK_MS) {
-        (void)nanosleep(&pause, NULL);
-    }
-}
-
-static enum status server_permit(const struct api_options *options, struct error *error)
-{
-    if (chmod(options->socket_path, options->socket_mode) < 0) {
-        return error_set_errno(error, errno, "%s: chmod", options->socket_path);
-    }
-    if (options->socket_group != NULL && options->socket_group[0] != '\0') {
-        const struct group *group = getgrnam(options->socket_group);
-        if (group == NULL) {
-            return error_set(error, STATUS_CONFIG, "%s: there is no group \"%s\"", options->socket_path,
-                             options->socket_group);
-        }
-        if (chown(options->socket_path, (uid_t)-1, group->gr_gid) < 0) {
-            return error_set_errno(error, errno, "%s: chown to group %s", options->socket_path,
-                                   options->socket_group);
-        }
-    }
+    api->has_admin_group = true;
+    api->admin_gid = group->gr_gid;
     return STATUS_OK;
 }
 
-static enum status server_bind(struct api *api, const struct api_options *options, struct error *error)
+static enum status server_listen(struct api *api, const struct api_options *options, enum api_role role,
+                                 struct error *error)
 {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(options->socket_path) >= sizeof address.sun_path) {
-        return error_set(error, STATUS_CONFIG, "%s: a socket's path has at most %zu bytes",
-                         options->socket_path, sizeof address.sun_path - 1);
+    struct api_listener *listener = &api->listeners[role];
+    struct api_listener_options listener_options = {.path = options->socket_path,
+                                                    .fd = options->listen_fd,
+                                                    .mode = options->socket_mode,
+                                                    .mode_given = options->socket_mode_given,
+                                                    .group = options->socket_group,
+                                                    .mode_setting = "socket_mode",
+                                                    .group_setting = "socket_group"};
+    if (role == API_ROLE_ADMIN) {
+        listener_options = (struct api_listener_options){.path = options->admin_socket_path,
+                                                         .fd = options->admin_listen_fd,
+                                                         .mode = api->has_admin_group ? 0660 : 0600,
+                                                         .mode_given = true,
+                                                         .group = options->admin_group,
+                                                         .mode_setting = "the administrators' mode",
+                                                         .group_setting = "admin_group"};
     }
-    strcpy(address.sun_path, options->socket_path);
-    struct stat file;
-    if (lstat(options->socket_path, &file) == 0) {
-        if (!S_ISSOCK(file.st_mode)) {
-            return error_set(error, STATUS_CONFIG, "%s: exists and is no socket", options->socket_path);
-        }
-        if (server_answers(&address)) {
-            return error_set(error, STATUS_ALREADY_EXISTS, "%s: another commd is running",
-                             options->socket_path);
-        }
-        unlink(options->socket_path);
+    enum status status = api_listener_open(listener, &listener_options, error);
+    if (status == STATUS_OK) {
+        api_listener_keep_spare(listener);
+        status = loop_timer_new(api->loop, listener_go_on, listener, &listener->pause, error);
     }
-    api->listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (api->listen_fd < 0) {
-        return error_set_errno(error, errno, "socket");
+    if (status == STATUS_OK) {
+        api_pass_fds(listener->fd, false); /* nor do those that connect: until their Hello */
+        status = loop_watch_new(api->loop, listener->fd, LOOP_READ, server_accept, listener, &listener->watch,
+                                error);
     }
-    mode_t mask = umask(0177); /* nobody connects before the mode and group are right */
-    int bound = bind(api->listen_fd, (struct sockaddr *)&address, sizeof address);
-    int bind_errno = errno;
-    umask(mask);
-    if (bound < 0) {
-        return error_set_errno(error, bind_errno, "%s: bind", options->socket_path);
-    }
-    api->owns_socket_file = true;
-    enum status status = server_permit(options, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    if (listen(api->listen_fd, SOMAXCONN) < 0) {
-        return error_set_errno(error, errno, "%s: listen", options->socket_path);
-    }
-    return STATUS_OK;
-}
-
-/* A socket that was made by who started us: of the right kind, and made not to block. */
-static enum status server_adopt(int fd, struct error *error)
-{
-    int type = 0, listens = 0;
-    socklen_t size = sizeof type;
-    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) != 0 ||
-        getsockopt(fd, SOL_SOCKET, SO_ACCEPTCONN, &listens, &size) != 0) {
-        return error_set_errno(error, errno, "the socket that was passed");
-    }
-    if (type != SOCK_SEQPACKET || listens == 0) {
-        return error_set(error, STATUS_CONFIG,
-                         "the socket that was passed is no listening SOCK_SEQPACKET socket");
-    }
-    int flags = fcntl(fd, F_GETFL);
-    if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
-        return error_set_errno(error, errno, "the socket that was passed");
-    }
-    return STATUS_OK;
+    return status;
 }
 
 enum status api_new(struct loop *loop, const struct api_options *options, uint64_t now_ns, struct api **out,
@@ -224,19 +244,27 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         return error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
     }
     api->loop = loop;
-    api->spare_fd = -1;
     api->turns.clock = loop_now_ns;
     api->req = options->req;
     api->mesh = options->mesh;
     api->net = options->net;
     api->rails = options->rails;
-    api->listen_fd = options->listen_fd;
     api->standalone = options->standalone;
     api->started_ns = options->started_ns;
     api->visit_settings = options->visit_settings;
     api->settings_context = options->settings_context;
-    api->refused_limit = (struct log_limit){.burst = 5, .interval_ns = 10 * TIME_S};
-    api->socket_path = strdup(options->socket_path);
+    for (unsigned role = 0; role < API_ROLE_COUNT; role++) {
+        api->listeners[role] =
+            (struct api_listener){.api = api,
+                                  .role = (enum api_role)role,
+                                  .fd = -1,
+                                  .spare_fd = -1,
+                                  .refused_limit = {.burst = 5, .interval_ns = 10 * TIME_S}};
+    }
+    api->listeners[API_ROLE_CLIENT].fd = options->listen_fd; /* ours to close, whatever happens */
+    if (options->admin_socket_path != NULL) {
+        api->listeners[API_ROLE_ADMIN].fd = options->admin_listen_fd;
+    }
     api->cluster_name = strdup(options->cluster_name);
     api->network_address = strdup(options->network_address);
     api->closer = options->closer;
@@ -247,21 +275,17 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     if (status != STATUS_OK) {
         goto failed;
     }
-    if (api->socket_path == NULL || api->cluster_name == NULL || api->network_address == NULL ||
-        api->gpus_absent == NULL) {
+    if (api->cluster_name == NULL || api->network_address == NULL || api->gpus_absent == NULL) {
         status = error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
-    } else if (api->listen_fd < 0) {
-        status = server_bind(api, options, error);
-    } else {
-        status = server_adopt(api->listen_fd, error);
     }
     if (status == STATUS_OK) {
-        api->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
-        status = loop_timer_new(loop, server_go_on, api, &api->pause, error);
+        status = server_find_admins(api, options, error);
     }
     if (status == STATUS_OK) {
-        api_pass_fds(api->listen_fd, false); /* nor do those that connect: until their Hello */
-        status = loop_watch_new(loop, api->listen_fd, LOOP_READ, server_accept, api, &api->watch, error);
+        status = server_listen(api, options, API_ROLE_CLIENT, error);
+    }
+    if (status == STATUS_OK && options->admin_socket_path != NULL) {
+        status = server_listen(api, options, API_ROLE_ADMIN, error);
     }
     if (status != STATUS_OK) {
         goto failed;
@@ -282,22 +306,19 @@ void api_free(struct api *api)
     HASH_ITER (hh, api->sessions, session, next) {
         api_session_free(session, loop_now_ns());
     }
-    loop_watch_free(api->watch);
-    loop_timer_free(api->pause);
-    if (api->spare_fd >= 0) {
-        (void)close(api->spare_fd);
-    }
-    if (api->owns_socket_file) {
-        unlink(api->socket_path);
-    }
-    if (api->listen_fd >= 0) {
-        close(api->listen_fd);
+    for (unsigned role = 0; role < API_ROLE_COUNT; role++) {
+        struct api_listener *listener = &api->listeners[role];
+        loop_watch_free(listener->watch);
+        loop_timer_free(listener->pause);
+        if (listener->spare_fd >= 0) {
+            (void)close(listener->spare_fd);
+        }
+        api_listener_close(listener);
     }
     budget_free(api->budget);
     free(api->network_address);
     free(api->gpus_absent);
     free(api->cluster_name);
-    free(api->socket_path);
     free(api);
 }
 
@@ -308,14 +329,15 @@ void api_set_ipc_handles(struct api *api, bool refused)
 
 void api_accept_again(struct api *api)
 {
-    if (api->rests && !api->draining && closer_takes_sockets(api->closer)) {
-        api->rests = false;
-        server_watch(api);
+    struct api_listener *listener = &api->listeners[API_ROLE_CLIENT];
+    if (listener->rests && !api->draining && closer_takes_sockets(api->closer)) {
+        listener->rests = false;
+        listener_watch(listener);
     }
 }
 
 void api_drain(struct api *api)
 {
     api->draining = true;
-    server_watch(api);
+    listener_watch(&api->listeners[API_ROLE_CLIENT]);
 }

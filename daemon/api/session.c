@@ -201,7 +201,21 @@ void api_session_end(struct api_session *session, const char *why)
     api_session_flush(session);
 }
 
-void api_session_refuse(struct api *api, int fd, const struct error *error)
+/*
+ * Administrators find a place though clients' sockets take all that the closer has; and the descriptor that
+ * the next one needs is kept at once, before clients take it.
+ */
+void api_session_close_socket(struct api *api, enum api_role role, uid_t uid, int fd)
+{
+    struct api_listener *listener = &api->listeners[role];
+    bool in_place = role == API_ROLE_ADMIN && (!closer_takes_sockets(api->closer) || listener->spare_fd < 0);
+    closer_put_socket(in_place ? NULL : api->closer, uid, fd);
+    if (in_place) {
+        api_listener_keep_spare(listener);
+    }
+}
+
+void api_session_refuse(struct api *api, enum api_role role, int fd, const struct error *error)
 {
     struct ucred credentials = {.uid = (uid_t)-1};
     socklen_t credentials_size = sizeof credentials;
@@ -221,7 +235,7 @@ void api_session_refuse(struct api *api, int fd, const struct error *error)
     if (send(fd, bytes, size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
         log_debug("a client that is refused cannot be told: %s", strerror(errno));
     }
-    closer_put_socket(api->closer, credentials.uid, fd);
+    api_session_close_socket(api, role, credentials.uid, fd);
 }
 
 static bool hello_asks_for_rings(const Commd__Client__Hello *hello)
@@ -263,12 +277,12 @@ static void session_hello(struct api_session *session, uint64_t request_id, cons
         api_session_end(session, error.text);
         return;
     }
-    if (!closer_takes_more(session->api->closer, session->client.uid)) {
+    if (session->role == API_ROLE_CLIENT && !closer_takes_more(session->api->closer, session->client.uid)) {
         api_session_has_too_much(session, request_id);
         return;
     }
     session->greeted = true;
-    api_pass_fds(session->fd, true);
+    api_pass_fds(session->fd, session->role == API_ROLE_CLIENT);
     snprintf(session->program, sizeof session->program, "%s", hello->program);
     for (char *byte = session->program; *byte != '\0'; byte++) {
         if (*byte < ' ' || *byte > '~') {
@@ -282,7 +296,7 @@ static void session_hello(struct api_session *session, uint64_t request_id, cons
     answer.pending_ops_max = REQ_PENDING_OPS_MAX;
     answer.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
     char *features[] = {(char *)CLIENT_FEATURE_RINGS};
-    if (hello_asks_for_rings(hello)) {
+    if (session->role == API_ROLE_CLIENT && hello_asks_for_rings(hello)) {
         struct error error_of_rings;
         if (api_rings_new(session, &error_of_rings) == STATUS_OK) {
             session->offers_rings = true;
@@ -308,6 +322,13 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     struct error error;
     if (!session->greeted && request->body_case != COMMD__CLIENT__REQUEST__BODY_HELLO) {
         error_set(&error, STATUS_PROTOCOL, "the first request must be Hello");
+        api_session_reply_error(session, request->id, &error);
+        api_session_end(session, error.text);
+        return;
+    }
+    if (session->role == API_ROLE_ADMIN && !api_admin_may_ask(request->body_case)) {
+        error_set(&error, STATUS_PERMISSION,
+                  "this is the administrators' socket: communicators and memory are had on the clients' one");
         api_session_reply_error(session, request->id, &error);
         api_session_end(session, error.text);
         return;
@@ -425,7 +446,7 @@ static void session_refuse_fd(struct api_session *session, uint64_t request_id, 
     struct error error;
     uint64_t suppressed;
     api_lacks_fds(&error, "the descriptor of this request was not taken");
-    if (log_limit_pass(&session->api->refused_limit, now_ns, &suppressed)) {
+    if (log_limit_pass(&session->api->listeners[session->role].refused_limit, now_ns, &suppressed)) {
         log_warning("client %d (%s), uid %u: %s", (int)session->client.pid, session->program,
                     (unsigned)session->client.uid, error.text);
     }
@@ -515,7 +536,7 @@ static void session_ready(void *context, unsigned events, uint64_t now_ns)
     }
 }
 
-enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct error *error)
+enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_t now_ns, struct error *error)
 {
     struct ucred credentials;
     socklen_t size = sizeof credentials;
@@ -527,6 +548,7 @@ enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct err
         return error_set(error, STATUS_NO_MEMORY, "no memory for a session");
     }
     session->api = api;
+    session->role = role;
     session->fd = fd;
     session->client = (struct req_client){.pid = credentials.pid, .uid = credentials.uid};
     session->gid = credentials.gid;
@@ -536,7 +558,9 @@ enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct err
     session->turn.function = api_session_turn;
     session->turn.context = session;
     snprintf(session->program, sizeof session->program, "?");
-    enum status status = budget_open(api->budget, credentials.uid, NULL, &session->account, error);
+    /* Administration has turns of its own, whatever clients of root do. */
+    const char *group = role == API_ROLE_ADMIN ? "administration" : NULL;
+    enum status status = budget_open(api->budget, credentials.uid, group, &session->account, error);
     if (status == STATUS_OK) {
         status = loop_watch_new(api->loop, fd, LOOP_READ, session_ready, session, &session->watch, error);
     }
@@ -548,6 +572,7 @@ enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct err
     session->turn.line = budget_line(session->account);
     session->id = ++api->last_session_id;
     HASH_ADD(hh, api->sessions, id, sizeof session->id, session);
+    api->listeners[role].session_count++;
     return STATUS_OK;
 }
 

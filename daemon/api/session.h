@@ -59,8 +59,29 @@ struct api_rings {
     uint64_t busy_ns;
 };
 
+enum api_role { API_ROLE_CLIENT, API_ROLE_ADMIN };
+#define API_ROLE_COUNT 2
+
+/* A socket that sessions of one role come to. */
+struct api_listener {
+    struct api *api;
+    enum api_role role;
+    int fd;     /* -1: none */
+    char *path; /* null: none */
+    bool owns_file;
+    bool rests;  /* accepts nobody: too much waits to be closed */
+    bool pauses; /* accepts nobody for API_ACCEPT_PAUSE_NS: there is no descriptor for anybody */
+    struct loop_watch *watch;
+    struct loop_timer *pause;
+    int spare_fd; /* given up when there are no more: to tell a client so, to serve an administrator; -1: none
+                   */
+    uint32_t session_count;
+    struct log_limit refused_limit;
+};
+
 struct api_session {
     struct api *api;
+    enum api_role role;
     struct api_rings *rings; /* null: the socket alone */
     struct api_session *awake_prev, *awake_next;
     struct api_session *bell_prev, *bell_next;
@@ -110,14 +131,9 @@ struct api {
     struct mesh *mesh;
     struct net *net;
     struct rails *rails;
-    char *socket_path;
-    bool owns_socket_file;
-    int listen_fd;
-    struct loop_watch *watch;
-    bool rests;  /* accepts nobody: too much waits to be closed */
-    bool pauses; /* accepts nobody for API_ACCEPT_PAUSE_NS: there is no descriptor for anybody */
-    struct loop_timer *pause;
-    int spare_fd; /* given up for a moment to tell a client that there are no more; -1: none */
+    struct api_listener listeners[API_ROLE_COUNT];
+    bool has_admin_group;
+    gid_t admin_gid;
     struct closer *closer;
     struct dev_gpus *gpus;
     char *gpus_absent;
@@ -137,10 +153,30 @@ struct api {
     uint64_t last_session_id;
     uint64_t ops_completed;
     uint64_t ops_failed;
-    struct log_limit refused_limit;
 };
 
 #define API_ACCEPT_PAUSE_NS (100 * TIME_MS) /* then it is tried again */
+
+/* listener.c */
+struct api_listener_options {
+    const char *path; /* bound, unless fd is given */
+    int fd;           /* that was passed; -1: none */
+    mode_t mode;
+    bool mode_given;   /* else a socket that was passed keeps its mode */
+    const char *group; /* "" or null: left alone */
+    /* The settings' names, for messages. */
+    const char *mode_setting, *group_setting;
+};
+/*
+ * Fills listener->fd, path and owns_file: a listening socket with the mode and the group. CONFIG when a
+ * socket that was passed cannot be given those. After an error api_listener_close.
+ */
+enum status api_listener_open(struct api_listener *listener, const struct api_listener_options *options,
+                              struct error *error) COMM_MUST_USE;
+/* Removes the file if we made it. */
+void api_listener_close(struct api_listener *listener);
+/* Opens it again, if it was used and there is room. */
+void api_listener_keep_spare(struct api_listener *listener);
 
 /* server.c */
 /* LIMIT: this process has as many descriptors open as it may, and what that means. */
@@ -176,9 +212,12 @@ bool api_session_reads(const struct api_session *session);
 void api_session_packet(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns);
 /* Sends what waits, as far as it goes. */
 void api_session_flush(struct api_session *session);
-enum status api_session_new(struct api *api, int fd, uint64_t now_ns, struct error *error) COMM_MUST_USE;
+enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_t now_ns,
+                            struct error *error) COMM_MUST_USE;
 /* Tells a client that there is no session for it, and closes the connection. */
-void api_session_refuse(struct api *api, int fd, const struct error *error);
+void api_session_refuse(struct api *api, enum api_role role, int fd, const struct error *error);
+/* Closes what api_session_new was given. */
+void api_session_close_socket(struct api *api, enum api_role role, uid_t uid, int fd);
 /* At once, with all that it holds: api_free's. */
 void api_session_free(struct api_session *session, uint64_t now_ns);
 /* Frees the session soon, in its turns: callers up the stack may still use it. */
@@ -254,6 +293,10 @@ void api_session_forget(struct api_session *session);
 bool api_session_release_one(struct api_session *session, uint64_t now_ns);
 
 /* admin.c: what commctl asks. */
+/* Whether what belongs to that user may be shown to the session: an administrator's, or the user's own. */
+bool api_session_sees(const struct api_session *session, uid_t owner_uid);
+/* Whether a session on the administrators' socket may ask that: nothing by which it would hold anything. */
+bool api_admin_may_ask(Commd__Client__Request__BodyCase kind);
 void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t now_ns);
 void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns);
 void api_admin_comms(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns);

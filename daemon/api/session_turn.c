@@ -140,7 +140,7 @@ static void release_begin(struct api_session *session)
     if (session->closing) {
         api_packets_discard(api, session->client.uid, session->fd);
     }
-    closer_put_socket(api->closer, session->client.uid, session->fd);
+    api_session_close_socket(api, session->role, session->client.uid, session->fd);
     session->fd = -1;
     api_rings_free(session);
     list_end(session);
@@ -167,6 +167,7 @@ static enum turn_result release_turn(struct api_session *session, uint64_t now_n
         return TURN_MORE;
     }
     HASH_DEL(session->api->sessions, session);
+    session->api->listeners[session->role].session_count--;
     budget_close(session->account);
     free(session);
     return TURN_DONE;

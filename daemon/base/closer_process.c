@@ -13,6 +13,7 @@
 #include "daemon/base/descriptor.h"
 
 #define FDS_MAX 1048576
+#define LISTENING_MAX 8 /* sockets that listen: commd has two, the clients' and the administrators' */
 
 /*
  * By syscall() throughout: sanitizers put locks around the C library's functions, and another thread may have
@@ -81,21 +82,28 @@ static bool release_fd(int fd)
 /*
  * commd is gone, and its table is shared with processes that may wait for ever: nobody is to take its sockets
  * for alive, and those of the network are for the next commd. One that listens may be systemd's as well, and
- * is not shut down; to close it may have to wait, so that comes last.
+ * is not shut down; to close it may have to wait, so that comes last, each in a process of its own.
  */
 static void release_table(void)
 {
     struct rlimit limit = {.rlim_cur = 0};
     (void)syscall(SYS_prlimit64, 0, RLIMIT_NOFILE, NULL, &limit);
     int end = limit.rlim_cur < FDS_MAX ? (int)limit.rlim_cur : FDS_MAX;
-    int listens = -1;
+    int listening[LISTENING_MAX];
+    int count = 0;
     for (int fd = STDERR_FILENO + 1; fd < end; fd++) {
-        if (syscall(SYS_fcntl, fd, F_GETFD) >= 0 && !release_fd(fd)) {
-            listens = fd;
+        if (syscall(SYS_fcntl, fd, F_GETFD) >= 0 && !release_fd(fd) && count < LISTENING_MAX) {
+            listening[count++] = fd;
         }
     }
-    if (listens >= 0) {
-        close_in_place(listens);
+    for (int i = 0; i < count; i++) {
+        long pid = syscall(SYS_clone, CLONE_FILES | SIGCHLD, NULL, NULL, NULL, NULL);
+        if (pid <= 0) {
+            close_in_place(listening[i]);
+        }
+        if (pid == 0) {
+            process_end();
+        }
     }
 }
 

@@ -60,6 +60,8 @@ static const struct setting schema[] = {
     TEXT(socket_path, SETTING_PATH, CLIENT_SOCKET_DEFAULT, false),
     TEXT(socket_mode, SETTING_MODE, "0666", false),
     TEXT(socket_group, SETTING_TEXT, "", false),
+    TEXT(admin_socket_path, SETTING_TEXT, "", false),
+    TEXT(admin_group, SETTING_TEXT, "", false),
     TEXT(log_level, SETTING_LEVEL, "info", true),
     NUMBER(heartbeat_interval_ms, 500, 10, 60000, false),
     NUMBER(heartbeat_timeout_ms, 2500, 50, 600000, false),
@@ -576,6 +578,23 @@ void conf_visit(const struct conf *conf, conf_visit_function *visit, void *conte
         snprintf(key, sizeof key, "nodes.%s", conf->nodes[i].name);
         visit(context, key, conf->nodes[i].address, conf->nodes[i].source);
     }
+}
+
+bool conf_is_given(const struct conf *conf, const char *key)
+{
+    size_t index;
+    return find_setting(key, &index) != NULL && strcmp(conf->sources[index], "default") != 0;
+}
+
+bool conf_is_private(const char *key)
+{
+    static const char *const private_keys[] = {"certificate", "key", "authority", "revocation_list"};
+    for (size_t i = 0; i < sizeof private_keys / sizeof *private_keys; i++) {
+        if (strcmp(key, private_keys[i]) == 0) {
+            return true;
+        }
+    }
+    return strncmp(key, "users.", strlen("users.")) == 0;
 }
 
 bool conf_needs_restart(const struct conf *old_conf, const struct conf *new_conf, const char **key)

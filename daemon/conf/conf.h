@@ -35,6 +35,8 @@ struct conf {
     char *socket_path;
     char *socket_mode; /* octal */
     char *socket_group;
+    char *admin_socket_path; /* "": proto/admin_socket.h */
+    char *admin_group;       /* "": none */
     char *log_level;
     uint64_t heartbeat_interval_ms;
     uint64_t heartbeat_timeout_ms;
@@ -74,6 +76,13 @@ void conf_free(struct conf *conf);
 /* Every setting with its value and where it comes from, nodes included ("nodes.b"), in the schema's order. */
 typedef void conf_visit_function(void *context, const char *key, const char *value, const char *source);
 void conf_visit(const struct conf *conf, conf_visit_function *visit, void *context);
+
+/* Whether the file or an option says it, not the default alone. */
+bool conf_is_given(const struct conf *conf, const char *key);
+
+/* Whether the setting says where keys and certificates are, or who the users are: for administrators alone.
+ */
+bool conf_is_private(const char *key);
 
 /* Whether a setting that only a restart can change differs; *key names the first. Nodes may be added,
  * removed and moved at run time. */

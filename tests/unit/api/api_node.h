@@ -44,6 +44,7 @@
 struct node {
     char folder[64];
     char path[96];
+    char admin_path[96];
     struct loop *loop;
     struct mem_network *network;
     struct net *net;
@@ -54,6 +55,8 @@ struct node {
     bool woken;
     unsigned warnings;
     char last_warning[1024];
+    const char *awaited_warning; /* null: none */
+    bool warned;                 /* a line had it */
 };
 
 struct client {
@@ -68,6 +71,7 @@ static inline void node_log(void *context, enum log_level level, const char *lin
     if (level <= LOG_LEVEL_WARNING) {
         node->warnings++;
         snprintf(node->last_warning, sizeof node->last_warning, "%s", line);
+        node->warned |= node->awaited_warning != NULL && strstr(line, node->awaited_warning) != NULL;
     }
 }
 
@@ -80,6 +84,7 @@ static inline void node_settings(void *context, api_setting_function *visit, voi
 {
     (void)context;
     visit(visit_context, "slice_bytes", "4096", "default");
+    visit(visit_context, "key", "/secret/node.key", "commd.conf:7");
 }
 
 #define must(call)                                                                                           \
@@ -96,7 +101,10 @@ static inline struct api_options node_api_options(struct node *node)
     return (struct api_options){.socket_path = node->path,
                                 .listen_fd = -1,
                                 .socket_mode = 0666,
+                                .socket_mode_given = true,
                                 .socket_group = "",
+                                .admin_socket_path = node->admin_path,
+                                .admin_listen_fd = -1,
                                 .req = node->req,
                                 .mesh = node->mesh,
                                 .cluster_name = "blue",
@@ -115,6 +123,7 @@ static inline struct node *node_new_bare(void)
     strcpy(node->folder, "/tmp/commd-test-api-XXXXXX");
     assert_non_null(mkdtemp(node->folder));
     snprintf(node->path, sizeof node->path, "%s/commd.sock", node->folder);
+    snprintf(node->admin_path, sizeof node->admin_path, "%s/admin.sock", node->folder);
     struct mem_conditions conditions = {0};
     must(loop_new(&node->loop, error));
     must(mem_network_new(1, &conditions, &node->network, error));
@@ -174,7 +183,8 @@ static inline void node_free(struct node *node)
     net_free(node->net);
     mem_network_free(node->network);
     loop_free(node->loop);
-    assert_int_equal(access(node->path, F_OK), -1); /* the api removes its file */
+    assert_int_equal(access(node->path, F_OK), -1); /* the api removes its files */
+    assert_int_equal(access(node->admin_path, F_OK), -1);
     assert_int_equal(rmdir(node->folder), 0);
     log_set_sink(NULL, NULL);
     free(node);
@@ -209,14 +219,19 @@ static inline void assert_contains(const char *text, const char *part)
 
 /* --- A client --- */
 
-static inline int node_connect(struct node *node)
+static inline int node_connect_to(const char *path)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
-    strcpy(address.sun_path, node->path);
+    strcpy(address.sun_path, path);
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     assert_true(fd >= 0);
     assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
     return fd;
+}
+
+static inline int node_connect(struct node *node)
+{
+    return node_connect_to(node->path);
 }
 
 static inline struct client client_connect(struct node *node)
@@ -386,12 +401,24 @@ static inline void client_check(struct client *client)
     event_free(client_expect_reply(client, id, COMMD__CLIENT__REPLY__BODY_STATUS));
 }
 
-static inline struct client client_new(struct node *node)
+/* After the Hello. */
+static inline struct client client_new_on(struct node *node, const char *path)
 {
-    struct client client = client_connect(node);
+    struct client client = {.node = node, .fd = node_connect_to(path)};
+    node_turn(node);
     uint64_t id = client_send_hello(&client, CLIENT_PROTOCOL_VERSION, "test");
     event_free(client_expect_reply(&client, id, COMMD__CLIENT__REPLY__BODY_HELLO));
     return client;
+}
+
+static inline struct client client_new(struct node *node)
+{
+    return client_new_on(node, node->path);
+}
+
+static inline struct client admin_new(struct node *node)
+{
+    return client_new_on(node, node->admin_path);
 }
 
 static inline void client_free(struct client *client)

@@ -49,6 +49,10 @@ static void test_sessions_max(void **state)
     }
     client_check(&clients[0]);
     client_check(&clients[API_SESSIONS_MAX - 1]);
+    /* Administrators have places of their own. */
+    struct client admin = admin_new(node);
+    client_check(&admin);
+    client_free(&admin);
     /* Room is made by whoever goes. */
     client_free(&clients[1234]);
     clients[1234] = client_new(node);
@@ -123,6 +127,12 @@ static void test_paths_refused(void **state)
     options.socket_path = node->path;
     options.socket_group = "no-such-group-here";
     expect_refused(node, &options, STATUS_CONFIG, "there is no group \"no-such-group-here\"");
+    options.socket_group = "";
+    options.admin_group = "no-such-group-here";
+    expect_refused(node, &options, STATUS_CONFIG, "admin_group: there is no group \"no-such-group-here\"");
+    options.admin_group = "";
+    options.admin_socket_path = longest;
+    expect_refused(node, &options, STATUS_CONFIG, "a socket's path has at most 107 bytes");
     assert_int_equal(access(node->path, F_OK), -1); /* nothing is left of it */
     assert_int_equal(count_fds(), fds);
     api_free(NULL);

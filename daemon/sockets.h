@@ -1,0 +1,27 @@
+#ifndef DAEMON_SOCKETS_H
+#define DAEMON_SOCKETS_H
+
+#include "daemon/base/error.h"
+#include "daemon/conf/conf.h"
+
+/* The Unix sockets that commd is given, or is to bind. */
+
+#define DAEMON_SOCKET_PATH_MAX_BYTES 256 /* longer than a socket's path can be: bind says so */
+
+struct daemon_sockets {
+    int client_fd; /* -1: not passed */
+    int admin_fd;  /* likewise */
+    char admin_path[DAEMON_SOCKET_PATH_MAX_BYTES];
+};
+
+/*
+ * Takes what socket activation passed: one socket with FileDescriptorName=admin for administrators, one with
+ * any other name, or none, for clients. CONFIG: more than one for either, or a path that is too long.
+ */
+enum status daemon_sockets_take(const struct conf *conf, struct daemon_sockets *out,
+                                struct error *error) COMM_MUST_USE;
+
+/* api_await_predecessor for both paths, unless sockets are passed. */
+void daemon_sockets_await_predecessor(const struct conf *conf);
+
+#endif

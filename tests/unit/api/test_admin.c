@@ -1,0 +1,268 @@
+#include "tests/unit/api/api_node.h"
+
+/*
+ * The administrators' socket, and what a user is shown on the clients' one. All clients of a test are this
+ * process: as_user makes one another user's, as the kernel would have said.
+ */
+#define OTHER_UID 4242
+
+static struct api_session *newest_session(const struct node *node)
+{
+    struct api_session *newest = NULL;
+    for (struct api_session *each = node->api->sessions; each != NULL; each = each->hh.next) {
+        newest = each;
+    }
+    return newest;
+}
+
+static struct client client_new_as(struct node *node, uid_t uid)
+{
+    struct client client = client_connect(node);
+    newest_session(node)->client.uid = uid;
+    uint64_t id = client_send_hello(&client, CLIENT_PROTOCOL_VERSION, "test");
+    event_free(client_expect_reply(&client, id, COMMD__CLIENT__REPLY__BODY_HELLO));
+    return client;
+}
+
+/* Asks for a list's first page; the caller frees it. */
+static Commd__Client__Event *ask(struct client *client, Commd__Client__Request__BodyCase question,
+                                 Commd__Client__Reply__BodyCase answer)
+{
+    Commd__Client__NodesQuery list = COMMD__CLIENT__NODES_QUERY__INIT;
+    Commd__Client__CommsQuery comms = COMMD__CLIENT__COMMS_QUERY__INIT;
+    Commd__Client__ClientsQuery clients = COMMD__CLIENT__CLIENTS_QUERY__INIT;
+    Commd__Client__OpsQuery ops = COMMD__CLIENT__OPS_QUERY__INIT;
+    Commd__Client__ConfigQuery config = COMMD__CLIENT__CONFIG_QUERY__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = question;
+    if (question == COMMD__CLIENT__REQUEST__BODY_COMMS) {
+        request.comms = &comms;
+    } else if (question == COMMD__CLIENT__REQUEST__BODY_CLIENTS) {
+        request.clients = &clients;
+    } else if (question == COMMD__CLIENT__REQUEST__BODY_OPS) {
+        request.ops = &ops;
+    } else if (question == COMMD__CLIENT__REQUEST__BODY_CONFIG) {
+        request.config = &config;
+    } else {
+        request.nodes = &list;
+    }
+    return client_expect_reply(client, client_send(client, &request, -1), answer);
+}
+
+static void expect_clients(struct client *client, size_t rows, uint64_t others)
+{
+    Commd__Client__Event *event =
+        ask(client, COMMD__CLIENT__REQUEST__BODY_CLIENTS, COMMD__CLIENT__REPLY__BODY_CLIENTS);
+    assert_int_equal(event->reply->clients->n_clients, rows);
+    assert_int_equal(event->reply->clients->others, others);
+    event_free(event);
+}
+
+static void expect_comms(struct client *client, size_t rows, uint64_t others, uid_t first_owner)
+{
+    Commd__Client__Event *event =
+        ask(client, COMMD__CLIENT__REQUEST__BODY_COMMS, COMMD__CLIENT__REPLY__BODY_COMMS);
+    assert_int_equal(event->reply->comms->n_comms, rows);
+    assert_int_equal(event->reply->comms->others, others);
+    if (rows > 0) {
+        assert_int_equal(event->reply->comms->comms[0]->owner_uid, first_owner);
+    }
+    event_free(event);
+}
+
+static void expect_ops(struct client *client, size_t rows, uint64_t others)
+{
+    Commd__Client__Event *event =
+        ask(client, COMMD__CLIENT__REQUEST__BODY_OPS, COMMD__CLIENT__REPLY__BODY_OPS);
+    assert_int_equal(event->reply->ops->n_ops, rows);
+    assert_int_equal(event->reply->ops->others, others);
+    event_free(event);
+}
+
+/* One operation that waits for another rank. */
+static void post_barrier(struct client *client, const char *name)
+{
+    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
+    client_send_init(client, 1, name, 0, 2);
+    uint64_t id = client_send_init(client, 2, name, 1, 2);
+    event_free(client_expect_reply(client, id - 1, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
+    event_free(client_expect_reply(client, id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
+    submit.handle = 1;
+    submit.ticket = 1;
+    submit.kind = OP_KIND_BARRIER;
+    client_submit(client, &submit);
+    client_check(client);
+}
+
+/* A user is shown his own, and how much there is of others; root on that socket is a user like any other. */
+static void test_rows_of_other_users(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client own = client_new_as(node, 1000), other = client_new_as(node, OTHER_UID);
+    struct client root = client_new_as(node, 0), admin = admin_new(node);
+    post_barrier(&own, "train");
+    post_barrier(&other, "train");
+    expect_clients(&own, 1, 3);
+    expect_clients(&other, 1, 3);
+    expect_clients(&admin, 4, 0);
+    expect_comms(&own, 1, 1, 1000);
+    expect_comms(&other, 1, 1, OTHER_UID);
+    expect_comms(&root, 0, 2, 0);
+    expect_comms(&admin, 2, 0, 1000);
+    expect_ops(&own, 1, 1);
+    expect_ops(&root, 0, 2);
+    expect_ops(&admin, 2, 0);
+    client_free(&root);
+    client_free(&own);
+    client_free(&other);
+    client_free(&admin);
+    node_free(node);
+}
+
+/* More rows than a page has: another user's between them cost nobody a row. */
+static void test_pages_without_other_users_rows(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client clients[2 * CLIENT_LIST_PAGE_MAX + 10];
+    size_t count = sizeof clients / sizeof *clients;
+    for (size_t i = 0; i < count; i++) {
+        clients[i] = client_new_as(node, i % 2 == 0 ? 1000 : OTHER_UID);
+        char name[16];
+        snprintf(name, sizeof name, "c%zu", i);
+        client_init(&clients[i], 1, name);
+    }
+    uint64_t after = 0;
+    size_t rows = 0;
+    unsigned pages = 0;
+    do {
+        Commd__Client__CommsQuery query = COMMD__CLIENT__COMMS_QUERY__INIT;
+        Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+        query.after = after;
+        request.body_case = COMMD__CLIENT__REQUEST__BODY_COMMS;
+        request.comms = &query;
+        Commd__Client__Event *event = client_expect_reply(&clients[0], client_send(&clients[0], &request, -1),
+                                                          COMMD__CLIENT__REPLY__BODY_COMMS);
+        for (size_t i = 0; i < event->reply->comms->n_comms; i++) {
+            char name[16];
+            snprintf(name, sizeof name, "c%zu", 2 * rows++);
+            assert_string_equal(event->reply->comms->comms[i]->name, name);
+        }
+        after = event->reply->comms->cursor;
+        if (after == 0) {
+            assert_int_equal(event->reply->comms->others, count / 2);
+        }
+        event_free(event);
+        pages++;
+    } while (after != 0);
+    assert_int_equal(pages, 2);
+    assert_int_equal(rows, count / 2);
+    for (size_t i = 0; i < count; i++) {
+        client_free(&clients[i]);
+    }
+    node_free(node);
+}
+
+static void test_paths_of_keys(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client root = client_new_as(node, 0), admin = admin_new(node);
+    Commd__Client__Event *event =
+        ask(&root, COMMD__CLIENT__REQUEST__BODY_CONFIG, COMMD__CLIENT__REPLY__BODY_CONFIG);
+    assert_int_equal(event->reply->config->n_settings, 1);
+    assert_string_equal(event->reply->config->settings[0]->key, "slice_bytes");
+    assert_int_equal(event->reply->config->hidden, 1);
+    event_free(event);
+    event = ask(&admin, COMMD__CLIENT__REQUEST__BODY_CONFIG, COMMD__CLIENT__REPLY__BODY_CONFIG);
+    assert_int_equal(event->reply->config->n_settings, 2);
+    assert_string_equal(event->reply->config->settings[1]->value, "/secret/node.key");
+    assert_int_equal(event->reply->config->hidden, 0);
+    event_free(event);
+    client_free(&root);
+    client_free(&admin);
+    node_free(node);
+}
+
+/* Administrators look, and hold nothing. */
+static void test_an_administrator_holds_nothing(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client admin = admin_new(node);
+    uint64_t id = client_send_init(&admin, 1, "mine", 0, 1);
+    client_expect_error(&admin, id, STATUS_PERMISSION, "the administrators' socket");
+    client_expect_closed(&admin);
+    close(admin.fd);
+    admin = admin_new(node);
+    int fd = client_memfd(4096);
+    id = client_send_register(&admin, 1, 4096, fd);
+    client_expect_error(&admin, id, STATUS_PERMISSION, "the administrators' socket");
+    client_expect_closed(&admin);
+    close(admin.fd);
+    close(fd);
+    node_turns(node, 10);
+    assert_int_equal(sessions(node), 0);
+    node_free(node);
+}
+
+static void test_administrators_max(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client admins[API_ADMIN_SESSIONS_MAX];
+    for (unsigned i = 0; i < API_ADMIN_SESSIONS_MAX; i++) {
+        admins[i] = admin_new(node);
+    }
+    struct client over = {.node = node, .fd = node_connect_to(node->admin_path)};
+    client_expect_error(&over, 0, STATUS_LIMIT, "64 administrators are connected, which is the limit");
+    client_expect_closed(&over);
+    close(over.fd);
+    struct client client = client_new(node); /* nor do they take clients' places */
+    client_check(&client);
+    client_free(&client);
+    for (unsigned i = 0; i < API_ADMIN_SESSIONS_MAX; i++) {
+        client_free(&admins[i]);
+    }
+    struct client again = admin_new(node);
+    client_free(&again);
+    node_free(node);
+}
+
+static void test_admin_socket_file(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct stat file;
+    assert_int_equal(stat(node->admin_path, &file), 0);
+    assert_true(S_ISSOCK(file.st_mode));
+    assert_int_equal(file.st_mode & 07777, 0600);
+    node_free(node);
+}
+
+/* While commd drains, administrators may look on. */
+static void test_administration_of_a_drain(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    api_drain(node->api);
+    struct client admin = admin_new(node);
+    client_check(&admin);
+    client_free(&admin);
+    node_free(node);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_rows_of_other_users),
+        cmocka_unit_test(test_pages_without_other_users_rows),
+        cmocka_unit_test(test_paths_of_keys),
+        cmocka_unit_test(test_an_administrator_holds_nothing),
+        cmocka_unit_test(test_administrators_max),
+        cmocka_unit_test(test_admin_socket_file),
+        cmocka_unit_test(test_administration_of_a_drain),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -126,6 +126,90 @@ void req_dispute_local(struct req_comm_op *op, const struct error *cause, uint64
     verdict_ask(op->comm, op->seq, 1, cause, now_ns);
 }
 
+/*
+ * Elements that one local rank has for another and that the other expects, in an operation with layouts.
+ * False: nothing goes from the one to the other, or all ranks' counts are the same.
+ */
+static bool counts_between(const struct req_comm_op *op, const struct req_comm_post *from,
+                           const struct req_comm_post *to, uint64_t *sent, uint64_t *expected)
+{
+    const struct exec_rank *sender = &from->buffers.exec, *receiver = &to->buffers.exec;
+    switch (op->call.kind) {
+    case OP_KIND_ALL_TO_ALL:
+        *sent = sender->input_layout.counts[to->rank];
+        *expected = receiver->output_layout.counts[from->rank];
+        return true;
+    case OP_KIND_GATHER:
+        *sent = sender->count_elements;
+        *expected = to->rank == op->call.root_rank ? receiver->output_layout.counts[from->rank] : 0;
+        return to->rank == op->call.root_rank;
+    case OP_KIND_SCATTER:
+        *sent = from->rank == op->call.root_rank ? sender->input_layout.counts[to->rank] : 0;
+        *expected = receiver->count_elements;
+        return from->rank == op->call.root_rank;
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_REDUCE_SCATTER:
+    case OP_KIND_ALL_REDUCE:
+    case OP_KIND_BROADCAST:
+    case OP_KIND_BARRIER:
+    case OP_KIND_REDUCE:
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        break;
+    }
+    return false;
+}
+
+/* Digests of counts that differ may be the same, if somebody means them to be. */
+static bool all_counts_equal(const struct req_comm_op *op, const struct req_comm_post *one,
+                             const struct req_comm_post *other)
+{
+    bool gathers = op->call.kind == OP_KIND_ALL_GATHER;
+    if ((!gathers && op->call.kind != OP_KIND_REDUCE_SCATTER) || one != op->posts) {
+        return true; /* each with the first one is enough */
+    }
+    const struct exec_rank *a = &one->buffers.exec, *b = &other->buffers.exec;
+    return memcmp(gathers ? a->output_layout.counts : a->input_layout.counts,
+                  gathers ? b->output_layout.counts : b->input_layout.counts,
+                  op->comm->terms.size * sizeof(uint64_t)) == 0;
+}
+
+static bool posts_fit(const struct req_comm_op *op, const struct req_comm_post *from,
+                      const struct req_comm_post *to, struct error *cause)
+{
+    uint64_t sent, expected;
+    if (!all_counts_equal(op, from, to)) {
+        error_set(cause, STATUS_MISMATCH, "op %llu on \"%s\": %s_v: ranks %u and %u have different counts",
+                  (unsigned long long)op->seq, op->comm->name, op_kind_text(op->call.kind), from->rank,
+                  to->rank);
+        return false;
+    }
+    if (counts_between(op, from, to, &sent, &expected) && sent != expected) {
+        error_set(cause, STATUS_MISMATCH,
+                  "op %llu on \"%s\": %s_v: rank %u has %llu elements for rank %u, which expects %llu",
+                  (unsigned long long)op->seq, op->comm->name, op_kind_text(op->call.kind), from->rank,
+                  (unsigned long long)sent, to->rank, (unsigned long long)expected);
+        return false;
+    }
+    return true;
+}
+
+void req_dispute_layouts(struct req_comm_op *op, uint64_t now_ns)
+{
+    struct error cause;
+    uint32_t count = op->call.has_layouts ? op->comm->local_count : 0;
+    for (uint32_t from = 0; from < count; from++) {
+        for (uint32_t to = 0; to < count; to++) { /* from itself to itself, too */
+            if (!posts_fit(op, &op->posts[from], &op->posts[to], &cause)) {
+                req_dispute_local(op, &cause, now_ns);
+                return;
+            }
+        }
+    }
+}
+
 static void describe_post(const struct req_comm_op *op, char *out, size_t size)
 {
     char call[REQ_CALL_TEXT_MAX_BYTES];

@@ -425,6 +425,7 @@ static void op_post(struct req_comm_op *op, struct req_member *member, const str
     uint64_t timeout_ms = call->timeout_ms != 0 ? call->timeout_ms : comm->terms.op_timeout_ms;
     post->posted = true;
     post->owed = true;
+    post->rank = member->rank;
     post->ticket = call->ticket;
     post->buffers = *buffers;
     op->posted_count++;
@@ -472,6 +473,8 @@ static enum status post_op(struct req_member *member, const struct req_op *asked
         }
     } else if (!req_calls_agree(&op->call, call)) {
         op_contradiction(op, member, call, now_ns);
+    } else if (!op->disputed && op->posted_count == comm->local_count) {
+        req_dispute_layouts(op, now_ns);
     }
     req_op_check_left(comm, now_ns);
     req_op_start_ready(comm, now_ns);

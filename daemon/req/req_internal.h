@@ -93,6 +93,7 @@ struct req_member {
 struct req_comm_post {
     bool posted;
     bool owed; /* the owner is still to be told */
+    uint32_t rank;
     uint64_t ticket;
     struct req_buffers buffers;
 };
@@ -301,6 +302,11 @@ void req_message_received(void *context, uint32_t node, const Commd__Mesh__Messa
 /* dispute.c: operations that ranks called differently. */
 /* Two ranks of this node: the text has both calls. */
 void req_dispute_local(struct req_comm_op *op, const struct error *cause, uint64_t now_ns);
+/*
+ * All local ranks have posted an operation: disputes it if the counts of one contradict another's.
+ * What is copied between two ranks is as long as either says, so nothing else keeps it within both buffers.
+ */
+void req_dispute_layouts(struct req_comm_op *op, uint64_t now_ns);
 /* Another node's call differs (exec_comm_options.disagreed). */
 void req_dispute_found(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns);
 /* Their numbers are possible, and the node may say so. */

@@ -5,7 +5,7 @@ UNIT_TESTS := $(call programs_of,$(wildcard tests/unit/*/test_*.c))
 SIM_TESTS := $(call programs_of,$(wildcard tests/sim/test_*.c))
 FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/fuzz_*.c))
 # What several fuzz targets share.
-FUZZ_SUPPORT := $(call objects_of,$(filter-out tests/fuzz/fuzz_%,$(wildcard tests/fuzz/*.c)))
+FUZZ_SUPPORT_OBJECTS := $(call objects_of,$(filter-out tests/fuzz/fuzz_%,$(wildcard tests/fuzz/*.c)))
 SYSTEM_PROGRAMS := $(call programs_of,$(filter-out tests/system/surface_%,$(wildcard tests/system/*.c)))
 SURFACE_PARTS := $(call objects_of,$(wildcard tests/system/surface_*.c))
 SYSTEM_TESTS := $(wildcard tests/system/test_*.py tests/attacks/test_*.py)
@@ -19,13 +19,16 @@ DOUBLE_OBJECTS := $(call objects_of,$(wildcard tests/cuda_double/*.c))
 CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
 NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
 TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS)
-TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT)
+TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
 
 # Archives, so that each program has only what it uses.
 $(BUILD)/tests/support.a: $(TEST_SUPPORT)
+	$(archive)
+FUZZ_SUPPORT := $(BUILD)/tests/fuzz.a
+$(FUZZ_SUPPORT): $(FUZZ_SUPPORT_OBJECTS)
 	$(archive)
 TEST_ARCHIVES := $(BUILD)/tests/support.a $(BUILD)/client/commctl.a $(BUILD)/client/internal.a $(BUILD)/libcommd.a
 

@@ -1,0 +1,238 @@
+#include <fcntl.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/base/time.h"
+#include "proto/types.h"
+#include "proto/version.h"
+#include "tests/fuzz/client_node.h"
+
+/* Sequences of what clients do, and what must hold of commd and their memory meanwhile and at the end. */
+
+#define SETTLE_ROUNDS_MAX 4096
+#define SETTLE_QUIET_ROUNDS 3
+#define BLOCKS_MAX 64 /* ranks of the largest communicator that an input forms */
+
+/* --- Where commd may write --- */
+
+static void touch(struct fuzz_session *session, const Commd__Client__Range *range, uint64_t size)
+{
+    if (range == NULL) {
+        return;
+    }
+    uint8_t files = session->files_of_memory[range->memory % FUZZ_FILES];
+    for (int i = 0; i < FUZZ_FILES; i++) {
+        if ((files >> i & 1) != 0) {
+            fuzz_file_touch(&session->all->files[i], range->offset_bytes, size);
+        }
+    }
+}
+
+static void touch_whole(struct fuzz_session *session, const Commd__Client__Range *range)
+{
+    if (range != NULL) {
+        Commd__Client__Range whole = *range;
+        whole.offset_bytes = 0;
+        touch(session, &whole, UINT64_MAX);
+    }
+}
+
+static void touch_submit(struct fuzz_session *session, const Commd__Client__Submit *submit)
+{
+    enum dtype dtype;
+    enum op_kind kind;
+    uint64_t bytes = 0;
+    if (submit->timeout_ms * TIME_MS > FUZZ_PATIENCE_NS / 2) {
+        session->all->waits_long = true;
+    }
+    if (submit->ended != NULL) {
+        touch(session, submit->ended->word, sizeof(uint64_t));
+    }
+    if (!dtype_from_wire(submit->dtype, &dtype) || !op_kind_from_wire(submit->kind, &kind)) {
+        return;
+    }
+    uint64_t blocks = op_kind_has_blocks(kind) ? BLOCKS_MAX : 1;
+    if (submit->has_layouts || __builtin_mul_overflow(submit->count_elements, 16 * blocks, &bytes)) {
+        touch_whole(session, submit->output);
+        touch_whole(session, submit->residual);
+        return;
+    }
+    touch(session, submit->output, submit->count_elements * dtype_size_bytes(dtype) * blocks);
+    touch(session, submit->residual, submit->count_elements * sizeof(float));
+}
+
+static void on_asked(void *context, const Commd__Client__Request *request)
+{
+    struct fuzz_session *session = context;
+    switch ((int)request->body_case) {
+    case COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER:
+        if (session->sent_file >= 0) {
+            session->files_of_memory[request->mem_register->memory % FUZZ_FILES] |=
+                (uint8_t)(1u << session->sent_file);
+        }
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_SUBMIT:
+        touch_submit(session, request->submit);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST:
+        for (size_t i = 0; i < request->submit_list->n_submits; i++) {
+            touch_submit(session, request->submit_list->submits[i]);
+        }
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_RECORD:
+        if (request->record->word != NULL) {
+            touch(session, request->record->word->word, sizeof(uint64_t));
+        }
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_COMM_INIT:
+        session->all->waits_long |=
+            request->comm_init->form_timeout_ms > 100000 || request->comm_init->op_timeout_ms > 100000;
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_PING:
+        session->all->waits_long |= request->ping->timeout_ms > 100000;
+        return;
+    default:
+        return;
+    }
+}
+
+/* --- What happens --- */
+
+static void connect_session(struct fuzz_session *session)
+{
+    fuzz_client_close(&session->client);
+    memset(session->files_of_memory, 0, sizeof session->files_of_memory);
+    session->sent_file = -1;
+    session->client.asked = on_asked;
+    session->client.asked_context = session;
+    fuzz_client_connect(&session->client, &session->all->node, session->uid);
+}
+
+void fuzz_sessions_start(struct fuzz_sessions *all)
+{
+    memset(all, 0, sizeof *all);
+    fuzz_clock_start();
+    fuzz_node_start(&all->node);
+    fuzz_files_new(all->files);
+    for (uint32_t i = 0; i < FUZZ_CLIENTS; i++) {
+        all->sessions[i] = (struct fuzz_session){.all = all, .uid = 1001 + i / 2, .client = {.fd = -1}};
+        connect_session(&all->sessions[i]);
+        fuzz_client_hello(&all->sessions[i].client, false);
+    }
+    fuzz_node_turn(&all->node);
+}
+
+static void send_garbage(struct fuzz_session *session, struct fuzz_input *input)
+{
+    int fds[3];
+    size_t taken;
+    uint8_t first = fuzz_u8(input);
+    unsigned fd_count = first % 16 < 13 ? 0 : first % 16 - 12u;
+    const struct fuzz_file *file = &session->all->files[first / 16 % FUZZ_FILES];
+    for (unsigned i = 0; i < fd_count; i++) {
+        fds[i] = file->fd >= 0 ? file->fd : STDERR_FILENO;
+    }
+    session->sent_file = fd_count > 0 && file->fd >= 0 ? (int)(first / 16 % FUZZ_FILES) : -1;
+    const uint8_t *bytes = fuzz_bytes(input, fuzz_u8(input), &taken);
+    (void)fuzz_client_send(&session->client, bytes, taken, fds, fd_count);
+}
+
+/* Contents, layouts and words that operations look at; or a hole. */
+static void change_file(struct fuzz_sessions *all, struct fuzz_input *input)
+{
+    struct fuzz_file *file = &all->files[fuzz_below(input, FUZZ_FILES)];
+    uint64_t offset = fuzz_below(input, 64) * UINT64_C(8);
+    uint8_t which = fuzz_u8(input);
+    uint64_t numbers[8];
+    if (file->fd >= 0 && which >= 224) {
+        if (fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0 && file->compares) {
+            memset(file->shadow, 0, file->size < 4096 ? (size_t)file->size : 4096);
+        }
+        return;
+    }
+    for (size_t i = 0; i <= which % 8u; i++) {
+        numbers[i] = fuzz_number(input);
+    }
+    fuzz_file_write(file, offset, numbers, (which % 8u + 1) * sizeof *numbers);
+    if (which >= 192 && file->fd >= 0) {
+        (void)!ftruncate(file->fd, (off_t)(file->size / 2)); /* where no seal keeps it */
+        (void)!ftruncate(file->fd, (off_t)file->size);
+        struct fuzz_file *cut = file; /* its second half is zeros now, or as before */
+        fuzz_file_touch(cut, 0, UINT64_MAX);
+    }
+}
+
+void fuzz_act(struct fuzz_sessions *all, struct fuzz_input *input)
+{
+    static const uint64_t spans_ns[] = {0, TIME_MS, 100 * TIME_MS, 5 * TIME_S, 61 * TIME_S};
+    uint8_t what = fuzz_u8(input);
+    struct fuzz_session *session = &all->sessions[(what >> 6) % FUZZ_CLIENTS];
+    switch (what & 15) {
+    case 0:
+        fuzz_node_turns(&all->node, 1 + fuzz_below(input, 4));
+        return;
+    case 1:
+        fuzz_node_advance(&all->node, spans_ns[fuzz_below(input, sizeof spans_ns / sizeof *spans_ns)]);
+        return;
+    case 2:
+        change_file(all, input);
+        return;
+    case 3:
+        send_garbage(session, input);
+        return;
+    case 4:
+        if (fuzz_below(input, 2) == 0) {
+            connect_session(session);
+        } else {
+            (void)shutdown(session->client.fd, (int)fuzz_below(input, 3));
+            session->client.ended = true;
+        }
+        return;
+    case 5:
+        fuzz_client_close(&session->client);
+        return;
+    case 6:
+        (void)fuzz_client_read(&session->client);
+        return;
+    default:
+        fuzz_request_send(session, input);
+        if ((what & 16) != 0) {
+            fuzz_node_turn(&all->node);
+        }
+        return;
+    }
+}
+
+/* Until a while after the last answer came. */
+static void settle(struct fuzz_sessions *all)
+{
+    unsigned quiet = 0;
+    for (unsigned i = 0; i < SETTLE_ROUNDS_MAX && quiet < SETTLE_QUIET_ROUNDS; i++) {
+        fuzz_node_turn(&all->node);
+        quiet++;
+        for (unsigned j = 0; j < FUZZ_CLIENTS; j++) {
+            if (fuzz_client_read(&all->sessions[j].client) > 0) {
+                quiet = 0;
+            }
+        }
+    }
+}
+
+void fuzz_sessions_end(struct fuzz_sessions *all)
+{
+    settle(all);
+    fuzz_node_advance(&all->node, FUZZ_PATIENCE_NS);
+    settle(all);
+    for (unsigned i = 0; i < FUZZ_CLIENTS && !all->waits_long; i++) {
+        fuzz_client_check_answered(&all->sessions[i].client);
+    }
+    for (unsigned i = 0; i < FUZZ_CLIENTS; i++) {
+        fuzz_client_close(&all->sessions[i].client);
+    }
+    fuzz_node_stop(&all->node);
+    for (unsigned i = 0; i < FUZZ_FILES; i++) {
+        fuzz_file_check(&all->files[i]);
+        fuzz_file_close(&all->files[i]);
+    }
+    fuzz_clock_stop();
+}

@@ -1,0 +1,387 @@
+#include "tests/fuzz/client_node.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+#include "daemon/base/loop.h"
+#include "daemon/base/time.h"
+#include "proto/version.h"
+
+#define TURNS_MAX 200000 /* for what the input asks to end */
+#define RUNS_MAX 64      /* of exec in a turn: what waits for a client's word runs for ever */
+
+/* --- The clock, and who clients are: these two stand in for libc's --- */
+
+static bool clock_is_ours;
+static uint64_t clock_ns;
+static uint32_t peer_uid;
+
+int clock_gettime(clockid_t clock, struct timespec *time)
+{
+    if (clock_is_ours && (clock == CLOCK_MONOTONIC || clock == CLOCK_MONOTONIC_COARSE)) {
+        *time =
+            (struct timespec){.tv_sec = (time_t)(clock_ns / TIME_S), .tv_nsec = (long)(clock_ns % TIME_S)};
+        return 0;
+    }
+    return (int)syscall(SYS_clock_gettime, clock, time);
+}
+
+int getsockopt(int fd, int level, int option, void *value, socklen_t *size)
+{
+    int result = (int)syscall(SYS_getsockopt, fd, level, option, value, size);
+    if (result == 0 && clock_is_ours && level == SOL_SOCKET && option == SO_PEERCRED) {
+        ((struct ucred *)value)->uid = peer_uid;
+    }
+    return result;
+}
+
+void fuzz_clock_start(void)
+{
+    clock_is_ours = true;
+    clock_ns = 1000 * TIME_S;
+}
+
+void fuzz_clock_stop(void)
+{
+    clock_is_ours = false;
+}
+
+/* --- The node --- */
+
+static char socket_path[64];
+
+static void remove_folder(void)
+{
+    *strrchr(socket_path, '/') = '\0';
+    (void)rmdir(socket_path);
+}
+
+static void make_folder(void)
+{
+    if (socket_path[0] == '\0') {
+        strcpy(socket_path, "/tmp/commd-fuzz-XXXXXX");
+        fuzz_require(mkdtemp(socket_path) != NULL);
+        strcat(socket_path, "/s");
+        atexit(remove_folder);
+    }
+}
+
+static void on_log(void *context, enum log_level level, const char *line)
+{
+    (void)context;
+    (void)level;
+    (void)line;
+}
+
+static void on_wake(void *context)
+{
+    ((struct fuzz_node *)context)->woken = true;
+}
+
+static void on_settings(void *context, api_setting_function *visit, void *visit_context)
+{
+    (void)context;
+    visit(visit_context, "slice_bytes", "4096", "default");
+}
+
+void fuzz_node_start(struct fuzz_node *node)
+{
+    struct mem_conditions conditions = {0};
+    struct mesh_options mesh_options;
+    *node = (struct fuzz_node){0};
+    make_folder();
+    log_set_sink(on_log, NULL);
+    fuzz_require(loop_new(&node->loop, NULL) == STATUS_OK);
+    fuzz_require(mem_network_new(1, &conditions, &node->network, NULL) == STATUS_OK);
+    fuzz_require(mem_network_add(node->network, "a", &node->net, NULL) == STATUS_OK);
+    mesh_options_default(&mesh_options);
+    mesh_options.node_name = "a";
+    mesh_options.cluster_name = "blue";
+    mesh_options.version_text = COMMD_VERSION_TEXT;
+    mesh_options.instance = 77;
+    fuzz_require(mesh_new(node->net, &mesh_options, &node->mesh, NULL) == STATUS_OK);
+    fuzz_require(exec_new(node->net, on_wake, node, &node->exec, NULL) == STATUS_OK);
+    struct req_options req_options = {
+        .mesh = node->mesh, .exec = node->exec, .seed_secure = 5, .slice_bytes = 4096};
+    fuzz_require(req_new(&req_options, &node->req, NULL) == STATUS_OK);
+    struct api_options options = {.socket_path = socket_path,
+                                  .listen_fd = -1,
+                                  .socket_mode = 0666,
+                                  .socket_group = "",
+                                  .req = node->req,
+                                  .mesh = node->mesh,
+                                  .cluster_name = "blue",
+                                  .network_address = "",
+                                  .standalone = true,
+                                  .started_ns = loop_now_ns(),
+                                  .visit_settings = on_settings};
+    fuzz_require(api_new(node->loop, &options, loop_now_ns(), &node->api, NULL) == STATUS_OK);
+}
+
+static void node_look(struct fuzz_node *node)
+{
+    uint64_t now_ns = loop_now_ns();
+    mem_network_advance(node->network, now_ns);
+    mesh_tick(node->mesh, now_ns);
+    exec_tick(node->exec, now_ns);
+    req_tick(node->req, now_ns);
+    (void)api_poll(node->api, now_ns);
+    for (unsigned i = 0; node->woken && i < RUNS_MAX; i++) {
+        node->woken = exec_run(node->exec, now_ns);
+    }
+    if (req_next_deadline_ns(node->req) <= now_ns) {
+        req_tick(node->req, now_ns);
+    }
+    api_ring_bells(node->api);
+}
+
+void fuzz_node_turn(struct fuzz_node *node)
+{
+    fuzz_require(loop_run_once(node->loop, 0, NULL) == STATUS_OK);
+    node_look(node);
+}
+
+void fuzz_node_turns(struct fuzz_node *node, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        fuzz_node_turn(node);
+    }
+}
+
+void fuzz_node_advance(struct fuzz_node *node, uint64_t span_ns)
+{
+    uint64_t until_ns = clock_ns + span_ns;
+    for (unsigned i = 0; clock_ns < until_ns; i++) {
+        fuzz_require(i < TURNS_MAX);
+        uint64_t next_ns = time_min(mem_network_next_ns(node->network), mesh_next_deadline_ns(node->mesh));
+        next_ns = time_min(next_ns, req_next_deadline_ns(node->req));
+        next_ns = time_min(next_ns, exec_next_deadline_ns(node->exec));
+        /* What polls does so every few microseconds: coarser here, or there would be no end. */
+        uint64_t least_ns = clock_ns + span_ns / 8 + 1;
+        clock_ns = time_min(until_ns, next_ns > least_ns ? next_ns : least_ns);
+        node_look(node);
+    }
+    fuzz_node_turn(node);
+}
+
+void fuzz_node_stop(struct fuzz_node *node)
+{
+    fuzz_node_turns(node, 3);
+    fuzz_node_advance(node, 20 * TIME_S); /* what is still told or forgotten after a while */
+    fuzz_require(req_idle(node->req));
+    api_free(node->api);
+    req_free(node->req);
+    exec_free(node->exec);
+    mesh_free(node->mesh);
+    net_free(node->net);
+    mem_network_free(node->network);
+    loop_free(node->loop);
+    log_set_sink(NULL, NULL);
+}
+
+/* --- Clients --- */
+
+void fuzz_client_connect(struct fuzz_client *client, struct fuzz_node *node, uint32_t uid)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    *client = (struct fuzz_client){.node = node,
+                                   .bell_of_daemon = -1,
+                                   .bell = -1,
+                                   .asked = client->asked,
+                                   .asked_context = client->asked_context};
+    strcpy(address.sun_path, socket_path);
+    client->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+    fuzz_require(client->fd >= 0);
+    fuzz_require(connect(client->fd, (struct sockaddr *)&address, sizeof address) == 0);
+    peer_uid = uid;
+    fuzz_node_turn(node); /* accepted while peer_uid is its own */
+}
+
+void fuzz_client_close(struct fuzz_client *client)
+{
+    if (client->fd < 0) {
+        return;
+    }
+    close(client->fd);
+    client->fd = -1;
+    if (client->shared != NULL) {
+        fuzz_require(munmap(client->shared, 2 * ring_shared_bytes(CLIENT_RING_BYTES)) == 0);
+        close(client->bell_of_daemon);
+        close(client->bell);
+        client->shared = NULL;
+    }
+}
+
+/* What commd owes for a packet, if it is a request. */
+static void client_count(struct fuzz_client *client, const uint8_t *packet, size_t size)
+{
+    Commd__Client__Request *request = commd__client__request__unpack(NULL, size, packet);
+    if (request == NULL) {
+        return;
+    }
+    if (request->body_case == COMMD__CLIENT__REQUEST__BODY_SUBMIT) {
+        client->submits[request->submit->ticket % FUZZ_TICKETS]++;
+    } else if (request->body_case == COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST) {
+        for (size_t i = 0; i < request->submit_list->n_submits; i++) {
+            client->submits[request->submit_list->submits[i]->ticket % FUZZ_TICKETS]++;
+        }
+    } else if (request->body_case != COMMD__CLIENT__REQUEST__BODY_RECORD) {
+        client->requests[request->id % FUZZ_TICKETS]++;
+    }
+    if (client->asked != NULL) {
+        client->asked(client->asked_context, request);
+    }
+    commd__client__request__free_unpacked(request, NULL);
+}
+
+static bool client_put(struct fuzz_client *client, const uint8_t *packet, size_t size)
+{
+    if (ring_put(&client->out, packet, size) != RING_OK) {
+        return false;
+    }
+    if (ring_wake_consumer(&client->out)) {
+        (void)!write(client->bell_of_daemon, "", 1);
+    }
+    return true;
+}
+
+bool fuzz_client_send(struct fuzz_client *client, const uint8_t *packet, size_t size, const int *fds,
+                      unsigned fd_count)
+{
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(16 * sizeof(int))];
+    } control = {0};
+    struct iovec part = {.iov_base = (void *)(uintptr_t)packet, .iov_len = size};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
+    if (client->fd < 0) {
+        return false;
+    }
+    if (fd_count > 0) {
+        message.msg_control = &control;
+        message.msg_controllen = CMSG_SPACE(fd_count * sizeof(int));
+        control.header.cmsg_level = SOL_SOCKET;
+        control.header.cmsg_type = SCM_RIGHTS;
+        control.header.cmsg_len = CMSG_LEN(fd_count * sizeof(int));
+        memcpy(CMSG_DATA(&control.header), fds, fd_count * sizeof(int));
+    }
+    bool by_ring = client->shared != NULL && fd_count == 0 && size > 0;
+    bool sent = by_ring ? client_put(client, packet, size)
+                        : sendmsg(client->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT) == (ssize_t)size;
+    if (sent) {
+        client_count(client, packet, size);
+    }
+    return sent;
+}
+
+bool fuzz_client_request(struct fuzz_client *client, const Commd__Client__Request *request, int fd)
+{
+    static uint8_t packet[2 * CLIENT_PACKET_MAX_BYTES];
+    size_t size = commd__client__request__get_packed_size(request);
+    if (size > sizeof packet) {
+        return false;
+    }
+    commd__client__request__pack(request, packet);
+    return fuzz_client_send(client, packet, size, &fd, fd >= 0 ? 1 : 0);
+}
+
+void fuzz_client_hello(struct fuzz_client *client, bool rings)
+{
+    char *features[] = {(char *)CLIENT_FEATURE_RINGS};
+    Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
+    hello.protocol_version = CLIENT_PROTOCOL_VERSION;
+    hello.program = (char *)"fuzz";
+    hello.features = features;
+    hello.n_features = rings ? 1 : 0;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
+    request.hello = &hello;
+    (void)fuzz_client_request(client, &request, -1);
+}
+
+/* Rings come with the reply to the Hello. */
+static void client_take_fds(struct fuzz_client *client, struct msghdr *message)
+{
+    int fds[CLIENT_RING_FDS];
+    struct cmsghdr *control = CMSG_FIRSTHDR(message);
+    if (control == NULL || control->cmsg_type != SCM_RIGHTS) {
+        return;
+    }
+    fuzz_require(control->cmsg_len == CMSG_LEN(sizeof fds) && client->shared == NULL);
+    memcpy(fds, CMSG_DATA(control), sizeof fds);
+    client->shared =
+        mmap(NULL, 2 * ring_shared_bytes(CLIENT_RING_BYTES), PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
+    fuzz_require(client->shared != MAP_FAILED);
+    close(fds[0]);
+    client->bell_of_daemon = fds[1];
+    client->bell = fds[2];
+    ring_attach(&client->out, client->shared, CLIENT_RING_BYTES);
+    ring_attach(&client->in, client->shared + ring_shared_bytes(CLIENT_RING_BYTES), CLIENT_RING_BYTES);
+}
+
+static void client_event(struct fuzz_client *client, const uint8_t *packet, size_t size)
+{
+    Commd__Client__Event *event = commd__client__event__unpack(NULL, size, packet);
+    fuzz_require(event != NULL);
+    if (event->body_case == COMMD__CLIENT__EVENT__BODY_REPLY) {
+        client->replies[event->reply->id % FUZZ_TICKETS]++;
+        client->not_ok += event->reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR;
+    } else if (event->body_case == COMMD__CLIENT__EVENT__BODY_COMPLETE) {
+        client->completes[event->complete->ticket % FUZZ_TICKETS]++;
+        client->not_ok += event->complete->status != STATUS_OK;
+    }
+    commd__client__event__free_unpacked(event, NULL);
+}
+
+unsigned fuzz_client_read(struct fuzz_client *client)
+{
+    static uint8_t packet[CLIENT_PACKET_MAX_BYTES + 1];
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(CLIENT_RING_FDS * sizeof(int))];
+    } control;
+    unsigned count = 0;
+    while (client->fd >= 0 && !client->ended) {
+        struct iovec part = {.iov_base = packet, .iov_len = sizeof packet};
+        struct msghdr message = {
+            .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+        ssize_t size = recvmsg(client->fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+        if (size > 0) {
+            fuzz_require((size_t)size <= CLIENT_PACKET_MAX_BYTES);
+            client_take_fds(client, &message);
+            client_event(client, packet, (size_t)size);
+            count++;
+            continue;
+        }
+        client->ended = size == 0 || errno != EAGAIN;
+        break;
+    }
+    size_t ring_bytes;
+    while (client->fd >= 0 && client->shared != NULL &&
+           ring_take(&client->in, packet, sizeof packet, &ring_bytes) == RING_OK) {
+        client_event(client, packet, ring_bytes);
+        count++;
+        if (ring_wake_producer(&client->in)) {
+            (void)!write(client->bell_of_daemon, "", 1);
+        }
+    }
+    return count;
+}
+
+void fuzz_client_check_answered(const struct fuzz_client *client)
+{
+    for (unsigned i = 0; i < FUZZ_TICKETS; i++) {
+        fuzz_require(client->completes[i] <= client->submits[i]);
+        if (client->fd >= 0 && !client->ended) {
+            fuzz_require(client->replies[i] == client->requests[i]);
+            fuzz_require(client->completes[i] == client->submits[i]);
+        }
+    }
+}

@@ -1,0 +1,439 @@
+#include "proto/types.h"
+#include "proto/version.h"
+#include "tests/fuzz/client_node.h"
+
+/* Requests whose fields come from the input: mostly such as a client sends, now and then none that it would.
+ */
+
+#define LIST_MAX 300
+#define SIZES_MAX 8
+#define MUTATIONS_MAX 4
+
+static char *take_text(struct fuzz_input *input, const char *const *texts, size_t count, char own[160])
+{
+    uint8_t which = fuzz_u8(input);
+    if (which < 250) {
+        return (char *)(uintptr_t)texts[which % count];
+    }
+    size_t taken;
+    const uint8_t *bytes = fuzz_bytes(input, which == 255 ? 150 : 8, &taken);
+    memcpy(own, bytes, taken);
+    own[taken] = '\0';
+    return own;
+}
+
+static char *take_name(struct fuzz_input *input, char own[160])
+{
+    static const char *const names[] = {"a", "b", "a", "", "x y", "victim"};
+    return take_text(input, names, sizeof names / sizeof *names, own);
+}
+
+static uint64_t take_timeout_ms(struct fuzz_input *input)
+{
+    static const uint64_t timeouts[] = {0, 0, 1, 50, 1000, 60000};
+    return timeouts[fuzz_below(input, sizeof timeouts / sizeof *timeouts)];
+}
+
+/* A small number where one is usual. */
+static uint32_t take_small(struct fuzz_input *input, uint32_t usual)
+{
+    uint8_t byte = fuzz_u8(input);
+    return byte < 240 ? byte % usual : (uint32_t)fuzz_number(input);
+}
+
+static void take_range(struct fuzz_input *input, Commd__Client__Range *range)
+{
+    commd__client__range__init(range);
+    range->memory = take_small(input, FUZZ_FILES);
+    range->offset_bytes = fuzz_number(input);
+    if (fuzz_below(input, 4) != 0) {
+        range->offset_bytes = range->offset_bytes % 64 * 16;
+    }
+}
+
+struct fence_space {
+    Commd__Client__Fence fence;
+    Commd__Client__Range word;
+};
+
+static void take_fence(struct fuzz_input *input, struct fence_space *space)
+{
+    commd__client__fence__init(&space->fence);
+    take_range(input, &space->word);
+    space->fence.word = fuzz_below(input, 16) == 0 ? NULL : &space->word;
+    space->fence.value = fuzz_below(input, 4) == 0 ? fuzz_number(input) : 0;
+}
+
+struct submit_space {
+    Commd__Client__Submit submit;
+    Commd__Client__Range ranges[5];
+    struct fence_space waits[CLIENT_FENCES_MAX + 1], ended;
+    Commd__Client__Fence *wait_list[CLIENT_FENCES_MAX + 1];
+};
+
+static void take_ranges(struct fuzz_input *input, struct submit_space *space)
+{
+    Commd__Client__Submit *submit = &space->submit;
+    Commd__Client__Range **places[] = {&submit->input, &submit->output, &submit->input_layout,
+                                       &submit->output_layout, &submit->residual};
+    uint8_t which = fuzz_u8(input);
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+        if ((which >> i & 1) != 0) {
+            take_range(input, &space->ranges[i]);
+            *places[i] = &space->ranges[i];
+        }
+    }
+    submit->has_layouts = (which & 32) != 0;
+}
+
+static void take_fences(struct fuzz_input *input, struct submit_space *space)
+{
+    uint8_t which = fuzz_u8(input);
+    if (which < 160) {
+        return;
+    }
+    size_t count = which < 250 ? which % 4u : CLIENT_FENCES_MAX + which % 2u;
+    for (size_t i = 0; i < count; i++) {
+        take_fence(input, &space->waits[i]);
+        space->wait_list[i] = &space->waits[i].fence;
+    }
+    space->submit.waits = space->wait_list;
+    space->submit.n_waits = count;
+    if ((which & 8) != 0) {
+        take_fence(input, &space->ended);
+        space->submit.ended = &space->ended.fence;
+    }
+}
+
+static void take_submit(struct fuzz_input *input, struct submit_space *space)
+{
+    Commd__Client__Submit *submit = &space->submit;
+    commd__client__submit__init(submit);
+    submit->handle = take_small(input, 4);
+    submit->ticket = fuzz_u8(input);
+    submit->kind = take_small(input, OP_KIND_COUNT);
+    submit->dtype = take_small(input, DTYPE_COUNT);
+    submit->reduce = take_small(input, REDUCE_COUNT);
+    submit->count_elements = fuzz_number(input);
+    submit->root_rank = take_small(input, 4);
+    submit->factor = fuzz_below(input, 8) == 0 ? 1.5 : 1;
+    submit->timeout_ms = take_timeout_ms(input);
+    submit->peer_rank = fuzz_below(input, 8) == 0 ? COMM_ANY_SOURCE_RANK : take_small(input, 4);
+    submit->tag = take_small(input, 3);
+    if (fuzz_below(input, 4) == 0) {
+        submit->bucket_ops = take_small(input, 4);
+        submit->bucket_index = take_small(input, 4);
+        submit->compression = take_small(input, COMPRESSION_COUNT);
+        submit->top_k_permille = (uint32_t)fuzz_number(input);
+    }
+    take_ranges(input, space);
+    take_fences(input, space);
+}
+
+/* --- Sending --- */
+
+/* As it is, or with bytes changed, or cut. */
+static void send_request(struct fuzz_session *session, struct fuzz_input *input,
+                         const Commd__Client__Request *request, int fd)
+{
+    static uint8_t packet[2 * CLIENT_PACKET_MAX_BYTES];
+    size_t size = commd__client__request__get_packed_size(request);
+    if (size > sizeof packet) {
+        return;
+    }
+    commd__client__request__pack(request, packet);
+    uint8_t mutations = fuzz_u8(input);
+    for (unsigned i = 0; mutations >= 240 && i <= mutations % MUTATIONS_MAX; i++) {
+        size_t at = (size_t)fuzz_u8(input) % size;
+        packet[at] = fuzz_u8(input);
+    }
+    if (mutations == 239) {
+        size = fuzz_u8(input) % size;
+    }
+    (void)fuzz_client_send(&session->client, packet, size, &fd, fd >= 0 ? 1 : 0);
+}
+
+static int take_file(struct fuzz_session *session, struct fuzz_input *input)
+{
+    uint32_t which = fuzz_below(input, FUZZ_FILES);
+    struct fuzz_file *file = &session->all->files[which];
+    if (file->fd < 0) {
+        fuzz_file_make(file, input);
+    }
+    session->sent_file = (int)which;
+    return file->fd;
+}
+
+static void send_hello(struct fuzz_session *session, struct fuzz_input *input,
+                       Commd__Client__Request *request)
+{
+    char own[160];
+    static const char *const programs[] = {"train", "\x1b[31m\n", "", "%s%n"};
+    char *features[] = {(char *)CLIENT_FEATURE_RINGS, (char *)"else"};
+    Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
+    hello.protocol_version =
+        fuzz_below(input, 16) == 0 ? (uint32_t)fuzz_number(input) : CLIENT_PROTOCOL_VERSION;
+    hello.program = take_text(input, programs, sizeof programs / sizeof *programs, own);
+    hello.features = features;
+    hello.n_features = fuzz_below(input, 3);
+    request->body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
+    request->hello = &hello;
+    send_request(session, input, request, -1);
+}
+
+static void send_comm_init(struct fuzz_session *session, struct fuzz_input *input,
+                           Commd__Client__Request *request)
+{
+    static const char *const overrides[] = {
+        "", "", "", "all_reduce=ring", "all_reduce:0-4k=tree,4k-=ring", "broadcast=nothing", "=,,:"};
+    char own[160], own_overrides[160];
+    uint8_t uuid[16] = {0};
+    Commd__Client__CommInit body = COMMD__CLIENT__COMM_INIT__INIT;
+    body.handle = take_small(input, 4);
+    body.name = take_name(input, own);
+    body.size = 1 + take_small(input, 4);
+    body.rank = take_small(input, 4);
+    body.device = fuzz_below(input, 32) == 0 ? (int32_t)fuzz_number(input) : -1;
+    body.device_uuid = (ProtobufCBinaryData){.len = fuzz_below(input, 32) == 0 ? 16 : 0, .data = uuid};
+    body.form_timeout_ms = take_timeout_ms(input);
+    body.op_timeout_ms = take_timeout_ms(input);
+    body.slice_bytes = fuzz_below(input, 4) == 0 ? fuzz_number(input) : 0;
+    body.algorithms = take_text(input, overrides, sizeof overrides / sizeof *overrides, own_overrides);
+    request->body_case = COMMD__CLIENT__REQUEST__BODY_COMM_INIT;
+    request->comm_init = &body;
+    send_request(session, input, request, -1);
+}
+
+static void send_register(struct fuzz_session *session, struct fuzz_input *input,
+                          Commd__Client__Request *request)
+{
+    uint8_t handle[64] = {0}, uuid[16] = {0};
+    Commd__Client__MemRegister body = COMMD__CLIENT__MEM_REGISTER__INIT;
+    int fd = fuzz_below(input, 32) == 0 ? -1 : take_file(session, input);
+    body.memory = take_small(input, FUZZ_FILES);
+    uint8_t which = fuzz_u8(input);
+    body.size_bytes =
+        which < 192 && fd >= 0 ? session->all->files[session->sent_file].size : fuzz_number(input);
+    if (which >= 250) {
+        body.device_uuid = (ProtobufCBinaryData){.len = sizeof uuid, .data = uuid};
+        body.ipc_handle = (ProtobufCBinaryData){.len = sizeof handle, .data = handle};
+        body.virtual_memory = which == 255;
+        body.address = fuzz_number(input);
+    }
+    request->body_case = COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER;
+    request->mem_register = &body;
+    send_request(session, input, request, fd);
+}
+
+static void send_map(struct fuzz_session *session, struct fuzz_input *input, Commd__Client__Request *request)
+{
+    Commd__Client__MemMap body = COMMD__CLIENT__MEM_MAP__INIT;
+    int fd = fuzz_below(input, 4) == 0 ? -1 : take_file(session, input);
+    body.memory = take_small(input, FUZZ_FILES);
+    body.size_bytes = fuzz_number(input);
+    request->body_case = COMMD__CLIENT__REQUEST__BODY_MEM_MAP;
+    request->mem_map = &body;
+    send_request(session, input, request, fd);
+}
+
+static void send_submit(struct fuzz_session *session, struct fuzz_input *input,
+                        Commd__Client__Request *request)
+{
+    static struct submit_space space;
+    take_submit(input, &space);
+    request->body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT;
+    request->submit = &space.submit;
+    send_request(session, input, request, -1);
+}
+
+/* A few different ones, and the last of them again and again. */
+static void send_list(struct fuzz_session *session, struct fuzz_input *input, Commd__Client__Request *request)
+{
+    static struct submit_space spaces[4];
+    static Commd__Client__Submit *submits[LIST_MAX];
+    uint8_t count = fuzz_u8(input);
+    size_t different = count % (sizeof spaces / sizeof *spaces + 1);
+    size_t all = count < 240 || different == 0 ? different : LIST_MAX;
+    for (size_t i = 0; i < all; i++) {
+        if (i < different) {
+            take_submit(input, &spaces[i]);
+        }
+        submits[i] = &spaces[i < different ? i : different - 1].submit;
+    }
+    Commd__Client__SubmitList list = COMMD__CLIENT__SUBMIT_LIST__INIT;
+    list.submits = submits;
+    list.n_submits = all;
+    request->body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST;
+    request->submit_list = &list;
+    send_request(session, input, request, -1);
+}
+
+static void send_record(struct fuzz_session *session, struct fuzz_input *input,
+                        Commd__Client__Request *request)
+{
+    static struct submit_space space;
+    struct fence_space word;
+    Commd__Client__Record record = COMMD__CLIENT__RECORD__INIT;
+    commd__client__submit__init(&space.submit);
+    record.handle = take_small(input, 4);
+    take_fences(input, &space);
+    take_fence(input, &word);
+    record.waits = space.submit.waits;
+    record.n_waits = space.submit.n_waits;
+    record.word = &word.fence;
+    request->body_case = COMMD__CLIENT__REQUEST__BODY_RECORD;
+    request->record = &record;
+    send_request(session, input, request, -1);
+}
+
+static void send_algorithms(struct fuzz_session *session, struct fuzz_input *input,
+                            Commd__Client__Request *request)
+{
+    static const char *const kinds[] = {"", "all_reduce", "broadcast", "all_to_all", "nothing"};
+    static const char *const overrides[] = {"", "all_reduce=ring", "scan=x"};
+    char own[160], own_overrides[160], own_node[160];
+    uint64_t sizes[SIZES_MAX];
+    char *names[] = {(char *)"a", take_name(input, own_node)};
+    Commd__Client__AlgorithmsQuery query = COMMD__CLIENT__ALGORITHMS_QUERY__INIT;
+    query.kind = take_text(input, kinds, sizeof kinds / sizeof *kinds, own);
+    query.overrides = take_text(input, overrides, sizeof overrides / sizeof *overrides, own_overrides);
+    query.n_size_bytes = fuzz_below(input, SIZES_MAX + 1);
+    for (size_t i = 0; i < query.n_size_bytes; i++) {
+        sizes[i] = fuzz_number(input);
+    }
+    query.size_bytes = sizes;
+    query.node_count = take_small(input, 9);
+    query.node_names = names;
+    query.n_node_names = fuzz_below(input, 3);
+    request->body_case = COMMD__CLIENT__REQUEST__BODY_ALGORITHMS;
+    request->algorithms = &query;
+    send_request(session, input, request, -1);
+}
+
+/* Requests of few fields. */
+static void send_small(struct fuzz_session *session, struct fuzz_input *input,
+                       Commd__Client__Request *request, uint32_t kind)
+{
+    char own[160];
+    Commd__Client__MemDeregister deregister = COMMD__CLIENT__MEM_DEREGISTER__INIT;
+    Commd__Client__CommDestroy destroy = COMMD__CLIENT__COMM_DESTROY__INIT;
+    Commd__Client__CommTable table = COMMD__CLIENT__COMM_TABLE__INIT;
+    Commd__Client__Ping ping = COMMD__CLIENT__PING__INIT;
+    request->body_case = (Commd__Client__Request__BodyCase)kind;
+    if (kind == COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER) {
+        deregister.memory = take_small(input, FUZZ_FILES);
+        deregister.if_unused = fuzz_below(input, 2) != 0;
+        request->mem_deregister = &deregister;
+    } else if (kind == COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY) {
+        destroy.handle = take_small(input, 4);
+        request->comm_destroy = &destroy;
+    } else if (kind == COMMD__CLIENT__REQUEST__BODY_COMM_TABLE) {
+        table.handle = take_small(input, 4);
+        table.first_rank = (uint32_t)fuzz_number(input);
+        table.first_node = (uint32_t)fuzz_number(input);
+        request->comm_table = &table;
+    } else {
+        ping.node = take_name(input, own);
+        ping.timeout_ms = (uint32_t)take_timeout_ms(input);
+        request->body_case = COMMD__CLIENT__REQUEST__BODY_PING;
+        request->ping = &ping;
+    }
+    send_request(session, input, request, -1);
+}
+
+/* What commctl asks: the message is empty, or has `after` as its first field. */
+static void send_query(struct fuzz_session *session, struct fuzz_input *input,
+                       Commd__Client__Request *request)
+{
+    Commd__Client__StatusQuery status = COMMD__CLIENT__STATUS_QUERY__INIT;
+    Commd__Client__ConfigQuery config = COMMD__CLIENT__CONFIG_QUERY__INIT;
+    Commd__Client__GpusQuery gpus = COMMD__CLIENT__GPUS_QUERY__INIT;
+    Commd__Client__NodesQuery nodes = COMMD__CLIENT__NODES_QUERY__INIT;
+    Commd__Client__CommsQuery comms = COMMD__CLIENT__COMMS_QUERY__INIT;
+    Commd__Client__ClientsQuery clients = COMMD__CLIENT__CLIENTS_QUERY__INIT;
+    Commd__Client__OpsQuery ops = COMMD__CLIENT__OPS_QUERY__INIT;
+    uint32_t which = fuzz_below(input, 7);
+    nodes.after = comms.after = clients.after = ops.after = fuzz_number(input);
+    switch (which) {
+    case 0:
+        request->body_case = COMMD__CLIENT__REQUEST__BODY_STATUS;
+        request->status = &status;
+        break;
+    case 1:
+        request->body_case = COMMD__CLIENT__REQUEST__BODY_CONFIG;
+        request->config = &config;
+        break;
+    case 2:
+        request->body_case = COMMD__CLIENT__REQUEST__BODY_GPUS;
+        request->gpus = &gpus;
+        break;
+    case 3:
+        request->body_case = COMMD__CLIENT__REQUEST__BODY_NODES;
+        request->nodes = &nodes;
+        break;
+    case 4:
+        request->body_case = COMMD__CLIENT__REQUEST__BODY_COMMS;
+        request->comms = &comms;
+        break;
+    case 5:
+        request->body_case = COMMD__CLIENT__REQUEST__BODY_CLIENTS;
+        request->clients = &clients;
+        break;
+    default:
+        request->body_case = COMMD__CLIENT__REQUEST__BODY_OPS;
+        request->ops = &ops;
+        break;
+    }
+    send_request(session, input, request, -1);
+}
+
+void fuzz_request_send(struct fuzz_session *session, struct fuzz_input *input)
+{
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    uint8_t which = fuzz_u8(input);
+    request.id = which >> 4;
+    session->sent_file = -1;
+    switch (which & 15) {
+    case 0:
+        send_hello(session, input, &request);
+        return;
+    case 1:
+    case 2:
+        send_comm_init(session, input, &request);
+        return;
+    case 3:
+    case 4:
+        send_register(session, input, &request);
+        return;
+    case 5:
+        send_small(session, input, &request, COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER);
+        return;
+    case 6:
+        send_small(session, input, &request, COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY);
+        return;
+    case 7:
+        send_list(session, input, &request);
+        return;
+    case 8:
+        send_record(session, input, &request);
+        return;
+    case 9:
+        send_query(session, input, &request);
+        return;
+    case 10:
+        send_algorithms(session, input, &request);
+        return;
+    case 11:
+        send_small(session, input, &request, COMMD__CLIENT__REQUEST__BODY_COMM_TABLE);
+        return;
+    case 12:
+        send_small(session, input, &request, COMMD__CLIENT__REQUEST__BODY_PING);
+        return;
+    case 13:
+        send_map(session, input, &request);
+        return;
+    default:
+        send_submit(session, input, &request);
+        return;
+    }
+}

@@ -37,6 +37,7 @@ struct fuzz_client {
     bool ended;                                             /* the other side closed it */
     unsigned requests[FUZZ_TICKETS], replies[FUZZ_TICKETS]; /* by id modulo that */
     unsigned submits[FUZZ_TICKETS], completes[FUZZ_TICKETS];
+    bool destroys;   /* a communicator, whose pending operations are not told of any more */
     unsigned not_ok; /* completions and replies that are errors */
     /* Null, or told of each request that went. */
     void (*asked)(void *context, const Commd__Client__Request *request);

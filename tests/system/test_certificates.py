@@ -3,7 +3,7 @@
 import signal
 import unittest
 
-from cluster import Cluster
+from cluster import BUILD, Cluster, run
 from failure_case import FailureCase
 
 SETTINGS = "rails = 3; slice_bytes = 4096; reconnect_max_ms = 500;"
@@ -13,6 +13,16 @@ def reload(cluster, name):
     done = cluster.log(name).count("reload: ")
     cluster.daemons[name].send_signal(signal.SIGHUP)
     cluster.wait(lambda: cluster.log(name).count("reload: ") > done, f"node {name} has reloaded")
+
+
+def pki(cluster, *arguments):
+    run(BUILD / "commctl", "pki", *arguments, "--dir", cluster.folder / "pki")
+
+
+def use_revocation_list(cluster):
+    cluster.settings += f'revocation_list = "{cluster.folder}/pki/ca.crl";'
+    for name in cluster.names:
+        cluster.write_config(name)
 
 
 def names(cluster, name):
@@ -42,6 +52,54 @@ class Certificates(FailureCase):
             reload(cluster, "a")
             cluster.wait_ready()
             self.run_ranks(cluster, "abc", "again")
+
+    def test_a_revoked_node_is_dropped_while_it_works(self):
+        with Cluster("abc", SETTINGS) as cluster:
+            of_three = self.start(cluster, "abc", "of-three", "loop", "seconds=600", "count=50000")
+            of_two = self.start(cluster, "ac", "of-two", "loop", "seconds=600", "count=50000")
+            pki(cluster, "revoke", "b")
+            use_revocation_list(cluster)  # a setting that was empty: no restart is needed
+            for name in "ac":
+                reload(cluster, name)
+            for process in of_three:
+                self.expect(process, "NODE_LOST", "is revoked", within_s=10)
+            for name in "ac":
+                row = next(row for row in cluster.json(name, "nodes")["nodes"] if row["name"] == "b")
+                self.assertNotEqual(row["state"], "up")
+                cluster.wait(lambda name=name: "revoked" in next(row["last_error"] for row in cluster.json(name, "nodes")["nodes"] if row["name"] == "b"),
+                             f"node {name} says why", 5)
+                self.assertIn("the certificate (subject \"CN=b\", name \"b\") is revoked", cluster.log(name))
+            late = self.ranks(cluster, "ab", "late", "once", "timeout_ms=1500")
+            for process in late:
+                self.expect(process, "TIMED_OUT", within_s=10)
+            for process in of_two:
+                self.assertIsNone(process.poll())
+                process.kill()
+            pki(cluster, "renew", "b", "--new-key")  # and it is let in again
+            reload(cluster, "b")
+            cluster.wait_ready()
+            self.run_ranks(cluster, "abc", "again")
+
+    def test_certificates_are_renewed_under_load(self):
+        """New handshakes use them; no operation fails."""
+        with Cluster("ab", SETTINGS) as cluster:
+            use_revocation_list(cluster)
+            ranks = self.start(cluster, "abab", "busy", "loop", "seconds=600", "count=50000")
+            for turn in range(3):
+                for name in "ab":
+                    pki(cluster, "renew", name, *(["--new-key"] if turn else []))
+                    reload(cluster, name)
+                    self.assertIn("reload: done", cluster.log(name).splitlines()[-1])
+                self.run_ranks(cluster, "ab", f"turn-{turn}")
+            cluster.daemons["b"].kill()  # with the last ones
+            cluster.daemons["b"].wait()
+            for process in ranks:
+                self.expect(process, "NODE_LOST" if process in ranks[::2] else "DAEMON_LOST", within_s=10)
+            for name in "ab":
+                self.assertNotIn("certificate", cluster.log(name))
+            cluster.start("b")
+            cluster.wait_ready()
+            self.run_ranks(cluster, "ab", "anew")
 
     def run_ranks(self, cluster, nodes, comm):
         """On all rails."""

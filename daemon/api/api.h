@@ -7,6 +7,7 @@
 
 #include "daemon/base/closer.h"
 #include "daemon/base/loop.h"
+#include "daemon/base/time.h"
 #include "daemon/exec/rails.h"
 #include "daemon/req/req.h"
 
@@ -22,14 +23,15 @@
 struct api;
 
 /* What users hold is bounded by daemon/base/budget.h; the rest here. */
-#define API_SESSIONS_MAX 4096          /* of clients; beyond: accepted, told LIMIT, closed */
-#define API_ADMIN_SESSIONS_MAX 64      /* on the administrators' socket; beyond: likewise */
+#define API_HELLO_WAIT_NS (5 * TIME_S) /* from a client's connection to its Hello; beyond: it is closed */
+#define API_ADMIN_SESSIONS_MAX 64 /* on the administrators' socket; beyond: accepted, told LIMIT, closed */
 #define API_ADMIN_SESSIONS_OF_ROOT 16  /* of them, for root and commd's own user alone */
 #define API_SESSION_COMMS_MAX 1024     /* communicators (ranks) of one client; beyond: LIMIT */
 #define API_SESSION_MEMORIES_MAX 16384 /* registered memories of one client; beyond: LIMIT */
 #define API_SESSION_RESERVED_SHARE 2   /* memories of one client, times a GPU's memory; beyond: LIMIT */
 #define API_SESSION_PACKETS_MAX 65536  /* packets that wait for a client to read; beyond: it is dropped */
 #define API_SESSION_PAUSE_PACKETS 256  /* from here on, no more requests of it are read */
+#define API_SESSION_PAUSE_BYTES 131072 /* and from here on */
 #define API_ACCEPTS_PER_WAKE 16        /* then the others get their turn */
 #define API_DISCARDS_MAX 64            /* packets of a client that is refused, which it had sent by then */
 

@@ -18,6 +18,8 @@
 /* Of a client that is gone: what can have been in its ring. */
 #define RING_LAST_PACKETS_MAX (CLIENT_RING_BYTES / RING_ALIGN_BYTES)
 
+#define RINGS_FDS 5 /* the memory, and both ends of two pipes */
+
 static size_t rings_bytes(void)
 {
     return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
@@ -79,6 +81,20 @@ static enum status rings_map(struct api_rings *rings, struct error *error)
     return STATUS_OK;
 }
 
+static enum status rings_charge(struct api_session *session, struct error *error)
+{
+    enum status status = budget_charge(session->account, BUDGET_RINGS, rings_bytes(), error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = budget_charge(session->account, BUDGET_DESCRIPTORS, RINGS_FDS, error);
+    if (status != STATUS_OK) {
+        budget_release(session->account, BUDGET_RINGS, rings_bytes());
+    }
+    session->rings->charged = status == STATUS_OK;
+    return status;
+}
+
 enum status api_rings_new(struct api_session *session, struct error *error)
 {
     struct api_rings *rings = calloc(1, sizeof *rings);
@@ -87,9 +103,10 @@ enum status api_rings_new(struct api_session *session, struct error *error)
     }
     rings->memory_fd = -1;
     rings->bell[0] = rings->bell[1] = rings->client_bell[0] = rings->client_bell[1] = -1;
-    enum status status = STATUS_OK;
-    if (pipe2(rings->bell, O_CLOEXEC | O_NONBLOCK) != 0 ||
-        pipe2(rings->client_bell, O_CLOEXEC | O_NONBLOCK) != 0) {
+    session->rings = rings;
+    enum status status = rings_charge(session, error);
+    if (status == STATUS_OK && (pipe2(rings->bell, O_CLOEXEC | O_NONBLOCK) != 0 ||
+                                pipe2(rings->client_bell, O_CLOEXEC | O_NONBLOCK) != 0)) {
         status = error_set_errno(error, errno, "pipe");
     }
     if (status == STATUS_OK) {
@@ -99,7 +116,6 @@ enum status api_rings_new(struct api_session *session, struct error *error)
         status = loop_watch_new(session->api->loop, rings->bell[0], LOOP_READ, on_bell, session,
                                 &rings->bell_watch, error);
     }
-    session->rings = rings;
     if (status != STATUS_OK) {
         api_rings_free(session);
         return status;
@@ -128,6 +144,10 @@ void api_rings_free(struct api_session *session)
         if (fds[i] >= 0) {
             (void)close(fds[i]);
         }
+    }
+    if (rings->charged) {
+        budget_release(session->account, BUDGET_RINGS, rings_bytes());
+        budget_release(session->account, BUDGET_DESCRIPTORS, RINGS_FDS);
     }
     free(rings);
     session->rings = NULL;
@@ -203,6 +223,7 @@ bool api_rings_take(struct api_session *session, uint64_t now_ns)
 bool api_poll(struct api *api, uint64_t now_ns)
 {
     struct api_session *session, *next;
+    api->now_ns = now_ns;
     api_accept_again(api);
     DL_FOREACH_SAFE2(api->awake, session, next, awake_next)
     {

@@ -9,7 +9,7 @@
 
 #include "daemon/api/session.h"
 
-_Static_assert(API_SESSIONS_MAX <= CLOSER_SESSIONS_MAX, "every client's socket finds a place");
+_Static_assert(BUDGET_SESSIONS_MAX <= CLOSER_SESSIONS_MAX, "every session's socket finds a place");
 
 #define PEER_GROUPS_MAX 1024 /* supplementary groups of an administrator that are looked at */
 
@@ -65,11 +65,7 @@ static enum status server_admit(const struct api_listener *listener, int fd, str
     if (listener->role == API_ROLE_ADMIN) {
         return server_admit_admin(listener, fd, error);
     }
-    if (listener->session_count >= API_SESSIONS_MAX) {
-        return error_set(error, STATUS_LIMIT, "%d processes are connected, which is the limit",
-                         API_SESSIONS_MAX);
-    }
-    return STATUS_OK;
+    return STATUS_OK; /* each is charged to its user */
 }
 
 static void listener_watch(struct api_listener *listener)
@@ -282,6 +278,9 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         status = server_find_admins(api, options, error);
     }
     if (status == STATUS_OK) {
+        status = loop_timer_new(loop, api_greetings_due, api, &api->greetings, error);
+    }
+    if (status == STATUS_OK) {
         status = server_listen(api, options, API_ROLE_CLIENT, error);
     }
     if (status == STATUS_OK && options->admin_socket_path != NULL) {
@@ -306,6 +305,7 @@ void api_free(struct api *api)
     HASH_ITER (hh, api->sessions, session, next) {
         api_session_free(session, loop_now_ns());
     }
+    loop_timer_free(api->greetings);
     for (unsigned role = 0; role < API_ROLE_COUNT; role++) {
         struct api_listener *listener = &api->listeners[role];
         loop_watch_free(listener->watch);

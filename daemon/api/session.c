@@ -15,7 +15,8 @@ void api_session_break(struct api_session *session)
 
 bool api_session_reads(const struct api_session *session)
 {
-    return !session->closing && !session->broken && session->out_count < API_SESSION_PAUSE_PACKETS;
+    return !session->closing && !session->broken && session->out_count < API_SESSION_PAUSE_PACKETS &&
+           session->out_bytes < API_SESSION_PAUSE_BYTES;
 }
 
 static bool packet_takes_ring(const struct api_session *session, const struct api_packet *packet)
@@ -111,6 +112,18 @@ static bool session_send_packet(struct api_session *session, const struct api_pa
     return false;
 }
 
+/* Of a client that does not read. */
+static void session_drop_slow(struct api_session *session)
+{
+    uint64_t suppressed;
+    if (!session->broken && budget_may_log(session->account, session->api->now_ns, &suppressed)) {
+        log_warning("client %d (%s), uid %u: dropped, it reads none of its %u answers (%llu bytes)",
+                    (int)session->client.pid, session->program, (unsigned)session->client.uid,
+                    session->out_count, (unsigned long long)session->out_bytes);
+    }
+    api_session_break(session);
+}
+
 void api_session_flush(struct api_session *session)
 {
     while (session->out_first != NULL && !session->broken) {
@@ -123,7 +136,11 @@ void api_session_flush(struct api_session *session)
             session->out_last = &session->out_first;
         }
         session->out_count--;
+        session->out_bytes -= sizeof *packet + packet->size_bytes;
         free(packet);
+    }
+    if (!api_session_charge_queued(session)) {
+        session_drop_slow(session);
     }
     api_session_watch(session);
     if (session->closing && session->out_first == NULL) {
@@ -139,9 +156,7 @@ void api_session_send(struct api_session *session, const Commd__Client__Event *e
     size_t size_bytes = commd__client__event__get_packed_size(event);
     struct api_packet *packet = NULL;
     if (session->out_count >= API_SESSION_PACKETS_MAX) {
-        log_warning("client %d (%s): dropped, it reads none of its %u answers", (int)session->client.pid,
-                    session->program, session->out_count);
-        api_session_break(session);
+        session_drop_slow(session);
         return;
     }
     if (size_bytes > CLIENT_PACKET_MAX_BYTES || (packet = malloc(sizeof *packet + size_bytes)) == NULL) {
@@ -157,6 +172,7 @@ void api_session_send(struct api_session *session, const Commd__Client__Event *e
     *session->out_last = packet;
     session->out_last = &packet->next;
     session->out_count++;
+    session->out_bytes += sizeof *packet + packet->size_bytes;
     api_session_flush(session);
 }
 
@@ -282,6 +298,7 @@ static void session_hello(struct api_session *session, uint64_t request_id, cons
         return;
     }
     session->greeted = true;
+    api_session_heard(session);
     api_pass_fds(session->fd, session->role == API_ROLE_CLIENT);
     snprintf(session->program, sizeof session->program, "%s", hello->program);
     for (char *byte = session->program; *byte != '\0'; byte++) {
@@ -558,18 +575,18 @@ enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_
     session->turn.function = api_session_turn;
     session->turn.context = session;
     snprintf(session->program, sizeof session->program, "?");
-    /* Administration has turns of its own, whatever clients of root do. */
-    const char *group = role == API_ROLE_ADMIN ? "administration" : NULL;
-    enum status status = budget_open(api->budget, credentials.uid, group, &session->account, error);
-    if (status == STATUS_OK) {
-        status = loop_watch_new(api->loop, fd, LOOP_READ, session_ready, session, &session->watch, error);
-    }
+    enum status status = api_session_charge(session, error);
     if (status != STATUS_OK) {
-        budget_close(session->account);
         free(session);
         return status;
     }
-    session->turn.line = budget_line(session->account);
+    api_session_await_hello(session);
+    status = loop_watch_new(api->loop, fd, LOOP_READ, session_ready, session, &session->watch, error);
+    if (status != STATUS_OK) {
+        api_session_discharge(session);
+        free(session);
+        return status;
+    }
     session->id = ++api->last_session_id;
     HASH_ADD(hh, api->sessions, id, sizeof session->id, session);
     api->listeners[role].session_count++;

@@ -44,6 +44,7 @@ struct api_memory {
 struct api_rings {
     unsigned char *memory;
     int memory_fd;
+    bool charged;
     /*
      * Pipes: what we use is a description of its own, whose flags no client can change. The ends that clients
      * get are kept open here too, so that theirs may go without a sign.
@@ -105,6 +106,11 @@ struct api_session {
     struct api_packet *out_first;
     struct api_packet **out_last;
     uint32_t out_count;
+    uint64_t out_bytes;         /* of these */
+    uint64_t out_charged_bytes; /* to the account */
+    bool charged;               /* its place is the account's; administrators' are not */
+    bool unheard;               /* no Hello yet */
+    struct api_session *unheard_prev, *unheard_next;
     bool offers_rings; /* the next packet takes their descriptors along */
     unsigned watched;  /* events of the watch */
     bool readable;     /* something may be on the socket */
@@ -147,10 +153,13 @@ struct api {
     void (*visit_settings)(void *context, api_setting_function *visit, void *visit_context);
     void *settings_context;
     struct api_session *sessions; /* by id */
+    struct api_session *unheard;  /* that have not said Hello, oldest first */
+    struct loop_timer *greetings; /* when the first of these is due */
     struct turns turns;           /* whose sessions have work */
     struct api_session *awake;    /* whose rings are polled */
     struct api_session *bells;    /* whose doorbell is to be rung */
     uint64_t last_session_id;
+    uint64_t now_ns; /* of the last api_poll: for what tells no time */
     uint64_t ops_completed;
     uint64_t ops_failed;
 };
@@ -238,6 +247,17 @@ void api_session_reply_done(struct api_session *session, uint64_t request_id);
 void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error);
 /* After the reply that says why: the session ends once that is sent. One log line. */
 void api_session_end(struct api_session *session, const char *why);
+
+/* session_budget.c */
+/* Opens the account, and charges the session's place to it. LIMIT, NO_MEMORY. */
+enum status api_session_charge(struct api_session *session, struct error *error) COMM_MUST_USE;
+void api_session_discharge(struct api_session *session);
+/* What waits now is charged. False: it is too much. */
+bool api_session_charge_queued(struct api_session *session);
+void api_session_await_hello(struct api_session *session);
+void api_session_heard(struct api_session *session);
+/* Ends the sessions that have not said Hello in time: a loop_timer_function of the api. */
+void api_greetings_due(void *context, uint64_t now_ns);
 
 /* session_turn.c */
 #define API_LIST_PIECE 8      /* submits of a list, in a turn */

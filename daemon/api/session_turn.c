@@ -168,7 +168,7 @@ static enum turn_result release_turn(struct api_session *session, uint64_t now_n
     }
     HASH_DEL(session->api->sessions, session);
     session->api->listeners[session->role].session_count--;
-    budget_close(session->account);
+    api_session_discharge(session);
     free(session);
     return TURN_DONE;
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <uthash.h>
 #include <utlist.h>
@@ -84,6 +85,21 @@ static uint64_t memories_max(void)
     return most > BUDGET_MEMORIES_MAX ? most : BUDGET_MEMORIES_MAX;
 }
 
+static uint64_t descriptors_max(void)
+{
+    struct rlimit limit = {.rlim_cur = RLIM_INFINITY};
+    (void)getrlimit(RLIMIT_NOFILE, &limit);
+    uint64_t most = limit.rlim_cur / 4 * 3; /* commd itself needs some, too */
+    return most < BUDGET_DESCRIPTORS_MAX ? most : BUDGET_DESCRIPTORS_MAX;
+}
+
+static uint64_t kind_max(enum budget_kind kind)
+{
+    return kind == BUDGET_MEMORIES      ? memories_max()
+           : kind == BUDGET_DESCRIPTORS ? descriptors_max()
+                                        : kinds[kind].all;
+}
+
 enum status budget_new(const uint64_t all[BUDGET_KINDS], struct budget **out, struct error *error)
 {
     struct budget *budget = calloc(1, sizeof *budget);
@@ -92,7 +108,7 @@ enum status budget_new(const uint64_t all[BUDGET_KINDS], struct budget **out, st
     }
     budget->owned = true;
     for (int kind = 0; kind < BUDGET_KINDS; kind++) {
-        uint64_t most = all != NULL ? all[kind] : kind == BUDGET_MEMORIES ? memories_max() : kinds[kind].all;
+        uint64_t most = all != NULL ? all[kind] : kind_max((enum budget_kind)kind);
         budget->all[kind] = most;
         budget->minimum[kind] = most / BUDGET_MINIMUM_PARTS;
         budget->pool[kind] = most - budget->minimum[kind] * BUDGET_PLACES;

@@ -36,10 +36,13 @@ struct budget_account;
 #define BUDGET_ADDRESSES_MAX_BYTES (UINT64_C(1) << 46) /* of the 2^47 that a process has */
 /* Or three quarters of vm.max_map_count, which is 65,530 where nobody changed it, if that is more. */
 #define BUDGET_MEMORIES_MAX 49152u
+#define BUDGET_SESSIONS_MAX 4096
+#define BUDGET_DESCRIPTORS_MAX 49152u /* or three quarters of RLIMIT_NOFILE, if that is less */
 
 /* NAME, key in commd.conf, words for people, all, a user's ceiling where commd.conf says none. */
 #define BUDGET_KIND_LIST(X)                                                                                  \
-    X(SESSIONS, "sessions", "sessions", 4096, 4096)                                                          \
+    X(SESSIONS, "sessions", "sessions", BUDGET_SESSIONS_MAX, BUDGET_SESSIONS_MAX)                            \
+    X(GREETINGS, "greetings", "connections that have not said Hello", 2048, 1024)                            \
     X(COMMUNICATORS, "communicators", "ranks of communicators", 8192, 8192)                                  \
     X(OPERATIONS, "operation_bytes", "bytes for operations, messages and records", 192u << 20, 128u << 20)   \
     X(QUEUED, "queued_bytes", "bytes of replies that wait to be read", 64u << 20, 32u << 20)                 \
@@ -50,7 +53,7 @@ struct budget_account;
     X(CHUNKS, "gpu_chunks", "parts of virtual memory on GPUs", 1u << 18, 1u << 18)                           \
     X(PINNED, "pinned_bytes", "bytes of pinned memory", BUDGET_ADDRESSES_MAX_BYTES,                          \
       BUDGET_ADDRESSES_MAX_BYTES)                                                                            \
-    X(DESCRIPTORS, "descriptors", "file descriptors", 32768, 32768)
+    X(DESCRIPTORS, "descriptors", "file descriptors", BUDGET_DESCRIPTORS_MAX, BUDGET_DESCRIPTORS_MAX)
 
 enum budget_kind {
 #define BUDGET_KIND_NAME(name, key, text, all, user) BUDGET_##name,

@@ -23,16 +23,25 @@ static void expect_refused(struct node *node, const struct api_options *options,
     assert_contains(error.text, text);
 }
 
+/* A user has many sessions, and not all; who comes beyond is told which limit it is. */
 static void test_sessions_max(void **state)
 {
     (void)state;
-    allow_fds(2 * API_SESSIONS_MAX + 256);
+    allow_fds(2 * BUDGET_SESSIONS_MAX + 256);
     struct node *node = node_new();
-    static struct client clients[API_SESSIONS_MAX];
-    for (unsigned i = 0; i < API_SESSIONS_MAX; i++) {
-        clients[i] = client_new(node);
+    static struct client clients[BUDGET_SESSIONS_MAX];
+    unsigned most = 0;
+    for (; most < BUDGET_SESSIONS_MAX && node->warnings == 0; most++) {
+        clients[most] = client_connect(node);
+        if (node->warnings == 0) {
+            uint64_t id = client_send_hello(&clients[most], CLIENT_PROTOCOL_VERSION, "test");
+            event_free(client_expect_reply(&clients[most], id, COMMD__CLIENT__REPLY__BODY_HELLO));
+        }
     }
-    assert_int_equal(sessions(node), API_SESSIONS_MAX);
+    most--; /* that one was refused */
+    close(clients[most].fd);
+    assert_in_range(most, BUDGET_SESSIONS_MAX * 85 / 100, BUDGET_SESSIONS_MAX * 95 / 100);
+    assert_int_equal(sessions(node), most);
     unsigned fds = count_fds();
     /* One more is told why: whether it has said Hello by then or not. */
     for (unsigned talks = 0; talks < 2; talks++) {
@@ -40,15 +49,15 @@ static void test_sessions_max(void **state)
         if (talks == 1) {
             client_send_hello(&over, CLIENT_PROTOCOL_VERSION, "over");
         }
-        client_expect_error(&over, 0, STATUS_LIMIT, "4096 processes are connected, which is the limit");
+        client_expect_error(&over, 0, STATUS_LIMIT, "1 more sessions: user");
         client_expect_closed(&over);
         close(over.fd);
-        assert_int_equal(sessions(node), API_SESSIONS_MAX);
+        assert_int_equal(sessions(node), most);
         assert_int_equal(count_fds(), fds);
-        assert_contains(node->last_warning, "4096 processes are connected");
+        assert_contains(node->last_warning, "more sessions: user");
     }
     client_check(&clients[0]);
-    client_check(&clients[API_SESSIONS_MAX - 1]);
+    client_check(&clients[most - 1]);
     /* Administrators have places of their own. */
     struct client admin = admin_new(node);
     client_check(&admin);
@@ -56,12 +65,45 @@ static void test_sessions_max(void **state)
     /* Room is made by whoever goes. */
     client_free(&clients[1234]);
     clients[1234] = client_new(node);
-    for (unsigned i = 0; i < API_SESSIONS_MAX; i++) {
+    for (unsigned i = 0; i < most; i++) {
         close(clients[i].fd);
     }
     node_turns(node, 100);
     assert_int_equal(sessions(node), 0);
-    assert_int_equal(count_fds(), fds - 2 * API_SESSIONS_MAX);
+    assert_int_equal(count_fds(), fds - 2 * most);
+    node_free(node);
+}
+
+/* Who says nothing goes after a while; who has said Hello stays. */
+static void test_silent_connections(void **state)
+{
+    (void)state;
+    enum { SILENT = 5 };
+    struct node *node = node_new();
+    struct client silent[SILENT], client = client_new(node);
+    struct budget_info info;
+    for (unsigned i = 0; i < SILENT; i++) {
+        silent[i] = client_connect(node);
+    }
+    assert_int_equal(sessions(node), SILENT + 1);
+    budget_account_info(node->api->sessions->account, &info);
+    assert_int_equal(info.used[BUDGET_GREETINGS], SILENT);
+    assert_int_equal(info.used[BUDGET_SESSIONS], SILENT + 1);
+    api_greetings_due(node->api, loop_now_ns());
+    node_turns(node, 3);
+    assert_int_equal(sessions(node), SILENT + 1);
+    api_greetings_due(node->api, loop_now_ns() + API_HELLO_WAIT_NS);
+    node_turns(node, 3 * SILENT);
+    assert_int_equal(sessions(node), 1);
+    for (unsigned i = 0; i < SILENT; i++) {
+        client_expect_error(&silent[i], 0, STATUS_TIMED_OUT, "no Hello within 5 s");
+        close(silent[i].fd);
+    }
+    budget_account_info(node->api->sessions->account, &info);
+    assert_int_equal(info.used[BUDGET_GREETINGS], 0);
+    assert_int_equal(info.used[BUDGET_SESSIONS], 1);
+    client_check(&client);
+    client_free(&client);
     node_free(node);
 }
 
@@ -211,9 +253,10 @@ static void test_freed_with_sessions(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sessions_max),  cmocka_unit_test(test_socket_file),
-        cmocka_unit_test(test_paths_refused), cmocka_unit_test(test_passed_socket),
-        cmocka_unit_test(test_drain),         cmocka_unit_test(test_freed_with_sessions),
+        cmocka_unit_test(test_sessions_max),        cmocka_unit_test(test_silent_connections),
+        cmocka_unit_test(test_socket_file),         cmocka_unit_test(test_paths_refused),
+        cmocka_unit_test(test_passed_socket),       cmocka_unit_test(test_drain),
+        cmocka_unit_test(test_freed_with_sessions),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

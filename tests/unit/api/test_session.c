@@ -436,7 +436,7 @@ static void test_slow_reader_is_dropped(void **state)
     }
     client_check(&slow); /* all of them are in */
     unsigned warnings = node->warnings;
-    node->awaited_warning = "dropped, it reads none of its 65536 answers";
+    node->awaited_warning = "dropped, it reads none of its ";
     client_free(&other);
     for (unsigned i = 0; i < 100000 && sessions(node) > 1; i++) {
         node_turn(node);

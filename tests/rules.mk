@@ -19,7 +19,8 @@ DOUBLE_OBJECTS := $(call objects_of,$(wildcard tests/cuda_double/*.c))
 CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
 NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
 TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS)
-TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS)
+HOSTILE_COMMD := $(BUILD)/tests/attacks/hostile_commd
+TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
@@ -39,6 +40,10 @@ $(BUILD)/tests/system/surface: $(SURFACE_PARTS)
 $(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 $(GPU_PROGRAMS): %: %.o $(GPU_SUPPORT) $(TEST_ARCHIVES)
+	$(link)
+# All of commd, with what lies between it and its network.
+$(HOSTILE_COMMD): EXTRA_LIBS = -Wl,--wrap=net_stream_send,--wrap=net_stream_reset,--wrap=frame_decoder_next $(COMMD_LIBS)
+$(HOSTILE_COMMD): $(HOSTILE_COMMD).o $(BUILD)/daemon/commd.o $(BUILD)/libcommd.a
 	$(link)
 $(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
@@ -78,7 +83,7 @@ run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_
     $(fixed_addresses) python3 tests/lib/run-tests.py
 MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS)
 
-tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(INTERFACES_CHECKED)
+tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(INTERFACES_CHECKED)
 $(UNIT_TESTS) $(SIM_TESTS) $(SYSTEM_PROGRAMS): | $(NCCL_DOUBLE)
 test: all tests ## run every test; the last line counts them
 	@$(run_tests) $(MEMORY_TESTS) $(SYSTEM_TESTS)
@@ -88,10 +93,10 @@ test-sim: $(SIM_TESTS) ## run whole clusters in memory
 	@$(run_tests) $^
 check-sim: $(BUILD)/tests/sim/test_property ## draw 100,000 operations at random and run them in memory (minutes)
 	@export COMMD_CASES=$${COMMD_CASES:-100000} COMMD_TEST_TIMEOUT_S=7200; $(run_tests) $<
-test-system: all $(SYSTEM_PROGRAMS) $(NCCL_DOUBLE) ## run real daemons and clients
+test-system: all $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(NCCL_DOUBLE) ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
 ONLY ?=
-check-attacks: all $(SYSTEM_PROGRAMS) ## attack real daemons beside a pair of ranks and hold commd to the bars (10 minutes; ONLY=name,...)
+check-attacks: all $(HOSTILE_COMMD) ## attack real daemons beside a pair of ranks and hold commd to the bars (10 minutes; ONLY=name,...)
 	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/attacks/check_attacks.py --out $(BUILD)/attacks.json $(if $(ONLY),--only $(ONLY))
 test-memory: $(MEMORY_TESTS)
 	@$(run_tests) $^

@@ -14,6 +14,7 @@ from failure_case import read_until  # noqa: E402
 from pair import Samples  # noqa: E402
 
 FOLDER = pathlib.Path(__file__).resolve().parent
+HOSTILE = "c"  # the node that lies, where there is one
 ATTACKER, PAIR, NEWCOMER = 40001, 40101, 40201  # users; nothing of them is needed but their number
 END_S = 30
 LOOK_S = 0.2
@@ -86,6 +87,10 @@ class Arena:
         options = {} if build is None else {"build": build}
         self.cluster = Cluster(nodes, 'log_level = "warning";\n' + settings, start=False, **options)
         self.pair, self.runs = [], 0
+        self.lies = self.cluster.folder / "lies"
+        if HOSTILE in self.cluster.names:
+            self.cluster.programs[HOSTILE] = self.cluster.build / "tests/attacks/hostile_commd"
+            self.cluster.daemon_environment["COMMD_HOSTILE"] = str(self.lies)
         try:
             self.cluster.folder.chmod(0o755)
             for node in self.cluster.names:
@@ -139,7 +144,12 @@ class Arena:
 
     def restore(self):
         """Daemons that died are started again, and a pair works."""
+        if HOSTILE in self.cluster.names:
+            self.lies.write_text("")
         for node, daemon in list(self.cluster.daemons.items()):
+            if node == HOSTILE and (self.runs or daemon.poll() is not None):
+                daemon.kill()
+                daemon.wait()
             if daemon.poll() is not None:
                 self.cluster.start(node)
         self.cluster.wait_ready()
@@ -199,7 +209,7 @@ class Arena:
         while self.samples.count() < count + 3 and time.monotonic() < end_s and all(process.poll() is None for process in self.pair):
             time.sleep(0.01)
         lost = [f"commd on {node} ended with {daemon.returncode}: {self.cluster.log(node)[-400:]}"
-                for node, daemon in self.cluster.daemons.items() if daemon.poll() is not None]
+                for node, daemon in self.cluster.daemons.items() if daemon.poll() is not None and node != HOSTILE]
         if self.samples.count() < count + 3:
             lost.append("the pair: " + self.end_pair())
         outcome.lost = "; ".join(lost)
@@ -207,6 +217,18 @@ class Arena:
     def local(self, name, processes):
         """An attack of this folder's modules on node a, by as many processes."""
         return lambda seconds: [self.program("local_attack.py", self.cluster.socket("a"), ATTACKER, name, seconds, index) for index in range(processes)]
+
+    def node(self, lie, kind, nodes="a" + HOSTILE):
+        """Node c lies, while a job of a user's on these nodes goes on."""
+        def start(seconds):
+            self.lies.write_text(lie)
+            return [self.program("job.py", self.cluster.socket(node), ATTACKER, rank, seconds, kind) for rank, node in enumerate(nodes)]
+        return start
+
+    def known_of_hostile(self):
+        """What node a says of node c, and its log."""
+        rows = self.cluster.json("a", "nodes")["nodes"]
+        return "\n".join([row["last_error"] for row in rows if row["name"] == HOSTILE] + [self.cluster.log("a")])
 
     def burners(self, processes):
         """As many that only use processor time: what any attack costs on a machine that is shared."""

@@ -1,16 +1,73 @@
 """The attacks: what each is to show, and how it is run."""
-import collections
+import re
 
-# name: module.function; processes: at once, of one user; expects: what the attacker is told (one of these; none: nothing needs to be refused);
-# quick: `make test` runs it for QUICK_S; freeze: node b stands still meanwhile for 1.5 s.
-Local = collections.namedtuple("Local", "name processes expects quick freeze", defaults=((), True, False))
-
-QUICK_S = 1.5
+QUICK_S = 1.2  # in `make test`
 FULL_S = 5
+
+
+def common_faults(outcome):
+    found = [outcome.lost] if outcome.lost else []
+    if outcome.newcomer_failure:
+        found.append(f"a newcomer: {outcome.newcomer_failure}")
+    if outcome.errors:
+        found.append(f"the attack itself: {outcome.errors[0][-300:]}")
+    return found
+
+
+class Local:
+    """name: module.function; processes: at once, of one user on node a; expects: what the attacker is told (one of these; none: nothing needs to be
+    refused); quick: `make test` runs it; freeze: node b stands still meanwhile for 1.5 s."""
+
+    nodes = "ab"
+
+    def __init__(self, name, processes, expects=(), quick=True, freeze=False):
+        self.title, self.processes, self.expects, self.quick, self.freeze = name, processes, expects, quick, freeze
+
+    def run(self, arena, seconds):
+        return arena.run(arena.local(self.title, self.processes), seconds, self.freeze)
+
+    def run_control(self, arena, seconds):
+        """As many processes that only use processor time."""
+        return arena.run(arena.burners(self.processes), seconds, self.freeze)
+
+    def faults(self, arena, outcome):
+        found = common_faults(outcome)
+        if self.expects and not set(self.expects) & set(outcome.counts):
+            found.append(f"the attacker was told {outcome.counts or 'nothing'}, not {' or '.join(self.expects)}")
+        return found
+
+
+class Node:
+    """lie: of node c (hostile_commd.c); kind: of the job meanwhile (job.py); says: what node a then says of node c, or the job is told; job: the
+    nodes of its two ranks: where c has no part in it, it loses nothing."""
+
+    nodes = "abc"
+    processes = 2
+
+    def __init__(self, lie, kind, says="", quick=False, job="ac"):
+        self.title = f"node.{lie}" + ("" if "c" in job else "_of_others")
+        self.lie, self.kind, self.says, self.quick, self.job = lie, kind, says, quick, job
+
+    def run(self, arena, seconds):
+        return arena.run(arena.node(self.lie, self.kind, self.job), seconds)
+
+    def run_control(self, arena, seconds):
+        """The same job, of a node that does not lie."""
+        return arena.run(arena.node("", self.kind, self.job), seconds)
+
+    def faults(self, arena, outcome):
+        found = common_faults(outcome)
+        if "c" not in self.job and outcome.counts:
+            found.append(f"a job of others was told {outcome.texts}")
+        said = "" if outcome.lost else "\n".join([arena.known_of_hostile(), *outcome.counts, *outcome.texts.values()])
+        if not outcome.lost and not re.search(self.says, said):
+            found.append(f"nobody says \"{self.says}\": {said[-1000:]}")
+        return found
+
 
 LOCAL = [
     Local("sessions.without_hello", 1, ("LIMIT", "TIMED_OUT"), False),
-    Local("sessions.with_hello", 1, ("LIMIT",)),
+    Local("sessions.with_hello", 1, ("LIMIT",), False),
     Local("sessions.unread", 1, ("LIMIT",), False),
     Local("sessions.queries", 2),
     Local("sessions.churn", 2),
@@ -31,3 +88,45 @@ LOCAL = [
     Local("operations.foreign_ids", 1, ("NOT_FOUND",)),
     Local("operations.stopped", 2),
 ]
+
+NODE = [
+    Node("data_magic", "reduce", "malformed: magic", True),
+    Node("data_version", "reduce", "malformed: version"),
+    Node("data_kind", "reduce", "malformed: kind"),
+    Node("data_dtype", "reduce", "malformed: dtype"),
+    Node("data_reduce", "reduce", "malformed: reduce"),
+    Node("data_payload_giant", "reduce", "malformed: payload_bytes"),
+    Node("data_comm", "reduce", "TIMED_OUT"),
+    Node("data_seq", "reduce", "TIMED_OUT"),
+    Node("data_round", "reduce", "TIMED_OUT"),
+    Node("data_slice", "reduce", "PROTOCOL"),
+    Node("data_payload_more", "reduce", "PROTOCOL", True),
+    Node("data_payload_less", "reduce", "PROTOCOL"),
+    Node("data_count", "reduce", "MISMATCH"),
+    Node("data_algorithm", "reduce", "MISMATCH"),
+    Node("data_terms", "reduce", "MISMATCH"),
+    Node("message_magic", "messages", "malformed: magic"),
+    Node("message_kind", "messages", "malformed: kind"),
+    Node("message_giant", "messages", "malformed: payload_bytes"),
+    Node("message_zero", "messages", "malformed: reserved"),
+    Node("message_comm", "messages", "TIMED_OUT"),
+    Node("message_id", "messages", "message that was not sent"),
+    Node("message_source", "messages", "ranks that are elsewhere", True),
+    Node("message_to", "messages", "ranks that are elsewhere"),
+    Node("second_stream", "reduce", "second stream", True),
+    Node("control_length", "reduce", "0 bytes or more than the maximum", True),
+    Node("control_zero", "reduce", "0 bytes or more than the maximum"),
+    Node("control_garbage", "reduce", "cannot be understood", True),
+    Node("second_control", "reduce", "second control stream"),
+    Node("hello_again", "reduce", ""),
+    Node("echo_flood", "reduce", "", True),
+    Node("announce_flood", "reduce", "", True),
+    Node("stream_flood", "reduce", "", True),
+    Node("stream_garbage", "reduce", "malformed"),
+    Node("dispute_forming", "form", "", True),
+    Node("verdict_false", "form", ""),
+    Node("refuse_all", "form", ""),
+    Node("refuse_all", "form", "", False, "ab"),
+]
+
+ALL = LOCAL + NODE

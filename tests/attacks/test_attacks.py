@@ -10,26 +10,39 @@ import registry
 from arena import Arena
 from cluster import namespaces_work
 
+WHY_NOT = None if os.geteuid() == 0 and namespaces_work() else "needs root, for users and network namespaces"
 
-@unittest.skipUnless(os.geteuid() == 0 and namespaces_work(), "needs root, for users and network namespaces")
+
 class Attacks(unittest.TestCase):
+    nodes = "ab"
+
     @classmethod
     def setUpClass(cls):
-        cls.arena = Arena()
+        cls.arena = Arena(cls.nodes)
         cls.addClassCleanup(cls.arena.__exit__)
 
-    def attack(self, attack):
-        outcome = self.arena.run(self.arena.local(attack.name, attack.processes), registry.QUICK_S, attack.freeze)
-        self.assertEqual(outcome.lost, "")
-        self.assertEqual(outcome.newcomer_failure, "")
-        self.assertEqual(outcome.errors, [], "the attack itself")
-        if attack.expects:
-            self.assertTrue(set(attack.expects) & set(outcome.counts), f"the attacker was told {outcome.counts} {outcome.texts}")
+    def check(self, attack):
+        outcome = attack.run(self.arena, registry.QUICK_S)
+        self.assertEqual(attack.faults(self.arena, outcome), [])
 
 
-for each in registry.LOCAL:
-    if each.quick:
-        setattr(Attacks, "test_" + each.name.replace(".", "_"), lambda self, attack=each: self.attack(attack))
+@unittest.skipIf(WHY_NOT, WHY_NOT)
+class Local(Attacks):
+    """Of users of node a."""
+
+
+@unittest.skipIf(WHY_NOT, WHY_NOT)
+class Node(Attacks):
+    """Of node c, which holds a certificate."""
+
+    nodes = "abc"
+
+
+for case, attacks in ((Local, registry.LOCAL), (Node, registry.NODE)):
+    for each in attacks:
+        if each.quick:
+            setattr(case, "test_" + each.title.replace(".", "_"), lambda self, attack=each: self.check(attack))
+del Attacks, case  # the loader would run what they name, too
 
 
 if __name__ == "__main__":

@@ -72,6 +72,7 @@ class Cluster:
         self._need_doubles(client_environment, daemon_environment)
         self.gpus = gpus
         self.build = build
+        self.programs = {}  # of a node: another one than commd
         self.client_environment = client_environment or {}
         self.daemon_environment = daemon_environment or {}
         self.relays = relays or {}
@@ -187,7 +188,7 @@ class Cluster:
     def start(self, name, *options, environment=None):
         self._need_doubles(environment)
         log = open(self.folder / f"{name}.log", "ab")
-        process = subprocess.Popen(self.in_node(name, *self.daemon_command, self.build / "commd", "--config", self.config_path(name), *options),
+        process = subprocess.Popen(self.in_node(name, *self.daemon_command, self.programs.get(name, self.build / "commd"), "--config", self.config_path(name), *options),
                                    stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=dict(self.environment(name), **self.daemon_environment, **(environment or {})))
         log.close()
         self.daemons[name] = process

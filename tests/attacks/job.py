@@ -1,0 +1,62 @@
+#!/usr/bin/env python3
+"""One rank of a job that spans an honest node and one that lies: job.py SOCKET USER RANK SECONDS KIND. Forms, works until it fails, forms anew.
+
+KIND: reduce, messages, or form (forms and leaves at once). Prints what it was told, as JSON; it never hangs.
+"""
+import ctypes
+import os
+import sys
+import time
+
+from wire import SAID, become
+from cluster import Library
+
+COUNT = 8192
+TIMEOUT_MS = 1500
+PAUSE_S = 0.02
+
+
+def note(library, result):
+    if result:
+        SAID.add(result, library.error())
+    return result
+
+
+def work(library, comm, buffers, rank, kind):
+    out, into = buffers
+    if kind == "messages":
+        library.comm_group_begin()
+        result = library.comm_send(comm, out, COUNT * 8, library.DTYPES["u8"], 1 - rank, 1, None)
+        result = library.comm_recv(comm, into, COUNT * 8, library.DTYPES["u8"], 1 - rank, 1, None) or result
+        result = library.comm_send(comm, out, 100, library.DTYPES["u8"], 1 - rank, 2, None) or result
+        result = library.comm_recv(comm, into, 100, library.DTYPES["u8"], 1 - rank, 2, None) or result
+        return library.comm_group_end() or result or library.comm_sync(comm, 0)
+    return library.comm_all_reduce(comm, out, into, COUNT, library.DTYPES["i64"], 0, None) or library.comm_sync(comm, 0)
+
+
+def main():
+    path, user, rank, seconds, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
+    os.environ["COMMD_SOCKET"] = path
+    library = Library()
+    become(user)
+    end_s = time.monotonic() + seconds
+    buffers = [(ctypes.c_int64 * COUNT)(), (ctypes.c_int64 * COUNT)()]
+    while time.monotonic() < end_s:
+        result, client = library.open()
+        while time.monotonic() < end_s and not note(library, result):
+            result, comm = library.init(client, "job", rank, 2, TIMEOUT_MS, TIMEOUT_MS)
+            if note(library, result):
+                result = 0
+                time.sleep(PAUSE_S)
+                continue
+            while kind != "form" and time.monotonic() < end_s and not note(library, work(library, comm, buffers, rank, kind)):
+                pass
+            library.comm_destroy(comm)
+        library.comm_client_close(client)
+        time.sleep(PAUSE_S)
+    SAID.print()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -404,6 +404,12 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     case COMMD__CLIENT__REQUEST__BODY_CONFIG:
         api_admin_config(session, request->id);
         return;
+    case COMMD__CLIENT__REQUEST__BODY_COMM_ABORT:
+        api_comm_abort(session, request->id, request->comm_abort, now_ns);
+        return;
+    case COMMD__CLIENT__REQUEST__BODY_DISCONNECT:
+        api_disconnect(session, request->id, request->disconnect, now_ns);
+        return;
     case COMMD__CLIENT__REQUEST__BODY_ALGORITHMS:
         api_algorithms(session, request->id, request->algorithms);
         return;

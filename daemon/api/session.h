@@ -309,8 +309,16 @@ void api_record(struct api_session *session, const Commd__Client__Record *reques
 void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns);
 /* What others would tell it. */
 void api_session_forget(struct api_session *session);
+/* Its ranks are lost to their communicators: req_member_expel. At most API_SESSION_COMMS_MAX. */
+void api_session_expel(struct api_session *session, const char *why, uint64_t now_ns);
 /* Gives back a communicator or a memory. False: it holds none. */
 bool api_session_release_one(struct api_session *session, uint64_t now_ns);
+
+/* control.c: communicators and clients that are ended by hand. */
+void api_comm_abort(struct api_session *session, uint64_t request_id, const Commd__Client__CommAbort *request,
+                    uint64_t now_ns);
+void api_disconnect(struct api_session *session, uint64_t request_id,
+                    const Commd__Client__Disconnect *request, uint64_t now_ns);
 
 /* admin.c: what commctl asks. */
 /* Whether what belongs to that user may be shown to the session: an administrator's, or the user's own. */

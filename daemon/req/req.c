@@ -314,11 +314,22 @@ static bool member_has_pending(const struct req_member *member)
     return req_point_pending(member);
 }
 
-static void leave_formed(struct req_member *member, enum req_leave how, uint64_t now_ns)
+static void expelled_text(const struct req_member *member, const char *why, struct error *cause)
+{
+    const struct req_comm *comm = member->comm;
+    error_set(cause, STATUS_RANK_LOST, "communicator \"%s\": rank %u (pid %d) of node %s %s", comm->name,
+              member->rank, (int)member->client.pid, req_comm_own_name(comm), why);
+}
+
+/* The communicator is lost with the rank; why: not null when it was expelled. */
+static void leave_formed(struct req_member *member, enum req_leave how, const char *why, uint64_t now_ns)
 {
     struct req_comm *comm = member->comm;
     struct error cause;
-    if (how == REQ_LEAVE_LOST) {
+    if (why != NULL) {
+        expelled_text(member, why, &cause);
+        req_comm_fail(comm, &cause, REQ_TELL_NODES, now_ns);
+    } else if (how == REQ_LEAVE_LOST) {
         error_set(&cause, STATUS_RANK_LOST,
                   "communicator \"%s\": the process of rank %u (pid %d) of node %s is gone", comm->name,
                   member->rank, (int)member->client.pid, req_comm_own_name(comm));
@@ -336,7 +347,7 @@ static void leave_formed(struct req_member *member, enum req_leave how, uint64_t
     }
 }
 
-static void leave_forming(struct req_member *member, enum req_leave how, uint64_t now_ns)
+static void leave_forming(struct req_member *member, enum req_leave how, const char *why, uint64_t now_ns)
 {
     struct req_comm *comm = member->comm;
     struct error cause;
@@ -344,19 +355,22 @@ static void leave_forming(struct req_member *member, enum req_leave how, uint64_
               "communicator \"%s\": %srank %u (pid %d) of node %s %s while it was being formed", comm->name,
               how == REQ_LEAVE_LOST ? "the process of " : "", member->rank, (int)member->client.pid,
               req_comm_own_name(comm), how == REQ_LEAVE_LOST ? "was lost" : "left");
+    if (why != NULL) {
+        expelled_text(member, why, &cause);
+    }
     req_formation_drop_member(member, &cause, now_ns);
 }
 
-void req_member_leave(struct req_member *member, enum req_leave how, uint64_t now_ns)
+static void member_leave(struct req_member *member, enum req_leave how, const char *why, uint64_t now_ns)
 {
     struct req_comm *comm = member->comm;
     if (!member->refused) {
         switch (comm->state) {
         case REQ_COMM_FORMING:
-            leave_forming(member, how, now_ns);
+            leave_forming(member, how, why, now_ns);
             break;
         case REQ_COMM_FORMED:
-            leave_formed(member, how, now_ns);
+            leave_formed(member, how, why, now_ns);
             break;
         case REQ_COMM_FAILED:
             break;
@@ -370,6 +384,16 @@ void req_member_leave(struct req_member *member, enum req_leave how, uint64_t no
         }
     }
     req_comm_remove_member(member);
+}
+
+void req_member_leave(struct req_member *member, enum req_leave how, uint64_t now_ns)
+{
+    member_leave(member, how, NULL, now_ns);
+}
+
+void req_member_expel(struct req_member *member, const char *why, uint64_t now_ns)
+{
+    member_leave(member, REQ_LEAVE_LOST, why, now_ns);
 }
 
 void req_member_view(const struct req_member *member, struct req_comm_view *out)

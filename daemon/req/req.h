@@ -115,6 +115,8 @@ enum req_leave {
  * (ABORTED) for the others as well.
  */
 void req_member_leave(struct req_member *member, enum req_leave how, uint64_t now_ns);
+/* As REQ_LEAVE_LOST, of a process that is not gone. why: "was disconnected by uid 0". */
+void req_member_expel(struct req_member *member, const char *why, uint64_t now_ns);
 
 struct req_op_range {
     struct dev_memory *memory; /* null where the operation has no such thing; references are taken by req */

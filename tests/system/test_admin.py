@@ -4,6 +4,7 @@ import fcntl
 import grp
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -96,6 +97,96 @@ class Users(StandaloneTest):
             self.assertEqual(self.json_as_nobody("comms")["others"], 1, "and commctl goes on as a user")
         finally:
             os.chmod(path, 0o600)
+
+
+@unittest.skipIf(os.geteuid() != 0, "needs root, to be several users")
+class Ended(StandaloneTest):
+    """root and nobody have a communicator "train" each, of two ranks at work, and somebody ends what he may."""
+
+    def setUp(self):
+        os.chmod(self.cluster.folder, 0o755)
+        rank_program = ROOT / "tests/system/rank.py"
+        self.root = [self.cluster.rank("solo", "train", rank, 2, "loop") for rank in range(2)]
+        self.nobody = [self.cluster.client("solo", *as_user(sys.executable, "-B", rank_program, "train", rank, 2, "loop")) for rank in range(2)]
+        for rank in self.root + self.nobody:
+            while rank.stdout.readline().strip() != "READY":
+                self.assertIsNone(rank.poll())
+
+    def tearDown(self):
+        for rank in self.root + self.nobody:
+            rank.kill()
+            rank.communicate()
+        self.cluster.wait(lambda: {row["program"] for row in self.cluster.json("solo", "clients")["clients"]} == {"commctl"}, "no client is left")
+
+    def as_nobody(self, *arguments):
+        return run(*as_user(BUILD / "commctl", "--socket", self.cluster.socket("solo"), *arguments), check=False)
+
+    def expect(self, ranks, *texts):
+        for rank in ranks:
+            said = rank.communicate(timeout=10)[0]
+            for text in texts:
+                self.assertIn(text, said)
+
+    def expect_at_work(self, ranks):
+        posted = [row["ops_completed"] for row in self.cluster.json("solo", "comms")["comms"]]
+        self.cluster.wait(lambda: [row["ops_completed"] for row in self.cluster.json("solo", "comms")["comms"]] > posted, "operations go on")
+        self.assertEqual([rank.poll() for rank in ranks], [None] * len(ranks))
+
+    def test_a_user_aborts_his_own(self):
+        done = self.as_nobody("abort", "train", "--reason", "wrong data\x1b")
+        self.assertEqual((done.returncode, done.stderr), (0, ""))
+        self.expect(self.nobody, "ABORTED", f'communicator "train": aborted by uid {NOBODY} on node solo: wrong data?')
+        self.expect_at_work(self.root)
+
+    def test_a_user_aborts_nobody_elses(self):
+        done = self.as_nobody("abort", "train", "--uid", "root")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn(f"uid {NOBODY} may end its own communicators", done.stderr)
+        done = self.as_nobody("disconnect", self.root[0].pid)
+        self.assertEqual(done.returncode, 4)
+        self.assertIn(f"no client of yours has pid {self.root[0].pid}", done.stderr)
+        done = self.cluster.commctl("solo", "--admin-socket", NOWHERE, "abort", "train", "--uid", NOBODY)
+        self.assertEqual(done.returncode, 1, "root is a user on the clients' socket")
+        self.assertEqual(self.cluster.commctl("solo", "--admin-socket", NOWHERE, "disconnect", self.nobody[0].pid).returncode, 4)
+        self.expect_at_work(self.root + self.nobody)
+
+    def test_an_administrator_aborts_any(self):
+        done = self.cluster.commctl("solo", "abort", "train")
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("2 users have a communicator \"train\"", done.stderr)
+        self.assertEqual(self.cluster.commctl("solo", "abort", "brain").returncode, 4)
+        self.assertEqual(self.cluster.commctl("solo", "abort", "train", "--uid", 12345).returncode, 4)
+        self.assertEqual(self.cluster.commctl("solo", "abort", "train", "--uid", NOBODY).returncode, 0)
+        self.expect(self.nobody, "ABORTED", "aborted by uid 0 on node solo")
+        self.expect_at_work(self.root)
+        self.assertEqual(self.cluster.commctl("solo", "abort", "--reason", "night", "train").returncode, 0)
+        self.expect(self.root, "ABORTED", "aborted by uid 0 on node solo: night")
+
+    def test_an_administrator_disconnects_a_process(self):
+        pid = self.nobody[1].pid  # setpriv's, which became the rank
+        self.assertEqual(self.cluster.commctl("solo", "disconnect", pid, "--reason", "maintenance").returncode, 0)
+        self.expect(self.nobody[1:], "ABORTED", "this process was disconnected by uid 0 on node solo: maintenance")
+        self.expect(self.nobody[:1], "RANK_LOST", f"rank 1 (pid {pid}) of node solo was disconnected by uid 0 on node solo: maintenance")
+        self.expect_at_work(self.root)
+
+    def test_a_user_disconnects_his_own(self):
+        self.assertEqual(self.as_nobody("disconnect", self.nobody[0].pid).returncode, 0)
+        self.expect(self.nobody[:1], "ABORTED", f"disconnected by uid {NOBODY} on node solo")
+        self.expect(self.nobody[1:], "RANK_LOST", f"was disconnected by uid {NOBODY}")
+        self.expect_at_work(self.root)
+
+    def test_a_process_that_stands_still_is_disconnected(self):
+        self.nobody[1].send_signal(signal.SIGSTOP)
+        self.assertEqual(self.cluster.commctl("solo", "disconnect", self.nobody[1].pid).returncode, 0)
+        self.expect(self.nobody[:1], "RANK_LOST", "was disconnected by uid 0")
+        self.nobody[1].send_signal(signal.SIGCONT)
+        self.expect(self.nobody[1:], "this process was disconnected by uid 0")
+
+    def test_wrong_arguments(self):
+        for arguments in (["abort"], ["abort", "a", "b"], ["abort", "a", "--uid", "no such user"], ["disconnect"], ["disconnect", "0"],
+                          ["disconnect", "x"], ["disconnect", "7", "--uid", "1"]):
+            self.assertEqual(self.cluster.commctl("solo", *arguments).returncode, 2, arguments)
+        self.assertEqual(self.cluster.commctl("solo", "disconnect", 2 ** 31 - 1).returncode, 4)
 
 
 @unittest.skipIf(os.geteuid() != 0, "needs root, to be several users")

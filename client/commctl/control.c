@@ -1,0 +1,111 @@
+#include <getopt.h>
+#include <limits.h>
+#include <pwd.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "client/commctl/commctl.h"
+
+/* What ends communicators and clients. */
+
+struct control_options {
+    bool has_uid;
+    uint32_t uid;
+    const char *reason;
+    const char *target; /* the one argument */
+};
+
+static bool parse_number(const char *text, unsigned long max, uint32_t *out)
+{
+    char *end;
+    unsigned long number = strtoul(text, &end, 10);
+    if (end == text || *end != '\0' || text[0] == '-' || number > max) {
+        return false;
+    }
+    *out = (uint32_t)number;
+    return true;
+}
+
+/* A number, or a user's name. */
+static bool parse_user(const char *text, uint32_t *uid)
+{
+    const struct passwd *user;
+    if (parse_number(text, UINT32_MAX, uid)) {
+        return true;
+    }
+    user = getpwnam(text);
+    if (user != NULL) {
+        *uid = user->pw_uid;
+    }
+    return user != NULL;
+}
+
+static enum exit_code parse_options(int argc, char **argv, bool takes_uid, struct control_options *out)
+{
+    static const struct option options[] = {
+        {"reason", required_argument, NULL, 'r'}, {"uid", required_argument, NULL, 'u'}, {NULL, 0, NULL, 0}};
+    *out = (struct control_options){.reason = ""};
+    optind = 0; /* main has parsed its own before */
+    for (int option; (option = getopt_long(argc, argv, "r:u:", options, NULL)) != -1;) {
+        if (option == 'r') {
+            out->reason = optarg;
+        } else if (option == 'u' && takes_uid) {
+            if (!parse_user(optarg, &out->uid)) {
+                fprintf(stderr, "commctl: --uid %s: expected a user's number or name\n", optarg);
+                return EXIT_CODE_USAGE;
+            }
+            out->has_uid = true;
+        } else {
+            return EXIT_CODE_USAGE;
+        }
+    }
+    if (optind + 1 != argc) {
+        return EXIT_CODE_USAGE;
+    }
+    out->target = argv[optind];
+    return EXIT_CODE_OK;
+}
+
+static enum exit_code request_done(struct commctl *commctl, Commd__Client__Request *request)
+{
+    Commd__Client__Event *event;
+    enum exit_code code = connection_request(commctl, request, &event);
+    commd__client__event__free_unpacked(event, NULL);
+    return code;
+}
+
+enum exit_code verb_abort(struct commctl *commctl, int argc, char **argv)
+{
+    struct control_options options;
+    if (parse_options(argc, argv, true, &options) != EXIT_CODE_OK) {
+        fputs("usage: commctl abort COMMUNICATOR [--uid USER] [--reason TEXT]\n", stderr);
+        return EXIT_CODE_USAGE;
+    }
+    Commd__Client__CommAbort body = COMMD__CLIENT__COMM_ABORT__INIT;
+    body.name = (char *)(uintptr_t)options.target;
+    body.has_owner = options.has_uid;
+    body.owner_uid = options.uid;
+    body.reason = (char *)(uintptr_t)options.reason;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_ABORT;
+    request.comm_abort = &body;
+    return request_done(commctl, &request);
+}
+
+enum exit_code verb_disconnect(struct commctl *commctl, int argc, char **argv)
+{
+    struct control_options options;
+    uint32_t pid = 0;
+    if (parse_options(argc, argv, false, &options) != EXIT_CODE_OK ||
+        !parse_number(options.target, INT_MAX, &pid) || pid == 0) {
+        fputs("usage: commctl disconnect PID [--reason TEXT]\n", stderr);
+        return EXIT_CODE_USAGE;
+    }
+    Commd__Client__Disconnect body = COMMD__CLIENT__DISCONNECT__INIT;
+    body.pid = pid;
+    body.reason = (char *)(uintptr_t)options.reason;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_DISCONNECT;
+    request.disconnect = &body;
+    return request_done(commctl, &request);
+}

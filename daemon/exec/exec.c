@@ -1,6 +1,6 @@
 #include <stdlib.h>
-#include <string.h>
 
+#include "daemon/base/time.h"
 #include "daemon/exec/exec_internal.h"
 
 enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_context, struct exec **out,
@@ -14,8 +14,7 @@ enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_conte
     exec->wake = wake;
     exec->wake_context = wake_context;
     exec->poll_ns = UINT64_MAX;
-    receive_register(exec);
-    message_streams_register(exec);
+    stream_readers_register(exec);
     *out = exec;
     return STATUS_OK;
 }
@@ -25,17 +24,8 @@ void exec_free(struct exec *exec)
     if (exec == NULL) {
         return;
     }
-    static const struct net_stream_handler nobody;
-    net_set_stream_handler(exec->net, NET_STREAM_DATA, &nobody);
-    while (exec->parked != NULL) {
-        struct exec_incoming *incoming = exec->parked;
-        exec->parked = incoming->next;
-        free(incoming->encoded);
-        free(incoming);
-    }
-    message_streams_free(exec);
+    stream_readers_free(exec);
     exec_free_groups(exec);
-    free(exec->parked_counts);
     free(exec);
 }
 
@@ -49,32 +39,6 @@ void exec_peer_violates(struct exec *exec, uint32_t peer, const char *what)
     struct error cause;
     error_set(&cause, STATUS_PROTOCOL, "it sent %s", what);
     net_disconnect(exec->net, peer, &cause);
-}
-
-bool exec_may_park(struct exec *exec, uint32_t peer)
-{
-    if (peer >= exec->parked_counts_capacity) {
-        uint32_t capacity = peer + peer / 2 + 8; /* peers are fewer than NET_PEERS_MAX */
-        uint32_t *counts = realloc(exec->parked_counts, capacity * sizeof *counts);
-        if (counts == NULL) {
-            return false;
-        }
-        memset(counts + exec->parked_counts_capacity, 0,
-               (capacity - exec->parked_counts_capacity) * sizeof *counts);
-        exec->parked_counts = counts;
-        exec->parked_counts_capacity = capacity;
-    }
-    return exec->parked_counts[peer] < EXEC_PARKED_STREAMS_MAX;
-}
-
-void exec_park(struct exec *exec, uint32_t peer)
-{
-    exec->parked_counts[peer]++;
-}
-
-void exec_unpark(struct exec *exec, uint32_t peer)
-{
-    exec->parked_counts[peer]--;
 }
 
 void exec_set_gpus(struct exec *exec, struct dev_gpus *gpus)
@@ -119,20 +83,13 @@ bool exec_run(struct exec *exec, uint64_t now_ns)
 
 uint64_t exec_next_deadline_ns(const struct exec *exec)
 {
-    uint64_t earliest_ns = UINT64_MAX;
-    for (const struct exec_incoming *incoming = exec->parked; incoming != NULL; incoming = incoming->next) {
-        earliest_ns = incoming->expires_ns < earliest_ns ? incoming->expires_ns : earliest_ns;
-    }
-    uint64_t messages_ns = message_streams_deadline_ns(exec);
-    earliest_ns = exec->poll_ns < earliest_ns ? exec->poll_ns : earliest_ns;
-    return messages_ns < earliest_ns ? messages_ns : earliest_ns;
+    return time_min(exec->poll_ns, stream_readers_deadline_ns(exec));
 }
 
 void exec_tick(struct exec *exec, uint64_t now_ns)
 {
     exec->now_ns = now_ns;
-    receive_expire(exec, now_ns);
-    message_streams_expire(exec, now_ns);
+    stream_readers_expire(exec, now_ns);
     if (now_ns >= exec->poll_ns) {
         exec_wake(exec);
     }

@@ -42,7 +42,7 @@ static bool comm_allocate(struct exec_comm *comm)
         lane->comm = comm;
         lane->index = i;
         lane->streams = calloc(nodes, sizeof(struct net_stream *));
-        lane->sources = calloc(nodes, sizeof(struct exec_incoming *));
+        lane->sources = calloc(nodes, sizeof(struct stream_reader *));
         lane->offsets = calloc(2 * (nodes + 1), sizeof *lane->offsets);
         complete = lane->streams != NULL && lane->sources != NULL && lane->offsets != NULL;
     }
@@ -124,8 +124,8 @@ enum status comm_new_part(struct exec *exec, const struct exec_comm_options *opt
         return status;
     }
     HASH_ADD(hh, exec->comms, comm_id, sizeof comm->comm_id, comm);
-    receive_claim_parked(comm);
-    message_streams_claim(comm);
+    stream_readers_claim(comm);
+    message_streams_resume(comm);
     *out = comm;
     return STATUS_OK;
 }
@@ -448,7 +448,7 @@ void exec_comm_abort(struct exec_comm *comm, const struct error *cause, uint64_t
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
         lane_reset_streams(&comm->lanes[i], true);
     }
-    receive_detach(comm);
+    stream_readers_detach(comm, &data_reader_kind);
     messages_abort(comm);
     shared_abort(comm, cause);
     exec_wake(comm->exec);
@@ -472,9 +472,9 @@ void comm_free_now(struct exec_comm *comm)
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
         lane_reset_streams(&comm->lanes[i], false);
     }
-    receive_detach(comm);
+    stream_readers_detach(comm, &data_reader_kind);
     message_streams_reset(comm, false);
-    message_streams_detach(comm);
+    stream_readers_detach(comm, &message_reader_kind);
     HASH_DEL(comm->exec->comms, comm);
     comm_release(comm);
 }

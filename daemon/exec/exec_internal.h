@@ -10,8 +10,10 @@
 #include "daemon/dev/reduce.h"
 #include "daemon/exec/exec.h"
 #include "daemon/exec/message_pipe.h"
+#include "daemon/exec/stream_reader.h"
 #include "daemon/exec/vector.h"
 #include "proto/data_header.h"
+#include "proto/message_header.h"
 
 /* What the files of daemon/exec share. */
 
@@ -31,7 +33,6 @@
 #define EXEC_CLIQUE_HOST 0
 #define EXEC_CLIQUES_MAX (1 + DEV_GPUS_MAX)
 
-struct exec_incoming;
 struct exec_device;
 struct exec_spread;
 struct exec_shared;
@@ -118,7 +119,7 @@ struct exec_lane {
     uint64_t encoded_bytes;
     uint64_t *offsets;              /* node_count + 1 block offsets, then as many of what is sent */
     struct net_stream **streams;    /* outgoing, by node; opened on first use */
-    struct exec_incoming **sources; /* incoming, by node: the one stream that may feed the lane */
+    struct stream_reader **sources; /* incoming, by node: the one stream that may feed the lane */
     bool is_cut; /* a source ended within a payload: nothing more is taken, until the communicator ends */
 };
 
@@ -201,8 +202,8 @@ struct message_pass {
 };
 
 struct exec_message_node {
-    struct net_stream *envelopes, *replies;             /* outgoing; opened on first use */
-    struct message_incoming *envelopes_in, *replies_in; /* the one stream of each that it may have to us */
+    struct net_stream *envelopes, *replies;          /* outgoing; opened on first use */
+    struct stream_reader *envelopes_in, *replies_in; /* the one stream of each that it may have to us */
     uint64_t last_id;
     uint32_t arrivals; /* kept here of that node */
     uint64_t arrival_bytes;
@@ -219,7 +220,6 @@ struct exec_messages {
     struct dev_queue **queues;         /* of GPU and way; null: none yet */
     struct exec_arrival *arrivals;
     struct exec_message_node *nodes;
-    struct message_incoming *incoming; /* streams of this communicator */
 };
 
 struct exec_comm {
@@ -253,8 +253,8 @@ struct exec_comm {
     struct error cause;
     bool resuming; /* receive_resume walks the list */
     bool resume_again;
-    struct exec_incoming *incoming; /* streams of this communicator */
-    struct dev_queue **queues;      /* DEV_GPUS_MAX, made on first use; null until then */
+    struct stream_reader *readers[STREAM_READER_KINDS]; /* streams of this communicator */
+    struct dev_queue **queues;                          /* DEV_GPUS_MAX, made on first use; null until then */
     UT_hash_handle hh;
 };
 
@@ -265,8 +265,7 @@ struct exec {
     exec_wake_function *wake;
     void *wake_context;
     struct exec_comm *comms;
-    struct exec_incoming *parked;
-    struct message_incoming *parked_messages;
+    struct stream_reader *parked[STREAM_READER_KINDS];
     uint32_t *parked_counts; /* by peer, of both lists */
     uint32_t parked_counts_capacity;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */
@@ -278,30 +277,6 @@ struct exec {
     bool devices_advanced;     /* and some got further */
     uint64_t polling_since_ns;
     uint64_t poll_ns; /* when to look again */
-};
-
-/* A stream that another node opened to us. */
-struct exec_incoming {
-    struct exec *exec;
-    struct net_stream *stream; /* null: it ended behind a message without payload, which still waits */
-    uint32_t peer;             /* the net's */
-    struct exec_comm *comm;    /* null: parked */
-    struct exec_incoming *previous, *next;
-    uint32_t node; /* index in comm */
-    uint8_t header_bytes[DATA_HEADER_BYTES];
-    uint32_t header_have;
-    bool in_message; /* the header is whole */
-    struct data_header header;
-    struct exec_lane *feeds; /* from its first header to its end; null while parked */
-    struct exec_lane *lane;  /* the same, once a message matched, until its payload is whole */
-    bool dropping;           /* the operation was cancelled: the payload is of no use */
-    uint64_t taken_bytes;
-    uint8_t partial[DTYPE_SIZE_MAX_BYTES]; /* of an element that the last piece ended in */
-    uint32_t partial_have;
-    unsigned char *encoded; /* a compressed payload, until it is whole */
-    bool stalled;
-    bool resetting;
-    uint64_t expires_ns; /* while parked */
 };
 
 /* spread.c: one operation on several rails. */
@@ -361,11 +336,6 @@ void exec_wake(struct exec *exec);
  * What a user's call can bring about is none: it fails that communicator alone.
  */
 void exec_peer_violates(struct exec *exec, uint32_t peer, const char *what);
-/* Streams of a peer without a communicator are counted. False: it has EXEC_PARKED_STREAMS_MAX, or no memory;
- * then nothing may be counted for it. */
-bool exec_may_park(struct exec *exec, uint32_t peer);
-void exec_park(struct exec *exec, uint32_t peer);
-void exec_unpark(struct exec *exec, uint32_t peer);
 bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq);
 
 /* op.c: what an operation is made of, once it begins. */
@@ -577,12 +547,6 @@ struct exec_posted *messages_find(const struct exec_comm *comm, enum message_sta
 void messages_refused(struct exec_comm *comm, struct exec_posted *send, enum dtype dtype, uint64_t room);
 
 /* message_streams.c */
-void message_streams_register(struct exec *exec);
-void message_streams_free(struct exec *exec);
-void message_streams_claim(struct exec_comm *comm);
-void message_streams_detach(struct exec_comm *comm);
-void message_streams_expire(struct exec *exec, uint64_t now_ns);
-uint64_t message_streams_deadline_ns(const struct exec *exec);
 /* What was held back may have room now. */
 void message_streams_resume(struct exec_comm *comm);
 /* False when it has to be tried again later. */
@@ -598,12 +562,8 @@ void message_send_reply(struct exec_comm *comm, bool accepted, uint32_t node, ui
 void message_streams_reset(struct exec_comm *comm, bool give_up);
 
 /* receive.c */
-void receive_register(struct exec *exec);
 void receive_resume(struct exec_comm *comm);
-void receive_claim_parked(struct exec_comm *comm);
-void receive_detach(struct exec_comm *comm);
 /* Nothing is received for the operation any more. */
 void receive_drop(struct exec_comm *comm, uint64_t seq);
-void receive_expire(struct exec *exec, uint64_t now_ns);
 
 #endif

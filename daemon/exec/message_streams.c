@@ -4,8 +4,6 @@
 
 #include <utlist.h>
 
-#include "daemon/base/log.h"
-#include "daemon/base/time.h"
 #include "daemon/exec/exec_internal.h"
 #include "proto/message_header.h"
 
@@ -18,26 +16,20 @@
  * one message each. */
 enum message_flow { MESSAGE_FLOW_ENVELOPES, MESSAGE_FLOW_REPLIES, MESSAGE_FLOW_PAYLOAD };
 
-struct message_incoming {
-    struct message_incoming *prev, *next;
-    struct exec *exec;
-    struct net_stream *stream; /* null: it ended behind a message without payload, which still waits */
-    uint32_t peer;             /* the net's */
-    struct exec_comm *comm;    /* null: parked */
-    uint32_t node;
+/* A stream of messages. */
+struct message_reader {
+    struct stream_reader reader;
     enum message_flow flow; /* once it has a communicator */
     bool is_over;           /* PAYLOAD: its message is whole */
-    uint8_t header_bytes[MESSAGE_HEADER_BYTES];
-    uint32_t header_have;
-    bool in_message;
     struct message_header header;
     struct exec_arrival *arrival; /* EAGER, until its payload is whole */
     struct exec_posted *receive;  /* DATA */
-    uint64_t taken_bytes;
-    bool stalled;
-    bool resetting;
-    uint64_t expires_ns; /* while parked */
 };
+
+static struct message_reader *message_of(struct stream_reader *reader)
+{
+    return (struct message_reader *)reader;
+}
 
 /* --- Sending --- */
 
@@ -198,15 +190,10 @@ void message_streams_reset(struct exec_comm *comm, bool give_up)
 
 /* --- Receiving --- */
 
-static struct message_incoming **list_of(struct message_incoming *incoming)
-{
-    return incoming->comm != NULL ? &incoming->comm->messages.incoming : &incoming->exec->parked_messages;
-}
-
 /* What the node may have one stream of; null for payloads. */
-static struct message_incoming **place_of(const struct message_incoming *incoming)
+static struct stream_reader **place_of(const struct message_reader *incoming)
 {
-    struct exec_message_node *node = &incoming->comm->messages.nodes[incoming->node];
+    struct exec_message_node *node = &incoming->reader.comm->messages.nodes[incoming->reader.node];
     switch (incoming->flow) {
     case MESSAGE_FLOW_ENVELOPES:
         return &node->envelopes_in;
@@ -218,60 +205,22 @@ static struct message_incoming **place_of(const struct message_incoming *incomin
     return NULL;
 }
 
-/* Ends what the stream has of its communicator; what came of a message is dropped. */
-static void incoming_let_go(struct message_incoming *incoming)
+/* What came of a message is dropped. */
+static void message_let_go(struct stream_reader *reader)
 {
-    struct message_incoming **place = place_of(incoming);
-    if (place != NULL && *place == incoming) {
+    struct message_reader *incoming = message_of(reader);
+    struct stream_reader **place = place_of(incoming);
+    if (place != NULL && *place == reader) {
         *place = NULL;
     }
     if (incoming->arrival != NULL) {
-        struct exec_message_node *node = &incoming->comm->messages.nodes[incoming->node];
+        struct exec_message_node *node = &incoming->reader.comm->messages.nodes[incoming->reader.node];
         node->arrivals--;
         node->arrival_bytes -= incoming->arrival->payload_bytes;
         free(incoming->arrival);
         incoming->arrival = NULL;
     }
     incoming->receive = NULL;
-}
-
-/* Takes it out of its list. */
-static void incoming_free(struct message_incoming *incoming)
-{
-    DL_DELETE(*list_of(incoming), incoming);
-    if (incoming->comm != NULL) {
-        incoming_let_go(incoming);
-    } else {
-        exec_unpark(incoming->exec, incoming->peer);
-    }
-    free(incoming);
-}
-
-static void incoming_reset(struct message_incoming *incoming)
-{
-    if (!incoming->resetting) {
-        incoming->resetting = true;
-        if (incoming->stream != NULL) {
-            net_stream_reset(incoming->stream);
-        }
-    }
-}
-
-/* See exec_peer_violates. The communicator, if the stream has one, hears of it first. */
-static void incoming_violates(struct message_incoming *incoming, const char *what)
-{
-    struct exec_comm *comm = incoming->comm;
-    struct error error;
-    if (incoming->resetting) {
-        return;
-    }
-    if (comm != NULL) {
-        error_set(&error, STATUS_PROTOCOL, "\"%s\": node %s sent %s", comm->options.name,
-                  comm->options.node_names[incoming->node], what);
-        exec_comm_fail(comm, &error, comm->exec->now_ns);
-    }
-    incoming_reset(incoming);
-    exec_peer_violates(incoming->exec, incoming->peer, what);
 }
 
 static enum message_flow flow_of(enum message_kind kind)
@@ -290,73 +239,63 @@ static enum message_flow flow_of(enum message_kind kind)
 }
 
 /* The stream keeps to what its first header says. */
-static void claim_flow(struct message_incoming *incoming)
+static const char *message_claim(struct stream_reader *reader)
 {
+    struct message_reader *incoming = message_of(reader);
     incoming->flow = flow_of(incoming->header.kind);
-    struct message_incoming **place = place_of(incoming);
+    struct stream_reader **place = place_of(incoming);
     if (place != NULL && *place != NULL) {
-        incoming_violates(incoming, "a second stream of envelopes, or of replies");
-    } else if (place != NULL) {
-        *place = incoming;
+        return "a second stream of envelopes, or of replies";
     }
+    if (place != NULL) {
+        *place = reader;
+    }
+    return NULL;
 }
 
-static void check_next_header(struct message_incoming *incoming)
+static const char *message_check_next(const struct stream_reader *reader)
 {
-    if (incoming->header.comm_id != incoming->comm->comm_id) {
-        incoming_violates(incoming, "messages of two communicators on one stream");
-    } else if (flow_of(incoming->header.kind) != incoming->flow || incoming->is_over) {
-        incoming_violates(incoming, "messages on one stream that belong on two");
-    }
+    const struct message_reader *incoming = (const struct message_reader *)reader;
+    bool same = flow_of(incoming->header.kind) == incoming->flow && !incoming->is_over;
+    return same ? NULL : "messages on one stream that belong on two";
 }
 
-static bool find_comm(struct message_incoming *incoming)
+static const char *message_decode(struct stream_reader *reader)
 {
-    struct exec_comm *comm;
-    HASH_FIND(hh, incoming->exec->comms, &incoming->header.comm_id, sizeof incoming->header.comm_id, comm);
-    for (uint32_t node = 0; comm != NULL && node < comm->options.node_count; node++) {
-        if (node != comm->options.node_index && comm->peers[node] == incoming->peer) {
-            DL_DELETE(incoming->exec->parked_messages, incoming);
-            exec_unpark(incoming->exec, incoming->peer);
-            incoming->comm = comm;
-            incoming->node = node;
-            DL_APPEND(comm->messages.incoming, incoming);
-            claim_flow(incoming);
-            return !incoming->resetting;
-        }
+    struct message_reader *incoming = message_of(reader);
+    const char *what = NULL;
+    if (message_header_decode(reader->header_bytes, &incoming->header, &what) != STATUS_OK) {
+        return what;
     }
-    if (comm != NULL) {
-        incoming_violates(incoming, "messages of a communicator that it has no part in");
-    }
-    return false;
+    reader->comm_id = incoming->header.comm_id;
+    reader->payload_bytes = incoming->header.payload_bytes;
+    return NULL;
 }
 
 /* The ranks are where the header says: the one there, the other here. */
-static bool ranks_are_right(const struct message_incoming *incoming)
+static bool ranks_are_right(const struct message_reader *incoming)
 {
-    const struct exec_comm *comm = incoming->comm;
+    const struct exec_comm *comm = incoming->reader.comm;
     const struct message_header *header = &incoming->header;
     bool is_reply = header->kind == MESSAGE_ACCEPT || header->kind == MESSAGE_REFUSE;
     uint32_t there = is_reply ? header->to_rank : header->source_rank;
     uint32_t here = is_reply ? header->source_rank : header->to_rank;
     return there < comm->options.size && here < comm->options.size &&
-           comm->node_of_rank[there] == incoming->node && comm->local_of_rank[here] != UINT32_MAX;
+           comm->node_of_rank[there] == incoming->reader.node && comm->local_of_rank[here] != UINT32_MAX;
 }
 
-enum begun { BEGUN, BEGIN_LATER, BEGIN_FAULT };
-
-static enum begun begin_arrival(struct message_incoming *incoming)
+static enum stream_ready begin_arrival(struct message_reader *incoming)
 {
     const struct message_header *header = &incoming->header;
-    struct exec_message_node *node = &incoming->comm->messages.nodes[incoming->node];
+    struct exec_message_node *node = &incoming->reader.comm->messages.nodes[incoming->reader.node];
     if (node->arrivals >= EXEC_ARRIVALS_MAX || node->arrival_bytes >= EXEC_ARRIVALS_MAX_BYTES) {
-        return BEGIN_LATER;
+        return STREAM_WAIT;
     }
     struct exec_arrival *arrival = calloc(1, sizeof *arrival + (size_t)header->payload_bytes);
     if (arrival == NULL) {
-        return BEGIN_LATER;
+        return STREAM_WAIT;
     }
-    arrival->node = incoming->node;
+    arrival->node = incoming->reader.node;
     arrival->id = header->id;
     arrival->eager = header->kind == MESSAGE_EAGER;
     arrival->source_rank = header->source_rank;
@@ -368,36 +307,38 @@ static enum begun begin_arrival(struct message_incoming *incoming)
     node->arrivals++;
     node->arrival_bytes += header->payload_bytes;
     incoming->arrival = arrival;
-    return BEGUN;
+    return STREAM_READY;
 }
 
 /* What the header asks for is begun; of replies, done. */
-static enum begun begin_message(struct message_incoming *incoming)
+static enum stream_ready message_begin(struct stream_reader *reader, uint64_t now_ns)
 {
-    struct exec_comm *comm = incoming->comm;
+    struct message_reader *incoming = message_of(reader);
+    struct exec_comm *comm = incoming->reader.comm;
     const struct message_header *header = &incoming->header;
     struct exec_posted *posted;
+    (void)now_ns;
     if (comm->aborted) { /* its sender need not wait for the end of the communicator here */
-        incoming_reset(incoming);
-        return BEGIN_FAULT;
+        stream_reader_reset(reader);
+        return STREAM_WAIT;
     }
     if (comm->failed) {
-        return BEGIN_LATER;
+        return STREAM_WAIT;
     }
     if (!ranks_are_right(incoming)) {
-        incoming_violates(incoming, "a message of ranks that are elsewhere");
-        return BEGIN_FAULT;
+        stream_reader_violates(reader, "a message of ranks that are elsewhere");
+        return STREAM_WAIT;
     }
     switch (header->kind) {
     case MESSAGE_EAGER:
     case MESSAGE_ENVELOPE:
-        return incoming->arrival != NULL ? BEGUN : begin_arrival(incoming);
+        return incoming->arrival != NULL ? STREAM_READY : begin_arrival(incoming);
     case MESSAGE_ACCEPT:
     case MESSAGE_REFUSE:
-        posted = messages_find(comm, MESSAGE_OFFERED, incoming->node, header->id);
+        posted = messages_find(comm, MESSAGE_OFFERED, incoming->reader.node, header->id);
         if (posted == NULL || posted->call.rank != header->source_rank) {
-            incoming_violates(incoming, "a reply to a message that was not sent");
-            return BEGIN_FAULT;
+            stream_reader_violates(reader, "a reply to a message that was not sent");
+            return STREAM_WAIT;
         }
         if (header->kind == MESSAGE_REFUSE) {
             messages_refused(comm, posted, header->dtype, header->count_elements);
@@ -405,65 +346,46 @@ static enum begun begin_message(struct message_incoming *incoming)
             posted->state = MESSAGE_ACCEPTED;
             exec_wake(comm->exec);
         }
-        return BEGUN;
+        return STREAM_READY;
     case MESSAGE_DATA:
-        posted = incoming->receive != NULL ? incoming->receive
-                                           : messages_find(comm, MESSAGE_AWAITED, incoming->node, header->id);
+        posted = incoming->receive != NULL
+                     ? incoming->receive
+                     : messages_find(comm, MESSAGE_AWAITED, incoming->reader.node, header->id);
         if (posted == NULL || posted->received_elements != header->count_elements ||
             posted->call.dtype != header->dtype) {
-            incoming_violates(incoming, "a payload that no receive waits for");
-            return BEGIN_FAULT;
+            stream_reader_violates(reader, "a payload that no receive waits for");
+            return STREAM_WAIT;
         }
         incoming->receive = posted;
         posted->state = MESSAGE_RECEIVING;
-        return BEGUN;
+        return STREAM_READY;
     }
-    return BEGIN_FAULT;
+    return STREAM_WAIT;
 }
 
-static void end_message(struct message_incoming *incoming)
+static void message_done(struct stream_reader *reader, uint64_t now_ns)
 {
     static const struct error fine = {.status = STATUS_OK};
+    struct message_reader *incoming = message_of(reader);
     struct exec_arrival *arrival = incoming->arrival;
     struct exec_posted *receive = incoming->receive;
-    incoming->in_message = false;
-    incoming->header_have = 0;
-    incoming->taken_bytes = 0;
+    (void)now_ns;
+    stream_reader_next_message(reader);
     incoming->arrival = NULL;
     incoming->receive = NULL;
     incoming->is_over = incoming->flow == MESSAGE_FLOW_PAYLOAD;
     if (arrival != NULL) {
-        messages_arrive(incoming->comm, arrival);
+        messages_arrive(incoming->reader.comm, arrival);
     } else if (receive != NULL && receive->pipe != NULL) {
         receive->state = MESSAGE_COPYING;
-        exec_wake(incoming->exec);
+        exec_wake(incoming->reader.exec);
     } else if (receive != NULL) {
-        message_end(incoming->comm, receive, &fine);
+        message_end(incoming->reader.comm, receive, &fine);
     }
-}
-
-static size_t take_header(struct message_incoming *incoming, const uint8_t *bytes, size_t size)
-{
-    size_t wanted = MESSAGE_HEADER_BYTES - incoming->header_have;
-    size_t used = size < wanted ? size : wanted;
-    memcpy(incoming->header_bytes + incoming->header_have, bytes, used);
-    incoming->header_have += (uint32_t)used;
-    if (incoming->header_have == MESSAGE_HEADER_BYTES) {
-        const char *what = NULL;
-        if (message_header_decode(incoming->header_bytes, &incoming->header, &what) != STATUS_OK) {
-            char text[96];
-            (void)snprintf(text, sizeof text, "a header of a message that is malformed: %s", what);
-            incoming_violates(incoming, text);
-        } else if (incoming->comm != NULL) {
-            check_next_header(incoming);
-        }
-        incoming->in_message = true;
-    }
-    return used;
 }
 
 /* Into the receive's pipe, as much as there is room for. */
-static size_t take_to_pipe(const struct message_incoming *incoming, const uint8_t *bytes, size_t size)
+static size_t take_to_pipe(const struct message_reader *incoming, const uint8_t *bytes, size_t size)
 {
     struct message_pipe *pipe = incoming->receive->pipe;
     size_t used = 0, room_bytes;
@@ -474,215 +396,48 @@ static size_t take_to_pipe(const struct message_incoming *incoming, const uint8_
         used += now;
     }
     if (message_pipe_waits(pipe)) { /* for a chunk that is whole to be put */
-        exec_wake(incoming->exec);
+        exec_wake(incoming->reader.exec);
     }
     return used;
 }
 
-/* Returns how many bytes were taken; 0: there is no room now. */
-static size_t take_payload(struct message_incoming *incoming, const uint8_t *bytes, size_t size)
+static size_t message_take(struct stream_reader *reader, const uint8_t *bytes, size_t size)
 {
-    uint64_t left = incoming->header.payload_bytes - incoming->taken_bytes;
-    size_t used = size < left ? size : (size_t)left;
-    if (incoming->receive != NULL && incoming->receive->pipe != NULL) {
-        used = take_to_pipe(incoming, bytes, used);
-    } else {
-        const struct exec_posted *receive = incoming->receive;
-        unsigned char *target = incoming->arrival != NULL ? incoming->arrival->payload : receive->call.buffer;
-        uint64_t room_bytes = incoming->arrival != NULL
-                                  ? incoming->arrival->payload_bytes
-                                  : receive->call.count_elements * dtype_size_bytes(receive->call.dtype);
-        if (incoming->taken_bytes > room_bytes || used > room_bytes - incoming->taken_bytes) {
-            incoming_violates(incoming, "a payload that is larger than its receive");
-            return 0;
-        }
-        memcpy(target + incoming->taken_bytes, bytes, used);
+    struct message_reader *incoming = message_of(reader);
+    const struct exec_posted *receive = incoming->receive;
+    if (receive != NULL && receive->pipe != NULL) {
+        return take_to_pipe(incoming, bytes, size);
     }
-    incoming->taken_bytes += used;
-    return used;
-}
-
-static struct message_incoming *incoming_new(struct exec *exec, struct net_stream *stream, uint64_t now_ns)
-{
-    struct message_incoming *incoming =
-        exec_may_park(exec, stream->peer) ? calloc(1, sizeof *incoming) : NULL;
-    if (incoming != NULL) {
-        exec_park(exec, stream->peer);
-        incoming->exec = exec;
-        incoming->stream = stream;
-        incoming->peer = stream->peer;
-        incoming->expires_ns = time_after(now_ns, EXEC_PARKED_NS);
-        stream->user = incoming;
-        DL_APPEND(exec->parked_messages, incoming);
+    unsigned char *target = receive == NULL ? incoming->arrival->payload : receive->call.buffer;
+    uint64_t room_bytes = receive == NULL
+                              ? incoming->arrival->payload_bytes
+                              : receive->call.count_elements * dtype_size_bytes(receive->call.dtype);
+    if (reader->taken_bytes > room_bytes || size > room_bytes - reader->taken_bytes) {
+        stream_reader_violates(reader, "a payload that is larger than its receive");
+        return 0;
     }
-    return incoming;
-}
-
-static size_t receive_bytes(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
-                            bool end, uint64_t now_ns)
-{
-    struct exec *exec = context;
-    struct message_incoming *incoming = stream->user;
-    size_t used = 0;
-    (void)end;
-    exec->now_ns = now_ns;
-    if (incoming == NULL) {
-        incoming = incoming_new(exec, stream, now_ns);
-    }
-    if (incoming == NULL) {
-        net_stream_reset(stream);
-        return size;
-    }
-    incoming->stalled = false;
-    while (!incoming->resetting) {
-        if (!incoming->in_message) {
-            if (used == size) {
-                return used;
-            }
-            used += take_header(incoming, bytes + used, size - used);
-            continue;
-        }
-        bool known = incoming->comm != NULL || find_comm(incoming);
-        enum begun begun = known ? begin_message(incoming) : BEGIN_LATER;
-        if (begun != BEGUN) {
-            incoming->stalled = true;
-            return incoming->resetting ? size : used;
-        }
-        if (incoming->header.payload_bytes > incoming->taken_bytes) {
-            if (used == size) {
-                return used;
-            }
-            size_t taken = take_payload(incoming, bytes + used, size - used);
-            used += taken;
-            incoming->stalled = taken == 0;
-            if (incoming->stalled) {
-                return incoming->resetting ? size : used;
-            }
-        }
-        if (incoming->taken_bytes == incoming->header.payload_bytes) {
-            end_message(incoming);
-        }
-    }
+    memcpy(target + reader->taken_bytes, bytes, size);
     return size;
 }
 
-/* As with data: that a stream is reset or lost is no cause in itself. */
-static void receive_closed(void *context, struct net_stream *stream, const struct error *cause,
-                           uint64_t now_ns)
-{
-    struct message_incoming *incoming = stream->user;
-    (void)context;
-    if (incoming == NULL) {
-        return;
-    }
-    stream->user = NULL;
-    incoming->stream = NULL;
-    if (cause == NULL && incoming->in_message && incoming->header.payload_bytes == 0 &&
-        !incoming->resetting) {
-        return; /* all of it is here, and its time has not come */
-    }
-    if (cause == NULL && incoming->header_have > 0) {
-        incoming->exec->now_ns = now_ns;
-        incoming_violates(incoming, "half a message, and the end of its stream");
-    }
-    incoming_free(incoming);
-}
+const struct stream_reader_kind message_reader_kind = {
+    .index = STREAM_READER_MESSAGES,
+    .reader_bytes = sizeof(struct message_reader),
+    .header_text = "a header of a message",
+    .decode = message_decode,
+    .claim = message_claim,
+    .check_next = message_check_next,
+    .begin = message_begin,
+    .take = message_take,
+    .done = message_done,
+    .let_go = message_let_go,
+};
 
-void message_streams_register(struct exec *exec)
-{
-    struct net_stream_handler handler = {.context = exec, .receive = receive_bytes, .closed = receive_closed};
-    net_set_stream_handler(exec->net, NET_STREAM_MESSAGE, &handler);
-}
-
-void message_streams_free(struct exec *exec)
-{
-    static const struct net_stream_handler nobody;
-    struct message_incoming *incoming, *next;
-    net_set_stream_handler(exec->net, NET_STREAM_MESSAGE, &nobody);
-    DL_FOREACH_SAFE(exec->parked_messages, incoming, next)
-    {
-        free(incoming);
-    }
-}
-
-/* A message that has all it needs in the header has nothing left with the network to be delivered again. */
 void message_streams_resume(struct exec_comm *comm)
 {
-    struct message_incoming *incoming, *next;
-    DL_FOREACH_SAFE(comm->messages.incoming, incoming, next)
+    struct stream_reader *reader, *next;
+    DL_FOREACH_SAFE(comm->readers[STREAM_READER_MESSAGES], reader, next)
     {
-        if (!incoming->stalled || incoming->resetting) {
-            continue;
-        }
-        bool begun = incoming->in_message && begin_message(incoming) == BEGUN;
-        if (begun && incoming->header.payload_bytes == incoming->taken_bytes) {
-            end_message(incoming);
-        }
-        if (incoming->resetting) {
-            continue; /* closed follows; it is freed there */
-        }
-        if (incoming->stream != NULL) {
-            incoming->stalled = false;
-            net_stream_resume(incoming->stream);
-        } else if (begun) {
-            incoming_free(incoming);
-        }
+        stream_reader_resume(reader, comm->exec->now_ns);
     }
-}
-
-void message_streams_claim(struct exec_comm *comm)
-{
-    struct message_incoming *incoming, *next;
-    DL_FOREACH_SAFE(comm->exec->parked_messages, incoming, next)
-    {
-        if (incoming->in_message && incoming->header.comm_id == comm->comm_id) {
-            (void)find_comm(incoming);
-        }
-    }
-    message_streams_resume(comm);
-}
-
-void message_streams_detach(struct exec_comm *comm)
-{
-    while (comm->messages.incoming != NULL) {
-        struct message_incoming *incoming = comm->messages.incoming;
-        if (incoming->stream == NULL) {
-            incoming_free(incoming);
-            continue;
-        }
-        incoming_let_go(incoming);
-        DL_DELETE(comm->messages.incoming, incoming);
-        incoming->comm = NULL;
-        DL_APPEND(comm->exec->parked_messages, incoming); /* until the network says that it is closed */
-        exec_park(comm->exec, incoming->peer);
-        incoming_reset(incoming);
-    }
-}
-
-void message_streams_expire(struct exec *exec, uint64_t now_ns)
-{
-    struct message_incoming *incoming, *next;
-    DL_FOREACH_SAFE(exec->parked_messages, incoming, next)
-    {
-        if (incoming->expires_ns > now_ns) {
-            continue;
-        }
-        incoming->expires_ns = TIME_NEVER;
-        if (incoming->stream == NULL) {
-            incoming_free(incoming);
-        } else {
-            incoming_reset(incoming);
-        }
-    }
-}
-
-uint64_t message_streams_deadline_ns(const struct exec *exec)
-{
-    uint64_t earliest_ns = TIME_NEVER;
-    const struct message_incoming *incoming;
-    DL_FOREACH(exec->parked_messages, incoming)
-    {
-        earliest_ns = incoming->expires_ns < earliest_ns ? incoming->expires_ns : earliest_ns;
-    }
-    return earliest_ns;
 }

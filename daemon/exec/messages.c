@@ -433,7 +433,7 @@ void messages_abort(struct exec_comm *comm)
 {
     struct exec_posted *posted;
     message_streams_reset(comm, true);
-    message_streams_detach(comm);
+    stream_readers_detach(comm, &message_reader_kind);
     DL_FOREACH(comm->messages.posted, posted)
     {
         if (posted->state == MESSAGE_SENDING && posted->pipe == NULL) {

@@ -2,8 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/log.h"
-#include "daemon/base/time.h"
+#include <utlist.h>
+
 #include "daemon/dev/reduce.h"
 #include "daemon/exec/exec_internal.h"
 
@@ -12,81 +12,21 @@
 
 enum match { MATCH_READY, MATCH_WAIT, MATCH_FAULT };
 
-static void list_add(struct exec_incoming **list, struct exec_incoming *incoming)
-{
-    incoming->previous = NULL;
-    incoming->next = *list;
-    if (*list != NULL) {
-        (*list)->previous = incoming;
-    }
-    *list = incoming;
-}
+/* A stream of data. */
+struct data_reader {
+    struct stream_reader reader;
+    struct data_header header;
+    struct exec_lane *feeds;               /* from its first header to its end; null while parked */
+    struct exec_lane *lane;                /* the same, once a message matched, until its payload is whole */
+    bool dropping;                         /* the operation was cancelled: the payload is of no use */
+    uint8_t partial[DTYPE_SIZE_MAX_BYTES]; /* of an element that the last piece ended in */
+    uint32_t partial_have;
+    unsigned char *encoded; /* a compressed payload, until it is whole */
+};
 
-static void list_remove(struct exec_incoming **list, struct exec_incoming *incoming)
+static struct data_reader *data_of(struct stream_reader *reader)
 {
-    if (incoming->previous != NULL) {
-        incoming->previous->next = incoming->next;
-    } else {
-        *list = incoming->next;
-    }
-    if (incoming->next != NULL) {
-        incoming->next->previous = incoming->previous;
-    }
-}
-
-static struct exec_incoming **list_of(struct exec_incoming *incoming)
-{
-    return incoming->comm != NULL ? &incoming->comm->incoming : &incoming->exec->parked;
-}
-
-static void incoming_reset(struct exec_incoming *incoming)
-{
-    if (!incoming->resetting) {
-        incoming->resetting = true;
-        if (incoming->stream != NULL) {
-            net_stream_reset(incoming->stream);
-        }
-    }
-}
-
-/* Ends the stream's hold on its lane. A payload that was taken in part cannot be completed by another. */
-static void incoming_let_go(struct exec_incoming *incoming)
-{
-    if (incoming->feeds != NULL) {
-        incoming->feeds->is_cut |= incoming->lane != NULL;
-        incoming->feeds->sources[incoming->node] = NULL;
-    }
-    incoming->feeds = NULL;
-    incoming->lane = NULL;
-    incoming->dropping = false;
-}
-
-static void incoming_free(struct exec_incoming *incoming)
-{
-    incoming_let_go(incoming);
-    list_remove(list_of(incoming), incoming);
-    if (incoming->comm == NULL) {
-        exec_unpark(incoming->exec, incoming->peer);
-    }
-    free(incoming->encoded);
-    free(incoming);
-}
-
-/* See exec_peer_violates. The communicator, if the stream has one, hears of it first. */
-static void incoming_violates(struct exec_incoming *incoming, const char *what)
-{
-    struct exec_comm *comm = incoming->comm;
-    struct error error;
-    if (incoming->resetting) {
-        return;
-    }
-    if (comm != NULL) {
-        error_set(&error, STATUS_PROTOCOL, "\"%s\": node %s sent %s", comm->options.name,
-                  comm->options.node_names[incoming->node], what);
-        exec_comm_fail(comm, &error, incoming->exec->now_ns);
-    }
-    incoming_reset(incoming);
-    exec_peer_violates(incoming->exec, incoming->peer, what);
+    return (struct data_reader *)reader;
 }
 
 static bool calls_agree(const struct data_header *header, const struct exec_op *op)
@@ -98,22 +38,22 @@ static bool calls_agree(const struct data_header *header, const struct exec_op *
 }
 
 /* The operation waits for exec_cancel; what has come of it stays where it is until then. */
-static enum match set_disagreement(const struct exec_incoming *incoming, struct exec_op *op, const char *how,
+static enum match set_disagreement(const struct data_reader *incoming, struct exec_op *op, const char *how,
                                    uint64_t now_ns)
 {
-    struct exec_comm *comm = incoming->comm;
+    struct exec_comm *comm = incoming->reader.comm;
     if (!op->disputed) {
         op->disputed = true;
-        comm->options.disagreed(comm->options.context, op->call.seq, incoming->node, how, now_ns);
+        comm->options.disagreed(comm->options.context, op->call.seq, incoming->reader.node, how, now_ns);
     }
     return MATCH_WAIT;
 }
 
-static enum match set_fault(const struct exec_incoming *incoming, const char *what, struct error *error)
+static enum match set_fault(const struct data_reader *incoming, const char *what, struct error *error)
 {
-    const struct exec_comm_options *options = &incoming->comm->options;
+    const struct exec_comm_options *options = &incoming->reader.comm->options;
     error_set(error, STATUS_PROTOCOL, "\"%s\", operation %llu: node %s sent %s", options->name,
-              (unsigned long long)incoming->header.seq, options->node_names[incoming->node], what);
+              (unsigned long long)incoming->header.seq, options->node_names[incoming->reader.node], what);
     return MATCH_FAULT;
 }
 
@@ -138,15 +78,15 @@ static bool size_agrees(const struct exec_lane *lane, const struct exec_op *op,
     return payload_bytes == lane_message_elements(lane, receive) * op->element_bytes;
 }
 
-static enum match match_lane(struct exec_incoming *incoming, struct exec_op *op, uint64_t now_ns,
+static enum match match_lane(struct data_reader *incoming, struct exec_op *op, uint64_t now_ns,
                              struct error *error)
 {
     const struct data_header *header = &incoming->header;
     bool agreement = header->slice == EXEC_AGREEMENT_SLICE;
-    uint32_t share_count = incoming->comm->share_count;
+    uint32_t share_count = incoming->reader.comm->share_count;
     if (agreement ? !op->agrees
                   : header->slice >= op->slice_count ||
-                        header->slice % share_count != incoming->comm->share_index) {
+                        header->slice % share_count != incoming->reader.comm->share_index) {
         return set_fault(incoming, "a slice that the operation does not have", error);
     }
     struct exec_lane *lane = incoming->feeds;
@@ -169,10 +109,10 @@ static enum match match_lane(struct exec_incoming *incoming, struct exec_op *op,
         return MATCH_WAIT;
     }
     const struct coll_transfer *receive = lane_next_receive(lane);
-    if (header->round < lane->round || receive == NULL || !expected_later(lane, incoming->node)) {
+    if (header->round < lane->round || receive == NULL || !expected_later(lane, incoming->reader.node)) {
         return set_fault(incoming, "data that nothing waits for", error);
     }
-    if (receive->node != incoming->node) {
+    if (receive->node != incoming->reader.node) {
         return MATCH_WAIT;
     }
     if (!size_agrees(lane, op, receive, header->payload_bytes)) {
@@ -187,9 +127,9 @@ static enum match match_lane(struct exec_incoming *incoming, struct exec_op *op,
     return MATCH_READY;
 }
 
-static enum match match(struct exec_incoming *incoming, uint64_t now_ns, struct error *error)
+static enum match match(struct data_reader *incoming, uint64_t now_ns, struct error *error)
 {
-    const struct exec_comm *comm = incoming->comm;
+    const struct exec_comm *comm = incoming->reader.comm;
     struct exec_op *op = comm->first_op;
     const struct data_header *header = &incoming->header;
     if (incoming->lane != NULL || incoming->dropping) {
@@ -221,18 +161,18 @@ static enum match match(struct exec_incoming *incoming, uint64_t now_ns, struct 
 
 /* --- Payloads --- */
 
-static void message_over(struct exec_incoming *incoming)
+static void message_over(struct data_reader *incoming)
 {
-    incoming->in_message = false;
-    incoming->header_have = 0;
+    stream_reader_next_message(&incoming->reader);
     incoming->lane = NULL;
     incoming->dropping = false;
     free(incoming->encoded);
     incoming->encoded = NULL;
 }
 
-static void message_done(struct exec_incoming *incoming, uint64_t now_ns)
+static void data_done(struct stream_reader *reader, uint64_t now_ns)
 {
+    struct data_reader *incoming = data_of(reader);
     struct exec_lane *lane = incoming->lane;
     if (incoming->dropping) {
         message_over(incoming);
@@ -256,7 +196,7 @@ static void message_done(struct exec_incoming *incoming, uint64_t now_ns)
     message_over(incoming);
     lane_received(lane, elements);
     lane_advance(lane, now_ns);
-    receive_resume(incoming->comm);
+    receive_resume(incoming->reader.comm);
 }
 
 /* Whole elements, to where they lie together: within the receive's part of the slice. */
@@ -299,7 +239,7 @@ static bool elements_fit(const struct exec_lane *lane, const struct coll_transfe
 }
 
 /* The next whole elements of the payload; they fit. */
-static void apply_elements(const struct exec_incoming *incoming, const struct coll_transfer *receive,
+static void apply_elements(const struct data_reader *incoming, const struct coll_transfer *receive,
                            uint64_t first, const uint8_t *bytes, uint64_t count)
 {
     const struct exec_lane *lane = incoming->lane;
@@ -325,11 +265,11 @@ static void apply_elements(const struct exec_incoming *incoming, const struct co
  * Elements that lie whole in the piece are taken from there; one that a piece ends in is put together first.
  * Returns 0 when they have no place in what the lane takes now.
  */
-static size_t take_elements(struct exec_incoming *incoming, const struct coll_transfer *receive,
+static size_t take_elements(struct data_reader *incoming, const struct coll_transfer *receive,
                             const uint8_t *bytes, size_t size)
 {
     size_t element = (size_t)lane_op(incoming->lane)->element_bytes;
-    uint64_t first = incoming->taken_bytes / element;
+    uint64_t first = incoming->reader.taken_bytes / element;
     size_t used = 0;
     uint64_t whole = size / element > 0 ? size / element : 1;
     if (!elements_fit(incoming->lane, receive, first, whole)) {
@@ -351,31 +291,33 @@ static size_t take_elements(struct exec_incoming *incoming, const struct coll_tr
 }
 
 /*
- * Returns how much was taken. 0 where there was something to take: the payload is not what the lane takes
- * now. A stream that owns its lane cannot get there; the check costs little, and nothing else stands between
- * a mistake here and other memory.
+ * A stream that owns its lane gets nothing here that the lane does not take now. The check costs little, and
+ * nothing else stands between a mistake in that and other memory.
  */
-static size_t take_payload(struct exec_incoming *incoming, const uint8_t *bytes, size_t size)
+static size_t data_take(struct stream_reader *reader, const uint8_t *bytes, size_t size)
 {
-    uint64_t left = incoming->header.payload_bytes - incoming->taken_bytes;
-    size_t used = size < left ? size : (size_t)left;
-    if (used > 0 && !incoming->dropping) {
-        const struct exec_lane *lane = incoming->lane;
-        if (!lane_takes(lane, incoming->node, &incoming->header)) {
-            return 0;
-        }
-        if (compressed_applies(lane, lane_op(lane))) {
-            memcpy(incoming->encoded + incoming->taken_bytes, bytes, used);
-        } else {
-            used = take_elements(incoming, lane_next_receive(lane), bytes, used);
-        }
+    struct data_reader *incoming = data_of(reader);
+    const struct exec_lane *lane = incoming->lane;
+    if (incoming->dropping) {
+        return size;
     }
-    incoming->taken_bytes += used;
+    size_t used = 0;
+    if (!lane_takes(lane, reader->node, &incoming->header)) {
+        used = 0;
+    } else if (compressed_applies(lane, lane_op(lane))) {
+        memcpy(incoming->encoded + reader->taken_bytes, bytes, size);
+        used = size;
+    } else {
+        used = take_elements(incoming, lane_next_receive(lane), bytes, size);
+    }
+    if (used == 0) {
+        stream_reader_violates(reader, "a payload that is not what its header said");
+    }
     return used;
 }
 
 /* A compressed payload is decoded once it is whole. */
-static bool payload_has_room(struct exec_incoming *incoming)
+static bool payload_has_room(struct data_reader *incoming)
 {
     if (incoming->dropping || incoming->encoded != NULL || incoming->header.payload_bytes == 0 ||
         !compressed_applies(incoming->lane, lane_op(incoming->lane))) {
@@ -385,194 +327,90 @@ static bool payload_has_room(struct exec_incoming *incoming)
     return incoming->encoded != NULL;
 }
 
+static enum stream_ready data_begin(struct stream_reader *reader, uint64_t now_ns)
+{
+    struct data_reader *incoming = data_of(reader);
+    struct error error;
+    enum match ready = match(incoming, now_ns, &error);
+    if (ready == MATCH_READY && !payload_has_room(incoming)) {
+        error_set(&error, STATUS_NO_MEMORY, "\"%s\": no memory for what node %s sends",
+                  reader->comm->options.name, reader->comm->options.node_names[reader->node]);
+        ready = MATCH_FAULT;
+    }
+    if (ready == MATCH_FAULT) {
+        exec_comm_fail(reader->comm, &error, now_ns);
+    }
+    return ready == MATCH_READY ? STREAM_READY : STREAM_WAIT;
+}
+
 /* --- Streams --- */
 
+static const char *data_decode(struct stream_reader *reader)
+{
+    struct data_reader *incoming = data_of(reader);
+    const char *what = NULL;
+    if (data_header_decode(reader->header_bytes, &incoming->header, &what) != STATUS_OK) {
+        return what;
+    }
+    reader->comm_id = incoming->header.comm_id;
+    reader->payload_bytes = incoming->header.payload_bytes;
+    incoming->partial_have = 0;
+    incoming->dropping = false;
+    return NULL;
+}
+
 /* From here on the stream is that lane's, and the lane takes from no other of this node. */
-static void claim_lane(struct exec_incoming *incoming)
+static const char *data_claim(struct stream_reader *reader)
 {
-    struct exec_lane *lane = lane_of_header(incoming->comm, &incoming->header);
-    if (lane->sources[incoming->node] != NULL) {
-        incoming_violates(incoming, "a second stream of data for one lane of slices");
-        return;
+    struct data_reader *incoming = data_of(reader);
+    struct exec_lane *lane = lane_of_header(reader->comm, &incoming->header);
+    if (incoming->header.generation != reader->comm->options.generation) {
+        return "a data header of another generation";
     }
-    lane->sources[incoming->node] = incoming;
+    if (lane->sources[reader->node] != NULL) {
+        return "a second stream of data for one lane of slices";
+    }
+    lane->sources[reader->node] = reader;
     incoming->feeds = lane;
+    return NULL;
 }
 
-static bool header_is_of_communicator(const struct exec_incoming *incoming)
+static const char *data_check_next(const struct stream_reader *reader)
 {
-    return incoming->header.generation == incoming->comm->options.generation;
+    const struct data_reader *incoming = (const struct data_reader *)reader;
+    if (incoming->header.generation != reader->comm->options.generation) {
+        return "a data header of another generation";
+    }
+    bool same = lane_of_header(reader->comm, &incoming->header) == incoming->feeds;
+    return same ? NULL : "data of two lanes of slices on one stream";
 }
 
-static bool find_comm(struct exec_incoming *incoming)
+/* A payload that was taken in part cannot be completed by another stream. */
+static void data_let_go(struct stream_reader *reader)
 {
-    struct exec_comm *comm;
-    HASH_FIND(hh, incoming->exec->comms, &incoming->header.comm_id, sizeof incoming->header.comm_id, comm);
-    if (comm == NULL) {
-        return false;
+    struct data_reader *incoming = data_of(reader);
+    if (incoming->feeds != NULL) {
+        incoming->feeds->is_cut |= incoming->lane != NULL;
+        incoming->feeds->sources[reader->node] = NULL;
     }
-    for (uint32_t node = 0; node < comm->options.node_count; node++) {
-        if (node != comm->options.node_index && comm->peers[node] == incoming->peer) {
-            list_remove(&incoming->exec->parked, incoming);
-            exec_unpark(incoming->exec, incoming->peer);
-            incoming->comm = comm;
-            incoming->node = node;
-            list_add(&comm->incoming, incoming);
-            if (!header_is_of_communicator(incoming)) {
-                incoming_violates(incoming, "a data header of another generation");
-            } else {
-                claim_lane(incoming);
-            }
-            return !incoming->resetting;
-        }
-    }
-    incoming_violates(incoming, "data for a communicator that it has no part in");
-    return false;
+    incoming->feeds = NULL;
+    message_over(incoming);
 }
 
-/* A stream stays with the communicator and the lane of its first header. */
-static void check_next_header(struct exec_incoming *incoming)
-{
-    if (incoming->header.comm_id != incoming->comm->comm_id || !header_is_of_communicator(incoming)) {
-        incoming_violates(incoming, "data of two communicators on one stream");
-    } else if (lane_of_header(incoming->comm, &incoming->header) != incoming->feeds) {
-        incoming_violates(incoming, "data of two lanes of slices on one stream");
-    }
-}
+const struct stream_reader_kind data_reader_kind = {
+    .index = STREAM_READER_DATA,
+    .reader_bytes = sizeof(struct data_reader),
+    .header_text = "a data header",
+    .decode = data_decode,
+    .claim = data_claim,
+    .check_next = data_check_next,
+    .begin = data_begin,
+    .take = data_take,
+    .done = data_done,
+    .let_go = data_let_go,
+};
 
-static size_t take_header(struct exec_incoming *incoming, const uint8_t *bytes, size_t size)
-{
-    size_t wanted = DATA_HEADER_BYTES - incoming->header_have;
-    size_t used = size < wanted ? size : wanted;
-    memcpy(incoming->header_bytes + incoming->header_have, bytes, used);
-    incoming->header_have += (uint32_t)used;
-    if (incoming->header_have == DATA_HEADER_BYTES) {
-        const char *what = NULL;
-        if (data_header_decode(incoming->header_bytes, &incoming->header, &what) != STATUS_OK) {
-            char text[96];
-            (void)snprintf(text, sizeof text, "a data header that is malformed: %s", what);
-            incoming_violates(incoming, text);
-        } else if (incoming->comm != NULL) {
-            check_next_header(incoming);
-        }
-        incoming->in_message = true;
-        incoming->taken_bytes = 0;
-        incoming->partial_have = 0;
-        incoming->dropping = false;
-    }
-    return used;
-}
-
-/* Null without memory, or when that peer has too many streams parked. */
-static struct exec_incoming *incoming_new(struct exec *exec, struct net_stream *stream, uint64_t now_ns)
-{
-    struct exec_incoming *incoming = exec_may_park(exec, stream->peer) ? calloc(1, sizeof *incoming) : NULL;
-    if (incoming == NULL) {
-        return NULL;
-    }
-    exec_park(exec, stream->peer);
-    incoming->exec = exec;
-    incoming->stream = stream;
-    incoming->peer = stream->peer;
-    incoming->expires_ns = time_after(now_ns, EXEC_PARKED_NS);
-    stream->user = incoming;
-    list_add(&exec->parked, incoming);
-    return incoming;
-}
-
-static size_t receive_bytes(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
-                            bool end, uint64_t now_ns)
-{
-    (void)end;
-    struct exec *exec = context;
-    struct exec_incoming *incoming = stream->user;
-    exec->now_ns = now_ns;
-    incoming = incoming != NULL ? incoming : incoming_new(exec, stream, now_ns);
-    if (incoming == NULL) {
-        net_stream_reset(stream);
-        return size;
-    }
-    size_t used = 0;
-    incoming->stalled = false;
-    for (;;) {
-        if (incoming->resetting) {
-            return size;
-        }
-        if (!incoming->in_message) {
-            if (used == size) {
-                return used;
-            }
-            used += take_header(incoming, bytes + used, size - used);
-            continue;
-        }
-        struct error error;
-        enum match ready =
-            incoming->comm != NULL || find_comm(incoming) ? match(incoming, now_ns, &error) : MATCH_WAIT;
-        if (ready == MATCH_READY && !payload_has_room(incoming)) {
-            error_set(&error, STATUS_NO_MEMORY, "\"%s\": no memory for what node %s sends",
-                      incoming->comm->options.name, incoming->comm->options.node_names[incoming->node]);
-            ready = MATCH_FAULT;
-        }
-        if (ready == MATCH_FAULT) {
-            incoming->stalled = true;
-            exec_comm_fail(incoming->comm, &error, now_ns);
-            return used;
-        }
-        if (ready == MATCH_WAIT) {
-            incoming->stalled = true;
-            return incoming->resetting ? size : used;
-        }
-        size_t taken = take_payload(incoming, bytes + used, size - used);
-        if (taken == 0 && used < size && incoming->taken_bytes < incoming->header.payload_bytes) {
-            incoming_violates(incoming, "a payload that is not what its header said");
-            return size;
-        }
-        used += taken;
-        if (incoming->taken_bytes == incoming->header.payload_bytes) {
-            message_done(incoming, now_ns);
-        } else if (used == size) {
-            return used;
-        }
-    }
-}
-
-/*
- * A stream that is reset or lost is not reported from here: the mesh learns of a lost node, and a node that
- * gives up a communicator says why in its Abort, so that all ranks get that cause and not "a stream was
- * reset".
- */
-static void receive_closed(void *context, struct net_stream *stream, const struct error *cause,
-                           uint64_t now_ns)
-{
-    (void)context;
-    struct exec_incoming *incoming = stream->user;
-    if (incoming == NULL) {
-        return;
-    }
-    stream->user = NULL;
-    incoming->stream = NULL;
-    if (cause == NULL && incoming->in_message && incoming->header.payload_bytes == 0 &&
-        !incoming->resetting) {
-        return; /* all of it is here, and its time has not come */
-    }
-    if (cause == NULL && incoming->header_have > 0) {
-        incoming->exec->now_ns = now_ns;
-        incoming_violates(incoming, "half a message of data, and the end of its stream");
-    }
-    incoming_free(incoming);
-}
-
-void receive_register(struct exec *exec)
-{
-    struct net_stream_handler handler = {.context = exec, .receive = receive_bytes, .closed = receive_closed};
-    net_set_stream_handler(exec->net, NET_STREAM_DATA, &handler);
-}
-
-/*
- * Lets go on what waited and now matches. A message without payload has nothing left with the network to be
- * delivered again, so it is done from here; that may let others go on, so the list is walked until nothing
- * moves.
- */
+/* What is done may let others go on, so the list is walked until nothing moves. */
 void receive_resume(struct exec_comm *comm)
 {
     if (comm->resuming) {
@@ -581,30 +419,14 @@ void receive_resume(struct exec_comm *comm)
     }
     comm->resuming = true;
     do {
+        struct stream_reader *reader, *next;
         comm->resume_again = false;
-        struct exec_incoming *next;
-        for (struct exec_incoming *incoming = comm->incoming; incoming != NULL && !comm->failed;
-             incoming = next) {
-            struct error error;
-            next = incoming->next;
-            if (!incoming->stalled || incoming->resetting) {
-                continue;
+        DL_FOREACH_SAFE(comm->readers[STREAM_READER_DATA], reader, next)
+        {
+            if (comm->failed) {
+                break;
             }
-            enum match ready = match(incoming, comm->exec->now_ns, &error);
-            if (ready == MATCH_FAULT) {
-                exec_comm_fail(comm, &error, comm->exec->now_ns);
-            } else if (ready == MATCH_READY && incoming->header.payload_bytes == 0) {
-                incoming->stalled = false;
-                message_done(incoming, comm->exec->now_ns);
-                if (incoming->stream != NULL) {
-                    net_stream_resume(incoming->stream);
-                } else {
-                    incoming_free(incoming);
-                }
-            } else if (ready == MATCH_READY) {
-                incoming->stalled = false;
-                net_stream_resume(incoming->stream);
-            }
+            stream_reader_resume(reader, comm->exec->now_ns);
         }
     } while (comm->resume_again && !comm->failed);
     comm->resuming = false;
@@ -612,56 +434,14 @@ void receive_resume(struct exec_comm *comm)
 
 void receive_drop(struct exec_comm *comm, uint64_t seq)
 {
-    for (struct exec_incoming *incoming = comm->incoming; incoming != NULL; incoming = incoming->next) {
-        if (incoming->in_message && incoming->header.seq == seq) {
+    struct stream_reader *reader;
+    DL_FOREACH(comm->readers[STREAM_READER_DATA], reader)
+    {
+        struct data_reader *incoming = data_of(reader);
+        if (reader->in_message && incoming->header.seq == seq) {
             incoming->lane = NULL; /* what is left of the payload goes nowhere */
             incoming->dropping = true;
         }
     }
     receive_resume(comm);
-}
-
-void receive_claim_parked(struct exec_comm *comm)
-{
-    struct exec_incoming *next;
-    for (struct exec_incoming *incoming = comm->exec->parked; incoming != NULL; incoming = next) {
-        next = incoming->next;
-        if (incoming->in_message && incoming->header.comm_id == comm->comm_id) {
-            (void)find_comm(incoming); /* stays stalled until the operation runs */
-        }
-    }
-}
-
-void receive_detach(struct exec_comm *comm)
-{
-    while (comm->incoming != NULL) {
-        struct exec_incoming *incoming = comm->incoming;
-        if (incoming->stream == NULL) {
-            incoming_free(incoming);
-            continue;
-        }
-        incoming_let_go(incoming);
-        list_remove(&comm->incoming, incoming);
-        incoming->comm = NULL;
-        list_add(&comm->exec->parked, incoming); /* until the network says that it is closed */
-        exec_park(comm->exec, incoming->peer);
-        incoming_reset(incoming);
-    }
-}
-
-void receive_expire(struct exec *exec, uint64_t now_ns)
-{
-    struct exec_incoming *next;
-    for (struct exec_incoming *incoming = exec->parked; incoming != NULL; incoming = next) {
-        next = incoming->next;
-        if (incoming->expires_ns > now_ns) {
-            continue;
-        }
-        incoming->expires_ns = TIME_NEVER;
-        if (incoming->stream == NULL) {
-            incoming_free(incoming);
-        } else {
-            incoming_reset(incoming);
-        }
-    }
 }

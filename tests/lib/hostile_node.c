@@ -316,10 +316,12 @@ bool hostile_say_message(struct hostile *hostile, struct net_stream *stream,
 
 /* --- What node a's users call --- */
 
-/* Outcomes tell whose they are by their context alone. */
+/* A call that has not ended. */
 struct pending {
     struct hostile *hostile;
     struct hostile_outcome *outcome;
+    uint64_t counts[HOSTILE_LOCAL_RANKS][HOSTILE_RANKS]; /* layouts, valid until the end */
+    uint64_t displacements[HOSTILE_LOCAL_RANKS][HOSTILE_RANKS];
 };
 
 static struct pending *pending_new(struct hostile *hostile, struct hostile_outcome *outcome)
@@ -350,22 +352,69 @@ static void message_done(void *context, const struct error *result, uint32_t sou
     op_done(context, result, now_ns);
 }
 
-uint64_t hostile_submit(struct hostile *hostile, enum op_kind kind, uint64_t count, uint32_t root_rank,
+static bool has_blocks_in(enum op_kind kind)
+{
+    return kind == OP_KIND_REDUCE_SCATTER || kind == OP_KIND_ALL_TO_ALL || kind == OP_KIND_SCATTER;
+}
+
+static bool has_blocks_out(enum op_kind kind)
+{
+    return kind == OP_KIND_ALL_GATHER || kind == OP_KIND_ALL_TO_ALL || kind == OP_KIND_GATHER;
+}
+
+uint64_t hostile_input_bytes(const struct hostile_call *call)
+{
+    uint64_t blocks = has_blocks_in(call->kind) ? HOSTILE_RANKS : 1;
+    return blocks * call->count_elements * dtype_size_bytes(call->dtype);
+}
+
+uint64_t hostile_output_bytes(const struct hostile_call *call)
+{
+    uint64_t blocks = has_blocks_out(call->kind) ? HOSTILE_RANKS : 1;
+    return blocks * call->count_elements * dtype_size_bytes(call->dtype);
+}
+
+/* Sizes between two ranks are the same from either side: by how far they are apart. Their sum is that of
+ * equal blocks. */
+static void hostile_layout(uint32_t rank, uint64_t count, uint64_t counts[HOSTILE_RANKS],
+                           uint64_t displacements[HOSTILE_RANKS])
+{
+    uint64_t at = 0;
+    for (uint32_t other = 0; other < HOSTILE_RANKS; other++) {
+        uint64_t part = count / 2;
+        uint32_t apart = rank ^ other;
+        counts[other] = apart == 0 ? count : apart == 1 ? count + part : apart == 2 ? count - part : count;
+        displacements[other] = at;
+        at += counts[other];
+    }
+}
+
+uint64_t hostile_submit(struct hostile *hostile, const struct hostile_call *asked,
                         const struct hostile_buffer in[HOSTILE_LOCAL_RANKS],
                         const struct hostile_buffer out[HOSTILE_LOCAL_RANKS], struct hostile_outcome *outcome)
 {
     struct exec_rank ranks[HOSTILE_LOCAL_RANKS];
-    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
-        ranks[i] = (struct exec_rank){
-            .input = hostile_at(&in[i]), .output = hostile_at(&out[i]), .factor = 1, .count_elements = count};
-    }
     struct pending *pending = pending_new(hostile, outcome);
-    struct exec_call call = {.kind = kind,
-                             .dtype = DTYPE_U8,
+    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
+        ranks[i] = (struct exec_rank){.input = hostile_at(&in[i]),
+                                      .output = hostile_at(&out[i]),
+                                      .factor = 1,
+                                      .count_elements = asked->count_elements};
+        if (asked->has_layouts) {
+            hostile_layout(2 * i, asked->count_elements, pending->counts[i], pending->displacements[i]);
+            ranks[i].input_layout = ranks[i].output_layout =
+                (struct exec_layout){pending->counts[i], pending->displacements[i]};
+        }
+    }
+    struct exec_call call = {.kind = asked->kind,
+                             .dtype = asked->dtype,
                              .reduce = REDUCE_SUM,
                              .seq = hostile->seq + 1,
-                             .count_elements = count,
-                             .root_rank = root_rank,
+                             .count_elements = asked->has_layouts ? 0 : asked->count_elements,
+                             .root_rank = asked->root_rank,
+                             .has_layouts = asked->has_layouts,
+                             .compression = asked->compression,
+                             .top_k_permille = asked->compression == COMPRESSION_TOP_K ? 100 : 0,
                              .part_count = 1,
                              .rank_count = HOSTILE_LOCAL_RANKS,
                              .ranks = ranks,

@@ -82,9 +82,20 @@ bool hostile_say_data(struct hostile *hostile, struct net_stream *stream, const 
 bool hostile_say_message(struct hostile *hostile, struct net_stream *stream,
                          const struct message_header *header);
 
-/* Node a's two ranks call an operation of count u8 elements, sum; buffers of both, as large as the operation
- * needs them. Returns its number; 0: refused. */
-uint64_t hostile_submit(struct hostile *hostile, enum op_kind kind, uint64_t count, uint32_t root_rank,
+/* What node a's two ranks call: a sum, where it reduces. */
+struct hostile_call {
+    enum op_kind kind;
+    enum dtype dtype;
+    uint64_t count_elements;
+    uint32_t root_rank;
+    enum compression compression;
+    bool has_layouts; /* all_to_all: each block has a size of its own, count_elements on average */
+};
+/* What the buffers of one rank are to have. */
+uint64_t hostile_input_bytes(const struct hostile_call *call);
+uint64_t hostile_output_bytes(const struct hostile_call *call);
+/* The buffers are those of both ranks. Returns the operation's number; 0: refused. */
+uint64_t hostile_submit(struct hostile *hostile, const struct hostile_call *call,
                         const struct hostile_buffer in[HOSTILE_LOCAL_RANKS],
                         const struct hostile_buffer out[HOSTILE_LOCAL_RANKS],
                         struct hostile_outcome *outcome);

@@ -40,9 +40,12 @@ static void buffers_free(void)
     }
 }
 
+static const struct hostile_call all_reduce_call = {
+    .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_U8, .count_elements = COUNT};
+
 static void all_reduce(struct hostile_outcome *outcome)
 {
-    assert_int_not_equal(hostile_submit(&hostile, OP_KIND_ALL_REDUCE, COUNT, 0, in, out, outcome), 0);
+    assert_int_not_equal(hostile_submit(&hostile, &all_reduce_call, in, out, outcome), 0);
     hostile_turns(&hostile, 50);
 }
 
@@ -84,7 +87,7 @@ static void test_a_second_stream_for_a_lane(void **state)
     assert_int_equal(hostile.failure.status, STATUS_PROTOCOL);
     assert_non_null(strstr(hostile.failure.text, "node b sent a second stream"));
     assert_int_equal(first.calls, 0);
-    assert_int_equal(hostile_submit(&hostile, OP_KIND_ALL_REDUCE, COUNT, 0, in, out, &second), 0);
+    assert_int_equal(hostile_submit(&hostile, &all_reduce_call, in, out, &second), 0);
     (void)hostile_say(&hostile, half, payload, header.payload_bytes / 2);
     net_stream_reset(half);
     net_stream_reset(whole);

@@ -201,6 +201,15 @@ struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *nam
     return peer;
 }
 
+struct quic_peer *quic_peer_at(struct quic_endpoint *endpoint, const struct quic_address *address)
+{
+    struct quic_address_key key;
+    struct quic_peer *peer = NULL;
+    quic_address_key(address, &key);
+    HASH_FIND(by_address, endpoint->peers_by_address, &key, sizeof key, peer);
+    return peer != NULL && !peer->removed ? peer : NULL;
+}
+
 static enum status quic_peers_grow(struct quic_endpoint *endpoint, struct error *error)
 {
     if (endpoint->peer_count < endpoint->peer_capacity) {

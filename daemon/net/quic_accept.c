@@ -103,11 +103,6 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
         quic_drop(endpoint, datagram, "of no connection, and not the first of one");
         return;
     }
-    if (endpoint->half_open >= QUIC_HALF_OPEN_MAX) {
-        endpoint->statistics.refused_handshakes++;
-        quic_drop(endpoint, datagram, "too many handshakes are under way");
-        return;
-    }
     ngtcp2_cid original;
     bool validated = false;
     if (header.tokenlen > 0 && header.token[0] == NGTCP2_CRYPTO_TOKEN_MAGIC_RETRY2) {
@@ -121,8 +116,21 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
             return;
         }
     }
-    if (!validated && endpoint->half_open >= QUIC_HALF_OPEN_RETRY) {
+    const struct quic_peer *peer = quic_peer_at(endpoint, datagram->remote);
+    switch (quic_admission_ask(&endpoint->admission, datagram->remote, peer == NULL ? NULL : &peer->slots,
+                               validated)) {
+    case QUIC_VERDICT_ADMIT:
+        break;
+    case QUIC_VERDICT_RETRY:
         quic_retry(endpoint, datagram, &header);
+        return;
+    case QUIC_VERDICT_DROP_ALL:
+        endpoint->statistics.refused_handshakes++;
+        quic_drop(endpoint, datagram, "too many handshakes are under way");
+        return;
+    case QUIC_VERDICT_DROP_ADDRESS:
+        endpoint->statistics.refused_handshakes++;
+        quic_drop(endpoint, datagram, "too many handshakes from its address are under way");
         return;
     }
     struct quic_connection *connection =

@@ -244,8 +244,12 @@ struct quic_connection *quic_connection_accept(struct quic_endpoint *endpoint, c
     ngtcp2_transport_params parameters;
     uint16_t probes[3];
     ngtcp2_cid source;
-    connection->half_open = true;
-    endpoint->half_open++;
+    struct quic_peer *peer = quic_peer_at(endpoint, datagram->remote);
+    if (!quic_admission_take(&endpoint->admission, datagram->remote, peer == NULL ? NULL : &peer->slots,
+                             original != NULL, &connection->slot)) {
+        quic_connection_free(connection);
+        return NULL;
+    }
     quic_path(&path, datagram->local, datagram->remote);
     quic_settings(endpoint, datagram->remote, probes, &settings, &parameters);
     parameters.original_dcid = original != NULL ? *original : header->dcid;
@@ -273,10 +277,7 @@ struct quic_connection *quic_connection_accept(struct quic_endpoint *endpoint, c
 
 void quic_connection_dissolve(struct quic_connection *connection)
 {
-    if (connection->half_open) {
-        connection->half_open = false;
-        connection->endpoint->half_open--;
-    }
+    quic_admission_give_back(&connection->endpoint->admission, &connection->slot);
     if (connection->tls != NULL) {
         SSL_set_app_data(connection->tls, NULL);
     }

@@ -18,6 +18,7 @@
 #include "daemon/net/net.h"
 #include "daemon/net/quic.h"
 #include "daemon/net/quic_address.h"
+#include "daemon/net/quic_admission.h"
 #include "daemon/net/quic_socket.h"
 #include "daemon/net/quic_tls.h"
 #include "proto/types.h"
@@ -55,8 +56,6 @@
 #define QUIC_CONNECTION_WINDOW_BYTES                                                                         \
     (256ull * NET_STREAM_WINDOW_BYTES)          /* the most that a peer makes us keep: 1 GiB */
 #define QUIC_CONTROL_RESERVE_BYTES (1ull << 20) /* of that window: for control streams alone */
-#define QUIC_HALF_OPEN_MAX 1024u                /* incoming handshakes under way; beyond: dropped */
-#define QUIC_HALF_OPEN_RETRY 64u                /* beyond: addresses are validated by Retry first */
 #define QUIC_RETRY_TOKEN_TIMEOUT_NS (10 * TIME_S)
 #define QUIC_RECEIVE_BUDGET 2048u             /* datagrams read before others have their turn */
 #define QUIC_STREAM_QUANTUM_BYTES (64u << 10) /* of one stream before the next one has its turn */
@@ -191,7 +190,7 @@ struct quic_connection {
     bool silent;            /* without telling the peer */
     bool forgotten;         /* and without a trace: what still arrives is of no connection */
     bool suspected;         /* an ICMP error came: peer_suspect is to be called */
-    bool half_open;         /* counted among the incoming handshakes under way */
+    struct quic_slot slot;  /* of an incoming handshake */
     struct quic_peer *peer; /* null: incoming, not authenticated yet */
     struct quic_address remote;
     uint64_t created_ns;
@@ -233,6 +232,7 @@ struct quic_peer {
     char name[NODE_NAME_MAX_BYTES + 1];
     struct quic_address address;
     struct quic_address_key key;
+    uint32_t slots; /* of incoming handshakes from this address and port */
     struct quic_connection *up;
     struct quic_connection *dial; /* our attempt, until authenticated */
     struct quic_peer *dial_prev, *dial_next;
@@ -275,7 +275,7 @@ struct quic_endpoint {
 
     struct quic_connection *connections;
     struct quic_sender *lost_senders;
-    uint32_t half_open;
+    struct quic_admission admission;
 
     /* What the next quic_settle does. */
     struct quic_message *done;
@@ -304,6 +304,8 @@ static inline struct quic_endpoint *quic_endpoint_of(struct net *net)
     return (struct quic_endpoint *)net;
 }
 
+/* Whose address and port it is; null when it is no peer's, or that of one that was removed. */
+struct quic_peer *quic_peer_at(struct quic_endpoint *endpoint, const struct quic_address *address);
 /* Null for a name that is not a peer's. */
 struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *name);
 

@@ -158,10 +158,7 @@ static void quic_peer_up(struct quic_connection *connection, uint64_t now_ns)
     struct quic_peer *peer = connection->peer;
     struct quic_receiver *receiver;
     connection->authenticated = false;
-    if (connection->half_open) {
-        connection->half_open = false;
-        endpoint->half_open--;
-    }
+    quic_admission_give_back(&endpoint->admission, &connection->slot);
     if (quic_peer_prefers_ours(connection)) {
         quic_connection_replace(connection, now_ns);
         return;
@@ -233,10 +230,7 @@ void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns)
 void quic_peer_unreachable(void *context, const struct quic_address *remote)
 {
     struct quic_endpoint *endpoint = context;
-    struct quic_address_key key;
-    struct quic_peer *peer = NULL;
-    quic_address_key(remote, &key);
-    HASH_FIND(by_address, endpoint->peers_by_address, &key, sizeof key, peer);
+    struct quic_peer *peer = quic_peer_at(endpoint, remote);
     if (peer == NULL) {
         return;
     }

@@ -468,7 +468,7 @@ static void a_peer_that_is_revoked_during_its_handshake_is_refused(void **state)
     quic_node_add_peer(b, "a", a->port);
     quic_node_connect(b, 0);
     const struct quic_endpoint *endpoint = quic_endpoint_of(a->net);
-    assert_true(quic_run_until_count(loop, &endpoint->half_open, 1, 3000));
+    assert_true(quic_run_until_count(loop, &endpoint->admission.half_open, 1, 3000));
     test_pki_revoke(pki, "b-early");
     quic_node_options(pki, "a", &options);
     options.revocation_path = test_pki_path(pki, "crl.pem");

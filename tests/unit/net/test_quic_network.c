@@ -316,7 +316,7 @@ static void garbage_disturbs_nothing(void **state)
     struct net_statistics after;
     net_statistics(b->net, &after);
     assert_true(after.dropped_datagrams - before.dropped_datagrams > sent / 4);
-    assert_true(endpoint->half_open <= QUIC_HALF_OPEN_RETRY);
+    assert_true(endpoint->admission.half_open <= QUIC_HALF_OPEN_ADDRESS_RETRY);
     close(stranger.fd);
 }
 
@@ -398,9 +398,9 @@ static void floods_of_handshakes_are_bounded(void **state)
             quic_run_for(loop, 1);
         }
     }
-    quic_run_until_count(loop, &endpoint->half_open, QUIC_HALF_OPEN_RETRY, 3000);
+    quic_run_until_count(loop, &endpoint->admission.half_open, QUIC_HALF_OPEN_ADDRESS_RETRY, 3000);
     quic_run_for(loop, 200);
-    assert_int_equal(endpoint->half_open, QUIC_HALF_OPEN_RETRY);
+    assert_int_equal(endpoint->admission.half_open, QUIC_HALF_OPEN_ADDRESS_RETRY);
 
     struct quic_node *c =
         quic_node_new(loop, pki, "c", NULL); /* whoever has the address that he claims gets through */
@@ -412,9 +412,9 @@ static void floods_of_handshakes_are_bounded(void **state)
     }
     assert_true(c->up[0]);
     assert_true(b->up[index]);
-    assert_int_equal(endpoint->half_open, QUIC_HALF_OPEN_RETRY);
+    assert_int_equal(endpoint->admission.half_open, QUIC_HALF_OPEN_ADDRESS_RETRY);
     quic_run_for(loop, 5500); /* the handshake's time-out */
-    assert_int_equal(endpoint->half_open, 0);
+    assert_int_equal(endpoint->admission.half_open, 0);
     assert_true(c->up[0]);
     quic_node_free(c);
 }

@@ -1,3 +1,4 @@
+comma := ,
 objects_of = $(patsubst %.c,$(BUILD)/%.o,$1)
 programs_of = $(patsubst %.c,$(BUILD)/%,$1)
 
@@ -15,12 +16,15 @@ GPU_SUPPORT := $(call objects_of,$(filter-out tests/gpu/check_% tests/gpu/bench_
 FUZZ_MAIN := $(BUILD)/tests/lib/fuzz_replay_main.o
 TEST_SUPPORT := $(filter-out $(FUZZ_MAIN),$(call objects_of,$(wildcard tests/lib/*.c)))
 SIM_SUPPORT := $(call objects_of,$(filter-out tests/sim/test_%,$(wildcard tests/sim/*.c)))
+FAILURE_TEST := $(BUILD)/tests/failures/check_failures
+FAILURE_RANK := $(BUILD)/tests/failures/failure_rank
+FAIL_CALLS_OBJECT := $(BUILD)/tests/failures/fail_calls.o
 DOUBLE_OBJECTS := $(call objects_of,$(wildcard tests/cuda_double/*.c))
 CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
 NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
-TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS)
+TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS) $(FAILURE_TEST) $(FAILURE_RANK)
 HOSTILE_COMMD := $(BUILD)/tests/attacks/hostile_commd
-TEST_OBJECTS := $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS)
+TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
@@ -45,6 +49,16 @@ $(GPU_PROGRAMS): %: %.o $(GPU_SUPPORT) $(TEST_ARCHIVES)
 $(HOSTILE_COMMD): EXTRA_LIBS = -Wl,--wrap=net_stream_send,--wrap=net_stream_reset,--wrap=frame_decoder_next $(COMMD_LIBS)
 $(HOSTILE_COMMD): $(HOSTILE_COMMD).o $(BUILD)/daemon/commd.o $(BUILD)/libcommd.a
 	$(link)
+# Calls that fail once: tests/failures/fail_calls.c has them.
+FAIL_CALLS := malloc calloc realloc reallocarray aligned_alloc strdup strndup mmap open fcntl socket bind listen connect accept4 \
+    getsockopt setsockopt getsockname send sendmsg recv recvmsg sendmmsg recvmmsg read write poll pipe2 eventfd memfd_create \
+    ftruncate fstat chmod timerfd_create timerfd_settime getrandom pthread_create event_add event_base_new_with_config \
+    protobuf_c_message_unpack
+$(FAILURE_TEST): %: %.o $(FAIL_CALLS_OBJECT) $(TEST_ARCHIVES) | $(FAILURE_RANK)
+	$(link)
+$(FAILURE_RANK): %: %.o $(FAIL_CALLS_OBJECT) $(BUILD)/libcommclient.a
+	$(link)
+$(FAILURE_TEST) $(FAILURE_RANK): LDFLAGS_ALL += $(addprefix -Wl$(comma)--wrap=,$(FAIL_CALLS))
 $(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 

@@ -238,7 +238,9 @@ bool api_poll(struct api *api, uint64_t now_ns)
             rings_set_asleep(session);
         }
     }
-    return turns_serve(&api->turns, now_ns);
+    bool any = turns_serve(&api->turns, now_ns);
+    api_sessions_free_gone(api);
+    return any;
 }
 
 bool api_is_awake(const struct api *api)

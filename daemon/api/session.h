@@ -156,8 +156,9 @@ struct api {
     struct api_session *unheard;  /* that have not said Hello, oldest first */
     struct loop_timer *greetings; /* when the first of these is due */
     struct turns turns;           /* whose sessions have work */
-    struct api_session *awake;    /* whose rings are polled */
-    struct api_session *bells;    /* whose doorbell is to be rung */
+    struct api_session *gone;  /* released in a turn of theirs, by awake_next: see api_sessions_free_gone */
+    struct api_session *awake; /* whose rings are polled */
+    struct api_session *bells; /* whose doorbell is to be rung */
     uint64_t last_session_id;
     uint64_t now_ns; /* of the last api_poll: for what tells no time */
     uint64_t ops_completed;
@@ -263,6 +264,10 @@ void api_greetings_due(void *context, uint64_t now_ns);
 #define API_LIST_PIECE 8      /* submits of a list, in a turn */
 #define API_RELEASE_PIECE 256 /* packets that nobody reads, in a turn */
 enum turn_result api_session_turn(void *context, uint64_t now_ns);
+/*
+ * After turns_serve: the last session of a user takes the account with it, whose line a turn is served on.
+ */
+void api_sessions_free_gone(struct api *api);
 /* Does the first of a list's submits, and keeps the others for its turns. */
 void api_list_begin(struct api_session *session, const uint8_t *list, size_t size, uint64_t now_ns);
 

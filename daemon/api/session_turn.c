@@ -2,6 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utlist.h>
+
 #include "daemon/api/session.h"
 
 /* What a session does when it is its account's turn: one packet, some submits of a list, or, once its client
@@ -168,17 +170,28 @@ static enum turn_result release_turn(struct api_session *session, uint64_t now_n
     }
     HASH_DEL(session->api->sessions, session);
     session->api->listeners[session->role].session_count--;
-    api_session_discharge(session);
-    free(session);
+    LL_PREPEND2(session->api->gone, session, awake_next);
     return TURN_DONE;
+}
+
+void api_sessions_free_gone(struct api *api)
+{
+    while (api->gone != NULL) {
+        struct api_session *session = api->gone;
+        LL_DELETE2(api->gone, session, awake_next);
+        api_session_discharge(session);
+        free(session);
+    }
 }
 
 void api_session_free(struct api_session *session, uint64_t now_ns)
 {
     turn_cancel(&session->api->turns, &session->turn);
     session->broken = true;
+    struct api *api = session->api;
     while (release_turn(session, now_ns) == TURN_MORE) {
     }
+    api_sessions_free_gone(api);
 }
 
 /* --- Turns --- */

@@ -262,6 +262,7 @@ static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
     daemon_use_certificates(daemon, certificates);
     conf_free(daemon->conf);
     daemon->conf = conf;
+    req_recheck_users(daemon->req, now_ns);
     log_info("reload: done");
     sd_notify(0, "READY=1");
 }
@@ -445,6 +446,12 @@ static enum status daemon_make_signals(struct daemon *daemon, struct error *erro
     return status;
 }
 
+static bool daemon_user_may(void *context, uint32_t uid, const char *node)
+{
+    const struct daemon *daemon = context;
+    return conf_user_may(daemon->conf, uid, node);
+}
+
 static enum status daemon_make(struct daemon *daemon, struct error *error)
 {
     enum status status = daemon_load_conf(&daemon->options->conf, &daemon->conf, error);
@@ -476,6 +483,8 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     struct req_options req_options = {.rail_count = daemon->rail_count,
                                       .mesh = daemon->mesh,
                                       .exec = daemon->exec,
+                                      .user_may = daemon_user_may,
+                                      .user_may_context = daemon,
                                       .slice_bytes = status == STATUS_OK ? daemon->conf->slice_bytes : 0,
                                       .algorithms = status == STATUS_OK ? daemon->conf->algorithms : ""};
     if (status == STATUS_OK) {

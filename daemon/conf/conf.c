@@ -10,6 +10,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/conf/source.h"
+#include "daemon/conf/users.h"
 #include "proto/types.h"
 #include "proto/version.h"
 
@@ -347,6 +348,8 @@ static enum status read_settings(struct conf *conf, const config_t *parsed, cons
         describe_place(path, entry, where, sizeof where);
         if (strcmp(config_setting_name(entry), "nodes") == 0) {
             status = read_nodes(conf, entry, path, where, error);
+        } else if (strcmp(config_setting_name(entry), "users") == 0) {
+            status = conf_users_read(conf, entry, path, error);
         } else {
             status = read_scalar(conf, entry, where, error);
         }
@@ -522,6 +525,9 @@ enum status conf_load(const struct conf_options *options, struct conf **out, str
         status = default_node_name(conf, error);
     }
     if (status == STATUS_OK) {
+        status = conf_users_check(conf, error);
+    }
+    if (status == STATUS_OK) {
         status = find_ourselves(conf, error);
     }
     if (status == STATUS_OK) {
@@ -548,6 +554,7 @@ void conf_free(struct conf *conf)
         free(conf->nodes[i].source);
     }
     free(conf->nodes);
+    conf_users_free(conf);
     for (size_t i = 0; i < SETTING_COUNT; i++) {
         if (schema[i].type != SETTING_NUMBER) {
             free(*text_field(conf, &schema[i]));
@@ -578,6 +585,7 @@ void conf_visit(const struct conf *conf, conf_visit_function *visit, void *conte
         snprintf(key, sizeof key, "nodes.%s", conf->nodes[i].name);
         visit(context, key, conf->nodes[i].address, conf->nodes[i].source);
     }
+    conf_users_visit(conf, visit, context);
 }
 
 bool conf_is_given(const struct conf *conf, const char *key)

@@ -13,6 +13,7 @@
  * start, with file, line, key and what was expected.
  */
 #define CONF_NODES_MAX 16384
+#define CONF_USERS_MAX 4096
 #define CONF_OVERRIDES_MAX 32
 #define CONF_FILE_MAX_BYTES (16u << 20)
 
@@ -20,6 +21,15 @@ struct conf_node {
     char *name;
     char *address;
     char *source; /* "file:line" */
+};
+
+/* A user who may have ranks on some nodes alone. */
+struct conf_user {
+    uint32_t uid;
+    char *name;   /* as the file says it */
+    char **nodes; /* sorted */
+    size_t node_count;
+    char *source;
 };
 
 struct conf {
@@ -57,6 +67,8 @@ struct conf {
     uint64_t drain_timeout_ms;
     struct conf_node *nodes; /* the others, without ourselves, in the file's order */
     size_t node_count;
+    struct conf_user *users; /* sorted by uid; those that are not here may be on every node */
+    size_t user_count;
     char **sources; /* where each setting of the schema comes from: "file:line", "default", "option" */
 };
 
@@ -72,6 +84,9 @@ struct conf_options {
 enum status conf_load(const struct conf_options *options, struct conf **out,
                       struct error *error) COMM_MUST_USE;
 void conf_free(struct conf *conf);
+
+/* Whether the user may have ranks on the node. */
+bool conf_user_may(const struct conf *conf, uint32_t uid, const char *node);
 
 /* Every setting with its value and where it comes from, nodes included ("nodes.b"), in the schema's order. */
 typedef void conf_visit_function(void *context, const char *key, const char *value, const char *source);

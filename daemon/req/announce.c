@@ -51,6 +51,12 @@ static bool ranks_are_sound(const uint32_t *ranks, size_t count, uint32_t size)
     return true;
 }
 
+bool req_terms_are_sound(const Commd__Mesh__CommTerms *terms)
+{
+    return terms->size >= 1 && terms->size <= COMM_SIZE_MAX &&
+           (terms->algorithms[0] == '\0' || req_text_is_name(terms->algorithms, REQ_ALGORITHMS_MAX_BYTES));
+}
+
 /* An announcement without terms is an acknowledgement: it has no ranks. */
 static bool announce_is_sound(const Commd__Mesh__Announce *announce)
 {
@@ -61,19 +67,28 @@ static bool announce_is_sound(const Commd__Mesh__Announce *announce)
     if (terms == NULL) {
         return announce->answer && announce->n_ranks == 0;
     }
-    return terms->owner_uid == announce->owner_uid && terms->size >= 1 && terms->size <= COMM_SIZE_MAX &&
-           announce->nonce != 0 && announce->n_ranks >= 1 && announce->n_ranks <= REQ_LOCAL_RANKS_MAX &&
-           ranks_are_sound(announce->ranks, announce->n_ranks, terms->size) &&
-           (terms->algorithms[0] == '\0' || req_text_is_name(terms->algorithms, REQ_ALGORITHMS_MAX_BYTES));
+    return terms->owner_uid == announce->owner_uid && req_terms_are_sound(terms) && announce->nonce != 0 &&
+           announce->n_ranks >= 1 && announce->n_ranks <= REQ_LOCAL_RANKS_MAX &&
+           ranks_are_sound(announce->ranks, announce->n_ranks, terms->size);
 }
 
-static void terms_of(const Commd__Mesh__CommTerms *from, struct req_comm_terms *out)
+void req_terms_from_wire(const Commd__Mesh__CommTerms *from, struct req_comm_terms *out)
 {
     *out = (struct req_comm_terms){.size = from->size,
                                    .owner_uid = from->owner_uid,
                                    .op_timeout_ms = from->op_timeout_ms,
                                    .slice_bytes = from->slice_bytes};
     (void)snprintf(out->algorithms, sizeof out->algorithms, "%s", from->algorithms);
+}
+
+void req_terms_to_wire(const struct req_comm *comm, Commd__Mesh__CommTerms *out)
+{
+    commd__mesh__comm_terms__init(out);
+    out->size = comm->terms.size;
+    out->owner_uid = comm->terms.owner_uid;
+    out->op_timeout_ms = comm->terms.op_timeout_ms;
+    out->slice_bytes = comm->terms.slice_bytes;
+    out->algorithms = (char *)comm->terms.algorithms;
 }
 
 /* --- Answers --- */
@@ -101,24 +116,34 @@ static void acknowledge(struct req *req, uint32_t node, const Commd__Mesh__Annou
     send_to(req, node, &message);
 }
 
-/* ranks: null for all of them. */
-static void refuse(struct req *req, uint32_t node, const Commd__Mesh__Announce *announce, uint32_t *rank,
-                   struct error *error)
+/* The fact that it shows: our terms, and of `ranks` that we hold them; none: all of the part is refused. */
+static void send_refusal(const struct req_comm *comm, uint32_t node, uint64_t nonce, uint32_t *ranks,
+                         uint32_t rank_count, struct error *error)
 {
     Commd__Mesh__Refuse body = COMMD__MESH__REFUSE__INIT;
-    body.name = announce->name;
-    body.owner_uid = announce->owner_uid;
-    body.nonce = announce->nonce;
+    Commd__Mesh__CommTerms terms;
+    req_terms_to_wire(comm, &terms);
+    body.name = (char *)comm->name;
+    body.owner_uid = comm->terms.owner_uid;
+    body.nonce = nonce;
     body.status = error->status;
     body.text = error->text;
-    body.n_ranks = rank != NULL ? 1 : 0;
-    body.ranks = rank;
+    body.n_ranks = rank_count;
+    body.ranks = ranks;
+    body.terms = &terms;
     Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
     message.body_case = COMMD__MESH__MESSAGE__BODY_REFUSE;
     message.refuse = &body;
-    log_info("communicator \"%s\": node %s refused: %s", announce->name, mesh_node_name(req->mesh, node),
+    log_info("communicator \"%s\": node %s refused: %s", comm->name, req_comm_node_name(comm, node),
              error->text);
-    send_to(req, node, &message);
+    send_to(comm->req, node, &message);
+}
+
+/* rank: null for all of them. */
+static void refuse(const struct req_comm *comm, uint32_t node, const Commd__Mesh__Announce *announce,
+                   uint32_t *rank, struct error *error)
+{
+    send_refusal(comm, node, announce->nonce, rank, rank != NULL ? 1 : 0, error);
 }
 
 /* Whether the terms of a node do not fit ours, with a text that names both sides. */
@@ -156,6 +181,24 @@ static struct req_member *member_of(const struct req_comm *comm, uint32_t rank)
     return NULL;
 }
 
+void req_refuse_late_ranks(struct req_comm *comm, const struct req_claim *claim)
+{
+    struct error error;
+    uint32_t ranks[REQ_LOCAL_RANKS_MAX];
+    uint32_t count = 0;
+    for (uint32_t i = 0; i < claim->rank_count && count < REQ_LOCAL_RANKS_MAX; i++) {
+        if (comm->node_of_rank[claim->ranks[i]] == comm->own_index) {
+            ranks[count++] = claim->ranks[i];
+        }
+    }
+    if (count > 0) {
+        error_set(&error, STATUS_ALREADY_EXISTS,
+                  "communicator \"%s\": formed without node %s, rank %u is on node %s", comm->name,
+                  req_comm_node_name(comm, claim->node), ranks[0], req_comm_own_name(comm));
+        send_refusal(comm, claim->node, claim->nonce, ranks, count, &error);
+    }
+}
+
 /* --- A communicator that is formed here --- */
 
 /* Ranks that have left this one form the next of the name, which ours will join in their time. */
@@ -189,17 +232,17 @@ static void announce_to_formed(struct req_comm *comm, uint32_t node, const Commd
     if (announce->answer) {
         return;
     }
-    terms_of(announce->terms, &asked);
+    req_terms_from_wire(announce->terms, &asked);
     bool is_next = have_left(comm, announce);
     if (!is_next && terms_contradict(comm, node, &asked, &error)) {
-        refuse(comm->req, node, announce, NULL, &error);
+        refuse(comm, node, announce, NULL, &error);
         return;
     }
     for (size_t i = 0; i < announce->n_ranks && !is_next; i++) {
         const struct req_member *member = member_of(comm, announce->ranks[i]);
         if (member != NULL) {
             rank_taken(member, node, &error);
-            refuse(comm->req, node, announce, &announce->ranks[i], &error);
+            refuse(comm, node, announce, &announce->ranks[i], &error);
         }
     }
     acknowledge(comm->req, node, announce);
@@ -224,7 +267,7 @@ static void contradiction(struct req_comm *comm, struct req_claim *claim,
         return; /* to ours: it will refuse us, or be refused */
     }
     if (prevails(comm, claim, comm->announced ? 1 : 0)) {
-        refuse(comm->req, claim->node, announce, NULL, error);
+        refuse(comm, claim->node, announce, NULL, error);
         return;
     }
     acknowledge(comm->req, claim->node, announce);
@@ -244,7 +287,7 @@ static void settle_ranks(struct req_comm *comm, const struct req_claim *claim,
         }
         if (prevails(comm, claim, member->announced_revision)) {
             rank_taken(member, claim->node, &error);
-            refuse(comm->req, claim->node, announce, &announce->ranks[i], &error);
+            refuse(comm, claim->node, announce, &announce->ranks[i], &error);
         } else if (member->announced_revision == 0) {
             error_set(&error, STATUS_ALREADY_EXISTS,
                       "communicator \"%s\": rank %u is taken by node %s; pid %d of node %s asks for it",
@@ -301,7 +344,7 @@ static void announce_to_forming(struct req_comm *comm, uint32_t node, const Comm
     if (announce->terms == NULL) {
         return;
     }
-    terms_of(announce->terms, &asked);
+    req_terms_from_wire(announce->terms, &asked);
     if (terms_contradict(comm, node, &asked, &error)) {
         contradiction(comm, claim, announce, &error, now_ns);
         return;
@@ -331,6 +374,9 @@ void req_message_announce(struct req *req, uint32_t node, const Commd__Mesh__Ann
     }
     if (!announce_is_sound(announce)) {
         mesh_violation(req->mesh, node, "a malformed announcement of ranks");
+        return;
+    }
+    if (!req_user_may_say(req, announce->owner_uid, node, announce->name, now_ns)) {
         return;
     }
     struct req_comm *comm = req_comm_find(req, announce->owner_uid, announce->name);

@@ -89,11 +89,7 @@ static void announcement_fill(const struct req_comm *comm, struct announcement *
     commd__mesh__message__init(&out->message);
     commd__mesh__announce__init(&out->body);
     commd__mesh__comm_terms__init(&out->terms);
-    out->terms.size = comm->terms.size;
-    out->terms.owner_uid = comm->terms.owner_uid;
-    out->terms.op_timeout_ms = comm->terms.op_timeout_ms;
-    out->terms.slice_bytes = comm->terms.slice_bytes;
-    out->terms.algorithms = (char *)comm->terms.algorithms;
+    req_terms_to_wire(comm, &out->terms);
     const struct req_member *member;
     DL_FOREACH(comm->members, member)
     {
@@ -146,7 +142,7 @@ static void announce(struct req_comm *comm)
         }
     }
     announcement_fill(comm, &announcement);
-    mesh_broadcast(comm->req->mesh, &announcement.message);
+    req_users_broadcast(comm, &announcement.message);
     comm->announced = true;
 }
 
@@ -185,7 +181,7 @@ void req_formation_withdraw(struct req_comm *comm, const struct error *cause)
             }
         }
     } else {
-        mesh_broadcast(comm->req->mesh, &message);
+        req_users_broadcast(comm, &message);
     }
 }
 
@@ -480,29 +476,17 @@ static enum status make_exec(struct req_comm *comm, struct error *error)
     return status;
 }
 
-/* Ranks of nodes that came too late for a communicator that is formed: nobody else would tell them. */
+/*
+ * Ranks of nodes that came too late for a communicator that is formed. Each node of it says so of the ranks
+ * that it holds: together they hold all.
+ */
 static void refuse_others(struct req_comm *comm)
 {
     const struct req_claim *claim, *next;
-    struct error error;
     HASH_ITER (hh, comm->claims, claim, next) {
-        if (claim->rank_count == 0 || req_comm_node_index(comm, claim->node) < comm->node_count) {
-            continue;
+        if (claim->rank_count > 0 && req_comm_node_index(comm, claim->node) == comm->node_count) {
+            req_refuse_late_ranks(comm, claim);
         }
-        error_set(&error, STATUS_ALREADY_EXISTS,
-                  "communicator \"%s\": formed without node %s, rank %u is on node %s", comm->name,
-                  req_comm_node_name(comm, claim->node), claim->ranks[0],
-                  comm->node_names[comm->node_of_rank[claim->ranks[0]]]);
-        Commd__Mesh__Refuse body = COMMD__MESH__REFUSE__INIT;
-        body.name = (char *)comm->name;
-        body.owner_uid = comm->terms.owner_uid;
-        body.nonce = claim->nonce;
-        body.status = error.status;
-        body.text = error.text;
-        Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-        message.body_case = COMMD__MESH__MESSAGE__BODY_REFUSE;
-        message.refuse = &body;
-        req_comm_send(comm, claim->node, &message);
     }
 }
 

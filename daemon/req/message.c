@@ -22,6 +22,34 @@ static void cause_from_wire(const struct req *req, uint32_t node, uint32_t statu
     }
 }
 
+/*
+ * A node that may have ranks of the user refuses us for a fact that contradicts what we hold: its terms are
+ * not ours, or it holds ranks of ours. *cause gets the fact's status.
+ */
+static bool refusal_counts(struct req *req, const struct req_comm *comm, uint32_t node,
+                           const Commd__Mesh__Refuse *refuse, struct error *cause, uint64_t now_ns)
+{
+    struct req_comm_terms held;
+    char asks[96];
+    char has[96];
+    if (!req_user_may_say(req, comm->terms.owner_uid, node, comm->name, now_ns)) {
+        return false;
+    }
+    if (refuse->terms == NULL || refuse->terms->owner_uid != comm->terms.owner_uid ||
+        !req_terms_are_sound(refuse->terms)) {
+        mesh_violation(req->mesh, node, "a refusal that shows no terms");
+        return false;
+    }
+    req_terms_from_wire(refuse->terms, &held);
+    bool differs = req_terms_differ(&comm->terms, &held, asks, has, sizeof asks);
+    if (!differs && refuse->n_ranks == 0) {
+        mesh_violation(req->mesh, node, "a refusal for terms that are the same");
+        return false;
+    }
+    cause->status = differs ? STATUS_MISMATCH : STATUS_ALREADY_EXISTS;
+    return true;
+}
+
 static void on_refuse(struct req *req, uint32_t node, const Commd__Mesh__Refuse *refuse, uint64_t now_ns)
 {
     struct req_comm *comm = req_comm_find(req, refuse->owner_uid, refuse->name);
@@ -30,6 +58,9 @@ static void on_refuse(struct req *req, uint32_t node, const Commd__Mesh__Refuse 
         return;
     }
     cause_from_wire(req, node, refuse->status, refuse->text, &cause);
+    if (!refusal_counts(req, comm, node, refuse, &cause, now_ns)) {
+        return;
+    }
     struct req_member *member;
     DL_FOREACH(comm->members, member)
     {
@@ -189,7 +220,8 @@ void req_message_node_up(void *context, uint32_t node, uint64_t now_ns)
     (void)now_ns;
     DL_FOREACH(req->comms, comm)
     {
-        if (comm->state == REQ_COMM_FORMING && comm->rank_count > 0) {
+        if (comm->state == REQ_COMM_FORMING && comm->rank_count > 0 &&
+            req_user_may(req, comm->terms.owner_uid, node)) {
             req_formation_announce_to(comm, node);
         }
     }

@@ -19,6 +19,9 @@ enum status req_new(const struct req_options *options, struct req **out, struct 
     req->rail_count = options->rail_count;
     (void)snprintf(req->algorithms, sizeof req->algorithms, "%s",
                    options->algorithms != NULL ? options->algorithms : "");
+    req->user_may = options->user_may;
+    req->user_may_context = options->user_may_context;
+    req->node_limit = (struct log_limit){.burst = 5, .interval_ns = 10 * TIME_S};
     req->slice_bytes = options->slice_bytes != 0 ? options->slice_bytes : EXEC_SLICE_BYTES_DEFAULT;
     random_seed(&req->random, options->seed_secure);
     struct mesh_handler handler = {req, req_message_node_up, req_message_node_down, req_message_received};
@@ -239,6 +242,11 @@ enum status req_member_join(struct req *req, const struct req_client *client, co
     status = terms_agreed(req, client, terms, &asked, error);
     if (status != STATUS_OK) {
         return status;
+    }
+    if (!req_user_may(req, client->uid, REQ_NODE_OWN)) {
+        return error_set(error, STATUS_PERMISSION,
+                         "communicator \"%s\": uid %u may have no ranks on node %s (users in commd.conf)",
+                         terms->name, (unsigned)client->uid, mesh_own_name(req->mesh));
     }
     comm = req_comm_find(req, client->uid, terms->name);
     if (comm != NULL && comm->state == REQ_COMM_FORMED && terms->rank < comm->terms.size &&

@@ -54,10 +54,16 @@ struct req_options {
     uint64_t seed_secure;   /* nonces: random per start */
     uint64_t slice_bytes;   /* default for communicators that do not say */
     const char *algorithms; /* likewise; "" or null for none. Copied */
+    /* Whether a user may have ranks on a node; null: every user on every node. */
+    bool (*user_may)(void *context, uint32_t uid, const char *node);
+    void *user_may_context;
 };
 enum status req_new(const struct req_options *options, struct req **out, struct error *error) COMM_MUST_USE;
 /* After all members have left. Registers itself as the mesh's handler in req_new. */
 void req_free(struct req *req);
+
+/* What user_may says has changed: communicators with ranks where they may not be any more fail. */
+void req_recheck_users(struct req *req, uint64_t now_ns);
 
 /* The overrides of communicators that do not say: req_options' text. */
 const char *req_algorithms(const struct req *req);
@@ -98,8 +104,8 @@ struct req_member_handler {
 
 /*
  * Adds a local rank and starts or joins the formation. Errors at once, nothing kept: INVALID_ARGUMENT, LIMIT,
- * MISMATCH (terms differ from those of the ranks here; names
- * both), ALREADY_EXISTS (rank taken; says by which process).
+ * PERMISSION (the user may have no ranks on this node), MISMATCH (terms differ from those of the ranks here;
+ * names both), ALREADY_EXISTS (rank taken; says by which process).
  */
 enum status req_member_join(struct req *req, const struct req_client *client, const struct req_terms *terms,
                             const struct req_member_handler *handler, uint64_t now_ns,

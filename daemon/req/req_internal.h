@@ -3,6 +3,7 @@
 
 #include <uthash.h>
 
+#include "daemon/base/log.h"
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
@@ -218,6 +219,9 @@ struct req {
     uint64_t slice_bytes;
     char algorithms[REQ_ALGORITHMS_MAX_BYTES + 1];
     bool draining;
+    bool (*user_may)(void *context, uint32_t uid, const char *node);
+    void *user_may_context;
+    struct log_limit node_limit; /* of what nodes say that does not count */
     struct req_comm *comms;
     uint32_t comm_count;
     struct req_comm *by_key;
@@ -288,16 +292,30 @@ const struct req_claim *req_formation_claimant(const struct req_comm *comm, uint
 void req_formation_free(struct req_comm *comm);
 /* Bits by rank of those that are known; null without memory. *known gets how many. To be freed. */
 uint8_t *req_formation_known(const struct req_comm *comm, uint32_t *known);
+/* The terms on the wire: what they say is the communicator's, valid as long as that. */
+void req_terms_to_wire(const struct req_comm *comm, Commd__Mesh__CommTerms *out);
+bool req_terms_are_sound(const Commd__Mesh__CommTerms *terms);
+void req_terms_from_wire(const Commd__Mesh__CommTerms *from, struct req_comm_terms *out);
 /* Which term differs: "asks for size 4", "has size 3". False when all are equal. */
 bool req_terms_differ(const struct req_comm_terms *asked, const struct req_comm_terms *held, char *asks,
                       char *has, size_t size);
 
 /* announce.c and message.c: what other nodes say. */
+/* The communicator has formed without that node: its ranks that are ours are refused. */
+void req_refuse_late_ranks(struct req_comm *comm, const struct req_claim *claim);
 void req_message_announce(struct req *req, uint32_t node, const Commd__Mesh__Announce *announce,
                           uint64_t now_ns);
 void req_message_node_up(void *context, uint32_t node, uint64_t now_ns);
 void req_message_node_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns);
 void req_message_received(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns);
+
+/* users.c: on which nodes a user may have ranks. */
+/* node: the mesh's index, or REQ_NODE_OWN. */
+bool req_user_may(const struct req *req, uid_t uid, uint32_t node);
+/* Of what that node says for the user: false, with a line in the log, when it may not have its ranks. */
+bool req_user_may_say(struct req *req, uid_t uid, uint32_t node, const char *name, uint64_t now_ns);
+/* To every node that is up and may have ranks of that user. */
+void req_users_broadcast(const struct req_comm *comm, const Commd__Mesh__Message *message);
 
 /* dispute.c: operations that ranks called differently. */
 /* Two ranks of this node: the text has both calls. */

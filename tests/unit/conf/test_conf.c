@@ -179,6 +179,37 @@ static void test_node_names(void **state)
     assert_false(conf_node_name_is_valid("a\n"));
 }
 
+/* By name or by number, before or after the nodes; whoever is not there may be everywhere. */
+static void test_users_of_nodes(void **state)
+{
+    (void)state;
+    struct conf *conf = load_text(
+        "users = ( { name = \"2000\"; nodes = [ \"c\", \"a\" ]; }, { name = \"root\"; nodes = ( \"b\" ); },\n"
+        " { name = \"3000\"; nodes = [ ]; } );\n"
+        "nodes = ( { name = \"a\"; address = \"127.0.0.1:7400\"; }, { name = \"b\"; address = "
+        "\"127.0.0.1:7410\"; },\n"
+        " { name = \"c\"; address = \"127.0.0.1:7420\"; } );\nnode_name = \"a\";\n");
+    static const struct {
+        uint32_t uid;
+        const char *nodes;
+    } may[] = {{2000, "ac"}, {0, "b"}, {3000, ""}, {1000, "abc"}, {UINT32_MAX, "abc"}};
+    for (size_t i = 0; i < sizeof may / sizeof *may; i++) {
+        for (const char *name = "abc"; *name != '\0'; name++) {
+            char node[2] = {*name, '\0'};
+            assert_int_equal(conf_user_may(conf, may[i].uid, node), strchr(may[i].nodes, *name) != NULL);
+        }
+    }
+    assert_false(conf_user_may(conf, 2000, "d"));
+    struct visited visited = {0};
+    conf_visit(conf, visit, &visited);
+    char where[160];
+    snprintf(where, sizeof where, "%s:1", path);
+    assert_visited(&visited, "users.2000", "a, c", where);
+    assert_visited(&visited, "users.root", "b", where);
+    assert_true(conf_is_private("users.root"));
+    conf_free(conf);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -188,6 +219,7 @@ int main(void)
         cmocka_unit_test(test_overrides),
         cmocka_unit_test(test_needs_restart),
         cmocka_unit_test(test_node_names),
+        cmocka_unit_test(test_users_of_nodes),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

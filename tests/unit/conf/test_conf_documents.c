@@ -62,6 +62,7 @@ static void test_manual_page(void **state)
     conf_visit(conf, visit, &visited);
     conf_free(conf);
     visit(&visited, "nodes", "", "");
+    visit(&visited, "users", "", "");
     bool described[SETTINGS_MAX] = {false};
     FILE *page = fopen("config/commd.conf.5.scd", "re");
     if (page == NULL) {

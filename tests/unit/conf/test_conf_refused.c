@@ -324,6 +324,37 @@ static void test_nodes_max(void **state)
     assert_refused_with(&options, STATUS_CONFIG, 2, "nodes: 16385 of them; expected at most 16384");
 }
 
+static void test_users(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text, *expected;
+    } cases[] = {
+        {"users = 3;", "users: expected a list of at most 4096"},
+        {"users = { name = \"root\"; };", "users: expected a list"},
+        {"users = ( 3 );", "users: expected { name = \"...\"; nodes = [ \"...\", ... ]; }"},
+        {"users = ( { name = \"root\"; } );", "users: expected { name"},
+        {"users = ( { nodes = [ \"a\" ]; } );", "users: expected { name"},
+        {"users = ( { name = 7; nodes = [ \"a\" ]; } );", "users: expected { name"},
+        {"users = ( { name = \"root\"; nodes = [ \"a\" ]; group = \"x\"; } );", "users: group: unknown key"},
+        {"users = ( { name = \"root\"; nodes = \"a\"; } );", "users: nodes: expected a list"},
+        {"users = ( { name = \"root\"; nodes = [ 1 ]; } );", "users: nodes: expected names in double quotes"},
+        {"users = ( { name = \"no-such-user\"; nodes = [ \"a\" ]; } );",
+         "users: there is no user \"no-such-user\" on this node"},
+        {"users = ( { name = \"4294967295\"; nodes = [ \"a\" ]; } );", "expected a user's number or name"},
+        {"users = ( { name = \"99999999999999999999\"; nodes = [ \"a\" ]; } );",
+         "expected a user's number or name"},
+        {"users = ( { name = \"7\"; nodes = [ \"b\" ]; } );", "users: nodes: there is no node \"b\""},
+        {"users = ( { name = \"0\"; nodes = [ ]; }, { name = \"root\"; nodes = [ \"a\" ]; } );",
+         "users: uid 0"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        char text[512];
+        snprintf(text, sizeof text, OWN "%s", cases[i].text);
+        assert_refused(text, 3, cases[i].expected);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -332,7 +363,7 @@ int main(void)
         cmocka_unit_test(test_unclosed),          cmocka_unit_test(test_nodes_refused),
         cmocka_unit_test(test_own_name_missing),  cmocka_unit_test(test_settings_that_contradict_each_other),
         cmocka_unit_test(test_unreadable),        cmocka_unit_test(test_too_large),
-        cmocka_unit_test(test_nodes_max),
+        cmocka_unit_test(test_nodes_max),         cmocka_unit_test(test_users),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);
 }

@@ -39,6 +39,8 @@ struct node {
     struct req *req;
     bool woken;
     bool alive;
+    uid_t limited_uid;         /* by its configuration */
+    const char *limited_nodes; /* those that this user may be on; null: all */
 };
 
 struct member {
@@ -127,6 +129,13 @@ static inline void on_wake(void *context)
     ((struct node *)context)->woken = true;
 }
 
+static inline bool on_user_may(void *context, uint32_t uid, const char *node_name)
+{
+    const struct node *node = context;
+    return node->limited_nodes == NULL || uid != node->limited_uid ||
+           strchr(node->limited_nodes, node_name[0]) != NULL;
+}
+
 static inline void node_start(struct world *world, unsigned index)
 {
     struct node *node = &world->nodes[index];
@@ -142,8 +151,11 @@ static inline void node_start(struct world *world, unsigned index)
     options.seed = options.instance;
     assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);
     assert_int_equal(exec_new(node->net, on_wake, node, &node->exec, &error), STATUS_OK);
-    struct req_options req_options = {
-        .mesh = node->mesh, .exec = node->exec, .seed_secure = options.instance * 7919};
+    struct req_options req_options = {.mesh = node->mesh,
+                                      .exec = node->exec,
+                                      .user_may = on_user_may,
+                                      .user_may_context = node,
+                                      .seed_secure = options.instance * 7919};
     assert_int_equal(req_new(&req_options, &node->req, &error), STATUS_OK);
     for (unsigned i = 0; i < world->count; i++) {
         char name[2] = {(char)('a' + i), '\0'};

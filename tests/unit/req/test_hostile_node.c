@@ -256,6 +256,94 @@ static void test_what_costs_the_connection(void **state)
     }
 }
 
+/* Terms of node b's: of that size; 0: none are shown. rank UINT32_MAX: all of node a's part is refused. */
+static void say_refuse(uint64_t nonce, uint32_t size, uint32_t rank)
+{
+    Commd__Mesh__CommTerms terms = COMMD__MESH__COMM_TERMS__INIT;
+    Commd__Mesh__Refuse body = COMMD__MESH__REFUSE__INIT;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    terms.size = size;
+    terms.owner_uid = 1000;
+    terms.op_timeout_ms = 5000;
+    terms.slice_bytes = 1 << 20;
+    body.name = "comm";
+    body.owner_uid = 1000;
+    body.nonce = nonce;
+    body.status = STATUS_PERMISSION;
+    body.text = "because";
+    body.ranks = &rank;
+    body.n_ranks = rank != UINT32_MAX;
+    body.terms = size != 0 ? &terms : NULL;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_REFUSE;
+    message.refuse = &body;
+    say(&message);
+}
+
+/* A node refuses us for a fact that it shows, and that contradicts what we hold. */
+static void test_refusals_with_a_fact(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t size, rank;
+        enum status status;
+    } facts[] = {{2, 0, STATUS_ALREADY_EXISTS}, {3, UINT32_MAX, STATUS_MISMATCH}};
+    for (size_t i = 0; i < sizeof facts / sizeof *facts; i++) {
+        hostile_start();
+        struct member *member = join_comm();
+        say_refuse(heard.nonce + 1, facts[i].size, facts[i].rank); /* of another incarnation */
+        say_refuse(heard.nonce, 2, 1);                             /* a rank that node a does not have */
+        run(&world, TIME_S);
+        assert_int_equal(member->formed_count, 0);
+        say_refuse(heard.nonce, facts[i].size, facts[i].rank);
+        run(&world, TIME_S);
+        assert_int_equal(member->formed_count, 1);
+        assert_error(&member->formed, facts[i].status, "because");
+        assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
+        world_stop(&world);
+    }
+}
+
+/* One without: it does not count, and costs the connection. */
+static void test_refusals_without_a_fact(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t size, rank;
+        const char *what;
+    } lies[] = {{0, UINT32_MAX, "a refusal that shows no terms"},
+                {0, 0, "a refusal that shows no terms"},
+                {COMM_SIZE_MAX + 1, UINT32_MAX, "a refusal that shows no terms"},
+                {2, UINT32_MAX, "a refusal for terms that are the same"}};
+    for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
+        struct mesh_node_info info;
+        hostile_start();
+        struct member *member = join_comm();
+        say_refuse(heard.nonce, lies[i].size, lies[i].rank);
+        run(&world, TIME_MS);
+        mesh_node_info(world.nodes[0].mesh, 0, &info);
+        assert_non_null(strstr(info.last_error, lies[i].what));
+        run(&world, TIME_S);
+        assert_int_equal(member->formed_count, 0);
+        world_stop(&world);
+    }
+}
+
+/* Nor does one of a node on which the user may have no ranks. */
+static void test_refusals_of_a_node_without_the_user(void **state)
+{
+    (void)state;
+    hostile_start();
+    struct member *member = join_comm();
+    world.nodes[0].limited_uid = 1000;
+    world.nodes[0].limited_nodes = "a";
+    say_refuse(heard.nonce, 3, UINT32_MAX);
+    say_refuse(heard.nonce, 2, 0);
+    run(&world, TIME_S);
+    assert_int_equal(member->formed_count, 0);
+    assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
+    world_stop(&world);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -263,6 +351,9 @@ int main(void)
         cmocka_unit_test(test_messages_once_formed),
         cmocka_unit_test(test_messages_after_leaving),
         cmocka_unit_test(test_what_costs_the_connection),
+        cmocka_unit_test(test_refusals_with_a_fact),
+        cmocka_unit_test(test_refusals_without_a_fact),
+        cmocka_unit_test(test_refusals_of_a_node_without_the_user),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -100,6 +100,30 @@ class Users(StandaloneTest):
 
 
 @unittest.skipIf(os.geteuid() != 0, "needs root, to be several users")
+class Gpus(StandaloneTest):
+    gpus = 1
+
+    def test_a_user_sees_his_own_on_gpus(self):
+        os.chmod(self.cluster.folder, 0o755)
+        rank = self.cluster.rank("solo", "train", 0, 1, "loop", "device=0")
+        while rank.stdout.readline().strip() != "READY":
+            self.assertIsNone(rank.poll())
+        try:
+            call = as_user(BUILD / "commctl", "--socket", self.cluster.socket("solo"))
+            gpu = json.loads(run(*call, "-f", "json", "gpus").stdout)["gpus"][0]
+            self.assertEqual((gpu["comms"], gpu["clients"], gpu["other_comms"], gpu["other_clients"]), ([], [], 1, 1))
+            self.assertGreater(gpu["memories"], 0, "numbers are everybody's")
+            text = run(*call, "gpus").stdout
+            self.assertIn("and 1 client of other users", text)
+            self.assertNotIn(str(rank.pid), text)
+            gpu = self.cluster.json("solo", "gpus")["gpus"][0]
+            self.assertEqual(([row["pid"] for row in gpu["clients"]], gpu["other_clients"]), ([rank.pid], 0))
+        finally:
+            rank.kill()
+            rank.communicate()
+
+
+@unittest.skipIf(os.geteuid() != 0, "needs root, to be several users")
 class Ended(StandaloneTest):
     """root and nobody have a communicator "train" each, of two ranks at work, and somebody ends what he may."""
 

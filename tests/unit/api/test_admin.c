@@ -253,6 +253,42 @@ static void test_administration_of_a_drain(void **state)
     node_free(node);
 }
 
+/* Clients may have all descriptors: one administrator after the other still finds out why. */
+static void test_administration_without_descriptors(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    strcpy(address.sun_path, node->admin_path);
+    struct client admins[3];
+    for (unsigned i = 0; i < 3; i++) {
+        admins[i] = (struct client){.node = node,
+                                    .fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)};
+        assert_true(admins[i].fd >= 0);
+    }
+    struct rlimit before, none;
+    assert_int_equal(getrlimit(RLIMIT_NOFILE, &before), 0);
+    int lowest = fcntl(STDIN_FILENO, F_DUPFD_CLOEXEC, 0);
+    close(lowest);
+    none = before;
+    none.rlim_cur = (rlim_t)lowest;
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &none), 0);
+    for (unsigned i = 0; i < 3; i++) {
+        assert_int_equal(connect(admins[i].fd, (struct sockaddr *)&address, sizeof address), 0);
+        uint64_t id = client_send_hello(&admins[i], CLIENT_PROTOCOL_VERSION, "test");
+        event_free(client_expect_reply(&admins[i], id, COMMD__CLIENT__REPLY__BODY_HELLO));
+        client_check(&admins[i]);
+        assert_int_equal(shutdown(admins[i].fd, SHUT_RDWR), 0);
+        node_turns(node, 10);
+        assert_int_equal(sessions(node), 0);
+    }
+    assert_int_equal(setrlimit(RLIMIT_NOFILE, &before), 0);
+    for (unsigned i = 0; i < 3; i++) {
+        close(admins[i].fd);
+    }
+    node_free(node);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -263,6 +299,7 @@ int main(void)
         cmocka_unit_test(test_administrators_max),
         cmocka_unit_test(test_admin_socket_file),
         cmocka_unit_test(test_administration_of_a_drain),
+        cmocka_unit_test(test_administration_without_descriptors),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <systemd/sd-daemon.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "daemon/api/api.h"
@@ -55,6 +56,7 @@ struct daemon {
     bool draining;
     bool stopping;
     uint64_t drain_deadline_ns;
+    uint64_t certificates_ns; /* when their ends are looked at next */
 };
 
 enum status daemon_load_conf(const struct conf_options *options, struct conf **out, struct error *error)
@@ -79,6 +81,7 @@ enum status daemon_load_conf(const struct conf_options *options, struct conf **o
 /* How often a drain looks whether everything is done. */
 #define DRAIN_POLL_NS (20 * TIME_MS)
 #define TURN_MAX_MS 3600000u
+#define CERTIFICATES_CHECK_NS (3600 * TIME_S)
 /* About what it costs to be woken, and to wake. */
 #define SPIN_MAX_NS (50 * TIME_US)
 #define SPIN_MIN_NS (4 * TIME_US)
@@ -93,6 +96,7 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
     uint64_t deadline_ns = time_min(mesh_next_deadline_ns(daemon->mesh), req_next_deadline_ns(daemon->req));
     deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(daemon->exec));
     deadline_ns = time_min(deadline_ns, workers_next_deadline_ns(daemon->workers));
+    deadline_ns = time_min(deadline_ns, daemon->certificates_ns);
     if (daemon->loopback != NULL) {
         deadline_ns = time_min(deadline_ns, mem_network_next_ns(daemon->loopback));
     }
@@ -109,6 +113,10 @@ static void daemon_tick(void *context, uint64_t now_ns)
         mem_network_advance(daemon->loopback, now_ns);
     }
     mesh_tick(daemon->mesh, now_ns);
+    if (now_ns >= daemon->certificates_ns) {
+        mesh_check_certificates(daemon->mesh, (uint64_t)time(NULL));
+        daemon->certificates_ns = time_after(now_ns, CERTIFICATES_CHECK_NS);
+    }
     exec_tick(daemon->exec, now_ns);
     workers_tick(daemon->workers, now_ns);
     req_tick(daemon->req, now_ns);

@@ -49,6 +49,7 @@ enum column_format {
     COLUMN_BYTES,
     COLUMN_MS,
     COLUMN_NS,
+    COLUMN_DATE, /* of seconds since 1970 */
     COLUMN_LIST,
     COLUMN_SHARE /* of two keys, "part/whole": their numbers likewise */
 };

@@ -1,7 +1,10 @@
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 #include "client/commctl/commctl.h"
+
+#define CERTIFICATE_WARN_S (30u * 86400u) /* commd's log warns from then on, too */
 
 static enum exit_code no_arguments(int argc, char **argv)
 {
@@ -24,6 +27,30 @@ static long long number(const json_t *object, const char *key)
     return json_integer_value(json_object_get(object, key));
 }
 
+static bool certificate_has_ended(uint64_t ends_s)
+{
+    return ends_s != 0 && (uint64_t)time(NULL) >= ends_s;
+}
+
+static void print_certificate(const json_t *status)
+{
+    uint64_t ends_s = (uint64_t)number(status, "certificate_ends_s");
+    uint64_t now_s = (uint64_t)time(NULL);
+    char date[32];
+    if (ends_s == 0) {
+        return;
+    }
+    table_format(json_object_get(status, "certificate_ends_s"), COLUMN_DATE, date, sizeof date);
+    if (certificate_has_ended(ends_s)) {
+        printf("%-14sended on %s: no node can connect anew; renew it\n", "certificate", date);
+    } else if (ends_s - now_s < CERTIFICATE_WARN_S) {
+        printf("%-14suntil %s, %llu days: renew it\n", "certificate", date,
+               (unsigned long long)((ends_s - now_s) / 86400u));
+    } else {
+        printf("%-14suntil %s\n", "certificate", date);
+    }
+}
+
 static void print_status(const json_t *status)
 {
     bool standalone = json_is_true(json_object_get(status, "standalone"));
@@ -36,6 +63,7 @@ static void print_status(const json_t *status)
         printf("%-14s%lld of %lld up\n", "other nodes", number(status, "nodes_up"),
                number(status, "nodes_configured"));
     }
+    print_certificate(status);
     print_field(status, "version", "version_text", COLUMN_TEXT);
     print_field(status, "pid", "pid", COLUMN_NUMBER);
     print_field(status, "uptime", "uptime_ms", COLUMN_MS);
@@ -73,8 +101,10 @@ enum exit_code verb_status(struct commctl *commctl, int argc, char **argv)
         code = EXIT_CODE_FAILURE;
     } else {
         const Commd__Client__StatusReply *reply = event->reply->status;
-        code =
-            reply->nodes_up < reply->nodes_configured || reply->draining ? EXIT_CODE_DEGRADED : EXIT_CODE_OK;
+        code = reply->nodes_up < reply->nodes_configured || reply->draining ||
+                       certificate_has_ended(reply->certificate_ends_s)
+                   ? EXIT_CODE_DEGRADED
+                   : EXIT_CODE_OK;
         output_object(commctl, json_of_message(&reply->base), print_status);
     }
     commd__client__event__free_unpacked(event, NULL);
@@ -191,6 +221,7 @@ enum exit_code verb_nodes(struct commctl *commctl, int argc, char **argv)
         {"lost_packets", "LOST", COLUMN_NUMBER},
         {"datagram_bytes", "DATAGRAM", COLUMN_NUMBER},
         {"version_text", "VERSION", COLUMN_TEXT},
+        {"certificate_ends_s", "CERTIFICATE UNTIL", COLUMN_DATE},
         {"last_error", "LAST ERROR", COLUMN_TEXT},
     };
     json_t *rows = NULL;

@@ -1,6 +1,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "client/commctl/commctl.h"
 
@@ -66,6 +67,15 @@ static void format_ms(long long ms, char *text, size_t size)
     }
 }
 
+static void format_date(long long seconds, char *text, size_t size)
+{
+    time_t when = (time_t)seconds;
+    struct tm parts;
+    if (seconds == 0 || gmtime_r(&when, &parts) == NULL || strftime(text, size, "%Y-%m-%d", &parts) == 0) {
+        snprintf(text, size, "-");
+    }
+}
+
 static void format_list(const json_t *list, char *text, size_t size)
 {
     size_t used = 0;
@@ -106,6 +116,9 @@ void table_format(const json_t *value, enum column_format format, char *text, si
         } else {
             snprintf(text, size, "%.3f ms", (double)number / 1e6);
         }
+        return;
+    case COLUMN_DATE:
+        format_date(number, text, size);
         return;
     case COLUMN_LIST:
         format_list(value, text, size);

@@ -119,6 +119,7 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
         answer.received_datagrams = statistics.received_datagrams;
         answer.dropped_datagrams = statistics.dropped_datagrams;
         answer.refused_handshakes = statistics.refused_handshakes;
+        answer.certificate_ends_s = statistics.certificate_ends_s;
     }
     for (const struct api_session *each = api->sessions; each != NULL; each = each->hh.next) {
         answer.memory_registered_bytes += each->memory_bytes;
@@ -156,6 +157,7 @@ static void fill_node(const struct api *api, uint32_t node, const struct rails_t
     row->lost_packets = info.net.lost_packets;
     row->datagram_bytes = info.net.datagram_bytes;
     row->connected_count = info.net.connected_count;
+    row->certificate_ends_s = info.net.certificate_ends_s;
     row->last_error = (char *)info.last_error;
     row->rails_needed = 1;
     row->rails_connected = info.net.up;
@@ -167,6 +169,15 @@ static void fill_node(const struct api *api, uint32_t node, const struct rails_t
         row->rails_connected += traffic->connected;
         row->last_error = traffic->missing[0] != '\0' ? (char *)traffic->missing : row->last_error;
     }
+}
+
+static uint64_t own_certificate_ends_s(const struct api *api)
+{
+    struct net_statistics statistics = {0};
+    if (api->net != NULL) {
+        net_statistics(api->net, &statistics);
+    }
+    return statistics.certificate_ends_s;
 }
 
 /* traffic: of the nodes that the rails were asked for, or null. */
@@ -196,6 +207,7 @@ static void reply_nodes(struct api_session *session, uint64_t request_id, uint64
             row->since_ms = (now_ns - api->started_ns) / TIME_MS;
             row->instance = mesh_own_instance(api->mesh);
             row->version_text = (char *)COMMD_VERSION_TEXT;
+            row->certificate_ends_s = own_certificate_ends_s(api);
         } else {
             /* Nodes may have been added since the rails were asked. */
             uint64_t asked = next - 1 - session->nodes.first;

@@ -266,6 +266,23 @@ uint64_t mesh_own_instance(const struct mesh *mesh)
     return mesh->options.instance;
 }
 
+void mesh_check_certificates(struct mesh *mesh, uint64_t now_s)
+{
+    struct net_statistics statistics = {0};
+    struct expiry_certificate *others =
+        calloc((size_t)mesh->peer_count + 1, sizeof *others); /* without memory: an hour later */
+    net_statistics(mesh->net, &statistics);
+    struct expiry_certificate own = {mesh->node_name, statistics.certificate_ends_s};
+    for (uint32_t i = 0; others != NULL && i < mesh->peer_count; i++) {
+        struct net_peer_statistics peer = {0};
+        net_peer_statistics(mesh->net, i, &peer);
+        others[i].name = mesh->peers[i]->name;
+        others[i].ends_s = mesh->peers[i]->removed ? 0 : peer.certificate_ends_s;
+    }
+    expiry_check(&mesh->expiry, &own, others, others == NULL ? 0 : mesh->peer_count, now_s);
+    free(others);
+}
+
 /* --- Time and messages --- */
 
 uint64_t mesh_next_deadline_ns(const struct mesh *mesh)

@@ -116,6 +116,12 @@ void mesh_link_estimate(const struct mesh *mesh, uint64_t *latency_ns, uint64_t 
 /* The same of one peer. */
 void mesh_link_to(const struct mesh *mesh, uint32_t node, uint64_t *latency_ns, uint64_t *bytes_per_s);
 
+/*
+ * Warns of certificates that end soon, this node's and others': see expiry.h. now_s is the wall clock's, in
+ * seconds since 1970. Call it about hourly.
+ */
+void mesh_check_certificates(struct mesh *mesh, uint64_t now_s);
+
 enum mesh_node_state {
     MESH_NODE_DOWN,       /* no connection; the next attempt is scheduled (or the peer dials) */
     MESH_NODE_CONNECTING, /* the network tries */

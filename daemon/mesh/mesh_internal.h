@@ -6,6 +6,7 @@
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
+#include "daemon/mesh/expiry.h"
 #include "daemon/mesh/mesh.h"
 #include "proto/frame.h"
 #include "proto/types.h"
@@ -94,6 +95,7 @@ struct mesh {
     struct mesh_peer *link_probed; /* whose answer is waited for, or null */
     uint32_t link_next;
     uint64_t link_deadline_ns;
+    struct expiry expiry;
     uint64_t ping_deadline_ns; /* none is due before; TIME_NEVER without any */
 };
 

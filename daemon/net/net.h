@@ -90,12 +90,16 @@ struct net_peer_statistics {
     uint64_t lost_packets;
     uint32_t datagram_bytes;  /* the largest datagram that the path is known to carry */
     uint64_t connected_count; /* how often peer_up was called */
+    /* When the certificate ends that it showed for its present or last connection, in seconds since 1970; 0:
+     * not known. */
+    uint64_t certificate_ends_s;
 };
 
 struct net_statistics {
     uint64_t received_datagrams;
     uint64_t dropped_datagrams; /* not QUIC, or of no connection of ours */
     uint64_t refused_handshakes;
+    uint64_t certificate_ends_s; /* our own, in seconds since 1970; 0: there is none */
 };
 
 /* What an implementation provides. Reached through the functions below alone. */

@@ -417,6 +417,7 @@ static void quic_peer_statistics(const struct net *net, uint32_t index, struct n
     *out = peer->past;
     out->up = peer->up != NULL && !peer->up->failed;
     out->connected_count = peer->connected_count;
+    out->certificate_ends_s = peer->certificate_ends_s;
     out->round_trip_ns = 0;
     out->datagram_bytes = 0;
     if (peer->up != NULL && peer->up->transport != NULL) {
@@ -435,7 +436,9 @@ static void quic_peer_statistics(const struct net *net, uint32_t index, struct n
 
 static void quic_statistics(const struct net *net, struct net_statistics *out)
 {
-    *out = ((const struct quic_endpoint *)net)->statistics;
+    const struct quic_endpoint *endpoint = (const struct quic_endpoint *)net;
+    *out = endpoint->statistics;
+    out->certificate_ends_s = quic_tls_certificate_ends_s(endpoint->tls);
 }
 
 static const struct net_operations quic_operations = {

@@ -240,6 +240,7 @@ struct quic_peer {
     bool keep_alive;
     bool removed; /* until it is added again */
     uint64_t connected_count;
+    uint64_t certificate_ends_s;
     struct net_peer_statistics past; /* of connections that are over */
 };
 

@@ -177,6 +177,7 @@ static void quic_peer_up(struct quic_connection *connection, uint64_t now_ns)
     quic_work_dial_cancel(endpoint, peer);
     peer->up = connection;
     peer->connected_count++;
+    peer->certificate_ends_s = quic_certificate_ends_s(SSL_get0_peer_certificate(connection->tls));
     connection->state = QUIC_STATE_UP;
     quic_peer_keep_alive(peer);
     DL_FOREACH(connection->receivers, receiver)

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <ngtcp2/ngtcp2_crypto_ossl.h>
 
@@ -349,6 +350,23 @@ const char *quic_certificate_text(const X509 *certificate, char text[QUIC_CERTIF
         snprintf(text + end, QUIC_CERTIFICATE_TEXT_MAX_BYTES - end, ", no DNS name");
     }
     return text;
+}
+
+uint64_t quic_certificate_ends_s(const X509 *certificate)
+{
+    struct tm parts;
+    const ASN1_TIME *ends = certificate == NULL ? NULL : X509_get0_notAfter(certificate);
+    if (ends == NULL || ASN1_TIME_to_tm(ends, &parts) != 1) {
+        ERR_clear_error();
+        return 0;
+    }
+    time_t seconds = timegm(&parts);
+    return seconds < 0 ? 0 : (uint64_t)seconds;
+}
+
+uint64_t quic_tls_certificate_ends_s(const struct quic_tls *tls)
+{
+    return quic_certificate_ends_s(SSL_CTX_get0_certificate(tls->accepting));
 }
 
 /* --- Texts --- */

@@ -71,6 +71,11 @@ enum status quic_tls_peer_name(SSL *ssl, const char *own_name, quic_name_functio
 /* `subject "CN=a", name "a"`, all DNS names listed. Returns text. */
 const char *quic_certificate_text(const X509 *certificate, char text[QUIC_CERTIFICATE_TEXT_MAX_BYTES]);
 
+/* The last second of its life, since 1970; 0 when it is null or says nothing that is a time. */
+uint64_t quic_certificate_ends_s(const X509 *certificate);
+/* The same of our own. */
+uint64_t quic_tls_certificate_ends_s(const struct quic_tls *tls);
+
 /* "has expired", "was not issued by the cluster's CA", … for a code of X509_STORE_CTX_get_error. */
 const char *quic_verify_text(int code);
 

@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """Who is of the cluster, while it is at work: nodes removed, moved and revoked, certificates renewed, each by a reload."""
 import signal
+import time
 import unittest
 
 from cluster import BUILD, Cluster, run
 from failure_case import FailureCase
 
+DAY_S = 86400
 SETTINGS = "rails = 3; slice_bytes = 4096; reconnect_max_ms = 500;"
 
 
@@ -79,6 +81,26 @@ class Certificates(FailureCase):
             reload(cluster, "b")
             cluster.wait_ready()
             self.run_ranks(cluster, "abc", "again")
+
+    def test_the_end_of_certificates_is_shown_in_time(self):
+        with Cluster("ab", start=False) as cluster:
+            for name, days in (("a", 20), ("b", 10)):
+                pki(cluster, "renew", name, "--days", str(days))
+            for name in "ab":
+                cluster.start(name)
+            cluster.wait_ready()
+            now_s = time.time()
+            for name in "ab":
+                rows = {row["name"]: row["certificate_ends_s"] - now_s for row in cluster.json(name, "nodes")["nodes"]}
+                self.assertAlmostEqual(rows["a"], 20 * DAY_S, delta=300)
+                self.assertAlmostEqual(rows["b"], 10 * DAY_S, delta=300)
+            day = time.strftime("%Y-%m-%d", time.gmtime(cluster.json("a", "status")["certificate_ends_s"]))
+            self.assertRegex(cluster.commctl("a", "nodes").stdout, f"CERTIFICATE UNTIL[^$]*\\n[^$]*{day}")
+            self.assertRegex(cluster.commctl("a", "status").stdout, f"certificate +until {day}, 19 days: renew it")
+            cluster.wait(lambda: "the certificate of node a ends in 19 days" in cluster.log("a"), "the log says so")
+            pki(cluster, "renew", "a")
+            reload(cluster, "a")
+            self.assertNotIn("renew it", cluster.commctl("a", "status").stdout)
 
     def test_certificates_are_renewed_under_load(self):
         """New handshakes use them; no operation fails."""

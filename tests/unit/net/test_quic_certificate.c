@@ -3,6 +3,7 @@
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <sys/stat.h>
+#include <time.h>
 
 #include "daemon/net/quic_internal.h"
 
@@ -453,6 +454,33 @@ static void a_peer_of_an_authority_that_is_gone_is_dropped(void **state)
     assert_text(a->down_cause.text, "was not issued by the cluster's CA");
 }
 
+/* Seconds since 1970: of the certificate that was shown, and of our own. */
+static void the_end_of_certificates_is_known(void **state)
+{
+    (void)state;
+    struct quic_options options;
+    struct net_peer_statistics peer;
+    struct net_statistics own;
+    uint64_t now_s = (uint64_t)time(NULL);
+    a = quic_node_new(loop, pki, "a", NULL);
+    test_pki_issue(pki, "b-long", &(struct test_certificate){.name = "b", .ends_s = 50 * DAY_S});
+    quic_node_options(pki, "b-long", &options);
+    options.node_name = "b";
+    b = quic_node_new(loop, pki, "b", &options);
+    quic_node_add_peer(a, "c", 1);
+    net_peer_statistics(a->net, 0, &peer);
+    assert_int_equal(peer.certificate_ends_s, 0);
+    quic_node_free(a);
+    a = quic_node_new(loop, pki, "a", NULL);
+    quic_nodes_connect(a, b);
+    net_peer_statistics(a->net, 0, &peer);
+    assert_in_range(peer.certificate_ends_s, now_s + 50 * DAY_S - 60, now_s + 50 * DAY_S + 60);
+    net_statistics(b->net, &own);
+    assert_int_equal(own.certificate_ends_s, peer.certificate_ends_s);
+    net_peer_statistics(b->net, 0, &peer);
+    assert_in_range(peer.certificate_ends_s, now_s + DAY_S - 3600, now_s + DAY_S + 60);
+}
+
 /* The handshake began before the list was loaded. */
 static void a_peer_that_is_revoked_during_its_handshake_is_refused(void **state)
 {
@@ -546,6 +574,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_revoked_peer_that_was_dialled_is_dropped, setup, teardown),
         cmocka_unit_test_setup_teardown(a_revoked_peer_that_dialled_is_dropped, setup, teardown),
         cmocka_unit_test_setup_teardown(a_peer_of_an_authority_that_is_gone_is_dropped, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_end_of_certificates_is_known, setup, teardown),
         cmocka_unit_test_setup_teardown(a_peer_that_is_revoked_during_its_handshake_is_refused, setup,
                                         teardown),
         cmocka_unit_test_setup_teardown(a_removed_peer_is_told_and_stays_away, setup, teardown),

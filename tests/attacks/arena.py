@@ -18,6 +18,7 @@ HOSTILE = "c"  # the node that lies, where there is one
 ATTACKER, PAIR, NEWCOMER = 40001, 40101, 40201  # users; nothing of them is needed but their number
 END_S = 30
 LOOK_S = 0.2
+ATTACKER_BYTES, COMMD_BYTES = 100 << 20, 400 << 20
 FREEZE_S = 1.5
 
 
@@ -53,8 +54,10 @@ class Outcome:
 
 
 def private_mib(pid):
-    text = pathlib.Path(f"/proc/{pid}/smaps_rollup").read_text()
-    return sum(int(kib) for kib in re.findall(r"^Private_\w+:\s+(\d+)", text, re.M)) / 1024
+    """Its own: what it maps of its clients' memory is theirs."""
+    text = pathlib.Path(f"/proc/{pid}/status").read_text()
+    found = re.search(r"^RssAnon:\s+(\d+)", text, re.M)
+    return int(found.group(1)) / 1024 if found else 0.0  # it has just ended
 
 
 class Watch(threading.Thread):
@@ -80,6 +83,50 @@ class Watch(threading.Thread):
         return self.most - self.before
 
 
+class Groups:
+    """Memory cgroups of either version; where there are none, nothing is limited."""
+
+    ROOTS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
+
+    def __init__(self, name):
+        self.made, self.name = [], name
+        self.root = next(((pathlib.Path(root), limit) for root, limit in self.ROOTS if self.works(pathlib.Path(root), limit)), None)
+
+    def works(self, root, limit):
+        try:
+            place = root / f"{self.name}-probe"
+            place.mkdir()
+            works = (place / limit).exists()
+            place.rmdir()
+            return works
+        except OSError:
+            return False
+
+    def place(self, name, limit_bytes):
+        if self.root is None:
+            return None
+        root, limit = self.root
+        place = root / f"{self.name}-{name}"
+        if not place.exists():
+            place.mkdir()
+            (place / limit).write_text(str(limit_bytes))
+            self.made.append(place)
+        return place
+
+    def move(self, place, pid):
+        if place is not None:
+            (place / "cgroup.procs").write_text(str(pid))
+
+    def close(self):
+        for place in self.made:
+            for _ in range(100):
+                try:
+                    place.rmdir()
+                    break
+                except OSError:
+                    time.sleep(0.02)
+
+
 class Arena:
     """Context manager. Node a is where local attacks happen; a daemon that died, or a pair that failed, is made anew."""
 
@@ -87,7 +134,9 @@ class Arena:
         options = {} if build is None else {"build": build}
         self.cluster = Cluster(nodes, 'log_level = "warning";\n' + settings, start=False, **options)
         self.pair, self.runs = [], 0
+        self.groups = Groups(f"commd-attacks-{self.cluster.folder.name[-8:]}")
         self.lies = self.cluster.folder / "lies"
+        self.log_before = 0  # characters of node a's log that are of earlier attacks
         if HOSTILE in self.cluster.names:
             self.cluster.programs[HOSTILE] = self.cluster.build / "tests/attacks/hostile_commd"
             self.cluster.daemon_environment["COMMD_HOSTILE"] = str(self.lies)
@@ -108,6 +157,7 @@ class Arena:
             self.end_pair()
         finally:
             self.cluster.close()
+            self.groups.close()
 
     def program(self, name, *arguments):
         """One of this folder's, as root: it gives that up by itself."""
@@ -143,16 +193,18 @@ class Arena:
         return "; ".join(f"rank {rank}: {text}" for rank, text in enumerate(said) if text != "OK" and not ("OK" in said and "LOST" in text))
 
     def restore(self):
-        """Daemons that died are started again, and a pair works."""
-        if HOSTILE in self.cluster.names:
-            self.lies.write_text("")
-        for node, daemon in list(self.cluster.daemons.items()):
-            if node == HOSTILE and (self.runs or daemon.poll() is not None):
+        """Daemons that died are started again, and a pair works. After a node has lied all start anew: it is held off longer and longer."""
+        if self.runs and HOSTILE in self.cluster.names:
+            self.end_pair()
+            for daemon in self.cluster.daemons.values():
                 daemon.kill()
                 daemon.wait()
+            self.lies.write_text("")
+        for node, daemon in list(self.cluster.daemons.items()):
             if daemon.poll() is not None:
                 self.cluster.start(node)
         self.cluster.wait_ready()
+        self.log_before = len(self.cluster.log("a"))
         if not self.pair or any(process.poll() is not None for process in self.pair):
             self.end_pair()
             self.start_pair()
@@ -214,21 +266,30 @@ class Arena:
             lost.append("the pair: " + self.end_pair())
         outcome.lost = "; ".join(lost)
 
-    def local(self, name, processes):
-        """An attack of this folder's modules on node a, by as many processes."""
-        return lambda seconds: [self.program("local_attack.py", self.cluster.socket("a"), ATTACKER, name, seconds, index) for index in range(processes)]
+    def local(self, name, processes, limited=False):
+        """An attack of this folder's modules on node a, by as many processes. limited: where the machine has it, in a memory cgroup of ATTACKER_BYTES, and
+        commd in one of COMMD_BYTES."""
+        def start(seconds):
+            place = self.groups.place("attacker", ATTACKER_BYTES) if limited else None
+            if limited:
+                self.groups.move(self.groups.place("commd", COMMD_BYTES), self.cluster.daemons["a"].pid)
+            started = [self.program("local_attack.py", self.cluster.socket("a"), ATTACKER, name, seconds, index) for index in range(processes)]
+            for process in started:
+                self.groups.move(place, process.pid)
+            return started
+        return start
 
-    def node(self, lie, kind, nodes="a" + HOSTILE):
+    def node(self, lie, kind, nodes="a" + HOSTILE, patience=0):
         """Node c lies, while a job of a user's on these nodes goes on."""
         def start(seconds):
             self.lies.write_text(lie)
-            return [self.program("job.py", self.cluster.socket(node), ATTACKER, rank, seconds, kind) for rank, node in enumerate(nodes)]
+            return [self.program("job.py", self.cluster.socket(node), ATTACKER, rank, seconds, kind, patience) for rank, node in enumerate(nodes)]
         return start
 
     def known_of_hostile(self):
         """What node a says of node c, and its log."""
         rows = self.cluster.json("a", "nodes")["nodes"]
-        return "\n".join([row["last_error"] for row in rows if row["name"] == HOSTILE] + [self.cluster.log("a")])
+        return "\n".join([row["last_error"] for row in rows if row["name"] == HOSTILE] + [self.cluster.log("a")[self.log_before:]])
 
     def burners(self, processes):
         """As many that only use processor time: what any attack costs on a machine that is shared."""

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""One rank of a job that spans an honest node and one that lies: job.py SOCKET USER RANK SECONDS KIND. Forms, works until it fails, forms anew.
+"""One rank of a job that spans an honest node and one that lies: job.py SOCKET USER RANK SECONDS KIND PATIENCE. Forms, works until it fails, forms
+anew; for longer than that, if it has not formed once, up to PATIENCE seconds.
 
 KIND: reduce, messages, or form (forms and leaves at once). Prints what it was told, as JSON; it never hangs.
 """
@@ -35,21 +36,28 @@ def work(library, comm, buffers, rank, kind):
 
 
 def main():
-    path, user, rank, seconds, kind = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5]
+    path, user, rank, seconds, kind, patience = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4]), sys.argv[5], float(sys.argv[6])
     os.environ["COMMD_SOCKET"] = path
     library = Library()
     become(user)
     end_s = time.monotonic() + seconds
+    patient_s = end_s + patience
     buffers = [(ctypes.c_int64 * COUNT)(), (ctypes.c_int64 * COUNT)()]
-    while time.monotonic() < end_s:
+    formed = False
+
+    def goes_on():
+        return time.monotonic() < (end_s if formed else patient_s)
+
+    while goes_on():
         result, client = library.open()
-        while time.monotonic() < end_s and not note(library, result):
+        while goes_on() and not note(library, result):
             result, comm = library.init(client, "job", rank, 2, TIMEOUT_MS, TIMEOUT_MS)
             if note(library, result):
                 result = 0
                 time.sleep(PAUSE_S)
                 continue
-            while kind != "form" and time.monotonic() < end_s and not note(library, work(library, comm, buffers, rank, kind)):
+            formed = True
+            while kind != "form" and not note(library, work(library, comm, buffers, rank, kind)) and goes_on():
                 pass
             library.comm_destroy(comm)
         library.comm_client_close(client)

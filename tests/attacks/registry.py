@@ -1,8 +1,9 @@
 """The attacks: what each is to show, and how it is run."""
 import re
 
-QUICK_S = 1.2  # in `make test`
+QUICK_S = 0.8  # in `make test`
 FULL_S = 5
+PATIENCE_S = 10  # a job with a node that forms as it should waits so long for its first communicator
 
 
 def common_faults(outcome):
@@ -16,15 +17,17 @@ def common_faults(outcome):
 
 class Local:
     """name: module.function; processes: at once, of one user on node a; expects: what the attacker is told (one of these; none: nothing needs to be
-    refused); quick: `make test` runs it; freeze: node b stands still meanwhile for 1.5 s."""
+    refused); quick: `make test` runs it; freeze: node b stands still meanwhile for 1.5 s; forbids: what the attacker must not find; limited: it
+    and commd are in memory cgroups of their own."""
 
     nodes = "ab"
 
-    def __init__(self, name, processes, expects=(), quick=True, freeze=False):
+    def __init__(self, name, processes, expects=(), quick=True, freeze=False, forbids=(), limited=False):
         self.title, self.processes, self.expects, self.quick, self.freeze = name, processes, expects, quick, freeze
+        self.forbids, self.limited = forbids, limited
 
     def run(self, arena, seconds):
-        return arena.run(arena.local(self.title, self.processes), seconds, self.freeze)
+        return arena.run(arena.local(self.title, self.processes, self.limited), seconds, self.freeze)
 
     def run_control(self, arena, seconds):
         """As many processes that only use processor time."""
@@ -34,6 +37,7 @@ class Local:
         found = common_faults(outcome)
         if self.expects and not set(self.expects) & set(outcome.counts):
             found.append(f"the attacker was told {outcome.counts or 'nothing'}, not {' or '.join(self.expects)}")
+        found += [f"the attacker found: {each}" for each in self.forbids if each in outcome.counts]
         return found
 
 
@@ -49,11 +53,12 @@ class Node:
         self.lie, self.kind, self.says, self.quick, self.job = lie, kind, says, quick, job
 
     def run(self, arena, seconds):
-        return arena.run(arena.node(self.lie, self.kind, self.job), seconds)
+        patience = 0 if self.lie.startswith(("control", "hello", "second_control")) else PATIENCE_S
+        return arena.run(arena.node(self.lie, self.kind, self.job, patience), seconds)
 
     def run_control(self, arena, seconds):
         """The same job, of a node that does not lie."""
-        return arena.run(arena.node("", self.kind, self.job), seconds)
+        return arena.run(arena.node("", self.kind, self.job, PATIENCE_S), seconds)
 
     def faults(self, arena, outcome):
         found = common_faults(outcome)
@@ -66,27 +71,39 @@ class Node:
 
 
 LOCAL = [
-    Local("sessions.without_hello", 1, ("LIMIT", "TIMED_OUT"), False),
-    Local("sessions.with_hello", 1, ("LIMIT",), False),
-    Local("sessions.unread", 1, ("LIMIT",), False),
-    Local("sessions.queries", 2),
+    Local("sessions.without_hello", 1, ("LIMIT", "TIMED_OUT")),
+    Local("sessions.with_hello", 1, ("LIMIT",)),
+    Local("sessions.unread", 1),
+    Local("sessions.queries", 2, (), False),
     Local("sessions.churn", 2),
     Local("sessions.garbage", 2, ("PROTOCOL",)),
     Local("sessions.descriptors", 2, ("PROTOCOL", "LIMIT")),
     Local("sessions.rings_scribbled", 2),
-    Local("sessions.doorbells", 2),
+    Local("sessions.doorbells", 2, (), False),
     Local("sessions.rings_full_of_requests", 2),
-    Local("operations.lists", 4, ("NOT_FOUND", "LIMIT"), False),
-    Local("operations.receives", 8, ("LIMIT",)),
+    Local("operations.lists", 4, ("NOT_FOUND", "LIMIT")),
+    Local("operations.receives", 8),
     Local("operations.messages", 2, ("LIMIT",)),
-    Local("operations.inits", 1, ("LIMIT",), False, True),
-    Local("operations.init_churn", 2),
-    Local("operations.forms", 4, ("LIMIT",), False),
+    Local("operations.inits", 1, (), False, True),
+    Local("operations.init_churn", 2, (), False),
+    Local("operations.forms", 4, (), False),
     Local("operations.layouts", 4, ("LIMIT",), False),
-    Local("operations.records", 1, ("LIMIT",), False),
-    Local("operations.barriers", 2, ("LIMIT",)),
+    Local("operations.records", 1),
+    Local("operations.barriers", 2, ("LIMIT",), False),
     Local("operations.foreign_ids", 1, ("NOT_FOUND",)),
-    Local("operations.stopped", 2),
+    Local("operations.stopped", 2, (), False),
+    Local("memory.sparse", 1, (), False, limited=True),
+    Local("memory.punched", 1, (), False, limited=True),
+    Local("memory.punched_meanwhile", 1),
+    Local("memory.churn", 1, (), False),
+    Local("memory.many", 2, (), False),
+    Local("memory.not_sealed", 1, ("INVALID_ARGUMENT",)),
+    Local("others.squatting", 1),
+    Local("others.listing", 1, forbids=("A ROW OF ANOTHER USER", "THE PATH OF A KEY")),
+    Local("others.forked", 1, ("RANK_LOST",), False),
+    Local("others.split_storm", 2, (), False),
+    Local("others.with_rings", 2, ("LIMIT",), False),
+    Local("others.everything", 8, (), False),
 ]
 
 NODE = [
@@ -100,18 +117,18 @@ NODE = [
     Node("data_seq", "reduce", "TIMED_OUT"),
     Node("data_round", "reduce", "TIMED_OUT"),
     Node("data_slice", "reduce", "PROTOCOL"),
-    Node("data_payload_more", "reduce", "PROTOCOL", True),
+    Node("data_payload_more", "reduce", "PROTOCOL"),
     Node("data_payload_less", "reduce", "PROTOCOL"),
     Node("data_count", "reduce", "MISMATCH"),
     Node("data_algorithm", "reduce", "MISMATCH"),
     Node("data_terms", "reduce", "MISMATCH"),
-    Node("message_magic", "messages", "malformed: magic"),
+    Node("message_magic", "messages", "malformed: magic", True),
     Node("message_kind", "messages", "malformed: kind"),
     Node("message_giant", "messages", "malformed: payload_bytes"),
     Node("message_zero", "messages", "malformed: reserved"),
     Node("message_comm", "messages", "TIMED_OUT"),
     Node("message_id", "messages", "message that was not sent"),
-    Node("message_source", "messages", "ranks that are elsewhere", True),
+    Node("message_source", "messages", "ranks that are elsewhere|another size"),
     Node("message_to", "messages", "ranks that are elsewhere"),
     Node("second_stream", "reduce", "second stream", True),
     Node("control_length", "reduce", "0 bytes or more than the maximum", True),

@@ -13,6 +13,7 @@ from cluster import Library  # noqa: E402
 from raw_client import HostMemory, RawClient, message, number, parse  # noqa: E402,F401
 
 SEND_TIMEOUT_S = 0.5
+BUSY_TRIES = 500
 ALL_REDUCE, BARRIER, ALL_TO_ALL, SEND, RECEIVE = 0, 2, 8, 11, 12
 U8 = 13
 
@@ -107,10 +108,14 @@ def tries(count, make):
     """As many of them as commd lets one have; the rest is refused."""
     made = []
     for index in range(count):
-        try:
-            made.append(make(index))
-        except OSError:
-            break
+        for _ in range(BUSY_TRIES):
+            try:
+                made.append(make(index))
+                break
+            except BlockingIOError:
+                time.sleep(0.01)  # too many wait to be accepted: that is no refusal
+            except OSError:
+                return made
     return made
 
 

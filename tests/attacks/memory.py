@@ -1,0 +1,132 @@
+"""Attacks by what is registered: memory that is not there, not there any more, large, or much."""
+import ctypes
+import fcntl
+import mmap
+import os
+import time
+
+from wire import ALL_REDUCE, U8, Wire, tries, until
+from operations import HOST
+
+ADD_SEALS, SEAL_SHRINK = 1033, 2
+PUNCH_HOLE, KEEP_SIZE = 2, 1
+MIB = 1 << 20
+
+libc = ctypes.CDLL(None, use_errno=True)
+libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_long, ctypes.c_long]
+
+
+def sealed(size):
+    fd = os.memfd_create("attack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    os.ftruncate(fd, size)
+    fcntl.fcntl(fd, ADD_SEALS, SEAL_SHRINK)
+    return fd
+
+
+def populate(fd, size):
+    with mmap.mmap(fd, size) as memory:
+        for at in range(0, size, 4096):
+            memory[at] = 1
+
+
+def alone(path, name):
+    wire = Wire(path)
+    status, text = wire.ask(wire.COMM_INIT, {1: 1, 2: name, 3: 0, 4: 1, 5: HOST, 6: 20000})
+    if status:
+        raise OSError(text)
+    wire.connection.settimeout(10)
+    return wire
+
+
+def touch(wire, ticket, memory, size):
+    """commd reads and writes all of it."""
+    return wire.submit({1: 1, 2: ticket, 3: ALL_REDUCE, 4: U8, 6: size // 2, 10: {1: memory, 2: 0}, 11: {1: memory, 2: size // 2}})
+
+
+def sparse(path, end_s, index):
+    """Memory whose pages nobody has touched yet: whoever touches them first pays for them."""
+    wire = alone(path, f"sparse-{index}")
+    for memory in range(1, 9):
+        fd = sealed(128 * MIB)
+        if wire.ask(wire.REGISTER, {1: memory, 2: 128 * MIB}, fd)[0] == 0:
+            touch(wire, memory, memory, 128 * MIB)
+        os.close(fd)
+    while until(end_s):
+        time.sleep(0.05)
+
+
+def punched(path, end_s, index):
+    """Memory that was there when it was registered; then holes are made."""
+    wire = alone(path, f"punched-{index}")
+    for memory in range(1, 21):
+        fd = sealed(40 * MIB)
+        populate(fd, 40 * MIB)
+        if wire.ask(wire.REGISTER, {1: memory, 2: 40 * MIB}, fd)[0] == 0:
+            libc.fallocate(fd, PUNCH_HOLE | KEEP_SIZE, 0, 40 * MIB)
+            touch(wire, memory, memory, 40 * MIB)
+            libc.fallocate(fd, PUNCH_HOLE | KEEP_SIZE, 0, 40 * MIB) if memory % 2 else None
+        os.close(fd)
+    while until(end_s):
+        time.sleep(0.05)
+
+
+def punched_meanwhile(path, end_s, index):
+    """Holes that come and go while operations run."""
+    wire = alone(path, f"meanwhile-{index}")
+    size = 16 * MIB
+    fd = sealed(size)
+    populate(fd, size)
+    wire.ask(wire.REGISTER, {1: 1, 2: size}, fd)
+    ticket = 0
+    while until(end_s):
+        for _ in range(4):
+            ticket += 1
+            wire.tell(wire.SUBMIT, {1: 1, 2: ticket, 3: ALL_REDUCE, 4: U8, 6: size // 2, 10: {1: 1, 2: 0}, 11: {1: 1, 2: size // 2}})
+        for at in range(0, size, MIB):
+            libc.fallocate(fd, PUNCH_HOLE | KEEP_SIZE, at, MIB)
+        wire.complete(ticket)
+
+
+def churn(path, end_s, index):
+    """1 GiB that commd has mapped and touched is registered and let go of, again and again."""
+    wire = alone(path, f"churn-{index}")
+    size = 1024 * MIB
+    fd = sealed(size)
+    libc.fallocate(fd, 0, 0, size)
+    memory = 0
+    while until(end_s):
+        memory += 1
+        if wire.ask(wire.REGISTER, {1: memory, 2: size}, fd)[0] == 0:
+            touch(wire, memory, memory, size)
+            wire.ask(wire.DEREGISTER, {1: memory})
+
+
+def many(path, end_s, index):
+    """As many small memories as one may have, on connection after connection."""
+    fd = sealed(4096)
+    populate(fd, 4096)
+    held = []
+    while until(end_s):
+        wire = tries(1, lambda _: Wire(path))
+        for memory in range(1, 16385):
+            if not wire or not until(end_s) or wire[0].ask(Wire.REGISTER, {1: memory, 2: 4096}, fd)[0]:
+                break
+        held += wire
+        time.sleep(0.05)
+
+
+def not_sealed(path, end_s, index):
+    """Memory that is taken away under commd; and files that are no memory."""
+    wire = alone(path, f"truncated-{index}")
+    memory = 0
+    while until(end_s):
+        memory += 1
+        fd = os.memfd_create("attack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        os.ftruncate(fd, MIB)
+        if wire.ask(wire.REGISTER, {1: memory, 2: MIB}, fd)[0] == 0:
+            os.ftruncate(fd, 0)
+            touch(wire, memory, memory, MIB)
+            wire.ask(wire.DEREGISTER, {1: memory})
+        os.close(fd)
+        with open("/dev/zero", "rb") as zero:
+            wire.ask(wire.REGISTER, {1: memory, 2: MIB}, zero.fileno())

@@ -1,0 +1,115 @@
+"""Attacks on what is other users': names, rows, and what one user alone may hold when it holds all of it at once."""
+import os
+import signal
+import time
+
+import operations
+import sessions
+from wire import BARRIER, SAID, Wire, message, parse, tries, until
+from operations import HOST
+
+
+def squatting(path, end_s, index):
+    """The newcomer's name, held and asked for without end."""
+    wire = Wire(path)
+    wire.tell(wire.COMM_INIT, {1: 1, 2: "newcomer", 3: 0, 4: 2, 5: HOST, 6: 60000})
+    handle = 1
+    while until(end_s):
+        handle += 1
+        wire.ask(wire.COMM_INIT, {1: handle, 2: "newcomer", 3: 0, 4: 1, 5: HOST, 6: 1000})
+        wire.ask(wire.COMM_DESTROY, {1: handle})
+        time.sleep(0.001)
+
+
+def fields_of(data, number):
+    """Every field of that number, in order: a list in protobuf."""
+    found, at = [], 0
+
+    def take():
+        nonlocal at
+        value, shift = 0, 0
+        while True:
+            byte = data[at]
+            at += 1
+            value |= (byte & 0x7f) << shift
+            shift += 7
+            if byte < 0x80:
+                return value
+    while at < len(data):
+        key = take()
+        if key & 7 == 0:
+            take()
+            continue
+        length = take() if key & 7 == 2 else 8
+        if key >> 3 == number:
+            found.append(data[at:at + length])
+        at += length
+    return found
+
+
+def listing(path, end_s, index):
+    """What commctl asks, by a user without rights: no row of anybody else's, and no path of a key."""
+    wire = Wire(path)
+    # kind of the query: (number of the reply, number of the owner's uid in a row)
+    lists = {12: (10, 3), 11: (9, 4), 13: (11, 2)}
+    wire.connection.settimeout(10)
+    while until(end_s):
+        for kind, (reply, uid) in lists.items():
+            wire.tell(kind, {})
+            event = wire.event()
+            body = parse(event[1]).get(reply, b"") if 1 in event else b""
+            for row in fields_of(body, 1):
+                if parse(row).get(uid, 0) != os.getuid():
+                    SAID.counts["A ROW OF ANOTHER USER"] += 1
+        wire.tell(15, {})
+        if b".key" in parse(wire.event()[1]).get(13, b""):
+            SAID.counts["THE PATH OF A KEY"] += 1
+        time.sleep(0.02)
+
+
+def forked(path, end_s, index):
+    """A rank is killed whose child still holds its connection: the other rank is told at once."""
+    first = Wire(path)
+    first.tell(first.COMM_INIT, {1: 1, 2: f"forked-{index}", 3: 0, 4: 2, 5: HOST, 6: 20000})
+    rank = os.fork()
+    if rank == 0:
+        second = Wire(path)
+        operations.init(second, 1, f"forked-{index}", 1, 2)
+        if os.fork() == 0:
+            time.sleep(max(0, end_s - time.monotonic()))
+            os._exit(0)
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(rank, 0)
+    first.submit_many([message([(1, 1), (2, 1), (3, BARRIER)])])
+    while until(end_s):
+        first.read_what_comes()
+        time.sleep(0.01)
+
+
+def everything(path, end_s, index):
+    """One user at all its limits at once: connections, lists, messages, communicators, records; each of eight processes has its part."""
+    parts = [operations.lists, operations.lists, operations.lists, operations.lists, operations.waiting_receives, operations.waiting_receives, operations.forms,
+             operations.forms]
+    parts[index % len(parts)](path, end_s, index)
+
+
+def split_storm(path, end_s, index):
+    """Names upon names: communicators of one rank, formed and left on many connections at once."""
+    held = tries(20, lambda _: Wire(path))
+    number = 0
+    while until(end_s):
+        for wire in held:
+            number += 1
+            wire.tell(wire.COMM_INIT, {1: 1, 2: f"storm-{index}-{number}", 3: 0, 4: 1, 5: HOST, 6: 20000})
+            wire.tell(wire.COMM_DESTROY, {1: 1})
+        for wire in held:
+            wire.read_what_comes()
+
+
+def with_rings(path, end_s, index):
+    """As many sessions with rings as one may have: memory, pipes and descriptors of commd's."""
+    held = []
+    while until(end_s):
+        held += tries(3000 - len(held), lambda _: sessions.Rings(path))
+        tries(5, lambda _: Wire(path))
+        time.sleep(0.1)

@@ -21,11 +21,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
  * being formed and one of its own. The first byte's lowest bit: 0, what follows are the bytes of its control
  * stream, greeting included; 1, messages, each of a length (u16, little-endian) and the packed message, sent
  * after a proper greeting. In those, a nonce, id or revision of 1 to 3 stands for what the node under test
- * announced last: nonce 1, comm_id 2, revision 3; and a uid of 0 is that of its client.
+ * announced last: nonce 1, comm_id 2, revision 3; and a uid of 0 is that of its client. With the next bit of
+ * the first byte, the communicator was formed before. A length of 0 is followed by one byte: what a rank of
+ * the node under test does meanwhile, or that time passes.
  */
 #define CLIENT_UID 1000
 #define MESSAGES_MAX 64
 #define STEPS_MAX 100000
+#define SENT_BYTES 1024
 
 struct target {
     struct mem_network *network;
@@ -38,6 +41,7 @@ struct target {
     struct req_member *members[3];
     uint64_t now_ns;
     uint64_t nonce, comm_id, revision;
+    struct dev_memory *memory; /* that ranks send */
     unsigned ups, downs;
 };
 
@@ -188,6 +192,8 @@ static void start(struct target *target)
     net_set_stream_handler(target->liar, NET_STREAM_CONTROL,
                            &(struct net_stream_handler){target, liar_receive, liar_closed});
     require(net_add_peer(target->liar, "a", "", &peer, NULL) == STATUS_OK);
+    static unsigned char sent[SENT_BYTES];
+    require(dev_memory_wrap(sent, sizeof sent, &target->memory, NULL) == STATUS_OK);
     target->members[0] = join(target, "comm", 0, 4);
     target->members[1] = join(target, "comm", 2, 4);
     target->members[2] = join(target, "own", 0, 1);
@@ -199,13 +205,18 @@ static void stop(struct target *target)
 {
     struct req_op barrier = {.ticket = 7, .kind = OP_KIND_BARRIER};
     for (unsigned i = 0; i < 3; i++) {
-        enum status status = req_submit(target->members[i], &barrier, target->now_ns, NULL);
+        enum status status = STATUS_OK;
+        if (target->members[i] != NULL) {
+            status = req_submit(target->members[i], &barrier, target->now_ns, NULL);
+        }
         require(i < 2 || status == STATUS_OK); /* what is this node's own, nobody else can hurt */
     }
     run(target, 5 * TIME_S);
     require(req_idle(target->req));
     for (unsigned i = 0; i < 3; i++) {
-        req_member_leave(target->members[i], i == 1 ? REQ_LEAVE_LOST : REQ_LEAVE_ORDERLY, target->now_ns);
+        if (target->members[i] != NULL) {
+            req_member_leave(target->members[i], i == 1 ? REQ_LEAVE_LOST : REQ_LEAVE_ORDERLY, target->now_ns);
+        }
     }
     run(target, TIME_MS);
     frame_decoder_free(&target->decoder);
@@ -215,6 +226,7 @@ static void stop(struct target *target)
     net_free(target->net);
     net_free(target->liar);
     mem_network_free(target->network);
+    dev_memory_unref(target->memory);
 }
 
 static void say(struct target *target, const uint8_t *bytes, size_t size)
@@ -247,6 +259,62 @@ static void greet(struct target *target)
     message.body_case = COMMD__MESH__MESSAGE__BODY_HELLO;
     message.hello = &hello;
     say_message(target, &message);
+}
+
+/* As a correct node would: its ranks are 1 and 3, and it promises what the other promised. */
+static void form(struct target *target)
+{
+    uint32_t ranks[] = {1, 3};
+    for (int promised = 0; promised < 2; promised++) {
+        Commd__Mesh__CommTerms terms = COMMD__MESH__COMM_TERMS__INIT;
+        Commd__Mesh__Announce body = COMMD__MESH__ANNOUNCE__INIT;
+        Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+        terms.size = 4;
+        terms.owner_uid = CLIENT_UID;
+        terms.op_timeout_ms = 1000;
+        terms.slice_bytes = EXEC_SLICE_BYTES_DEFAULT;
+        body.owner_uid = CLIENT_UID;
+        body.name = "comm";
+        body.terms = &terms;
+        body.nonce = 77;
+        body.ranks = ranks;
+        body.n_ranks = 2;
+        body.revision = 1;
+        body.answer = true;
+        body.comm_id = promised ? target->comm_id : 0;
+        message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
+        message.announce = &body;
+        say_message(target, &message);
+    }
+    require(target->comm_id != 0);
+}
+
+enum act { ACT_BARRIER, ACT_SEND, ACT_LEAVE, ACT_TIME, ACT_COUNT };
+
+/* What one of the ranks of the shared communicator does; or time passes. */
+static void act(struct target *target, uint8_t byte)
+{
+    enum act what = (enum act)(byte % ACT_COUNT);
+    unsigned which = byte / ACT_COUNT % 2;
+    struct req_op op = {.ticket = 7, .kind = OP_KIND_BARRIER};
+    if (what == ACT_SEND) {
+        op.kind = OP_KIND_SEND;
+        op.dtype = DTYPE_U8;
+        op.count_elements = SENT_BYTES;
+        op.peer_rank = 1;
+        op.input.memory = target->memory;
+    }
+    if (what == ACT_TIME) {
+        run(target, byte / ACT_COUNT * 50 * TIME_MS);
+    } else if (what == ACT_LEAVE && target->members[which] != NULL) {
+        req_member_leave(target->members[which],
+                         byte / ACT_COUNT / 2 % 2 == 0 ? REQ_LEAVE_ORDERLY : REQ_LEAVE_LOST, target->now_ns);
+        target->members[which] = NULL;
+    } else if (what != ACT_LEAVE && target->members[which] != NULL) {
+        enum status status = req_submit(target->members[which], &op, target->now_ns, NULL);
+        (void)status; /* not formed yet, or failed */
+    }
+    run(target, TIME_MS);
 }
 
 static void replace(const struct target *target, uint64_t *number)
@@ -307,11 +375,18 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         say(&target, data + 1, size - 1 < FRAME_MAX_BYTES ? size - 1 : FRAME_MAX_BYTES);
     } else {
         greet(&target);
+        if ((data[0] & 2) != 0) {
+            form(&target);
+        }
         size_t at = 1;
         for (unsigned i = 0; i < MESSAGES_MAX && size - at >= 2; i++) {
             size_t length = data[at] | (size_t)data[at + 1] << 8;
             at += 2;
             length = length < size - at ? length : size - at;
+            if (length == 0 && at < size) {
+                act(&target, data[at++]);
+                continue;
+            }
             say_replaced(&target, data + at, length);
             at += length;
         }

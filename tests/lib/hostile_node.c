@@ -25,8 +25,10 @@ struct hostile_buffer hostile_buffer_new(size_t bytes)
 
 static bool is_poison(const unsigned char *bytes, size_t size)
 {
-    for (size_t i = 0; i < size; i++) {
-        if (bytes[i] != HOSTILE_POISON) {
+    unsigned char poison[HOSTILE_GUARD_BYTES];
+    memset(poison, HOSTILE_POISON, sizeof poison);
+    for (size_t at = 0; at < size; at += sizeof poison) {
+        if (memcmp(bytes + at, poison, size - at < sizeof poison ? size - at : sizeof poison) != 0) {
             return false;
         }
     }

@@ -19,7 +19,7 @@
 #define HOSTILE_RANKS 4
 #define HOSTILE_LOCAL_RANKS 2
 #define HOSTILE_HEARD_MAX 64
-#define HOSTILE_GUARD_BYTES 4096
+#define HOSTILE_GUARD_BYTES 1024
 #define HOSTILE_POISON 0x5A
 
 /* Memory of node a's user, with guards around it. */

@@ -59,6 +59,7 @@ void nodes_update(struct mesh *mesh, struct workers *workers, const struct conf 
             node_move(mesh, workers, node, wanted->address, now_ns);
         }
     }
+    mesh_end_hold_offs(mesh, now_ns);
     for (size_t i = 0; i < conf->node_count; i++) {
         uint32_t node;
         struct error error;

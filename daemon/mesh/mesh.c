@@ -322,6 +322,13 @@ void mesh_violation(struct mesh *mesh, uint32_t node, const char *what)
     mesh_peer_disconnect(peer, &cause);
 }
 
+void mesh_end_hold_offs(struct mesh *mesh, uint64_t now_ns)
+{
+    for (uint32_t i = 0; i < mesh->peer_count; i++) {
+        mesh_peer_end_hold_off(mesh->peers[i], now_ns);
+    }
+}
+
 void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message)
 {
     for (uint32_t i = 0; i < mesh->peer_count; i++) {

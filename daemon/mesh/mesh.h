@@ -24,7 +24,7 @@ struct mesh;
 /*
  * A node that breaks the protocol (its connection ended with PROTOCOL, whichever layer found it) is held off:
  * for so long it is not dialled, and what it dials is refused. The time doubles with each violation, and
- * begins anew after a while without one.
+ * begins anew after a while without one, or when the operator says so (mesh_end_hold_offs).
  */
 #define MESH_HOLD_OFF_MIN_NS (1 * TIME_S)
 #define MESH_HOLD_OFF_MAX_NS (60 * TIME_S)
@@ -96,6 +96,8 @@ enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Messa
  * and this text, node_down follows, and it is held off. Does nothing when the connection is gone already.
  */
 void mesh_violation(struct mesh *mesh, uint32_t node, const char *what);
+/* Nodes that are held off may connect again, and have done nothing. */
+void mesh_end_hold_offs(struct mesh *mesh, uint64_t now_ns);
 /* To every node that is up. */
 void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message);
 

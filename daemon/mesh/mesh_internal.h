@@ -110,6 +110,7 @@ void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns);
 void mesh_peer_arm(struct mesh_peer *peer);
 /* Drops the connection; peer_down follows and logs it. Does nothing when that is under way. */
 void mesh_peer_disconnect(struct mesh_peer *peer, const struct error *cause);
+void mesh_peer_end_hold_off(struct mesh_peer *peer, uint64_t now_ns);
 /* The peer is up: its Hello was accepted. */
 void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns);
 /* As mesh_send, in any state that has a stream. */

@@ -80,6 +80,17 @@ static bool peer_is_held_off(const struct mesh_peer *peer, uint64_t now_ns)
     return now_ns < peer->held_off_until_ns;
 }
 
+void mesh_peer_end_hold_off(struct mesh_peer *peer, uint64_t now_ns)
+{
+    bool held = peer_is_held_off(peer, now_ns);
+    peer->held_off_until_ns = 0;
+    peer->hold_off_ns = 0;
+    if (held && peer->state == MESH_NODE_DOWN) {
+        peer->dial_ns = now_ns;
+        mesh_peer_arm(peer);
+    }
+}
+
 /* A cause that repeats is logged once. */
 static void peer_note_error(struct mesh_peer *peer, enum log_level level, const char *what,
                             const struct error *cause)

@@ -203,6 +203,8 @@ class Arena:
         for node, daemon in list(self.cluster.daemons.items()):
             if daemon.poll() is not None:
                 self.cluster.start(node)
+            elif HOSTILE in self.cluster.names:
+                daemon.send_signal(signal.SIGHUP)  # ends the time for which node c is held off
         self.cluster.wait_ready()
         self.log_before = len(self.cluster.log("a"))
         if not self.pair or any(process.poll() is not None for process in self.pair):

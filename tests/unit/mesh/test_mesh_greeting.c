@@ -328,6 +328,26 @@ static void test_violations_are_held_off(void **state)
     world_stop(&world);
 }
 
+static void test_hold_offs_are_ended(void **state)
+{
+    (void)state;
+    struct world world;
+    struct liar liar;
+    liar_start(&world, &liar);
+    for (unsigned violation = 1; violation <= 4; violation++) {
+        liar_hello(&liar, "liar", "test", MESH_PROTOCOL_VERSION, 0);
+        run(&world, 10 * TIME_MS);
+        assert_false(liar.up);
+        run(&world, MESH_HOLD_OFF_MIN_NS / 2);
+        assert_false(liar.up);
+        mesh_end_hold_offs(world.nodes[0].mesh, world.now_ns);
+        run(&world, 10 * TIME_MS);
+        assert_true(liar.up);
+    }
+    net_free(liar.net);
+    world_stop(&world);
+}
+
 /* What a node of another version or cluster gets is no hold-off: it may be set right any moment. */
 static void test_another_version_is_not_held_off(void **state)
 {
@@ -356,6 +376,7 @@ int main(void)
         cmocka_unit_test(test_lies),
         cmocka_unit_test(test_no_greeting),
         cmocka_unit_test(test_violations_are_held_off),
+        cmocka_unit_test(test_hold_offs_are_ended),
         cmocka_unit_test(test_another_version_is_not_held_off),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

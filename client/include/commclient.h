@@ -16,7 +16,9 @@
  * Errors: every function that can fail returns a comm_result_t. comm_result_text gives its short text;
  * comm_last_error the long message of the last failure in the calling thread: who, what and where.
  *
- * After fork, the child must not use what its parent opened; it opens its own.
+ * After fork, the child must not use what its parent opened; it opens its own. What a process opened ends with
+ * that process: a child that has its descriptors keeps no rank alive. A program that forks to become a daemon
+ * opens its client afterwards.
  *
  * GPUs: the CUDA driver is loaded with the first communicator, or memory, that names one. A program that uses
  * none needs no driver, and gets no thread of the library's. One that orders operations by CUDA streams or

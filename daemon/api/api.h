@@ -14,7 +14,8 @@
 /*
  * The Unix sockets: sessions of clients, and of administrators (commctl). Turns packets (proto/client.proto)
  * into checked requests to req and mesh, and what they answer into packets. A client that lies, stalls or
- * dies loses its own session alone.
+ * dies loses its own session alone. A session ends with its socket, and with the process that connected, even
+ * if another one has the socket as well.
  *
  * On the clients' socket every user sees and ends what is his own, root as well: uid 0 may be that of a
  * container. Administrators have a socket of their own, on which they see and end everything and hold nothing
@@ -32,6 +33,7 @@ struct api;
 #define API_SESSION_PACKETS_MAX 65536  /* packets that wait for a client to read; beyond: it is dropped */
 #define API_SESSION_PAUSE_PACKETS 256  /* from here on, no more requests of it are read */
 #define API_SESSION_PAUSE_BYTES 131072 /* and from here on */
+#define API_SESSION_FDS 7 /* of one session: socket, pidfd, two pipes; its rings' memory until it is sent */
 #define API_ACCEPTS_PER_WAKE 16        /* then the others get their turn */
 #define API_DISCARDS_MAX 64            /* packets of a client that is refused, which it had sent by then */
 

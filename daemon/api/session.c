@@ -573,6 +573,7 @@ enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_
     session->api = api;
     session->role = role;
     session->fd = fd;
+    session->death_fd = -1;
     session->client = (struct req_client){.pid = credentials.pid, .uid = credentials.uid};
     session->gid = credentials.gid;
     session->connected_ns = now_ns;
@@ -588,7 +589,12 @@ enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_
     }
     api_session_await_hello(session);
     status = loop_watch_new(api->loop, fd, LOOP_READ, session_ready, session, &session->watch, error);
+    if (status == STATUS_OK && role == API_ROLE_CLIENT) { /* an administrator holds nothing */
+        status = api_death_watch(session, error);
+    }
     if (status != STATUS_OK) {
+        api_death_forget(session);
+        loop_watch_free(session->watch);
         api_session_discharge(session);
         free(session);
         return status;

@@ -89,6 +89,8 @@ struct api_session {
     uint64_t id;
     int fd;
     struct loop_watch *watch;
+    int death_fd; /* a pidfd of the process that connected; -1: the kernel gives none */
+    struct loop_watch *death_watch;
     struct req_client client;
     struct budget_account *account; /* what it holds is charged to it */
     gid_t gid;
@@ -115,8 +117,10 @@ struct api_session {
     unsigned watched;  /* events of the watch */
     bool readable;     /* something may be on the socket */
     bool socket_first; /* the last turn looked at the socket before the ring */
-    bool ending;       /* its client is gone: what is in its ring is done, then it is broken */
-    bool releasing;    /* broken: what it held is given back, piece by piece */
+    bool dead; /* the process that connected has ended: what is on its socket is done, then it is ending */
+    uint32_t last_packets; /* from its socket since then */
+    bool ending;           /* its client is gone: what is in its ring is done, then it is broken */
+    bool releasing;        /* broken: what it held is given back, piece by piece */
     struct {
         uint8_t *bytes; /* null: there is none */
         size_t size, at;
@@ -277,6 +281,13 @@ bool api_list_find(const uint8_t *packet, size_t size, const uint8_t **list, siz
 /* The next submit of a list, from *at on, which is moved behind it. False: there is none. */
 bool api_list_next(const uint8_t *list, size_t list_size, size_t *at, const uint8_t **submit,
                    size_t *submit_size);
+
+/* death.c */
+/* How much of what a dead client has sent is read: its socket holds less, but another process may go on. */
+#define API_LAST_PACKETS_MAX 512
+/* LIMIT: there is no descriptor for it. ABORTED: it has ended already. */
+enum status api_death_watch(struct api_session *session, struct error *error) COMM_MUST_USE;
+void api_death_forget(struct api_session *session);
 
 /* rings.c. The descriptors go with the next packet that is on_socket. */
 enum status api_rings_new(struct api_session *session, struct error *error) COMM_MUST_USE;

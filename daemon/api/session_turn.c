@@ -103,6 +103,15 @@ static bool may_receive(struct api_session *session)
     return true;
 }
 
+/* Nothing more is read of it. */
+static enum turn_result socket_ends(struct api_session *session)
+{
+    session->readable = false;
+    session->ending = true;
+    api_session_watch(session);
+    return TURN_MORE;
+}
+
 static enum turn_result socket_turn(struct api_session *session, uint64_t now_ns)
 {
     static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* the loop's thread alone reads sessions */
@@ -113,7 +122,7 @@ static enum turn_result socket_turn(struct api_session *session, uint64_t now_ns
         api_packet_receive(session->api, session->client.uid, session->fd, bytes, sizeof bytes);
     if (packet.size_bytes < 0 && (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR)) {
         session->readable = false;
-        return TURN_NOTHING;
+        return session->dead ? socket_ends(session) : TURN_NOTHING;
     }
     if (packet.size_bytes > 0) {
         api_session_take(session, bytes, &packet, now_ns);
@@ -121,12 +130,8 @@ static enum turn_result socket_turn(struct api_session *session, uint64_t now_ns
     if (packet.fds > 0) {
         closer_put(session->api->closer, session->client.uid, packet.fd);
     }
-    if (packet.size_bytes <= 0) {
-        session->readable = false;
-        session->ending = true;
-        api_session_watch(session);
-    }
-    return TURN_MORE;
+    bool last = session->dead && ++session->last_packets >= API_LAST_PACKETS_MAX;
+    return packet.size_bytes <= 0 || last ? socket_ends(session) : TURN_MORE;
 }
 
 /* --- Its end --- */
@@ -139,6 +144,7 @@ static void release_begin(struct api_session *session)
     log_debug("client %d (%s): gone", (int)session->client.pid, session->program);
     loop_watch_free(session->watch);
     session->watch = NULL;
+    api_death_forget(session);
     if (session->closing) {
         api_packets_discard(api, session->client.uid, session->fd);
     }
@@ -209,7 +215,7 @@ enum turn_result api_session_turn(void *context, uint64_t now_ns)
         return release_turn(session, now_ns);
     }
     if (!api_session_reads(session)) {
-        if (session->ending) {
+        if (session->ending || session->dead) {
             api_session_break(session); /* its client takes no answers any more */
             return TURN_MORE;
         }

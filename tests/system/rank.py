@@ -8,10 +8,12 @@ Prints FORMED, READY after the first right result, then, at its end, "CODE text"
   stream one all-reduce in the GPU's legacy stream: POSTED once it is; ends when the stream is done
   messages  one message of each of `sizes` (bytes, by commas) at once to the next rank, the same from the one before, again and again as in loop
   kind=broadcast posts a broadcast where the others post an all-reduce
+  fork=SECONDS  forks before READY a child that does nothing for so long, with all that it inherits but the standard streams
 Options: timeout_ms, op_timeout_ms, count, seconds, pattern (a text that fills the payload), device (a GPU, for all-reduces),
 memory (cuda, the default: of cuMemAlloc; comm: of comm_mem_alloc; on a GPU).
 """
 import ctypes
+import os
 import sys
 import time
 
@@ -98,6 +100,17 @@ def in_stream(library, comm, buffer):
     return library.comm_sync(comm, 0)
 
 
+def fork_worker(seconds):
+    """As a data loader does; prints WORKER pid."""
+    child = os.fork()
+    if child == 0:
+        for stream in range(3):
+            os.close(stream)
+        time.sleep(seconds)
+        os._exit(0)
+    print("WORKER", child, flush=True)
+
+
 def main():
     name, rank, size, mode = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
     options = dict(argument.split("=", 1) for argument in sys.argv[5:])
@@ -154,6 +167,8 @@ def main():
                 print("WRONG", flush=True)
                 return 1
         if step == 0 and result == 0:
+            if "fork" in options:
+                fork_worker(float(options["fork"]))
             print("READY", flush=True)
         step += 1
     code = end(result)

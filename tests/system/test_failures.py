@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
 """Kill -9 of a client, of a daemon: the others get an error that names the lost one, none hangs, a new communicator works."""
+import os
+import signal
 import unittest
 
 from cluster import Cluster
-from failure_case import HEARTBEAT_BOUND_S, FailureCase
+from failure_case import HEARTBEAT_BOUND_S, FailureCase, read_until
 
 
 class Failures(FailureCase):
@@ -17,6 +19,21 @@ class Failures(FailureCase):
             self.check_new_communicator(cluster, "aabb", "work")
             for process in other:
                 self.expect(process, "OK", within_s=40)
+
+    def test_killed_client_that_forked(self):
+        """Its worker has the connection too, and lives on: that keeps nobody waiting."""
+        with Cluster("ab") as cluster:
+            ranks = [cluster.rank("ab"[rank // 2], "work", rank, 4, "loop", *(["fork=60"] if rank == 3 else [])) for rank in range(4)]
+            worker = int(read_until(ranks[3], "WORKER").split()[1])
+            self.addCleanup(os.kill, worker, signal.SIGKILL)
+            for process in ranks:
+                read_until(process, "READY")
+            ranks[3].kill()
+            ranks[3].wait()
+            for process in ranks[:3]:
+                self.expect(process, "RANK_LOST", "rank 3", str(ranks[3].pid), "node b", within_s=1)
+            os.kill(worker, 0)
+            self.check_new_communicator(cluster, "aabb", "work")
 
     def test_killed_daemon(self):
         with Cluster("abc") as cluster:

@@ -204,7 +204,7 @@ static void test_who_gets_them(void **state)
     struct client other = client_connect(node);
     (void)send_hello(&other, "wings");
     assert_int_equal(receive_hello(&other, got, false), 0);
-    assert_int_equal(count_fds(), fds + 2); /* its socket, twice */
+    assert_int_equal(count_fds(), fds + 3); /* its socket, twice, and a pidfd */
     client_check(&other);
     struct ring_client client = ring_client_new(node);
     ring_client_check(&client);
@@ -222,7 +222,7 @@ static void test_who_gets_them(void **state)
     close(fd);
     ring_client_free(&client);
     assert_int_equal(client_mappings(), 0);
-    assert_int_equal(count_fds(), fds + 2);
+    assert_int_equal(count_fds(), fds + 3);
     client_free(&other);
     node_free(node);
     assert_int_equal(count_fds(), fds_before);

@@ -27,7 +27,7 @@ static void expect_refused(struct node *node, const struct api_options *options,
 static void test_sessions_max(void **state)
 {
     (void)state;
-    allow_fds(2 * BUDGET_SESSIONS_MAX + 256);
+    allow_fds(3 * BUDGET_SESSIONS_MAX + 256);
     struct node *node = node_new();
     static struct client clients[BUDGET_SESSIONS_MAX];
     unsigned most = 0;
@@ -70,7 +70,7 @@ static void test_sessions_max(void **state)
     }
     node_turns(node, 100);
     assert_int_equal(sessions(node), 0);
-    assert_int_equal(count_fds(), fds - 2 * most);
+    assert_int_equal(count_fds(), fds - 3 * most);
     node_free(node);
 }
 

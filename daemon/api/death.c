@@ -1,0 +1,77 @@
+#include <errno.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "daemon/api/session.h"
+
+/*
+ * A session ends with the process that connected. Its socket tells of that only when nobody else has it: a
+ * process that it forked, such as a data loader's worker, keeps the socket open. The pidfd tells in any case.
+ */
+
+#define PEER_PIDFD 77 /* SO_PEERPIDFD (Linux 6.5), which older headers lack */
+
+/* The pidfd of the process that connected, or -1, errno. ESRCH: it has ended. */
+static int death_open(int socket_fd, pid_t pid)
+{
+    int pidfd = -1;
+    socklen_t size = sizeof pidfd;
+    if (getsockopt(socket_fd, SOL_SOCKET, PEER_PIDFD, &pidfd, &size) == 0) {
+        return pidfd;
+    }
+    if (errno == EINVAL) { /* pidfd_prepare of a process without a task */
+        errno = ESRCH;
+    }
+    if (errno != ENOPROTOOPT) {
+        return -1;
+    }
+    /*
+     * An older kernel. The number may serve another process by now. The one that connected has ended then,
+     * and its session ends with the socket, or with that other process.
+     */
+    return (int)syscall(SYS_pidfd_open, pid, 0);
+}
+
+/* What it asked for before is done, as far as it is there. */
+static void death_seen(void *context, unsigned events, uint64_t now_ns)
+{
+    struct api_session *session = context;
+    (void)events;
+    (void)now_ns;
+    loop_watch_set(session->death_watch, 0);
+    log_debug("client %d (%s): its process has ended", (int)session->client.pid, session->program);
+    session->dead = true;
+    session->readable = true; /* nobody says any more that there is nothing */
+    turn_queue(&session->api->turns, &session->turn);
+}
+
+enum status api_death_watch(struct api_session *session, struct error *error)
+{
+    session->death_fd = death_open(session->fd, session->client.pid);
+    if (session->death_fd >= 0) {
+        return loop_watch_new(session->api->loop, session->death_fd, LOOP_READ, death_seen, session,
+                              &session->death_watch, error);
+    }
+    if (errno == EMFILE || errno == ENFILE) {
+        api_lacks_fds(error, "it takes no more clients");
+        return error->status;
+    }
+    if (errno == ESRCH) {
+        return error_set(error, STATUS_ABORTED, "process %d, which connected, has ended",
+                         (int)session->client.pid);
+    }
+    log_debug("client %d: no pidfd of it: its end is seen by its socket alone", (int)session->client.pid);
+    return STATUS_OK;
+}
+
+void api_death_forget(struct api_session *session)
+{
+    loop_watch_free(session->death_watch);
+    session->death_watch = NULL;
+    if (session->death_fd >= 0) {
+        (void)close(session->death_fd);
+        session->death_fd = -1;
+    }
+}

@@ -17,6 +17,7 @@
 #define CLIENT_RINGS_ENVIRONMENT "COMMD_RINGS" /* "0": no rings */
 
 #define CLIENT_FEATURE_RINGS "rings"
+#define CLIENT_FEATURE_HEARTBEAT "heartbeat" /* proto/heartbeat.h */
 #define CLIENT_RING_BYTES                                                                                    \
     65536u                /* of each direction, the client's first; larger than half: by the socket          \
                            */

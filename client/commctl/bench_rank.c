@@ -40,7 +40,9 @@ static double now_s(void)
 static bool failed(struct bench_run *run, comm_result_t result, const char *what)
 {
     if (result != COMM_OK) {
-        run->code = result == COMM_TIMED_OUT ? EXIT_CODE_TIMED_OUT : EXIT_CODE_FAILURE;
+        run->code = result == COMM_TIMED_OUT     ? EXIT_CODE_TIMED_OUT
+                    : result == COMM_DAEMON_LOST ? EXIT_CODE_NOT_RUNNING
+                                                 : EXIT_CODE_FAILURE;
         fprintf(stderr, "commctl: bench: rank %u: %s: %s\n", run->rank, what, comm_last_error());
     }
     return result != COMM_OK;

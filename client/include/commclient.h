@@ -16,9 +16,9 @@
  * Errors: every function that can fail returns a comm_result_t. comm_result_text gives its short text;
  * comm_last_error the long message of the last failure in the calling thread: who, what and where.
  *
- * After fork, the child must not use what its parent opened; it opens its own. What a process opened ends with
- * that process: a child that has its descriptors keeps no rank alive. A program that forks to become a daemon
- * opens its client afterwards.
+ * After fork, the child must not use what its parent opened; it opens its own. What a process opened ends
+ * with that process: a child that has its descriptors keeps no rank alive. A program that forks to become a
+ * daemon opens its client afterwards.
  *
  * GPUs: the CUDA driver is loaded with the first communicator, or memory, that names one. A program that uses
  * none needs no driver, and gets no thread of the library's. One that orders operations by CUDA streams or
@@ -153,6 +153,13 @@ COMM_API COMM_CHECK comm_result_t comm_client_open(const comm_open_options_t *op
                                                    comm_client_t **client);
 
 /*
+ * A commd that stands still (stopped, or without processor time) is noticed within 3 seconds by whoever
+ * waits: every call then fails with COMM_DAEMON_LOST. Such a commd may go on: until its process has ended it
+ * may write to buffers that are registered, or on a GPU, and take part in operations. comm_mem_deregister
+ * waits for that end, and says COMM_BUSY otherwise. Buffers that were staged it does not touch.
+ */
+
+/*
  * Closes the connection and frees everything made through it: communicators left (others that still need them
  * see COMM_RANK_LOST), memory of comm_mem_alloc unmapped. With operations pending it first tries to finish
  * them, for at most one second. Null is accepted. Never aborts the process. Streams that wait for operations
@@ -245,7 +252,8 @@ COMM_API COMM_CHECK comm_result_t comm_mem_register(comm_client_t *client, void 
 
 /* Forgets a registration; waits for operations that still use it. On a GPU: of the allocation that holds the
  * address, whoever registered it; waits until commd has closed it, 5 seconds at most: after that it can be
- * freed. */
+ * freed. COMM_BUSY when commd stands still and its process has not ended within 5 seconds: it may write there
+ * when it goes on, and the memory stays registered. */
 COMM_API comm_result_t comm_mem_deregister(comm_client_t *client, void *memory);
 
 /*

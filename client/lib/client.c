@@ -75,20 +75,40 @@ static comm_result_t take_hello(struct comm_client *client, const Commd__Client_
     return COMM_OK;
 }
 
-/* commd uses them from here on: without them there is no connection. */
-static comm_result_t take_rings(struct comm_client *client)
+static bool has_feature(const Commd__Client__HelloReply *reply, const char *feature)
 {
-    if (client->ring_fds[0] < 0) {
+    for (size_t i = 0; i < reply->n_features; i++) {
+        if (strcmp(reply->features[i], feature) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* commd uses its rings from here on: without the descriptors there is no connection. */
+static comm_result_t take_features(struct comm_client *client, const Commd__Client__HelloReply *reply)
+{
+    bool has_rings = has_feature(reply, CLIENT_FEATURE_RINGS);
+    bool has_heart = has_feature(reply, CLIENT_FEATURE_HEARTBEAT);
+    size_t ring_fds = has_rings ? CLIENT_RING_FDS : 0;
+    size_t heart_fds = has_heart ? CLIENT_HEARTBEAT_FDS : 0;
+    if (client->hello_fd_count != ring_fds + heart_fds) {
         return error_report(
             COMM_SYSTEM, "%s: the descriptors that commd passes cannot be taken: is RLIMIT_NOFILE too low?",
             client->path);
     }
-    client->rings = rings_open(client->ring_fds);
-    client->ring_fds[0] = -1;
-    if (client->rings == NULL) {
-        return error_report(COMM_SYSTEM, "%s: the memory that commd offers cannot be mapped", client->path);
+    client->hello_fd_count = 0;
+    bool fine = true;
+    if (has_rings) {
+        client->rings = rings_open(client->hello_fds);
+        fine = client->rings != NULL;
     }
-    return COMM_OK;
+    if (has_heart) {
+        fine = heart_open(&client->heart, client->hello_fds + ring_fds) && fine;
+    }
+    return fine
+               ? COMM_OK
+               : error_report(COMM_SYSTEM, "%s: the memory that commd offers cannot be mapped", client->path);
 }
 
 static void read_program_name(char *out, size_t size)
@@ -116,12 +136,11 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
     hello.protocol_version = CLIENT_PROTOCOL_VERSION;
     hello.program = program;
     hello.version_text = (char *)COMMD_VERSION_TEXT;
-    char *features[] = {(char *)CLIENT_FEATURE_RINGS};
-    const char *wants_rings = getenv(CLIENT_RINGS_ENVIRONMENT);
-    if (wants_rings == NULL || strcmp(wants_rings, "0") != 0) {
-        hello.features = features;
-        hello.n_features = 1;
-    }
+    char *features[] = {(char *)CLIENT_FEATURE_RINGS, (char *)CLIENT_FEATURE_HEARTBEAT};
+    const char *rings = getenv(CLIENT_RINGS_ENVIRONMENT);
+    size_t left_out = rings != NULL && strcmp(rings, "0") == 0;
+    hello.features = features + left_out;
+    hello.n_features = sizeof features / sizeof features[0] - left_out;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
     request.hello = &hello;
@@ -133,8 +152,8 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
     comm_result_t result = client_ask(client, &request, &question, &event, NULL);
     if (result == COMM_OK) {
         result = take_hello(client, event->reply->hello);
-        if (result == COMM_OK && event->reply->hello->n_features > 0) {
-            result = take_rings(client);
+        if (result == COMM_OK) {
+            result = take_features(client, event->reply->hello);
         }
         commd__client__event__free_unpacked(event, NULL);
     }
@@ -149,7 +168,6 @@ static struct comm_client *client_new(const char *path)
         goto failed;
     }
     client->fd = -1;
-    client->ring_fds[0] = -1;
     client->pid = getpid();
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&client->changed, &attributes);
@@ -173,8 +191,9 @@ static void client_free(struct comm_client *client)
     staging_free_all(client);
     gpus_close(client);
     rings_close(client->rings);
-    for (int i = 0; client->ring_fds[0] >= 0 && i < CLIENT_RING_FDS; i++) {
-        close(client->ring_fds[i]);
+    heart_close(&client->heart);
+    for (size_t i = 0; i < client->hello_fd_count; i++) {
+        close(client->hello_fds[i]);
     }
     if (client->fd >= 0) {
         close(client->fd);
@@ -239,6 +258,9 @@ void comm_client_close(comm_client_t *client)
         member_drop(client->comms, deadline_ns);
     }
     memory_withdraw_all(client, clock_after_ms(FINISH_TIMEOUT_MS));
+    if (client->gpus != NULL) { /* its memory is freed; that of the host commd has mapped for itself */
+        client_await_daemon_end(client, clock_after_ms(FINISH_TIMEOUT_MS));
+    }
     pthread_mutex_unlock(&client->lock);
     client_free(client);
 }

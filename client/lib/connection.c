@@ -9,9 +9,9 @@
 
 #include "client/lib/internal.h"
 
-#define POLL_MAX_MS 60000
-#define SEND_RETRY_MS 10u /* when another thread reads, and the socket is full */
-#define SOCKET_LOOKS 64u  /* so many looks at the ring for one at the socket, which tells of commd's end */
+#define POLL_MAX_MS (HEART_LOOK_NS / 1000000u) /* then it is looked whether commd runs */
+#define SEND_RETRY_MS 10u                      /* when another thread reads, and the socket is full */
+#define SOCKET_LOOKS 64u /* so many looks at the ring for one at the socket, which tells of commd's end */
 
 uint64_t clock_ns(void)
 {
@@ -150,12 +150,12 @@ static void close_fds(const int *fds, size_t count)
     }
 }
 
-/* One packet; descriptors, which come with rings alone, are kept for whoever asked for those. */
+/* One packet; descriptors, which come with the Hello's reply alone, are kept until that is taken. */
 static ssize_t receive_packet(struct comm_client *client)
 {
     union {
         struct cmsghdr header;
-        char space[CMSG_SPACE(CLIENT_RING_FDS * sizeof(int))];
+        char space[CMSG_SPACE(sizeof client->hello_fds)];
     } control;
     struct iovec part = {.iov_base = client->packet, .iov_len = sizeof client->packet};
     struct msghdr message = {
@@ -168,11 +168,12 @@ static ssize_t receive_packet(struct comm_client *client)
         if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) {
             continue;
         }
-        int fds[CLIENT_RING_FDS];
+        int fds[sizeof client->hello_fds / sizeof client->hello_fds[0]];
         size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof fds[0];
         memcpy(fds, CMSG_DATA(item), count * sizeof fds[0]);
-        if (count == CLIENT_RING_FDS && client->ring_fds[0] < 0) {
-            memcpy(client->ring_fds, fds, sizeof fds);
+        if (client->hello_fd_count == 0 && client->pending_ops_max == 0) {
+            memcpy(client->hello_fds, fds, count * sizeof fds[0]);
+            client->hello_fd_count = count;
         } else {
             close_fds(fds, count);
         }
@@ -196,6 +197,9 @@ static void drain(struct comm_client *client)
             client_lose(client, COMM_DAEMON_LOST,
                         "%s: commd closed the connection: it ended or was restarted", client->path);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
+            if (heart_stands_still(&client->heart, &client->heart_watch, clock_ns())) {
+                client_lose_frozen(client);
+            }
             return;
         } else if (errno != EINTR) {
             client_lose(client, COMM_DAEMON_LOST, "%s: the connection to commd is lost: %s", client->path,
@@ -231,7 +235,7 @@ int poll_timeout_ms(uint64_t deadline_ns)
         return 0;
     }
     uint64_t ms = (deadline_ns - now_ns + 999999u) / 1000000u;
-    return ms > POLL_MAX_MS ? POLL_MAX_MS : (int)ms;
+    return ms > POLL_MAX_MS ? (int)POLL_MAX_MS : (int)ms;
 }
 
 static void wait_at_socket(struct comm_client *client, uint64_t deadline_ns, short events)

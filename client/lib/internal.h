@@ -11,6 +11,7 @@
 #include "client/lib/fence.h"
 #include "client/lib/gpu.h"
 #include "proto/client.pb-c.h"
+#include "proto/heartbeat.h"
 #include "proto/ring.h"
 #include "proto/status.h"
 #include "proto/types.h"
@@ -178,13 +179,29 @@ struct client_request {
     Commd__Client__Event *event; /* null until it arrived */
 };
 
+/* What commd shows of itself; page is null where it shows nothing. As it is since the connection was made. */
+struct client_heart {
+    const struct client_heartbeat *page;
+    int daemon_fd; /* a pidfd */
+};
+
+/* What one who looks at it has seen. */
+struct heart_watch {
+    uint64_t beats;
+    uint64_t looked_ns;
+    uint32_t still; /* looks in a row, HEART_LOOK_NS apart or more, at which it stood still */
+};
+
 struct comm_client {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     pid_t pid;
     int fd;
     struct client_rings *rings; /* null: the socket alone */
-    uint32_t looks;             /* at the ring, without waiting */
+    struct client_heart heart;
+    struct heart_watch heart_watch;
+    bool frozen;    /* lost because commd stood still: its process may live, and go on */
+    uint32_t looks; /* at the ring, without waiting */
     char *path;
     bool reading;       /* a thread waits at the socket: it alone takes events */
     comm_result_t lost; /* COMM_OK while connected */
@@ -197,9 +214,10 @@ struct comm_client {
     struct comm_comm *comms;
     struct client_gpu *gpus; /* of its communicators and memories; changed under the fences' lock besides */
     struct client_fences fences;
-    struct comm_event *events;       /* under the fences' lock */
-    struct client_memory **memories; /* the caller's, by address */
-    int ring_fds[CLIENT_RING_FDS]; /* of rings that commd offers, until they are taken; the first -1: none */
+    struct comm_event *events;                             /* under the fences' lock */
+    struct client_memory **memories;                       /* the caller's, by address */
+    int hello_fds[CLIENT_RING_FDS + CLIENT_HEARTBEAT_FDS]; /* that came with Hello's reply, until taken */
+    size_t hello_fd_count;
     size_t memory_count;
     size_t memory_capacity;
     struct staging_pool staging;
@@ -272,6 +290,28 @@ comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *req
                          bool *unanswered);
 /* Tells without waiting for the answer; whatever comes of it is not reported. May let go of the lock. */
 void client_tell(struct comm_client *client, Commd__Client__Request *request);
+
+/* --- heart.c --- */
+
+/*
+ * A look at commd's heartbeat each HEART_LOOK_NS, while somebody waits: after so many in a row at which it
+ * stood still commd counts as lost, within 3 s. Time in which this process did not run itself is one look, no
+ * more: whoever stops both, and lets both go on, causes no loss.
+ */
+#define HEART_LOOK_NS 400000000u
+#define HEART_STILL_LOOKS 6u
+
+/* Takes the descriptors over. False: they cannot be used. */
+bool heart_open(struct client_heart *heart, const int fds[CLIENT_HEARTBEAT_FDS]);
+void heart_close(struct client_heart *heart);
+/* Any thread, with a watch of its own, all zero at first. */
+bool heart_stands_still(const struct client_heart *heart, struct heart_watch *watch, uint64_t now_ns);
+/* commd stands still: DAEMON_LOST. */
+void client_lose_frozen(struct comm_client *client);
+/* After that: whether commd's process lives, and may write to registered buffers when it goes on. */
+bool client_daemon_may_write(const struct comm_client *client);
+/* After that: waits for the end of commd's process, with the lock let go. */
+void client_await_daemon_end(struct comm_client *client, uint64_t deadline_ns);
 
 /* --- rings.c: packets without the socket --- */
 

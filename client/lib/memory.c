@@ -171,6 +171,7 @@ static void withdraw_closed(struct comm_client *client, uint32_t id, uint64_t de
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER;
     request.mem_deregister = &body;
+    client_await_daemon_end(client, deadline_ns);
     if (client->lost == COMM_OK && memory_ask_until(client, &request, id, deadline_ns) == COMM_BUSY) {
         memory_withdraw(client, id);
     }
@@ -375,6 +376,19 @@ static comm_result_t await_gpu(struct comm_client *client, const struct client_m
     return result == COMM_OK ? COMM_OK : error_within(result, "%s", call);
 }
 
+/* Of memory that the caller goes on using, after commd was lost because it stood still. */
+static comm_result_t await_writes(struct comm_client *client, const char *call)
+{
+    client_await_daemon_end(client, clock_after_ms(BUSY_TIMEOUT_MS));
+    return !client_daemon_may_write(client)
+               ? COMM_OK
+               : error_report(
+                     COMM_BUSY,
+                     "%s: %s: commd's process has not ended, and may write to the memory when it goes "
+                     "on",
+                     call, client->path);
+}
+
 static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, const char *call)
 {
     if (base == NULL) {
@@ -392,6 +406,7 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
         memory->ready = false;
         result = await_unused(client, memory, call);
         result = result == COMM_OK ? await_gpu(client, memory, call) : result;
+        result = result == COMM_OK && !owned ? await_writes(client, call) : result;
         memory->ready = result != COMM_OK;
     }
     if (result != COMM_OK) {

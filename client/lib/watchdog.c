@@ -11,10 +11,11 @@
  * A stream that waits for commd cannot see that commd has ended: this thread does, since it waits for the end
  * of the connection, or of the client. And commd reads no more requests of a client that does not take what
  * it has been told: when the program has nothing but streams to wait for, this thread takes it, now and then.
+ * It also looks whether commd runs at all, without the lock, as whoever has that may wait for a stream.
  */
 
 #define BUSY_MS 20  /* between looks, with operations in flight */
-#define IDLE_MS 500 /* without */
+#define IDLE_MS 400 /* without: as often as the heartbeat is looked at */
 
 /* Until the next look, in ms. Who has the lock may wait for a stream: not waited for here. */
 static int take_what_is_there(struct comm_client *client)
@@ -37,10 +38,13 @@ static void *watch(void *argument)
 {
     struct comm_client *client = argument;
     struct pollfd watched[] = {{.fd = client->fd}, {.fd = client->fences.watchdog_fd, .events = POLLIN}};
+    struct heart_watch heart = {0};
+    bool frozen = false;
     int timeout_ms = BUSY_MS;
-    for (int ready = 0; ready <= 0;) {
+    for (int ready = 0; ready <= 0 && !frozen;) {
         ready = poll(watched, 2, timeout_ms);
         timeout_ms = ready == 0 ? take_what_is_there(client) : timeout_ms;
+        frozen = ready == 0 && heart_stands_still(&client->heart, &heart, clock_ns());
     }
     if (watched[1].revents != 0) {
         return NULL;
@@ -48,7 +52,11 @@ static void *watch(void *argument)
     /* First of all, and without the client's lock: who has it may wait for a stream. */
     fences_release(&client->fences);
     pthread_mutex_lock(&client->lock);
-    client_take_all(client); /* commd's last words, and then its end */
+    if (frozen) {
+        client_lose_frozen(client);
+    } else {
+        client_take_all(client); /* commd's last words, and then its end */
+    }
     pthread_mutex_unlock(&client->lock);
     return NULL;
 }

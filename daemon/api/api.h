@@ -33,7 +33,7 @@ struct api;
 #define API_SESSION_PACKETS_MAX 65536  /* packets that wait for a client to read; beyond: it is dropped */
 #define API_SESSION_PAUSE_PACKETS 256  /* from here on, no more requests of it are read */
 #define API_SESSION_PAUSE_BYTES 131072 /* and from here on */
-#define API_SESSION_FDS 7 /* of one session: socket, pidfd, two pipes; its rings' memory until it is sent */
+#define API_SESSION_FDS 2              /* of one session: its socket, a pidfd; those of rings besides */
 #define API_ACCEPTS_PER_WAKE 16        /* then the others get their turn */
 #define API_DISCARDS_MAX 64            /* packets of a client that is refused, which it had sent by then */
 

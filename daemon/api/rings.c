@@ -124,6 +124,20 @@ enum status api_rings_new(struct api_session *session, struct error *error)
     return STATUS_OK;
 }
 
+void api_rings_fds(const struct api_session *session, int fds[CLIENT_RING_FDS])
+{
+    const struct api_rings *rings = session->rings;
+    fds[0] = rings->memory_fd;
+    fds[1] = rings->bell[1];
+    fds[2] = rings->client_bell[0];
+}
+
+void api_rings_sent(struct api_session *session)
+{
+    (void)close(session->rings->memory_fd); /* it is mapped */
+    session->rings->memory_fd = -1;
+}
+
 void api_rings_free(struct api_session *session)
 {
     struct api_rings *rings = session->rings;

@@ -281,6 +281,9 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         status = loop_timer_new(loop, api_greetings_due, api, &api->greetings, error);
     }
     if (status == STATUS_OK) {
+        status = api_heart_new(api, error);
+    }
+    if (status == STATUS_OK) {
         status = server_listen(api, options, API_ROLE_CLIENT, error);
     }
     if (status == STATUS_OK && options->admin_socket_path != NULL) {
@@ -315,6 +318,7 @@ void api_free(struct api *api)
         }
         api_listener_close(listener);
     }
+    api_heart_free(api);
     budget_free(api->budget);
     free(api->network_address);
     free(api->gpus_absent);

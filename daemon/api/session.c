@@ -48,26 +48,35 @@ void api_session_watch(struct api_session *session)
     }
 }
 
-/* The descriptors of the rings, beside the packet. */
-static ssize_t send_with_rings(const struct api_session *session, const struct api_packet *packet)
+/* The descriptors of rings and heartbeat, beside the packet. */
+static ssize_t send_with_fds(struct api_session *session, const struct api_packet *packet)
 {
-    struct api_rings *rings = session->rings;
-    int fds[] = {rings->memory_fd, rings->bell[1], rings->client_bell[0]};
+    int fds[CLIENT_RING_FDS + CLIENT_HEARTBEAT_FDS];
+    size_t count = 0;
     union {
         struct cmsghdr header;
         char space[CMSG_SPACE(sizeof fds)];
     } control = {0};
+    if (session->rings != NULL) {
+        api_rings_fds(session, fds);
+        count += CLIENT_RING_FDS;
+    }
+    if (session->listens) {
+        api_heart_fds(session->api, fds + count);
+        count += CLIENT_HEARTBEAT_FDS;
+    }
     struct iovec part = {.iov_base = (void *)(uintptr_t)packet->bytes, .iov_len = packet->size_bytes};
-    struct msghdr message = {
-        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct msghdr message = {.msg_iov = &part,
+                             .msg_iovlen = 1,
+                             .msg_control = &control,
+                             .msg_controllen = CMSG_SPACE(count * sizeof fds[0])};
     control.header.cmsg_level = SOL_SOCKET;
     control.header.cmsg_type = SCM_RIGHTS;
-    control.header.cmsg_len = CMSG_LEN(sizeof fds);
-    memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
+    control.header.cmsg_len = CMSG_LEN(count * sizeof fds[0]);
+    memcpy(CMSG_DATA(&control.header), fds, count * sizeof fds[0]);
     ssize_t sent = sendmsg(session->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (sent >= 0) {
-        (void)close(rings->memory_fd); /* it is mapped */
-        rings->memory_fd = -1;
+    if (sent >= 0 && session->rings != NULL) {
+        api_rings_sent(session);
     }
     return sent;
 }
@@ -76,7 +85,7 @@ static ssize_t send_with_rings(const struct api_session *session, const struct a
 static bool session_send_on_socket(struct api_session *session, const struct api_packet *packet)
 {
     for (;;) {
-        ssize_t sent = packet->on_socket ? send_with_rings(session, packet)
+        ssize_t sent = packet->on_socket ? send_with_fds(session, packet)
                                          : send(session->fd, packet->bytes, packet->size_bytes,
                                                 MSG_NOSIGNAL | MSG_DONTWAIT);
         if (sent >= 0) {
@@ -166,8 +175,8 @@ void api_session_send(struct api_session *session, const Commd__Client__Event *e
         return;
     }
     packet->next = NULL;
-    packet->on_socket = session->offers_rings;
-    session->offers_rings = false;
+    packet->on_socket = session->offers_fds;
+    session->offers_fds = false;
     packet->size_bytes = commd__client__event__pack(event, packet->bytes);
     *session->out_last = packet;
     session->out_last = &packet->next;
@@ -254,10 +263,10 @@ void api_session_refuse(struct api *api, enum api_role role, int fd, const struc
     api_session_close_socket(api, role, credentials.uid, fd);
 }
 
-static bool hello_asks_for_rings(const Commd__Client__Hello *hello)
+static bool hello_asks_for(const Commd__Client__Hello *hello, const char *feature)
 {
     for (size_t i = 0; i < hello->n_features; i++) {
-        if (strcmp(hello->features[i], CLIENT_FEATURE_RINGS) == 0) {
+        if (strcmp(hello->features[i], feature) == 0) {
             return true;
         }
     }
@@ -276,7 +285,8 @@ void api_session_has_too_much(struct api_session *session, uint64_t request_id)
     api_session_end(session, error.text);
 }
 
-static void session_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello)
+static void session_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello,
+                          uint64_t now_ns)
 {
     struct error error;
     if (hello->protocol_version != CLIENT_PROTOCOL_VERSION) {
@@ -312,17 +322,22 @@ static void session_hello(struct api_session *session, uint64_t request_id, cons
     answer.node_name = (char *)mesh_own_name(session->api->mesh);
     answer.pending_ops_max = REQ_PENDING_OPS_MAX;
     answer.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
-    char *features[] = {(char *)CLIENT_FEATURE_RINGS};
-    if (session->role == API_ROLE_CLIENT && hello_asks_for_rings(hello)) {
+    char *features[2];
+    answer.features = features;
+    if (session->role == API_ROLE_CLIENT && hello_asks_for(hello, CLIENT_FEATURE_RINGS)) {
         struct error error_of_rings;
         if (api_rings_new(session, &error_of_rings) == STATUS_OK) {
-            session->offers_rings = true;
-            answer.features = features;
-            answer.n_features = 1;
+            session->offers_fds = true;
+            features[answer.n_features++] = (char *)CLIENT_FEATURE_RINGS;
         } else {
             log_warning("client %d (%s): no rings: %s", (int)session->client.pid, session->program,
                         error_of_rings.text);
         }
+    }
+    if (session->role == API_ROLE_CLIENT && hello_asks_for(hello, CLIENT_FEATURE_HEARTBEAT)) {
+        api_heart_listen(session, now_ns);
+        session->offers_fds = true;
+        features[answer.n_features++] = (char *)CLIENT_FEATURE_HEARTBEAT;
     }
     Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
     reply.id = request_id;
@@ -352,7 +367,7 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     }
     switch (request->body_case) {
     case COMMD__CLIENT__REQUEST__BODY_HELLO:
-        session_hello(session, request->id, request->hello);
+        session_hello(session, request->id, request->hello, now_ns);
         return;
     case COMMD__CLIENT__REQUEST__BODY_COMM_INIT:
         api_comm_init(session, request->id, request->comm_init, now_ns);

@@ -8,6 +8,7 @@
 #include "daemon/base/time.h"
 #include "daemon/dev/gpu.h"
 #include "proto/client.pb-c.h"
+#include "proto/heartbeat.h"
 #include "proto/ring.h"
 #include "proto/version.h"
 
@@ -17,7 +18,7 @@
 
 struct api_packet {
     struct api_packet *next;
-    bool on_socket; /* whatever rings there are: it brings their descriptors */
+    bool on_socket; /* whatever rings there are: it is Hello's reply, and brings descriptors */
     size_t size_bytes;
     uint8_t bytes[];
 };
@@ -113,7 +114,8 @@ struct api_session {
     bool charged;               /* its place is the account's; administrators' are not */
     bool unheard;               /* no Hello yet */
     struct api_session *unheard_prev, *unheard_next;
-    bool offers_rings; /* the next packet takes their descriptors along */
+    bool offers_fds;   /* the next packet takes those of rings and heartbeat along */
+    bool listens;      /* to the heartbeat */
     unsigned watched;  /* events of the watch */
     bool readable;     /* something may be on the socket */
     bool socket_first; /* the last turn looked at the socket before the ring */
@@ -149,6 +151,7 @@ struct api {
     char *gpus_absent;
     bool refuses_ipc_handles;
     struct budget *budget; /* of all users */
+    struct api_heart *heart;
     char *cluster_name;
     char *network_address;
     bool standalone;
@@ -282,6 +285,16 @@ bool api_list_find(const uint8_t *packet, size_t size, const uint8_t **list, siz
 bool api_list_next(const uint8_t *list, size_t list_size, size_t *at, const uint8_t **submit,
                    size_t *submit_size);
 
+/* heart.c */
+enum status api_heart_new(struct api *api, struct error *error) COMM_MUST_USE;
+/* Null is accepted in the api, which may be made in part. */
+void api_heart_free(struct api *api);
+/* The session's client looks at the heartbeat from now on. */
+void api_heart_listen(struct api_session *session, uint64_t now_ns);
+void api_heart_forget(struct api_session *session);
+/* What it gets; they stay the api's. */
+void api_heart_fds(const struct api *api, int fds[CLIENT_HEARTBEAT_FDS]);
+
 /* death.c */
 /* How much of what a dead client has sent is read: its socket holds less, but another process may go on. */
 #define API_LAST_PACKETS_MAX 512
@@ -291,6 +304,9 @@ void api_death_forget(struct api_session *session);
 
 /* rings.c. The descriptors go with the next packet that is on_socket. */
 enum status api_rings_new(struct api_session *session, struct error *error) COMM_MUST_USE;
+/* What the client gets of them, and their end of it once it is sent. */
+void api_rings_fds(const struct api_session *session, int fds[CLIENT_RING_FDS]);
+void api_rings_sent(struct api_session *session);
 void api_rings_free(struct api_session *session);
 /* Something may have changed: what it holds is looked at. */
 void api_rings_awake(struct api_session *session, uint64_t now_ns);

@@ -12,6 +12,7 @@ enum status api_session_charge(struct api_session *session, struct error *error)
 {
     char group[BUDGET_GROUP_MAX_BYTES + 1];
     static const enum budget_kind kinds[] = {BUDGET_SESSIONS, BUDGET_GREETINGS, BUDGET_DESCRIPTORS};
+    static const uint64_t amounts[] = {1, 1, API_SESSION_FDS};
     if (session->role == API_ROLE_ADMIN) { /* has turns and places of its own, whatever clients of root do */
         enum status opened = budget_open(session->api->budget, session->client.uid, "administration",
                                          &session->account, error);
@@ -24,9 +25,9 @@ enum status api_session_charge(struct api_session *session, struct error *error)
     enum status status =
         budget_open(session->api->budget, session->client.uid, group, &session->account, error);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds && status == STATUS_OK; i++) {
-        status = budget_charge(session->account, kinds[i], 1, error);
+        status = budget_charge(session->account, kinds[i], amounts[i], error);
         for (size_t taken = i; status != STATUS_OK && taken > 0; taken--) {
-            budget_release(session->account, kinds[taken - 1], 1);
+            budget_release(session->account, kinds[taken - 1], amounts[taken - 1]);
         }
     }
     if (status != STATUS_OK) {
@@ -44,7 +45,7 @@ void api_session_discharge(struct api_session *session)
     api_session_heard(session);
     budget_release(session->account, BUDGET_QUEUED, session->out_charged_bytes);
     if (session->charged) {
-        budget_release(session->account, BUDGET_DESCRIPTORS, 1);
+        budget_release(session->account, BUDGET_DESCRIPTORS, API_SESSION_FDS);
         budget_release(session->account, BUDGET_SESSIONS, 1);
     }
     budget_close(session->account);

@@ -145,6 +145,7 @@ static void release_begin(struct api_session *session)
     loop_watch_free(session->watch);
     session->watch = NULL;
     api_death_forget(session);
+    api_heart_forget(session);
     if (session->closing) {
         api_packets_discard(api, session->client.uid, session->fd);
     }

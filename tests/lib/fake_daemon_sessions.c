@@ -17,7 +17,7 @@ static void handle_hello(struct fake_daemon *daemon, struct fake_session *sessio
                          const Commd__Client__Hello *request)
 {
     struct fake_script script = fake_current_script(daemon);
-    bool wants_rings = request->n_features == 1 && strcmp(request->features[0], CLIENT_FEATURE_RINGS) == 0;
+    bool wants_rings = request->n_features > 0 && strcmp(request->features[0], CLIENT_FEATURE_RINGS) == 0;
     pthread_mutex_lock(&daemon->lock);
     snprintf(daemon->counts.program, sizeof daemon->counts.program, "%s", request->program);
     daemon->counts.wants_rings = wants_rings;

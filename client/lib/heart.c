@@ -1,0 +1,83 @@
+#include <errno.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "client/lib/internal.h"
+
+/* Whether commd runs: its loop counts a word up. A process that is stopped answers nothing, and its socket
+ * stays as it is. */
+
+bool heart_open(struct client_heart *heart, const int fds[CLIENT_HEARTBEAT_FDS])
+{
+    struct stat file;
+    void *page = MAP_FAILED;
+    if (fstat(fds[0], &file) == 0 && file.st_size >= (off_t)sizeof *heart->page) {
+        page = mmap(NULL, sizeof *heart->page, PROT_READ, MAP_SHARED, fds[0], 0);
+    }
+    close(fds[0]);
+    if (page == MAP_FAILED) {
+        close(fds[1]);
+        return false;
+    }
+    heart->page = page;
+    heart->daemon_fd = fds[1];
+    return true;
+}
+
+void heart_close(struct client_heart *heart)
+{
+    if (heart->page != NULL) {
+        (void)munmap((void *)(uintptr_t)heart->page, sizeof *heart->page);
+        close(heart->daemon_fd);
+        heart->page = NULL;
+    }
+}
+
+bool heart_stands_still(const struct client_heart *heart, struct heart_watch *watch, uint64_t now_ns)
+{
+    if (heart->page == NULL) {
+        return false;
+    }
+    uint64_t beats = atomic_load_explicit(&heart->page->beats, memory_order_relaxed);
+    if (beats != watch->beats || watch->looked_ns == 0) {
+        *watch = (struct heart_watch){.beats = beats, .looked_ns = now_ns};
+    } else if (now_ns - watch->looked_ns >= HEART_LOOK_NS) {
+        watch->looked_ns = now_ns;
+        watch->still++;
+    }
+    return watch->still >= HEART_STILL_LOOKS;
+}
+
+static bool process_has_ended(int pidfd, int timeout_ms)
+{
+    struct pollfd ended = {.fd = pidfd, .events = POLLIN};
+    return poll(&ended, 1, timeout_ms) != 0; /* a failure: nothing is to be learnt there */
+}
+
+void client_lose_frozen(struct comm_client *client)
+{
+    client->frozen = client->frozen || client->lost == COMM_OK;
+    client_lose(client, COMM_DAEMON_LOST,
+                "%s: commd is stopped, or gets no processor time: it has done nothing for %u ms; until its "
+                "process has ended it may still write to registered buffers",
+                client->path, (unsigned)(HEART_STILL_LOOKS * (HEART_LOOK_NS / 1000000u)));
+}
+
+bool client_daemon_may_write(const struct comm_client *client)
+{
+    return client->frozen && !process_has_ended(client->heart.daemon_fd, 0);
+}
+
+void client_await_daemon_end(struct comm_client *client, uint64_t deadline_ns)
+{
+    int pidfd = client->heart.daemon_fd;
+    if (!client->frozen) {
+        return;
+    }
+    pthread_mutex_unlock(&client->lock);
+    while (!process_has_ended(pidfd, poll_timeout_ms(deadline_ns)) && clock_ns() < deadline_ns) {
+    }
+    pthread_mutex_lock(&client->lock);
+}

@@ -1,0 +1,19 @@
+#ifndef PROTO_HEARTBEAT_H
+#define PROTO_HEARTBEAT_H
+
+#include <stdatomic.h>
+#include <stdint.h>
+
+/*
+ * What commd shares with clients that ask for CLIENT_FEATURE_HEARTBEAT: a page that they can read alone, and
+ * a pidfd of commd. Both come with the Hello's reply, after the descriptors of rings.
+ */
+#define CLIENT_HEARTBEAT_FDS 2   /* the page, the pidfd */
+#define CLIENT_HEARTBEAT_MS 250u /* from one beat to the next, while commd's loop runs */
+
+/* At the page's beginning. */
+struct client_heartbeat {
+    _Atomic uint64_t beats; /* counts up */
+};
+
+#endif

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+"""A commd that stands still: its own clients are told, soon; a short pause fails nothing."""
+import os
+import signal
+import time
+import unittest
+
+from cluster import Cluster, cpu_s
+from failure_case import FailureCase
+
+NOTICED_S = 4.0  # 3 s by the heartbeat, and what a busy machine adds
+
+
+class Frozen(FailureCase):
+    def check_frozen(self, *options):
+        with Cluster("a") as cluster:
+            ranks = self.start(cluster, "aa", "work", "loop", *options)
+            waiting = cluster.rank("a", "forming", 0, 2, "once")  # the other rank never comes
+            cluster.wait(lambda: cluster.json("a", "status")["comms_forming"] == 1, "the third one waits for a fourth")
+            cluster.daemons["a"].send_signal(signal.SIGSTOP)
+            started = time.monotonic()
+            for process in [*ranks, waiting]:
+                self.expect(process, "DAEMON_LOST", "stopped, or gets no processor time", within_s=NOTICED_S)
+            self.assertGreater(time.monotonic() - started, 1.9)
+            cluster.daemons["a"].send_signal(signal.SIGCONT)
+            cluster.wait(lambda: cluster.json("a", "status")["clients"] <= 1, "it has noticed that its clients are gone")
+            self.check_new_communicator(cluster, "aa", "work")
+
+    def expect_unharmed(self, ranks):
+        """Each ends when its time is over, or finds that the other has."""
+        for process in ranks:
+            output, errors = process.communicate(timeout=30)
+            last = (output.strip().splitlines() or [errors])[-1]
+            self.assertTrue(last.startswith("OK") or "has left after op" in last, last)
+
+    def test_its_clients_are_told(self):
+        self.check_frozen()
+
+    def test_without_rings(self):
+        os.environ["COMMD_RINGS"] = "0"
+        self.addCleanup(os.environ.pop, "COMMD_RINGS")
+        self.check_frozen()
+
+    def test_a_short_pause_fails_nothing(self):
+        with Cluster("a") as cluster:
+            ranks = self.start(cluster, "aa", "work", "loop", "seconds=8")
+            for _ in range(3):
+                cluster.daemons["a"].send_signal(signal.SIGSTOP)
+                time.sleep(1.2)
+                cluster.daemons["a"].send_signal(signal.SIGCONT)
+                time.sleep(1)
+            self.expect_unharmed(ranks)
+
+    def test_a_client_that_was_stopped_itself(self):
+        """It has seen nothing for long; that is not commd's doing."""
+        with Cluster("a") as cluster:
+            ranks = self.start(cluster, "aa", "work", "loop", "seconds=8", "op_timeout_ms=30000")
+            for process in ranks:
+                process.send_signal(signal.SIGSTOP)
+            time.sleep(5)
+            for process in ranks:
+                process.send_signal(signal.SIGCONT)
+            self.expect_unharmed(ranks)
+
+    def test_the_beat_costs_next_to_nothing(self):
+        with Cluster("a") as cluster:
+            ranks = [cluster.rank("a", "idle", rank, 2, "idle", "seconds=9") for rank in range(2)]
+            time.sleep(2)
+            before = cpu_s(cluster.daemons["a"].pid)
+            time.sleep(5)
+            self.assertLess(cpu_s(cluster.daemons["a"].pid) - before, 0.05)
+            for process in ranks:
+                self.expect(process, "OK", within_s=20)
+
+
+if __name__ == "__main__":
+    unittest.main()

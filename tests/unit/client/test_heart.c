@@ -1,0 +1,168 @@
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "client/lib/internal.h"
+#include "tests/unit/client/client_pair.h"
+
+/* The library's looks at commd's heartbeat, with a clock of the test's. */
+
+#define MS 1000000ull
+#define LOOK_MS (HEART_LOOK_NS / MS)
+
+static uint64_t ms(uint64_t value)
+{
+    return 1000000000ull + value * MS;
+}
+
+static void test_it_stands_still(void **state)
+{
+    (void)state;
+    struct client_heartbeat page = {.beats = 7};
+    struct client_heart heart = {.page = &page};
+    struct heart_watch watch = {0};
+    uint64_t now_ms = 0;
+    for (unsigned turn = 0; turn < 3; turn++) { /* it beats: however often it is looked at */
+        page.beats++;
+        for (unsigned i = 0; i < 50; i++) {
+            assert_false(heart_stands_still(&heart, &watch, ms(now_ms++)));
+        }
+    }
+    page.beats++;
+    assert_false(heart_stands_still(&heart, &watch, ms(now_ms)));
+    unsigned looks = 0;
+    uint64_t stopped_ms = now_ms;
+    while (!heart_stands_still(&heart, &watch, ms(now_ms += 10))) {
+        assert_true(++looks < 1000);
+    }
+    assert_int_equal(now_ms - stopped_ms, HEART_STILL_LOOKS * LOOK_MS);
+    assert_true(now_ms - stopped_ms + LOOK_MS < 3000); /* the last beat may be that much older than a look */
+    page.beats++;
+    assert_false(heart_stands_still(&heart, &watch, ms(now_ms)));
+}
+
+/* A beat in between, and it starts anew. */
+static void test_a_slow_one_is_alive(void **state)
+{
+    (void)state;
+    struct client_heartbeat page = {.beats = 0};
+    struct client_heart heart = {.page = &page};
+    struct heart_watch watch = {0};
+    uint64_t now_ms = 0;
+    for (unsigned turn = 0; turn < 100; turn++) {
+        for (unsigned look = 0; look < HEART_STILL_LOOKS; look++) {
+            assert_false(heart_stands_still(&heart, &watch, ms(now_ms)));
+            now_ms += LOOK_MS;
+        }
+        page.beats++;
+    }
+}
+
+/* This process was stopped itself, for however long: one look. */
+static void test_own_time_counts_alone(void **state)
+{
+    (void)state;
+    struct client_heartbeat page = {.beats = 0};
+    struct client_heart heart = {.page = &page};
+    struct heart_watch watch = {0};
+    uint64_t now_ms = 0;
+    assert_false(heart_stands_still(&heart, &watch, ms(now_ms)));
+    for (unsigned look = 0; look < HEART_STILL_LOOKS - 1; look++) {
+        now_ms += 3600000;
+        assert_false(heart_stands_still(&heart, &watch, ms(now_ms)));
+        assert_false(heart_stands_still(&heart, &watch, ms(now_ms + LOOK_MS - 1)));
+    }
+    page.beats++;
+    assert_false(heart_stands_still(&heart, &watch, ms(now_ms + LOOK_MS)));
+    assert_int_equal(watch.still, 0);
+}
+
+static void test_none_never_stands_still(void **state)
+{
+    (void)state;
+    struct client_heart none = {.page = NULL};
+    struct heart_watch watch = {0};
+    for (unsigned i = 0; i < 100; i++) {
+        assert_false(heart_stands_still(&none, &watch, ms(i * 3600000ull)));
+    }
+    heart_close(&none);
+}
+
+static int make_file(size_t size)
+{
+    int fd = memfd_create("page", MFD_CLOEXEC);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, (off_t)size), 0);
+    return fd;
+}
+
+static void test_what_commd_passes(void **state)
+{
+    (void)state;
+    struct client_heart heart = {.page = NULL};
+    int short_one[CLIENT_HEARTBEAT_FDS] = {make_file(4), make_file(0)};
+    assert_false(heart_open(&heart, short_one));
+    assert_null(heart.page);
+    assert_int_equal(fcntl(short_one[0], F_GETFD), -1); /* taken over, and closed */
+    assert_int_equal(fcntl(short_one[1], F_GETFD), -1);
+    int good[CLIENT_HEARTBEAT_FDS] = {make_file(4096), make_file(0)};
+    uint64_t beats = 41;
+    assert_int_equal(pwrite(good[0], &beats, sizeof beats, 0), sizeof beats);
+    assert_true(heart_open(&heart, good));
+    assert_int_equal(heart.page->beats, 41);
+    heart_close(&heart);
+    assert_int_equal(fcntl(good[1], F_GETFD), -1);
+}
+
+/* Memory of the caller's is safe when commd's process has ended, not before. */
+static void test_memory_of_a_frozen_commd(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    struct client_heartbeat page = {.beats = 3};
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (child == 0) {
+        pause();
+        _exit(0);
+    }
+    int fd = memfd_create("mine", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    assert_int_equal(ftruncate(fd, 4096), 0);
+    void *memory = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    assert_int_equal(comm_mem_register(pair.client, memory, 4096, fd, 0), COMM_OK);
+    comm_t *comm = pair_comm(&pair, "frozen", 0, 1);
+    pair.client->heart =
+        (struct client_heart){.page = &page, .daemon_fd = (int)syscall(SYS_pidfd_open, child, 0)};
+    pthread_mutex_lock(&pair.client->lock);
+    client_lose_frozen(pair.client);
+    assert_true(client_daemon_may_write(pair.client));
+    pthread_mutex_unlock(&pair.client->lock);
+    assert_int_equal(comm_sync(comm, 0), COMM_DAEMON_LOST);
+    assert_error_says("it may still write to registered buffers");
+    assert_int_equal(comm_mem_deregister(pair.client, memory), COMM_BUSY);
+    assert_error_says("commd's process has not ended");
+    kill(child, SIGKILL);
+    assert_int_equal(comm_mem_deregister(pair.client, memory), COMM_OK);
+    assert_int_equal(comm_mem_deregister(pair.client, memory), COMM_NOT_FOUND);
+    assert_int_equal(waitpid(child, NULL, 0), child);
+    close(pair.client->heart.daemon_fd);
+    pair.client->heart.page = NULL; /* the test's */
+    munmap(memory, 4096);
+    close(fd);
+    comm_destroy(comm);
+    pair_stop(&pair);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_it_stands_still),       cmocka_unit_test(test_a_slow_one_is_alive),
+        cmocka_unit_test(test_own_time_counts_alone), cmocka_unit_test(test_none_never_stands_still),
+        cmocka_unit_test(test_what_commd_passes),     cmocka_unit_test(test_memory_of_a_frozen_commd),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

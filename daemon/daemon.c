@@ -18,6 +18,7 @@
 #include "daemon/base/time.h"
 #include "daemon/coll/overrides.h"
 #include "daemon/dev/gpu.h"
+#include "daemon/dev/guard.h"
 #include "daemon/dev/reduce.h"
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
@@ -465,6 +466,7 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     enum status status = daemon_load_conf(&daemon->options->conf, &daemon->conf, error);
     if (status == STATUS_OK) {
         daemon_set_log_level(daemon->conf);
+        (void)guard_start();
         status = loop_new(&daemon->loop, error);
     }
     if (status == STATUS_OK) { /* before there are threads and GPUs */

@@ -222,6 +222,8 @@ static enum status worker_start(struct worker *worker, struct error *error)
     sigset_t all, before;
     char name[16];
     sigfillset(&all);
+    sigdelset(&all, SIGBUS); /* holes in clients' memory: dev/guard.h */
+    sigdelset(&all, SIGSEGV);
     (void)pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are main's */
     int failed = pthread_create(&worker->thread, NULL, worker_main, worker);
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);

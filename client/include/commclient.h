@@ -218,7 +218,9 @@ COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
 /* --- Memory --- */
 
 /*
- * Memory that commd works on directly, zero copy. device as in comm_init. On the host: page-aligned, zeroed.
+ * Memory that commd works on directly, zero copy. device as in comm_init. On the host: page-aligned, zeroed;
+ * all its pages are made at once, and belong to the caller's memory cgroup. Do not take any out again
+ * (MADV_REMOVE, fallocate): an operation that meets a missing page fails with COMM_INVALID_ARGUMENT.
  * On a GPU: in multiples of 2 MiB, so that what commd can see is this memory alone; to use as memory of
  * cudaMalloc, by the GPUs that can reach it as well. It is virtual memory (cuMemCreate), which commd gets by
  * descriptor: no other process can open it, and cudaIpcGetMemHandle does not take it. Where the GPU or its
@@ -241,8 +243,8 @@ COMM_API comm_result_t comm_mem_free(comm_client_t *client, void *memory);
 /*
  * Registers memory that the caller mapped (MAP_SHARED) from a memfd: commd then works on it directly. offset:
  * where in the file `memory` starts, page-aligned. The fd may be closed afterwards. The memfd is sealed
- * against shrinking by this call if it was not. COMM_INVALID_ARGUMENT for what is no memfd or cannot be
- * sealed.
+ * against shrinking by this call if it was not. Pages that the file does not have are made, as by
+ * comm_mem_alloc. COMM_INVALID_ARGUMENT for what is no memfd or cannot be sealed; COMM_NO_MEMORY.
  *
  * Memory on a GPU, with memfd -1 and offset 0, after the first comm_init on one: what its first use would do
  * otherwise.

@@ -99,6 +99,13 @@ static comm_result_t area_new(struct fence_area **out)
         free(area);
         return result;
     }
+    result = memory_populate(area->lines, area->fd, 0, size_bytes);
+    if (result != COMM_OK) {
+        munmap(area->lines, size_bytes);
+        close(area->fd);
+        free(area);
+        return result;
+    }
     for (uint32_t i = 0; i < AREA_LINES; i++) {
         area->slots[i].area = area;
     }

@@ -493,6 +493,12 @@ void group_drop(void);
 
 /* A file in memory that cannot change its size. Reported. */
 comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out);
+/*
+ * Makes all pages of a part of a memfd that is mapped at base, so that they are charged to this process's
+ * memory cgroup: commd makes none, and an operation that meets a missing one fails. Pages that are there keep
+ * what they hold. COMM_NO_MEMORY; otherwise commd says what is wrong with the file.
+ */
+comm_result_t memory_populate(void *base, int fd, uint64_t offset_bytes, uint64_t size_bytes);
 /* Makes, maps and registers; lets go of the lock meanwhile. Reported. */
 comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool staging,
                           struct client_memory **out);

@@ -235,7 +235,35 @@ static comm_result_t make_failure(const char *what, size_t size_bytes)
                         strerror(errno));
 }
 
-/* commd may read it without fear of a hole. */
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23 /* Linux 5.14 */
+#endif
+/* A signal makes the kernel take a step back: small ones get done between the ticks of a profiler. */
+#define POPULATE_STEP_BYTES ((uint64_t)2 << 20)
+
+static comm_result_t populate_file(int fd, uint64_t offset_bytes, uint64_t size_bytes)
+{
+    for (uint64_t done = 0; done < size_bytes;) {
+        uint64_t left = size_bytes - done;
+        uint64_t step = left < POPULATE_STEP_BYTES ? left : POPULATE_STEP_BYTES;
+        if (fallocate(fd, 0, (off_t)(offset_bytes + done), (off_t)step) == 0) {
+            done += step;
+        } else if (errno == ENOMEM || errno == ENOSPC) {
+            return make_failure("fallocate", size_bytes);
+        } else if (errno != EINTR) {
+            return COMM_OK; /* a file that cannot be populated so: commd says what is wrong with it */
+        }
+    }
+    return COMM_OK;
+}
+
+comm_result_t memory_populate(void *base, int fd, uint64_t offset_bytes, uint64_t size_bytes)
+{
+    return madvise(base, size_bytes, MADV_POPULATE_WRITE) == 0 ? COMM_OK
+                                                               : populate_file(fd, offset_bytes, size_bytes);
+}
+
+/* commd may read it without fear of being cut off. */
 comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out)
 {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -267,6 +295,11 @@ comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool st
     memory->base = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (memory->base == MAP_FAILED) {
         result = make_failure("mmap", size_bytes);
+        goto failed;
+    }
+    result = memory_populate(memory->base, fd, 0, size_bytes);
+    if (result != COMM_OK) {
+        munmap(memory->base, size_bytes);
         goto failed;
     }
     memory->owned = true;
@@ -492,7 +525,10 @@ static comm_result_t memory_adopt(struct comm_client *client, void *base, size_t
     }
     *memory = (struct client_memory){
         .id = ++client->last_memory_id, .base = base, .size_bytes = size, .file_offset_bytes = offset};
-    comm_result_t result = memory_insert(client, memory);
+    comm_result_t result = memory_populate(base, memfd, offset, size);
+    if (result == COMM_OK) {
+        result = memory_insert(client, memory);
+    }
     if (result == COMM_OK) {
         result = memory_announce(client, memory, memfd);
         if (result != COMM_OK) {

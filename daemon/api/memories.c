@@ -204,6 +204,7 @@ static enum status memory_register(struct api_session *session, const Commd__Cli
         free(memory);
         return status;
     }
+    dev_memory_set_owner(memory->memory, session->client.pid, memory->id);
     HASH_ADD(hh, session->memories, id, sizeof memory->id, memory);
     session->memory_bytes += dev_memory_size_bytes(memory->memory);
     return STATUS_OK;

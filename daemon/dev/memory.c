@@ -3,10 +3,12 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <linux/magic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
+#include <unistd.h>
 
 #include "daemon/base/checked.h"
 #include "daemon/dev/memory_internal.h"
@@ -18,6 +20,7 @@ static void memory_leave(struct dev_memory *memory)
 
 static void memory_unmap(struct dev_memory *memory)
 {
+    guard_remove(&memory->guard);
     (void)munmap(memory->base, memory->size_bytes);
 }
 
@@ -39,12 +42,11 @@ enum status dev_memory_new(void *base, uint64_t size_bytes, void (*release)(stru
     return STATUS_OK;
 }
 
-enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out, struct error *error)
+static enum status check_seals(int fd, struct error *error)
 {
-    struct stat file;
     struct statfs file_system;
     int seals = fcntl(fd, F_GET_SEALS);
-    if (seals < 0 || fstat(fd, &file) < 0 || fstatfs(fd, &file_system) < 0) {
+    if (seals < 0 || fstatfs(fd, &file_system) < 0) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "the file descriptor is no memfd");
     }
     if (file_system.f_type == HUGETLBFS_MAGIC) {
@@ -60,25 +62,77 @@ enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **o
     if ((fcntl(fd, F_GETFL) & O_ACCMODE) != O_RDWR) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "the memfd is not open for reading and writing");
     }
+    return STATUS_OK;
+}
+
+static enum status check_size(int fd, uint64_t size_bytes, struct error *error)
+{
+    struct stat file;
     if (size_bytes == 0 || size_bytes > DEV_MEMORY_MAX_BYTES) {
         return error_set(error, size_bytes == 0 ? STATUS_INVALID_ARGUMENT : STATUS_LIMIT,
                          "%llu bytes; expected 1 to %llu", (unsigned long long)size_bytes,
                          (unsigned long long)DEV_MEMORY_MAX_BYTES);
     }
+    if (fstat(fd, &file) < 0) {
+        return error_set_errno(error, errno, "fstat");
+    }
     if (file.st_size < 0 || (uint64_t)file.st_size < size_bytes) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes, but the memfd has %lld",
                          (unsigned long long)size_bytes, (long long)file.st_size);
+    }
+    return STATUS_OK;
+}
+
+/* Through a description of our own: the client's has a position that is the client's. */
+static enum status check_holes(int fd, uint64_t size_bytes, struct error *error)
+{
+    char path[40];
+    (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
+    int own = open(path, O_RDONLY | O_CLOEXEC);
+    if (own < 0) {
+        return error_set_errno(error, errno, "a look for holes in the memfd");
+    }
+    off_t hole = lseek(own, 0, SEEK_HOLE);
+    (void)close(own);
+    if (hole >= 0 && (uint64_t)hole < size_bytes) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "the memfd has no page at offset %lld: write to all of it before it is registered",
+                         (long long)hole);
+    }
+    return STATUS_OK;
+}
+
+enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out, struct error *error)
+{
+    enum status status = check_seals(fd, error);
+    if (status == STATUS_OK) {
+        status = check_size(fd, size_bytes, error);
+    }
+    if (status == STATUS_OK && !guard_start()) {
+        status = check_holes(fd, size_bytes, error);
+    }
+    if (status != STATUS_OK) {
+        return status;
     }
     void *base = mmap(NULL, size_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (base == MAP_FAILED) {
         return error_set_errno(error, errno, "mapping %llu bytes of a client",
                                (unsigned long long)size_bytes);
     }
-    enum status status = dev_memory_new(base, size_bytes, memory_unmap, out, error);
-    if (status != STATUS_OK) {
-        munmap(base, size_bytes);
+    (void)madvise(base, size_bytes, MADV_DONTDUMP);
+    struct dev_memory *memory = NULL;
+    status = dev_memory_new(base, size_bytes, memory_unmap, &memory, error);
+    if (status == STATUS_OK) {
+        status = guard_add(&memory->guard, base, size_bytes, error);
     }
-    return status;
+    if (status != STATUS_OK) {
+        free(memory);
+        (void)munmap(base, size_bytes);
+        return status;
+    }
+    memory->guarded = true;
+    *out = memory;
+    return STATUS_OK;
 }
 
 enum status dev_memory_wrap(void *base, uint64_t size_bytes, struct dev_memory **out, struct error *error)
@@ -127,6 +181,29 @@ enum status dev_memory_charge(struct dev_memory *memory, struct budget_account *
     }
     memory->charged = budget_ref(account); /* no chunk is mapped before */
     return STATUS_OK;
+}
+
+void dev_memory_set_owner(struct dev_memory *memory, pid_t process, uint32_t id)
+{
+    memory->owner_process = process;
+    memory->owner_id = id;
+}
+
+enum status dev_memory_check(const struct dev_memory *memory, struct error *error)
+{
+    uint64_t offset_bytes;
+    if (!memory->guarded || !guard_is_broken(&memory->guard, &offset_bytes)) {
+        return STATUS_OK;
+    }
+    return error_set(error, STATUS_INVALID_ARGUMENT,
+                     "memory %u of process %d had no page at offset %llu: it was never written to, or taken "
+                     "out since (fallocate, madvise); fill it and register it anew",
+                     memory->owner_id, (int)memory->owner_process, (unsigned long long)offset_bytes);
+}
+
+uint64_t dev_memory_hole_count(void)
+{
+    return guard_hole_count();
 }
 
 bool dev_memory_is_used(const struct dev_memory *memory)

@@ -20,14 +20,30 @@ struct cuda_ipc_handle;
 
 /*
  * Maps a memfd that a client passed. It must be sealed against shrinking (F_SEAL_SHRINK), or a client could
- * truncate it under us (SIGBUS), and it must not be of huge pages, which a client could punch out of it while
- * the pool is empty (SIGBUS as well). It must be open, and not sealed, for writing. Anything else is refused
- * by name. size_bytes: what the client says; must not be 0 or exceed the file. The fd stays the caller's and
- * may be closed afterwards. The caller gets one reference. INVALID_ARGUMENT; LIMIT beyond
- * DEV_MEMORY_MAX_BYTES; NO_MEMORY; SYSTEM.
+ * truncate it under us, and it must not be of huge pages. It must be open, and not sealed, for writing.
+ * Anything else is refused by name. size_bytes: what the client says; must not be 0 or exceed the file. The
+ * fd stays the caller's and may be closed afterwards. The caller gets one reference.
+ *
+ * Its pages are the client's to make: the first use of one that is not there breaks the memory
+ * (dev_memory_check), and nothing is charged to commd (guard.h). Without a userfaultfd that cannot be seen
+ * later: then a file with holes is refused here. The memory is left out of core dumps.
+ *
+ * INVALID_ARGUMENT; LIMIT beyond DEV_MEMORY_MAX_BYTES; NO_MEMORY; SYSTEM.
  */
 enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out,
                               struct error *error) COMM_MUST_USE;
+
+/* Whose it is, for messages: a process, and its number for this memory. */
+void dev_memory_set_owner(struct dev_memory *memory, pid_t process, uint32_t id);
+
+/*
+ * Any thread, with a reference. INVALID_ARGUMENT when somebody has touched a page that the client never made,
+ * or has taken out again: what was read there was zero, what was written there is lost, and the memory is of
+ * no use any more. The text names process, memory and offset.
+ */
+enum status dev_memory_check(const struct dev_memory *memory, struct error *error) COMM_MUST_USE;
+/* Any thread. How often that has happened to any memory: unchanged means that none broke meanwhile. */
+uint64_t dev_memory_hole_count(void);
 
 /* Whose an allocation is, and where it is there. */
 struct dev_memory_origin {

@@ -2,6 +2,7 @@
 #define DAEMON_DEV_MEMORY_INTERNAL_H
 
 #include "daemon/dev/gpu.h"
+#include "daemon/dev/guard.h"
 #include "daemon/dev/memory.h"
 
 struct dev_memory {
@@ -13,6 +14,10 @@ struct dev_memory {
     bool by_ipc;
     struct dev_memory_origin origin; /* by_ipc */
     uint32_t references;
+    bool guarded; /* a memfd: */
+    struct guard guard;
+    pid_t owner_process; /* 0: nobody said */
+    uint32_t owner_id;
     int gpu;
     struct dev_gpus *gpus;
     uint32_t chunk_count; /* of virtual memory */

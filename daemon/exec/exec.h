@@ -8,6 +8,7 @@
 #include "daemon/base/error.h"
 #include "daemon/coll/registry.h"
 #include "daemon/dev/gpu.h"
+#include "daemon/dev/memory.h"
 #include "daemon/net/net.h"
 #include "proto/types.h"
 
@@ -137,6 +138,8 @@ struct exec_rank {
     uint64_t input_bytes, output_bytes, residual_bytes; /* of those on a GPU: as far as blocks reach */
     const struct exec_fence *waits; /* the operation begins when all of all local ranks are reached */
     uint32_t wait_count;
+    /* What the buffers lie in, where a client's: one that breaks meanwhile (dev_memory_check) fails it. */
+    const struct dev_memory *input_memory, *output_memory, *residual_memory;
 };
 
 /*
@@ -187,9 +190,11 @@ struct exec_message {
     uint32_t gpu;
     const struct exec_fence *waits; /* the buffer is touched when all are reached */
     uint32_t wait_count;
+    const struct dev_memory *memory; /* what the buffer lies in, or null */
     /*
-     * Exactly once, never from within exec_post_message: STATUS_OK, MISMATCH (another dtype, or too long), or
-     * the communicator's cause. source_rank and count_elements are what a receive took.
+     * Exactly once, never from within exec_post_message: STATUS_OK, MISMATCH (another dtype, or too long),
+     * INVALID_ARGUMENT (its memory broke: dev_memory_check), or the communicator's cause. source_rank and
+     * count_elements are what a receive took.
      */
     void (*done)(void *context, const struct error *result, uint32_t source_rank, uint64_t count_elements,
                  uint64_t now_ns);

@@ -368,6 +368,20 @@ static enum device_step comm_device_step(struct exec_comm *comm, uint64_t now_ns
     return result;
 }
 
+/* After the last use of the first operation's buffers. Memory that broke fails the communicator. */
+static bool comm_memories_are_whole(struct exec_comm *comm, uint64_t now_ns)
+{
+    struct error error;
+    struct exec_op *op = comm->first_op;
+    /* What a thread shares slices of is looked at by the home: here the buffers may be gone. */
+    bool is_shared_part = comm->share_index > 0 && op->claims != NULL;
+    if (is_shared_part || op_check_memories(comm, op, &error) == STATUS_OK) {
+        return true;
+    }
+    exec_comm_fail(comm, &error, now_ns);
+    return false;
+}
+
 /* Returns whether the first operation runs; *more: it does not, and the next one can. */
 static bool comm_start_op(struct exec_comm *comm, uint64_t now_ns, bool *more)
 {
@@ -377,6 +391,9 @@ static bool comm_start_op(struct exec_comm *comm, uint64_t now_ns, bool *more)
     case DEVICE_STEP_GO:
         return comm_begin(comm, now_ns);
     case DEVICE_STEP_ENDED:
+        if (!comm_memories_are_whole(comm, now_ns)) {
+            return false;
+        }
         *more = op->next != NULL;
         comm->last_seq = op->call.seq;
         comm_finish_first(comm, &fine, now_ns); /* may free the communicator, if that was the last */
@@ -417,7 +434,8 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
     }
     if (!comm->failed && op->slices_done == op->own_slices && op->local_done && op->agrees == op->agreed &&
         op->unacknowledged == 0 && spread_is_done(op, false)) {
-        if (comm_device_step(comm, now_ns, device_after) != DEVICE_STEP_GO) {
+        if (comm_device_step(comm, now_ns, device_after) != DEVICE_STEP_GO ||
+            !comm_memories_are_whole(comm, now_ns)) {
             return false;
         }
         struct error result = fine;

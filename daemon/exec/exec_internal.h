@@ -81,6 +81,7 @@ struct exec_op {
     uint64_t local_offset;
     bool local_done;
     uint64_t unacknowledged;    /* sends whose payload the network still holds */
+    uint64_t holes_seen;        /* dev_memory_hole_count when its memories were last looked at */
     struct exec_device *device; /* what GPUs and streams have to do with it; null: nothing */
 };
 
@@ -346,6 +347,9 @@ void op_free(struct exec_op *op);
 enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 /* Chooses algorithm and slices. */
 enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
+/* INVALID_ARGUMENT: a client's memory that the operation uses has broken (dev_memory_check). */
+enum status op_check_memories(const struct exec_comm *comm, struct exec_op *op,
+                              struct error *error) COMM_MUST_USE;
 /* Elements of the block of the rank at `position` in node order, as far as this node knows. */
 uint64_t op_block_count(const struct exec_comm *comm, const struct exec_op *op, uint32_t position);
 /* Only the two sides of a transfer know its size: it is no pure function of what all agree on. */

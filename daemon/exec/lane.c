@@ -230,8 +230,13 @@ static enum status lane_send(struct exec_lane *lane, const struct coll_transfer 
 
 /* --- Rounds --- */
 
+/* What it sends is of buffers that are whole. */
 static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
 {
+    enum status memories = op_check_memories(lane->comm, lane_op(lane), error);
+    if (memories != STATUS_OK) {
+        return memories;
+    }
     lane->transfers.send_count = 0;
     lane->transfers.receive_count = 0;
     lane->receives_done = 0;
@@ -300,6 +305,10 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
         return status;
     }
     stage_in(lane, op);
+    status = op_check_memories(lane->comm, op, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
     if (lane->staged) {
         lane->state = LANE_STAGE_IN;
         lane->comm->exec->waits_for_devices = true;

@@ -33,6 +33,17 @@ bool messages_idle(const struct exec_comm *comm)
 
 static const struct error fine = {.status = STATUS_OK};
 
+/* After the last use of its buffer. It alone fails: what the other rank got is what the memory held. */
+static void check_memory(const struct exec_comm *comm, struct exec_posted *posted)
+{
+    const struct exec_message *call = &posted->call;
+    if (posted->result.status == STATUS_OK && call->memory != NULL &&
+        dev_memory_check(call->memory, &posted->result) != STATUS_OK) {
+        (void)error_prefix(&posted->result, "%s on \"%s\": rank %u", call->sends ? "send" : "recv",
+                           comm->options.name, call->rank);
+    }
+}
+
 void message_end(struct exec_comm *comm, struct exec_posted *posted, const struct error *result)
 {
     if (posted->state == MESSAGE_ENDED) {
@@ -43,6 +54,7 @@ void message_end(struct exec_comm *comm, struct exec_posted *posted, const struc
     }
     posted->state = MESSAGE_ENDED;
     posted->result = *result;
+    check_memory(comm, posted);
     device_message_free_pipe(posted);
     free(posted->arrival);
     free(posted->copy);

@@ -48,6 +48,32 @@ void op_free(struct exec_op *op)
     free(op);
 }
 
+enum status op_check_memories(const struct exec_comm *comm, struct exec_op *op, struct error *error)
+{
+    uint64_t holes = dev_memory_hole_count();
+    if (holes == op->holes_seen) {
+        return STATUS_OK;
+    }
+    const uint32_t *local_ranks = comm->order + comm->node_first[comm->options.node_index];
+    for (uint32_t i = 0; i < op->call.rank_count * op->call.part_count; i++) {
+        const struct exec_rank *rank = &op->ranks[i];
+        const struct dev_memory *memories[] = {rank->input_memory, rank->output_memory,
+                                               rank->residual_memory};
+        for (size_t k = 0; k < sizeof memories / sizeof memories[0]; k++) {
+            enum status status = memories[k] == NULL ? STATUS_OK : dev_memory_check(memories[k], error);
+            if (status != STATUS_OK) {
+                (void)error_prefix(error, "op %llu %s on \"%s\": rank %u, node %s",
+                                   (unsigned long long)op->call.seq, op_kind_text(op->call.kind),
+                                   comm->options.name, local_ranks[i % op->call.rank_count],
+                                   comm->options.node_names[comm->options.node_index]);
+                return status;
+            }
+        }
+    }
+    op->holes_seen = holes;
+    return STATUS_OK;
+}
+
 static const struct exec_layout *known_layout(const struct exec_comm *comm, const struct exec_op *op)
 {
     bool is_root_node = op->root_node == comm->options.node_index;

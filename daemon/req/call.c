@@ -97,7 +97,7 @@ static enum status read_layout(const struct req_op_range *range, const char *wha
     }
     memcpy(layout, from, bytes);
     *out = layout;
-    return STATUS_OK;
+    return dev_memory_check(range->memory, error);
 }
 
 /* How many elements of the buffer the blocks reach; and that they all can be counted. */
@@ -313,8 +313,11 @@ static enum status take_range(const struct req_op_range *range, const char *what
                          (unsigned long long)size_bytes, (unsigned long long)range->offset_bytes,
                          (unsigned long long)dev_memory_size_bytes(range->memory));
     }
-    *memory = dev_memory_ref(range->memory);
-    return STATUS_OK;
+    enum status status = dev_memory_check(range->memory, error);
+    if (status == STATUS_OK) {
+        *memory = dev_memory_ref(range->memory);
+    }
+    return status;
 }
 
 static enum status take_buffers(const struct req_op *op, uint32_t rank, uint32_t size,
@@ -350,6 +353,9 @@ static enum status take_buffers(const struct req_op *op, uint32_t rank, uint32_t
                                        .input_layout = {in, in == NULL ? NULL : in + size},
                                        .output_layout = {out, out == NULL ? NULL : out + size},
                                        .residual = residual,
+                                       .input_memory = buffers->input_memory,
+                                       .output_memory = buffers->output_memory,
+                                       .residual_memory = buffers->residual_memory,
                                        .input_bytes = extents.input_elements * element_bytes,
                                        .output_bytes = extents.output_elements * element_bytes,
                                        .residual_bytes = op->count_elements * sizeof(float)};

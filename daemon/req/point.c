@@ -86,6 +86,7 @@ enum status req_point_submit(struct req_member *member, const struct req_op *op,
                                    .gpu = addresses->gpu,
                                    .waits = addresses->waits,
                                    .wait_count = addresses->wait_count,
+                                   .memory = sends ? addresses->input_memory : addresses->output_memory,
                                    .done = point_ended,
                                    .context = point};
     uint64_t timeout_ns;

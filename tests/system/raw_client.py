@@ -116,7 +116,7 @@ class HostMemory:
 
     def __init__(self, client, memory, size=4096):
         self.fd = os.memfd_create("raw", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self.fd, size)
+        os.write(self.fd, bytes(size))  # the pages are the client's to make
         fcntl.fcntl(self.fd, 1033, self.SEAL_SHRINK)  # F_ADD_SEALS
         self.bytes = mmap.mmap(self.fd, size)
         status, text = client.ask(client.REGISTER, {1: memory, 2: size}, self.fd)

@@ -251,17 +251,17 @@ static void test_client_cannot_truncate(void **state)
     snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     assert_int_equal(open(path, O_RDWR | O_TRUNC | O_CLOEXEC), -1);
     assert_int_equal(fallocate(fd, FALLOC_FL_COLLAPSE_RANGE, 0, PAGE), -1);
-    assert_int_equal(fallocate(fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, PAGE, 2 * PAGE), 0);
     assert_int_equal(ftruncate(fd, 8 * PAGE), 0); /* growth is harmless */
     unsigned char *bytes = dev_memory_range(memory, 0, SIZE);
     for (uint64_t i = 0; i < SIZE; i++) {
-        assert_int_equal(bytes[i], i >= PAGE && i < 3 * PAGE ? 0 : pattern(i));
+        assert_int_equal(bytes[i], pattern(i));
         bytes[i] = (unsigned char)~pattern(i);
     }
     close(fd);
     for (uint64_t i = 0; i < SIZE; i++) {
         assert_int_equal(bytes[i], (unsigned char)~pattern(i));
     }
+    assert_int_equal(dev_memory_check(memory, NULL), STATUS_OK);
     dev_memory_unref(memory);
 }
 

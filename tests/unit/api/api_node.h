@@ -115,12 +115,17 @@ static inline struct api_options node_api_options(struct node *node)
                                 .visit_settings = node_settings};
 }
 
+/* As in the daemon: a descriptor that is there from the start. */
+__attribute__((constructor)) static void node_start_guard(void)
+{
+    (void)guard_start();
+}
+
 /* Everything below the socket. */
 static inline struct node *node_new_bare(void)
 {
     struct node *node = calloc(1, sizeof *node);
     assert_non_null(node);
-    (void)guard_start(); /* a descriptor that is there from the start */
     log_set_sink(node_log, node);
     strcpy(node->folder, "/tmp/commd-test-api-XXXXXX");
     assert_non_null(mkdtemp(node->folder));

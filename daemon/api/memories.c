@@ -219,9 +219,8 @@ void api_memory_register(struct api_session *session, uint64_t request_id,
         return;
     }
     if (error.status != STATUS_BUSY) { /* it is going to be asked again, often */
-        log_info("client %d (%s), uid %u: registration of %llu bytes refused: %s", (int)session->client.pid,
-                 session->program, (unsigned)session->client.uid, (unsigned long long)request->size_bytes,
-                 error.text);
+        api_session_log(session, LOG_LEVEL_INFO, "registration of %llu bytes refused: %s",
+                        (unsigned long long)request->size_bytes, error.text);
     }
     api_session_reply_error(session, request_id, &error);
 }
@@ -241,9 +240,8 @@ void api_memory_map(struct api_session *session, uint64_t request_id, const Comm
         api_session_reply_done(session, request_id);
         return;
     }
-    log_info("client %d (%s), uid %u: %llu bytes of a GPU's virtual memory refused: %s",
-             (int)session->client.pid, session->program, (unsigned)session->client.uid,
-             (unsigned long long)request->size_bytes, error.text);
+    api_session_log(session, LOG_LEVEL_INFO, "%llu bytes of a GPU's virtual memory refused: %s",
+                    (unsigned long long)request->size_bytes, error.text);
     api_session_reply_error(session, request_id, &error);
 }
 

@@ -138,9 +138,8 @@ void api_comm_init(struct api_session *session, uint64_t request_id, const Commd
 {
     struct error error;
     if (comm_join(session, request_id, request, now_ns, &error) != STATUS_OK) {
-        log_info("client %d (%s), uid %u: communicator \"%s\", rank %u of %u refused: %s",
-                 (int)session->client.pid, session->program, (unsigned)session->client.uid, request->name,
-                 request->rank, request->size, error.text);
+        api_session_log(session, LOG_LEVEL_INFO, "communicator \"%s\", rank %u of %u refused: %s",
+                        request->name, request->rank, request->size, error.text);
         api_session_reply_error(session, request_id, &error);
     }
 }
@@ -265,8 +264,7 @@ void api_record(struct api_session *session, const Commd__Client__Record *reques
     if (comm == NULL) {
         req_fence_set(&word);
     } else if (req_record(comm->member, waits, wait_count, &word, &error) != STATUS_OK) {
-        log_info("client %d (%s), uid %u: a record refused: %s", (int)session->client.pid, session->program,
-                 (unsigned)session->client.uid, error.text);
+        api_session_log(session, LOG_LEVEL_INFO, "a record refused: %s", error.text);
     }
 }
 

@@ -95,10 +95,13 @@ void api_lacks_fds(struct error *error, const char *consequence)
 
 static void listener_refuse(struct api_listener *listener, int fd, const struct error *error, uint64_t now_ns)
 {
-    uint64_t suppressed;
-    if (log_limit_pass(&listener->refused_limit, now_ns, &suppressed)) {
-        log_warning("%s is refused: %s", listener->role == API_ROLE_ADMIN ? "an administrator" : "a client",
-                    error->text);
+    struct ucred who = {.uid = (uid_t)-1};
+    socklen_t size = sizeof who;
+    (void)getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &size);
+    if (budget_may_log(listener->api->budget, who.uid, now_ns, NULL)) {
+        log_warning("%s, process %d of uid %u, is refused: %s",
+                    listener->role == API_ROLE_ADMIN ? "an administrator" : "a client", (int)who.pid,
+                    (unsigned)who.uid, error->text);
     }
     api_session_refuse(listener->api, listener->role, fd, error);
 }
@@ -234,13 +237,13 @@ static enum status server_listen(struct api *api, const struct api_options *opti
 enum status api_new(struct loop *loop, const struct api_options *options, uint64_t now_ns, struct api **out,
                     struct error *error)
 {
-    (void)now_ns;
     struct api *api = calloc(1, sizeof *api);
     if (api == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
     }
     api->loop = loop;
     api->turns.clock = loop_now_ns;
+    api->now_ns = now_ns;
     api->req = options->req;
     api->mesh = options->mesh;
     api->net = options->net;

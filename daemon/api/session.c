@@ -115,8 +115,7 @@ static bool session_send_packet(struct api_session *session, const struct api_pa
     case RING_BROKEN:
         break;
     }
-    log_warning("client %d (%s): dropped, its ring holds what cannot be", (int)session->client.pid,
-                session->program);
+    api_session_log(session, LOG_LEVEL_WARNING, "dropped, its ring holds what cannot be");
     api_session_break(session);
     return false;
 }
@@ -124,11 +123,9 @@ static bool session_send_packet(struct api_session *session, const struct api_pa
 /* Of a client that does not read. */
 static void session_drop_slow(struct api_session *session)
 {
-    uint64_t suppressed;
-    if (!session->broken && budget_may_log(session->account, session->api->now_ns, &suppressed)) {
-        log_warning("client %d (%s), uid %u: dropped, it reads none of its %u answers (%llu bytes)",
-                    (int)session->client.pid, session->program, (unsigned)session->client.uid,
-                    session->out_count, (unsigned long long)session->out_bytes);
+    if (!session->broken) {
+        api_session_log(session, LOG_LEVEL_WARNING, "dropped, it reads none of its %u answers (%llu bytes)",
+                        session->out_count, (unsigned long long)session->out_bytes);
     }
     api_session_break(session);
 }
@@ -169,8 +166,8 @@ void api_session_send(struct api_session *session, const Commd__Client__Event *e
         return;
     }
     if (size_bytes > CLIENT_PACKET_MAX_BYTES || (packet = malloc(sizeof *packet + size_bytes)) == NULL) {
-        log_error("client %d (%s): dropped, an answer of %zu bytes cannot be made", (int)session->client.pid,
-                  session->program, size_bytes);
+        api_session_log(session, LOG_LEVEL_ERROR, "dropped, an answer of %zu bytes cannot be made",
+                        size_bytes);
         api_session_break(session);
         return;
     }
@@ -220,8 +217,7 @@ void api_session_end(struct api_session *session, const char *why)
     if (session->closing || session->broken) {
         return;
     }
-    log_warning("client %d (%s), uid %u: session ended: %s", (int)session->client.pid, session->program,
-                (unsigned)session->client.uid, why);
+    api_session_log(session, LOG_LEVEL_WARNING, "session ended: %s", why);
     session->closing = true;
     api_session_flush(session);
 }
@@ -263,16 +259,6 @@ void api_session_refuse(struct api *api, enum api_role role, int fd, const struc
     api_session_close_socket(api, role, credentials.uid, fd);
 }
 
-static bool hello_asks_for(const Commd__Client__Hello *hello, const char *feature)
-{
-    for (size_t i = 0; i < hello->n_features; i++) {
-        if (strcmp(hello->features[i], feature) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 void api_session_has_too_much(struct api_session *session, uint64_t request_id)
 {
     struct error error;
@@ -283,69 +269,6 @@ void api_session_has_too_much(struct api_session *session, uint64_t request_id)
         closer_count(session->api->closer), (unsigned)session->client.uid);
     api_session_reply_error(session, request_id, &error);
     api_session_end(session, error.text);
-}
-
-static void session_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello,
-                          uint64_t now_ns)
-{
-    struct error error;
-    if (hello->protocol_version != CLIENT_PROTOCOL_VERSION) {
-        error_set(&error, STATUS_VERSION,
-                  "this commd (%s) speaks version %u of the client protocol, the library version %u",
-                  COMMD_VERSION_TEXT, CLIENT_PROTOCOL_VERSION, hello->protocol_version);
-        api_session_reply_error(session, request_id, &error);
-        api_session_end(session, error.text);
-        return;
-    }
-    if (session->greeted) {
-        error_set(&error, STATUS_PROTOCOL, "a second Hello");
-        api_session_reply_error(session, request_id, &error);
-        api_session_end(session, error.text);
-        return;
-    }
-    if (session->role == API_ROLE_CLIENT && !closer_takes_more(session->api->closer, session->client.uid)) {
-        api_session_has_too_much(session, request_id);
-        return;
-    }
-    session->greeted = true;
-    api_session_heard(session);
-    api_pass_fds(session->fd, session->role == API_ROLE_CLIENT);
-    snprintf(session->program, sizeof session->program, "%s", hello->program);
-    for (char *byte = session->program; *byte != '\0'; byte++) {
-        if (*byte < ' ' || *byte > '~') {
-            *byte = '?';
-        }
-    }
-    Commd__Client__HelloReply answer = COMMD__CLIENT__HELLO_REPLY__INIT;
-    answer.protocol_version = CLIENT_PROTOCOL_VERSION;
-    answer.version_text = (char *)COMMD_VERSION_TEXT;
-    answer.node_name = (char *)mesh_own_name(session->api->mesh);
-    answer.pending_ops_max = REQ_PENDING_OPS_MAX;
-    answer.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
-    char *features[2];
-    answer.features = features;
-    if (session->role == API_ROLE_CLIENT && hello_asks_for(hello, CLIENT_FEATURE_RINGS)) {
-        struct error error_of_rings;
-        if (api_rings_new(session, &error_of_rings) == STATUS_OK) {
-            session->offers_fds = true;
-            features[answer.n_features++] = (char *)CLIENT_FEATURE_RINGS;
-        } else {
-            log_warning("client %d (%s): no rings: %s", (int)session->client.pid, session->program,
-                        error_of_rings.text);
-        }
-    }
-    if (session->role == API_ROLE_CLIENT && hello_asks_for(hello, CLIENT_FEATURE_HEARTBEAT)) {
-        api_heart_listen(session, now_ns);
-        session->offers_fds = true;
-        features[answer.n_features++] = (char *)CLIENT_FEATURE_HEARTBEAT;
-    }
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_HELLO;
-    reply.hello = &answer;
-    api_session_reply(session, &reply);
-    log_debug("client %d (%s), uid %u: connected", (int)session->client.pid, session->program,
-              (unsigned)session->client.uid);
 }
 
 static void session_dispatch(struct api_session *session, const Commd__Client__Request *request, int fd,
@@ -367,7 +290,7 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     }
     switch (request->body_case) {
     case COMMD__CLIENT__REQUEST__BODY_HELLO:
-        session_hello(session, request->id, request->hello, now_ns);
+        api_hello(session, request->id, request->hello, now_ns);
         return;
     case COMMD__CLIENT__REQUEST__BODY_COMM_INIT:
         api_comm_init(session, request->id, request->comm_init, now_ns);
@@ -479,15 +402,11 @@ static bool packet_lacks_fd(const struct api_packet_in *packet)
     return (packet->flags & MSG_CTRUNC) != 0 && packet->fds <= CLIENT_PACKET_FDS_MAX;
 }
 
-static void session_refuse_fd(struct api_session *session, uint64_t request_id, uint64_t now_ns)
+static void session_refuse_fd(struct api_session *session, uint64_t request_id)
 {
     struct error error;
-    uint64_t suppressed;
     api_lacks_fds(&error, "the descriptor of this request was not taken");
-    if (log_limit_pass(&session->api->listeners[session->role].refused_limit, now_ns, &suppressed)) {
-        log_warning("client %d (%s), uid %u: %s", (int)session->client.pid, session->program,
-                    (unsigned)session->client.uid, error.text);
-    }
+    api_session_log(session, LOG_LEVEL_WARNING, "%s", error.text);
     api_session_reply_error(session, request_id, &error);
 }
 
@@ -512,7 +431,7 @@ void api_session_take(struct api_session *session, const uint8_t *bytes, const s
         error_set(&error, STATUS_PROTOCOL, "a packet of %zu bytes that is no request", size);
     } else {
         if (packet_lacks_fd(packet) && session->greeted) {
-            session_refuse_fd(session, request->id, now_ns);
+            session_refuse_fd(session, request->id);
         } else {
             session_dispatch(session, request, packet->fd, now_ns);
         }

@@ -267,6 +267,15 @@ void api_session_heard(struct api_session *session);
 /* Ends the sessions that have not said Hello in time: a loop_timer_function of the api. */
 void api_greetings_due(void *context, uint64_t now_ns);
 
+/* session_log.c */
+/* A line with the client's name, unless its user has caused too many lately. */
+void api_session_log(struct api_session *session, enum log_level level, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* hello.c */
+void api_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello,
+               uint64_t now_ns);
+
 /* session_turn.c */
 #define API_LIST_PIECE 8      /* submits of a list, in a turn */
 #define API_RELEASE_PIECE 256 /* packets that nobody reads, in a turn */

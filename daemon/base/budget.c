@@ -10,10 +10,7 @@
 #include <utlist.h>
 
 #include "daemon/base/hash.h"
-#include "daemon/base/time.h"
-
-#define BUDGET_LOG_BURST 10
-#define BUDGET_LOG_INTERVAL_NS TIME_S /* a line more each */
+#include "daemon/base/user_log.h"
 
 struct budget_user {
     uint32_t uid;
@@ -36,7 +33,6 @@ struct budget_account {
     uint64_t held; /* the sum of used[], to see that there is none: modulo 2^64, of amounts below 2^48 */
     struct turn_line line;
     uint64_t refused;
-    struct log_limit log_limit;
     UT_hash_handle hh;
 };
 
@@ -51,6 +47,7 @@ struct budget {
     uint64_t last_number;
     struct budget_user *users;
     struct budget_account *accounts;
+    struct user_log logs;
 };
 
 static const struct {
@@ -214,7 +211,6 @@ static struct budget_account *account_new(struct budget *budget, struct budget_u
     account->group_hash = group_hash;
     (void)snprintf(account->group, sizeof account->group, "%s", group);
     account->is_first = user->accounts == NULL;
-    account->log_limit = (struct log_limit){.burst = BUDGET_LOG_BURST, .interval_ns = BUDGET_LOG_INTERVAL_NS};
     HASH_ADD(hh, user->accounts, group_hash, sizeof account->group_hash, account);
     DL_APPEND(budget->accounts, account);
     place_take(account);
@@ -336,15 +332,9 @@ void budget_release(struct budget_account *account, enum budget_kind kind, uint6
     account_free_if_unused(account);
 }
 
-bool budget_may_log(struct budget_account *account, uint64_t now_ns, uint64_t *suppressed)
+bool budget_may_log(struct budget *budget, uint32_t uid, uint64_t now_ns, uint64_t *suppressed)
 {
-    if (account == NULL) {
-        if (suppressed != NULL) {
-            *suppressed = 0;
-        }
-        return true;
-    }
-    return log_limit_pass(&account->log_limit, now_ns, suppressed);
+    return user_log_pass(&budget->logs, uid, now_ns, suppressed);
 }
 
 struct turn_line *budget_line(struct budget_account *account)

@@ -5,7 +5,6 @@
 #include <stdint.h>
 
 #include "daemon/base/error.h"
-#include "daemon/base/log.h"
 #include "daemon/base/turns.h"
 
 /*
@@ -93,8 +92,8 @@ enum status budget_charge(struct budget_account *account, enum budget_kind kind,
 /* At most what was charged. */
 void budget_release(struct budget_account *account, enum budget_kind kind, uint64_t amount);
 
-/* Whether a line about the account may be logged now: see log_limit_pass. A null account may. */
-bool budget_may_log(struct budget_account *account, uint64_t now_ns, uint64_t *suppressed);
+/* Whether a line about a user, who need hold nothing, may be logged now: see user_log_pass. */
+bool budget_may_log(struct budget *budget, uint32_t uid, uint64_t now_ns, uint64_t *suppressed);
 
 /* Whose turns of the loop are charged to the account. Valid while the account is. */
 struct turn_line *budget_line(struct budget_account *account);

@@ -1,3 +1,4 @@
+#include "daemon/base/user_log.h"
 #include "tests/unit/api/api_node.h"
 
 #include "daemon/base/random.h"
@@ -294,6 +295,23 @@ static void test_file_descriptors(void **state)
     node_free(node);
 }
 
+/* A user that is refused again and again, by sessions of their own, fills nobody's log. */
+static void test_refusals_are_not_all_logged(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    for (unsigned i = 0; i < 100; i++) {
+        struct client client = client_new(node);
+        client_send_raw(&client, "\xff", 1, NULL, 0);
+        client_expect_error(&client, 0, STATUS_PROTOCOL, "that is no request");
+        client_expect_closed(&client);
+        client_free(&client);
+    }
+    assert_int_equal(sessions(node), 0);
+    assert_int_equal(node->warnings, USER_LOG_BURST); /* the node's clock stands */
+    node_free(node);
+}
+
 /* From here on this process, which is the daemon's as well, can open nothing; returns what it could. */
 static struct rlimit forbid_descriptors(void)
 {
@@ -482,6 +500,7 @@ int main(void)
         cmocka_unit_test(test_mutated),
         cmocka_unit_test(test_packet_sizes),
         cmocka_unit_test(test_file_descriptors),
+        cmocka_unit_test(test_refusals_are_not_all_logged),
         cmocka_unit_test(test_no_descriptor_is_left),
         cmocka_unit_test(test_no_descriptor_for_a_client),
         cmocka_unit_test(test_slow_reader_pauses),

@@ -1,0 +1,78 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/api/session.h"
+
+/* How a session begins: who it is, and what both sides can. */
+
+static bool hello_asks_for(const Commd__Client__Hello *hello, const char *feature)
+{
+    for (size_t i = 0; i < hello->n_features; i++) {
+        if (strcmp(hello->features[i], feature) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+void api_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello,
+               uint64_t now_ns)
+{
+    struct error error;
+    if (hello->protocol_version != CLIENT_PROTOCOL_VERSION) {
+        error_set(&error, STATUS_VERSION,
+                  "this commd (%s) speaks version %u of the client protocol, the library version %u",
+                  COMMD_VERSION_TEXT, CLIENT_PROTOCOL_VERSION, hello->protocol_version);
+        api_session_reply_error(session, request_id, &error);
+        api_session_end(session, error.text);
+        return;
+    }
+    if (session->greeted) {
+        error_set(&error, STATUS_PROTOCOL, "a second Hello");
+        api_session_reply_error(session, request_id, &error);
+        api_session_end(session, error.text);
+        return;
+    }
+    if (session->role == API_ROLE_CLIENT && !closer_takes_more(session->api->closer, session->client.uid)) {
+        api_session_has_too_much(session, request_id);
+        return;
+    }
+    session->greeted = true;
+    api_session_heard(session);
+    api_pass_fds(session->fd, session->role == API_ROLE_CLIENT);
+    snprintf(session->program, sizeof session->program, "%s", hello->program);
+    for (char *byte = session->program; *byte != '\0'; byte++) {
+        if (*byte < ' ' || *byte > '~') {
+            *byte = '?';
+        }
+    }
+    Commd__Client__HelloReply answer = COMMD__CLIENT__HELLO_REPLY__INIT;
+    answer.protocol_version = CLIENT_PROTOCOL_VERSION;
+    answer.version_text = (char *)COMMD_VERSION_TEXT;
+    answer.node_name = (char *)mesh_own_name(session->api->mesh);
+    answer.pending_ops_max = REQ_PENDING_OPS_MAX;
+    answer.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
+    char *features[2];
+    answer.features = features;
+    if (session->role == API_ROLE_CLIENT && hello_asks_for(hello, CLIENT_FEATURE_RINGS)) {
+        struct error error_of_rings;
+        if (api_rings_new(session, &error_of_rings) == STATUS_OK) {
+            session->offers_fds = true;
+            features[answer.n_features++] = (char *)CLIENT_FEATURE_RINGS;
+        } else {
+            api_session_log(session, LOG_LEVEL_WARNING, "no rings: %s", error_of_rings.text);
+        }
+    }
+    if (session->role == API_ROLE_CLIENT && hello_asks_for(hello, CLIENT_FEATURE_HEARTBEAT)) {
+        api_heart_listen(session, now_ns);
+        session->offers_fds = true;
+        features[answer.n_features++] = (char *)CLIENT_FEATURE_HEARTBEAT;
+    }
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_HELLO;
+    reply.hello = &answer;
+    api_session_reply(session, &reply);
+    log_debug("client %d (%s), uid %u: connected", (int)session->client.pid, session->program,
+              (unsigned)session->client.uid);
+}

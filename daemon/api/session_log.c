@@ -1,0 +1,27 @@
+#include <stdarg.h>
+#include <stdio.h>
+
+#include "daemon/api/session.h"
+
+/* Log lines that clients cause: who it was, and no more of them than a user may cause. */
+
+#define LINE_MAX_BYTES 1024 /* an error's text and some words */
+
+void api_session_log(struct api_session *session, enum log_level level, const char *format, ...)
+{
+    uint64_t suppressed;
+    if (!budget_may_log(session->api->budget, session->client.uid, session->api->now_ns, &suppressed)) {
+        return;
+    }
+    char text[LINE_MAX_BYTES], more[64] = "";
+    va_list arguments;
+    va_start(arguments, format);
+    (void)vsnprintf(text, sizeof text, format, arguments);
+    va_end(arguments);
+    if (suppressed > 0) {
+        (void)snprintf(more, sizeof more, " (%llu lines of this user were left out)",
+                       (unsigned long long)suppressed);
+    }
+    log_line(level, "client %d (%s), uid %u: %s%s", (int)session->client.pid, session->program,
+             (unsigned)session->client.uid, text, more);
+}

@@ -113,23 +113,24 @@ void api_comm_abort(struct api_session *session, uint64_t request_id, const Comm
 
 /* --- Clients --- */
 
-/* One that reads nothing is ended without word, rather than never. */
-static void disconnect(struct api_session *session, const struct author *author, uint64_t now_ns)
+/* What it holds is given back in its turns. One that reads nothing is ended without word, rather than never.
+ */
+static void disconnect(struct api_session *session, const struct author *author)
 {
     struct error cause;
     char why[sizeof author->text + 32];
     (void)snprintf(why, sizeof why, "was disconnected %s", author->text);
-    api_session_expel(session, why, now_ns);
+    session->expelled = strdup(why); /* without memory: its process is said to be gone */
     error_set(&cause, STATUS_ABORTED, "this process was disconnected %s", author->text);
     api_session_reply_error(session, 0, &cause);
     api_session_end(session, cause.text);
-    if (session->out_first != NULL) {
+    if (!session->broken) {
         api_session_break(session);
     }
 }
 
 void api_disconnect(struct api_session *session, uint64_t request_id,
-                    const Commd__Client__Disconnect *request, uint64_t now_ns)
+                    const Commd__Client__Disconnect *request)
 {
     struct error error;
     struct author author;
@@ -146,7 +147,7 @@ void api_disconnect(struct api_session *session, uint64_t request_id,
         if (each == session) {
             is_own = true; /* once it has its answer */
         } else {
-            disconnect(each, &author, now_ns);
+            disconnect(each, &author);
         }
     }
     if (count == 0) {
@@ -157,6 +158,6 @@ void api_disconnect(struct api_session *session, uint64_t request_id,
     }
     api_session_reply_done(session, request_id);
     if (is_own) {
-        disconnect(session, &author, now_ns);
+        disconnect(session, &author);
     }
 }

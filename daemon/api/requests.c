@@ -327,20 +327,15 @@ void api_session_forget(struct api_session *session)
     }
 }
 
-void api_session_expel(struct api_session *session, const char *why, uint64_t now_ns)
-{
-    struct api_comm *comm, *next;
-    HASH_ITER (hh, session->comms, comm, next) {
-        req_member_expel(comm->member, why, now_ns);
-        comm_forget(comm);
-    }
-}
-
 bool api_session_release_one(struct api_session *session, uint64_t now_ns)
 {
     struct api_comm *comm = session->comms;
     if (comm != NULL) {
-        req_member_leave(comm->member, REQ_LEAVE_LOST, now_ns);
+        if (session->expelled != NULL) {
+            req_member_expel(comm->member, session->expelled, now_ns);
+        } else {
+            req_member_leave(comm->member, REQ_LEAVE_LOST, now_ns);
+        }
         comm_forget(comm);
         return true;
     }

@@ -346,7 +346,7 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
         api_comm_abort(session, request->id, request->comm_abort, now_ns);
         return;
     case COMMD__CLIENT__REQUEST__BODY_DISCONNECT:
-        api_disconnect(session, request->id, request->disconnect, now_ns);
+        api_disconnect(session, request->id, request->disconnect);
         return;
     case COMMD__CLIENT__REQUEST__BODY_ALGORITHMS:
         api_algorithms(session, request->id, request->algorithms);

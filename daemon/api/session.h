@@ -122,7 +122,8 @@ struct api_session {
     bool dead; /* the process that connected has ended: what is on its socket is done, then it is ending */
     uint32_t last_packets; /* from its socket since then */
     bool ending;           /* its client is gone: what is in its ring is done, then it is broken */
-    bool releasing;        /* broken: what it held is given back, piece by piece */
+    char *expelled; /* not null: somebody ended it, and this is what its ranks' communicators are told */
+    bool releasing; /* broken: what it held is given back, piece by piece */
     struct {
         uint8_t *bytes; /* null: there is none */
         size_t size, at;
@@ -350,8 +351,6 @@ void api_record(struct api_session *session, const Commd__Client__Record *reques
 void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns);
 /* What others would tell it. */
 void api_session_forget(struct api_session *session);
-/* Its ranks are lost to their communicators: req_member_expel. At most API_SESSION_COMMS_MAX. */
-void api_session_expel(struct api_session *session, const char *why, uint64_t now_ns);
 /* Gives back a communicator or a memory. False: it holds none. */
 bool api_session_release_one(struct api_session *session, uint64_t now_ns);
 
@@ -359,7 +358,7 @@ bool api_session_release_one(struct api_session *session, uint64_t now_ns);
 void api_comm_abort(struct api_session *session, uint64_t request_id, const Commd__Client__CommAbort *request,
                     uint64_t now_ns);
 void api_disconnect(struct api_session *session, uint64_t request_id,
-                    const Commd__Client__Disconnect *request, uint64_t now_ns);
+                    const Commd__Client__Disconnect *request);
 
 /* admin.c: what commctl asks. */
 /* Whether what belongs to that user may be shown to the session: an administrator's, or the user's own. */

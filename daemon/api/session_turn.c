@@ -187,6 +187,7 @@ void api_sessions_free_gone(struct api *api)
         struct api_session *session = api->gone;
         LL_DELETE2(api->gone, session, awake_next);
         api_session_discharge(session);
+        free(session->expelled);
         free(session);
     }
 }

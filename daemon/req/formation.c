@@ -8,10 +8,11 @@
 #include "daemon/req/req_internal.h"
 
 /*
- * A node announces its ranks to everybody. Once it knows all ranks it makes the communicator's id of all
- * nodes' nonces and promises it to those nodes; the communicator is formed once every node of it has promised
- * the same id. A node that takes its promise back, or withdraws, says so to all of them, and whoever has
- * formed it by then gives it up: nobody stays in a communicator that another node is not part of.
+ * A node announces its ranks to everybody whom they concern (users.c). Once it knows all ranks it makes the
+ * communicator's id of all nodes' nonces and promises it to those nodes; the communicator is formed once
+ * every node of it has promised the same id. A node that takes its promise back, or withdraws, says so to all
+ * of them, and whoever has formed it by then gives it up: nobody stays in a communicator that another node is
+ * not part of.
  */
 
 /* --- Claims --- */

@@ -17,11 +17,11 @@
  *
  * Formation. A communicator is known by its owner's uid and its name; other users' communicators of that name
  * have nothing to do with it. A member (one local rank) is added with the terms that all ranks must agree on.
- * The node announces its ranks to every node; a node that has ranks of that communicator answers with its
- * own. Who is not acceptable (other terms, a rank number taken) is refused by whoever knows better, with a
- * text that names both sides; those who were there before go on. Once all `size` ranks are known, once each,
- * the communicator is formed; its id is made of the name and all nodes' nonces, so every incarnation has an
- * id of its own. Nodes of a communicator are ordered by their lowest rank.
+ * The node announces its ranks to every node that their user may be on; a node that has ranks of that
+ * communicator answers with its own. Who is not acceptable (other terms, a rank number taken) is refused by
+ * whoever knows better, with a text that names both sides; those who were there before go on. Once all `size`
+ * ranks are known, once each, the communicator is formed; its id is made of the name and all nodes' nonces,
+ * so every incarnation has an id of its own. Nodes of a communicator are ordered by their lowest rank.
  *
  * Operations. The n-th submit of each local rank is operation seq n. When every local rank has posted seq n
  * and they agree (kind, count, dtype, operator, root, layout, ...), it goes to exec, which compares it with

@@ -134,8 +134,10 @@ static void send_refusal(const struct req_comm *comm, uint32_t node, uint64_t no
     Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
     message.body_case = COMMD__MESH__MESSAGE__BODY_REFUSE;
     message.refuse = &body;
-    log_info("communicator \"%s\": node %s refused: %s", comm->name, req_comm_node_name(comm, node),
-             error->text);
+    if (log_limit_pass(&comm->req->refusal_limit, comm->req->now_ns, NULL)) {
+        log_info("communicator \"%s\": node %s refused: %s", comm->name, req_comm_node_name(comm, node),
+                 error->text);
+    }
     send_to(comm->req, node, &message);
 }
 

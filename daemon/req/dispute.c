@@ -44,7 +44,9 @@ static void verdict_apply(struct req_comm *comm, uint64_t seq, uint32_t ops, con
     if (req_verdict_on(comm, seq) != NULL) {
         return;
     }
-    log_warning("%s", cause->text);
+    if (log_limit_pass(&comm->req->verdict_limit, now_ns, NULL)) {
+        log_warning("%s", cause->text);
+    }
     if (!verdict_keep(comm, seq, ops, cause)) {
         error_set(&failure, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
         req_comm_fail(comm, &failure, REQ_TELL_NODES, now_ns);

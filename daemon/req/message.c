@@ -192,6 +192,7 @@ static void on_verdict(struct req *req, uint32_t node, const Commd__Mesh__Verdic
 void req_message_received(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns)
 {
     struct req *req = context;
+    req->now_ns = now_ns;
     if (message->body_case == COMMD__MESH__MESSAGE__BODY_ANNOUNCE) {
         req_message_announce(req, node, message->announce, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_REFUSE) {

@@ -22,6 +22,8 @@ enum status req_new(const struct req_options *options, struct req **out, struct 
     req->user_may = options->user_may;
     req->user_may_context = options->user_may_context;
     req->node_limit = (struct log_limit){.burst = 5, .interval_ns = 10 * TIME_S};
+    req->refusal_limit = (struct log_limit){.burst = 20, .interval_ns = TIME_S};
+    req->verdict_limit = (struct log_limit){.burst = 20, .interval_ns = TIME_S};
     req->slice_bytes = options->slice_bytes != 0 ? options->slice_bytes : EXEC_SLICE_BYTES_DEFAULT;
     random_seed(&req->random, options->seed_secure);
     struct mesh_handler handler = {req, req_message_node_up, req_message_node_down, req_message_received};
@@ -109,6 +111,7 @@ static void req_expire(struct req_comm *comm, uint64_t now_ns)
 void req_tick(struct req *req, uint64_t now_ns)
 {
     struct timer_node *first;
+    req->now_ns = now_ns;
     /* Whatever expires is queued or set later than now; the bound keeps a mistake there from hanging the
      * daemon. */
     for (uint32_t turn = 0; turn <= req->comm_count; turn++) {

@@ -221,7 +221,10 @@ struct req {
     bool draining;
     bool (*user_may)(void *context, uint32_t uid, const char *node);
     void *user_may_context;
-    struct log_limit node_limit; /* of what nodes say that does not count */
+    struct log_limit node_limit;    /* of what nodes say that does not count */
+    struct log_limit refusal_limit; /* of ranks of other nodes that are refused */
+    struct log_limit verdict_limit; /* of operations that ranks call differently */
+    uint64_t now_ns;                /* of the call under way: the limits go by it */
     struct req_comm *comms;
     uint32_t comm_count;
     struct req_comm *by_key;

@@ -306,7 +306,7 @@ static void close_stream(struct run *run, uint32_t slot, bool finish)
         net_stream_reset(run->streams[slot]);
     }
     run->streams[slot] = NULL;
-    hostile_turns(&run->hostile, 20);
+    hostile_turns(&run->hostile, HOSTILE_TURNS);
 }
 
 /* --- Node a's users --- */
@@ -347,7 +347,7 @@ static void do_submit(struct run *run)
         call->out[i] = hostile_buffer_new((size_t)hostile_output_bytes(&asked));
     }
     (void)hostile_submit(&run->hostile, &asked, call->in, call->out, &call->outcome);
-    hostile_turns(&run->hostile, 20);
+    hostile_turns(&run->hostile, HOSTILE_TURNS);
 }
 
 static void do_post(struct run *run)
@@ -363,7 +363,7 @@ static void do_post(struct run *run)
     call->is_message = true;
     call->out[0] = hostile_buffer_new(count);
     (void)hostile_post(&run->hostile, sends, tag, &call->out[0], &call->outcome);
-    hostile_turns(&run->hostile, 20);
+    hostile_turns(&run->hostile, HOSTILE_TURNS);
 }
 
 static void do_cancel(struct run *run)
@@ -373,7 +373,7 @@ static void do_cancel(struct run *run)
     if (run->hostile.comm != NULL) {
         error_set(&cause, STATUS_MISMATCH, "cancelled");
         exec_cancel(run->hostile.comm, seq, &cause, run->hostile.now_ns);
-        hostile_turns(&run->hostile, 20);
+        hostile_turns(&run->hostile, HOSTILE_TURNS);
     }
 }
 
@@ -419,7 +419,7 @@ static void act(struct run *run)
         break;
     case ACTION_LONG_TIME:
         run->hostile.now_ns += next_byte(run) * TIME_S;
-        hostile_turns(&run->hostile, 20);
+        hostile_turns(&run->hostile, HOSTILE_TURNS);
         break;
     case ACTION_CONNECT:
         if (run->hostile.downs == run->hostile.ups) {

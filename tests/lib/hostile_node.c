@@ -256,7 +256,7 @@ void hostile_connect(struct hostile *hostile)
         require(i < TURNS_MAX);
         turn(hostile);
     }
-    hostile_turns(hostile, 100);
+    hostile_turns(hostile, HOSTILE_TURNS);
 }
 
 void hostile_leave(struct hostile *hostile)
@@ -297,7 +297,7 @@ struct net_stream *hostile_open(struct hostile *hostile, enum net_stream_kind ki
 bool hostile_say(struct hostile *hostile, struct net_stream *stream, const void *bytes, size_t size)
 {
     bool taken = size == 0 || net_stream_send(stream, NULL, 0, bytes, size, NULL, NULL) == STATUS_OK;
-    hostile_turns(hostile, 20);
+    hostile_turns(hostile, HOSTILE_TURNS);
     return taken;
 }
 

@@ -21,6 +21,7 @@
 #define HOSTILE_HEARD_MAX 64
 #define HOSTILE_GUARD_BYTES 1024
 #define HOSTILE_POISON 0x5A
+#define HOSTILE_TURNS 8 /* in which what was sent arrives, and is answered */
 
 /* Memory of node a's user, with guards around it. */
 struct hostile_buffer {

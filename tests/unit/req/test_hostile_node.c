@@ -39,10 +39,8 @@ static void say(Commd__Mesh__Message *message)
     run(&world, TIME_MS);
 }
 
-/* Node b claims rank 1, and promises comm_id; 0: nothing. */
-static void say_announce(uint64_t comm_id, bool answer)
+static void say_claim(uint64_t nonce, uint32_t rank, uint64_t comm_id, bool answer)
 {
-    uint32_t rank = 1;
     Commd__Mesh__CommTerms terms = COMMD__MESH__COMM_TERMS__INIT;
     Commd__Mesh__Announce body = COMMD__MESH__ANNOUNCE__INIT;
     Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
@@ -53,7 +51,7 @@ static void say_announce(uint64_t comm_id, bool answer)
     body.name = "comm";
     body.owner_uid = terms.owner_uid;
     body.terms = &terms;
-    body.nonce = 77;
+    body.nonce = nonce;
     body.ranks = &rank;
     body.n_ranks = 1;
     body.revision = 1;
@@ -62,6 +60,12 @@ static void say_announce(uint64_t comm_id, bool answer)
     message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
     message.announce = &body;
     say(&message);
+}
+
+/* Node b claims rank 1, and promises comm_id; 0: nothing. */
+static void say_announce(uint64_t comm_id, bool answer)
+{
+    say_claim(77, 1, comm_id, answer);
 }
 
 /* Ranks that do not ascend. */
@@ -256,6 +260,37 @@ static void test_what_costs_the_connection(void **state)
     }
 }
 
+static unsigned logged_count;
+
+static void count_lines(void *context, enum log_level level, const char *line)
+{
+    const char *wanted = context;
+    logged_count += level <= LOG_LEVEL_INFO && strstr(line, wanted) != NULL;
+}
+
+/* A line of the log for each of a few, whatever a node repeats. */
+static void test_refusals_do_not_flood_the_log(void **state)
+{
+    (void)state;
+    hostile_start();
+    struct member *member = join_comm();
+    say_announce(0, true);
+    say_announce(heard.comm_id, true);
+    assert_formed(member);
+    logged_count = 0;
+    log_set_level(LOG_LEVEL_INFO);
+    log_set_sink(count_lines, "node b refused");
+    for (uint64_t nonce = 100; nonce < 600; nonce++) {
+        say_claim(nonce, 0, 0, false);
+    }
+    log_set_sink(NULL, NULL);
+    log_set_level(LOG_LEVEL_ERROR);
+    assert_in_range(logged_count, 1, 25);
+    assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
+    assert_int_equal(member->aborted_count, 0);
+    world_stop(&world);
+}
+
 /* Terms of node b's: of that size; 0: none are shown. rank UINT32_MAX: all of node a's part is refused. */
 static void say_refuse(uint64_t nonce, uint32_t size, uint32_t rank)
 {
@@ -351,6 +386,7 @@ int main(void)
         cmocka_unit_test(test_messages_once_formed),
         cmocka_unit_test(test_messages_after_leaving),
         cmocka_unit_test(test_what_costs_the_connection),
+        cmocka_unit_test(test_refusals_do_not_flood_the_log),
         cmocka_unit_test(test_refusals_with_a_fact),
         cmocka_unit_test(test_refusals_without_a_fact),
         cmocka_unit_test(test_refusals_of_a_node_without_the_user),

@@ -13,7 +13,8 @@
 
 /* At the page's beginning. */
 struct client_heartbeat {
-    _Atomic uint64_t beats; /* counts up */
+    _Atomic uint64_t beats;      /* counts up */
+    _Atomic uint32_t long_calls; /* above 0: commd may be in a call that takes seconds, and is not stopped */
 };
 
 #endif

@@ -154,9 +154,10 @@ COMM_API COMM_CHECK comm_result_t comm_client_open(const comm_open_options_t *op
 
 /*
  * A commd that stands still (stopped, or without processor time) is noticed within 3 seconds by whoever
- * waits: every call then fails with COMM_DAEMON_LOST. Such a commd may go on: until its process has ended it
- * may write to buffers that are registered, or on a GPU, and take part in operations. comm_mem_deregister
- * waits for that end, and says COMM_BUSY otherwise. Buffers that were staged it does not touch.
+ * waits; within a minute if it has said that it is in a call that may take long, such as pinning gigabytes.
+ * Every call then fails with COMM_DAEMON_LOST. Such a commd may go on: until its process has ended it may
+ * write to buffers that are registered, or on a GPU, and take part in operations. comm_mem_deregister waits
+ * for that end, and says COMM_BUSY otherwise. Buffers that were staged it does not touch.
  */
 
 /*

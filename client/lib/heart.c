@@ -47,7 +47,8 @@ bool heart_stands_still(const struct client_heart *heart, struct heart_watch *wa
         watch->looked_ns = now_ns;
         watch->still++;
     }
-    return watch->still >= HEART_STILL_LOOKS;
+    bool in_long_call = atomic_load_explicit(&heart->page->long_calls, memory_order_relaxed) > 0;
+    return watch->still >= (in_long_call ? HEART_LONG_LOOKS : HEART_STILL_LOOKS);
 }
 
 static bool process_has_ended(int pidfd, int timeout_ms)

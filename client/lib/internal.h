@@ -300,6 +300,8 @@ void client_tell(struct comm_client *client, Commd__Client__Request *request);
  */
 #define HEART_LOOK_NS 400000000u
 #define HEART_STILL_LOOKS 6u
+#define HEART_LONG_LOOKS                                                                                     \
+    150u /* in a row, where commd says that it is in a call that may take long: a minute */
 
 /* Takes the descriptors over. False: they cannot be used. */
 bool heart_open(struct client_heart *heart, const int fds[CLIENT_HEARTBEAT_FDS]);

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "daemon/api/session.h"
+#include "daemon/base/long_call.h"
 
 /*
  * A word that the loop counts up while it runs, in a page that clients can read. A client for whom it stands
@@ -71,6 +72,9 @@ enum status api_heart_new(struct api *api, struct error *error)
         return error_set_errno(error, errno, "pidfd_open");
     }
     enum status status = heart_make_page(heart, error);
+    if (status == STATUS_OK) {
+        long_call_show(&heart->page->long_calls);
+    }
     return status == STATUS_OK ? loop_timer_new(api->loop, heart_beat, heart, &heart->timer, error) : status;
 }
 
@@ -82,6 +86,7 @@ void api_heart_free(struct api *api)
     }
     loop_timer_free(heart->timer);
     if (heart->page != NULL) {
+        long_call_show(NULL);
         (void)munmap(heart->page, page_bytes());
     }
     int fds[] = {heart->page_fd, heart->pidfd};

@@ -2,6 +2,7 @@
 
 #include "daemon/base/checked.h"
 #include "daemon/base/descriptor.h"
+#include "daemon/base/long_call.h"
 #include "daemon/dev/cuda_internal.h"
 #include "daemon/dev/memory_internal.h"
 
@@ -84,7 +85,9 @@ static enum status check_peers(struct dev_gpus *gpus, uint32_t gpu, cuda_pointer
 static enum status open_handle(struct dev_gpus *gpus, uint32_t gpu, const struct cuda_ipc_handle *handle,
                                cuda_pointer *base, struct error *error)
 {
+    long_call_begin();
     cuda_result result = gpus->driver->ipc_open(base, *handle, CUDA_IPC_LAZY_PEER_ACCESS);
+    long_call_end();
     enum status status = cuda_result_status(gpus, gpu, cuda_symbol_of_ipc_open(), result, error);
     if (result == CUDA_RESULT_ALREADY_MAPPED) {
         return error_set(error, STATUS_BUSY,
@@ -256,12 +259,14 @@ static enum status map_fd(struct dev_memory *memory, int fd, uint64_t size_bytes
 {
     struct dev_gpus *gpus = memory->gpus;
     cuda_allocation allocation = 0;
+    long_call_begin();
     enum status status = CUDA_CALL(gpus, (uint32_t)memory->gpu, error, allocation_import, &allocation,
                                    (void *)(intptr_t)fd, CUDA_HANDLE_POSIX_FD);
     if (status == STATUS_OK) {
         status = map_chunk(memory, allocation, size_bytes, error);
         (void)gpus->driver->allocation_release(allocation); /* what is mapped keeps it */
     }
+    long_call_end();
     return status;
 }
 

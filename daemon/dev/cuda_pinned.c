@@ -2,6 +2,7 @@
 
 #include <uthash.h>
 
+#include "daemon/base/long_call.h"
 #include "daemon/dev/cuda_internal.h"
 
 /* Pinned memory by powers of two; what is freed is kept for the next one, up to a bound. */
@@ -34,6 +35,7 @@ static enum status block_new(struct dev_gpus *gpus, unsigned size_class, struct 
     }
     block->size_class = size_class;
     enum status status = STATUS_DEVICE;
+    long_call_begin();
     for (uint32_t gpu = 0; gpu < gpus->count && status == STATUS_DEVICE; gpu++) {
         status = cuda_enter(gpus, gpu, error);
         if (status == STATUS_OK) {
@@ -41,6 +43,7 @@ static enum status block_new(struct dev_gpus *gpus, unsigned size_class, struct 
                                CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
         }
     }
+    long_call_end();
     if (status != STATUS_OK) {
         free(block);
         return status;

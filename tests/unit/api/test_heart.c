@@ -2,6 +2,8 @@
 
 #include <time.h>
 
+#include "daemon/base/long_call.h"
+
 /* The heartbeat that a client of the socket gets to see. */
 
 /* The descriptors that come with Hello's reply. */
@@ -61,6 +63,12 @@ static void test_it_beats_for_those_who_listen(void **state)
     assert_int_equal(greet(&client, true, fds), CLIENT_HEARTBEAT_FDS);
     const struct client_heartbeat *page = mmap(NULL, sizeof *page, PROT_READ, MAP_SHARED, fds[0], 0);
     assert_true(page != MAP_FAILED);
+    long_call_begin(); /* what takes long is shown, too */
+    long_call_begin();
+    assert_int_equal(page->long_calls, 2);
+    long_call_end();
+    long_call_end();
+    assert_int_equal(page->long_calls, 0);
     uint64_t beats = beats_within(node, page, 6 * CLIENT_HEARTBEAT_MS * TIME_MS);
     assert_in_range(beats, 1, 7); /* no more than its interval says; less on a busy machine */
     client_free(&client);

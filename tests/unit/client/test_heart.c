@@ -81,6 +81,23 @@ static void test_own_time_counts_alone(void **state)
     assert_int_equal(watch.still, 0);
 }
 
+/* commd has said that it may take long: to pin gigabytes, to open a GPU's memory. */
+static void test_a_long_call(void **state)
+{
+    (void)state;
+    struct client_heartbeat page = {.beats = 5, .long_calls = 1};
+    struct client_heart heart = {.page = &page};
+    struct heart_watch watch = {0};
+    uint64_t now_ms = 0;
+    for (unsigned look = 0; look < HEART_LONG_LOOKS; look++, now_ms += LOOK_MS) {
+        assert_false(heart_stands_still(&heart, &watch, ms(now_ms)));
+    }
+    assert_true(heart_stands_still(&heart, &watch, ms(now_ms)));
+    page.beats++;
+    page.long_calls = 0;
+    assert_false(heart_stands_still(&heart, &watch, ms(now_ms)));
+}
+
 static void test_none_never_stands_still(void **state)
 {
     (void)state;
@@ -160,9 +177,13 @@ static void test_memory_of_a_frozen_commd(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_it_stands_still),       cmocka_unit_test(test_a_slow_one_is_alive),
-        cmocka_unit_test(test_own_time_counts_alone), cmocka_unit_test(test_none_never_stands_still),
-        cmocka_unit_test(test_what_commd_passes),     cmocka_unit_test(test_memory_of_a_frozen_commd),
+        cmocka_unit_test(test_it_stands_still),
+        cmocka_unit_test(test_a_slow_one_is_alive),
+        cmocka_unit_test(test_a_long_call),
+        cmocka_unit_test(test_own_time_counts_alone),
+        cmocka_unit_test(test_none_never_stands_still),
+        cmocka_unit_test(test_what_commd_passes),
+        cmocka_unit_test(test_memory_of_a_frozen_commd),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

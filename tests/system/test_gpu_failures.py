@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
 """Kill -9 of clients and daemons while operations run on GPUs (doubles of them): errors that name the lost one, no memory left, streams released."""
+import signal
 import time
 import unittest
 
@@ -83,6 +84,19 @@ class GpuFailures(FailureCase):
             cluster.daemons["a"].wait()
             cluster.start("a")
             cluster.wait_ready()
+            self.check_new_communicator(cluster, "aa", "half", [0, 0])
+            cluster.wait_gpus_idle("a")
+
+    def test_stopped_daemon_while_a_stream_waits(self):
+        """The thread that watches sees it, though the rank waits in the driver."""
+        with Cluster("a", gpus=1) as cluster:
+            waits = cluster.rank("a", "half", 0, 2, "stream", "device=0")
+            idle = cluster.rank("a", "half", 1, 2, "idle", "device=0", "seconds=30")
+            read_until(waits, "POSTED")
+            cluster.daemons["a"].send_signal(signal.SIGSTOP)
+            self.expect(waits, "DAEMON_LOST", "stopped, or gets no processor time", within_s=8)
+            idle.kill()
+            cluster.daemons["a"].send_signal(signal.SIGCONT)
             self.check_new_communicator(cluster, "aa", "half", [0, 0])
             cluster.wait_gpus_idle("a")
 

@@ -57,6 +57,7 @@ def main():
                 time.sleep(PAUSE_S)
                 continue
             formed = True
+            SAID.counts["formed"] += 1
             while kind != "form" and not note(library, work(library, comm, buffers, rank, kind)) and goes_on():
                 pass
             library.comm_destroy(comm)

@@ -62,8 +62,9 @@ class Node:
 
     def faults(self, arena, outcome):
         found = common_faults(outcome)
-        if "c" not in self.job and outcome.counts:
-            found.append(f"a job of others was told {outcome.texts}")
+        told = set(outcome.counts) - {"formed", "TIMED_OUT"}  # the last one to form waits for a partner that has ended
+        if "c" not in self.job and (told or not outcome.counts.get("formed")):
+            found.append(f"a job of others formed {outcome.counts.get('formed', 0)} times and was told {outcome.texts}")
         said = "" if outcome.lost else "\n".join([arena.known_of_hostile(), *outcome.counts, *outcome.texts.values()])
         if not outcome.lost and not re.search(self.says, said):
             found.append(f"nobody says \"{self.says}\": {said[-1000:]}")

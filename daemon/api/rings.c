@@ -76,6 +76,7 @@ static enum status rings_map(struct api_rings *rings, struct error *error)
         return error_set_errno(error, errno, "memory for rings");
     }
     rings->memory = memory;
+    (void)madvise(memory, rings_bytes(), MADV_DONTDUMP); /* what clients write is theirs */
     ring_attach(&rings->in, memory, CLIENT_RING_BYTES);
     ring_attach(&rings->out, rings->memory + ring_shared_bytes(CLIENT_RING_BYTES), CLIENT_RING_BYTES);
     return STATUS_OK;

@@ -167,6 +167,7 @@ static bool put_patch(struct guard *guard, uint64_t offset_bytes)
         !(give_up_whole(guard) && map_own(&patch, PROT_READ | PROT_WRITE))) {
         return false;
     }
+    (void)madvise(guard->base + patch.offset_bytes, patch.size_bytes, MADV_DONTDUMP);
     patches[(oldest_patch + patch_count) % GUARD_PATCHES_MAX] = patch;
     patch_count++;
     patched_bytes += patch.size_bytes;

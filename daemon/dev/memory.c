@@ -18,12 +18,6 @@ static void memory_leave(struct dev_memory *memory)
     (void)memory;
 }
 
-static void memory_unmap(struct dev_memory *memory)
-{
-    guard_remove(&memory->guard);
-    (void)munmap(memory->base, memory->size_bytes);
-}
-
 enum status dev_memory_new(void *base, uint64_t size_bytes, void (*release)(struct dev_memory *memory),
                            struct dev_memory **out, struct error *error)
 {
@@ -121,7 +115,7 @@ enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **o
     }
     (void)madvise(base, size_bytes, MADV_DONTDUMP);
     struct dev_memory *memory = NULL;
-    status = dev_memory_new(base, size_bytes, memory_unmap, &memory, error);
+    status = dev_memory_new(base, size_bytes, NULL, &memory, error);
     if (status == STATUS_OK) {
         status = guard_add(&memory->guard, base, size_bytes, error);
     }
@@ -154,18 +148,29 @@ static void memory_discharge(struct budget_account *account, uint64_t address_by
     budget_close(account);
 }
 
+static void memory_end(void *context)
+{
+    struct dev_memory *memory = context;
+    if (memory->charged != NULL) {
+        memory_discharge(memory->charged, memory->address_bytes, memory->chunk_count);
+    }
+    free(memory);
+}
+
 void dev_memory_unref(struct dev_memory *memory)
 {
     if (memory == NULL || --memory->references > 0) {
         return;
     }
-    struct budget_account *charged = memory->charged;
-    uint64_t address_bytes = memory->address_bytes, chunk_count = memory->chunk_count;
-    memory->release(memory);
-    free(memory);
-    if (charged != NULL) {
-        memory_discharge(charged, address_bytes, chunk_count);
+    if (!memory->guarded) {
+        memory->release(memory);
+        memory_end(memory);
+        return;
     }
+    guard_remove(&memory->guard);
+    memory->unmapping = (struct unmapping){
+        .base = memory->base, .size_bytes = memory->size_bytes, .done = memory_end, .context = memory};
+    unmapper_put(memory->unmapper, &memory->unmapping);
 }
 
 enum status dev_memory_charge(struct dev_memory *memory, struct budget_account *account, struct error *error)
@@ -181,6 +186,11 @@ enum status dev_memory_charge(struct dev_memory *memory, struct budget_account *
     }
     memory->charged = budget_ref(account); /* no chunk is mapped before */
     return STATUS_OK;
+}
+
+void dev_memory_set_unmapper(struct dev_memory *memory, struct unmapper *unmapper)
+{
+    memory->unmapper = unmapper;
 }
 
 void dev_memory_set_owner(struct dev_memory *memory, pid_t process, uint32_t id)

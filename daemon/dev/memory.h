@@ -33,6 +33,11 @@ struct cuda_ipc_handle;
 enum status dev_memory_import(int fd, uint64_t size_bytes, struct dev_memory **out,
                               struct error *error) COMM_MUST_USE;
 
+/* Whose thread unmaps it, where it is a memfd; null, and without this: whoever gives the last reference. What
+ * it is charged stays charged until then. The unmapper outlives it. */
+struct unmapper;
+void dev_memory_set_unmapper(struct dev_memory *memory, struct unmapper *unmapper);
+
 /* Whose it is, for messages: a process, and its number for this memory. */
 void dev_memory_set_owner(struct dev_memory *memory, pid_t process, uint32_t id);
 

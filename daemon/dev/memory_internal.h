@@ -1,6 +1,7 @@
 #ifndef DAEMON_DEV_MEMORY_INTERNAL_H
 #define DAEMON_DEV_MEMORY_INTERNAL_H
 
+#include "daemon/base/unmapper.h"
 #include "daemon/dev/gpu.h"
 #include "daemon/dev/guard.h"
 #include "daemon/dev/memory.h"
@@ -16,13 +17,16 @@ struct dev_memory {
     uint32_t references;
     bool guarded; /* a memfd: */
     struct guard guard;
+    struct unmapper *unmapper;
+    struct unmapping unmapping;
     pid_t owner_process; /* 0: nobody said */
     uint32_t owner_id;
     int gpu;
     struct dev_gpus *gpus;
     uint32_t chunk_count; /* of virtual memory */
     uint64_t *chunk_bytes;
-    void (*release)(struct dev_memory *memory); /* what it stands for; not the struct */
+    /* What it stands for, not the struct; null where the unmapper does that. */
+    void (*release)(struct dev_memory *memory);
 };
 
 enum status dev_memory_new(void *base, uint64_t size_bytes, void (*release)(struct dev_memory *memory),

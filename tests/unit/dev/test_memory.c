@@ -265,6 +265,25 @@ static void test_client_cannot_truncate(void **state)
     dev_memory_unref(memory);
 }
 
+static void test_left_out_of_core_dumps(void **state)
+{
+    (void)state;
+    char line[1024];
+    bool ours = false, left_out = false;
+    int fd = make_memfd(PAGE, F_SEAL_SHRINK);
+    struct dev_memory *memory = import(fd, PAGE);
+    FILE *file = fopen("/proc/self/smaps", "re");
+    assert_non_null(file);
+    while (fgets(line, sizeof line, file) != NULL && !left_out) {
+        ours = (ours && strstr(line, "/memfd:") == NULL) || strstr(line, "/memfd:test") != NULL;
+        left_out = ours && strncmp(line, "VmFlags:", 8) == 0 && strstr(line, " dd") != NULL;
+    }
+    fclose(file);
+    assert_true(left_out);
+    dev_memory_unref(memory);
+    close(fd);
+}
+
 static void test_references(void **state)
 {
     (void)state;
@@ -375,6 +394,7 @@ int main(void)
         cmocka_unit_test(test_sizes),
         cmocka_unit_test(test_range),
         cmocka_unit_test(test_client_cannot_truncate),
+        cmocka_unit_test(test_left_out_of_core_dumps),
         cmocka_unit_test(test_references),
         cmocka_unit_test(test_wrap),
         cmocka_unit_test(test_nothing_leaks),

@@ -1,0 +1,206 @@
+#include "daemon/base/unmapper.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+struct unmapping_queue {
+    struct unmapping *first;
+    struct unmapping **last;
+};
+
+struct unmapper {
+    pthread_t thread;
+    bool has_thread;
+    int done_fd;
+    struct loop_watch *watch;
+    pthread_mutex_t mutex;
+    pthread_cond_t more;
+    /* With the mutex. */
+    bool stopping;
+    struct unmapping_queue waiting, done;
+};
+
+static void queue_put(struct unmapping_queue *queue, struct unmapping *unmapping)
+{
+    unmapping->next = NULL;
+    *queue->last = unmapping;
+    queue->last = &unmapping->next;
+}
+
+static struct unmapping *queue_take_all(struct unmapping_queue *queue)
+{
+    struct unmapping *first = queue->first;
+    queue->first = NULL;
+    queue->last = &queue->first;
+    return first;
+}
+
+static struct unmapping *queue_take(struct unmapping_queue *queue)
+{
+    struct unmapping *first = queue->first;
+    if (first != NULL) {
+        queue->first = first->next;
+        queue->last = queue->first == NULL ? &queue->first : queue->last;
+    }
+    return first;
+}
+
+/* --- The thread --- */
+
+static bool is_stopping(struct unmapper *unmapper)
+{
+    pthread_mutex_lock(&unmapper->mutex);
+    bool stopping = unmapper->stopping;
+    pthread_mutex_unlock(&unmapper->mutex);
+    return stopping;
+}
+
+static void unmap_in_pieces(struct unmapper *unmapper, const struct unmapping *unmapping)
+{
+    uint64_t piece_bytes;
+    for (uint64_t at = 0; at < unmapping->size_bytes && !is_stopping(unmapper); at += piece_bytes) {
+        uint64_t left_bytes = unmapping->size_bytes - at;
+        piece_bytes = left_bytes < UNMAPPER_PIECE_BYTES ? left_bytes : UNMAPPER_PIECE_BYTES;
+        (void)munmap((unsigned char *)unmapping->base + at, piece_bytes);
+    }
+}
+
+static void say_done(struct unmapper *unmapper, struct unmapping *unmapping)
+{
+    uint64_t one = 1;
+    pthread_mutex_lock(&unmapper->mutex);
+    queue_put(&unmapper->done, unmapping);
+    pthread_mutex_unlock(&unmapper->mutex);
+    (void)!write(unmapper->done_fd, &one, sizeof one);
+}
+
+static void *unmapper_main(void *context)
+{
+    struct unmapper *unmapper = context;
+    pthread_mutex_lock(&unmapper->mutex);
+    while (!unmapper->stopping) {
+        struct unmapping *unmapping = queue_take(&unmapper->waiting);
+        if (unmapping == NULL) {
+            pthread_cond_wait(&unmapper->more, &unmapper->mutex);
+            continue;
+        }
+        pthread_mutex_unlock(&unmapper->mutex);
+        unmap_in_pieces(unmapper, unmapping);
+        say_done(unmapper, unmapping);
+        pthread_mutex_lock(&unmapper->mutex);
+    }
+    pthread_mutex_unlock(&unmapper->mutex);
+    return NULL;
+}
+
+/* --- The loop's thread --- */
+
+static void tell(struct unmapping *unmapping)
+{
+    while (unmapping != NULL) {
+        struct unmapping *next = unmapping->next;
+        unmapping->done(unmapping->context);
+        unmapping = next;
+    }
+}
+
+static void on_done(void *context, unsigned events, uint64_t now_ns)
+{
+    struct unmapper *unmapper = context;
+    uint64_t count;
+    (void)events;
+    (void)now_ns;
+    (void)!read(unmapper->done_fd, &count, sizeof count);
+    pthread_mutex_lock(&unmapper->mutex);
+    struct unmapping *done = queue_take_all(&unmapper->done);
+    pthread_mutex_unlock(&unmapper->mutex);
+    tell(done);
+}
+
+static enum status start_thread(struct unmapper *unmapper, struct error *error)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    (void)pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are main's */
+    int failed = pthread_create(&unmapper->thread, NULL, unmapper_main, unmapper);
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (failed != 0) {
+        return error_set(error, STATUS_SYSTEM, "a thread cannot be started: %s", strerror(failed));
+    }
+    unmapper->has_thread = true;
+    (void)pthread_setname_np(unmapper->thread, "commd-unmap");
+    return STATUS_OK;
+}
+
+enum status unmapper_new(struct loop *loop, struct unmapper **out, struct error *error)
+{
+    struct unmapper *unmapper = calloc(1, sizeof *unmapper);
+    if (unmapper == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a thread");
+    }
+    (void)queue_take_all(&unmapper->waiting);
+    (void)queue_take_all(&unmapper->done);
+    (void)pthread_mutex_init(&unmapper->mutex, NULL);
+    (void)pthread_cond_init(&unmapper->more, NULL);
+    unmapper->done_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    enum status status = STATUS_OK;
+    if (unmapper->done_fd < 0) {
+        status = error_set_errno(error, errno, "eventfd");
+    }
+    if (status == STATUS_OK) {
+        status =
+            loop_watch_new(loop, unmapper->done_fd, LOOP_READ, on_done, unmapper, &unmapper->watch, error);
+    }
+    if (status == STATUS_OK) {
+        status = start_thread(unmapper, error);
+    }
+    if (status != STATUS_OK) {
+        unmapper_free(unmapper);
+        return status;
+    }
+    *out = unmapper;
+    return STATUS_OK;
+}
+
+void unmapper_free(struct unmapper *unmapper)
+{
+    if (unmapper == NULL) {
+        return;
+    }
+    if (unmapper->has_thread) {
+        pthread_mutex_lock(&unmapper->mutex);
+        unmapper->stopping = true;
+        pthread_cond_signal(&unmapper->more);
+        pthread_mutex_unlock(&unmapper->mutex);
+        (void)pthread_join(unmapper->thread, NULL);
+    }
+    tell(queue_take_all(&unmapper->done));
+    tell(queue_take_all(&unmapper->waiting));
+    loop_watch_free(unmapper->watch);
+    if (unmapper->done_fd >= 0) {
+        (void)close(unmapper->done_fd);
+    }
+    (void)pthread_cond_destroy(&unmapper->more);
+    (void)pthread_mutex_destroy(&unmapper->mutex);
+    free(unmapper);
+}
+
+void unmapper_put(struct unmapper *unmapper, struct unmapping *unmapping)
+{
+    if (unmapper == NULL || unmapping->size_bytes <= UNMAPPER_IN_PLACE_MAX_BYTES) {
+        (void)munmap(unmapping->base, unmapping->size_bytes);
+        unmapping->done(unmapping->context);
+        return;
+    }
+    pthread_mutex_lock(&unmapper->mutex);
+    queue_put(&unmapper->waiting, unmapping);
+    pthread_cond_signal(&unmapper->more);
+    pthread_mutex_unlock(&unmapper->mutex);
+}

@@ -16,7 +16,9 @@
 #include "daemon/base/loop.h"
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
+#include "daemon/base/unmapper.h"
 #include "daemon/coll/overrides.h"
+#include "daemon/conf/credential.h"
 #include "daemon/dev/gpu.h"
 #include "daemon/dev/guard.h"
 #include "daemon/dev/reduce.h"
@@ -37,6 +39,7 @@ struct daemon {
     struct conf *conf;
     struct loop *loop;
     struct closer *closer;
+    struct unmapper *unmapper;
     struct mem_network *loopback; /* standalone: a network of one */
     struct net *net;
     struct mesh *mesh;
@@ -177,9 +180,11 @@ static void daemon_set_log_level(const struct conf *conf)
     }
 }
 
-static bool refuses_ipc_handles(const struct conf *conf)
+static enum api_ipc_handles ipc_handles(const struct conf *conf)
 {
-    return strcmp(conf->cuda_ipc_handles, "refuse") == 0;
+    return strcmp(conf->cuda_ipc_handles, "refuse") == 0   ? API_IPC_HANDLES_REFUSE
+           : strcmp(conf->cuda_ipc_handles, "accept") == 0 ? API_IPC_HANDLES_ACCEPT
+                                                           : API_IPC_HANDLES_AUTO;
 }
 
 static void daemon_watchdog(void *context, uint64_t now_ns)
@@ -201,6 +206,7 @@ static struct quic_options daemon_quic_options(const struct conf *conf)
                                  .bind_address = conf->listen,
                                  .certificate_path = conf->certificate,
                                  .key_path = conf->key,
+                                 .key_is_credential = conf_is_credential(conf->key),
                                  .authority_path = conf->authority,
                                  .revocation_path =
                                      conf->revocation_list[0] != '\0' ? conf->revocation_list : NULL,
@@ -266,7 +272,7 @@ static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
         log_warning("reload: %s changes only with a restart", key);
     }
     daemon_set_log_level(conf);
-    api_set_ipc_handles(daemon->api, refuses_ipc_handles(conf));
+    api_set_ipc_handles(daemon->api, ipc_handles(conf));
     nodes_update(daemon->mesh, daemon->workers, conf, now_ns);
     daemon_use_certificates(daemon, certificates);
     conf_free(daemon->conf);
@@ -422,7 +428,8 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .closer = daemon->closer,
                                   .gpus = daemon->gpus,
                                   .gpus_absent = daemon->gpus_absent,
-                                  .refuses_ipc_handles = refuses_ipc_handles(conf),
+                                  .ipc_handles = ipc_handles(conf),
+                                  .unmapper = daemon->unmapper,
                                   .cluster_name = conf->cluster_name,
                                   .network_address = conf->standalone ? "" : conf->listen,
                                   .standalone = conf->standalone,
@@ -471,6 +478,9 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     }
     if (status == STATUS_OK) { /* before there are threads and GPUs */
         status = closer_new(daemon->loop, NULL, &daemon->closer, error);
+    }
+    if (status == STATUS_OK) {
+        status = unmapper_new(daemon->loop, &daemon->unmapper, error);
     }
     if (status == STATUS_OK) {
         daemon_sockets_await_predecessor(daemon->conf);
@@ -550,6 +560,7 @@ static void daemon_free(struct daemon *daemon)
     mesh_free(daemon->mesh);
     net_free(daemon->net);
     mem_network_free(daemon->loopback);
+    unmapper_free(daemon->unmapper);
     loop_timer_free(daemon->watchdog);
     loop_timer_free(daemon->tick);
     closer_free(daemon->closer);

@@ -40,6 +40,13 @@ struct api;
 /* One configuration setting, for commctl. */
 typedef void api_setting_function(void *context, const char *key, const char *value, const char *source);
 
+/* Whether memory on GPUs may come by legacy CUDA IPC handle. */
+enum api_ipc_handles {
+    API_IPC_HANDLES_AUTO, /* from a user while no other has registered memory on the node's GPUs */
+    API_IPC_HANDLES_ACCEPT,
+    API_IPC_HANDLES_REFUSE
+};
+
 struct api_options {
     const char *socket_path; /* bound, unless listen_fd is given */
     int listen_fd;           /* from socket activation, owned by the api from then on; -1: none */
@@ -61,7 +68,8 @@ struct api_options {
         *closer; /* of what clients pass; null: closed in place, whoever is waited for. Outlives it */
     struct dev_gpus *gpus; /* null: none, and why */
     const char *gpus_absent;
-    bool refuses_ipc_handles; /* api_set_ipc_handles */
+    enum api_ipc_handles ipc_handles; /* api_set_ipc_handles */
+    struct unmapper *unmapper;        /* of clients' memory; null: unmapped in place. Outlives it */
     const char *cluster_name;
     const char *network_address; /* "" when standalone */
     bool standalone;
@@ -98,7 +106,7 @@ bool api_is_awake(const struct api *api);
 bool api_sleep(struct api *api);
 
 /* Whether memory on GPUs may be registered by legacy IPC handle from now on. What is registered stays. */
-void api_set_ipc_handles(struct api *api, bool refused);
+void api_set_ipc_handles(struct api *api, enum api_ipc_handles ipc_handles);
 
 /* No new session is accepted, and status says draining. */
 void api_drain(struct api *api);

@@ -116,7 +116,7 @@ void api_gpus(struct api_session *session, uint64_t request_id)
     Commd__Client__GpusReply answer = COMMD__CLIENT__GPUS_REPLY__INIT;
     size_t bytes = 4096;
     answer.gpus = pointers;
-    answer.refuses_ipc_handles = api->refuses_ipc_handles;
+    answer.refuses_ipc_handles = api->ipc_handles == API_IPC_HANDLES_REFUSE;
     answer.absent = api->gpus == NULL ? api->gpus_absent : (char *)"";
     if (api->gpus != NULL) {
         int version = dev_gpus_driver_version(api->gpus);

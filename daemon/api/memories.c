@@ -144,6 +144,37 @@ static enum status memory_open(struct api_session *session, const Commd__Client_
     return status;
 }
 
+#define OTHER_WAYS                                                                                           \
+    "use memory of comm_mem_alloc, or virtual memory with POSIX descriptors as handles (PyTorch: "           \
+    "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)"
+
+/* A handle is a name that anybody may know: who has learned that of another user's memory could have it
+ * opened. */
+static enum status memory_check_handles(const struct api_session *session, struct error *error)
+{
+    switch (session->api->ipc_handles) {
+    case API_IPC_HANDLES_ACCEPT:
+        return STATUS_OK;
+    case API_IPC_HANDLES_REFUSE:
+        return error_set(error, STATUS_PERMISSION,
+                         "this commd opens no legacy CUDA IPC handles (cuda_ipc_handles = \"refuse\" in its "
+                         "configuration): " OTHER_WAYS);
+    case API_IPC_HANDLES_AUTO:
+        break;
+    }
+    for (const struct api_session *each = session->api->sessions; each != NULL; each = each->hh.next) {
+        if (each->gpu_memory_count > 0 && each->client.uid != session->client.uid) {
+            return error_set(
+                error, STATUS_PERMISSION,
+                "another user has memory on this node's GPUs, so this commd opens no legacy CUDA "
+                "IPC handles of user %u (cuda_ipc_handles = \"auto\" in its "
+                "configuration): " OTHER_WAYS,
+                (unsigned)session->client.uid);
+        }
+    }
+    return STATUS_OK;
+}
+
 /* What the client offers: a memfd, an allocation on a GPU, or addresses there that are still to be filled. */
 static enum status memory_import(struct api_session *session, const Commd__Client__MemRegister *request,
                                  int fd, struct dev_memory **out, struct error *error)
@@ -169,12 +200,9 @@ static enum status memory_import(struct api_session *session, const Commd__Clien
         return error_set(error, STATUS_PROTOCOL, "memory %u: an IPC handle of %zu bytes", request->memory,
                          request->ipc_handle.len);
     }
-    if (session->api->refuses_ipc_handles) {
-        return error_set(error, STATUS_PERMISSION,
-                         "this commd opens no legacy CUDA IPC handles (cuda_ipc_handles = \"refuse\" in its "
-                         "configuration): use memory of comm_mem_alloc, or virtual memory with POSIX "
-                         "descriptors as handles (PyTorch: "
-                         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)");
+    status = memory_check_handles(session, error);
+    if (status != STATUS_OK) {
+        return status;
     }
     memcpy(handle.bytes, request->ipc_handle.data, sizeof handle.bytes);
     return memory_open(session, request, (uint32_t)gpu, &handle, out, error);
@@ -205,8 +233,10 @@ static enum status memory_register(struct api_session *session, const Commd__Cli
         return status;
     }
     dev_memory_set_owner(memory->memory, session->client.pid, memory->id);
+    dev_memory_set_unmapper(memory->memory, session->api->unmapper);
     HASH_ADD(hh, session->memories, id, sizeof memory->id, memory);
     session->memory_bytes += dev_memory_size_bytes(memory->memory);
+    session->gpu_memory_count += dev_memory_gpu(memory->memory) != DEV_GPU_HOST;
     return STATUS_OK;
 }
 
@@ -249,6 +279,7 @@ void api_memory_forget(struct api_session *session, struct api_memory *memory)
 {
     HASH_DEL(session->memories, memory);
     session->memory_bytes -= dev_memory_size_bytes(memory->memory);
+    session->gpu_memory_count -= dev_memory_gpu(memory->memory) != DEV_GPU_HOST;
     dev_memory_unref(memory->memory);
     free(memory);
 }

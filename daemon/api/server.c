@@ -268,7 +268,8 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->network_address = strdup(options->network_address);
     api->closer = options->closer;
     api->gpus = options->gpus;
-    api->refuses_ipc_handles = options->refuses_ipc_handles;
+    api->ipc_handles = options->ipc_handles;
+    api->unmapper = options->unmapper;
     api->gpus_absent = strdup(options->gpus_absent == NULL ? "" : options->gpus_absent);
     enum status status = budget_new(NULL, &api->budget, error);
     if (status != STATUS_OK) {
@@ -329,9 +330,9 @@ void api_free(struct api *api)
     free(api);
 }
 
-void api_set_ipc_handles(struct api *api, bool refused)
+void api_set_ipc_handles(struct api *api, enum api_ipc_handles ipc_handles)
 {
-    api->refuses_ipc_handles = refused;
+    api->ipc_handles = ipc_handles;
 }
 
 void api_accept_again(struct api *api)

@@ -104,6 +104,7 @@ struct api_session {
     struct api_comm *comms;
     struct api_memory *memories;
     uint64_t memory_bytes;
+    uint32_t gpu_memory_count; /* of the memories, on GPUs */
     uint64_t ops_submitted;
     uint64_t ops_completed;
     struct api_packet *out_first;
@@ -150,7 +151,8 @@ struct api {
     struct closer *closer;
     struct dev_gpus *gpus;
     char *gpus_absent;
-    bool refuses_ipc_handles;
+    enum api_ipc_handles ipc_handles;
+    struct unmapper *unmapper;
     struct budget *budget; /* of all users */
     struct api_heart *heart;
     char *cluster_name;

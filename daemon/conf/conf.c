@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/conf/credential.h"
 #include "daemon/conf/source.h"
 #include "daemon/conf/users.h"
 #include "proto/types.h"
@@ -74,7 +75,7 @@ static const struct setting schema[] = {
     TEXT(algorithms, SETTING_TEXT, "", false),
     TEXT(gpus, SETTING_GPUS, "auto", false),
     TEXT(gpu_peer_access, SETTING_GPUS, "auto", false),
-    TEXT(cuda_ipc_handles, SETTING_IPC_HANDLES, "accept", true),
+    TEXT(cuda_ipc_handles, SETTING_IPC_HANDLES, "auto", true),
     NUMBER(slice_bytes, 1u << 20, 4096, 1u << 28, false),
     NUMBER(rails, 0, 0, 16, false),
     NUMBER(worker_threads, 0, 0, 16, false),
@@ -151,7 +152,9 @@ static const char *text_expectation(enum setting_type type, const char *text)
     case SETTING_GPUS:
         return strcmp(text, "auto") != 0 && strcmp(text, "off") != 0 ? "auto or off" : NULL;
     case SETTING_IPC_HANDLES:
-        return strcmp(text, "accept") != 0 && strcmp(text, "refuse") != 0 ? "accept or refuse" : NULL;
+        return strcmp(text, "auto") != 0 && strcmp(text, "accept") != 0 && strcmp(text, "refuse") != 0
+                   ? "auto, accept or refuse"
+                   : NULL;
     case SETTING_LEVEL:
         return log_level_from_text(text, &level) ? NULL : "error, warning, info or debug";
     case SETTING_NUMBER:
@@ -500,6 +503,18 @@ static enum status check_together(const struct conf *conf, struct error *error)
     return STATUS_OK;
 }
 
+static enum status expand_credentials(struct conf *conf, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < SETTING_COUNT && status == STATUS_OK; i++) {
+        if (conf_is_private(schema[i].key)) {
+            status =
+                conf_expand_credential(text_field(conf, &schema[i]), conf->sources[i], schema[i].key, error);
+        }
+    }
+    return status;
+}
+
 enum status conf_load(const struct conf_options *options, struct conf **out, struct error *error)
 {
     struct conf *conf = calloc(1, sizeof *conf);
@@ -529,6 +544,9 @@ enum status conf_load(const struct conf_options *options, struct conf **out, str
     }
     if (status == STATUS_OK) {
         status = find_ourselves(conf, error);
+    }
+    if (status == STATUS_OK) {
+        status = expand_credentials(conf, error);
     }
     if (status == STATUS_OK) {
         status = check_together(conf, error);

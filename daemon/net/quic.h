@@ -17,6 +17,7 @@ struct quic_options {
     const char *bind_address;      /* "host:port", "[v6]:port"; port 0 picks one, see net_quic_port */
     const char *certificate_path;  /* PEM, chain */
     const char *key_path;          /* PEM; refused when others than its owner may read it */
+    bool key_is_credential;        /* systemd passed it, and shows its access list as a group's access */
     const char *authority_path;    /* PEM: the cluster's CA certificates */
     const char *revocation_path;   /* PEM CRL, or null */
     uint32_t datagram_max_bytes;   /* grown into by path MTU discovery; 0: 8952 (9000-byte frames), 65000 on

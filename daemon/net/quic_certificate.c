@@ -1,6 +1,7 @@
 #include "daemon/net/quic_certificate.h"
 
 #include <errno.h>
+#include <openssl/crypto.h>
 #include <openssl/err.h>
 #include <openssl/pem.h>
 #include <openssl/x509_vfy.h>
@@ -60,20 +61,37 @@ static int quic_no_password(char *buffer, int size, int writing, void *context)
     return -1;
 }
 
-static enum status quic_key_load(SSL_CTX *context, const char *path, struct error *error)
+/* Room for private keys, left out of core dumps and of swap: ours, and that of a reload. */
+#define QUIC_SECURE_BYTES 65536
+#define QUIC_SECURE_LEAST_BYTES 32
+
+/* In a process once. Without it keys are where all else is. */
+static void quic_secure_keys(void)
 {
+    if (!CRYPTO_secure_malloc_initialized()) {
+        (void)CRYPTO_secure_malloc_init(QUIC_SECURE_BYTES, QUIC_SECURE_LEAST_BYTES);
+    }
+}
+
+static enum status quic_key_load(SSL_CTX *context, const struct quic_options *options, struct error *error)
+{
+    const char *path = options->key_path;
+    mode_t forbidden = S_IRWXO | (options->key_is_credential ? S_IWGRP | S_IXGRP : S_IRWXG);
     FILE *file = NULL;
     struct stat attributes;
     EVP_PKEY *key = NULL;
+    char text[BUFSIZ]; /* of the file: not in a buffer that stays in the heap */
     enum status status = quic_file_open("key", path, &file, error);
     if (status != STATUS_OK) {
         return status;
     }
+    quic_secure_keys();
+    (void)setvbuf(file, text, _IOFBF, sizeof text);
     if (fstat(fileno(file), &attributes) != 0) {
         status = error_set_errno(error, errno, "key file %s", path);
         goto done;
     }
-    if ((attributes.st_mode & (S_IRWXG | S_IRWXO)) != 0) {
+    if ((attributes.st_mode & forbidden) != 0) {
         status = error_set(
             error, STATUS_CONFIG,
             "key file %s: others than its owner have access to it (mode %04o, expected 0600 or 0400)", path,
@@ -92,6 +110,7 @@ static enum status quic_key_load(SSL_CTX *context, const char *path, struct erro
 done:
     EVP_PKEY_free(key);
     fclose(file);
+    OPENSSL_cleanse(text, sizeof text);
     return status;
 }
 
@@ -122,7 +141,7 @@ enum status quic_certificate_load(SSL_CTX *context, const struct quic_options *o
         return quic_error_tls(error, STATUS_CONFIG, "certificate file %s: not a certificate in PEM",
                               options->certificate_path);
     }
-    status = quic_key_load(context, options->key_path, error);
+    status = quic_key_load(context, options, error);
     if (status != STATUS_OK) {
         return status;
     }

@@ -11,7 +11,7 @@ from cluster import BUILD
 from gpu import UNIT, Gpu
 from raw_client import HostMemory, RawClient
 
-INVALID_ARGUMENT, UNSUPPORTED, NOT_FOUND, LIMIT, TIMED_OUT, PROTOCOL, BUSY = 2, 3, 6, 8, 10, 11, 24
+INVALID_ARGUMENT, UNSUPPORTED, PERMISSION, NOT_FOUND, LIMIT, TIMED_OUT, PROTOCOL, BUSY = 2, 3, 5, 6, 8, 10, 11, 24
 F32, I64 = 1, 6
 ALL_REDUCE, BROADCAST, ALL_GATHER_V, ALL_TO_ALL, SEND, RECEIVE = 0, 1, 4, 8, 11, 12
 COMM, WORDS, BUFFER, OTHER = 1, 10, 20, 21  # handle, memories
@@ -103,6 +103,33 @@ class Hostile(cluster.StandaloneTest):
         self.assertEqual(self.words.word(0), self.ticket)
 
     # --- Memory ---
+
+    def as_other_user(self):
+        """A session of another user."""
+        self.cluster.folder.chmod(0o711)
+        os.seteuid(65534)
+        try:
+            return RawClient(self.cluster.socket("solo"))
+        finally:
+            os.seteuid(0)
+
+    @unittest.skipIf(os.geteuid() != 0, "only root can be another user")
+    def test_handles_are_of_one_user_at_a_time(self):
+        """Who has learned another user's handle gets nothing; nor does he by coming first."""
+        mine, other = self.client, self.as_other_user()
+        handle = self.gpu.ipc_handle(self.buffer)
+        self.share()
+        self.client = other
+        for text in ("another user has memory on this node's GPUs", "user 65534", 'cuda_ipc_handles = "auto"', "comm_mem_alloc",
+                     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"):
+            self.register(BUFFER, UNIT, PERMISSION, text, handle=handle)
+        self.register(OTHER, UNIT, virtual=1)  # by descriptor he may
+        self.client = mine
+        self.register(30, UNIT, PERMISSION, "another user has memory", handle=handle)  # and so may the first from now on
+        self.client.ask(self.client.DEREGISTER, {1: BUFFER})
+        self.register(BUFFER, UNIT, PERMISSION, "another user has memory", handle=handle)
+        other.close()
+        self.cluster.wait(lambda: self.client.ask(self.client.REGISTER, {1: 31, 2: UNIT, 3: self.uuid, 4: handle})[0] == 0, "the other has left")
 
     def test_what_is_right_works(self):
         self.share()

@@ -1,5 +1,7 @@
 #include "tests/unit/conf/conf_file.h"
 
+#include "daemon/conf/credential.h"
+
 #include "proto/types.h"
 #include "proto/version.h"
 
@@ -93,6 +95,29 @@ static void test_listen_wins_over_own_address(void **state)
     struct conf *conf = load_text(OWN "listen = \"0.0.0.0:7500\";\n");
     assert_string_equal(conf->listen, "0.0.0.0:7500");
     assert_int_equal(conf->node_count, 0);
+    conf_free(conf);
+}
+
+/* Files that systemd passes to the service. */
+static void test_credentials(void **state)
+{
+    (void)state;
+    static const char text[] = OWN "key = \"$CREDENTIALS_DIRECTORY/node.key\";\n";
+    assert_int_equal(unsetenv("CREDENTIALS_DIRECTORY"), 0);
+    assert_refused(text, 0, "key = \"$CREDENTIALS_DIRECTORY/node.key\": $CREDENTIALS_DIRECTORY is not set");
+    assert_int_equal(setenv("CREDENTIALS_DIRECTORY", "/run/credentials/commd.service", 1), 0);
+    struct conf *conf = load_text(text);
+    assert_string_equal(conf->key, "/run/credentials/commd.service/node.key");
+    assert_true(conf_is_credential(conf->key));
+    assert_false(conf_is_credential(conf->certificate));
+    assert_false(conf_is_credential("/run/credentials/commd.service/../other/node.key"));
+    assert_false(conf_is_credential("/run/credentials/commd.service-2/node.key"));
+    conf_free(conf);
+    assert_int_equal(unsetenv("CREDENTIALS_DIRECTORY"), 0);
+    assert_false(conf_is_credential("/run/credentials/commd.service/node.key"));
+    /* Elsewhere the text stands for itself. */
+    conf = load_text(OWN "cluster_name = \"$CREDENTIALS_DIRECTORY/x\";\n");
+    assert_string_equal(conf->cluster_name, "$CREDENTIALS_DIRECTORY/x");
     conf_free(conf);
 }
 
@@ -216,6 +241,7 @@ int main(void)
         cmocka_unit_test(test_standalone_defaults),
         cmocka_unit_test(test_whole_file),
         cmocka_unit_test(test_listen_wins_over_own_address),
+        cmocka_unit_test(test_credentials),
         cmocka_unit_test(test_overrides),
         cmocka_unit_test(test_needs_restart),
         cmocka_unit_test(test_node_names),

@@ -113,7 +113,7 @@ static void test_scalars_refused(void **state)
         {"log_level = \"INFO\";", "expected error, warning, info or debug"},
         {"gpus = \"on\";", "gpus = \"on\": expected auto or off"},
         {"gpu_peer_access = \"\";", "gpu_peer_access = \"\": expected auto or off"},
-        {"cuda_ipc_handles = \"off\";", "cuda_ipc_handles = \"off\": expected accept or refuse"},
+        {"cuda_ipc_handles = \"off\";", "cuda_ipc_handles = \"off\": expected auto, accept or refuse"},
         {"cuda_ipc_handles = true;", "cuda_ipc_handles: expected a text in double quotes"},
         {"socket_path = \"\";", "socket_path = \"\": expected a file's path"},
         {"certificate = \"\";", "certificate = \"\": expected a file's path"},

@@ -132,6 +132,31 @@ static void an_encrypted_key_is_refused_without_a_question(void **state)
     refuse_options(&options, STATUS_CONFIG, "encrypted.key", "not an unencrypted private key");
 }
 
+/* OpenSSL's own arena is left out of core dumps. */
+static void the_key_lies_in_secure_memory(void **state)
+{
+    (void)state;
+    size_t before = CRYPTO_secure_used();
+    a = quic_node_new(loop, pki, "a", NULL);
+    assert_true(CRYPTO_secure_used() > before);
+}
+
+/* systemd passes it with an access list, whose mask looks like a group's access. */
+static void a_credential_may_have_an_access_list(void **state)
+{
+    (void)state;
+    struct quic_options options;
+    quic_node_options(pki, "a", &options);
+    options.key_is_credential = true;
+    assert_int_equal(chmod(options.key_path, 0460), 0);
+    refuse_options(&options, STATUS_CONFIG, options.key_path, "mode 0460");
+    assert_int_equal(chmod(options.key_path, 0444), 0);
+    refuse_options(&options, STATUS_CONFIG, options.key_path, "mode 0444");
+    assert_int_equal(chmod(options.key_path, 0440), 0);
+    a = quic_node_new(loop, pki, "a", &options);
+    assert_int_equal(chmod(options.key_path, 0600), 0);
+}
+
 static void a_key_that_others_can_read_is_refused(void **state)
 {
     (void)state;
@@ -562,6 +587,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(unusable_files_are_named, setup, teardown),
         cmocka_unit_test_setup_teardown(an_encrypted_key_is_refused_without_a_question, setup, teardown),
+        cmocka_unit_test_setup_teardown(the_key_lies_in_secure_memory, setup, teardown),
+        cmocka_unit_test_setup_teardown(a_credential_may_have_an_access_list, setup, teardown),
         cmocka_unit_test_setup_teardown(a_key_that_others_can_read_is_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(unacceptable_certificates_are_noticed_at_start, setup, teardown),
         cmocka_unit_test_setup_teardown(a_dialled_peer_with_a_bad_certificate_is_refused, setup, teardown),

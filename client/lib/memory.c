@@ -280,6 +280,16 @@ comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out)
     return COMM_OK;
 }
 
+/* Others go on meanwhile: the kernel takes some 300 ms for a GiB. */
+static comm_result_t populate_unlocked(struct comm_client *client, void *base, int fd, uint64_t offset_bytes,
+                                       uint64_t size_bytes)
+{
+    client_leave(client);
+    comm_result_t result = memory_populate(base, fd, offset_bytes, size_bytes);
+    pthread_mutex_lock(&client->lock);
+    return result;
+}
+
 comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool staging,
                           struct client_memory **out)
 {
@@ -297,7 +307,7 @@ comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool st
         result = make_failure("mmap", size_bytes);
         goto failed;
     }
-    result = memory_populate(memory->base, fd, 0, size_bytes);
+    result = populate_unlocked(client, memory->base, fd, 0, size_bytes);
     if (result != COMM_OK) {
         munmap(memory->base, size_bytes);
         goto failed;
@@ -514,6 +524,10 @@ static comm_result_t check_registration(const void *memory, size_t size, int mem
 static comm_result_t memory_adopt(struct comm_client *client, void *base, size_t size, int memfd,
                                   uint64_t offset)
 {
+    comm_result_t result = populate_unlocked(client, base, memfd, offset, size);
+    if (result != COMM_OK) {
+        return result;
+    }
     if (memory_overlapping(client, base, size) != NULL) {
         return error_report(COMM_ALREADY_EXISTS,
                             "comm_mem_register: %zu bytes at %p overlap memory that is registered", size,
@@ -525,10 +539,7 @@ static comm_result_t memory_adopt(struct comm_client *client, void *base, size_t
     }
     *memory = (struct client_memory){
         .id = ++client->last_memory_id, .base = base, .size_bytes = size, .file_offset_bytes = offset};
-    comm_result_t result = memory_populate(base, memfd, offset, size);
-    if (result == COMM_OK) {
-        result = memory_insert(client, memory);
-    }
+    result = memory_insert(client, memory);
     if (result == COMM_OK) {
         result = memory_announce(client, memory, memfd);
         if (result != COMM_OK) {

@@ -186,7 +186,8 @@ static bool patch_hole(const unsigned char *address, bool is_bus)
     if (known) {
         uint64_t offset_bytes = (uint64_t)(address - guard->base), none = 0;
         known = is_patched(guard, offset_bytes) || put_patch(guard, offset_bytes);
-        (void)atomic_compare_exchange_strong(&guard->broken, &none, offset_bytes + 1);
+        (void)atomic_compare_exchange_strong(&guard->broken, &none,
+                                             offset_bytes / page_bytes * page_bytes + 1);
         (void)atomic_fetch_add(&hole_count, 1);
     }
     release_lock();

@@ -28,7 +28,7 @@
 struct guard {
     unsigned char *base;
     uint64_t size_bytes;     /* whole pages */
-    _Atomic uint64_t broken; /* 0: not; else 1 + the offset of the first hole that was touched */
+    _Atomic uint64_t broken; /* 0: not; else 1 + the offset of the first missing page that was touched */
     uint32_t patch_count;    /* the handler's: so far */
     uint32_t split_count;    /* likewise: as many mappings of its own it has got by patches */
 };
@@ -61,7 +61,7 @@ void guard_remove(struct guard *guard);
 
 /* Any thread. How often a thread met a hole, in all mappings: unchanged means that none broke meanwhile. */
 uint64_t guard_hole_count(void);
-/* Any thread. *offset_bytes: of the first hole. */
+/* Any thread. *offset_bytes: of the first missing page. */
 bool guard_is_broken(const struct guard *guard, uint64_t *offset_bytes);
 
 #endif

@@ -104,7 +104,7 @@ static void test_credentials(void **state)
     (void)state;
     static const char text[] = OWN "key = \"$CREDENTIALS_DIRECTORY/node.key\";\n";
     assert_int_equal(unsetenv("CREDENTIALS_DIRECTORY"), 0);
-    assert_refused(text, 0, "key = \"$CREDENTIALS_DIRECTORY/node.key\": $CREDENTIALS_DIRECTORY is not set");
+    assert_refused(text, 3, "key = \"$CREDENTIALS_DIRECTORY/node.key\": $CREDENTIALS_DIRECTORY is not set");
     assert_int_equal(setenv("CREDENTIALS_DIRECTORY", "/run/credentials/commd.service", 1), 0);
     struct conf *conf = load_text(text);
     assert_string_equal(conf->key, "/run/credentials/commd.service/node.key");

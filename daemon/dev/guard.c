@@ -127,6 +127,18 @@ static uint64_t patch_bytes(const struct guard *guard)
     return bytes;
 }
 
+/* A larger patch takes the place of smaller ones: to drop those later would take parts of it away. */
+static void forget_patches_within(const struct patch *larger)
+{
+    for (uint32_t i = 0; i < GUARD_PATCHES_MAX; i++) {
+        if (patches[i].guard == larger->guard &&
+            patches[i].offset_bytes - larger->offset_bytes < larger->size_bytes) {
+            patched_bytes -= patches[i].size_bytes;
+            patches[i].guard = NULL;
+        }
+    }
+}
+
 static void forget_patches(struct guard *guard)
 {
     for (uint32_t i = 0; i < GUARD_PATCHES_MAX; i++) {
@@ -153,6 +165,7 @@ static bool put_patch(struct guard *guard, uint64_t offset_bytes)
     struct patch patch = {.guard = guard, .offset_bytes = offset_bytes / bytes * bytes};
     patch.size_bytes =
         guard->size_bytes - patch.offset_bytes < bytes ? guard->size_bytes - patch.offset_bytes : bytes;
+    forget_patches_within(&patch);
     while (patch_count == GUARD_PATCHES_MAX ||
            (patch_count > 0 && patched_bytes + patch.size_bytes > GUARD_PATCHED_MAX_BYTES)) {
         if (!drop_oldest_patch()) {

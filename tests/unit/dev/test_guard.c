@@ -249,6 +249,33 @@ static void test_many_small_holes(void **state)
     close(fd);
 }
 
+/* A larger piece of commd's own memory takes the place of a smaller one, and stays whole when that is
+ * dropped. */
+static void test_small_pieces_within_larger_ones(void **state)
+{
+    (void)state;
+    NEEDS_USERFAULTFD();
+    enum { SIZE = 64 << 20 };
+    unsigned char *bytes, *other_bytes;
+    int fd = sparse_memfd(SIZE), other_fd = sparse_memfd(SIZE);
+    struct dev_memory *memory = import(fd, SIZE, &bytes), *other = import(other_fd, SIZE, &other_bytes);
+    for (uint64_t i = 0; i < GUARD_PATCHES_EACH_SIZE; i++) {
+        bytes[2 * i * PAGE] = 1;
+    }
+    bytes[PAGE] = 2; /* two pages at once: the first of them was there */
+    uint64_t touched = 0;
+    for (uint64_t at = 0; touched < GUARD_PATCHES_MAX - GUARD_PATCHES_EACH_SIZE; at += 32 * PAGE) {
+        other_bytes[at] = 3;
+        touched++;
+    }
+    assert_in_range(bytes[0], 0, 1);
+    assert_int_equal(bytes[PAGE], 2);
+    dev_memory_unref(memory);
+    dev_memory_unref(other);
+    close(fd);
+    close(other_fd);
+}
+
 struct puncher {
     int fd;
     uint64_t size;
@@ -433,6 +460,7 @@ int main(void)
         cmocka_unit_test(test_a_system_call_gets_efault),
         cmocka_unit_test(test_large_holes_cost_little),
         cmocka_unit_test(test_many_small_holes),
+        cmocka_unit_test(test_small_pieces_within_larger_ones),
         cmocka_unit_test(test_punched_while_it_is_reduced),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -85,7 +85,7 @@ LOCAL = [
     Local("operations.lists", 4, ("NOT_FOUND", "LIMIT")),
     Local("operations.receives", 8),
     Local("operations.messages", 2, ("LIMIT",), False),
-    Local("operations.inits", 1, (), True, True),
+    Local("operations.inits", 1, (), False, True),
     Local("operations.init_churn", 2, (), False),
     Local("operations.forms", 4, (), False),
     Local("operations.layouts", 4, ("LIMIT",), False),

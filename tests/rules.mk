@@ -95,7 +95,7 @@ test_timeout_s := $(if $(filter release,$(VARIANT)),300,1200)
 fixed_addresses := $(if $(filter tsan,$(VARIANT)),$(shell setarch -R true 2>/dev/null && echo setarch -R))
 run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_TIMEOUT_S:-$(test_timeout_s)} \
     $(fixed_addresses) python3 tests/lib/run-tests.py
-MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS)
+MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(if $(filter tsan,$(VARIANT)),,$(FAILURE_TEST))
 
 tests: $(MEMORY_TESTS) $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(BENCHES) $(NCCL_DOUBLE) $(GPU_PROGRAMS) $(INTERFACES_CHECKED)
 $(UNIT_TESTS) $(SIM_TESTS) $(SYSTEM_PROGRAMS): | $(NCCL_DOUBLE)
@@ -107,6 +107,10 @@ test-sim: $(SIM_TESTS) ## run whole clusters in memory
 	@$(run_tests) $^
 check-sim: $(BUILD)/tests/sim/test_property ## draw 100,000 operations at random and run them in memory (minutes)
 	@export COMMD_CASES=$${COMMD_CASES:-100000} COMMD_TEST_TIMEOUT_S=7200; $(run_tests) $<
+check-failures: ## fail each allocation and system call of commd and the library once, under AddressSanitizer (hours; FAILURES=100: so many)
+	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) run-failures
+run-failures: $(FAILURE_TEST)
+	@export COMMD_FAILURES=$(or $(FAILURES),all) COMMD_TEST_TIMEOUT_S=36000; $(run_tests) $<
 test-system: all $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(NCCL_DOUBLE) ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
 ONLY ?=
@@ -229,5 +233,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-unit test-sim check-sim test-system check-attacks test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-ab \
+.PHONY: tests test test-unit test-sim check-sim test-system check-attacks test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan check-failures run-failures fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

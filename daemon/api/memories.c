@@ -227,6 +227,11 @@ static enum status memory_register(struct api_session *session, const Commd__Cli
     if (status == STATUS_OK) {
         status = dev_memory_charge(memory->memory, session->account, error);
     }
+    if (status == STATUS_OK) {
+        HASH_ADD(hh, session->memories, id, sizeof memory->id, memory);
+        status = table_has(memory, hh) ? STATUS_OK
+                                       : error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
+    }
     if (status != STATUS_OK) {
         dev_memory_unref(memory->memory);
         free(memory);
@@ -234,7 +239,6 @@ static enum status memory_register(struct api_session *session, const Commd__Cli
     }
     dev_memory_set_owner(memory->memory, session->client.pid, memory->id);
     dev_memory_set_unmapper(memory->memory, session->api->unmapper);
-    HASH_ADD(hh, session->memories, id, sizeof memory->id, memory);
     session->memory_bytes += dev_memory_size_bytes(memory->memory);
     session->gpu_memory_count += dev_memory_gpu(memory->memory) != DEV_GPU_HOST;
     return STATUS_OK;

@@ -123,13 +123,17 @@ static enum status comm_join(struct api_session *session, uint64_t request_id,
                               .algorithms = request->algorithms};
     struct req_member_handler handler = {
         .context = comm, .formed = comm_formed, .completed = comm_completed, .aborted = comm_aborted};
+    HASH_ADD(hh, session->comms, handle, sizeof comm->handle, comm);
+    if (!table_has(comm, hh)) {
+        free(comm);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", request->name);
+    }
     status =
         req_member_join(session->api->req, &session->client, &terms, &handler, now_ns, &comm->member, error);
     if (status != STATUS_OK) {
-        free(comm);
+        comm_forget(comm);
         return status;
     }
-    HASH_ADD(hh, session->comms, handle, sizeof comm->handle, comm);
     return STATUS_OK;
 }
 

@@ -522,19 +522,24 @@ enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_
         return status;
     }
     api_session_await_hello(session);
-    status = loop_watch_new(api->loop, fd, LOOP_READ, session_ready, session, &session->watch, error);
+    session->id = ++api->last_session_id;
+    HASH_ADD(hh, api->sessions, id, sizeof session->id, session);
+    status = table_has(session, hh)
+                 ? loop_watch_new(api->loop, fd, LOOP_READ, session_ready, session, &session->watch, error)
+                 : error_set(error, STATUS_NO_MEMORY, "no memory for a session");
     if (status == STATUS_OK && role == API_ROLE_CLIENT) { /* an administrator holds nothing */
         status = api_death_watch(session, error);
     }
     if (status != STATUS_OK) {
+        if (table_has(session, hh)) {
+            HASH_DEL(api->sessions, session);
+        }
         api_death_forget(session);
         loop_watch_free(session->watch);
         api_session_discharge(session);
         free(session);
         return status;
     }
-    session->id = ++api->last_session_id;
-    HASH_ADD(hh, api->sessions, id, sizeof session->id, session);
     api->listeners[role].session_count++;
     return STATUS_OK;
 }

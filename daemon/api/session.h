@@ -1,10 +1,9 @@
 #ifndef DAEMON_API_SESSION_H
 #define DAEMON_API_SESSION_H
 
-#include <uthash.h>
-
 #include "daemon/api/api.h"
 #include "daemon/base/log.h"
+#include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/dev/gpu.h"
 #include "proto/client.pb-c.h"

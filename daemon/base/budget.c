@@ -6,10 +6,10 @@
 #include <string.h>
 #include <sys/resource.h>
 
-#include <uthash.h>
 #include <utlist.h>
 
 #include "daemon/base/hash.h"
+#include "daemon/base/table.h"
 #include "daemon/base/user_log.h"
 
 struct budget_user {
@@ -194,6 +194,10 @@ static struct budget_user *user_get(struct budget *budget, uint32_t uid)
             user->uid = uid;
             HASH_ADD(hh, budget->users, uid, sizeof user->uid, user);
         }
+        if (user != NULL && !table_has(user, hh)) {
+            free(user);
+            user = NULL;
+        }
     }
     return user;
 }
@@ -212,6 +216,10 @@ static struct budget_account *account_new(struct budget *budget, struct budget_u
     (void)snprintf(account->group, sizeof account->group, "%s", group);
     account->is_first = user->accounts == NULL;
     HASH_ADD(hh, user->accounts, group_hash, sizeof account->group_hash, account);
+    if (!table_has(account, hh)) {
+        free(account);
+        return NULL;
+    }
     DL_APPEND(budget->accounts, account);
     place_take(account);
     return account;

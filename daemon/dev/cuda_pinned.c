@@ -1,8 +1,7 @@
 #include <stdlib.h>
 
-#include <uthash.h>
-
 #include "daemon/base/long_call.h"
+#include "daemon/base/table.h"
 #include "daemon/dev/cuda_internal.h"
 
 /* Pinned memory by powers of two; what is freed is kept for the next one, up to a bound. */
@@ -72,7 +71,14 @@ enum status dev_pinned_alloc(struct dev_gpus *gpus, uint64_t size_bytes, void **
     }
     if (status == STATUS_OK) {
         HASH_ADD_PTR(gpus->blocks, memory, block);
-        *out = block->memory;
+        if (table_has(block, hh)) {
+            *out = block->memory;
+        } else { /* kept for the next one who asks */
+            block->next = gpus->pinned[size_class];
+            gpus->pinned[size_class] = block;
+            gpus->pinned_kept_bytes += UINT64_C(1) << size_class;
+            status = error_set(error, STATUS_NO_MEMORY, "no memory for pinned memory");
+        }
     }
     pthread_mutex_unlock(&gpus->lock);
     return status;

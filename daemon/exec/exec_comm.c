@@ -118,12 +118,17 @@ enum status comm_new_part(struct exec *exec, const struct exec_comm_options *opt
     memcpy(comm->node_of_rank, options->node_of_rank, options->size * sizeof *comm->node_of_rank);
     comm->options.node_of_rank = comm->node_of_rank;
     comm_order(comm);
+    HASH_ADD(hh, exec->comms, comm_id, sizeof comm->comm_id, comm);
+    if (!table_has(comm, hh)) {
+        comm_release(comm);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
+    }
     enum status status = shared_new(comm, error);
     if (status != STATUS_OK) {
+        HASH_DEL(exec->comms, comm);
         comm_release(comm);
         return status;
     }
-    HASH_ADD(hh, exec->comms, comm_id, sizeof comm->comm_id, comm);
     stream_readers_claim(comm);
     message_streams_resume(comm);
     *out = comm;

@@ -3,8 +3,7 @@
 
 #include <stdatomic.h>
 
-#include <uthash.h>
-
+#include "daemon/base/table.h"
 #include "daemon/coll/slice.h"
 #include "daemon/dev/queue.h"
 #include "daemon/dev/reduce.h"

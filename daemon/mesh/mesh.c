@@ -161,25 +161,29 @@ enum status mesh_add_node(struct mesh *mesh, const char *name, const char *addre
         status = error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
     }
     if (status == STATUS_OK) {
-        status = net_add_peer(mesh->net, name, address, &peer->index, error);
+        (void)snprintf(peer->name, sizeof peer->name, "%s", name);
+        HASH_ADD_STR(mesh->by_name, name, peer);
+        status = table_has(peer, hh) ? net_add_peer(mesh->net, name, address, &peer->index, error)
+                                     : error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
     }
     if (status == STATUS_OK && peer->index != mesh->peer_count) {
         status = error_set(error, STATUS_INTERNAL, "node %s got index %u of the network, not %u", name,
                            peer->index, mesh->peer_count);
     }
     if (status != STATUS_OK) {
+        if (peer != NULL && table_has(peer, hh)) {
+            HASH_DEL(mesh->by_name, peer);
+        }
         free(copy);
         free(peer);
         return status;
     }
     peer->mesh = mesh;
     peer->address = copy;
-    (void)snprintf(peer->name, sizeof peer->name, "%s", name);
     mesh_link_start(peer);
     peer->dials = strcmp(mesh->node_name, name) < 0;
     peer->timer.index = TIMER_NODE_DISARMED;
     mesh->peers[mesh->peer_count++] = peer;
-    HASH_ADD_STR(mesh->by_name, name, peer);
     mesh_peer_arm(peer);
     *node = peer->index;
     return STATUS_OK;

@@ -1,9 +1,8 @@
 #ifndef DAEMON_MESH_MESH_INTERNAL_H
 #define DAEMON_MESH_MESH_INTERNAL_H
 
-#include <uthash.h>
-
 #include "daemon/base/random.h"
+#include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
 #include "daemon/mesh/expiry.h"

@@ -24,7 +24,7 @@ struct mem_host *mem_host_intern(struct mem_network *network, const char *name)
     host->id = network->host_count;
     memcpy(host->name, name, strlen(name));
     HASH_ADD_STR(network->hosts, name, host);
-    if (host->hh.tbl == NULL) {
+    if (!table_has(host, hh)) {
         free(host);
         return NULL;
     }
@@ -50,7 +50,7 @@ struct mem_link *mem_link_between(struct mem_host *from, struct mem_host *to)
     link->to = to;
     link->conditions = network->conditions;
     HASH_ADD(hh, network->links, key, sizeof link->key, link);
-    if (link->hh.tbl == NULL) {
+    if (!table_has(link, hh)) {
         free(link);
         return NULL;
     }
@@ -306,7 +306,7 @@ static enum status mem_add_peer(struct net *base, const char *name, const char *
     enum status status = mem_peers_grow(net, error);
     if (status == STATUS_OK) {
         HASH_ADD(hh, net->peers_by_host, host_id, sizeof peer->host_id, peer);
-        if (peer->hh.tbl == NULL) {
+        if (!table_has(peer, hh)) {
             status =
                 error_set(error, STATUS_NO_MEMORY, "no memory for peer %s of node %s", name, net->host->name);
         }

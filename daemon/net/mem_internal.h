@@ -5,10 +5,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define HASH_NONFATAL_OOM 1 /* uthash: a failed HASH_ADD leaves hh.tbl null */
-#include <uthash.h>
-
 #include "daemon/base/random.h"
+#include "daemon/base/table.h"
 #include "daemon/net/mem.h"
 #include "daemon/net/mem_event.h"
 #include "daemon/net/net.h"

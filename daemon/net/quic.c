@@ -233,7 +233,7 @@ static bool quic_peer_index_address(struct quic_endpoint *endpoint, struct quic_
     if (same == NULL) {
         HASH_ADD(by_address, endpoint->peers_by_address, key, sizeof peer->key, peer);
     }
-    return same != NULL || peer->by_address.tbl != NULL;
+    return same != NULL || table_has(peer, by_address);
 }
 
 static void quic_peer_forget_address(struct quic_endpoint *endpoint, struct quic_peer *peer)
@@ -249,7 +249,7 @@ static enum status quic_peer_insert(struct quic_endpoint *endpoint, struct quic_
                                     struct error *error)
 {
     HASH_ADD_STR(endpoint->peers_by_name, name, peer);
-    if (peer->hh.tbl == NULL) {
+    if (!table_has(peer, hh)) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for peer %s", peer->name);
     }
     if (!quic_peer_index_address(endpoint, peer)) {

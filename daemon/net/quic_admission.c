@@ -59,7 +59,7 @@ static struct quic_origin *origin_make(struct quic_admission *admission, const s
     }
     origin_bytes(remote, origin->bytes);
     HASH_ADD(hh, admission->origins, bytes, sizeof origin->bytes, origin);
-    if (origin->hh.tbl == NULL) {
+    if (!table_has(origin, hh)) {
         free(origin);
         return NULL;
     }

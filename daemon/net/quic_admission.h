@@ -4,9 +4,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define HASH_NONFATAL_OOM 1 /* uthash: a failed HASH_ADD leaves hh.tbl null */
-#include <uthash.h>
-
+#include "daemon/base/table.h"
 #include "daemon/net/quic_address.h"
 
 /*

@@ -57,7 +57,7 @@ bool quic_cid_add(struct quic_connection *connection, bool is_token, const uint8
     } else {
         HASH_ADD_KEYPTR(hh, endpoint->cids, cid->bytes, cid->size, cid);
     }
-    if (cid->hh.tbl == NULL) {
+    if (!table_has(cid, hh)) {
         free(cid);
         return false;
     }

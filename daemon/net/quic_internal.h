@@ -9,11 +9,9 @@
 #include <ngtcp2/ngtcp2_crypto.h>
 #include <ngtcp2/ngtcp2_crypto_ossl.h>
 
-#define HASH_NONFATAL_OOM 1 /* uthash: a failed HASH_ADD leaves hh.tbl null */
-#include <uthash.h>
-
 #include "daemon/base/log.h"
 #include "daemon/base/loop.h"
+#include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/net/net.h"
 #include "daemon/net/quic.h"

@@ -63,6 +63,12 @@ enum status req_comm_new(struct req *req, const char *name, const struct req_com
     }
     comm->req = req;
     size_t key_bytes = req_key_make(&comm->key, terms->owner_uid, name);
+    HASH_ADD_KEYPTR(hh_key, req->by_key, &comm->key, key_bytes, comm);
+    if (!table_has(comm, hh_key)) {
+        free(comm);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", name);
+    }
+    comm->named = true;
     comm->name = comm->key.name;
     comm->terms = *terms;
     comm->generation = req_names_next_generation(req, terms->owner_uid, name);
@@ -81,8 +87,6 @@ enum status req_comm_new(struct req *req, const char *name, const struct req_com
     req_comm_set_state(comm, REQ_COMM_FORMING, now_ns);
     DL_APPEND(req->comms, comm);
     req->comm_count++;
-    HASH_ADD_KEYPTR(hh_key, req->by_key, &comm->key, key_bytes, comm);
-    comm->named = true;
     *out = comm;
     return STATUS_OK;
 }

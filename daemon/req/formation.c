@@ -33,6 +33,10 @@ struct req_claim *req_formation_claim_make(struct req_comm *comm, uint32_t node)
             claim->node = node;
             HASH_ADD(hh, comm->claims, node, sizeof claim->node, claim);
         }
+        if (claim != NULL && !table_has(claim, hh)) {
+            free(claim);
+            claim = NULL;
+        }
     }
     return claim;
 }
@@ -315,7 +319,12 @@ static enum status promise(struct req_comm *comm, struct error *error)
     comm->last_promised_id = comm->comm_id;
     if (req_comm_find_id(comm->req, comm->comm_id) == NULL) {
         HASH_ADD(hh_id, comm->req->by_id, comm_id, sizeof comm->comm_id, comm);
-        comm->has_id = true;
+        comm->has_id = table_has(comm, hh_id);
+    }
+    if (!comm->has_id && req_comm_find_id(comm->req, comm->comm_id) == NULL) {
+        comm->comm_id = 0;
+        promise_free(comm);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
     }
     comm->update_wanted = true;
     return STATUS_OK;

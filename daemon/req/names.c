@@ -81,11 +81,24 @@ static struct req_name *name_new(struct req *req, uint32_t owner_uid, const char
         }
         names->owner_uid = owner_uid;
         HASH_ADD(hh, req->names, owner_uid, sizeof names->owner_uid, names);
+        if (!table_has(names, hh)) {
+            free(names);
+            free(name);
+            return NULL;
+        }
     } else if (names->count >= REQ_NAMES_OF_USER_MAX) {
         name_forget(req, names, names->by_age);
     }
     size_t key_bytes = req_key_make(&name->key, owner_uid, text);
     HASH_ADD(hh, names->by_key, key, key_bytes, name);
+    if (!table_has(name, hh)) {
+        free(name);
+        if (names->count == 0) {
+            HASH_DEL(req->names, names);
+            free(names);
+        }
+        return NULL;
+    }
     DL_APPEND(names->by_age, name);
     names->count++;
     req->name_count++;

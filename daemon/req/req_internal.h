@@ -1,10 +1,9 @@
 #ifndef DAEMON_REQ_REQ_INTERNAL_H
 #define DAEMON_REQ_REQ_INTERNAL_H
 
-#include <uthash.h>
-
 #include "daemon/base/log.h"
 #include "daemon/base/random.h"
+#include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
 #include "daemon/coll/overrides.h"

@@ -80,7 +80,7 @@ static int fails(const char *call, int errnum, int other, void *caller)
       (int fd, struct mmsghdr *messages, unsigned count, int flags, struct timespec *limit),                 \
       (fd, messages, count, flags, limit), EINTR, ENOMEM)                                                    \
     X(ssize_t, -1, read, (int fd, void *bytes, size_t size), (fd, bytes, size), EINTR, EIO)                  \
-    X(ssize_t, -1, write, (int fd, const void *bytes, size_t size), (fd, bytes, size), EINTR, EIO)           \
+    X(ssize_t, -1, write, (int fd, const void *bytes, size_t size), (fd, bytes, size), EINTR, EINTR)         \
     X(int, -1, poll, (struct pollfd * fds, nfds_t count, int timeout_ms), (fds, count, timeout_ms), EINTR,   \
       ENOMEM)                                                                                                \
     X(int, -1, pipe2, (int fds[2], int flags), (fds, flags), EMFILE, ENFILE)                                 \

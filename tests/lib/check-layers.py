@@ -40,6 +40,7 @@ WRAPPED = [
     (r"openssl/", r"daemon/net/quic|client/commctl/", "OpenSSL is for daemon/net/quic* and client/commctl alone"),
     (r"event2/|event\.h|evhttp\.h", r"daemon/base/loop\.", "libevent is for daemon/base/loop.* alone"),
     (r"cuda|nccl", r"daemon/dev/(cuda|nccl)|kernels/|client/nccl/", "CUDA and NCCL are for daemon/dev/cuda*, daemon/dev/nccl* and kernels alone"),
+    (r"uthash", r"daemon/base/table\.h", "uthash is for daemon/base/table.h alone: it ends the process without memory"),
     (r"libconfig", r"daemon/conf/|client/commctl/", "libconfig is for daemon/conf and client/commctl alone"),
     (r"jansson", r"client/commctl/", "jansson is for client/commctl alone"),
     (r"systemd/", r"daemon/[^/]*$", "libsystemd is for the top of the daemon alone"),

@@ -10,7 +10,6 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
-#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -156,18 +155,6 @@ static _Noreturn void daemon_main(const struct run *run, int index)
     exit(code);
 }
 
-static bool can_connect(const char *path)
-{
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    strcpy(address.sun_path, path);
-    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    bool can = fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0;
-    if (fd >= 0) {
-        close(fd);
-    }
-    return can;
-}
-
 static bool daemon_has_ended(struct run *run, int index)
 {
     int status;
@@ -200,10 +187,14 @@ static bool start_daemon(struct run *run, int index)
         daemon_main(run, index);
     }
     uint64_t until_ms = now_ms() + READY_LIMIT_MS;
-    while (!can_connect(run->sockets[index])) {
+    for (;;) {
+        read_log(run, index == 0 ? "log0" : "log1", text);
+        if (strstr(text, " ready on ") != NULL) {
+            return true;
+        }
         if (daemon_has_ended(run, index)) {
             say_status(run->exit_codes[index], status, sizeof status);
-            read_log(run, index == 0 ? "log0" : "log1", text);
+            read_log(run, index == 0 ? "log0" : "log1", text); /* its last words */
             bool said = strstr(text, "error: ") != NULL;
             if (!atomic_load(&run->state->failed) || index != 0 || !WIFEXITED(run->exit_codes[index]) ||
                 WEXITSTATUS(run->exit_codes[index]) != EXIT_FAILURE || !said) {
@@ -218,7 +209,6 @@ static bool start_daemon(struct run *run, int index)
         }
         rest();
     }
-    return true;
 }
 
 static void stop_daemon(struct run *run, int index)

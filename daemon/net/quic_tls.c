@@ -13,6 +13,7 @@
 
 #include <ngtcp2/ngtcp2_crypto_ossl.h>
 
+#include "daemon/net/quic_algorithms.h"
 #include "daemon/net/quic_certificate.h"
 
 struct quic_tls {
@@ -116,13 +117,17 @@ static enum status quic_context_new(const SSL_METHOD *method, const struct quic_
 enum status quic_tls_new(const struct quic_options *options, struct quic_tls **out, struct error *error)
 {
     pthread_once(&quic_once, quic_once_init);
+    enum status status = quic_algorithms_load(error);
+    if (status != STATUS_OK) {
+        return status;
+    }
     struct quic_tls *tls = calloc(1, sizeof *tls);
     if (tls == NULL || quic_refusal_index < 0) {
         free(tls);
         return error_set(error, STATUS_NO_MEMORY, "no memory for TLS");
     }
     atomic_init(&tls->references, 1);
-    enum status status = quic_context_new(TLS_client_method(), options, &tls->dialling, error);
+    status = quic_context_new(TLS_client_method(), options, &tls->dialling, error);
     if (status == STATUS_OK) {
         status = quic_context_new(TLS_server_method(), options, &tls->accepting, error);
     }

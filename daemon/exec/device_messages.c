@@ -194,6 +194,7 @@ void device_message_give_up(struct exec_posted *posted)
     }
     message_close_payload(posted, false);
     posted->state = MESSAGE_LEAVING;
+    message_activate(posted);
 }
 
 /* Where the connection is lost, the communicator's end follows. */

@@ -148,8 +148,23 @@ enum message_state {
     MESSAGE_ENDED      /* to be told */
 };
 
+struct message_queue; /* message_match.c */
+struct message_id {   /* of a send to, or one awaited from, another node */
+    uint64_t id;
+    uint32_t node;
+    uint32_t sends;
+};
+
 struct exec_posted {
     struct exec_posted *prev, *next;
+    bool active; /* among messages.active: there may be something to do for it */
+    struct exec_posted *active_prev, *active_next;
+    struct message_queue *queue; /* POSTED: of the receives that it stands among; null otherwise */
+    struct exec_posted *match_prev, *match_next;
+    uint64_t number; /* of receives, in the order posted */
+    bool has_id;     /* among messages.by_id */
+    struct message_id by_id;
+    UT_hash_handle hh_id;
     struct exec_comm *comm;
     struct exec_message call;
     enum message_state state;
@@ -164,12 +179,15 @@ struct exec_posted {
     uint64_t moved_bytes;
     uint32_t source_rank; /* of what a receive takes */
     uint64_t received_elements;
-    struct error result;
+    const struct error *result; /* ENDED; the communicator's cause, or: */
+    struct error *own_result;   /* null: none of its own */
 };
 
 /* A message that no receive has taken yet, in the order of arrival. */
 struct exec_arrival {
     struct exec_arrival *prev, *next;
+    struct exec_arrival *of_source_prev, *of_source_next; /* message_match.c */
+    struct exec_arrival *of_any_prev, *of_any_next;
     struct exec_posted *local; /* its send, of this node; or: */
     uint32_t node;
     uint64_t id;
@@ -212,7 +230,12 @@ struct exec_message_node {
 
 /* What ranks send to each other: messages.c, message_streams.c, device_messages.c. */
 struct exec_messages {
-    struct exec_posted *posted; /* all that have not ended, oldest first */
+    struct exec_posted *posted; /* all that have not ended */
+    struct exec_posted *active; /* of these: each step looks at them, in the order in which they came */
+    struct exec_posted *cursor; /* the next one of a step under way */
+    struct exec_posted *by_id;
+    struct message_queue *queues_by_key;
+    uint64_t last_number;
     struct exec_posted *ended;
     uint32_t count;
     uint32_t held;                     /* sends that are MESSAGE_HELD */
@@ -543,6 +566,19 @@ bool messages_step(struct exec_comm *comm, uint64_t now_ns);
 bool messages_idle(const struct exec_comm *comm);
 void messages_abort(struct exec_comm *comm);
 void message_end(struct exec_comm *comm, struct exec_posted *posted, const struct error *result);
+/* Its state changed: there is something to do for it. */
+void message_activate(struct exec_posted *posted);
+
+/* message_match.c: which receive takes which message. False: there is no memory. */
+bool message_match_add_receive(struct exec_comm *comm, struct exec_posted *receive) COMM_MUST_USE;
+void message_match_remove_receive(struct exec_comm *comm, struct exec_posted *receive);
+/* The receive that takes it; null: none yet. */
+struct exec_posted *message_match_receive(const struct exec_comm *comm, const struct exec_arrival *arrival);
+bool message_match_add_arrival(struct exec_comm *comm, struct exec_arrival *arrival) COMM_MUST_USE;
+/* The message that the receive takes, in no list any more; null: none yet. */
+struct exec_arrival *message_match_take_arrival(struct exec_comm *comm, const struct exec_posted *receive);
+void message_match_release(struct exec_comm *comm);
+
 /* The message is there, its payload whole: the first receive that fits takes it, else it waits. */
 void messages_arrive(struct exec_comm *comm, struct exec_arrival *arrival);
 struct exec_posted *messages_find(const struct exec_comm *comm, enum message_state state, uint32_t node,

@@ -130,6 +130,7 @@ static void payload_sent(void *context, enum status result, uint64_t now_ns)
         message_end(comm, send, &fine);
     } else {
         send->state = MESSAGE_LEAVING; /* the connection is lost: the communicator's end follows */
+        message_activate(send);
     }
     exec_wake(comm->exec);
 }
@@ -344,7 +345,7 @@ static enum stream_ready message_begin(struct stream_reader *reader, uint64_t no
             messages_refused(comm, posted, header->dtype, header->count_elements);
         } else {
             posted->state = MESSAGE_ACCEPTED;
-            exec_wake(comm->exec);
+            message_activate(posted);
         }
         return STREAM_READY;
     case MESSAGE_DATA:
@@ -358,6 +359,7 @@ static enum stream_ready message_begin(struct stream_reader *reader, uint64_t no
         }
         incoming->receive = posted;
         posted->state = MESSAGE_RECEIVING;
+        message_activate(posted);
         return STREAM_READY;
     }
     return STREAM_WAIT;
@@ -378,7 +380,7 @@ static void message_done(struct stream_reader *reader, uint64_t now_ns)
         messages_arrive(incoming->reader.comm, arrival);
     } else if (receive != NULL && receive->pipe != NULL) {
         receive->state = MESSAGE_COPYING;
-        exec_wake(incoming->reader.exec);
+        message_activate(receive);
     } else if (receive != NULL) {
         message_end(incoming->reader.comm, receive, &fine);
     }

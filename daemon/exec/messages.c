@@ -22,6 +22,7 @@ void messages_release(struct exec_comm *comm)
     {
         free(arrival);
     }
+    message_match_release(comm);
     free(comm->messages.nodes);
     device_messages_release(comm);
 }
@@ -32,16 +33,89 @@ bool messages_idle(const struct exec_comm *comm)
 }
 
 static const struct error fine = {.status = STATUS_OK};
+static const struct error no_memory = {.status = STATUS_NO_MEMORY, .text = "no memory for a message"};
+
+/* --- Which have something to do --- */
+
+void message_activate(struct exec_posted *posted)
+{
+    struct exec_comm *comm = posted->comm;
+    if (!posted->active) {
+        posted->active = true;
+        DL_APPEND2(comm->messages.active, posted, active_prev, active_next);
+    }
+    exec_wake(comm->exec);
+}
+
+static void message_rest(struct exec_posted *posted)
+{
+    struct exec_messages *messages = &posted->comm->messages;
+    if (posted->active) {
+        posted->active = false;
+        if (messages->cursor == posted) {
+            messages->cursor = posted->active_next;
+        }
+        DL_DELETE2(messages->active, posted, active_prev, active_next);
+    }
+}
+
+/* Whether a step can get it on; otherwise what it waits for activates it. */
+static bool message_has_steps(const struct exec_posted *posted)
+{
+    switch (posted->state) {
+    case MESSAGE_HELD:
+    case MESSAGE_QUEUED:
+    case MESSAGE_ACCEPTED:
+    case MESSAGE_SENDING:
+    case MESSAGE_MATCHED:
+    case MESSAGE_RECEIVING:
+    case MESSAGE_COPYING:
+    case MESSAGE_LEAVING:
+        return true;
+    case MESSAGE_OFFERED:
+    case MESSAGE_ARRIVED:
+    case MESSAGE_POSTED:
+    case MESSAGE_AWAITED:
+    case MESSAGE_TAKEN:
+    case MESSAGE_ENDED:
+        break;
+    }
+    return false;
+}
+
+static void message_take_id(struct exec_posted *posted)
+{
+    posted->has_id = true;
+    posted->by_id = (struct message_id){.id = posted->id, .node = posted->node, .sends = posted->call.sends};
+    HASH_ADD(hh_id, posted->comm->messages.by_id, by_id, sizeof posted->by_id, posted);
+}
+
+/* Texts are large: most results share one. */
+static void message_set_result(struct exec_comm *comm, struct exec_posted *posted, const struct error *result)
+{
+    if (result->status == STATUS_OK) {
+        posted->result = &fine;
+    } else if (result == &comm->cause) {
+        posted->result = result;
+    } else {
+        posted->own_result = malloc(sizeof *posted->own_result);
+        if (posted->own_result != NULL) {
+            *posted->own_result = *result;
+        }
+        posted->result = posted->own_result != NULL ? posted->own_result : &no_memory;
+    }
+}
 
 /* After the last use of its buffer. It alone fails: what the other rank got is what the memory held. */
-static void check_memory(const struct exec_comm *comm, struct exec_posted *posted)
+static bool memory_failed(const struct exec_comm *comm, const struct exec_posted *posted, struct error *error)
 {
     const struct exec_message *call = &posted->call;
-    if (posted->result.status == STATUS_OK && call->memory != NULL &&
-        dev_memory_check(call->memory, &posted->result) != STATUS_OK) {
-        (void)error_prefix(&posted->result, "%s on \"%s\": rank %u", call->sends ? "send" : "recv",
-                           comm->options.name, call->rank);
+    if (call->memory == NULL || dev_memory_check(call->memory, error) == STATUS_OK) {
+        return false;
     }
+    (void)error_prefix(error, "%s on \"%s\": rank %u", call->sends ? "send" : "recv", comm->options.name,
+                       call->rank);
+    return true;
 }
 
 void message_end(struct exec_comm *comm, struct exec_posted *posted, const struct error *result)
@@ -52,9 +126,16 @@ void message_end(struct exec_comm *comm, struct exec_posted *posted, const struc
     if (posted->state == MESSAGE_HELD) {
         comm->messages.held--;
     }
+    message_match_remove_receive(comm, posted);
+    message_rest(posted);
+    if (posted->has_id) {
+        posted->has_id = false;
+        HASH_DELETE(hh_id, comm->messages.by_id, posted);
+    }
     posted->state = MESSAGE_ENDED;
-    posted->result = *result;
-    check_memory(comm, posted);
+    struct error fault;
+    bool failed = result->status == STATUS_OK && memory_failed(comm, posted, &fault);
+    message_set_result(comm, posted, failed ? &fault : result);
     device_message_free_pipe(posted);
     free(posted->arrival);
     free(posted->copy);
@@ -66,13 +147,6 @@ void message_end(struct exec_comm *comm, struct exec_posted *posted, const struc
 }
 
 /* --- Which takes which --- */
-
-static bool receive_fits(const struct exec_posted *receive, const struct exec_arrival *arrival)
-{
-    const struct exec_message *call = &receive->call;
-    return receive->state == MESSAGE_POSTED && call->rank == arrival->to_rank && call->tag == arrival->tag &&
-           (call->peer_rank == COMM_ANY_SOURCE_RANK || call->peer_rank == arrival->source_rank);
-}
 
 static void set_contradiction(const struct exec_comm *comm, struct error *error, uint32_t source, uint32_t to,
                               uint32_t tag, uint64_t sent, enum dtype sent_dtype, uint64_t room,
@@ -105,13 +179,14 @@ static void start_receive(struct exec_comm *comm, struct exec_posted *receive)
     receive->arrival = NULL;
     if (receive->partner != NULL) {
         receive->state = MESSAGE_COPYING;
-        exec_wake(comm->exec);
+        message_activate(receive);
         return;
     }
     if (!arrival->eager) {
         receive->state = MESSAGE_AWAITED;
         receive->node = arrival->node;
         receive->id = arrival->id;
+        message_take_id(receive);
         message_send_reply(comm, true, arrival->node, arrival->id, &receive->call, arrival->source_rank);
     } else if (receive->pipe != NULL) {
         size_t room_bytes;
@@ -119,6 +194,7 @@ static void start_receive(struct exec_comm *comm, struct exec_posted *receive)
                (size_t)arrival->payload_bytes);
         message_pipe_stored(receive->pipe, (size_t)arrival->payload_bytes);
         receive->state = MESSAGE_COPYING;
+        message_activate(receive);
     } else {
         if (arrival->payload_bytes > 0) {
             memcpy(receive->call.buffer, arrival->payload, (size_t)arrival->payload_bytes);
@@ -147,6 +223,7 @@ static void refuse(struct exec_comm *comm, struct exec_posted *receive, struct e
 static void take(struct exec_comm *comm, struct exec_posted *receive, struct exec_arrival *arrival)
 {
     const struct exec_message *call = &receive->call;
+    message_match_remove_receive(comm, receive);
     receive->source_rank = arrival->source_rank;
     if (arrival->local == NULL) { /* from here on it counts as the receive */
         comm->messages.nodes[arrival->node].arrivals--;
@@ -169,51 +246,43 @@ static void take(struct exec_comm *comm, struct exec_posted *receive, struct exe
     if (!device_message_needs_pipe(receive) && may_touch(receive)) {
         start_receive(comm, receive);
     } else {
-        exec_wake(comm->exec);
+        message_activate(receive);
     }
 }
 
 void messages_arrive(struct exec_comm *comm, struct exec_arrival *arrival)
 {
-    struct exec_posted *receive;
-    DL_FOREACH(comm->messages.posted, receive)
-    {
-        if (receive_fits(receive, arrival)) {
-            take(comm, receive, arrival);
-            return;
-        }
+    struct exec_posted *receive = message_match_receive(comm, arrival);
+    if (receive != NULL) {
+        take(comm, receive, arrival);
+    } else if (!message_match_add_arrival(comm, arrival)) {
+        free(arrival);
+        exec_comm_fail(comm, &no_memory, comm->exec->now_ns);
     }
-    DL_APPEND(comm->messages.arrivals, arrival);
 }
 
 struct exec_posted *messages_find(const struct exec_comm *comm, enum message_state state, uint32_t node,
                                   uint64_t id)
 {
+    const struct message_id key = {.id = id, .node = node, .sends = state != MESSAGE_AWAITED};
     struct exec_posted *posted;
-    DL_FOREACH(comm->messages.posted, posted)
-    {
-        if (posted->state == state && posted->node == node && posted->id == id) {
-            return posted;
-        }
-    }
-    return NULL;
+    HASH_FIND(hh_id, comm->messages.by_id, &key, sizeof key, posted);
+    return posted != NULL && posted->state == state ? posted : NULL;
 }
 
 /* --- Posting --- */
 
-static void post_receive(struct exec_comm *comm, struct exec_posted *receive)
+static enum status post_receive(struct exec_comm *comm, struct exec_posted *receive, struct error *error)
 {
-    struct exec_arrival *arrival;
+    struct exec_arrival *arrival = message_match_take_arrival(comm, receive);
     receive->state = MESSAGE_POSTED;
-    DL_FOREACH(comm->messages.arrivals, arrival)
-    {
-        if (receive_fits(receive, arrival)) {
-            DL_DELETE(comm->messages.arrivals, arrival);
-            take(comm, receive, arrival);
-            message_streams_resume(comm);
-            return;
-        }
+    if (arrival != NULL) {
+        take(comm, receive, arrival);
+        message_streams_resume(comm);
+    } else if (!message_match_add_receive(comm, receive)) {
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a message", comm->options.name);
     }
+    return STATUS_OK;
 }
 
 static enum status post_local_send(struct exec_comm *comm, struct exec_posted *send, struct error *error)
@@ -243,6 +312,8 @@ static enum status post_send(struct exec_comm *comm, struct exec_posted *send, s
     send->state = MESSAGE_QUEUED;
     send->node = comm->node_of_rank[send->call.peer_rank];
     send->id = ++comm->messages.nodes[send->node].last_id;
+    message_take_id(send);
+    message_activate(send);
     return STATUS_OK;
 }
 
@@ -264,19 +335,22 @@ enum status exec_post_message(struct exec_comm *comm, const struct exec_message 
     posted->call = *message;
     messages->count++;
     DL_APPEND(messages->posted, posted);
+    enum status status = STATUS_OK;
     if (!message->sends) {
-        post_receive(comm, posted);
+        status = post_receive(comm, posted, error);
     } else if (messages->held > 0 || !may_touch(posted) || device_message_is_small(posted)) {
         posted->state = MESSAGE_HELD;
         messages->held++;
-    } else if (post_send(comm, posted, error) != STATUS_OK) {
+        message_activate(posted);
+    } else {
+        status = post_send(comm, posted, error);
+    }
+    if (status != STATUS_OK) {
         DL_DELETE(messages->posted, posted);
         messages->count--;
         free(posted);
-        return STATUS_NO_MEMORY;
     }
-    exec_wake(comm->exec);
-    return STATUS_OK;
+    return status;
 }
 
 /* --- Steps --- */
@@ -402,8 +476,9 @@ static void messages_tell(struct exec_comm *comm, uint64_t now_ns)
         struct exec_posted *posted = comm->messages.ended;
         DL_DELETE(comm->messages.ended, posted);
         comm->messages.count--;
-        posted->call.done(posted->call.context, &posted->result, posted->source_rank,
+        posted->call.done(posted->call.context, posted->result, posted->source_rank,
                           posted->received_elements, now_ns);
+        free(posted->own_result);
         free(posted);
     }
 }
@@ -411,23 +486,20 @@ static void messages_tell(struct exec_comm *comm, uint64_t now_ns)
 bool messages_step(struct exec_comm *comm, uint64_t now_ns)
 {
     struct message_pass pass = {.now_ns = now_ns};
-    struct exec_posted *posted, *next;
+    struct exec_posted *posted;
     if (comm->messages.count == 0) {
         return false;
     }
-    DL_FOREACH_SAFE(comm->messages.posted, posted, next)
-    {
-        /* A receive's end ends its partner too, which may be the next. */
-        if (next != NULL && !posted->call.sends && next == posted->partner) {
-            next = next->next;
-        }
-        if (posted->state == MESSAGE_ENDED) {
-            break; /* a send within this node was refused with its receive, the next: the rest comes again */
-        }
+    comm->messages.cursor = comm->messages.active;
+    while ((posted = comm->messages.cursor) != NULL) { /* any of them may end, or rest, meanwhile */
+        comm->messages.cursor = posted->active_next;
         if (posted->state == MESSAGE_LEAVING) {
             leaving_step(comm, posted, &pass);
         } else if (!comm->failed) {
             message_step(comm, posted, &pass);
+        }
+        if (!message_has_steps(posted)) {
+            message_rest(posted);
         }
     }
     if (pass.fault.status != STATUS_OK) {

@@ -36,6 +36,7 @@ enum status api_session_charge(struct api_session *session, struct error *error)
         return status;
     }
     session->turn.line = budget_line(session->account);
+    session->client.account = session->account;
     session->charged = true;
     return STATUS_OK;
 }

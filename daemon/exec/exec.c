@@ -1,5 +1,7 @@
 #include <stdlib.h>
 
+#include <utlist.h>
+
 #include "daemon/base/time.h"
 #include "daemon/exec/exec_internal.h"
 
@@ -74,8 +76,13 @@ bool exec_run(struct exec *exec, uint64_t now_ns)
     exec->now_ns = now_ns;
     exec->waits_for_devices = false;
     exec->devices_advanced = false;
-    HASH_ITER (hh, exec->comms, comm, next) {
-        more |= exec_comm_step(comm, now_ns);
+    DL_FOREACH_SAFE2(exec->busy, comm, next, busy_next)
+    {
+        if (exec_comm_idle(comm)) {
+            exec_comm_rest(comm);
+        } else {
+            more |= exec_comm_step(comm, now_ns);
+        }
     }
     bool polls = exec_polls(exec, now_ns);
     return more || polls;

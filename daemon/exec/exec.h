@@ -202,7 +202,9 @@ struct exec_message {
 };
 
 #define EXEC_MESSAGES_MAX                                                                                    \
-    65536 /* posted and not ended, of one communicator on this node; beyond: STATUS_LIMIT */
+    (1u << 20) /* posted and not ended, of one communicator on this node; beyond: STATUS_LIMIT */
+#define EXEC_MESSAGE_COST_BYTES                                                                              \
+    768u /* of commd's memory for one, at most; its payload is counted elsewhere */
 #define EXEC_ARRIVALS_MAX                                                                                    \
     1024 /* messages of one node that no receive has taken; beyond, its sender is held back */
 #define EXEC_ARRIVALS_MAX_BYTES (1u << 20) /* and of their payloads */

@@ -2,6 +2,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utlist.h>
+
 #include "daemon/exec/exec_internal.h"
 
 /* --- Making one --- */
@@ -171,6 +173,7 @@ enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, 
     *comm->last_op = op;
     comm->last_op = &op->next;
     comm->op_count++;
+    exec_comm_set_busy(comm);
     *out = op;
     exec_wake(comm->exec);
     return STATUS_OK;
@@ -451,6 +454,22 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
     return more;
 }
 
+void exec_comm_set_busy(struct exec_comm *comm)
+{
+    if (!comm->busy) {
+        comm->busy = true;
+        DL_APPEND2(comm->exec->busy, comm, busy_prev, busy_next);
+    }
+}
+
+void exec_comm_rest(struct exec_comm *comm)
+{
+    if (comm->busy) {
+        comm->busy = false;
+        DL_DELETE2(comm->exec->busy, comm, busy_prev, busy_next);
+    }
+}
+
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
 {
     bool more = messages_step(comm, now_ns);
@@ -498,6 +517,7 @@ void comm_free_now(struct exec_comm *comm)
     stream_readers_detach(comm, &data_reader_kind);
     message_streams_reset(comm, false);
     stream_readers_detach(comm, &message_reader_kind);
+    exec_comm_rest(comm);
     HASH_DEL(comm->exec->comms, comm);
     comm_release(comm);
 }

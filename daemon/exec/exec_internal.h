@@ -250,6 +250,8 @@ struct exec_comm {
     struct exec_shared *shared; /* null without rails */
     uint32_t share_index; /* the rail that this is: slices with this number modulo share_count are its */
     uint32_t share_count;
+    bool busy; /* among exec->busy */
+    struct exec_comm *busy_prev, *busy_next;
     struct exec_comm *leaving_next; /* of a rail's exec */
     void *left_context;
     struct exec_messages messages;
@@ -288,6 +290,7 @@ struct exec {
     exec_wake_function *wake;
     void *wake_context;
     struct exec_comm *comms;
+    struct exec_comm *busy; /* of these: with operations or messages */
     struct stream_reader *parked[STREAM_READER_KINDS];
     uint32_t *parked_counts; /* by peer, of both lists */
     uint32_t parked_counts_capacity;
@@ -352,6 +355,9 @@ struct exec_wait comm_wait(const struct exec_comm *comm);
 void comm_wait_text(const struct exec_comm *comm, const struct exec_wait *wait, char *text, size_t size);
 void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
+/* It has an operation or a message now. */
+void exec_comm_set_busy(struct exec_comm *comm);
+void exec_comm_rest(struct exec_comm *comm);
 void exec_wake(struct exec *exec);
 /*
  * The peer sent what no correct node sends, whatever its users call: its connection is dropped, and the layer

@@ -9,6 +9,10 @@
 
 /* Messages from rank to rank: which receive takes which, in what order. message_streams.c carries them. */
 
+/* What is allocated for one: itself, its arrival within this node, and its queues. */
+_Static_assert(sizeof(struct exec_posted) + sizeof(struct exec_arrival) + 64 <= EXEC_MESSAGE_COST_BYTES,
+               "a message costs no more than is charged for it");
+
 bool messages_new(struct exec_comm *comm)
 {
     comm->messages.nodes = calloc(comm->options.node_count, sizeof *comm->messages.nodes);
@@ -334,6 +338,7 @@ enum status exec_post_message(struct exec_comm *comm, const struct exec_message 
     posted->comm = comm;
     posted->call = *message;
     messages->count++;
+    exec_comm_set_busy(comm);
     DL_APPEND(messages->posted, posted);
     enum status status = STATUS_OK;
     if (!message->sends) {

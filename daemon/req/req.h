@@ -5,6 +5,7 @@
 #include <stdint.h>
 #include <sys/types.h>
 
+#include "daemon/base/budget.h"
 #include "daemon/base/error.h"
 #include "daemon/dev/memory.h"
 #include "daemon/exec/exec.h"
@@ -76,6 +77,7 @@ void req_tick(struct req *req, uint64_t now_ns);
 struct req_client {
     pid_t pid;
     uid_t uid;
+    struct budget_account *account; /* what it makes req hold is charged to it; null: nothing is */
 };
 
 struct req_terms {

@@ -78,9 +78,10 @@ struct req_member {
     bool formed_told;
     bool aborted_told;
     uint64_t posted_seq;
-    uint32_t bucket_left;   /* operations of its last one's bucket that are to follow */
-    uint64_t completed_seq; /* told to the owner */
-    uint32_t pending_messages;
+    uint32_t bucket_left;       /* operations of its last one's bucket that are to follow */
+    uint64_t completed_seq;     /* told to the owner */
+    uint32_t pending_messages;  /* that the owner is still to be told of */
+    struct req_points *points;  /* its messages; null before the first */
     struct req_record *records; /* oldest first */
     uint32_t record_count;
     struct error refusal;
@@ -196,7 +197,9 @@ struct req_comm {
     uint64_t last_message_id;
     uint64_t record_poll_ns; /* when to look at what a record waits for; TIME_NEVER when none does */
     uint64_t overdue_ns; /* of a failed one: when its owners are told at the latest; TIME_NEVER otherwise */
-    struct req_point *points;     /* messages from rank to rank, as long as an owner is to be told */
+    struct req_points *points; /* messages from rank to rank, by member */
+    struct timer_heap point_deadlines;
+    uint32_t point_count;
     struct req_verdict *verdicts; /* a ring of REQ_VERDICTS_MAX; null while there was none */
     uint32_t verdict_count;       /* ever */
     uint64_t op_deadline_ns;      /* no operation's passes before */

@@ -436,7 +436,9 @@ static inline void client_free(struct client *client)
 {
     unsigned before = sessions(client->node);
     close(client->fd);
-    for (unsigned i = 0; i < 100000 && before > 0 && sessions(client->node) == before; i++) {
+    for (unsigned i = 0; (i < 100 || turns_wait(&client->node->api->turns)) && i < 100000 && before > 0 &&
+                         sessions(client->node) == before;
+         i++) {
         node_turn(client->node);
     }
 }

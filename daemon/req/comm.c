@@ -108,7 +108,7 @@ void req_comm_free(struct req_comm *comm)
     }
     req_op_free_all(comm);
     req_point_free_all(comm);
-    free(comm->verdicts);
+    req_verdicts_free(comm);
     if (comm->exec != NULL) {
         exec_comm_free(comm->exec);
     }
@@ -245,6 +245,7 @@ void req_comm_remove_member(struct req_member *member)
         comm->told = NULL;
     }
     req_records_end(member);
+    budget_release(member->client.account, BUDGET_COMMUNICATORS, 1);
     DL_DELETE(comm->members, member);
     comm->member_count--;
     if (!member->refused) {

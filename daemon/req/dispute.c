@@ -6,16 +6,17 @@
 #include "daemon/req/req_internal.h"
 
 /*
- * Operations that two ranks called differently. Whoever finds it tells the node that it disagrees with; that
- * one puts both calls together and asks the communicator's first node, which tells everybody once: so all
- * ranks hear the same, whoever found what first. The communicator goes on with what comes after.
+ * Operations that two ranks called differently, or that one rank's user has no budget for. Whoever finds it
+ * tells the node that it disagrees with; that one puts both calls together and asks the communicator's first
+ * node, which tells everybody once: so all ranks hear the same, whoever found what first. The communicator
+ * goes on with what comes after.
  */
 
 const struct error *req_verdict_on(const struct req_comm *comm, uint64_t seq)
 {
     uint32_t kept = comm->verdict_count < REQ_VERDICTS_MAX ? comm->verdict_count : REQ_VERDICTS_MAX;
     for (uint32_t i = 0; i < kept; i++) {
-        const struct req_verdict *verdict = &comm->verdicts[i];
+        const struct req_verdict *verdict = comm->verdicts[i];
         if (seq >= verdict->seq && seq - verdict->seq < verdict->ops) {
             return &verdict->cause;
         }
@@ -31,9 +32,24 @@ static bool verdict_keep(struct req_comm *comm, uint64_t seq, uint32_t ops, cons
     if (comm->verdicts == NULL) {
         return false;
     }
-    comm->verdicts[comm->verdict_count++ % REQ_VERDICTS_MAX] =
-        (struct req_verdict){.seq = seq, .ops = ops, .cause = *cause};
+    struct req_verdict **place = &comm->verdicts[comm->verdict_count % REQ_VERDICTS_MAX];
+    if (*place == NULL) { /* the texts are large: as many as there were disputes */
+        *place = malloc(sizeof **place);
+    }
+    if (*place == NULL) {
+        return false;
+    }
+    **place = (struct req_verdict){.seq = seq, .ops = ops, .cause = *cause};
+    comm->verdict_count++;
     return true;
+}
+
+void req_verdicts_free(struct req_comm *comm)
+{
+    for (uint32_t i = 0; comm->verdicts != NULL && i < REQ_VERDICTS_MAX; i++) {
+        free(comm->verdicts[i]);
+    }
+    free(comm->verdicts);
 }
 
 /* Ends the operations here. */
@@ -111,7 +127,7 @@ void req_verdict_received(struct req_comm *comm, const Commd__Mesh__Verdict *ver
     if (comm->state != REQ_COMM_FORMED) {
         return;
     }
-    cause.status = STATUS_MISMATCH;
+    cause.status = verdict->status == STATUS_LIMIT ? STATUS_LIMIT : STATUS_MISMATCH;
     req_text_from_wire(verdict->text, cause.text, sizeof cause.text);
     if (verdict->final) {
         verdict_apply(comm, verdict->seq, verdict->ops, &cause, now_ns);
@@ -210,6 +226,15 @@ void req_dispute_layouts(struct req_comm_op *op, uint64_t now_ns)
             }
         }
     }
+}
+
+void req_dispute_refused(struct req_comm_op *op, const struct error *cause, uint64_t now_ns)
+{
+    uint32_t before =
+        op->call.bucket_index < op->seq ? op->call.bucket_index : 0; /* the bucket runs as one */
+    op->disputed = true;
+    verdict_ask(op->comm, op->seq - before, op->call.bucket_ops > before ? op->call.bucket_ops : before + 1,
+                cause, now_ns);
 }
 
 static void describe_post(const struct req_comm_op *op, char *out, size_t size)

@@ -107,6 +107,8 @@ struct req_record {
     struct req_fences *fences;
 };
 
+#define RECORD_COST_BYTES (sizeof(struct req_record) + sizeof(struct req_fences))
+
 enum status req_record(struct req_member *member, const struct req_fence *waits, uint32_t wait_count,
                        const struct req_fence *word, struct error *error)
 {
@@ -118,13 +120,21 @@ enum status req_record(struct req_member *member, const struct req_fence *waits,
                    : error_set(error, STATUS_LIMIT, "communicator \"%s\": rank %u has %d records pending",
                                comm->name, member->rank, REQ_RECORDS_MAX);
     }
+    struct error why;
+    if (budget_charge(member->client.account, BUDGET_OPERATIONS, RECORD_COST_BYTES, &why) != STATUS_OK) {
+        req_fence_set(word);
+        return error_set(error, why.status, "communicator \"%s\", rank %u: a record: %s", comm->name,
+                         member->rank, why.text);
+    }
     struct req_record *record = calloc(1, sizeof *record);
     if (record == NULL) {
+        budget_release(member->client.account, BUDGET_OPERATIONS, RECORD_COST_BYTES);
         req_fence_set(word);
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for a record", comm->name);
     }
     enum status status = req_fences_take(waits, wait_count, word, &record->fences, error);
     if (status != STATUS_OK) {
+        budget_release(member->client.account, BUDGET_OPERATIONS, RECORD_COST_BYTES);
         free(record);
         return status;
     }
@@ -140,6 +150,7 @@ static void record_end(struct req_member *member, struct req_record *record)
 {
     DL_DELETE(member->records, record);
     member->record_count--;
+    budget_release(member->client.account, BUDGET_OPERATIONS, RECORD_COST_BYTES);
     req_fences_end(record->fences);
     free(record);
 }

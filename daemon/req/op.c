@@ -31,6 +31,9 @@ static void op_free(struct req_comm_op *op)
 {
     struct req_comm *comm = op->comm;
     op_release(op);
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        budget_release(op->posts[i].account, BUDGET_OPERATIONS, op->posts[i].charged_bytes);
+    }
     comm->ops[op->seq % REQ_PENDING_OPS_MAX] = NULL;
     free(op->cause);
     free(op);
@@ -418,7 +421,7 @@ void req_op_start_ready(struct req_comm *comm, uint64_t now_ns)
 }
 
 static void op_post(struct req_comm_op *op, struct req_member *member, const struct req_op *call,
-                    const struct req_buffers *buffers)
+                    const struct req_buffers *buffers, uint64_t charged_bytes)
 {
     struct req_comm *comm = op->comm;
     struct req_comm_post *post = &op->posts[member->local_index];
@@ -428,6 +431,8 @@ static void op_post(struct req_comm_op *op, struct req_member *member, const str
     post->rank = member->rank;
     post->ticket = call->ticket;
     post->buffers = *buffers;
+    post->account = member->client.account;
+    post->charged_bytes = charged_bytes;
     op->posted_count++;
     op->owed_count++;
     member->posted_seq = op->seq;
@@ -449,8 +454,56 @@ static void op_contradiction(struct req_comm_op *op, const struct req_member *me
     req_dispute_local(op, &cause, now_ns);
 }
 
+/*
+ * What one rank's part costs: the operation here and in exec, where each has an entry for each local rank,
+ * and copies of layouts.
+ */
+static uint64_t op_cost_bytes(const struct req_comm *comm, const struct req_op *asked)
+{
+    uint64_t layouts =
+        (asked->input_layout.memory != NULL ? 1u : 0u) + (asked->output_layout.memory != NULL ? 1u : 0u);
+    bool fenced = asked->wait_count > 0 || asked->ended.word.memory != NULL;
+    return sizeof(struct req_comm_op) + EXEC_OP_COST_BYTES + sizeof(struct req_comm_post) +
+           sizeof(struct exec_rank) + layouts * 2 * comm->terms.size * sizeof(uint64_t) +
+           (fenced ? sizeof(struct req_fences) : 0);
+}
+
+/* Without buffers, and not charged: all ranks hear why, and go on with the next one. */
+static enum status op_refuse(struct req_member *member, const struct req_op *asked,
+                             const struct req_call *call, const struct error *why, uint64_t now_ns,
+                             struct error *error)
+{
+    struct req_comm *comm = member->comm;
+    const struct req_buffers nothing = {.input_memory = NULL};
+    uint64_t seq = member->posted_seq + 1;
+    struct req_comm_op *op = req_op_at(comm, seq);
+    struct error cause;
+    op = op != NULL ? op : op_new(member, call, seq, now_ns);
+    if (op == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for an operation",
+                         comm->name);
+    }
+    op_post(op, member, asked, &nothing, 0);
+    member->bucket_left = call->bucket_ops - call->bucket_index - 1;
+    const struct error *verdict = req_verdict_on(comm, seq);
+    if (verdict == NULL) {
+        error_set(&cause, STATUS_LIMIT, "op %llu on \"%s\": rank %u (pid %d, node %s): %s",
+                  (unsigned long long)seq, comm->name, member->rank, (int)member->client.pid,
+                  req_comm_own_name(comm), why->text);
+        req_dispute_refused(op, &cause, now_ns);
+    } else if (!op->finished) {
+        req_op_end(op, verdict, now_ns);
+    } else {
+        req_comm_queue(comm);
+    }
+    req_fence_set(&asked->ended);
+    req_comm_arm(comm);
+    return STATUS_OK;
+}
+
 static enum status post_op(struct req_member *member, const struct req_op *asked, const struct req_call *call,
-                           struct req_buffers *buffers, uint64_t now_ns, struct error *error)
+                           struct req_buffers *buffers, uint64_t charged_bytes, uint64_t now_ns,
+                           struct error *error)
 {
     struct req_comm *comm = member->comm;
     uint64_t seq = member->posted_seq + 1;
@@ -458,10 +511,11 @@ static enum status post_op(struct req_member *member, const struct req_op *asked
     op = op != NULL ? op : op_new(member, call, seq, now_ns);
     if (op == NULL) {
         req_buffers_release(buffers);
+        budget_release(member->client.account, BUDGET_OPERATIONS, charged_bytes);
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for an operation",
                          comm->name);
     }
-    op_post(op, member, asked, buffers);
+    op_post(op, member, asked, buffers, charged_bytes);
     member->bucket_left = call->bucket_ops - call->bucket_index - 1;
     const struct error *verdict = req_verdict_on(comm, seq);
     if (verdict != NULL) {
@@ -508,5 +562,10 @@ enum status req_submit(struct req_member *member, const struct req_op *op, uint6
         req_buffers_release(&buffers);
         return status;
     }
-    return post_op(member, op, &call, &buffers, now_ns, error);
+    uint64_t bytes = op_cost_bytes(member->comm, op);
+    if (budget_charge(member->client.account, BUDGET_OPERATIONS, bytes, &why) != STATUS_OK) {
+        req_buffers_release(&buffers);
+        return op_refuse(member, op, &call, &why, now_ns, error);
+    }
+    return post_op(member, op, &call, &buffers, bytes, now_ns, error);
 }

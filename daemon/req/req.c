@@ -263,14 +263,21 @@ enum status req_member_join(struct req *req, const struct req_client *client, co
             return status;
         }
     }
+    struct error why;
+    if (budget_charge(client->account, BUDGET_COMMUNICATORS, 1, &why) != STATUS_OK) {
+        return error_set(error, why.status, "communicator \"%s\", rank %u: %s", terms->name, terms->rank,
+                         why.text);
+    }
     struct req_member *member = calloc(1, sizeof *member);
     if (member == NULL) {
+        budget_release(client->account, BUDGET_COMMUNICATORS, 1);
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for rank %u", terms->name,
                          terms->rank);
     }
     if (comm == NULL) {
         status = req_comm_new(req, terms->name, &asked, now_ns, &comm, error);
         if (status != STATUS_OK) {
+            budget_release(client->account, BUDGET_COMMUNICATORS, 1);
             free(member);
             return status;
         }

@@ -42,7 +42,7 @@
 struct req;
 struct req_member; /* one local rank of one communicator */
 
-#define REQ_COMMS_MAX 4096       /* communicators on this node */
+#define REQ_COMMS_MAX 16384      /* communicators on this node; each rank is charged to its user before */
 #define REQ_LOCAL_RANKS_MAX 1024 /* ranks of one communicator on one node */
 #define REQ_PENDING_OPS_MAX                                                                                  \
     1024 /* operations that one member has posted and not completed; beyond: STATUS_LIMIT */

@@ -97,6 +97,8 @@ struct req_comm_post {
     uint32_t rank;
     uint64_t ticket;
     struct req_buffers buffers;
+    struct budget_account *account; /* of its owner, charged until the operation is freed */
+    uint64_t charged_bytes;
 };
 
 struct req_comm_op {
@@ -200,9 +202,9 @@ struct req_comm {
     struct req_points *points; /* messages from rank to rank, by member */
     struct timer_heap point_deadlines;
     uint32_t point_count;
-    struct req_verdict *verdicts; /* a ring of REQ_VERDICTS_MAX; null while there was none */
-    uint32_t verdict_count;       /* ever */
-    uint64_t op_deadline_ns;      /* no operation's passes before */
+    struct req_verdict **verdicts; /* a ring of REQ_VERDICTS_MAX; null while there was none */
+    uint32_t verdict_count;        /* ever */
+    uint64_t op_deadline_ns;       /* no operation's passes before */
     uint64_t completed_count;
     uint64_t bytes_reduced;
     bool exec_failed;
@@ -325,6 +327,8 @@ void req_users_broadcast(const struct req_comm *comm, const Commd__Mesh__Message
 /* dispute.c: operations that ranks called differently. */
 /* Two ranks of this node: the text has both calls. */
 void req_dispute_local(struct req_comm_op *op, const struct error *cause, uint64_t now_ns);
+/* A rank's user is over its budget: with it its bucket. */
+void req_dispute_refused(struct req_comm_op *op, const struct error *cause, uint64_t now_ns);
 /*
  * All local ranks have posted an operation: disputes it if the counts of one contradict another's.
  * What is copied between two ranks is as long as either says, so nothing else keeps it within both buffers.
@@ -335,6 +339,7 @@ void req_dispute_found(void *context, uint64_t seq, uint32_t node, const char *h
 /* Their numbers are possible, and the node may say so. */
 void req_dispute_received(struct req_comm *comm, const Commd__Mesh__Dispute *dispute, uint64_t now_ns);
 void req_verdict_received(struct req_comm *comm, const Commd__Mesh__Verdict *verdict, uint64_t now_ns);
+void req_verdicts_free(struct req_comm *comm);
 /* The verdict on an operation, or null. */
 const struct error *req_verdict_on(const struct req_comm *comm, uint64_t seq);
 

@@ -69,6 +69,7 @@ struct world {
     struct member members[MEMBERS_MAX];
     unsigned member_count;
     uint64_t instances;
+    struct budget_account *account; /* of members that join; null: nothing is charged */
 };
 
 static inline void on_formed(void *context, struct req_member *handle, const struct error *result,
@@ -258,7 +259,8 @@ static inline struct member *join_as(struct world *world, unsigned node, const s
     struct member *member = &world->members[world->member_count++];
     memset(member, 0, sizeof *member);
     member->node = &world->nodes[node];
-    member->client = (struct req_client){.pid = (pid_t)(99 + world->member_count), .uid = uid};
+    member->client =
+        (struct req_client){.pid = (pid_t)(99 + world->member_count), .uid = uid, .account = world->account};
     struct req_member_handler handler = {member, on_formed, on_completed, on_aborted};
     member->calling = true;
     enum status status = req_member_join(member->node->req, &member->client, terms, &handler, world->now_ns,

@@ -1,0 +1,184 @@
+#include "tests/unit/req/req_ops.h"
+
+/* What ranks make req hold is charged to their user, and all of it comes back. */
+
+static struct budget *budget;
+
+static void budget_start(struct budget_account **poor)
+{
+    struct error error;
+    assert_int_equal(budget_new(NULL, &budget, &error), STATUS_OK);
+    assert_int_equal(budget_open(budget, 1000, "", &world.account, &error), STATUS_OK);
+    assert_int_equal(budget_open(budget, 1000, "/poor", poor, &error), STATUS_OK);
+}
+
+static uint64_t used(const struct budget_account *account, enum budget_kind kind)
+{
+    struct budget_info info;
+    budget_account_info(account, &info);
+    return info.used[kind];
+}
+
+/* Takes the rest of what the account may have for operations. */
+static uint64_t exhaust(struct budget_account *account)
+{
+    uint64_t taken = 0;
+    for (uint64_t step = 1u << 27; step > 0; step /= 2) {
+        while (budget_charge(account, BUDGET_OPERATIONS, step, NULL) == STATUS_OK) {
+            taken += step;
+        }
+    }
+    return taken;
+}
+
+static void budget_end(struct budget_account *poor)
+{
+    for (int kind = 0; kind < BUDGET_KINDS; kind++) {
+        assert_int_equal(used(world.account, (enum budget_kind)kind), 0);
+        assert_int_equal(used(poor, (enum budget_kind)kind), 0);
+    }
+    budget_close(poor);
+    budget_close(world.account);
+    budget_free(budget);
+    world.account = NULL;
+}
+
+/* 100,000 receives that nothing matches; they go with their rank, in bounded pieces. */
+static void test_many_messages(void **state)
+{
+    (void)state;
+    enum { MESSAGES = 100000 };
+    struct budget_account *poor;
+    struct member *members[2];
+    world_start(&world, 3, 1, NULL);
+    budget_start(&poor);
+    form_ops(members, 1, 2, 0, "many");
+    assert_int_equal(used(world.account, BUDGET_COMMUNICATORS), 2);
+    struct buffer buffer = buffer_new(4, 0, 0);
+    struct error error;
+    for (uint32_t i = 0; i < MESSAGES; i++) {
+        struct req_op receive = {.kind = OP_KIND_RECEIVE,
+                                 .dtype = DTYPE_I32,
+                                 .count_elements = 4,
+                                 .peer_rank = i % 2 == 0 ? 1 : COMM_ANY_SOURCE_RANK,
+                                 .tag = i % 3,
+                                 .output = {buffer.memory, 0}};
+        assert_int_equal(req_submit(members[0]->handle, &receive, world.now_ns, &error), STATUS_OK);
+    }
+    assert_in_range(used(world.account, BUDGET_OPERATIONS), MESSAGES * 512, MESSAGES * 1300);
+    leave(members[0], REQ_LEAVE_LOST);
+    leave(members[1], REQ_LEAVE_LOST);
+    run(&world, TIME_S);
+    assert_int_equal(comm_count(&world, 0), 0);
+    budget_end(poor);
+    buffer_free(&buffer);
+    world_stop(&world);
+}
+
+/* A message that is over the budget fails its caller alone. */
+static void test_message_refused(void **state)
+{
+    (void)state;
+    struct budget_account *poor;
+    struct member *members[2];
+    world_start(&world, 3, 1, NULL);
+    budget_start(&poor);
+    form_ops(members, 1, 2, 0, "messages");
+    uint64_t taken = exhaust(world.account);
+    struct buffer buffer = buffer_new(4, 0, 0);
+    struct req_op receive = {.kind = OP_KIND_RECEIVE,
+                             .dtype = DTYPE_I32,
+                             .count_elements = 4,
+                             .peer_rank = 1,
+                             .output = {buffer.memory, 0}};
+    struct error error;
+    assert_int_equal(req_submit(members[0]->handle, &receive, world.now_ns, &error), STATUS_LIMIT);
+    assert_non_null(strstr(error.text, "user 1000 holds"));
+    budget_release(world.account, BUDGET_OPERATIONS, taken);
+    post_well(members[0], &(struct req_op){.kind = OP_KIND_BARRIER});
+    post_well(members[1], &(struct req_op){.kind = OP_KIND_BARRIER});
+    run(&world, 10 * TIME_MS);
+    assert_int_equal(members[0]->results[1].status, STATUS_OK);
+    leave_all(&world);
+    budget_end(poor);
+    buffer_free(&buffer);
+    world_stop(&world);
+}
+
+/* A collective that one rank is refused ends with LIMIT on all, on every node, and uses up its number. */
+static void test_collective_refused(void **state)
+{
+    (void)state;
+    enum { SIZE = 4 };
+    for (unsigned nodes = 1; nodes <= 2; nodes++) {
+        for (uint32_t refused = 0; refused < SIZE; refused++) {
+            struct budget_account *poor;
+            struct member *members[SIZE];
+            world_start(&world, 3, nodes, NULL);
+            budget_start(&poor);
+            connect_all(&world);
+            struct budget_account *rich = world.account;
+            for (uint32_t rank = 0; rank < SIZE; rank++) {
+                struct req_terms terms = {.name = "refused", .rank = rank, .size = SIZE, .slice_bytes = 64};
+                world.account = rank == refused ? poor : rich;
+                members[rank] = join_as(&world, rank % nodes, &terms, 1000);
+            }
+            world.account = rich;
+            run(&world, 20 * TIME_MS);
+            uint64_t taken = exhaust(poor);
+            for (uint32_t rank = 0; rank < SIZE; rank++) {
+                assert_formed(members[rank]);
+                post_well(members[rank], &(struct req_op){.kind = OP_KIND_BARRIER});
+            }
+            run(&world, 20 * TIME_MS);
+            budget_release(poor, BUDGET_OPERATIONS, taken);
+            for (uint32_t rank = 0; rank < SIZE; rank++) {
+                assert_int_equal(members[rank]->completed, 1);
+                assert_error(&members[rank]->results[1], STATUS_LIMIT, "user 1000 holds");
+                post_well(members[rank], &(struct req_op){.kind = OP_KIND_BARRIER});
+            }
+            run(&world, 20 * TIME_MS);
+            for (uint32_t rank = 0; rank < SIZE; rank++) {
+                assert_int_equal(members[rank]->completed, 2);
+                assert_int_equal(members[rank]->results[2].status, STATUS_OK);
+                assert_int_equal(members[rank]->aborted_count, 0);
+            }
+            leave_all(&world);
+            budget_end(poor);
+            world_stop(&world);
+        }
+    }
+}
+
+/* Ranks are counted before there is a communicator. */
+static void test_communicators_refused(void **state)
+{
+    (void)state;
+    struct budget_account *poor;
+    world_start(&world, 3, 1, NULL);
+    budget_start(&poor);
+    budget_set_ceiling(budget, BUDGET_COMMUNICATORS, 2);
+    struct member *first = join(&world, 0, "first", 0, 1), *second = join(&world, 0, "second", 0, 1);
+    struct member *third = join(&world, 0, "third", 0, 1);
+    assert_error(&third->join_result, STATUS_LIMIT, "the limit for one user is 2");
+    leave(second, REQ_LEAVE_ORDERLY);
+    run(&world, 10 * TIME_MS);
+    struct member *fourth = join(&world, 0, "third", 0, 1);
+    assert_non_null(fourth->handle);
+    assert_non_null(first->handle);
+    leave_all(&world);
+    budget_end(poor);
+    world_stop(&world);
+}
+
+int main(void)
+{
+    log_set_level(LOG_LEVEL_ERROR);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_many_messages),
+        cmocka_unit_test(test_message_refused),
+        cmocka_unit_test(test_collective_refused),
+        cmocka_unit_test(test_communicators_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -285,6 +285,9 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
         status = loop_timer_new(loop, api_greetings_due, api, &api->greetings, error);
     }
     if (status == STATUS_OK) {
+        status = loop_timer_new(loop, api_crowd_due, api, &api->crowd, error);
+    }
+    if (status == STATUS_OK) {
         status = api_heart_new(api, error);
     }
     if (status == STATUS_OK) {
@@ -309,10 +312,12 @@ void api_free(struct api *api)
         return;
     }
     struct api_session *session, *next;
+    api->ending = true;
     HASH_ITER (hh, api->sessions, session, next) {
         api_session_free(session, loop_now_ns());
     }
     loop_timer_free(api->greetings);
+    loop_timer_free(api->crowd);
     for (unsigned role = 0; role < API_ROLE_COUNT; role++) {
         struct api_listener *listener = &api->listeners[role];
         loop_watch_free(listener->watch);

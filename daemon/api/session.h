@@ -163,6 +163,8 @@ struct api {
     void *settings_context;
     struct api_session *sessions; /* by id */
     struct api_session *unheard;  /* that have not said Hello, oldest first */
+    struct loop_timer *crowd;     /* when to look whether other nodes have read */
+    bool ending;                  /* everything goes at once */
     struct loop_timer *greetings; /* when the first of these is due */
     struct turns turns;           /* whose sessions have work */
     struct api_session *gone;  /* released in a turn of theirs, by awake_next: see api_sessions_free_gone */
@@ -279,7 +281,10 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
                uint64_t now_ns);
 
 /* session_turn.c */
-#define API_LIST_PIECE 8      /* submits of a list, in a turn */
+#define API_LIST_PIECE 8 /* submits of a list, in a turn */
+/* Releases go on that waited for other nodes to read: a loop_timer_function of the api. */
+void api_crowd_due(void *context, uint64_t now_ns);
+#define API_CROWD_WAIT_NS (10 * TIME_MS)
 #define API_RELEASE_PIECE 256 /* packets that nobody reads, in a turn */
 enum turn_result api_session_turn(void *context, uint64_t now_ns);
 /*

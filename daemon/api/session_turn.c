@@ -172,6 +172,10 @@ static enum turn_result release_turn(struct api_session *session, uint64_t now_n
         release_begin(session);
         return TURN_MORE;
     }
+    if (session->comms != NULL && !session->api->ending && req_is_crowded(session->api->req)) {
+        loop_timer_set(session->api->crowd, time_after(now_ns, API_CROWD_WAIT_NS));
+        return TURN_NOTHING; /* other nodes have to be told of each, and have too much to read */
+    }
     if (release_some(session, now_ns)) {
         return TURN_MORE;
     }
@@ -189,6 +193,18 @@ void api_sessions_free_gone(struct api *api)
         api_session_discharge(session);
         free(session->expelled);
         free(session);
+    }
+}
+
+void api_crowd_due(void *context, uint64_t now_ns)
+{
+    struct api *api = context;
+    struct api_session *session, *next;
+    (void)now_ns;
+    HASH_ITER (hh, api->sessions, session, next) {
+        if (session->releasing) {
+            turn_queue(&api->turns, &session->turn);
+        }
     }
 }
 

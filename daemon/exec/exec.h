@@ -49,8 +49,9 @@ struct exec_comm;
 #define EXEC_COPY_MAX_BYTES                                                                                  \
     16384 /* payloads up to this are copied on send, and need no acknowledgement to end an operation */
 #define EXEC_CANCELLED_MAX 512
-#define EXEC_OP_COST_BYTES 1024u /* of commd's memory for an operation that is queued, ranks' entries aside  \
-                                  */
+#define EXEC_OP_COST_BYTES                                                                                   \
+    1024u /* of commd's memory for an operation that is queued, ranks' entries aside                         \
+           */
 #define EXEC_SLICE_BYTES_DEFAULT (1u << 20)
 #define EXEC_LOCAL_SLICE_BYTES (256u << 10) /* of communicators on one node: in the cache of a core */
 

@@ -333,6 +333,17 @@ void mesh_end_hold_offs(struct mesh *mesh, uint64_t now_ns)
     }
 }
 
+bool mesh_is_crowded(const struct mesh *mesh)
+{
+    for (uint32_t i = 0; i < mesh->peer_count; i++) {
+        const struct mesh_peer *peer = mesh->peers[i];
+        if (peer->outgoing != NULL && !peer->closing && net_stream_queued(peer->outgoing) >= MESH_CROWDED) {
+            return true;
+        }
+    }
+    return false;
+}
+
 void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message)
 {
     for (uint32_t i = 0; i < mesh->peer_count; i++) {

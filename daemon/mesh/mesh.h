@@ -92,6 +92,12 @@ void mesh_tick(struct mesh *mesh, uint64_t now_ns);
  */
 enum status mesh_send(struct mesh *mesh, uint32_t node, const Commd__Mesh__Message *message) COMM_MUST_USE;
 /*
+ * Whether some node's control stream has MESH_CROWDED messages that it has not acknowledged. What clients
+ * cause in any number waits then: the rest is kept for heartbeats and for what is under way.
+ */
+#define MESH_CROWDED (NET_STREAM_QUEUE_MAX / 4)
+bool mesh_is_crowded(const struct mesh *mesh);
+/*
  * The node said what no correct node says, whatever its users call: its connection is dropped with PROTOCOL
  * and this text, node_down follows, and it is held off. Does nothing when the connection is gone already.
  */

@@ -347,6 +347,7 @@ void mem_receive_segment(struct mem_end *end, struct mem_packet *packet, uint64_
 void mem_receive_reset(struct mem_end *end, struct mem_channel *channel, uint64_t now_ns);
 void mem_receiver_reset(struct mem_receiver *receiver);
 void mem_stream_resume(struct net_stream *stream);
+uint32_t mem_stream_queued(const struct net_stream *stream);
 /* closed is called unless quiet or receive never was; frees. */
 void mem_receiver_close(struct mem_receiver *receiver, const struct error *cause, bool quiet,
                         uint64_t now_ns);

@@ -317,6 +317,11 @@ enum status mem_stream_open(struct net *base, uint32_t index, enum net_stream_ki
     return STATUS_OK;
 }
 
+uint32_t mem_stream_queued(const struct net_stream *stream)
+{
+    return ((const struct mem_sender *)stream)->message_count;
+}
+
 enum status mem_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
                             const void *payload, size_t payload_bytes, net_sent_function *sent, void *context)
 {

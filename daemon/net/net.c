@@ -74,6 +74,11 @@ void net_stream_reset(struct net_stream *stream)
     stream->net->operations->stream_reset(stream);
 }
 
+uint32_t net_stream_queued(const struct net_stream *stream)
+{
+    return stream->net->operations->stream_queued(stream);
+}
+
 void net_stream_resume(struct net_stream *stream)
 {
     stream->net->operations->stream_resume(stream);

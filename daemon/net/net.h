@@ -120,6 +120,7 @@ struct net_operations {
     void (*stream_finish)(struct net_stream *stream);
     void (*stream_reset)(struct net_stream *stream);
     void (*stream_resume)(struct net_stream *stream);
+    uint32_t (*stream_queued)(const struct net_stream *stream);
     void (*peer_statistics)(const struct net *net, uint32_t peer, struct net_peer_statistics *out);
     void (*statistics)(const struct net *net, struct net_statistics *out);
 };
@@ -210,6 +211,9 @@ enum status net_stream_send(struct net_stream *stream, const void *header, size_
  */
 void net_stream_finish(struct net_stream *stream);
 void net_stream_reset(struct net_stream *stream);
+
+/* Outgoing: how many sends wait to be sent or acknowledged, of NET_STREAM_QUEUE_MAX. */
+uint32_t net_stream_queued(const struct net_stream *stream);
 
 /* Incoming: calls receive again soon, not within this call, with what was left unconsumed. */
 void net_stream_resume(struct net_stream *stream);

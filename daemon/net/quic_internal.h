@@ -454,6 +454,7 @@ void quic_receiver_reset_received(struct quic_receiver *receiver);
 void quic_receiver_transport_over(struct quic_receiver *receiver);
 void quic_receiver_stop(struct quic_receiver *receiver);
 void quic_stream_resume(struct net_stream *stream);
+uint32_t quic_stream_queued(const struct net_stream *stream);
 void quic_receiver_work(struct quic_receiver *receiver, uint64_t now_ns);
 /* Calls closed, unless quiet or never announced, and frees. */
 void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet,

@@ -273,6 +273,11 @@ enum status quic_stream_open(struct net *net, uint32_t index, enum net_stream_ki
     return STATUS_OK;
 }
 
+uint32_t quic_stream_queued(const struct net_stream *stream)
+{
+    return ((const struct quic_sender *)stream)->message_count;
+}
+
 enum status quic_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
                              const void *payload, size_t payload_bytes, net_sent_function *sent,
                              void *context)

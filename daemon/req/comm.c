@@ -78,6 +78,7 @@ enum status req_comm_new(struct req *req, const char *name, const struct req_com
     comm->record_poll_ns = TIME_NEVER;
     comm->overdue_ns = TIME_NEVER;
     comm->refusal_ns = TIME_NEVER;
+    comm->announce_ns = TIME_NEVER;
     comm->oldest_seq = 1;
     comm->start_seq = 1;
     do {
@@ -139,7 +140,7 @@ static uint64_t comm_deadline_ns(const struct req_comm *comm)
     const struct req_member *member;
     switch (comm->state) {
     case REQ_COMM_FORMING:
-        deadline_ns = comm->refusal_ns;
+        deadline_ns = time_min(comm->refusal_ns, comm->announce_ns);
         DL_FOREACH(comm->members, member)
         {
             if (!member->refused) {
@@ -318,9 +319,13 @@ static void comm_tell_members(struct req_comm *comm, uint64_t now_ns)
         struct req_member *member = comm->cursor;
         comm->cursor = member->next;
         comm->told = member;
-        while (comm->told == member && member_tell(member, now_ns)) {
+        while (comm->told == member && comm->req->tells_left > 0 && member_tell(member, now_ns)) {
+            comm->req->tells_left--;
         }
         comm->told = NULL;
+    }
+    if (comm->req->tells_left == 0) {
+        req_comm_queue(comm); /* for the rest, after the other communicators */
     }
 }
 

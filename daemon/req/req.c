@@ -66,6 +66,11 @@ uint64_t req_slice_bytes(const struct req *req)
     return req->slice_bytes;
 }
 
+bool req_is_crowded(const struct req *req)
+{
+    return mesh_is_crowded(req->mesh);
+}
+
 uint64_t req_next_deadline_ns(const struct req *req)
 {
     if (req->queue != NULL) {
@@ -79,6 +84,10 @@ static void req_expire(struct req_comm *comm, uint64_t now_ns)
 {
     switch (comm->state) {
     case REQ_COMM_FORMING:
+        if (now_ns >= comm->announce_ns) {
+            comm->announce_ns = TIME_NEVER;
+            req_comm_queue(comm);
+        }
         if (now_ns >= comm->refusal_ns) {
             req_formation_hold_refusals(comm, now_ns);
         }
@@ -128,7 +137,8 @@ void req_tick(struct req *req, uint64_t now_ns)
     {
         count++;
     }
-    for (; count > 0 && req->queue != NULL; count--) {
+    for (req->tells_left = REQ_TICK_TELLS; count > 0 && req->queue != NULL && req->tells_left > 0; count--) {
+        req->tells_left--;
         comm = req->queue;
         DL_DELETE2(req->queue, comm, queue_prev, queue_next);
         comm->queued = false;

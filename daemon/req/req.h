@@ -70,7 +70,12 @@ void req_recheck_users(struct req *req, uint64_t now_ns);
 const char *req_algorithms(const struct req *req);
 uint64_t req_slice_bytes(const struct req *req);
 
+/* Whether members should leave later: other nodes have too much to read (mesh_is_crowded). */
+bool req_is_crowded(const struct req *req);
+
 uint64_t req_next_deadline_ns(const struct req *req);
+/* Works for at most REQ_TICK_TELLS communicators and callbacks; the rest is due at once then. */
+#define REQ_TICK_TELLS 512
 void req_tick(struct req *req, uint64_t now_ns);
 
 /* Who asks: for ownership and for messages. */

@@ -28,6 +28,7 @@
  * refusal holds.
  */
 #define REQ_REFUSAL_WAIT_NS (300 * TIME_MS)
+#define REQ_ANNOUNCE_WAIT_NS (10 * TIME_MS) /* until a look whether other nodes have read */
 /*
  * Nodes whose ranks all posted an operation in time let those that know more speak first when its deadline
  * passes: all ranks then hear the same cause. By index among the nodes, so that they do not speak at once
@@ -172,7 +173,8 @@ struct req_comm {
     bool announce_wanted; /* ranks changed: to everybody */
     bool update_wanted;   /* comm_id changed: to those with ranks */
     uint64_t last_promised_id;
-    uint64_t refusal_ns;                         /* when refusals that wait hold; TIME_NEVER without any */
+    uint64_t announce_ns; /* when to try again, while other nodes have too much to read; TIME_NEVER */
+    uint64_t refusal_ns;  /* when refusals that wait hold; TIME_NEVER without any */
     char last_loss[REQ_LIST_TEXT_MAX_BYTES * 2]; /* why a node's ranks went away again */
 
     /* From the promise on. */
@@ -234,6 +236,7 @@ struct req {
     struct req_comm *by_key;
     struct req_comm *by_id;
     struct req_comm *queue;  /* work for the next tick */
+    uint32_t tells_left;     /* of this tick */
     struct req_names *names; /* by uid; names.c */
     uint32_t name_count;
     struct timer_heap timers;

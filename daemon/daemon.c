@@ -251,6 +251,13 @@ static void daemon_use_certificates(struct daemon *daemon, struct quic_tls *cert
     }
 }
 
+static void daemon_set_user_limits(struct daemon *daemon, const struct conf *conf)
+{
+    for (int kind = 0; kind < BUDGET_KINDS; kind++) {
+        api_set_user_limit(daemon->api, (enum budget_kind)kind, conf->user_limits[kind]);
+    }
+}
+
 static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
 {
     (void)signal_number;
@@ -273,6 +280,7 @@ static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
     }
     daemon_set_log_level(conf);
     api_set_ipc_handles(daemon->api, ipc_handles(conf));
+    daemon_set_user_limits(daemon, conf);
     nodes_update(daemon->mesh, daemon->workers, conf, now_ns);
     daemon_use_certificates(daemon, certificates);
     conf_free(daemon->conf);
@@ -436,7 +444,11 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .started_ns = loop_now_ns(),
                                   .visit_settings = daemon_visit_settings,
                                   .settings_context = daemon};
-    return api_new(daemon->loop, &options, loop_now_ns(), &daemon->api, error);
+    status = api_new(daemon->loop, &options, loop_now_ns(), &daemon->api, error);
+    if (status == STATUS_OK) {
+        daemon_set_user_limits(daemon, conf);
+    }
+    return status;
 }
 
 static enum status daemon_make_signals(struct daemon *daemon, struct error *error)

@@ -105,6 +105,9 @@ void api_ring_bells(struct api *api);
 bool api_is_awake(const struct api *api);
 bool api_sleep(struct api *api);
 
+/* What one user may hold of a kind, from now on; 0: the kind's own (daemon/base/budget.h). */
+void api_set_user_limit(struct api *api, enum budget_kind kind, uint64_t limit);
+
 /* Whether memory on GPUs may be registered by legacy IPC handle from now on. What is registered stays. */
 void api_set_ipc_handles(struct api *api, enum api_ipc_handles ipc_handles);
 

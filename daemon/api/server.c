@@ -335,6 +335,11 @@ void api_free(struct api *api)
     free(api);
 }
 
+void api_set_user_limit(struct api *api, enum budget_kind kind, uint64_t limit)
+{
+    budget_set_ceiling(api->budget, kind, limit);
+}
+
 void api_set_ipc_handles(struct api *api, enum api_ipc_handles ipc_handles)
 {
     api->ipc_handles = ipc_handles;

@@ -268,13 +268,12 @@ static enum status refuse_ceiling(struct budget_account *account, enum budget_ki
                                   struct error *error)
 {
     account->refused++;
-    return error_set(
-        error, STATUS_LIMIT,
-        "%llu more %s: user %u holds %llu, and the limit for one user is %llu (user_limits: %s in "
-        "commd.conf). End what is not needed; commctl users shows what is held",
-        (unsigned long long)amount, kinds[kind].text, account->user->uid,
-        (unsigned long long)account->user->used[kind], (unsigned long long)account->budget->ceiling[kind],
-        kinds[kind].key);
+    return error_set(error, STATUS_LIMIT,
+                     "%llu more %s: user %u holds %llu, and the limit for one user is %llu (user_limit_%s in "
+                     "commd.conf). End what is not needed; commctl users shows what is held",
+                     (unsigned long long)amount, kinds[kind].text, account->user->uid,
+                     (unsigned long long)account->user->used[kind],
+                     (unsigned long long)account->budget->ceiling[kind], kinds[kind].key);
 }
 
 static enum status refuse_pool(struct budget_account *account, enum budget_kind kind, uint64_t amount,

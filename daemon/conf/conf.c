@@ -82,6 +82,17 @@ static const struct setting schema[] = {
     NUMBER(datagram_bytes, 0, 0, 65527, false),
     NUMBER(socket_buffer_bytes, 0, 0, 1u << 30, false),
     NUMBER(drain_timeout_ms, 10000, 0, 600000, true),
+#define USER_LIMIT(name, key, text, all, user)                                                               \
+    {"user_limit_" key,                                                                                      \
+     SETTING_NUMBER,                                                                                         \
+     offsetof(struct conf, user_limits[BUDGET_##name]),                                                      \
+     NULL,                                                                                                   \
+     0,                                                                                                      \
+     0,                                                                                                      \
+     INT64_MAX,                                                                                              \
+     true},
+    BUDGET_KIND_LIST(USER_LIMIT)
+#undef USER_LIMIT
 };
 #define SETTING_COUNT (sizeof schema / sizeof schema[0])
 

@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "daemon/base/budget.h"
 #include "daemon/base/error.h"
 
 /*
@@ -65,7 +66,8 @@ struct conf {
     uint64_t datagram_bytes;
     uint64_t socket_buffer_bytes;
     uint64_t drain_timeout_ms;
-    struct conf_node *nodes; /* the others, without ourselves, in the file's order */
+    uint64_t user_limits[BUDGET_KINDS]; /* what one user may hold; 0: the kind's own */
+    struct conf_node *nodes;            /* the others, without ourselves, in the file's order */
     size_t node_count;
     struct conf_user *users; /* sorted by uid; those that are not here may be on every node */
     size_t user_count;

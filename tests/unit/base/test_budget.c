@@ -131,7 +131,7 @@ static void test_ceilings(void **state)
     struct budget_account *account = open_group(budget, 7, ""), *pod = NULL;
     budget_set_ceiling(budget, BUDGET_SESSIONS, 100);
     assert_int_equal(take_all(account), 100);
-    refused(account, 1, "user 7 holds 100, and the limit for one user is 100 (user_limits: sessions");
+    refused(account, 1, "user 7 holds 100, and the limit for one user is 100 (user_limit_sessions");
     pod = open_group(budget, 7, "/pod"); /* its minimum is nobody else's */
     assert_int_equal(take_all(pod), MINIMUM);
     budget_set_ceiling(budget, BUDGET_SESSIONS, 50);

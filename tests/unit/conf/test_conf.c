@@ -38,6 +38,7 @@ static void test_standalone_defaults(void **state)
     assert_int_equal(conf->datagram_bytes, 0);
     assert_int_equal(conf->socket_buffer_bytes, 0);
     assert_int_equal(conf->drain_timeout_ms, 10000);
+    assert_int_equal(conf->user_limits[BUDGET_SESSIONS], 0);
     assert_int_equal(conf->node_count, 0);
     conf_free(conf);
     conf_free(NULL);
@@ -54,7 +55,7 @@ static void test_whole_file(void **state)
                                   "  { address = \"c.example:65535\"; name = \"c-3\"; }\n"
                                   ");\n"
                                   "# a comment: slice_bytes = 99999999999;\n"
-                                  "slice_bytes = 0x10000; drain_timeout_ms = 0;\n"
+                                  "slice_bytes = 0x10000; drain_timeout_ms = 0; user_limit_sessions = 77;\n"
                                   "reconnect_max_ms = 600000L;\n"
                                   "socket_mode = \"0660\"; // \"99999999999\n"
                                   "socket_path = \"/run/\" \"x 99999999999 @include.sock\";\n");
@@ -70,6 +71,7 @@ static void test_whole_file(void **state)
     assert_string_equal(conf->nodes[1].address, "c.example:65535");
     assert_int_equal(conf->slice_bytes, 65536);
     assert_int_equal(conf->drain_timeout_ms, 0);
+    assert_int_equal(conf->user_limits[BUDGET_SESSIONS], 77);
     assert_int_equal(conf->reconnect_max_ms, 600000);
     assert_string_equal(conf->socket_mode, "0660");
     assert_string_equal(conf->socket_path, "/run/x 99999999999 @include.sock");

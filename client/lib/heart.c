@@ -1,7 +1,6 @@
 #include <errno.h>
 #include <poll.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include "client/lib/internal.h"
@@ -11,9 +10,8 @@
 
 bool heart_open(struct client_heart *heart, const int fds[CLIENT_HEARTBEAT_FDS])
 {
-    struct stat file;
     void *page = MAP_FAILED;
-    if (fstat(fds[0], &file) == 0 && file.st_size >= (off_t)sizeof *heart->page) {
+    if (memory_is_fixed(fds[0], sizeof *heart->page)) {
         page = mmap(NULL, sizeof *heart->page, PROT_READ, MAP_SHARED, fds[0], 0);
     }
     close(fds[0]);

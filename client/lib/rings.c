@@ -1,4 +1,5 @@
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
@@ -15,12 +16,19 @@ static size_t rings_bytes(void)
     return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
 }
 
-struct client_rings *rings_open(const int fds[CLIENT_RING_FDS])
+bool memory_is_fixed(int fd, size_t least_bytes)
 {
     struct stat file;
+    int seals = fcntl(fd, F_GET_SEALS);
+    return seals >= 0 && (seals & F_SEAL_SHRINK) != 0 && fstat(fd, &file) == 0 &&
+           file.st_size >= (off_t)least_bytes;
+}
+
+struct client_rings *rings_open(const int fds[CLIENT_RING_FDS])
+{
     struct client_rings *rings = calloc(1, sizeof *rings);
     void *memory = MAP_FAILED;
-    if (rings != NULL && fstat(fds[0], &file) == 0 && (size_t)file.st_size == rings_bytes()) {
+    if (rings != NULL && memory_is_fixed(fds[0], rings_bytes())) {
         memory = mmap(NULL, rings_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     }
     close(fds[0]);

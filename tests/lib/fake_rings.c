@@ -27,8 +27,9 @@ struct fake_rings *fake_rings_new(void)
 {
     struct fake_rings *rings = calloc(1, sizeof *rings);
     must(rings != NULL, "calloc");
-    rings->memory_fd = memfd_create("fake-rings", MFD_CLOEXEC);
+    rings->memory_fd = memfd_create("fake-rings", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     must(rings->memory_fd >= 0 && ftruncate(rings->memory_fd, (off_t)shared_bytes()) == 0, "memory");
+    must(fcntl(rings->memory_fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0, "seal");
     void *memory = mmap(NULL, shared_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, rings->memory_fd, 0);
     must(memory != MAP_FAILED, "mmap");
     rings->memory = memory;

@@ -109,11 +109,12 @@ static void test_none_never_stands_still(void **state)
     heart_close(&none);
 }
 
-static int make_file(size_t size)
+static int make_file(size_t size, int seals)
 {
-    int fd = memfd_create("page", MFD_CLOEXEC);
+    int fd = memfd_create("page", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_true(fd >= 0);
     assert_int_equal(ftruncate(fd, (off_t)size), 0);
+    assert_int_equal(fcntl(fd, F_ADD_SEALS, seals), 0);
     return fd;
 }
 
@@ -121,12 +122,16 @@ static void test_what_commd_passes(void **state)
 {
     (void)state;
     struct client_heart heart = {.page = NULL};
-    int short_one[CLIENT_HEARTBEAT_FDS] = {make_file(4), make_file(0)};
+    int short_one[CLIENT_HEARTBEAT_FDS] = {make_file(4, F_SEAL_SHRINK), make_file(0, 0)};
     assert_false(heart_open(&heart, short_one));
     assert_null(heart.page);
     assert_int_equal(fcntl(short_one[0], F_GETFD), -1); /* taken over, and closed */
     assert_int_equal(fcntl(short_one[1], F_GETFD), -1);
-    int good[CLIENT_HEARTBEAT_FDS] = {make_file(4096), make_file(0)};
+    int unsealed[CLIENT_HEARTBEAT_FDS] = {make_file(4096, F_SEAL_GROW), make_file(0, 0)};
+    assert_false(heart_open(&heart, unsealed)); /* commd could cut it: the next look would be the end */
+    assert_int_equal(fcntl(unsealed[0], F_GETFD), -1);
+    assert_int_equal(fcntl(unsealed[1], F_GETFD), -1);
+    int good[CLIENT_HEARTBEAT_FDS] = {make_file(4096, F_SEAL_SHRINK), make_file(0, 0)};
     uint64_t beats = 41;
     assert_int_equal(pwrite(good[0], &beats, sizeof beats, 0), sizeof beats);
     assert_true(heart_open(&heart, good));

@@ -77,15 +77,21 @@ static void test_descriptors_that_cannot_be_used(void **state)
     (void)state;
     struct fake_rings *commd = fake_rings_new();
     int fds[CLIENT_RING_FDS];
-    for (int wrong = 0; wrong < 3; wrong++) {
+    for (int wrong = 0; wrong < 4; wrong++) {
         copy_fds(commd, fds);
         if (wrong == 0) { /* memory that is not as large as the rings are: to touch it would be the end */
             close(fds[0]);
-            fds[0] = memfd_create("short", MFD_CLOEXEC);
+            fds[0] = memfd_create("short", MFD_CLOEXEC | MFD_ALLOW_SEALING);
             assert_true(fds[0] >= 0);
             assert_int_equal(ftruncate(fds[0], 4096), 0);
+            assert_int_equal(fcntl(fds[0], F_ADD_SEALS, F_SEAL_SHRINK), 0);
         } else if (wrong == 1) { /* none at all */
             assert_true(dup2(fds[1], fds[0]) >= 0);
+        } else if (wrong == 2) { /* that commd could shorten: to touch it then would be the end, too */
+            close(fds[0]);
+            fds[0] = memfd_create("open", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+            assert_true(fds[0] >= 0);
+            assert_int_equal(ftruncate(fds[0], 2 * (off_t)ring_shared_bytes(CLIENT_RING_BYTES)), 0);
         } else { /* of which nothing can be written */
             char path[64];
             close(fds[0]);

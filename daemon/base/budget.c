@@ -139,7 +139,7 @@ void budget_set_ceiling(struct budget *budget, enum budget_kind kind, uint64_t c
 /* --- Accounts --- */
 
 /* What an account has from the common pool. */
-static uint64_t pool_part(const struct budget_account *account, int kind)
+static uint64_t pool_part(const struct budget_account *account, enum budget_kind kind)
 {
     uint64_t minimum = account->has_place ? account->budget->minimum[kind] : 0;
     return account->used[kind] > minimum ? account->used[kind] - minimum : 0;
@@ -156,11 +156,11 @@ static void place_take(struct budget_account *account)
     }
     *taken += 1;
     for (int kind = 0; kind < BUDGET_KINDS; kind++) {
-        budget->pool_used[kind] -= pool_part(account, kind);
+        budget->pool_used[kind] -= pool_part(account, (enum budget_kind)kind);
     }
     account->has_place = true;
     for (int kind = 0; kind < BUDGET_KINDS; kind++) {
-        budget->pool_used[kind] += pool_part(account, kind);
+        budget->pool_used[kind] += pool_part(account, (enum budget_kind)kind);
     }
 }
 

@@ -151,7 +151,7 @@ void req_dispute_local(struct req_comm_op *op, const struct error *cause, uint64
 static bool counts_between(const struct req_comm_op *op, const struct req_comm_post *from,
                            const struct req_comm_post *to, uint64_t *sent, uint64_t *expected)
 {
-    const struct exec_rank *sender = &from->buffers.exec, *receiver = &to->buffers.exec;
+    const struct exec_rank *sender = &from->part->buffers.exec, *receiver = &to->part->buffers.exec;
     switch (op->call.kind) {
     case OP_KIND_ALL_TO_ALL:
         *sent = sender->input_layout.counts[to->rank];
@@ -188,7 +188,7 @@ static bool all_counts_equal(const struct req_comm_op *op, const struct req_comm
     if ((!gathers && op->call.kind != OP_KIND_REDUCE_SCATTER) || one != op->posts) {
         return true; /* each with the first one is enough */
     }
-    const struct exec_rank *a = &one->buffers.exec, *b = &other->buffers.exec;
+    const struct exec_rank *a = &one->part->buffers.exec, *b = &other->part->buffers.exec;
     return memcmp(gathers ? a->output_layout.counts : a->input_layout.counts,
                   gathers ? b->output_layout.counts : b->input_layout.counts,
                   op->comm->terms.size * sizeof(uint64_t)) == 0;

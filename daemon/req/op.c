@@ -20,10 +20,27 @@ bool req_op_any_pending(const struct req_comm *comm)
     return comm->ops != NULL && comm->oldest_seq <= comm->highest_seq;
 }
 
+/* Null is accepted. */
+static void part_free(struct req_comm_part *part)
+{
+    if (part != NULL) {
+        req_buffers_release(&part->buffers);
+        budget_release(part->account, BUDGET_OPERATIONS, part->charged_bytes);
+        free(part);
+    }
+}
+
+static void part_release(struct req_comm_post *post)
+{
+    struct req_comm_part *part = post->part;
+    post->part = NULL;
+    part_free(part);
+}
+
 static void op_release(struct req_comm_op *op)
 {
     for (uint32_t i = 0; i < op->comm->local_count; i++) {
-        req_buffers_release(&op->posts[i].buffers);
+        part_release(&op->posts[i]);
     }
 }
 
@@ -31,9 +48,7 @@ static void op_free(struct req_comm_op *op)
 {
     struct req_comm *comm = op->comm;
     op_release(op);
-    for (uint32_t i = 0; i < comm->local_count; i++) {
-        budget_release(op->posts[i].account, BUDGET_OPERATIONS, op->posts[i].charged_bytes);
-    }
+    budget_release(op->account, BUDGET_OPERATIONS, op->charged_bytes);
     comm->ops[op->seq % REQ_PENDING_OPS_MAX] = NULL;
     free(op->cause);
     free(op);
@@ -151,7 +166,8 @@ void req_op_overdue(struct req_comm *comm)
         }
         op->overdue = true;
         for (uint32_t i = 0; i < comm->local_count; i++) {
-            req_fences_signal(op->posts[i].buffers.fences);
+            const struct req_comm_part *part = op->posts[i].part;
+            req_fences_signal(part != NULL ? part->buffers.fences : NULL);
         }
     }
 }
@@ -367,7 +383,7 @@ static enum status op_start(struct req_comm_op *first, struct error *error)
         const struct req_comm_op *op = req_op_at(comm, first->seq + part);
         counts[part] = op->call.count_elements;
         for (uint32_t i = 0; i < comm->local_count; i++) {
-            ranks[(size_t)part * comm->local_count + i] = op->posts[i].buffers.exec;
+            ranks[(size_t)part * comm->local_count + i] = op->posts[i].part->buffers.exec;
         }
     }
     struct exec_call call = {
@@ -421,7 +437,7 @@ void req_op_start_ready(struct req_comm *comm, uint64_t now_ns)
 }
 
 static void op_post(struct req_comm_op *op, struct req_member *member, const struct req_op *call,
-                    const struct req_buffers *buffers, uint64_t charged_bytes)
+                    struct req_comm_part *part)
 {
     struct req_comm *comm = op->comm;
     struct req_comm_post *post = &op->posts[member->local_index];
@@ -430,9 +446,7 @@ static void op_post(struct req_comm_op *op, struct req_member *member, const str
     post->owed = true;
     post->rank = member->rank;
     post->ticket = call->ticket;
-    post->buffers = *buffers;
-    post->account = member->client.account;
-    post->charged_bytes = charged_bytes;
+    post->part = part;
     op->posted_count++;
     op->owed_count++;
     member->posted_seq = op->seq;
@@ -454,18 +468,22 @@ static void op_contradiction(struct req_comm_op *op, const struct req_member *me
     req_dispute_local(op, &cause, now_ns);
 }
 
-/*
- * What one rank's part costs: the operation here and in exec, where each has an entry for each local rank,
- * and copies of layouts.
+/* An operation with its places for all local ranks, which who posts it first pays, and its queue entry in
+ * exec.
  */
-static uint64_t op_cost_bytes(const struct req_comm *comm, const struct req_op *asked)
+static uint64_t op_cost_bytes(const struct req_comm *comm)
+{
+    return sizeof(struct req_comm_op) + comm->local_count * sizeof(struct req_comm_post) + EXEC_OP_COST_BYTES;
+}
+
+/* One rank's part: its entries here and in exec, and copies of layouts. */
+static uint64_t part_cost_bytes(const struct req_comm *comm, const struct req_op *asked)
 {
     uint64_t layouts =
         (asked->input_layout.memory != NULL ? 1u : 0u) + (asked->output_layout.memory != NULL ? 1u : 0u);
     bool fenced = asked->wait_count > 0 || asked->ended.word.memory != NULL;
-    return sizeof(struct req_comm_op) + EXEC_OP_COST_BYTES + sizeof(struct req_comm_post) +
-           sizeof(struct exec_rank) + layouts * 2 * comm->terms.size * sizeof(uint64_t) +
-           (fenced ? sizeof(struct req_fences) : 0);
+    return sizeof(struct req_comm_part) + sizeof(struct exec_rank) +
+           layouts * 2 * comm->terms.size * sizeof(uint64_t) + (fenced ? sizeof(struct req_fences) : 0);
 }
 
 /* Without buffers, and not charged: all ranks hear why, and go on with the next one. */
@@ -474,7 +492,6 @@ static enum status op_refuse(struct req_member *member, const struct req_op *ask
                              struct error *error)
 {
     struct req_comm *comm = member->comm;
-    const struct req_buffers nothing = {.input_memory = NULL};
     uint64_t seq = member->posted_seq + 1;
     struct req_comm_op *op = req_op_at(comm, seq);
     struct error cause;
@@ -483,7 +500,7 @@ static enum status op_refuse(struct req_member *member, const struct req_op *ask
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for an operation",
                          comm->name);
     }
-    op_post(op, member, asked, &nothing, 0);
+    op_post(op, member, asked, NULL);
     member->bucket_left = call->bucket_ops - call->bucket_index - 1;
     const struct error *verdict = req_verdict_on(comm, seq);
     if (verdict == NULL) {
@@ -501,26 +518,31 @@ static enum status op_refuse(struct req_member *member, const struct req_op *ask
     return STATUS_OK;
 }
 
+/* op_bytes are charged for the operation, if this is its first post. Takes the part. */
 static enum status post_op(struct req_member *member, const struct req_op *asked, const struct req_call *call,
-                           struct req_buffers *buffers, uint64_t charged_bytes, uint64_t now_ns,
+                           struct req_comm_part *part, uint64_t op_bytes, uint64_t now_ns,
                            struct error *error)
 {
     struct req_comm *comm = member->comm;
     uint64_t seq = member->posted_seq + 1;
     struct req_comm_op *op = req_op_at(comm, seq);
-    op = op != NULL ? op : op_new(member, call, seq, now_ns);
     if (op == NULL) {
-        req_buffers_release(buffers);
-        budget_release(member->client.account, BUDGET_OPERATIONS, charged_bytes);
-        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for an operation",
-                         comm->name);
+        op = op_new(member, call, seq, now_ns);
+        if (op == NULL) {
+            budget_release(part->account, BUDGET_OPERATIONS, op_bytes);
+            part_free(part);
+            return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for an operation",
+                             comm->name);
+        }
+        op->account = part->account;
+        op->charged_bytes = op_bytes;
     }
-    op_post(op, member, asked, buffers, charged_bytes);
+    op_post(op, member, asked, part);
     member->bucket_left = call->bucket_ops - call->bucket_index - 1;
     const struct error *verdict = req_verdict_on(comm, seq);
     if (verdict != NULL) {
         if (op->finished) {
-            op_release(op); /* it ended before this rank came */
+            part_release(&op->posts[member->local_index]); /* it ended before this rank came */
             req_comm_queue(comm);
         } else {
             req_op_end(op, verdict, now_ns);
@@ -562,10 +584,20 @@ enum status req_submit(struct req_member *member, const struct req_op *op, uint6
         req_buffers_release(&buffers);
         return status;
     }
-    uint64_t bytes = op_cost_bytes(member->comm, op);
-    if (budget_charge(member->client.account, BUDGET_OPERATIONS, bytes, &why) != STATUS_OK) {
+    uint64_t op_bytes =
+        req_op_at(member->comm, member->posted_seq + 1) == NULL ? op_cost_bytes(member->comm) : 0;
+    uint64_t part_bytes = part_cost_bytes(member->comm, op);
+    if (budget_charge(member->client.account, BUDGET_OPERATIONS, op_bytes + part_bytes, &why) != STATUS_OK) {
         req_buffers_release(&buffers);
         return op_refuse(member, op, &call, &why, now_ns, error);
     }
-    return post_op(member, op, &call, &buffers, bytes, now_ns, error);
+    struct req_comm_part *part = malloc(sizeof *part);
+    if (part == NULL) {
+        req_buffers_release(&buffers);
+        budget_release(member->client.account, BUDGET_OPERATIONS, op_bytes + part_bytes);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for an operation",
+                         member->comm->name);
+    }
+    *part = (struct req_comm_part){buffers, member->client.account, part_bytes};
+    return post_op(member, op, &call, part, op_bytes, now_ns, error);
 }

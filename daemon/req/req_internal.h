@@ -91,15 +91,23 @@ struct req_member {
 #define REQ_OVERDUE_NS (2 * TIME_S)        /* how long a failed communicator's operations may take to end */
 #define REQ_RECORD_POLL_NS (200 * TIME_US) /* between looks at words that records wait for */
 
-/* One local rank's part of an operation. */
+/* What an operation holds for a local rank, from its post until nothing uses the buffers any more. */
+struct req_comm_part {
+    struct req_buffers buffers;
+    struct budget_account *account; /* of its owner: charged as long as the part is */
+    uint64_t charged_bytes;
+};
+
+/*
+ * One local rank's place in an operation. Small: an operation has one for each local rank before they post,
+ * and one that is refused has no more.
+ */
 struct req_comm_post {
+    uint64_t ticket;
+    struct req_comm_part *part; /* null before the post, after the end, and where it was refused */
+    uint32_t rank;
     bool posted;
     bool owed; /* the owner is still to be told */
-    uint32_t rank;
-    uint64_t ticket;
-    struct req_buffers buffers;
-    struct budget_account *account; /* of its owner, charged until the operation is freed */
-    uint64_t charged_bytes;
 };
 
 struct req_comm_op {
@@ -117,7 +125,9 @@ struct req_comm_op {
     bool overdue; /* the communicator failed, and a GPU does not let go of it: owners are told all the same */
     bool finished;
     bool succeeded;
-    struct error *cause;          /* of its own, when it did not; null: the communicator's */
+    struct error *cause;            /* of its own, when it did not; null: the communicator's */
+    struct budget_account *account; /* of who posted it first: charged until the operation is freed */
+    uint64_t charged_bytes;
     struct req_comm_post posts[]; /* by local index */
 };
 

@@ -166,7 +166,8 @@ static bool visit_comm_uses(const struct req_comm *comm, req_use_visit *visit, v
     for (uint64_t seq = comm->oldest_seq; req_op_any_pending(comm) && seq <= comm->highest_seq; seq++) {
         const struct req_comm_op *op = req_op_at(comm, seq);
         for (uint32_t i = 0; op != NULL && i < comm->local_count; i++) {
-            if (!visit_buffers(comm, &op->posts[i].buffers, visit, context)) {
+            const struct req_comm_part *part = op->posts[i].part;
+            if (part != NULL && !visit_buffers(comm, &part->buffers, visit, context)) {
                 return false;
             }
         }

@@ -1,3 +1,5 @@
+#include <malloc.h>
+
 #include "tests/unit/req/req_ops.h"
 
 /* What ranks make req hold is charged to their user, and all of it comes back. */
@@ -150,6 +152,41 @@ static void test_collective_refused(void **state)
     }
 }
 
+static size_t in_use(void)
+{
+    return mallinfo2().uordblks + mallinfo2().hblkhd;
+}
+
+/*
+ * What one of many ranks posts is held at its account's cost, and what it is refused costs next to nothing,
+ * however many ranks of the node are to follow.
+ */
+static void test_memory_is_charged(void **state)
+{
+    (void)state;
+    enum { SIZE = 60, OPS = 500, REFUSED_MAX_BYTES = 4096 };
+    struct budget_account *poor;
+    struct member *members[SIZE];
+    world_start(&world, 3, 1, NULL);
+    budget_start(&poor);
+    form_ops(members, 1, SIZE, 0, "ranks");
+    size_t before = in_use();
+    for (uint32_t i = 0; i < OPS; i++) {
+        post_well(members[0], &(struct req_op){.kind = OP_KIND_BARRIER});
+    }
+    assert_in_range(in_use() - before, 0, used(world.account, BUDGET_OPERATIONS));
+    uint64_t taken = exhaust(world.account);
+    before = in_use();
+    for (uint32_t i = 0; i < OPS; i++) {
+        post_well(members[0], &(struct req_op){.kind = OP_KIND_BARRIER});
+    }
+    assert_in_range(in_use() - before, 0, OPS * REFUSED_MAX_BYTES);
+    budget_release(world.account, BUDGET_OPERATIONS, taken);
+    leave_all(&world);
+    budget_end(poor);
+    world_stop(&world);
+}
+
 /* Ranks are counted before there is a communicator. */
 static void test_communicators_refused(void **state)
 {
@@ -175,9 +212,8 @@ int main(void)
 {
     log_set_level(LOG_LEVEL_ERROR);
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many_messages),
-        cmocka_unit_test(test_message_refused),
-        cmocka_unit_test(test_collective_refused),
+        cmocka_unit_test(test_many_messages),         cmocka_unit_test(test_message_refused),
+        cmocka_unit_test(test_collective_refused),    cmocka_unit_test(test_memory_is_charged),
         cmocka_unit_test(test_communicators_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -67,6 +67,7 @@ void table_format(const json_t *value, enum column_format format, char *text, si
 /* Verbs: argv[0] is the verb. */
 typedef enum exit_code verb_function(struct commctl *commctl, int argc, char **argv);
 verb_function verb_status, verb_nodes, verb_comms, verb_clients, verb_ops; /* list.c */
+verb_function verb_users;                                                  /* users.c */
 verb_function verb_gpus;                                                   /* gpus.c */
 verb_function verb_ping;                                                   /* ping.c */
 verb_function verb_algorithms;                                             /* algorithms.c */
@@ -75,6 +76,17 @@ verb_function verb_bench;                                                  /* be
 verb_function verb_abort, verb_disconnect;                                 /* control.c */
 verb_function verb_config;                                                 /* config.c */
 verb_function verb_pki;                                                    /* pki.c */
+
+/* A list that comes in pages: how to ask for one, and where its rows and cursor are. */
+struct list {
+    const char *name;
+    const char *singular, *plural;
+    Commd__Client__Request__BodyCase question;
+    Commd__Client__Reply__BodyCase answer;
+};
+/* Appends all pages' rows. *others gets how many rows other users have, which are not shown. Prints what
+ * failed. */
+enum exit_code list_fetch(struct commctl *commctl, const struct list *list, json_t *rows, long long *others);
 
 /* "and 3 clients of other users", unless there are none. */
 void print_others(long long count, const char *singular, const char *plural);

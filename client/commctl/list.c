@@ -111,14 +111,6 @@ enum exit_code verb_status(struct commctl *commctl, int argc, char **argv)
     return code;
 }
 
-/* A list that comes in pages: how to ask for one, and where its rows and cursor are. */
-struct list {
-    const char *name;
-    const char *singular, *plural;
-    Commd__Client__Request__BodyCase question;
-    Commd__Client__Reply__BodyCase answer;
-};
-
 static const struct list list_nodes = {"nodes", "node", "nodes", COMMD__CLIENT__REQUEST__BODY_NODES,
                                        COMMD__CLIENT__REPLY__BODY_NODES};
 static const struct list list_comms = {"comms", "communicator", "communicators",
@@ -137,19 +129,18 @@ void print_others(long long count, const char *singular, const char *plural)
     }
 }
 
-/* *others gets how many rows other users have, which are not shown. */
-static enum exit_code fetch_rows(struct commctl *commctl, const struct list *list, json_t *rows,
-                                 long long *others)
+enum exit_code list_fetch(struct commctl *commctl, const struct list *list, json_t *rows, long long *others)
 {
     *others = 0;
     uint64_t after = 0;
     for (int page = 0; page < PAGES_MAX; page++) {
-        /* The four queries have the same one field. */
+        /* The queries have the same one field. */
         Commd__Client__NodesQuery nodes = COMMD__CLIENT__NODES_QUERY__INIT;
         Commd__Client__CommsQuery comms = COMMD__CLIENT__COMMS_QUERY__INIT;
         Commd__Client__ClientsQuery clients = COMMD__CLIENT__CLIENTS_QUERY__INIT;
         Commd__Client__OpsQuery ops = COMMD__CLIENT__OPS_QUERY__INIT;
-        nodes.after = comms.after = clients.after = ops.after = after;
+        Commd__Client__UsersQuery users = COMMD__CLIENT__USERS_QUERY__INIT;
+        nodes.after = comms.after = clients.after = ops.after = users.after = after;
         Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
         request.body_case = list->question;
         if (list == &list_nodes) {
@@ -158,6 +149,8 @@ static enum exit_code fetch_rows(struct commctl *commctl, const struct list *lis
             request.comms = &comms;
         } else if (list == &list_clients) {
             request.clients = &clients;
+        } else if (list->question == COMMD__CLIENT__REQUEST__BODY_USERS) {
+            request.users = &users;
         } else {
             request.ops = &ops;
         }
@@ -191,7 +184,7 @@ static enum exit_code show_list(struct commctl *commctl, int argc, char **argv, 
     }
     json_t *rows = json_array();
     long long others;
-    code = fetch_rows(commctl, list, rows, &others);
+    code = list_fetch(commctl, list, rows, &others);
     if (code == EXIT_CODE_OK && commctl->json) {
         output_object(commctl, json_pack("{sO,sI}", list->name, rows, "others", (json_int_t)others), NULL);
     } else if (code == EXIT_CODE_OK) {

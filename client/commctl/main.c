@@ -26,6 +26,7 @@ static const struct verb verbs[] = {
     {"comms", "", "communicators: state, ranks, operations, why failed", verb_comms, true},
     {"clients", "", "processes that are connected", verb_clients, true},
     {"ops", "", "operations under way: who arrived, who is missing, how late", verb_ops, true},
+    {"users", "", "what each user makes commd hold, and how much a user may", verb_users, true},
     {"gpus", "", "the node's GPUs: memory, MPS, and who has what on them", verb_gpus, true},
     {"abort", "COMMUNICATOR [--uid USER] ...", "ends a communicator: its ranks get ABORTED with who and why",
      verb_abort, false},

@@ -381,6 +381,7 @@ void api_admin_ping(struct api_session *session, uint64_t request_id, const Comm
 void api_algorithms(struct api_session *session, uint64_t request_id,
                     const Commd__Client__AlgorithmsQuery *request);
 void api_gpus(struct api_session *session, uint64_t request_id);
+void api_users(struct api_session *session, uint64_t request_id, uint64_t after);
 void api_admin_config(struct api_session *session, uint64_t request_id);
 
 #endif

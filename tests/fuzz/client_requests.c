@@ -352,8 +352,9 @@ static void send_query(struct fuzz_session *session, struct fuzz_input *input,
     Commd__Client__CommsQuery comms = COMMD__CLIENT__COMMS_QUERY__INIT;
     Commd__Client__ClientsQuery clients = COMMD__CLIENT__CLIENTS_QUERY__INIT;
     Commd__Client__OpsQuery ops = COMMD__CLIENT__OPS_QUERY__INIT;
-    uint32_t which = fuzz_below(input, 7);
-    nodes.after = comms.after = clients.after = ops.after = fuzz_number(input);
+    Commd__Client__UsersQuery users = COMMD__CLIENT__USERS_QUERY__INIT;
+    uint32_t which = fuzz_below(input, 8);
+    nodes.after = comms.after = clients.after = ops.after = users.after = fuzz_number(input);
     switch (which) {
     case 0:
         request->body_case = COMMD__CLIENT__REQUEST__BODY_STATUS;
@@ -366,6 +367,10 @@ static void send_query(struct fuzz_session *session, struct fuzz_input *input,
     case 2:
         request->body_case = COMMD__CLIENT__REQUEST__BODY_GPUS;
         request->gpus = &gpus;
+        break;
+    case 7:
+        request->body_case = COMMD__CLIENT__REQUEST__BODY_USERS;
+        request->users = &users;
         break;
     case 3:
         request->body_case = COMMD__CLIENT__REQUEST__BODY_NODES;

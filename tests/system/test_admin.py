@@ -61,6 +61,18 @@ class Users(StandaloneTest):
         status = self.json_as_nobody("status")
         self.assertEqual((status["comms_forming"], status["clients"]), (2, 3))  # numbers are everybody's
 
+    def test_what_users_hold(self):
+        users = self.json_as_nobody("users")
+        self.assertEqual({row["uid"] for row in users["users"]}, {NOBODY})
+        self.assertGreaterEqual(users["others"], 1)
+        self.assertEqual(sum(row["kinds"]["communicators"]["used"] for row in users["users"]), 1)
+        self.assertGreaterEqual(users["users"][0]["kinds"]["sessions"]["ceiling"], 1)
+        self.assertRegex(self.as_nobody("users").stdout, r"(?s)^USER +SESSIONS .*\(limit\) .*of other users")
+        rows = self.cluster.json("solo", "users")["users"]
+        self.assertEqual({row["uid"] for row in rows}, {0, NOBODY})
+        self.assertEqual(sum(row["kinds"]["communicators"]["used"] for row in rows), 2)
+        self.assertNotIn("other users", self.cluster.commctl("solo", "users").stdout)
+
     def test_root_on_the_clients_socket_is_a_user(self):
         comms = self.cluster.json("solo", "--admin-socket", NOWHERE, "comms")
         self.assertEqual([row["owner_uid"] for row in comms["comms"]], [0])

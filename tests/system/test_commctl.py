@@ -10,7 +10,7 @@ import unittest
 
 from cluster import BUILD, StandaloneTest
 
-VERBS = [[], ["status"], ["nodes"], ["comms"], ["clients"], ["ops"], ["ping", "-n", "1", "other"], ["algorithms"], ["config", "show"], ["version"],
+VERBS = [[], ["status"], ["nodes"], ["comms"], ["clients"], ["ops"], ["users"], ["ping", "-n", "1", "other"], ["algorithms"], ["config", "show"], ["version"],
          ["bench", "--max-bytes", "8"]]
 
 
@@ -50,7 +50,7 @@ class Silent(unittest.TestCase):
         other.close()
 
     def test_help_needs_nobody(self):
-        for verb in ("status", "nodes", "ping", "plan", "bench", "gpus", "pki", "config", "help"):
+        for verb in ("status", "nodes", "ping", "plan", "bench", "gpus", "users", "pki", "config", "help"):
             done = commctl(self.path, verb, "--help")
             self.assertEqual((done.returncode, done.stderr), (0, ""), verb)
             self.assertIn(f"commctl [OPTION...] {verb}", done.stdout)

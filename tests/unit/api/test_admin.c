@@ -1,3 +1,4 @@
+#include "daemon/base/control_group.h"
 #include "tests/unit/api/api_node.h"
 
 /*
@@ -32,6 +33,7 @@ static Commd__Client__Event *ask(struct client *client, Commd__Client__Request__
     Commd__Client__CommsQuery comms = COMMD__CLIENT__COMMS_QUERY__INIT;
     Commd__Client__ClientsQuery clients = COMMD__CLIENT__CLIENTS_QUERY__INIT;
     Commd__Client__OpsQuery ops = COMMD__CLIENT__OPS_QUERY__INIT;
+    Commd__Client__UsersQuery users = COMMD__CLIENT__USERS_QUERY__INIT;
     Commd__Client__ConfigQuery config = COMMD__CLIENT__CONFIG_QUERY__INIT;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = question;
@@ -43,6 +45,8 @@ static Commd__Client__Event *ask(struct client *client, Commd__Client__Request__
         request.ops = &ops;
     } else if (question == COMMD__CLIENT__REQUEST__BODY_CONFIG) {
         request.config = &config;
+    } else if (question == COMMD__CLIENT__REQUEST__BODY_USERS) {
+        request.users = &users;
     } else {
         request.nodes = &list;
     }
@@ -185,6 +189,127 @@ static void test_paths_of_keys(void **state)
     node_free(node);
 }
 
+static const Commd__Client__UserInfo *find_user(const Commd__Client__UsersReply *reply, uid_t uid,
+                                                const char *group)
+{
+    for (size_t i = 0; i < reply->n_users; i++) {
+        if (reply->users[i]->uid == uid && strcmp(reply->users[i]->group, group) == 0) {
+            return reply->users[i];
+        }
+    }
+    fail_msg("no row of user %u in \"%s\"", (unsigned)uid, group);
+    return NULL;
+}
+
+static const Commd__Client__UserUse *find_use(const Commd__Client__UserInfo *user, enum budget_kind kind)
+{
+    for (size_t i = 0; i < user->n_uses; i++) {
+        if (strcmp(user->uses[i]->kind, budget_kind_key(kind)) == 0) {
+            return user->uses[i];
+        }
+    }
+    fail_msg("no %s", budget_kind_key(kind));
+    return NULL;
+}
+
+/* Two control groups of one user, and this process's own user: what they hold, and who sees it. */
+static void test_what_users_hold(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct budget *budget = node->api->budget;
+    struct budget_account *jobs[2];
+    struct error refused;
+    char group[BUDGET_GROUP_MAX_BYTES + 1];
+    control_group_of(getpid(), group, sizeof group);
+    must(budget_open(budget, OTHER_UID, "/job\x1b[2J", &jobs[0], error));
+    must(budget_open(budget, OTHER_UID, "/other", &jobs[1], error));
+    must(budget_charge(jobs[0], BUDGET_MEMORIES, 7, error));
+    assert_int_equal(budget_charge(jobs[0], BUDGET_MEMORIES, UINT64_C(1) << 40, &refused), STATUS_LIMIT);
+    api_set_user_limit(node->api, BUDGET_SESSIONS, 30);
+    struct client own = client_new(node), other = client_new_as(node, OTHER_UID), admin = admin_new(node);
+    client_init(&own, 1, "train");
+
+    Commd__Client__Event *event =
+        ask(&admin, COMMD__CLIENT__REQUEST__BODY_USERS, COMMD__CLIENT__REPLY__BODY_USERS);
+    const Commd__Client__UsersReply *reply = event->reply->users;
+    assert_int_equal(reply->n_users, 4); /* with administration's own */
+    assert_int_equal(reply->others, 0);
+    const Commd__Client__UserInfo *job = find_user(reply, OTHER_UID, "/job?[2J");
+    assert_true(job->shares_uid);
+    assert_int_equal(job->n_uses, BUDGET_KINDS);
+    assert_int_equal(find_use(job, BUDGET_MEMORIES)->used, 7);
+    assert_int_equal(job->refused, 1);
+    assert_int_equal(find_use(find_user(reply, OTHER_UID, "/other"), BUDGET_MEMORIES)->used, 0);
+    assert_int_equal(find_user(reply, OTHER_UID, "/other")->refused, 0);
+    assert_int_equal(find_use(job, BUDGET_SESSIONS)->ceiling, 30);
+    /* Both clients are of this process. */
+    const Commd__Client__UserInfo *self = find_user(reply, getuid(), group);
+    assert_int_equal(find_use(self, BUDGET_SESSIONS)->used, 2);
+    assert_int_equal(find_use(self, BUDGET_COMMUNICATORS)->used, 1);
+    event_free(event);
+
+    event = ask(&other, COMMD__CLIENT__REQUEST__BODY_USERS, COMMD__CLIENT__REPLY__BODY_USERS);
+    assert_int_equal(event->reply->users->n_users, 2);
+    assert_int_equal(event->reply->users->others, 2);
+    assert_int_equal(event->reply->users->users[0]->uid, OTHER_UID);
+    assert_int_equal(event->reply->users->users[1]->uid, OTHER_UID);
+    event_free(event);
+
+    client_free(&own);
+    client_free(&other);
+    client_free(&admin);
+    budget_release(jobs[0], BUDGET_MEMORIES, 7);
+    budget_close(jobs[0]);
+    budget_close(jobs[1]);
+    node_free(node);
+}
+
+/* More accounts than a page has, with the longest names. */
+static void test_pages_of_accounts(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct budget_account *jobs[2 * CLIENT_LIST_PAGE_MAX];
+    size_t count = sizeof jobs / sizeof *jobs;
+    for (size_t i = 0; i < count; i++) {
+        char group[BUDGET_GROUP_MAX_BYTES + 1];
+        snprintf(group, sizeof group, "/%0254zu", i);
+        must(budget_open(node->api->budget, i % 2 == 0 ? 1000 : OTHER_UID, group, &jobs[i], error));
+        must(budget_charge(jobs[i], BUDGET_ADDRESSES, UINT64_C(1) << 38, error));
+    }
+    struct client client = client_new_as(node, 1000), admin = admin_new(node);
+    for (unsigned asker = 0; asker < 2; asker++) {
+        struct client *asks = asker == 0 ? &client : &admin;
+        Commd__Client__UsersQuery query = COMMD__CLIENT__USERS_QUERY__INIT;
+        size_t rows = 0, others = 0;
+        do {
+            Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+            request.body_case = COMMD__CLIENT__REQUEST__BODY_USERS;
+            request.users = &query;
+            Commd__Client__Event *event =
+                client_expect_reply(asks, client_send(asks, &request, -1), COMMD__CLIENT__REPLY__BODY_USERS);
+            for (size_t i = 0; i < event->reply->users->n_users; i++) {
+                assert_true(event->reply->users->users[i]->id > query.after);
+                rows++;
+            }
+            others = event->reply->users->others;
+            query.after = event->reply->users->cursor;
+            event_free(event);
+        } while (query.after != 0);
+        /* Beside them this process's account and administration's. */
+        assert_int_equal(rows, asker == 0 ? count / 2 : count + 2);
+        assert_int_equal(others, asker == 0 ? count / 2 + 2 : 0);
+    }
+    client_free(&client);
+    client_free(&admin);
+    for (size_t i = 0; i < count; i++) {
+        budget_release(jobs[i], BUDGET_ADDRESSES, UINT64_C(1) << 38);
+        budget_close(jobs[i]);
+    }
+    node_free(node);
+}
+
 /* Administrators look, and hold nothing. */
 static void test_an_administrator_holds_nothing(void **state)
 {
@@ -294,6 +419,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_rows_of_other_users),
         cmocka_unit_test(test_pages_without_other_users_rows),
+        cmocka_unit_test(test_what_users_hold),
+        cmocka_unit_test(test_pages_of_accounts),
         cmocka_unit_test(test_paths_of_keys),
         cmocka_unit_test(test_an_administrator_holds_nothing),
         cmocka_unit_test(test_administrators_max),

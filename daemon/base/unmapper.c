@@ -64,11 +64,17 @@ static bool is_stopping(struct unmapper *unmapper)
 
 static void unmap_in_pieces(struct unmapper *unmapper, const struct unmapping *unmapping)
 {
-    uint64_t piece_bytes;
-    for (uint64_t at = 0; at < unmapping->size_bytes && !is_stopping(unmapper); at += piece_bytes) {
+    uint64_t piece_bytes = UNMAPPER_PIECE_BYTES;
+    uint64_t at = 0;
+    while (at < unmapping->size_bytes && !is_stopping(unmapper)) {
         uint64_t left_bytes = unmapping->size_bytes - at;
-        piece_bytes = left_bytes < UNMAPPER_PIECE_BYTES ? left_bytes : UNMAPPER_PIECE_BYTES;
+        uint64_t begun_ns = loop_now_ns();
+        piece_bytes = left_bytes < piece_bytes ? left_bytes : piece_bytes;
         (void)munmap((unsigned char *)unmapping->base + at, piece_bytes);
+        at += piece_bytes;
+        bool is_quick = loop_now_ns() - begun_ns < UNMAPPER_QUICK_NS;
+        piece_bytes = is_quick ? 2 * piece_bytes : UNMAPPER_PIECE_BYTES;
+        piece_bytes = piece_bytes < UNMAPPER_PIECE_MAX_BYTES ? piece_bytes : UNMAPPER_PIECE_MAX_BYTES;
     }
 }
 

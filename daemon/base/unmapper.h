@@ -16,6 +16,12 @@
 struct unmapper;
 
 #define UNMAPPER_PIECE_BYTES (UINT64_C(64) << 20)
+/*
+ * Addresses without pages cost next to nothing, and there may be 2^46 bytes of them: while pieces take less
+ * than UNMAPPER_QUICK_NS, each is twice as large as the one before, up to this.
+ */
+#define UNMAPPER_PIECE_MAX_BYTES (UINT64_C(512) << 20)
+#define UNMAPPER_QUICK_NS 200000u
 #define UNMAPPER_IN_PLACE_MAX_BYTES (UINT64_C(1) << 20) /* what is smaller is unmapped at once */
 
 /* One mapping. The unmapper's from unmapper_put until `done` is called, which may free it. */

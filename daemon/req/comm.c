@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -190,6 +191,21 @@ static void comm_tell_abort(struct req_comm *comm, const struct error *cause)
     }
 }
 
+bool req_comm_may_log(const struct req_comm *comm, struct user_log *logs, uint64_t now_ns,
+                      char left_out[REQ_LEFT_OUT_BYTES])
+{
+    uint64_t suppressed;
+    left_out[0] = '\0';
+    if (!user_log_pass(logs, comm->terms.owner_uid, now_ns, &suppressed)) {
+        return false;
+    }
+    if (suppressed > 0) {
+        (void)snprintf(left_out, REQ_LEFT_OUT_BYTES, " (%llu such lines of this user were left out)",
+                       (unsigned long long)suppressed);
+    }
+    return true;
+}
+
 void req_comm_fail(struct req_comm *comm, const struct error *cause, enum req_tell tell, uint64_t now_ns)
 {
     if (comm->state == REQ_COMM_FAILED) {
@@ -200,8 +216,11 @@ void req_comm_fail(struct req_comm *comm, const struct error *cause, enum req_te
     if (copy.status == STATUS_OK || copy.status == STATUS_IN_PROGRESS) {
         copy.status = STATUS_INTERNAL;
     }
-    log_warning("communicator \"%s\" %s: %s", comm->name, formed ? "failed" : "gave up forming",
-                req_text_without_name(comm->name, copy.text));
+    char left_out[REQ_LEFT_OUT_BYTES];
+    if (req_comm_may_log(comm, &comm->req->failed_log, now_ns, left_out)) {
+        log_warning("communicator \"%s\" %s: %s%s", comm->name, formed ? "failed" : "gave up forming",
+                    req_text_without_name(comm->name, copy.text), left_out);
+    }
     comm->cause = copy;
     if (tell == REQ_TELL_NODES) {
         if (formed) {

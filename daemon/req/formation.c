@@ -509,9 +509,12 @@ static void formed(struct req_comm *comm, uint64_t now_ns)
     }
     refuse_others(comm);
     req_comm_set_state(comm, REQ_COMM_FORMED, now_ns);
-    log_info("communicator \"%s\" of uid %u formed: %u ranks, %u here, on %u nodes, id %016llx", comm->name,
-             comm->terms.owner_uid, comm->terms.size, comm->local_count, comm->node_count,
-             (unsigned long long)comm->comm_id);
+    char left_out[REQ_LEFT_OUT_BYTES];
+    if (req_comm_may_log(comm, &comm->req->formed_log, now_ns, left_out)) {
+        log_info("communicator \"%s\" of uid %u formed: %u ranks, %u here, on %u nodes, id %016llx%s",
+                 comm->name, comm->terms.owner_uid, comm->terms.size, comm->local_count, comm->node_count,
+                 (unsigned long long)comm->comm_id, left_out);
+    }
 }
 
 void req_formation_hold_refusals(struct req_comm *comm, uint64_t now_ns)

@@ -6,6 +6,7 @@
 #include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
+#include "daemon/base/user_log.h"
 #include "daemon/coll/overrides.h"
 #include "daemon/coll/registry.h"
 #include "daemon/req/call.h"
@@ -240,6 +241,8 @@ struct req {
     struct log_limit node_limit;    /* of what nodes say that does not count */
     struct log_limit refusal_limit; /* of ranks of other nodes that are refused */
     struct log_limit verdict_limit; /* of operations that ranks call differently */
+    struct user_log formed_log;     /* of communicators, which users form as often as they like */
+    struct user_log failed_log;     /* apart: neither hides the other */
     uint64_t now_ns;                /* of the call under way: the limits go by it */
     struct req_comm *comms;
     uint32_t comm_count;
@@ -272,6 +275,10 @@ enum req_tell { REQ_TELL_NODES, REQ_TELL_NOBODY };
  * tick. Does nothing when it failed before.
  */
 void req_comm_fail(struct req_comm *comm, const struct error *cause, enum req_tell tell, uint64_t now_ns);
+#define REQ_LEFT_OUT_BYTES 64
+/* Whether a line about the communicator may be logged; left_out: its end, how many of its user were not. */
+bool req_comm_may_log(const struct req_comm *comm, struct user_log *logs, uint64_t now_ns,
+                      char left_out[REQ_LEFT_OUT_BYTES]);
 /* A rank takes part in no operation after last_seq. */
 void req_comm_rank_left(struct req_comm *comm, uint32_t rank, uint64_t last_seq);
 void req_comm_remove_member(struct req_member *member);

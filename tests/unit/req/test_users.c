@@ -1,3 +1,4 @@
+#include "daemon/base/user_log.h"
 #include "tests/unit/req/req_nodes.h"
 
 /* Users who may have ranks on some nodes alone: what other nodes say of theirs does not count. */
@@ -141,6 +142,55 @@ static void test_a_user_loses_a_node(void **state)
     world_stop(&world);
 }
 
+static struct {
+    unsigned formed, failed, left_out;
+} lines;
+
+static void count_lines(void *context, enum log_level level, const char *line)
+{
+    (void)context;
+    (void)level;
+    lines.formed += strstr(line, " formed: ") != NULL;
+    lines.failed += strstr(line, " failed: ") != NULL;
+    lines.left_out += strstr(line, "such lines of this user were left out)") != NULL;
+}
+
+static void form_and_fail(uid_t uid, unsigned count)
+{
+    for (unsigned i = 0; i < count; i++) {
+        struct member *kept = join_user(0, 0, uid), *lost = join_user(0, 1, uid);
+        run(&world, TIME_MS);
+        assert_formed(kept);
+        leave(lost, REQ_LEAVE_LOST);
+        run(&world, TIME_MS);
+        assert_int_equal(kept->aborted_count, 1);
+        leave_all(&world);
+    }
+}
+
+/* Whoever forms communicators and fails them all the time fills no log, and hides no other user's line. */
+static void test_a_user_does_not_flood_the_log(void **state)
+{
+    (void)state;
+    world_start(&world, 1, 1, NULL);
+    log_set_level(LOG_LEVEL_INFO);
+    log_set_sink(count_lines, NULL);
+    form_and_fail(USER_UID, 200); /* of 12 ms each */
+    assert_in_range(lines.formed, USER_LOG_BURST, 2 * USER_LOG_BURST);
+    assert_in_range(lines.failed, USER_LOG_BURST, 2 * USER_LOG_BURST);
+    unsigned formed = lines.formed, failed = lines.failed;
+    form_and_fail(1000, 1);
+    assert_int_equal(lines.formed, formed + 1);
+    assert_int_equal(lines.failed, failed + 1);
+    run(&world, 2 * TIME_S);
+    lines.left_out = 0;
+    form_and_fail(USER_UID, 1);
+    assert_int_equal(lines.left_out, 2);
+    log_set_sink(NULL, NULL);
+    log_set_level(LOG_LEVEL_ERROR);
+    world_stop(&world);
+}
+
 int main(void)
 {
     log_set_level(LOG_LEVEL_ERROR);
@@ -149,6 +199,7 @@ int main(void)
         cmocka_unit_test(test_a_node_that_speaks_for_a_user),
         cmocka_unit_test(test_names_go_to_the_users_nodes_alone),
         cmocka_unit_test(test_a_user_loses_a_node),
+        cmocka_unit_test(test_a_user_does_not_flood_the_log),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,5 @@
 #include "daemon/daemon.h"
 
-#include <poll.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
@@ -23,6 +22,7 @@
 #include "daemon/dev/guard.h"
 #include "daemon/dev/reduce.h"
 #include "daemon/exec/exec.h"
+#include "daemon/gpus.h"
 #include "daemon/mesh/mesh.h"
 #include "daemon/net/mem.h"
 #include "daemon/net/quic.h"
@@ -31,8 +31,6 @@
 #include "daemon/sockets.h"
 #include "daemon/workers.h"
 #include "proto/version.h"
-
-#define DAEMON_TEAR_DOWN_S 10
 
 struct daemon {
     const struct daemon_options *options;
@@ -370,49 +368,6 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
     return status;
 }
 
-/* There while the kernel's part of the driver is loaded. */
-#define NVIDIA_LOADED "/proc/driver/nvidia/version"
-
-/* A machine without GPUs, or one whose GPUs nobody can use until somebody looks into the log. */
-static void log_absent_gpus(const char *why)
-{
-    if (access(NVIDIA_LOADED, F_OK) == 0) {
-        log_warning("no GPUs, though the NVIDIA driver is loaded (" NVIDIA_LOADED
-                    "): %s; is nvidia-uvm loaded "
-                    "(nvidia-modprobe -u -c=0, as root)? gpus = \"off\" says that none are wanted",
-                    why);
-    } else {
-        log_debug("GPUs: none: %s", why);
-    }
-}
-
-/* Without any, everything else works: that is no failure. GPUs that do not work are. */
-static enum status daemon_make_gpus(struct daemon *daemon, struct error *error)
-{
-    if (strcmp(daemon->conf->gpus, "off") == 0) {
-        snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "gpus = \"off\" in the configuration");
-        return STATUS_OK;
-    }
-    enum status status =
-        dev_gpus_open(strcmp(daemon->conf->gpu_peer_access, "off") != 0, &daemon->gpus, error);
-    if (status == STATUS_UNSUPPORTED) {
-        snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "%s", error->text);
-        log_absent_gpus(daemon->gpus_absent);
-        return STATUS_OK;
-    }
-    if (status != STATUS_OK) {
-        (void)error_prefix(error, "GPUs (gpus = \"off\" starts without them)");
-        return status;
-    }
-    for (uint32_t gpu = 0; gpu < dev_gpus_count(daemon->gpus); gpu++) {
-        const struct dev_gpu_info *info = dev_gpus_info(daemon->gpus, gpu);
-        log_info("GPU %u: %s, %llu MiB, PCI %s, MPS %s", gpu, info->name,
-                 (unsigned long long)(info->memory_bytes >> 20), info->bus, info->mps ? "on" : "off");
-    }
-    exec_set_gpus(daemon->exec, daemon->gpus);
-    return STATUS_OK;
-}
-
 static enum status daemon_make_api(struct daemon *daemon, struct error *error)
 {
     const struct conf *conf = daemon->conf;
@@ -482,6 +437,7 @@ static bool daemon_user_may(void *context, uint32_t uid, const char *node)
 
 static enum status daemon_make(struct daemon *daemon, struct error *error)
 {
+    struct error gpus_absent;
     enum status status = daemon_load_conf(&daemon->options->conf, &daemon->conf, error);
     if (status == STATUS_OK) {
         daemon_set_log_level(daemon->conf);
@@ -507,7 +463,13 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
         status = exec_new(daemon->net, daemon_wake_exec, daemon, &daemon->exec, error);
     }
     if (status == STATUS_OK) {
-        status = daemon_make_gpus(daemon, error);
+        status = gpus_open(daemon->conf, &daemon->gpus, &gpus_absent, error);
+    }
+    if (status == STATUS_OK) {
+        snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "%s", gpus_absent.text);
+        if (daemon->gpus != NULL) {
+            exec_set_gpus(daemon->exec, daemon->gpus);
+        }
     }
     if (status == STATUS_OK) {
         status = daemon_make_workers(daemon, error);
@@ -534,30 +496,10 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     return status;
 }
 
-static void tear_down_is_late(int signal_number)
-{
-    static const char text[] = "commd: a GPU still works for it: ended without waiting any longer\n";
-    struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
-    (void)signal_number;
-    if (poll(&room, 1, 0) == 1) { /* the write does not wait for a reader */
-        (void)!write(STDERR_FILENO, text, sizeof text - 1);
-    }
-    _exit(EXIT_FAILURE);
-}
-
-/* The driver waits for work that is under way, for however long it takes: what is left then is the kernel's.
- */
-static void bound_tear_down(void)
-{
-    struct sigaction action = {.sa_handler = tear_down_is_late};
-    (void)sigaction(SIGALRM, &action, NULL);
-    (void)alarm(DAEMON_TEAR_DOWN_S);
-}
-
 static void daemon_free(struct daemon *daemon)
 {
     if (daemon->gpus != NULL) {
-        bound_tear_down();
+        gpus_bound_end();
     }
     if (daemon->req != NULL) {
         struct error cause;
@@ -578,7 +520,7 @@ static void daemon_free(struct daemon *daemon)
     closer_free(daemon->closer);
     loop_free(daemon->loop);
     conf_free(daemon->conf);
-    (void)alarm(0);
+    gpus_unbound_end();
 }
 
 /* Requests come in rows: a look for the next one costs less than being woken for it. */

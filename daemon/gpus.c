@@ -1,0 +1,75 @@
+#include "daemon/gpus.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "daemon/base/log.h"
+
+/* There while the kernel's part of the driver is loaded. */
+#define NVIDIA_LOADED "/proc/driver/nvidia/version"
+
+/* Some machines have no GPU. On others nobody can use them until somebody looks into the log. */
+static void log_absent(const char *why)
+{
+    if (access(NVIDIA_LOADED, F_OK) == 0) {
+        log_warning("no GPUs, though the NVIDIA driver is loaded (" NVIDIA_LOADED
+                    "): %s; is nvidia-uvm loaded "
+                    "(nvidia-modprobe -u -c=0, as root)? gpus = \"off\" says that none are wanted",
+                    why);
+    } else {
+        log_debug("GPUs: none: %s", why);
+    }
+}
+
+enum status gpus_open(const struct conf *conf, struct dev_gpus **out, struct error *absent,
+                      struct error *error)
+{
+    *out = NULL;
+    absent->text[0] = '\0';
+    if (strcmp(conf->gpus, "off") == 0) {
+        (void)error_set(absent, STATUS_UNSUPPORTED, "gpus = \"off\" in the configuration");
+        return STATUS_OK;
+    }
+    enum status status = dev_gpus_open(strcmp(conf->gpu_peer_access, "off") != 0, out, error);
+    if (status == STATUS_UNSUPPORTED) {
+        *absent = *error;
+        log_absent(absent->text);
+        return STATUS_OK;
+    }
+    if (status != STATUS_OK) {
+        (void)error_prefix(error, "GPUs (gpus = \"off\" starts without them)");
+        return status;
+    }
+    for (uint32_t gpu = 0; gpu < dev_gpus_count(*out); gpu++) {
+        const struct dev_gpu_info *info = dev_gpus_info(*out, gpu);
+        log_info("GPU %u: %s, %llu MiB, PCI %s, MPS %s", gpu, info->name,
+                 (unsigned long long)(info->memory_bytes >> 20), info->bus, info->mps ? "on" : "off");
+    }
+    return STATUS_OK;
+}
+
+static void end_is_late(int signal_number)
+{
+    static const char text[] = "commd: a GPU still works for it: ended without waiting any longer\n";
+    struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
+    (void)signal_number;
+    if (poll(&room, 1, 0) == 1) { /* the write does not wait for a reader */
+        (void)!write(STDERR_FILENO, text, sizeof text - 1);
+    }
+    _exit(EXIT_FAILURE);
+}
+
+void gpus_bound_end(void)
+{
+    struct sigaction action = {.sa_handler = end_is_late};
+    (void)sigaction(SIGALRM, &action, NULL);
+    (void)alarm(GPUS_END_S);
+}
+
+void gpus_unbound_end(void)
+{
+    (void)alarm(0);
+}

@@ -143,14 +143,26 @@ static void drain_ring(struct comm_client *client)
     }
 }
 
-static void close_fds(const int *fds, size_t count)
+/*
+ * Descriptors are kept until the Hello's reply is taken, the only packet that may bring some; others are let
+ * go. There may be one more than there is room for: the kernel fills the control data up to its alignment.
+ */
+static void take_fds(struct comm_client *client, const struct cmsghdr *item)
 {
+    size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    bool keeps = client->hello_fd_count == 0 && client->pending_ops_max == 0;
     for (size_t i = 0; i < count; i++) {
-        close(fds[i]);
+        int fd;
+        memcpy(&fd, CMSG_DATA(item) + i * sizeof fd, sizeof fd);
+        if (keeps && client->hello_fd_count < CLIENT_HELLO_FDS) {
+            client->hello_fds[client->hello_fd_count++] = fd;
+        } else {
+            close(fd);
+        }
     }
 }
 
-/* One packet; descriptors, which come with the Hello's reply alone, are kept until that is taken. */
+/* One packet, and what came with it. */
 static ssize_t receive_packet(struct comm_client *client)
 {
     union {
@@ -165,17 +177,8 @@ static ssize_t receive_packet(struct comm_client *client)
         return size;
     }
     for (struct cmsghdr *item = CMSG_FIRSTHDR(&message); item != NULL; item = CMSG_NXTHDR(&message, item)) {
-        if (item->cmsg_level != SOL_SOCKET || item->cmsg_type != SCM_RIGHTS) {
-            continue;
-        }
-        int fds[sizeof client->hello_fds / sizeof client->hello_fds[0]];
-        size_t count = (item->cmsg_len - CMSG_LEN(0)) / sizeof fds[0];
-        memcpy(fds, CMSG_DATA(item), count * sizeof fds[0]);
-        if (client->hello_fd_count == 0 && client->pending_ops_max == 0) {
-            memcpy(client->hello_fds, fds, count * sizeof fds[0]);
-            client->hello_fd_count = count;
-        } else {
-            close_fds(fds, count);
+        if (item->cmsg_level == SOL_SOCKET && item->cmsg_type == SCM_RIGHTS) {
+            take_fds(client, item);
         }
     }
     return size;

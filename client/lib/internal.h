@@ -192,6 +192,8 @@ struct heart_watch {
     uint32_t still; /* looks in a row, HEART_LOOK_NS apart or more, at which it stood still */
 };
 
+#define CLIENT_HELLO_FDS (CLIENT_RING_FDS + CLIENT_HEARTBEAT_FDS)
+
 struct comm_client {
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -214,9 +216,9 @@ struct comm_client {
     struct comm_comm *comms;
     struct client_gpu *gpus; /* of its communicators and memories; changed under the fences' lock besides */
     struct client_fences fences;
-    struct comm_event *events;                             /* under the fences' lock */
-    struct client_memory **memories;                       /* the caller's, by address */
-    int hello_fds[CLIENT_RING_FDS + CLIENT_HEARTBEAT_FDS]; /* that came with Hello's reply, until taken */
+    struct comm_event *events;       /* under the fences' lock */
+    struct client_memory **memories; /* the caller's, by address */
+    int hello_fds[CLIENT_HELLO_FDS]; /* that came with Hello's reply, until taken */
     size_t hello_fd_count;
     size_t memory_count;
     size_t memory_capacity;

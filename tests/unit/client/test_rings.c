@@ -107,6 +107,46 @@ static void test_descriptors_that_cannot_be_used(void **state)
     fake_rings_free(commd);
 }
 
+/* The kernel delivers one more than CLIENT_HELLO_FDS: control data are padded. */
+static void test_more_descriptors_than_there_is_room_for(void **state)
+{
+    (void)state;
+    int sockets[2], ends[2], fds[CLIENT_HELLO_FDS + 1];
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof fds)];
+    } control = {
+        .header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fds)}};
+    struct iovec part = {.iov_base = (char *)"?", .iov_len = 1}; /* no event: the connection ends */
+    struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    struct comm_client *client = calloc(1, sizeof *client);
+    assert_non_null(client);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, sockets), 0);
+    assert_int_equal(pipe2(ends, O_CLOEXEC | O_NONBLOCK), 0);
+    client->fd = sockets[0];
+    client->path = (char *)"socket";
+    fences_init(&client->fences);
+    for (size_t i = 0; i < CLIENT_HELLO_FDS + 1; i++) {
+        fds[i] = ends[1];
+    }
+    memcpy(CMSG_DATA(&control.header), fds, sizeof fds);
+    assert_int_equal(sendmsg(sockets[1], &message, 0), 1);
+    client_take_all(client);
+    assert_int_equal(client->lost, COMM_PROTOCOL);
+    assert_int_equal(client->hello_fd_count, CLIENT_HELLO_FDS);
+    for (size_t i = 0; i < CLIENT_HELLO_FDS; i++) {
+        assert_int_equal(close(client->hello_fds[i]), 0);
+    }
+    close(ends[1]);
+    char byte;
+    assert_int_equal(read(ends[0], &byte, 1), 0); /* nobody can write: the sixth is closed, too */
+    close(ends[0]);
+    close(sockets[0]);
+    close(sockets[1]);
+    free(client);
+}
+
 /* A packet's number, and bytes that differ by it. */
 static void make_packet(unsigned char *packet, size_t size, unsigned number)
 {
@@ -550,6 +590,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_descriptors_that_cannot_be_used),
+        cmocka_unit_test(test_more_descriptors_than_there_is_room_for),
         cmocka_unit_test(test_packets_wrap),
         cmocka_unit_test(test_bell_rings_for_who_sleeps),
         cmocka_unit_test(test_full),

@@ -108,7 +108,7 @@ static void connect_session(struct fuzz_session *session)
     fuzz_client_connect(&session->client, &session->all->node, session->uid);
 }
 
-void fuzz_sessions_start(struct fuzz_sessions *all)
+void fuzz_sessions_start(struct fuzz_sessions *all, bool rings)
 {
     memset(all, 0, sizeof *all);
     fuzz_clock_start();
@@ -117,9 +117,13 @@ void fuzz_sessions_start(struct fuzz_sessions *all)
     for (uint32_t i = 0; i < FUZZ_CLIENTS; i++) {
         all->sessions[i] = (struct fuzz_session){.all = all, .uid = 1001 + i / 2, .client = {.fd = -1}};
         connect_session(&all->sessions[i]);
-        fuzz_client_hello(&all->sessions[i].client, false);
+        fuzz_client_hello(&all->sessions[i].client, rings);
     }
     fuzz_node_turn(&all->node);
+    for (uint32_t i = 0; i < FUZZ_CLIENTS && rings; i++) {
+        (void)fuzz_client_read(&all->sessions[i].client);
+        fuzz_require(all->sessions[i].client.shared != NULL);
+    }
 }
 
 static void send_garbage(struct fuzz_session *session, struct fuzz_input *input)

@@ -46,6 +46,7 @@ struct fuzz_client {
     int bell_of_daemon, bell;
     unsigned char *shared; /* two rings, the client's first */
     struct ring out, in;
+    bool scribbles; /* in its rings: what it asked for, or is told there, is not known any more */
 };
 
 /* What a client offers as memory; `touched` is where commd may have written. */
@@ -108,11 +109,21 @@ struct fuzz_sessions {
     bool waits_long; /* something may rightly take longer than FUZZ_PATIENCE_NS */
 };
 #define FUZZ_PATIENCE_NS (200ull * 1000000000ull)
-void fuzz_sessions_start(struct fuzz_sessions *all);
+void fuzz_sessions_start(struct fuzz_sessions *all, bool rings);
 /* What the next bytes say: of one client, of time, or of memory. */
 void fuzz_act(struct fuzz_sessions *all, struct fuzz_input *input);
 /* Everything comes to its end, and the clients go. */
 void fuzz_sessions_end(struct fuzz_sessions *all);
+
+/* client_victim.c: a client beside others, whose operation has to end well. */
+struct fuzz_victim {
+    struct fuzz_client client;
+    int fd;
+    uint8_t *bytes;
+};
+void fuzz_victim_start(struct fuzz_victim *victim, struct fuzz_node *node, bool rings);
+/* Its operation, and its end. */
+void fuzz_victim_end(struct fuzz_victim *victim, struct fuzz_node *node);
 
 /* client_requests.c: one request with arguments from the input. */
 void fuzz_request_send(struct fuzz_session *session, struct fuzz_input *input);

@@ -1,106 +1,29 @@
-#include <fcntl.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include "proto/types.h"
 #include "tests/fuzz/client_node.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
 #define ACTIONS_MAX 200
-#define VICTIM_UID 1000
-#define VICTIM_BYTES 4096 /* input, output, and what nobody may touch */
-#define VICTIM_ELEMENTS 64
-#define VICTIM_TURNS 16
 
 /*
  * Three clients of two users say and do what the input holds, on the socket of a real node, beside a fourth
  * one that behaves. Whatever it is: every request is answered once, the fourth one's operation ends well
  * with the right bytes, nothing is written but where an operation may, and in the end commd holds nothing.
  */
-struct victim {
-    struct fuzz_client client;
-    int fd;
-    uint8_t *bytes;
-};
-
-static uint8_t pattern[VICTIM_BYTES];
-
-static void victim_start(struct victim *victim, struct fuzz_node *node)
-{
-    victim->fd = memfd_create("victim", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-    fuzz_require(victim->fd >= 0 && ftruncate(victim->fd, VICTIM_BYTES) == 0);
-    fuzz_require(fcntl(victim->fd, F_ADD_SEALS, F_SEAL_SHRINK) == 0);
-    victim->bytes = mmap(NULL, VICTIM_BYTES, PROT_READ | PROT_WRITE, MAP_SHARED, victim->fd, 0);
-    fuzz_require(victim->bytes != MAP_FAILED);
-    for (size_t i = 0; pattern[0] == 0 && i < VICTIM_BYTES; i++) {
-        pattern[i] = (uint8_t)(i * 7 + 3);
-    }
-    memcpy(victim->bytes, pattern, VICTIM_BYTES);
-    fuzz_client_connect(&victim->client, node, VICTIM_UID);
-    fuzz_client_hello(&victim->client, false);
-    fuzz_node_turn(node);
-    Commd__Client__MemRegister memory = COMMD__CLIENT__MEM_REGISTER__INIT;
-    memory.size_bytes = VICTIM_BYTES;
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER;
-    request.mem_register = &memory;
-    fuzz_require(fuzz_client_request(&victim->client, &request, victim->fd));
-    Commd__Client__CommInit comm = COMMD__CLIENT__COMM_INIT__INIT;
-    comm.name = (char *)"victim";
-    comm.size = 1;
-    comm.device = -1;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_INIT;
-    request.comm_init = &comm;
-    fuzz_require(fuzz_client_request(&victim->client, &request, -1));
-    fuzz_node_turns(node, 3);
-}
-
-static void victim_end(struct victim *victim, struct fuzz_node *node)
-{
-    uint8_t expected[VICTIM_BYTES];
-    Commd__Client__Range input = COMMD__CLIENT__RANGE__INIT;
-    Commd__Client__Range output = COMMD__CLIENT__RANGE__INIT;
-    output.offset_bytes = VICTIM_BYTES / 2;
-    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
-    submit.ticket = 1;
-    submit.kind = OP_KIND_ALL_REDUCE;
-    submit.dtype = DTYPE_U32;
-    submit.count_elements = VICTIM_ELEMENTS;
-    submit.input = &input;
-    submit.output = &output;
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT;
-    request.submit = &submit;
-    fuzz_require(fuzz_client_request(&victim->client, &request, -1));
-    fuzz_node_turns(node, VICTIM_TURNS);
-    (void)fuzz_client_read(&victim->client);
-    fuzz_require(!victim->client.ended && victim->client.completes[1] == 1);
-    fuzz_require(victim->client.not_ok == 0);
-    memcpy(expected, pattern, sizeof expected);
-    memcpy(expected + sizeof expected / 2, pattern, VICTIM_ELEMENTS * sizeof(uint32_t));
-    fuzz_require(memcmp(victim->bytes, expected, sizeof expected) == 0);
-    fuzz_client_check_answered(&victim->client);
-    fuzz_client_close(&victim->client);
-    fuzz_node_turn(node);
-    fuzz_require(munmap(victim->bytes, VICTIM_BYTES) == 0);
-    fuzz_require(fcntl(victim->fd, F_ADD_SEALS, F_SEAL_WRITE) == 0); /* nobody else has it mapped */
-    close(victim->fd);
-}
-
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     static struct fuzz_sessions all;
-    static struct victim victim;
+    static struct fuzz_victim victim;
     struct fuzz_input input = {.bytes = data, .size = size};
     int lowest = dup(STDERR_FILENO);
     close(lowest);
-    fuzz_sessions_start(&all);
-    victim_start(&victim, &all.node);
+    fuzz_sessions_start(&all, false);
+    fuzz_victim_start(&victim, &all.node, false);
     for (unsigned i = 0; i < ACTIONS_MAX && !fuzz_ended(&input); i++) {
         fuzz_act(&all, &input);
     }
-    victim_end(&victim, &all.node);
+    fuzz_victim_end(&victim, &all.node);
     fuzz_sessions_end(&all);
     int lowest_after = dup(STDERR_FILENO);
     close(lowest_after);

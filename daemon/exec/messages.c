@@ -492,6 +492,7 @@ bool messages_step(struct exec_comm *comm, uint64_t now_ns)
 {
     struct message_pass pass = {.now_ns = now_ns};
     struct exec_posted *posted;
+    uint32_t leaving = EXEC_ARRIVALS_MAX; /* as many as are told */
     if (comm->messages.count == 0) {
         return false;
     }
@@ -500,6 +501,10 @@ bool messages_step(struct exec_comm *comm, uint64_t now_ns)
         comm->messages.cursor = posted->active_next;
         if (posted->state == MESSAGE_LEAVING) {
             leaving_step(comm, posted, &pass);
+            if (posted->state == MESSAGE_ENDED && --leaving == 0) {
+                comm->messages.cursor = NULL;
+                pass.more = true;
+            }
         } else if (!comm->failed) {
             message_step(comm, posted, &pass);
         }

@@ -233,6 +233,7 @@ void req_comm_fail(struct req_comm *comm, const struct error *cause, enum req_te
     req_comm_unname(comm);
     if (formed) {
         req_op_fail_waiting(comm);
+        req_point_fail(comm);
         exec_comm_abort(comm->exec, &comm->cause, now_ns);
         comm->overdue_ns = time_after(now_ns, REQ_OVERDUE_NS);
     }

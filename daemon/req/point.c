@@ -47,11 +47,25 @@ static void points_free_if_unused(struct req_points *points)
     }
 }
 
+/* With the communicator all deadlines went: see req_point_fail. */
+static void point_disarm(struct req_point *point)
+{
+    struct req_comm *comm = point->points->comm;
+    if (comm->state != REQ_COMM_FAILED) {
+        timer_heap_remove(&comm->point_deadlines, &point->deadline);
+    }
+}
+
+void req_point_fail(struct req_comm *comm)
+{
+    timer_heap_free(&comm->point_deadlines);
+}
+
 /* It is in no list any more. */
 static void point_free(struct req_point *point)
 {
     struct req_points *points = point->points;
-    timer_heap_remove(&points->comm->point_deadlines, &point->deadline);
+    point_disarm(point);
     points->comm->point_count--;
     req_buffers_release(&point->buffers);
     budget_release(points->account, BUDGET_OPERATIONS, point->charged_bytes);
@@ -90,7 +104,7 @@ static void point_ended(void *context, const struct error *result, uint32_t sour
     } else {
         DL_DELETE(points->pending, point);
         DL_APPEND(points->ended, point);
-        timer_heap_remove(&points->comm->point_deadlines, &point->deadline);
+        point_disarm(point);
         req_buffers_release(&point->buffers);
         point_set_result(point, result);
         point->source_rank = source_rank;
@@ -202,7 +216,9 @@ enum status req_point_submit(struct req_member *member, const struct req_op *op,
     }
     point->message_id = ++comm->last_message_id;
     DL_APPEND(point->points->pending, point);
-    timer_heap_set(&comm->point_deadlines, &point->deadline, deadline_ns);
+    if (comm->state == REQ_COMM_FORMED) { /* posting may have ended it */
+        timer_heap_set(&comm->point_deadlines, &point->deadline, deadline_ns);
+    }
     member->pending_messages++;
     comm->op_deadline_ns = time_min(comm->op_deadline_ns, deadline_ns);
     req_comm_arm(comm);

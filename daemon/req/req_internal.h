@@ -389,6 +389,8 @@ void req_op_fail_waiting(struct req_comm *comm);
 /* Their owners are told what has not ended; buffers stay referred to until it does. */
 void req_op_overdue(struct req_comm *comm);
 void req_point_overdue(struct req_comm *comm);
+/* The communicator has just failed: its messages' deadlines count no more, and all of them go at once. */
+void req_point_fail(struct req_comm *comm);
 /* The oldest deadline that has passed, if any, fails the communicator. */
 void req_op_deadlines(struct req_comm *comm, uint64_t now_ns);
 /* Null when it has ended, was not posted here yet, or the communicator is not formed. */

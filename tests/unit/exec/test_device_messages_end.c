@@ -224,13 +224,48 @@ static void test_a_gpu_that_fails_later(void **state)
     unsetenv("CUDA_DOUBLE_DELAY_US");
 }
 
+/* However many wait when the communicator ends: a turn ends a bounded number of them. */
+static void many_leave(int unused)
+{
+    enum { MANY = 4 * EXEC_ARRIVALS_MAX };
+    static struct posted receives[MANY];
+    (void)unused;
+    nodes_start(NULL);
+    struct buffer sink = buffer_new(ON_HOST, 16);
+    for (uint32_t i = 0; i < MANY; i++) {
+        message_receive(&receives[i], 0, 1, i, &sink);
+    }
+    nodes_turns(10);
+    nodes_abort(0, "gone");
+    nodes_abort(1, "gone");
+    uint32_t left = MANY;
+    while (left > 0) {
+        const struct exec_posted *posted;
+        uint32_t before = left;
+        nodes_turn();
+        DL_COUNT(nodes.at[0].comm->messages.posted, posted, left);
+        CHECK(left < before && before - left <= EXEC_ARRIVALS_MAX);
+    }
+    nodes_wait(0);
+    for (uint32_t i = 0; i < MANY; i++) {
+        CHECK(receives[i].calls == 1 && receives[i].result.status == STATUS_RANK_LOST);
+    }
+    buffer_free(&sink);
+    nodes_stop();
+}
+
+static void test_many_that_leave(void **state)
+{
+    (void)state;
+    case_run(many_leave);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_aborted_at_any_time),
-        cmocka_unit_test(test_a_lost_node),
-        cmocka_unit_test(test_gpus_that_fail),
-        cmocka_unit_test(test_a_gpu_that_fails_later),
+        cmocka_unit_test(test_aborted_at_any_time), cmocka_unit_test(test_a_lost_node),
+        cmocka_unit_test(test_gpus_that_fail),      cmocka_unit_test(test_a_gpu_that_fails_later),
+        cmocka_unit_test(test_many_that_leave),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

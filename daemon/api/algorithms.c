@@ -19,6 +19,12 @@ struct algorithms {
     Commd__Client__AlgorithmInfo *pointers[ALGORITHMS_ROWS_MAX];
 };
 
+/* UINT64_MAX for what is larger: a prediction for the sizes that somebody asks about may be. */
+static uint64_t whole(double value)
+{
+    return value >= 0x1p64 ? UINT64_MAX : value > 0 ? (uint64_t)value : 0;
+}
+
 static void worsen(struct algorithms *all, uint64_t latency_ns, uint64_t bytes_per_s)
 {
     Commd__Client__AlgorithmsReply *answer = &all->answer;
@@ -56,8 +62,8 @@ static enum status algorithms_network(const struct api *api, const Commd__Client
     if (answer->bytes_per_s != 0) {
         all->network.bandwidth_bytes_per_s = (double)answer->bytes_per_s;
     }
-    answer->latency_ns = (uint64_t)(all->network.latency_s * 1e9);
-    answer->bytes_per_s = (uint64_t)all->network.bandwidth_bytes_per_s;
+    answer->latency_ns = whole(all->network.latency_s * 1e9);
+    answer->bytes_per_s = whole(all->network.bandwidth_bytes_per_s);
     answer->node_count = request->node_count != 0     ? request->node_count
                          : request->n_node_names != 0 ? (uint32_t)request->n_node_names
                                                       : mesh_configured_count(api->mesh) + 1;
@@ -88,9 +94,9 @@ static void add_row(struct algorithms *all, const struct coll_algorithm *algorit
     row->description = (char *)algorithm->description;
     row->size_bytes = size_bytes;
     row->serves = serves;
-    row->predicted_ns = (uint64_t)(forecast.seconds * 1e9);
+    row->predicted_ns = whole(forecast.seconds * 1e9);
     row->rounds = forecast.rounds;
-    row->sent_bytes = (uint64_t)forecast.sent_bytes;
+    row->sent_bytes = whole(forecast.sent_bytes);
     row->picked = algorithm == picked;
     row->reason = (char *)(algorithm != picked ? "" : picked == best ? "lowest predicted time" : "override");
     all->pointers[all->answer.n_algorithms++] = row;

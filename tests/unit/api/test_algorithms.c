@@ -1,0 +1,44 @@
+#include "tests/unit/api/api_node.h"
+
+/* What commd would pick, and what it predicts: asked for by whoever may connect. */
+
+/* What no number can say is the largest one. */
+static void test_predictions_for_sizes_without_end(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client client = client_new(node);
+    uint64_t sizes[] = {UINT64_C(1) << 40, UINT64_MAX};
+    Commd__Client__AlgorithmsQuery query = COMMD__CLIENT__ALGORITHMS_QUERY__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    query.kind = (char *)"broadcast";
+    query.size_bytes = sizes;
+    query.n_size_bytes = 2;
+    query.node_count = 64;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_ALGORITHMS;
+    request.algorithms = &query;
+    Commd__Client__Event *event = client_expect_reply(&client, client_send(&client, &request, -1),
+                                                      COMMD__CLIENT__REPLY__BODY_ALGORITHMS);
+    const Commd__Client__AlgorithmsReply *reply = event->reply->algorithms;
+    size_t half = reply->n_algorithms / 2;
+    assert_true(half > 0);
+    for (size_t i = 0; i < half; i++) {
+        const Commd__Client__AlgorithmInfo *small = reply->algorithms[i];
+        const Commd__Client__AlgorithmInfo *large = reply->algorithms[half + i];
+        assert_string_equal(small->name, large->name);
+        assert_true(!small->serves || small->sent_bytes > 0);
+        assert_true(!large->serves || large->predicted_ns > small->predicted_ns);
+        assert_true(!large->serves || large->sent_bytes > small->sent_bytes);
+    }
+    event_free(event);
+    client_free(&client);
+    node_free(node);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_predictions_for_sizes_without_end),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -217,7 +217,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memset(&program, 0, sizeof program);
     memset(program.send[1], GUARD, sizeof program.send[1]);
     memset(program.receive[1], GUARD, sizeof program.receive[1]);
-    hostile_start(&input);
+    hostile_daemon_start(&input);
     options.socket_path = hostile_path();
     options.timeout_ms = 1000;
     note(comm_client_open(&options, &program.client));
@@ -225,7 +225,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         call(&program, &input);
     }
     end(&program);
-    hostile_stop();
+    hostile_daemon_stop();
     for (size_t i = 0; i < sizeof program.send[1]; i++) {
         fuzz_require(((const uint8_t *)program.send[1])[i] == GUARD);
         fuzz_require(((const uint8_t *)program.receive[1])[i] == GUARD);

@@ -496,7 +496,7 @@ static void make_path(void)
     }
 }
 
-void hostile_start(struct fuzz_input *input)
+void hostile_daemon_start(struct fuzz_input *input)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     make_path();
@@ -525,7 +525,7 @@ const char *hostile_path(void)
     return hostile.path;
 }
 
-void hostile_stop(void)
+void hostile_daemon_stop(void)
 {
     hostile.runs = false;
     hang_up();

@@ -9,8 +9,8 @@
  * or not at all. At the input's end the daemon closes the connection. Time goes on with each look at the
  * clock and with each wait, so every wait of the library ends.
  */
-void hostile_start(struct fuzz_input *input);
+void hostile_daemon_start(struct fuzz_input *input);
 const char *hostile_path(void);
-void hostile_stop(void);
+void hostile_daemon_stop(void);
 
 #endif

@@ -28,6 +28,7 @@ struct fuzz_node {
     struct req *req;
     struct api *api;
     bool woken;
+    bool lists_cut; /* some were carried out in part: where commd wrote is not known */
 };
 
 /* What a client asked for and was told. Counts are of packets that commd has to have read. */
@@ -46,6 +47,7 @@ struct fuzz_client {
     int bell_of_daemon, bell;
     unsigned char *shared; /* two rings, the client's first */
     struct ring out, in;
+    bool cuts_list; /* what it asked for is not known */
     bool scribbles; /* in its rings: what it asked for, or is told there, is not known any more */
 };
 

@@ -111,7 +111,7 @@ class Bench(unittest.TestCase):
             ranks_of(process, 2)
             os.killpg(process.pid, signal.SIGINT)
             self.assert_ended("test-terminal", [130], process)
-            self.assertEqual(cluster.json("a", "status")["clients"], 1)
+            cluster.wait(lambda: cluster.json("a", "status")["clients"] == 1, "commd has given back what the ranks held")
 
     def test_interrupted_at_any_moment(self):
         """Before the ranks are there, while they are made, before anybody waits for them."""

@@ -19,12 +19,13 @@ SIM_SUPPORT := $(call objects_of,$(filter-out tests/sim/test_%,$(wildcard tests/
 FAILURE_TEST := $(BUILD)/tests/failures/check_failures
 FAILURE_RANK := $(BUILD)/tests/failures/failure_rank
 FAIL_CALLS_OBJECT := $(BUILD)/tests/failures/fail_calls.o
+FAIL_PLAN_OBJECT := $(BUILD)/tests/failures/fail_plan.o
 DOUBLE_OBJECTS := $(call objects_of,$(wildcard tests/cuda_double/*.c))
 CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
 NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
 TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS) $(FAILURE_TEST) $(FAILURE_RANK)
 HOSTILE_COMMD := $(BUILD)/tests/attacks/hostile_commd
-TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS)
+TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PLAN_OBJECT) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
@@ -54,7 +55,7 @@ FAIL_CALLS := malloc calloc realloc reallocarray aligned_alloc strdup strndup mm
     getsockopt setsockopt getsockname send sendmsg recv recvmsg sendmmsg recvmmsg read write poll pipe2 eventfd memfd_create \
     ftruncate fstat chmod timerfd_create timerfd_settime getrandom pthread_create event_add event_base_new_with_config \
     protobuf_c_message_unpack
-$(FAILURE_TEST): %: %.o $(FAIL_CALLS_OBJECT) $(TEST_ARCHIVES) | $(FAILURE_RANK)
+$(FAILURE_TEST): %: %.o $(FAIL_CALLS_OBJECT) $(FAIL_PLAN_OBJECT) $(TEST_ARCHIVES) | $(FAILURE_RANK) $(BUILD)/commctl
 	$(link)
 $(FAILURE_RANK): %: %.o $(FAIL_CALLS_OBJECT) $(BUILD)/libcommclient.a
 	$(link)
@@ -107,10 +108,10 @@ test-sim: $(SIM_TESTS) ## run whole clusters in memory
 	@$(run_tests) $^
 check-sim: $(BUILD)/tests/sim/test_property ## draw 100,000 operations at random and run them in memory (minutes)
 	@export COMMD_CASES=$${COMMD_CASES:-100000} COMMD_TEST_TIMEOUT_S=7200; $(run_tests) $<
-check-failures: ## fail each allocation and system call of commd and the library once, under AddressSanitizer (hours; FAILURES=100: so many)
+check-failures: ## fail the allocations and system calls of commd and the library at each call site, under AddressSanitizer (FAILURES=100|sites|all)
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) run-failures
 run-failures: $(FAILURE_TEST)
-	@export COMMD_FAILURES=$(or $(FAILURES),all) COMMD_TEST_TIMEOUT_S=36000; $(run_tests) $<
+	@export COMMD_FAILURES=$(or $(FAILURES),sites) COMMD_TEST_TIMEOUT_S=36000; $(run_tests) $<
 test-system: all $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(NCCL_DOUBLE) ## run real daemons and clients
 	@$(run_tests) $(SYSTEM_TESTS)
 ONLY ?=

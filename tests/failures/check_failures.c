@@ -1,6 +1,5 @@
 #include <arpa/inet.h>
 #include <errno.h>
-#include <execinfo.h>
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <signal.h>
@@ -10,6 +9,7 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/un.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -17,26 +17,31 @@
 #include "daemon/base/log.h"
 #include "daemon/daemon.h"
 #include "tests/failures/fail_calls.h"
+#include "tests/failures/fail_plan.h"
 #include "tests/failures/failure_rank.h"
 #include "tests/lib/test_pki.h"
 
 /*
- * Each allocation and system call fails once, while daemons and two ranks do a little of everything. A
- * scenario says who is armed. A first run without a failure counts the calls; then one run for each number,
- * in processes of its own: start, ranks, ranks again, reload, end.
+ * Allocations and system calls fail, one in each run, while daemons and two ranks do a little of everything.
+ * A scenario says who is armed. Runs without a failure find the call sites; then each site has runs of its
+ * own (fail_plan.h), in processes of their own: start, ranks, ranks again, reload, end.
  *
  * What must hold of each run: nobody crashes, leaks (in a build with AddressSanitizer) or hangs; what a rank
  * is told went well has the right bytes; an armed daemon says what failed and does not start, or serves the
  * second pair of ranks without an error, reloads, and ends in order.
  *
- * COMMD_FAILURES: how many numbers of each scenario, evenly spread, the same ones each time; "all": every
- * one. By default FAILURES_SAMPLED. Arguments: SCENARIO NUMBER, to run that one alone and see what it prints.
+ * COMMD_FAILURES: how many runs of each scenario, evenly spread over its sites;
+ * "sites": some for each site; "all": every call. By default FAILURES_SAMPLED. Arguments: SCENARIO
+ * SITE:OCCURRENCE:ERRNO, to make that run alone and see what it prints.
  */
 #define FAILURES_SAMPLED 24
-#define RUNS_AT_ONCE 2
+#define COUNTING_RUNS 3 /* threads and the network vary what is called */
+#define TRIES 3         /* of a run that did not come to the call that fails */
+#define RUNS_AT_ONCE 4  /* they mostly wait */
 #define READY_LIMIT_MS 20000
 #define RANKS_LIMIT_MS 30000
 #define END_LIMIT_MS 20000
+#define UNSEEN_RELOAD_MS 1000 /* where the log may not say that it has ended */
 #define TEXT_BYTES 16384
 #define EXIT_LEAK 23 /* LeakSanitizer's */
 
@@ -60,7 +65,9 @@ struct run {
     const struct scenario *scenario;
     struct fail_state *state; /* shared with the armed process, by this */
     int state_fd;
+    const char *program;
     char rank_program[512];
+    char commctl[512];
     struct test_pki *pki;
     char folder[64];
     char sockets[2][96];
@@ -177,6 +184,24 @@ static void read_log(const struct run *run, const char *name, char text[TEXT_BYT
     }
 }
 
+/* Standard error took none: a line of the log may be missing. */
+static bool may_lack_a_line(const struct run *run)
+{
+    return atomic_load(&run->state->failed) && strcmp(run->state->call, "write") == 0;
+}
+
+static bool accepts(const char *path)
+{
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", path);
+    int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
+    bool connected = fd >= 0 && connect(fd, (struct sockaddr *)&address, sizeof address) == 0;
+    if (fd >= 0) {
+        close(fd);
+    }
+    return connected;
+}
+
 /* False: the armed one did not start, and said why. */
 static bool start_daemon(struct run *run, int index)
 {
@@ -189,7 +214,7 @@ static bool start_daemon(struct run *run, int index)
     uint64_t until_ms = now_ms() + READY_LIMIT_MS;
     for (;;) {
         read_log(run, index == 0 ? "log0" : "log1", text);
-        if (strstr(text, " ready on ") != NULL) {
+        if (strstr(text, " ready on ") != NULL || (may_lack_a_line(run) && accepts(run->sockets[index]))) {
             return true;
         }
         if (daemon_has_ended(run, index)) {
@@ -241,7 +266,7 @@ static _Noreturn void rank_main(const struct run *run, const char *name, int ran
         _exit(EXIT_FAILURE);
     }
     execl(run->rank_program, run->rank_program, run->sockets[run->scenario->two_nodes ? rank : 0], name,
-          number, fd, (char *)NULL);
+          number, fd, run->commctl, (char *)NULL);
     _exit(EXIT_FAILURE);
 }
 
@@ -298,12 +323,16 @@ static void check_serves(struct run *run, const char *name)
 static void reload(struct run *run)
 {
     char text[TEXT_BYTES];
-    uint64_t until_ms = now_ms() + READY_LIMIT_MS;
+    uint64_t began_ms = now_ms();
+    uint64_t until_ms = began_ms + READY_LIMIT_MS;
     if (run->daemons[0] == 0) {
         return;
     }
     (void)kill(run->daemons[0], SIGHUP);
     do {
+        if (may_lack_a_line(run) && now_ms() > began_ms + UNSEEN_RELOAD_MS) {
+            return;
+        }
         if (daemon_has_ended(run, 0) || now_ms() > until_ms) {
             is_wrong(run, "daemon 0: no end of the reload");
             return;
@@ -374,17 +403,43 @@ static void clean(struct run *run, bool shows)
     rmdir(run->folder);
 }
 
-/* fail_at: the number of the call; 0: none fails. Returns whether all held. */
-static bool run_once(struct run *run, uint64_t fail_at, bool shows)
+/* The run and the call, and the command that says which lines of the program it was. */
+static void say_run(const struct run *run, const struct fail_site *site, const char *text)
+{
+    const struct fail_state *state = run->state;
+    const char *program = run->scenario->armed == ARMED_CLIENT ? run->rank_program : run->program;
+    fprintf(stderr, "%s %llx:%llu:%u (%s, %s): %s\n", run->scenario->name,
+            (unsigned long long)state->fail_site, (unsigned long long)state->fail_occurrence,
+            state->fail_errno, site != NULL ? site->call : "unknown call",
+            state->failed ? strerrorname_np(state->errnum) : "it did not occur", text);
+    fprintf(stderr, "    addr2line -fpie %s", program);
+    for (int i = 0; i < FAIL_FRAMES && site != NULL && site->frames[i] != 0; i++) {
+        fprintf(stderr, " 0x%llx", (unsigned long long)site->frames[i] - 1);
+    }
+    fprintf(stderr, "\n");
+}
+
+static const struct fail_site *failed_site(const struct fail_state *state)
+{
+    for (size_t i = 0; i < FAIL_SITES_MAX; i++) {
+        if (state->sites[i].id == state->fail_site && state->sites[i].complete) {
+            return &state->sites[i];
+        }
+    }
+    return NULL;
+}
+
+/* The state says what fails, if anything. Returns whether all held. */
+static bool run_once(struct run *run, const struct fail_state *what, bool shows)
 {
     bool armed_client = run->scenario->armed == ARMED_CLIENT;
-    *run->state = (struct fail_state){.fail_at = fail_at};
+    memcpy(run->state, what, sizeof *what);
     memset(run->daemons, 0, sizeof run->daemons);
     run->wrong[0] = '\0';
     prepare(run);
     bool up = (!run->scenario->two_nodes || start_daemon(run, 1)) && start_daemon(run, 0);
     if (up) {
-        run_ranks(run, "first", armed_client, fail_at == 0);
+        run_ranks(run, "first", armed_client, what->fail_site == 0);
         check_alive(run, "while ranks ran");
         check_serves(run, "second");
         reload(run);
@@ -393,18 +448,19 @@ static bool run_once(struct run *run, uint64_t fail_at, bool shows)
     stop_daemon(run, 0);
     stop_daemon(run, 1);
     clean(run, shows || run->wrong[0] != '\0');
-    if (run->wrong[0] != '\0') {
-        fprintf(stderr, "%s: call %llu (%s, %s): %s\n", run->scenario->name, (unsigned long long)fail_at,
-                run->state->call[0] != '\0' ? run->state->call : "none failed",
-                run->state->errnum != 0 ? strerrorname_np(run->state->errnum) : "-", run->wrong);
-        if (run->state->caller != NULL) {
-            backtrace_symbols_fd(&run->state->caller, 1, STDERR_FILENO);
-        }
+    if (run->wrong[0] != '\0' || shows) {
+        say_run(run, failed_site(run->state), run->wrong[0] != '\0' ? run->wrong : "all held");
     }
     return run->wrong[0] == '\0';
 }
 
 /* --- Scenarios --- */
+
+/* Of all shares, in shared memory. */
+struct totals {
+    _Atomic size_t next; /* run */
+    _Atomic uint32_t wrong, not_reached;
+};
 
 static void share_state(struct run *run)
 {
@@ -420,67 +476,121 @@ static void share_state(struct run *run)
     }
 }
 
-/* Numbers `first`, `first` + RUNS_AT_ONCE, ... of the `wanted` ones. Returns how many went wrong. */
-static int run_share(struct run *run, uint64_t calls, uint64_t wanted, uint64_t first)
+/* Takes the next of `wanted` runs until none is left. */
+static void run_share(struct run *run, const struct fail_plan *plan, size_t wanted, struct totals *totals)
 {
-    int wrong = 0;
+    static struct fail_state what;
     share_state(run);
-    for (uint64_t i = first; i < wanted; i += RUNS_AT_ONCE) {
-        uint64_t number = wanted == calls ? i + 1 : 1 + i * calls / wanted;
-        wrong += !run_once(run, number, false);
+    for (size_t i = atomic_fetch_add(&totals->next, 1); i < wanted; i = atomic_fetch_add(&totals->next, 1)) {
+        const struct fail_plan_run *chosen = &plan->runs[i * plan->runs_used / wanted];
+        bool fine = true;
+        what.fail_site = plan->sites[chosen->site].id;
+        what.fail_occurrence = chosen->occurrence;
+        what.fail_errno = chosen->errnum;
+        for (int tries = 0; tries < TRIES && fine && !(tries > 0 && run->state->failed); tries++) {
+            fine = run_once(run, &what, false);
+        }
+        totals->wrong += !fine;
+        if (fine && !run->state->failed) {
+            say_run(run, &plan->sites[chosen->site], "nothing was tried");
+            totals->not_reached++;
+        }
     }
-    return wrong;
 }
 
-static bool run_scenario(struct run *run, unsigned index, uint64_t sampled)
+/* Whether all went well, though nothing failed. */
+static bool find_sites(struct run *run, struct fail_plan *plan)
+{
+    static const struct fail_state nothing;
+    bool fine = true;
+    for (int i = 0; i < COUNTING_RUNS && fine; i++) {
+        fine = run_once(run, &nothing, false);
+        if (fine && run->state->sites_left_out > 0) {
+            fprintf(stderr, "%s: more call sites than FAIL_SITES_MAX\n", run->scenario->name);
+            fine = false;
+        }
+        fail_plan_add(plan, run->state);
+    }
+    return fine;
+}
+
+static bool run_scenario(struct run *run, unsigned index, const char *asked)
 {
     pid_t shares[RUNS_AT_ONCE];
-    int wrong = 0;
-    bool fine = run_once(run, 0, false);
-    uint64_t calls = atomic_load(&run->state->count);
-    uint64_t wanted = sampled < calls ? sampled : calls;
+    struct fail_plan plan = {0};
+    struct totals *totals =
+        mmap(NULL, sizeof *totals, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    bool fine = totals != MAP_FAILED && find_sites(run, &plan);
+    fail_plan_make(&plan, strcmp(asked, "all") == 0);
+    bool samples = strcmp(asked, "all") != 0 && strcmp(asked, "sites") != 0;
+    size_t wanted = samples ? strtoull(asked, NULL, 10) : plan.runs_used;
+    wanted = wanted < plan.runs_used ? wanted : plan.runs_used;
     fflush(NULL);
-    for (uint64_t i = 0; fine && i < RUNS_AT_ONCE; i++) {
+    for (unsigned i = 0; fine && i < RUNS_AT_ONCE; i++) {
         shares[i] = fork();
         if (shares[i] == 0) {
-            int count = run_share(run, calls, wanted, i);
-            _exit(count < 100 ? count : 100);
+            run_share(run, &plan, wanted, totals);
+            _exit(EXIT_SUCCESS);
         }
     }
     for (unsigned i = 0; fine && i < RUNS_AT_ONCE; i++) {
         int status;
         (void)waitpid(shares[i], &status, 0);
-        wrong += WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+        totals->wrong += status != 0;
     }
-    printf("%s %u - %s: %llu of %llu calls failed once, %d wrongly\n", fine && wrong == 0 ? "ok" : "not ok",
-           index + 1, run->scenario->name, (unsigned long long)(fine ? wanted : 0), (unsigned long long)calls,
-           wrong);
+    fine = fine && totals->wrong == 0;
+    printf("%s %u - %s: %zu call sites, %zu of %zu runs, %u went wrong, %u did not come to their call\n",
+           fine ? "ok" : "not ok", index + 1, run->scenario->name, plan.sites_used, wanted, plan.runs_used,
+           totals->wrong, totals->not_reached);
     fflush(stdout);
-    return fine && wrong == 0;
+    munmap(totals, sizeof *totals);
+    fail_plan_free(&plan);
+    return fine;
+}
+
+/* SITE:OCCURRENCE:ERRNO, as a finding names it. */
+static bool run_one(struct run *run, const char *text)
+{
+    static struct fail_state what;
+    unsigned long long site, occurrence;
+    if (sscanf(text, "%llx:%llu:%u", &site, &occurrence, &what.fail_errno) != 3) {
+        fprintf(stderr, "%s: not SITE:OCCURRENCE:ERRNO\n", text);
+        return false;
+    }
+    what.fail_site = site;
+    what.fail_occurrence = occurrence;
+    return run_once(run, &what, true);
+}
+
+static void find_programs(struct run *run, const char *program)
+{
+    const char *name = strrchr(program, '/');
+    int folder = name != NULL ? (int)(name + 1 - program) : 0;
+    run->program = program;
+    snprintf(run->rank_program, sizeof run->rank_program, "%.*sfailure_rank", folder, program);
+    snprintf(run->commctl, sizeof run->commctl, "%.*s../../commctl", folder, program);
 }
 
 int main(int argc, char **argv)
 {
     static struct run run;
+    char sampled[16];
     const char *asked = getenv("COMMD_FAILURES");
-    uint64_t sampled = asked == NULL               ? FAILURES_SAMPLED
-                       : strcmp(asked, "all") == 0 ? UINT64_MAX
-                                                   : strtoull(asked, NULL, 10);
     struct test_certificate certificates[] = {{.name = "a"}, {.name = "b"}};
     bool fine = true;
+    snprintf(sampled, sizeof sampled, "%d", FAILURES_SAMPLED);
     run.pki = test_pki_new();
     test_pki_issue(run.pki, "a", &certificates[0]);
     test_pki_issue(run.pki, "b", &certificates[1]);
     share_state(&run);
-    snprintf(run.rank_program, sizeof run.rank_program, "%.*sfailure_rank",
-             (int)(strrchr(argv[0], '/') != NULL ? strrchr(argv[0], '/') + 1 - argv[0] : 0), argv[0]);
+    find_programs(&run, argv[0]);
     for (unsigned i = 0; i < SCENARIOS; i++) {
         run.scenario = &scenarios[i];
         if (argc > 2 && strcmp(argv[1], scenarios[i].name) == 0) {
-            fine = run_once(&run, strtoull(argv[2], NULL, 10), true);
+            fine = run_one(&run, argv[2]);
         }
         if (argc <= 2 && (argc < 2 || strcmp(argv[1], scenarios[i].name) == 0)) {
-            fine = run_scenario(&run, i, sampled) && fine;
+            fine = run_scenario(&run, i, asked != NULL ? asked : sampled) && fine;
         }
     }
     if (argc == 1) {

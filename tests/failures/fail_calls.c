@@ -8,12 +8,19 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/timerfd.h>
 #include <sys/types.h>
 #include <unistd.h>
+
+/* A call, and what it may fail with; 0 for none. */
+struct fail_call {
+    const char *name;
+    int errnos[FAIL_ERRNOS_MAX];
+};
 
 static struct fail_state *armed;
 
@@ -22,34 +29,109 @@ void fail_calls_arm(struct fail_state *state)
     armed = state;
 }
 
-/* Which of two errnos: each call's numbers have both in turn. 0: it does not fail. */
-static int fails(const char *call, int errnum, int other, void *caller)
+/* --- Call sites --- */
+
+extern const char __executable_start[], etext[]; /* of this program, by the linker */
+
+/*
+ * The frames above the one at `frame`, by their frame pointers. Libraries that call back may have none, so
+ * that one is followed only a little up the same stack; an address that is not this program's ends the walk.
+ */
+#define FRAME_MAX_BYTES 65536u
+__attribute__((no_sanitize("address"))) static void find_frames(const uintptr_t *frame,
+                                                                uint64_t frames[FAIL_FRAMES])
+{
+    for (int i = 0; i < FAIL_FRAMES; i++) {
+        uintptr_t address = frame[1];
+        if (address < (uintptr_t)__executable_start || address >= (uintptr_t)etext) {
+            return;
+        }
+        frames[i] = address - (uintptr_t)__executable_start;
+        uintptr_t next = frame[0];
+        if (next <= (uintptr_t)frame || next - (uintptr_t)frame > FRAME_MAX_BYTES ||
+            next % sizeof(uintptr_t) != 0) {
+            return;
+        }
+        frame = (const uintptr_t *)next;
+    }
+}
+
+/* FNV-1a; never 0. */
+static uint64_t site_id(const char *call, const uint64_t frames[FAIL_FRAMES])
+{
+    uint64_t id = 0xcbf29ce484222325u;
+    for (const char *at = call; *at != '\0'; at++) {
+        id = (id ^ (unsigned char)*at) * 0x100000001b3u;
+    }
+    for (int i = 0; i < FAIL_FRAMES; i++) {
+        for (unsigned shift = 0; shift < 32; shift += 8) { /* no program has 4 GiB of text */
+            id = (id ^ (frames[i] >> shift & 0xff)) * 0x100000001b3u;
+        }
+    }
+    return id != 0 ? id : 1;
+}
+
+/* Null: the table is full. */
+static struct fail_site *find_site(struct fail_state *state, const struct fail_call *call,
+                                   const uint64_t frames[FAIL_FRAMES])
+{
+    uint64_t id = site_id(call->name, frames);
+    for (uint64_t i = 0; i < FAIL_SITES_MAX; i++) {
+        struct fail_site *site = &state->sites[(id + i) % FAIL_SITES_MAX];
+        uint64_t here = 0;
+        if (atomic_compare_exchange_strong(&site->id, &here, id)) {
+            snprintf(site->call, sizeof site->call, "%s", call->name);
+            memcpy(site->frames, frames, sizeof site->frames);
+            while (site->errnos < FAIL_ERRNOS_MAX && call->errnos[site->errnos] != 0) {
+                site->errnos++;
+            }
+            atomic_store(&site->complete, true);
+            return site;
+        }
+        if (here == id) {
+            return site;
+        }
+    }
+    return NULL;
+}
+
+/* The errno to fail with; 0: it does not fail. `frame`: of the wrapper. */
+static int fails(const struct fail_call *call, const void *frame)
 {
     struct fail_state *state = armed;
     if (state == NULL || atomic_load_explicit(&state->paused, memory_order_relaxed)) {
         return 0;
     }
-    uint64_t number = atomic_fetch_add(&state->count, 1) + 1;
-    if (number != state->fail_at) {
+    uint64_t frames[FAIL_FRAMES] = {0};
+    find_frames(frame, frames);
+    struct fail_site *site = find_site(state, call, frames);
+    if (site == NULL) {
+        atomic_fetch_add(&state->sites_left_out, 1);
         return 0;
     }
-    state->errnum = number % 2 == 0 ? errnum : other;
-    state->caller = caller;
-    snprintf(state->call, sizeof state->call, "%s", call);
+    uint64_t occurrence = atomic_fetch_add(&site->count, 1) + 1;
+    if (atomic_load(&site->id) != state->fail_site || occurrence != state->fail_occurrence) {
+        return 0;
+    }
+    uint32_t count = 0;
+    while (count < FAIL_ERRNOS_MAX && call->errnos[count] != 0) {
+        count++;
+    }
+    state->errnum = call->errnos[state->fail_errno % count];
+    snprintf(state->call, sizeof state->call, "%s", call->name);
     atomic_store(&state->failed, true);
     return state->errnum;
 }
 
-/* X(type of the result, what a failure returns, name, parameters, arguments, errno, another one) */
+/* X(type of the result, what a failure returns, name, parameters, arguments, the errnos that it may have) */
 #define CALL_LIST(X)                                                                                         \
-    X(void *, NULL, malloc, (size_t size), (size), ENOMEM, ENOMEM)                                           \
-    X(void *, NULL, calloc, (size_t count, size_t size), (count, size), ENOMEM, ENOMEM)                      \
-    X(void *, NULL, realloc, (void *old, size_t size), (old, size), ENOMEM, ENOMEM)                          \
-    X(void *, NULL, reallocarray, (void *old, size_t count, size_t size), (old, count, size), ENOMEM,        \
-      ENOMEM)                                                                                                \
-    X(void *, NULL, aligned_alloc, (size_t alignment, size_t size), (alignment, size), ENOMEM, ENOMEM)       \
-    X(char *, NULL, strdup, (const char *text), (text), ENOMEM, ENOMEM)                                      \
-    X(char *, NULL, strndup, (const char *text, size_t size), (text, size), ENOMEM, ENOMEM)                  \
+    X(void *, NULL, malloc, (size_t size), (size), ENOMEM)                                                   \
+    X(void *, NULL, calloc, (size_t count, size_t size), (count, size), ENOMEM)                              \
+    X(void *, NULL, realloc, (void *old, size_t size), (old, size), ENOMEM)                                  \
+    X(void *, NULL, reallocarray, (void *old, size_t count, size_t size), (old, count, size), ENOMEM)        \
+    X(void *, NULL, aligned_alloc, (size_t alignment, size_t size), (alignment, size), ENOMEM)               \
+    X(char *, NULL, strdup, (const char *text), (text), ENOMEM)                                              \
+    X(char *, NULL, strndup, (const char *text, size_t size), (text, size), ENOMEM)                          \
     X(void *, MAP_FAILED, mmap, (void *at, size_t size, int protection, int flags, int fd, off_t offset),    \
       (at, size, protection, flags, fd, offset), ENOMEM, EAGAIN)                                             \
     X(int, -1, socket, (int domain, int type, int protocol), (domain, type, protocol), EMFILE, ENOBUFS)      \
@@ -65,7 +147,7 @@ static int fails(const char *call, int errnum, int other, void *caller)
     X(int, -1, setsockopt, (int fd, int level, int name, const void *value, socklen_t size),                 \
       (fd, level, name, value, size), ENOMEM, ENOPROTOOPT)                                                   \
     X(int, -1, getsockname, (int fd, struct sockaddr *address, socklen_t *size), (fd, address, size),        \
-      ENOBUFS, ENOBUFS)                                                                                      \
+      ENOBUFS)                                                                                               \
     X(ssize_t, -1, send, (int fd, const void *bytes, size_t size, int flags), (fd, bytes, size, flags),      \
       EINTR, ENOBUFS)                                                                                        \
     X(ssize_t, -1, sendmsg, (int fd, const struct msghdr *message, int flags), (fd, message, flags), EINTR,  \
@@ -80,7 +162,6 @@ static int fails(const char *call, int errnum, int other, void *caller)
       (int fd, struct mmsghdr *messages, unsigned count, int flags, struct timespec *limit),                 \
       (fd, messages, count, flags, limit), EINTR, ENOMEM)                                                    \
     X(ssize_t, -1, read, (int fd, void *bytes, size_t size), (fd, bytes, size), EINTR, EIO)                  \
-    X(ssize_t, -1, write, (int fd, const void *bytes, size_t size), (fd, bytes, size), EINTR, EINTR)         \
     X(int, -1, poll, (struct pollfd * fds, nfds_t count, int timeout_ms), (fds, count, timeout_ms), EINTR,   \
       ENOMEM)                                                                                                \
     X(int, -1, pipe2, (int fds[2], int flags), (fds, flags), EMFILE, ENFILE)                                 \
@@ -94,12 +175,13 @@ static int fails(const char *call, int errnum, int other, void *caller)
       (fd, flags, at, old), ECANCELED, EINVAL)                                                               \
     X(ssize_t, -1, getrandom, (void *bytes, size_t size, unsigned flags), (bytes, size, flags), EINTR, ENOSYS)
 
-#define DEFINE_CALL(type, failure, name, parameters, arguments, errnum, other)                               \
+#define DEFINE_CALL(type, failure, name, parameters, arguments, ...)                                         \
     type __real_##name parameters;                                                                           \
     type __wrap_##name parameters;                                                                           \
     type __wrap_##name parameters                                                                            \
     {                                                                                                        \
-        int why = fails(#name, errnum, other, __builtin_return_address(0));                                  \
+        static const struct fail_call call = {#name, {__VA_ARGS__}};                                         \
+        int why = fails(&call, __builtin_frame_address(0));                                                  \
         if (why != 0) {                                                                                      \
             errno = why;                                                                                     \
             return failure;                                                                                  \
@@ -118,7 +200,8 @@ int __wrap_open(const char *path, int flags, ...)
     va_start(arguments, flags);
     mode_t mode = (flags & O_CREAT) != 0 ? va_arg(arguments, mode_t) : 0;
     va_end(arguments);
-    int why = fails("open", EMFILE, EACCES, __builtin_return_address(0));
+    static const struct fail_call call = {"open", {EMFILE, EACCES}};
+    int why = fails(&call, __builtin_frame_address(0));
     if (why != 0) {
         errno = why;
         return -1;
@@ -134,12 +217,33 @@ int __wrap_fcntl(int fd, int command, ...)
     va_start(arguments, command);
     long argument = va_arg(arguments, long);
     va_end(arguments);
-    int why = fails("fcntl", ENOLCK, EBUSY, __builtin_return_address(0));
+    static const struct fail_call call = {"fcntl", {ENOLCK, EBUSY}};
+    int why = fails(&call, __builtin_frame_address(0));
     if (why != 0) {
         errno = why;
         return -1;
     }
     return __real_fcntl(fd, command, argument);
+}
+
+ssize_t __real_write(int fd, const void *bytes, size_t size);
+ssize_t __wrap_write(int fd, const void *bytes, size_t size);
+ssize_t __wrap_write(int fd, const void *bytes, size_t size)
+{
+    static const struct fail_call to_pipe = {"write", {EINTR, EPIPE}},
+                                  to_file = {"write", {EINTR, EIO, ENOSPC}},
+                                  to_counter = {"write", {EINTR}}; /* eventfd(2) */
+    struct stat what = {0};
+    const struct fail_call *call = armed == NULL || __real_fstat(fd, &what) != 0      ? &to_counter
+                                   : S_ISFIFO(what.st_mode) || S_ISSOCK(what.st_mode) ? &to_pipe
+                                   : S_ISREG(what.st_mode) || S_ISCHR(what.st_mode)   ? &to_file
+                                                                                      : &to_counter;
+    int why = fails(call, __builtin_frame_address(0));
+    if (why != 0) {
+        errno = why;
+        return -1;
+    }
+    return __real_write(fd, bytes, size);
 }
 
 int __real_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
@@ -149,7 +253,8 @@ int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, v
 int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
                           void *context)
 {
-    int why = fails("pthread_create", EAGAIN, EPERM, __builtin_return_address(0));
+    static const struct fail_call call = {"pthread_create", {EAGAIN, EPERM}};
+    int why = fails(&call, __builtin_frame_address(0));
     return why != 0 ? why : __real_pthread_create(thread, attributes, run, context);
 }
 
@@ -160,7 +265,8 @@ int __real_event_add(struct event *event, const struct timeval *limit);
 int __wrap_event_add(struct event *event, const struct timeval *limit);
 int __wrap_event_add(struct event *event, const struct timeval *limit)
 {
-    int why = fails("event_add", ENOMEM, ENOSPC, __builtin_return_address(0));
+    static const struct fail_call call = {"event_add", {ENOMEM, ENOSPC}};
+    int why = fails(&call, __builtin_frame_address(0));
     if (why != 0) {
         errno = why;
         return -1;
@@ -174,7 +280,8 @@ struct event_base *__real_event_base_new_with_config(const struct event_config *
 struct event_base *__wrap_event_base_new_with_config(const struct event_config *config);
 struct event_base *__wrap_event_base_new_with_config(const struct event_config *config)
 {
-    int why = fails("event_base_new", ENOMEM, EMFILE, __builtin_return_address(0));
+    static const struct fail_call call = {"event_base_new", {ENOMEM, EMFILE}};
+    int why = fails(&call, __builtin_frame_address(0));
     if (why != 0) {
         errno = why;
         return NULL;
@@ -189,7 +296,8 @@ void *__wrap_protobuf_c_message_unpack(const void *descriptor, void *allocator, 
 void *__wrap_protobuf_c_message_unpack(const void *descriptor, void *allocator, size_t size,
                                        const uint8_t *bytes)
 {
-    return fails("unpack", ENOMEM, ENOMEM, __builtin_return_address(0)) != 0
+    static const struct fail_call call = {"unpack", {ENOMEM}};
+    return fails(&call, __builtin_frame_address(0)) != 0
                ? NULL
                : __real_protobuf_c_message_unpack(descriptor, allocator, size, bytes);
 }

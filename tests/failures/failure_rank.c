@@ -1,17 +1,21 @@
 #include "tests/failures/failure_rank.h"
 
+#include <fcntl.h>
+#include <spawn.h>
 #include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <commclient.h>
 
 #include "tests/failures/fail_calls.h"
 
-/* usage: failure_rank SOCKET NAME RANK FD. FD: of the struct fail_state that arms it, or -1. */
+/* usage: failure_rank SOCKET NAME RANK FD COMMCTL. FD: of the struct fail_state that arms it, or -1. */
 
 enum { COUNT = 3000, TIMEOUT_MS = 6000, LARGE = 40000 };
 
@@ -19,6 +23,7 @@ struct rank {
     uint32_t number;
     comm_client_t *client;
     comm_t *comm, *part;
+    const char *socket_path, *commctl;
     int64_t *registered; /* LARGE, of comm_mem_alloc */
     enum failure_rank_end end;
 };
@@ -82,6 +87,30 @@ static bool messages(struct rank *rank)
     return true;
 }
 
+/* An administrator asks while there is something to see: what commctl is not told, it says. */
+static bool queries(struct rank *rank)
+{
+    static char *const verbs[] = {"status", "nodes", "comms", "clients", "ops", "users"};
+    for (size_t i = 0; i < sizeof verbs / sizeof *verbs; i++) {
+        char *const arguments[] = {"commctl", "--socket", (char *)rank->socket_path, verbs[i], NULL};
+        pid_t pid;
+        int status;
+        posix_spawn_file_actions_t actions;
+        posix_spawn_file_actions_init(&actions);
+        posix_spawn_file_actions_addopen(&actions, STDOUT_FILENO, "/dev/null", O_WRONLY, 0);
+        int failure = posix_spawn(&pid, rank->commctl, &actions, NULL, arguments, environ);
+        posix_spawn_file_actions_destroy(&actions);
+        bool ended = failure == 0 && waitpid(pid, &status, 0) == pid && WIFEXITED(status);
+        if (!ended || WEXITSTATUS(status) != EXIT_SUCCESS) {
+            fprintf(stderr, "rank %u: commctl %s: %s %d\n", rank->number, verbs[i],
+                    ended ? "exit code" : "did not end by itself", ended ? WEXITSTATUS(status) : failure);
+            rank->end = ended ? RANK_TOLD : RANK_WRONG;
+            return false;
+        }
+    }
+    return true;
+}
+
 static bool open_all(struct rank *rank, const char *socket_path, const char *name)
 {
     comm_open_options_t open = COMM_OPEN_OPTIONS_INIT;
@@ -108,14 +137,15 @@ static bool work(struct rank *rank)
            all_reduce(rank, rank->comm, rank->registered, LARGE) && messages(rank) &&
            went(rank, comm_split(rank->comm, 0, 0, &rank->part), "split") &&
            is_right(rank, comm_size(rank->part) == 2, "split") && all_reduce(rank, rank->part, small, 7) &&
-           went(rank, comm_barrier(rank->comm, NULL), "barrier") &&
+           (rank->number != 0 || queries(rank)) && went(rank, comm_barrier(rank->comm, NULL), "barrier") &&
            went(rank, comm_sync(rank->comm, 0), "sync after barrier") &&
            went(rank, comm_mem_free(rank->client, rank->registered), "mem_free");
 }
 
-static enum failure_rank_end run(const char *socket_path, const char *name, uint32_t number)
+static enum failure_rank_end run(const char *socket_path, const char *name, uint32_t number,
+                                 const char *commctl)
 {
-    struct rank rank = {.number = number, .end = RANK_WELL};
+    struct rank rank = {.number = number, .end = RANK_WELL, .socket_path = socket_path, .commctl = commctl};
     if (open_all(&rank, socket_path, name)) {
         (void)work(&rank);
     }
@@ -133,7 +163,7 @@ static enum failure_rank_end run(const char *socket_path, const char *name, uint
 
 int main(int argc, char **argv)
 {
-    if (argc != 5) {
+    if (argc != 6) {
         return EXIT_FAILURE;
     }
     int fd = atoi(argv[4]);
@@ -144,7 +174,7 @@ int main(int argc, char **argv)
         }
         fail_calls_arm(state);
     }
-    enum failure_rank_end end = run(argv[1], argv[2], (uint32_t)atoi(argv[3]));
+    enum failure_rank_end end = run(argv[1], argv[2], (uint32_t)atoi(argv[3]), argv[5]);
     fail_calls_arm(NULL);
     return (int)end;
 }

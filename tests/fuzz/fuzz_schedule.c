@@ -3,7 +3,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "daemon/coll/check.h"
+#include "tests/checker/check.h"
 #include "tests/unit/coll/script.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);

@@ -10,8 +10,8 @@
 
 #include <cmocka.h>
 
-#include "daemon/coll/check.h"
 #include "daemon/coll/registry.h"
+#include "tests/checker/check.h"
 
 /* One script at a time, written line by line, and what coll_check has to say of it. */
 

@@ -4,7 +4,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 
-#include "daemon/coll/check.h"
+#include "tests/checker/check.h"
 
 /* Calls of every kind, with vectors and blocks of many shapes. */
 

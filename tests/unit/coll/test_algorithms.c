@@ -6,8 +6,8 @@
 
 #include <cmocka.h>
 
-#include "daemon/coll/check.h"
 #include "daemon/coll/registry.h"
+#include "tests/checker/check.h"
 #include "tests/unit/coll/layouts.h"
 
 /*

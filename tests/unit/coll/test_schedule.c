@@ -7,9 +7,9 @@
 
 #include <cmocka.h>
 
-#include "daemon/coll/check.h"
 #include "daemon/coll/registry.h"
 #include "daemon/coll/slice.h"
+#include "tests/checker/check.h"
 
 #define NODES_MAX 64
 #define COUNT_CASES 7

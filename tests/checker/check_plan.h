@@ -1,10 +1,10 @@
-#ifndef DAEMON_COLL_CHECK_PLAN_H
-#define DAEMON_COLL_CHECK_PLAN_H
+#ifndef TESTS_CHECKER_CHECK_PLAN_H
+#define TESTS_CHECKER_CHECK_PLAN_H
 
 #include <stdint.h>
 
-#include "daemon/coll/check.h"
-#include "daemon/coll/check_cuts.h"
+#include "tests/checker/check.h"
+#include "tests/checker/check_cuts.h"
 
 /*
  * The rounds of all nodes of one call, written down, each send matched with its receive, and each node's

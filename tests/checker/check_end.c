@@ -1,4 +1,4 @@
-#include "daemon/coll/check_run.h"
+#include "tests/checker/check_run.h"
 
 #include <inttypes.h>
 #include <stdbool.h>

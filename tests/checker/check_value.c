@@ -1,4 +1,4 @@
-#include "daemon/coll/check_value.h"
+#include "tests/checker/check_value.h"
 
 #include <assert.h>
 #include <stdlib.h>

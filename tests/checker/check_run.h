@@ -1,10 +1,10 @@
-#ifndef DAEMON_COLL_CHECK_RUN_H
-#define DAEMON_COLL_CHECK_RUN_H
+#ifndef TESTS_CHECKER_CHECK_RUN_H
+#define TESTS_CHECKER_CHECK_RUN_H
 
 #include <stdbool.h>
 
-#include "daemon/coll/check_plan.h"
-#include "daemon/coll/check_value.h"
+#include "tests/checker/check_plan.h"
+#include "tests/checker/check_value.h"
 
 /* A plan being run on symbolic values; what check.c and check_end.c share. */
 

@@ -1,4 +1,4 @@
-#include "daemon/coll/check_plan.h"
+#include "tests/checker/check_plan.h"
 
 #include <assert.h>
 #include <inttypes.h>

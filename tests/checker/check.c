@@ -1,4 +1,4 @@
-#include "daemon/coll/check.h"
+#include "tests/checker/check.h"
 
 #include <assert.h>
 #include <inttypes.h>
@@ -7,9 +7,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/coll/check_plan.h"
-#include "daemon/coll/check_run.h"
-#include "daemon/coll/check_value.h"
+#include "tests/checker/check_plan.h"
+#include "tests/checker/check_run.h"
+#include "tests/checker/check_value.h"
 
 /*
  * Runs a plan on symbolic values, one possible order of events for all: it is enough, because everything that

@@ -1,5 +1,5 @@
-#ifndef DAEMON_COLL_CHECK_H
-#define DAEMON_COLL_CHECK_H
+#ifndef TESTS_CHECKER_CHECK_H
+#define TESTS_CHECKER_CHECK_H
 
 #include "daemon/coll/schedule.h"
 
@@ -37,7 +37,7 @@ struct coll_cost {
  * Returns STATUS_INTERNAL with the node, round and range at fault; INVALID_ARGUMENT for a call that is none,
  * or is not of the algorithm's kind, or that it does not serve; LIMIT beyond COLL_CHECK_NODES_MAX, beyond
  * 65,536 rounds, and where the cost exceeds 64 bits; NO_MEMORY. *cost is written on success; it may be null.
- * Thread-safe. For tests and `commctl`: time and memory grow with nodes² × parts, not with the count.
+ * Thread-safe. Time and memory grow with nodes² × parts, not with the count.
  */
 enum status coll_check(const struct coll_algorithm *algorithm, const struct coll_call *call,
                        struct coll_cost *cost, struct error *error) COMM_MUST_USE;

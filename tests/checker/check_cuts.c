@@ -1,4 +1,4 @@
-#include "daemon/coll/check_cuts.h"
+#include "tests/checker/check_cuts.h"
 
 #include <stdlib.h>
 

@@ -1,7 +1,7 @@
 #include <stdlib.h>
 
 #include "daemon/base/checked.h"
-#include "daemon/coll/check_plan.h"
+#include "tests/checker/check_plan.h"
 
 /* What a plan costs: sums over its transfers. */
 

@@ -1,5 +1,5 @@
-#ifndef DAEMON_COLL_CHECK_CUTS_H
-#define DAEMON_COLL_CHECK_CUTS_H
+#ifndef TESTS_CHECKER_CHECK_CUTS_H
+#define TESTS_CHECKER_CHECK_CUTS_H
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -48,7 +48,7 @@ struct exec_comm;
     4096 /* incoming streams whose communicator is not known here yet, per peer; beyond: reset */
 #define EXEC_COPY_MAX_BYTES                                                                                  \
     16384 /* payloads up to this are copied on send, and need no acknowledgement to end an operation */
-#define EXEC_CANCELLED_MAX 512
+#define EXEC_CANCELLED_MAX 256 /* ranges of operations that were given up, and that are remembered */
 #define EXEC_OP_COST_BYTES                                                                                   \
     1024u /* of commd's memory for an operation that is queued, ranks' entries aside                         \
            */
@@ -229,11 +229,12 @@ enum status exec_post_message(struct exec_comm *comm, const struct exec_message 
 void exec_describe_message(const struct exec_comm *comm, const void *context, char *text, size_t size);
 
 /*
- * Gives one operation up, on this node, submitted or not; every other node does the same. If submitted, its
- * done follows with `cause`, possibly only after the network has let go of its buffers. At most
- * EXEC_CANCELLED_MAX are remembered: messages of older ones fail the communicator.
+ * Gives `count` operations up, from seq on, on this node, submitted or not; every other node does the same.
+ * done of those submitted follows with `cause`, possibly only after the network has let go of their buffers.
+ * At most EXEC_CANCELLED_MAX ranges are remembered: messages of older ones fail the communicator.
  */
-void exec_cancel(struct exec_comm *comm, uint64_t seq, const struct error *cause, uint64_t now_ns);
+void exec_cancel(struct exec_comm *comm, uint64_t seq, uint64_t count, const struct error *cause,
+                 uint64_t now_ns);
 
 /*
  * Gives up everything queued: streams are reset, and every op's done follows with `cause`, some possibly only

@@ -13,6 +13,7 @@ static void comm_release(struct exec_comm *comm)
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
         lane_release(&comm->lanes[i]);
     }
+    ranges_free(&comm->cancelled);
     messages_release(comm);
     device_free_queues(comm);
     free(comm->local_of_rank);
@@ -173,6 +174,7 @@ enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, 
     *comm->last_op = op;
     comm->last_op = &op->next;
     comm->op_count++;
+    comm->queued_seq = call->seq;
     exec_comm_set_busy(comm);
     *out = op;
     exec_wake(comm->exec);
@@ -198,24 +200,17 @@ static void comm_finish_first(struct exec_comm *comm, const struct error *result
 
 bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq)
 {
-    uint32_t kept = comm->cancelled_count < EXEC_CANCELLED_MAX ? comm->cancelled_count : EXEC_CANCELLED_MAX;
-    for (uint32_t i = 0; i < kept; i++) {
-        if (comm->cancelled[i] == seq) {
-            return true;
-        }
-    }
-    return false;
+    return ranges_find(&comm->cancelled, seq, NULL);
 }
 
-void exec_cancel(struct exec_comm *comm, uint64_t seq, const struct error *cause, uint64_t now_ns)
+/* Those that are queued. */
+static void comm_cancel_ops(struct exec_comm *comm, uint64_t seq, uint64_t count, const struct error *cause)
 {
-    if (comm->aborted || exec_is_cancelled(comm, seq)) {
-        return;
+    if (seq > comm->queued_seq) {
+        return; /* none is; the queue may be long */
     }
-    comm->exec->now_ns = now_ns;
-    comm->cancelled[comm->cancelled_count++ % EXEC_CANCELLED_MAX] = seq;
-    for (struct exec_op *op = comm->first_op; op != NULL; op = op->next) {
-        if (op->call.seq == seq) {
+    for (struct exec_op *op = comm->first_op; op != NULL && op->call.seq < seq + count; op = op->next) {
+        if (op->call.seq >= seq && !op->cancelled) {
             op->cancelled = true;
             op->result = *cause;
         }
@@ -225,8 +220,24 @@ void exec_cancel(struct exec_comm *comm, uint64_t seq, const struct error *cause
             lane_stop(&comm->lanes[i]);
         }
     }
-    receive_drop(comm, seq);
-    shared_cancel(comm, seq, cause);
+}
+
+void exec_cancel(struct exec_comm *comm, uint64_t seq, uint64_t count, const struct error *cause,
+                 uint64_t now_ns)
+{
+    uint64_t first = seq;
+    if (comm->aborted || ranges_gap(&comm->cancelled, &first, seq + count) == 0) {
+        return;
+    }
+    comm->exec->now_ns = now_ns;
+    if (!ranges_add(&comm->cancelled, seq, count, 0, EXEC_CANCELLED_MAX)) {
+        struct error error;
+        error_set(&error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", comm->options.name);
+        exec_comm_fail(comm, &error, now_ns);
+    }
+    comm_cancel_ops(comm, seq, count, cause);
+    receive_drop(comm, seq, count);
+    shared_cancel(comm, seq, count, cause);
     exec_wake(comm->exec);
 }
 

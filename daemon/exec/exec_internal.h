@@ -3,6 +3,7 @@
 
 #include <stdatomic.h>
 
+#include "daemon/base/ranges.h"
 #include "daemon/base/table.h"
 #include "daemon/coll/slice.h"
 #include "daemon/dev/queue.h"
@@ -270,10 +271,10 @@ struct exec_comm {
     struct exec_op **last_op;
     uint32_t op_count;
     struct exec_lane lanes[EXEC_LANES_MAX + 1];
-    uint64_t last_seq; /* of the last operation that was begun */
-    uint64_t cancelled[EXEC_CANCELLED_MAX];
-    uint32_t cancelled_count; /* ever: the ring's position */
-    bool failed;              /* no op advances any more */
+    uint64_t last_seq;       /* of the last operation that was begun */
+    uint64_t queued_seq;     /* of the operation that was queued last */
+    struct ranges cancelled; /* at most EXEC_CANCELLED_MAX */
+    bool failed;             /* no op advances any more */
     bool aborted;
     struct error cause;
     bool resuming; /* receive_resume walks the list */
@@ -325,7 +326,7 @@ void spread_publish_waits(const struct exec *exec);
 bool spread_claim(struct exec_op *op, uint64_t *slice);
 void spread_claim_done(struct exec_comm *comm, struct exec_op *op);
 enum status shared_new(struct exec_comm *comm, struct error *error) COMM_MUST_USE;
-void shared_cancel(struct exec_comm *comm, uint64_t seq, const struct error *cause);
+void shared_cancel(struct exec_comm *comm, uint64_t seq, uint64_t count, const struct error *cause);
 void shared_abort(struct exec_comm *comm, const struct error *cause);
 void shared_leave(struct exec_comm *comm);
 /* On a rail: it is idle, and nobody asks for it any more. */
@@ -609,6 +610,6 @@ void message_streams_reset(struct exec_comm *comm, bool give_up);
 /* receive.c */
 void receive_resume(struct exec_comm *comm);
 /* Nothing is received for the operation any more. */
-void receive_drop(struct exec_comm *comm, uint64_t seq);
+void receive_drop(struct exec_comm *comm, uint64_t seq, uint64_t count);
 
 #endif

@@ -432,13 +432,13 @@ void receive_resume(struct exec_comm *comm)
     comm->resuming = false;
 }
 
-void receive_drop(struct exec_comm *comm, uint64_t seq)
+void receive_drop(struct exec_comm *comm, uint64_t seq, uint64_t count)
 {
     struct stream_reader *reader;
     DL_FOREACH(comm->readers[STREAM_READER_DATA], reader)
     {
         struct data_reader *incoming = data_of(reader);
-        if (reader->in_message && incoming->header.seq == seq) {
+        if (reader->in_message && incoming->header.seq >= seq && incoming->header.seq - seq < count) {
             incoming->lane = NULL; /* what is left of the payload goes nowhere */
             incoming->dropping = true;
         }

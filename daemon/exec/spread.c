@@ -165,6 +165,7 @@ struct cancel_order {
     struct mail mail;
     struct shared_rail *at;
     uint64_t seq;
+    uint64_t count;
     struct error cause;
 };
 
@@ -172,12 +173,12 @@ static void rail_cancel(void *context, uint64_t now_ns)
 {
     struct cancel_order *order = context;
     if (order->at->comm != NULL) {
-        exec_cancel(order->at->comm, order->seq, &order->cause, now_ns);
+        exec_cancel(order->at->comm, order->seq, order->count, &order->cause, now_ns);
     }
     free(order);
 }
 
-void shared_cancel(struct exec_comm *comm, uint64_t seq, const struct error *cause)
+void shared_cancel(struct exec_comm *comm, uint64_t seq, uint64_t count, const struct error *cause)
 {
     struct exec_shared *shared = comm->shared;
     for (uint32_t rail = 1; shared != NULL && rail < shared->rail_count; rail++) {
@@ -188,6 +189,7 @@ void shared_cancel(struct exec_comm *comm, uint64_t seq, const struct error *cau
         }
         order->at = &shared->of_rail[rail];
         order->seq = seq;
+        order->count = count;
         order->cause = *cause;
         put(shared, rail, &order->mail, rail_cancel, order);
     }

@@ -80,8 +80,7 @@ enum status req_comm_new(struct req *req, const char *name, const struct req_com
     comm->overdue_ns = TIME_NEVER;
     comm->refusal_ns = TIME_NEVER;
     comm->announce_ns = TIME_NEVER;
-    comm->oldest_seq = 1;
-    comm->start_seq = 1;
+    comm->refusals_ns = TIME_NEVER;
     do {
         comm->nonce = random_u64(&req->random);
     } while (comm->nonce == 0);
@@ -150,7 +149,7 @@ static uint64_t comm_deadline_ns(const struct req_comm *comm)
         }
         break;
     case REQ_COMM_FORMED:
-        deadline_ns = time_min(comm->op_deadline_ns, comm->record_poll_ns);
+        deadline_ns = time_min(time_min(comm->op_deadline_ns, comm->record_poll_ns), comm->refusals_ns);
         if (comm->exec_failed) {
             deadline_ns = time_min(deadline_ns, comm->exec_cause_ns);
         }
@@ -266,6 +265,7 @@ void req_comm_remove_member(struct req_member *member)
         comm->told = NULL;
     }
     req_records_end(member);
+    req_verdict_forget_own(member);
     budget_release(member->client.account, BUDGET_COMMUNICATORS, 1);
     DL_DELETE(comm->members, member);
     comm->member_count--;
@@ -312,14 +312,18 @@ static bool member_tell(struct req_member *member, uint64_t now_ns)
     }
     if (member->completed_seq < member->posted_seq) {
         struct req_comm_op *op = req_op_at(comm, member->completed_seq + 1);
-        if (op == NULL || (!op->finished && !op->overdue)) {
+        if (op == NULL || !op->posts[member->local_index].owed) {
+            member->completed_seq = member->owed_ops > 0 ? member->completed_seq + 1 : member->posted_seq;
+            return true; /* it was refused, and the owner heard that at once */
+        }
+        if (!op->finished && !op->overdue) {
             return false;
         }
         struct error cause = op->succeeded ? comm_success : op->cause != NULL ? *op->cause : comm->cause;
         struct req_completion completion = {.ticket = op->posts[member->local_index].ticket,
                                             .result = &cause};
         member->completed_seq++;
-        req_op_settle(op, member->local_index);
+        req_op_settle(op, member);
         handler.completed(handler.context, member, &completion, now_ns);
         return true;
     }
@@ -368,6 +372,7 @@ void req_comm_work(struct req_comm *comm, uint64_t now_ns)
     if (comm->state == REQ_COMM_FORMING && comm->rank_count > 0) {
         req_formation_work(comm, now_ns);
     }
+    req_verdict_tell_refusals(comm, now_ns);
     comm_step_records(comm, now_ns);
     comm_tell_members(comm, now_ns);
     req_comm_arm(comm);

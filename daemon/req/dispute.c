@@ -1,147 +1,17 @@
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
-#include "daemon/base/log.h"
 #include "daemon/req/req_internal.h"
 
 /*
- * Operations that two ranks called differently, or that one rank's user has no budget for. Whoever finds it
- * tells the node that it disagrees with; that one puts both calls together and asks the communicator's first
- * node, which tells everybody once: so all ranks hear the same, whoever found what first. The communicator
- * goes on with what comes after.
+ * Operations that two ranks called differently. Whoever finds it tells the node that it disagrees with; that
+ * one puts both calls together and asks for a verdict (verdict.c).
  */
-
-const struct error *req_verdict_on(const struct req_comm *comm, uint64_t seq)
-{
-    uint32_t kept = comm->verdict_count < REQ_VERDICTS_MAX ? comm->verdict_count : REQ_VERDICTS_MAX;
-    for (uint32_t i = 0; i < kept; i++) {
-        const struct req_verdict *verdict = comm->verdicts[i];
-        if (seq >= verdict->seq && seq - verdict->seq < verdict->ops) {
-            return &verdict->cause;
-        }
-    }
-    return NULL;
-}
-
-static bool verdict_keep(struct req_comm *comm, uint64_t seq, uint32_t ops, const struct error *cause)
-{
-    if (comm->verdicts == NULL) {
-        comm->verdicts = calloc(REQ_VERDICTS_MAX, sizeof *comm->verdicts);
-    }
-    if (comm->verdicts == NULL) {
-        return false;
-    }
-    struct req_verdict **place = &comm->verdicts[comm->verdict_count % REQ_VERDICTS_MAX];
-    if (*place == NULL) { /* the texts are large: as many as there were disputes */
-        *place = malloc(sizeof **place);
-    }
-    if (*place == NULL) {
-        return false;
-    }
-    **place = (struct req_verdict){.seq = seq, .ops = ops, .cause = *cause};
-    comm->verdict_count++;
-    return true;
-}
-
-void req_verdicts_free(struct req_comm *comm)
-{
-    for (uint32_t i = 0; comm->verdicts != NULL && i < REQ_VERDICTS_MAX; i++) {
-        free(comm->verdicts[i]);
-    }
-    free(comm->verdicts);
-}
-
-/* Ends the operations here. */
-static void verdict_apply(struct req_comm *comm, uint64_t seq, uint32_t ops, const struct error *cause,
-                          uint64_t now_ns)
-{
-    struct error failure;
-    if (req_verdict_on(comm, seq) != NULL) {
-        return;
-    }
-    if (log_limit_pass(&comm->req->verdict_limit, now_ns, NULL)) {
-        log_warning("%s", cause->text);
-    }
-    if (!verdict_keep(comm, seq, ops, cause)) {
-        error_set(&failure, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
-        req_comm_fail(comm, &failure, REQ_TELL_NODES, now_ns);
-        return;
-    }
-    for (uint64_t each = seq; each < seq + ops; each++) {
-        exec_cancel(comm->exec, each, cause, now_ns); /* also what is not submitted: others may have been */
-        struct req_comm_op *op = req_op_at(comm, each);
-        if (op != NULL) {
-            req_op_end(op, cause, now_ns);
-        }
-    }
-    req_op_start_ready(comm, now_ns);
-    req_comm_arm(comm);
-    req_comm_queue(comm);
-}
-
-static void verdict_send(struct req_comm *comm, uint32_t index, uint64_t seq, uint32_t ops,
-                         const struct error *cause, bool final)
-{
-    Commd__Mesh__Verdict body = COMMD__MESH__VERDICT__INIT;
-    body.comm_id = comm->comm_id;
-    body.seq = seq;
-    body.ops = ops;
-    body.status = cause->status;
-    body.text = (char *)cause->text;
-    body.final = final;
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_VERDICT;
-    message.verdict = &body;
-    req_comm_send(comm, comm->nodes[index].node, &message);
-}
-
-/* The first node's part: the first cause it hears of is everybody's. */
-static void verdict_say(struct req_comm *comm, uint64_t seq, uint32_t ops, const struct error *cause,
-                        uint64_t now_ns)
-{
-    if (req_verdict_on(comm, seq) != NULL) {
-        return;
-    }
-    for (uint32_t i = 0; i < comm->node_count; i++) {
-        if (i != comm->own_index) {
-            verdict_send(comm, i, seq, ops, cause, true);
-        }
-    }
-    verdict_apply(comm, seq, ops, cause, now_ns);
-}
-
-static void verdict_ask(struct req_comm *comm, uint64_t seq, uint32_t ops, const struct error *cause,
-                        uint64_t now_ns)
-{
-    if (comm->own_index == 0) {
-        verdict_say(comm, seq, ops, cause, now_ns);
-    } else {
-        verdict_send(comm, 0, seq, ops, cause, false);
-    }
-}
-
-void req_verdict_received(struct req_comm *comm, const Commd__Mesh__Verdict *verdict, uint64_t now_ns)
-{
-    struct error cause;
-    if (comm->state != REQ_COMM_FORMED) {
-        return;
-    }
-    cause.status = verdict->status == STATUS_LIMIT ? STATUS_LIMIT : STATUS_MISMATCH;
-    req_text_from_wire(verdict->text, cause.text, sizeof cause.text);
-    if (verdict->final) {
-        verdict_apply(comm, verdict->seq, verdict->ops, &cause, now_ns);
-    } else {
-        verdict_say(comm, verdict->seq, verdict->ops, &cause, now_ns);
-    }
-}
-
-/* --- Who disagrees --- */
 
 void req_dispute_local(struct req_comm_op *op, const struct error *cause, uint64_t now_ns)
 {
     op->disputed = true;
-    verdict_ask(op->comm, op->seq, 1, cause, now_ns);
+    req_verdict_ask(op->comm, op->seq, 1, cause, now_ns);
 }
 
 /*
@@ -228,15 +98,6 @@ void req_dispute_layouts(struct req_comm_op *op, uint64_t now_ns)
     }
 }
 
-void req_dispute_refused(struct req_comm_op *op, const struct error *cause, uint64_t now_ns)
-{
-    uint32_t before =
-        op->call.bucket_index < op->seq ? op->call.bucket_index : 0; /* the bucket runs as one */
-    op->disputed = true;
-    verdict_ask(op->comm, op->seq - before, op->call.bucket_ops > before ? op->call.bucket_ops : before + 1,
-                cause, now_ns);
-}
-
 static void describe_post(const struct req_comm_op *op, char *out, size_t size)
 {
     char call[REQ_CALL_TEXT_MAX_BYTES];
@@ -251,7 +112,7 @@ void req_dispute_found(void *context, uint64_t seq, uint32_t node, const char *h
     struct req_comm_op *op = req_op_at(comm, seq);
     char call[REQ_CALL_TEXT_MAX_BYTES + NODE_NAME_MAX_BYTES + 48];
     (void)now_ns;
-    if (op == NULL || req_verdict_on(comm, seq) != NULL) {
+    if (op == NULL || req_verdict_find(comm, seq, NULL)) {
         return;
     }
     op->disputed = true;
@@ -274,7 +135,7 @@ void req_dispute_received(struct req_comm *comm, const Commd__Mesh__Dispute *dis
     char ours[sizeof theirs];
     char how[128];
     struct error cause;
-    if (comm->state != REQ_COMM_FORMED || req_verdict_on(comm, dispute->seq) != NULL) {
+    if (comm->state != REQ_COMM_FORMED || req_verdict_find(comm, dispute->seq, NULL)) {
         return;
     }
     req_text_from_wire(dispute->call, theirs, sizeof theirs);
@@ -289,5 +150,5 @@ void req_dispute_received(struct req_comm *comm, const Commd__Mesh__Dispute *dis
     }
     error_set(&cause, STATUS_MISMATCH, "op %llu on \"%s\": %s; %s%s%s", (unsigned long long)dispute->seq,
               comm->name, theirs, ours, how[0] != '\0' ? ": " : "", how);
-    verdict_ask(comm, dispute->seq, ops, &cause, now_ns);
+    req_verdict_ask(comm, dispute->seq, ops, &cause, now_ns);
 }

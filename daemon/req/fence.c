@@ -162,7 +162,8 @@ bool req_records_step(struct req_member *member)
         struct req_record *record = member->records;
         const struct req_fences *fences = record->fences;
         if (comm->state == REQ_COMM_FORMED) {
-            if (comm->oldest_seq <= record->seq || req_point_is_pending(member, record->message_id)) {
+            if ((comm->pending != NULL && comm->pending->seq <= record->seq) ||
+                req_point_is_pending(member, record->message_id)) {
                 return false; /* their end will tell */
             }
             if (fences != NULL && !exec_fences_are_reached(fences->waits, fences->wait_count)) {

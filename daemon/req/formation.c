@@ -541,7 +541,7 @@ void req_formation_work(struct req_comm *comm, uint64_t now_ns)
         }
     }
     if (comm->announce_wanted && mesh_is_crowded(comm->req->mesh)) { /* who forms waits, not the network */
-        comm->announce_ns = time_after(now_ns, REQ_ANNOUNCE_WAIT_NS);
+        comm->announce_ns = time_after(now_ns, REQ_CROWD_WAIT_NS);
         return;
     }
     if (comm->announce_wanted) {

@@ -101,7 +101,8 @@ static void req_expire(struct req_comm *comm, uint64_t now_ns)
         } else {
             req_op_deadlines(comm, now_ns);
         }
-        if (now_ns >= comm->record_poll_ns) {
+        if (now_ns >= comm->record_poll_ns || now_ns >= comm->refusals_ns) {
+            comm->refusals_ns = TIME_NEVER;
             req_comm_queue(comm);
         }
         break;
@@ -332,10 +333,9 @@ static void send_leave(struct req_comm *comm, uint32_t rank, uint64_t last_seq)
 
 static bool member_has_pending(const struct req_member *member)
 {
-    const struct req_comm *comm = member->comm;
-    for (uint64_t seq = comm->oldest_seq; seq <= member->posted_seq; seq++) {
-        const struct req_comm_op *op = req_op_at(comm, seq);
-        if (op != NULL && !op->finished) {
+    const struct req_comm_op *op;
+    for (op = member->comm->pending; op != NULL && op->seq <= member->posted_seq; op = op->next) {
+        if (op->posts[member->local_index].part != NULL) {
             return true;
         }
     }
@@ -354,6 +354,9 @@ static void leave_formed(struct req_member *member, enum req_leave how, const ch
 {
     struct req_comm *comm = member->comm;
     struct error cause;
+    if (why == NULL && how == REQ_LEAVE_ORDERLY) {
+        req_verdict_tell_own(member, now_ns);
+    }
     if (why != NULL) {
         expelled_text(member, why, &cause);
         req_comm_fail(comm, &cause, REQ_TELL_NODES, now_ns);
@@ -405,12 +408,7 @@ static void member_leave(struct req_member *member, enum req_leave how, const ch
         }
     }
     req_point_leave(member);
-    for (uint64_t seq = member->completed_seq + 1; comm->ops != NULL && seq <= member->posted_seq; seq++) {
-        struct req_comm_op *op = req_op_at(comm, seq);
-        if (op != NULL) {
-            req_op_settle(op, member->local_index);
-        }
-    }
+    req_op_settle_all(member);
     req_comm_remove_member(member);
 }
 

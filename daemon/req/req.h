@@ -29,7 +29,9 @@
  * the other nodes'. A contradiction ends the operation, on the ranks of all nodes, with STATUS_MISMATCH
  * naming two ranks and both calls; the communicator goes on with the next one. So that all hear the same,
  * whoever finds one tells the node that it disagrees with, that one puts both calls together for the
- * communicator's first node, and the first node tells all.
+ * communicator's first node, and the first node tells all. Likewise an operation that one rank is refused,
+ * for its user's budget or for REQ_PENDING_OPS_MAX: the rank hears STATUS_LIMIT at once, all others instead
+ * of its result, and it uses up its number on all.
  *
  * Failure. One path aborts a communicator, whatever the reason: a rank's process died, a node was lost, a
  * deadline passed, exec failed, another node's Abort. Every posted operation of every local
@@ -45,7 +47,7 @@ struct req_member; /* one local rank of one communicator */
 #define REQ_COMMS_MAX 16384      /* communicators on this node; each rank is charged to its user before */
 #define REQ_LOCAL_RANKS_MAX 1024 /* ranks of one communicator on one node */
 #define REQ_PENDING_OPS_MAX                                                                                  \
-    1024 /* operations that one member has posted and not completed; beyond: STATUS_LIMIT */
+    1024 /* operations that one member has posted and not completed; beyond: STATUS_LIMIT on all ranks */
 #define REQ_TIMEOUT_DEFAULT_MS 60000ull
 
 struct req_options {
@@ -184,8 +186,9 @@ struct req_completion {
 
 /*
  * Posts the next operation of this member, or a message. Refused at once: INVALID_ARGUMENT (root out of
- * range, a range missing), UNSUPPORTED (dtype × operator), LIMIT, IN_PROGRESS (not formed yet), the cause
- * after a failure.
+ * range, a range missing), UNSUPPORTED (dtype × operator), LIMIT (an operation uses up its number all the
+ * same, and ends on the other ranks; the result is a verdict's, where one came before), IN_PROGRESS (not
+ * formed yet), the cause after a failure.
  */
 enum status req_submit(struct req_member *member, const struct req_op *op, uint64_t now_ns,
                        struct error *error) COMM_MUST_USE;

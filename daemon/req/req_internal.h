@@ -3,6 +3,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/random.h"
+#include "daemon/base/ranges.h"
 #include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
@@ -15,7 +16,9 @@
 /* What the parts of req share. Seen by daemon/req alone. */
 
 #define REQ_ALGORITHMS_MAX_BYTES 255
-#define REQ_VERDICTS_MAX EXEC_CANCELLED_MAX
+#define REQ_VERDICTS_MAX                                                                                     \
+    512 /* ranges of operations that ended by a verdict; beyond, the oldest is forgotten */
+#define REQ_VERDICT_TEXTS_MAX 4     /* the last of these whose words are kept */
 #define REQ_NODE_OWN UINT32_MAX     /* this node, where others are the mesh's indices */
 #define REQ_LIST_TEXT_MAX_BYTES 160 /* of ranks or nodes in a message: cut beyond */
 /*
@@ -29,7 +32,7 @@
  * refusal holds.
  */
 #define REQ_REFUSAL_WAIT_NS (300 * TIME_MS)
-#define REQ_ANNOUNCE_WAIT_NS (10 * TIME_MS) /* until a look whether other nodes have read */
+#define REQ_CROWD_WAIT_NS (10 * TIME_MS) /* until a look whether other nodes have read */
 /*
  * Nodes whose ranks all posted an operation in time let those that know more speak first when its deadline
  * passes: all ranks then hear the same cause. By index among the nodes, so that they do not speak at once
@@ -80,11 +83,13 @@ struct req_member {
     bool formed_told;
     bool aborted_told;
     uint64_t posted_seq;
-    uint32_t bucket_left;       /* operations of its last one's bucket that are to follow */
-    uint64_t completed_seq;     /* told to the owner */
-    uint32_t pending_messages;  /* that the owner is still to be told of */
-    struct req_points *points;  /* its messages; null before the first */
-    struct req_record *records; /* oldest first */
+    uint32_t bucket_left;          /* operations of its last one's bucket that are to follow */
+    uint64_t completed_seq;        /* told to the owner */
+    uint32_t owed_ops;             /* that the owner is still to be told of */
+    uint32_t pending_messages;     /* likewise */
+    struct req_refusals *refusals; /* that the other ranks are still to be told of; null: none */
+    struct req_points *points;     /* its messages; null before the first */
+    struct req_record *records;    /* oldest first */
     uint32_t record_count;
     struct error refusal;
 };
@@ -112,6 +117,7 @@ struct req_comm_post {
 };
 
 struct req_comm_op {
+    struct req_comm_op *prev, *next; /* of the communicator's pending ones */
     struct req_comm *comm;
     uint64_t seq;
     struct req_call call;
@@ -132,11 +138,18 @@ struct req_comm_op {
     struct req_comm_post posts[]; /* by local index */
 };
 
-/* Operations that ended by a verdict, for ranks that post them later. */
+/* The words of a verdict, for ranks that post its operations later. */
 struct req_verdict {
     uint64_t seq;
-    uint32_t ops;
+    uint64_t ops;
     struct error cause;
+};
+
+/* Operations in a row that were refused to one member. */
+struct req_refusals {
+    uint64_t seq;
+    uint64_t ops;
+    struct error why; /* the first */
 };
 
 /* A node of a communicator, in their order. */
@@ -205,19 +218,22 @@ struct req_comm {
 
     /* Formed. */
     struct exec_comm *exec;
-    struct req_comm_op **ops; /* ring of REQ_PENDING_OPS_MAX, by seq */
-    uint64_t highest_seq;     /* posted by anybody here */
-    uint64_t oldest_seq;      /* not finished yet */
-    uint64_t start_seq;       /* the next to begin: none before one that is in doubt */
+    struct req_comm_op **ops;    /* ring of REQ_PENDING_OPS_MAX, by seq */
+    struct req_comm_op *pending; /* not finished yet, by seq */
+    struct req_comm_op *start;   /* of these, the next to begin: none before one that is in doubt */
+    uint64_t highest_seq;        /* posted by anybody here, or refused */
     uint64_t last_message_id;
     uint64_t record_poll_ns; /* when to look at what a record waits for; TIME_NEVER when none does */
     uint64_t overdue_ns; /* of a failed one: when its owners are told at the latest; TIME_NEVER otherwise */
     struct req_points *points; /* messages from rank to rank, by member */
     struct timer_heap point_deadlines;
     uint32_t point_count;
-    struct req_verdict **verdicts; /* a ring of REQ_VERDICTS_MAX; null while there was none */
-    uint32_t verdict_count;        /* ever */
-    uint64_t op_deadline_ns;       /* no operation's passes before */
+    struct ranges verdicts; /* operations that ended by one, with its status; at most REQ_VERDICTS_MAX */
+    struct req_verdict *verdict_texts[REQ_VERDICT_TEXTS_MAX]; /* a ring */
+    uint32_t verdict_text_count;                              /* ever */
+    uint32_t refusing_count; /* members with refusals that are to be told; nothing begins meanwhile */
+    uint64_t refusals_ns;    /* when to try that again, while other nodes have too much to read; TIME_NEVER */
+    uint64_t op_deadline_ns; /* no operation's passes before */
     uint64_t completed_count;
     uint64_t bytes_reduced;
     bool exec_failed;
@@ -347,8 +363,6 @@ void req_users_broadcast(const struct req_comm *comm, const Commd__Mesh__Message
 /* dispute.c: operations that ranks called differently. */
 /* Two ranks of this node: the text has both calls. */
 void req_dispute_local(struct req_comm_op *op, const struct error *cause, uint64_t now_ns);
-/* A rank's user is over its budget: with it its bucket. */
-void req_dispute_refused(struct req_comm_op *op, const struct error *cause, uint64_t now_ns);
 /*
  * All local ranks have posted an operation: disputes it if the counts of one contradict another's.
  * What is copied between two ranks is as long as either says, so nothing else keeps it within both buffers.
@@ -358,10 +372,33 @@ void req_dispute_layouts(struct req_comm_op *op, uint64_t now_ns);
 void req_dispute_found(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns);
 /* Their numbers are possible, and the node may say so. */
 void req_dispute_received(struct req_comm *comm, const Commd__Mesh__Dispute *dispute, uint64_t now_ns);
+
+/* verdict.c: operations that end on all ranks with the same words. */
+/* Asks the communicator's first node for a verdict on operations from seq on: the first one that it hears of
+ * each operation counts. At most REQ_BUCKET_OPS_MAX. */
+void req_verdict_ask(struct req_comm *comm, uint64_t seq, uint32_t ops, const struct error *cause,
+                     uint64_t now_ns);
+/* Their numbers are possible, and the node may say so. */
 void req_verdict_received(struct req_comm *comm, const Commd__Mesh__Verdict *verdict, uint64_t now_ns);
+/* Whether there is a verdict on an operation; *cause gets it, where not null. One whose words are not kept
+ * any more is told with its status. */
+bool req_verdict_find(const struct req_comm *comm, uint64_t seq, struct error *cause);
+/*
+ * Operations were refused to one member: the others are told in the next tick, many in a row at once, and not
+ * while other nodes have too much to read.
+ */
+void req_verdict_refuse(struct req_member *member, uint64_t seq, uint64_t ops, const struct error *why,
+                        uint64_t now_ns);
+/* The words for them. */
+void req_verdict_refusal_text(const struct req_member *member, uint64_t seq, uint64_t ops,
+                              const struct error *why, struct error *out);
+/* Tells them, unless other nodes have too much to read: then a later call does. */
+void req_verdict_tell_refusals(struct req_comm *comm, uint64_t now_ns);
+/* Before the member leaves: tells its own at once. */
+void req_verdict_tell_own(struct req_member *member, uint64_t now_ns);
+/* Nobody is told any more. */
+void req_verdict_forget_own(struct req_member *member);
 void req_verdicts_free(struct req_comm *comm);
-/* The verdict on an operation, or null. */
-const struct error *req_verdict_on(const struct req_comm *comm, uint64_t seq);
 
 /* point.c: messages from rank to rank. */
 enum status req_point_submit(struct req_member *member, const struct req_op *op, uint64_t now_ns,
@@ -399,8 +436,13 @@ struct req_comm_op *req_op_at(const struct req_comm *comm, uint64_t seq);
 void req_op_start_ready(struct req_comm *comm, uint64_t now_ns);
 /* Ends it with a cause of its own, as soon as nothing uses its buffers. */
 void req_op_end(struct req_comm_op *op, const struct error *cause, uint64_t now_ns);
-/* The post's owner was told, or is gone. */
-void req_op_settle(struct req_comm_op *op, uint32_t local_index);
+/* The member's post is over for it: it was told, or is gone. */
+void req_op_settle(struct req_comm_op *op, struct req_member *member);
+/* Of a member's posts none is owed any more. Takes time for each that is, and no more than for all pending.
+ */
+void req_op_settle_all(struct req_member *member);
+/* What one member has, until it is handed over. Null is accepted. */
+void req_part_free(struct req_comm_part *part);
 /* An operation that is pending needs a rank that left: fails the communicator. */
 void req_op_check_left(struct req_comm *comm, uint64_t now_ns);
 uint64_t req_op_deadline_ns(const struct req_comm_op *op);

@@ -112,7 +112,7 @@ static bool visit_op(const struct req_comm_op *op, uint64_t now_ns, req_op_visit
     uint64_t deadline_ns = req_op_deadline_ns(op);
     visit_ranks(op, true, arrived, sizeof arrived);
     visit_ranks(op, false, missing, sizeof missing);
-    if (op->running && op->seq == comm->oldest_seq) {
+    if (op->running && op == comm->pending) {
         exec_comm_describe_wait(comm->exec, waits, sizeof waits);
     }
     struct req_op_info info = {
@@ -139,9 +139,10 @@ void req_visit_ops(const struct req *req, uint64_t now_ns, req_op_visit *visit, 
     const struct req_comm *comm;
     DL_FOREACH(req->comms, comm)
     {
-        for (uint64_t seq = comm->oldest_seq; req_op_any_pending(comm) && seq <= comm->highest_seq; seq++) {
-            const struct req_comm_op *op = req_op_at(comm, seq);
-            if (op != NULL && !op->finished && !visit_op(op, now_ns, visit, context)) {
+        const struct req_comm_op *op;
+        DL_FOREACH(comm->pending, op)
+        {
+            if (!visit_op(op, now_ns, visit, context)) {
                 return;
             }
         }
@@ -163,9 +164,10 @@ static bool visit_buffers(const struct req_comm *comm, const struct req_buffers 
 
 static bool visit_comm_uses(const struct req_comm *comm, req_use_visit *visit, void *context)
 {
-    for (uint64_t seq = comm->oldest_seq; req_op_any_pending(comm) && seq <= comm->highest_seq; seq++) {
-        const struct req_comm_op *op = req_op_at(comm, seq);
-        for (uint32_t i = 0; op != NULL && i < comm->local_count; i++) {
+    const struct req_comm_op *op;
+    DL_FOREACH(comm->pending, op)
+    {
+        for (uint32_t i = 0; i < comm->local_count; i++) {
             const struct req_comm_part *part = op->posts[i].part;
             if (part != NULL && !visit_buffers(comm, &part->buffers, visit, context)) {
                 return false;

@@ -372,7 +372,7 @@ static void do_cancel(struct run *run)
     uint64_t seq = next_byte(run) % (CALLS + 2);
     if (run->hostile.comm != NULL) {
         error_set(&cause, STATUS_MISMATCH, "cancelled");
-        exec_cancel(run->hostile.comm, seq, &cause, run->hostile.now_ns);
+        exec_cancel(run->hostile.comm, seq, 1, &cause, run->hostile.now_ns);
         hostile_turns(&run->hostile, HOSTILE_TURNS);
     }
 }

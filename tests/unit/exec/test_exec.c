@@ -516,7 +516,7 @@ static void test_a_disagreement_ends_one_operation(void **state)
             assert_int_equal(cluster.nodes[i].disputed_seq, 1);
             assert_int_equal(cluster.nodes[i].disputed_node, 1 - i);
             assert_int_equal(ops[i].outcomes[i].calls, 0);
-            exec_cancel(cluster.nodes[i].comm, 1, &cause, cluster.now_ns);
+            exec_cancel(cluster.nodes[i].comm, 1, 1, &cause, cluster.now_ns);
             assert_int_equal(ops[i].outcomes[i].calls, 0);
         }
         op_wait(&cluster, &next);

@@ -1,6 +1,7 @@
 #include "daemon/base/budget.h"
 
 #include <assert.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,6 +38,7 @@ struct budget_account {
 };
 
 struct budget {
+    pthread_mutex_t lock; /* of all but logs and lines */
     bool owned;
     uint64_t all[BUDGET_KINDS];
     uint64_t minimum[BUDGET_KINDS];
@@ -103,6 +105,7 @@ enum status budget_new(const uint64_t all[BUDGET_KINDS], struct budget **out, st
     if (budget == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for users' budgets");
     }
+    (void)pthread_mutex_init(&budget->lock, NULL); /* the default one: it cannot fail */
     budget->owned = true;
     for (int kind = 0; kind < BUDGET_KINDS; kind++) {
         uint64_t most = all != NULL ? all[kind] : kind_max((enum budget_kind)kind);
@@ -115,9 +118,18 @@ enum status budget_new(const uint64_t all[BUDGET_KINDS], struct budget **out, st
     return STATUS_OK;
 }
 
-static void free_if_unused(struct budget *budget)
+static void lock(struct budget *budget)
 {
-    if (!budget->owned && budget->accounts == NULL) {
+    (void)pthread_mutex_lock(&budget->lock); /* it fails only where it is used wrongly */
+}
+
+/* The budget may be gone afterwards. */
+static void unlock(struct budget *budget)
+{
+    bool unused = !budget->owned && budget->accounts == NULL;
+    (void)pthread_mutex_unlock(&budget->lock);
+    if (unused) {
+        (void)pthread_mutex_destroy(&budget->lock);
         free(budget);
     }
 }
@@ -125,15 +137,18 @@ static void free_if_unused(struct budget *budget)
 void budget_free(struct budget *budget)
 {
     if (budget != NULL) {
+        lock(budget);
         budget->owned = false;
-        free_if_unused(budget);
+        unlock(budget);
     }
 }
 
 void budget_set_ceiling(struct budget *budget, enum budget_kind kind, uint64_t ceiling)
 {
     uint64_t wanted = ceiling != 0 ? ceiling : kinds[kind].user;
+    lock(budget);
     budget->ceiling[kind] = wanted < budget->all[kind] ? wanted : budget->all[kind];
+    unlock(budget);
 }
 
 /* --- Accounts --- */
@@ -181,7 +196,6 @@ static void account_free_if_unused(struct budget_account *account)
         free(user);
     }
     free(account);
-    free_if_unused(budget);
 }
 
 static struct budget_user *user_get(struct budget *budget, uint32_t uid)
@@ -225,8 +239,8 @@ static struct budget_account *account_new(struct budget *budget, struct budget_u
     return account;
 }
 
-enum status budget_open(struct budget *budget, uint32_t uid, const char *group, struct budget_account **out,
-                        struct error *error)
+static enum status open_account(struct budget *budget, uint32_t uid, const char *group,
+                                struct budget_account **out, struct error *error)
 {
     const char *path = group != NULL ? group : "";
     uint64_t group_hash = hash_bytes(0, path, strlen(path));
@@ -248,17 +262,32 @@ enum status budget_open(struct budget *budget, uint32_t uid, const char *group, 
     return STATUS_OK;
 }
 
+enum status budget_open(struct budget *budget, uint32_t uid, const char *group, struct budget_account **out,
+                        struct error *error)
+{
+    lock(budget);
+    enum status status = open_account(budget, uid, group, out, error);
+    unlock(budget);
+    return status;
+}
+
 struct budget_account *budget_ref(struct budget_account *account)
 {
+    struct budget *budget = account->budget;
+    lock(budget);
     account->references++;
+    unlock(budget);
     return account;
 }
 
 void budget_close(struct budget_account *account)
 {
     if (account != NULL) {
+        struct budget *budget = account->budget;
+        lock(budget);
         account->references--;
         account_free_if_unused(account);
+        unlock(budget);
     }
 }
 
@@ -292,12 +321,9 @@ static enum status refuse_pool(struct budget_account *account, enum budget_kind 
                      kinds[kind].key);
 }
 
-enum status budget_charge(struct budget_account *account, enum budget_kind kind, uint64_t amount,
+static enum status charge(struct budget_account *account, enum budget_kind kind, uint64_t amount,
                           struct error *error)
 {
-    if (account == NULL || amount == 0) {
-        return STATUS_OK;
-    }
     struct budget *budget = account->budget;
     place_take(account);
     uint64_t minimum = account->has_place ? budget->minimum[kind] : 0;
@@ -325,18 +351,34 @@ enum status budget_charge(struct budget_account *account, enum budget_kind kind,
     return STATUS_OK;
 }
 
+enum status budget_charge(struct budget_account *account, enum budget_kind kind, uint64_t amount,
+                          struct error *error)
+{
+    if (account == NULL || amount == 0) {
+        return STATUS_OK;
+    }
+    struct budget *budget = account->budget;
+    lock(budget);
+    enum status status = charge(account, kind, amount, error);
+    unlock(budget);
+    return status;
+}
+
 void budget_release(struct budget_account *account, enum budget_kind kind, uint64_t amount)
 {
     if (account == NULL || amount == 0) {
         return;
     }
+    struct budget *budget = account->budget;
+    lock(budget);
     assert(amount <= account->used[kind]);
     uint64_t had = pool_part(account, kind);
     account->used[kind] -= amount;
     account->user->used[kind] -= amount;
     account->held -= amount;
-    account->budget->pool_used[kind] -= had - pool_part(account, kind);
+    budget->pool_used[kind] -= had - pool_part(account, kind);
     account_free_if_unused(account);
+    unlock(budget);
 }
 
 bool budget_may_log(struct budget *budget, uint32_t uid, uint64_t now_ns, uint64_t *suppressed)
@@ -351,7 +393,7 @@ struct turn_line *budget_line(struct budget_account *account)
 
 /* --- For people --- */
 
-void budget_account_info(const struct budget_account *account, struct budget_info *out)
+static void describe(const struct budget_account *account, struct budget_info *out)
 {
     *out = (struct budget_info){
         .uid = account->user->uid,
@@ -364,18 +406,27 @@ void budget_account_info(const struct budget_account *account, struct budget_inf
     memcpy(out->ceiling, account->budget->ceiling, sizeof out->ceiling);
 }
 
-void budget_visit_accounts(const struct budget *budget, uint64_t after, budget_visit *visit, void *context)
+void budget_account_info(const struct budget_account *account, struct budget_info *out)
+{
+    lock(account->budget);
+    describe(account, out);
+    unlock(account->budget);
+}
+
+void budget_visit_accounts(struct budget *budget, uint64_t after, budget_visit *visit, void *context)
 {
     const struct budget_account *account;
+    lock(budget);
     DL_FOREACH(budget->accounts, account)
     {
         struct budget_info info;
         if (account->number <= after) {
             continue;
         }
-        budget_account_info(account, &info);
+        describe(account, &info);
         if (!visit(context, account->number, &info)) {
-            return;
+            break;
         }
     }
+    unlock(budget);
 }

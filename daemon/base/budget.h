@@ -23,7 +23,8 @@
  * So the sum never exceeds `all`, and who comes anew finds something. Beyond: LIMIT, which names the limit,
  * its value, the use, and what to do.
  *
- * Every call takes constant time. One thread uses a budget.
+ * Every call takes constant time. Any thread may charge, release, and keep references; the rest is the
+ * owner's thread's.
  */
 struct budget;
 struct budget_account;
@@ -52,6 +53,8 @@ struct budget_account;
     X(CHUNKS, "gpu_chunks", "parts of virtual memory on GPUs", 1u << 18, 1u << 18)                           \
     X(PINNED, "pinned_bytes", "bytes of pinned memory", BUDGET_ADDRESSES_MAX_BYTES,                          \
       BUDGET_ADDRESSES_MAX_BYTES)                                                                            \
+    X(EARLY, "early_bytes", "bytes from other nodes for calls that are not posted here", 384u << 20,         \
+      128u << 20)                                                                                            \
     X(DESCRIPTORS, "descriptors", "file descriptors", BUDGET_DESCRIPTORS_MAX, BUDGET_DESCRIPTORS_MAX)
 
 enum budget_kind {
@@ -109,9 +112,9 @@ struct budget_info {
     uint64_t refused;  /* charges, ever */
 };
 void budget_account_info(const struct budget_account *account, struct budget_info *out);
-/* By number, in the order in which they came; starts beyond `after`, 0 for the first. Return false to stop.
- */
+/* By number, in the order in which they came; starts beyond `after`, 0 for the first. Return false to stop;
+ * the budget is locked meanwhile. */
 typedef bool budget_visit(void *context, uint64_t number, const struct budget_info *info);
-void budget_visit_accounts(const struct budget *budget, uint64_t after, budget_visit *visit, void *context);
+void budget_visit_accounts(struct budget *budget, uint64_t after, budget_visit *visit, void *context);
 
 #endif

@@ -41,6 +41,7 @@
  */
 struct exec;
 struct exec_comm;
+struct budget_account;
 
 #define EXEC_LANES_MAX 8
 #define EXEC_OPS_MAX 4096 /* operations that one communicator has queued; beyond: STATUS_LIMIT */
@@ -92,6 +93,9 @@ struct exec_comm_options {
     const char *const *node_names; /* node_count, for messages; outlive the exec_comm */
     uint64_t slice_bytes;          /* agreed by all nodes */
     const char *name;              /* for messages; outlives the exec_comm */
+    /* Its owner's: what other nodes send for calls that are not posted is charged to it, on any thread. Null:
+     * nothing is. The exec keeps a reference. */
+    struct budget_account *account;
     /*
      * The net stage failed: a stream or peer lost, a contradicting or malformed message. Called once, from
      * exec_run or a network callback, never from within exec_submit; the caller is expected to call

@@ -4,6 +4,7 @@
 
 #include <utlist.h>
 
+#include "daemon/base/budget.h"
 #include "daemon/exec/exec_internal.h"
 
 /* --- Making one --- */
@@ -23,6 +24,7 @@ static void comm_release(struct exec_comm *comm)
     free(comm->order);
     free(comm->node_of_rank);
     free(comm->peers);
+    budget_close(comm->options.account);
     free(comm);
 }
 
@@ -109,6 +111,7 @@ enum status comm_new_part(struct exec *exec, const struct exec_comm_options *opt
     }
     comm->exec = exec;
     comm->options = *options;
+    comm->options.account = options->account != NULL ? budget_ref(options->account) : NULL;
     comm->comm_id = options->comm_id;
     comm->last_op = &comm->first_op;
     comm->share_index = share_index;

@@ -230,6 +230,20 @@ static enum status lane_send(struct exec_lane *lane, const struct coll_transfer 
 
 /* --- Rounds --- */
 
+/* Other nodes may send what the round takes: they need not wait until its first bytes are here. */
+static void lane_expect(const struct exec_lane *lane)
+{
+    const struct exec_op *op = lane_op(lane);
+    for (uint32_t i = 0; i < lane->transfers.receive_count; i++) {
+        const struct coll_transfer *receive = &lane->transfers.receives[i];
+        struct stream_reader *source = lane->sources[receive->node];
+        uint64_t bytes = receive->count_elements * op->element_bytes;
+        if (source != NULL && bytes > NET_STREAM_FIRST_WINDOW_BYTES / 2) {
+            stream_reader_expect(source, bytes);
+        }
+    }
+}
+
 /* What it sends is of buffers that are whole. */
 static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
 {
@@ -248,6 +262,7 @@ static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
             return status;
         }
     }
+    lane_expect(lane);
     for (uint32_t i = 0; i < lane->transfers.send_count; i++) {
         enum status status = lane_send(lane, &lane->transfers.sends[i], error);
         if (status != STATUS_OK) {

@@ -4,6 +4,7 @@
 
 #include <utlist.h>
 
+#include "daemon/base/budget.h"
 #include "daemon/base/time.h"
 #include "daemon/exec/exec_internal.h"
 
@@ -14,6 +15,35 @@ static struct stream_reader **list_of(const struct stream_reader *reader)
 {
     return reader->comm != NULL ? &reader->comm->readers[reader->kind->index]
                                 : &reader->exec->parked[reader->kind->index];
+}
+
+/* --- What the network keeps of a stream --- */
+
+static void set_charge(struct stream_reader *reader, uint64_t bytes)
+{
+    struct budget_account *account = reader->comm->options.account;
+    struct error why, error;
+    if (bytes < reader->charged_bytes) {
+        budget_release(account, BUDGET_EARLY, reader->charged_bytes - bytes);
+    } else if (budget_charge(account, BUDGET_EARLY, bytes - reader->charged_bytes, &why) != STATUS_OK) {
+        const struct exec_comm_options *options = &reader->comm->options;
+        error_set(&error, STATUS_LIMIT, "\"%s\": node %s posts too little of what node %s sends: %s",
+                  options->name, options->node_names[options->node_index], options->node_names[reader->node],
+                  why.text);
+        exec_comm_fail(reader->comm, &error, reader->exec->now_ns);
+        stream_reader_reset(reader);
+        return;
+    }
+    reader->charged_bytes = bytes;
+}
+
+/* A stream that is parked is nobody's yet: the network's windows and EXEC_PARKED_STREAMS_MAX bound those. */
+static void set_kept(struct stream_reader *reader, uint64_t bytes)
+{
+    reader->kept_bytes = bytes;
+    if (reader->comm != NULL && reader->charged_bytes != bytes) {
+        set_charge(reader, bytes);
+    }
 }
 
 /* --- Parked streams --- */
@@ -72,6 +102,7 @@ static struct stream_reader *reader_new(struct exec *exec, const struct stream_r
 void stream_reader_free(struct stream_reader *reader)
 {
     if (reader->comm != NULL) {
+        set_kept(reader, 0);
         reader->kind->let_go(reader);
         DL_DELETE(*list_of(reader), reader);
     } else {
@@ -87,6 +118,13 @@ void stream_reader_reset(struct stream_reader *reader)
         if (reader->stream != NULL) {
             net_stream_reset(reader->stream);
         }
+    }
+}
+
+void stream_reader_expect(struct stream_reader *reader, uint64_t payload_bytes)
+{
+    if (reader->stream != NULL && !reader->resetting && !reader->in_message) {
+        net_stream_expect(reader->stream, STREAM_HEADER_BYTES - reader->header_have + payload_bytes);
     }
 }
 
@@ -109,6 +147,7 @@ void stream_reader_violates(struct stream_reader *reader, const char *what)
 void stream_reader_next_message(struct stream_reader *reader)
 {
     reader->in_message = false;
+    reader->expecting = false;
     reader->header_have = 0;
     reader->taken_bytes = 0;
 }
@@ -179,17 +218,11 @@ static enum stream_ready begin(struct stream_reader *reader, uint64_t now_ns)
 
 /* --- Bytes --- */
 
-static size_t receive_bytes(const struct stream_reader_kind *kind, struct exec *exec,
-                            struct net_stream *stream, const uint8_t *bytes, size_t size, uint64_t now_ns)
+/* Takes what it can of these bytes, and returns how many. */
+static size_t read_bytes(struct stream_reader *reader, const uint8_t *bytes, size_t size, uint64_t now_ns)
 {
-    struct stream_reader *reader = stream->user;
+    const struct stream_reader_kind *kind = reader->kind;
     size_t used = 0;
-    exec->now_ns = now_ns;
-    reader = reader != NULL ? reader : reader_new(exec, kind, stream, now_ns);
-    if (reader == NULL) {
-        net_stream_reset(stream);
-        return size;
-    }
     reader->stalled = false;
     while (!reader->resetting) {
         if (!reader->in_message) {
@@ -204,6 +237,10 @@ static size_t receive_bytes(const struct stream_reader_kind *kind, struct exec *
             return reader->resetting ? size : used;
         }
         uint64_t left = reader->payload_bytes - reader->taken_bytes;
+        if (left > size - used && !reader->expecting) {
+            reader->expecting = true;
+            net_stream_expect(reader->stream, used + left);
+        }
         if (left > 0) {
             if (used == size) {
                 return used;
@@ -221,6 +258,31 @@ static size_t receive_bytes(const struct stream_reader_kind *kind, struct exec *
         }
     }
     return size;
+}
+
+static size_t receive_bytes(const struct stream_reader_kind *kind, struct exec *exec,
+                            struct net_stream *stream, const uint8_t *bytes, size_t size, uint64_t now_ns)
+{
+    struct stream_reader *reader = stream->user;
+    exec->now_ns = now_ns;
+    reader = reader != NULL ? reader : reader_new(exec, kind, stream, now_ns);
+    if (reader == NULL) {
+        net_stream_reset(stream);
+        return size;
+    }
+    size_t used = read_bytes(reader, bytes, size, now_ns);
+    set_kept(reader, size - used);
+    return used;
+}
+
+static void stream_kept(void *context, struct net_stream *stream, size_t size, uint64_t now_ns)
+{
+    struct exec *exec = context;
+    struct stream_reader *reader = stream->user;
+    exec->now_ns = now_ns;
+    if (reader != NULL && !reader->resetting) {
+        set_kept(reader, reader->kept_bytes + size);
+    }
 }
 
 /*
@@ -264,8 +326,8 @@ static size_t receive_messages(void *context, struct net_stream *stream, const u
 
 void stream_readers_register(struct exec *exec)
 {
-    struct net_stream_handler data = {exec, receive_data, stream_closed};
-    struct net_stream_handler messages = {exec, receive_messages, stream_closed};
+    struct net_stream_handler data = {exec, receive_data, stream_closed, stream_kept};
+    struct net_stream_handler messages = {exec, receive_messages, stream_closed, stream_kept};
     net_set_stream_handler(exec->net, NET_STREAM_DATA, &data);
     net_set_stream_handler(exec->net, NET_STREAM_MESSAGE, &messages);
 }
@@ -327,6 +389,7 @@ void stream_readers_detach(struct exec_comm *comm, const struct stream_reader_ki
             stream_reader_free(reader);
             continue;
         }
+        set_kept(reader, 0);
         kind->let_go(reader);
         DL_DELETE(*list_of(reader), reader);
         park(reader); /* until the network says that it is closed */

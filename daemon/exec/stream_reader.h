@@ -58,7 +58,10 @@ struct stream_reader {
     uint32_t header_have;
     bool in_message; /* the header is whole */
     uint64_t comm_id, payload_bytes;
-    uint64_t taken_bytes; /* of the payload */
+    uint64_t taken_bytes;   /* of the payload */
+    bool expecting;         /* the network was told that the payload will be taken */
+    uint64_t kept_bytes;    /* that the network keeps, as its call was not posted */
+    uint64_t charged_bytes; /* of these: to the owner of the communicator */
     bool stalled;
     bool resetting;
     uint64_t expires_ns; /* while parked */
@@ -75,6 +78,8 @@ void stream_reader_violates(struct stream_reader *reader, const char *what);
 void stream_reader_next_message(struct stream_reader *reader);
 /* Lets go on what waited and now may. Returns whether a message came to its end. */
 bool stream_reader_resume(struct stream_reader *reader, uint64_t now_ns);
+/* A payload of so many bytes will be taken as it comes: its header need not have come. */
+void stream_reader_expect(struct stream_reader *reader, uint64_t payload_bytes);
 /* No more bytes are taken of it; closed follows. */
 void stream_reader_reset(struct stream_reader *reader);
 /* Takes it out of its list, and frees it; its stream is gone. */

@@ -59,7 +59,7 @@ enum status mesh_new(struct net *net, const struct mesh_options *options, struct
     random_seed(&mesh->random, options->seed);
     struct net_peer_handler peer_handler = {mesh, mesh_peer_up, mesh_peer_down, mesh_peer_connect_failed,
                                             mesh_peer_suspect};
-    struct net_stream_handler stream_handler = {mesh, mesh_stream_receive, mesh_stream_closed};
+    struct net_stream_handler stream_handler = {mesh, mesh_stream_receive, mesh_stream_closed, NULL};
     net_set_peer_handler(net, &peer_handler);
     net_set_stream_handler(net, NET_STREAM_CONTROL, &stream_handler);
     *out = mesh;

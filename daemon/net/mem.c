@@ -387,6 +387,7 @@ static const struct net_operations mem_operations = {
     .stream_finish = mem_stream_finish,
     .stream_reset = mem_stream_reset,
     .stream_resume = mem_stream_resume,
+    .stream_expect = mem_stream_expect,
     .stream_queued = mem_stream_queued,
     .peer_statistics = mem_peer_statistics,
     .statistics = mem_statistics,

@@ -71,7 +71,7 @@ static struct mem_packet *mem_flight_pack(const struct mem_flight *flight)
     if (flight->kind == MEM_PACKET_SEGMENT) {
         mem_sender_read(flight->channel->sender, flight->offset, packet->bytes, flight->size);
     } else if (flight->kind == MEM_PACKET_WINDOW && flight->channel->receiver != NULL) {
-        packet->offset = mem_receiver_limit(flight->channel->receiver);
+        packet->offset = flight->channel->receiver->announced_limit;
     }
     return packet;
 }

@@ -335,6 +335,7 @@ struct mem_receiver {
     struct mem_piece *pieces; /* in the order of offset */
     uint64_t received_end;    /* in order */
     uint64_t consumed_end;
+    uint64_t expected_end; /* by the handler: see net_stream_expect */
     uint64_t announced_limit;
     uint64_t final_size; /* UINT64_MAX: not known yet */
     bool announced;      /* receive was called */
@@ -347,11 +348,10 @@ void mem_receive_segment(struct mem_end *end, struct mem_packet *packet, uint64_
 void mem_receive_reset(struct mem_end *end, struct mem_channel *channel, uint64_t now_ns);
 void mem_receiver_reset(struct mem_receiver *receiver);
 void mem_stream_resume(struct net_stream *stream);
+void mem_stream_expect(struct net_stream *stream, uint64_t size);
 uint32_t mem_stream_queued(const struct net_stream *stream);
 /* closed is called unless quiet or receive never was; frees. */
 void mem_receiver_close(struct mem_receiver *receiver, const struct error *cause, bool quiet,
                         uint64_t now_ns);
-/* The offset that the sender may go up to now: what a window packet says when it leaves. */
-uint64_t mem_receiver_limit(const struct mem_receiver *receiver);
 
 #endif

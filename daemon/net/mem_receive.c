@@ -36,7 +36,7 @@ static struct mem_receiver *mem_receiver_new(struct mem_end *end, struct mem_cha
     receiver->stream.incoming = true;
     receiver->end = end;
     receiver->channel = mem_channel_ref(channel);
-    receiver->announced_limit = NET_STREAM_WINDOW_BYTES;
+    receiver->announced_limit = net_stream_limit(&receiver->stream.base, 0, 0);
     receiver->final_size = MEM_SIZE_UNKNOWN;
     channel->receiver = receiver;
     DL_APPEND(end->receivers, receiver);
@@ -66,19 +66,27 @@ void mem_receiver_close(struct mem_receiver *receiver, const struct error *cause
 
 /* --- The receiver's side of flow control --- */
 
-uint64_t mem_receiver_limit(const struct mem_receiver *receiver)
+static uint64_t mem_receiver_limit(const struct mem_receiver *receiver)
 {
-    return receiver->consumed_end + NET_STREAM_WINDOW_BYTES;
+    return net_stream_limit(&receiver->stream.base, receiver->consumed_end, receiver->expected_end);
+}
+
+/* Tells the sender of a window that has grown, not byte by byte. */
+static void mem_receiver_announce(struct mem_receiver *receiver)
+{
+    uint64_t limit = mem_receiver_limit(receiver);
+    uint64_t step = (limit - receiver->consumed_end) / 4;
+    if (receiver->final_size == MEM_SIZE_UNKNOWN && receiver->end->state == MEM_END_UP &&
+        limit > receiver->announced_limit && limit - receiver->announced_limit >= step) {
+        receiver->announced_limit = limit;
+        mem_flight_signal(receiver->end, MEM_PACKET_WINDOW, receiver->channel, limit);
+    }
 }
 
 static void mem_receiver_consumed(struct mem_receiver *receiver, size_t size)
 {
     receiver->consumed_end += size;
-    if (receiver->final_size == MEM_SIZE_UNKNOWN && receiver->end->state == MEM_END_UP &&
-        mem_receiver_limit(receiver) - receiver->announced_limit >= NET_STREAM_WINDOW_BYTES / 4) {
-        receiver->announced_limit = mem_receiver_limit(receiver);
-        mem_flight_signal(receiver->end, MEM_PACKET_WINDOW, receiver->channel, receiver->announced_limit);
-    }
+    mem_receiver_announce(receiver);
 }
 
 /* --- Bytes in order --- */
@@ -148,7 +156,12 @@ static void mem_receiver_hand(struct mem_receiver *receiver, const uint8_t *byte
         receiver->held = used < size;
     }
     if (used < size) {
+        bool behind = used == 0 && receiver->buffer_size > 0;
         mem_receiver_keep(receiver, bytes + used, size - used);
+        const struct net_stream_handler *handler = mem_receiver_handler(receiver);
+        if (behind && handler->kept != NULL) {
+            handler->kept(handler->context, &receiver->stream.base, size, now_ns);
+        }
     }
 }
 
@@ -254,7 +267,7 @@ void mem_receive_segment(struct mem_end *end, struct mem_packet *packet, uint64_
             return; /* as if lost */
         }
     }
-    assert(packet->offset + packet->size <= receiver->consumed_end + NET_STREAM_WINDOW_BYTES);
+    assert(packet->offset + packet->size <= receiver->announced_limit);
     /* A segment is sent again with the same bounds: it is either new as a whole or known as a whole. */
     bool early = packet->offset > receiver->received_end;
     bool known = packet->offset < receiver->received_end || receiver->received_end == receiver->final_size;
@@ -302,6 +315,17 @@ void mem_receiver_reset(struct mem_receiver *receiver)
         struct mem_network *network = mem_receiver_network(receiver);
         mem_flight_signal(receiver->end, MEM_PACKET_STOP, receiver->channel, 0);
         mem_event_schedule(&network->events, &receiver->deferred, network->now_ns);
+    }
+}
+
+void mem_stream_expect(struct net_stream *stream, uint64_t size)
+{
+    struct mem_receiver *receiver = (struct mem_receiver *)stream;
+    assert(receiver->stream.incoming);
+    uint64_t end = receiver->consumed_end + size;
+    if (!receiver->stopped && end > receiver->expected_end) {
+        receiver->expected_end = end;
+        mem_receiver_announce(receiver);
     }
 }
 

@@ -288,7 +288,7 @@ static struct mem_sender *mem_sender_new(struct mem_net *net, uint32_t peer, enu
     sender->stream.base = (struct net_stream){.net = &net->base, .peer = peer, .kind = kind};
     sender->net = net;
     sender->channel = channel;
-    sender->limit = NET_STREAM_WINDOW_BYTES;
+    sender->limit = net_stream_limit(&sender->stream.base, 0, 0);
     return sender;
 }
 

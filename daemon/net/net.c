@@ -79,6 +79,11 @@ uint32_t net_stream_queued(const struct net_stream *stream)
     return stream->net->operations->stream_queued(stream);
 }
 
+void net_stream_expect(struct net_stream *stream, uint64_t size)
+{
+    stream->net->operations->stream_expect(stream, size);
+}
+
 void net_stream_resume(struct net_stream *stream)
 {
     stream->net->operations->stream_resume(stream);

@@ -26,7 +26,10 @@ struct net_stream;
 #define NET_STREAM_HEADER_MAX_BYTES 64
 #define NET_STREAM_QUEUE_MAX 4096            /* messages of one stream that wait to be sent or acknowledged */
 #define NET_STREAM_COPY_MAX_BYTES (4u << 20) /* bytes of one stream that the net holds copies of */
-#define NET_STREAM_WINDOW_BYTES (4u << 20)   /* bytes of one stream that a receiver leaves unconsumed */
+#define NET_STREAM_WINDOW_BYTES (4u << 20)   /* bytes of one stream under way, at most */
+/* Bytes of one stream that come before its receiver says more: see net_stream_expect. So many may be left
+ * unconsumed, of control streams NET_STREAM_WINDOW_BYTES. */
+#define NET_STREAM_FIRST_WINDOW_BYTES (32u << 10)
 
 enum net_stream_kind {
     NET_STREAM_CONTROL = 1, /* mesh: framed protobuf messages */
@@ -60,7 +63,7 @@ struct net_stream_handler {
     void *context;
     /*
      * The next bytes of a stream, straight from the decrypted packet (or from what was left unconsumed).
-     * Returns how many were consumed; what is left stays with the net, within NET_STREAM_WINDOW_BYTES, holds
+     * Returns how many were consumed; what is left stays with the net, within the stream's window, holds
      * the sender back, and comes again, with whatever arrived since, after net_stream_resume. `end`: no byte
      * follows `bytes`; the stream closes once they are all consumed. size may be 0 when end is true. `bytes`
      * needs no alignment and is valid during the call alone.
@@ -73,6 +76,8 @@ struct net_stream_handler {
      * called.
      */
     void (*closed)(void *context, struct net_stream *stream, const struct error *cause, uint64_t now_ns);
+    /* So many bytes have come behind those that receive left, and stay with the net, too. May be null. */
+    void (*kept)(void *context, struct net_stream *stream, size_t size, uint64_t now_ns);
 };
 
 /*
@@ -120,6 +125,7 @@ struct net_operations {
     void (*stream_finish)(struct net_stream *stream);
     void (*stream_reset)(struct net_stream *stream);
     void (*stream_resume)(struct net_stream *stream);
+    void (*stream_expect)(struct net_stream *stream, uint64_t size);
     uint32_t (*stream_queued)(const struct net_stream *stream);
     void (*peer_statistics)(const struct net *net, uint32_t peer, struct net_peer_statistics *out);
     void (*statistics)(const struct net *net, struct net_statistics *out);
@@ -217,6 +223,24 @@ uint32_t net_stream_queued(const struct net_stream *stream);
 
 /* Incoming: calls receive again soon, not within this call, with what was left unconsumed. */
 void net_stream_resume(struct net_stream *stream);
+
+/*
+ * Incoming: so many bytes, from the first unconsumed one on, will be consumed as they come. The sender may
+ * then send them, and NET_STREAM_FIRST_WINDOW_BYTES more, up to NET_STREAM_WINDOW_BYTES at once. During
+ * receive the first unconsumed byte is the first one that it was called with. What nobody has said this of
+ * is left with its sender, so that it takes no memory here, and no time of the network's.
+ */
+void net_stream_expect(struct net_stream *stream, uint64_t size);
+
+/* For implementations: the offset up to which a stream may be sent. */
+static inline uint64_t net_stream_limit(const struct net_stream *stream, uint64_t consumed_end,
+                                        uint64_t expected_end)
+{
+    uint64_t ahead = expected_end > consumed_end ? expected_end - consumed_end : 0;
+    uint64_t most = NET_STREAM_WINDOW_BYTES - NET_STREAM_FIRST_WINDOW_BYTES;
+    bool all = stream->kind == NET_STREAM_CONTROL || ahead > most;
+    return consumed_end + NET_STREAM_FIRST_WINDOW_BYTES + (all ? most : ahead);
+}
 
 void net_peer_statistics(const struct net *net, uint32_t peer, struct net_peer_statistics *out);
 void net_statistics(const struct net *net, struct net_statistics *out);

@@ -454,6 +454,7 @@ static const struct net_operations quic_operations = {
     .stream_finish = quic_stream_finish,
     .stream_reset = quic_stream_reset,
     .stream_resume = quic_stream_resume,
+    .stream_expect = quic_stream_expect,
     .stream_queued = quic_stream_queued,
     .peer_statistics = quic_peer_statistics,
     .statistics = quic_statistics,

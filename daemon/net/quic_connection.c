@@ -142,7 +142,7 @@ static void quic_settings(const struct quic_endpoint *endpoint, const struct qui
     settings->glitch_ratelim_rate = QUIC_GLITCHES_PER_S;
 
     ngtcp2_transport_params_default(parameters);
-    parameters->initial_max_stream_data_uni = NET_STREAM_WINDOW_BYTES;
+    parameters->initial_max_stream_data_uni = NET_STREAM_FIRST_WINDOW_BYTES;
     parameters->initial_max_data = endpoint->connection_window_bytes;
     parameters->initial_max_streams_uni = QUIC_STREAMS_MAX;
     parameters->initial_max_streams_bidi = 0;

@@ -137,9 +137,12 @@ struct quic_receiver {
     size_t buffer_first;
     size_t buffer_bytes;
     size_t buffer_capacity;
-    bool kind_known; /* the first byte has come */
-    bool announced;  /* receive was called */
-    bool held;       /* bytes wait for resume, or for peer_up */
+    uint64_t consumed_end; /* offsets: of what the handler has taken, or nobody wants */
+    uint64_t expected_end; /* of what it will take: see net_stream_expect */
+    uint64_t granted_end;  /* of what the sender may send */
+    bool kind_known;       /* the first byte has come */
+    bool announced;        /* receive was called */
+    bool held;             /* bytes wait for resume, or for peer_up */
     bool resumed;
     bool calling;
     bool stopped;        /* given up by our side */
@@ -454,6 +457,7 @@ void quic_receiver_reset_received(struct quic_receiver *receiver);
 void quic_receiver_transport_over(struct quic_receiver *receiver);
 void quic_receiver_stop(struct quic_receiver *receiver);
 void quic_stream_resume(struct net_stream *stream);
+void quic_stream_expect(struct net_stream *stream, uint64_t size);
 uint32_t quic_stream_queued(const struct net_stream *stream);
 void quic_receiver_work(struct quic_receiver *receiver, uint64_t now_ns);
 /* Calls closed, unless quiet or never announced, and frees. */

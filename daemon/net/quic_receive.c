@@ -6,7 +6,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-#define QUIC_BUFFER_MIN_BYTES 4096u
+#define QUIC_BUFFER_MIN_BYTES 512u
 
 static const struct net_stream_handler *quic_receiver_handler(const struct quic_receiver *receiver)
 {
@@ -24,6 +24,7 @@ static struct quic_receiver *quic_receiver_new(struct quic_connection *connectio
     receiver->endpoint = connection->endpoint;
     receiver->connection = connection;
     receiver->id = id;
+    receiver->granted_end = NET_STREAM_FIRST_WINDOW_BYTES;
     DL_APPEND(connection->receivers, receiver);
     ngtcp2_conn_set_stream_user_data(connection->transport, id, receiver);
     return receiver;
@@ -38,25 +39,39 @@ static void quic_buffer_drop(struct quic_receiver *receiver)
     receiver->buffer_capacity = 0;
 }
 
-/* Lets the sender go on by so many bytes. */
-static void quic_receiver_credit(struct quic_receiver *receiver, size_t size)
+/* Lets the sender go on, as far as what was consumed and what is expected say; not byte by byte. */
+static void quic_receiver_grant(struct quic_receiver *receiver)
 {
     struct quic_connection *connection = receiver->connection;
-    if (size == 0 || connection->transport == NULL) {
+    uint64_t limit = net_stream_limit(&receiver->stream.base, receiver->consumed_end, receiver->expected_end);
+    uint64_t step = (limit - receiver->consumed_end) / 4;
+    if (receiver->transport_over || receiver->stopped || receiver->reset || receiver->ended ||
+        connection->transport == NULL || limit < receiver->granted_end + step ||
+        limit == receiver->granted_end) {
         return;
     }
-    if (!receiver->transport_over && !receiver->stopped && !receiver->reset) {
-        (void)ngtcp2_conn_extend_max_stream_offset(connection->transport, receiver->id, size);
-    }
-    ngtcp2_conn_extend_max_offset(connection->transport, size);
+    (void)ngtcp2_conn_extend_max_stream_offset(connection->transport, receiver->id,
+                                               limit - receiver->granted_end);
+    receiver->granted_end = limit;
     quic_connection_hold(connection);
 }
 
-/* Frees what nobody will ask for any more. */
-static void quic_receiver_drop_bytes(struct quic_receiver *receiver)
+static void quic_receiver_consumed(struct quic_receiver *receiver, size_t size)
 {
-    quic_receiver_credit(receiver, receiver->buffer_bytes);
-    quic_buffer_drop(receiver);
+    receiver->consumed_end += size;
+    quic_receiver_grant(receiver);
+}
+
+/*
+ * The connection's window is for what is under way alone: what has come gives its part back, also where a
+ * stream holds it. So streams that are held back hold nobody else up; what is kept, streams' windows bound.
+ */
+static void quic_connection_credit(struct quic_connection *connection, size_t size)
+{
+    if (size > 0 && connection->transport != NULL) {
+        ngtcp2_conn_extend_max_offset(connection->transport, size);
+        quic_connection_hold(connection);
+    }
 }
 
 void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet,
@@ -70,7 +85,7 @@ void quic_receiver_close(struct quic_receiver *receiver, const struct error *cau
     if (!quiet && receiver->announced && handler->closed != NULL) {
         handler->closed(handler->context, &receiver->stream.base, cause, now_ns);
     }
-    quic_receiver_drop_bytes(receiver);
+    quic_buffer_drop(receiver);
     if (connection->transport != NULL) {
         if (receiver->transport_over) {
             ngtcp2_conn_extend_max_streams_uni(connection->transport, 1);
@@ -90,10 +105,12 @@ static bool quic_receiver_keep(struct quic_receiver *receiver, const uint8_t *by
     if (size == 0) {
         return true;
     }
-    assert(receiver->buffer_bytes + size <= NET_STREAM_WINDOW_BYTES);
+    assert(receiver->buffer_bytes + size <= receiver->granted_end - receiver->consumed_end);
     if (receiver->buffer_first + receiver->buffer_bytes + size > receiver->buffer_capacity) {
         size_t needed = receiver->buffer_bytes + size;
+        size_t most = (size_t)(receiver->granted_end - receiver->consumed_end);
         size_t capacity = needed < QUIC_BUFFER_MIN_BYTES ? QUIC_BUFFER_MIN_BYTES : needed + needed / 2;
+        capacity = capacity < most || needed > most ? capacity : most;
         uint8_t *buffer = malloc(capacity);
         if (buffer == NULL) {
             return false;
@@ -127,8 +144,16 @@ static size_t quic_receiver_call(struct quic_receiver *receiver, const uint8_t *
     if (!receiver->held) {
         receiver->resumed = false; /* nothing to come again */
     }
-    quic_receiver_credit(receiver, used);
+    quic_receiver_consumed(receiver, used);
     return used;
+}
+
+static void quic_receiver_tell_kept(struct quic_receiver *receiver, size_t size)
+{
+    const struct net_stream_handler *handler = quic_receiver_handler(receiver);
+    if (size > 0 && handler->kept != NULL) {
+        handler->kept(handler->context, &receiver->stream.base, size, receiver->endpoint->now_ns);
+    }
 }
 
 /* The stream's first byte: its kind. False, with the failure noted, for one that there is not. */
@@ -166,30 +191,30 @@ int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver
         }
     }
     receiver->ended = receiver->ended || end;
+    quic_connection_credit(connection, size);
     if (!receiver->kind_known && size > 0) {
         if (!quic_receiver_kind(receiver, bytes[0])) {
             return NGTCP2_ERR_CALLBACK_FAILURE;
         }
-        quic_receiver_credit(receiver, 1);
+        quic_receiver_consumed(receiver, 1);
         bytes++;
         size--;
     }
-    if (receiver->stopped || !receiver->kind_known || (size == 0 && !end)) {
-        quic_receiver_credit(receiver, size);
-    } else if (receiver->held || connection->state != QUIC_STATE_UP) {
+    size_t used = size;
+    bool wanted = !receiver->stopped && receiver->kind_known && (size > 0 || end);
+    bool behind = receiver->held || connection->state != QUIC_STATE_UP;
+    if (wanted && behind) {
         receiver->held = true;
-        if (!quic_receiver_keep(receiver, bytes, size)) {
-            quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for what a stream holds back");
-            return NGTCP2_ERR_CALLBACK_FAILURE;
-        }
-    } else {
-        size_t used = quic_receiver_call(receiver, bytes, size, connection->endpoint->now_ns);
-        if (receiver->stopped) {
-            quic_receiver_credit(receiver, size - used);
-        } else if (!quic_receiver_keep(receiver, bytes + used, size - used)) {
-            quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for what a stream holds back");
-            return NGTCP2_ERR_CALLBACK_FAILURE;
-        }
+        used = 0;
+    } else if (wanted) {
+        used = quic_receiver_call(receiver, bytes, size, connection->endpoint->now_ns);
+    }
+    if (!receiver->stopped && !quic_receiver_keep(receiver, bytes + used, size - used)) {
+        quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for what a stream holds back");
+        return NGTCP2_ERR_CALLBACK_FAILURE;
+    }
+    if (wanted && behind && receiver->announced) {
+        quic_receiver_tell_kept(receiver, size);
     }
     if (receiver->ended && !receiver->held) {
         quic_work_receiver(receiver);
@@ -224,6 +249,17 @@ void quic_receiver_stop(struct quic_receiver *receiver)
         quic_work_flush(connection);
     }
     quic_work_receiver(receiver);
+}
+
+void quic_stream_expect(struct net_stream *stream, uint64_t size)
+{
+    struct quic_receiver *receiver = (struct quic_receiver *)stream;
+    assert(receiver->stream.incoming);
+    uint64_t end = receiver->consumed_end + size;
+    if (!receiver->closing && end > receiver->expected_end) {
+        receiver->expected_end = end;
+        quic_receiver_grant(receiver);
+    }
 }
 
 void quic_stream_resume(struct net_stream *stream)

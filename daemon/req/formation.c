@@ -446,6 +446,16 @@ static uint32_t agreed_rails(const struct req_comm *comm)
     return rails > 0 ? rails : 1;
 }
 
+/* What other nodes send for the communicator is charged to its first rank here. */
+static struct budget_account *own_account(const struct req_comm *comm)
+{
+    const struct req_member *member = comm->members;
+    while (member != NULL && member->refused) {
+        member = member->next;
+    }
+    return member != NULL ? member->client.account : NULL;
+}
+
 static enum status make_exec(struct req_comm *comm, struct error *error)
 {
     comm->ops = calloc(REQ_PENDING_OPS_MAX, sizeof(struct req_comm_op *));
@@ -471,6 +481,7 @@ static enum status make_exec(struct req_comm *comm, struct error *error)
         .failed = on_exec_failed,
         .disagreed = req_dispute_found,
         .context = comm,
+        .account = own_account(comm),
         .rail_count = agreed_rails(comm),
         .network = agreed_network(comm),
         .overrides = &comm->terms.overrides,

@@ -215,7 +215,7 @@ class Arena:
         """start_attack(seconds): the processes of the attack, each of which prints what it was told. freeze: node b stands still for a while."""
         self.restore()
         outcome = Outcome()
-        watch = Watch(self.cluster.daemons["a"].pid)
+        watches = [Watch(self.cluster.daemons[node].pid) for node in "ab"]
         first = self.samples.count()
         began_s = time.monotonic()
         processes = start_attack(seconds)
@@ -224,7 +224,7 @@ class Arena:
             self.freeze(0.3, FREEZE_S)
         self.finish(outcome, processes, newcomer, seconds)
         self.await_operations(outcome)
-        outcome.grown_mib = watch.end()
+        outcome.grown_mib = max(watch.end() for watch in watches)
         outcome.took_s = [took for began, took in self.samples.since(first) if began >= began_s]
         return outcome
 

@@ -1,11 +1,14 @@
 """Attacks by what is asked for: submits, messages, communicators, records."""
 import os
+import pathlib
 import signal
 import time
 
-from wire import ALL_TO_ALL, BARRIER, RECEIVE, SEND, U8, HostMemory, Wire, message, tries, until
+from wire import ALL_TO_ALL, BARRIER, BROADCAST, RECEIVE, SEND, U8, HostMemory, Wire, message, tries, until
 
 HANDLES = 1020
+FORM_S = 5
+ONE_SIDED = 400
 HOST = 1  # device -1, as a signed number is written
 
 
@@ -185,3 +188,28 @@ def stopped(path, end_s, index):
     os.kill(os.getpid(), signal.SIGSTOP)
     os.waitpid(child, 0)
     raise Gone
+
+
+def across(path, name, count, size_bytes):
+    """Communicators of two ranks, one on each node: (the session on this node, that of node b, how many formed)."""
+    here, there = Wire(path), Wire(str(pathlib.Path(path).with_name("b.sock")))
+    here.memory = HostMemory(here, 1, size_bytes)
+    for handle in range(1, count + 1):
+        for rank, wire in enumerate((here, there)):
+            wire.tell(wire.COMM_INIT, {1: handle, 2: f"{name}-{handle}", 3: rank, 4: 2, 5: HOST, 6: 20000})
+    replies, end_s = 0, time.monotonic() + FORM_S
+    while replies < 2 * count and time.monotonic() < end_s:
+        replies += here.read_what_comes() + there.read_what_comes()
+        time.sleep(0.01)
+    return here, there
+
+
+def one_sided(path, end_s, index):
+    """Broadcasts of 8 MiB on communicators of two nodes, of which the other node's ranks take none."""
+    here, there = across(path, f"one-sided-{index}", ONE_SIDED, 8 << 20)
+    whole = {1: 1, 2: 0}
+    here.submit_many(message([(1, handle), (2, handle), (3, BROADCAST), (4, U8), (6, 8 << 20), (10, whole)]) for handle in range(1, ONE_SIDED + 1))
+    while until(end_s):
+        here.read_what_comes()
+        there.read_what_comes()
+        time.sleep(0.02)

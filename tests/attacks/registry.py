@@ -91,6 +91,7 @@ LOCAL = [
     Local("operations.layouts", 4, ("LIMIT",), False),
     Local("operations.records", 1),
     Local("operations.barriers", 2, ("LIMIT",), False),
+    Local("operations.one_sided", 1, (), False),
     Local("operations.foreign_ids", 1, ("NOT_FOUND",)),
     Local("operations.stopped", 2, (), False),
     Local("memory.sparse", 1, ("INVALID_ARGUMENT",), limited=True),

@@ -200,15 +200,22 @@ static void hostile_comm(struct hostile *hostile, uint64_t slice_bytes)
                                         .failed = comm_failed,
                                         .disagreed = comm_disagreed,
                                         .network = coll_network_default,
-                                        .context = hostile};
+                                        .context = hostile,
+                                        .account = hostile->account};
     require(exec_comm_new(hostile->exec, &options, &hostile->comm, NULL) == STATUS_OK);
 }
 
 void hostile_start(struct hostile *hostile, uint64_t slice_bytes)
 {
+    hostile_start_charged(hostile, slice_bytes, NULL);
+}
+
+void hostile_start_charged(struct hostile *hostile, uint64_t slice_bytes, struct budget_account *account)
+{
     struct mem_conditions conditions = {.delay_ns = 10 * TIME_US};
     uint32_t peer;
     memset(hostile, 0, sizeof *hostile);
+    hostile->account = account;
     hostile->now_ns = TIME_S;
     require(mem_network_new(1, &conditions, &hostile->network, NULL) == STATUS_OK);
     require(mem_network_add(hostile->network, "a", &hostile->net, NULL) == STATUS_OK);
@@ -217,7 +224,7 @@ void hostile_start(struct hostile *hostile, uint64_t slice_bytes)
         .context = hostile, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
     struct net_peer_handler liar = {
         .context = hostile, .peer_up = liar_up, .peer_down = liar_down, .connect_failed = liar_down};
-    struct net_stream_handler streams = {hostile, liar_receive, liar_closed};
+    struct net_stream_handler streams = {hostile, liar_receive, liar_closed, NULL};
     net_set_peer_handler(hostile->net, &node);
     net_set_peer_handler(hostile->liar, &liar);
     net_set_stream_handler(hostile->liar, NET_STREAM_DATA, &streams);

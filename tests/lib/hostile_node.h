@@ -49,7 +49,8 @@ struct hostile {
     struct mem_network *network;
     struct net *net, *liar;
     struct exec *exec;
-    struct exec_comm *comm; /* null after hostile_leave */
+    struct exec_comm *comm;         /* null after hostile_leave */
+    struct budget_account *account; /* the communicator's; null: nobody's */
     uint64_t now_ns;
     uint64_t seq;     /* of the last operation submitted */
     uint32_t pending; /* operations and messages that have not ended */
@@ -67,6 +68,8 @@ struct hostile {
 
 /* slice_bytes: of the communicator's operations. Both nodes are connected afterwards. */
 void hostile_start(struct hostile *hostile, uint64_t slice_bytes);
+/* The same with a communicator whose early data are charged to that account. */
+void hostile_start_charged(struct hostile *hostile, uint64_t slice_bytes, struct budget_account *account);
 /* Aborts what is pending, lets it end, and frees everything. */
 void hostile_stop(struct hostile *hostile);
 void hostile_turns(struct hostile *hostile, uint32_t count);

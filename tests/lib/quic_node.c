@@ -107,6 +107,7 @@ static size_t sink_receive(void *context, struct net_stream *stream, const uint8
     if (sink->hold) {
         return 0;
     }
+    net_stream_expect(stream, NET_STREAM_WINDOW_BYTES);
     size_t used = size;
     if (node->consume_max > 0 && size > 0) {
         node->random = node->random * 1103515245u + 12345u;
@@ -229,9 +230,9 @@ struct quic_node *quic_node_new(struct loop *loop, struct test_pki *pki, const c
     net_set_peer_handler(node->net,
                          &(struct net_peer_handler){node, peer_up, peer_down, connect_failed, peer_suspect});
     net_set_stream_handler(node->net, NET_STREAM_DATA,
-                           &(struct net_stream_handler){node, sink_receive, sink_closed});
+                           &(struct net_stream_handler){node, sink_receive, sink_closed, NULL});
     net_set_stream_handler(node->net, NET_STREAM_CONTROL,
-                           &(struct net_stream_handler){node, control_receive, NULL});
+                           &(struct net_stream_handler){node, control_receive, NULL, NULL});
     return node;
 }
 

@@ -123,7 +123,7 @@ static void liar_start(struct world *world, struct liar *liar)
     assert_int_equal(mem_network_add(world->network, "liar", &liar->net, &error), STATUS_OK);
     net_set_peer_handler(liar->net, &(struct net_peer_handler){liar, liar_up, liar_down, liar_failed, NULL});
     net_set_stream_handler(liar->net, NET_STREAM_CONTROL,
-                           &(struct net_stream_handler){liar, liar_receive, liar_closed});
+                           &(struct net_stream_handler){liar, liar_receive, liar_closed, NULL});
     assert_int_equal(net_add_peer(liar->net, "a", NULL, &peer, &error), STATUS_OK);
     run(world, 100 * TIME_MS);
     assert_true(liar->up);

@@ -167,6 +167,9 @@ static inline size_t node_receive(void *context, struct net_stream *stream, cons
     incoming->pieces++;
     incoming->odd_pieces += (incoming->seen + size) % 4 != 0;
     size_t used = size;
+    if (!node->hold_all) {
+        net_stream_expect(stream, NET_STREAM_WINDOW_BYTES);
+    }
     if (node->hold_all) {
         used = 0;
     } else if (size > 0 && random_chance(&node->random, node->hold_chance)) {
@@ -217,7 +220,7 @@ static inline void node_start(struct node *node, struct mem_network *network, co
     assert_int_equal(mem_network_add(network, name, &node->net, &error), STATUS_OK);
     struct net_peer_handler peers = {node, node_peer_up, node_peer_down, node_connect_failed,
                                      node_peer_suspect};
-    struct net_stream_handler streams = {node, node_receive, node_closed};
+    struct net_stream_handler streams = {node, node_receive, node_closed, NULL};
     net_set_peer_handler(node->net, &peers);
     net_set_stream_handler(node->net, NET_STREAM_DATA, &streams);
 }

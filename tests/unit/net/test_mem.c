@@ -212,8 +212,8 @@ static void test_back_pressure(void **state)
     struct pair pair;
     pair_start(&pair, 40, &bad, true);
     pair.b->hold_all = true;
-    size_t piece = 65536;
-    uint32_t count = 2 * NET_STREAM_WINDOW_BYTES / (uint32_t)piece;
+    size_t piece = NET_STREAM_FIRST_WINDOW_BYTES / 16;
+    uint32_t count = 32;
     uint8_t *bytes = malloc(piece * count);
     struct sending *sendings = calloc(count, sizeof *sendings);
     assert_non_null(bytes);
@@ -232,7 +232,7 @@ static void test_back_pressure(void **state)
     }
     struct mem_network_counters counters;
     mem_network_counters(pair.network, &counters);
-    assert_int_equal(counters.stream_bytes, NET_STREAM_WINDOW_BYTES);
+    assert_int_equal(counters.stream_bytes, NET_STREAM_FIRST_WINDOW_BYTES);
     assert_int_equal(pair.b->incoming[0].pieces, 1);
     assert_true(mem_network_next_ns(pair.network) == TIME_NEVER);
     /* Resume: not within the call, and again everything at once. */
@@ -241,7 +241,7 @@ static void test_back_pressure(void **state)
     assert_int_equal(pair.b->incoming[0].pieces, 1);
     mem_network_advance(pair.network, pair.now_ns);
     assert_int_equal(pair.b->incoming[0].pieces, 2);
-    assert_int_equal(pair.b->incoming[0].seen, NET_STREAM_WINDOW_BYTES);
+    assert_int_equal(pair.b->incoming[0].seen, NET_STREAM_FIRST_WINDOW_BYTES);
     pair_run(&pair, 20 * TIME_S);
     assert_int_equal(pair.b->incoming[0].seen, piece * count);
     assert_int_equal(pair.b->open_from[0], 0);
@@ -331,7 +331,7 @@ static void test_payload_is_read_again_for_a_retransmission(void **state)
     (void)state;
     struct pair pair;
     pair_start(&pair, 50, &good, true);
-    struct net_stream_handler handler = {NULL, collect, NULL};
+    struct net_stream_handler handler = {.receive = collect};
     net_set_stream_handler(pair.b->net, NET_STREAM_CONTROL, &handler);
     struct net_stream *stream = NULL;
     assert_int_equal(net_stream_open(pair.a->net, 0, NET_STREAM_CONTROL, &stream, NULL), STATUS_OK);

@@ -306,7 +306,7 @@ static void begin(uint64_t seed)
         net_set_peer_handler(node->net, &(struct net_peer_handler){node, on_up, on_down, on_failed, NULL});
         for (unsigned kind = 1; kind < NET_STREAM_KIND_COUNT; kind++) {
             net_set_stream_handler(node->net, (enum net_stream_kind)kind,
-                                   &(struct net_stream_handler){node, on_receive, on_closed});
+                                   &(struct net_stream_handler){node, on_receive, on_closed, NULL});
         }
     }
     for (unsigned i = 0; i < NODES * NODES; i++) {

@@ -1,0 +1,119 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/budget.h"
+#include "tests/lib/hostile_node.h"
+
+/* What another node sends for operations that are not posted here: little of it comes, and its user pays. */
+#define COUNT 4096
+#define SLICE (1 << 20)
+#define USER 1000
+
+static struct hostile hostile;
+static struct hostile_buffer in[HOSTILE_LOCAL_RANKS], out[HOSTILE_LOCAL_RANKS];
+static struct hostile_outcome outcome;
+static struct budget *budget;
+static struct budget_account *account;
+static const struct hostile_call all_reduce_call = {
+    .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_U8, .count_elements = COUNT};
+
+static uint64_t early_bytes(void)
+{
+    struct budget_info info;
+    budget_account_info(account, &info);
+    return info.used[BUDGET_EARLY];
+}
+
+/* A stream of node b with a header of the operation after the present one, and as much as may follow. */
+static struct net_stream *send_early(uint64_t bytes)
+{
+    struct data_header header = hostile.data[hostile.data_count - 1];
+    unsigned char *payload = calloc(1, bytes);
+    struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA);
+    assert_non_null(payload);
+    assert_non_null(stream);
+    header.seq++;
+    header.payload_bytes = bytes;
+    assert_true(hostile_say_data(&hostile, stream, &header));
+    (void)hostile_say(&hostile, stream, payload, bytes);
+    hostile_turns(&hostile, 100);
+    free(payload);
+    return stream;
+}
+
+static void begin(uint64_t ceiling)
+{
+    uint64_t all[BUDGET_KINDS];
+    for (int kind = 0; kind < BUDGET_KINDS; kind++) {
+        all[kind] = UINT64_C(1) << 30;
+    }
+    assert_int_equal(budget_new(all, &budget, NULL), STATUS_OK);
+    budget_set_ceiling(budget, BUDGET_EARLY, ceiling);
+    assert_int_equal(budget_open(budget, USER, NULL, &account, NULL), STATUS_OK);
+    hostile_start_charged(&hostile, SLICE, account);
+    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
+        in[i] = hostile_buffer_new(COUNT);
+        out[i] = hostile_buffer_new(COUNT);
+    }
+    assert_int_not_equal(hostile_submit(&hostile, &all_reduce_call, in, out, &outcome), 0);
+    hostile_turns(&hostile, 50);
+    assert_true(hostile.data_count > 0);
+}
+
+static void end(void)
+{
+    hostile_stop(&hostile);
+    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
+        hostile_buffer_free(&in[i]);
+        hostile_buffer_free(&out[i]);
+    }
+    assert_int_equal(early_bytes(), 0);
+    budget_close(account);
+    budget_free(budget);
+}
+
+static void test_little_comes_before_its_operation(void **state)
+{
+    (void)state;
+    begin(UINT64_C(1) << 30);
+    assert_int_equal(early_bytes(), 0);
+    (void)send_early(1 << 20);
+    assert_in_range(early_bytes(), NET_STREAM_FIRST_WINDOW_BYTES / 2, NET_STREAM_FIRST_WINDOW_BYTES);
+    assert_int_equal(hostile.failures, 0);
+    hostile_leave(&hostile);
+    assert_int_equal(early_bytes(), 0);
+    end();
+}
+
+static void test_beyond_the_ceiling_the_communicator_fails(void **state)
+{
+    (void)state;
+    begin(NET_STREAM_FIRST_WINDOW_BYTES / 2);
+    (void)send_early(NET_STREAM_FIRST_WINDOW_BYTES / 4);
+    assert_in_range(early_bytes(), 1, NET_STREAM_FIRST_WINDOW_BYTES / 4);
+    assert_int_equal(hostile.failures, 0);
+    hostile_leave(&hostile);
+    end();
+
+    begin(NET_STREAM_FIRST_WINDOW_BYTES / 2);
+    (void)send_early(1 << 20);
+    assert_int_equal(hostile.failures, 1);
+    assert_int_equal(hostile.failure.status, STATUS_LIMIT);
+    assert_non_null(strstr(hostile.failure.text, "user_limit_early_bytes"));
+    assert_int_equal(hostile.downs, 0); /* no fault of node b's */
+    end();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_little_comes_before_its_operation),
+        cmocka_unit_test(test_beyond_the_ceiling_the_communicator_fails),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

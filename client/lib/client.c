@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -111,17 +112,24 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
                : error_report(COMM_SYSTEM, "%s: the memory that commd offers cannot be mapped", client->path);
 }
 
+#define THREAD_NAME_BYTES 16 /* prctl(2), PR_GET_NAME */
+
+/* Its main thread's name. Of the main thread itself it is had without a file. */
 static void read_program_name(char *out, size_t size)
 {
-    FILE *file = fopen("/proc/self/comm", "re");
     out[0] = '\0';
-    if (file == NULL) {
-        return;
+    if (size >= THREAD_NAME_BYTES && gettid() == getpid() && prctl(PR_GET_NAME, out) == 0) {
+        out[THREAD_NAME_BYTES - 1] = '\0';
+    } else {
+        FILE *file = fopen("/proc/self/comm", "re");
+        if (file == NULL) {
+            return;
+        }
+        if (fgets(out, (int)size, file) == NULL) {
+            out[0] = '\0';
+        }
+        fclose(file);
     }
-    if (fgets(out, (int)size, file) == NULL) {
-        out[0] = '\0';
-    }
-    fclose(file);
     out[strcspn(out, "\n")] = '\0';
     for (char *byte = out; *byte != '\0'; byte++) {
         *byte = *byte >= ' ' && *byte <= '~' ? *byte : '?';

@@ -1,5 +1,6 @@
 #include <errno.h>
 #include <fcntl.h>
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -200,12 +201,26 @@ comm_result_t memory_announce(struct comm_client *client, struct client_memory *
     return result;
 }
 
+#define UNMAP_ADVISED_MIN_BYTES ((uint64_t)1 << 20)
+
+/*
+ * Without this advice the kernel marks each page as recently used before it takes it away, which takes longer
+ * than all the rest (zap_pte_range and vma_has_recency in mm/).
+ */
+static void unmap(struct client_memory *memory)
+{
+    if (memory->size_bytes >= UNMAP_ADVISED_MIN_BYTES) {
+        (void)madvise(memory->base, memory->size_bytes, MADV_RANDOM);
+    }
+    munmap(memory->base, memory->size_bytes);
+}
+
 void memory_free(struct client_memory *memory)
 {
     if (memory->owned && memory->gpu != NULL) {
         gpu_memory_free(memory);
     } else if (memory->owned) {
-        munmap(memory->base, memory->size_bytes);
+        unmap(memory);
     }
     free(memory->chunks);
     free(memory);
@@ -280,11 +295,18 @@ comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out)
     return COMM_OK;
 }
 
-/* Others go on meanwhile: the kernel takes some 300 ms for a GiB. */
+/*
+ * Others go on meanwhile: the kernel takes some 300 ms for a GiB. Where processors are shared, whoever waits
+ * for microseconds of one, such as another rank that was answered, goes before the milliseconds that this
+ * takes.
+ */
 static comm_result_t populate_unlocked(struct comm_client *client, void *base, int fd, uint64_t offset_bytes,
                                        uint64_t size_bytes)
 {
     client_leave(client);
+    if (size_bytes >= POPULATE_STEP_BYTES) {
+        (void)sched_yield();
+    }
     comm_result_t result = memory_populate(base, fd, offset_bytes, size_bytes);
     pthread_mutex_lock(&client->lock);
     return result;
@@ -457,15 +479,18 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
         return result;
     }
     uint32_t id = memory->id;
-    if (memory->gpu != NULL) { /* still in the list, so that nobody registers what lies there */
+    bool is_hosts = memory->gpu == NULL;
+    if (!is_hosts) { /* still in the list, so that nobody registers what lies there */
         withdraw_closed(client, id, clock_after_ms(BUSY_TIMEOUT_MS));
     }
     memory_remove(client, memory);
-    if (memory->gpu == NULL) {
-        memory_withdraw(client, id);
-    }
     client_leave(client);
     memory_free(memory); /* a GPU's may wait for streams that other threads keep waiting */
+    if (is_hosts) { /* who unmaps last gives the pages back, which takes longest: commd, and nobody waits */
+        pthread_mutex_lock(&client->lock);
+        memory_withdraw(client, id);
+        client_leave(client);
+    }
     return COMM_OK;
 }
 

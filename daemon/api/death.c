@@ -47,12 +47,11 @@ static void death_seen(void *context, unsigned events, uint64_t now_ns)
     turn_queue(&session->api->turns, &session->turn);
 }
 
-enum status api_death_watch(struct api_session *session, struct error *error)
+enum status api_death_open(struct api_session *session, struct error *error)
 {
     session->death_fd = death_open(session->fd, session->client.pid);
     if (session->death_fd >= 0) {
-        return loop_watch_new(session->api->loop, session->death_fd, LOOP_READ, death_seen, session,
-                              &session->death_watch, error);
+        return STATUS_OK;
     }
     if (errno == EMFILE || errno == ENFILE) {
         api_lacks_fds(error, "it takes no more clients");
@@ -64,6 +63,13 @@ enum status api_death_watch(struct api_session *session, struct error *error)
     }
     log_debug("client %d: no pidfd of it: its end is seen by its socket alone", (int)session->client.pid);
     return STATUS_OK;
+}
+
+enum status api_death_watch(struct api_session *session, struct error *error)
+{
+    return session->death_fd < 0 ? STATUS_OK
+                                 : loop_watch_new(session->api->loop, session->death_fd, LOOP_READ,
+                                                  death_seen, session, &session->death_watch, error);
 }
 
 void api_death_forget(struct api_session *session)

@@ -519,8 +519,15 @@ enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_
     session->turn.function = api_session_turn;
     session->turn.context = session;
     snprintf(session->program, sizeof session->program, "?");
-    enum status status = api_session_charge(session, error);
+    enum status status = STATUS_OK;
+    if (role == API_ROLE_CLIENT) { /* an administrator holds nothing */
+        status = api_death_open(session, error);
+    }
+    if (status == STATUS_OK) {
+        status = api_session_charge(session, error);
+    }
     if (status != STATUS_OK) {
+        api_death_forget(session);
         free(session);
         return status;
     }
@@ -530,7 +537,7 @@ enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_
     status = table_has(session, hh)
                  ? loop_watch_new(api->loop, fd, LOOP_READ, session_ready, session, &session->watch, error)
                  : error_set(error, STATUS_NO_MEMORY, "no memory for a session");
-    if (status == STATUS_OK && role == API_ROLE_CLIENT) { /* an administrator holds nothing */
+    if (status == STATUS_OK) {
         status = api_death_watch(session, error);
     }
     if (status != STATUS_OK) {

@@ -2,6 +2,7 @@
 #define DAEMON_API_SESSION_H
 
 #include "daemon/api/api.h"
+#include "daemon/base/control_group.h"
 #include "daemon/base/log.h"
 #include "daemon/base/table.h"
 #include "daemon/base/time.h"
@@ -153,6 +154,7 @@ struct api {
     enum api_ipc_handles ipc_handles;
     struct unmapper *unmapper;
     struct budget *budget; /* of all users */
+    struct control_groups control_groups;
     struct api_heart *heart;
     char *cluster_name;
     char *network_address;
@@ -315,6 +317,8 @@ void api_heart_fds(const struct api *api, int fds[CLIENT_HEARTBEAT_FDS]);
 /* How much of what a dead client has sent is read: its socket holds less, but another process may go on. */
 #define API_LAST_PACKETS_MAX 512
 /* LIMIT: there is no descriptor for it. ABORTED: it has ended already. */
+enum status api_death_open(struct api_session *session, struct error *error) COMM_MUST_USE;
+/* After api_death_open. */
 enum status api_death_watch(struct api_session *session, struct error *error) COMM_MUST_USE;
 void api_death_forget(struct api_session *session);
 

@@ -1,7 +1,6 @@
 #include <utlist.h>
 
 #include "daemon/api/session.h"
-#include "daemon/base/control_group.h"
 
 /* What a session itself costs its user: its place, its descriptors, what waits for its client to read; and
  * the time in which a client is to say Hello. */
@@ -10,7 +9,6 @@
 
 enum status api_session_charge(struct api_session *session, struct error *error)
 {
-    char group[BUDGET_GROUP_MAX_BYTES + 1];
     static const enum budget_kind kinds[] = {BUDGET_SESSIONS, BUDGET_GREETINGS, BUDGET_DESCRIPTORS};
     static const uint64_t amounts[] = {1, 1, API_SESSION_FDS};
     if (session->role == API_ROLE_ADMIN) { /* has turns and places of its own, whatever clients of root do */
@@ -21,7 +19,8 @@ enum status api_session_charge(struct api_session *session, struct error *error)
         }
         return opened;
     }
-    control_group_of(session->client.pid, group, sizeof group);
+    const char *group =
+        control_group_find(&session->api->control_groups, session->client.pid, session->death_fd);
     enum status status =
         budget_open(session->api->budget, session->client.uid, group, &session->account, error);
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds && status == STATUS_OK; i++) {

@@ -1,9 +1,19 @@
 #include "daemon/base/control_group.h"
 
 #include <fcntl.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
+
+/* PIDFD_GET_INFO of linux/pidfd.h, which older headers lack. */
+struct process_info {
+    uint64_t mask, control_group;
+    uint32_t ids[12];
+};
+#define PROCESS_INFO_GET _IOWR(0xFF, 11, struct process_info)
+#define PROCESS_INFO_CONTROL_GROUP (UINT64_C(1) << 2)
 
 void control_group_of(pid_t process, char *path, size_t size)
 {
@@ -24,4 +34,33 @@ void control_group_of(pid_t process, char *path, size_t size)
             return;
         }
     }
+}
+
+/* 0: the kernel does not tell, or the process has ended. */
+static uint64_t id_of(int pidfd)
+{
+    struct process_info info = {.mask = PROCESS_INFO_CONTROL_GROUP};
+    bool told = pidfd >= 0 && ioctl(pidfd, PROCESS_INFO_GET, &info) == 0 &&
+                (info.mask & PROCESS_INFO_CONTROL_GROUP) != 0;
+    return told ? info.control_group : 0;
+}
+
+const char *control_group_find(struct control_groups *groups, pid_t process, int pidfd)
+{
+    uint64_t id = id_of(pidfd);
+    for (size_t i = 0; id != 0 && i < CONTROL_GROUPS_MAX; i++) {
+        if (groups->entries[i].id == id) {
+            return groups->entries[i].path;
+        }
+    }
+    control_group_of(process, groups->unknown, sizeof groups->unknown);
+    groups->reads++;
+    if (id == 0 || id_of(pidfd) != id) { /* it moved, or ended and its number went to another process */
+        return groups->unknown;
+    }
+    struct control_group_entry *entry = &groups->entries[groups->oldest];
+    groups->oldest = (groups->oldest + 1) % CONTROL_GROUPS_MAX;
+    entry->id = id;
+    memcpy(entry->path, groups->unknown, sizeof entry->path);
+    return entry->path;
 }

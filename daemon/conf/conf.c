@@ -1,6 +1,5 @@
 #include "daemon/conf/conf.h"
 
-#include <ctype.h>
 #include <errno.h>
 #include <libconfig.h>
 #include <stdio.h>
@@ -10,6 +9,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/conf/credential.h"
+#include "daemon/conf/nodes.h"
 #include "daemon/conf/source.h"
 #include "daemon/conf/users.h"
 #include "proto/types.h"
@@ -106,39 +106,6 @@ static uint64_t *number_field(const struct conf *conf, const struct setting *set
     return (uint64_t *)((char *)conf + setting->offset);
 }
 
-bool conf_node_name_is_valid(const char *text)
-{
-    size_t length = strlen(text);
-    if (length == 0 || length > NODE_NAME_MAX_BYTES || text[0] == '-' || text[length - 1] == '-') {
-        return false;
-    }
-    for (size_t i = 0; i < length; i++) {
-        if (!isalnum((unsigned char)text[i]) && text[i] != '-') {
-            return false;
-        }
-    }
-    return true;
-}
-
-/* Its form alone: whether the host exists is found out when it is needed. */
-static bool address_is_valid(const char *text)
-{
-    const char *colon = strrchr(text, ':');
-    if (colon == NULL || colon == text || colon[1] == '\0' || strlen(colon + 1) > 5) {
-        return false;
-    }
-    bool in_brackets = text[0] == '[' && colon[-1] == ']' && colon - text > 2;
-    if (!in_brackets && strcspn(text, "[]:") != (size_t)(colon - text)) {
-        return false;
-    }
-    for (const char *digit = colon + 1; *digit != '\0'; digit++) {
-        if (!isdigit((unsigned char)*digit)) {
-            return false;
-        }
-    }
-    return atoi(colon + 1) <= 65535;
-}
-
 static bool mode_is_valid(const char *text)
 {
     size_t digits = strspn(text, "01234567");
@@ -154,10 +121,9 @@ static const char *text_expectation(enum setting_type type, const char *text)
     case SETTING_PATH:
         return *text != '\0' ? NULL : "a file's path";
     case SETTING_NODE_NAME:
-        return conf_node_name_is_valid(text) ? NULL
-                                             : "a node's name: letters, digits and hyphens, at most 63";
+        return conf_node_name_expected(text);
     case SETTING_ADDRESS:
-        return address_is_valid(text) ? NULL : "an address: \"host:port\" or \"[IPv6]:port\"";
+        return conf_address_expected(text);
     case SETTING_MODE:
         return mode_is_valid(text) ? NULL : "file permissions in octal, as \"0660\"";
     case SETTING_GPUS:
@@ -176,7 +142,7 @@ static const char *text_expectation(enum setting_type type, const char *text)
 
 static const char *type_expectation(enum setting_type type)
 {
-    return type == SETTING_NUMBER ? "a whole number" : "a text in double quotes";
+    return type == SETTING_NUMBER ? "a whole number" : CONF_TEXT_EXPECTED;
 }
 
 static enum status set_text(struct conf *conf, const struct setting *setting, const char *text,
@@ -258,82 +224,6 @@ static enum status read_scalar(struct conf *conf, const config_setting_t *entry,
     return status == STATUS_OK ? set_source(conf, index, where, error) : status;
 }
 
-static enum status read_node(struct conf *conf, const config_setting_t *entry, const char *path,
-                             struct error *error)
-{
-    char where[512];
-    describe_place(path, entry, where, sizeof where);
-    const char *name = NULL;
-    const char *address = NULL;
-    if (!config_setting_is_group(entry)) {
-        return error_set(error, STATUS_CONFIG,
-                         "%s: nodes: expected { name = \"...\"; address = \"host:port\"; }", where);
-    }
-    for (unsigned i = 0; i < (unsigned)config_setting_length(entry); i++) {
-        const config_setting_t *field = config_setting_get_elem(entry, i);
-        const char *key = config_setting_name(field);
-        const char *text = config_setting_get_string(field);
-        describe_place(path, field, where, sizeof where);
-        enum setting_type type;
-        if (strcmp(key, "name") == 0) {
-            name = text;
-            type = SETTING_NODE_NAME;
-        } else if (strcmp(key, "address") == 0) {
-            address = text;
-            type = SETTING_ADDRESS;
-        } else {
-            return error_set(error, STATUS_CONFIG, "%s: nodes: %s: unknown key (name and address are known)",
-                             where, key);
-        }
-        const char *expected = text == NULL ? type_expectation(type) : text_expectation(type, text);
-        if (expected != NULL) {
-            return error_set(error, STATUS_CONFIG, "%s: nodes: %s = \"%s\": expected %s", where, key,
-                             text != NULL ? text : "", expected);
-        }
-    }
-    if (name == NULL || address == NULL) {
-        return error_set(error, STATUS_CONFIG, "%s: nodes: a node needs a name and an address", where);
-    }
-    for (size_t i = 0; i < conf->node_count; i++) {
-        if (strcmp(conf->nodes[i].name, name) == 0) {
-            return error_set(error, STATUS_CONFIG, "%s: nodes: \"%s\" is there twice, first at %s", where,
-                             name, conf->nodes[i].source);
-        }
-    }
-    struct conf_node *node = &conf->nodes[conf->node_count];
-    node->name = strdup(name);
-    node->address = strdup(address);
-    node->source = strdup(where);
-    conf->node_count++;
-    if (node->name == NULL || node->address == NULL || node->source == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
-    }
-    return STATUS_OK;
-}
-
-static enum status read_nodes(struct conf *conf, const config_setting_t *list, const char *path,
-                              const char *where, struct error *error)
-{
-    int length = config_setting_length(list);
-    if (!config_setting_is_list(list)) {
-        return error_set(error, STATUS_CONFIG,
-                         "%s: nodes: expected a list: ( { name = ...; address = ...; }, ... )", where);
-    }
-    if (length > CONF_NODES_MAX) {
-        return error_set(error, STATUS_CONFIG, "%s: nodes: %d of them; expected at most %d", where, length,
-                         CONF_NODES_MAX);
-    }
-    conf->nodes = calloc((size_t)length + 1, sizeof *conf->nodes);
-    if (conf->nodes == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
-    }
-    enum status status = STATUS_OK;
-    for (unsigned i = 0; i < (unsigned)length && status == STATUS_OK; i++) {
-        status = read_node(conf, config_setting_get_elem(list, i), path, error);
-    }
-    return status;
-}
-
 static enum status check_source(const char *path, const char *text, struct error *error)
 {
     struct conf_source_place place;
@@ -361,7 +251,7 @@ static enum status read_settings(struct conf *conf, const config_t *parsed, cons
         char where[512];
         describe_place(path, entry, where, sizeof where);
         if (strcmp(config_setting_name(entry), "nodes") == 0) {
-            status = read_nodes(conf, entry, path, where, error);
+            status = conf_nodes_read(conf, entry, path, error);
         } else if (strcmp(config_setting_name(entry), "users") == 0) {
             status = conf_users_read(conf, entry, path, error);
         } else {
@@ -451,34 +341,6 @@ static enum status default_node_name(struct conf *conf, struct error *error)
     return set_text(conf, &schema[0], host, "node_name is not set, and the host's name does not do", error);
 }
 
-/* Takes ourselves out of the list of nodes; our address there is what we listen on, unless `listen` says
- * otherwise. */
-static enum status find_ourselves(struct conf *conf, struct error *error)
-{
-    for (size_t i = 0; i < conf->node_count; i++) {
-        if (strcmp(conf->nodes[i].name, conf->node_name) != 0) {
-            continue;
-        }
-        if (conf->listen[0] == '\0') {
-            free(conf->listen);
-            conf->listen = conf->nodes[i].address;
-        } else {
-            free(conf->nodes[i].address);
-        }
-        free(conf->nodes[i].name);
-        free(conf->nodes[i].source);
-        memmove(&conf->nodes[i], &conf->nodes[i + 1], (conf->node_count - i - 1) * sizeof *conf->nodes);
-        conf->node_count--;
-        return STATUS_OK;
-    }
-    if (conf->standalone || conf->listen[0] != '\0') {
-        return STATUS_OK;
-    }
-    return error_set(error, STATUS_CONFIG,
-                     "%s: nodes: this node, \"%s\", is not among them (node_name is %s)", conf->path,
-                     conf->node_name, conf->sources[0]);
-}
-
 static const char *source_of(const struct conf *conf, const char *key)
 {
     size_t index;
@@ -554,7 +416,7 @@ enum status conf_load(const struct conf_options *options, struct conf **out, str
         status = conf_users_check(conf, error);
     }
     if (status == STATUS_OK) {
-        status = find_ourselves(conf, error);
+        status = conf_nodes_find_own(conf, conf->sources[0], error);
     }
     if (status == STATUS_OK) {
         status = expand_credentials(conf, error);
@@ -577,12 +439,7 @@ void conf_free(struct conf *conf)
     if (conf == NULL) {
         return;
     }
-    for (size_t i = 0; i < conf->node_count; i++) {
-        free(conf->nodes[i].name);
-        free(conf->nodes[i].address);
-        free(conf->nodes[i].source);
-    }
-    free(conf->nodes);
+    conf_nodes_free(conf);
     conf_users_free(conf);
     for (size_t i = 0; i < SETTING_COUNT; i++) {
         if (schema[i].type != SETTING_NUMBER) {

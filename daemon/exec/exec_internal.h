@@ -231,9 +231,10 @@ struct exec_message_node {
 
 /* What ranks send to each other: messages.c, message_streams.c, device_messages.c. */
 struct exec_messages {
-    struct exec_posted *posted; /* all that have not ended */
-    struct exec_posted *active; /* of these: each step looks at them, in the order in which they came */
-    struct exec_posted *cursor; /* the next one of a step under way */
+    struct exec_posted *posted;    /* all that have not ended */
+    struct exec_posted *active;    /* of these: each step looks at them, in the order in which they came */
+    struct exec_posted *cursor;    /* the next one of a step under way */
+    struct exec_posted *giving_up; /* of posted, after the abort: the next one that is to be given up */
     struct exec_posted *by_id;
     struct message_queue *queues_by_key;
     uint64_t last_number;

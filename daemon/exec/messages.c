@@ -145,6 +145,9 @@ void message_end(struct exec_comm *comm, struct exec_posted *posted, const struc
     free(posted->copy);
     posted->arrival = NULL;
     posted->copy = NULL;
+    if (comm->messages.giving_up == posted) {
+        comm->messages.giving_up = posted->next;
+    }
     DL_DELETE(comm->messages.posted, posted);
     DL_APPEND(comm->messages.ended, posted);
     exec_wake(comm->exec);
@@ -473,6 +476,22 @@ static void message_step(struct exec_comm *comm, struct exec_posted *posted, str
     }
 }
 
+/* After an abort, piece by piece. Returns whether there are more. */
+static bool messages_give_up(struct exec_comm *comm)
+{
+    struct exec_posted *posted;
+    uint32_t left = EXEC_ARRIVALS_MAX; /* as many as are told */
+    while ((posted = comm->messages.giving_up) != NULL && left-- > 0) {
+        comm->messages.giving_up = posted->next;
+        if (posted->state == MESSAGE_SENDING && posted->pipe == NULL) {
+            message_close_payload(posted, false);    /* and ends when the network says so */
+        } else if (posted->state != MESSAGE_TAKEN) { /* which ends with its receive */
+            device_message_give_up(posted);
+        }
+    }
+    return comm->messages.giving_up != NULL;
+}
+
 /* Those that have ended are told; their owners may post more. */
 static void messages_tell(struct exec_comm *comm, uint64_t now_ns)
 {
@@ -496,6 +515,7 @@ bool messages_step(struct exec_comm *comm, uint64_t now_ns)
     if (comm->messages.count == 0) {
         return false;
     }
+    pass.more = messages_give_up(comm);
     comm->messages.cursor = comm->messages.active;
     while ((posted = comm->messages.cursor) != NULL) { /* any of them may end, or rest, meanwhile */
         comm->messages.cursor = posted->active_next;
@@ -525,17 +545,10 @@ bool messages_step(struct exec_comm *comm, uint64_t now_ns)
 /* What GPUs and network still hold is told once they do not. */
 void messages_abort(struct exec_comm *comm)
 {
-    struct exec_posted *posted;
     message_streams_reset(comm, true);
     stream_readers_detach(comm, &message_reader_kind);
-    DL_FOREACH(comm->messages.posted, posted)
-    {
-        if (posted->state == MESSAGE_SENDING && posted->pipe == NULL) {
-            message_close_payload(posted, false);    /* and ends when the network says so */
-        } else if (posted->state != MESSAGE_TAKEN) { /* which ends with its receive */
-            device_message_give_up(posted);
-        }
-    }
+    comm->messages.giving_up = comm->messages.posted;
+    exec_wake(comm->exec);
 }
 
 static void describe_state(const struct exec_posted *posted, char *text, size_t size)

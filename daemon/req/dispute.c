@@ -50,14 +50,14 @@ static bool counts_between(const struct req_comm_op *op, const struct req_comm_p
     return false;
 }
 
-/* Digests of counts that differ may be the same, if somebody means them to be. */
-static bool all_counts_equal(const struct req_comm_op *op, const struct req_comm_post *one,
-                             const struct req_comm_post *other)
+/*
+ * Whether two ranks' counts, which all ranks must have alike, are. Digests of counts that differ may be the
+ * same, if somebody means them to be.
+ */
+static bool counts_equal(const struct req_comm_op *op, const struct req_comm_post *one,
+                         const struct req_comm_post *other)
 {
     bool gathers = op->call.kind == OP_KIND_ALL_GATHER;
-    if ((!gathers && op->call.kind != OP_KIND_REDUCE_SCATTER) || one != op->posts) {
-        return true; /* each with the first one is enough */
-    }
     const struct exec_rank *a = &one->part->buffers.exec, *b = &other->part->buffers.exec;
     return memcmp(gathers ? a->output_layout.counts : a->input_layout.counts,
                   gathers ? b->output_layout.counts : b->input_layout.counts,
@@ -68,12 +68,6 @@ static bool posts_fit(const struct req_comm_op *op, const struct req_comm_post *
                       const struct req_comm_post *to, struct error *cause)
 {
     uint64_t sent, expected;
-    if (!all_counts_equal(op, from, to)) {
-        error_set(cause, STATUS_MISMATCH, "op %llu on \"%s\": %s_v: ranks %u and %u have different counts",
-                  (unsigned long long)op->seq, op->comm->name, op_kind_text(op->call.kind), from->rank,
-                  to->rank);
-        return false;
-    }
     if (counts_between(op, from, to, &sent, &expected) && sent != expected) {
         error_set(cause, STATUS_MISMATCH,
                   "op %llu on \"%s\": %s_v: rank %u has %llu elements for rank %u, which expects %llu",
@@ -84,17 +78,42 @@ static bool posts_fit(const struct req_comm_op *op, const struct req_comm_post *
     return true;
 }
 
-void req_dispute_layouts(struct req_comm_op *op, uint64_t now_ns)
+/* All ranks' counts are alike: a look at one of the others is enough. */
+static bool post_agrees(const struct req_comm_op *op, const struct req_comm_post *post, struct error *cause)
+{
+    const struct req_comm_post *other = op->posts;
+    while (other < op->posts + op->comm->local_count && (other == post || other->part == NULL)) {
+        other++;
+    }
+    if (other == op->posts + op->comm->local_count || counts_equal(op, other, post)) {
+        return true;
+    }
+    uint32_t low = other->rank < post->rank ? other->rank : post->rank;
+    error_set(cause, STATUS_MISMATCH, "op %llu on \"%s\": %s_v: ranks %u and %u have different counts",
+              (unsigned long long)op->seq, op->comm->name, op_kind_text(op->call.kind), low,
+              low == post->rank ? other->rank : post->rank);
+    return false;
+}
+
+void req_dispute_layouts(struct req_comm_op *op, uint32_t local_index, uint64_t now_ns)
 {
     struct error cause;
-    uint32_t count = op->call.has_layouts ? op->comm->local_count : 0;
-    for (uint32_t from = 0; from < count; from++) {
-        for (uint32_t to = 0; to < count; to++) { /* from itself to itself, too */
-            if (!posts_fit(op, &op->posts[from], &op->posts[to], &cause)) {
-                req_dispute_local(op, &cause, now_ns);
-                return;
-            }
+    const struct req_comm_post *post = &op->posts[local_index];
+    bool agrees = true;
+    if (!op->call.has_layouts) {
+        return;
+    }
+    if (op->call.kind == OP_KIND_ALL_GATHER || op->call.kind == OP_KIND_REDUCE_SCATTER) {
+        agrees = post_agrees(op, post, &cause);
+    } else {
+        for (uint32_t i = 0; i < op->comm->local_count && agrees; i++) { /* itself, too */
+            const struct req_comm_post *other = &op->posts[i];
+            agrees = other->part == NULL ||
+                     (posts_fit(op, post, other, &cause) && posts_fit(op, other, post, &cause));
         }
+    }
+    if (!agrees) {
+        req_dispute_local(op, &cause, now_ns);
     }
 }
 

@@ -214,6 +214,21 @@ static void promise_free(struct req_comm *comm)
     comm->comm_id = 0;
 }
 
+static void promise_forget(struct req_comm *comm)
+{
+    if (table_has(comm, hh_promise)) {
+        HASH_DELETE(hh_promise, comm->req->by_promise, comm);
+        comm->hh_promise = (UT_hash_handle){0};
+    }
+}
+
+static void promise_remember(struct req_comm *comm)
+{
+    promise_forget(comm);
+    comm->last_promised_id = comm->comm_id;
+    HASH_ADD(hh_promise, comm->req->by_promise, last_promised_id, sizeof comm->last_promised_id, comm);
+}
+
 void req_formation_free(struct req_comm *comm)
 {
     struct req_claim *claim, *next;
@@ -222,6 +237,7 @@ void req_formation_free(struct req_comm *comm)
         free(claim->ranks);
         free(claim);
     }
+    promise_forget(comm);
     promise_free(comm);
 }
 
@@ -316,7 +332,7 @@ static enum status promise(struct req_comm *comm, struct error *error)
         }
     }
     comm->comm_id = make_id(comm);
-    comm->last_promised_id = comm->comm_id;
+    promise_remember(comm);
     if (req_comm_find_id(comm->req, comm->comm_id) == NULL) {
         HASH_ADD(hh_id, comm->req->by_id, comm_id, sizeof comm->comm_id, comm);
         comm->has_id = table_has(comm, hh_id);

@@ -122,14 +122,9 @@ static struct req_comm *find_promised(struct req *req, uint64_t comm_id, uint32_
     if (comm != NULL) {
         return find_by_id(req, comm_id, node);
     }
-    DL_FOREACH(req->comms, comm)
-    {
-        if (comm->state == REQ_COMM_FORMING && comm->last_promised_id == comm_id && comm_id != 0 &&
-            req_formation_claim(comm, node) != NULL) {
-            return comm;
-        }
-    }
-    return NULL;
+    HASH_FIND(hh_promise, req->by_promise, &comm_id, sizeof comm_id, comm);
+    bool counts = comm != NULL && comm->state == REQ_COMM_FORMING && req_formation_claim(comm, node) != NULL;
+    return counts ? comm : NULL;
 }
 
 static void on_abort(struct req *req, uint32_t node, const Commd__Mesh__Abort *abort_message, uint64_t now_ns)

@@ -194,11 +194,11 @@ struct req_comm {
     uint64_t revision;
     uint64_t latency_ns, bytes_per_s; /* of our links, as they were when the nonce was made; 0 for unknown */
     bool announced;
-    bool announce_wanted; /* ranks changed: to everybody */
-    bool update_wanted;   /* comm_id changed: to those with ranks */
-    uint64_t last_promised_id;
-    uint64_t announce_ns; /* when to try again, while other nodes have too much to read; TIME_NEVER */
-    uint64_t refusal_ns;  /* when refusals that wait hold; TIME_NEVER without any */
+    bool announce_wanted;      /* ranks changed: to everybody */
+    bool update_wanted;        /* comm_id changed: to those with ranks */
+    uint64_t last_promised_id; /* 0 before; among req->by_promise, memory permitting */
+    uint64_t announce_ns;      /* when to try again, while other nodes have too much to read; TIME_NEVER */
+    uint64_t refusal_ns;       /* when refusals that wait hold; TIME_NEVER without any */
     char last_loss[REQ_LIST_TEXT_MAX_BYTES * 2]; /* why a node's ranks went away again */
 
     /* From the promise on. */
@@ -242,6 +242,7 @@ struct req_comm {
 
     UT_hash_handle hh_key;
     UT_hash_handle hh_id;
+    UT_hash_handle hh_promise;
 };
 
 struct req {
@@ -264,9 +265,10 @@ struct req {
     uint32_t comm_count;
     struct req_comm *by_key;
     struct req_comm *by_id;
-    struct req_comm *queue;  /* work for the next tick */
-    uint32_t tells_left;     /* of this tick */
-    struct req_names *names; /* by uid; names.c */
+    struct req_comm *by_promise; /* by the last id that was promised, taken back or not */
+    struct req_comm *queue;      /* work for the next tick */
+    uint32_t tells_left;         /* of this tick */
+    struct req_names *names;     /* by uid; names.c */
     uint32_t name_count;
     struct timer_heap timers;
 };
@@ -364,10 +366,11 @@ void req_users_broadcast(const struct req_comm *comm, const Commd__Mesh__Message
 /* Two ranks of this node: the text has both calls. */
 void req_dispute_local(struct req_comm_op *op, const struct error *cause, uint64_t now_ns);
 /*
- * All local ranks have posted an operation: disputes it if the counts of one contradict another's.
- * What is copied between two ranks is as long as either says, so nothing else keeps it within both buffers.
+ * A local rank has posted an operation: disputes it if its counts contradict another's that has. Takes time
+ * for each of these. What is copied between two ranks is as long as either says, so nothing else keeps it
+ * within both buffers.
  */
-void req_dispute_layouts(struct req_comm_op *op, uint64_t now_ns);
+void req_dispute_layouts(struct req_comm_op *op, uint32_t local_index, uint64_t now_ns);
 /* Another node's call differs (exec_comm_options.disagreed). */
 void req_dispute_found(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns);
 /* Their numbers are possible, and the node may say so. */

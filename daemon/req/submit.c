@@ -204,8 +204,8 @@ static enum status post_op(struct req_member *member, const struct req_op *asked
         req_op_end(op, &verdict, now_ns);
     } else if (!req_calls_agree(&op->call, call)) {
         op_contradiction(op, member, call, now_ns);
-    } else if (!op->disputed && op->posted_count == comm->local_count) {
-        req_dispute_layouts(op, now_ns);
+    } else if (!op->disputed) {
+        req_dispute_layouts(op, member->local_index, now_ns);
     }
     req_op_check_left(comm, now_ns);
     req_op_start_ready(comm, now_ns);

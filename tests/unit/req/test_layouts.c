@@ -114,6 +114,53 @@ static void test_scatter(void **state)
     layouts_stop(&layouts);
 }
 
+/* Each rank is compared when it posts: two that contradict each other wait for no third. */
+static void test_found_early(void **state)
+{
+    (void)state;
+    enum { SIZE = 3 };
+    struct member *members[SIZE];
+    struct dev_memory *memory[SIZE];
+    uint64_t numbers[SIZE][2 * SIZE];
+    world_start(&world, 1, 1, NULL);
+    form_ops(members, 1, SIZE, 0, "three");
+    struct buffer input = buffer_new(SIZE * BLOCK, 0, 1), output = buffer_new(SIZE * BLOCK, FILL, 0);
+    for (uint32_t rank = 0; rank < SIZE; rank++) {
+        for (uint32_t i = 0; i < SIZE; i++) {
+            numbers[rank][i] = rank == 2 && i == 1 ? 1 : BLOCK;
+            numbers[rank][SIZE + i] = BLOCK * i;
+        }
+        assert_int_equal(dev_memory_wrap(numbers[rank], sizeof numbers[rank], &memory[rank], NULL),
+                         STATUS_OK);
+    }
+    for (uint32_t rank = SIZE; rank-- > 0;) {
+        if (rank == 0) {
+            run(&world, 10 * TIME_MS);
+            assert_int_equal(members[1]->completed, 1);
+            assert_int_equal(members[2]->completed, 1);
+        }
+        post_well(members[rank], &(struct req_op){.kind = OP_KIND_ALL_TO_ALL,
+                                                  .dtype = DTYPE_I32,
+                                                  .has_layouts = true,
+                                                  .input = {input.memory, 0},
+                                                  .output = {output.memory, 0},
+                                                  .input_layout = {memory[rank], 0},
+                                                  .output_layout = {memory[rank], 0}});
+    }
+    run(&world, 10 * TIME_MS);
+    for (uint32_t rank = 0; rank < SIZE; rank++) {
+        assert_error(&members[rank]->results[1], STATUS_MISMATCH,
+                     "rank 1 has 3 elements for rank 2, which expects 1");
+    }
+    leave_all(&world);
+    for (uint32_t rank = 0; rank < SIZE; rank++) {
+        dev_memory_unref(memory[rank]);
+    }
+    buffer_free(&input);
+    buffer_free(&output);
+    world_stop(&world);
+}
+
 /* Layouts that fit: each block comes to its place. */
 static void test_fitting(void **state)
 {
@@ -135,10 +182,8 @@ static void test_fitting(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_all_to_all),
-        cmocka_unit_test(test_gather),
-        cmocka_unit_test(test_scatter),
-        cmocka_unit_test(test_fitting),
+        cmocka_unit_test(test_all_to_all),  cmocka_unit_test(test_gather),  cmocka_unit_test(test_scatter),
+        cmocka_unit_test(test_found_early), cmocka_unit_test(test_fitting),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,168 @@
+#include "daemon/conf/nodes.h"
+
+#include <ctype.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "proto/types.h"
+
+bool conf_node_name_is_valid(const char *text)
+{
+    size_t length = strlen(text);
+    if (length == 0 || length > NODE_NAME_MAX_BYTES || text[0] == '-' || text[length - 1] == '-') {
+        return false;
+    }
+    for (size_t i = 0; i < length; i++) {
+        if (!isalnum((unsigned char)text[i]) && text[i] != '-') {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool address_is_valid(const char *text)
+{
+    const char *colon = strrchr(text, ':');
+    if (colon == NULL || colon == text || colon[1] == '\0' || strlen(colon + 1) > 5) {
+        return false;
+    }
+    bool in_brackets = text[0] == '[' && colon[-1] == ']' && colon - text > 2;
+    if (!in_brackets && strcspn(text, "[]:") != (size_t)(colon - text)) {
+        return false;
+    }
+    for (const char *digit = colon + 1; *digit != '\0'; digit++) {
+        if (!isdigit((unsigned char)*digit)) {
+            return false;
+        }
+    }
+    return atoi(colon + 1) <= 65535;
+}
+
+const char *conf_node_name_expected(const char *text)
+{
+    return conf_node_name_is_valid(text) ? NULL : "a node's name: letters, digits and hyphens, at most 63";
+}
+
+const char *conf_address_expected(const char *text)
+{
+    return address_is_valid(text) ? NULL : "an address: \"host:port\" or \"[IPv6]:port\"";
+}
+
+static void describe_place(const char *path, const config_setting_t *setting, char *text, size_t size)
+{
+    snprintf(text, size, "%s:%u", path, config_setting_source_line(setting));
+}
+
+static enum status read_node(struct conf *conf, const config_setting_t *entry, const char *path,
+                             struct error *error)
+{
+    char where[512];
+    describe_place(path, entry, where, sizeof where);
+    const char *name = NULL;
+    const char *address = NULL;
+    if (!config_setting_is_group(entry)) {
+        return error_set(error, STATUS_CONFIG,
+                         "%s: nodes: expected { name = \"...\"; address = \"host:port\"; }", where);
+    }
+    for (unsigned i = 0; i < (unsigned)config_setting_length(entry); i++) {
+        const config_setting_t *field = config_setting_get_elem(entry, i);
+        const char *key = config_setting_name(field);
+        const char *text = config_setting_get_string(field);
+        describe_place(path, field, where, sizeof where);
+        const char *expected = CONF_TEXT_EXPECTED;
+        if (strcmp(key, "name") == 0) {
+            name = text;
+            expected = text != NULL ? conf_node_name_expected(text) : expected;
+        } else if (strcmp(key, "address") == 0) {
+            address = text;
+            expected = text != NULL ? conf_address_expected(text) : expected;
+        } else {
+            return error_set(error, STATUS_CONFIG, "%s: nodes: %s: unknown key (name and address are known)",
+                             where, key);
+        }
+        if (expected != NULL) {
+            return error_set(error, STATUS_CONFIG, "%s: nodes: %s = \"%s\": expected %s", where, key,
+                             text != NULL ? text : "", expected);
+        }
+    }
+    if (name == NULL || address == NULL) {
+        return error_set(error, STATUS_CONFIG, "%s: nodes: a node needs a name and an address", where);
+    }
+    for (size_t i = 0; i < conf->node_count; i++) {
+        if (strcmp(conf->nodes[i].name, name) == 0) {
+            return error_set(error, STATUS_CONFIG, "%s: nodes: \"%s\" is there twice, first at %s", where,
+                             name, conf->nodes[i].source);
+        }
+    }
+    struct conf_node *node = &conf->nodes[conf->node_count];
+    node->name = strdup(name);
+    node->address = strdup(address);
+    node->source = strdup(where);
+    conf->node_count++;
+    if (node->name == NULL || node->address == NULL || node->source == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
+    }
+    return STATUS_OK;
+}
+
+enum status conf_nodes_read(struct conf *conf, const config_setting_t *list, const char *path,
+                            struct error *error)
+{
+    char where[512];
+    describe_place(path, list, where, sizeof where);
+    int length = config_setting_length(list);
+    if (!config_setting_is_list(list)) {
+        return error_set(error, STATUS_CONFIG,
+                         "%s: nodes: expected a list: ( { name = ...; address = ...; }, ... )", where);
+    }
+    if (length > CONF_NODES_MAX) {
+        return error_set(error, STATUS_CONFIG, "%s: nodes: %d of them; expected at most %d", where, length,
+                         CONF_NODES_MAX);
+    }
+    conf->nodes = calloc((size_t)length + 1, sizeof *conf->nodes);
+    if (conf->nodes == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the configuration");
+    }
+    enum status status = STATUS_OK;
+    for (unsigned i = 0; i < (unsigned)length && status == STATUS_OK; i++) {
+        status = read_node(conf, config_setting_get_elem(list, i), path, error);
+    }
+    return status;
+}
+
+enum status conf_nodes_find_own(struct conf *conf, const char *name_source, struct error *error)
+{
+    for (size_t i = 0; i < conf->node_count; i++) {
+        if (strcmp(conf->nodes[i].name, conf->node_name) != 0) {
+            continue;
+        }
+        if (conf->listen[0] == '\0') {
+            free(conf->listen);
+            conf->listen = conf->nodes[i].address;
+        } else {
+            free(conf->nodes[i].address);
+        }
+        free(conf->nodes[i].name);
+        free(conf->nodes[i].source);
+        memmove(&conf->nodes[i], &conf->nodes[i + 1], (conf->node_count - i - 1) * sizeof *conf->nodes);
+        conf->node_count--;
+        return STATUS_OK;
+    }
+    if (conf->standalone || conf->listen[0] != '\0') {
+        return STATUS_OK;
+    }
+    return error_set(error, STATUS_CONFIG,
+                     "%s: nodes: this node, \"%s\", is not among them (node_name is %s)", conf->path,
+                     conf->node_name, name_source);
+}
+
+void conf_nodes_free(struct conf *conf)
+{
+    for (size_t i = 0; i < conf->node_count; i++) {
+        free(conf->nodes[i].name);
+        free(conf->nodes[i].address);
+        free(conf->nodes[i].source);
+    }
+    free(conf->nodes);
+}

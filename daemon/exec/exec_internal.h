@@ -293,8 +293,9 @@ struct exec {
     void *wake_context;
     struct exec_comm *comms;
     struct exec_comm *busy; /* of these: with operations or messages */
-    struct stream_reader *parked[STREAM_READER_KINDS];
-    uint32_t *parked_counts; /* by peer, of both lists */
+    /* In the order of their deadlines; and those whose deadline has passed, until their stream is closed. */
+    struct stream_reader *parked[STREAM_READER_KINDS], *expired[STREAM_READER_KINDS];
+    uint32_t *parked_counts; /* by peer, of all these lists */
     uint32_t parked_counts_capacity;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */
     struct dev_gpus *gpus;

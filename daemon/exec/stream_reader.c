@@ -13,8 +13,12 @@ _Static_assert(DATA_HEADER_BYTES == STREAM_HEADER_BYTES && MESSAGE_HEADER_BYTES 
 
 static struct stream_reader **list_of(const struct stream_reader *reader)
 {
-    return reader->comm != NULL ? &reader->comm->readers[reader->kind->index]
-                                : &reader->exec->parked[reader->kind->index];
+    uint32_t kind = reader->kind->index;
+    struct exec *exec = reader->exec;
+    if (reader->comm != NULL) {
+        return &reader->comm->readers[kind];
+    }
+    return reader->expires_ns == TIME_NEVER ? &exec->expired[kind] : &exec->parked[kind];
 }
 
 /* --- What the network keeps of a stream --- */
@@ -65,12 +69,13 @@ static bool may_park(struct exec *exec, uint32_t peer)
     return exec->parked_counts[peer] < EXEC_PARKED_STREAMS_MAX;
 }
 
-static void park(struct stream_reader *reader)
+/* All wait equally long, so each list is in the order of deadlines. */
+static void park(struct stream_reader *reader, uint64_t expires_ns)
 {
-    struct stream_reader **list = &reader->exec->parked[reader->kind->index];
     reader->comm = NULL;
+    reader->expires_ns = expires_ns;
     reader->exec->parked_counts[reader->peer]++;
-    DL_APPEND(*list, reader);
+    DL_APPEND(*list_of(reader), reader);
 }
 
 static void unpark(struct stream_reader *reader)
@@ -93,9 +98,8 @@ static struct stream_reader *reader_new(struct exec *exec, const struct stream_r
     reader->exec = exec;
     reader->stream = stream;
     reader->peer = stream->peer;
-    reader->expires_ns = time_after(now_ns, EXEC_PARKED_NS);
     stream->user = reader;
-    park(reader);
+    park(reader, time_after(now_ns, EXEC_PARKED_NS));
     return reader;
 }
 
@@ -341,6 +345,9 @@ void stream_readers_free(struct exec *exec)
         while (exec->parked[kind] != NULL) {
             stream_reader_free(exec->parked[kind]);
         }
+        while (exec->expired[kind] != NULL) {
+            stream_reader_free(exec->expired[kind]);
+        }
     }
     free(exec->parked_counts);
 }
@@ -392,26 +399,23 @@ void stream_readers_detach(struct exec_comm *comm, const struct stream_reader_ki
         set_kept(reader, 0);
         kind->let_go(reader);
         DL_DELETE(*list_of(reader), reader);
-        park(reader); /* until the network says that it is closed */
+        park(reader, TIME_NEVER); /* until the network says that it is closed */
         stream_reader_reset(reader);
     }
 }
 
 void stream_readers_expire(struct exec *exec, uint64_t now_ns)
 {
-    struct stream_reader *reader, *next;
     for (uint32_t kind = 0; kind < STREAM_READER_KINDS; kind++) {
-        DL_FOREACH_SAFE(exec->parked[kind], reader, next)
-        {
-            if (reader->expires_ns > now_ns) {
-                continue;
-            }
-            reader->expires_ns = TIME_NEVER;
+        while (exec->parked[kind] != NULL && exec->parked[kind]->expires_ns <= now_ns) {
+            struct stream_reader *reader = exec->parked[kind];
             if (reader->stream == NULL) {
                 stream_reader_free(reader);
-            } else {
-                stream_reader_reset(reader);
+                continue;
             }
+            unpark(reader);
+            park(reader, TIME_NEVER);
+            stream_reader_reset(reader);
         }
     }
 }
@@ -419,12 +423,9 @@ void stream_readers_expire(struct exec *exec, uint64_t now_ns)
 uint64_t stream_readers_deadline_ns(const struct exec *exec)
 {
     uint64_t earliest_ns = TIME_NEVER;
-    const struct stream_reader *reader;
     for (uint32_t kind = 0; kind < STREAM_READER_KINDS; kind++) {
-        DL_FOREACH(exec->parked[kind], reader)
-        {
-            earliest_ns = time_min(earliest_ns, reader->expires_ns);
-        }
+        const struct stream_reader *first = exec->parked[kind];
+        earliest_ns = first != NULL ? time_min(earliest_ns, first->expires_ns) : earliest_ns;
     }
     return earliest_ns;
 }

@@ -249,6 +249,41 @@ static void test_parked_streams_are_bounded(void **state)
     buffers_free();
 }
 
+/* Each stream that nobody claims is given up when its own time is over, whatever others do. */
+static void test_parked_streams_expire_in_turn(void **state)
+{
+    (void)state;
+    const uint64_t step_ns = 1000000000u;
+    struct net_stream *streams[4];
+    uint64_t deadlines_ns[4];
+    hostile_start(&hostile, SLICE);
+    for (uint32_t i = 0; i < 4; i++) {
+        streams[i] = hostile_open(&hostile, i % 2 == 0 ? NET_STREAM_DATA : NET_STREAM_MESSAGE);
+        assert_true(hostile_say(&hostile, streams[i], payload, 8));
+        deadlines_ns[i] = exec_next_deadline_ns(hostile.exec);
+        hostile.now_ns += step_ns;
+        hostile_turns(&hostile, 1);
+    }
+    assert_true(deadlines_ns[3] == deadlines_ns[0]); /* the first one's */
+    for (uint32_t i = 0; i < 4; i++) {
+        uint64_t deadline_ns = exec_next_deadline_ns(hostile.exec);
+        assert_true(i == 0 ? deadline_ns == deadlines_ns[0] : deadline_ns >= deadlines_ns[0] + i * step_ns);
+        exec_tick(hostile.exec, deadline_ns);
+        hostile_turns(&hostile, 50);
+        for (uint32_t other = 0; other < 4; other++) {
+            enum status status = net_stream_send(streams[other], NULL, 0, "x", 1, NULL, NULL);
+            assert_int_equal(status, other > i ? STATUS_OK : STATUS_UNREACHABLE);
+        }
+    }
+    for (uint32_t i = 0; i < 4; i++) {
+        net_stream_reset(streams[i]);
+    }
+    hostile_turns(&hostile, 50);
+    assert_int_equal(hostile.downs, 0);
+    assert_int_equal(exec_next_deadline_ns(hostile.exec), UINT64_MAX);
+    hostile_stop(&hostile);
+}
+
 /* --- Messages --- */
 
 static struct message_header envelope(uint64_t id, uint64_t count)
@@ -350,6 +385,7 @@ int main(void)
         cmocka_unit_test(test_headers_that_cost_the_connection),
         cmocka_unit_test(test_another_call_keeps_the_connection),
         cmocka_unit_test(test_parked_streams_are_bounded),
+        cmocka_unit_test(test_parked_streams_expire_in_turn),
         cmocka_unit_test(test_payloads_that_nothing_waits_for),
         cmocka_unit_test(test_streams_of_messages),
     };

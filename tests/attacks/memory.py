@@ -3,6 +3,7 @@ import ctypes
 import fcntl
 import mmap
 import os
+import signal
 import time
 
 from wire import ALL_REDUCE, U8, Wire, tries, until
@@ -85,6 +86,32 @@ def punched_meanwhile(path, end_s, index):
         for at in range(0, size, MIB):
             libc.fallocate(fd, PUNCH_HOLE | KEEP_SIZE, at, MIB)
         wire.complete(ticket)
+
+
+def punched_slowly(path, end_s, index):
+    """Holes that are made by a process which gets hardly any processor time, for the others use it all: it is in the middle of them for long."""
+    size = 256 * MIB
+    if index > 0:
+        while until(end_s):
+            pass
+        return
+    wire = alone(path, f"slowly-{index}")
+    fd = sealed(size)
+    populate(fd, size)
+    wire.ask(wire.REGISTER, {1: 1, 2: size}, fd)
+    puncher = os.fork()
+    if puncher == 0:
+        os.nice(19)
+        while until(end_s):
+            libc.fallocate(fd, PUNCH_HOLE | KEEP_SIZE, 0, size)
+            libc.fallocate(fd, 0, 0, size)
+        os._exit(0)
+    ticket = 0
+    while until(end_s):
+        ticket += 1
+        at = size // 2 + 4096 * ticket % (size // 2)
+        wire.submit({1: 1, 2: ticket, 3: ALL_REDUCE, 4: U8, 6: 64, 10: {1: 1, 2: at}, 11: {1: 1, 2: at}})
+    os.kill(puncher, signal.SIGKILL)
 
 
 def churn(path, end_s, index):

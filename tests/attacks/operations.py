@@ -4,8 +4,9 @@ import pathlib
 import signal
 import time
 
-from wire import ALL_TO_ALL, BARRIER, BROADCAST, RECEIVE, SEND, U8, HostMemory, Wire, message, tries, until
+from wire import ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, RECEIVE, SAID, SEND, U8, HostMemory, Wire, message, tries, until
 
+SCAN, F32 = 9, 1
 HANDLES = 1020
 FORM_S = 5
 ONE_SIDED = 400
@@ -213,3 +214,142 @@ def one_sided(path, end_s, index):
         here.read_what_comes()
         there.read_what_comes()
         time.sleep(0.02)
+
+
+def half_read(path, end_s, index):
+    """Operations of two ranks, of which one never takes an answer, and the other all."""
+    reads, never = Wire(path), Wire(path)
+    reads.tell(reads.COMM_INIT, {1: 1, 2: f"half-{index}", 3: 0, 4: 2, 5: HOST, 6: 20000})
+    init(never, 1, f"half-{index}", 1, 2)
+    never.connection.setblocking(False)
+    ticket = 0
+    while until(end_s):
+        ticket += 1
+        body = message([(1, 1), (2, ticket), (3, BARRIER)])
+        try:
+            reads.tell(reads.SUBMIT, {1: 1, 2: ticket, 3: BARRIER})
+            never.connection.send(message([(1, ticket), (never.SUBMIT, body)]))
+        except OSError:
+            pass
+        reads.read_what_comes()
+
+
+def thousand_ranks(path, end_s, index):
+    """Communicators of 1,000 ranks, all of one process, an operation of all of them, and the end."""
+    wire = Wire(path)
+    wire.connection.settimeout(10)
+    size, number = 1000, 0
+    memory = HostMemory(wire, 1, 1 << 17)
+    while until(end_s):
+        number, answers = number + 1, 0
+        for rank in range(size):
+            wire.tell(wire.COMM_INIT, {1: rank + 1, 2: f"thousand-{index}-{number}", 3: rank, 4: size, 5: HOST, 6: 20000})
+            answers += wire.read_what_comes() if rank % 100 == 99 else 0
+        while answers < size:
+            wire.event()
+            answers += 1
+        wire.submit_many(message([(1, rank + 1), (2, rank + 1), (3, ALL_REDUCE), (4, U8), (6, 32), (10, {1: 1, 2: 0}), (11, {1: 1, 2: 64 * rank + 64})])
+                         for rank in range(size))
+        for _ in range(size):
+            wire.event()
+        for rank in range(size):
+            wire.ask(wire.COMM_DESTROY, {1: rank + 1})
+    memory.close()
+
+
+def contradictions(path, end_s, index):
+    """64 ranks that contradict each other, each time: there is a verdict, with a text, on each operation."""
+    wire = Wire(path)
+    wire.connection.settimeout(10)
+    ranks, ticket, answers = 64, 0, 0
+    memory = HostMemory(wire, 1, 1 << 16)
+    asked = [wire.tell(wire.COMM_INIT, {1: rank + 1, 2: f"contradictions-{index}", 3: rank, 4: ranks, 5: HOST, 6: 20000}) for rank in range(ranks)]
+    while answers < len(asked):
+        wire.event()
+        answers += 1
+    while until(end_s):
+        wire.submit_many(message([(1, rank + 1), (2, ticket + rank), (3, ALL_REDUCE), (4, U8), (6, rank + 1), (10, {1: 1, 2: 0}), (11, {1: 1, 2: 4096})])
+                         for rank in range(ranks))
+        ticket += ranks
+        for _ in range(ranks):
+            wire.event()
+    memory.close()
+
+
+def names(path, end_s, index):
+    """Names as long as they may be, with what would end a line of the log, steer a terminal or forge an entry; each communicator fails."""
+    forged = "x\n2026-01-01T00:00:00.000Z error: FORGED\r\x1b[2J\u202e"
+    wire = Wire(path)
+    number = 0
+    while until(end_s):
+        number += 1
+        try:
+            if number % 100 == 1:
+                wire = Wire(path, greets=False)
+                wire.ask(wire.HELLO, {1: 1, 2: forged * (1 + number % 7)})
+            for name in (f"n{number}-" + "\u00e9" * 60, forged, "%s%n%p" * 9 + str(number), "n" * 127 + str(number), f"n{number}"):
+                wire.tell(wire.COMM_INIT, {1: 1, 2: name, 3: 0, 4: 2, 5: HOST, 6: 1})
+                wire.ask(wire.COMM_INIT, {1: 2, 2: name, 3: 1, 4: 3, 5: HOST, 6: 1, 9: forged})
+                wire.ask(wire.COMM_DESTROY, {1: 1})
+        except OSError:
+            wire = Wire(path)
+
+
+def crowd(path, name, wires, size):
+    """A communicator whose ranks are all on these connections, as many on each; memory 1 on each."""
+    each = size // len(wires)
+    memories = [HostMemory(wire, 1, 1 << 20) for wire in wires]
+    for number, wire in enumerate(wires):
+        wire.connection.settimeout(20)
+        for handle in range(1, each + 1):
+            wire.tell(wire.COMM_INIT, {1: handle, 2: name, 3: number * each + handle - 1, 4: size, 5: HOST, 6: 20000})
+    for wire in wires:
+        for _ in range(each):
+            wire.event()
+    return memories
+
+
+def blocks(path, end_s, index):
+    """all_to_all and scans of 4,000 ranks, all here: 16 million blocks of a byte."""
+    wires, size = [Wire(path) for _ in range(16)], 4000
+    memories = crowd(path, f"blocks-{index}", wires, size)
+    ticket, each = 0, size // len(wires)
+    while until(end_s):
+        kind = ALL_TO_ALL if ticket % 2 == 0 else SCAN
+        ticket += 1
+        for wire in wires:
+            wire.submit_many(message([(1, handle), (2, ticket << 16 | handle), (3, kind), (4, U8), (6, 1 if kind == ALL_TO_ALL else size), (10, {1: 1, 2: 0}),
+                                      (11, {1: 1, 2: 1 << 19})]) for handle in range(1, each + 1))
+        for wire in wires:
+            for _ in range(each):
+                wire.event()
+        SAID.counts["operations"] += 1
+    for memory in memories:
+        memory.close()
+
+
+def bulk(path, end_s, index):
+    """All-reduces of 16 MiB among 8 ranks here, on 16 communicators at once, as they are and compressed."""
+    wires = [Wire(path) for _ in range(8)]
+    size, count = 64 << 20, 16
+    memories = [HostMemory(wire, 1, size) for wire in wires]
+    for rank, wire in enumerate(wires):
+        wire.connection.settimeout(20)
+        for handle in range(1, count + 1):
+            wire.tell(wire.COMM_INIT, {1: handle, 2: f"bulk-{index}-{handle}", 3: rank, 4: len(wires), 5: HOST, 6: 20000})
+    for wire in wires:
+        for _ in range(count):
+            wire.event()
+    ticket = 0
+    while until(end_s):
+        ticket += 1
+        for wire in wires:
+            for handle in range(1, count + 1):
+                wire.tell(wire.SUBMIT, {1: handle, 2: ticket << 8 | handle, 3: ALL_REDUCE, 4: F32, 6: 4 << 20, 10: {1: 1, 2: 0}, 11: {1: 1, 2: 32 << 20},
+                                        17: handle % 4, 18: 10 if handle % 4 == 3 else 0})
+        for wire in wires:
+            for _ in range(count):
+                wire.event()
+        SAID.counts["operations"] += 1
+    for memory in memories:
+        memory.close()

@@ -104,9 +104,12 @@ def split_storm(path, end_s, index):
         for wire in held:
             number += 1
             wire.tell(wire.COMM_INIT, {1: 1, 2: f"storm-{index}-{number}", 3: 0, 4: 1, 5: HOST, 6: 20000})
+        for wire in held:
+            wire.connection.settimeout(10)
+            wire.event()
             wire.tell(wire.COMM_DESTROY, {1: 1})
         for wire in held:
-            wire.read_what_comes()
+            wire.event()
 
 
 def with_rings(path, end_s, index):
@@ -116,3 +119,14 @@ def with_rings(path, end_s, index):
         held += tries(3000 - len(held), lambda _: sessions.Rings(path))
         tries(5, lambda _: Wire(path))
         time.sleep(0.1)
+
+
+def commctl_storm(path, end_s, index):
+    """What as many commctl do as a shell starts: connect, ask, go."""
+    while until(end_s):
+        wires = tries(100, lambda _: Wire(path))
+        for wire in wires:
+            wire.tell(9, {})
+            wire.tell(11, {})
+        for wire in wires:
+            wire.connection.close()

@@ -17,14 +17,14 @@ def common_faults(outcome):
 
 class Local:
     """name: module.function; processes: at once, of one user on node a; expects: what the attacker is told (one of these; none: nothing needs to be
-    refused); quick: `make test` runs it; freeze: node b stands still meanwhile for 1.5 s; forbids: what the attacker must not find; limited: it
-    and commd are in memory cgroups of their own."""
+    refused); quick: `make test` runs it; freeze: node b stands still meanwhile for 1.5 s; forbids: what the attacker must not find; log_forbids: what no
+    line of the log may say; limited: it and commd are in memory cgroups of their own."""
 
     nodes = "ab"
 
-    def __init__(self, name, processes, expects=(), quick=True, freeze=False, forbids=(), limited=False):
+    def __init__(self, name, processes, expects=(), quick=True, freeze=False, forbids=(), limited=False, log_forbids=""):
         self.title, self.processes, self.expects, self.quick, self.freeze = name, processes, expects, quick, freeze
-        self.forbids, self.limited = forbids, limited
+        self.forbids, self.limited, self.log_forbids = forbids, limited, log_forbids
 
     def run(self, arena, seconds):
         return arena.run(arena.local(self.title, self.processes, self.limited), seconds, self.freeze)
@@ -38,6 +38,8 @@ class Local:
         if self.expects and not set(self.expects) & set(outcome.counts):
             found.append(f"the attacker was told {outcome.counts or 'nothing'}, not {' or '.join(self.expects)}")
         found += [f"the attacker found: {each}" for each in self.forbids if each in outcome.counts]
+        if self.log_forbids and re.search(self.log_forbids, arena.cluster.log("a"), re.M):
+            found.append(f"the log says {self.log_forbids}")
         return found
 
 
@@ -85,7 +87,7 @@ LOCAL = [
     Local("operations.lists", 4, ("NOT_FOUND", "LIMIT")),
     Local("operations.receives", 8),
     Local("operations.messages", 2, ("LIMIT",), False),
-    Local("operations.inits", 1, (), False, True),
+    Local("operations.inits", 1, (), True, True),
     Local("operations.init_churn", 2, (), False),
     Local("operations.forms", 4, (), False),
     Local("operations.layouts", 4, ("LIMIT",), False),
@@ -94,16 +96,31 @@ LOCAL = [
     Local("operations.one_sided", 1, (), False),
     Local("operations.foreign_ids", 1, ("NOT_FOUND",)),
     Local("operations.stopped", 2, (), False),
+    Local("operations.half_read", 1, (), False),
+    Local("operations.thousand_ranks", 1, (), False),
+    Local("operations.blocks", 1, ("operations",), False),
+    Local("operations.bulk", 1, ("operations",), False),
+    Local("operations.contradictions", 1, ("MISMATCH",), False),
+    Local("operations.names", 1, ("INVALID_ARGUMENT",), log_forbids="^[^\\n]{0,40}FORGED"),
     Local("memory.sparse", 1, ("INVALID_ARGUMENT",), limited=True),
     Local("memory.punched", 1, ("INVALID_ARGUMENT",), limited=True),
     Local("memory.punched_meanwhile", 1, (), False),
     Local("memory.churn", 1, (), False),
     Local("memory.many", 2, (), False),
     Local("memory.not_sealed", 1, ("INVALID_ARGUMENT",)),
+    Local("memory.punched_slowly", 5, (), False),
+    Local("descriptors.strange", 1, ("INVALID_ARGUMENT",), forbids=("MEMORY THAT IS NONE",)),
+    Local("descriptors.sealed_later", 1, (), False),
+    Local("descriptors.addresses", 1, ("LIMIT",), False),
+    Local("descriptors.same", 1, (), False),
+    Local("descriptors.left_in_packets", 2),
+    Local("descriptors.bells", 2),
+    Local("descriptors.handed_out", 1, forbids=("THE HEARTBEAT CAN BE WRITTEN",)),
     Local("others.squatting", 1),
     Local("others.listing", 1, forbids=("A ROW OF ANOTHER USER", "THE PATH OF A KEY")),
     Local("others.forked", 1, ("RANK_LOST",)),
     Local("others.split_storm", 2, (), False),
+    Local("others.commctl_storm", 2, (), False),
     Local("others.with_rings", 2, ("LIMIT",), False),
     Local("others.everything", 8),
 ]

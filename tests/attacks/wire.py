@@ -40,7 +40,7 @@ SAID = Said()
 class Wire(RawClient):
     """Counts errors, also those that come before the connection is closed."""
 
-    SUBMIT_LIST, COMM_DESTROY = 16, 4
+    SUBMIT_LIST, COMM_DESTROY = 16, 5
 
     def __init__(self, path, greets=True):
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -72,6 +72,7 @@ class Wire(RawClient):
 
     def read_what_comes(self, limit=100000):
         """Answers that are there already; returns how many."""
+        timeout_s = self.connection.gettimeout()
         self.connection.setblocking(False)
         count = 0
         try:
@@ -80,7 +81,7 @@ class Wire(RawClient):
                 count += 1
         except (BlockingIOError, ConnectionError):
             pass
-        self.connection.settimeout(SEND_TIMEOUT_S)
+        self.connection.settimeout(timeout_s or SEND_TIMEOUT_S)
         return count
 
     def submit_many(self, bodies):

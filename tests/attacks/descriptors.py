@@ -1,0 +1,190 @@
+"""Attacks by descriptors: of every kind that a process can make, offered as memory; left in packets that nobody reads; those that commd hands out."""
+import array
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import select
+import signal
+import socket
+import time
+
+from memory import ADD_SEALS, MIB, SEAL_SHRINK, alone, libc, sealed, touch
+from sessions import Rings
+from wire import SAID, Wire, message, tries, until
+
+GROW, WRITE, FUTURE_WRITE = 4, 8, 16  # seals
+HUGE = 4  # MFD_HUGETLB
+SET_PIPE_SIZE, PIPE_PACKETS = 1031, os.O_DIRECT
+USERFAULTFD, IO_URING_SETUP, MEMFD_SECRET, PIDFD_OPEN, PERF_EVENT_OPEN = 323, 425, 447, 434, 298  # of x86-64
+RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
+SPARSE_BYTES = 1 << 44
+
+
+def of_call(number, *arguments):
+    return libc.syscall(number, *arguments)
+
+
+def kinds(wire):
+    """One descriptor of each kind that this machine lets a user have."""
+    epoll = select.epoll()
+    epoll.register(wire.connection.fileno(), select.EPOLLIN)
+    pair, pipe = socket.socketpair(), os.pipe()
+    made = [epoll.fileno(), *(each.fileno() for each in pair), *pipe, os.eventfd(1), os.dup(wire.connection.fileno())]
+    made += [of_call(USERFAULTFD, 1), of_call(MEMFD_SECRET, 0), of_call(PIDFD_OPEN, os.getpid(), 0), libc.inotify_init(), libc.timerfd_create(1, 0),
+             of_call(IO_URING_SETUP, 4, ctypes.create_string_buffer(120)), of_call(PERF_EVENT_OPEN, ctypes.create_string_buffer(128), 0, -1, -1, 0)]
+    for path in ("/proc/self/mem", "/proc/self/maps", "/proc/kmsg", "/dev/zero", "/dev/full", "/dev/tty", "/dev/fuse", "/dev/shm", "/", "/proc/self/ns/net",
+                 "/proc/self/exe", "/sys/kernel/mm"):
+        for flags in (os.O_RDWR, os.O_RDONLY, os.O_PATH):
+            try:
+                made.append(os.open(path, flags | os.O_NONBLOCK))
+            except OSError:
+                pass
+    huge = os.memfd_create("attack", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | HUGE)
+    os.ftruncate(huge, 1 << 30)  # there need be no such pages
+    fcntl.fcntl(huge, ADD_SEALS, SEAL_SHRINK)
+    return [fd for fd in made + [huge] if fd >= 0], (epoll, pair)
+
+
+def strange(path, end_s, index):
+    """Every kind of descriptor as memory: commd asks it nothing that it could not answer."""
+    wire = alone(path, f"strange-{index}")
+    fds, kept = kinds(wire)
+    memory = 0
+    while until(end_s):
+        for fd in fds:
+            memory += 1
+            try:
+                if wire.ask(wire.REGISTER, {1: memory, 2: 4096}, fd)[0] == 0:
+                    SAID.counts["MEMORY THAT IS NONE"] += 1
+            except OSError as refused:
+                if refused.errno != errno.EINVAL:  # some kinds the kernel lets nobody pass
+                    raise
+    del kept
+
+
+def sealed_later(path, end_s, index):
+    """Memory that grows, and is sealed against growth and writing, while commd has it."""
+    wire = alone(path, f"later-{index}")
+    memory = 0
+    while until(end_s):
+        memory += 1
+        fd = sealed(MIB)
+        libc.fallocate(fd, 0, 0, MIB)
+        wire.ask(wire.REGISTER, {1: memory, 2: MIB}, fd)
+        wire.tell(wire.SUBMIT, {1: 1, 2: memory, 3: 0, 4: 13, 6: MIB // 2, 10: {1: memory, 2: 0}, 11: {1: memory, 2: MIB // 2}})
+        os.ftruncate(fd, 64 * MIB)
+        for seal in (FUTURE_WRITE, WRITE, GROW):
+            try:
+                fcntl.fcntl(fd, ADD_SEALS, seal)
+            except OSError:
+                pass
+        wire.complete(memory)
+        touch(wire, 1 << 30 | memory, memory, MIB)
+        wire.ask(wire.DEREGISTER, {1: memory})
+        os.close(fd)
+
+
+def addresses(path, end_s, index):
+    """Memory of 16 TiB without a page, again and again: addresses cost nothing, but commd has no more than any process."""
+    wire = alone(path, f"addresses-{index}")
+    fd = sealed(SPARSE_BYTES)
+    memory, held = 0, []
+    while until(end_s):
+        memory += 1
+        if wire.ask(wire.REGISTER, {1: memory, 2: SPARSE_BYTES}, fd)[0] == 0:
+            held.append(memory)
+            touch(wire, memory, memory, 1 << 20)
+        elif held:
+            wire.ask(wire.DEREGISTER, {1: held.pop()})
+
+
+def same(path, end_s, index):
+    """The same memory, registered a thousandfold, and used through all of them at once."""
+    wire = alone(path, f"same-{index}")
+    fd = sealed(MIB)
+    libc.fallocate(fd, 0, 0, MIB)
+    count = 0
+    while count < 1000 and wire.ask(wire.REGISTER, {1: count + 1, 2: MIB}, fd)[0] == 0:
+        count += 1
+    ticket = 0
+    while until(end_s):
+        for memory in range(1, min(count, 500) + 1):
+            ticket += 1
+            wire.tell(wire.SUBMIT, {1: 1, 2: ticket, 3: 0, 4: 13, 6: MIB // 4, 10: {1: memory, 2: 0}, 11: {1: memory + count // 2, 2: MIB // 8}})
+        wire.read_what_comes()
+
+
+def left_in_packets(path, end_s, index):
+    """Processes that end in the middle of packets with descriptors: of their own connection, and of others that have such packets in turn."""
+    while until(end_s):
+        child = os.fork()
+        if child == 0:
+            wires = tries(8, lambda _: Wire(path))
+            for number, wire in enumerate(wires):
+                wire.connection.setblocking(False)
+                inner = socket.socketpair()
+                fds = array.array("i", [wires[number - 1].connection.fileno(), wire.connection.fileno(), inner[0].fileno()])
+                try:
+                    inner[0].sendmsg([b"x"], [(*RIGHTS, array.array("i", [inner[0].fileno(), inner[1].fileno(), wire.connection.fileno()]))])
+                    for _ in range(64):
+                        wire.connection.sendmsg([message([(1, 9), (6, message({1: 1, 2: 4096}))])], [(*RIGHTS, fds)])
+                except OSError:
+                    pass
+            os.kill(os.getpid(), signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def bells(path, end_s, index):
+    """The pipes that ring: made small and large, filled with packets and with pages that are taken away, their reader's end read by the wrong side."""
+    held = tries(20, lambda _: Rings(path))
+    page = mmap.mmap(-1, MIB)
+    part = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.c_char.from_buffer(page)), 65536)
+    while until(end_s):
+        for rings in held:
+            for fd in rings.fds[1:]:
+                for call in (lambda: fcntl.fcntl(fd, SET_PIPE_SIZE, 4096), lambda: fcntl.fcntl(fd, SET_PIPE_SIZE, MIB),
+                             lambda: fcntl.fcntl(fd, fcntl.F_SETFL, PIPE_PACKETS | os.O_NONBLOCK | os.O_ASYNC),
+                             lambda: fcntl.fcntl(fd, fcntl.F_SETOWN, os.getppid()), lambda: os.read(fd, 4096), lambda: os.write(fd, bytes(4096)),
+                             lambda: os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_NONBLOCK)):
+                    try:
+                        call()
+                    except OSError:
+                        pass
+                libc.vmsplice(fd, part, 1, 2)
+            ctypes.memset(part[0], index, 4096)
+
+
+def handed_out(path, end_s, index):
+    """What commd hands out, the memory of rings and the page of its heartbeat, is cut, unsealed, punched and written to."""
+    while until(end_s):
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            connection.connect(path)
+            connection.send(message([(1, 1), (2, message([(1, 1), (2, "attack"), (4, "rings"), (4, "heartbeat")]))]))
+            _, control, _, _ = connection.recvmsg(65536, socket.CMSG_SPACE(8 * 4))
+        except OSError:
+            continue
+        fds = array.array("i")
+        for _, _, data in control:
+            fds.frombytes(data[:len(data) - len(data) % 4])
+        for fd in fds:
+            for call in (lambda: os.ftruncate(fd, 0), lambda: fcntl.fcntl(fd, ADD_SEALS, WRITE), lambda: os.pwrite(fd, b"\xff" * 64, 0),
+                         lambda: signal.pidfd_send_signal(fd, signal.SIGKILL)):
+                try:
+                    call()
+                except OSError:
+                    pass
+            libc.fallocate(fd, 3, 0, MIB)
+        try:  # the heartbeat is everybody's
+            opened = os.open(f"/proc/self/fd/{fds[3]}", os.O_RDWR)
+            memory = mmap.mmap(opened, 4096)
+            memory[0:8] = b"\xff" * 8
+            SAID.counts["THE HEARTBEAT CAN BE WRITTEN"] += 1
+        except (OSError, IndexError):
+            pass
+        connection.close()
+        for fd in fds:
+            os.close(fd)
+        time.sleep(0.002)

@@ -65,6 +65,7 @@ static void shared_free(struct exec_shared *shared)
     free(shared->name);
     free(shared->peers);
     free(shared->node_of_rank);
+    budget_close(shared->options.account);
     free(shared);
 }
 
@@ -80,6 +81,7 @@ static bool shared_copy(struct exec_shared *shared, const struct exec_comm_optio
     size_t nodes = options->node_count;
     size_t size = options->size;
     shared->options = *options;
+    shared->options.account = options->account != NULL ? budget_ref(options->account) : NULL;
     shared->name = strdup(options->name);
     shared->node_names = calloc(nodes, sizeof *shared->node_names);
     shared->peers = calloc(nodes, sizeof *shared->peers);

@@ -38,6 +38,10 @@ static struct message_queue *queue_make(struct exec_comm *comm, uint32_t rank, u
             queue->key = (struct message_queue_key){.rank = rank, .source = source, .tag = tag};
             HASH_ADD(hh, comm->messages.queues_by_key, key, sizeof queue->key, queue);
         }
+        if (queue != NULL && !table_has(queue, hh)) {
+            free(queue);
+            queue = NULL;
+        }
     }
     return queue;
 }

@@ -87,11 +87,13 @@ static bool message_has_steps(const struct exec_posted *posted)
     return false;
 }
 
-static void message_take_id(struct exec_posted *posted)
+/* False without memory. */
+static bool message_take_id(struct exec_posted *posted)
 {
-    posted->has_id = true;
     posted->by_id = (struct message_id){.id = posted->id, .node = posted->node, .sends = posted->call.sends};
     HASH_ADD(hh_id, posted->comm->messages.by_id, by_id, sizeof posted->by_id, posted);
+    posted->has_id = table_has(posted, hh_id);
+    return posted->has_id;
 }
 
 /* Texts are large: most results share one. */
@@ -193,8 +195,11 @@ static void start_receive(struct exec_comm *comm, struct exec_posted *receive)
         receive->state = MESSAGE_AWAITED;
         receive->node = arrival->node;
         receive->id = arrival->id;
-        message_take_id(receive);
-        message_send_reply(comm, true, arrival->node, arrival->id, &receive->call, arrival->source_rank);
+        if (message_take_id(receive)) {
+            message_send_reply(comm, true, arrival->node, arrival->id, &receive->call, arrival->source_rank);
+        } else {
+            exec_comm_fail(comm, &no_memory, comm->exec->now_ns);
+        }
     } else if (receive->pipe != NULL) {
         size_t room_bytes;
         memcpy(message_pipe_room(receive->pipe, &room_bytes), arrival->payload,
@@ -318,8 +323,11 @@ static enum status post_send(struct exec_comm *comm, struct exec_posted *send, s
     }
     send->state = MESSAGE_QUEUED;
     send->node = comm->node_of_rank[send->call.peer_rank];
-    send->id = ++comm->messages.nodes[send->node].last_id;
-    message_take_id(send);
+    send->id = comm->messages.nodes[send->node].last_id + 1;
+    if (!message_take_id(send)) {
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a message", comm->options.name);
+    }
+    comm->messages.nodes[send->node].last_id++;
     message_activate(send);
     return STATUS_OK;
 }

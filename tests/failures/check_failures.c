@@ -36,7 +36,7 @@
  */
 #define FAILURES_SAMPLED 24
 #define COUNTING_RUNS 3 /* threads and the network vary what is called */
-#define TRIES 3         /* of a run that did not come to the call that fails */
+#define TRIES 3         /* of a run that did not come to its call, or in which somebody came too late */
 #define RUNS_AT_ONCE 4  /* they mostly wait */
 #define READY_LIMIT_MS 20000
 #define RANKS_LIMIT_MS 30000
@@ -75,6 +75,7 @@ struct run {
     pid_t daemons[2]; /* 0: ended */
     int exit_codes[2];
     char wrong[512]; /* what does not hold; empty */
+    bool grave;      /* not what a busy machine may cause as well: a crash, a leak, wrong bytes */
 };
 
 static uint64_t now_ms(void)
@@ -90,8 +91,9 @@ static void rest(void)
     (void)nanosleep(&pause, NULL);
 }
 
-#define is_wrong(run, ...)                                                                                   \
+#define is_wrong(run, is_grave, ...)                                                                         \
     do {                                                                                                     \
+        (run)->grave |= (is_grave);                                                                          \
         if ((run)->wrong[0] == '\0') {                                                                       \
             snprintf((run)->wrong, sizeof(run)->wrong, __VA_ARGS__);                                         \
         }                                                                                                    \
@@ -223,13 +225,13 @@ static bool start_daemon(struct run *run, int index)
             bool said = strstr(text, "error: ") != NULL;
             if (!atomic_load(&run->state->failed) || index != 0 || !WIFEXITED(run->exit_codes[index]) ||
                 WEXITSTATUS(run->exit_codes[index]) != EXIT_FAILURE || !said) {
-                is_wrong(run, "daemon %d did not start: %s, %s", index, status,
+                is_wrong(run, true, "daemon %d did not start: %s, %s", index, status,
                          said ? "with a message" : "without a message");
             }
             return false;
         }
         if (now_ms() > until_ms) {
-            is_wrong(run, "daemon %d hangs while it starts", index);
+            is_wrong(run, false, "daemon %d hangs while it starts", index);
             return false;
         }
         rest();
@@ -246,10 +248,10 @@ static void stop_daemon(struct run *run, int index)
     run->daemons[index] = 0;
     (void)kill(pid, SIGTERM);
     if (!await_end(pid, END_LIMIT_MS, &run->exit_codes[index])) {
-        is_wrong(run, "daemon %d does not end", index);
+        is_wrong(run, false, "daemon %d does not end", index);
     } else if (!WIFEXITED(run->exit_codes[index]) || WEXITSTATUS(run->exit_codes[index]) != 0) {
         say_status(run->exit_codes[index], text, sizeof text);
-        is_wrong(run, "daemon %d at its end: %s", index, text);
+        is_wrong(run, true, "daemon %d at its end: %s", index, text);
     }
 }
 
@@ -285,14 +287,15 @@ static void run_ranks(struct run *run, const char *name, bool armed, bool must_d
     for (int rank = 0; rank < 2; rank++) {
         int status;
         if (!await_end(pids[rank], RANKS_LIMIT_MS, &status)) {
-            is_wrong(run, "rank %d of \"%s\" hangs", rank, name);
+            is_wrong(run, false, "rank %d of \"%s\" hangs", rank, name);
             continue;
         }
         bool ended = WIFEXITED(status) &&
                      (WEXITSTATUS(status) == 0 || (!must_do_well && WEXITSTATUS(status) == RANK_TOLD));
         if (!ended) {
             say_status(status, text, sizeof text);
-            is_wrong(run, "rank %d of \"%s\": %s%s", rank, name, text,
+            is_wrong(run, !WIFEXITED(status) || WEXITSTATUS(status) != RANK_TOLD, "rank %d of \"%s\": %s%s",
+                     rank, name, text,
                      WIFEXITED(status) && WEXITSTATUS(status) == RANK_WRONG  ? ": it has wrong bytes"
                      : WIFEXITED(status) && WEXITSTATUS(status) == RANK_TOLD ? ": it was told of an error"
                                                                              : "");
@@ -306,7 +309,7 @@ static void check_alive(struct run *run, const char *when)
     for (int i = 0; i <= (run->scenario->two_nodes ? 1 : 0); i++) {
         if (daemon_has_ended(run, i)) {
             say_status(run->exit_codes[i], text, sizeof text);
-            is_wrong(run, "daemon %d, %s: %s", i, when, text);
+            is_wrong(run, true, "daemon %d, %s: %s", i, when, text);
         }
     }
 }
@@ -334,7 +337,7 @@ static void reload(struct run *run)
             return;
         }
         if (daemon_has_ended(run, 0) || now_ms() > until_ms) {
-            is_wrong(run, "daemon 0: no end of the reload");
+            is_wrong(run, false, "daemon 0: no end of the reload");
             return;
         }
         rest();
@@ -436,6 +439,7 @@ static bool run_once(struct run *run, const struct fail_state *what, bool shows)
     memcpy(run->state, what, sizeof *what);
     memset(run->daemons, 0, sizeof run->daemons);
     run->wrong[0] = '\0';
+    run->grave = false;
     prepare(run);
     bool up = (!run->scenario->two_nodes || start_daemon(run, 1)) && start_daemon(run, 0);
     if (up) {
@@ -483,12 +487,13 @@ static void run_share(struct run *run, const struct fail_plan *plan, size_t want
     share_state(run);
     for (size_t i = atomic_fetch_add(&totals->next, 1); i < wanted; i = atomic_fetch_add(&totals->next, 1)) {
         const struct fail_plan_run *chosen = &plan->runs[i * plan->runs_used / wanted];
-        bool fine = true;
+        bool fine = false, again = true;
         what.fail_site = plan->sites[chosen->site].id;
         what.fail_occurrence = chosen->occurrence;
         what.fail_errno = chosen->errnum;
-        for (int tries = 0; tries < TRIES && fine && !(tries > 0 && run->state->failed); tries++) {
+        for (int tries = 0; tries < TRIES && again; tries++) {
             fine = run_once(run, &what, false);
+            again = fine ? !run->state->failed : !run->grave;
         }
         totals->wrong += !fine;
         if (fine && !run->state->failed) {

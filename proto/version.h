@@ -21,7 +21,8 @@
 #define CLIENT_RING_BYTES                                                                                    \
     65536u                /* of each direction, the client's first; larger than half: by the socket          \
                            */
-#define CLIENT_RING_FDS 3 /* with the Hello's reply: the memory, commd's bell, the client's bell */
+#define CLIENT_RING_FDS 3 /* with the Hello's reply: the memory, commd's bell, the client's (Unix sockets)   \
+                           */
 #define CLIENT_PACKET_MAX_BYTES 65536
 #define CLIENT_PACKET_FDS_MAX 1
 #define CLIENT_FENCES_MAX 16 /* that one operation waits for */

@@ -52,14 +52,14 @@ $(HOSTILE_COMMD): $(HOSTILE_COMMD).o $(BUILD)/daemon/commd.o $(BUILD)/libcommd.a
 	$(link)
 # Calls that fail once: tests/failures/fail_calls.c has them.
 FAIL_CALLS := malloc calloc realloc reallocarray aligned_alloc strdup strndup mmap open fcntl socket bind listen connect accept4 \
-    getsockopt setsockopt getsockname send sendmsg recv recvmsg sendmmsg recvmmsg read write poll pipe2 eventfd memfd_create \
+    socketpair getsockopt setsockopt getsockname send sendmsg recv recvmsg sendmmsg recvmmsg read write poll pipe2 eventfd memfd_create \
     ftruncate fstat chmod timerfd_create timerfd_settime getrandom pthread_create event_add event_base_new_with_config \
     protobuf_c_message_unpack
 $(FAILURE_TEST): %: %.o $(FAIL_CALLS_OBJECT) $(FAIL_PLAN_OBJECT) $(TEST_ARCHIVES) | $(FAILURE_RANK) $(BUILD)/commctl
 	$(link)
 $(FAILURE_RANK): %: %.o $(FAIL_CALLS_OBJECT) $(BUILD)/libcommclient.a
 	$(link)
-$(FAILURE_TEST) $(FAILURE_RANK): LDFLAGS_ALL += $(addprefix -Wl$(comma)--wrap=,$(FAIL_CALLS))
+$(FAILURE_TEST) $(FAILURE_RANK): private LDFLAGS_ALL += $(addprefix -Wl$(comma)--wrap=,$(FAIL_CALLS))
 $(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 

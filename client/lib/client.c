@@ -86,7 +86,7 @@ static bool has_feature(const Commd__Client__HelloReply *reply, const char *feat
     return false;
 }
 
-/* commd uses its rings from here on: without the descriptors there is no connection. */
+/* commd uses its rings from here on, not the socket: without the descriptors there is no connection. */
 static comm_result_t take_features(struct comm_client *client, const Commd__Client__HelloReply *reply)
 {
     bool has_rings = has_feature(reply, CLIENT_FEATURE_RINGS);
@@ -99,6 +99,15 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
             client->path);
     }
     client->hello_fd_count = 0;
+    if (has_rings && !rings_are_safe(client->hello_fds)) {
+        for (size_t i = 0; i < ring_fds + heart_fds; i++) {
+            close(client->hello_fds[i]);
+        }
+        return error_report(COMM_PROTOCOL,
+                            "%s: commd passes rings that are not safe to use: memory that is not sealed or "
+                            "too small, or doorbells that are no Unix sockets",
+                            client->path);
+    }
     bool fine = true;
     if (has_rings) {
         client->rings = rings_open(client->hello_fds);

@@ -338,6 +338,8 @@ struct client_rings {
 /* Whether the memory behind fd has that many bytes and a seal keeps it from being cut: a touch beyond its end
  * would kill the process. */
 bool memory_is_fixed(int fd, size_t least_bytes);
+/* Whether commd cannot harm us by them: their memory stays, and their doorbells never block. */
+bool rings_are_safe(const int fds[CLIENT_RING_FDS]);
 /* Takes the descriptors over. Null when they cannot be used, or without memory. */
 struct client_rings *rings_open(const int fds[CLIENT_RING_FDS]);
 void rings_close(struct client_rings *rings);

@@ -2,9 +2,9 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -16,6 +16,14 @@ static size_t rings_bytes(void)
     return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
 }
 
+/* A call to one with MSG_DONTWAIT never waits, whoever holds its other ends and whatever flags he sets. */
+static bool is_unix_socket(int fd)
+{
+    int domain;
+    socklen_t size = sizeof domain;
+    return getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &domain, &size) == 0 && domain == AF_UNIX;
+}
+
 bool memory_is_fixed(int fd, size_t least_bytes)
 {
     struct stat file;
@@ -24,11 +32,16 @@ bool memory_is_fixed(int fd, size_t least_bytes)
            file.st_size >= (off_t)least_bytes;
 }
 
+bool rings_are_safe(const int fds[CLIENT_RING_FDS])
+{
+    return memory_is_fixed(fds[0], rings_bytes()) && is_unix_socket(fds[1]) && is_unix_socket(fds[2]);
+}
+
 struct client_rings *rings_open(const int fds[CLIENT_RING_FDS])
 {
     struct client_rings *rings = calloc(1, sizeof *rings);
     void *memory = MAP_FAILED;
-    if (rings != NULL && memory_is_fixed(fds[0], rings_bytes())) {
+    if (rings != NULL && rings_are_safe(fds)) {
         memory = mmap(NULL, rings_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, fds[0], 0);
     }
     close(fds[0]);
@@ -57,24 +70,11 @@ void rings_close(struct client_rings *rings)
     }
 }
 
-/*
- * A commd that is gone has closed its end, which is said by SIGPIPE: not to a program that knows nothing of
- * this pipe. The socket says it, too.
- */
 static void ring_bell(const struct client_rings *rings)
 {
     char byte = 1;
-    sigset_t broken, before;
-    sigemptyset(&broken);
-    sigaddset(&broken, SIGPIPE);
-    (void)pthread_sigmask(SIG_BLOCK, &broken, &before);
-    ssize_t written = write(rings->daemon_bell_fd, &byte, sizeof byte); /* a full pipe rings all the same */
-    if (written < 0 && errno == EPIPE) {
-        struct timespec at_once = {0};
-        while (sigtimedwait(&broken, NULL, &at_once) < 0 && errno == EINTR) {
-        }
-    }
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    /* A full socket rings all the same; of commd's end the connection tells. */
+    (void)send(rings->daemon_bell_fd, &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 enum ring_result rings_send(struct client_rings *rings, const void *packet, size_t size_bytes)
@@ -145,7 +145,7 @@ bool rings_wait(struct client_rings *rings, int socket_fd, short events, uint64_
     ring_consumer_wakes(&rings->in);
     if ((ready[1].revents & POLLIN) != 0) {
         char bytes[64];
-        (void)!read(rings->bell_fd, bytes, sizeof bytes);
+        (void)recv(rings->bell_fd, bytes, sizeof bytes, MSG_DONTWAIT);
     }
     return true;
 }

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <utlist.h>
@@ -18,7 +19,7 @@
 /* Of a client that is gone: what can have been in its ring. */
 #define RING_LAST_PACKETS_MAX (CLIENT_RING_BYTES / RING_ALIGN_BYTES)
 
-#define RINGS_FDS 5 /* the memory, and both ends of two pipes */
+#define RINGS_FDS 5 /* the memory, and both ends of two doorbells */
 
 static size_t rings_bytes(void)
 {
@@ -28,7 +29,8 @@ static size_t rings_bytes(void)
 static void ring_bell(const struct api_rings *rings)
 {
     char byte = 1;
-    (void)!write(rings->client_bell[1], &byte, sizeof byte); /* a full pipe rings all the same */
+    /* A full socket rings all the same. */
+    (void)send(rings->client_bell[1], &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 /* --- Awake ones --- */
@@ -52,12 +54,35 @@ static void rings_set_asleep(struct api_session *session)
     }
 }
 
+/* False: it will not ring any more, and its session ends. Descriptors that come with it are let go of. */
+static bool bell_hear(struct api_session *session)
+{
+    char bytes[4096];
+    struct api *api = session->api;
+    int bell = session->rings->bell[0];
+    if (api_packet_has_too_much(api, session->client.uid, bell)) {
+        api_session_has_too_much(session, 0);
+        return false;
+    }
+    struct api_packet_in packet = api_packet_receive(api, session->client.uid, bell, bytes, sizeof bytes);
+    bool is_over = packet.size_bytes == 0 || (packet.size_bytes < 0 && errno != EAGAIN && errno != EINTR);
+    if (packet.fds > 0) {
+        closer_put(api->closer, session->client.uid, packet.fd);
+    }
+    if (is_over) {
+        api_session_end(session, "it has shut down its doorbell");
+    }
+    return !is_over;
+}
+
 static void on_bell(void *context, unsigned events, uint64_t now_ns)
 {
     struct api_session *session = context;
-    char bytes[4096];
     (void)events;
-    (void)!read(session->rings->bell[0], bytes, sizeof bytes);
+    if (!bell_hear(session)) {
+        loop_watch_set(session->rings->bell_watch, 0);
+        return;
+    }
     api_rings_awake(session, now_ns);
     api_session_flush(session);
 }
@@ -79,6 +104,18 @@ static enum status rings_map(struct api_rings *rings, struct error *error)
     (void)madvise(memory, rings_bytes(), MADV_DONTDUMP); /* what clients write is theirs */
     ring_attach(&rings->in, memory, CLIENT_RING_BYTES);
     ring_attach(&rings->out, rings->memory + ring_shared_bytes(CLIENT_RING_BYTES), CLIENT_RING_BYTES);
+    return STATUS_OK;
+}
+
+static enum status bells_new(struct api_rings *rings, struct error *error)
+{
+    const int type = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
+    if (socketpair(AF_UNIX, type, 0, rings->bell) != 0 ||
+        socketpair(AF_UNIX, type, 0, rings->client_bell) != 0 ||
+        shutdown(rings->client_bell[1], SHUT_RD) != 0) { /* nothing waits in it that a close would wait for */
+        return error_set_errno(error, errno, "doorbells of rings");
+    }
+    api_pass_fds(rings->bell[0], false);
     return STATUS_OK;
 }
 
@@ -106,9 +143,8 @@ enum status api_rings_new(struct api_session *session, struct error *error)
     rings->bell[0] = rings->bell[1] = rings->client_bell[0] = rings->client_bell[1] = -1;
     session->rings = rings;
     enum status status = rings_charge(session, error);
-    if (status == STATUS_OK && (pipe2(rings->bell, O_CLOEXEC | O_NONBLOCK) != 0 ||
-                                pipe2(rings->client_bell, O_CLOEXEC | O_NONBLOCK) != 0)) {
-        status = error_set_errno(error, errno, "pipe");
+    if (status == STATUS_OK) {
+        status = bells_new(rings, error);
     }
     if (status == STATUS_OK) {
         status = rings_map(rings, error);
@@ -153,8 +189,11 @@ void api_rings_free(struct api_session *session)
     if (rings->memory != NULL) {
         (void)munmap(rings->memory, rings_bytes());
     }
-    int fds[] = {rings->memory_fd, rings->bell[0], rings->bell[1], rings->client_bell[0],
-                 rings->client_bell[1]};
+    if (rings->bell[0] >= 0) {
+        api_packets_discard(session->api, session->client.uid, rings->bell[0]);
+        api_session_close_socket(session->api, session->role, session->client.uid, rings->bell[0]);
+    }
+    int fds[] = {rings->memory_fd, rings->bell[1], rings->client_bell[0], rings->client_bell[1]};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
         if (fds[i] >= 0) {
             (void)close(fds[i]);

@@ -1,6 +1,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <grp.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -9,7 +10,8 @@
 
 #include "daemon/api/session.h"
 
-_Static_assert(BUDGET_SESSIONS_MAX <= CLOSER_SESSIONS_MAX, "every session's socket finds a place");
+_Static_assert(2 * BUDGET_SESSIONS_MAX <= CLOSER_SESSIONS_MAX,
+               "every session's socket and doorbell finds a place");
 
 #define PEER_GROUPS_MAX 1024 /* supplementary groups of an administrator that are looked at */
 
@@ -164,6 +166,13 @@ static bool listener_use_spare(struct api_listener *listener, uint64_t now_ns)
     return fd >= 0;
 }
 
+/* Without a descriptor for it, accept4 fails whether somebody waits or not. */
+static bool listener_has_client(const struct api_listener *listener)
+{
+    struct pollfd waiting = {.fd = listener->fd, .events = POLLIN};
+    return poll(&waiting, 1, 0) != 0;
+}
+
 static void server_accept(void *context, unsigned events, uint64_t now_ns)
 {
     (void)events;
@@ -181,7 +190,7 @@ static void server_accept(void *context, unsigned events, uint64_t now_ns)
             continue;
         }
         bool lacks = errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS;
-        if (!lacks || !listener_use_spare(listener, now_ns)) {
+        if (!lacks || !listener_has_client(listener) || !listener_use_spare(listener, now_ns)) {
             return;
         }
     }

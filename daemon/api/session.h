@@ -47,8 +47,9 @@ struct api_rings {
     int memory_fd;
     bool charged;
     /*
-     * Pipes: what we use is a description of its own, whose flags no client can change. The ends that clients
-     * get are kept open here too, so that theirs may go without a sign.
+     * Unix sockets, with MSG_DONTWAIT for each call: of an eventfd the client could change the flags, and a
+     * pipe it could keep locked (it reads into memory whose page never comes). The ends that clients get are
+     * kept open here too, so that theirs may go without a sign.
      */
     int bell[2];        /* the client writes, we read */
     int client_bell[2]; /* we write, the client reads */

@@ -30,7 +30,7 @@ struct closer;
 #define CLOSER_USER_MAX 64       /* of a user, sockets aside: then closer_takes_more is false */
 #define CLOSER_TOTAL_MAX 4096    /* of all users, sockets aside: likewise */
 #define CLOSER_SOCKETS_MAX 4096  /* of all users: then closer_takes_sockets is false */
-#define CLOSER_SESSIONS_MAX 4096 /* sockets open elsewhere, which may be put whatever it says by then */
+#define CLOSER_SESSIONS_MAX 8192 /* sockets open elsewhere, which may be put whatever it says by then */
 #define CLOSER_BUSY_MAX 64       /* that are being closed at a time; beyond: they wait */
 /* The kernel's own limit (SCM_MAX_FD). */
 #define CLOSER_PACKET_FDS_MAX 253

@@ -1,6 +1,7 @@
 #include "daemon/conf/conf.h"
 
 #include <errno.h>
+#include <grp.h>
 #include <libconfig.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -28,6 +29,7 @@ enum setting_type {
     SETTING_LEVEL,
     SETTING_GPUS,
     SETTING_IPC_HANDLES,
+    SETTING_GROUP,
     SETTING_NUMBER
 };
 
@@ -61,9 +63,9 @@ static const struct setting schema[] = {
     TEXT(revocation_list, SETTING_TEXT, "", true),
     TEXT(socket_path, SETTING_PATH, CLIENT_SOCKET_DEFAULT, false),
     TEXT(socket_mode, SETTING_MODE, "0666", false),
-    TEXT(socket_group, SETTING_TEXT, "", false),
+    TEXT(socket_group, SETTING_GROUP, "", false),
     TEXT(admin_socket_path, SETTING_TEXT, "", false),
-    TEXT(admin_group, SETTING_TEXT, "", false),
+    TEXT(admin_group, SETTING_GROUP, "", false),
     TEXT(log_level, SETTING_LEVEL, "info", true),
     NUMBER(heartbeat_interval_ms, 500, 10, 60000, false),
     NUMBER(heartbeat_timeout_ms, 2500, 50, 600000, false),
@@ -132,6 +134,8 @@ static const char *text_expectation(enum setting_type type, const char *text)
         return strcmp(text, "auto") != 0 && strcmp(text, "accept") != 0 && strcmp(text, "refuse") != 0
                    ? "auto, accept or refuse"
                    : NULL;
+    case SETTING_GROUP:
+        return *text == '\0' || getgrnam(text) != NULL ? NULL : "the name of a group on this node";
     case SETTING_LEVEL:
         return log_level_from_text(text, &level) ? NULL : "error, warning, info or debug";
     case SETTING_NUMBER:

@@ -135,6 +135,8 @@ static int fails(const struct fail_call *call, const void *frame)
     X(void *, MAP_FAILED, mmap, (void *at, size_t size, int protection, int flags, int fd, off_t offset),    \
       (at, size, protection, flags, fd, offset), ENOMEM, EAGAIN)                                             \
     X(int, -1, socket, (int domain, int type, int protocol), (domain, type, protocol), EMFILE, ENOBUFS)      \
+    X(int, -1, socketpair, (int domain, int type, int protocol, int fds[2]), (domain, type, protocol, fds),  \
+      EMFILE, ENFILE)                                                                                        \
     X(int, -1, bind, (int fd, const struct sockaddr *address, socklen_t size), (fd, address, size),          \
       EADDRINUSE, ENOMEM)                                                                                    \
     X(int, -1, listen, (int fd, int backlog), (fd, backlog), EADDRINUSE, ENOBUFS)                            \

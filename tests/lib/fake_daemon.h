@@ -80,6 +80,7 @@ struct fake_script {
     bool room_refused;       /* LIMIT: every other registration of virtual memory */
     uint32_t busy_answers;   /* to so many requests for a handle, or to withdraw what is unused: BUSY */
     bool rings;              /* for clients that ask for them */
+    bool rings_not_sealed;   /* their memory could be cut */
     enum fake_abuse abuse;
 };
 

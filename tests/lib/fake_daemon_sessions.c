@@ -30,6 +30,9 @@ static void handle_hello(struct fake_daemon *daemon, struct fake_session *sessio
     hello.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
     if (wants_rings && script.rings) {
         session->rings = fake_rings_new();
+        if (script.rings_not_sealed) {
+            fake_rings_unseal(session->rings);
+        }
         session->offers_rings = true;
         hello.features = request->features;
         hello.n_features = 1;

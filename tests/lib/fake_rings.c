@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 static void must(bool condition, const char *what)
@@ -33,11 +34,19 @@ struct fake_rings *fake_rings_new(void)
     void *memory = mmap(NULL, shared_bytes(), PROT_READ | PROT_WRITE, MAP_SHARED, rings->memory_fd, 0);
     must(memory != MAP_FAILED, "mmap");
     rings->memory = memory;
-    must(pipe2(rings->bell, O_CLOEXEC | O_NONBLOCK) == 0, "pipe");
-    must(pipe2(rings->client_bell, O_CLOEXEC | O_NONBLOCK) == 0, "pipe");
+    const int type = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
+    must(socketpair(AF_UNIX, type, 0, rings->bell) == 0, "socketpair");
+    must(socketpair(AF_UNIX, type, 0, rings->client_bell) == 0, "socketpair");
     ring_attach(&rings->in, memory, CLIENT_RING_BYTES);
     ring_attach(&rings->out, rings->memory + ring_shared_bytes(CLIENT_RING_BYTES), CLIENT_RING_BYTES);
     return rings;
+}
+
+void fake_rings_unseal(struct fake_rings *rings)
+{
+    close(rings->memory_fd);
+    rings->memory_fd = memfd_create("fake-rings", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+    must(rings->memory_fd >= 0 && ftruncate(rings->memory_fd, (off_t)shared_bytes()) == 0, "memory");
 }
 
 void fake_rings_free(struct fake_rings *rings)

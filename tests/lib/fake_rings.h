@@ -29,6 +29,8 @@ enum fake_abuse {
 
 /* Fails the process when they cannot be made. */
 struct fake_rings *fake_rings_new(void);
+/* What the client gets is other memory, which nothing keeps from being cut. */
+void fake_rings_unseal(struct fake_rings *rings);
 void fake_rings_free(struct fake_rings *rings);
 /* The three descriptors that the client gets; ours. */
 void fake_rings_client_fds(const struct fake_rings *rings, int fds[CLIENT_RING_FDS]);
@@ -36,7 +38,7 @@ void fake_rings_client_fds(const struct fake_rings *rings, int fds[CLIENT_RING_F
 bool fake_rings_put(struct fake_rings *rings, const void *packet, size_t size_bytes);
 /* The next packet's size; 0: there is none. Rings when the client waits for room. */
 size_t fake_rings_take(struct fake_rings *rings, void *packet, size_t room_bytes);
-/* How often the client has rung since the last time (or more rarely, had its pipe been full). */
+/* How often the client has rung since the last time (or more rarely, had its bell been full). */
 size_t fake_rings_heard(struct fake_rings *rings);
 void fake_rings_abuse(struct fake_rings *rings, enum fake_abuse abuse);
 

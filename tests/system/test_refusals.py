@@ -137,6 +137,8 @@ class Configuration(unittest.TestCase):
         self.check('nodes = ( { name = "a b"; address = "x:1"; } );\n', ".conf:1", "a b", "letters")
         self.check('nodes = ( { name = "a"; address = "nowhere"; } );\n', "host:port")
         self.check("node_name = \n", ".conf:", "syntax error")
+        self.check('\nadmin_group = "no-such-group";\n', ".conf:2", "admin_group", "no-such-group", "group on this node")
+        self.check('socket_group = "no-such-group";\n', ".conf:1", "socket_group", "no-such-group")
         self.check('node_name = "a";\nnodes = ( );\n', '"a"', "not among them")
 
     def test_wrong_arguments(self):

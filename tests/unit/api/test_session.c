@@ -368,6 +368,8 @@ static void test_no_descriptor_for_a_client(void **state)
     client_expect_error(&late[0], 0, STATUS_LIMIT, "it takes no more clients");
     client_expect_closed(&late[0]);
     client_check(&other);
+    node_turns(node, 10);
+    assert_false(node->api->listeners[API_ROLE_CLIENT].pauses); /* nobody else waits */
     struct rlimit nothing = {.rlim_cur = 0, .rlim_max = before.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &nothing), 0);
     assert_int_equal(connect(late[1].fd, (struct sockaddr *)&address, sizeof address), 0);

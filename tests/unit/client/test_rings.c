@@ -77,7 +77,7 @@ static void test_descriptors_that_cannot_be_used(void **state)
     (void)state;
     struct fake_rings *commd = fake_rings_new();
     int fds[CLIENT_RING_FDS];
-    for (int wrong = 0; wrong < 4; wrong++) {
+    for (int wrong = 0; wrong < 6; wrong++) {
         copy_fds(commd, fds);
         if (wrong == 0) { /* memory that is not as large as the rings are: to touch it would be the end */
             close(fds[0]);
@@ -92,6 +92,13 @@ static void test_descriptors_that_cannot_be_used(void **state)
             fds[0] = memfd_create("open", MFD_CLOEXEC | MFD_ALLOW_SEALING);
             assert_true(fds[0] >= 0);
             assert_int_equal(ftruncate(fds[0], 2 * (off_t)ring_shared_bytes(CLIENT_RING_BYTES)), 0);
+        } else if (wrong >= 4) { /* a doorbell that could block */
+            int ends[2];
+            assert_int_equal(pipe2(ends, O_CLOEXEC), 0);
+            int *bell = &fds[wrong == 4 ? 1 : 2];
+            close(*bell);
+            *bell = ends[wrong == 4 ? 1 : 0];
+            close(ends[wrong == 4 ? 0 : 1]);
         } else { /* of which nothing can be written */
             char path[64];
             close(fds[0]);
@@ -586,6 +593,36 @@ static void test_wrong_events(void **state)
     }
 }
 
+/* commd fills the bell and lets calls to it block: ours return all the same. */
+static void test_a_bell_that_is_full(void **state)
+{
+    (void)state;
+    struct sides sides = sides_make();
+    while (write(sides.commd->bell[1], "x", 1) == 1) {
+    }
+    assert_int_equal(fcntl(sides.commd->bell[1], F_SETFL, 0), 0);
+    assert_int_equal(fcntl(sides.commd->client_bell[0], F_SETFL, 0), 0);
+    alarm(60); /* ends the test */
+    assert_true(ring_consumer_sleep(&sides.commd->in));
+    assert_int_equal(rings_send(sides.client, "one", 3), RING_OK);
+    assert_true(wait_ms(&sides, 1));
+    alarm(0);
+    sides_free(&sides);
+}
+
+/* commd sends by its rings from its answer on: a client that cannot have them has no connection. */
+static void test_rings_that_are_not_sealed(void **state)
+{
+    (void)state;
+    const struct fake_script script = {.rings = true, .rings_not_sealed = true};
+    struct fake_daemon *daemon = fake_daemon_start(&script);
+    comm_client_t *client = NULL;
+    assert_int_equal(pair_open(daemon, 0, &client), COMM_PROTOCOL);
+    assert_error_says("memory that is not sealed");
+    assert_null(client);
+    fake_daemon_stop(daemon);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -593,6 +630,8 @@ int main(void)
         cmocka_unit_test(test_more_descriptors_than_there_is_room_for),
         cmocka_unit_test(test_packets_wrap),
         cmocka_unit_test(test_bell_rings_for_who_sleeps),
+        cmocka_unit_test(test_a_bell_that_is_full),
+        cmocka_unit_test(test_rings_that_are_not_sealed),
         cmocka_unit_test(test_full),
         cmocka_unit_test(test_what_ends_a_wait),
         cmocka_unit_test(test_woken),

@@ -45,7 +45,13 @@ class RawClient:
         self.tail = tail
         self.memory[0:4] = struct.pack("<I", tail & 0xFFFFFFFF)
         if rings:
-            os.write(self.bell_fd, struct.pack("<Q", 1))
+            self.ring()
+
+    def ring(self):
+        try:
+            os.write(self.bell_fd, b"x")
+        except BlockingIOError:
+            pass  # full, it rings all the same
 
     def answer(self):
         """The first packet in the other ring."""
@@ -147,7 +153,7 @@ class Rings(cluster.StandaloneTest):
 
     def test_bells_alone_cost_nothing_lasting(self):
         for _ in range(1000):
-            os.write(self.client.bell_fd, struct.pack("<Q", 1))
+            self.client.ring()
         time.sleep(0.2)
         pid = self.cluster.daemons["solo"].pid
         before = cpu_s(pid)

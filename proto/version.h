@@ -18,11 +18,10 @@
 
 #define CLIENT_FEATURE_RINGS "rings"
 #define CLIENT_FEATURE_HEARTBEAT "heartbeat" /* proto/heartbeat.h */
-#define CLIENT_RING_BYTES                                                                                    \
-    65536u                /* of each direction, the client's first; larger than half: by the socket          \
-                           */
-#define CLIENT_RING_FDS 3 /* with the Hello's reply: the memory, commd's bell, the client's (Unix sockets)   \
-                           */
+/* Of each direction, the client's first; what is larger than half goes by the socket. */
+#define CLIENT_RING_BYTES 65536u
+/* With the Hello's reply: the memory, commd's doorbell and the client's (Unix sockets; a byte rings). */
+#define CLIENT_RING_FDS 3
 #define CLIENT_PACKET_MAX_BYTES 65536
 #define CLIENT_PACKET_FDS_MAX 1
 #define CLIENT_FENCES_MAX 16 /* that one operation waits for */

@@ -201,7 +201,7 @@ comm_result_t memory_announce(struct comm_client *client, struct client_memory *
     return result;
 }
 
-#define UNMAP_ADVISED_MIN_BYTES ((uint64_t)1 << 20)
+#define UNMAP_ADVISED_MIN_BYTES ((uint64_t)16 << 10)
 
 /*
  * Without this advice the kernel marks each page as recently used before it takes it away, which takes longer
@@ -479,18 +479,15 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
         return result;
     }
     uint32_t id = memory->id;
-    bool is_hosts = memory->gpu == NULL;
-    if (!is_hosts) { /* still in the list, so that nobody registers what lies there */
+    if (memory->gpu != NULL) { /* still in the list, so that nobody registers what lies there */
         withdraw_closed(client, id, clock_after_ms(BUSY_TIMEOUT_MS));
     }
     memory_remove(client, memory);
+    if (memory->gpu == NULL) {
+        memory_withdraw(client, id);
+    }
     client_leave(client);
     memory_free(memory); /* a GPU's may wait for streams that other threads keep waiting */
-    if (is_hosts) { /* who unmaps last gives the pages back, which takes longest: commd, and nobody waits */
-        pthread_mutex_lock(&client->lock);
-        memory_withdraw(client, id);
-        client_leave(client);
-    }
     return COMM_OK;
 }
 

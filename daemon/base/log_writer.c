@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -140,7 +141,9 @@ static bool write_line(const char *line, size_t size)
 static void *writer_run(void *context)
 {
     char line[LOG_LINE_MAX_BYTES];
+    const struct sched_param none = {0};
     (void)context;
+    (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &none); /* nobody stands back for a log line */
     pthread_mutex_lock(&writer.lock);
     for (;;) {
         /* After lines that standard error refused, the report waits for the next line: it would be refused.

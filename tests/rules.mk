@@ -25,7 +25,8 @@ CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
 NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
 TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS) $(FAILURE_TEST) $(FAILURE_RANK)
 HOSTILE_COMMD := $(BUILD)/tests/attacks/hostile_commd
-TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PLAN_OBJECT) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS)
+HOSTILE_NETWORK := $(BUILD)/tests/attacks/hostile_network.o
+TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PLAN_OBJECT) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(HOSTILE_NETWORK) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
@@ -47,8 +48,10 @@ $(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(TEST_ARCHIVES)
 $(GPU_PROGRAMS): %: %.o $(GPU_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 # All of commd, with what lies between it and its network.
-$(HOSTILE_COMMD): EXTRA_LIBS = -Wl,--wrap=net_stream_send,--wrap=net_stream_reset,--wrap=frame_decoder_next $(COMMD_LIBS)
-$(HOSTILE_COMMD): $(HOSTILE_COMMD).o $(BUILD)/daemon/commd.o $(BUILD)/libcommd.a
+HOSTILE_CALLS := net_stream_send net_stream_reset frame_decoder_next sendmsg ngtcp2_conn_writev_stream_versioned \
+    ngtcp2_conn_extend_max_offset ngtcp2_conn_extend_max_stream_offset
+$(HOSTILE_COMMD): EXTRA_LIBS = $(addprefix -Wl$(comma)--wrap=,$(HOSTILE_CALLS)) $(COMMD_LIBS)
+$(HOSTILE_COMMD): $(HOSTILE_COMMD).o $(HOSTILE_NETWORK) $(BUILD)/daemon/commd.o $(BUILD)/libcommd.a
 	$(link)
 # Calls that fail once: tests/failures/fail_calls.c has them.
 FAIL_CALLS := malloc calloc realloc reallocarray aligned_alloc strdup strndup mmap open fcntl socket bind listen connect accept4 \

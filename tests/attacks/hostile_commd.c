@@ -10,6 +10,7 @@
 #include "proto/mesh.pb-c.h"
 #include "proto/message_header.h"
 #include "proto/version.h"
+#include "tests/attacks/hostile.h"
 
 /*
  * A commd that lies to other nodes: all of commd, certificate included, but what it sends passes through here
@@ -39,7 +40,7 @@ enum status __real_frame_decoder_next(struct frame_decoder *decoder, const uint8
 enum status __wrap_frame_decoder_next(struct frame_decoder *decoder, const uint8_t **bytes, size_t *size,
                                       const uint8_t **message, size_t *message_bytes);
 
-static uint64_t draw(void)
+uint64_t hostile_draw(void)
 {
     lot ^= lot << 13;
     lot ^= lot >> 7;
@@ -47,7 +48,7 @@ static uint64_t draw(void)
     return lot;
 }
 
-static bool mode_is(const char *name)
+bool hostile_mode_is(const char *name)
 {
     return strcmp(mode, name) == 0;
 }
@@ -110,7 +111,7 @@ static void lie_in_header(enum net_stream_kind kind, uint8_t *header, size_t hea
 {
     for (size_t i = 0; i < sizeof header_lies / sizeof header_lies[0]; i++) {
         const struct header_lie *lie = &header_lies[i];
-        if (lie->kind == kind && mode_is(lie->name) && lie->offset + lie->bytes <= header_bytes) {
+        if (lie->kind == kind && hostile_mode_is(lie->name) && lie->offset + lie->bytes <= header_bytes) {
             uint64_t value = 0;
             memcpy(&value, header + lie->offset, lie->bytes); /* as on the wire: little-endian */
             value = lie->change == SET ? lie->value : value + lie->value;
@@ -161,7 +162,7 @@ static void flood_streams(struct net_stream *stream, enum net_stream_kind kind, 
     uint8_t garbage[256];
     struct error error;
     for (size_t i = 0; i < sizeof garbage; i++) {
-        garbage[i] = (uint8_t)draw();
+        garbage[i] = (uint8_t)hostile_draw();
     }
     for (unsigned i = 0; i < FLOOD_STREAMS; i++) {
         struct net_stream *another;
@@ -169,6 +170,21 @@ static void flood_streams(struct net_stream *stream, enum net_stream_kind kind, 
             return;
         }
         send_copy(another, garbage, bytes);
+    }
+}
+
+/* Each is there for a moment. */
+static void reset_streams(struct net_stream *stream)
+{
+    struct error error;
+    for (unsigned i = 0; i < FLOOD_STREAMS; i++) {
+        struct net_stream *another;
+        enum net_stream_kind kind = i % 2 == 0 ? NET_STREAM_DATA : NET_STREAM_MESSAGE;
+        if (net_stream_open(stream->net, stream->peer, kind, &another, &error) != STATUS_OK) {
+            return;
+        }
+        send_copy(another, "half a header", 13);
+        __real_net_stream_reset(another);
     }
 }
 
@@ -190,7 +206,7 @@ static void send_garbage(struct net_stream *stream)
     uint8_t bytes[FRAME_HEADER_BYTES + 64];
     frame_put_header(bytes, sizeof bytes - FRAME_HEADER_BYTES);
     for (size_t i = FRAME_HEADER_BYTES; i < sizeof bytes; i++) {
-        bytes[i] = (uint8_t)draw();
+        bytes[i] = (uint8_t)hostile_draw();
     }
     send_copy(stream, bytes, sizeof bytes);
 }
@@ -214,7 +230,7 @@ static void flood_echoes(struct net_stream *stream)
     message.body_case = COMMD__MESH__MESSAGE__BODY_ECHO;
     message.echo = &echo;
     for (unsigned i = 0; i < FLOOD_MESSAGES; i++) {
-        echo.token = draw();
+        echo.token = hostile_draw();
         send_control(stream, &message);
     }
 }
@@ -234,9 +250,9 @@ static void flood_announcements(struct net_stream *stream)
     announce.ranks = &rank;
     terms.size = 2;
     for (unsigned i = 0; i < FLOOD_MESSAGES; i++) {
-        (void)snprintf(name, sizeof name, "flood-%llx", (unsigned long long)draw());
-        announce.nonce = draw();
-        announce.owner_uid = terms.owner_uid = (uint32_t)draw();
+        (void)snprintf(name, sizeof name, "flood-%llx", (unsigned long long)hostile_draw());
+        announce.nonce = hostile_draw();
+        announce.owner_uid = terms.owner_uid = (uint32_t)hostile_draw();
         send_control(stream, &message);
     }
 }
@@ -264,7 +280,7 @@ static void send_verdict(struct net_stream *stream, uint64_t comm_id)
     message.body_case = COMMD__MESH__MESSAGE__BODY_VERDICT;
     message.verdict = &verdict;
     verdict.comm_id = comm_id;
-    verdict.seq = draw() % 100;
+    verdict.seq = hostile_draw() % 100;
     verdict.ops = 1000;
     verdict.status = STATUS_MISMATCH;
     verdict.text = "a verdict of nobody";
@@ -292,21 +308,23 @@ static void refuse_everywhere(const Commd__Mesh__Announce *announce)
 /* Floods and disorder, before whatever message it is. */
 static void lie_before_message(struct net_stream *stream)
 {
-    if (mode_is("control_garbage")) {
+    if (hostile_mode_is("control_garbage")) {
         send_garbage(stream);
-    } else if (mode_is("hello_again")) {
+    } else if (hostile_mode_is("hello_again")) {
         send_hello(stream);
-    } else if (mode_is("echo_flood")) {
+    } else if (hostile_mode_is("echo_flood")) {
         flood_echoes(stream);
-    } else if (mode_is("announce_flood")) {
+    } else if (hostile_mode_is("announce_flood")) {
         flood_announcements(stream);
-    } else if (mode_is("second_control")) {
+    } else if (hostile_mode_is("second_control")) {
         flood_streams(stream, NET_STREAM_CONTROL, 9);
-    } else if (mode_is("stream_flood")) {
+    } else if (hostile_mode_is("stream_flood")) {
         flood_streams(stream, NET_STREAM_DATA, 9);
         flood_streams(stream, NET_STREAM_MESSAGE, 9);
-    } else if (mode_is("stream_garbage")) {
+    } else if (hostile_mode_is("stream_garbage")) {
         flood_streams(stream, NET_STREAM_DATA, 200);
+    } else if (hostile_mode_is("rapid_reset")) {
+        reset_streams(stream);
     }
 }
 
@@ -321,9 +339,9 @@ static void lie_beside_control(struct net_stream *stream, const void *payload, s
         lie_before_message(stream);
     }
     if (message->body_case == COMMD__MESH__MESSAGE__BODY_ANNOUNCE && message->announce->comm_id != 0) {
-        if (mode_is("dispute_forming")) {
+        if (hostile_mode_is("dispute_forming")) {
             send_dispute(stream, message->announce->comm_id);
-        } else if (mode_is("verdict_false")) {
+        } else if (hostile_mode_is("verdict_false")) {
             send_verdict(stream, message->announce->comm_id);
         }
     }
@@ -349,7 +367,7 @@ enum status __wrap_net_stream_send(struct net_stream *stream, const void *header
     }
     memcpy(copy, header, header_bytes);
     lie_in_header(stream->kind, copy, header_bytes);
-    if (stream->kind == NET_STREAM_DATA && mode_is("second_stream")) {
+    if (stream->kind == NET_STREAM_DATA && hostile_mode_is("second_stream")) {
         second_stream(stream, copy, header_bytes, payload_bytes);
     }
     return __real_net_stream_send(stream, copy, header_bytes, payload, payload_bytes, sent, context);
@@ -367,7 +385,7 @@ enum status __wrap_frame_decoder_next(struct frame_decoder *decoder, const uint8
                                       const uint8_t **message, size_t *message_bytes)
 {
     enum status status = __real_frame_decoder_next(decoder, bytes, size, message, message_bytes);
-    if (status == STATUS_OK && mode_is("refuse_all")) {
+    if (status == STATUS_OK && hostile_mode_is("refuse_all")) {
         Commd__Mesh__Message *unpacked = commd__mesh__message__unpack(NULL, *message_bytes, *message);
         if (unpacked != NULL && unpacked->body_case == COMMD__MESH__MESSAGE__BODY_ANNOUNCE) {
             refuse_everywhere(unpacked->announce);

@@ -310,8 +310,8 @@ def crowd(path, name, wires, size):
 
 
 def blocks(path, end_s, index):
-    """all_to_all and scans of 4,000 ranks, all here: 16 million blocks of a byte."""
-    wires, size = [Wire(path) for _ in range(16)], 4000
+    """all_to_all and scans of 1,000 ranks, all here: a million blocks of a byte."""
+    wires, size = [Wire(path) for _ in range(4)], 1000
     memories = crowd(path, f"blocks-{index}", wires, size)
     ticket, each = 0, size // len(wires)
     while until(end_s):

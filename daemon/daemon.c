@@ -24,7 +24,6 @@
 #include "daemon/exec/exec.h"
 #include "daemon/gpus.h"
 #include "daemon/mesh/mesh.h"
-#include "daemon/net/mem.h"
 #include "daemon/net/quic.h"
 #include "daemon/nodes.h"
 #include "daemon/req/req.h"
@@ -38,8 +37,7 @@ struct daemon {
     struct loop *loop;
     struct closer *closer;
     struct unmapper *unmapper;
-    struct mem_network *loopback; /* standalone: a network of one */
-    struct net *net;
+    struct net *net; /* null: standalone */
     struct mesh *mesh;
     struct dev_gpus *gpus;                  /* null: none */
     char gpus_absent[ERROR_TEXT_MAX_BYTES]; /* why */
@@ -99,9 +97,6 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
     deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(daemon->exec));
     deadline_ns = time_min(deadline_ns, workers_next_deadline_ns(daemon->workers));
     deadline_ns = time_min(deadline_ns, daemon->certificates_ns);
-    if (daemon->loopback != NULL) {
-        deadline_ns = time_min(deadline_ns, mem_network_next_ns(daemon->loopback));
-    }
     if (daemon->draining) {
         deadline_ns = time_min(deadline_ns, time_after(now_ns, DRAIN_POLL_NS));
     }
@@ -111,9 +106,6 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
 static void daemon_tick(void *context, uint64_t now_ns)
 {
     struct daemon *daemon = context;
-    if (daemon->loopback != NULL) {
-        mem_network_advance(daemon->loopback, now_ns);
-    }
     mesh_tick(daemon->mesh, now_ns);
     if (now_ns >= daemon->certificates_ns) {
         mesh_check_certificates(daemon->mesh, (uint64_t)time(NULL));
@@ -292,10 +284,7 @@ static enum status daemon_make_net(struct daemon *daemon, struct error *error)
 {
     const struct conf *conf = daemon->conf;
     if (conf->standalone) {
-        struct mem_conditions conditions = {0};
-        enum status status = mem_network_new(1, &conditions, &daemon->loopback, error);
-        return status == STATUS_OK ? mem_network_add(daemon->loopback, conf->node_name, &daemon->net, error)
-                                   : status;
+        return STATUS_OK;
     }
     struct quic_options options = daemon_quic_options(conf);
     return net_quic_new(daemon->loop, &options, &daemon->net, error);
@@ -386,7 +375,7 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .admin_group = conf->admin_group,
                                   .req = daemon->req,
                                   .mesh = daemon->mesh,
-                                  .net = conf->standalone ? NULL : daemon->net,
+                                  .net = daemon->net,
                                   .rails = workers_rails(daemon->workers),
                                   .closer = daemon->closer,
                                   .gpus = daemon->gpus,
@@ -513,7 +502,6 @@ static void daemon_free(struct daemon *daemon)
     dev_gpus_close(daemon->gpus);
     mesh_free(daemon->mesh);
     net_free(daemon->net);
-    mem_network_free(daemon->loopback);
     unmapper_free(daemon->unmapper);
     loop_timer_free(daemon->watchdog);
     loop_timer_free(daemon->tick);

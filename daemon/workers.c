@@ -12,7 +12,6 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
-#include "daemon/net/mem.h"
 
 #define WORKER_TURN_MAX_MS 3600000u
 #define WORKER_LAST_TURNS 100
@@ -27,8 +26,7 @@ struct worker {
     struct mail stop_mail;
     bool stopping;
     struct loop *loop;
-    struct mem_network *loopback; /* without a network: one of one */
-    struct net *net;
+    struct net *net; /* null without a network */
     bool has_network;
     struct exec *exec;
     bool woken;
@@ -168,9 +166,7 @@ static enum status worker_make_net(struct worker *worker, const struct quic_opti
 {
     char address[512];
     if (!worker->has_network) {
-        struct mem_conditions conditions = {0};
-        enum status status = mem_network_new(1, &conditions, &worker->loopback, error);
-        return status == STATUS_OK ? mem_network_add(worker->loopback, "local", &worker->net, error) : status;
+        return STATUS_OK;
     }
     struct quic_options options = *quic;
     if (!rails_address(quic->bind_address, worker->index, address, sizeof address)) {
@@ -306,7 +302,6 @@ static void worker_free(struct worker *worker)
 {
     exec_free(worker->exec);
     net_free(worker->net);
-    mem_network_free(worker->loopback);
     loop_watch_free(worker->wake_watch);
     loop_timer_free(worker->tick);
     loop_free(worker->loop);

@@ -114,14 +114,12 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
     answer.ops_completed = api->ops_completed;
     answer.ops_failed = api->ops_failed;
     answer.reduce_level = (char *)dev_reduce_level_text();
-    if (api->net != NULL) {
-        struct net_statistics statistics = {0};
-        net_statistics(api->net, &statistics);
-        answer.received_datagrams = statistics.received_datagrams;
-        answer.dropped_datagrams = statistics.dropped_datagrams;
-        answer.refused_handshakes = statistics.refused_handshakes;
-        answer.certificate_ends_s = statistics.certificate_ends_s;
-    }
+    struct net_statistics statistics;
+    net_statistics(api->net, &statistics);
+    answer.received_datagrams = statistics.received_datagrams;
+    answer.dropped_datagrams = statistics.dropped_datagrams;
+    answer.refused_handshakes = statistics.refused_handshakes;
+    answer.certificate_ends_s = statistics.certificate_ends_s;
     for (const struct api_session *each = api->sessions; each != NULL; each = each->hh.next) {
         answer.memory_registered_bytes += each->memory_bytes;
     }
@@ -174,10 +172,8 @@ static void fill_node(const struct api *api, uint32_t node, const struct rails_t
 
 static uint64_t own_certificate_ends_s(const struct api *api)
 {
-    struct net_statistics statistics = {0};
-    if (api->net != NULL) {
-        net_statistics(api->net, &statistics);
-    }
+    struct net_statistics statistics;
+    net_statistics(api->net, &statistics);
     return statistics.certificate_ends_s;
 }
 

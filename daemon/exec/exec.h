@@ -59,7 +59,8 @@ struct budget_account;
 /* Called when the exec has work: exec_run is wanted soon (the daemon posts a task, a simulation loops). */
 typedef void exec_wake_function(void *context);
 
-/* Registers itself as the handler of NET_STREAM_DATA. net outlives the exec. */
+/* Registers itself as the handler of NET_STREAM_DATA and NET_STREAM_MESSAGE. net outlives the exec; null for
+ * a node that is alone. */
 enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_context, struct exec **out,
                      struct error *error) COMM_MUST_USE;
 /*

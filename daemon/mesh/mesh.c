@@ -272,7 +272,7 @@ uint64_t mesh_own_instance(const struct mesh *mesh)
 
 void mesh_check_certificates(struct mesh *mesh, uint64_t now_s)
 {
-    struct net_statistics statistics = {0};
+    struct net_statistics statistics;
     struct expiry_certificate *others =
         calloc((size_t)mesh->peer_count + 1, sizeof *others); /* without memory: an hour later */
     net_statistics(mesh->net, &statistics);

@@ -56,8 +56,8 @@ struct mesh_handler {
     void (*message)(void *context, uint32_t node, const Commd__Mesh__Message *message, uint64_t now_ns);
 };
 
-/* Registers itself with net as peer handler and for NET_STREAM_CONTROL. net outlives the mesh. Names are
- * copied. */
+/* Registers itself with net as peer handler and for NET_STREAM_CONTROL. net outlives the mesh; null for a
+ * node that is alone. Names are copied. */
 enum status mesh_new(struct net *net, const struct mesh_options *options, struct mesh **out,
                      struct error *error) COMM_MUST_USE;
 void mesh_free(struct mesh *mesh);

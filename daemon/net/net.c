@@ -2,13 +2,17 @@
 
 void net_set_peer_handler(struct net *net, const struct net_peer_handler *handler)
 {
-    net->peer_handler = *handler;
+    if (net != NULL) {
+        net->peer_handler = *handler;
+    }
 }
 
 void net_set_stream_handler(struct net *net, enum net_stream_kind kind,
                             const struct net_stream_handler *handler)
 {
-    net->stream_handlers[kind] = *handler;
+    if (net != NULL) {
+        net->stream_handlers[kind] = *handler;
+    }
 }
 
 void net_free(struct net *net)
@@ -21,6 +25,9 @@ void net_free(struct net *net)
 enum status net_add_peer(struct net *net, const char *name, const char *address, uint32_t *peer,
                          struct error *error)
 {
+    if (net == NULL) {
+        return error_set(error, STATUS_UNREACHABLE, "node %s: this node has no network", name);
+    }
     return net->operations->add_peer(net, name, address, peer, error);
 }
 
@@ -96,5 +103,8 @@ void net_peer_statistics(const struct net *net, uint32_t peer, struct net_peer_s
 
 void net_statistics(const struct net *net, struct net_statistics *out)
 {
-    net->operations->statistics(net, out);
+    *out = (struct net_statistics){0};
+    if (net != NULL) {
+        net->operations->statistics(net, out);
+    }
 }

@@ -8,13 +8,17 @@
 #include "daemon/base/error.h"
 
 /*
- * Bytes between nodes: one interface, two implementations. quic.h makes one over ngtcp2; mem.h makes a whole
- * network in memory, seeded, with time as an argument.
+ * Bytes between nodes: an interface, and quic.h, which implements it with ngtcp2. Tests have another
+ * implementation, in memory (tests/network).
  *
  * A `net` is one node's endpoint. Peers are the other nodes of the configuration, known by index (0-based, in
  * the order of net_add_peer) and by name; at most one authenticated connection to each. On a connection,
  * streams carry ordered bytes one way, from the node that opened them; each has a kind, which decides who
  * receives it.
+ *
+ * A node that is alone has none: its net is null. Null is accepted by net_set_peer_handler,
+ * net_set_stream_handler, net_free, net_add_peer (UNREACHABLE) and net_statistics (all 0); without peers,
+ * nothing else is called.
  *
  * Single-threaded: everything of a net happens on its loop's thread. Handlers are called from there and may
  * call back into the net, with one exception: none may call net_free.

@@ -94,21 +94,18 @@ static void on_settings(void *context, api_setting_function *visit, void *visit_
 
 void fuzz_node_start(struct fuzz_node *node)
 {
-    struct mem_conditions conditions = {0};
     struct mesh_options mesh_options;
     *node = (struct fuzz_node){0};
     make_folder();
     log_set_sink(on_log, NULL);
     fuzz_require(loop_new(&node->loop, NULL) == STATUS_OK);
-    fuzz_require(mem_network_new(1, &conditions, &node->network, NULL) == STATUS_OK);
-    fuzz_require(mem_network_add(node->network, "a", &node->net, NULL) == STATUS_OK);
     mesh_options_default(&mesh_options);
     mesh_options.node_name = "a";
     mesh_options.cluster_name = "blue";
     mesh_options.version_text = COMMD_VERSION_TEXT;
     mesh_options.instance = 77;
-    fuzz_require(mesh_new(node->net, &mesh_options, &node->mesh, NULL) == STATUS_OK);
-    fuzz_require(exec_new(node->net, on_wake, node, &node->exec, NULL) == STATUS_OK);
+    fuzz_require(mesh_new(NULL, &mesh_options, &node->mesh, NULL) == STATUS_OK);
+    fuzz_require(exec_new(NULL, on_wake, node, &node->exec, NULL) == STATUS_OK);
     struct req_options req_options = {
         .mesh = node->mesh, .exec = node->exec, .seed_secure = 5, .slice_bytes = 4096};
     fuzz_require(req_new(&req_options, &node->req, NULL) == STATUS_OK);
@@ -129,7 +126,6 @@ void fuzz_node_start(struct fuzz_node *node)
 static void node_look(struct fuzz_node *node)
 {
     uint64_t now_ns = loop_now_ns();
-    mem_network_advance(node->network, now_ns);
     mesh_tick(node->mesh, now_ns);
     exec_tick(node->exec, now_ns);
     req_tick(node->req, now_ns);
@@ -161,7 +157,7 @@ void fuzz_node_advance(struct fuzz_node *node, uint64_t span_ns)
     uint64_t until_ns = clock_ns + span_ns;
     for (unsigned i = 0; clock_ns < until_ns; i++) {
         fuzz_require(i < TURNS_MAX);
-        uint64_t next_ns = time_min(mem_network_next_ns(node->network), mesh_next_deadline_ns(node->mesh));
+        uint64_t next_ns = mesh_next_deadline_ns(node->mesh);
         next_ns = time_min(next_ns, req_next_deadline_ns(node->req));
         next_ns = time_min(next_ns, exec_next_deadline_ns(node->exec));
         /* What polls does so every few microseconds: coarser here, or there would be no end. */
@@ -181,8 +177,6 @@ void fuzz_node_stop(struct fuzz_node *node)
     req_free(node->req);
     exec_free(node->exec);
     mesh_free(node->mesh);
-    net_free(node->net);
-    mem_network_free(node->network);
     loop_free(node->loop);
     log_set_sink(NULL, NULL);
 }

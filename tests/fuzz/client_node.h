@@ -4,7 +4,6 @@
 #include "daemon/api/api.h"
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
-#include "daemon/net/mem.h"
 #include "daemon/req/req.h"
 #include "proto/client.pb-c.h"
 #include "proto/ring.h"
@@ -21,8 +20,6 @@
 
 struct fuzz_node {
     struct loop *loop;
-    struct mem_network *network;
-    struct net *net;
     struct mesh *mesh;
     struct exec *exec;
     struct req *req;

@@ -9,10 +9,10 @@
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
-#include "daemon/net/mem.h"
 #include "daemon/req/req.h"
 #include "proto/frame.h"
 #include "proto/version.h"
+#include "tests/network/mem.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 

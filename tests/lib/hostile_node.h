@@ -6,9 +6,9 @@
 
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
-#include "daemon/net/mem.h"
 #include "proto/data_header.h"
 #include "proto/message_header.h"
+#include "tests/network/mem.h"
 
 /*
  * A node under test, "a", with a real exec and one communicator of four ranks, and node "b", which has a

@@ -9,8 +9,8 @@
 #include "daemon/exec/exec.h"
 #include "daemon/exec/rails.h"
 #include "daemon/mesh/mesh.h"
-#include "daemon/net/mem.h"
 #include "daemon/req/req.h"
+#include "tests/network/mem.h"
 
 /*
  * A whole cluster in one process, on one thread and in virtual time: every node is net (in memory), mesh,

@@ -30,7 +30,6 @@
 #include "daemon/dev/guard.h"
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
-#include "daemon/net/mem.h"
 #include "daemon/req/req.h"
 #include "proto/client.pb-c.h"
 #include "proto/types.h"
@@ -49,8 +48,6 @@ struct node {
     char path[96];
     char admin_path[96];
     struct loop *loop;
-    struct mem_network *network;
-    struct net *net;
     struct mesh *mesh;
     struct exec *exec;
     struct req *req;
@@ -133,18 +130,15 @@ static inline struct node *node_new_bare(void)
     assert_non_null(mkdtemp(node->folder));
     snprintf(node->path, sizeof node->path, "%s/commd.sock", node->folder);
     snprintf(node->admin_path, sizeof node->admin_path, "%s/admin.sock", node->folder);
-    struct mem_conditions conditions = {0};
     must(loop_new(&node->loop, error));
-    must(mem_network_new(1, &conditions, &node->network, error));
-    must(mem_network_add(node->network, "a", &node->net, error));
     struct mesh_options mesh_options;
     mesh_options_default(&mesh_options);
     mesh_options.node_name = "a";
     mesh_options.cluster_name = "blue";
     mesh_options.version_text = COMMD_VERSION_TEXT;
     mesh_options.instance = 77;
-    must(mesh_new(node->net, &mesh_options, &node->mesh, error));
-    must(exec_new(node->net, node_wake, node, &node->exec, error));
+    must(mesh_new(NULL, &mesh_options, &node->mesh, error));
+    must(exec_new(NULL, node_wake, node, &node->exec, error));
     struct req_options req_options = {
         .mesh = node->mesh, .exec = node->exec, .seed_secure = 5, .slice_bytes = 65536};
     must(req_new(&req_options, &node->req, error));
@@ -162,7 +156,6 @@ static inline struct node *node_new(void)
 static inline void node_turn(struct node *node)
 {
     uint64_t now_ns = loop_now_ns();
-    mem_network_advance(node->network, now_ns);
     mesh_tick(node->mesh, now_ns);
     exec_tick(node->exec, now_ns);
     req_tick(node->req, now_ns);
@@ -189,8 +182,6 @@ static inline void node_free(struct node *node)
     req_free(node->req);
     exec_free(node->exec);
     mesh_free(node->mesh);
-    net_free(node->net);
-    mem_network_free(node->network);
     loop_free(node->loop);
     assert_int_equal(access(node->path, F_OK), -1); /* the api removes its files */
     assert_int_equal(access(node->admin_path, F_OK), -1);

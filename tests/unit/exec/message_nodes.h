@@ -8,8 +8,8 @@
 #include <utlist.h>
 
 #include "daemon/exec/exec_internal.h"
-#include "daemon/net/mem.h"
 #include "proto/message_header.h"
+#include "tests/network/mem.h"
 #include "tests/unit/cuda_double/case.h"
 
 /*

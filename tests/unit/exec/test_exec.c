@@ -11,7 +11,7 @@
 
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
-#include "daemon/net/mem.h"
+#include "tests/network/mem.h"
 
 /* Engines of several nodes on an in-memory network, driven by hand. */
 #define NODES_MAX 5

@@ -13,7 +13,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
 #include "daemon/mesh/mesh.h"
-#include "daemon/net/mem.h"
+#include "tests/network/mem.h"
 
 /* Meshes on the in-memory network; node_up and node_down are checked to alternate. */
 

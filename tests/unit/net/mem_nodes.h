@@ -14,8 +14,8 @@
 
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
-#include "daemon/net/mem.h"
 #include "proto/types.h"
+#include "tests/network/mem.h"
 
 /*
  * Nodes on an in-memory network that check what they are told against net.h's promises: peer_up and peer_down

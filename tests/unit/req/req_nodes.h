@@ -16,8 +16,8 @@
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
-#include "daemon/net/mem.h"
 #include "daemon/req/req.h"
+#include "tests/network/mem.h"
 
 /*
  * Nodes "a", "b", … of net (in memory), mesh, exec and req, and members on them that check what they are told

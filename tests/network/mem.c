@@ -1,4 +1,4 @@
-#include "daemon/net/mem_internal.h"
+#include "tests/network/mem_internal.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "daemon/net/mem_event.h"
+#include "tests/network/mem_event.h"
 
 #include <assert.h>
 

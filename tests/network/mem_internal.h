@@ -1,5 +1,5 @@
-#ifndef DAEMON_NET_MEM_INTERNAL_H
-#define DAEMON_NET_MEM_INTERNAL_H
+#ifndef TESTS_NETWORK_MEM_INTERNAL_H
+#define TESTS_NETWORK_MEM_INTERNAL_H
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -7,10 +7,10 @@
 
 #include "daemon/base/random.h"
 #include "daemon/base/table.h"
-#include "daemon/net/mem.h"
-#include "daemon/net/mem_event.h"
 #include "daemon/net/net.h"
 #include "proto/types.h"
+#include "tests/network/mem.h"
+#include "tests/network/mem_event.h"
 
 /*
  * The parts of the in-memory network, shared by mem*.c alone:

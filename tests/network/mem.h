@@ -1,5 +1,5 @@
-#ifndef DAEMON_NET_MEM_H
-#define DAEMON_NET_MEM_H
+#ifndef TESTS_NETWORK_MEM_H
+#define TESTS_NETWORK_MEM_H
 
 #include <stdbool.h>
 #include <stdint.h>

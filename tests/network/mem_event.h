@@ -1,5 +1,5 @@
-#ifndef DAEMON_NET_MEM_EVENT_H
-#define DAEMON_NET_MEM_EVENT_H
+#ifndef TESTS_NETWORK_MEM_EVENT_H
+#define TESTS_NETWORK_MEM_EVENT_H
 
 #include <stddef.h>
 #include <stdint.h>

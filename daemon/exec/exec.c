@@ -71,21 +71,30 @@ static bool exec_polls(struct exec *exec, uint64_t now_ns)
 
 bool exec_run(struct exec *exec, uint64_t now_ns)
 {
-    bool more = false;
-    struct exec_comm *comm, *next;
     exec->now_ns = now_ns;
-    exec->waits_for_devices = false;
-    exec->devices_advanced = false;
-    DL_FOREACH_SAFE2(exec->busy, comm, next, busy_next)
-    {
+    if (exec->unstepped == 0) {
+        exec->round++;
+        exec->unstepped = exec->busy.count;
+        exec->more = false;
+        exec->waits_for_devices = false;
+        exec->devices_advanced = false;
+    }
+    uint32_t steps = EXEC_RUN_STEPS, looks = EXEC_RUN_LOOKS;
+    while (exec->unstepped > 0 && steps > 0 && looks > 0) {
+        struct exec_comm *comm = exec_comm_next(exec);
+        looks--;
         if (exec_comm_idle(comm)) {
             exec_comm_rest(comm);
-        } else {
-            more |= exec_comm_step(comm, now_ns);
+        } else if (exec_comm_step(comm, now_ns)) { /* may free it */
+            exec->more = true;
+            steps--;
         }
     }
+    if (exec->unstepped > 0) {
+        return true;
+    }
     bool polls = exec_polls(exec, now_ns);
-    return more || polls;
+    return exec->more || polls;
 }
 
 uint64_t exec_next_deadline_ns(const struct exec *exec)

@@ -75,7 +75,12 @@ void exec_set_gpus(struct exec *exec, struct dev_gpus *gpus);
 /* After every exec_comm was freed. */
 void exec_free(struct exec *exec);
 
-/* Does a bounded amount of work (about one slice a communicator). Returns whether more is waiting. */
+/*
+ * Does a bounded amount of work: about one slice of at most EXEC_RUN_STEPS communicators. Users take turns,
+ * so nobody waits longer for one who has many communicators. Returns whether more is waiting.
+ */
+#define EXEC_RUN_STEPS 16u
+#define EXEC_RUN_LOOKS 1024u /* at communicators that could do nothing */
 bool exec_run(struct exec *exec, uint64_t now_ns);
 
 /* Parked streams of unknown communicators are reset when they expire. */
@@ -86,6 +91,7 @@ void exec_tick(struct exec *exec, uint64_t now_ns);
 struct exec_comm_options {
     uint64_t comm_id; /* the same on all nodes, and never that of another communicator */
     uint32_t generation;
+    uint32_t owner_uid;           /* whose turns it takes */
     uint32_t size;                /* ranks */
     const uint32_t *node_of_rank; /* size; copied. Nodes are ordered by their lowest rank */
     uint32_t node_count;          /* 1..COLL_NODES_MAX */

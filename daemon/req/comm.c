@@ -104,9 +104,7 @@ void req_comm_free(struct req_comm *comm)
 {
     struct req *req = comm->req;
     req_comm_unname(comm);
-    if (comm->queued) {
-        DL_DELETE2(req->queue, comm, queue_prev, queue_next);
-    }
+    fair_remove(&req->queue, &comm->turn);
     req_op_free_all(comm);
     req_point_free_all(comm);
     req_verdicts_free(comm);
@@ -122,10 +120,7 @@ void req_comm_free(struct req_comm *comm)
 
 void req_comm_queue(struct req_comm *comm)
 {
-    if (!comm->queued) {
-        comm->queued = true;
-        DL_APPEND2(comm->req->queue, comm, queue_prev, queue_next);
-    }
+    fair_put(&comm->req->queue, &comm->turn, comm->terms.owner_uid);
 }
 
 void req_comm_set_state(struct req_comm *comm, enum req_comm_state state, uint64_t now_ns)

@@ -486,6 +486,7 @@ static enum status make_exec(struct req_comm *comm, struct error *error)
     struct exec_comm_options options = {
         .comm_id = comm->comm_id,
         .generation = 1, /* on the wire the id tells incarnations apart: each has its own */
+        .owner_uid = comm->terms.owner_uid,
         .node_count = comm->node_count,
         .node_index = comm->own_index,
         .peers = peers,

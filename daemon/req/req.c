@@ -73,7 +73,7 @@ bool req_is_crowded(const struct req *req)
 
 uint64_t req_next_deadline_ns(const struct req *req)
 {
-    if (req->queue != NULL) {
+    if (req->queue.count > 0) {
         return 0;
     }
     const struct timer_node *first = timer_heap_first(&req->timers);
@@ -132,18 +132,14 @@ void req_tick(struct req *req, uint64_t now_ns)
         req_expire((struct req_comm *)((char *)first - offsetof(struct req_comm, timer)), now_ns);
     }
     /* What is queued meanwhile waits for the next tick. */
-    uint32_t count = 0;
-    struct req_comm *comm;
-    DL_FOREACH2(req->queue, comm, queue_next)
-    {
-        count++;
-    }
-    for (req->tells_left = REQ_TICK_TELLS; count > 0 && req->queue != NULL && req->tells_left > 0; count--) {
+    req->tells_left = REQ_TICK_TELLS;
+    for (uint32_t left = req->queue.count; left > 0 && req->tells_left > 0; left--) {
+        struct fair_entry *turn = fair_take(&req->queue);
+        if (turn == NULL) {
+            break;
+        }
         req->tells_left--;
-        comm = req->queue;
-        DL_DELETE2(req->queue, comm, queue_prev, queue_next);
-        comm->queued = false;
-        req_comm_work(comm, now_ns);
+        req_comm_work((struct req_comm *)((char *)turn - offsetof(struct req_comm, turn)), now_ns);
     }
 }
 

@@ -1,6 +1,7 @@
 #ifndef DAEMON_REQ_REQ_INTERNAL_H
 #define DAEMON_REQ_REQ_INTERNAL_H
 
+#include "daemon/base/fair.h"
 #include "daemon/base/log.h"
 #include "daemon/base/random.h"
 #include "daemon/base/ranges.h"
@@ -169,7 +170,7 @@ struct req_key {
 
 struct req_comm {
     struct req_comm *prev, *next; /* of req, oldest first */
-    struct req_comm *queue_prev, *queue_next;
+    struct fair_entry turn;       /* in req->queue */
     struct req *req;
     struct req_key key;
     const char *name; /* the key's */
@@ -178,8 +179,7 @@ struct req_comm {
     uint64_t since_ns;
     struct error cause; /* FAILED */
     uint32_t generation;
-    bool named;  /* in req->by_key */
-    bool queued; /* in req->queue */
+    bool named; /* in req->by_key */
     struct timer_node timer;
 
     struct req_member *members; /* ascending by rank; refused ones too */
@@ -266,7 +266,7 @@ struct req {
     struct req_comm *by_key;
     struct req_comm *by_id;
     struct req_comm *by_promise; /* by the last id that was promised, taken back or not */
-    struct req_comm *queue;      /* work for the next tick */
+    struct fair queue;           /* work for the next tick */
     uint32_t tells_left;         /* of this tick */
     struct req_names *names;     /* by uid; names.c */
     uint32_t name_count;

@@ -1,0 +1,166 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/time.h"
+#include "daemon/exec/exec.h"
+#include "daemon/net/mem.h"
+
+/* Communicators of two users in one exec: one user with many, all of them busy, and one with one. */
+
+enum {
+    RANKS = 2,
+    MANY = 500,
+    SLICE_ELEMENTS = 4,
+    ELEMENTS = 200, /* several steps */
+    ELEMENT_BYTES = 4
+};
+
+struct setup {
+    struct mem_network *network;
+    struct net *net;
+    struct exec *exec;
+    struct exec_comm *comms[MANY + 1]; /* the last one is the other user's */
+    int32_t in[RANKS][ELEMENTS], out[RANKS][ELEMENTS];
+    unsigned done[2]; /* of the one with many; of the other */
+};
+static struct setup setup; /* large */
+
+static void no_wake(void *context)
+{
+    (void)context;
+}
+
+static void comm_failed(void *context, const struct error *cause, uint64_t now_ns)
+{
+    (void)context;
+    (void)now_ns;
+    fail_msg("%s", cause->text);
+}
+
+static void op_done(void *context, const struct error *result, uint64_t now_ns)
+{
+    (void)now_ns;
+    assert_int_equal(result->status, STATUS_OK);
+    ++*(unsigned *)context;
+}
+
+static struct exec_comm *comm_new(uint64_t id, uint32_t owner_uid)
+{
+    static const uint32_t node_of_rank[RANKS] = {0}, peers[1] = {0};
+    static const char *const names[1] = {"a"};
+    struct exec_comm *comm;
+    struct exec_comm_options options = {.comm_id = id,
+                                        .generation = 1,
+                                        .owner_uid = owner_uid,
+                                        .size = RANKS,
+                                        .node_of_rank = node_of_rank,
+                                        .node_count = 1,
+                                        .peers = peers,
+                                        .node_names = names,
+                                        .slice_bytes = SLICE_ELEMENTS * ELEMENT_BYTES,
+                                        .name = "turns",
+                                        .failed = comm_failed};
+    assert_int_equal(exec_comm_new(setup.exec, &options, &comm, NULL), STATUS_OK);
+    return comm;
+}
+
+static void submit(struct exec_comm *comm, uint64_t seq, unsigned *done)
+{
+    struct exec_rank ranks[RANKS] = {{0}};
+    for (uint32_t i = 0; i < RANKS; i++) {
+        ranks[i].input = setup.in[i];
+        ranks[i].output = setup.out[i];
+    }
+    struct exec_call call = {.kind = OP_KIND_ALL_REDUCE,
+                             .dtype = DTYPE_I32,
+                             .reduce = REDUCE_SUM,
+                             .seq = seq,
+                             .count_elements = ELEMENTS,
+                             .part_count = 1,
+                             .rank_count = RANKS,
+                             .ranks = ranks,
+                             .done = op_done,
+                             .context = done};
+    assert_int_equal(exec_submit(comm, &call, NULL), STATUS_OK);
+}
+
+static void setup_start(void)
+{
+    struct mem_conditions conditions = {.delay_ns = TIME_US};
+    memset(&setup, 0, sizeof setup);
+    assert_int_equal(mem_network_new(1, &conditions, &setup.network, NULL), STATUS_OK);
+    assert_int_equal(mem_network_add(setup.network, "a", &setup.net, NULL), STATUS_OK);
+    assert_int_equal(exec_new(setup.net, no_wake, NULL, &setup.exec, NULL), STATUS_OK);
+    for (unsigned i = 0; i <= MANY; i++) {
+        setup.comms[i] = comm_new(i + 1, i < MANY ? 1000 : 1001);
+    }
+}
+
+static void setup_stop(void)
+{
+    for (unsigned i = 0; i <= MANY; i++) {
+        exec_comm_free(setup.comms[i]);
+    }
+    exec_free(setup.exec);
+    net_free(setup.net);
+    mem_network_free(setup.network);
+}
+
+/* The other user's operation needs as many runs as it has steps, and few more; a run's work is bounded. */
+static void test_many_communicators(void **state)
+{
+    (void)state;
+    setup_start();
+    unsigned alone = 0, beside = 0;
+    submit(setup.comms[MANY], 1, &setup.done[1]);
+    for (; setup.done[1] == 0; alone++) {
+        (void)exec_run(setup.exec, TIME_S);
+    }
+    assert_true(alone > 3);
+    for (unsigned i = 0; i <= MANY; i++) {
+        submit(setup.comms[i], 2, &setup.done[i < MANY ? 0 : 1]);
+    }
+    for (; setup.done[1] == 1; beside++) {
+        assert_true(exec_run(setup.exec, TIME_S));
+        assert_true(setup.done[0] <= EXEC_RUN_STEPS * (beside + 1));
+    }
+    assert_true(beside <= alone);
+    assert_int_equal(setup.done[0], 0); /* half of the steps went to 500 communicators */
+    while (exec_run(setup.exec, TIME_S)) {
+    }
+    assert_int_equal(setup.done[0], MANY);
+    setup_stop();
+}
+
+/* Communicators that wait for nothing in the same run are stepped, too: none is left out. */
+static void test_none_is_left_out(void **state)
+{
+    (void)state;
+    setup_start();
+    for (unsigned i = 0; i <= MANY; i++) {
+        submit(setup.comms[i], 2, &setup.done[i < MANY ? 0 : 1]);
+    }
+    unsigned runs = 0;
+    while (exec_run(setup.exec, TIME_S)) {
+        assert_true(++runs < 100000);
+    }
+    assert_int_equal(setup.done[0], MANY);
+    assert_int_equal(setup.done[1], 1);
+    setup_stop();
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_many_communicators),
+        cmocka_unit_test(test_none_is_left_out),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -107,7 +107,6 @@ void req_comm_free(struct req_comm *comm)
     fair_remove(&req->queue, &comm->turn);
     req_op_free_all(comm);
     req_point_free_all(comm);
-    req_verdicts_free(comm);
     if (comm->exec != NULL) {
         exec_comm_free(comm->exec);
     }

@@ -203,6 +203,7 @@ static void promise_free(struct req_comm *comm)
     free(comm->node_of_rank);
     free(comm->has_left);
     free(comm->locals);
+    req_verdicts_free(comm);
     comm->nodes = NULL;
     comm->node_names = NULL;
     comm->node_of_rank = NULL;
@@ -537,6 +538,7 @@ static void formed(struct req_comm *comm, uint64_t now_ns)
     }
     refuse_others(comm);
     req_comm_set_state(comm, REQ_COMM_FORMED, now_ns);
+    req_verdicts_begin(comm, now_ns);
     char left_out[REQ_LEFT_OUT_BYTES];
     if (req_comm_may_log(comm, &comm->req->formed_log, now_ns, left_out)) {
         log_info("communicator \"%s\" of uid %u formed: %u ranks, %u here, on %u nodes, id %016llx%s",

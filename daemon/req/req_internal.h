@@ -401,6 +401,8 @@ void req_verdict_tell_refusals(struct req_comm *comm, uint64_t now_ns);
 void req_verdict_tell_own(struct req_member *member, uint64_t now_ns);
 /* Nobody is told any more. */
 void req_verdict_forget_own(struct req_member *member);
+/* The communicator has formed: verdicts that nodes asked for which formed before hold. */
+void req_verdicts_begin(struct req_comm *comm, uint64_t now_ns);
 void req_verdicts_free(struct req_comm *comm);
 
 /* point.c: messages from rank to rank. */

@@ -77,6 +77,7 @@ void req_verdicts_free(struct req_comm *comm)
 {
     for (uint32_t i = 0; i < REQ_VERDICT_TEXTS_MAX; i++) {
         free(comm->verdict_texts[i]);
+        comm->verdict_texts[i] = NULL;
     }
     ranges_free(&comm->verdicts);
 }
@@ -94,7 +95,9 @@ static void verdict_apply(struct req_comm *comm, uint64_t seq, uint64_t ops, con
         req_comm_fail(comm, &failure, REQ_TELL_NODES, now_ns);
         return;
     }
-    exec_cancel(comm->exec, seq, ops, cause, now_ns); /* also what is not submitted: others may have been */
+    if (comm->exec != NULL) { /* also what is not submitted: others may have been */
+        exec_cancel(comm->exec, seq, ops, cause, now_ns);
+    }
     for (uint64_t each = seq; each < seq + ops; each++) {
         struct req_comm_op *op = req_op_at(comm, each);
         if (op != NULL) {
@@ -128,7 +131,7 @@ static void verdict_take(struct req_comm *comm, uint64_t seq, uint32_t ops, cons
 {
     uint64_t end = seq + ops;
     for (uint64_t count;
-         comm->state == REQ_COMM_FORMED && (count = ranges_gap(&comm->verdicts, &seq, end)) > 0;
+         comm->state != REQ_COMM_FAILED && (count = ranges_gap(&comm->verdicts, &seq, end)) > 0;
          seq += count) {
         for (uint32_t i = 0; comm->own_index == 0 && i < comm->node_count; i++) {
             if (i != comm->own_index) {
@@ -152,12 +155,20 @@ void req_verdict_ask(struct req_comm *comm, uint64_t seq, uint32_t ops, const st
 void req_verdict_received(struct req_comm *comm, const Commd__Mesh__Verdict *verdict, uint64_t now_ns)
 {
     struct error cause;
-    if (comm->state != REQ_COMM_FORMED) {
+    if (comm->state == REQ_COMM_FAILED) {
         return;
     }
     cause.status = verdict->status == STATUS_LIMIT ? STATUS_LIMIT : STATUS_MISMATCH;
     req_text_from_wire(verdict->text, cause.text, sizeof cause.text);
     verdict_take(comm, verdict->seq, verdict->ops, &cause, now_ns);
+}
+
+void req_verdicts_begin(struct req_comm *comm, uint64_t now_ns)
+{
+    static const struct error cause = {.status = STATUS_LIMIT, .text = "ended before it was posted here"};
+    for (uint32_t i = 0; i < comm->verdicts.count; i++) {
+        exec_cancel(comm->exec, comm->verdicts.items[i].first, comm->verdicts.items[i].count, &cause, now_ns);
+    }
 }
 
 /* --- Refusals --- */

@@ -157,6 +157,59 @@ static void test_collective_refused(void **state)
     }
 }
 
+/* The node that is to say so may still be forming: it hears of the last promise later than the others. */
+static void test_refused_early(void **state)
+{
+    (void)state;
+    enum { SIZE = 3 };
+    const struct mem_conditions slow = {.delay_ns = 50 * TIME_MS};
+    struct budget_account *poor;
+    struct member *members[SIZE];
+    struct error error;
+    world_start(&world, SIZE, 1, NULL);
+    budget_start(&poor);
+    connect_all(&world);
+    struct budget_account *rich = world.account;
+    members[0] = join(&world, 0, "early", 0, SIZE);
+    members[2] = join(&world, 2, "early", 2, SIZE);
+    run(&world, 10 * TIME_MS);
+    mem_network_set_link(world.network, "c", "a", &slow); /* its promise is to come */
+    world.account = poor;
+    members[1] = join(&world, 1, "early", 1, SIZE);
+    world.account = rich;
+    uint64_t taken = exhaust(poor);
+    for (unsigned i = 0; members[1]->formed_count == 0; i++) {
+        assert_true(i < 1000);
+        run(&world, TIME_MS);
+    }
+    assert_int_equal(post_barrier(members[1], 0, &error), STATUS_LIMIT);
+    run(&world, 5 * TIME_MS);
+    assert_int_equal(members[0]->formed_count, 0);
+    run(&world, 200 * TIME_MS);
+    budget_release(poor, BUDGET_OPERATIONS, taken);
+    for (uint32_t rank = 0; rank < SIZE; rank += 2) {
+        assert_formed(members[rank]);
+        assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
+    }
+    run(&world, 200 * TIME_MS);
+    for (uint32_t rank = 0; rank < SIZE; rank++) {
+        if (rank != 1) {
+            assert_int_equal(members[rank]->completed, 1);
+            assert_error(&members[rank]->results[1], STATUS_LIMIT, "user 1000 holds");
+        }
+        assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
+    }
+    run(&world, 500 * TIME_MS);
+    for (uint32_t rank = 0; rank < SIZE; rank++) {
+        assert_int_equal(members[rank]->results[members[rank]->completed].status, STATUS_OK);
+        assert_int_equal(members[rank]->completed, members[rank]->posted);
+    }
+    leave_all(&world);
+    run(&world, TIME_S);
+    budget_end(poor);
+    world_stop(&world);
+}
+
 static size_t in_use(void)
 {
     return mallinfo2().uordblks + mallinfo2().hblkhd;
@@ -221,7 +274,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many_messages),         cmocka_unit_test(test_message_refused),
         cmocka_unit_test(test_collective_refused),    cmocka_unit_test(test_memory_is_charged),
-        cmocka_unit_test(test_communicators_refused),
+        cmocka_unit_test(test_communicators_refused), cmocka_unit_test(test_refused_early),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

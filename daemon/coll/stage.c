@@ -1,0 +1,379 @@
+#include "daemon/coll/stage.h"
+
+#include <assert.h>
+
+#include "daemon/base/checked.h"
+#include "daemon/coll/stage_internal.h"
+
+/* Domains' parts of a sum lie this far apart, or a multiple of it: no cache line has elements of two. */
+#define SLOT_ALIGN_ELEMENTS 256
+
+enum stage_family stage_family_of(enum op_kind kind)
+{
+    switch (kind) {
+    case OP_KIND_ALL_REDUCE:
+    case OP_KIND_REDUCE:
+    case OP_KIND_BROADCAST:
+        return STAGE_VECTOR;
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_REDUCE_SCATTER:
+    case OP_KIND_GATHER:
+    case OP_KIND_SCATTER:
+        return STAGE_BLOCKS;
+    case OP_KIND_ALL_TO_ALL:
+        return STAGE_PAIRS;
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+        return STAGE_SCAN;
+    case OP_KIND_BARRIER:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        break;
+    }
+    return STAGE_NONE;
+}
+
+struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_t index)
+{
+    struct stage_slice slice = {.op = op, .index = index, .count_elements = op->total_elements};
+    enum stage_family family = stage_family_of(op->kind);
+    if ((family == STAGE_VECTOR || family == STAGE_SCAN) && op->slice_count > 1) {
+        coll_slice_range(op->total_elements, op->element_bytes, op->slice_bytes, index,
+                         &slice.offset_elements, &slice.count_elements);
+    }
+    return slice;
+}
+
+/* --- What is agreed --- */
+
+bool coll_stage_sizes_are_private(const struct coll_stage_op *op)
+{
+    return op->has_layouts &&
+           (op->kind == OP_KIND_ALL_TO_ALL || op->kind == OP_KIND_GATHER || op->kind == OP_KIND_SCATTER);
+}
+
+enum op_kind coll_stage_schedule_kind(enum op_kind kind, const struct coll_map *map)
+{
+    bool gathers = stage_family_of(kind) == STAGE_SCAN && !coll_map_is_contiguous(map);
+    return gathers ? OP_KIND_ALL_GATHER : kind;
+}
+
+bool coll_stage_total(const struct coll_stage_op *op, uint64_t *out)
+{
+    bool fits = true;
+    *out = 0;
+    switch (stage_family_of(op->kind)) {
+    case STAGE_PAIRS: /* with layouts no node knows it */
+        return checked_mul_u64(op->count_elements, op->map->size, out);
+    case STAGE_BLOCKS:
+        for (uint32_t position = 0; position < op->map->size; position++) {
+            fits = fits && checked_add_u64(*out, coll_stage_block_count(op, position), out);
+        }
+        return fits;
+    case STAGE_VECTOR:
+    case STAGE_SCAN:
+        for (uint32_t part = 0; part < op->part_count; part++) {
+            fits = fits && checked_add_u64(*out, op->part_counts[part], out);
+        }
+        return fits;
+    case STAGE_NONE:
+        break;
+    }
+    return true;
+}
+
+/* --- Domains --- */
+
+uint32_t stage_slots(const struct coll_stage_op *op, uint32_t part)
+{
+    const struct coll_stage_rank *ranks = &op->ranks[(size_t)part * op->map->local_count];
+    uint64_t seen = 0;
+    uint32_t count = 0;
+    for (uint32_t local = 0; local < op->map->local_count; local++) {
+        uint64_t bit = UINT64_C(1) << ranks[local].input_domain;
+        count += (seen & bit) == 0;
+        seen |= bit;
+    }
+    return count;
+}
+
+static uint32_t domain_of(const struct coll_stage_op *op, const struct coll_stage_place *place)
+{
+    const struct coll_stage_rank *rank = &op->ranks[place->rank];
+    return place->buffer == COLL_STAGE_INPUT ? rank->input_domain : rank->output_domain;
+}
+
+/* The places of one domain, in their order. */
+static uint32_t places_of(const struct coll_stage_op *op, uint32_t domain,
+                          const struct coll_stage_place *places, uint32_t count, struct coll_stage_place *out)
+{
+    uint32_t found = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (domain_of(op, &places[i]) == domain) {
+            out[found++] = places[i];
+        }
+    }
+    return found;
+}
+
+/* By the inputs' domains: what each contributes goes to a vector of its own, the first one's to the slice's.
+ */
+static void put_by_sources(struct stage_plan *plan)
+{
+    const struct coll_stage_op *op = plan->slice.op;
+    struct coll_stage_piece *piece = &plan->piece;
+    struct coll_stage_place all[COLL_STAGE_PLACES_MAX];
+    uint32_t all_count = piece->source_count;
+    uint64_t seen = 0;
+    for (uint32_t i = 0; i < all_count; i++) {
+        all[i] = piece->sources[i];
+    }
+    for (uint32_t i = 0; i < all_count; i++) {
+        uint32_t domain = domain_of(op, &all[i]);
+        if ((seen >> domain & 1) != 0) {
+            continue;
+        }
+        seen |= UINT64_C(1) << domain;
+        piece->domain = domain;
+        piece->source_count = places_of(op, domain, all, all_count, piece->sources);
+        plan->emit(plan->context, piece);
+        piece->targets[0].offset_elements += plan->slot_elements;
+    }
+}
+
+static void put_by_targets(struct stage_plan *plan)
+{
+    const struct coll_stage_op *op = plan->slice.op;
+    struct coll_stage_piece *piece = &plan->piece;
+    struct coll_stage_place all[COLL_STAGE_PLACES_MAX];
+    uint32_t all_count = piece->target_count;
+    uint64_t seen = 0;
+    for (uint32_t i = 0; i < all_count; i++) {
+        all[i] = piece->targets[i];
+    }
+    for (uint32_t i = 0; i < all_count; i++) {
+        uint32_t domain = domain_of(op, &all[i]);
+        if ((seen >> domain & 1) == 0) {
+            seen |= UINT64_C(1) << domain;
+            piece->domain = domain;
+            piece->target_count = places_of(op, domain, all, all_count, piece->targets);
+            plan->emit(plan->context, piece);
+        }
+    }
+}
+
+void stage_put(struct stage_plan *plan)
+{
+    const struct coll_stage_piece *piece = &plan->piece;
+    if (piece->count_elements == 0 || piece->source_count == 0 || piece->target_count == 0) {
+        return;
+    }
+    assert(piece->source_count <= COLL_STAGE_PLACES_MAX && piece->target_count <= COLL_STAGE_PLACES_MAX);
+    if (plan->slice.op->mode != COLL_STAGE_STAGED) {
+        plan->emit(plan->context, piece);
+    } else if (piece->sources[0].buffer == COLL_STAGE_INPUT) {
+        put_by_sources(plan);
+    } else if (piece->targets[0].buffer == COLL_STAGE_OUTPUT) {
+        put_by_targets(plan);
+    } else {
+        plan->emit(plan->context, piece);
+    }
+}
+
+static uint64_t slot_elements(uint64_t vector_elements)
+{
+    return (vector_elements + SLOT_ALIGN_ELEMENTS - 1) / SLOT_ALIGN_ELEMENTS * SLOT_ALIGN_ELEMENTS;
+}
+
+/* --- Plans --- */
+
+static uint64_t vector_elements(const struct stage_slice *slice)
+{
+    return stage_family_of(slice->op->kind) == STAGE_BLOCKS ? stage_blocks_measure(slice, NULL)
+                                                            : slice->count_elements;
+}
+
+void coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, uint64_t slice,
+                     coll_stage_emit *emit, void *context)
+{
+    struct stage_plan plan;
+    if ((op->mode == COLL_STAGE_ALONE && step != COLL_STAGE_LOCAL) ||
+        (op->mode != COLL_STAGE_STAGED && step == COLL_STAGE_COMBINE)) {
+        return;
+    }
+    plan.slice = stage_slice_of(op, slice);
+    plan.emit = emit;
+    plan.context = context;
+    plan.slot_elements = stage_has_slots(op) ? slot_elements(vector_elements(&plan.slice)) : 0;
+    if (step == COLL_STAGE_IN && coll_stage_lends_input(op)) {
+        return;
+    }
+    switch (stage_family_of(op->kind)) {
+    case STAGE_VECTOR:
+        stage_vector_step(&plan, step);
+        return;
+    case STAGE_BLOCKS:
+        stage_blocks_step(&plan, step);
+        return;
+    case STAGE_PAIRS:
+        stage_pairs_step(&plan, step);
+        return;
+    case STAGE_SCAN:
+        stage_scan_step(&plan, step);
+        return;
+    case STAGE_NONE:
+        return;
+    }
+}
+
+uint64_t coll_stage_pieces_max(const struct coll_stage_op *op)
+{
+    uint64_t domains = op->mode == COLL_STAGE_STAGED ? op->map->local_count : 1;
+    domains = domains < COLL_STAGE_DOMAINS_MAX ? domains : COLL_STAGE_DOMAINS_MAX;
+    switch (stage_family_of(op->kind)) {
+    case STAGE_VECTOR:
+        return op->part_count * domains;
+    case STAGE_BLOCKS:
+        return op->map->size * domains;
+    case STAGE_PAIRS:
+        return (uint64_t)op->map->local_count * op->map->size;
+    case STAGE_SCAN: /* a fold and a copy of each rank, staged one more; and what runs have */
+        return UINT64_C(3) * op->map->local_count + op->map->run_count;
+    case STAGE_NONE:
+        break;
+    }
+    return 0;
+}
+
+/* --- Vectors of a slice --- */
+
+struct coll_call coll_stage_call(const struct coll_stage_op *op, uint64_t index, uint64_t *offsets)
+{
+    struct stage_slice slice = stage_slice_of(op, index);
+    struct coll_call call = {.kind = coll_stage_schedule_kind(op->kind, op->map),
+                             .node_count = op->map->node_count,
+                             .node_index = op->map->node_index,
+                             .keeps_empty = coll_stage_sizes_are_private(op),
+                             .count_elements = slice.count_elements};
+    switch (stage_family_of(op->kind)) {
+    case STAGE_BLOCKS:
+        call.count_elements = stage_blocks_measure(&slice, offsets);
+        call.block_offsets = offsets;
+        break;
+    case STAGE_PAIRS:
+        stage_pairs_measure(&slice, offsets + op->map->node_count + 1, offsets);
+        call.count_elements = offsets[op->map->node_count];
+        call.block_offsets = offsets;
+        call.send_offsets = offsets + op->map->node_count + 1;
+        break;
+    case STAGE_SCAN:
+        if (stage_scan_gathers(op)) {
+            for (uint32_t node = 0; node <= op->map->node_count; node++) {
+                offsets[node] = op->map->run_first[node] * slice.count_elements;
+            }
+            call.count_elements = op->map->run_count * slice.count_elements;
+            call.block_offsets = offsets;
+        }
+        break;
+    case STAGE_VECTOR:
+    case STAGE_NONE:
+        break;
+    }
+    return call;
+}
+
+/* How far extents reach in the slice's memory. */
+static void memory_end(void *context, const struct coll_stage_place *place, uint64_t count_elements)
+{
+    uint64_t *end = context;
+    uint64_t reaches = place->offset_elements + count_elements;
+    if (place->buffer == COLL_STAGE_MEMORY && reaches > *end) {
+        *end = reaches;
+    }
+}
+
+uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t index)
+{
+    struct stage_slice slice = stage_slice_of(op, index);
+    enum stage_family family = stage_family_of(op->kind);
+    uint32_t slots = 1;
+    uint64_t end = 0;
+    if (family == STAGE_SCAN) {
+        return stage_scan_memory(&slice);
+    }
+    if (op->mode == COLL_STAGE_ALONE) {
+        return 0;
+    }
+    coll_stage_lay_out(op, index, COLL_WORK, memory_end, &end);
+    coll_stage_lay_out(op, index, COLL_INPUT, memory_end, &end);
+    for (uint32_t part = 0; stage_has_slots(op) && part < op->part_count; part++) {
+        uint32_t of_part = stage_slots(op, part);
+        slots = of_part > slots ? of_part : slots;
+    }
+    return slots == 1 ? end : slots * slot_elements(vector_elements(&slice));
+}
+
+void coll_stage_lay_out(const struct coll_stage_op *op, uint64_t index, enum coll_space space,
+                        coll_stage_extent *extent, void *context)
+{
+    struct stage_slice slice = stage_slice_of(op, index);
+    if (space != COLL_WORK && stage_family_of(op->kind) != STAGE_PAIRS) {
+        return;
+    }
+    switch (stage_family_of(op->kind)) {
+    case STAGE_VECTOR:
+        stage_vector_lay_out(&slice, extent, context);
+        return;
+    case STAGE_BLOCKS:
+        stage_blocks_lay_out(&slice, extent, context);
+        return;
+    case STAGE_PAIRS:
+        stage_pairs_lay_out(&slice, space, extent, context);
+        return;
+    case STAGE_SCAN:
+        stage_scan_lay_out(&slice, extent, context);
+        return;
+    case STAGE_NONE:
+        return;
+    }
+}
+
+uint32_t coll_stage_extents_max(const struct coll_stage_op *op)
+{
+    switch (stage_family_of(op->kind)) {
+    case STAGE_VECTOR:
+        return op->part_count;
+    case STAGE_BLOCKS:
+        return op->map->size;
+    case STAGE_PAIRS:
+        return op->map->local_count * op->map->size;
+    case STAGE_SCAN:
+        return 1;
+    case STAGE_NONE:
+        break;
+    }
+    return 0;
+}
+
+bool coll_stage_lends_input(const struct coll_stage_op *op)
+{
+    return op->keeps_input && op->mode == COLL_STAGE_UNSTAGED && op->map->local_count == 1 &&
+           (op->kind == OP_KIND_ALL_REDUCE || op->kind == OP_KIND_REDUCE ||
+            op->kind == OP_KIND_REDUCE_SCATTER);
+}
+
+void coll_stage_lay_out_input(const struct coll_stage_op *op, uint64_t index, coll_stage_extent *extent,
+                              void *context)
+{
+    struct stage_slice slice = stage_slice_of(op, index);
+    if (stage_family_of(op->kind) == STAGE_BLOCKS) {
+        stage_blocks_lay_out_input(&slice, extent, context);
+    } else {
+        stage_vector_lay_out_input(&slice, extent, context);
+    }
+}
+
+bool coll_stage_out_writes_vector(const struct coll_stage_op *op)
+{
+    return op->divides && op->mode == COLL_STAGE_UNSTAGED;
+}

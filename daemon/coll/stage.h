@@ -1,0 +1,182 @@
+#ifndef DAEMON_COLL_STAGE_H
+#define DAEMON_COLL_STAGE_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/coll/map.h"
+#include "daemon/coll/schedule.h"
+#include "proto/types.h"
+
+/*
+ * The local stage as data: what one node's ranks copy, reduce and divide among themselves for one slice, and
+ * where the slice's vectors lie. A pure function of the operation, like the schedule of the net stage: no
+ * allocation, clock or I/O. Thread-safe.
+ *
+ * A plan has up to four steps, each a list of pieces in an order that is to be kept:
+ *   LOCAL    what needs neither another node nor the slice's vectors;
+ *   IN       from the ranks' inputs to the vectors, before the schedule's first round;
+ *   COMBINE  staged: what the host does once everything of IN has arrived;
+ *   OUT      from the vectors to the ranks' outputs, after the last round.
+ * An operation that runs ALONE has nothing but LOCAL; the others have LOCAL for the part of an all_to_all
+ * that stays on the node, in slices of its own (coll_stage_local_slices).
+ *
+ * What a runner may rely on, and tests prove:
+ *   - a piece reads and writes only ranges that its rank gave (its own counts and displacements), also where
+ *     the tables of two ranks contradict each other: the smaller count holds;
+ *   - inputs are never written, but where the caller gave one buffer as both;
+ *   - the sources of a reduction are in rank order, or in the order of the domains' first ranks;
+ *   - slices of one operation touch no element of each other's, so they may run at the same time;
+ *   - staged: a piece of another domain than the host's may run at any time until the step's end, in the
+ *     order of its domain.
+ */
+
+/* Ranks of one communicator on one node: sources, and targets, of one piece. */
+#define COLL_STAGE_PLACES_MAX 1024
+/* Sets of buffers that one engine reaches: the host's, and those of GPUs. */
+#define COLL_STAGE_DOMAINS_MAX 64
+#define COLL_STAGE_HOST 0
+
+/* coll_stage_piece.near of a piece that all of a domain's GPUs share. */
+#define COLL_STAGE_ALL UINT32_MAX
+
+/* Pairs of an all_to_all within a node that one local slice goes through: elements of each, at least. */
+#define COLL_STAGE_PAIR_BYTES 64
+
+enum coll_stage_mode {
+    COLL_STAGE_ALONE,    /* one node, all buffers within one domain: from inputs straight to outputs */
+    COLL_STAGE_UNSTAGED, /* the vectors lie in the ranks' buffers where these have all of it */
+    COLL_STAGE_STAGED    /* the vectors lie in the slice's memory; buffers are in several domains */
+};
+
+enum coll_stage_step { COLL_STAGE_LOCAL, COLL_STAGE_IN, COLL_STAGE_COMBINE, COLL_STAGE_OUT };
+
+/* Counts and displacements of one rank's buffer, by rank, in elements. Both null: blocks are equal and follow
+ * each other. */
+struct coll_layout {
+    const uint64_t *counts;
+    const uint64_t *displacements;
+};
+
+/* One buffer pair of a rank of this node. */
+struct coll_stage_rank {
+    struct coll_layout input_layout;
+    struct coll_layout output_layout;
+    uint64_t count_elements; /* gather, scatter: of this rank's own block, when there are layouts */
+    bool has_output;         /* broadcast: this rank's output is to be written */
+    uint32_t input_domain, output_domain; /* STAGED; below COLL_STAGE_DOMAINS_MAX */
+};
+
+/* What is the same for all slices of an operation. */
+struct coll_stage_op {
+    const struct coll_map *map;
+    enum op_kind kind; /* not a message */
+    enum coll_stage_mode mode;
+    bool has_memory;  /* ALONE: coll_stage_memory_elements of it; otherwise always */
+    bool divides;     /* the result is divided: avg */
+    bool keeps_input; /* UNSTAGED, one local rank, whose contribution is its input as it is: that is not
+                         copied, but named as where the vector's first values lie (coll_stage_lends_input) */
+    bool has_layouts;
+    uint32_t root_rank;
+    uint64_t count_elements;             /* of the vector, or of each rank's block; 0 with layouts */
+    uint32_t part_count;                 /* all_reduces that run as one; otherwise 1 */
+    const uint64_t *part_counts;         /* part_count: elements of each */
+    const struct coll_stage_rank *ranks; /* part_count × local_count: of each part, ascending */
+    uint64_t total_elements;             /* coll_stage_total */
+    uint64_t element_bytes;
+    uint64_t slice_bytes; /* of kinds without blocks, which are cut by it */
+    uint64_t slice_count;
+    uint64_t local_slice_elements; /* coll_stage_local_slice_elements */
+};
+
+enum coll_stage_buffer {
+    COLL_STAGE_INPUT,  /* of a rank */
+    COLL_STAGE_OUTPUT, /* of a rank */
+    COLL_STAGE_MEMORY  /* of the slice: what lies in no rank's buffer */
+};
+
+struct coll_stage_place {
+    enum coll_stage_buffer buffer;
+    uint32_t rank; /* index into coll_stage_op.ranks: whose buffer; or, of MEMORY, whose value when scaled */
+    uint64_t offset_elements;
+    bool scaled; /* a source: premul_sum multiplies it by that rank's factor first */
+};
+
+enum coll_stage_action {
+    COLL_STAGE_COPY,   /* the one source to every target */
+    COLL_STAGE_REDUCE, /* the sources, folded from the first to the last, to every target */
+    COLL_STAGE_DIVIDE  /* the same, divided by the operation's divisor */
+};
+
+/* One source may be one target, element by element; no other places of a piece overlap. */
+struct coll_stage_piece {
+    enum coll_stage_action action;
+    uint32_t domain;         /* STAGED: who carries it out */
+    uint32_t near;           /* index into ranks: whose GPU is to do it; or COLL_STAGE_ALL */
+    uint64_t count_elements; /* > 0 */
+    uint32_t source_count;   /* 1..COLL_STAGE_PLACES_MAX */
+    uint32_t target_count;   /* likewise */
+    struct coll_stage_place sources[COLL_STAGE_PLACES_MAX];
+    struct coll_stage_place targets[COLL_STAGE_PLACES_MAX];
+};
+
+/* Takes one piece, which is the plan's again when it returns. */
+typedef void coll_stage_emit(void *context, const struct coll_stage_piece *piece);
+/* Takes the next elements of a vector. */
+typedef void coll_stage_extent(void *context, const struct coll_stage_place *place, uint64_t count_elements);
+
+/* The whole vector's elements, as far as this node knows them: what slices are cut of. False: they do not fit
+ * 64 bits. */
+bool coll_stage_total(const struct coll_stage_op *op, uint64_t *out) __attribute__((warn_unused_result));
+
+/* Only the two sides of a transfer know its size: it is no pure function of what all nodes agree on. */
+bool coll_stage_sizes_are_private(const struct coll_stage_op *op);
+
+/* The kind of the operation's schedule: its own; a scan of ranks that are not contiguous gathers. */
+enum op_kind coll_stage_schedule_kind(enum op_kind kind, const struct coll_map *map);
+
+/* Elements of the block of the rank at `position`, as far as this node knows. */
+uint64_t coll_stage_block_count(const struct coll_stage_op *op, uint32_t position);
+
+/*
+ * The all_to_all within a node: elements of each of its slices, for about slice_bytes; at least
+ * COLL_STAGE_PAIR_BYTES for each pair of ranks. And how many slices that makes: 0 where nothing is to be done
+ * (another kind, or staged); of an operation that runs ALONE it is its slice_count.
+ */
+uint64_t coll_stage_local_slice_elements(const struct coll_stage_op *op, uint64_t slice_bytes);
+uint64_t coll_stage_local_slices(const struct coll_stage_op *op);
+
+/*
+ * What the schedule needs to know of the slice. offsets has 2 × (node_count + 1) entries, which the call
+ * refers to. Returns the call of the asking node; keeps_empty and blocks_are_equal as the operation has them.
+ */
+struct coll_call coll_stage_call(const struct coll_stage_op *op, uint64_t slice, uint64_t *offsets);
+
+/* Elements of the slice's memory, the schedule's scratch aside. */
+uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t slice);
+
+/* Where the slice's vector lies (COLL_WORK), or what an all_to_all sends (COLL_INPUT): its extents, in order.
+ * At most coll_stage_extents_max of them. */
+void coll_stage_lay_out(const struct coll_stage_op *op, uint64_t slice, enum coll_space space,
+                        coll_stage_extent *extent, void *context);
+uint32_t coll_stage_extents_max(const struct coll_stage_op *op);
+
+/*
+ * keeps_input: where the first values of COLL_WORK lie, element by element, until the schedule writes them;
+ * IN has no pieces. False: the vector holds its first values after IN.
+ */
+bool coll_stage_lends_input(const struct coll_stage_op *op);
+void coll_stage_lay_out_input(const struct coll_stage_op *op, uint64_t slice, coll_stage_extent *extent,
+                              void *context);
+
+/* Whether OUT writes where the schedule's sends may still be read from. */
+bool coll_stage_out_writes_vector(const struct coll_stage_op *op);
+
+/* The pieces of one step of a slice; LOCAL of UNSTAGED: of one of coll_stage_local_slices. */
+void coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, uint64_t slice,
+                     coll_stage_emit *emit, void *context);
+
+/* The most pieces that any step of a slice has. */
+uint64_t coll_stage_pieces_max(const struct coll_stage_op *op);
+
+#endif

@@ -1,0 +1,180 @@
+#ifndef DAEMON_COLL_STAGE_INTERNAL_H
+#define DAEMON_COLL_STAGE_INTERNAL_H
+
+#include "daemon/coll/slice.h"
+#include "daemon/coll/stage.h"
+
+/* What the files of the stage plans share. Private to daemon/coll. */
+
+/* One slice of an operation. */
+struct stage_slice {
+    const struct coll_stage_op *op;
+    uint64_t index;
+    uint64_t offset_elements; /* kinds without blocks: of the slice in the operation's vector */
+    uint64_t count_elements;  /* and how many it has there */
+};
+
+struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_t index);
+
+/* A plan being written: the piece under way, and who takes it. */
+struct stage_plan {
+    struct stage_slice slice;
+    coll_stage_emit *emit;
+    void *context;
+    uint64_t slot_elements;        /* STAGED sums: from one domain's part of the vector to the next one's */
+    struct coll_stage_piece piece; /* last: its places are written as they are needed */
+};
+
+/* --- Places --- */
+
+static inline struct coll_stage_place stage_input(uint32_t rank, uint64_t offset_elements)
+{
+    return (struct coll_stage_place){
+        .buffer = COLL_STAGE_INPUT, .rank = rank, .offset_elements = offset_elements};
+}
+
+static inline struct coll_stage_place stage_output(uint32_t rank, uint64_t offset_elements)
+{
+    return (struct coll_stage_place){
+        .buffer = COLL_STAGE_OUTPUT, .rank = rank, .offset_elements = offset_elements};
+}
+
+static inline struct coll_stage_place stage_memory(uint64_t offset_elements)
+{
+    return (struct coll_stage_place){.buffer = COLL_STAGE_MEMORY, .offset_elements = offset_elements};
+}
+
+static inline struct coll_stage_place stage_scaled(struct coll_stage_place place, uint32_t rank)
+{
+    place.scaled = true;
+    place.rank = rank;
+    return place;
+}
+
+/* --- Pieces --- */
+
+static inline void stage_piece(struct stage_plan *plan, enum coll_stage_action action,
+                               uint64_t count_elements)
+{
+    plan->piece.action = action;
+    plan->piece.domain = COLL_STAGE_HOST;
+    plan->piece.near = COLL_STAGE_ALL;
+    plan->piece.count_elements = count_elements;
+    plan->piece.source_count = 0;
+    plan->piece.target_count = 0;
+}
+
+static inline void stage_source(struct stage_plan *plan, struct coll_stage_place place)
+{
+    plan->piece.sources[plan->piece.source_count++] = place;
+}
+
+static inline void stage_target(struct stage_plan *plan, struct coll_stage_place place)
+{
+    plan->piece.targets[plan->piece.target_count++] = place;
+}
+
+/* Hands the piece over, unless it is empty; staged, one for each domain that has a part in it. */
+void stage_put(struct stage_plan *plan);
+
+/* One source to one target. */
+static inline void stage_put_copy(struct stage_plan *plan, struct coll_stage_place source,
+                                  struct coll_stage_place target, uint64_t count_elements)
+{
+    stage_piece(plan, COLL_STAGE_COPY, count_elements);
+    stage_source(plan, source);
+    stage_target(plan, target);
+    stage_put(plan);
+}
+
+/* How results reach the outputs. */
+static inline enum coll_stage_action stage_result_action(const struct coll_stage_op *op)
+{
+    return op->divides ? COLL_STAGE_DIVIDE : COLL_STAGE_COPY;
+}
+
+/* --- Who and where --- */
+
+static inline bool stage_is_root_node(const struct coll_stage_op *op)
+{
+    return op->map->local_of_rank[op->root_rank] != UINT32_MAX;
+}
+
+static inline uint32_t stage_root_local(const struct coll_stage_op *op)
+{
+    return op->map->local_of_rank[op->root_rank];
+}
+
+/* Where the block of `rank` begins in a buffer with that layout, and how many elements it has there. */
+static inline uint64_t stage_block_begin(const struct coll_stage_op *op, const struct coll_layout *layout,
+                                         uint32_t rank)
+{
+    return layout->displacements != NULL ? layout->displacements[rank] : rank * op->count_elements;
+}
+
+static inline uint64_t stage_layout_count(const struct coll_stage_op *op, const struct coll_layout *layout,
+                                          uint32_t rank)
+{
+    return layout->counts != NULL ? layout->counts[rank] : op->count_elements;
+}
+
+/* The slice's part of a block of count elements. */
+static inline void stage_block_part(const struct stage_slice *slice, uint64_t count_elements,
+                                    uint64_t *offset_elements, uint64_t *part_elements)
+{
+    if (slice->op->slice_count == 1) {
+        *offset_elements = 0;
+        *part_elements = count_elements;
+    } else {
+        coll_part_range(count_elements, (uint32_t)slice->op->slice_count, (uint32_t)slice->index,
+                        offset_elements, part_elements);
+    }
+}
+
+/* As many of `part` elements from `offset` on as a block of `limit` elements has. */
+static inline uint64_t stage_within(uint64_t offset, uint64_t part, uint64_t limit)
+{
+    uint64_t left = limit > offset ? limit - offset : 0;
+    return part < left ? part : left;
+}
+
+/* --- The families --- */
+
+/* Kinds without blocks, cut by their one vector: all_reduce, reduce, broadcast. */
+void stage_vector_step(struct stage_plan *plan, enum coll_stage_step step);
+void stage_vector_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
+void stage_vector_lay_out_input(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
+
+/* Kinds with a block for each rank: all_gather, reduce_scatter, gather, scatter. */
+void stage_blocks_step(struct stage_plan *plan, enum coll_stage_step step);
+uint64_t stage_blocks_measure(const struct stage_slice *slice, uint64_t *offsets);
+void stage_blocks_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
+void stage_blocks_lay_out_input(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
+
+/* all_to_all: a block for each pair of ranks. */
+void stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step);
+/* Where each node's blocks begin in what this one sends, and in what it gets. */
+void stage_pairs_measure(const struct stage_slice *slice, uint64_t *sent, uint64_t *received);
+void stage_pairs_lay_out(const struct stage_slice *slice, enum coll_space space, coll_stage_extent *extent,
+                         void *context);
+
+/* scan, exclusive_scan. */
+void stage_scan_step(struct stage_plan *plan, enum coll_stage_step step);
+uint64_t stage_scan_memory(const struct stage_slice *slice);
+void stage_scan_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
+bool stage_scan_gathers(const struct coll_stage_op *op);
+
+/* Sums that begin within each domain, which the host then puts together. */
+static inline bool stage_has_slots(const struct coll_stage_op *op)
+{
+    return op->mode == COLL_STAGE_STAGED && (op->kind == OP_KIND_ALL_REDUCE || op->kind == OP_KIND_REDUCE ||
+                                             op->kind == OP_KIND_REDUCE_SCATTER);
+}
+/* Of the ranks of one part: into how many domains their inputs fall. */
+uint32_t stage_slots(const struct coll_stage_op *op, uint32_t part);
+
+/* What is the family of a kind; a barrier has no buffers, and messages no plans. */
+enum stage_family { STAGE_NONE, STAGE_VECTOR, STAGE_BLOCKS, STAGE_PAIRS, STAGE_SCAN };
+enum stage_family stage_family_of(enum op_kind kind);
+
+#endif

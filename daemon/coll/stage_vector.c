@@ -1,0 +1,180 @@
+#include "daemon/coll/stage_internal.h"
+
+/* The stage plans of kinds without blocks: all_reduce, reduce, broadcast. */
+
+/* The slice's share of one part of the operation. */
+struct share {
+    uint32_t ranks; /* the part's first */
+    uint64_t from;  /* element of the part */
+    uint64_t count_elements;
+    uint64_t begin; /* element of the slice */
+};
+
+static bool share_of(const struct stage_slice *slice, uint32_t part, uint64_t part_begin, struct share *out)
+{
+    const struct coll_stage_op *op = slice->op;
+    uint64_t begin = slice->offset_elements, end = begin + slice->count_elements;
+    uint64_t part_end = part_begin + op->part_counts[part];
+    uint64_t from = begin > part_begin ? begin : part_begin;
+    uint64_t to = end < part_end ? end : part_end;
+    if (from >= to) {
+        return false;
+    }
+    *out = (struct share){.ranks = part * op->map->local_count,
+                          .from = from - part_begin,
+                          .count_elements = to - from,
+                          .begin = from - begin};
+    return true;
+}
+
+/* Where the slice's vector has it. */
+static struct coll_stage_place place_of(const struct coll_stage_op *op, const struct share *share)
+{
+    bool is_root_node = op_kind_has_root(op->kind) && stage_is_root_node(op);
+    if (op->mode == COLL_STAGE_STAGED || (op->kind == OP_KIND_REDUCE && !is_root_node)) {
+        return stage_memory(share->begin);
+    }
+    if (op->kind == OP_KIND_BROADCAST && is_root_node) {
+        return stage_input(share->ranks + stage_root_local(op), share->from);
+    }
+    uint32_t local = op->kind == OP_KIND_REDUCE ? stage_root_local(op) : 0;
+    return stage_output(share->ranks + local, share->from);
+}
+
+static void sources_of_all(struct stage_plan *plan, const struct share *share)
+{
+    for (uint32_t local = 0; local < plan->slice.op->map->local_count; local++) {
+        uint32_t rank = share->ranks + local;
+        stage_source(plan, stage_scaled(stage_input(rank, share->from), rank));
+    }
+}
+
+/* To whoever has an output; `except` has it already. */
+static void targets_of_all(struct stage_plan *plan, const struct share *share, uint32_t except)
+{
+    const struct coll_stage_op *op = plan->slice.op;
+    for (uint32_t local = 0; local < op->map->local_count; local++) {
+        uint32_t rank = share->ranks + local;
+        bool wanted =
+            op->kind == OP_KIND_ALL_REDUCE ||
+            (op->kind == OP_KIND_BROADCAST ? op->ranks[rank].has_output : local == stage_root_local(op));
+        if (wanted && rank != except) {
+            stage_target(plan, stage_output(rank, share->from));
+        }
+    }
+}
+
+static void reduce_alone(struct stage_plan *plan, const struct share *share)
+{
+    stage_piece(plan, plan->slice.op->divides ? COLL_STAGE_DIVIDE : COLL_STAGE_REDUCE, share->count_elements);
+    sources_of_all(plan, share);
+    targets_of_all(plan, share, UINT32_MAX);
+    stage_put(plan);
+}
+
+static void broadcast_alone(struct stage_plan *plan, const struct share *share)
+{
+    stage_piece(plan, COLL_STAGE_COPY, share->count_elements);
+    stage_source(plan, stage_input(share->ranks + stage_root_local(plan->slice.op), share->from));
+    targets_of_all(plan, share, UINT32_MAX);
+    stage_put(plan);
+}
+
+static void share_in(struct stage_plan *plan, const struct share *share)
+{
+    const struct coll_stage_op *op = plan->slice.op;
+    if (op->kind != OP_KIND_BROADCAST) {
+        stage_piece(plan, COLL_STAGE_REDUCE, share->count_elements);
+        sources_of_all(plan, share);
+        stage_target(plan, place_of(op, share));
+        stage_put(plan);
+    } else if (op->mode == COLL_STAGE_STAGED && stage_is_root_node(op)) {
+        stage_put_copy(plan, stage_input(share->ranks + stage_root_local(op), share->from),
+                       place_of(op, share), share->count_elements);
+    }
+}
+
+static void share_combine(struct stage_plan *plan, const struct share *share)
+{
+    const struct coll_stage_op *op = plan->slice.op;
+    uint32_t slots = stage_has_slots(op) ? stage_slots(op, share->ranks / op->map->local_count) : 1;
+    if (slots == 1) {
+        return;
+    }
+    stage_piece(plan, COLL_STAGE_REDUCE, share->count_elements);
+    for (uint32_t slot = 0; slot < slots; slot++) {
+        stage_source(plan, stage_memory(share->begin + slot * plan->slot_elements));
+    }
+    stage_target(plan, stage_memory(share->begin));
+    stage_put(plan);
+}
+
+static void share_out(struct stage_plan *plan, const struct share *share)
+{
+    const struct coll_stage_op *op = plan->slice.op;
+    struct coll_stage_place place = place_of(op, share);
+    bool in_output = place.buffer == COLL_STAGE_OUTPUT;
+    if (op->kind == OP_KIND_REDUCE && !stage_is_root_node(op)) {
+        return;
+    }
+    stage_piece(plan, stage_result_action(op), share->count_elements);
+    stage_source(plan, place);
+    targets_of_all(plan, share, in_output && !op->divides ? place.rank : UINT32_MAX);
+    stage_put(plan);
+}
+
+void stage_vector_step(struct stage_plan *plan, enum coll_stage_step step)
+{
+    const struct coll_stage_op *op = plan->slice.op;
+    uint64_t part_begin = 0;
+    for (uint32_t part = 0; part < op->part_count; part_begin += op->part_counts[part++]) {
+        struct share share;
+        if (!share_of(&plan->slice, part, part_begin, &share)) {
+            continue;
+        }
+        switch (step) {
+        case COLL_STAGE_LOCAL:
+            if (op->mode == COLL_STAGE_ALONE && op->kind == OP_KIND_BROADCAST) {
+                broadcast_alone(plan, &share);
+            } else if (op->mode == COLL_STAGE_ALONE) {
+                reduce_alone(plan, &share);
+            }
+            break;
+        case COLL_STAGE_IN:
+            share_in(plan, &share);
+            break;
+        case COLL_STAGE_COMBINE:
+            share_combine(plan, &share);
+            break;
+        case COLL_STAGE_OUT:
+            share_out(plan, &share);
+            break;
+        }
+    }
+}
+
+void stage_vector_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context)
+{
+    const struct coll_stage_op *op = slice->op;
+    uint64_t part_begin = 0;
+    for (uint32_t part = 0; part < op->part_count; part_begin += op->part_counts[part++]) {
+        struct share share;
+        if (share_of(slice, part, part_begin, &share)) {
+            struct coll_stage_place place = place_of(op, &share);
+            extent(context, &place, share.count_elements);
+        }
+    }
+}
+
+void stage_vector_lay_out_input(const struct stage_slice *slice, coll_stage_extent *extent, void *context)
+{
+    const struct coll_stage_op *op = slice->op;
+    uint64_t part_begin = 0;
+    for (uint32_t part = 0; part < op->part_count; part_begin += op->part_counts[part++]) {
+        struct share share;
+        if (share_of(slice, part, part_begin, &share)) {
+            struct coll_stage_place place = stage_input(share.ranks, share.from);
+            extent(context, &place, share.count_elements);
+        }
+    }
+}

@@ -65,9 +65,11 @@ enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_conte
                      struct error *error) COMM_MUST_USE;
 /*
  * The mesh has lost a node: rails' connections to it end, too, for that cause. They might only notice much
- * later that nobody is there. Nothing happens without rails.
+ * later that nobody is there. Rails have none to it, whoever dials, until exec_node_up: a node that is held
+ * off is so on all rails. Nothing happens without rails.
  */
 void exec_node_down(struct exec *exec, uint32_t peer, const struct error *cause);
+void exec_node_up(struct exec *exec, uint32_t peer, uint64_t now_ns);
 
 /* GPUs that ranks may have their buffers on; null for none. They outlive the exec. Before any communicator.
  */

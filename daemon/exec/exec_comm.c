@@ -515,6 +515,7 @@ void exec_comm_abort(struct exec_comm *comm, const struct error *cause, uint64_t
     comm->failed = true;
     comm->aborted = true;
     comm->cause = *cause;
+    stream_readers_forget_cut(comm);
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
         lane_reset_streams(&comm->lanes[i], true);
     }
@@ -545,6 +546,7 @@ void comm_free_now(struct exec_comm *comm)
     stream_readers_detach(comm, &data_reader_kind);
     message_streams_reset(comm, false);
     stream_readers_detach(comm, &message_reader_kind);
+    stream_readers_forget_cut(comm);
     exec_comm_rest(comm);
     HASH_DEL(comm->exec->comms, comm);
     comm_release(comm);

@@ -30,6 +30,9 @@
 #define EXEC_POLL_AT_ONCE_NS 1000000ull
 #define EXEC_POLL_SHARE 64
 #define EXEC_POLL_MAX_NS 200000ull
+/* How long a node that resets a stream within a message has to say why: its Abort comes on another stream.
+ */
+#define EXEC_CUT_NS 1000000000ull
 #define EXEC_PARKED_NS (60ull * 1000000000ull)
 /* Of this node's buffers: the host's, and those of GPUs that reach each other's memory. */
 #define EXEC_CLIQUE_HOST 0
@@ -165,6 +168,9 @@ struct exec_comm {
     bool failed;             /* no op advances any more */
     bool aborted;
     struct error cause;
+    struct exec_comm *cut_prev, *cut_next; /* of exec->cut */
+    uint64_t cut_ns; /* a stream ended within a message: the communicator fails then; 0: none did */
+    uint32_t cut_node;
     bool resuming; /* receive_resume walks the list */
     bool resume_again;
     struct stream_reader *readers[STREAM_READER_KINDS]; /* streams of this communicator */
@@ -179,10 +185,11 @@ struct exec {
     exec_wake_function *wake;
     void *wake_context;
     struct exec_comm *comms;
-    struct fair busy;   /* of these: with operations or messages */
-    uint32_t round;     /* in which all of these are stepped, some more than once */
-    uint32_t unstepped; /* of these, in this round */
-    bool more;          /* one that was stepped in this round could do more */
+    struct fair busy;      /* of these: with operations or messages */
+    uint32_t round;        /* in which all of these are stepped, some more than once */
+    uint32_t unstepped;    /* of these, in this round */
+    bool more;             /* one that was stepped in this round could do more */
+    struct exec_comm *cut; /* communicators with a cut_ns, in its order */
     /* In the order of their deadlines; and those whose deadline has passed, until their stream is closed. */
     struct stream_reader *parked[STREAM_READER_KINDS], *expired[STREAM_READER_KINDS];
     uint32_t *parked_counts; /* by peer, of all these lists */

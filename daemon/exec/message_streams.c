@@ -4,6 +4,7 @@
 
 #include <utlist.h>
 
+#include "daemon/base/budget.h"
 #include "daemon/exec/exec_internal.h"
 #include "proto/message_header.h"
 
@@ -215,9 +216,7 @@ static void message_let_go(struct stream_reader *reader)
         *place = NULL;
     }
     if (incoming->arrival != NULL) {
-        struct exec_message_node *node = &incoming->reader.comm->messages.nodes[incoming->reader.node];
-        node->arrivals--;
-        node->arrival_bytes -= incoming->arrival->payload_bytes;
+        message_arrival_uncount(incoming->reader.comm, incoming->arrival);
         free(incoming->arrival);
         incoming->arrival = NULL;
     }
@@ -292,8 +291,19 @@ static enum stream_ready begin_arrival(struct message_reader *incoming)
     if (node->arrivals >= EXEC_ARRIVALS_MAX || node->arrival_bytes >= EXEC_ARRIVALS_MAX_BYTES) {
         return STREAM_WAIT;
     }
-    struct exec_arrival *arrival = calloc(1, sizeof *arrival + (size_t)header->payload_bytes);
+    struct exec_comm *comm = incoming->reader.comm;
+    struct error why;
+    size_t size = sizeof(struct exec_arrival) + (size_t)header->payload_bytes;
+    if (budget_charge(comm->options.account, BUDGET_EARLY, size, &why) != STATUS_OK) {
+        struct error error;
+        error_set(&error, STATUS_LIMIT, "\"%s\": node %s keeps messages that no recv has taken: %s",
+                  comm->options.name, comm->options.node_names[comm->options.node_index], why.text);
+        exec_comm_fail(comm, &error, comm->exec->now_ns);
+        return STREAM_WAIT;
+    }
+    struct exec_arrival *arrival = calloc(1, size);
     if (arrival == NULL) {
+        budget_release(comm->options.account, BUDGET_EARLY, size);
         return STREAM_WAIT;
     }
     arrival->node = incoming->reader.node;

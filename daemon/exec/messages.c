@@ -4,6 +4,7 @@
 
 #include <utlist.h>
 
+#include "daemon/base/budget.h"
 #include "daemon/exec/exec_internal.h"
 #include "proto/message_header.h"
 
@@ -19,11 +20,22 @@ bool messages_new(struct exec_comm *comm)
     return comm->messages.nodes != NULL;
 }
 
+void message_arrival_uncount(struct exec_comm *comm, const struct exec_arrival *arrival)
+{
+    if (arrival->local == NULL) {
+        struct exec_message_node *node = &comm->messages.nodes[arrival->node];
+        node->arrivals--;
+        node->arrival_bytes -= arrival->payload_bytes;
+        budget_release(comm->options.account, BUDGET_EARLY, sizeof *arrival + arrival->payload_bytes);
+    }
+}
+
 void messages_release(struct exec_comm *comm)
 {
     struct exec_arrival *arrival, *next;
     DL_FOREACH_SAFE(comm->messages.arrivals, arrival, next)
     {
+        message_arrival_uncount(comm, arrival);
         free(arrival);
     }
     message_match_release(comm);
@@ -237,10 +249,7 @@ static void take(struct exec_comm *comm, struct exec_posted *receive, struct exe
     const struct exec_message *call = &receive->call;
     message_match_remove_receive(comm, receive);
     receive->source_rank = arrival->source_rank;
-    if (arrival->local == NULL) { /* from here on it counts as the receive */
-        comm->messages.nodes[arrival->node].arrivals--;
-        comm->messages.nodes[arrival->node].arrival_bytes -= arrival->payload_bytes;
-    }
+    message_arrival_uncount(comm, arrival); /* from here on it counts as the receive */
     if (arrival->dtype != call->dtype || arrival->count_elements > call->count_elements) {
         refuse(comm, receive, arrival);
         return;
@@ -268,6 +277,7 @@ void messages_arrive(struct exec_comm *comm, struct exec_arrival *arrival)
     if (receive != NULL) {
         take(comm, receive, arrival);
     } else if (!message_match_add_arrival(comm, arrival)) {
+        message_arrival_uncount(comm, arrival);
         free(arrival);
         exec_comm_fail(comm, &no_memory, comm->exec->now_ns);
     }

@@ -145,6 +145,8 @@ bool message_match_add_arrival(struct exec_comm *comm, struct exec_arrival *arri
 struct exec_arrival *message_match_take_arrival(struct exec_comm *comm, const struct exec_posted *receive);
 void message_match_release(struct exec_comm *comm);
 
+/* A message of another node leaves what is kept of it, and is its user's no more. */
+void message_arrival_uncount(struct exec_comm *comm, const struct exec_arrival *arrival);
 /* The message is there, its payload whole: the first receive that fits takes it, else it waits. */
 void messages_arrive(struct exec_comm *comm, struct exec_arrival *arrival);
 struct exec_posted *messages_find(const struct exec_comm *comm, enum message_state state, uint32_t node,

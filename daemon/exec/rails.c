@@ -21,6 +21,7 @@ struct link_mail {
     uint32_t peer;
     enum link_news news;
     bool keep;            /* an order: keep the connection alive; otherwise dial */
+    bool closed_by_peer;  /* of LINK_DOWN */
     char *name, *address; /* an order: a new peer */
     struct error cause;
 };
@@ -99,6 +100,20 @@ static void fail_communicators(struct rails *rails, uint32_t rail, uint32_t peer
     }
 }
 
+static void do_disconnect(void *context, uint64_t now_ns);
+
+/* A connection of a node that is down for the mesh. */
+static void refuse(struct rails *rails, uint32_t rail, uint32_t peer)
+{
+    struct link_mail *mail = link_mail_new(rails, rail, peer);
+    if (mail != NULL) {
+        error_set(&mail->cause, STATUS_UNREACHABLE,
+                  "node %s takes no connection of node %s on rail %u before rail 0", rails->node_name,
+                  rails->peers[peer].name, rail);
+        link_mail_put(mail, rail, do_disconnect);
+    }
+}
+
 static void on_news(void *context, uint64_t now_ns)
 {
     struct link_mail *mail = context;
@@ -107,6 +122,9 @@ static void on_news(void *context, uint64_t now_ns)
     struct rails_link *link = &peer->links[mail->rail];
     switch (mail->news) {
     case LINK_UP:
+        if (peer->is_down) {
+            refuse(rails, mail->rail, mail->peer);
+        }
         link->up = true;
         link->dialling = false;
         link->wait_ns = 0;
@@ -118,7 +136,8 @@ static void on_news(void *context, uint64_t now_ns)
         }
         link_is_down(rails, link, &mail->cause, now_ns);
         fail_communicators(rails, mail->rail, mail->peer, &mail->cause, now_ns);
-        if (mail->cause.status == STATUS_PROTOCOL) { /* the node's, not the rail's: see exec_peer_violates */
+        /* The node's offence, not the rail's: see exec_peer_violates. Of ours it thinks itself. */
+        if (mail->cause.status == STATUS_PROTOCOL && !mail->closed_by_peer) {
             net_disconnect(rails->execs[0]->net, mail->peer, &mail->cause);
         }
         break;
@@ -142,6 +161,9 @@ static void tell(void *context, uint32_t peer, enum link_news news, const struct
     }
     mail->news = news;
     if (cause != NULL) {
+        struct net_peer_statistics statistics;
+        net_peer_statistics(endpoint->rails->nets[endpoint->rail], peer, &statistics);
+        mail->closed_by_peer = statistics.closed_by_peer;
         mail->cause = *cause;
     }
     link_mail_put(mail, 0, on_news);
@@ -266,7 +288,7 @@ static void order(struct rails *rails, uint32_t rail, uint32_t peer, bool keep,
 static void dial(struct rails *rails, uint32_t peer, uint64_t now_ns)
 {
     struct rails_peer *at = &rails->peers[peer];
-    for (uint32_t rail = 1; rail < rails->network_count && at->dials; rail++) {
+    for (uint32_t rail = 1; rail < rails->network_count && at->dials && !at->is_down; rail++) {
         struct rails_link *link = &at->links[rail];
         if (link->wanted > 0 && !link->up && !link->dialling && link->retry_ns <= now_ns) {
             link->dialling = true;
@@ -314,7 +336,7 @@ uint64_t rails_next_deadline_ns(const struct rails *rails)
     uint64_t earliest_ns = TIME_NEVER;
     for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
         const struct rails_peer *at = &rails->peers[peer];
-        for (uint32_t rail = 1; rail < rails->network_count && at->dials; rail++) {
+        for (uint32_t rail = 1; rail < rails->network_count && at->dials && !at->is_down; rail++) {
             const struct rails_link *link = &at->links[rail];
             bool waits = link->wanted > 0 && !link->up && !link->dialling;
             earliest_ns = !waits ? earliest_ns : time_min(earliest_ns, link->retry_ns);
@@ -433,6 +455,9 @@ void rails_remove_peer(struct rails *rails, uint32_t peer, const struct error *c
 void exec_node_down(struct exec *exec, uint32_t peer, const struct error *cause)
 {
     struct rails *rails = exec->rails;
+    if (rails != NULL && peer < rails->peer_count) {
+        rails->peers[peer].is_down = true;
+    }
     for (uint32_t rail = 1; rails != NULL && peer < rails->peer_count && rail < rails->network_count;
          rail++) {
         struct link_mail *mail = rails->peers[peer].links[rail].up ? link_mail_new(rails, rail, peer) : NULL;
@@ -440,6 +465,15 @@ void exec_node_down(struct exec *exec, uint32_t peer, const struct error *cause)
             mail->cause = *cause;
             link_mail_put(mail, rail, do_disconnect);
         }
+    }
+}
+
+void exec_node_up(struct exec *exec, uint32_t peer, uint64_t now_ns)
+{
+    struct rails *rails = exec->rails;
+    if (rails != NULL && peer < rails->peer_count) {
+        rails->peers[peer].is_down = false;
+        dial(rails, peer, now_ns);
     }
 }
 

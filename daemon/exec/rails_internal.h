@@ -20,6 +20,7 @@ struct rails_link {
 struct rails_peer {
     char *name;
     bool dials;                              /* we do */
+    bool is_down;                            /* for the mesh: rails follow it */
     struct rails_link links[EXEC_RAILS_MAX]; /* the first is unused */
 };
 

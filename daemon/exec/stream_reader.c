@@ -290,9 +290,41 @@ static void stream_kept(void *context, struct net_stream *stream, size_t size, u
 }
 
 /*
- * A stream that is reset or lost is not reported from here: the mesh learns of a lost node, and a node that
- * gives up a communicator says why in its Abort, so that all ranks get that cause and not "a stream was
- * reset".
+ * The message will never be whole. A node that gives a communicator up says why in its Abort, on another
+ * stream: it has a while to come, so that all ranks get that cause.
+ */
+static void set_cut(struct exec_comm *comm, uint32_t node, uint64_t now_ns)
+{
+    if (comm->cut_ns == 0 && !comm->failed) {
+        comm->cut_ns = time_after(now_ns, EXEC_CUT_NS);
+        comm->cut_node = node;
+        DL_APPEND2(comm->exec->cut, comm, cut_prev, cut_next);
+    }
+}
+
+void stream_readers_forget_cut(struct exec_comm *comm)
+{
+    if (comm->cut_ns != 0) {
+        comm->cut_ns = 0;
+        DL_DELETE2(comm->exec->cut, comm, cut_prev, cut_next);
+    }
+}
+
+static void fail_cut(struct exec *exec, uint64_t now_ns)
+{
+    struct exec_comm *comm;
+    while ((comm = exec->cut) != NULL && comm->cut_ns <= now_ns) {
+        struct error error;
+        error_set(&error, STATUS_PROTOCOL,
+                  "\"%s\": node %s reset a stream within a message, and gives no reason", comm->options.name,
+                  comm->options.node_names[comm->cut_node]);
+        stream_readers_forget_cut(comm);
+        exec_comm_fail(comm, &error, now_ns);
+    }
+}
+
+/*
+ * A stream that is lost is not reported from here: the mesh learns of a lost node.
  */
 static void stream_closed(void *context, struct net_stream *stream, const struct error *cause,
                           uint64_t now_ns)
@@ -310,6 +342,10 @@ static void stream_closed(void *context, struct net_stream *stream, const struct
     if (cause == NULL && reader->header_have > 0) {
         reader->exec->now_ns = now_ns;
         stream_reader_violates(reader, "half a message, and the end of its stream");
+    }
+    bool within = reader->header_have > 0 && !reader->resetting;
+    if (cause != NULL && cause->status == STATUS_ABORTED && within && reader->comm != NULL) {
+        set_cut(reader->comm, reader->node, now_ns);
     }
     stream_reader_free(reader);
 }
@@ -406,6 +442,7 @@ void stream_readers_detach(struct exec_comm *comm, const struct stream_reader_ki
 
 void stream_readers_expire(struct exec *exec, uint64_t now_ns)
 {
+    fail_cut(exec, now_ns);
     for (uint32_t kind = 0; kind < STREAM_READER_KINDS; kind++) {
         while (exec->parked[kind] != NULL && exec->parked[kind]->expires_ns <= now_ns) {
             struct stream_reader *reader = exec->parked[kind];
@@ -422,7 +459,7 @@ void stream_readers_expire(struct exec *exec, uint64_t now_ns)
 
 uint64_t stream_readers_deadline_ns(const struct exec *exec)
 {
-    uint64_t earliest_ns = TIME_NEVER;
+    uint64_t earliest_ns = exec->cut != NULL ? exec->cut->cut_ns : TIME_NEVER;
     for (uint32_t kind = 0; kind < STREAM_READER_KINDS; kind++) {
         const struct stream_reader *first = exec->parked[kind];
         earliest_ns = first != NULL ? time_min(earliest_ns, first->expires_ns) : earliest_ns;

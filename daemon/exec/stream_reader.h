@@ -88,7 +88,9 @@ void stream_reader_free(struct stream_reader *reader);
 void stream_readers_claim(struct exec_comm *comm);
 /* The communicator ends: so do its streams. */
 void stream_readers_detach(struct exec_comm *comm, const struct stream_reader_kind *kind);
-/* Those of either kind that are parked for too long are reset. */
+/* The communicator ends: nobody waits for the reason of a stream's end any more. */
+void stream_readers_forget_cut(struct exec_comm *comm);
+/* Those of either kind that are parked for too long are reset; communicators that were cut fail. */
 void stream_readers_expire(struct exec *exec, uint64_t now_ns);
 uint64_t stream_readers_deadline_ns(const struct exec *exec);
 /* After every communicator was freed. */

@@ -176,8 +176,13 @@ static void peer_note_down(struct mesh_peer *peer, bool was_up, bool ours, const
         peer->last_error[0] = '\0';
     }
     if (cause->status == STATUS_PROTOCOL) {
-        char what[80];
-        (void)snprintf(what, sizeof what, "is disconnected, and held off for %llu s",
+        char what[160];
+        struct net_peer_statistics statistics;
+        net_peer_statistics(peer->mesh->net, peer->index, &statistics);
+        (void)snprintf(what, sizeof what,
+                       statistics.closed_by_peer ? "says that this node broke the protocol, and may refuse "
+                                                   "it for a while; next attempt in %llu s"
+                                                 : "is disconnected, and held off for %llu s",
                        (unsigned long long)(peer->hold_off_ns / TIME_S));
         peer_note_error(peer, LOG_LEVEL_WARNING, what, cause);
     } else if (was_up) {

@@ -99,6 +99,7 @@ struct net_peer_statistics {
     uint64_t lost_packets;
     uint32_t datagram_bytes;  /* the largest datagram that the path is known to carry */
     uint64_t connected_count; /* how often peer_up was called */
+    bool closed_by_peer;      /* the last connection that is over: its end, and the cause, are the peer's */
     /* When the certificate ends that it showed for its present or last connection, in seconds since 1970; 0:
      * not known. */
     uint64_t certificate_ends_s;

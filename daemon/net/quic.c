@@ -417,6 +417,7 @@ static void quic_peer_statistics(const struct net *net, uint32_t index, struct n
     *out = peer->past;
     out->up = peer->up != NULL && !peer->up->failed;
     out->connected_count = peer->connected_count;
+    out->closed_by_peer = peer->closed_by_peer;
     out->certificate_ends_s = peer->certificate_ends_s;
     out->round_trip_ns = 0;
     out->datagram_bytes = 0;

@@ -103,6 +103,7 @@ void quic_connection_fail(struct quic_connection *connection, int failure)
     switch (failure) {
     case NGTCP2_ERR_DRAINING:
         quic_connection_closed_by_peer(connection, &cause);
+        connection->closed_by_peer = true;
         connection->silent = true;
         break;
     case NGTCP2_ERR_IDLE_CLOSE:

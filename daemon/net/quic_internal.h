@@ -189,6 +189,7 @@ struct quic_connection {
     bool authenticated;     /* both ways: to be made the peer's */
     bool failed;            /* to be closed, for `cause` */
     bool silent;            /* without telling the peer */
+    bool closed_by_peer;    /* what it said is the cause */
     bool forgotten;         /* and without a trace: what still arrives is of no connection */
     bool suspected;         /* an ICMP error came: peer_suspect is to be called */
     struct quic_slot slot;  /* of an incoming handshake */
@@ -241,6 +242,7 @@ struct quic_peer {
     bool keep_alive;
     bool removed; /* until it is added again */
     uint64_t connected_count;
+    bool closed_by_peer; /* see net_peer_statistics */
     uint64_t certificate_ends_s;
     struct net_peer_statistics past; /* of connections that are over */
 };

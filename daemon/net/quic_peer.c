@@ -54,6 +54,7 @@ static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
     struct quic_peer *peer = connection->peer;
     struct error cause = connection->cause;
     assert(peer->up == connection);
+    peer->closed_by_peer = connection->closed_by_peer;
     peer->up = NULL; /* who connects from a handler below begins anew */
     quic_peer_lose_streams(connection, &cause, false, now_ns);
     quic_done_dispatch(endpoint, now_ns);

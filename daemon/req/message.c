@@ -213,7 +213,7 @@ void req_message_node_up(void *context, uint32_t node, uint64_t now_ns)
 {
     struct req *req = context;
     struct req_comm *comm;
-    (void)now_ns;
+    exec_node_up(req->exec, node, now_ns);
     DL_FOREACH(req->comms, comm)
     {
         if (comm->state == REQ_COMM_FORMING && comm->rank_count > 0 &&

@@ -367,6 +367,7 @@ static void mem_peer_statistics(const struct net *base, uint32_t index, struct n
         .lost_packets = peer->lost_packets,
         .datagram_bytes = link == NULL ? MEM_PACKET_BYTES_DEFAULT : mem_link_packet_bytes(link),
         .connected_count = peer->connected_count,
+        .closed_by_peer = peer->closed_by_peer,
     };
 }
 

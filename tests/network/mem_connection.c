@@ -135,6 +135,7 @@ static void mem_end_up(struct mem_end *end, uint64_t now_ns)
     end->heard_ns = now_ns;
     mem_event_cancel(&net->network->events, &end->timer);
     mem_end_peer(end)->connected_count++;
+    mem_end_peer(end)->closed_by_peer = false;
     if (end->dialed) {
         mem_flight_signal(end, MEM_PACKET_CONFIRM, NULL, 0);
     }
@@ -430,6 +431,7 @@ static void mem_closed_by_peer(struct mem_end *end, const struct mem_packet *pac
         return;
     case MEM_END_UP:
         error_prefix(&cause, "node %s closed the connection", end->remote->name);
+        mem_end_peer(end)->closed_by_peer = true;
         mem_end_take_down(end, &cause, now_ns);
         return;
     case MEM_END_CLOSING:

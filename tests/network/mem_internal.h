@@ -207,7 +207,8 @@ struct mem_peer {
     uint64_t received_bytes;
     uint64_t lost_packets;
     uint64_t connected_count;
-    bool removed; /* until it is added again */
+    bool closed_by_peer; /* see net_peer_statistics */
+    bool removed;        /* until it is added again */
 };
 
 struct mem_net {

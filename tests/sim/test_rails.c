@@ -395,6 +395,44 @@ static void test_a_rail_is_lost_between_operations(void **state)
     cluster_free(cluster);
 }
 
+static uint32_t rails_up(const struct cluster *cluster, uint32_t node, uint32_t peer)
+{
+    uint32_t count = 0;
+    for (uint32_t rail = 1; rail < RAILS; rail++) {
+        struct net_peer_statistics seen;
+        net_peer_statistics(cluster->nodes[node].rail_nets[rail], peer, &seen);
+        count += seen.up;
+    }
+    return count;
+}
+
+/* A node that broke the protocol on one rail is held off on all: whoever dials, no rail has a connection. */
+static void test_a_node_that_is_held_off_is_so_on_all_rails(void **state)
+{
+    (void)state;
+    struct cluster *cluster = cluster_of(260, 2, &calm);
+    struct sim_comm *comm = comm_of_all(cluster, "before", 0);
+    struct error cause;
+    sim_comm_run(comm, &spread);
+    assert_int_equal(rails_up(cluster, 0, 0), RAILS - 1);
+    error_set(&cause, STATUS_PROTOCOL, "it sent what no node should");
+    net_disconnect(cluster->nodes[0].rail_nets[2], 0, &cause);
+    cluster_touch(cluster);
+    cluster_run(cluster, 100 * TIME_MS);
+    assert_int_equal(rails_up(cluster, 0, 0), 0);
+    for (uint32_t rail = 1; rail < RAILS; rail++) {
+        assert_int_equal(net_connect(cluster->nodes[1].rail_nets[rail], 0, &cause), STATUS_OK);
+    }
+    cluster_touch(cluster);
+    cluster_run(cluster, 500 * TIME_MS);
+    assert_int_equal(rails_up(cluster, 0, 0), 0);
+    sim_comm_free(comm);
+    cluster_run(cluster, 5 * TIME_S);
+    assert_works(cluster, "after");
+    assert_int_equal(rails_up(cluster, 0, 0), RAILS - 1);
+    cluster_free(cluster);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -407,6 +445,7 @@ int main(void)
         cmocka_unit_test(test_the_deadline_of_a_sender_on_a_silent_rail),
         cmocka_unit_test(test_a_rail_that_cannot_be_connected),
         cmocka_unit_test(test_a_rail_is_lost_between_operations),
+        cmocka_unit_test(test_a_node_that_is_held_off_is_so_on_all_rails),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));
 }

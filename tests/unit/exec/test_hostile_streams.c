@@ -376,6 +376,31 @@ static void test_streams_of_messages(void **state)
     }
 }
 
+/* Half a payload, and the end of its stream: the operation does not wait for its deadline. A node that says
+ * why has a moment to do so. */
+static void test_a_stream_reset_within_a_message(void **state)
+{
+    (void)state;
+    struct hostile_outcome outcome;
+    hostile_start(&hostile, SLICE);
+    buffers_new();
+    all_reduce(&outcome);
+    struct data_header header = template();
+    struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA);
+    assert_true(hostile_say_data(&hostile, stream, &header));
+    assert_true(hostile_say(&hostile, stream, payload, header.payload_bytes / 2));
+    net_stream_reset(stream);
+    hostile_turns(&hostile, 50);
+    assert_int_equal(hostile.failures, 0);
+    hostile.now_ns += TIME_S;
+    hostile_turns(&hostile, 50);
+    assert_int_equal(hostile.failures, 1);
+    assert_int_equal(hostile.failure.status, STATUS_PROTOCOL);
+    assert_non_null(strstr(hostile.failure.text, "node b reset a stream within a message"));
+    buffers_free();
+    hostile_stop(&hostile);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -388,6 +413,7 @@ int main(void)
         cmocka_unit_test(test_parked_streams_expire_in_turn),
         cmocka_unit_test(test_payloads_that_nothing_waits_for),
         cmocka_unit_test(test_streams_of_messages),
+        cmocka_unit_test(test_a_stream_reset_within_a_message),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

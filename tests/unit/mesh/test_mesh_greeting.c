@@ -328,6 +328,28 @@ static void test_violations_are_held_off(void **state)
     world_stop(&world);
 }
 
+/* The node that is accused says so, and does not accuse the other one. */
+static void test_an_accused_node_logs_that_it_is(void **state)
+{
+    (void)state;
+    struct world world;
+    struct liar liar;
+    struct error cause;
+    liar_start(&world, &liar);
+    logged_count = 0;
+    log_set_sink(keep_log, "says that this node broke the protocol");
+    liar_hello(&liar, "liar", "test", MESH_PROTOCOL_VERSION, 1);
+    run(&world, 10 * TIME_MS);
+    error_set(&cause, STATUS_PROTOCOL, "it sent something else");
+    net_disconnect(liar.net, 0, &cause);
+    run(&world, 10 * TIME_MS);
+    assert_false(liar.up);
+    assert_int_equal(logged_count, 1);
+    log_set_sink(NULL, NULL);
+    net_free(liar.net);
+    world_stop(&world);
+}
+
 static void test_hold_offs_are_ended(void **state)
 {
     (void)state;
@@ -376,6 +398,7 @@ int main(void)
         cmocka_unit_test(test_lies),
         cmocka_unit_test(test_no_greeting),
         cmocka_unit_test(test_violations_are_held_off),
+        cmocka_unit_test(test_an_accused_node_logs_that_it_is),
         cmocka_unit_test(test_hold_offs_are_ended),
         cmocka_unit_test(test_another_version_is_not_held_off),
     };

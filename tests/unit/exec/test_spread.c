@@ -9,7 +9,7 @@
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
 #include "daemon/exec/rails.h"
-#include "daemon/net/mem.h"
+#include "tests/network/mem.h"
 
 /* A communicator that ends on its home before a rail has read its mail. */
 

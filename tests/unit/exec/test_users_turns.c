@@ -10,7 +10,7 @@
 
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
-#include "daemon/net/mem.h"
+#include "tests/network/mem.h"
 
 /* Communicators of two users in one exec: one user with many, all of them busy, and one with one. */
 

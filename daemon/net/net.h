@@ -9,7 +9,7 @@
 
 /*
  * Bytes between nodes: an interface, and quic.h, which implements it with ngtcp2. Tests have another
- * implementation, in memory (tests/network).
+ * implementation, of ideal pipes in memory (tests/network).
  *
  * A `net` is one node's endpoint. Peers are the other nodes of the configuration, known by index (0-based, in
  * the order of net_add_peer) and by name; at most one authenticated connection to each. On a connection,

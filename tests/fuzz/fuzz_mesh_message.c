@@ -12,7 +12,7 @@
 #include "daemon/req/req.h"
 #include "proto/frame.h"
 #include "proto/version.h"
-#include "tests/network/mem.h"
+#include "tests/network/network.h"
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 
@@ -31,7 +31,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size);
 #define SENT_BYTES 1024
 
 struct target {
-    struct mem_network *network;
+    struct network *network;
     struct net *net, *liar;
     struct mesh *mesh;
     struct exec *exec;
@@ -139,14 +139,13 @@ static void run(struct target *target, uint64_t span_ns)
     uint64_t until_ns = target->now_ns + span_ns;
     for (unsigned step = 0;; step++) {
         require(step < STEPS_MAX);
-        mem_network_advance(target->network, target->now_ns);
+        network_advance(target->network, target->now_ns);
         mesh_tick(target->mesh, target->now_ns);
         exec_tick(target->exec, target->now_ns);
         while (exec_run(target->exec, target->now_ns)) {
         }
         req_tick(target->req, target->now_ns);
-        uint64_t next_ns =
-            time_min(mem_network_next_ns(target->network), mesh_next_deadline_ns(target->mesh));
+        uint64_t next_ns = time_min(network_next_ns(target->network), mesh_next_deadline_ns(target->mesh));
         next_ns = time_min(next_ns, req_next_deadline_ns(target->req));
         next_ns = time_min(next_ns, exec_next_deadline_ns(target->exec));
         if (next_ns > until_ns) {
@@ -155,7 +154,7 @@ static void run(struct target *target, uint64_t span_ns)
         target->now_ns = next_ns > target->now_ns ? next_ns : target->now_ns;
     }
     target->now_ns = until_ns;
-    mem_network_advance(target->network, until_ns);
+    network_advance(target->network, until_ns);
 }
 
 static struct req_member *join(struct target *target, const char *name, uint32_t rank, uint32_t size)
@@ -172,12 +171,12 @@ static struct req_member *join(struct target *target, const char *name, uint32_t
 
 static void start(struct target *target)
 {
-    struct mem_conditions conditions = {.delay_ns = 10 * TIME_US};
+    struct network_conditions conditions = {.delay_ns = 10 * TIME_US};
     struct mesh_options options;
     uint32_t peer;
-    require(mem_network_new(1, &conditions, &target->network, NULL) == STATUS_OK);
-    require(mem_network_add(target->network, "a", &target->net, NULL) == STATUS_OK);
-    require(mem_network_add(target->network, "b", &target->liar, NULL) == STATUS_OK);
+    target->network = network_new_pipes(1, &conditions);
+    target->net = network_add(target->network, "a");
+    target->liar = network_add(target->network, "b");
     mesh_options_default(&options);
     options.node_name = "a";
     options.instance = 1;
@@ -190,7 +189,7 @@ static void start(struct target *target)
     net_set_peer_handler(target->liar,
                          &(struct net_peer_handler){target, liar_up, liar_down, liar_failed, NULL});
     net_set_stream_handler(target->liar, NET_STREAM_CONTROL,
-                           &(struct net_stream_handler){target, liar_receive, liar_closed});
+                           &(struct net_stream_handler){target, liar_receive, liar_closed, NULL});
     require(net_add_peer(target->liar, "a", "", &peer, NULL) == STATUS_OK);
     static unsigned char sent[SENT_BYTES];
     require(dev_memory_wrap(sent, sizeof sent, &target->memory, NULL) == STATUS_OK);
@@ -225,7 +224,7 @@ static void stop(struct target *target)
     mesh_free(target->mesh);
     net_free(target->net);
     net_free(target->liar);
-    mem_network_free(target->network);
+    network_free(target->network);
     dev_memory_unref(target->memory);
 }
 

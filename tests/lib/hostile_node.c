@@ -212,14 +212,14 @@ void hostile_start(struct hostile *hostile, uint64_t slice_bytes)
 
 void hostile_start_charged(struct hostile *hostile, uint64_t slice_bytes, struct budget_account *account)
 {
-    struct mem_conditions conditions = {.delay_ns = 10 * TIME_US};
+    struct network_conditions conditions = {.delay_ns = 10 * TIME_US};
     uint32_t peer;
     memset(hostile, 0, sizeof *hostile);
     hostile->account = account;
     hostile->now_ns = TIME_S;
-    require(mem_network_new(1, &conditions, &hostile->network, NULL) == STATUS_OK);
-    require(mem_network_add(hostile->network, "a", &hostile->net, NULL) == STATUS_OK);
-    require(mem_network_add(hostile->network, "b", &hostile->liar, NULL) == STATUS_OK);
+    hostile->network = network_new_pipes(1, &conditions);
+    hostile->net = network_add(hostile->network, "a");
+    hostile->liar = network_add(hostile->network, "b");
     struct net_peer_handler node = {
         .context = hostile, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
     struct net_peer_handler liar = {
@@ -238,10 +238,10 @@ void hostile_start_charged(struct hostile *hostile, uint64_t slice_bytes, struct
 
 static void turn(struct hostile *hostile)
 {
-    uint64_t next_ns = mem_network_next_ns(hostile->network);
+    uint64_t next_ns = network_next_ns(hostile->network);
     bool waits = next_ns == TIME_NEVER || next_ns <= hostile->now_ns || next_ns > hostile->now_ns + TIME_MS;
     hostile->now_ns = waits ? hostile->now_ns + TIME_US : next_ns;
-    mem_network_advance(hostile->network, hostile->now_ns);
+    network_advance(hostile->network, hostile->now_ns);
     if (exec_next_deadline_ns(hostile->exec) <= hostile->now_ns) {
         exec_tick(hostile->exec, hostile->now_ns);
     }
@@ -288,9 +288,9 @@ void hostile_stop(struct hostile *hostile)
     hostile_turns(hostile, 10);
     exec_free(hostile->exec);
     net_free(hostile->net);
-    mem_network_advance(hostile->network, hostile->now_ns + TIME_S); /* node b hears that it is gone */
+    network_advance(hostile->network, hostile->now_ns + TIME_S); /* node b hears that it is gone */
     net_free(hostile->liar);
-    mem_network_free(hostile->network);
+    network_free(hostile->network);
 }
 
 /* --- What node b says --- */

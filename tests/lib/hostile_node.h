@@ -8,7 +8,7 @@
 #include "daemon/exec/exec.h"
 #include "proto/data_header.h"
 #include "proto/message_header.h"
-#include "tests/network/mem.h"
+#include "tests/network/network.h"
 
 /*
  * A node under test, "a", with a real exec and one communicator of four ranks, and node "b", which has a
@@ -46,7 +46,7 @@ struct hostile_outcome {
 };
 
 struct hostile {
-    struct mem_network *network;
+    struct network *network;
     struct net *net, *liar;
     struct exec *exec;
     struct exec_comm *comm;         /* null after hostile_leave */

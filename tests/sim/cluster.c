@@ -12,6 +12,7 @@
 #include "daemon/base/hash.h"
 #include "daemon/base/log.h"
 
+#define CLUSTER_PORT 4700
 #define CLUSTER_SCAN_NS (200 * TIME_US)    /* between looks at the nodes' deadlines while anything happens */
 #define CLUSTER_SCAN_MIN_NS (10 * TIME_US) /* for who always wants to be called at once */
 #define CLUSTER_PUMP_MAX 1000000           /* turns of exec at one moment: more is a loop without end */
@@ -47,10 +48,12 @@ static void node_start_rails(struct cluster_node *node)
     struct error error = {0};
     for (uint32_t rail = 0; rail < cluster->rail_count; rail++) {
         node->mailboxes[rail] = (struct mailbox){.newest = NULL};
-        if (rail > 0 && (mem_network_add(cluster->rail_networks[rail], node->name, &node->rail_nets[rail],
-                                         &error) != STATUS_OK ||
-                         exec_new(node->rail_nets[rail], cluster_wake, node, &node->rail_execs[rail],
-                                  &error) != STATUS_OK)) {
+        if (rail == 0) {
+            continue;
+        }
+        node->rail_nets[rail] = network_add(cluster->rail_networks[rail], node->name);
+        if (exec_new(node->rail_nets[rail], cluster_wake, node, &node->rail_execs[rail], &error) !=
+            STATUS_OK) {
             fail_msg("%s: %s", node->name, error.text);
         }
     }
@@ -72,9 +75,11 @@ static void node_add_peer(struct cluster_node *node, const struct cluster_node *
 {
     uint32_t peer;
     struct error error = {0};
-    if (mesh_add_node(node->mesh, other->name, "127.0.0.1:1", &peer, &error) != STATUS_OK ||
+    char address[NETWORK_ADDRESS_MAX_BYTES];
+    network_address(node->cluster->network, other->name, address);
+    if (mesh_add_node(node->mesh, other->name, address, &peer, &error) != STATUS_OK ||
         (node->rails != NULL &&
-         rails_add_peer(node->rails, peer, other->name, "127.0.0.1:1", &error) != STATUS_OK)) {
+         rails_add_peer(node->rails, peer, other->name, address, &error) != STATUS_OK)) {
         fail_msg("%s: %s", node->name, error.text);
     }
 }
@@ -85,9 +90,7 @@ static void node_start(struct cluster_node *node)
     struct error error = {0};
     uint64_t instance = hash_bytes(cluster->seed, &cluster->incarnations, sizeof cluster->incarnations) | 1;
     cluster->incarnations++;
-    if (mem_network_add(cluster->network, node->name, &node->net, &error) != STATUS_OK) {
-        fail_msg("%s: %s", node->name, error.text);
-    }
+    node->net = network_add(cluster->network, node->name);
     struct mesh_options options;
     mesh_options_default(&options);
     options.node_name = node->name;
@@ -122,9 +125,9 @@ static void node_start(struct cluster_node *node)
 
 static void cluster_advance(struct cluster *cluster, uint64_t now_ns)
 {
-    mem_network_advance(cluster->network, now_ns);
+    network_advance(cluster->network, now_ns);
     for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
-        mem_network_advance(cluster->rail_networks[rail], now_ns);
+        network_advance(cluster->rail_networks[rail], now_ns);
     }
 }
 
@@ -189,9 +192,16 @@ static void node_stop(struct cluster_node *node)
     node->net = NULL;
 }
 
+/* A rail's port is that many behind the first one's. */
+static struct network *cluster_network_new(const struct cluster_options *options, uint32_t rail)
+{
+    return options->datagrams ? network_new_datagrams(options->seed + rail, &options->conditions,
+                                                      (uint16_t)(CLUSTER_PORT + rail))
+                              : network_new_pipes(options->seed + rail, &options->conditions);
+}
+
 struct cluster *cluster_new(const struct cluster_options *options)
 {
-    struct error error = {0};
     log_set_level(getenv("COMMD_SIM_LOG") == NULL ? LOG_LEVEL_ERROR : LOG_LEVEL_INFO);
     struct cluster *cluster = calloc(1, sizeof *cluster);
     assert_non_null(cluster);
@@ -202,16 +212,11 @@ struct cluster *cluster_new(const struct cluster_options *options)
     cluster->nodes = calloc(options->node_count, sizeof *cluster->nodes);
     assert_non_null(cluster->nodes);
     random_seed(&cluster->random, options->seed);
-    if (mem_network_new(options->seed, &options->conditions, &cluster->network, &error) != STATUS_OK) {
-        fail_msg("%s", error.text);
-    }
+    cluster->network = cluster_network_new(options, 0);
     cluster->rail_count = options->rail_count == 0 ? 1 : options->rail_count;
     assert_true(cluster->rail_count <= CLUSTER_RAILS_MAX);
     for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
-        if (mem_network_new(options->seed + rail, &options->conditions, &cluster->rail_networks[rail],
-                            &error) != STATUS_OK) {
-            fail_msg("%s", error.text);
-        }
+        cluster->rail_networks[rail] = cluster_network_new(options, rail);
     }
     for (uint32_t i = 0; i < cluster->node_count; i++) {
         struct cluster_node *node = &cluster->nodes[i];
@@ -232,9 +237,9 @@ void cluster_free(struct cluster *cluster)
             node_stop(&cluster->nodes[i]);
         }
     }
-    mem_network_free(cluster->network);
+    network_free(cluster->network);
     for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
-        mem_network_free(cluster->rail_networks[rail]);
+        network_free(cluster->rail_networks[rail]);
     }
     free(cluster->nodes);
     free(cluster);
@@ -251,9 +256,9 @@ static void cluster_silence(struct cluster *cluster, uint32_t node, bool cut)
 
 void cluster_kill(struct cluster *cluster, uint32_t node)
 {
-    mem_network_kill(cluster->network, cluster->nodes[node].name);
+    network_kill(cluster->network, cluster->nodes[node].name);
     for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
-        mem_network_kill(cluster->rail_networks[rail], cluster->nodes[node].name);
+        network_kill(cluster->rail_networks[rail], cluster->nodes[node].name);
     }
     cluster->nodes[node].alive = false;
 }
@@ -282,8 +287,8 @@ void cluster_restart(struct cluster *cluster, uint32_t node)
 
 void cluster_cut_rail(struct cluster *cluster, uint32_t rail, uint32_t from, uint32_t to, bool cut)
 {
-    mem_network_cut(rail == 0 ? cluster->network : cluster->rail_networks[rail], cluster->nodes[from].name,
-                    cluster->nodes[to].name, cut);
+    network_cut(rail == 0 ? cluster->network : cluster->rail_networks[rail], cluster->nodes[from].name,
+                cluster->nodes[to].name, cut);
 }
 
 void cluster_cut(struct cluster *cluster, uint32_t from, uint32_t to, bool cut)
@@ -354,9 +359,9 @@ static void cluster_scan(struct cluster *cluster)
 
 static uint64_t cluster_next_ns(const struct cluster *cluster)
 {
-    uint64_t next_ns = time_min(mem_network_next_ns(cluster->network), cluster->scan_ns);
+    uint64_t next_ns = time_min(network_next_ns(cluster->network), cluster->scan_ns);
     for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
-        next_ns = time_min(next_ns, mem_network_next_ns(cluster->rail_networks[rail]));
+        next_ns = time_min(next_ns, network_next_ns(cluster->rail_networks[rail]));
     }
     return next_ns;
 }
@@ -442,7 +447,7 @@ void cluster_tell(struct cluster *cluster, uint32_t node, uint64_t what, uint64_
 
 uint64_t cluster_trace(const struct cluster *cluster)
 {
-    struct mem_network_counters counters;
-    mem_network_counters(cluster->network, &counters);
+    struct network_counters counters;
+    network_counters(cluster->network, &counters);
     return hash_bytes(counters.trace_hash, &cluster->trace_hash, sizeof cluster->trace_hash);
 }

@@ -10,13 +10,13 @@
 #include "daemon/exec/rails.h"
 #include "daemon/mesh/mesh.h"
 #include "daemon/req/req.h"
-#include "tests/network/mem.h"
+#include "tests/network/network.h"
 
 /*
- * A whole cluster in one process, on one thread and in virtual time: every node is net (in memory), mesh,
- * exec and req, wired as the daemon wires them, without sockets, loop or clients' processes (sim_comm.h
- * stands for those). One seed decides everything: the same seed gives the same run, event for event. Anything
- * unexpected ends the test that runs (cmocka).
+ * A whole cluster in one process, on one thread and in virtual time: every node is net (of pipes, or QUIC on
+ * datagrams: tests/network/network.h), mesh, exec and req, wired as the daemon wires them, without sockets or
+ * clients' processes (sim_comm.h stands for those). One seed decides everything: the same seed gives the same
+ * run, event for event. Anything unexpected ends the test that runs (cmocka).
  */
 #define CLUSTER_NODES_MAX 256
 #define CLUSTER_RAILS_MAX 4
@@ -42,8 +42,8 @@ struct cluster_node {
 
 struct cluster {
     uint64_t seed;
-    struct mem_network *network;
-    struct mem_network *rail_networks[CLUSTER_RAILS_MAX]; /* the first is unused */
+    struct network *network;
+    struct network *rail_networks[CLUSTER_RAILS_MAX]; /* the first is unused */
     uint32_t rail_count;
     struct cluster_node *nodes;
     uint32_t node_count;
@@ -59,9 +59,10 @@ struct cluster {
 struct cluster_options {
     uint64_t seed;
     uint32_t node_count;
-    struct mem_conditions conditions;
+    struct network_conditions conditions;
     uint64_t slice_bytes; /* 0: the default */
     uint32_t rail_count;  /* 0: 1 */
+    bool datagrams;       /* else pipes */
 };
 
 /* COMMD_SEED of the environment, else a fixed one; mixed with `which` so that tests differ. */

@@ -68,11 +68,11 @@ static const struct contradiction contradictions[] = {
 };
 #define CONTRADICTIONS (sizeof contradictions / sizeof contradictions[0])
 
-static const struct mem_conditions rough = {.loss = 0.02,
-                                            .duplication = 0.01,
-                                            .delay_ns = 50 * TIME_US,
-                                            .jitter_ns = 100 * TIME_US,
-                                            .packet_bytes = 8192};
+static const struct network_conditions rough = {.loss = 0.02,
+                                                .duplication = 0.01,
+                                                .delay_ns = 50 * TIME_US,
+                                                .jitter_ns = 100 * TIME_US,
+                                                .packet_bytes = 8192};
 
 static struct sim_comm *form(struct cluster **cluster, uint32_t seed, uint32_t nodes,
                              const uint32_t *node_of_rank, uint32_t size)

@@ -15,11 +15,11 @@
  */
 enum { NODES = 4, RANKS = 7, COUNT = 6000 };
 static const uint32_t node_of_rank[RANKS] = {0, 1, 2, 3, 1, 0, 2};
-static const struct mem_conditions rough = {.loss = 0.02,
-                                            .duplication = 0.01,
-                                            .delay_ns = 50 * TIME_US,
-                                            .jitter_ns = 100 * TIME_US,
-                                            .packet_bytes = 8192};
+static const struct network_conditions rough = {.loss = 0.02,
+                                                .duplication = 0.01,
+                                                .delay_ns = 50 * TIME_US,
+                                                .jitter_ns = 100 * TIME_US,
+                                                .packet_bytes = 8192};
 
 static struct sim_comm *start(struct cluster **cluster, uint32_t seed)
 {
@@ -78,14 +78,14 @@ static uint64_t bytes_of(enum compression compression)
 {
     struct cluster *cluster;
     struct sim_comm *comm = start(&cluster, 77);
-    struct mem_network_counters before, after;
-    mem_network_counters(cluster->network, &before);
+    struct network_counters before, after;
+    network_counters(cluster->network, &before);
     sim_comm_run(comm, &(struct sim_call){.kind = OP_KIND_ALL_REDUCE,
                                           .dtype = DTYPE_F32,
                                           .reduce = REDUCE_SUM,
                                           .count = 100000,
                                           .compression = compression});
-    mem_network_counters(cluster->network, &after);
+    network_counters(cluster->network, &after);
     sim_comm_free(comm);
     cluster_free(cluster);
     return after.stream_bytes - before.stream_bytes;

@@ -12,18 +12,18 @@
 
 /* Whole clusters in trouble: nothing hangs, everybody hears the same, the survivors go on. */
 
-static const struct mem_conditions rough = {.loss = 0.02,
-                                            .duplication = 0.01,
-                                            .delay_ns = 50 * TIME_US,
-                                            .jitter_ns = 100 * TIME_US,
-                                            .packet_bytes = 8192};
+static const struct network_conditions rough = {.loss = 0.02,
+                                                .duplication = 0.01,
+                                                .delay_ns = 50 * TIME_US,
+                                                .jitter_ns = 100 * TIME_US,
+                                                .packet_bytes = 8192};
 
 /* 20 ms at least for the larger calls below: something to break. */
-static const struct mem_conditions narrow = {.loss = 0.02,
-                                             .delay_ns = 50 * TIME_US,
-                                             .jitter_ns = 100 * TIME_US,
-                                             .packet_bytes = 8192,
-                                             .bandwidth_bytes_s = 100000000};
+static const struct network_conditions narrow = {.loss = 0.02,
+                                                 .delay_ns = 50 * TIME_US,
+                                                 .jitter_ns = 100 * TIME_US,
+                                                 .packet_bytes = 8192,
+                                                 .bandwidth_bytes_s = 100000000};
 
 static const struct sim_call large = {
     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 500000};

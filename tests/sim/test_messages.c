@@ -93,11 +93,11 @@ static bool all_done(const void *context)
 static void start(uint32_t seed, uint32_t nodes, uint32_t size, double loss, uint64_t op_timeout_ms)
 {
     memset(&world, 0, sizeof world);
-    struct mem_conditions conditions = {.loss = loss,
-                                        .duplication = loss,
-                                        .delay_ns = 50 * TIME_US,
-                                        .jitter_ns = 200 * TIME_US,
-                                        .packet_bytes = 4096};
+    struct network_conditions conditions = {.loss = loss,
+                                            .duplication = loss,
+                                            .delay_ns = 50 * TIME_US,
+                                            .jitter_ns = 200 * TIME_US,
+                                            .packet_bytes = 4096};
     world.cluster = cluster_new(
         &(struct cluster_options){.seed = cluster_seed(seed), .node_count = nodes, .conditions = conditions});
     world.size = size;

@@ -18,7 +18,7 @@ enum { PLAN_NODES = 256 };
 #define PLAN_SLICE_BYTES (256u << 10)
 
 /* By a network that has delay and nothing else. */
-static const struct mem_conditions calm = {.delay_ns = PLAN_DELAY_NS, .packet_bytes = 65536};
+static const struct network_conditions calm = {.delay_ns = PLAN_DELAY_NS, .packet_bytes = 65536};
 
 static uint64_t sent_bytes(const struct cluster *cluster, uint32_t node)
 {

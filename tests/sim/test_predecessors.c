@@ -15,7 +15,7 @@
  * half of these faults.
  */
 
-static const struct mem_conditions calm = {
+static const struct network_conditions calm = {
     .delay_ns = 20 * TIME_US, .jitter_ns = 5 * TIME_US, .packet_bytes = 65536};
 
 static struct sim_comm *start(struct cluster **cluster, uint32_t nodes, uint32_t ranks_a_node,
@@ -195,7 +195,7 @@ static void test_11_what_is_given_up_leaves_no_half_frame(void **state)
 {
     (void)state;
     static const uint32_t node_of_rank[] = {0, 1, 2};
-    static const struct mem_conditions narrow = {
+    static const struct network_conditions narrow = {
         .delay_ns = 50 * TIME_US, .packet_bytes = 1400, .bandwidth_bytes_s = 200000000};
     struct cluster *cluster = cluster_new(&(struct cluster_options){
         .seed = cluster_seed(11), .node_count = 3, .conditions = narrow, .slice_bytes = 65536});
@@ -222,7 +222,7 @@ static void test_11_what_is_given_up_leaves_no_half_frame(void **state)
 
 static uint64_t time_of_slices(uint64_t slices)
 {
-    static const struct mem_conditions far = {.delay_ns = 10 * TIME_MS, .packet_bytes = 65536};
+    static const struct network_conditions far = {.delay_ns = 10 * TIME_MS, .packet_bytes = 65536};
     static const uint32_t node_of_rank[] = {0, 1, 2, 3};
     struct cluster *cluster = cluster_new(&(struct cluster_options){
         .seed = cluster_seed(13), .node_count = 4, .conditions = far, .slice_bytes = 4096});

@@ -141,11 +141,11 @@ static void case_algorithm(const uint64_t *fields, char *out, size_t size)
 static void case_run(const uint64_t *fields)
 {
     enum dtype dtype = (enum dtype)fields[CASE_DTYPE];
-    struct mem_conditions conditions = {.loss = (double)fields[CASE_LOSS_PERMILLE] / 1000,
-                                        .duplication = (double)fields[CASE_DUPLICATION_PERMILLE] / 1000,
-                                        .delay_ns = 20 * TIME_US,
-                                        .jitter_ns = fields[CASE_JITTER_US] * TIME_US,
-                                        .packet_bytes = 4096};
+    struct network_conditions conditions = {.loss = (double)fields[CASE_LOSS_PERMILLE] / 1000,
+                                            .duplication = (double)fields[CASE_DUPLICATION_PERMILLE] / 1000,
+                                            .delay_ns = 20 * TIME_US,
+                                            .jitter_ns = fields[CASE_JITTER_US] * TIME_US,
+                                            .packet_bytes = 4096};
     struct cluster *cluster =
         cluster_new(&(struct cluster_options){.seed = fields[CASE_SEED],
                                               .node_count = (uint32_t)fields[CASE_NODES],

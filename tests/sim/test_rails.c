@@ -15,7 +15,7 @@
 
 #define RAILS 3
 
-static const struct mem_conditions calm = {
+static const struct network_conditions calm = {
     .delay_ns = 50 * TIME_US, .jitter_ns = 20 * TIME_US, .packet_bytes = 8192};
 
 /* 61 slices of 4 KiB: every rail has its share. */
@@ -23,7 +23,7 @@ static const struct sim_call spread = {
     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 62000};
 
 static struct cluster *cluster_of(uint32_t which, uint32_t node_count,
-                                  const struct mem_conditions *conditions)
+                                  const struct network_conditions *conditions)
 {
     struct cluster *cluster = cluster_new(&(struct cluster_options){.seed = cluster_seed(which),
                                                                     .node_count = node_count,
@@ -133,10 +133,10 @@ static void test_a_question_that_is_forgotten(void **state)
 /* --- One of them in trouble --- */
 
 /* 5 ms at least for `spread`. */
-static const struct mem_conditions narrow = {.delay_ns = 50 * TIME_US,
-                                             .jitter_ns = 100 * TIME_US,
-                                             .packet_bytes = 8192,
-                                             .bandwidth_bytes_s = 10000000};
+static const struct network_conditions narrow = {.delay_ns = 50 * TIME_US,
+                                                 .jitter_ns = 100 * TIME_US,
+                                                 .packet_bytes = 8192,
+                                                 .bandwidth_bytes_s = 10000000};
 
 static void cut(struct cluster *cluster, uint32_t rail, uint32_t a, uint32_t b, bool cut)
 {
@@ -222,7 +222,7 @@ static void test_a_rail_is_lost_under_way(void **state)
         cluster_run(cluster, 2 * TIME_MS);
         assert_false(sim_op_done(op));
         cut(cluster, 2, 0, 1, true);
-        uint64_t bound_ns = cluster->now_ns + MEM_IDLE_TIMEOUT_NS + 2 * TIME_S;
+        uint64_t bound_ns = cluster->now_ns + NETWORK_IDLE_TIMEOUT_NS + 2 * TIME_S;
         assert_true(cluster_run_until(cluster, all_aborted, comm, 120 * TIME_S));
         assert_true(cluster->now_ns <= bound_ns);
         assert_all_ended(op, STATUS_NODE_LOST,

@@ -224,12 +224,12 @@ static uint64_t succeeded, failed; /* parts, of all storms */
 
 static uint64_t run_storm(uint64_t seed)
 {
-    struct mem_conditions conditions = {.loss = 0.02,
-                                        .duplication = 0.01,
-                                        .delay_ns = 50 * TIME_US,
-                                        .jitter_ns = 100 * TIME_US,
-                                        .packet_bytes = 4096,
-                                        .bandwidth_bytes_s = 50000000};
+    struct network_conditions conditions = {.loss = 0.02,
+                                            .duplication = 0.01,
+                                            .delay_ns = 50 * TIME_US,
+                                            .jitter_ns = 100 * TIME_US,
+                                            .packet_bytes = 4096,
+                                            .bandwidth_bytes_s = 50000000};
     struct storm storm = {.cluster = cluster_new(&(struct cluster_options){
                               .seed = seed, .node_count = STORM_NODES, .conditions = conditions})};
     storm.random = &storm.cluster->random;

@@ -9,7 +9,7 @@
 
 #include "daemon/exec/exec_internal.h"
 #include "proto/message_header.h"
-#include "tests/network/mem.h"
+#include "tests/network/network.h"
 #include "tests/unit/cuda_double/case.h"
 
 /*
@@ -38,7 +38,7 @@ struct node {
 };
 
 struct nodes {
-    struct mem_network *network;
+    struct network *network;
     struct dev_gpus *gpus;
     struct node at[NODES];
     const char *names[NODES];
@@ -96,9 +96,9 @@ static void node_failed(void *context, const struct error *cause, uint64_t now_n
 /* As a daemon's loop: who is not woken does not run. */
 static void nodes_turn(void)
 {
-    uint64_t next_ns = mem_network_next_ns(nodes.network);
+    uint64_t next_ns = network_next_ns(nodes.network);
     nodes.now_ns = next_ns == TIME_NEVER || next_ns <= nodes.now_ns ? nodes.now_ns + TIME_US : next_ns;
-    mem_network_advance(nodes.network, nodes.now_ns);
+    network_advance(nodes.network, nodes.now_ns);
     for (uint32_t i = 0; i < NODES; i++) {
         struct node *node = &nodes.at[i];
         if (nodes.now_ns >= exec_next_deadline_ns(node->exec)) {
@@ -167,23 +167,22 @@ static void nodes_comm(uint32_t i)
 }
 
 /* Of the double, by its environment, as it is when this is called. */
-__attribute__((unused)) static void nodes_start(const struct mem_conditions *conditions)
+__attribute__((unused)) static void nodes_start(const struct network_conditions *conditions)
 {
-    static const struct mem_conditions usual = {
-        .loss = 0.01, .delay_ns = 20 * TIME_US, .jitter_ns = 20 * TIME_US, .packet_bytes = 65536};
+    static const struct network_conditions usual = {
+        .delay_ns = 20 * TIME_US, .jitter_ns = 20 * TIME_US, .packet_bytes = 65536};
     struct error error;
     uint32_t peer;
     memset(&nodes, 0, sizeof nodes);
     nodes.now_ns = TIME_S;
     CHECK_RESULT(dev_gpus_open(true, &nodes.gpus, &error), STATUS_OK);
     case_load();
-    CHECK_RESULT(mem_network_new(4711, conditions != NULL ? conditions : &usual, &nodes.network, NULL),
-                 STATUS_OK);
+    nodes.network = network_new_pipes(4711, conditions != NULL ? conditions : &usual);
     for (uint32_t i = 0; i < NODES; i++) {
         struct node *node = &nodes.at[i];
         (void)snprintf(node->name, sizeof node->name, "n%u", i);
         nodes.names[i] = node->name;
-        CHECK_RESULT(mem_network_add(nodes.network, node->name, &node->net, NULL), STATUS_OK);
+        node->net = network_add(nodes.network, node->name);
         struct net_peer_handler handler = {
             .context = node, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
         net_set_peer_handler(node->net, &handler);
@@ -218,7 +217,7 @@ __attribute__((unused)) static void nodes_stop(void)
         exec_free(nodes.at[i].exec);
         net_free(nodes.at[i].net);
     }
-    mem_network_free(nodes.network);
+    network_free(nodes.network);
     dev_gpus_close(nodes.gpus);
 }
 

@@ -109,8 +109,8 @@ static void test_late_gpus(void **state)
 
 static uint64_t stream_bytes(void)
 {
-    struct mem_network_counters counters;
-    mem_network_counters(nodes.network, &counters);
+    struct network_counters counters;
+    network_counters(nodes.network, &counters);
     return counters.stream_bytes;
 }
 
@@ -129,7 +129,7 @@ static uint64_t bytes_there(uint32_t node, const struct posted *posted)
 static void stages_overlap(int unused)
 {
     enum { RINGS = 6 };
-    struct mem_conditions slow = {
+    struct network_conditions slow = {
         .delay_ns = 50 * TIME_US, .packet_bytes = 65536, .bandwidth_bytes_s = 1000000000};
     (void)unused;
     nodes_start(&slow);

@@ -114,11 +114,11 @@ static void lost(int unused)
     nodes_start(NULL);
     traffic_post();
     nodes_turns(40);
-    mem_network_kill(nodes.network, "n1");
+    network_kill(nodes.network, "n1");
     uint64_t killed_ns = nodes.now_ns;
-    while (nodes.now_ns < killed_ns + 2 * MEM_IDLE_TIMEOUT_NS) {
+    while (nodes.now_ns < killed_ns + 2 * NETWORK_IDLE_TIMEOUT_NS) {
         nodes.now_ns += TIME_S;
-        mem_network_advance(nodes.network, nodes.now_ns);
+        network_advance(nodes.network, nodes.now_ns);
         nodes_turns(3);
     }
     case_sleep_ms(50);

@@ -11,7 +11,7 @@
 
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
-#include "tests/network/mem.h"
+#include "tests/network/network.h"
 
 /* Engines of several nodes on an in-memory network, driven by hand. */
 #define NODES_MAX 5
@@ -37,7 +37,7 @@ struct node {
 };
 
 struct cluster {
-    struct mem_network *network;
+    struct network *network;
     struct node nodes[NODES_MAX];
     const char *names[NODES_MAX];
     uint32_t count;
@@ -104,10 +104,10 @@ static uint32_t peer_of(uint32_t node, uint32_t other)
 
 static void turn(struct cluster *cluster)
 {
-    uint64_t next_ns = mem_network_next_ns(cluster->network);
+    uint64_t next_ns = network_next_ns(cluster->network);
     cluster->now_ns =
         next_ns == TIME_NEVER || next_ns <= cluster->now_ns ? cluster->now_ns + TIME_US : next_ns;
-    mem_network_advance(cluster->network, cluster->now_ns);
+    network_advance(cluster->network, cluster->now_ns);
     for (uint32_t i = 0; i < cluster->count; i++) {
         exec_run(cluster->nodes[i].exec, cluster->now_ns);
     }
@@ -115,18 +115,19 @@ static void turn(struct cluster *cluster)
 
 static void cluster_start(struct cluster *cluster, uint32_t count, double loss)
 {
-    struct mem_conditions conditions = {.loss = loss, .delay_ns = 50 * TIME_US, .jitter_ns = 200 * TIME_US};
+    struct network_conditions conditions = {
+        .loss = loss, .delay_ns = 50 * TIME_US, .jitter_ns = 200 * TIME_US};
     memset(cluster, 0, sizeof *cluster);
     cluster->count = count;
     cluster->now_ns = TIME_S;
-    assert_int_equal(mem_network_new(4711 + count, &conditions, &cluster->network, NULL), STATUS_OK);
+    cluster->network = network_new_pipes(4711 + count, &conditions);
     for (uint32_t i = 0; i < count; i++) {
         struct node *node = &cluster->nodes[i];
         node->cluster = cluster;
         node->index = i;
         snprintf(node->name, sizeof node->name, "n%u", i);
         cluster->names[i] = node->name;
-        assert_int_equal(mem_network_add(cluster->network, node->name, &node->net, NULL), STATUS_OK);
+        node->net = network_add(cluster->network, node->name);
         struct net_peer_handler handler = {
             .context = node, .peer_up = peer_up, .peer_down = peer_down, .connect_failed = peer_down};
         net_set_peer_handler(node->net, &handler);
@@ -206,7 +207,7 @@ static void cluster_free(struct cluster *cluster)
         exec_free(cluster->nodes[i].exec);
         net_free(cluster->nodes[i].net);
     }
-    mem_network_free(cluster->network);
+    network_free(cluster->network);
 }
 
 static int64_t value_of(uint32_t rank, uint64_t element, uint64_t seq)
@@ -417,16 +418,16 @@ static void test_large_payloads_are_not_copied(void **state)
     struct cluster cluster;
     cluster_start(&cluster, 3, 0.01);
     cluster_make_comm(&cluster, 1 << 19);
-    struct mem_network_counters before, after;
+    struct network_counters before, after;
     struct op_buffers op = {.seq = 1, .count = 3 << 16, .kind = OP_KIND_ALL_REDUCE};
     op_prepare(&cluster, &op, false);
-    mem_network_counters(cluster.network, &before);
+    network_counters(cluster.network, &before);
     for (uint32_t i = 0; i < 3; i++) {
         op_submit(&cluster, &op, i, cluster.nodes[i].comm);
     }
     op_wait(&cluster, &op);
     op_check(&cluster, &op);
-    mem_network_counters(cluster.network, &after);
+    network_counters(cluster.network, &after);
     assert_true(after.stream_bytes - before.stream_bytes > 3 * 8 * (3 << 16));
     assert_int_equal(after.copied_bytes, before.copied_bytes);
     op_free(&cluster, &op);

@@ -10,7 +10,6 @@
 
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
-#include "tests/network/mem.h"
 
 /* Communicators of two users in one exec: one user with many, all of them busy, and one with one. */
 
@@ -23,8 +22,6 @@ enum {
 };
 
 struct setup {
-    struct mem_network *network;
-    struct net *net;
     struct exec *exec;
     struct exec_comm *comms[MANY + 1]; /* the last one is the other user's */
     int32_t in[RANKS][ELEMENTS], out[RANKS][ELEMENTS];
@@ -93,11 +90,8 @@ static void submit(struct exec_comm *comm, uint64_t seq, unsigned *done)
 
 static void setup_start(void)
 {
-    struct mem_conditions conditions = {.delay_ns = TIME_US};
     memset(&setup, 0, sizeof setup);
-    assert_int_equal(mem_network_new(1, &conditions, &setup.network, NULL), STATUS_OK);
-    assert_int_equal(mem_network_add(setup.network, "a", &setup.net, NULL), STATUS_OK);
-    assert_int_equal(exec_new(setup.net, no_wake, NULL, &setup.exec, NULL), STATUS_OK);
+    assert_int_equal(exec_new(NULL, no_wake, NULL, &setup.exec, NULL), STATUS_OK);
     for (unsigned i = 0; i <= MANY; i++) {
         setup.comms[i] = comm_new(i + 1, i < MANY ? 1000 : 1001);
     }
@@ -109,8 +103,6 @@ static void setup_stop(void)
         exec_comm_free(setup.comms[i]);
     }
     exec_free(setup.exec);
-    net_free(setup.net);
-    mem_network_free(setup.network);
 }
 
 /* The other user's operation needs as many runs as it has steps, and few more; a run's work is bounded. */

@@ -13,7 +13,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
 #include "daemon/mesh/mesh.h"
-#include "tests/network/mem.h"
+#include "tests/network/network.h"
 
 /* Meshes on the in-memory network; node_up and node_down are checked to alternate. */
 
@@ -30,13 +30,13 @@ struct node {
 };
 
 struct world {
-    struct mem_network *network;
+    struct network *network;
     uint64_t now_ns;
     struct node nodes[NODES_MAX];
     unsigned count;
 };
 
-static const struct mem_conditions calm = {.delay_ns = 50 * TIME_US, .jitter_ns = 50 * TIME_US};
+static const struct network_conditions calm = {.delay_ns = 50 * TIME_US, .jitter_ns = 50 * TIME_US};
 
 static inline void on_up(void *context, uint32_t peer, uint64_t now_ns)
 {
@@ -77,7 +77,7 @@ static inline void node_start(struct world *world, unsigned index, const char *n
     struct error error;
     memset(node, 0, sizeof *node);
     node->name = name;
-    assert_int_equal(mem_network_add(world->network, name, &node->net, &error), STATUS_OK);
+    node->net = network_add(world->network, name);
     mesh_options_default(&options);
     options.node_name = name;
     options.cluster_name = cluster;
@@ -110,7 +110,7 @@ static inline void run(struct world *world, uint64_t span_ns)
 {
     uint64_t until_ns = world->now_ns + span_ns;
     for (;;) {
-        uint64_t next_ns = mem_network_next_ns(world->network);
+        uint64_t next_ns = network_next_ns(world->network);
         for (unsigned i = 0; i < world->count; i++) {
             if (world->nodes[i].mesh != NULL) {
                 next_ns = time_min(next_ns, mesh_next_deadline_ns(world->nodes[i].mesh));
@@ -120,7 +120,7 @@ static inline void run(struct world *world, uint64_t span_ns)
             break;
         }
         world->now_ns = next_ns > world->now_ns ? next_ns : world->now_ns;
-        mem_network_advance(world->network, world->now_ns);
+        network_advance(world->network, world->now_ns);
         for (unsigned i = 0; i < world->count; i++) {
             if (world->nodes[i].mesh != NULL) {
                 mesh_tick(world->nodes[i].mesh, world->now_ns);
@@ -128,17 +128,16 @@ static inline void run(struct world *world, uint64_t span_ns)
         }
     }
     world->now_ns = until_ns;
-    mem_network_advance(world->network, until_ns);
+    network_advance(world->network, until_ns);
 }
 
 static const char *const names[NODES_MAX] = {"a", "b", "c", "d", "e", "f"};
 
-static inline void world_start(struct world *world, unsigned count, const struct mem_conditions *conditions,
-                               uint64_t seed)
+static inline void world_start(struct world *world, unsigned count,
+                               const struct network_conditions *conditions, uint64_t seed)
 {
-    struct error error;
     memset(world, 0, sizeof *world);
-    assert_int_equal(mem_network_new(seed, conditions, &world->network, &error), STATUS_OK);
+    world->network = network_new_pipes(seed, conditions);
     world->count = count;
     for (unsigned i = 0; i < count; i++) {
         node_start(world, i, names[i], "test", seed * 100 + i + 1);
@@ -157,7 +156,7 @@ static inline void world_stop(struct world *world)
     for (unsigned i = 0; i < world->count; i++) {
         node_stop(&world->nodes[i]);
     }
-    mem_network_free(world->network);
+    network_free(world->network);
 }
 
 static inline bool is_up(const struct world *world, unsigned from, unsigned to)

@@ -7,8 +7,7 @@ static void test_all_come_up(void **state)
     (void)state;
     struct world world;
     for (uint64_t seed = 1; seed <= 5; seed++) {
-        struct mem_conditions rough = {
-            .loss = 0.1, .duplication = 0.05, .delay_ns = TIME_MS, .jitter_ns = TIME_MS, .packet_bytes = 7};
+        struct network_conditions rough = {.delay_ns = TIME_MS, .jitter_ns = TIME_MS, .packet_bytes = 7};
         world_start(&world, NODES_MAX, seed == 1 ? &calm : &rough, seed);
         run(&world, 3 * TIME_S);
         for (unsigned i = 0; i < NODES_MAX; i++) {
@@ -55,8 +54,7 @@ static void test_messages_arrive_in_order(void **state)
 {
     (void)state;
     struct world world;
-    struct mem_conditions rough = {
-        .loss = 0.05, .delay_ns = TIME_MS, .jitter_ns = TIME_MS, .packet_bytes = 50};
+    struct network_conditions rough = {.delay_ns = TIME_MS, .jitter_ns = TIME_MS, .packet_bytes = 50};
     world_start(&world, 3, &rough, 7);
     run(&world, 2 * TIME_S);
     for (unsigned i = 0; i < 300; i++) {
@@ -88,7 +86,7 @@ static void test_silent_host_is_noticed(void **state)
         world_start(&world, 3, &calm, seed);
         run(&world, 2 * TIME_S + seed * 41 * TIME_MS);
         uint64_t killed_ns = world.now_ns;
-        mem_network_kill(world.network, "b");
+        network_kill(world.network, "b");
         run(&world, 4 * TIME_S);
         assert_int_equal(world.nodes[0].downs[0], 1);
         assert_int_equal(world.nodes[2].downs[1], 1);
@@ -111,7 +109,7 @@ static void test_one_way_cut_has_one_verdict(void **state)
         struct world world;
         world_start(&world, 3, &calm, seed);
         run(&world, 2 * TIME_S + seed * 77 * TIME_MS);
-        mem_network_cut(world.network, seed % 2 == 0 ? "a" : "b", seed % 2 == 0 ? "b" : "a", true);
+        network_cut(world.network, seed % 2 == 0 ? "a" : "b", seed % 2 == 0 ? "b" : "a", true);
         uint64_t cut_ns = world.now_ns;
         run(&world, 4 * TIME_S);
         assert_int_equal(world.nodes[0].downs[0], 1);
@@ -120,7 +118,7 @@ static void test_one_way_cut_has_one_verdict(void **state)
         assert_true(world.nodes[1].changed_ns[0] - cut_ns <= 2900 * TIME_MS);
         assert_true(is_up(&world, 0, 2));
         assert_true(is_up(&world, 1, 2));
-        mem_network_cut(world.network, seed % 2 == 0 ? "a" : "b", seed % 2 == 0 ? "b" : "a", false);
+        network_cut(world.network, seed % 2 == 0 ? "a" : "b", seed % 2 == 0 ? "b" : "a", false);
         run(&world, 15 * TIME_S);
         assert_true(is_up(&world, 0, 1));
         assert_true(is_up(&world, 1, 0));
@@ -134,15 +132,14 @@ static void test_blackhole_of_2_seconds_loses_nobody(void **state)
     (void)state;
     for (uint64_t seed = 1; seed <= 25; seed++) {
         struct world world;
-        struct mem_conditions slow = {
-            .delay_ns = 10 * TIME_MS, .jitter_ns = 5 * TIME_MS, .retransmission_ns = 100 * TIME_MS};
+        struct network_conditions slow = {.delay_ns = 10 * TIME_MS, .jitter_ns = 5 * TIME_MS};
         world_start(&world, 2, seed % 2 == 0 ? &calm : &slow, seed);
         run(&world, 3 * TIME_S + seed * 37 * TIME_MS);
-        mem_network_cut(world.network, "a", "b", true);
-        mem_network_cut(world.network, "b", "a", true);
+        network_cut(world.network, "a", "b", true);
+        network_cut(world.network, "b", "a", true);
         run(&world, 2 * TIME_S);
-        mem_network_cut(world.network, "a", "b", false);
-        mem_network_cut(world.network, "b", "a", false);
+        network_cut(world.network, "a", "b", false);
+        network_cut(world.network, "b", "a", false);
         run(&world, 5 * TIME_S);
         assert_int_equal(world.nodes[0].downs[0], 0);
         assert_int_equal(world.nodes[1].downs[0], 0);
@@ -159,12 +156,12 @@ static void test_suspicion_shortens_the_wait(void **state)
         struct world world;
         world_start(&world, 3, &calm, seed);
         run(&world, 2 * TIME_S + seed * 53 * TIME_MS);
-        mem_network_cut(world.network, "b", "a", true); /* nobody hears that it goes */
-        mem_network_cut(world.network, "b", "c", true);
+        network_cut(world.network, "b", "a", true); /* nobody hears that it goes */
+        network_cut(world.network, "b", "c", true);
         uint64_t gone_ns = world.now_ns;
         node_stop(&world.nodes[1]);
-        mem_network_cut(world.network, "b", "a", false);
-        mem_network_cut(world.network, "b", "c", false);
+        network_cut(world.network, "b", "a", false);
+        network_cut(world.network, "b", "c", false);
         run(&world, 1300 * TIME_MS);
         assert_int_equal(world.nodes[0].downs[0], 1);
         assert_int_equal(world.nodes[2].downs[1], 1);
@@ -215,10 +212,10 @@ static void test_back_off_is_bounded(void **state)
     world_start(&world, 2, &calm, 9);
     node_stop(&world.nodes[1]);
     run(&world, 60 * TIME_S);
-    struct mem_network_counters before, after;
-    mem_network_counters(world.network, &before);
+    struct network_counters before, after;
+    network_counters(world.network, &before);
     run(&world, 60 * TIME_S);
-    mem_network_counters(world.network, &after);
+    network_counters(world.network, &after);
     /* An attempt each 2.5 to 5 s, of a dial and an answer, both counted. */
     assert_in_range(after.packets - before.packets, 20, 60);
     struct mesh_node_info info;
@@ -254,7 +251,7 @@ static void test_pings(void **state)
     (void)state;
     struct world world;
     struct error error;
-    struct mem_conditions steady = {.delay_ns = 5 * TIME_MS};
+    struct network_conditions steady = {.delay_ns = 5 * TIME_MS};
     world_start(&world, 2, &steady, 4);
     struct ping pings[5] = {0};
     assert_int_equal(mesh_ping(world.nodes[0].mesh, 0, TIME_S, on_ping, &pings[0], world.now_ns, &error),
@@ -279,7 +276,7 @@ static void test_pings(void **state)
     assert_int_equal(pings[1].done_ns, begin_ns + TIME_MS);
     assert_int_equal(pings[2].done, 0);
     /* Lost with the node; and as many as there may be. */
-    mem_network_kill(world.network, "b");
+    network_kill(world.network, "b");
     for (unsigned i = 0; i < MESH_PINGS_MAX; i++) {
         assert_int_equal(
             mesh_ping(world.nodes[0].mesh, 0, 10 * TIME_S, on_ping, &pings[3], world.now_ns, &error),

@@ -80,7 +80,7 @@ static void test_moved(void **state)
     struct mesh_node_info info;
     struct error error;
     world_start(&world, 2, &calm, 40);
-    mem_network_kill(world.network, "b");
+    network_kill(world.network, "b");
     run(&world, 60 * TIME_S);
     assert_false(is_up(&world, 0, 1));
     node_stop(&world.nodes[1]);

@@ -120,7 +120,7 @@ static void liar_start(struct world *world, struct liar *liar)
     world_start(world, 1, &calm, 11);
     knows(&world->nodes[0], "liar");
     memset(liar, 0, sizeof *liar);
-    assert_int_equal(mem_network_add(world->network, "liar", &liar->net, &error), STATUS_OK);
+    liar->net = network_add(world->network, "liar");
     net_set_peer_handler(liar->net, &(struct net_peer_handler){liar, liar_up, liar_down, liar_failed, NULL});
     net_set_stream_handler(liar->net, NET_STREAM_CONTROL,
                            &(struct net_stream_handler){liar, liar_receive, liar_closed, NULL});

@@ -17,7 +17,7 @@
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
 #include "daemon/req/req.h"
-#include "tests/network/mem.h"
+#include "tests/network/network.h"
 
 /*
  * Nodes "a", "b", … of net (in memory), mesh, exec and req, and members on them that check what they are told
@@ -62,7 +62,7 @@ struct member {
 };
 
 struct world {
-    struct mem_network *network;
+    struct network *network;
     uint64_t now_ns;
     struct node nodes[NODES_MAX];
     unsigned count;
@@ -144,7 +144,7 @@ static inline void node_start(struct world *world, unsigned index)
     struct error error;
     node->world = world;
     node->name[0] = (char)('a' + index);
-    assert_int_equal(mem_network_add(world->network, node->name, &node->net, &error), STATUS_OK);
+    node->net = network_add(world->network, node->name);
     mesh_options_default(&options);
     options.node_name = node->name;
     options.cluster_name = "test";
@@ -169,13 +169,11 @@ static inline void node_start(struct world *world, unsigned index)
 }
 
 static inline void world_start(struct world *world, unsigned count, uint64_t seed,
-                               const struct mem_conditions *conditions)
+                               const struct network_conditions *conditions)
 {
-    static const struct mem_conditions calm = {.delay_ns = 50 * TIME_US, .jitter_ns = 50 * TIME_US};
-    struct error error;
+    static const struct network_conditions calm = {.delay_ns = 50 * TIME_US, .jitter_ns = 50 * TIME_US};
     memset(world, 0, sizeof *world);
-    assert_int_equal(mem_network_new(seed, conditions != NULL ? conditions : &calm, &world->network, &error),
-                     STATUS_OK);
+    world->network = network_new_pipes(seed, conditions != NULL ? conditions : &calm);
     world->count = count;
     world->instances = seed * 1000;
     for (unsigned i = 0; i < count; i++) {
@@ -190,7 +188,7 @@ static inline void settle(struct world *world)
     for (unsigned turn = 0; again; turn++) {
         assert_true(turn < 100000);
         again = false;
-        mem_network_advance(world->network, world->now_ns);
+        network_advance(world->network, world->now_ns);
         for (unsigned i = 0; i < world->count; i++) {
             struct node *node = &world->nodes[i];
             if (node->net == NULL) {
@@ -213,7 +211,7 @@ static inline void settle(struct world *world)
                 again = true;
             }
         }
-        again |= mem_network_next_ns(world->network) <= world->now_ns;
+        again |= network_next_ns(world->network) <= world->now_ns;
     }
 }
 
@@ -222,7 +220,7 @@ static inline void run(struct world *world, uint64_t span_ns)
     uint64_t until_ns = world->now_ns + span_ns;
     settle(world);
     for (;;) {
-        uint64_t next_ns = mem_network_next_ns(world->network);
+        uint64_t next_ns = network_next_ns(world->network);
         for (unsigned i = 0; i < world->count; i++) {
             if (world->nodes[i].net != NULL) {
                 next_ns = time_min(next_ns, mesh_next_deadline_ns(world->nodes[i].mesh));
@@ -331,7 +329,7 @@ static inline void node_stop(struct node *node)
 static inline void node_kill(struct world *world, unsigned index)
 {
     struct node *node = &world->nodes[index];
-    mem_network_kill(world->network, node->name);
+    network_kill(world->network, node->name);
     for (unsigned i = 0; i < world->member_count; i++) {
         if (world->members[i].node == node) {
             leave(&world->members[i], REQ_LEAVE_LOST);
@@ -351,7 +349,7 @@ static inline void world_stop(struct world *world)
         }
         node_stop(&world->nodes[i]);
     }
-    mem_network_free(world->network);
+    network_free(world->network);
 }
 
 static inline void assert_error(const struct error *error, enum status status, const char *text)

@@ -152,7 +152,8 @@ static void test_memory_outlives_its_owner(void **state)
 {
     (void)state;
     enum { COUNT = 200000 };
-    static const struct mem_conditions narrow = {.delay_ns = 100 * TIME_US, .bandwidth_bytes_s = 10000000};
+    static const struct network_conditions narrow = {.delay_ns = 100 * TIME_US,
+                                                     .bandwidth_bytes_s = 10000000};
     struct member *members[2];
     struct buffer buffers[2];
     world_start(&world, 2, 1, &narrow);

@@ -162,7 +162,7 @@ static void test_refused_early(void **state)
 {
     (void)state;
     enum { SIZE = 3 };
-    const struct mem_conditions slow = {.delay_ns = 50 * TIME_MS};
+    const struct network_conditions slow = {.delay_ns = 50 * TIME_MS};
     struct budget_account *poor;
     struct member *members[SIZE];
     struct error error;
@@ -173,7 +173,7 @@ static void test_refused_early(void **state)
     members[0] = join(&world, 0, "early", 0, SIZE);
     members[2] = join(&world, 2, "early", 2, SIZE);
     run(&world, 10 * TIME_MS);
-    mem_network_set_link(world.network, "c", "a", &slow); /* its promise is to come */
+    network_set_link(world.network, "c", "a", &slow); /* its promise is to come */
     world.account = poor;
     members[1] = join(&world, 1, "early", 1, SIZE);
     world.account = rich;

@@ -47,7 +47,7 @@ static void crowd_begin(void)
 {
     memset(&crowd, 0, sizeof crowd);
     assert_false(req_is_crowded(world.nodes[0].req));
-    mem_network_cut(world.network, "a", "b", true);
+    network_cut(world.network, "a", "b", true);
     for (unsigned i = 0; i < COMMS; i++) {
         crowd_join(0, i);
         if (i % AT_ONCE == AT_ONCE - 1) {
@@ -60,7 +60,7 @@ static void crowd_begin(void)
 
 static void crowd_pass(void)
 {
-    mem_network_cut(world.network, "a", "b", false);
+    network_cut(world.network, "a", "b", false);
     run(&world, TIME_S);
     assert_false(req_is_crowded(world.nodes[0].req));
     assert_up();

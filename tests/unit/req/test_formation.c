@@ -6,7 +6,7 @@ static struct world world; /* large */
 
 /* Ranks of each node: unequal, not contiguous. */
 static void form(unsigned nodes, const unsigned *node_of_rank, uint32_t size, uint64_t seed,
-                 const struct mem_conditions *conditions, bool connected)
+                 const struct network_conditions *conditions, bool connected)
 {
     struct member *members[16];
     world_start(&world, nodes, seed, conditions);
@@ -60,10 +60,9 @@ static void test_one_to_five_nodes(void **state)
     static const unsigned two[] = {1, 0, 1, 1};
     static const unsigned three[] = {2, 0, 1, 2, 2, 0, 2};
     static const unsigned five[] = {4, 4, 3, 0, 1, 4, 2, 2, 0, 4, 1, 4, 3};
-    static const struct mem_conditions rough = {
-        .loss = 0.05, .duplication = 0.02, .delay_ns = TIME_MS, .jitter_ns = 2 * TIME_MS};
+    static const struct network_conditions rough = {.delay_ns = TIME_MS, .jitter_ns = 2 * TIME_MS};
     for (uint64_t seed = 1; seed <= 6; seed++) {
-        const struct mem_conditions *conditions = seed % 2 == 0 ? &rough : NULL;
+        const struct network_conditions *conditions = seed % 2 == 0 ? &rough : NULL;
         bool connected = seed % 3 != 0; /* else nodes find each other while it forms */
         form(1, one, 3, seed, conditions, connected);
         form(2, alone, 1, seed, conditions, connected);
@@ -330,7 +329,7 @@ static void test_both_at_once_with_other_terms(void **state)
 static void test_a_crowd(void **state)
 {
     (void)state;
-    static const struct mem_conditions rough = {.loss = 0.05, .delay_ns = TIME_MS, .jitter_ns = 3 * TIME_MS};
+    static const struct network_conditions rough = {.delay_ns = TIME_MS, .jitter_ns = 3 * TIME_MS};
     unsigned whole = 0, connected = 0;
     for (uint64_t seed = 1; seed <= 30; seed++) {
         world_start(&world, 4, seed, &rough);

@@ -1,6 +1,6 @@
-#include "tests/unit/net/mem_nodes.h"
+#include "tests/unit/net/network_nodes.h"
 
-/* Anything at any time, over the in-memory network. */
+/* Anything at any time, over the network of pipes. */
 
 #define CHAOS_NODES 5
 #define CHAOS_STREAMS 64
@@ -8,7 +8,7 @@
 /* Handlers and the loop do whatever net.h allows, at random; the nodes check that every promise holds all the
  * same. */
 struct chaos {
-    struct mem_network *network;
+    struct network *network;
     struct node *nodes[CHAOS_NODES];
     struct net_stream *streams[CHAOS_NODES][CHAOS_STREAMS];
     struct random random;
@@ -158,12 +158,12 @@ static void chaos_turn(uint64_t turn)
     if (turn % 100 == 99) {
         char from[2] = {(char)('a' + random_below(random, CHAOS_NODES)), '\0'};
         char to[2] = {(char)('a' + random_below(random, CHAOS_NODES)), '\0'};
-        mem_network_cut(chaos.network, from, to, random_chance(random, 0.3));
+        network_cut(chaos.network, from, to, random_chance(random, 0.3));
     }
     if (turn % 1000 == 999) {
         uint32_t who = (uint32_t)random_below(random, CHAOS_NODES);
         if (random_chance(random, 0.5)) {
-            mem_network_kill(chaos.network, chaos.nodes[who]->name);
+            network_kill(chaos.network, chaos.nodes[who]->name);
         }
         chaos_stop_node(who);
         chaos_start_node(who, turn);
@@ -174,7 +174,7 @@ static uint64_t run_chaos(uint64_t seed)
 {
     memset(&chaos, 0, sizeof chaos);
     random_seed(&chaos.random, seed);
-    assert_int_equal(mem_network_new(seed, &bad, &chaos.network, NULL), STATUS_OK);
+    chaos.network = network_new_pipes(seed, &bad);
     chaos.bytes = malloc(CHAOS_BYTES);
     chaos.sendings = calloc(CHAOS_SENDINGS, sizeof *chaos.sendings);
     assert_non_null(chaos.bytes);
@@ -202,11 +202,11 @@ static uint64_t run_chaos(uint64_t seed)
     assert_true(connected > 20);
     assert_true(chaos.received > 1000000);
     assert_true(chaos.sending_count > 1000 && chaos.sending_count < CHAOS_SENDINGS);
-    struct mem_network_counters counters;
-    mem_network_counters(chaos.network, &counters);
+    struct network_counters counters;
+    network_counters(chaos.network, &counters);
     free(chaos.sendings);
     free(chaos.bytes);
-    mem_network_free(chaos.network);
+    network_free(chaos.network);
     return counters.trace_hash;
 }
 

@@ -1,0 +1,486 @@
+#define OPENSSL_SUPPRESS_DEPRECATED /* a random generator of our own */
+
+#include <assert.h>
+#include <openssl/rand.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/hash.h"
+#include "daemon/base/loop.h"
+#include "daemon/base/random.h"
+#include "daemon/net/quic.h"
+#include "daemon/net/quic_socket.h"
+#include "proto/types.h"
+#include "tests/datagrams/virtual_time.h"
+#include "tests/lib/test_pki.h"
+#include "tests/network/network.h"
+
+/*
+ * Endpoints of net/quic on sockets of this file, which stand in for daemon/net/quic_socket.c. Every network
+ * has a port, every host an address of 10.77.0.0/16. All networks share one clock (virtual_time.h), so one
+ * that advances takes the others along. OpenSSL's random numbers come from the seed.
+ */
+#define HOSTS_MAX 64u
+#define NETWORKS_MAX 8u
+#define QUEUE_MAX_NS (20 * TIME_MS) /* of a link with a bandwidth: what would wait for longer is dropped */
+
+struct host {
+    struct datagram_network *network;
+    char name[NODE_NAME_MAX_BYTES + 1];
+    struct quic_address address;
+    bool open; /* somebody listens */
+    bool dead;
+    struct virtual_event ready; /* something is to be read */
+    struct flight *arrived;
+    struct flight *unreachable; /* ICMP errors, of what was sent to these */
+};
+
+struct link {
+    struct network_conditions conditions;
+    uint64_t free_ns; /* when the last byte put on it has left */
+    bool cut;
+};
+
+/* A datagram on its way. */
+struct flight {
+    struct virtual_event event;
+    struct flight *prev, *next; /* among the network's, then among its host's */
+    struct host *from, *to;
+    bool unreachable; /* an ICMP error for `to` */
+    uint8_t ecn;
+    size_t size;
+    uint8_t bytes[];
+};
+
+struct datagram_network {
+    struct network base;
+    uint16_t port;
+    struct random random;
+    struct flight *flights;
+    uint32_t host_count;
+    struct host hosts[HOSTS_MAX];
+    struct link links[HOSTS_MAX][HOSTS_MAX];
+};
+
+static struct datagram_network *networks[NETWORKS_MAX]; /* a descriptor is one's index and its host's */
+static struct host *opening;                            /* whose socket quic_socket_open opens */
+static struct random random_of_tls;
+
+/* --- What OpenSSL takes for random --- */
+
+static int random_bytes(unsigned char *out, int size)
+{
+    for (int i = 0; i < size; i++) {
+        out[i] = (unsigned char)random_u64(&random_of_tls);
+    }
+    return 1;
+}
+
+static int random_ready(void)
+{
+    return 1;
+}
+
+/* --- Certificates, once for each name of the process --- */
+
+static struct test_pki *pki;
+
+static void free_pki(void)
+{
+    test_pki_free(pki);
+}
+
+static void make_certificate(const char *name)
+{
+    static char issued[HOSTS_MAX * 4][NODE_NAME_MAX_BYTES + 1];
+    static size_t count;
+    for (size_t i = 0; i < count; i++) {
+        if (strcmp(issued[i], name) == 0) {
+            return;
+        }
+    }
+    assert(count < sizeof issued / sizeof issued[0]);
+    struct random kept = random_of_tls; /* a run that finds it made goes on as one that does not */
+    random_seed(&random_of_tls, hash_bytes(1, name, strlen(name)));
+    if (pki == NULL) {
+        pki = test_pki_new();
+        (void)atexit(free_pki);
+    }
+    test_pki_issue(pki, name, &(struct test_certificate){.name = name});
+    random_of_tls = kept;
+    (void)snprintf(issued[count++], sizeof issued[0], "%s", name);
+}
+
+/* --- Hosts and links --- */
+
+static struct datagram_network *network_of(struct network *network)
+{
+    return (struct datagram_network *)network;
+}
+
+static void host_address(const struct host *host, char out[NETWORK_ADDRESS_MAX_BYTES])
+{
+    unsigned number = (unsigned)(host - host->network->hosts) + 1;
+    (void)snprintf(out, NETWORK_ADDRESS_MAX_BYTES, "10.77.%u.%u:%u", number / 256, number % 256,
+                   host->network->port);
+}
+
+static void host_ready(struct virtual_event *event);
+
+static struct host *host_intern(struct datagram_network *network, const char *name)
+{
+    for (uint32_t i = 0; i < network->host_count; i++) {
+        if (strcmp(network->hosts[i].name, name) == 0) {
+            return &network->hosts[i];
+        }
+    }
+    assert(network->host_count < HOSTS_MAX);
+    struct host *host = &network->hosts[network->host_count++];
+    char text[NETWORK_ADDRESS_MAX_BYTES];
+    struct error error;
+    host->network = network;
+    host->ready = (struct virtual_event){.node.index = TIMER_NODE_DISARMED, .fire = host_ready};
+    (void)snprintf(host->name, sizeof host->name, "%s", name);
+    host_address(host, text);
+    if (quic_address_resolve(text, AF_UNSPEC, &host->address, &error) != STATUS_OK) {
+        abort();
+    }
+    return host;
+}
+
+/* Null for an address that is no host's. */
+static struct host *host_at(struct datagram_network *network, const struct quic_address *address)
+{
+    uint32_t number = (ntohl(address->v4.sin_addr.s_addr) & 0xffff) - 1;
+    bool ours = address->base.sa_family == AF_INET && quic_address_port(address) == network->port;
+    return ours && number < network->host_count ? &network->hosts[number] : NULL;
+}
+
+static struct link *link_between(const struct host *from, const struct host *to)
+{
+    return &from->network->links[from - from->network->hosts][to - to->network->hosts];
+}
+
+static struct link *link_named(struct network *base, const char *from, const char *to)
+{
+    return link_between(host_intern(network_of(base), from), host_intern(network_of(base), to));
+}
+
+static void datagrams_set_link(struct network *network, const char *from, const char *to,
+                               const struct network_conditions *conditions)
+{
+    link_named(network, from, to)->conditions = *conditions;
+}
+
+static void datagrams_cut(struct network *network, const char *from, const char *to, bool cut)
+{
+    link_named(network, from, to)->cut = cut;
+}
+
+static void datagrams_kill(struct network *network, const char *name)
+{
+    host_intern(network_of(network), name)->dead = true;
+}
+
+static void datagrams_address(const struct network *network, const char *name,
+                              char out[NETWORK_ADDRESS_MAX_BYTES])
+{
+    host_address(host_intern((struct datagram_network *)network, name), out);
+}
+
+/* --- Datagrams --- */
+
+static void trace(struct datagram_network *network, const struct flight *flight)
+{
+    uint64_t words[] = {loop_now_ns(), (uint64_t)(flight->from - network->hosts),
+                        (uint64_t)(flight->to - network->hosts), flight->unreachable, flight->size};
+    network->base.counters.trace_hash = hash_bytes(network->base.counters.trace_hash, words, sizeof words);
+}
+
+static int host_fd(const struct host *host)
+{
+    unsigned at = 0;
+    while (networks[at] != host->network) {
+        at++;
+    }
+    return (int)(at * HOSTS_MAX + (unsigned)(host - host->network->hosts));
+}
+
+static struct host *fd_host(int fd)
+{
+    return &networks[(unsigned)fd / HOSTS_MAX]->hosts[(unsigned)fd % HOSTS_MAX];
+}
+
+static void host_ready(struct virtual_event *event)
+{
+    struct host *host = (struct host *)((char *)event - offsetof(struct host, ready));
+    if (host->open) {
+        virtual_fd_ready(host_fd(host), LOOP_READ);
+    }
+    if (host->open && (host->arrived != NULL || host->unreachable != NULL)) {
+        virtual_event_set(&host->ready, 0); /* it has more than it reads at a time */
+    }
+}
+
+static void launch(struct host *from, struct host *to, bool unreachable, uint8_t ecn, const uint8_t *bytes,
+                   size_t size, uint64_t left_ns);
+
+static void flight_arrives(struct virtual_event *event)
+{
+    struct flight *flight = (struct flight *)event;
+    struct host *host = flight->to;
+    DL_DELETE(host->network->flights, flight);
+    trace(host->network, flight);
+    if (host->dead || (!host->open && flight->unreachable)) {
+        free(flight);
+    } else if (!host->open) {
+        launch(host, flight->from, true, 0, NULL, 0, loop_now_ns());
+        free(flight);
+    } else {
+        if (flight->unreachable) {
+            DL_APPEND(host->unreachable, flight);
+        } else {
+            DL_APPEND(host->arrived, flight);
+        }
+        virtual_event_set(&host->ready, 0);
+    }
+}
+
+static void launch(struct host *from, struct host *to, bool unreachable, uint8_t ecn, const uint8_t *bytes,
+                   size_t size, uint64_t left_ns)
+{
+    struct datagram_network *network = from->network;
+    const struct network_conditions *conditions = &link_between(from, to)->conditions;
+    struct flight *flight = calloc(1, sizeof *flight + size);
+    if (flight == NULL) {
+        abort();
+    }
+    flight->event = (struct virtual_event){.node.index = TIMER_NODE_DISARMED, .fire = flight_arrives};
+    flight->from = from;
+    flight->to = to;
+    flight->unreachable = unreachable;
+    flight->ecn = ecn;
+    flight->size = size;
+    if (size > 0) {
+        memcpy(flight->bytes, bytes, size);
+    }
+    uint64_t delay_ns = conditions->delay_ns;
+    if (conditions->jitter_ns > 0) {
+        delay_ns += random_below(&network->random, conditions->jitter_ns + 1);
+    }
+    DL_APPEND(network->flights, flight);
+    virtual_event_set(&flight->event, left_ns + (delay_ns == 0 ? 1 : delay_ns));
+}
+
+/* One datagram leaves a host. */
+static void host_sends(struct host *from, const struct quic_batch *batch, const uint8_t *bytes, size_t size)
+{
+    struct datagram_network *network = from->network;
+    struct host *to = host_at(network, &batch->remote);
+    if (from->dead || to == NULL) {
+        return;
+    }
+    struct link *link = link_between(from, to);
+    const struct network_conditions *conditions = &link->conditions;
+    uint64_t left_ns = loop_now_ns();
+    network->base.counters.packets++;
+    network->base.counters.stream_bytes += size;
+    bool lost = link->cut || (conditions->packet_bytes > 0 && size > conditions->packet_bytes);
+    lost |= random_chance(&network->random, conditions->loss);
+    bool doubled = random_chance(&network->random, conditions->duplication);
+    if (conditions->bandwidth_bytes_s > 0 && !lost) {
+        left_ns = link->free_ns > left_ns ? link->free_ns : left_ns;
+        lost = left_ns - loop_now_ns() > QUEUE_MAX_NS;
+        left_ns += size * TIME_S / conditions->bandwidth_bytes_s;
+        link->free_ns = lost ? link->free_ns : left_ns;
+    }
+    if (lost) {
+        network->base.counters.packets_lost++;
+        return;
+    }
+    launch(from, to, false, batch->ecn, bytes, size, left_ns);
+    if (doubled) {
+        launch(from, to, false, batch->ecn, bytes, size, left_ns);
+    }
+}
+
+/* --- daemon/net/quic_socket.h --- */
+
+enum status quic_socket_open(const char *bind_address, uint32_t buffer_bytes, struct quic_socket *out,
+                             struct error *error)
+{
+    *out = (struct quic_socket){.granted_receive_bytes = buffer_bytes, .granted_send_bytes = buffer_bytes};
+    assert(opening != NULL && !opening->open);
+    enum status status = quic_address_resolve(bind_address, AF_UNSPEC, &out->local, error);
+    out->fd = host_fd(opening);
+    opening->open = status == STATUS_OK;
+    return status;
+}
+
+static void flights_free(struct flight **flights)
+{
+    while (*flights != NULL) {
+        struct flight *flight = *flights;
+        DL_DELETE(*flights, flight);
+        virtual_event_cancel(&flight->event);
+        free(flight);
+    }
+}
+
+void quic_socket_close(struct quic_socket *closed)
+{
+    if (closed->fd >= 0) {
+        struct host *host = fd_host(closed->fd);
+        host->open = false;
+        flights_free(&host->arrived);
+        flights_free(&host->unreachable);
+        virtual_event_cancel(&host->ready);
+        closed->fd = -1;
+    }
+}
+
+enum quic_send_result quic_socket_send(struct quic_socket *from, const struct quic_batch *batch,
+                                       size_t *sent_bytes)
+{
+    for (size_t at = *sent_bytes; at < batch->size; at += batch->datagram_bytes) {
+        size_t left = batch->size - at;
+        host_sends(fd_host(from->fd), batch, batch->bytes + at,
+                   left < batch->datagram_bytes ? left : batch->datagram_bytes);
+    }
+    return QUIC_SEND_DONE;
+}
+
+size_t quic_socket_receive(struct quic_socket *at, quic_datagram_function *function, void *context,
+                           bool *more)
+{
+    struct host *host = fd_host(at->fd);
+    struct flight *flight = host->arrived;
+    *more = false;
+    at->has_errors = host->unreachable != NULL;
+    if (flight == NULL) {
+        return 0;
+    }
+    DL_DELETE(host->arrived, flight);
+    *more = host->arrived != NULL;
+    struct quic_datagram datagram = {flight->bytes, flight->size, &at->local, &flight->from->address,
+                                     flight->ecn};
+    function(context, &datagram);
+    free(flight);
+    return 1;
+}
+
+void quic_socket_read_errors(struct quic_socket *at, quic_unreachable_function *function, void *context)
+{
+    struct host *host = fd_host(at->fd);
+    at->has_errors = false;
+    while (host->unreachable != NULL) {
+        struct flight *flight = host->unreachable;
+        DL_DELETE(host->unreachable, flight);
+        function(context, &flight->from->address);
+        free(flight);
+    }
+}
+
+bool quic_socket_local_address(const struct quic_socket *at, const struct quic_address *remote,
+                               struct quic_address *out)
+{
+    (void)remote;
+    *out = at->local;
+    return true;
+}
+
+/* --- The network --- */
+
+static struct net *datagrams_add(struct network *base, const char *name)
+{
+    char address[NETWORK_ADDRESS_MAX_BYTES], file[NODE_NAME_MAX_BYTES + 8];
+    struct host *host = host_intern(network_of(base), name);
+    struct quic_options options = {.node_name = name,
+                                   .bind_address = address,
+                                   .handshake_timeout_ns = NETWORK_CONNECT_TIMEOUT_NS,
+                                   .idle_timeout_ns = NETWORK_IDLE_TIMEOUT_NS};
+    struct net *net = NULL;
+    struct error error = {0};
+    make_certificate(name);
+    options.authority_path = test_pki_path(pki, "ca.pem");
+    (void)snprintf(file, sizeof file, "%s.pem", name);
+    options.certificate_path = test_pki_path(pki, file);
+    (void)snprintf(file, sizeof file, "%s.key", name);
+    options.key_path = test_pki_path(pki, file);
+    host_address(host, address);
+    host->dead = false;
+    opening = host;
+    if (net_quic_new(NULL, &options, &net, &error) != STATUS_OK) {
+        (void)fprintf(stderr, "network_datagram: %s\n", error.text);
+        abort();
+    }
+    opening = NULL;
+    return net;
+}
+
+static uint64_t datagrams_next_ns(const struct network *network)
+{
+    (void)network;
+    return virtual_next_ns();
+}
+
+static void datagrams_advance(struct network *network, uint64_t now_ns)
+{
+    (void)network;
+    virtual_advance(now_ns);
+}
+
+static void datagrams_free(struct network *base)
+{
+    struct datagram_network *network = network_of(base);
+    flights_free(&network->flights);
+    for (unsigned i = 0; i < NETWORKS_MAX; i++) {
+        networks[i] = networks[i] == network ? NULL : networks[i];
+    }
+    free(network);
+}
+
+static const struct network_operations datagrams_operations = {
+    .free = datagrams_free,
+    .add = datagrams_add,
+    .address = datagrams_address,
+    .next_ns = datagrams_next_ns,
+    .advance = datagrams_advance,
+    .set_link = datagrams_set_link,
+    .cut = datagrams_cut,
+    .kill = datagrams_kill,
+};
+
+struct network *network_new_datagrams(uint64_t seed, const struct network_conditions *conditions,
+                                      uint16_t port)
+{
+    static const RAND_METHOD method = {NULL, random_bytes, NULL, NULL, random_bytes, random_ready};
+    unsigned count = 0;
+    struct datagram_network *network = calloc(1, sizeof *network);
+    if (network == NULL || RAND_set_rand_method(&method) != 1) {
+        abort();
+    }
+    for (unsigned i = 0; i < NETWORKS_MAX; i++) {
+        count += networks[i] != NULL;
+    }
+    if (count == 0) {
+        virtual_time_start();
+        random_seed(&random_of_tls, seed);
+    }
+    assert(count < NETWORKS_MAX);
+    unsigned free_place = 0;
+    while (networks[free_place] != NULL) {
+        free_place++;
+    }
+    networks[free_place] = network;
+    network->base.operations = &datagrams_operations;
+    network->port = port;
+    random_seed(&network->random, seed);
+    for (unsigned i = 0; i < HOSTS_MAX * HOSTS_MAX; i++) {
+        network->links[i / HOSTS_MAX][i % HOSTS_MAX].conditions = *conditions;
+    }
+    return &network->base;
+}

@@ -10,8 +10,8 @@
 #include "tests/sim/sim_comm.h"
 
 /*
- * Messages from rank to rank, among simulated nodes that lose and reorder packets: which receive takes which,
- * in what order, whatever the sizes; against a list of what was sent.
+ * Messages from rank to rank, over pipes and over datagrams that are lost and overtaken: which receive takes
+ * which, in what order, whatever the sizes; against a list of what was sent.
  */
 enum { RANKS_MAX = 8, POSTS_MAX = 4000, BYTES_MAX = 60000 };
 
@@ -98,8 +98,8 @@ static void start(uint32_t seed, uint32_t nodes, uint32_t size, double loss, uin
                                             .delay_ns = 50 * TIME_US,
                                             .jitter_ns = 200 * TIME_US,
                                             .packet_bytes = 4096};
-    world.cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(seed), .node_count = nodes, .conditions = conditions});
+    world.cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(seed), .node_count = nodes, .conditions = conditions, .datagrams = loss > 0});
     world.size = size;
     for (uint32_t i = 0; i < size; i++) {
         struct req_client client = {.pid = (pid_t)(1000 + i), .uid = 1000};

@@ -22,6 +22,7 @@
 #define CASES_A_PROCESS 100
 #define CASE_NODES_MAX 9
 #define CASE_RANKS_MAX 24
+#define CASE_DATAGRAM_NODES_MAX 4
 #define BATCH_CPU_S 180 /* not by the clock: other work on the machine makes nothing wrong */
 #define SHRINK_TRIES_MAX 400
 
@@ -43,13 +44,15 @@ enum {
     CASE_LOSS_PERMILLE,
     CASE_DUPLICATION_PERMILLE,
     CASE_JITTER_US,
-    CASE_OPS,   /* one after the other, posted ahead */
-    CASE_RAILS, /* beyond the first */
+    CASE_OPS,       /* one after the other, posted ahead */
+    CASE_RAILS,     /* beyond the first */
+    CASE_DATAGRAMS, /* 1: over QUIC; loss and duplication are for it alone */
     CASE_FIELDS
 };
 static const char *const field_names[CASE_FIELDS] = {
-    "seed",     "kind",    "dtype",     "reduce", "count", "root",        "nodes",  "ranks", "scattered",
-    "in_place", "layouts", "algorithm", "slice",  "loss",  "duplication", "jitter", "ops",   "rails"};
+    "seed",        "kind",      "dtype",    "reduce",  "count",     "root",  "nodes",
+    "ranks",       "scattered", "in_place", "layouts", "algorithm", "slice", "loss",
+    "duplication", "jitter",    "ops",      "rails",   "datagrams"};
 
 static bool kind_is_tested(enum op_kind kind)
 {
@@ -98,8 +101,11 @@ static void case_draw(uint64_t seed, uint64_t number, uint64_t *fields)
     if (fields[CASE_COUNT] / fields[CASE_SLICE_ELEMENTS] > 300) {
         fields[CASE_SLICE_ELEMENTS] = fields[CASE_COUNT] / 300 + 1;
     }
-    fields[CASE_LOSS_PERMILLE] = random_below(&random, 3) == 0 ? random_below(&random, 100) : 0;
-    fields[CASE_DUPLICATION_PERMILLE] = random_below(&random, 3) == 0 ? random_below(&random, 100) : 0;
+    fields[CASE_DATAGRAMS] = fields[CASE_NODES] > 1 && fields[CASE_NODES] <= CASE_DATAGRAM_NODES_MAX &&
+                             random_below(&random, 4) == 0;
+    bool loses = fields[CASE_DATAGRAMS] != 0;
+    fields[CASE_LOSS_PERMILLE] = loses ? random_below(&random, 20) : 0;
+    fields[CASE_DUPLICATION_PERMILLE] = loses ? random_below(&random, 100) : 0;
     fields[CASE_JITTER_US] = random_below(&random, 2) * random_below(&random, 500);
     fields[CASE_OPS] = 1 + random_below(&random, 3);
     fields[CASE_RAILS] = random_below(&random, 2) * random_below(&random, CLUSTER_RAILS_MAX);
@@ -150,7 +156,8 @@ static void case_run(const uint64_t *fields)
         cluster_new(&(struct cluster_options){.seed = fields[CASE_SEED],
                                               .node_count = (uint32_t)fields[CASE_NODES],
                                               .conditions = conditions,
-                                              .rail_count = 1 + (uint32_t)fields[CASE_RAILS]});
+                                              .rail_count = 1 + (uint32_t)fields[CASE_RAILS],
+                                              .datagrams = fields[CASE_DATAGRAMS] != 0});
     uint32_t node_of_rank[CASE_RANKS_MAX];
     char algorithms[64];
     case_place(fields, &cluster->random, node_of_rank);
@@ -229,7 +236,7 @@ static bool case_is_valid(const uint64_t *fields)
 {
     return fields[CASE_NODES] >= 1 && fields[CASE_RANKS] >= fields[CASE_NODES] && fields[CASE_OPS] >= 1 &&
            fields[CASE_SLICE_ELEMENTS] >= 1 && fields[CASE_RAILS] < CLUSTER_RAILS_MAX &&
-           kind_is_tested((enum op_kind)fields[CASE_KIND]) &&
+           fields[CASE_DATAGRAMS] <= 1 && kind_is_tested((enum op_kind)fields[CASE_KIND]) &&
            reduce_is_tested((enum op_kind)fields[CASE_KIND], (enum dtype)fields[CASE_DTYPE],
                             (enum reduce)fields[CASE_REDUCE]);
 }

@@ -26,6 +26,7 @@ NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
 TEST_PROGRAMS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(SYSTEM_PROGRAMS) $(BENCHES) $(GPU_PROGRAMS) $(FAILURE_TEST) $(FAILURE_RANK)
 HOSTILE_COMMD := $(BUILD)/tests/attacks/hostile_commd
 HOSTILE_NETWORK := $(BUILD)/tests/attacks/hostile_network.o
+# A loop and sockets in the place of the daemon's, for programs that want these.
 DATAGRAM_OBJECTS := $(call objects_of,$(wildcard tests/datagrams/*.c))
 TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PLAN_OBJECT) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(HOSTILE_NETWORK) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS) $(DATAGRAM_OBJECTS)
 
@@ -35,24 +36,20 @@ $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
 # Archives, so that each program has only what it uses.
 $(BUILD)/tests/support.a: $(TEST_SUPPORT)
 	$(archive)
-# Has a loop and sockets in the place of the daemon's: for programs that want these.
-DATAGRAMS := $(BUILD)/tests/datagrams.a
-$(DATAGRAMS): $(DATAGRAM_OBJECTS)
-	$(archive)
 FUZZ_SUPPORT := $(BUILD)/tests/fuzz.a
 $(FUZZ_SUPPORT): $(FUZZ_SUPPORT_OBJECTS)
 	$(archive)
 TEST_ARCHIVES := $(BUILD)/tests/support.a $(BUILD)/client/commctl.a $(BUILD)/client/internal.a $(BUILD)/libcommd.a
 
 $(TEST_PROGRAMS): EXTRA_LIBS = -lcmocka -ljansson $(COMMD_LIBS) -lm
-# These stand before the daemon's archive, whose loop and sockets they replace.
-DATAGRAM_TESTS := $(addprefix $(BUILD)/tests/unit/net/,test_contract test_contract_connections test_chaos)
+# In virtual time.
+DATAGRAM_TESTS := $(addprefix $(BUILD)/tests/unit/net/,test_contract test_contract_connections test_chaos test_quic_datagrams test_quic_streams)
 $(filter-out $(DATAGRAM_TESTS),$(UNIT_TESTS)) $(SYSTEM_PROGRAMS) $(BENCHES): %: %.o $(TEST_ARCHIVES)
 	$(link)
-$(DATAGRAM_TESTS): %: %.o $(DATAGRAMS) $(TEST_ARCHIVES)
+$(DATAGRAM_TESTS): %: %.o $(DATAGRAM_OBJECTS) $(TEST_ARCHIVES)
 	$(link)
 $(BUILD)/tests/system/surface: $(SURFACE_PARTS)
-$(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(DATAGRAMS) $(TEST_ARCHIVES)
+$(SIM_TESTS): %: %.o $(SIM_SUPPORT) $(DATAGRAM_OBJECTS) $(TEST_ARCHIVES)
 	$(link)
 $(GPU_PROGRAMS): %: %.o $(GPU_SUPPORT) $(TEST_ARCHIVES)
 	$(link)

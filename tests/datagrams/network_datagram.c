@@ -20,8 +20,9 @@
 
 /*
  * Endpoints of net/quic on sockets of this file, which stand in for daemon/net/quic_socket.c. Every network
- * has a port, every host an address of 10.77.0.0/16. All networks share one clock (virtual_time.h), so one
- * that advances takes the others along. OpenSSL's random numbers come from the seed.
+ * has a port, every host an address of 10.77.0.0/16; what binds to 127.0.0.1 is a host by itself, on a
+ * network without faults. All networks share one clock (virtual_time.h), so one that advances takes the
+ * others along. OpenSSL's random numbers come from the seed.
  */
 #define HOSTS_MAX 64u
 #define NETWORKS_MAX 8u
@@ -49,7 +50,8 @@ struct flight {
     struct virtual_event event;
     struct flight *prev, *next; /* among the network's, then among its host's */
     struct host *from, *to;
-    bool unreachable; /* an ICMP error for `to` */
+    struct quic_address source; /* of `from`, when it left */
+    bool unreachable;           /* an ICMP error for `to` */
     uint8_t ecn;
     size_t size;
     uint8_t bytes[];
@@ -66,7 +68,7 @@ struct datagram_network {
 };
 
 static struct datagram_network *networks[NETWORKS_MAX]; /* a descriptor is one's index and its host's */
-static struct host *opening;                            /* whose socket quic_socket_open opens */
+static struct network *loopback;                        /* 127.0.0.1: made when somebody binds to it */
 static struct random random_of_tls;
 
 /* --- What OpenSSL takes for random --- */
@@ -154,9 +156,15 @@ static struct host *host_intern(struct datagram_network *network, const char *na
 /* Null for an address that is no host's. */
 static struct host *host_at(struct datagram_network *network, const struct quic_address *address)
 {
-    uint32_t number = (ntohl(address->v4.sin_addr.s_addr) & 0xffff) - 1;
-    bool ours = address->base.sa_family == AF_INET && quic_address_port(address) == network->port;
-    return ours && number < network->host_count ? &network->hosts[number] : NULL;
+    struct quic_address_key wanted, key;
+    quic_address_key(address, &wanted);
+    for (uint32_t i = 0; i < network->host_count; i++) {
+        quic_address_key(&network->hosts[i].address, &key);
+        if (memcmp(&key, &wanted, sizeof key) == 0) {
+            return &network->hosts[i];
+        }
+    }
+    return NULL;
 }
 
 static struct link *link_between(const struct host *from, const struct host *to)
@@ -260,6 +268,7 @@ static void launch(struct host *from, struct host *to, bool unreachable, uint8_t
     }
     flight->event = (struct virtual_event){.node.index = TIMER_NODE_DISARMED, .fire = flight_arrives};
     flight->from = from;
+    flight->source = from->address;
     flight->to = to;
     flight->unreachable = unreachable;
     flight->ecn = ecn;
@@ -301,23 +310,59 @@ static void host_sends(struct host *from, const struct quic_batch *batch, const 
         network->base.counters.packets_lost++;
         return;
     }
-    launch(from, to, false, batch->ecn, bytes, size, left_ns);
+    uint8_t *damaged = NULL;
+    if (size > 0 && random_chance(&network->random, conditions->corruption)) {
+        damaged = malloc(size);
+        if (damaged == NULL) {
+            abort();
+        }
+        memcpy(damaged, bytes, size);
+        damaged[random_below(&network->random, size)] ^= (uint8_t)(1 + random_below(&network->random, 255));
+    }
+    launch(from, to, false, batch->ecn, damaged == NULL ? bytes : damaged, size, left_ns);
     if (doubled) {
         launch(from, to, false, batch->ecn, bytes, size, left_ns);
     }
+    free(damaged);
 }
 
 /* --- daemon/net/quic_socket.h --- */
+
+static struct host *host_of_loopback(const struct quic_address *address)
+{
+    static const struct network_conditions conditions = {.delay_ns = 20 * TIME_US};
+    static uint16_t port = 20000;
+    char name[32];
+    assert(quic_address_is_loopback(address));
+    if (loopback == NULL) {
+        loopback = network_new_datagrams(1, &conditions, 0);
+    }
+    uint16_t wanted = quic_address_port(address) == 0 ? ++port : quic_address_port(address);
+    (void)snprintf(name, sizeof name, "127.0.0.1:%u", wanted);
+    struct host *host = host_intern(network_of(loopback), name);
+    host->address = *address;
+    quic_address_set_port(&host->address, wanted);
+    return host;
+}
 
 enum status quic_socket_open(const char *bind_address, uint32_t buffer_bytes, struct quic_socket *out,
                              struct error *error)
 {
     *out = (struct quic_socket){.granted_receive_bytes = buffer_bytes, .granted_send_bytes = buffer_bytes};
-    assert(opening != NULL && !opening->open);
     enum status status = quic_address_resolve(bind_address, AF_UNSPEC, &out->local, error);
-    out->fd = host_fd(opening);
-    opening->open = status == STATUS_OK;
-    return status;
+    if (status != STATUS_OK) {
+        return status;
+    }
+    struct host *host = NULL;
+    for (unsigned i = 0; i < NETWORKS_MAX && host == NULL; i++) {
+        host = networks[i] == NULL ? NULL : host_at(networks[i], &out->local);
+    }
+    host = host == NULL ? host_of_loopback(&out->local) : host;
+    assert(!host->open);
+    out->local = host->address;
+    out->fd = host_fd(host);
+    host->open = true;
+    return STATUS_OK;
 }
 
 static void flights_free(struct flight **flights)
@@ -365,8 +410,7 @@ size_t quic_socket_receive(struct quic_socket *at, quic_datagram_function *funct
     }
     DL_DELETE(host->arrived, flight);
     *more = host->arrived != NULL;
-    struct quic_datagram datagram = {flight->bytes, flight->size, &at->local, &flight->from->address,
-                                     flight->ecn};
+    struct quic_datagram datagram = {flight->bytes, flight->size, &at->local, &flight->source, flight->ecn};
     function(context, &datagram);
     free(flight);
     return 1;
@@ -379,7 +423,7 @@ void quic_socket_read_errors(struct quic_socket *at, quic_unreachable_function *
     while (host->unreachable != NULL) {
         struct flight *flight = host->unreachable;
         DL_DELETE(host->unreachable, flight);
-        function(context, &flight->from->address);
+        function(context, &flight->source);
         free(flight);
     }
 }
@@ -412,12 +456,10 @@ static struct net *datagrams_add(struct network *base, const char *name)
     options.key_path = test_pki_path(pki, file);
     host_address(host, address);
     host->dead = false;
-    opening = host;
     if (net_quic_new(NULL, &options, &net, &error) != STATUS_OK) {
         (void)fprintf(stderr, "network_datagram: %s\n", error.text);
         abort();
     }
-    opening = NULL;
     return net;
 }
 
@@ -431,6 +473,13 @@ static void datagrams_advance(struct network *network, uint64_t now_ns)
 {
     (void)network;
     virtual_advance(now_ns);
+}
+
+/* Its address, as others see it, is another from now on. */
+static void datagrams_rebind(struct network *base, const char *name)
+{
+    struct host *host = host_intern(network_of(base), name);
+    quic_address_set_port(&host->address, (uint16_t)(quic_address_port(&host->address) + 1000));
 }
 
 static void datagrams_free(struct network *base)
@@ -452,6 +501,7 @@ static const struct network_operations datagrams_operations = {
     .set_link = datagrams_set_link,
     .cut = datagrams_cut,
     .kill = datagrams_kill,
+    .rebind = datagrams_rebind,
 };
 
 struct network *network_new_datagrams(uint64_t seed, const struct network_conditions *conditions,

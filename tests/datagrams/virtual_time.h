@@ -4,7 +4,7 @@
 #include "daemon/base/timer_heap.h"
 
 /*
- * What stands in for daemon/base/loop.c in programs that link tests/datagrams.a: one clock for all loops of
+ * What stands in for daemon/base/loop.c in programs that link it: one clock for all loops of
  * the process, which moves when somebody says so, and what happens when. A watched descriptor is one of
  * network_datagram.c's sockets. loop_run_once moves the clock to what happens next.
  */

@@ -43,6 +43,11 @@ void network_kill(struct network *network, const char *name)
     network->operations->kill(network, name);
 }
 
+void network_rebind(struct network *network, const char *name)
+{
+    network->operations->rebind(network, name);
+}
+
 void network_counters(const struct network *network, struct network_counters *out)
 {
     *out = network->counters;

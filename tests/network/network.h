@@ -38,6 +38,7 @@ struct network_conditions {
     uint32_t packet_bytes; /* pipes: a piece, at most; 0: 1200. Datagrams: larger ones are lost; 0: 65507 */
     double loss;           /* probability that a datagram is lost, each way. Pipes lose nothing */
     double duplication;    /* probability that a datagram arrives twice */
+    double corruption;     /* probability that a byte of a datagram is changed */
 };
 
 struct network_counters {
@@ -50,7 +51,7 @@ struct network_counters {
 
 /* network_pipe.c */
 struct network *network_new_pipes(uint64_t seed, const struct network_conditions *conditions);
-/* network_datagram.c, which a program links only with tests/datagrams.a. Nodes listen on this port. */
+/* In programs that link tests/datagrams. Nodes listen on this port. */
 struct network *network_new_datagrams(uint64_t seed, const struct network_conditions *conditions,
                                       uint16_t port);
 /* After every net of it was freed. Null is accepted. */
@@ -81,6 +82,10 @@ void network_cut(struct network *network, const char *from, const char *to, bool
  */
 void network_kill(struct network *network, const char *name);
 
+/* Datagrams: others see another port of the host from now on, as behind a device that translates addresses.
+ */
+void network_rebind(struct network *network, const char *name);
+
 void network_counters(const struct network *network, struct network_counters *out);
 
 /* --- For what implements one --- */
@@ -95,6 +100,7 @@ struct network_operations {
                      const struct network_conditions *conditions);
     void (*cut)(struct network *network, const char *from, const char *to, bool cut);
     void (*kill)(struct network *network, const char *name);
+    void (*rebind)(struct network *network, const char *name); /* null: there is no such thing */
 };
 
 struct network {

@@ -1,6 +1,6 @@
 #include "tests/unit/net/network_nodes.h"
 
-/* Anything at any time, over the network of pipes. */
+/* Anything at any time, on both networks of tests/network. */
 
 #define CHAOS_NODES 5
 #define CHAOS_STREAMS 64
@@ -174,7 +174,8 @@ static uint64_t run_chaos(uint64_t seed)
 {
     memset(&chaos, 0, sizeof chaos);
     random_seed(&chaos.random, seed);
-    chaos.network = network_new_pipes(seed, &bad);
+    log_set_level(LOG_LEVEL_ERROR);
+    chaos.network = on_datagrams ? network_new_datagrams(seed, &bad, 4700) : network_new_pipes(seed, &bad);
     chaos.bytes = malloc(CHAOS_BYTES);
     chaos.sendings = calloc(CHAOS_SENDINGS, sizeof *chaos.sendings);
     assert_non_null(chaos.bytes);
@@ -186,7 +187,7 @@ static uint64_t run_chaos(uint64_t seed)
         chaos_start_node(who, seed + who);
     }
     uint64_t now_ns = 0;
-    for (uint64_t turn = 0; turn < 5000; turn++) {
+    for (uint64_t turn = 0; turn < (on_datagrams ? 2000u : 5000u); turn++) {
         chaos_turn(turn);
         run_for(chaos.network, &now_ns,
                 random_below(&chaos.random, turn % 500 == 0 ? 40 * TIME_S : 2 * TIME_MS));
@@ -214,7 +215,7 @@ static void test_chaos(void **state)
 {
     (void)state;
     uint64_t first = run_chaos(1);
-    for (uint64_t seed = 2; seed < 6; seed++) {
+    for (uint64_t seed = 2; seed < (on_datagrams ? 3u : 6u); seed++) {
         assert_true(run_chaos(seed) != first);
     }
     assert_true(run_chaos(1) == first);
@@ -225,5 +226,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_chaos),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = cmocka_run_group_tests_name("pipes", tests, NULL, NULL);
+    on_datagrams = true;
+    return failed | cmocka_run_group_tests_name("datagrams", tests, NULL, NULL);
 }

@@ -69,6 +69,7 @@ $(FAILURE_TEST): %: %.o $(FAIL_CALLS_OBJECT) $(FAIL_PLAN_OBJECT) $(TEST_ARCHIVES
 $(FAILURE_RANK): %: %.o $(FAIL_CALLS_OBJECT) $(BUILD)/libcommclient.a
 	$(link)
 $(FAILURE_TEST) $(FAILURE_RANK): private LDFLAGS_ALL += $(addprefix -Wl$(comma)--wrap=,$(FAIL_CALLS))
+$(BUILD)/tests/fuzz/fuzz_quic $(BUILD)/fuzz_quic: $(BUILD)/tests/datagrams/virtual_loop.o
 $(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 

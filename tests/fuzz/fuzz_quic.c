@@ -23,9 +23,9 @@ static void arrive(const struct flight *flight)
 {
     for (unsigned i = 0; i < NODE_COUNT; i++) {
         const struct node *node = &world.nodes[i];
-        if (node->watch != NULL && quic_address_port(&flight->to) == quic_address_port(&node->address)) {
+        if (quic_address_port(&flight->to) == quic_address_port(&node->address)) {
             world.arriving = flight;
-            node->watch->function(node->watch->context, LOOP_READ, world.now_ns);
+            virtual_fd_ready((int)i, LOOP_READ);
         }
     }
     advance(0);
@@ -161,9 +161,7 @@ static void end_connection(struct fuzz_input *input)
 static void unblock(struct node *node)
 {
     node->blocked = false;
-    if (node->watch != NULL && (node->watch->events & LOOP_WRITE) != 0) {
-        node->watch->function(node->watch->context, LOOP_WRITE, world.now_ns);
-    }
+    virtual_fd_ready((int)(node - world.nodes), LOOP_WRITE);
     advance(0);
 }
 
@@ -299,7 +297,8 @@ static void start(void)
     world.unreachable = NULL;
     world.retry = (struct quic_initial){0};
     world.has_retry = false;
-    world.now_ns = TIME_S;
+    virtual_time_start();
+    virtual_advance(TIME_S);
     random_seed(&world.random, 1);
     node_start(NODE_A);
     node_start(NODE_B);
@@ -339,7 +338,7 @@ static void stop(void)
         }
         net_free(node->net);
     }
-    fuzz_require(timers == NULL);
+    fuzz_require(virtual_next_ns() == TIME_NEVER);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)

@@ -4,20 +4,20 @@
 #include "daemon/base/log.h"
 #include "daemon/base/random.h"
 #include "daemon/net/quic_internal.h"
+#include "tests/datagrams/virtual_time.h"
 #include "tests/fuzz/input.h"
 #include "tests/fuzz/quic_initial.h"
 #include "tests/lib/test_pki.h"
 
 /*
- * What fuzz_quic.c, alone, is made of: nodes with real QUIC endpoints, and a loop, a clock and sockets that
- * stand in for daemon/base/loop.c and daemon/net/quic_socket.c. Datagrams wait in world.flights until
- * somebody delivers them.
+ * What fuzz_quic.c, alone, is made of: nodes with real QUIC endpoints in virtual time
+ * (tests/datagrams/virtual_time.h), and sockets that stand in for daemon/net/quic_socket.c. Datagrams wait in
+ * world.flights until somebody delivers them.
  */
 
 #define FLIGHT_MAX 256u /* datagrams under way; further ones are lost */
 #define KEPT_MAX 32u    /* datagrams that can be sent again */
 #define STREAMS_MAX 8u
-#define TIMERS_FIRED_MAX 100000u
 
 enum { NODE_A, NODE_B, NODE_C, NODE_COUNT };
 
@@ -29,7 +29,6 @@ struct flight {
 
 struct node {
     struct net *net;
-    struct loop_watch *watch;
     struct quic_address address;
     bool up[NODE_COUNT];
     bool blocked; /* its socket takes nothing */
@@ -40,7 +39,6 @@ struct node {
 
 static struct world {
     struct fuzz_input input;
-    uint64_t now_ns;
     struct random random;
     struct node nodes[NODE_COUNT];
     struct flight flights[FLIGHT_MAX];
@@ -57,157 +55,9 @@ static struct test_pki *pki;
 static const char *certificate_paths[NODE_COUNT], *key_paths[NODE_COUNT], *authority_path;
 static const char *const names[NODE_COUNT] = {"a", "b", "c"};
 
-/* --- A loop whose clock is world.now_ns --- */
-
-struct loop_timer {
-    struct loop_timer *prev, *next;
-    loop_timer_function *function;
-    void *context;
-    uint64_t deadline_ns;
-};
-
-struct loop_watch {
-    loop_watch_function *function;
-    void *context;
-    unsigned events;
-};
-
-static struct loop_timer *timers;
-
-uint64_t loop_now_ns(void)
-{
-    return world.now_ns;
-}
-
-enum status loop_new(struct loop **out, struct error *error)
-{
-    (void)error;
-    *out = NULL;
-    return STATUS_OK;
-}
-
-void loop_free(struct loop *loop)
-{
-    (void)loop;
-}
-
-enum status loop_run(struct loop *loop, struct error *error)
-{
-    (void)loop;
-    return error_set(error, STATUS_INTERNAL, "not here");
-}
-
-enum status loop_run_once(struct loop *loop, uint64_t timeout_ms, struct error *error)
-{
-    (void)timeout_ms;
-    return loop_run(loop, error);
-}
-
-void loop_stop(struct loop *loop)
-{
-    (void)loop;
-}
-
-enum status loop_signal(struct loop *loop, int signal_number, loop_signal_function *function, void *context,
-                        struct error *error)
-{
-    (void)signal_number;
-    (void)function;
-    (void)context;
-    return loop_run(loop, error);
-}
-
-enum status loop_post(struct loop *loop, loop_task_function *function, void *context)
-{
-    (void)loop;
-    (void)function;
-    (void)context;
-    return STATUS_INTERNAL;
-}
-
-enum status loop_timer_new(struct loop *loop, loop_timer_function *function, void *context,
-                           struct loop_timer **out, struct error *error)
-{
-    (void)loop;
-    struct loop_timer *timer = calloc(1, sizeof *timer);
-    if (timer == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "timer");
-    }
-    *timer = (struct loop_timer){
-        .next = timers, .function = function, .context = context, .deadline_ns = TIME_NEVER};
-    if (timers != NULL) {
-        timers->prev = timer;
-    }
-    timers = timer;
-    *out = timer;
-    return STATUS_OK;
-}
-
-void loop_timer_set(struct loop_timer *timer, uint64_t deadline_ns)
-{
-    timer->deadline_ns = deadline_ns;
-}
-
-void loop_timer_free(struct loop_timer *timer)
-{
-    if (timer == NULL) {
-        return;
-    }
-    if (timer->prev != NULL) {
-        timer->prev->next = timer->next;
-    } else {
-        timers = timer->next;
-    }
-    if (timer->next != NULL) {
-        timer->next->prev = timer->prev;
-    }
-    free(timer);
-}
-
-enum status loop_watch_new(struct loop *loop, int fd, unsigned events, loop_watch_function *function,
-                           void *context, struct loop_watch **out, struct error *error)
-{
-    (void)loop;
-    struct loop_watch *watch = calloc(1, sizeof *watch);
-    if (watch == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "watch");
-    }
-    *watch = (struct loop_watch){function, context, events};
-    world.nodes[fd].watch = watch;
-    *out = watch;
-    return STATUS_OK;
-}
-
-void loop_watch_set(struct loop_watch *watch, unsigned events)
-{
-    watch->events = events;
-}
-
-void loop_watch_free(struct loop_watch *watch)
-{
-    for (unsigned i = 0; i < NODE_COUNT; i++) {
-        world.nodes[i].watch = world.nodes[i].watch == watch ? NULL : world.nodes[i].watch;
-    }
-    free(watch);
-}
-
 static void advance(uint64_t span_ns)
 {
-    uint64_t until_ns = world.now_ns + span_ns;
-    for (unsigned fired = 0;; fired++) {
-        struct loop_timer *first = timers;
-        for (struct loop_timer *timer = timers; timer != NULL; timer = timer->next) {
-            first = timer->deadline_ns < first->deadline_ns ? timer : first;
-        }
-        if (first == NULL || first->deadline_ns > until_ns) {
-            break;
-        }
-        fuzz_require(fired < TIMERS_FIRED_MAX);
-        world.now_ns = first->deadline_ns > world.now_ns ? first->deadline_ns : world.now_ns;
-        first->deadline_ns = TIME_NEVER;
-        first->function(first->context, world.now_ns);
-    }
-    world.now_ns = until_ns;
+    virtual_advance(loop_now_ns() + span_ns);
 }
 
 /* --- Sockets: `fd` is the node --- */
@@ -320,7 +170,7 @@ bool quic_socket_local_address(const struct quic_socket *at, const struct quic_a
 static void on_up(void *context, uint32_t peer, uint64_t now_ns)
 {
     struct node *node = context;
-    fuzz_require(!node->up[peer] && now_ns == world.now_ns);
+    fuzz_require(!node->up[peer] && now_ns == loop_now_ns());
     node->up[peer] = true;
 }
 
@@ -328,7 +178,7 @@ static void on_down(void *context, uint32_t peer, const struct error *cause, uin
 {
     struct node *node = context;
     fuzz_require(node->up[peer] && cause->status != STATUS_OK && cause->text[0] != '\0');
-    fuzz_require(now_ns == world.now_ns);
+    fuzz_require(now_ns == loop_now_ns());
     node->up[peer] = false;
 }
 
@@ -336,7 +186,7 @@ static void on_failed(void *context, uint32_t peer, const struct error *cause, u
 {
     (void)context;
     (void)peer;
-    fuzz_require(cause->status != STATUS_OK && cause->text[0] != '\0' && now_ns == world.now_ns);
+    fuzz_require(cause->status != STATUS_OK && cause->text[0] != '\0' && now_ns == loop_now_ns());
 }
 
 static size_t on_bytes(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
@@ -344,7 +194,7 @@ static size_t on_bytes(void *context, struct net_stream *stream, const uint8_t *
 {
     struct node *node = context;
     volatile uint8_t sum = 0;
-    fuzz_require(node->up[stream->peer] && (size > 0 || end) && now_ns == world.now_ns);
+    fuzz_require(node->up[stream->peer] && (size > 0 || end) && now_ns == loop_now_ns());
     size_t used = size < node->consume_max ? size : node->consume_max;
     for (size_t i = 0; i < size; i++) {
         sum = (uint8_t)(sum + bytes[i]);
@@ -381,7 +231,7 @@ static void node_start(unsigned index)
     fuzz_require(quic_address_resolve(address, AF_UNSPEC, &node->address, &error) == STATUS_OK);
     fuzz_require(net_quic_new(NULL, &options, &node->net, &error) == STATUS_OK);
     net_set_peer_handler(node->net, &(struct net_peer_handler){node, on_up, on_down, on_failed, NULL});
-    struct net_stream_handler handler = {node, on_bytes, on_closed};
+    struct net_stream_handler handler = {node, on_bytes, on_closed, NULL};
     net_set_stream_handler(node->net, NET_STREAM_CONTROL, &handler);
     net_set_stream_handler(node->net, NET_STREAM_DATA, &handler);
     net_set_stream_handler(node->net, NET_STREAM_MESSAGE, &handler);

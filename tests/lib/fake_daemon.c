@@ -59,6 +59,7 @@ struct fake_daemon *fake_daemon_start(const struct fake_script *script)
     fake_must(bind(daemon->listen_fd, (struct sockaddr *)&address, sizeof address) == 0, daemon->path);
     fake_must(listen(daemon->listen_fd, 16) == 0, "listen");
     pthread_mutex_init(&daemon->lock, NULL);
+    pthread_cond_init(&daemon->changed, NULL);
     fake_must(pthread_create(&daemon->thread, NULL, fake_serve, daemon) == 0, "pthread_create");
     return daemon;
 }
@@ -84,6 +85,16 @@ struct fake_counts fake_daemon_counts(struct fake_daemon *daemon)
     return counts;
 }
 
+void fake_daemon_wait(struct fake_daemon *daemon,
+                      bool (*reached)(const struct fake_counts *counts, uint64_t value), uint64_t value)
+{
+    pthread_mutex_lock(&daemon->lock);
+    while (!reached(&daemon->counts, value)) {
+        pthread_cond_wait(&daemon->changed, &daemon->lock);
+    }
+    pthread_mutex_unlock(&daemon->lock);
+}
+
 static void wake(struct fake_daemon *daemon, bool *why)
 {
     uint64_t one = 1;
@@ -106,6 +117,7 @@ void fake_daemon_stop(struct fake_daemon *daemon)
     close(daemon->listen_fd);
     unlink(daemon->path);
     rmdir(daemon->folder);
+    pthread_cond_destroy(&daemon->changed);
     pthread_mutex_destroy(&daemon->lock);
     free(daemon);
 }

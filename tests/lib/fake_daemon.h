@@ -135,6 +135,9 @@ struct fake_daemon *fake_daemon_start(const struct fake_script *script);
 void fake_daemon_set(struct fake_daemon *daemon, const struct fake_script *script);
 const char *fake_daemon_path(const struct fake_daemon *daemon);
 struct fake_counts fake_daemon_counts(struct fake_daemon *daemon);
+/* Until its counts are so. */
+void fake_daemon_wait(struct fake_daemon *daemon,
+                      bool (*reached)(const struct fake_counts *counts, uint64_t value), uint64_t value);
 /* After FAKE_STOP_READING: what has come meanwhile is read, and answered. */
 void fake_daemon_go_on(struct fake_daemon *daemon);
 /* Closes every session, ends the thread, removes the socket. */

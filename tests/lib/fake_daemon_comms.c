@@ -54,7 +54,7 @@ void fake_handle_init(struct fake_daemon *daemon, struct fake_session *session, 
     if (request->device_uuid.len == sizeof daemon->counts.device_uuid) {
         memcpy(daemon->counts.device_uuid, request->device_uuid.data, request->device_uuid.len);
     }
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
     if (script.form == FAKE_FORM_SILENT) {
         return;
     }
@@ -96,7 +96,7 @@ void fake_handle_table(struct fake_daemon *daemon, struct fake_session *session,
     }
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.tables++;
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
     Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
     reply.id = request_id;
     reply.body_case = COMMD__CLIENT__REPLY__BODY_COMM_TABLE;
@@ -116,7 +116,7 @@ void fake_handle_destroy(struct fake_daemon *daemon, struct fake_session *sessio
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.comms--;
     daemon->counts.destroyed++;
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
     for (uint64_t i = session->delayed_head; i < session->delayed_tail; i++) {
         struct fake_delayed *delayed = &session->delayed[i % FAKE_DELAYED_MAX];
         if (delayed->handle == handle && delayed->init_request_id == 0) {

@@ -36,7 +36,7 @@ static void register_on_gpu(struct fake_daemon *daemon, struct fake_memory *memo
         memcpy(counts->memory_handle, request->ipc_handle.data, request->ipc_handle.len);
         counts->memory_address = request->address;
     }
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
 }
 
 /* Of a client that asks for room, and then for what it needs, every other time. */
@@ -44,7 +44,7 @@ static bool wants_room(struct fake_daemon *daemon)
 {
     pthread_mutex_lock(&daemon->lock);
     bool wants = ++daemon->counts.rooms % 2 == 1;
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
     return wants;
 }
 
@@ -55,7 +55,7 @@ static bool is_busy(struct fake_daemon *daemon, struct fake_session *session, ui
     pthread_mutex_lock(&daemon->lock);
     bool busy = daemon->counts.busy < answers;
     daemon->counts.busy += busy;
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
     if (busy) {
         fake_send_error(session, request_id, STATUS_BUSY, "fake: still in use by \"other\"");
     }
@@ -98,7 +98,7 @@ void fake_handle_register(struct fake_daemon *daemon, struct fake_session *sessi
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.memories++;
     daemon->counts.registered++;
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
     fake_send_done(session, request_id);
 }
 
@@ -112,7 +112,7 @@ void fake_handle_map(struct fake_daemon *daemon, struct fake_session *session, u
     memory->mapped_bytes += request->size_bytes;
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.maps++;
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
     fake_send_done(session, request_id);
 }
 
@@ -125,7 +125,7 @@ void fake_forget_memory(struct fake_daemon *daemon, struct fake_memory *memory)
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.memories--;
     daemon->counts.withdrawn++;
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
 }
 
 void fake_handle_deregister(struct fake_daemon *daemon, struct fake_session *session, uint64_t request_id,

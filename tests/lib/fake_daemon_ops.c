@@ -54,7 +54,7 @@ static bool is_on_gpu(struct fake_daemon *daemon, struct fake_session *session,
     if (memory != NULL && range->offset_bytes >= memory->mapped_bytes) {
         pthread_mutex_lock(&daemon->lock);
         daemon->counts.unmapped++;
-        pthread_mutex_unlock(&daemon->lock);
+        fake_unlock(daemon);
     }
     return memory != NULL && memory->base == NULL;
 }
@@ -133,7 +133,7 @@ void fake_finish(struct fake_daemon *daemon, struct fake_session *session,
     if (!done) {
         pthread_mutex_lock(&daemon->lock);
         daemon->counts.refused++;
-        pthread_mutex_unlock(&daemon->lock);
+        fake_unlock(daemon);
     }
     fake_send_complete(session, submit->handle, submit->ticket, done ? STATUS_OK : STATUS_INVALID_ARGUMENT,
                        done ? NULL : "fake: refused");
@@ -163,7 +163,7 @@ void fake_carry_out(struct fake_daemon *daemon, struct fake_session *session,
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.records++;
     daemon->counts.record_waits = record->n_waits;
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
 }
 
 void fake_handle_record(struct fake_daemon *daemon, struct fake_session *session,
@@ -262,6 +262,6 @@ void fake_handle_submit(struct fake_daemon *daemon, struct fake_session *session
     if (++daemon->op_count != script.action_at_op) {
         script.action = FAKE_COMPLETE;
     }
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
     act(daemon, session, submit, &script);
 }

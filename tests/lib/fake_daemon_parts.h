@@ -58,7 +58,8 @@ struct fake_session {
 
 struct fake_daemon {
     pthread_t thread;
-    pthread_mutex_t lock; /* of script, op_count, counts, stopping, goes_on */
+    pthread_mutex_t lock;   /* of script, op_count, counts, stopping, goes_on */
+    pthread_cond_t changed; /* counts */
     struct fake_script script;
     uint64_t op_count;
     struct fake_counts counts;
@@ -76,6 +77,13 @@ struct fake_daemon {
 /* fake_daemon.c: fake_must fails the process. */
 void fake_must(bool condition, const char *what);
 uint64_t fake_now_ns(void);
+/* Whoever waits for counts looks at them. */
+static inline void fake_unlock(struct fake_daemon *daemon)
+{
+    pthread_cond_broadcast(&daemon->changed);
+    pthread_mutex_unlock(&daemon->lock);
+}
+
 struct fake_script fake_current_script(struct fake_daemon *daemon);
 
 /* fake_daemon_send.c */

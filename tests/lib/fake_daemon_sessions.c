@@ -21,7 +21,7 @@ static void handle_hello(struct fake_daemon *daemon, struct fake_session *sessio
     pthread_mutex_lock(&daemon->lock);
     snprintf(daemon->counts.program, sizeof daemon->counts.program, "%s", request->program);
     daemon->counts.wants_rings = wants_rings;
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
     Commd__Client__HelloReply hello = COMMD__CLIENT__HELLO_REPLY__INIT;
     hello.protocol_version = CLIENT_PROTOCOL_VERSION + (script.hello == FAKE_HELLO_OTHER_VERSION ? 8 : 0);
     hello.version_text = (char *)"9.8.7";
@@ -149,7 +149,7 @@ static void accept_session(struct fake_daemon *daemon)
             session->fd = fd;
             pthread_mutex_lock(&daemon->lock);
             daemon->counts.sessions++;
-            pthread_mutex_unlock(&daemon->lock);
+            fake_unlock(daemon);
             return;
         }
     }
@@ -177,7 +177,7 @@ static void end_session(struct fake_daemon *daemon, struct fake_session *session
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.sessions--;
     daemon->counts.comms -= comms;
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
 }
 
 /* What wakes the thread: two places a session, its socket and its bell. Returns for how long to wait. */
@@ -202,7 +202,7 @@ static int watch_sessions(struct fake_daemon *daemon, struct pollfd *ready)
     }
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.waits = waits;
-    pthread_mutex_unlock(&daemon->lock);
+    fake_unlock(daemon);
     return timeout_ms < 0 && daemon->stopped_reading ? 1
                                                      : timeout_ms; /* whether a client waits is to be seen */
 }
@@ -234,7 +234,7 @@ void *fake_serve(void *argument)
         bool stopping = daemon->stopping;
         daemon->stopped_reading &= !daemon->goes_on;
         daemon->goes_on = false;
-        pthread_mutex_unlock(&daemon->lock);
+        fake_unlock(daemon);
         if (woken->revents != 0 && !stopping) {
             uint64_t count;
             fake_must(read(daemon->wake_fd, &count, sizeof count) == sizeof count, "woken");

@@ -3,6 +3,7 @@
 #include <linux/userfaultfd.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/syscall.h>
 
@@ -502,7 +503,8 @@ struct holder {
     bool writes;
     int faults;
     void *page;
-    _Atomic bool daemon_done, was_late;
+    int daemon_done; /* an eventfd */
+    _Atomic bool was_late;
 };
 
 static void *hold(void *context)
@@ -515,10 +517,8 @@ static void *hold(void *context)
 static void *release(void *context)
 {
     struct holder *holder = context;
-    for (unsigned i = 0; i < 1000 && !holder->daemon_done; i++) { /* ten seconds */
-        usleep(10000);
-    }
-    holder->was_late = !holder->daemon_done;
+    struct pollfd done = {.fd = holder->daemon_done, .events = POLLIN};
+    holder->was_late = poll(&done, 1, 10000) != 1;
     struct uffdio_zeropage zero = {.range = {.start = (uintptr_t)holder->page, .len = 4096}};
     (void)ioctl(holder->faults, UFFDIO_ZEROPAGE, &zero);
     return NULL;
@@ -548,6 +548,8 @@ static void test_bells_that_are_held(void **state)
             turns(node, 10);
             (void)ring_consumer_sleep(&client.in);
         }
+        holder.daemon_done = eventfd(0, EFD_CLOEXEC);
+        assert_true(holder.daemon_done >= 0);
         pthread_t threads[2];
         struct pollfd fault = {.fd = holder.faults, .events = POLLIN};
         assert_int_equal(pthread_create(&threads[0], NULL, hold, &holder), 0);
@@ -557,13 +559,14 @@ static void test_bells_that_are_held(void **state)
         expect_reply(&client, id);
         assert_true(ring_consumer_sleep(&client.in));
         ring_client_check(&client);
-        holder.daemon_done = true;
+        assert_int_equal(eventfd_write(holder.daemon_done, 1), 0);
         for (unsigned i = 0; i < 2; i++) {
             pthread_join(threads[i], NULL);
         }
         assert_false(holder.was_late);
         munmap(holder.page, 4096);
         close(holder.faults);
+        close(holder.daemon_done);
         ring_client_free(&client);
         node_free(node);
     }

@@ -1,6 +1,7 @@
 #include "tests/unit/base/loop_fixture.h"
 
 #include <fcntl.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -237,15 +238,17 @@ static void test_sockets(void **state)
 static void test_freed_while_one_waits(void **state)
 {
     struct closer *closer = closer_make(state, close_after_gate);
-    int fd = file(), second = file();
-    closer_put(closer, BLOCKED, fd);
+    int ends[2], second = file();
+    assert_int_equal(pipe(ends), 0);
+    closer_put(closer, BLOCKED, ends[1]);
     closer_put(closer, BLOCKED, second);
     closer_free(closer);
-    assert_true(is_open(fd) && is_open(second));
+    assert_true(is_open(ends[1]) && is_open(second));
     close(gate[1]); /* it goes on */
-    while (is_open(fd)) {
-        usleep(1000);
-    }
+    struct pollfd closed = {.fd = ends[0]};
+    assert_int_equal(poll(&closed, 1, -1), 1);
+    assert_false(is_open(ends[1]));
+    close(ends[0]);
     close(gate[0]);
     close(second);
 }

@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -289,7 +290,7 @@ static void *put_when_asleep(void *context)
     const struct sides *sides = context;
     for (unsigned i = 0; i < 200; i++) {
         while (atomic_load(&sides->commd->out.shared->consumer_sleeps) == 0) {
-            usleep(10);
+            sched_yield();
         }
         assert_true(fake_rings_put(sides->commd, &i, sizeof i));
     }
@@ -331,6 +332,23 @@ static void test_a_hostile_head(void **state)
 }
 
 /* --- A whole client --- */
+
+static bool one_waits(const struct fake_counts *counts, uint64_t value)
+{
+    (void)value;
+    return counts->waits;
+}
+
+static bool so_many_submits(const struct fake_counts *counts, uint64_t value)
+{
+    return counts->submits >= value;
+}
+
+static bool nobody_is_there(const struct fake_counts *counts, uint64_t value)
+{
+    (void)value;
+    return counts->sessions == 0;
+}
 
 static struct pair start(const struct fake_script *script)
 {
@@ -417,9 +435,7 @@ static void test_full_and_going_on(void **state)
         for (unsigned i = 0; i < 4; i++) {
             assert_int_equal(pthread_create(&threads[i], NULL, submit, &submitters[i]), 0);
         }
-        while (!fake_daemon_counts(pair.daemon).waits) {
-            usleep(1000);
-        }
+        fake_daemon_wait(pair.daemon, one_waits, 0);
         assert_int_equal(fake_daemon_counts(pair.daemon).submits - before, 100);
         fake_daemon_go_on(pair.daemon);
         for (unsigned i = 0; i < 4; i++) {
@@ -477,10 +493,7 @@ static void test_ended_while_threads_wait(void **state)
         for (unsigned i = 0; i < THREADS; i++) {
             assert_int_equal(pthread_create(&threads[i], NULL, submit, &submitters[i]), 0);
         }
-        while (stops ? !fake_daemon_counts(pair.daemon).waits
-                     : fake_daemon_counts(pair.daemon).submits < 10) {
-            usleep(1000);
-        }
+        fake_daemon_wait(pair.daemon, stops ? one_waits : so_many_submits, 10);
         fake_daemon_stop(pair.daemon);
         for (unsigned i = 0; i < THREADS; i++) {
             assert_int_equal(pthread_join(threads[i], NULL), 0);
@@ -532,9 +545,7 @@ static void test_closed_with_operations_in_flight(void **state)
         assert_int_equal(comm_all_reduce(comm, bytes, bytes, sizeof bytes, COMM_U8, COMM_SUM, NULL), COMM_OK);
     }
     comm_client_close(pair.client);
-    while (fake_daemon_counts(pair.daemon).sessions > 0) {
-        usleep(1000);
-    }
+    fake_daemon_wait(pair.daemon, nobody_is_there, 0);
     assert_int_equal(fake_daemon_counts(pair.daemon).memories, 0);
     fake_daemon_stop(pair.daemon);
 }
@@ -558,8 +569,8 @@ static void test_hostile_commd(void **state)
                 /* The head is looked at when something is put: there the one that is spoilt has no answer. */
                 bool last = abuse == FAKE_ABUSE_HEAD && i + 1 == at_op;
                 result = comm_all_reduce(comm, byte, byte, 1, COMM_U8, COMM_SUM, NULL);
-                while (last && fake_daemon_counts(pair.daemon).submits < at_op) {
-                    usleep(1000);
+                if (last) {
+                    fake_daemon_wait(pair.daemon, so_many_submits, at_op);
                 }
                 if (result == COMM_OK && !last) {
                     result = comm_sync(comm, 0);

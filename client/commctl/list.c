@@ -4,7 +4,7 @@
 
 #include "client/commctl/commctl.h"
 
-#define CERTIFICATE_WARN_S (30u * 86400u) /* commd's log warns from then on, too */
+#define CERTIFICATE_WARN_S (UINT64_C(30) * 86400) /* commd's log warns from then on, too */
 
 static enum exit_code no_arguments(int argc, char **argv)
 {

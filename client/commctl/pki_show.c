@@ -48,7 +48,7 @@ static void set_key(json_t *object, EVP_PKEY *key)
     unsigned char *der = NULL;
     int der_size = key == NULL ? -1 : i2d_PUBKEY(key, &der);
     if (der_size > 0 && EVP_Digest(der, (size_t)der_size, digest, &size, EVP_sha256(), NULL) == 1) {
-        for (unsigned i = 0; i < size; i++) {
+        for (size_t i = 0; i < size; i++) {
             snprintf(text + 2 * i, 3, "%02x", digest[i]);
         }
     }

@@ -282,13 +282,14 @@ bool api_poll(struct api *api, uint64_t now_ns)
     DL_FOREACH_SAFE2(api->awake, session, next, awake_next)
     {
         struct api_rings *rings = session->rings;
-        if (session->broken || session->closing) {
-            rings_set_asleep(session); /* nothing is read of it any more */
-        } else if (!api_session_reads(session) || session->turn.queued) {
+        bool is_read = !session->broken && !session->closing; /* otherwise never again */
+        if (is_read && (!api_session_reads(session) || session->turn.queued)) {
             continue;
-        } else if (ring_has_packet(&rings->in)) {
+        }
+        if (is_read && ring_has_packet(&rings->in)) {
             turn_queue(&api->turns, &session->turn);
-        } else if (now_ns - rings->busy_ns > API_RING_AWAKE_NS && ring_consumer_sleep(&rings->in)) {
+        } else if (!is_read ||
+                   (now_ns - rings->busy_ns > API_RING_AWAKE_NS && ring_consumer_sleep(&rings->in))) {
             rings_set_asleep(session);
         }
     }

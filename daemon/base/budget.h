@@ -31,7 +31,7 @@ struct budget_account;
 
 #define BUDGET_PLACES 32u
 #define BUDGET_USER_PLACES 16u
-#define BUDGET_MINIMUM_PARTS (8u * BUDGET_PLACES) /* the minimum is `all` divided by this */
+#define BUDGET_MINIMUM_PARTS (UINT64_C(8) * BUDGET_PLACES) /* the minimum is `all` divided by this */
 #define BUDGET_POOL_SHARE 64u
 #define BUDGET_ADDRESSES_MAX_BYTES (UINT64_C(1) << 46) /* of the 2^47 that a process has */
 /* Or three quarters of vm.max_map_count, which is 65,530 where nobody changed it, if that is more. */

@@ -1,4 +1,5 @@
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -110,6 +111,7 @@ static void connect_session(struct fuzz_session *session)
 
 void fuzz_sessions_start(struct fuzz_sessions *all, bool rings)
 {
+    (void)signal(SIGPIPE, SIG_IGN); /* as commd does: the bell of a session that has ended */
     memset(all, 0, sizeof *all);
     fuzz_clock_start();
     fuzz_node_start(&all->node);

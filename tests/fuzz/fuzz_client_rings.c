@@ -1,4 +1,3 @@
-#include <signal.h>
 #include <unistd.h>
 
 #include "tests/fuzz/client_node.h"
@@ -39,7 +38,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     struct fuzz_input input = {.bytes = data, .size = size};
     int lowest = dup(STDERR_FILENO);
     close(lowest);
-    (void)signal(SIGPIPE, SIG_IGN); /* the bell of a session that commd has ended */
     fuzz_sessions_start(&all, true);
     fuzz_victim_start(&victim, &all.node, true);
     for (unsigned i = 0; i < ACTIONS_MAX && !fuzz_ended(&input); i++) {

@@ -25,7 +25,7 @@ tmpfilesdir ?= $(PREFIX)/lib/tmpfiles.d
 .SUFFIXES:
 
 one_of = $(if $(filter $2,$($1)),,$(error $1=$($1): expected one of: $2))
-$(call one_of,VARIANT,release asan tsan)
+$(call one_of,VARIANT,release debug asan tsan)
 $(call one_of,CUDA,auto yes no)
 $(call one_of,DEPS,install check)
 
@@ -60,6 +60,7 @@ endif
 
 VARIANT_CFLAGS_release := -O2 -D_FORTIFY_SOURCE=2
 VARIANT_LDFLAGS_release := -Wl,-z,relro,-z,now
+VARIANT_CFLAGS_debug := -O0 -g3
 VARIANT_CFLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all
 VARIANT_LDFLAGS_asan := -fsanitize=address,undefined
 VARIANT_CFLAGS_tsan := -O1 -fsanitize=thread
@@ -118,7 +119,7 @@ clean: ## remove what was built (the private libraries stay in their cache)
 	rm -rf build $(if $(wildcard $(FLAGS_STAMP)),$(BUILD))
 
 help: ## list the targets
-	@echo "make [TARGET] [VARIANT=release|asan|tsan] [CC=gcc|clang] [BUILD=folder] [CUDA=auto|yes|no] [DEPS=install|check]"
+	@echo "make [TARGET] [VARIANT=release|debug|asan|tsan] [CC=gcc|clang] [BUILD=folder] [CUDA=auto|yes|no] [DEPS=install|check]"
 	@echo "     [PREFIX=$(PREFIX)] [DESTDIR=] [WERROR=1] [V=1]"
 	@sed -nE 's/^([a-z-]+):[^#]*## (.*)/  \1\t\2/p' Makefile */rules.mk | expand -t 18
 

@@ -1,5 +1,5 @@
 CLIENT_SONAME := libcommclient.so.0
-CLIENT_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/lib/*.c))
+CLIENT_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/lib/*.c client/lib/gpu/*.c))
 COMMCTL_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/commctl/*.c))
 EXAMPLE_OBJECTS := $(patsubst %.c,$(BUILD)/%.o,$(wildcard client/examples/*.c))
 EXAMPLES := $(patsubst $(BUILD)/client/examples/%.o,$(BUILD)/examples/%,$(EXAMPLE_OBJECTS))

@@ -10,23 +10,23 @@
 #include <unistd.h>
 
 #include "daemon/api/api.h"
-#include "daemon/base/closer.h"
+#include "daemon/base/fd_reaper.h"
 #include "daemon/base/log.h"
 #include "daemon/base/loop.h"
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
 #include "daemon/base/unmapper.h"
 #include "daemon/coll/overrides.h"
+#include "daemon/comm/comms.h"
 #include "daemon/conf/credential.h"
-#include "daemon/dev/gpu.h"
-#include "daemon/dev/guard.h"
-#include "daemon/dev/reduce.h"
 #include "daemon/exec/exec.h"
+#include "daemon/gpu/devices.h"
 #include "daemon/gpus.h"
+#include "daemon/host/guard.h"
+#include "daemon/host/reduce.h"
 #include "daemon/mesh/mesh.h"
 #include "daemon/net/quic.h"
 #include "daemon/nodes.h"
-#include "daemon/req/req.h"
 #include "daemon/sockets.h"
 #include "daemon/workers.h"
 #include "proto/version.h"
@@ -35,16 +35,16 @@ struct daemon {
     const struct daemon_options *options;
     struct conf *conf;
     struct loop *loop;
-    struct closer *closer;
+    struct fd_reaper *fd_reaper;
     struct unmapper *unmapper;
     struct net *net; /* null: standalone */
     struct mesh *mesh;
-    struct dev_gpus *gpus;                  /* null: none */
+    struct gpu_devices *gpus;               /* null: none */
     char gpus_absent[ERROR_TEXT_MAX_BYTES]; /* why */
     struct exec *exec;
     struct workers *workers;
     uint32_t rail_count, thread_count;
-    struct req *req;
+    struct comms *comms;
     struct api *api;
     struct loop_timer *tick;
     struct loop_timer *watchdog;
@@ -93,7 +93,8 @@ enum status daemon_load_conf(const struct conf_options *options, struct conf **o
 
 static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
 {
-    uint64_t deadline_ns = time_min(mesh_next_deadline_ns(daemon->mesh), req_next_deadline_ns(daemon->req));
+    uint64_t deadline_ns =
+        time_min(mesh_next_deadline_ns(daemon->mesh), comms_next_deadline_ns(daemon->comms));
     deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(daemon->exec));
     deadline_ns = time_min(deadline_ns, workers_next_deadline_ns(daemon->workers));
     deadline_ns = time_min(deadline_ns, daemon->certificates_ns);
@@ -113,8 +114,8 @@ static void daemon_tick(void *context, uint64_t now_ns)
     }
     exec_tick(daemon->exec, now_ns);
     workers_tick(daemon->workers, now_ns);
-    req_tick(daemon->req, now_ns);
-    if (daemon->draining && (req_idle(daemon->req) || now_ns >= daemon->drain_deadline_ns)) {
+    comms_tick(daemon->comms, now_ns);
+    if (daemon->draining && (comms_idle(daemon->comms) || now_ns >= daemon->drain_deadline_ns)) {
         daemon->stopping = true;
     }
 }
@@ -137,8 +138,8 @@ static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
         daemon->exec_woken |= exec_run(daemon->exec, now_ns);
         any = true;
     }
-    if (req_next_deadline_ns(daemon->req) <= now_ns) {
-        req_tick(daemon->req, now_ns);
+    if (comms_next_deadline_ns(daemon->comms) <= now_ns) {
+        comms_tick(daemon->comms, now_ns);
         any = true;
     }
     api_ring_bells(daemon->api);
@@ -159,7 +160,7 @@ static void daemon_drain(void *context, int signal_number, uint64_t now_ns)
     daemon->draining = true;
     daemon->drain_deadline_ns = time_after(now_ns, daemon->conf->drain_timeout_ms * TIME_MS);
     api_drain(daemon->api);
-    req_drain(daemon->req);
+    comms_drain(daemon->comms);
 }
 
 static void daemon_set_log_level(const struct conf *conf)
@@ -275,7 +276,7 @@ static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
     daemon_use_certificates(daemon, certificates);
     conf_free(daemon->conf);
     daemon->conf = conf;
-    req_recheck_users(daemon->req, now_ns);
+    comms_recheck_users(daemon->comms, now_ns);
     log_info("reload: done");
     sd_notify(0, "READY=1");
 }
@@ -373,11 +374,11 @@ static enum status daemon_make_api(struct daemon *daemon, struct error *error)
                                   .admin_socket_path = sockets.admin_path,
                                   .admin_listen_fd = sockets.admin_fd,
                                   .admin_group = conf->admin_group,
-                                  .req = daemon->req,
+                                  .comms = daemon->comms,
                                   .mesh = daemon->mesh,
                                   .net = daemon->net,
                                   .rails = workers_rails(daemon->workers),
-                                  .closer = daemon->closer,
+                                  .fd_reaper = daemon->fd_reaper,
                                   .gpus = daemon->gpus,
                                   .gpus_absent = daemon->gpus_absent,
                                   .ipc_handles = ipc_handles(conf),
@@ -434,7 +435,7 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
         status = loop_new(&daemon->loop, error);
     }
     if (status == STATUS_OK) { /* before there are threads and GPUs */
-        status = closer_new(daemon->loop, NULL, &daemon->closer, error);
+        status = fd_reaper_new(daemon->loop, NULL, &daemon->fd_reaper, error);
     }
     if (status == STATUS_OK) {
         status = unmapper_new(daemon->loop, &daemon->unmapper, error);
@@ -463,18 +464,18 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     if (status == STATUS_OK) {
         status = daemon_make_workers(daemon, error);
     }
-    struct req_options req_options = {.rail_count = daemon->rail_count,
-                                      .mesh = daemon->mesh,
-                                      .exec = daemon->exec,
-                                      .user_may = daemon_user_may,
-                                      .user_may_context = daemon,
-                                      .slice_bytes = status == STATUS_OK ? daemon->conf->slice_bytes : 0,
-                                      .algorithms = status == STATUS_OK ? daemon->conf->algorithms : ""};
+    struct comms_options comms_options = {.rail_count = daemon->rail_count,
+                                          .mesh = daemon->mesh,
+                                          .exec = daemon->exec,
+                                          .user_may = daemon_user_may,
+                                          .user_may_context = daemon,
+                                          .slice_bytes = status == STATUS_OK ? daemon->conf->slice_bytes : 0,
+                                          .algorithms = status == STATUS_OK ? daemon->conf->algorithms : ""};
     if (status == STATUS_OK) {
-        status = random_secure(&req_options.seed_secure, sizeof req_options.seed_secure, error);
+        status = random_secure(&comms_options.seed_secure, sizeof comms_options.seed_secure, error);
     }
     if (status == STATUS_OK) {
-        status = req_new(&req_options, &daemon->req, error);
+        status = comms_new(&comms_options, &daemon->comms, error);
     }
     if (status == STATUS_OK) {
         status = daemon_make_signals(daemon, error);
@@ -490,22 +491,22 @@ static void daemon_free(struct daemon *daemon)
     if (daemon->gpus != NULL) {
         gpus_bound_end();
     }
-    if (daemon->req != NULL) {
+    if (daemon->comms != NULL) {
         struct error cause;
         error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down", daemon->conf->node_name);
-        req_abort_all(daemon->req, &cause, loop_now_ns());
+        comms_abort_all(daemon->comms, &cause, loop_now_ns());
     }
     api_free(daemon->api);
-    req_free(daemon->req);
+    comms_free(daemon->comms);
     workers_free(daemon->workers);
     exec_free(daemon->exec);
-    dev_gpus_close(daemon->gpus);
+    gpu_devices_close(daemon->gpus);
     mesh_free(daemon->mesh);
     net_free(daemon->net);
     unmapper_free(daemon->unmapper);
     loop_timer_free(daemon->watchdog);
     loop_timer_free(daemon->tick);
-    closer_free(daemon->closer);
+    fd_reaper_free(daemon->fd_reaper);
     loop_free(daemon->loop);
     conf_free(daemon->conf);
     gpus_unbound_end();
@@ -554,7 +555,7 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
         "commd %s: node %s ready on %s%s%s, %zu other nodes, %u threads, %u of them rails, reductions: %s",
         COMMD_VERSION_TEXT, conf->node_name, conf->socket_path, conf->standalone ? "" : " and udp ",
         conf->standalone ? "" : conf->listen, conf->node_count, daemon->thread_count, daemon->rail_count,
-        dev_reduce_level_text());
+        host_reduce_level_text());
     sd_notifyf(0, "READY=1\nSTATUS=Node %s\nMAINPID=%d", conf->node_name, (int)getpid());
     enum status status = STATUS_OK;
     uint64_t spin_until_ns = 0, looked_ns = 0;

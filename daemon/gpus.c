@@ -24,7 +24,7 @@ static void log_absent(const char *why)
     }
 }
 
-enum status gpus_open(const struct conf *conf, struct dev_gpus **out, struct error *absent,
+enum status gpus_open(const struct conf *conf, struct gpu_devices **out, struct error *absent,
                       struct error *error)
 {
     *out = NULL;
@@ -33,7 +33,7 @@ enum status gpus_open(const struct conf *conf, struct dev_gpus **out, struct err
         (void)error_set(absent, STATUS_UNSUPPORTED, "gpus = \"off\" in the configuration");
         return STATUS_OK;
     }
-    enum status status = dev_gpus_open(strcmp(conf->gpu_peer_access, "off") != 0, out, error);
+    enum status status = gpu_devices_open(strcmp(conf->gpu_peer_access, "off") != 0, out, error);
     if (status == STATUS_UNSUPPORTED) {
         *absent = *error;
         log_absent(absent->text);
@@ -43,8 +43,8 @@ enum status gpus_open(const struct conf *conf, struct dev_gpus **out, struct err
         (void)error_prefix(error, "GPUs (gpus = \"off\" starts without them)");
         return status;
     }
-    for (uint32_t gpu = 0; gpu < dev_gpus_count(*out); gpu++) {
-        const struct dev_gpu_info *info = dev_gpus_info(*out, gpu);
+    for (uint32_t gpu = 0; gpu < gpu_devices_count(*out); gpu++) {
+        const struct gpu_device_info *info = gpu_devices_info(*out, gpu);
         log_info("GPU %u: %s, %llu MiB, PCI %s, MPS %s", gpu, info->name,
                  (unsigned long long)(info->memory_bytes >> 20), info->bus, info->mps ? "on" : "off");
     }

@@ -2,13 +2,13 @@
 #define DAEMON_GPUS_H
 
 #include "daemon/conf/conf.h"
-#include "daemon/dev/gpu.h"
+#include "daemon/gpu/devices.h"
 
 /*
  * The node's GPUs, as the configuration wants them. A node without any works: *out is null then, and *absent
  * says why. GPUs that are there and fail are an error. Once, before there are worker threads.
  */
-enum status gpus_open(const struct conf *conf, struct dev_gpus **out, struct error *absent,
+enum status gpus_open(const struct conf *conf, struct gpu_devices **out, struct error *absent,
                       struct error *error) COMM_MUST_USE;
 
 #define GPUS_END_S 10

@@ -6,9 +6,9 @@ COMMD_LIBS = $(QUIC_LIBS) -levent_pthreads -levent_core -lprotobuf-c -lconfig -l
 $(COMMD_OBJECTS) $(BUILD)/daemon/commd.o: | $(PROTO_HEADERS)
 
 # Host reductions: every vector width gives the same bits, so no contraction into fused multiply-add.
-$(BUILD)/daemon/dev/%.o: EXTRA_CFLAGS += -O3 -ffp-contract=off -fno-trapping-math
-$(BUILD)/daemon/dev/%_avx2.o: EXTRA_CFLAGS += -mavx2 -mfma -mf16c
-$(BUILD)/daemon/dev/%_avx512.o: EXTRA_CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
+$(BUILD)/daemon/host/%.o: EXTRA_CFLAGS += -O3 -ffp-contract=off -fno-trapping-math
+$(BUILD)/daemon/host/%_avx2.o: EXTRA_CFLAGS += -mavx2 -mfma -mf16c
+$(BUILD)/daemon/host/%_avx512.o: EXTRA_CFLAGS += -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mf16c
 
 # The daemon is a library and a short main, so that tests link all of it.
 $(BUILD)/libcommd.a: $(COMMD_OBJECTS) $(PROTO_OBJECTS) $(BUILD)/kernels/image.o

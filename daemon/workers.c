@@ -41,7 +41,7 @@ struct workers {
     struct worker list[EXEC_RAILS_MAX]; /* the first is main's, without a thread */
     uint32_t count;
     uint32_t rail_count;
-    struct dev_gpus *gpus;
+    struct gpu_devices *gpus;
 };
 
 uint32_t workers_threads_default(long processors)

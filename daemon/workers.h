@@ -15,7 +15,7 @@ struct workers;
 struct workers_options {
     struct loop *loop;               /* main's */
     struct exec *exec;               /* main's */
-    struct dev_gpus *gpus;           /* null: none. Outlive the workers */
+    struct gpu_devices *gpus;        /* null: none. Outlive the workers */
     uint32_t thread_count;           /* main's included; 1: none other */
     uint32_t rail_count;             /* likewise; at most thread_count */
     const struct quic_options *quic; /* of rail 0; null without a network. Not kept */

@@ -9,7 +9,7 @@
 #endif
 
 /*
- * The conversions of daemon/dev/convert.h without branches, so that loops over them vectorise at every level
+ * The conversions of daemon/host/convert.h without branches, so that loops over them vectorise at every level
  * and give the same bits; on GPUs too, where BITS_FUNCTION makes them functions of the device. Short to f32:
  * the bits are moved into place and multiplied by a power of two, which is exact and normalises subnormals.
  * f32 to short: normal results round in integer arithmetic (half up after adding the lowest kept bit: ties to

@@ -6,7 +6,7 @@
 #include "proto/types.h"
 
 /*
- * The kernels of the local stage, as their host sees them: names and arguments. Plain C, for daemon/dev/cuda*
+ * The kernels of the local stage, as their host sees them: names and arguments. Plain C, for daemon/gpu/cuda*
  * and for the double of the driver in tests/, which does the same on the CPU. Each kernel takes one struct by
  * value; any grid does, of blocks of up to KERNELS_BLOCK_THREADS (loops stride over the grid). Good is a
  * block for every 8 KiB of one buffer, and no more than a few for each multiprocessor.

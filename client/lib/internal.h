@@ -9,7 +9,7 @@
 #include <sys/types.h>
 
 #include "client/lib/fence.h"
-#include "client/lib/gpu.h"
+#include "client/lib/gpu/devices.h"
 #include "proto/client.pb-c.h"
 #include "proto/heartbeat.h"
 #include "proto/ring.h"

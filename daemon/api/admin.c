@@ -6,7 +6,7 @@
 #include "daemon/api/session.h"
 #include "daemon/base/log_writer.h"
 #include "daemon/conf/conf.h"
-#include "daemon/dev/reduce.h"
+#include "daemon/host/reduce.h"
 
 /*
  * Lists are copied into pages of at most CLIENT_LIST_PAGE_MAX rows and PAGE_BYTES_MAX bytes; `after` counts
@@ -67,24 +67,24 @@ static uint64_t resident_bytes(void)
     return pages * (uint64_t)sysconf(_SC_PAGESIZE);
 }
 
-static bool count_comm(void *context, const struct req_comm_info *info)
+static bool count_comm(void *context, const struct communicator_info *info)
 {
     Commd__Client__StatusReply *answer = context;
     switch (info->state) {
-    case REQ_COMM_FORMING:
+    case COMMS_COMM_FORMING:
         answer->comms_forming++;
         break;
-    case REQ_COMM_FORMED:
+    case COMMS_COMM_FORMED:
         answer->comms_formed++;
         break;
-    case REQ_COMM_FAILED:
+    case COMMS_COMM_FAILED:
         answer->comms_failed++;
         break;
     }
     return true;
 }
 
-static bool count_op(void *context, const struct req_op_info *info)
+static bool count_op(void *context, const struct comms_op_info *info)
 {
     (void)info;
     ((Commd__Client__StatusReply *)context)->ops_pending++;
@@ -109,11 +109,11 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
         answer.nodes_up += mesh_node_is_up(api->mesh, node);
     }
     answer.clients = HASH_COUNT(api->sessions);
-    req_visit_comms(api->req, count_comm, &answer);
-    req_visit_ops(api->req, now_ns, count_op, &answer);
+    comms_visit_comms(api->comms, count_comm, &answer);
+    comms_visit_ops(api->comms, now_ns, count_op, &answer);
     answer.ops_completed = api->ops_completed;
     answer.ops_failed = api->ops_failed;
-    answer.reduce_level = (char *)dev_reduce_level_text();
+    answer.reduce_level = (char *)host_reduce_level_text();
     struct net_statistics statistics;
     net_statistics(api->net, &statistics);
     answer.received_datagrams = statistics.received_datagrams;
@@ -295,7 +295,7 @@ struct list_visit {
     uint64_t others; /* that it may not see */
 };
 
-static bool visit_comm(void *context, const struct req_comm_info *info)
+static bool visit_comm(void *context, const struct communicator_info *info)
 {
     struct list_visit *visit = context;
     if (!api_session_sees(visit->session, info->owner_uid)) {
@@ -307,7 +307,7 @@ static bool visit_comm(void *context, const struct req_comm_info *info)
     row.comm_id = info->comm_id;
     row.generation = info->generation;
     row.owner_uid = info->owner_uid;
-    row.state = (char *)req_comm_state_text(info->state);
+    row.state = (char *)communicator_state_text(info->state);
     row.size = info->size;
     row.local_size = info->local_size;
     row.known_ranks = info->known_ranks;
@@ -341,7 +341,7 @@ static bool visit_comm(void *context, const struct req_comm_info *info)
 void api_admin_comms(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
 {
     struct list_visit visit = {.session = session, .page = {.skip = after, .now_ns = now_ns}};
-    req_visit_comms(session->api->req, visit_comm, &visit);
+    comms_visit_comms(session->api->comms, visit_comm, &visit);
     Commd__Client__CommsReply answer = COMMD__CLIENT__COMMS_REPLY__INIT;
     answer.comms = (Commd__Client__CommInfo **)visit.page.rows;
     answer.n_comms = visit.page.count;
@@ -357,7 +357,7 @@ void api_admin_comms(struct api_session *session, uint64_t request_id, uint64_t 
     }
 }
 
-static bool visit_op(void *context, const struct req_op_info *info)
+static bool visit_op(void *context, const struct comms_op_info *info)
 {
     struct list_visit *visit = context;
     if (!api_session_sees(visit->session, info->owner_uid)) {
@@ -400,7 +400,7 @@ static bool visit_op(void *context, const struct req_op_info *info)
 void api_admin_ops(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
 {
     struct list_visit visit = {.session = session, .page = {.skip = after, .now_ns = now_ns}};
-    req_visit_ops(session->api->req, now_ns, visit_op, &visit);
+    comms_visit_ops(session->api->comms, now_ns, visit_op, &visit);
     Commd__Client__OpsReply answer = COMMD__CLIENT__OPS_REPLY__INIT;
     answer.ops = (Commd__Client__OpInfo **)visit.page.rows;
     answer.n_ops = visit.page.count;

@@ -108,7 +108,7 @@ static void add_kind(const struct api *api, const Commd__Client__AlgorithmsQuery
     uint32_t count;
     const struct coll_algorithm *const *list = coll_registry(&count);
     uint32_t nodes = all->answer.node_count;
-    uint64_t slice_bytes = req_slice_bytes(api->req);
+    uint64_t slice_bytes = comms_slice_bytes(api->comms);
     if (kind == OP_KIND_ALL_TO_ALL && nodes > 0) { /* with a rank on each */
         slice_bytes = coll_exchange_slice_bytes(slice_bytes, nodes, nodes);
     }
@@ -130,7 +130,7 @@ static void add_kind(const struct api *api, const Commd__Client__AlgorithmsQuery
 static enum status algorithms_fill(struct api *api, const Commd__Client__AlgorithmsQuery *request,
                                    struct algorithms *all, struct error *error)
 {
-    const char *overrides = request->overrides[0] != '\0' ? request->overrides : req_algorithms(api->req);
+    const char *overrides = request->overrides[0] != '\0' ? request->overrides : comms_algorithms(api->comms);
     commd__client__algorithms_reply__init(&all->answer);
     all->answer.algorithms = all->pointers;
     all->answer.overrides = (char *)overrides;

@@ -5,15 +5,15 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#include "daemon/base/closer.h"
+#include "daemon/base/fd_reaper.h"
 #include "daemon/base/loop.h"
 #include "daemon/base/time.h"
+#include "daemon/comm/comms.h"
 #include "daemon/exec/rails.h"
-#include "daemon/req/req.h"
 
 /*
  * The Unix sockets: sessions of clients, and of administrators (commctl). Turns packets (proto/client.proto)
- * into checked requests to req and mesh, and what they answer into packets. A client that lies, stalls or
+ * into checked requests to comms and mesh, and what they answer into packets. A client that lies, stalls or
  * dies loses its own session alone. A session ends with its socket, and with the process that connected, even
  * if another one has the socket as well.
  *
@@ -60,13 +60,13 @@ struct api_options {
     const char *admin_socket_path;
     int admin_listen_fd;     /* as listen_fd */
     const char *admin_group; /* "" or null: nobody else */
-    struct req *req;
+    struct comms *comms;
     struct mesh *mesh;
     struct net *net;     /* for statistics; null when standalone */
     struct rails *rails; /* likewise; null when there are none. Outlives the api */
-    struct closer
-        *closer; /* of what clients pass; null: closed in place, whoever is waited for. Outlives it */
-    struct dev_gpus *gpus; /* null: none, and why */
+    struct fd_reaper
+        *fd_reaper; /* of what clients pass; null: closed in place, whoever is waited for. Outlives it */
+    struct gpu_devices *gpus; /* null: none, and why */
     const char *gpus_absent;
     enum api_ipc_handles ipc_handles; /* api_set_ipc_handles */
     struct unmapper *unmapper;        /* of clients' memory; null: unmapped in place. Outlives it */
@@ -82,9 +82,9 @@ struct api_options {
 #define API_PREDECESSOR_LOOK_MS 20
 
 /*
- * Before sockets are made: a commd that was killed a moment ago leaves its to the closer's process, which
- * lets go of them at once, of this one last (daemon/base/closer.h). Returns when nobody answers there, or in
- * vain.
+ * Before sockets are made: a commd that was killed a moment ago leaves its to the fd_reaper's process, which
+ * lets go of them at once, of this one last (daemon/base/fd_reaper.h). Returns when nobody answers there, or
+ * in vain.
  */
 void api_await_predecessor(const char *socket_path);
 

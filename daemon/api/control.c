@@ -34,10 +34,10 @@ struct owners {
     unsigned count; /* may be more than OWNERS_MAX */
 };
 
-static bool find_owner(void *context, const struct req_comm_info *info)
+static bool find_owner(void *context, const struct communicator_info *info)
 {
     struct owners *owners = context;
-    if (info->state == REQ_COMM_FAILED || strcmp(info->name, owners->name) != 0) {
+    if (info->state == COMMS_COMM_FAILED || strcmp(info->name, owners->name) != 0) {
         return true;
     }
     for (unsigned i = 0; i < owners->count && i < OWNERS_MAX; i++) {
@@ -56,7 +56,7 @@ static bool find_owner(void *context, const struct req_comm_info *info)
 static enum status only_owner(const struct api *api, const char *name, uid_t *uid, struct error *error)
 {
     struct owners owners = {.name = name};
-    req_visit_comms(api->req, find_owner, &owners);
+    comms_visit_comms(api->comms, find_owner, &owners);
     if (owners.count == 0) {
         return error_set(error, STATUS_NOT_FOUND, "no communicator with ranks on this node is called \"%s\"",
                          name);
@@ -92,7 +92,7 @@ static enum status comm_abort(struct api_session *session, const Commd__Client__
     describe_author(session, request->reason, &author);
     error_set(&cause, STATUS_ABORTED, "communicator \"%.*s\": aborted %s", COMM_NAME_MAX_BYTES, request->name,
               author.text);
-    status = req_abort(session->api->req, owner_uid, request->name, &cause, now_ns);
+    status = comms_abort(session->api->comms, owner_uid, request->name, &cause, now_ns);
     if (status != STATUS_OK) {
         return error_set(error, status, "uid %u has no communicator \"%.*s\" with ranks on this node",
                          (unsigned)owner_uid, COMM_NAME_MAX_BYTES, request->name);

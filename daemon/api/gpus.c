@@ -2,7 +2,7 @@
 #include <string.h>
 
 #include "daemon/api/session.h"
-#include "daemon/dev/nccl.h"
+#include "daemon/gpu/nccl.h"
 
 /* What commctl gpus shows: the GPUs, and who has what on them. */
 
@@ -53,10 +53,10 @@ static void count_session(struct gpu_rows *rows, const struct api_session *sessi
         }
     }
     for (const struct api_memory *memory = session->memories; memory != NULL; memory = memory->hh.next) {
-        if (dev_memory_gpu(memory->memory) == gpu) {
+        if (memory_gpu(memory->memory) == gpu) {
             memories++;
-            rows->info.memories_by_ipc += dev_memory_by_ipc(memory->memory);
-            bytes += dev_memory_size_bytes(memory->memory);
+            rows->info.memories_by_ipc += memory_by_ipc(memory->memory);
+            bytes += memory_size_bytes(memory->memory);
         }
     }
     rows->info.memories += memories;
@@ -80,7 +80,7 @@ static void count_session(struct gpu_rows *rows, const struct api_session *sessi
 static void fill_gpu(const struct api_session *asks, uint32_t gpu, struct gpu_rows *rows)
 {
     const struct api *api = asks->api;
-    const struct dev_gpu_info *info = dev_gpus_info(api->gpus, gpu);
+    const struct gpu_device_info *info = gpu_devices_info(api->gpus, gpu);
     struct error error;
     uint64_t total_bytes;
     commd__client__gpu_info__init(&rows->info);
@@ -93,9 +93,9 @@ static void fill_gpu(const struct api_session *asks, uint32_t gpu, struct gpu_ro
     rows->info.capability_major = (uint32_t)info->capability_major;
     rows->info.capability_minor = (uint32_t)info->capability_minor;
     rows->info.mps = info->mps;
-    (void)dev_gpus_memory(api->gpus, gpu, &rows->info.used_bytes, &total_bytes);
+    (void)gpu_devices_memory(api->gpus, gpu, &rows->info.used_bytes, &total_bytes);
     rows->error[0] = '\0';
-    if (dev_gpus_check(api->gpus, gpu, &error) != STATUS_OK) {
+    if (gpu_devices_check(api->gpus, gpu, &error) != STATUS_OK) {
         (void)snprintf(rows->error, sizeof rows->error, "%s", error.text);
     }
     rows->info.error = rows->error;
@@ -109,9 +109,9 @@ static void fill_gpu(const struct api_session *asks, uint32_t gpu, struct gpu_ro
 /* One after the other: a page of more GPUs than fit a packet ends with the last that does. */
 void api_gpus(struct api_session *session, uint64_t request_id)
 {
-    static struct gpu_rows rows[DEV_GPUS_MAX]; /* the loop's thread alone answers */
+    static struct gpu_rows rows[GPU_DEVICES_MAX]; /* the loop's thread alone answers */
     const struct api *api = session->api;
-    Commd__Client__GpuInfo *pointers[DEV_GPUS_MAX];
+    Commd__Client__GpuInfo *pointers[GPU_DEVICES_MAX];
     char driver[32] = "", nccl[32] = "";
     Commd__Client__GpusReply answer = COMMD__CLIENT__GPUS_REPLY__INIT;
     size_t bytes = 4096;
@@ -119,14 +119,14 @@ void api_gpus(struct api_session *session, uint64_t request_id)
     answer.refuses_ipc_handles = api->ipc_handles == API_IPC_HANDLES_REFUSE;
     answer.absent = api->gpus == NULL ? api->gpus_absent : (char *)"";
     if (api->gpus != NULL) {
-        int version = dev_gpus_driver_version(api->gpus);
+        int version = gpu_devices_driver_version(api->gpus);
         (void)snprintf(driver, sizeof driver, "%d.%d", version / 1000, version % 1000 / 10);
-        dev_nccl_version(nccl, sizeof nccl);
-        answer.pinned_bytes = dev_pinned_bytes(api->gpus);
+        gpu_nccl_version(nccl, sizeof nccl);
+        answer.pinned_bytes = gpu_pinned_bytes(api->gpus);
     }
     answer.driver_version = driver;
     answer.nccl_version = nccl;
-    for (uint32_t gpu = 0; gpu < dev_gpus_count(api->gpus); gpu++) {
+    for (uint32_t gpu = 0; gpu < gpu_devices_count(api->gpus); gpu++) {
         fill_gpu(session, gpu, &rows[gpu]);
         bytes += commd__client__gpu_info__get_packed_size(&rows[gpu].info) + 8;
         if (bytes > CLIENT_PACKET_MAX_BYTES) {

@@ -33,7 +33,8 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
         api_session_end(session, error.text);
         return;
     }
-    if (session->role == API_ROLE_CLIENT && !closer_takes_more(session->api->closer, session->client.uid)) {
+    if (session->role == API_ROLE_CLIENT &&
+        !fd_reaper_takes_more(session->api->fd_reaper, session->client.uid)) {
         api_session_has_too_much(session, request_id);
         return;
     }
@@ -50,7 +51,7 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
     answer.protocol_version = CLIENT_PROTOCOL_VERSION;
     answer.version_text = (char *)COMMD_VERSION_TEXT;
     answer.node_name = (char *)mesh_own_name(session->api->mesh);
-    answer.pending_ops_max = REQ_PENDING_OPS_MAX;
+    answer.pending_ops_max = COMMS_PENDING_OPS_MAX;
     answer.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
     char *features[2];
     answer.features = features;

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "daemon/api/session.h"
+#include "daemon/gpu/cuda_memory.h"
 
 /* What clients register: memory of the host, and of GPUs. */
 
@@ -20,8 +21,8 @@ enum status api_session_gpu(const struct api_session *session, const ProtobufCBi
     const struct api *api = session->api;
     uint32_t index;
     struct cuda_uuid wanted;
-    *gpu = DEV_GPU_HOST;
-    if (number == DEV_GPU_HOST && uuid->len == 0) {
+    *gpu = MEMORY_OF_HOST;
+    if (number == MEMORY_OF_HOST && uuid->len == 0) {
         return STATUS_OK;
     }
     if (api->gpus == NULL) {
@@ -32,14 +33,14 @@ enum status api_session_gpu(const struct api_session *session, const ProtobufCBi
         return error_set(error, STATUS_INVALID_ARGUMENT, "GPU %d: a UUID of %zu bytes", number, uuid->len);
     }
     memcpy(wanted.bytes, uuid->data, sizeof wanted.bytes);
-    if (!dev_gpus_find(api->gpus, &wanted, &index)) {
+    if (!gpu_devices_find(api->gpus, &wanted, &index)) {
         return error_set(error, STATUS_NOT_FOUND,
                          "GPU %d is none of the %u that this commd sees (commctl gpus; "
                          "CUDA_VISIBLE_DEVICES of its unit)",
-                         number, dev_gpus_count(api->gpus));
+                         number, gpu_devices_count(api->gpus));
     }
     *gpu = (int)index;
-    return dev_gpus_check(api->gpus, index, error);
+    return gpu_devices_check(api->gpus, index, error);
 }
 
 /*
@@ -49,12 +50,12 @@ enum status api_session_gpu(const struct api_session *session, const ProtobufCBi
 static enum status memory_check_reserved(const struct api_session *session, int gpu, uint64_t size_bytes,
                                          struct error *error)
 {
-    uint64_t gpu_bytes = dev_gpus_info(session->api->gpus, (uint32_t)gpu)->memory_bytes;
+    uint64_t gpu_bytes = gpu_devices_info(session->api->gpus, (uint32_t)gpu)->memory_bytes;
     uint64_t most_bytes = API_SESSION_RESERVED_SHARE * gpu_bytes;
     uint64_t bytes = size_bytes;
     for (const struct api_memory *memory = session->memories; memory != NULL; memory = memory->hh.next) {
-        if (dev_memory_gpu(memory->memory) == gpu && bytes <= most_bytes) {
-            bytes += dev_memory_reserved_bytes(memory->memory);
+        if (memory_gpu(memory->memory) == gpu && bytes <= most_bytes) {
+            bytes += memory_reserved_bytes(memory->memory);
         }
     }
     return bytes <= most_bytes
@@ -67,17 +68,17 @@ static enum status memory_check_reserved(const struct api_session *session, int 
 }
 
 struct memory_place {
-    struct dev_memory_origin origin;
+    struct memory_origin origin;
     uint64_t size_bytes;
-    const struct dev_memory *memory; /* null: whatever is there */
+    const struct memory *memory; /* null: whatever is there */
     char user[COMM_NAME_MAX_BYTES + 1];
 };
 
-static bool memory_note_user(void *context, const struct dev_memory *memory, const char *comm_name)
+static bool memory_note_user(void *context, const struct memory *memory, const char *comm_name)
 {
     struct memory_place *place = context;
     bool found = place->memory != NULL ? memory == place->memory
-                                       : dev_memory_was_at(memory, &place->origin, place->size_bytes);
+                                       : memory_was_at(memory, &place->origin, place->size_bytes);
     if (found) {
         snprintf(place->user, sizeof place->user, "%s", comm_name);
     }
@@ -88,7 +89,7 @@ static bool memory_note_user(void *context, const struct dev_memory *memory, con
 static void memory_name_user(const struct api_session *session, struct memory_place *place,
                              struct error *error)
 {
-    req_visit_uses(session->api->req, memory_note_user, place);
+    comms_visit_uses(session->api->comms, memory_note_user, place);
     if (place->user[0] != '\0') {
         struct error why = *error;
         error_set(error, why.status,
@@ -109,8 +110,8 @@ static void memory_close_stale(const struct api_session *session, const struct m
             continue;
         }
         HASH_ITER (hh, each->memories, memory, next) {
-            if (!dev_memory_is_used(memory->memory) &&
-                dev_memory_was_at(memory->memory, &place->origin, place->size_bytes)) {
+            if (!memory_is_used(memory->memory) &&
+                memory_was_at(memory->memory, &place->origin, place->size_bytes)) {
                 api_memory_forget(each, memory);
             }
         }
@@ -118,18 +119,18 @@ static void memory_close_stale(const struct api_session *session, const struct m
 }
 
 static enum status memory_open(struct api_session *session, const Commd__Client__MemRegister *request,
-                               uint32_t gpu, const struct cuda_ipc_handle *handle, struct dev_memory **out,
+                               uint32_t gpu, const struct cuda_ipc_handle *handle, struct memory **out,
                                struct error *error)
 {
     struct memory_place place = {
         .origin = {.process = session->client.pid, .uid = session->client.uid, .address = request->address},
         .size_bytes = request->size_bytes};
-    struct dev_gpus *gpus = session->api->gpus;
+    struct gpu_devices *gpus = session->api->gpus;
     enum status status =
-        dev_memory_import_ipc(gpus, gpu, handle, request->size_bytes, &place.origin, out, error);
+        gpu_memory_import_ipc(gpus, gpu, handle, request->size_bytes, &place.origin, out, error);
     if (status == STATUS_BUSY) {
         memory_close_stale(session, &place);
-        status = dev_memory_import_ipc(gpus, gpu, handle, request->size_bytes, &place.origin, out, error);
+        status = gpu_memory_import_ipc(gpus, gpu, handle, request->size_bytes, &place.origin, out, error);
     }
     if (status == STATUS_BUSY) {
         memory_name_user(session, &place, error);
@@ -177,15 +178,15 @@ static enum status memory_check_handles(const struct api_session *session, struc
 
 /* What the client offers: a memfd, an allocation on a GPU, or addresses there that are still to be filled. */
 static enum status memory_import(struct api_session *session, const Commd__Client__MemRegister *request,
-                                 int fd, struct dev_memory **out, struct error *error)
+                                 int fd, struct memory **out, struct error *error)
 {
-    struct dev_gpus *gpus = session->api->gpus;
+    struct gpu_devices *gpus = session->api->gpus;
     struct cuda_ipc_handle handle;
     int gpu;
     if (request->device_uuid.len == 0) {
         return fd < 0 ? error_set(error, STATUS_PROTOCOL,
                                   "memory %u: no file descriptor came with the request", request->memory)
-                      : dev_memory_import(fd, request->size_bytes, out, error);
+                      : memory_open_memfd(fd, request->size_bytes, out, error);
     }
     enum status status = api_session_gpu(session, &request->device_uuid, 0, &gpu, error);
     if (status != STATUS_OK) {
@@ -194,7 +195,7 @@ static enum status memory_import(struct api_session *session, const Commd__Clien
     if (request->virtual_memory) {
         status = memory_check_reserved(session, gpu, request->size_bytes, error);
         return status != STATUS_OK ? status
-                                   : dev_memory_reserve(gpus, (uint32_t)gpu, request->size_bytes, out, error);
+                                   : gpu_memory_reserve(gpus, (uint32_t)gpu, request->size_bytes, out, error);
     }
     if (request->ipc_handle.len != sizeof handle.bytes) {
         return error_set(error, STATUS_PROTOCOL, "memory %u: an IPC handle of %zu bytes", request->memory,
@@ -225,7 +226,7 @@ static enum status memory_register(struct api_session *session, const Commd__Cli
     memory->id = request->memory;
     enum status status = memory_import(session, request, fd, &memory->memory, error);
     if (status == STATUS_OK) {
-        status = dev_memory_charge(memory->memory, session->account, error);
+        status = memory_charge(memory->memory, session->account, error);
     }
     if (status == STATUS_OK) {
         HASH_ADD(hh, session->memories, id, sizeof memory->id, memory);
@@ -233,14 +234,14 @@ static enum status memory_register(struct api_session *session, const Commd__Cli
                                        : error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
     }
     if (status != STATUS_OK) {
-        dev_memory_unref(memory->memory);
+        memory_unref(memory->memory);
         free(memory);
         return status;
     }
-    dev_memory_set_owner(memory->memory, session->client.pid, memory->id);
-    dev_memory_set_unmapper(memory->memory, session->api->unmapper);
-    session->memory_bytes += dev_memory_size_bytes(memory->memory);
-    session->gpu_memory_count += dev_memory_gpu(memory->memory) != DEV_GPU_HOST;
+    memory_set_owner(memory->memory, session->client.pid, memory->id);
+    memory_set_unmapper(memory->memory, session->api->unmapper);
+    session->memory_bytes += memory_size_bytes(memory->memory);
+    session->gpu_memory_count += memory_gpu(memory->memory) != MEMORY_OF_HOST;
     return STATUS_OK;
 }
 
@@ -269,7 +270,7 @@ void api_memory_map(struct api_session *session, uint64_t request_id, const Comm
                   memory == NULL ? "memory %u is not registered"
                                  : "memory %u: no file descriptor came with the request",
                   request->memory);
-    } else if (dev_memory_map(memory->memory, fd, request->size_bytes, &error) == STATUS_OK) {
+    } else if (gpu_memory_map(memory->memory, fd, request->size_bytes, &error) == STATUS_OK) {
         session->memory_bytes += request->size_bytes;
         api_session_reply_done(session, request_id);
         return;
@@ -282,9 +283,9 @@ void api_memory_map(struct api_session *session, uint64_t request_id, const Comm
 void api_memory_forget(struct api_session *session, struct api_memory *memory)
 {
     HASH_DEL(session->memories, memory);
-    session->memory_bytes -= dev_memory_size_bytes(memory->memory);
-    session->gpu_memory_count -= dev_memory_gpu(memory->memory) != DEV_GPU_HOST;
-    dev_memory_unref(memory->memory);
+    session->memory_bytes -= memory_size_bytes(memory->memory);
+    session->gpu_memory_count -= memory_gpu(memory->memory) != MEMORY_OF_HOST;
+    memory_unref(memory->memory);
     free(memory);
 }
 
@@ -298,7 +299,7 @@ void api_memory_deregister(struct api_session *session, uint64_t request_id,
         api_session_reply_error(session, request_id, &error);
         return;
     }
-    if (request->if_unused && dev_memory_is_used(memory->memory)) {
+    if (request->if_unused && memory_is_used(memory->memory)) {
         struct memory_place place = {.memory = memory->memory};
         error_set(&error, STATUS_BUSY, "the memory is still in use");
         memory_name_user(session, &place, &error);

@@ -29,7 +29,7 @@ static void packet_take_fds(struct api *api, uint32_t uid, struct msghdr *messag
             if (packet->fds++ == 0) {
                 packet->fd = fd;
             } else {
-                closer_put(api->closer, uid, fd);
+                fd_reaper_put(api->fd_reaper, uid, fd);
             }
         }
     }
@@ -58,7 +58,7 @@ struct api_packet_in api_packet_receive(struct api *api, uint32_t uid, int socke
 bool api_packet_has_too_much(const struct api *api, uint32_t uid, int socket_fd)
 {
     struct msghdr message = {.msg_iov = NULL};
-    return !closer_takes_more(api->closer, uid) &&
+    return !fd_reaper_takes_more(api->fd_reaper, uid) &&
            recvmsg(socket_fd, &message, MSG_PEEK | MSG_DONTWAIT) >= 0 &&
            (message.msg_flags & MSG_CTRUNC) != 0;
 }
@@ -69,7 +69,7 @@ void api_packets_discard(struct api *api, uint32_t uid, int fd)
     for (int i = 0; i < API_DISCARDS_MAX && !api_packet_has_too_much(api, uid, fd); i++) {
         struct api_packet_in packet = api_packet_receive(api, uid, fd, &byte, sizeof byte);
         if (packet.fds > 0) {
-            closer_put(api->closer, uid, packet.fd);
+            fd_reaper_put(api->fd_reaper, uid, packet.fd);
         }
         if (packet.size_bytes <= 0) {
             return;

@@ -17,18 +17,19 @@ static void comm_forget(struct api_comm *comm)
     free(comm);
 }
 
-static void comm_formed(void *context, struct req_member *member, const struct error *result, uint64_t now_ns)
+static void comm_formed(void *context, struct comms_member *member, const struct error *result,
+                        uint64_t now_ns)
 {
     struct api_comm *comm = context;
     if (result->status != STATUS_OK) {
         api_session_reply_error(comm->session, comm->init_request_id, result);
-        req_member_leave(member, REQ_LEAVE_ORDERLY, now_ns);
+        comms_member_leave(member, COMMS_LEAVE_ORDERLY, now_ns);
         comm_forget(comm);
         return;
     }
     comm->formed = true;
-    struct req_comm_view view;
-    req_member_view(member, &view);
+    struct communicator_view view;
+    comms_member_view(member, &view);
     Commd__Client__CommInitReply answer = COMMD__CLIENT__COMM_INIT_REPLY__INIT;
     answer.comm_id = view.comm_id;
     answer.generation = view.generation;
@@ -43,7 +44,7 @@ static void comm_formed(void *context, struct req_member *member, const struct e
 }
 
 static void comm_send_complete(struct api_session *session, uint32_t handle,
-                               const struct req_completion *completion)
+                               const struct comms_completion *completion)
 {
     Commd__Client__Complete complete = COMMD__CLIENT__COMPLETE__INIT;
     complete.handle = handle;
@@ -60,8 +61,8 @@ static void comm_send_complete(struct api_session *session, uint32_t handle,
     api_session_send(session, &event);
 }
 
-static void comm_completed(void *context, struct req_member *member, const struct req_completion *completion,
-                           uint64_t now_ns)
+static void comm_completed(void *context, struct comms_member *member,
+                           const struct comms_completion *completion, uint64_t now_ns)
 {
     (void)member;
     (void)now_ns;
@@ -76,7 +77,8 @@ static void comm_completed(void *context, struct req_member *member, const struc
     comm_send_complete(session, comm->handle, completion);
 }
 
-static void comm_aborted(void *context, struct req_member *member, const struct error *cause, uint64_t now_ns)
+static void comm_aborted(void *context, struct comms_member *member, const struct error *cause,
+                         uint64_t now_ns)
 {
     (void)member;
     (void)now_ns;
@@ -114,22 +116,22 @@ static enum status comm_join(struct api_session *session, uint64_t request_id,
     comm->init_request_id = request_id;
     comm->gpu = gpu;
     snprintf(comm->name, sizeof comm->name, "%s", request->name);
-    struct req_terms terms = {.name = request->name,
-                              .rank = request->rank,
-                              .size = request->size,
-                              .form_timeout_ms = request->form_timeout_ms,
-                              .op_timeout_ms = request->op_timeout_ms,
-                              .slice_bytes = request->slice_bytes,
-                              .algorithms = request->algorithms};
-    struct req_member_handler handler = {
+    struct comms_terms terms = {.name = request->name,
+                                .rank = request->rank,
+                                .size = request->size,
+                                .form_timeout_ms = request->form_timeout_ms,
+                                .op_timeout_ms = request->op_timeout_ms,
+                                .slice_bytes = request->slice_bytes,
+                                .algorithms = request->algorithms};
+    struct comms_member_handler handler = {
         .context = comm, .formed = comm_formed, .completed = comm_completed, .aborted = comm_aborted};
     HASH_ADD(hh, session->comms, handle, sizeof comm->handle, comm);
     if (!table_has(comm, hh)) {
         free(comm);
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", request->name);
     }
-    status =
-        req_member_join(session->api->req, &session->client, &terms, &handler, now_ns, &comm->member, error);
+    status = comms_member_join(session->api->comms, &session->client, &terms, &handler, now_ns, &comm->member,
+                               error);
     if (status != STATUS_OK) {
         comm_forget(comm);
         return status;
@@ -157,8 +159,8 @@ void api_comm_table(struct api_session *session, uint64_t request_id, const Comm
         api_session_reply_error(session, request_id, &error);
         return;
     }
-    struct req_comm_view view;
-    req_member_view(comm->member, &view);
+    struct communicator_view view;
+    comms_member_view(comm->member, &view);
     Commd__Client__CommTableReply answer = COMMD__CLIENT__COMM_TABLE_REPLY__INIT;
     if (request->first_rank < view.size) {
         answer.node_of_rank = (uint32_t *)&view.node_of_rank[request->first_rank];
@@ -192,13 +194,13 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
         error_set(&error, STATUS_ABORTED, "the communicator was left before it had formed");
         api_session_reply_error(session, comm->init_request_id, &error);
     }
-    req_member_leave(comm->member, REQ_LEAVE_ORDERLY, now_ns);
+    comms_member_leave(comm->member, COMMS_LEAVE_ORDERLY, now_ns);
     comm_forget(comm);
     api_session_reply_done(session, request_id);
 }
 
 static enum status submit_range(struct api_session *session, const Commd__Client__Range *range,
-                                const char *which, struct req_op_range *out, struct error *error)
+                                const char *which, struct comms_op_range *out, struct error *error)
 {
     if (range == NULL) {
         return STATUS_OK;
@@ -213,12 +215,12 @@ static enum status submit_range(struct api_session *session, const Commd__Client
 }
 
 static enum status submit_ranges(struct api_session *session, const Commd__Client__Submit *request,
-                                 struct req_op *op, struct error *error)
+                                 struct comms_op *op, struct error *error)
 {
     const struct {
         const Commd__Client__Range *range;
         const char *which;
-        struct req_op_range *out;
+        struct comms_op_range *out;
     } ranges[] = {
         {request->input, "input", &op->input},
         {request->output, "output", &op->output},
@@ -235,39 +237,39 @@ static enum status submit_ranges(struct api_session *session, const Commd__Clien
     return STATUS_OK;
 }
 
-/* A word that cannot be is left without memory: req refuses that, or has nobody to tell. */
+/* A word that cannot be is left without memory: comms refuses that, or has nobody to tell. */
 static void submit_fence(struct api_session *session, const Commd__Client__Fence *fence,
-                         struct req_fence *out)
+                         struct comms_fence *out)
 {
     struct api_memory *memory =
         fence != NULL && fence->word != NULL ? api_session_memory(session, fence->word->memory) : NULL;
-    *out = (struct req_fence){0};
+    *out = (struct comms_fence){0};
     if (memory != NULL) {
         out->word =
-            (struct req_op_range){.memory = memory->memory, .offset_bytes = fence->word->offset_bytes};
+            (struct comms_op_range){.memory = memory->memory, .offset_bytes = fence->word->offset_bytes};
         out->value = fence->value;
     }
 }
 
 static uint32_t submit_waits(struct api_session *session, Commd__Client__Fence *const *fences, size_t count,
-                             struct req_fence out[REQ_FENCES_MAX])
+                             struct comms_fence out[COMMS_FENCES_MAX])
 {
-    for (size_t i = 0; i < count && i < REQ_FENCES_MAX; i++) {
+    for (size_t i = 0; i < count && i < COMMS_FENCES_MAX; i++) {
         submit_fence(session, fences[i], &out[i]);
     }
-    return count > REQ_FENCES_MAX ? REQ_FENCES_MAX + 1 : (uint32_t)count; /* one more: req refuses it */
+    return count > COMMS_FENCES_MAX ? COMMS_FENCES_MAX + 1 : (uint32_t)count; /* one more: comms refuses it */
 }
 
 void api_record(struct api_session *session, const Commd__Client__Record *request)
 {
     struct error error;
-    struct req_fence waits[REQ_FENCES_MAX], word;
+    struct comms_fence waits[COMMS_FENCES_MAX], word;
     const struct api_comm *comm = session_comm(session, request->handle);
     uint32_t wait_count = submit_waits(session, request->waits, request->n_waits, waits);
     submit_fence(session, request->word, &word);
     if (comm == NULL) {
-        req_fence_set(&word);
-    } else if (req_record(comm->member, waits, wait_count, &word, &error) != STATUS_OK) {
+        comms_fence_set(&word);
+    } else if (comms_record(comm->member, waits, wait_count, &word, &error) != STATUS_OK) {
         api_session_log(session, LOG_LEVEL_INFO, "a record refused: %s", error.text);
     }
 }
@@ -275,17 +277,17 @@ void api_record(struct api_session *session, const Commd__Client__Record *reques
 static enum status submit_op(struct api_session *session, struct api_comm *comm,
                              const Commd__Client__Submit *request, uint64_t now_ns, struct error *error)
 {
-    struct req_op op = {.ticket = request->ticket,
-                        .count_elements = request->count_elements,
-                        .root_rank = request->root_rank,
-                        .factor = request->factor,
-                        .timeout_ms = request->timeout_ms,
-                        .has_layouts = request->has_layouts,
-                        .peer_rank = request->peer_rank,
-                        .tag = request->tag,
-                        .bucket_ops = request->bucket_ops,
-                        .bucket_index = request->bucket_index,
-                        .top_k_permille = request->top_k_permille};
+    struct comms_op op = {.ticket = request->ticket,
+                          .count_elements = request->count_elements,
+                          .root_rank = request->root_rank,
+                          .factor = request->factor,
+                          .timeout_ms = request->timeout_ms,
+                          .has_layouts = request->has_layouts,
+                          .peer_rank = request->peer_rank,
+                          .tag = request->tag,
+                          .bucket_ops = request->bucket_ops,
+                          .bucket_index = request->bucket_index,
+                          .top_k_permille = request->top_k_permille};
     if (!op_kind_from_wire(request->kind, &op.kind)) {
         return error_set(error, STATUS_UNSUPPORTED, "operation kind %u is not known here", request->kind);
     }
@@ -298,12 +300,12 @@ static enum status submit_op(struct api_session *session, struct api_comm *comm,
     if (!compression_from_wire(request->compression, &op.compression)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "compression %u is not known", request->compression);
     }
-    struct req_fence waits[REQ_FENCES_MAX];
+    struct comms_fence waits[COMMS_FENCES_MAX];
     op.waits = waits;
     op.wait_count = submit_waits(session, request->waits, request->n_waits, waits);
     submit_fence(session, request->ended, &op.ended);
     enum status status = submit_ranges(session, request, &op, error);
-    return status == STATUS_OK ? req_submit(comm->member, &op, now_ns, error) : status;
+    return status == STATUS_OK ? comms_submit(comm->member, &op, now_ns, error) : status;
 }
 
 void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns)
@@ -316,10 +318,10 @@ void api_submit(struct api_session *session, const Commd__Client__Submit *reques
         session->ops_submitted++;
         return;
     }
-    struct req_fence ended;
+    struct comms_fence ended;
     submit_fence(session, request->ended, &ended);
-    req_fence_set(&ended);
-    struct req_completion refused = {.ticket = request->ticket, .result = &error};
+    comms_fence_set(&ended);
+    struct comms_completion refused = {.ticket = request->ticket, .result = &error};
     comm_send_complete(session, request->handle, &refused);
 }
 
@@ -336,9 +338,9 @@ bool api_session_release_one(struct api_session *session, uint64_t now_ns)
     struct api_comm *comm = session->comms;
     if (comm != NULL) {
         if (session->expelled != NULL) {
-            req_member_expel(comm->member, session->expelled, now_ns);
+            comms_member_expel(comm->member, session->expelled, now_ns);
         } else {
-            req_member_leave(comm->member, REQ_LEAVE_LOST, now_ns);
+            comms_member_leave(comm->member, COMMS_LEAVE_LOST, now_ns);
         }
         comm_forget(comm);
         return true;

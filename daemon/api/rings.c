@@ -67,7 +67,7 @@ static bool bell_hear(struct api_session *session)
     struct api_packet_in packet = api_packet_receive(api, session->client.uid, bell, bytes, sizeof bytes);
     bool is_over = packet.size_bytes == 0 || (packet.size_bytes < 0 && errno != EAGAIN && errno != EINTR);
     if (packet.fds > 0) {
-        closer_put(api->closer, session->client.uid, packet.fd);
+        fd_reaper_put(api->fd_reaper, session->client.uid, packet.fd);
     }
     if (is_over) {
         api_session_end(session, "it has shut down its doorbell");

@@ -179,7 +179,7 @@ static void server_accept(void *context, unsigned events, uint64_t now_ns)
     struct api_listener *listener = context;
     api_listener_keep_spare(listener);
     for (int i = 0; i < API_ACCEPTS_PER_WAKE; i++) {
-        if (listener->role == API_ROLE_CLIENT && !closer_takes_sockets(listener->api->closer)) {
+        if (listener->role == API_ROLE_CLIENT && !fd_reaper_takes_sockets(listener->api->fd_reaper)) {
             listener->rests = true;
             listener_watch(listener);
             return;
@@ -253,7 +253,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->loop = loop;
     api->turns.clock = loop_now_ns;
     api->now_ns = now_ns;
-    api->req = options->req;
+    api->comms = options->comms;
     api->mesh = options->mesh;
     api->net = options->net;
     api->rails = options->rails;
@@ -275,7 +275,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     }
     api->cluster_name = strdup(options->cluster_name);
     api->network_address = strdup(options->network_address);
-    api->closer = options->closer;
+    api->fd_reaper = options->fd_reaper;
     api->gpus = options->gpus;
     api->ipc_handles = options->ipc_handles;
     api->unmapper = options->unmapper;
@@ -357,7 +357,7 @@ void api_set_ipc_handles(struct api *api, enum api_ipc_handles ipc_handles)
 void api_accept_again(struct api *api)
 {
     struct api_listener *listener = &api->listeners[API_ROLE_CLIENT];
-    if (listener->rests && !api->draining && closer_takes_sockets(api->closer)) {
+    if (listener->rests && !api->draining && fd_reaper_takes_sockets(api->fd_reaper)) {
         listener->rests = false;
         listener_watch(listener);
     }

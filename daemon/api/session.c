@@ -223,14 +223,15 @@ void api_session_end(struct api_session *session, const char *why)
 }
 
 /*
- * Administrators find a place though clients' sockets take all that the closer has; and the descriptor that
- * the next one needs is kept at once, before clients take it.
+ * Administrators find a place though clients' sockets take all that the fd_reaper has; and the descriptor
+ * that the next one needs is kept at once, before clients take it.
  */
 void api_session_close_socket(struct api *api, enum api_role role, uid_t uid, int fd)
 {
     struct api_listener *listener = &api->listeners[role];
-    bool in_place = role == API_ROLE_ADMIN && (!closer_takes_sockets(api->closer) || listener->spare_fd < 0);
-    closer_put_socket(in_place ? NULL : api->closer, uid, fd);
+    bool in_place =
+        role == API_ROLE_ADMIN && (!fd_reaper_takes_sockets(api->fd_reaper) || listener->spare_fd < 0);
+    fd_reaper_put_socket(in_place ? NULL : api->fd_reaper, uid, fd);
     if (in_place) {
         api_listener_keep_spare(listener);
     }
@@ -266,7 +267,7 @@ void api_session_has_too_much(struct api_session *session, uint64_t request_id)
         &error, STATUS_LIMIT,
         "%u file descriptors wait to be closed, too many of them of user %u: who serves their files does "
         "not answer",
-        closer_count(session->api->closer), (unsigned)session->client.uid);
+        fd_reaper_count(session->api->fd_reaper), (unsigned)session->client.uid);
     api_session_reply_error(session, request_id, &error);
     api_session_end(session, error.text);
 }
@@ -511,7 +512,7 @@ enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_
     session->role = role;
     session->fd = fd;
     session->death_fd = -1;
-    session->client = (struct req_client){.pid = credentials.pid, .uid = credentials.uid};
+    session->client = (struct comms_client){.pid = credentials.pid, .uid = credentials.uid};
     session->gid = credentials.gid;
     session->connected_ns = now_ns;
     session->out_last = &session->out_first;

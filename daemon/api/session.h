@@ -6,7 +6,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/table.h"
 #include "daemon/base/time.h"
-#include "daemon/dev/gpu.h"
+#include "daemon/gpu/devices.h"
 #include "proto/client.pb-c.h"
 #include "proto/heartbeat.h"
 #include "proto/ring.h"
@@ -27,17 +27,17 @@ struct api_packet {
 struct api_comm {
     uint32_t handle;
     struct api_session *session;
-    struct req_member *member;
+    struct comms_member *member;
     uint64_t init_request_id;
     char name[COMM_NAME_MAX_BYTES + 1];
-    int gpu; /* DEV_GPU_HOST, or where the rank is */
+    int gpu; /* MEMORY_OF_HOST, or where the rank is */
     bool formed;
     UT_hash_handle hh;
 };
 
 struct api_memory {
     uint32_t id;
-    struct dev_memory *memory;
+    struct memory *memory;
     UT_hash_handle hh;
 };
 
@@ -93,7 +93,7 @@ struct api_session {
     struct loop_watch *watch;
     int death_fd; /* a pidfd of the process that connected; -1: the kernel gives none */
     struct loop_watch *death_watch;
-    struct req_client client;
+    struct comms_client client;
     struct budget_account *account; /* what it holds is charged to it */
     gid_t gid;
     char program[64];
@@ -142,15 +142,15 @@ struct api_session {
 
 struct api {
     struct loop *loop;
-    struct req *req;
+    struct comms *comms;
     struct mesh *mesh;
     struct net *net;
     struct rails *rails;
     struct api_listener listeners[API_ROLE_COUNT];
     bool has_admin_group;
     gid_t admin_gid;
-    struct closer *closer;
-    struct dev_gpus *gpus;
+    struct fd_reaper *fd_reaper;
+    struct gpu_devices *gpus;
     char *gpus_absent;
     enum api_ipc_handles ipc_handles;
     struct unmapper *unmapper;
@@ -217,7 +217,7 @@ struct api_packet_in {
     int fd;             /* the first one; -1 */
 };
 
-/* The descriptor is the caller's, to give to the closer. */
+/* The descriptor is the caller's, to give to the fd_reaper. */
 struct api_packet_in api_packet_receive(struct api *api, uint32_t uid, int socket_fd, void *bytes,
                                         size_t size);
 /* Whether a packet is next that cannot be taken: it has descriptors, and too many of its user wait to be

@@ -128,7 +128,7 @@ static enum turn_result socket_turn(struct api_session *session, uint64_t now_ns
         api_session_take(session, bytes, &packet, now_ns);
     }
     if (packet.fds > 0) {
-        closer_put(session->api->closer, session->client.uid, packet.fd);
+        fd_reaper_put(session->api->fd_reaper, session->client.uid, packet.fd);
     }
     bool last = session->dead && ++session->last_packets >= API_LAST_PACKETS_MAX;
     return packet.size_bytes <= 0 || last ? socket_ends(session) : TURN_MORE;
@@ -172,7 +172,7 @@ static enum turn_result release_turn(struct api_session *session, uint64_t now_n
         release_begin(session);
         return TURN_MORE;
     }
-    if (session->comms != NULL && !session->api->ending && req_is_crowded(session->api->req)) {
+    if (session->comms != NULL && !session->api->ending && comms_is_crowded(session->api->comms)) {
         loop_timer_set(session->api->crowd, time_after(now_ns, API_CROWD_WAIT_NS));
         return TURN_NOTHING; /* other nodes have to be told of each, and have too much to read */
     }

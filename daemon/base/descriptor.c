@@ -13,7 +13,7 @@ static bool is_memory(int fd)
     return fcntl(fd, F_GET_SEALS) >= 0;
 }
 
-/* By syscall(): the closer's process, too, comes here. False: it cannot be told. */
+/* By syscall(): the fd_reaper's process, too, comes here. False: it cannot be told. */
 static bool look(int fd, struct statx *file)
 {
     int flags = fcntl(fd, F_GETFL);

@@ -12,7 +12,7 @@
  */
 
 /* A buffer, or two of one rank that overlap (in place): on the GPU and here. */
-struct device_shadow {
+struct device_bounce {
     unsigned char *device;
     unsigned char *host;
     uint64_t bytes;
@@ -31,14 +31,14 @@ struct exec_device {
         DEVICE_DONE
     } state;
     bool group_begun;
-    uint64_t given_up_ns;         /* 0: not */
-    uint64_t marks[DEV_GPUS_MAX]; /* 0: nothing was put there; or DEVICE_UNMARKED */
-    uint64_t looked_ns;           /* when the GPUs were last asked whether they work */
-    struct device_shadow *shadows;
-    uint32_t shadow_count;
+    uint64_t given_up_ns;            /* 0: not */
+    uint64_t marks[GPU_DEVICES_MAX]; /* 0: nothing was put there; or DEVICE_UNMARKED */
+    uint64_t looked_ns;              /* when the GPUs were last asked whether they work */
+    struct device_bounce *bounces;
+    uint32_t bounce_count;
 };
 
-#define DEVICE_SHADOWS_OF_RANK 3 /* input, output, residual */
+#define DEVICE_BOUNCES_OF_RANK 3 /* input, output, residual */
 #define DEVICE_UNMARKED UINT64_MAX
 #define DEVICE_PATIENCE_NS 5000000000ull /* with NCCL, in an operation that is given up */
 #define DEVICE_CHECK_NS 1000000ull       /* between questions to the driver, which cost */
@@ -61,13 +61,13 @@ bool device_is_needed(const struct exec_call *call)
 enum status device_new(const struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     struct exec_device *device = calloc(1, sizeof *device);
-    struct device_shadow *shadows = calloc((size_t)entry_count(op) * DEVICE_SHADOWS_OF_RANK, sizeof *shadows);
-    if (device == NULL || shadows == NULL) {
+    struct device_bounce *bounces = calloc((size_t)entry_count(op) * DEVICE_BOUNCES_OF_RANK, sizeof *bounces);
+    if (device == NULL || bounces == NULL) {
         free(device);
-        free(shadows);
+        free(bounces);
         return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
     }
-    device->shadows = shadows;
+    device->bounces = bounces;
     op->device = device;
     return STATUS_OK;
 }
@@ -77,27 +77,27 @@ void device_release(struct exec_comm *comm, struct exec_op *op)
     if (op->device == NULL) {
         return;
     }
-    for (uint32_t i = 0; i < op->device->shadow_count; i++) {
-        dev_pinned_free(comm->exec->gpus, op->device->shadows[i].host);
+    for (uint32_t i = 0; i < op->device->bounce_count; i++) {
+        gpu_pinned_free(comm->exec->gpus, op->device->bounces[i].host);
     }
-    free(op->device->shadows);
+    free(op->device->bounces);
     free(op->device);
     op->device = NULL;
 }
 
 /* --- Queues --- */
 
-enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct dev_queue **out, struct error *error)
+enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct gpu_queue **out, struct error *error)
 {
     enum status status = STATUS_OK;
     if (comm->queues == NULL) {
-        comm->queues = calloc(DEV_GPUS_MAX, sizeof *comm->queues);
+        comm->queues = calloc(GPU_DEVICES_MAX, sizeof *comm->queues);
         if (comm->queues == NULL) {
             return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for queues", comm->options.name);
         }
     }
     if (comm->queues[gpu] == NULL) {
-        status = dev_queue_new(comm->exec->gpus, gpu, &comm->queues[gpu], error);
+        status = gpu_queue_new(comm->exec->gpus, gpu, &comm->queues[gpu], error);
     }
     *out = comm->queues[gpu];
     return status;
@@ -105,8 +105,8 @@ enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct dev_queue 
 
 void device_free_queues(struct exec_comm *comm)
 {
-    for (uint32_t gpu = 0; comm->queues != NULL && gpu < DEV_GPUS_MAX; gpu++) {
-        dev_queue_free(comm->queues[gpu]);
+    for (uint32_t gpu = 0; comm->queues != NULL && gpu < GPU_DEVICES_MAX; gpu++) {
+        gpu_queue_free(comm->queues[gpu]);
     }
     free(comm->queues);
 }
@@ -121,23 +121,23 @@ static bool device_reached(struct exec_comm *comm, struct exec_device *device, u
     bool asks = now_ns - device->looked_ns > DEVICE_CHECK_NS;
     bool reached = true;
     *status = STATUS_OK;
-    for (uint32_t gpu = 0; comm->queues != NULL && gpu < DEV_GPUS_MAX; gpu++) {
-        struct dev_queue *queue = comm->queues[gpu];
+    for (uint32_t gpu = 0; comm->queues != NULL && gpu < GPU_DEVICES_MAX; gpu++) {
+        struct gpu_queue *queue = comm->queues[gpu];
         uint64_t *mark = &device->marks[gpu];
         enum status at = STATUS_OK;
         if (queue == NULL || *mark == 0) {
             continue;
         }
         if (*mark == DEVICE_UNMARKED) {
-            at = dev_queue_mark(queue, mark, error);
+            at = gpu_queue_mark(queue, mark, error);
         }
-        if (at == STATUS_OK && asks && !dev_queue_reached(queue, *mark)) {
-            at = dev_queue_check(queue, error);
+        if (at == STATUS_OK && asks && !gpu_queue_reached(queue, *mark)) {
+            at = gpu_queue_check(queue, error);
         }
         if (at != STATUS_OK) {
             *status = at;
             *mark = 0;
-        } else if (dev_queue_reached(queue, *mark)) {
+        } else if (gpu_queue_reached(queue, *mark)) {
             *mark = 0;
         } else {
             reached = false;
@@ -149,38 +149,38 @@ static bool device_reached(struct exec_comm *comm, struct exec_device *device, u
 
 /* --- Shadows --- */
 
-static enum status shadow_copy(struct exec_comm *comm, struct exec_device *device,
-                               const struct device_shadow *shadow, bool in, struct error *error)
+static enum status bounce_copy(struct exec_comm *comm, struct exec_device *device,
+                               const struct device_bounce *bounce, bool in, struct error *error)
 {
-    struct dev_queue *queue = NULL;
-    enum status status = device_queue(comm, shadow->gpu, &queue, error);
+    struct gpu_queue *queue = NULL;
+    enum status status = device_queue(comm, bounce->gpu, &queue, error);
     if (status != STATUS_OK) {
         return status;
     }
-    device->marks[shadow->gpu] = DEVICE_UNMARKED;
-    return in ? dev_queue_copy(queue, shadow->host, shadow->device, shadow->bytes, error)
-              : dev_queue_copy(queue, shadow->device, shadow->host, shadow->bytes, error);
+    device->marks[bounce->gpu] = DEVICE_UNMARKED;
+    return in ? gpu_queue_copy(queue, bounce->host, bounce->device, bounce->bytes, error)
+              : gpu_queue_copy(queue, bounce->device, bounce->host, bounce->bytes, error);
 }
 
-static enum status shadow_add(struct exec_comm *comm, struct exec_device *device, uint32_t gpu, void *at,
-                              uint64_t bytes, bool written, struct device_shadow **out, struct error *error)
+static enum status bounce_add(struct exec_comm *comm, struct exec_device *device, uint32_t gpu, void *at,
+                              uint64_t bytes, bool written, struct device_bounce **out, struct error *error)
 {
-    struct device_shadow *shadow = &device->shadows[device->shadow_count];
+    struct device_bounce *bounce = &device->bounces[device->bounce_count];
     void *host = NULL;
-    enum status status = dev_pinned_alloc(comm->exec->gpus, bytes, &host, error);
+    enum status status = gpu_pinned_alloc(comm->exec->gpus, bytes, &host, error);
     if (status != STATUS_OK) {
         return status;
     }
-    *shadow =
-        (struct device_shadow){.device = at, .host = host, .bytes = bytes, .gpu = gpu, .written = written};
-    device->shadow_count++;
-    *out = shadow;
-    return shadow_copy(comm, device, shadow, true, error);
+    *bounce =
+        (struct device_bounce){.device = at, .host = host, .bytes = bytes, .gpu = gpu, .written = written};
+    device->bounce_count++;
+    *out = bounce;
+    return bounce_copy(comm, device, bounce, true, error);
 }
 
-static void *shadow_of(const struct device_shadow *shadow, const void *at)
+static void *bounce_of(const struct device_bounce *bounce, const void *at)
 {
-    return shadow->host + ((const unsigned char *)at - shadow->device);
+    return bounce->host + ((const unsigned char *)at - bounce->device);
 }
 
 bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *writer)
@@ -191,11 +191,11 @@ bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *wri
 }
 
 /* Outputs are copied in as well: not every operation writes all of them. apart: a buffer that is both has two
- * shadows. */
-static enum status rank_shadows(struct exec_comm *comm, struct exec_device *device, struct exec_rank *rank,
+ * bounces. */
+static enum status rank_bounces(struct exec_comm *comm, struct exec_device *device, struct exec_rank *rank,
                                 bool apart, struct error *error)
 {
-    struct device_shadow *shadow = NULL;
+    struct device_bounce *bounce = NULL;
     unsigned char *input = (unsigned char *)(uintptr_t)rank->input, *output = rank->output;
     uint64_t in = input == NULL || rank->input_on_host ? 0 : rank->input_bytes;
     uint64_t out = output == NULL || rank->output_on_host ? 0 : rank->output_bytes;
@@ -203,25 +203,25 @@ static enum status rank_shadows(struct exec_comm *comm, struct exec_device *devi
     if (in > 0 && out > 0 && device_overlaps(rank, rank) && !apart) {
         unsigned char *begin = input < output ? input : output;
         unsigned char *end = input + in > output + out ? input + in : output + out;
-        status = shadow_add(comm, device, rank->gpu, begin, (uint64_t)(end - begin), true, &shadow, error);
+        status = bounce_add(comm, device, rank->gpu, begin, (uint64_t)(end - begin), true, &bounce, error);
         if (status == STATUS_OK) {
-            rank->input = shadow_of(shadow, input);
-            rank->output = shadow_of(shadow, output);
+            rank->input = bounce_of(bounce, input);
+            rank->output = bounce_of(bounce, output);
         }
         in = out = 0;
     }
     if (in > 0) {
-        status = shadow_add(comm, device, rank->gpu, input, in, false, &shadow, error);
-        rank->input = status == STATUS_OK ? shadow_of(shadow, input) : NULL;
+        status = bounce_add(comm, device, rank->gpu, input, in, false, &bounce, error);
+        rank->input = status == STATUS_OK ? bounce_of(bounce, input) : NULL;
     }
     if (out > 0 && status == STATUS_OK) {
-        status = shadow_add(comm, device, rank->gpu, output, out, true, &shadow, error);
-        rank->output = status == STATUS_OK ? shadow_of(shadow, output) : NULL;
+        status = bounce_add(comm, device, rank->gpu, output, out, true, &bounce, error);
+        rank->output = status == STATUS_OK ? bounce_of(bounce, output) : NULL;
     }
     if (rank->residual != NULL && !rank->residual_on_host && status == STATUS_OK) {
         void *residual = rank->residual;
-        status = shadow_add(comm, device, rank->gpu, residual, rank->residual_bytes, true, &shadow, error);
-        rank->residual = status == STATUS_OK ? shadow_of(shadow, residual) : NULL;
+        status = bounce_add(comm, device, rank->gpu, residual, rank->residual_bytes, true, &bounce, error);
+        rank->residual = status == STATUS_OK ? bounce_of(bounce, residual) : NULL;
     }
     return status;
 }
@@ -234,7 +234,7 @@ static enum status copy_in(struct exec_comm *comm, struct exec_op *op, struct er
         if (op->ranks[i].on_gpu) {
             /* In place, an all_to_all would overwrite blocks before they are sent. */
             bool apart = op->call.kind == OP_KIND_ALL_TO_ALL;
-            status = rank_shadows(comm, op->device, &op->ranks[i], apart, error);
+            status = rank_bounces(comm, op->device, &op->ranks[i], apart, error);
             op->ranks[i].on_gpu = false; /* from here on, for other threads too */
         }
     }
@@ -245,9 +245,9 @@ static enum status copy_out(struct exec_comm *comm, struct exec_op *op, struct e
 {
     struct exec_device *device = op->device;
     enum status status = STATUS_OK;
-    for (uint32_t i = 0; i < device->shadow_count && status == STATUS_OK; i++) {
-        if (device->shadows[i].written) {
-            status = shadow_copy(comm, device, &device->shadows[i], false, error);
+    for (uint32_t i = 0; i < device->bounce_count && status == STATUS_OK; i++) {
+        if (device->bounces[i].written) {
+            status = bounce_copy(comm, device, &device->bounces[i], false, error);
         }
     }
     return status;
@@ -303,7 +303,7 @@ static enum device_step device_finish(struct exec_comm *comm, struct exec_device
 /* All GPUs of its ranks are to be marked. */
 static void device_expect_marks(struct exec_device *device, const struct exec_op *op)
 {
-    uint32_t gpus[DEV_GPUS_MAX];
+    uint32_t gpus[GPU_DEVICES_MAX];
     uint32_t gpu_count = device_gpus(op, gpus);
     for (uint32_t g = 0; g < gpu_count; g++) {
         device->marks[gpus[g]] = DEVICE_UNMARKED;
@@ -324,15 +324,15 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
             return device_wait(comm);
         }
         comm->exec->devices_advanced = true;
-        if (device_local_serves(comm, op)) {
+        if (gpu_direct_serves(comm, op)) {
             device->state = DEVICE_LOCAL;
             device_expect_marks(device, op);
-            if (device_local_put(comm, op, error) != STATUS_OK) {
+            if (gpu_direct_put(comm, op, error) != STATUS_OK) {
                 return device_failed(comm, error);
             }
             return device_before(comm, op, now_ns, error);
         }
-        if (device_group_serves(comm, op)) {
+        if (gpu_nccl_serves(comm, op)) {
             device->state = DEVICE_GROUP;
             device_expect_marks(device, op);
             return device_before(comm, op, now_ns, error);
@@ -351,7 +351,7 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
         }
         return device_before(comm, op, now_ns, error);
     case DEVICE_GROUP:
-        step = device_group_step(comm, op, &device->group_begun, error);
+        step = gpu_nccl_step(comm, op, &device->group_begun, error);
         if (step != DEVICE_STEP_GO) {
             return step == DEVICE_STEP_WAITS ? device_wait(comm) : device_failed(comm, error);
         }
@@ -400,12 +400,12 @@ bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns)
     device->given_up_ns = device->given_up_ns == 0 ? now_ns : device->given_up_ns;
     bool patient = now_ns - device->given_up_ns < DEVICE_PATIENCE_NS;
     /* What calls put in the queues is to be waited for as well. */
-    if (device_group_let_go(comm->exec, op, patient) && device_reached(comm, device, now_ns, &status, NULL)) {
+    if (gpu_nccl_let_go(comm->exec, op, patient) && device_reached(comm, device, now_ns, &status, NULL)) {
         return true;
     }
     if (!patient && device->group_begun) {
         device->group_begun = false;
-        device_group_abort(comm->exec, op);
+        gpu_nccl_abort(comm->exec, op);
     }
     comm->exec->waits_for_devices = true;
     return false;

@@ -34,26 +34,26 @@ static void fail(const struct exec_posted *posted, struct error *error, struct m
 
 /* Each way has a queue of its own, beside that of operations: a GPU copies both ways at once. */
 static enum status message_queue(struct exec_comm *comm, uint32_t gpu, enum message_way way,
-                                 struct dev_queue **out, struct error *error)
+                                 struct gpu_queue **out, struct error *error)
 {
     struct exec_messages *messages = &comm->messages;
     if (messages->queues == NULL) {
-        messages->queues = calloc((size_t)DEV_GPUS_MAX * MESSAGE_WAYS, sizeof(struct dev_queue *));
+        messages->queues = calloc((size_t)GPU_DEVICES_MAX * MESSAGE_WAYS, sizeof(struct gpu_queue *));
         if (messages->queues == NULL) {
             return error_set(error, STATUS_NO_MEMORY, "no memory for queues");
         }
     }
-    struct dev_queue **queue = &messages->queues[gpu * MESSAGE_WAYS + (uint32_t)way];
-    enum status status = *queue == NULL ? dev_queue_new(comm->exec->gpus, gpu, queue, error) : STATUS_OK;
+    struct gpu_queue **queue = &messages->queues[gpu * MESSAGE_WAYS + (uint32_t)way];
+    enum status status = *queue == NULL ? gpu_queue_new(comm->exec->gpus, gpu, queue, error) : STATUS_OK;
     *out = *queue;
     return status;
 }
 
 void device_messages_release(struct exec_comm *comm)
 {
-    struct dev_queue **queues = comm->messages.queues;
-    for (uint32_t i = 0; queues != NULL && i < DEV_GPUS_MAX * MESSAGE_WAYS; i++) {
-        dev_queue_free(queues[i]);
+    struct gpu_queue **queues = comm->messages.queues;
+    for (uint32_t i = 0; queues != NULL && i < GPU_DEVICES_MAX * MESSAGE_WAYS; i++) {
+        gpu_queue_free(queues[i]);
     }
     free(queues);
 }
@@ -76,7 +76,7 @@ static bool is_direct(const struct exec_posted *source, const struct exec_posted
         return false;
     }
     return source->call.gpu == sink->call.gpu ||
-           dev_gpus_reaches(source->comm->exec->gpus, source->call.gpu, sink->call.gpu);
+           gpu_devices_reaches(source->comm->exec->gpus, source->call.gpu, sink->call.gpu);
 }
 
 /* Of `owner`, one of the two; the one that is of another node is null. False: not now, or never. */

@@ -43,7 +43,7 @@ void exec_peer_violates(struct exec *exec, uint32_t peer, const char *what)
     net_disconnect(exec->net, peer, &cause);
 }
 
-void exec_set_gpus(struct exec *exec, struct dev_gpus *gpus)
+void exec_set_gpus(struct exec *exec, struct gpu_devices *gpus)
 {
     exec->gpus = gpus;
     exec_find_cliques(exec);

@@ -7,8 +7,8 @@
 
 #include "daemon/base/error.h"
 #include "daemon/coll/registry.h"
-#include "daemon/dev/gpu.h"
-#include "daemon/dev/memory.h"
+#include "daemon/gpu/devices.h"
+#include "daemon/host/memory.h"
 #include "daemon/net/net.h"
 #include "proto/types.h"
 
@@ -73,7 +73,7 @@ void exec_node_up(struct exec *exec, uint32_t peer, uint64_t now_ns);
 
 /* GPUs that ranks may have their buffers on; null for none. They outlive the exec. Before any communicator.
  */
-void exec_set_gpus(struct exec *exec, struct dev_gpus *gpus);
+void exec_set_gpus(struct exec *exec, struct gpu_devices *gpus);
 /* After every exec_comm was freed. */
 void exec_free(struct exec *exec);
 
@@ -154,8 +154,8 @@ struct exec_rank {
     uint64_t input_bytes, output_bytes, residual_bytes; /* of those on a GPU: as far as blocks reach */
     const struct exec_fence *waits; /* the operation begins when all of all local ranks are reached */
     uint32_t wait_count;
-    /* What the buffers lie in, where a client's: one that breaks meanwhile (dev_memory_check) fails it. */
-    const struct dev_memory *input_memory, *output_memory, *residual_memory;
+    /* What the buffers lie in, where a client's: one that breaks meanwhile (memory_check) fails it. */
+    const struct memory *input_memory, *output_memory, *residual_memory;
 };
 
 /*
@@ -206,10 +206,10 @@ struct exec_message {
     uint32_t gpu;
     const struct exec_fence *waits; /* the buffer is touched when all are reached */
     uint32_t wait_count;
-    const struct dev_memory *memory; /* what the buffer lies in, or null */
+    const struct memory *memory; /* what the buffer lies in, or null */
     /*
      * Exactly once, never from within exec_post_message: STATUS_OK, MISMATCH (another dtype, or too long),
-     * INVALID_ARGUMENT (its memory broke: dev_memory_check), or the communicator's cause. source_rank and
+     * INVALID_ARGUMENT (its memory broke: memory_check), or the communicator's cause. source_rank and
      * count_elements are what a receive took.
      */
     void (*done)(void *context, const struct error *result, uint32_t source_rank, uint64_t count_elements,
@@ -227,7 +227,7 @@ struct exec_message {
 #define EXEC_PAYLOADS_MAX 16               /* streams of payloads to one node at once; beyond, they wait */
 /* Pinned memory that messages of one communicator go through from and to GPUs, each way: a GPU that does not
  * get to it holds no other communicator up. Beyond, they wait their turn. */
-#define EXEC_PIPES_MAX_BYTES (DEV_PINNED_KEEP_BYTES / 2)
+#define EXEC_PIPES_MAX_BYTES (GPU_PINNED_KEEP_BYTES / 2)
 
 /*
  * Posts a message, or a receive. Messages of one sender, receiver and tag are taken in the order posted.

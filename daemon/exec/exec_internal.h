@@ -7,13 +7,13 @@
 #include "daemon/base/ranges.h"
 #include "daemon/base/table.h"
 #include "daemon/coll/slice.h"
-#include "daemon/dev/queue.h"
-#include "daemon/dev/reduce.h"
 #include "daemon/exec/exec.h"
 #include "daemon/exec/message_pipe.h"
 #include "daemon/exec/messages_internal.h"
 #include "daemon/exec/stream_reader.h"
 #include "daemon/exec/vector.h"
+#include "daemon/gpu/queue.h"
+#include "daemon/host/reduce.h"
 #include "proto/data_header.h"
 #include "proto/message_header.h"
 
@@ -36,7 +36,7 @@
 #define EXEC_PARKED_NS (60ull * 1000000000ull)
 /* Of this node's buffers: the host's, and those of GPUs that reach each other's memory. */
 #define EXEC_CLIQUE_HOST 0
-#define EXEC_CLIQUES_MAX (1 + DEV_GPUS_MAX)
+#define EXEC_CLIQUES_MAX (1 + GPU_DEVICES_MAX)
 
 struct exec_device;
 struct exec_spread;
@@ -86,7 +86,7 @@ struct exec_op {
     uint64_t local_offset;
     bool local_done;
     uint64_t unacknowledged;    /* sends whose payload the network still holds */
-    uint64_t holes_seen;        /* dev_memory_hole_count when its memories were last looked at */
+    uint64_t holes_seen;        /* memory_hole_count when its memories were last looked at */
     struct exec_device *device; /* what GPUs and streams have to do with it; null: nothing */
 };
 
@@ -174,7 +174,7 @@ struct exec_comm {
     bool resuming; /* receive_resume walks the list */
     bool resume_again;
     struct stream_reader *readers[STREAM_READER_KINDS]; /* streams of this communicator */
-    struct dev_queue **queues;                          /* DEV_GPUS_MAX, made on first use; null until then */
+    struct gpu_queue **queues; /* GPU_DEVICES_MAX, made on first use; null until then */
     UT_hash_handle hh;
 };
 
@@ -195,8 +195,8 @@ struct exec {
     uint32_t *parked_counts; /* by peer, of all these lists */
     uint32_t parked_counts_capacity;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */
-    struct dev_gpus *gpus;
-    uint32_t cliques[DEV_GPUS_MAX]; /* by GPU */
+    struct gpu_devices *gpus;
+    uint32_t cliques[GPU_DEVICES_MAX]; /* by GPU */
     uint32_t clique_count;
     struct exec_group *groups; /* of GPUs, for NCCL */
     bool waits_for_devices;    /* in this run, some operation did */
@@ -251,7 +251,7 @@ struct exec_wait {
     uint32_t round;
     uint64_t slice;
 };
-struct exec_wait comm_wait(const struct exec_comm *comm);
+struct exec_wait exec_comm_wait(const struct exec_comm *comm);
 void comm_wait_text(const struct exec_comm *comm, const struct exec_wait *wait, char *text, size_t size);
 void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
@@ -277,7 +277,7 @@ void op_free(struct exec_op *op);
 enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 /* Chooses algorithm and slices. */
 enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
-/* INVALID_ARGUMENT: a client's memory that the operation uses has broken (dev_memory_check). */
+/* INVALID_ARGUMENT: a client's memory that the operation uses has broken (memory_check). */
 enum status op_check_memories(const struct exec_comm *comm, struct exec_op *op,
                               struct error *error) COMM_MUST_USE;
 /* Elements of the block of the rank at `position` in node order, as far as this node knows. */
@@ -319,43 +319,42 @@ enum device_step device_after(struct exec_comm *comm, struct exec_op *op, uint64
 bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns);
 /* What it waits for; false when that has nothing to do with GPUs. */
 bool device_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size);
-enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct dev_queue **out,
+enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct gpu_queue **out,
                          struct error *error) COMM_MUST_USE;
 void device_free_queues(struct exec_comm *comm);
 
 /* Whether the one's input and the other's output share bytes. */
 bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *writer);
 
-/* device_local.c */
+/* gpu_direct.c */
 /* All buffers are on GPUs, and a kernel of any of these can work on all. */
 bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op);
 /* False: some overlap otherwise than in place. */
 bool device_buffers_are_apart(const struct exec_comm *comm, const struct exec_op *op);
 /* Which GPUs buffers are on. False: some are on the host, or they are not apart. */
-bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op, bool used[DEV_GPUS_MAX]);
+bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op, bool used[GPU_DEVICES_MAX]);
 /* The GPUs that ranks of the operation are on, by their first rank. Returns how many. */
-uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[DEV_GPUS_MAX]);
-bool device_local_serves(const struct exec_comm *comm, const struct exec_op *op);
-enum status device_local_put(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
+uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[GPU_DEVICES_MAX]);
+bool gpu_direct_serves(const struct exec_comm *comm, const struct exec_op *op);
+enum status gpu_direct_put(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
 
-/* device_group.c: by NCCL. *begun: false at first. GO: all of it was put in the queues. */
-bool device_group_serves(const struct exec_comm *comm, const struct exec_op *op);
-enum device_step device_group_step(struct exec_comm *comm, struct exec_op *op, bool *begun,
-                                   struct error *error);
+/* gpu_nccl.c: by NCCL. *begun: false at first. GO: all of it was put in the queues. */
+bool gpu_nccl_serves(const struct exec_comm *comm, const struct exec_op *op);
+enum device_step gpu_nccl_step(struct exec_comm *comm, struct exec_op *op, bool *begun, struct error *error);
 /* Given up: whether its calls, if there are any, have come to their end. Not patient: they are ended. */
-bool device_group_let_go(struct exec *exec, const struct exec_op *op, bool patient);
+bool gpu_nccl_let_go(struct exec *exec, const struct exec_op *op, bool patient);
 /* Given up: ends what NCCL has on the GPUs. */
-void device_group_abort(struct exec *exec, const struct exec_op *op);
+void gpu_nccl_abort(struct exec *exec, const struct exec_op *op);
 void exec_free_groups(struct exec *exec);
 
 /* Places in outputs of ranks. */
 struct exec_targets {
-    void *at[DEV_REDUCE_BUFFERS_MAX];
-    const struct exec_rank *owners[DEV_REDUCE_BUFFERS_MAX];
+    void *at[HOST_REDUCE_BUFFERS_MAX];
+    const struct exec_rank *owners[HOST_REDUCE_BUFFERS_MAX];
     uint32_t count;
 };
 
-/* device_lane.c: slices from and to buffers of which some are on GPUs. Functions without a result keep the
+/* gpu_staging.c: slices from and to buffers of which some are on GPUs. Functions without a result keep the
  * first failure for lane_device_end. */
 void exec_find_cliques(struct exec *exec);
 bool lane_device_serves(const struct exec_comm *comm, const struct exec_op *op);
@@ -375,10 +374,10 @@ bool lane_device_pass(const struct exec_lane *lane, const struct exec_rank *send
 /* Of ranks' inputs, to one output in the slice, where the cliques' parts of it wait for lane_device_combine.
  */
 void lane_device_reduce(const struct exec_lane *lane, const struct exec_rank *ranks,
-                        const struct dev_reduction *reduction);
+                        const struct host_reduction *reduction);
 /* From the slice to outputs of ranks. division: null, or one input from the slice, that is divided. */
 void lane_device_write(const struct exec_lane *lane, const struct exec_targets *targets, const void *source,
-                       uint64_t bytes, const struct dev_reduction *division);
+                       uint64_t bytes, const struct host_reduction *division);
 /* After what is put for a slice, in or out. */
 enum status lane_device_end(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
 /* Whether it is done; *status: the GPU failed, and has let go. */

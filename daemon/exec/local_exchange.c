@@ -1,5 +1,5 @@
-#include "daemon/dev/copy.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/host/copy.h"
 
 /* The local stage of all_to_all: among the ranks of this node, and between staged buffers and the slice. */
 
@@ -31,7 +31,7 @@ bool stage_local_step(const struct exec_comm *comm, struct exec_op *op)
         if (now > 0) {
             void *target = at(op, receiver->output,
                               op_block_begin(op, &receiver->output_layout, from) + op->local_offset);
-            dev_copy_to_all(
+            host_copy_to_all(
                 &target, 1,
                 at(op, sender->input, op_block_begin(op, &sender->input_layout, to) + op->local_offset),
                 (size_t)(now * op->element_bytes), op->streams);

@@ -1,7 +1,7 @@
 #include <string.h>
 
-#include "daemon/dev/reduce.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/host/reduce.h"
 
 /*
  * The local stage of scans. A slice's memory: running value, prefix (or, where ranks are not contiguous, the
@@ -58,22 +58,22 @@ static void write_output(const struct exec_lane *lane, const struct exec_op *op,
 static void fold(const struct exec_op *op, const void *const *inputs, const double *factors, uint32_t count,
                  uint64_t elements, void *out)
 {
-    struct dev_reduction reduction = {.dtype = op->call.dtype,
-                                      .reduce = op->call.reduce,
-                                      .count_elements = elements,
-                                      .input_count = count,
-                                      .output_count = 1,
-                                      .inputs = inputs,
-                                      .outputs = &out,
-                                      .factors = op->call.reduce == REDUCE_PREMUL_SUM ? factors : NULL};
-    dev_reduce(&reduction);
+    struct host_reduction reduction = {.dtype = op->call.dtype,
+                                       .reduce = op->call.reduce,
+                                       .count_elements = elements,
+                                       .input_count = count,
+                                       .output_count = 1,
+                                       .inputs = inputs,
+                                       .outputs = &out,
+                                       .factors = op->call.reduce == REDUCE_PREMUL_SUM ? factors : NULL};
+    host_reduce(&reduction);
 }
 
 static void fold_locals(const struct exec_lane *lane, const struct exec_op *op, uint32_t first,
                         uint32_t count, uint64_t elements, void *out)
 {
-    const void *inputs[DEV_REDUCE_BUFFERS_MAX];
-    double factors[DEV_REDUCE_BUFFERS_MAX];
+    const void *inputs[HOST_REDUCE_BUFFERS_MAX];
+    double factors[HOST_REDUCE_BUFFERS_MAX];
     for (uint32_t i = 0; i < count; i++) {
         inputs[i] = input_of(lane, op, first + i);
         factors[i] = op->ranks[first + i].factor;
@@ -155,7 +155,7 @@ static void scan_runs(const struct exec_lane *lane, const struct exec_op *op, ui
             if (earlier == 0) {
                 memcpy(before, value, (size_t)(elements * op->element_bytes));
             } else {
-                dev_reduce_into(op->call.dtype, op->call.reduce, before, value, elements);
+                host_reduce_into(op->call.dtype, op->call.reduce, before, value, elements);
             }
         }
         scan_locals(lane, op, run->first_local, run->rank_count, elements, before, holds, spare);

@@ -1,8 +1,8 @@
 #include <string.h>
 
-#include "daemon/dev/copy.h"
-#include "daemon/dev/reduce.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/host/copy.h"
+#include "daemon/host/reduce.h"
 
 /* The local stage: among this node's ranks, between their buffers and the lane's vectors. */
 
@@ -31,7 +31,7 @@ static void read_input(const struct exec_lane *lane, const struct exec_op *op, c
     if (lane->staged) {
         lane_device_read(lane, owner, target, source, bytes);
     } else if (bytes > 0) {
-        dev_copy_to_all(&target, 1, source, (size_t)bytes, op->streams);
+        host_copy_to_all(&target, 1, source, (size_t)bytes, op->streams);
     }
 }
 
@@ -43,7 +43,7 @@ static void write_outputs(const struct exec_lane *lane, const struct exec_op *op
     if (lane->staged) {
         lane_device_write(lane, targets, source, bytes, NULL);
     } else if (bytes > 0) {
-        dev_copy_to_all(targets->at, targets->count, source, (size_t)bytes, op->streams);
+        host_copy_to_all(targets->at, targets->count, source, (size_t)bytes, op->streams);
     }
 }
 
@@ -55,18 +55,18 @@ static void write_results(const struct exec_lane *lane, const struct exec_op *op
         write_outputs(lane, op, targets, value, count_elements);
         return;
     }
-    struct dev_reduction division = {.dtype = op->call.dtype,
-                                     .reduce = op->call.reduce,
-                                     .count_elements = count_elements,
-                                     .input_count = 1,
-                                     .output_count = targets->count,
-                                     .inputs = &value,
-                                     .outputs = targets->at,
-                                     .divisor = op->call.divisor};
+    struct host_reduction division = {.dtype = op->call.dtype,
+                                      .reduce = op->call.reduce,
+                                      .count_elements = count_elements,
+                                      .input_count = 1,
+                                      .output_count = targets->count,
+                                      .inputs = &value,
+                                      .outputs = targets->at,
+                                      .divisor = op->call.divisor};
     if (lane->staged) {
         lane_device_write(lane, targets, value, count_elements * op->element_bytes, &division);
     } else {
-        dev_reduce(&division);
+        host_reduce(&division);
     }
 }
 
@@ -101,32 +101,32 @@ static void reduce_inputs(const struct exec_lane *lane, const struct exec_op *op
                           const struct exec_rank *ranks, const void *const *inputs, uint64_t count,
                           void *const *outputs, uint32_t output_count, uint64_t divisor)
 {
-    double factors[DEV_REDUCE_BUFFERS_MAX];
+    double factors[HOST_REDUCE_BUFFERS_MAX];
     for (uint32_t i = 0; i < op->call.rank_count; i++) {
         factors[i] = ranks[i].factor;
     }
-    struct dev_reduction reduction = {.dtype = op->call.dtype,
-                                      .reduce = op->call.reduce,
-                                      .count_elements = count,
-                                      .input_count = op->call.rank_count,
-                                      .output_count = output_count,
-                                      .inputs = inputs,
-                                      .outputs = outputs,
-                                      .factors = op->call.reduce == REDUCE_PREMUL_SUM ? factors : NULL,
-                                      .divisor = divisor,
-                                      .streams = op->streams};
+    struct host_reduction reduction = {.dtype = op->call.dtype,
+                                       .reduce = op->call.reduce,
+                                       .count_elements = count,
+                                       .input_count = op->call.rank_count,
+                                       .output_count = output_count,
+                                       .inputs = inputs,
+                                       .outputs = outputs,
+                                       .factors = op->call.reduce == REDUCE_PREMUL_SUM ? factors : NULL,
+                                       .divisor = divisor,
+                                       .streams = op->streams};
     if (lane->staged) {
         lane_device_reduce(lane, ranks, &reduction);
     } else {
-        dev_reduce(&reduction);
+        host_reduce(&reduction);
     }
 }
 
 static void reduce_part(const struct exec_lane *lane, const struct exec_op *op, const struct exec_rank *ranks,
                         uint64_t from, uint64_t count, uint64_t offset_in_slice)
 {
-    const void *inputs[DEV_REDUCE_BUFFERS_MAX];
-    void *outputs[DEV_REDUCE_BUFFERS_MAX];
+    const void *inputs[HOST_REDUCE_BUFFERS_MAX];
+    void *outputs[HOST_REDUCE_BUFFERS_MAX];
     bool alone = is_alone(lane);
     bool to_all = alone && op->call.kind == OP_KIND_ALL_REDUCE;
     uint64_t together;
@@ -287,7 +287,7 @@ static void block_to_all(const struct exec_lane *lane, const struct exec_op *op,
 static void block_reduced(const struct exec_lane *lane, const struct exec_op *op, uint32_t rank,
                           uint64_t part_offset, uint64_t part, void *in_slice)
 {
-    const void *inputs[DEV_REDUCE_BUFFERS_MAX];
+    const void *inputs[HOST_REDUCE_BUFFERS_MAX];
     for (uint32_t i = 0; i < op->call.rank_count; i++) {
         uint64_t begin = op_block_begin(op, &op->ranks[i].input_layout, rank) + part_offset;
         inputs[i] = at(op, op->ranks[i].input, begin);

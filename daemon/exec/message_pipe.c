@@ -3,7 +3,7 @@
 #include <assert.h>
 #include <stdlib.h>
 
-/* dev_pinned_alloc gives no less. */
+/* gpu_pinned_alloc gives no less. */
 #define PIPE_MEMORY_MIN_BYTES UINT64_C(4096)
 
 /*
@@ -11,7 +11,7 @@
  * fill_begun - drained is at most slot_count. A direct pipe has one chunk, the whole message, and no slot.
  */
 struct message_pipe {
-    struct dev_gpus *gpus;
+    struct gpu_devices *gpus;
     struct message_pipe_end source, sink;
     bool direct;
     bool given_up;
@@ -36,7 +36,7 @@ uint64_t message_pipe_memory_bytes(uint64_t total_bytes)
     return bytes;
 }
 
-enum status message_pipe_new(struct dev_gpus *gpus, const struct message_pipe_end *source,
+enum status message_pipe_new(struct gpu_devices *gpus, const struct message_pipe_end *source,
                              const struct message_pipe_end *sink, bool direct, uint64_t total_bytes,
                              struct message_pipe **out, struct error *error)
 {
@@ -55,7 +55,7 @@ enum status message_pipe_new(struct dev_gpus *gpus, const struct message_pipe_en
     if (!direct) {
         uint64_t memory_bytes = message_pipe_memory_bytes(total_bytes);
         void *memory = NULL;
-        enum status status = dev_pinned_alloc(gpus, memory_bytes, &memory, error);
+        enum status status = gpu_pinned_alloc(gpus, memory_bytes, &memory, error);
         if (status != STATUS_OK) {
             free(pipe);
             return status;
@@ -71,7 +71,7 @@ enum status message_pipe_new(struct dev_gpus *gpus, const struct message_pipe_en
 void message_pipe_free(struct message_pipe *pipe)
 {
     if (pipe != NULL) {
-        dev_pinned_free(pipe->gpus, pipe->memory);
+        gpu_pinned_free(pipe->gpus, pipe->memory);
         free(pipe);
     }
 }
@@ -101,29 +101,29 @@ static bool has_room(const struct message_pipe *pipe)
 /* --- GPUs --- */
 
 /* Also behind a copy whose mark fails a mark is tried, so that its end is waited for. *begun: it was put. */
-static enum status put_copy(struct dev_queue *queue, void *target, const void *source, uint64_t bytes,
+static enum status put_copy(struct gpu_queue *queue, void *target, const void *source, uint64_t bytes,
                             uint64_t *mark, uint64_t *begun, struct error *error)
 {
-    enum status status = dev_queue_copy(queue, target, source, bytes, error);
+    enum status status = gpu_queue_copy(queue, target, source, bytes, error);
     if (status != STATUS_OK) {
         return status;
     }
     *begun += 1;
     *mark = 0;
-    status = dev_queue_mark(queue, mark, error);
-    if (status != STATUS_OK && dev_queue_mark(queue, mark, NULL) != STATUS_OK) {
+    status = gpu_queue_mark(queue, mark, error);
+    if (status != STATUS_OK && gpu_queue_mark(queue, mark, NULL) != STATUS_OK) {
         *mark = 0;
     }
     return status;
 }
 
 /* Counts those up that are done, in order. */
-static enum status look(struct dev_queue *queue, const uint64_t *marks, uint32_t slot_count, uint64_t begun,
+static enum status look(struct gpu_queue *queue, const uint64_t *marks, uint32_t slot_count, uint64_t begun,
                         uint64_t *done, uint64_t now_ns, struct error *error)
 {
     enum status status = STATUS_OK;
     while (status == STATUS_OK && *done < begun &&
-           dev_queue_is_done(queue, marks[*done % slot_count], now_ns, &status, error)) {
+           gpu_queue_is_done(queue, marks[*done % slot_count], now_ns, &status, error)) {
         *done += status == STATUS_OK ? 1 : 0;
     }
     return status;
@@ -131,7 +131,7 @@ static enum status look(struct dev_queue *queue, const uint64_t *marks, uint32_t
 
 static enum status step_direct(struct message_pipe *pipe, uint64_t now_ns, struct error *error)
 {
-    struct dev_queue *queue = pipe->source.queue;
+    struct gpu_queue *queue = pipe->source.queue;
     enum status status = STATUS_OK;
     if (pipe->fill_begun == 0 && !pipe->given_up) {
         status = put_copy(queue, pipe->sink.buffer, pipe->source.buffer, pipe->total_bytes,
@@ -146,7 +146,7 @@ static enum status step_direct(struct message_pipe *pipe, uint64_t now_ns, struc
 
 static enum status step_source(struct message_pipe *pipe, uint64_t now_ns, struct error *error)
 {
-    struct dev_queue *queue = pipe->source.queue;
+    struct gpu_queue *queue = pipe->source.queue;
     enum status status =
         look(queue, pipe->fill_marks, pipe->slot_count, pipe->fill_begun, &pipe->filled, now_ns, error);
     while (status == STATUS_OK && has_room(pipe) && !pipe->given_up) {
@@ -160,7 +160,7 @@ static enum status step_source(struct message_pipe *pipe, uint64_t now_ns, struc
 
 static enum status step_sink(struct message_pipe *pipe, uint64_t now_ns, struct error *error)
 {
-    struct dev_queue *queue = pipe->sink.queue;
+    struct gpu_queue *queue = pipe->sink.queue;
     enum status status = STATUS_OK;
     while (status == STATUS_OK && pipe->drain_begun < pipe->filled && !pipe->given_up) {
         uint64_t chunk = pipe->drain_begun;
@@ -210,12 +210,12 @@ uint64_t message_pipe_drained_bytes(const struct message_pipe *pipe)
 }
 
 /* A GPU that failed touches nothing any more. */
-static bool has_let_go(struct dev_queue *queue, const uint64_t *marks, uint32_t slot_count, uint64_t begun,
+static bool has_let_go(struct gpu_queue *queue, const uint64_t *marks, uint32_t slot_count, uint64_t begun,
                        uint64_t *done, uint64_t now_ns)
 {
     while (*done < begun) {
         enum status status;
-        if (!dev_queue_is_done(queue, marks[*done % slot_count], now_ns, &status, NULL)) {
+        if (!gpu_queue_is_done(queue, marks[*done % slot_count], now_ns, &status, NULL)) {
             return false;
         }
         *done += 1;

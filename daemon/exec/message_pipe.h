@@ -6,7 +6,7 @@
 #include <stdint.h>
 
 #include "daemon/base/error.h"
-#include "daemon/dev/queue.h"
+#include "daemon/gpu/queue.h"
 
 /*
  * The way of one message's bytes from or to a GPU's buffer, or both: a ring of chunks of pinned memory. While
@@ -26,18 +26,18 @@ struct message_pipe;
 #define MESSAGE_PIPE_CHUNKS_MAX 8
 
 struct message_pipe_end {
-    struct dev_queue *queue; /* null: the caller is this end */
+    struct gpu_queue *queue; /* null: the caller is this end */
     void *buffer;            /* on the queue's GPU */
 };
 
-/* Pinned memory that a pipe for so many bytes takes: a power of two, as dev_pinned_alloc gives it. */
+/* Pinned memory that a pipe for so many bytes takes: a power of two, as gpu_pinned_alloc gives it. */
 uint64_t message_pipe_memory_bytes(uint64_t total_bytes);
 
 /*
  * direct: both ends are GPUs, and the source's reaches the sink's buffer: one copy, without pinned memory.
  * total_bytes: at least 1. The queues and gpus outlive the pipe. NO_MEMORY, or what the driver said.
  */
-enum status message_pipe_new(struct dev_gpus *gpus, const struct message_pipe_end *source,
+enum status message_pipe_new(struct gpu_devices *gpus, const struct message_pipe_end *source,
                              const struct message_pipe_end *sink, bool direct, uint64_t total_bytes,
                              struct message_pipe **out, struct error *error) COMM_MUST_USE;
 /* Once it is idle, or through. Null is accepted. */

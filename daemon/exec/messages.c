@@ -128,7 +128,7 @@ static void message_set_result(struct exec_comm *comm, struct exec_posted *poste
 static bool memory_failed(const struct exec_comm *comm, const struct exec_posted *posted, struct error *error)
 {
     const struct exec_message *call = &posted->call;
-    if (call->memory == NULL || dev_memory_check(call->memory, error) == STATUS_OK) {
+    if (call->memory == NULL || memory_check(call->memory, error) == STATUS_OK) {
         return false;
     }
     (void)error_prefix(error, "%s on \"%s\": rank %u", call->sends ? "send" : "recv", comm->options.name,

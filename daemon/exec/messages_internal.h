@@ -119,7 +119,7 @@ struct exec_messages {
     uint32_t count;
     uint32_t held;                     /* sends that are MESSAGE_HELD */
     uint64_t pipe_bytes[MESSAGE_WAYS]; /* pinned memory of their pipes */
-    struct dev_queue **queues;         /* of GPU and way; null: none yet */
+    struct gpu_queue **queues;         /* of GPU and way; null: none yet */
     struct exec_arrival *arrivals;
     struct exec_message_node *nodes;
 };

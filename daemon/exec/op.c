@@ -2,8 +2,8 @@
 #include <string.h>
 
 #include "daemon/base/checked.h"
-#include "daemon/dev/copy.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/host/copy.h"
 
 _Static_assert(EXEC_LANES_MAX == COLL_LANES, "predictions are for the lanes that there are");
 
@@ -50,17 +50,16 @@ void op_free(struct exec_op *op)
 
 enum status op_check_memories(const struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
-    uint64_t holes = dev_memory_hole_count();
+    uint64_t holes = memory_hole_count();
     if (holes == op->holes_seen) {
         return STATUS_OK;
     }
     const uint32_t *local_ranks = comm->order + comm->node_first[comm->options.node_index];
     for (uint32_t i = 0; i < op->call.rank_count * op->call.part_count; i++) {
         const struct exec_rank *rank = &op->ranks[i];
-        const struct dev_memory *memories[] = {rank->input_memory, rank->output_memory,
-                                               rank->residual_memory};
+        const struct memory *memories[] = {rank->input_memory, rank->output_memory, rank->residual_memory};
         for (size_t k = 0; k < sizeof memories / sizeof memories[0]; k++) {
-            enum status status = memories[k] == NULL ? STATUS_OK : dev_memory_check(memories[k], error);
+            enum status status = memories[k] == NULL ? STATUS_OK : memory_check(memories[k], error);
             if (status != STATUS_OK) {
                 (void)error_prefix(error, "op %llu %s on \"%s\": rank %u, node %s",
                                    (unsigned long long)op->call.seq, op_kind_text(op->call.kind),
@@ -281,7 +280,7 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
     op->local_done = kind != OP_KIND_ALL_TO_ALL || comm->share_index > 0 || op->is_staged;
     uint64_t size_bytes = op->total_elements * op->element_bytes;
     op->blocks_are_equal = blocks_are_equal(comm, op);
-    op->streams = options->node_count == 1 && dev_copy_streams(op_touched_bytes(op, size_bytes));
+    op->streams = options->node_count == 1 && host_copy_streams(op_touched_bytes(op, size_bytes));
     struct coll_choice choice = {
         .kind = op->schedule_kind,
         .node_count = options->node_count,

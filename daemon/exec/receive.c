@@ -4,8 +4,8 @@
 
 #include <utlist.h>
 
-#include "daemon/dev/reduce.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/host/reduce.h"
 
 /* What comes from other nodes: headers are compared with this node's operation, payloads go straight to where
  * they belong. */
@@ -210,15 +210,15 @@ static void apply(const struct exec_lane *lane, const struct exec_op *op, enum c
         memcpy(target, bytes, (size_t)(count * op->element_bytes));
         return;
     case COLL_REDUCE:
-        dev_reduce_into(dtype, reduce, target, bytes, count);
+        host_reduce_into(dtype, reduce, target, bytes, count);
         return;
     case COLL_REDUCE_BEFORE:
-        dev_reduce_into_before(dtype, reduce, target, bytes, count);
+        host_reduce_into_before(dtype, reduce, target, bytes, count);
         return;
     case COLL_PREFIX:
-        dev_reduce_into_before(dtype, reduce, target, bytes, count);
+        host_reduce_into_before(dtype, reduce, target, bytes, count);
         if (lane->prefix_begun) {
-            dev_reduce_into_before(dtype, reduce, prefix, bytes, count);
+            host_reduce_into_before(dtype, reduce, prefix, bytes, count);
         } else {
             memcpy(prefix, bytes, (size_t)(count * op->element_bytes));
         }

@@ -48,7 +48,7 @@ void spread_publish_waits(const struct exec *exec)
             continue;
         }
         struct spread_part *part = op->call.context;
-        struct exec_wait wait = comm_wait(comm);
+        struct exec_wait wait = exec_comm_wait(comm);
         atomic_store_explicit(&part->wait, wait_pack(&wait), memory_order_relaxed);
     }
 }

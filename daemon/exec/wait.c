@@ -4,7 +4,7 @@
 
 /* What an operation waits for, for people. */
 
-struct exec_wait comm_wait(const struct exec_comm *comm)
+struct exec_wait exec_comm_wait(const struct exec_comm *comm)
 {
     struct exec_wait wait = {.waiting = EXEC_WAITING_NOT};
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
@@ -59,7 +59,7 @@ void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t si
         spread_describe_start(comm, op, text, size);
         return;
     }
-    struct exec_wait wait = comm_wait(comm);
+    struct exec_wait wait = exec_comm_wait(comm);
     if (wait.waiting == EXEC_WAITING_NOT) {
         spread_describe(comm, op, text, size);
         return;

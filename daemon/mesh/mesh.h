@@ -46,7 +46,7 @@ struct mesh_options {
 };
 void mesh_options_default(struct mesh_options *options);
 
-/* What the layer above (req) is told. Nodes are net's peer indices. */
+/* What the layer above (comms) is told. Nodes are net's peer indices. */
 struct mesh_handler {
     void *context;
     void (*node_up)(void *context, uint32_t node, uint64_t now_ns);

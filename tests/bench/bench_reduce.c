@@ -5,14 +5,14 @@
 #include <sys/mman.h>
 
 #include "daemon/base/loop.h"
-#include "daemon/dev/copy.h"
-#include "daemon/dev/reduce.h"
+#include "daemon/host/copy.h"
+#include "daemon/host/reduce.h"
 
 /*
  * The kernels of the local stage by themselves, on one thread: bench_reduce [--quick] [repeats]. Prints one
  * JSON object a line: what, bytes of one buffer, nanoseconds for it, GB/s of touched bytes (each input read,
  * each output written), and this rate as a part of a copy's, which is measured in turn with it, slice by
- * slice: of dev_copy_streaming where the operation is past the caches, else of memcpy of as many bytes. All
+ * slice: of host_copy_streaming where the operation is past the caches, else of memcpy of as many bytes. All
  * figures are medians, of the ratio that of each pair's own.
  */
 
@@ -67,27 +67,27 @@ static void work_once(const struct measured *measured, const void *const *from, 
     uint64_t count = call_bytes(measured) / dtype_size_bytes(measured->dtype);
     switch (measured->work) {
     case WORK_REDUCE:
-        dev_reduce(&(struct dev_reduction){.dtype = measured->dtype,
-                                           .reduce = REDUCE_SUM,
-                                           .count_elements = count,
-                                           .input_count = measured->input_count,
-                                           .output_count = measured->output_count,
-                                           .inputs = from,
-                                           .outputs = to,
-                                           .streams = measured->streams});
+        host_reduce(&(struct host_reduction){.dtype = measured->dtype,
+                                             .reduce = REDUCE_SUM,
+                                             .count_elements = count,
+                                             .input_count = measured->input_count,
+                                             .output_count = measured->output_count,
+                                             .inputs = from,
+                                             .outputs = to,
+                                             .streams = measured->streams});
         return;
     case WORK_REDUCE_INTO:
-        dev_reduce_into(measured->dtype, REDUCE_SUM, to[0], from[0], count);
+        host_reduce_into(measured->dtype, REDUCE_SUM, to[0], from[0], count);
         return;
     case WORK_COPY:
         memcpy(to[0], from[0], call_bytes(measured));
         return;
     case WORK_COPY_STREAMING:
-        dev_copy_streaming(to[0], from[0], call_bytes(measured));
-        dev_copy_fence();
+        host_copy_streaming(to[0], from[0], call_bytes(measured));
+        host_copy_fence();
         return;
     case WORK_COPY_TO_ALL:
-        dev_copy_to_all(to, measured->output_count, from[0], call_bytes(measured), measured->streams);
+        host_copy_to_all(to, measured->output_count, from[0], call_bytes(measured), measured->streams);
         return;
     }
 }
@@ -157,11 +157,11 @@ static struct result measure(const struct measured *measured)
 
 static void report(const struct measured *measured)
 {
-    static const char *const names[] = {[WORK_REDUCE] = "dev_reduce",
-                                        [WORK_REDUCE_INTO] = "dev_reduce_into",
+    static const char *const names[] = {[WORK_REDUCE] = "host_reduce",
+                                        [WORK_REDUCE_INTO] = "host_reduce_into",
                                         [WORK_COPY] = "memcpy",
-                                        [WORK_COPY_STREAMING] = "dev_copy_streaming",
-                                        [WORK_COPY_TO_ALL] = "dev_copy_to_all"};
+                                        [WORK_COPY_STREAMING] = "host_copy_streaming",
+                                        [WORK_COPY_TO_ALL] = "host_copy_to_all"};
     bool reduces = measured->work == WORK_REDUCE || measured->work == WORK_REDUCE_INTO;
     struct result result = measure(measured);
     printf("{\"kernel\": \"%s\", \"type\": \"%s\", \"inputs\": %u, \"outputs\": %u, \"bytes\": %zu, "
@@ -176,13 +176,13 @@ static void report(const struct measured *measured)
 static void report_work(enum work work, enum dtype dtype, uint32_t input_count, uint32_t output_count,
                         size_t size_bytes)
 {
-    report(
-        &(struct measured){.work = work,
-                           .dtype = dtype,
-                           .input_count = input_count,
-                           .output_count = output_count,
-                           .size_bytes = size_bytes,
-                           .streams = dev_copy_streams((uint64_t)size_bytes * (input_count + output_count))});
+    report(&(struct measured){.work = work,
+                              .dtype = dtype,
+                              .input_count = input_count,
+                              .output_count = output_count,
+                              .size_bytes = size_bytes,
+                              .streams =
+                                  host_copy_streams((uint64_t)size_bytes * (input_count + output_count))});
 }
 
 static void report_copies(size_t size_bytes, bool quick)

@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/dev/reduce.h"
+#include "daemon/host/reduce.h"
 #include "kernels/kernels.h"
 #include "tests/cuda_double/memory.h"
 #include "tests/cuda_double/stream.h"
@@ -114,7 +114,7 @@ static cuda_result reduce_run(const struct launch_work *launch, cuda_context con
     if (result != CUDA_RESULT_OK || !outputs_are_sound(touched, arguments->input_count, bytes)) {
         return result != CUDA_RESULT_OK ? result : CUDA_RESULT_LAUNCH_FAILED;
     }
-    const struct dev_reduction reduction = {
+    const struct host_reduction reduction = {
         .dtype = launch->dtype,
         .reduce = launch->reduce,
         .count_elements = arguments->count_elements,
@@ -125,7 +125,7 @@ static cuda_result reduce_run(const struct launch_work *launch, cuda_context con
         .factors = arguments->has_factors != 0 ? arguments->factors : NULL,
         .divisor = arguments->divisor};
     double_unlock();
-    dev_reduce(&reduction);
+    host_reduce(&reduction);
     double_lock();
     return CUDA_RESULT_OK;
 }
@@ -288,7 +288,7 @@ cuda_result cuModuleGetFunction(cuda_function *function, cuda_module handle, con
 
 /* ---- launches */
 
-/* The small struct's members stand closer together: each array goes to its place in the large one. */
+/* The small struct's members stand fd_reaper together: each array goes to its place in the large one. */
 static void take_arguments(struct launch_work *launch, const void *given)
 {
     struct kernels_reduce_few few;

@@ -1,7 +1,7 @@
 #ifndef TESTS_CUDA_DOUBLE_NCCL_H
 #define TESTS_CUDA_DOUBLE_NCCL_H
 
-#include "daemon/dev/nccl_library.h"
+#include "daemon/gpu/nccl_library.h"
 #include "tests/cuda_double/stream.h"
 
 #define NCCL_DECLARE(name, symbol, result, parameters) CUDA_DOUBLE_EXPORT result symbol parameters;

@@ -1,7 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/dev/reduce.h"
+#include "daemon/host/reduce.h"
 #include "tests/cuda_double/memory.h"
 #include "tests/cuda_double/nccl.h"
 
@@ -179,7 +179,8 @@ static void reduce_range(const struct call *call, const struct bytes *bytes, int
     enum dtype dtype = types[call->type].dtype;
     memcpy(target, bytes[first].send + offset, count * dtype_size_bytes(dtype));
     for (int i = 1; i < size; i++) {
-        dev_reduce_into(dtype, reduces[call->reduce], target, bytes[(first + i) % size].send + offset, count);
+        host_reduce_into(dtype, reduces[call->reduce], target, bytes[(first + i) % size].send + offset,
+                         count);
     }
 }
 

@@ -152,7 +152,7 @@ static void change_file(struct fuzz_sessions *all, struct fuzz_input *input)
     uint64_t numbers[8];
     if (file->fd >= 0 && which >= 224) {
         if (fallocate(file->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, 4096) == 0 && file->compares) {
-            memset(file->shadow, 0, file->size < 4096 ? (size_t)file->size : 4096);
+            memset(file->bounce, 0, file->size < 4096 ? (size_t)file->size : 4096);
         }
         return;
     }

@@ -72,7 +72,7 @@ void fuzz_file_write(struct fuzz_file *file, uint64_t offset, const void *bytes,
     }
     size = size < file->size - offset ? size : (size_t)(file->size - offset);
     if (pwrite(file->fd, bytes, size, (off_t)offset) == (ssize_t)size && file->compares) {
-        memcpy(file->shadow + offset, bytes, size);
+        memcpy(file->bounce + offset, bytes, size);
     }
 }
 
@@ -102,8 +102,8 @@ void fuzz_file_check(struct fuzz_file *file)
         fuzz_require(pread(file->fd, bytes, (size_t)file->size, 0) == (ssize_t)file->size);
         uint64_t from = file->touched_to > 0 ? file->touched_from : file->size;
         uint64_t to = file->touched_to > 0 ? file->touched_to : file->size;
-        fuzz_require(memcmp(bytes, file->shadow, (size_t)from) == 0);
-        fuzz_require(memcmp(bytes + to, file->shadow + to, (size_t)(file->size - to)) == 0);
+        fuzz_require(memcmp(bytes, file->bounce, (size_t)from) == 0);
+        fuzz_require(memcmp(bytes + to, file->bounce + to, (size_t)(file->size - to)) == 0);
     }
 }
 

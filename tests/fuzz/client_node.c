@@ -106,14 +106,14 @@ void fuzz_node_start(struct fuzz_node *node)
     mesh_options.instance = 77;
     fuzz_require(mesh_new(NULL, &mesh_options, &node->mesh, NULL) == STATUS_OK);
     fuzz_require(exec_new(NULL, on_wake, node, &node->exec, NULL) == STATUS_OK);
-    struct req_options req_options = {
+    struct comms_options comms_options = {
         .mesh = node->mesh, .exec = node->exec, .seed_secure = 5, .slice_bytes = 4096};
-    fuzz_require(req_new(&req_options, &node->req, NULL) == STATUS_OK);
+    fuzz_require(comms_new(&comms_options, &node->comms, NULL) == STATUS_OK);
     struct api_options options = {.socket_path = socket_path,
                                   .listen_fd = -1,
                                   .socket_mode = 0666,
                                   .socket_group = "",
-                                  .req = node->req,
+                                  .comms = node->comms,
                                   .mesh = node->mesh,
                                   .cluster_name = "blue",
                                   .network_address = "",
@@ -128,13 +128,13 @@ static void node_look(struct fuzz_node *node)
     uint64_t now_ns = loop_now_ns();
     mesh_tick(node->mesh, now_ns);
     exec_tick(node->exec, now_ns);
-    req_tick(node->req, now_ns);
+    comms_tick(node->comms, now_ns);
     (void)api_poll(node->api, now_ns);
     for (unsigned i = 0; node->woken && i < RUNS_MAX; i++) {
         node->woken = exec_run(node->exec, now_ns);
     }
-    if (req_next_deadline_ns(node->req) <= now_ns) {
-        req_tick(node->req, now_ns);
+    if (comms_next_deadline_ns(node->comms) <= now_ns) {
+        comms_tick(node->comms, now_ns);
     }
     api_ring_bells(node->api);
 }
@@ -158,7 +158,7 @@ void fuzz_node_advance(struct fuzz_node *node, uint64_t span_ns)
     for (unsigned i = 0; clock_ns < until_ns; i++) {
         fuzz_require(i < TURNS_MAX);
         uint64_t next_ns = mesh_next_deadline_ns(node->mesh);
-        next_ns = time_min(next_ns, req_next_deadline_ns(node->req));
+        next_ns = time_min(next_ns, comms_next_deadline_ns(node->comms));
         next_ns = time_min(next_ns, exec_next_deadline_ns(node->exec));
         /* What polls does so every few microseconds: coarser here, or there would be no end. */
         uint64_t least_ns = clock_ns + span_ns / 8 + 1;
@@ -172,9 +172,9 @@ void fuzz_node_stop(struct fuzz_node *node)
 {
     fuzz_node_turns(node, 3);
     fuzz_node_advance(node, 20 * TIME_S); /* what is still told or forgotten after a while */
-    fuzz_require(req_idle(node->req));
+    fuzz_require(comms_idle(node->comms));
     api_free(node->api);
-    req_free(node->req);
+    comms_free(node->comms);
     exec_free(node->exec);
     mesh_free(node->mesh);
     loop_free(node->loop);

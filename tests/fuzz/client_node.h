@@ -2,9 +2,9 @@
 #define TESTS_FUZZ_CLIENT_NODE_H
 
 #include "daemon/api/api.h"
+#include "daemon/comm/comms.h"
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
-#include "daemon/req/req.h"
 #include "proto/client.pb-c.h"
 #include "proto/ring.h"
 #include "tests/fuzz/input.h"
@@ -22,7 +22,7 @@ struct fuzz_node {
     struct loop *loop;
     struct mesh *mesh;
     struct exec *exec;
-    struct req *req;
+    struct comms *comms;
     struct api *api;
     bool woken;
     bool lists_cut; /* some were carried out in part: where commd wrote is not known */
@@ -53,7 +53,7 @@ struct fuzz_file {
     int fd; /* -1: none */
     uint64_t size;
     bool compares;
-    uint8_t shadow[FUZZ_FILE_BYTES];
+    uint8_t bounce[FUZZ_FILE_BYTES];
     uint64_t touched_from, touched_to;
 };
 

@@ -7,9 +7,9 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
+#include "daemon/comm/comms.h"
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
-#include "daemon/req/req.h"
 #include "proto/frame.h"
 #include "proto/version.h"
 #include "tests/network/network.h"
@@ -35,13 +35,13 @@ struct target {
     struct net *net, *liar;
     struct mesh *mesh;
     struct exec *exec;
-    struct req *req;
+    struct comms *comms;
     struct net_stream *stream; /* the liar's */
     struct frame_decoder decoder;
-    struct req_member *members[3];
+    struct comms_member *members[3];
     uint64_t now_ns;
     uint64_t nonce, comm_id, revision;
-    struct dev_memory *memory; /* that ranks send */
+    struct memory *memory; /* that ranks send */
     unsigned ups, downs;
 };
 
@@ -52,7 +52,7 @@ static void require(bool truth)
     }
 }
 
-static void on_formed(void *context, struct req_member *member, const struct error *result, uint64_t now_ns)
+static void on_formed(void *context, struct comms_member *member, const struct error *result, uint64_t now_ns)
 {
     struct target *target = context;
     (void)now_ns;
@@ -60,8 +60,8 @@ static void on_formed(void *context, struct req_member *member, const struct err
     require(member == target->members[0] || member == target->members[1] || member == target->members[2]);
 }
 
-static void on_completed(void *context, struct req_member *member, const struct req_completion *completion,
-                         uint64_t now_ns)
+static void on_completed(void *context, struct comms_member *member,
+                         const struct comms_completion *completion, uint64_t now_ns)
 {
     on_formed(context, member, completion->result, now_ns);
     require(completion->ticket == 7);
@@ -144,9 +144,9 @@ static void run(struct target *target, uint64_t span_ns)
         exec_tick(target->exec, target->now_ns);
         while (exec_run(target->exec, target->now_ns)) {
         }
-        req_tick(target->req, target->now_ns);
+        comms_tick(target->comms, target->now_ns);
         uint64_t next_ns = time_min(network_next_ns(target->network), mesh_next_deadline_ns(target->mesh));
-        next_ns = time_min(next_ns, req_next_deadline_ns(target->req));
+        next_ns = time_min(next_ns, comms_next_deadline_ns(target->comms));
         next_ns = time_min(next_ns, exec_next_deadline_ns(target->exec));
         if (next_ns > until_ns) {
             break;
@@ -157,14 +157,14 @@ static void run(struct target *target, uint64_t span_ns)
     network_advance(target->network, until_ns);
 }
 
-static struct req_member *join(struct target *target, const char *name, uint32_t rank, uint32_t size)
+static struct comms_member *join(struct target *target, const char *name, uint32_t rank, uint32_t size)
 {
-    struct req_client client = {.pid = 7, .uid = CLIENT_UID};
-    struct req_terms terms = {
+    struct comms_client client = {.pid = 7, .uid = CLIENT_UID};
+    struct comms_terms terms = {
         .name = name, .rank = rank, .size = size, .form_timeout_ms = 2000, .op_timeout_ms = 1000};
-    struct req_member_handler handler = {target, on_formed, on_completed, on_formed};
-    struct req_member *member = NULL;
-    require(req_member_join(target->req, &client, &terms, &handler, target->now_ns, &member, NULL) ==
+    struct comms_member_handler handler = {target, on_formed, on_completed, on_formed};
+    struct comms_member *member = NULL;
+    require(comms_member_join(target->comms, &client, &terms, &handler, target->now_ns, &member, NULL) ==
             STATUS_OK);
     return member;
 }
@@ -183,8 +183,8 @@ static void start(struct target *target)
     options.reconnect_min_ns = options.reconnect_max_ns = 100 * TIME_S; /* one connection */
     require(mesh_new(target->net, &options, &target->mesh, NULL) == STATUS_OK);
     require(exec_new(target->net, on_wake, NULL, &target->exec, NULL) == STATUS_OK);
-    struct req_options req_options = {.mesh = target->mesh, .exec = target->exec, .seed_secure = 1};
-    require(req_new(&req_options, &target->req, NULL) == STATUS_OK);
+    struct comms_options comms_options = {.mesh = target->mesh, .exec = target->exec, .seed_secure = 1};
+    require(comms_new(&comms_options, &target->comms, NULL) == STATUS_OK);
     require(mesh_add_node(target->mesh, "b", "", &peer, NULL) == STATUS_OK);
     net_set_peer_handler(target->liar,
                          &(struct net_peer_handler){target, liar_up, liar_down, liar_failed, NULL});
@@ -192,7 +192,7 @@ static void start(struct target *target)
                            &(struct net_stream_handler){target, liar_receive, liar_closed, NULL});
     require(net_add_peer(target->liar, "a", "", &peer, NULL) == STATUS_OK);
     static unsigned char sent[SENT_BYTES];
-    require(dev_memory_wrap(sent, sizeof sent, &target->memory, NULL) == STATUS_OK);
+    require(memory_wrap(sent, sizeof sent, &target->memory, NULL) == STATUS_OK);
     target->members[0] = join(target, "comm", 0, 4);
     target->members[1] = join(target, "comm", 2, 4);
     target->members[2] = join(target, "own", 0, 1);
@@ -202,30 +202,31 @@ static void start(struct target *target)
 
 static void stop(struct target *target)
 {
-    struct req_op barrier = {.ticket = 7, .kind = OP_KIND_BARRIER};
+    struct comms_op barrier = {.ticket = 7, .kind = OP_KIND_BARRIER};
     for (unsigned i = 0; i < 3; i++) {
         enum status status = STATUS_OK;
         if (target->members[i] != NULL) {
-            status = req_submit(target->members[i], &barrier, target->now_ns, NULL);
+            status = comms_submit(target->members[i], &barrier, target->now_ns, NULL);
         }
         require(i < 2 || status == STATUS_OK); /* what is this node's own, nobody else can hurt */
     }
     run(target, 5 * TIME_S);
-    require(req_idle(target->req));
+    require(comms_idle(target->comms));
     for (unsigned i = 0; i < 3; i++) {
         if (target->members[i] != NULL) {
-            req_member_leave(target->members[i], i == 1 ? REQ_LEAVE_LOST : REQ_LEAVE_ORDERLY, target->now_ns);
+            comms_member_leave(target->members[i], i == 1 ? COMMS_LEAVE_LOST : COMMS_LEAVE_ORDERLY,
+                               target->now_ns);
         }
     }
     run(target, TIME_MS);
     frame_decoder_free(&target->decoder);
-    req_free(target->req);
+    comms_free(target->comms);
     exec_free(target->exec);
     mesh_free(target->mesh);
     net_free(target->net);
     net_free(target->liar);
     network_free(target->network);
-    dev_memory_unref(target->memory);
+    memory_unref(target->memory);
 }
 
 static void say(struct target *target, const uint8_t *bytes, size_t size)
@@ -295,7 +296,7 @@ static void act(struct target *target, uint8_t byte)
 {
     enum act what = (enum act)(byte % ACT_COUNT);
     unsigned which = byte / ACT_COUNT % 2;
-    struct req_op op = {.ticket = 7, .kind = OP_KIND_BARRIER};
+    struct comms_op op = {.ticket = 7, .kind = OP_KIND_BARRIER};
     if (what == ACT_SEND) {
         op.kind = OP_KIND_SEND;
         op.dtype = DTYPE_U8;
@@ -306,11 +307,12 @@ static void act(struct target *target, uint8_t byte)
     if (what == ACT_TIME) {
         run(target, byte / ACT_COUNT * 50 * TIME_MS);
     } else if (what == ACT_LEAVE && target->members[which] != NULL) {
-        req_member_leave(target->members[which],
-                         byte / ACT_COUNT / 2 % 2 == 0 ? REQ_LEAVE_ORDERLY : REQ_LEAVE_LOST, target->now_ns);
+        comms_member_leave(target->members[which],
+                           byte / ACT_COUNT / 2 % 2 == 0 ? COMMS_LEAVE_ORDERLY : COMMS_LEAVE_LOST,
+                           target->now_ns);
         target->members[which] = NULL;
     } else if (what != ACT_LEAVE && target->members[which] != NULL) {
-        enum status status = req_submit(target->members[which], &op, target->now_ns, NULL);
+        enum status status = comms_submit(target->members[which], &op, target->now_ns, NULL);
         (void)status; /* not formed yet, or failed */
     }
     run(target, TIME_MS);

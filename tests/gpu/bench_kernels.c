@@ -2,7 +2,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/dev/grid.h"
+#include "daemon/gpu/grid.h"
 #include "kernels/kernels.h"
 #include "tests/gpu/figures.h"
 #include "tests/gpu/gpu_device.h"

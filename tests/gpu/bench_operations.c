@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/dev/grid.h"
+#include "daemon/gpu/grid.h"
 #include "kernels/kernels.h"
 #include "tests/gpu/burn.h"
 #include "tests/gpu/figures.h"

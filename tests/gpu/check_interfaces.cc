@@ -1,5 +1,5 @@
 /*
- * Compiles where proto/cuda_driver.h, daemon/dev/nccl_library.h and the double of the driver say what cuda.h
+ * Compiles where proto/cuda_driver.h, daemon/gpu/nccl_library.h and the double of the driver say what cuda.h
  * and nccl.h of a toolkit say: what functions take and return, how structs are laid out, what constants are.
  */
 #define __CUDA_API_VERSION_INTERNAL /* declares every version of a function under its own name */
@@ -16,7 +16,7 @@ namespace the_double /* beside the driver's own declarations */
 #if __has_include(<nccl.h>)
 #include <nccl.h>
 
-#include "daemon/dev/nccl_library.h"
+#include "daemon/gpu/nccl_library.h"
 #endif
 
 namespace
@@ -199,7 +199,7 @@ SAME_MEMBER(cuda_allocation_properties, flags.rdma_capable, CUmemAllocationProp,
             allocFlags.gpuDirectRDMACapable);
 SAME_MEMBER(cuda_allocation_properties, flags.usage, CUmemAllocationProp, allocFlags.usage);
 
-#if defined(DAEMON_DEV_NCCL_LIBRARY_H)
+#if defined(DAEMON_GPU_NCCL_LIBRARY_H)
 #undef CHECK_FUNCTION
 #define CHECK_FUNCTION(name, symbol, result, parameters)                                                     \
     static_assert(is_same_function<decltype(nccl_library::name), decltype(&symbol)>::value, #symbol);

@@ -1,7 +1,7 @@
 #ifndef TESTS_GPU_NCCL_ALONE_H
 #define TESTS_GPU_NCCL_ALONE_H
 
-#include "daemon/dev/nccl_library.h"
+#include "daemon/gpu/nccl_library.h"
 #include "tests/gpu/gpu_device.h"
 
 /* NCCL in this process, with one rank, on the first GPU. */

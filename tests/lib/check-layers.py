@@ -12,23 +12,25 @@ TOPS = ("proto", "daemon", "client", "kernels")  # tests may include everything
 
 # Folder: the folders that its files may include besides their own. Siblings of one layer do not see each other.
 BASE = ["daemon/base", "proto"]
-LAYER_2 = ["daemon/coll", "daemon/dev", "daemon/net", "daemon/conf"]
+LAYER_2 = ["daemon/coll", "daemon/gpu", "daemon/host", "daemon/net", "daemon/conf"]
 LAYER_3 = ["daemon/mesh", "daemon/exec"]
 BELOW = {
     "proto": [],
     "kernels": ["proto"],
     "daemon/base": ["proto"],
     "daemon/coll": BASE,
-    "daemon/dev": BASE + ["kernels"],
+    "daemon/host": BASE + ["kernels"],
+    "daemon/gpu": BASE + ["daemon/host", "kernels"],
     "daemon/net": BASE,
     "daemon/conf": BASE,
     "daemon/mesh": BASE + LAYER_2,
     "daemon/exec": BASE + LAYER_2,
-    "daemon/req": BASE + LAYER_2 + LAYER_3,
-    "daemon/api": BASE + LAYER_2 + LAYER_3 + ["daemon/req"],
-    "daemon": BASE + LAYER_2 + LAYER_3 + ["daemon/req", "daemon/api"],
+    "daemon/comm": BASE + LAYER_2 + LAYER_3,
+    "daemon/api": BASE + LAYER_2 + LAYER_3 + ["daemon/comm"],
+    "daemon": BASE + LAYER_2 + LAYER_3 + ["daemon/comm", "daemon/api"],
     "client/include": [],
-    "client/lib": ["proto", "client/include"],
+    "client/lib": ["proto", "client/include", "client/lib/gpu"],
+    "client/lib/gpu": ["proto", "client/include", "client/lib"],
     "client/commctl": ["proto", "client/include"],
     "client/nccl": ["client/include"],
     "client/examples": ["client/include", "proto"],
@@ -39,7 +41,7 @@ WRAPPED = [
     (r"ngtcp2/", r"daemon/net/quic", "ngtcp2 is for daemon/net/quic* alone"),
     (r"openssl/", r"daemon/net/quic|client/commctl/", "OpenSSL is for daemon/net/quic* and client/commctl alone"),
     (r"event2/|event\.h|evhttp\.h", r"daemon/base/loop\.", "libevent is for daemon/base/loop.* alone"),
-    (r"cuda|nccl", r"daemon/dev/(cuda|nccl)|kernels/|client/nccl/", "CUDA and NCCL are for daemon/dev/cuda*, daemon/dev/nccl* and kernels alone"),
+    (r"cuda|nccl", r"daemon/gpu/(cuda|nccl)|kernels/|client/nccl/", "CUDA and NCCL are for daemon/gpu/cuda*, daemon/gpu/nccl* and kernels alone"),
     (r"uthash", r"daemon/base/table\.h", "uthash is for daemon/base/table.h alone: it ends the process without memory"),
     (r"libconfig", r"daemon/conf/|client/commctl/", "libconfig is for daemon/conf and client/commctl alone"),
     (r"jansson", r"client/commctl/", "jansson is for client/commctl alone"),

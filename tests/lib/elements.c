@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "daemon/dev/convert.h"
+#include "daemon/host/convert.h"
 
 size_t element_parts(enum dtype dtype)
 {

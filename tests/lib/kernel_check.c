@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "daemon/dev/reduce.h"
+#include "daemon/host/reduce.h"
 #include "kernels/kernels.h"
 #include "tests/lib/elements.h"
 #include "tests/lib/kernel_values.h"
@@ -72,16 +72,16 @@ static void expect(struct kernel_check *check, const struct reduce_case *one)
     for (uint32_t k = 0; k < one->output_count; k++) {
         outputs[k] = check->expected + one->outputs[k];
     }
-    struct dev_reduction reduction = {.dtype = one->dtype,
-                                      .reduce = one->reduce,
-                                      .count_elements = one->count,
-                                      .input_count = one->input_count,
-                                      .output_count = one->output_count,
-                                      .inputs = inputs,
-                                      .outputs = outputs,
-                                      .factors = one->has_factors ? one->factors : NULL,
-                                      .divisor = one->divisor};
-    dev_reduce(&reduction);
+    struct host_reduction reduction = {.dtype = one->dtype,
+                                       .reduce = one->reduce,
+                                       .count_elements = one->count,
+                                       .input_count = one->input_count,
+                                       .output_count = one->output_count,
+                                       .inputs = inputs,
+                                       .outputs = outputs,
+                                       .factors = one->has_factors ? one->factors : NULL,
+                                       .divisor = one->divisor};
+    host_reduce(&reduction);
 }
 
 #define FILL_ARGUMENTS(arguments)                                                                            \

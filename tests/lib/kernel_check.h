@@ -8,7 +8,7 @@
 #include "proto/types.h"
 
 /*
- * Compares the kernels of kernels/kernels.h with dev_reduce and memcpy, bit for bit but for the payload of
+ * Compares the kernels of kernels/kernels.h with host_reduce and memcpy, bit for bit but for the payload of
  * NaN, on whatever runs them: a GPU, or the host that their source was compiled for. All buffers of a case
  * lie in one arena with bytes between them, and all of it is compared: what a kernel writes beside its
  * outputs is seen.

@@ -103,14 +103,14 @@ static void node_start(struct cluster_node *node)
         fail_msg("%s: %s", node->name, error.text);
     }
     node_start_rails(node);
-    struct req_options req_options = {
+    struct comms_options comms_options = {
         .mesh = node->mesh,
         .exec = node->exec,
         .rail_count = cluster->rail_count,
         .seed_secure = hash_bytes(instance, "nonces", 6),
         .slice_bytes = cluster->slice_bytes,
     };
-    if (req_new(&req_options, &node->req, &error) != STATUS_OK) {
+    if (comms_new(&comms_options, &node->comms, &error) != STATUS_OK) {
         fail_msg("%s: %s", node->name, error.text);
     }
     for (uint32_t i = 0; i < cluster->node_count; i++) {
@@ -169,10 +169,10 @@ static void node_stop(struct cluster_node *node)
     node->alive = false;
     for (unsigned i = 0; i < 10; i++) {
         cluster_pump(node->cluster);
-        req_tick(node->req, node->cluster->now_ns);
+        comms_tick(node->comms, node->cluster->now_ns);
         cluster_advance(node->cluster, node->cluster->now_ns);
     }
-    req_free(node->req);
+    comms_free(node->comms);
     for (unsigned i = 0; i < 10 && node->rails != NULL; i++) {
         (void)node_run_rails(node, node->cluster->now_ns);
         cluster_advance(node->cluster, node->cluster->now_ns);
@@ -186,7 +186,7 @@ static void node_stop(struct cluster_node *node)
     exec_free(node->exec);
     mesh_free(node->mesh);
     net_free(node->net);
-    node->req = NULL;
+    node->comms = NULL;
     node->exec = NULL;
     node->mesh = NULL;
     node->net = NULL;
@@ -320,7 +320,7 @@ static uint64_t node_deadline_ns(const struct cluster_node *node)
     if (node->rails != NULL) {
         deadline_ns = time_min(deadline_ns, rails_next_deadline_ns(node->rails));
     }
-    return time_min(deadline_ns, req_next_deadline_ns(node->req));
+    return time_min(deadline_ns, comms_next_deadline_ns(node->comms));
 }
 
 static void cluster_scan(struct cluster *cluster)
@@ -343,8 +343,8 @@ static void cluster_scan(struct cluster *cluster)
         if (node->rails != NULL && rails_next_deadline_ns(node->rails) <= now_ns) {
             rails_tick(node->rails, now_ns);
         }
-        if (req_next_deadline_ns(node->req) <= now_ns) {
-            req_tick(node->req, now_ns);
+        if (comms_next_deadline_ns(node->comms) <= now_ns) {
+            comms_tick(node->comms, now_ns);
         }
     }
     cluster_pump(cluster);

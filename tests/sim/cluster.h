@@ -6,17 +6,17 @@
 
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
+#include "daemon/comm/comms.h"
 #include "daemon/exec/exec.h"
 #include "daemon/exec/rails.h"
 #include "daemon/mesh/mesh.h"
-#include "daemon/req/req.h"
 #include "tests/network/network.h"
 
 /*
  * A whole cluster in one process, on one thread and in virtual time: every node is net (of pipes, or QUIC on
- * datagrams: tests/network/network.h), mesh, exec and req, wired as the daemon wires them, without sockets or
- * clients' processes (sim_comm.h stands for those). One seed decides everything: the same seed gives the same
- * run, event for event. Anything unexpected ends the test that runs (cmocka).
+ * datagrams: tests/network/network.h), mesh, exec and comms, wired as the daemon wires them, without sockets
+ * or clients' processes (sim_comm.h stands for those). One seed decides everything: the same seed gives the
+ * same run, event for event. Anything unexpected ends the test that runs (cmocka).
  */
 #define CLUSTER_NODES_MAX 256
 #define CLUSTER_RAILS_MAX 4
@@ -34,7 +34,7 @@ struct cluster_node {
     struct mailbox mailboxes[CLUSTER_RAILS_MAX];
     struct net *rail_nets[CLUSTER_RAILS_MAX]; /* the first is unused */
     struct exec *rail_execs[CLUSTER_RAILS_MAX];
-    struct req *req;
+    struct comms *comms;
     bool alive;
     bool crashed; /* its host lives */
     bool woken;   /* exec has work */

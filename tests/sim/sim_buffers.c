@@ -53,7 +53,7 @@ static void layout_new(struct sim_buffer *buffer, uint32_t block_count_)
     buffer->counts = malloc(bytes);
     assert_non_null(buffer->counts);
     buffer->displacements = buffer->counts + block_count_;
-    assert_int_equal(dev_memory_wrap(buffer->counts, bytes, &buffer->layout_memory, &error), STATUS_OK);
+    assert_int_equal(memory_wrap(buffer->counts, bytes, &buffer->layout_memory, &error), STATUS_OK);
 }
 
 /* Blocks one after the other; with layouts in an order by chance, with gaps. */
@@ -143,7 +143,7 @@ static void buffer_new(struct sim_buffer *buffer, enum dtype dtype)
     buffer->bytes = malloc(bytes);
     assert_non_null(buffer->bytes);
     memset(buffer->bytes, SIM_POISON, bytes);
-    assert_int_equal(dev_memory_wrap(buffer->bytes, bytes, &buffer->memory, &error), STATUS_OK);
+    assert_int_equal(memory_wrap(buffer->bytes, bytes, &buffer->memory, &error), STATUS_OK);
 }
 
 static void buffer_keep(struct sim_buffer *buffer, enum dtype dtype)
@@ -159,7 +159,7 @@ static void share(struct sim_buffer *part, const struct sim_buffer *whole, uint3
 {
     part->offset_bytes = whole->displacements[whole->block_count == 1 ? 0 : block] * dtype_size_bytes(dtype);
     part->bytes = whole->bytes + part->offset_bytes;
-    part->memory = dev_memory_ref(whole->memory);
+    part->memory = memory_ref(whole->memory);
 }
 
 /* In place: whose memory it is. */
@@ -201,16 +201,16 @@ void sim_part_prepare(struct sim_op *op, uint32_t rank)
         struct error error;
         part->residual = calloc(call->count + 1, sizeof *part->residual);
         assert_non_null(part->residual);
-        assert_int_equal(dev_memory_wrap(part->residual, (call->count + 1) * sizeof *part->residual,
-                                         &part->residual_memory, &error),
+        assert_int_equal(memory_wrap(part->residual, (call->count + 1) * sizeof *part->residual,
+                                     &part->residual_memory, &error),
                          STATUS_OK);
     }
 }
 
 static void buffer_release(struct sim_buffer *buffer, bool owns)
 {
-    dev_memory_unref(buffer->memory);
-    dev_memory_unref(buffer->layout_memory);
+    memory_unref(buffer->memory);
+    memory_unref(buffer->layout_memory);
     if (owns) {
         free(buffer->bytes);
     }
@@ -223,7 +223,7 @@ void sim_part_release(struct sim_part *part)
     bool input_owns = !part->in_place || input_is_whole(part);
     buffer_release(&part->input, input_owns);
     buffer_release(&part->output, !part->in_place || !input_owns);
-    dev_memory_unref(part->residual_memory);
+    memory_unref(part->residual_memory);
     free(part->residual);
 }
 

@@ -17,7 +17,7 @@ enum { TELL_FORMED = 1, TELL_COMPLETED, TELL_ABORTED };
 
 /* --- What members are told --- */
 
-static void on_formed(void *context, struct req_member *member, const struct error *result, uint64_t now_ns)
+static void on_formed(void *context, struct comms_member *member, const struct error *result, uint64_t now_ns)
 {
     struct sim_rank *rank = context;
     assert_false(rank->calling);
@@ -29,8 +29,8 @@ static void on_formed(void *context, struct req_member *member, const struct err
     cluster_tell(rank->comm->cluster, rank->node->index, TELL_FORMED, rank->rank, result->status);
 }
 
-static void on_completed(void *context, struct req_member *member, const struct req_completion *completion,
-                         uint64_t now_ns)
+static void on_completed(void *context, struct comms_member *member,
+                         const struct comms_completion *completion, uint64_t now_ns)
 {
     struct sim_rank *rank = context;
     uint64_t seq = completion->ticket;
@@ -54,7 +54,7 @@ static void on_completed(void *context, struct req_member *member, const struct 
                  completion->result->status);
 }
 
-static void on_aborted(void *context, struct req_member *member, const struct error *cause, uint64_t now_ns)
+static void on_aborted(void *context, struct comms_member *member, const struct error *cause, uint64_t now_ns)
 {
     struct sim_rank *rank = context;
     (void)now_ns;
@@ -83,7 +83,7 @@ struct sim_comm *sim_comm_new(struct cluster *cluster, const char *name, uint32_
     for (uint32_t i = 0; i < size; i++) {
         assert_true(node_of_rank[i] < cluster->node_count);
         comm->ranks[i] = (struct sim_rank){.comm = comm, .node = &cluster->nodes[node_of_rank[i]], .rank = i};
-        comm->ranks[i].client = (struct req_client){.pid = (pid_t)(1000 + i), .uid = 1000};
+        comm->ranks[i].client = (struct comms_client){.pid = (pid_t)(1000 + i), .uid = 1000};
     }
     return comm;
 }
@@ -91,7 +91,7 @@ struct sim_comm *sim_comm_new(struct cluster *cluster, const char *name, uint32_
 void sim_comm_join(struct sim_comm *comm, uint32_t rank, uint32_t size, const struct sim_options *options)
 {
     struct sim_rank *who = &comm->ranks[rank];
-    struct req_terms terms = {
+    struct comms_terms terms = {
         .name = comm->name, .rank = rank, .size = size == 0 ? comm->size : size, .algorithms = ""};
     if (options != NULL) {
         terms.form_timeout_ms = options->form_timeout_ms;
@@ -100,10 +100,10 @@ void sim_comm_join(struct sim_comm *comm, uint32_t rank, uint32_t size, const st
         terms.algorithms = options->algorithms;
         who->client.uid = options->uid == 0 ? who->client.uid : options->uid;
     }
-    struct req_member_handler handler = {who, on_formed, on_completed, on_aborted};
+    struct comms_member_handler handler = {who, on_formed, on_completed, on_aborted};
     who->calling = true;
-    enum status status = req_member_join(who->node->req, &who->client, &terms, &handler,
-                                         comm->cluster->now_ns, &who->member, &who->refused);
+    enum status status = comms_member_join(who->node->comms, &who->client, &terms, &handler,
+                                           comm->cluster->now_ns, &who->member, &who->refused);
     who->calling = false;
     if (status == STATUS_OK) {
         assert_non_null(who->member);
@@ -200,7 +200,7 @@ void sim_op_post(struct sim_op *op, uint32_t rank)
     struct sim_part *part = &op->parts[rank];
     const struct sim_call *call = &op->call;
     sim_part_prepare(op, rank);
-    struct req_op request = {
+    struct comms_op request = {
         .ticket = op->seq,
         .kind = call->kind,
         .dtype = call->dtype,
@@ -220,7 +220,7 @@ void sim_op_post(struct sim_op *op, uint32_t rank)
         .residual = {part->residual_memory, 0},
     };
     who->calling = true;
-    enum status status = req_submit(who->member, &request, op->comm->cluster->now_ns, &part->refused);
+    enum status status = comms_submit(who->member, &request, op->comm->cluster->now_ns, &part->refused);
     who->calling = false;
     if (status == STATUS_OK) {
         part->refused.status = STATUS_OK;
@@ -313,14 +313,14 @@ void sim_comm_run(struct sim_comm *comm, const struct sim_call *call)
 
 /* --- Leaving --- */
 
-void sim_comm_leave(struct sim_comm *comm, uint32_t rank, enum req_leave how)
+void sim_comm_leave(struct sim_comm *comm, uint32_t rank, enum comms_leave how)
 {
     struct sim_rank *who = &comm->ranks[rank];
     if (who->member != NULL) {
-        struct req_member *member = who->member;
+        struct comms_member *member = who->member;
         who->member = NULL;
         who->calling = true;
-        req_member_leave(member, how, comm->cluster->now_ns);
+        comms_member_leave(member, how, comm->cluster->now_ns);
         who->calling = false;
         cluster_touch(comm->cluster);
     }
@@ -330,7 +330,7 @@ void sim_comm_forget_node(struct sim_comm *comm, uint32_t node)
 {
     for (uint32_t i = 0; i < comm->size; i++) {
         if (comm->ranks[i].node->index == node) {
-            sim_comm_leave(comm, i, REQ_LEAVE_LOST);
+            sim_comm_leave(comm, i, COMMS_LEAVE_LOST);
         }
     }
 }
@@ -338,7 +338,7 @@ void sim_comm_forget_node(struct sim_comm *comm, uint32_t node)
 void sim_comm_free(struct sim_comm *comm)
 {
     for (uint32_t i = 0; i < comm->size; i++) {
-        sim_comm_leave(comm, i, REQ_LEAVE_ORDERLY);
+        sim_comm_leave(comm, i, COMMS_LEAVE_ORDERLY);
     }
     /* Buffers are still in use until exec and network have let go. */
     cluster_run(comm->cluster, TIME_MS);

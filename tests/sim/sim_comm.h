@@ -8,20 +8,20 @@
 
 /*
  * Virtual clients: the ranks of one communicator, wherever they are, each with its own process and buffers,
- * that ask req as sessions do. What they are told is checked against req.h's promises (once, in order, not
- * within a call) and recorded.
+ * that ask comms as sessions do. What they are told is checked against comms.h's promises (once, in order,
+ * not within a call) and recorded.
  */
 struct sim_comm;
 
 struct sim_rank {
     struct sim_comm *comm;
     struct cluster_node *node;
-    struct req_client client;
+    struct comms_client client;
     uint32_t rank;
-    struct req_member *member; /* null: refused, left, or its node is dead */
-    bool calling;              /* req is on the stack for this member */
-    struct error refused;      /* STATUS_OK unless the join was refused at once */
-    bool formed;               /* told, whether well or not */
+    struct comms_member *member; /* null: refused, left, or its node is dead */
+    bool calling;                /* comms is on the stack for this member */
+    struct error refused;        /* STATUS_OK unless the join was refused at once */
+    bool formed;                 /* told, whether well or not */
     struct error formed_result;
     uint64_t formed_ns;
     uint64_t posted_seq;
@@ -53,25 +53,25 @@ struct sim_buffer {
     bool used;
     uint64_t elements; /* of the whole buffer, gaps included */
     uint32_t block_count;
-    uint64_t *counts; /* by block: counts, then displacements, as req wants them */
+    uint64_t *counts; /* by block: counts, then displacements, as comms wants them */
     uint64_t *displacements;
     unsigned char *bytes;
     unsigned char *original; /* as it was when posted */
-    struct dev_memory *memory, *layout_memory;
+    struct memory *memory, *layout_memory;
     uint64_t offset_bytes; /* of the buffer in `memory`; > 0 only in place */
 };
 
 /* One rank's part of it. */
 struct sim_part {
     bool posted;
-    struct error refused; /* by req_submit; STATUS_OK otherwise */
+    struct error refused; /* by comms_submit; STATUS_OK otherwise */
     bool done;
     struct error result;
     uint64_t done_ns;
     struct sim_buffer input, output;
     bool in_place; /* the buffers share memory */
     float *residual;
-    struct dev_memory *residual_memory;
+    struct memory *residual_memory;
 };
 
 struct sim_op {
@@ -132,7 +132,7 @@ void sim_op_free(struct sim_op *op);
 /* sim_comm_post_all, sim_op_finish and sim_op_free. */
 void sim_comm_run(struct sim_comm *comm, const struct sim_call *call);
 
-void sim_comm_leave(struct sim_comm *comm, uint32_t rank, enum req_leave how);
+void sim_comm_leave(struct sim_comm *comm, uint32_t rank, enum comms_leave how);
 /* The processes on this node die with it: after cluster_kill, before cluster_bury. */
 void sim_comm_forget_node(struct sim_comm *comm, uint32_t node);
 /* Leaves with every member, and frees operations and all. */

@@ -530,7 +530,7 @@ static void test_ranks_leave_as_soon_as_they_can(void **state)
             for (uint32_t i = 0; i < 6; i++) {
                 if (op->parts[i].done) {
                     assert_int_equal(op->parts[i].result.status, STATUS_OK);
-                    sim_comm_leave(comm, i, REQ_LEAVE_ORDERLY);
+                    sim_comm_leave(comm, i, COMMS_LEAVE_ORDERLY);
                 }
             }
         }

@@ -218,7 +218,7 @@ static void test_a_process_dies(void **state)
         sim_comm_run(comm, &small);
         struct sim_op *op = turn == 2 ? NULL : sim_comm_post_all(comm, turn == 0 ? &large : &barrier);
         cluster_run(cluster, turn == 0 ? TIME_MS : 0);
-        sim_comm_leave(comm, 4, REQ_LEAVE_LOST);
+        sim_comm_leave(comm, 4, COMMS_LEAVE_LOST);
         uint64_t bound_ns = cluster->now_ns + 100 * TIME_MS;
         assert_true(cluster_run_until(cluster, sim_comm_aborted, comm, 20 * TIME_S));
         assert_true(cluster->now_ns <= bound_ns);

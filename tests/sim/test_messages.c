@@ -25,12 +25,12 @@ struct post {
     uint32_t source;
     struct error result;
     unsigned char *bytes;
-    struct dev_memory *memory;
+    struct memory *memory;
 };
 
 struct world {
     struct cluster *cluster;
-    struct req_member *members[RANKS_MAX];
+    struct comms_member *members[RANKS_MAX];
     bool formed[RANKS_MAX];
     uint32_t size;
     struct post posts[POSTS_MAX];
@@ -40,7 +40,7 @@ struct world {
 };
 static struct world world;
 
-static void on_formed(void *context, struct req_member *member, const struct error *result, uint64_t now_ns)
+static void on_formed(void *context, struct comms_member *member, const struct error *result, uint64_t now_ns)
 {
     (void)member;
     (void)now_ns;
@@ -48,8 +48,8 @@ static void on_formed(void *context, struct req_member *member, const struct err
     *(bool *)context = true;
 }
 
-static void on_completed(void *context, struct req_member *member, const struct req_completion *completion,
-                         uint64_t now_ns)
+static void on_completed(void *context, struct comms_member *member,
+                         const struct comms_completion *completion, uint64_t now_ns)
 {
     struct post *post = &world.posts[completion->ticket];
     (void)context;
@@ -65,7 +65,7 @@ static void on_completed(void *context, struct req_member *member, const struct 
     world.done_count++;
 }
 
-static void on_aborted(void *context, struct req_member *member, const struct error *cause, uint64_t now_ns)
+static void on_aborted(void *context, struct comms_member *member, const struct error *cause, uint64_t now_ns)
 {
     (void)context;
     (void)member;
@@ -102,12 +102,12 @@ static void start(uint32_t seed, uint32_t nodes, uint32_t size, double loss, uin
         .seed = cluster_seed(seed), .node_count = nodes, .conditions = conditions, .datagrams = loss > 0});
     world.size = size;
     for (uint32_t i = 0; i < size; i++) {
-        struct req_client client = {.pid = (pid_t)(1000 + i), .uid = 1000};
-        struct req_terms terms = {.name = "post", .rank = i, .size = size, .op_timeout_ms = op_timeout_ms};
-        struct req_member_handler handler = {&world.formed[i], on_formed, on_completed, on_aborted};
+        struct comms_client client = {.pid = (pid_t)(1000 + i), .uid = 1000};
+        struct comms_terms terms = {.name = "post", .rank = i, .size = size, .op_timeout_ms = op_timeout_ms};
+        struct comms_member_handler handler = {&world.formed[i], on_formed, on_completed, on_aborted};
         struct error error;
-        assert_int_equal(req_member_join(world.cluster->nodes[i % nodes].req, &client, &terms, &handler,
-                                         world.cluster->now_ns, &world.members[i], &error),
+        assert_int_equal(comms_member_join(world.cluster->nodes[i % nodes].comms, &client, &terms, &handler,
+                                           world.cluster->now_ns, &world.members[i], &error),
                          STATUS_OK);
     }
     cluster_touch(world.cluster);
@@ -118,13 +118,13 @@ static void stop(void)
 {
     for (uint32_t i = 0; i < world.size; i++) {
         if (world.members[i] != NULL) {
-            req_member_leave(world.members[i], REQ_LEAVE_ORDERLY, world.cluster->now_ns);
+            comms_member_leave(world.members[i], COMMS_LEAVE_ORDERLY, world.cluster->now_ns);
         }
     }
     cluster_touch(world.cluster);
     cluster_run(world.cluster, TIME_MS);
     for (uint32_t i = 0; i < world.post_count; i++) {
-        dev_memory_unref(world.posts[i].memory);
+        memory_unref(world.posts[i].memory);
         free(world.posts[i].bytes);
     }
     cluster_free(world.cluster);
@@ -148,15 +148,15 @@ static struct post *post(bool sends, uint32_t rank, uint32_t peer, uint32_t tag,
     for (uint64_t i = 0; i <= bytes; i++) {
         new_post->bytes[i] = sends ? byte_of(new_post->number, i) : 0xa5;
     }
-    assert_int_equal(dev_memory_wrap(new_post->bytes, bytes + 1, &new_post->memory, &error), STATUS_OK);
-    struct req_op op = {.ticket = world.post_count,
-                        .kind = sends ? OP_KIND_SEND : OP_KIND_RECEIVE,
-                        .dtype = dtype,
-                        .count_elements = bytes / dtype_size_bytes(dtype),
-                        .peer_rank = peer,
-                        .tag = tag};
-    *(sends ? &op.input : &op.output) = (struct req_op_range){new_post->memory, 0};
-    if (req_submit(world.members[rank], &op, world.cluster->now_ns, &error) != STATUS_OK) {
+    assert_int_equal(memory_wrap(new_post->bytes, bytes + 1, &new_post->memory, &error), STATUS_OK);
+    struct comms_op op = {.ticket = world.post_count,
+                          .kind = sends ? OP_KIND_SEND : OP_KIND_RECEIVE,
+                          .dtype = dtype,
+                          .count_elements = bytes / dtype_size_bytes(dtype),
+                          .peer_rank = peer,
+                          .tag = tag};
+    *(sends ? &op.input : &op.output) = (struct comms_op_range){new_post->memory, 0};
+    if (comms_submit(world.members[rank], &op, world.cluster->now_ns, &error) != STATUS_OK) {
         fail_msg("%s", error.text);
     }
     world.post_count++;
@@ -364,7 +364,7 @@ static void test_given_up_at_any_moment(void **state)
                        (uint32_t)random_below(random, 4), random_below(random, BYTES_MAX), DTYPE_U8);
         }
         cluster_run(world.cluster, turn * 100 * TIME_US);
-        req_member_leave(world.members[5], REQ_LEAVE_LOST, world.cluster->now_ns);
+        comms_member_leave(world.members[5], COMMS_LEAVE_LOST, world.cluster->now_ns);
         world.members[5] = NULL;
         cluster_touch(world.cluster);
         cluster_run(world.cluster, 2 * TIME_S);

@@ -207,7 +207,7 @@ static void test_11_what_is_given_up_leaves_no_half_frame(void **state)
                       .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 500000});
         cluster_run(cluster, turn * TIME_MS / 4);
         assert_false(sim_op_done(op));
-        sim_comm_leave(comm, turn % 3, REQ_LEAVE_LOST);
+        sim_comm_leave(comm, turn % 3, COMMS_LEAVE_LOST);
         assert_true(cluster_run_until(cluster, sim_comm_idle, comm, 10 * TIME_S));
         sim_comm_free(comm);
         comm = sim_comm_new(cluster, "next", 3, node_of_rank);

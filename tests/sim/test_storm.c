@@ -172,7 +172,7 @@ static void turn(struct storm *storm)
         begin_comm(storm, slot);
     } else if (what < 16) {
         sim_comm_leave(comm, (uint32_t)dice(storm, comm->size),
-                       dice(storm, 2) == 0 ? REQ_LEAVE_LOST : REQ_LEAVE_ORDERLY);
+                       dice(storm, 2) == 0 ? COMMS_LEAVE_LOST : COMMS_LEAVE_ORDERLY);
     } else if (what < 20) {
         end_comm(storm, slot);
     } else if (ready(comm) && !storm->broken[slot]) {

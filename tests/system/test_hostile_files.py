@@ -162,7 +162,7 @@ class HostileFiles(unittest.TestCase):
     def test_nobody_else_has_the_file(self):
         self.mount(writeback=True)
         self.connect("unread")
-        # An older kernel drops what nobody has read in a way that may wait: then new clients may have to wait, too (daemon/base/closer.h).
+        # An older kernel drops what nobody has read in a way that may wait: then new clients may have to wait, too (daemon/base/fd_reaper.h).
         session = None if KERNEL >= KEEPS_DESCRIPTORS else self.client.connect()
         self.daemon.send_signal(signal.SIGSTOP)
         try:

@@ -27,10 +27,10 @@
 #include "daemon/base/log.h"
 #include "daemon/base/loop.h"
 #include "daemon/base/time.h"
-#include "daemon/dev/guard.h"
+#include "daemon/comm/comms.h"
 #include "daemon/exec/exec.h"
+#include "daemon/host/guard.h"
 #include "daemon/mesh/mesh.h"
-#include "daemon/req/req.h"
 #include "proto/client.pb-c.h"
 #include "proto/types.h"
 #include "proto/version.h"
@@ -50,7 +50,7 @@ struct node {
     struct loop *loop;
     struct mesh *mesh;
     struct exec *exec;
-    struct req *req;
+    struct comms *comms;
     struct api *api;
     bool woken;
     unsigned warnings;
@@ -105,7 +105,7 @@ static inline struct api_options node_api_options(struct node *node)
                                 .socket_group = "",
                                 .admin_socket_path = node->admin_path,
                                 .admin_listen_fd = -1,
-                                .req = node->req,
+                                .comms = node->comms,
                                 .mesh = node->mesh,
                                 .cluster_name = "blue",
                                 .network_address = "",
@@ -139,9 +139,9 @@ static inline struct node *node_new_bare(void)
     mesh_options.instance = 77;
     must(mesh_new(NULL, &mesh_options, &node->mesh, error));
     must(exec_new(NULL, node_wake, node, &node->exec, error));
-    struct req_options req_options = {
+    struct comms_options comms_options = {
         .mesh = node->mesh, .exec = node->exec, .seed_secure = 5, .slice_bytes = 65536};
-    must(req_new(&req_options, &node->req, error));
+    must(comms_new(&comms_options, &node->comms, error));
     return node;
 }
 
@@ -158,7 +158,7 @@ static inline void node_turn(struct node *node)
     uint64_t now_ns = loop_now_ns();
     mesh_tick(node->mesh, now_ns);
     exec_tick(node->exec, now_ns);
-    req_tick(node->req, now_ns);
+    comms_tick(node->comms, now_ns);
     if (node->woken) {
         node->woken = exec_run(node->exec, now_ns);
     }
@@ -179,7 +179,7 @@ static inline void node_free(struct node *node)
 {
     node_turns(node, 3);
     api_free(node->api);
-    req_free(node->req);
+    comms_free(node->comms);
     exec_free(node->exec);
     mesh_free(node->mesh);
     loop_free(node->loop);

@@ -200,7 +200,7 @@ static void test_communicators_refused(void **state)
     client_init(&other, 1, "comm");
     client_free(&other);
     client_free(&client);
-    assert_true(req_idle(node->req));
+    assert_true(comms_idle(node->comms));
     node_free(node);
 }
 
@@ -499,12 +499,12 @@ static void test_pending_ops_max(void **state)
     Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
     submit.handle = PAIR_HANDLE;
     submit.kind = OP_KIND_BARRIER;
-    for (submit.ticket = 1; submit.ticket <= REQ_PENDING_OPS_MAX; submit.ticket++) {
+    for (submit.ticket = 1; submit.ticket <= COMMS_PENDING_OPS_MAX; submit.ticket++) {
         client_submit(&pair.clients[0], &submit);
     }
     client_submit(&pair.clients[0], &submit);
     client_expect_complete(&pair.clients[0], PAIR_HANDLE, submit.ticket, STATUS_LIMIT, "1024");
-    for (submit.ticket = 1; submit.ticket <= REQ_PENDING_OPS_MAX; submit.ticket++) {
+    for (submit.ticket = 1; submit.ticket <= COMMS_PENDING_OPS_MAX; submit.ticket++) {
         client_submit(&pair.clients[1], &submit);
         client_expect_complete(&pair.clients[1], PAIR_HANDLE, submit.ticket, STATUS_OK, NULL);
         client_expect_complete(&pair.clients[0], PAIR_HANDLE, submit.ticket, STATUS_OK, NULL);
@@ -573,7 +573,7 @@ static void test_all_disconnect(void **state)
         pair.clients[0].fd = pair.clients[1].fd = -1;
         node_turns(pair.node, 20);
         assert_int_equal(sessions(pair.node), 0);
-        assert_true(req_idle(pair.node->req));
+        assert_true(comms_idle(pair.node->comms));
         pair_free(&pair);
         assert_int_equal(count_fds(), fds);
     }

@@ -14,7 +14,7 @@ static void test_hello(void **state)
     assert_int_equal(hello->protocol_version, CLIENT_PROTOCOL_VERSION);
     assert_string_equal(hello->version_text, COMMD_VERSION_TEXT);
     assert_string_equal(hello->node_name, "a");
-    assert_int_equal(hello->pending_ops_max, REQ_PENDING_OPS_MAX);
+    assert_int_equal(hello->pending_ops_max, COMMS_PENDING_OPS_MAX);
     assert_int_equal(hello->packet_max_bytes, CLIENT_PACKET_MAX_BYTES);
     event_free(event);
     /* What it calls itself steers no terminal; who it is comes from the kernel. */
@@ -434,7 +434,7 @@ static void test_slow_reader_pauses(void **state)
 static void test_slow_reader_is_dropped(void **state)
 {
     (void)state;
-    enum { COMMS = API_SESSION_PACKETS_MAX / REQ_PENDING_OPS_MAX + 2 };
+    enum { COMMS = API_SESSION_PACKETS_MAX / COMMS_PENDING_OPS_MAX + 2 };
     struct node *node = node_new();
     struct client slow = client_new(node);
     struct client other = client_new(node);
@@ -446,7 +446,7 @@ static void test_slow_reader_is_dropped(void **state)
         uint64_t other_id = client_send_init(&other, i, name, 1, 2);
         event_free(client_expect_reply(&slow, slow_id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
         event_free(client_expect_reply(&other, other_id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
-        for (uint32_t k = 0; k < REQ_PENDING_OPS_MAX; k++) {
+        for (uint32_t k = 0; k < COMMS_PENDING_OPS_MAX; k++) {
             Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
             submit.handle = i;
             submit.ticket = k;

@@ -10,7 +10,7 @@
 #include <string.h>
 
 #include "client/commctl/bench.h"
-#include "daemon/dev/reduce.h"
+#include "daemon/host/reduce.h"
 
 /*
  * What `commctl bench` sends and expects, against operations done here by their definition, with the daemon's
@@ -80,19 +80,19 @@ static void reduce_blocks(const struct world *world, uint32_t block, bool rounds
     if (rounds) {
         memcpy(out, inputs[0], world->block_bytes);
         for (uint32_t rank = 1; rank < world->options.size; rank++) {
-            dev_reduce_into(world->options.dtype, world->options.reduce, out, inputs[rank],
-                            world->calls[0].count);
+            host_reduce_into(world->options.dtype, world->options.reduce, out, inputs[rank],
+                             world->calls[0].count);
         }
         return;
     }
-    struct dev_reduction reduction = {.dtype = world->options.dtype,
-                                      .reduce = world->options.reduce,
-                                      .count_elements = world->calls[0].count,
-                                      .input_count = world->options.size,
-                                      .output_count = 1,
-                                      .inputs = inputs,
-                                      .outputs = &out};
-    dev_reduce(&reduction);
+    struct host_reduction reduction = {.dtype = world->options.dtype,
+                                       .reduce = world->options.reduce,
+                                       .count_elements = world->calls[0].count,
+                                       .input_count = world->options.size,
+                                       .output_count = 1,
+                                       .inputs = inputs,
+                                       .outputs = &out};
+    host_reduce(&reduction);
 }
 
 /* What the operation does, by its definition, for one rank. */
@@ -250,12 +250,12 @@ static void test_sums_of_many_ranks(void **state)
         for (uint32_t rank = 0; rank < options.size; rank++) {
             bench_fill(&options, rank, COUNT, own);
             if (rank != left_out) {
-                dev_reduce_into(dtype, REDUCE_SUM, sum, own, COUNT);
+                host_reduce_into(dtype, REDUCE_SUM, sum, own, COUNT);
             }
         }
         assert_true(bench_wrong(&options, BENCH_REDUCED, 0, COUNT, sum) > 0);
         bench_fill(&options, left_out, COUNT, own);
-        dev_reduce_into(dtype, REDUCE_SUM, sum, own, COUNT);
+        host_reduce_into(dtype, REDUCE_SUM, sum, own, COUNT);
         if (bench_wrong(&options, BENCH_REDUCED, 0, COUNT, sum) != 0) {
             fail_msg("%s: the sum of %u ranks is not exact", dtype_text(dtype), options.size);
         }

@@ -2,8 +2,8 @@
 
 #include <pthread.h>
 
-#include "daemon/dev/convert.h"
-#include "daemon/dev/nccl_library.h"
+#include "daemon/gpu/nccl_library.h"
+#include "daemon/host/convert.h"
 
 #define RANKS 3
 

@@ -4,7 +4,7 @@
 #include <stdbool.h>
 
 #include "daemon/base/time.h"
-#include "daemon/dev/gpu.h"
+#include "daemon/gpu/devices.h"
 #include <utlist.h>
 
 #include "daemon/exec/exec_internal.h"
@@ -39,7 +39,7 @@ struct node {
 
 struct nodes {
     struct network *network;
-    struct dev_gpus *gpus;
+    struct gpu_devices *gpus;
     struct node at[NODES];
     const char *names[NODES];
     uint64_t now_ns;
@@ -175,7 +175,7 @@ __attribute__((unused)) static void nodes_start(const struct network_conditions 
     uint32_t peer;
     memset(&nodes, 0, sizeof nodes);
     nodes.now_ns = TIME_S;
-    CHECK_RESULT(dev_gpus_open(true, &nodes.gpus, &error), STATUS_OK);
+    CHECK_RESULT(gpu_devices_open(true, &nodes.gpus, &error), STATUS_OK);
     case_load();
     nodes.network = network_new_pipes(4711, conditions != NULL ? conditions : &usual);
     for (uint32_t i = 0; i < NODES; i++) {
@@ -218,7 +218,7 @@ __attribute__((unused)) static void nodes_stop(void)
         net_free(nodes.at[i].net);
     }
     network_free(nodes.network);
-    dev_gpus_close(nodes.gpus);
+    gpu_devices_close(nodes.gpus);
 }
 
 /* --- Buffers --- */

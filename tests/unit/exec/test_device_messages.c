@@ -56,7 +56,7 @@ static void boundaries(int unused)
     nodes_start(NULL);
     all_places(sizes, sizeof sizes / sizeof sizes[0]);
     /* One message at a time: each node, each way, a ring; and words of queues. */
-    CHECK(dev_pinned_bytes(nodes.gpus) <= 4 * RING + (1u << 20));
+    CHECK(gpu_pinned_bytes(nodes.gpus) <= 4 * RING + (1u << 20));
     nodes_stop();
 }
 
@@ -75,7 +75,7 @@ static void direct(int unused)
         one_message(100, 0, to, 2, true, 0);
         one_message(3 * RING, 0, to, 2, false, 10);
     }
-    CHECK(dev_pinned_bytes(nodes.gpus) <= 65536); /* words of queues */
+    CHECK(gpu_pinned_bytes(nodes.gpus) <= 65536); /* words of queues */
     nodes_stop();
 }
 
@@ -153,7 +153,7 @@ static void stages_overlap(int unused)
     buffer_check(&sink, 1, sink.bytes);
     /* All but what two rings hold was on the receiver's GPU before the last chunk had left. */
     CHECK(arrived_early >= (RINGS - 2) * RING && freed_early >= (RINGS - 2) * RING);
-    CHECK(dev_pinned_bytes(nodes.gpus) <= 2 * RING + (1u << 20));
+    CHECK(gpu_pinned_bytes(nodes.gpus) <= 2 * RING + (1u << 20));
     buffer_free(&source);
     buffer_free(&sink);
     nodes_stop();
@@ -216,7 +216,7 @@ static void many(int unused)
             buffer_free(&sinks[w][i]);
         }
     }
-    CHECK(dev_pinned_bytes(nodes.gpus) <= 4 * EXEC_PIPES_MAX_BYTES + (1u << 20));
+    CHECK(gpu_pinned_bytes(nodes.gpus) <= 4 * EXEC_PIPES_MAX_BYTES + (1u << 20));
     nodes_stop();
 }
 
@@ -252,8 +252,8 @@ static void both_ways(int unused)
         buffer_free(&sinks[i % 2][i / 2]);
     }
     /* All of it was used, and no more. */
-    CHECK(dev_pinned_bytes(nodes.gpus) >= 2 * EXEC_PIPES_MAX_BYTES);
-    CHECK(dev_pinned_bytes(nodes.gpus) <= 4 * EXEC_PIPES_MAX_BYTES + (1u << 20));
+    CHECK(gpu_pinned_bytes(nodes.gpus) >= 2 * EXEC_PIPES_MAX_BYTES);
+    CHECK(gpu_pinned_bytes(nodes.gpus) <= 4 * EXEC_PIPES_MAX_BYTES + (1u << 20));
     buffer_free(&source);
     nodes_stop();
 }

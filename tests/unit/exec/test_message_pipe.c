@@ -1,20 +1,20 @@
 #include "tests/unit/exec/message_nodes.h"
 
-#include "daemon/dev/queue.h"
+#include "daemon/gpu/queue.h"
 
 /* The pipe alone: its callers are this test, and GPUs that are doubles. */
 
-static struct dev_queue *queue_of(uint32_t gpu)
+static struct gpu_queue *queue_of(uint32_t gpu)
 {
-    struct dev_queue *queue = NULL;
-    CHECK_RESULT(dev_queue_new(nodes.gpus, gpu, &queue, NULL), STATUS_OK);
+    struct gpu_queue *queue = NULL;
+    CHECK_RESULT(gpu_queue_new(nodes.gpus, gpu, &queue, NULL), STATUS_OK);
     return queue;
 }
 
 static void gpus_open(void)
 {
     struct error error;
-    CHECK_RESULT(dev_gpus_open(true, &nodes.gpus, &error), STATUS_OK);
+    CHECK_RESULT(gpu_devices_open(true, &nodes.gpus, &error), STATUS_OK);
     case_load();
 }
 
@@ -55,7 +55,7 @@ static void all_ends(int unused)
 {
     (void)unused;
     gpus_open();
-    struct dev_queue *queues[2] = {queue_of(0), queue_of(1)};
+    struct gpu_queue *queues[2] = {queue_of(0), queue_of(1)};
     static const int ends[][2] = {{0, ON_HOST}, {ON_HOST, 1}, {0, 1}, {1, 1}, {ON_HOST, ON_HOST}};
     for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
         for (size_t e = 0; e < sizeof ends / sizeof ends[0]; e++) {
@@ -76,10 +76,10 @@ static void all_ends(int unused)
             }
         }
     }
-    CHECK(dev_pinned_bytes(nodes.gpus) <= 2 * RING + 65536);
-    dev_queue_free(queues[0]);
-    dev_queue_free(queues[1]);
-    dev_gpus_close(nodes.gpus);
+    CHECK(gpu_pinned_bytes(nodes.gpus) <= 2 * RING + 65536);
+    gpu_queue_free(queues[0]);
+    gpu_queue_free(queues[1]);
+    gpu_devices_close(nodes.gpus);
 }
 
 static void test_all_ends_and_sizes(void **state)
@@ -109,7 +109,7 @@ static void holds_back(int unused)
 {
     (void)unused;
     gpus_open();
-    struct dev_queue *queue = queue_of(0);
+    struct gpu_queue *queue = queue_of(0);
     struct buffer source = buffer_new(0, 2 * RING);
     buffer_fill(&source, 1);
     struct message_pipe_end from = {queue, source.at}, to = {NULL, NULL};
@@ -142,9 +142,9 @@ static void holds_back(int unused)
     CHECK_RESULT(message_pipe_step(pipe, ++nodes.now_ns, &advanced, NULL), STATUS_OK);
     CHECK(!message_pipe_waits(pipe) && !message_pipe_is_through(pipe)); /* given up: nothing is put */
     message_pipe_free(pipe);
-    dev_queue_free(queue);
+    gpu_queue_free(queue);
     buffer_free(&source);
-    dev_gpus_close(nodes.gpus);
+    gpu_devices_close(nodes.gpus);
 }
 
 static void test_a_taker_holds_the_source_back(void **state)
@@ -160,7 +160,7 @@ static void failures(int unused)
                                         "cuStreamWriteValue64:11=1", "cuStreamWriteValue64:3+=1"};
     (void)unused;
     gpus_open();
-    struct dev_queue *queues[2] = {queue_of(0), queue_of(1)};
+    struct gpu_queue *queues[2] = {queue_of(0), queue_of(1)};
     struct buffer source = buffer_new(0, 2 * RING), sink = buffer_new(1, 2 * RING);
     for (size_t i = 0; i < sizeof rules / sizeof rules[0]; i++) {
         struct message_pipe_end from = {queues[0], source.at}, to = {queues[1], sink.at};
@@ -181,11 +181,11 @@ static void failures(int unused)
         message_pipe_free(pipe);
         beyond.inject(NULL);
     }
-    dev_queue_free(queues[0]);
-    dev_queue_free(queues[1]);
+    gpu_queue_free(queues[0]);
+    gpu_queue_free(queues[1]);
     buffer_free(&source);
     buffer_free(&sink);
-    dev_gpus_close(nodes.gpus);
+    gpu_devices_close(nodes.gpus);
 }
 
 static void test_calls_that_fail(void **state)

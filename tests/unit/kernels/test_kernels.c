@@ -14,8 +14,8 @@
 
 /*
  * What can be known of the kernels without a GPU: their source, compiled for the host, gives the bits of
- * dev_reduce and writes its outputs alone. The device's own conversions of short floats and what the compiler
- * for it makes of the rest are for tests/gpu.
+ * host_reduce and writes its outputs alone. The device's own conversions of short floats and what the
+ * compiler for it makes of the rest are for tests/gpu.
  */
 struct host {
     unsigned char *arena;

@@ -1,0 +1,270 @@
+#include <errno.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "daemon/base/descriptor.h"
+#include "daemon/base/fd_reaper_process.h"
+#include "daemon/base/log.h"
+
+#define SLOTS (CLOSER_TOTAL_MAX + CLOSER_SOCKETS_MAX + CLOSER_SESSIONS_MAX)
+#define NO_SLOT UINT32_MAX
+
+struct slot {
+    int fd;
+    uint32_t uid;
+    bool is_socket;
+    uint32_t next; /* of the free ones, or of the user's that wait */
+};
+
+/* Users with descriptors here; their sockets apart, for what is left in those waits for less. */
+struct user {
+    uint32_t uid;
+    bool sockets;
+    uint32_t count;
+    bool busy; /* one of them is being closed; the others wait */
+    uint32_t wait_first, wait_last;
+};
+
+struct fd_reaper {
+    struct fd_reaper_pipes pipes;
+    struct loop_watch *watch;
+    int process; /* readable once it has ended */
+    struct loop_watch *process_watch;
+    pid_t pid;
+    uint32_t count, busy, socket_count;
+    uint32_t free_first;
+    uint32_t users_used;
+    struct user users[SLOTS];
+    struct slot slots[SLOTS];
+};
+
+/* --- Who waits --- */
+
+static struct user *user_of(struct fd_reaper *fd_reaper, uint32_t uid, bool is_socket)
+{
+    for (uint32_t i = 0; i < fd_reaper->users_used; i++) {
+        if (fd_reaper->users[i].uid == uid && fd_reaper->users[i].sockets == is_socket) {
+            return &fd_reaper->users[i];
+        }
+    }
+    return NULL;
+}
+
+static void user_forget(struct fd_reaper *fd_reaper, struct user *user)
+{
+    *user = fd_reaper->users[--fd_reaper->users_used];
+}
+
+/* Hands over the user's next one, unless that has to wait. */
+static void user_go_on(struct fd_reaper *fd_reaper, struct user *user)
+{
+    uint32_t at = user->wait_first;
+    if (at == NO_SLOT || user->busy || fd_reaper->busy >= CLOSER_BUSY_MAX) {
+        return;
+    }
+    struct fd_reaper_request request = {.slot = at, .fd = fd_reaper->slots[at].fd};
+    if (write(fd_reaper->pipes.requests[1], &request, sizeof request) != (ssize_t)sizeof request) {
+        return; /* the next answer tries again */
+    }
+    user->busy = true;
+    fd_reaper->busy++;
+    user->wait_first = fd_reaper->slots[at].next;
+    if (user->wait_first == NO_SLOT) {
+        user->wait_last = NO_SLOT;
+    }
+}
+
+static void fd_reaper_answered(void *context, unsigned events, uint64_t now_ns)
+{
+    struct fd_reaper *fd_reaper = context;
+    uint32_t slots[CLOSER_BUSY_MAX];
+    (void)events;
+    (void)now_ns;
+    ssize_t size_bytes = read(fd_reaper->pipes.answers[0], slots, sizeof slots);
+    for (size_t i = 0; size_bytes > 0 && i < (size_t)size_bytes / sizeof slots[0]; i++) {
+        struct slot *slot = &fd_reaper->slots[slots[i]];
+        struct user *user = user_of(fd_reaper, slot->uid, slot->is_socket);
+        user->busy = false;
+        if (--user->count == 0) {
+            user_forget(fd_reaper, user);
+        }
+        fd_reaper->busy--;
+        fd_reaper->count--;
+        fd_reaper->socket_count -= slot->is_socket;
+        slot->next = fd_reaper->free_first;
+        fd_reaper->free_first = slots[i];
+    }
+    for (uint32_t i = 0; size_bytes > 0 && i < fd_reaper->users_used; i++) {
+        user_go_on(fd_reaper, &fd_reaper->users[i]);
+    }
+}
+
+static void fd_reaper_queue(struct fd_reaper *fd_reaper, uint32_t uid, int fd, bool is_socket)
+{
+    uint32_t slot = fd_reaper->free_first;
+    if (slot == NO_SLOT) { /* more than sessions and takes_more allow */
+        log_error("descriptor %d of user %u stays open: %d wait to be closed", fd, (unsigned)uid, SLOTS);
+        return;
+    }
+    struct user *user = user_of(fd_reaper, uid, is_socket);
+    if (user == NULL) {
+        user = &fd_reaper->users[fd_reaper->users_used++];
+        *user = (struct user){.uid = uid, .sockets = is_socket, .wait_first = NO_SLOT, .wait_last = NO_SLOT};
+    }
+    user->count++;
+    fd_reaper->count++;
+    fd_reaper->socket_count += is_socket;
+    fd_reaper->free_first = fd_reaper->slots[slot].next;
+    fd_reaper->slots[slot] = (struct slot){.fd = fd, .uid = uid, .is_socket = is_socket, .next = NO_SLOT};
+    *(user->wait_last == NO_SLOT ? &user->wait_first : &fd_reaper->slots[user->wait_last].next) = slot;
+    user->wait_last = slot;
+    user_go_on(fd_reaper, user);
+}
+
+void fd_reaper_put(struct fd_reaper *fd_reaper, uint32_t uid, int fd)
+{
+    if (fd_reaper == NULL || descriptor_closes_at_once(fd)) {
+        (void)close(fd);
+    } else {
+        fd_reaper_queue(fd_reaper, uid, fd, false);
+    }
+}
+
+/* Of a socket that was shut down. A packet may be empty, as its end is, and still have descriptors: but with
+ * credentials asked for, every packet has what there is no room for here. */
+static bool is_empty(int fd)
+{
+    const int yes = 1;
+    struct msghdr message = {.msg_iov = NULL};
+    return setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes) == 0 &&
+           recvmsg(fd, &message, MSG_PEEK | MSG_DONTWAIT) == 0 && (message.msg_flags & MSG_CTRUNC) == 0;
+}
+
+void fd_reaper_put_socket(struct fd_reaper *fd_reaper, uint32_t uid, int fd)
+{
+    (void)shutdown(fd, SHUT_RDWR); /* what has not come by now does not come any more */
+    if (fd_reaper == NULL || is_empty(fd)) {
+        (void)close(fd);
+    } else {
+        fd_reaper_queue(fd_reaper, uid, fd, true);
+    }
+}
+
+bool fd_reaper_takes_more(const struct fd_reaper *fd_reaper, uint32_t uid)
+{
+    if (fd_reaper == NULL || fd_reaper->count == 0) {
+        return true;
+    }
+    const struct user *user = user_of((struct fd_reaper *)(uintptr_t)fd_reaper, uid, false);
+    return fd_reaper->count - fd_reaper->socket_count + CLOSER_PACKET_FDS_MAX <= CLOSER_TOTAL_MAX &&
+           (user == NULL || user->count < CLOSER_USER_MAX);
+}
+
+bool fd_reaper_takes_sockets(const struct fd_reaper *fd_reaper)
+{
+    return fd_reaper == NULL || fd_reaper->socket_count < CLOSER_SOCKETS_MAX;
+}
+
+uint32_t fd_reaper_count(const struct fd_reaper *fd_reaper)
+{
+    return fd_reaper == NULL ? 0 : fd_reaper->count;
+}
+
+/* --- Its life --- */
+
+static void process_ended(void *context, unsigned events, uint64_t now_ns)
+{
+    struct fd_reaper *fd_reaper = context;
+    (void)events;
+    (void)now_ns;
+    log_error(
+        "the process that closes descriptors of clients was ended: they stay open until commd is started "
+        "again");
+    loop_watch_set(fd_reaper->process_watch, 0);
+}
+
+static enum status start_process(struct fd_reaper *fd_reaper, fd_reaper_close_function *function,
+                                 struct error *error)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    (void)pthread_sigmask(SIG_BLOCK, &all, &before); /* SIGTERM to all of a service is not for it */
+    long pid = syscall(SYS_clone, CLONE_FILES, NULL, NULL, NULL, NULL);
+    int clone_errno = errno;
+    if (pid == 0) {
+        fd_reaper_process(&fd_reaper->pipes, function);
+    }
+    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    fd_reaper->pid = (pid_t)pid;
+    return pid > 0 ? STATUS_OK : error_set_errno(error, clone_errno, "a process that closes descriptors");
+}
+
+enum status fd_reaper_new(struct loop *loop, fd_reaper_close_function *function, struct fd_reaper **out,
+                          struct error *error)
+{
+    struct fd_reaper *fd_reaper = calloc(1, sizeof *fd_reaper);
+    if (fd_reaper == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for descriptors that wait to be closed");
+    }
+    fd_reaper->pipes = (struct fd_reaper_pipes){.requests = {-1, -1}, .answers = {-1, -1}, .parent = -1};
+    fd_reaper->process = -1;
+    for (uint32_t i = 0; i < SLOTS; i++) {
+        fd_reaper->slots[i].next = i + 1 < SLOTS ? i + 1 : NO_SLOT;
+    }
+    fd_reaper->pipes.parent = (int)syscall(SYS_pidfd_open, getpid(), 0);
+    enum status status = STATUS_OK;
+    if (fd_reaper->pipes.parent < 0 || pipe2(fd_reaper->pipes.requests, O_CLOEXEC) != 0 ||
+        pipe2(fd_reaper->pipes.answers, O_CLOEXEC) != 0 ||
+        fcntl(fd_reaper->pipes.answers[0], F_SETFL, O_NONBLOCK) != 0) {
+        status = error_set_errno(error, errno, "pipes to a process that closes descriptors");
+    }
+    if (status == STATUS_OK) {
+        status = loop_watch_new(loop, fd_reaper->pipes.answers[0], LOOP_READ, fd_reaper_answered, fd_reaper,
+                                &fd_reaper->watch, error);
+    }
+    if (status == STATUS_OK) {
+        status = start_process(fd_reaper, function, error);
+    }
+    if (status == STATUS_OK) {
+        fd_reaper->process = (int)syscall(SYS_pidfd_open, fd_reaper->pid, 0);
+        status = fd_reaper->process < 0 ? error_set_errno(error, errno, "a process that closes descriptors")
+                                        : loop_watch_new(loop, fd_reaper->process, LOOP_READ, process_ended,
+                                                         fd_reaper, &fd_reaper->process_watch, error);
+    }
+    if (status != STATUS_OK) {
+        fd_reaper_free(fd_reaper);
+        return status;
+    }
+    *out = fd_reaper;
+    return STATUS_OK;
+}
+
+void fd_reaper_free(struct fd_reaper *fd_reaper)
+{
+    if (fd_reaper == NULL) {
+        return;
+    }
+    loop_watch_free(fd_reaper->watch);
+    loop_watch_free(fd_reaper->process_watch);
+    if (fd_reaper->pipes.requests[1] >= 0) {
+        (void)close(fd_reaper->pipes.requests[1]);
+    }
+    if (fd_reaper->pid > 0) {
+        (void)waitpid(fd_reaper->pid, NULL, __WALL); /* it itself waits for requests alone */
+    }
+    /* Those that still close answer some day, by the number of this end. */
+    int fds[] = {fd_reaper->pipes.requests[0], fd_reaper->pipes.answers[0], fd_reaper->pipes.parent,
+                 fd_reaper->process, fd_reaper->busy == 0 ? fd_reaper->pipes.answers[1] : -1};
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
+        if (fds[i] >= 0) {
+            (void)close(fds[i]);
+        }
+    }
+    free(fd_reaper);
+}

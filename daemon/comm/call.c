@@ -1,0 +1,475 @@
+#include "daemon/comm/call.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/base/checked.h"
+#include "daemon/base/hash.h"
+
+#define CALL_TOP_K_DEFAULT_PERMILLE 10
+#define CALL_TOP_K_MAX_PERMILLE 1000
+
+/* --- What is agreed --- */
+
+bool comms_calls_agree(const struct comms_call *one, const struct comms_call *other)
+{
+    return one->kind == other->kind && one->dtype == other->dtype && one->reduce == other->reduce &&
+           one->count_elements == other->count_elements && one->root_rank == other->root_rank &&
+           one->has_layouts == other->has_layouts && one->layout_digest == other->layout_digest &&
+           one->compression == other->compression && one->top_k_permille == other->top_k_permille &&
+           one->has_residual == other->has_residual && one->bucket_ops == other->bucket_ops &&
+           one->bucket_index == other->bucket_index;
+}
+
+uint32_t comms_call_terms_hash(const struct comms_call *call)
+{
+    uint64_t words[] = {call->has_layouts,  call->layout_digest, call->compression,  call->top_k_permille,
+                        call->has_residual, call->bucket_ops,    call->bucket_index, call->count_elements};
+    uint64_t digest = hash_bytes(0, words, sizeof words);
+    return (uint32_t)(digest ^ digest >> 32);
+}
+
+static void describe_rest(const struct comms_call *call, char *out, size_t size)
+{
+    size_t length = strlen(out);
+    if (call->layout_digest != 0) {
+        length += (size_t)snprintf(out + length, size - length, ", counts %08x",
+                                   (unsigned)(call->layout_digest & UINT32_MAX));
+    }
+    if (call->compression != COMPRESSION_NONE && length < size) {
+        length += (size_t)snprintf(out + length, size - length, ", %s on the wire%s",
+                                   compression_text(call->compression),
+                                   call->has_residual ? " with error feedback" : "");
+    }
+    if (call->compression == COMPRESSION_TOP_K && length < size) {
+        length += (size_t)snprintf(out + length, size - length, " (%u of 1000)", call->top_k_permille);
+    }
+    if (call->bucket_ops > 1 && length < size) {
+        (void)snprintf(out + length, size - length, ", %u of %u in a group", call->bucket_index + 1,
+                       call->bucket_ops);
+    }
+}
+
+void comms_call_describe(const struct comms_call *call, char *out, size_t size)
+{
+    char count[32] = "";
+    char reduce[24] = "";
+    char root[24] = "";
+    if (call->kind == OP_KIND_BARRIER) {
+        (void)snprintf(out, size, "%s", op_kind_text(call->kind));
+        return;
+    }
+    if (!call->has_layouts) {
+        (void)snprintf(count, sizeof count, "%llu ", (unsigned long long)call->count_elements);
+    }
+    if (op_kind_reduces(call->kind)) {
+        (void)snprintf(reduce, sizeof reduce, ", %s", reduce_text(call->reduce));
+    }
+    if (op_kind_has_root(call->kind)) {
+        bool from = call->kind == OP_KIND_BROADCAST || call->kind == OP_KIND_SCATTER;
+        (void)snprintf(root, sizeof root, " %s rank %u", from ? "from" : "to", call->root_rank);
+    }
+    (void)snprintf(out, size, "%s%s of %s%s%s%s", op_kind_text(call->kind), call->has_layouts ? "_v" : "",
+                   count, dtype_text(call->dtype), root, reduce);
+    describe_rest(call, out, size);
+}
+
+/* --- Layouts --- */
+
+/* The numbers are read once: the client may change them meanwhile. */
+static enum status read_layout(const struct comms_op_range *range, const char *what, uint32_t size,
+                               uint64_t **out, struct error *error)
+{
+    size_t bytes = 2 * (size_t)size * sizeof(uint64_t);
+    if (range->memory == NULL) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "no counts for the %s", what);
+    }
+    bool here = memory_gpu(range->memory) == MEMORY_OF_HOST;
+    const void *from = here ? memory_range(range->memory, range->offset_bytes, bytes) : NULL;
+    if (from == NULL) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "counts for the %s: not within memory of the host",
+                         what);
+    }
+    uint64_t *layout = malloc(bytes);
+    if (layout == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the counts of %u ranks", size);
+    }
+    memcpy(layout, from, bytes);
+    *out = layout;
+    return memory_check(range->memory, error);
+}
+
+/* How many elements of the buffer the blocks reach; and that they all can be counted. */
+static enum status layout_extent(const uint64_t *layout, const char *what, uint32_t size, uint64_t *extent,
+                                 struct error *error)
+{
+    uint64_t total = 0;
+    *extent = 0;
+    for (uint32_t rank = 0; rank < size; rank++) {
+        uint64_t count = layout[rank];
+        uint64_t end;
+        if (!checked_add_u64(total, count, &total) || !checked_add_u64(layout[size + rank], count, &end) ||
+            total > MEMORY_MAX_BYTES || end > MEMORY_MAX_BYTES) {
+            return error_set(error, STATUS_INVALID_ARGUMENT,
+                             "%s: the block of rank %u, %llu elements from %llu on, is too large", what, rank,
+                             (unsigned long long)count, (unsigned long long)layout[size + rank]);
+        }
+        if (count > 0 && end > *extent) {
+            *extent = end;
+        }
+    }
+    return STATUS_OK;
+}
+
+/* --- Buffers --- */
+
+/* Elements that this rank's buffers have; none: not used. */
+struct call_extents {
+    bool reads;
+    bool writes;
+    uint64_t input_elements;
+    uint64_t output_elements;
+};
+
+static bool uses_input_layout(const struct comms_op *op, bool is_root)
+{
+    return op->kind == OP_KIND_REDUCE_SCATTER || op->kind == OP_KIND_ALL_TO_ALL ||
+           (op->kind == OP_KIND_SCATTER && is_root);
+}
+
+static bool uses_output_layout(const struct comms_op *op, bool is_root)
+{
+    return op->kind == OP_KIND_ALL_GATHER || op->kind == OP_KIND_ALL_TO_ALL ||
+           (op->kind == OP_KIND_GATHER && is_root);
+}
+
+static enum status equal_extent(const struct comms_op *op, uint32_t size, uint64_t *extent,
+                                struct error *error)
+{
+    if (!checked_mul_u64(op->count_elements, size, extent)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%u blocks of %llu elements are too many", size,
+                         (unsigned long long)op->count_elements);
+    }
+    return STATUS_OK;
+}
+
+static enum status block_extents(const struct comms_op *op, uint32_t rank, uint32_t size,
+                                 struct comms_buffers *buffers, struct call_extents *extents,
+                                 struct error *error)
+{
+    bool is_root = rank == op->root_rank;
+    bool input_blocks = uses_input_layout(op, is_root);
+    bool output_blocks = uses_output_layout(op, is_root);
+    extents->reads = op->kind != OP_KIND_SCATTER || is_root;
+    extents->writes = op->kind != OP_KIND_GATHER || is_root;
+    extents->input_elements = op->count_elements;
+    extents->output_elements = op->count_elements;
+    enum status status = STATUS_OK;
+    if (op->has_layouts) {
+        if (input_blocks) {
+            status = read_layout(&op->input_layout, "input", size, &buffers->input_layout, error);
+        }
+        if (status == STATUS_OK && output_blocks) {
+            status = read_layout(&op->output_layout, "output", size, &buffers->output_layout, error);
+        }
+        if (status == STATUS_OK && input_blocks) {
+            status = layout_extent(buffers->input_layout, "input", size, &extents->input_elements, error);
+        }
+        if (status == STATUS_OK && output_blocks) {
+            status = layout_extent(buffers->output_layout, "output", size, &extents->output_elements, error);
+        }
+    } else {
+        if (input_blocks) {
+            status = equal_extent(op, size, &extents->input_elements, error);
+        }
+        if (status == STATUS_OK && output_blocks) {
+            status = equal_extent(op, size, &extents->output_elements, error);
+        }
+    }
+    if (status != STATUS_OK || !op->has_layouts) {
+        return status;
+    }
+    if (op->kind == OP_KIND_ALL_GATHER) {
+        extents->input_elements = buffers->output_layout[rank];
+    } else if (op->kind == OP_KIND_REDUCE_SCATTER) {
+        extents->output_elements = buffers->input_layout[rank];
+    }
+    const uint64_t *roots = op->kind == OP_KIND_GATHER    ? buffers->output_layout
+                            : op->kind == OP_KIND_SCATTER ? buffers->input_layout
+                                                          : NULL;
+    if (roots != NULL && roots[rank] != op->count_elements) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "the root's own block has %llu elements, its counts say %llu",
+                         (unsigned long long)op->count_elements, (unsigned long long)roots[rank]);
+    }
+    return STATUS_OK;
+}
+
+static enum status call_extents(const struct comms_op *op, uint32_t rank, uint32_t size,
+                                struct comms_buffers *buffers, struct call_extents *extents,
+                                struct error *error)
+{
+    bool is_root = rank == op->root_rank;
+    *extents =
+        (struct call_extents){.input_elements = op->count_elements, .output_elements = op->count_elements};
+    switch (op->kind) {
+    case OP_KIND_BARRIER:
+        return STATUS_OK;
+    case OP_KIND_ALL_REDUCE:
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+        extents->reads = extents->writes = true;
+        return STATUS_OK;
+    case OP_KIND_BROADCAST:
+        extents->reads = is_root;
+        extents->writes = !is_root || op->output.memory != NULL;
+        return STATUS_OK;
+    case OP_KIND_REDUCE:
+        extents->reads = true;
+        extents->writes = is_root;
+        return STATUS_OK;
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_REDUCE_SCATTER:
+    case OP_KIND_GATHER:
+    case OP_KIND_SCATTER:
+    case OP_KIND_ALL_TO_ALL:
+        return block_extents(op, rank, size, buffers, extents, error);
+    case OP_KIND_SEND:
+        extents->reads = true;
+        return STATUS_OK;
+    case OP_KIND_RECEIVE:
+        extents->writes = true;
+        return STATUS_OK;
+    }
+    return STATUS_OK;
+}
+
+static bool is_on_gpu(const struct memory *memory)
+{
+    return memory != NULL && memory_gpu(memory) != MEMORY_OF_HOST;
+}
+
+/* Buffers of a rank are on one GPU, or on the host. */
+static enum status check_place(struct comms_buffers *buffers, struct error *error)
+{
+    const struct memory *memories[] = {buffers->input_memory, buffers->output_memory,
+                                       buffers->residual_memory};
+    struct exec_rank *exec = &buffers->exec;
+    for (size_t i = 0; i < sizeof memories / sizeof memories[0]; i++) {
+        if (!is_on_gpu(memories[i])) {
+            continue;
+        }
+        uint32_t gpu = (uint32_t)memory_gpu(memories[i]);
+        if (exec->on_gpu && gpu != exec->gpu) {
+            return error_set(error, STATUS_INVALID_ARGUMENT, "its buffers are on different GPUs, %u and %u",
+                             exec->gpu, gpu);
+        }
+        exec->on_gpu = true;
+        exec->gpu = gpu;
+    }
+    exec->input_on_host = !is_on_gpu(memories[0]);
+    exec->output_on_host = !is_on_gpu(memories[1]);
+    exec->residual_on_host = !is_on_gpu(memories[2]);
+    return STATUS_OK;
+}
+
+/* Kernels read and write whole elements: what is not aligned breaks the GPU for everybody. */
+static enum status check_alignment(const struct comms_op *op, const struct exec_rank *buffers,
+                                   struct error *error)
+{
+    bool in_parts = op->dtype == DTYPE_C64 || op->dtype == DTYPE_C128;
+    size_t alignment = dtype_size_bytes(op->dtype) / (in_parts ? 2 : 1);
+    bool input = buffers->input_on_host || (uintptr_t)buffers->input % alignment == 0;
+    bool output = buffers->output_on_host || (uintptr_t)buffers->output % alignment == 0;
+    if (!input || !output) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "%s: memory on a GPU that is not aligned to elements of %s",
+                         input ? "output" : "input", dtype_text(op->dtype));
+    }
+    return STATUS_OK;
+}
+
+/* One buffer; *out stays null where nothing of it is used. */
+static enum status take_range(const struct comms_op_range *range, const char *what, uint64_t elements,
+                              uint64_t element_bytes, struct memory **memory, void **out, struct error *error)
+{
+    uint64_t size_bytes;
+    if (!checked_mul_u64(elements, element_bytes, &size_bytes) || size_bytes > MEMORY_MAX_BYTES) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%s: %llu elements of %llu bytes are too many", what,
+                         (unsigned long long)elements, (unsigned long long)element_bytes);
+    }
+    if (size_bytes == 0) {
+        return STATUS_OK;
+    }
+    if (range->memory == NULL) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the operation needs an %s, and there is none",
+                         what);
+    }
+    *out = memory_range(range->memory, range->offset_bytes, size_bytes);
+    if (*out == NULL) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "%s: %llu bytes at offset %llu lie beyond the memory of %llu bytes", what,
+                         (unsigned long long)size_bytes, (unsigned long long)range->offset_bytes,
+                         (unsigned long long)memory_size_bytes(range->memory));
+    }
+    enum status status = memory_check(range->memory, error);
+    if (status == STATUS_OK) {
+        *memory = memory_ref(range->memory);
+    }
+    return status;
+}
+
+static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32_t size,
+                                struct comms_buffers *buffers, struct error *error)
+{
+    struct call_extents extents;
+    size_t element_bytes = dtype_size_bytes(op->dtype);
+    void *input = NULL, *output = NULL, *residual = NULL;
+    enum status status = call_extents(op, rank, size, buffers, &extents, error);
+    if (status == STATUS_OK && extents.reads) {
+        status = take_range(&op->input, "input", extents.input_elements, element_bytes,
+                            &buffers->input_memory, &input, error);
+    }
+    if (status == STATUS_OK && extents.writes) {
+        status = take_range(&op->output, "output", extents.output_elements, element_bytes,
+                            &buffers->output_memory, &output, error);
+    }
+    if (status == STATUS_OK && op->residual.memory != NULL) {
+        status = take_range(&op->residual, "residual", op->count_elements, sizeof(float),
+                            &buffers->residual_memory, &residual, error);
+    }
+    if (status == STATUS_OK && (uintptr_t)residual % sizeof(float) != 0) {
+        status = error_set(error, STATUS_INVALID_ARGUMENT, "the residual is not aligned to its elements");
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    uint64_t *in = buffers->input_layout, *out = buffers->output_layout;
+    buffers->exec = (struct exec_rank){.input = input,
+                                       .output = output,
+                                       .factor = op->factor,
+                                       .count_elements = op->count_elements,
+                                       .input_layout = {in, in == NULL ? NULL : in + size},
+                                       .output_layout = {out, out == NULL ? NULL : out + size},
+                                       .residual = residual,
+                                       .input_memory = buffers->input_memory,
+                                       .output_memory = buffers->output_memory,
+                                       .residual_memory = buffers->residual_memory,
+                                       .input_bytes = extents.input_elements * element_bytes,
+                                       .output_bytes = extents.output_elements * element_bytes,
+                                       .residual_bytes = op->count_elements * sizeof(float)};
+    if (buffers->fences != NULL) {
+        buffers->exec.waits = buffers->fences->waits;
+        buffers->exec.wait_count = buffers->fences->wait_count;
+    }
+    status = check_place(buffers, error);
+    return status == STATUS_OK ? check_alignment(op, &buffers->exec, error) : status;
+}
+
+void comms_buffers_release(struct comms_buffers *buffers)
+{
+    memory_unref(buffers->input_memory);
+    memory_unref(buffers->output_memory);
+    memory_unref(buffers->residual_memory);
+    comms_fences_end(buffers->fences); /* after the others: who is told may free what they were of */
+    free(buffers->input_layout);
+    free(buffers->output_layout);
+    *buffers = (struct comms_buffers){0};
+}
+
+/* --- */
+
+static enum status check_reduction(const struct comms_op *op, struct error *error)
+{
+    bool is_scan = op->kind == OP_KIND_SCAN || op->kind == OP_KIND_EXCLUSIVE_SCAN;
+    if (!reduce_is_defined(op->dtype, op->reduce) || (is_scan && op->reduce == REDUCE_AVG)) {
+        return error_set(error, STATUS_UNSUPPORTED, "%s: %s of %s has no meaning", op_kind_text(op->kind),
+                         reduce_text(op->reduce), dtype_text(op->dtype));
+    }
+    return STATUS_OK;
+}
+
+static enum status check_compression(const struct comms_op *op, struct error *error)
+{
+    if (op->compression == COMPRESSION_NONE) {
+        return STATUS_OK;
+    }
+    if (op->kind != OP_KIND_ALL_REDUCE || op->dtype != DTYPE_F32 ||
+        (op->reduce != REDUCE_SUM && op->reduce != REDUCE_AVG) || op->bucket_ops > 1) {
+        return error_set(error, STATUS_UNSUPPORTED,
+                         "only all_reduces of f32 with sum or avg, not in a group, can be compressed");
+    }
+    if (op->top_k_permille > CALL_TOP_K_MAX_PERMILLE) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "top_k: %u of a thousand elements",
+                         op->top_k_permille);
+    }
+    return STATUS_OK;
+}
+
+static enum status check_arguments(const struct comms_op *op, uint32_t size, struct error *error)
+{
+    if (op_kind_has_root(op->kind) && op->root_rank >= size) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "root %u of %u ranks", op->root_rank, size);
+    }
+    if (op->has_layouts && !op_kind_has_blocks(op->kind)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%s has no blocks to count", op_kind_text(op->kind));
+    }
+    if (op->bucket_ops > 1 && (op->kind != OP_KIND_ALL_REDUCE || op->bucket_index >= op->bucket_ops ||
+                               op->bucket_ops > COMMS_BUCKET_OPS_MAX)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%s %u of %u cannot be part of a bucket",
+                         op_kind_text(op->kind), op->bucket_index, op->bucket_ops);
+    }
+    if (op->kind == OP_KIND_SEND && op->peer_rank >= size) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "send to rank %u of %u", op->peer_rank, size);
+    }
+    if (op->kind == OP_KIND_RECEIVE && op->peer_rank >= size && op->peer_rank != COMM_ANY_SOURCE_RANK) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "recv from rank %u of %u", op->peer_rank, size);
+    }
+    enum status status = op_kind_reduces(op->kind) ? check_reduction(op, error) : STATUS_OK;
+    return status == STATUS_OK ? check_compression(op, error) : status;
+}
+
+static uint64_t counts_digest(const struct comms_op *op, const struct comms_buffers *buffers, uint32_t size)
+{
+    const uint64_t *counts = op->kind == OP_KIND_ALL_GATHER       ? buffers->output_layout
+                             : op->kind == OP_KIND_REDUCE_SCATTER ? buffers->input_layout
+                                                                  : NULL;
+    return counts == NULL ? 0 : hash_bytes(1, counts, size * sizeof *counts) | 1;
+}
+
+enum status comms_call_check(const struct comms_op *op, uint32_t rank, uint32_t size, struct comms_call *call,
+                             struct comms_buffers *buffers, struct error *error)
+{
+    *buffers = (struct comms_buffers){0};
+    enum status status = comms_fences_take(op->waits, op->wait_count, &op->ended, &buffers->fences, error);
+    if (status == STATUS_OK) {
+        status = check_arguments(op, size, error);
+    }
+    if (status == STATUS_OK) {
+        status = take_buffers(op, rank, size, buffers, error);
+    }
+    if (status != STATUS_OK) {
+        comms_buffers_release(buffers);
+        return status;
+    }
+    bool compressed = op->compression != COMPRESSION_NONE;
+    bool grouped = op->bucket_ops > 1;
+    *call = (struct comms_call){
+        .kind = op->kind,
+        .dtype = op->kind == OP_KIND_BARRIER ? DTYPE_U8 : op->dtype,
+        .reduce = op_kind_reduces(op->kind) ? op->reduce : REDUCE_SUM,
+        .count_elements = op->kind == OP_KIND_BARRIER || op->has_layouts ? 0 : op->count_elements,
+        .root_rank = op_kind_has_root(op->kind) ? op->root_rank : 0,
+        .has_layouts = op->has_layouts,
+        .layout_digest = op->has_layouts ? counts_digest(op, buffers, size) : 0,
+        .compression = op->compression,
+        .has_residual = compressed && op->residual.memory != NULL,
+        .bucket_ops = grouped ? op->bucket_ops : 1,
+        .bucket_index = grouped ? op->bucket_index : 0,
+    };
+    if (op->compression == COMPRESSION_TOP_K) {
+        call->top_k_permille = op->top_k_permille != 0 ? op->top_k_permille : CALL_TOP_K_DEFAULT_PERMILLE;
+    }
+    return STATUS_OK;
+}

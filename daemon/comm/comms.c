@@ -1,0 +1,481 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/checked.h"
+#include "daemon/base/log.h"
+#include "daemon/comm/comms_internal.h"
+
+enum status comms_new(const struct comms_options *options, struct comms **out, struct error *error)
+{
+    struct comms *comms = calloc(1, sizeof *comms);
+    if (comms == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for the registry of communicators");
+    }
+    comms->mesh = options->mesh;
+    comms->exec = options->exec;
+    comms->rail_count = options->rail_count;
+    (void)snprintf(comms->algorithms, sizeof comms->algorithms, "%s",
+                   options->algorithms != NULL ? options->algorithms : "");
+    comms->user_may = options->user_may;
+    comms->user_may_context = options->user_may_context;
+    comms->node_limit = (struct log_limit){.burst = 5, .interval_ns = 10 * TIME_S};
+    comms->refusal_limit = (struct log_limit){.burst = 20, .interval_ns = TIME_S};
+    comms->verdict_limit = (struct log_limit){.burst = 20, .interval_ns = TIME_S};
+    comms->slice_bytes = options->slice_bytes != 0 ? options->slice_bytes : EXEC_SLICE_BYTES_DEFAULT;
+    random_seed(&comms->random, options->seed_secure);
+    struct mesh_handler handler = {comms, comms_control_node_up, comms_control_node_down,
+                                   comms_control_received};
+    mesh_set_handler(comms->mesh, &handler);
+    *out = comms;
+    return STATUS_OK;
+}
+
+void comms_free(struct comms *comms)
+{
+    if (comms == NULL) {
+        return;
+    }
+    struct mesh_handler nobody = {0};
+    mesh_set_handler(comms->mesh, &nobody);
+    struct error cause;
+    error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down", mesh_own_name(comms->mesh));
+    while (comms->comms != NULL) {
+        struct communicator *comm = comms->comms;
+        if (comm->exec != NULL && !exec_comm_idle(comm->exec)) {
+            exec_comm_abort(comm->exec, &cause, 0);
+        }
+        while (comm->members != NULL) {
+            communicator_remove_member(comm->members);
+        }
+        communicator_free(comm);
+    }
+    comms_names_free(comms);
+    timer_heap_free(&comms->timers);
+    free(comms);
+}
+
+const char *comms_algorithms(const struct comms *comms)
+{
+    return comms->algorithms;
+}
+
+uint64_t comms_slice_bytes(const struct comms *comms)
+{
+    return comms->slice_bytes;
+}
+
+bool comms_is_crowded(const struct comms *comms)
+{
+    return mesh_is_crowded(comms->mesh);
+}
+
+uint64_t comms_next_deadline_ns(const struct comms *comms)
+{
+    if (comms->queue.count > 0) {
+        return 0;
+    }
+    const struct timer_node *first = timer_heap_first(&comms->timers);
+    return first != NULL ? first->deadline_ns : TIME_NEVER;
+}
+
+static void comms_expire(struct communicator *comm, uint64_t now_ns)
+{
+    switch (comm->state) {
+    case COMMS_COMM_FORMING:
+        if (now_ns >= comm->announce_ns) {
+            comm->announce_ns = TIME_NEVER;
+            communicator_queue(comm);
+        }
+        if (now_ns >= comm->refusal_ns) {
+            comms_formation_hold_refusals(comm, now_ns);
+        }
+        if (comm->state == COMMS_COMM_FORMING) {
+            comms_formation_deadline(comm, now_ns);
+        }
+        break;
+    case COMMS_COMM_FORMED:
+        if (comm->exec_failed && now_ns >= comm->exec_cause_ns) {
+            communicator_fail(comm, &comm->exec_cause, COMMS_TELL_NODES, now_ns);
+        } else {
+            comms_op_deadlines(comm, now_ns);
+        }
+        if (now_ns >= comm->record_poll_ns || now_ns >= comm->refusals_ns) {
+            comm->refusals_ns = TIME_NEVER;
+            communicator_queue(comm);
+        }
+        break;
+    case COMMS_COMM_FAILED:
+        if (now_ns >= comm->overdue_ns) {
+            comm->overdue_ns = TIME_NEVER;
+            comms_op_overdue(comm);
+            comms_p2p_overdue(comm);
+            communicator_queue(comm);
+        }
+        break;
+    }
+    communicator_arm(comm);
+}
+
+void comms_tick(struct comms *comms, uint64_t now_ns)
+{
+    struct timer_node *first;
+    comms->now_ns = now_ns;
+    /* Whatever expires is queued or set later than now; the bound keeps a mistake there from hanging the
+     * daemon. */
+    for (uint32_t turn = 0; turn <= comms->comm_count; turn++) {
+        first = timer_heap_first(&comms->timers);
+        if (first == NULL || first->deadline_ns > now_ns) {
+            break;
+        }
+        comms_expire((struct communicator *)((char *)first - offsetof(struct communicator, timer)), now_ns);
+    }
+    /* What is queued meanwhile waits for the next tick. */
+    comms->tells_left = COMMS_TICK_TELLS;
+    for (uint32_t left = comms->queue.count; left > 0 && comms->tells_left > 0; left--) {
+        struct fair_entry *turn = fair_take(&comms->queue);
+        if (turn == NULL) {
+            break;
+        }
+        comms->tells_left--;
+        communicator_work((struct communicator *)((char *)turn - offsetof(struct communicator, turn)),
+                          now_ns);
+    }
+}
+
+/* --- Joining --- */
+
+static enum status terms_check(const struct comms *comms, const struct comms_terms *terms,
+                               struct error *error)
+{
+    if (terms->name == NULL || !comms_text_is_name(terms->name, COMM_NAME_MAX_BYTES)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "a communicator's name has 1 to %d printable ASCII characters without space",
+                         COMM_NAME_MAX_BYTES);
+    }
+    if (terms->size < 1 || terms->size > COMM_SIZE_MAX) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "communicator \"%s\": size %u; expected 1 to %d",
+                         terms->name, terms->size, COMM_SIZE_MAX);
+    }
+    if (terms->rank >= terms->size) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "communicator \"%s\": rank %u of size %u",
+                         terms->name, terms->rank, terms->size);
+    }
+    if (terms->algorithms != NULL && terms->algorithms[0] != '\0' &&
+        !comms_text_is_name(terms->algorithms, COMMS_ALGORITHMS_MAX_BYTES)) {
+        return error_set(
+            error, STATUS_INVALID_ARGUMENT,
+            "communicator \"%s\": algorithms have at most %d printable ASCII characters without space",
+            terms->name, COMMS_ALGORITHMS_MAX_BYTES);
+    }
+    if (comms->draining) {
+        return error_set(error, STATUS_SHUTTING_DOWN, "communicator \"%s\": node %s is shutting down",
+                         terms->name, mesh_own_name(comms->mesh));
+    }
+    return STATUS_OK;
+}
+
+static enum status terms_agreed(const struct comms *comms, const struct comms_client *client,
+                                const struct comms_terms *terms, struct communicator_terms *out,
+                                struct error *error)
+{
+    struct error why;
+    *out = (struct communicator_terms){
+        .size = terms->size,
+        .owner_uid = client->uid,
+        .op_timeout_ms = terms->op_timeout_ms != 0 ? terms->op_timeout_ms : COMMS_TIMEOUT_DEFAULT_MS,
+        .slice_bytes = terms->slice_bytes != 0 ? terms->slice_bytes : comms->slice_bytes,
+    };
+    bool said = terms->algorithms != NULL && terms->algorithms[0] != '\0';
+    (void)snprintf(out->algorithms, sizeof out->algorithms, "%s",
+                   said ? terms->algorithms : comms->algorithms);
+    if (coll_overrides_parse(out->algorithms, &out->overrides, &why) != STATUS_OK) {
+        return error_set(error, why.status, "communicator \"%s\": algorithms: %s", terms->name, why.text);
+    }
+    return STATUS_OK;
+}
+
+/* Whether a rank may join those that are here already. */
+static enum status join_check(const struct communicator *comm, const struct comms_client *client,
+                              uint32_t rank, const struct communicator_terms *asked, struct error *error)
+{
+    const struct comms_member *member, *first = NULL;
+    char asks[96];
+    char has[96];
+    DL_FOREACH(comm->members, member)
+    {
+        first = first == NULL && !member->refused ? member : first;
+    }
+    if (first != NULL && comms_terms_differ(asked, &comm->terms, asks, has, sizeof asks)) {
+        return error_set(error, STATUS_MISMATCH,
+                         "communicator \"%s\": rank %u (pid %d) asks for %s, rank %u (pid %d) has %s",
+                         comm->name, rank, (int)client->pid, asks, first->rank, (int)first->client.pid, has);
+    }
+    DL_FOREACH(comm->members, member)
+    {
+        if (!member->refused && member->rank == rank) {
+            return error_set(error, STATUS_ALREADY_EXISTS,
+                             "communicator \"%s\": rank %u is taken by pid %d of node %s", comm->name, rank,
+                             (int)member->client.pid, communicator_own_name(comm));
+        }
+    }
+    if (comm->comm_id != 0) {
+        const char *holder = comm->node_names[comm->node_of_rank[rank]];
+        return error_set(error, STATUS_ALREADY_EXISTS, "communicator \"%s\": rank %u %s node %s", comm->name,
+                         rank, comm->has_left[rank] ? "has left, and was on" : "is taken, on", holder);
+    }
+    const struct comms_claim *claim = comms_formation_claimant(comm, rank);
+    if (claim != NULL) {
+        return error_set(error, STATUS_ALREADY_EXISTS, "communicator \"%s\": rank %u is taken, on node %s",
+                         comm->name, rank, communicator_node_name(comm, claim->node));
+    }
+    if (comm->rank_count >= COMMS_LOCAL_RANKS_MAX) {
+        return error_set(error, STATUS_LIMIT, "communicator \"%s\" has %d ranks on node %s already",
+                         comm->name, COMMS_LOCAL_RANKS_MAX, communicator_own_name(comm));
+    }
+    return STATUS_OK;
+}
+
+static int member_order(const struct comms_member *a, const struct comms_member *b)
+{
+    return a->rank < b->rank ? -1 : a->rank > b->rank;
+}
+
+enum status comms_member_join(struct comms *comms, const struct comms_client *client,
+                              const struct comms_terms *terms, const struct comms_member_handler *handler,
+                              uint64_t now_ns, struct comms_member **out, struct error *error)
+{
+    struct communicator_terms asked;
+    struct communicator *comm = NULL;
+    enum status status = terms_check(comms, terms, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = terms_agreed(comms, client, terms, &asked, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (!comms_user_may(comms, client->uid, COMMS_NODE_OWN)) {
+        return error_set(error, STATUS_PERMISSION,
+                         "communicator \"%s\": uid %u may have no ranks on node %s (users in commd.conf)",
+                         terms->name, (unsigned)client->uid, mesh_own_name(comms->mesh));
+    }
+    comm = communicator_find(comms, client->uid, terms->name);
+    if (comm != NULL && comm->state == COMMS_COMM_FORMED && terms->rank < comm->terms.size &&
+        comm->has_left[terms->rank]) {
+        communicator_unname(
+            comm); /* the rank begins the next of that name before others have left this one */
+        comm = NULL;
+    }
+    if (comm != NULL) {
+        status = join_check(comm, client, terms->rank, &asked, error);
+        if (status != STATUS_OK) {
+            return status;
+        }
+    }
+    struct error why;
+    if (budget_charge(client->account, BUDGET_COMMUNICATORS, 1, &why) != STATUS_OK) {
+        return error_set(error, why.status, "communicator \"%s\", rank %u: %s", terms->name, terms->rank,
+                         why.text);
+    }
+    struct comms_member *member = calloc(1, sizeof *member);
+    if (member == NULL) {
+        budget_release(client->account, BUDGET_COMMUNICATORS, 1);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for rank %u", terms->name,
+                         terms->rank);
+    }
+    if (comm == NULL) {
+        status = communicator_new(comms, terms->name, &asked, now_ns, &comm, error);
+        if (status != STATUS_OK) {
+            budget_release(client->account, BUDGET_COMMUNICATORS, 1);
+            free(member);
+            return status;
+        }
+    }
+    uint64_t timeout_ns;
+    member->comm = comm;
+    member->client = *client;
+    member->handler = *handler;
+    member->rank = terms->rank;
+    member->form_timeout_ms = terms->form_timeout_ms != 0 ? terms->form_timeout_ms : COMMS_TIMEOUT_DEFAULT_MS;
+    member->form_deadline_ns = checked_mul_u64(member->form_timeout_ms, TIME_MS, &timeout_ns)
+                                   ? time_after(now_ns, timeout_ns)
+                                   : TIME_NEVER;
+    DL_INSERT_INORDER(comm->members, member, member_order);
+    comm->member_count++;
+    comm->rank_count++;
+    comm->announce_wanted = true;
+    communicator_arm(comm);
+    communicator_queue(comm);
+    *out = member;
+    return STATUS_OK;
+}
+
+/* --- Leaving --- */
+
+static void send_leave(struct communicator *comm, uint32_t rank, uint64_t last_seq)
+{
+    Commd__Mesh__Leave body = COMMD__MESH__LEAVE__INIT;
+    body.comm_id = comm->comm_id;
+    body.n_ranks = 1;
+    body.ranks = &rank;
+    body.last_seq = last_seq;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_LEAVE;
+    message.leave = &body;
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        if (i != comm->own_index) {
+            communicator_send(comm, comm->nodes[i].node, &message);
+        }
+    }
+}
+
+static bool member_has_pending(const struct comms_member *member)
+{
+    const struct communicator_op *op;
+    for (op = member->comm->pending; op != NULL && op->seq <= member->posted_seq; op = op->next) {
+        if (op->posts[member->local_index].part != NULL) {
+            return true;
+        }
+    }
+    return comms_p2p_pending(member);
+}
+
+static void expelled_text(const struct comms_member *member, const char *why, struct error *cause)
+{
+    const struct communicator *comm = member->comm;
+    error_set(cause, STATUS_RANK_LOST, "communicator \"%s\": rank %u (pid %d) of node %s %s", comm->name,
+              member->rank, (int)member->client.pid, communicator_own_name(comm), why);
+}
+
+/* The communicator is lost with the rank; why: not null when it was expelled. */
+static void leave_formed(struct comms_member *member, enum comms_leave how, const char *why, uint64_t now_ns)
+{
+    struct communicator *comm = member->comm;
+    struct error cause;
+    if (why == NULL && how == COMMS_LEAVE_ORDERLY) {
+        comms_verdict_tell_own(member, now_ns);
+    }
+    if (why != NULL) {
+        expelled_text(member, why, &cause);
+        communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
+    } else if (how == COMMS_LEAVE_LOST) {
+        error_set(&cause, STATUS_RANK_LOST,
+                  "communicator \"%s\": the process of rank %u (pid %d) of node %s is gone", comm->name,
+                  member->rank, (int)member->client.pid, communicator_own_name(comm));
+        communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
+    } else if (member_has_pending(member)) {
+        error_set(&cause, STATUS_ABORTED,
+                  "communicator \"%s\": rank %u (pid %d) of node %s left before op %llu was done", comm->name,
+                  member->rank, (int)member->client.pid, communicator_own_name(comm),
+                  (unsigned long long)member->posted_seq);
+        communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
+    } else {
+        communicator_rank_left(comm, member->rank, member->posted_seq);
+        send_leave(comm, member->rank, member->posted_seq);
+        comms_op_check_left(comm, now_ns);
+    }
+}
+
+static void leave_forming(struct comms_member *member, enum comms_leave how, const char *why, uint64_t now_ns)
+{
+    struct communicator *comm = member->comm;
+    struct error cause;
+    error_set(&cause, STATUS_RANK_LOST,
+              "communicator \"%s\": %srank %u (pid %d) of node %s %s while it was being formed", comm->name,
+              how == COMMS_LEAVE_LOST ? "the process of " : "", member->rank, (int)member->client.pid,
+              communicator_own_name(comm), how == COMMS_LEAVE_LOST ? "was lost" : "left");
+    if (why != NULL) {
+        expelled_text(member, why, &cause);
+    }
+    comms_formation_drop_member(member, &cause, now_ns);
+}
+
+static void member_leave(struct comms_member *member, enum comms_leave how, const char *why, uint64_t now_ns)
+{
+    struct communicator *comm = member->comm;
+    if (!member->refused) {
+        switch (comm->state) {
+        case COMMS_COMM_FORMING:
+            leave_forming(member, how, why, now_ns);
+            break;
+        case COMMS_COMM_FORMED:
+            leave_formed(member, how, why, now_ns);
+            break;
+        case COMMS_COMM_FAILED:
+            break;
+        }
+    }
+    comms_p2p_leave(member);
+    comms_op_settle_all(member);
+    communicator_remove_member(member);
+}
+
+void comms_member_leave(struct comms_member *member, enum comms_leave how, uint64_t now_ns)
+{
+    member_leave(member, how, NULL, now_ns);
+}
+
+void comms_member_expel(struct comms_member *member, const char *why, uint64_t now_ns)
+{
+    member_leave(member, COMMS_LEAVE_LOST, why, now_ns);
+}
+
+void comms_member_view(const struct comms_member *member, struct communicator_view *out)
+{
+    const struct communicator *comm = member->comm;
+    *out = (struct communicator_view){
+        .comm_id = comm->comm_id,
+        .generation = comm->generation,
+        .size = comm->terms.size,
+        .rank = member->rank,
+        .local_rank = member->local_index,
+        .local_size = comm->local_count,
+        .node_count = comm->node_count,
+        .node_of_rank = comm->node_of_rank,
+        .node_names = comm->node_names,
+    };
+}
+
+/* --- By hand --- */
+
+enum status comms_abort(struct comms *comms, uid_t owner_uid, const char *name, const struct error *cause,
+                        uint64_t now_ns)
+{
+    struct communicator *comm = communicator_find(comms, owner_uid, name);
+    if (comm == NULL || comm->state == COMMS_COMM_FAILED) {
+        return STATUS_NOT_FOUND;
+    }
+    communicator_fail(comm, cause, COMMS_TELL_NODES, now_ns);
+    return STATUS_OK;
+}
+
+void comms_abort_all(struct comms *comms, const struct error *cause, uint64_t now_ns)
+{
+    struct communicator *comm;
+    DL_FOREACH(comms->comms, comm)
+    {
+        if (comm->member_count > 0) {
+            communicator_fail(comm, cause, COMMS_TELL_NODES, now_ns);
+        }
+    }
+}
+
+bool comms_idle(const struct comms *comms)
+{
+    const struct communicator *comm;
+    DL_FOREACH(comms->comms, comm)
+    {
+        if (comms_op_any_pending(comm) || (comm->exec != NULL && !exec_comm_idle(comm->exec))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void comms_drain(struct comms *comms)
+{
+    comms->draining = true;
+}

@@ -1,0 +1,377 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/log.h"
+#include "daemon/comm/comms_internal.h"
+
+struct communicator *communicator_find(const struct comms *comms, uid_t owner_uid, const char *name)
+{
+    struct communicator *comm;
+    struct comms_key key;
+    size_t key_bytes = comms_key_make(&key, owner_uid, name);
+    HASH_FIND(hh_key, comms->by_key, &key, key_bytes, comm);
+    return comm;
+}
+
+struct communicator *communicator_find_id(const struct comms *comms, uint64_t comm_id)
+{
+    struct communicator *comm;
+    HASH_FIND(hh_id, comms->by_id, &comm_id, sizeof comm_id, comm);
+    return comm;
+}
+
+const char *communicator_own_name(const struct communicator *comm)
+{
+    return mesh_own_name(comm->comms->mesh);
+}
+
+const char *communicator_node_name(const struct communicator *comm, uint32_t node)
+{
+    return node == COMMS_NODE_OWN ? communicator_own_name(comm) : mesh_node_name(comm->comms->mesh, node);
+}
+
+uint32_t communicator_node_index(const struct communicator *comm, uint32_t node)
+{
+    uint32_t index = 0;
+    while (index < comm->node_count && comm->nodes[index].node != node) {
+        index++;
+    }
+    return index;
+}
+
+void communicator_send(struct communicator *comm, uint32_t node, const Commd__Mesh__Message *message)
+{
+    enum status status = mesh_send(comm->comms->mesh, node, message);
+    (void)status; /* a node that cannot be told is lost, and node_down follows or was */
+}
+
+/* --- Beginning and end --- */
+
+enum status communicator_new(struct comms *comms, const char *name, const struct communicator_terms *terms,
+                             uint64_t now_ns, struct communicator **out, struct error *error)
+{
+    if (comms->comm_count >= COMMS_COMMS_MAX) {
+        return error_set(error, STATUS_LIMIT, "communicator \"%s\": this node has %d communicators already",
+                         name, COMMS_COMMS_MAX);
+    }
+    struct communicator *comm = calloc(1, sizeof *comm);
+    if (comm == NULL || !timer_heap_reserve(&comms->timers, (size_t)comms->comm_count + 1)) {
+        free(comm);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", name);
+    }
+    comm->comms = comms;
+    size_t key_bytes = comms_key_make(&comm->key, terms->owner_uid, name);
+    HASH_ADD_KEYPTR(hh_key, comms->by_key, &comm->key, key_bytes, comm);
+    if (!table_has(comm, hh_key)) {
+        free(comm);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", name);
+    }
+    comm->named = true;
+    comm->name = comm->key.name;
+    comm->terms = *terms;
+    comm->generation = comms_names_next_generation(comms, terms->owner_uid, name);
+    comm->timer.index = TIMER_NODE_DISARMED;
+    comm->left_seq = UINT64_MAX;
+    comm->op_deadline_ns = TIME_NEVER;
+    comm->record_poll_ns = TIME_NEVER;
+    comm->overdue_ns = TIME_NEVER;
+    comm->refusal_ns = TIME_NEVER;
+    comm->announce_ns = TIME_NEVER;
+    comm->refusals_ns = TIME_NEVER;
+    do {
+        comm->nonce = random_u64(&comms->random);
+    } while (comm->nonce == 0);
+    mesh_link_estimate(comms->mesh, &comm->latency_ns, &comm->bytes_per_s);
+    communicator_set_state(comm, COMMS_COMM_FORMING, now_ns);
+    DL_APPEND(comms->comms, comm);
+    comms->comm_count++;
+    *out = comm;
+    return STATUS_OK;
+}
+
+void communicator_unname(struct communicator *comm)
+{
+    if (comm->named) {
+        HASH_DELETE(hh_key, comm->comms->by_key, comm);
+        comm->named = false;
+    }
+}
+
+void communicator_free(struct communicator *comm)
+{
+    struct comms *comms = comm->comms;
+    communicator_unname(comm);
+    fair_remove(&comms->queue, &comm->turn);
+    comms_op_free_all(comm);
+    comms_p2p_free_all(comm);
+    if (comm->exec != NULL) {
+        exec_comm_free(comm->exec);
+    }
+    comms_formation_free(comm);
+    timer_heap_remove(&comms->timers, &comm->timer);
+    DL_DELETE(comms->comms, comm);
+    comms->comm_count--;
+    free(comm);
+}
+
+void communicator_queue(struct communicator *comm)
+{
+    fair_put(&comm->comms->queue, &comm->turn, comm->terms.owner_uid);
+}
+
+void communicator_set_state(struct communicator *comm, enum communicator_state state, uint64_t now_ns)
+{
+    comm->state = state;
+    comm->since_ns = now_ns;
+}
+
+static uint64_t comm_deadline_ns(const struct communicator *comm)
+{
+    uint64_t deadline_ns = TIME_NEVER;
+    const struct comms_member *member;
+    switch (comm->state) {
+    case COMMS_COMM_FORMING:
+        deadline_ns = time_min(comm->refusal_ns, comm->announce_ns);
+        DL_FOREACH(comm->members, member)
+        {
+            if (!member->refused) {
+                deadline_ns = time_min(deadline_ns, member->form_deadline_ns);
+            }
+        }
+        break;
+    case COMMS_COMM_FORMED:
+        deadline_ns = time_min(time_min(comm->op_deadline_ns, comm->record_poll_ns), comm->refusals_ns);
+        if (comm->exec_failed) {
+            deadline_ns = time_min(deadline_ns, comm->exec_cause_ns);
+        }
+        break;
+    case COMMS_COMM_FAILED:
+        deadline_ns = comm->overdue_ns;
+        break;
+    }
+    return deadline_ns;
+}
+
+void communicator_arm(struct communicator *comm)
+{
+    uint64_t deadline_ns = comm_deadline_ns(comm);
+    if (deadline_ns == TIME_NEVER) {
+        timer_heap_remove(&comm->comms->timers, &comm->timer);
+    } else {
+        timer_heap_set(&comm->comms->timers, &comm->timer, deadline_ns);
+    }
+}
+
+/* --- Failure --- */
+
+static void comm_tell_abort(struct communicator *comm, const struct error *cause)
+{
+    Commd__Mesh__Abort body = COMMD__MESH__ABORT__INIT;
+    body.comm_id = comm->comm_id;
+    body.status = cause->status;
+    body.text = (char *)cause->text;
+    body.origin_node = (char *)communicator_own_name(comm);
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_ABORT;
+    message.abort = &body;
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        if (i != comm->own_index) {
+            communicator_send(comm, comm->nodes[i].node, &message);
+        }
+    }
+}
+
+bool communicator_may_log(const struct communicator *comm, struct user_log *logs, uint64_t now_ns,
+                          char left_out[COMMS_LEFT_OUT_BYTES])
+{
+    uint64_t suppressed;
+    left_out[0] = '\0';
+    if (!user_log_pass(logs, comm->terms.owner_uid, now_ns, &suppressed)) {
+        return false;
+    }
+    if (suppressed > 0) {
+        (void)snprintf(left_out, COMMS_LEFT_OUT_BYTES, " (%llu such lines of this user were left out)",
+                       (unsigned long long)suppressed);
+    }
+    return true;
+}
+
+void communicator_fail(struct communicator *comm, const struct error *cause, enum comms_tell tell,
+                       uint64_t now_ns)
+{
+    if (comm->state == COMMS_COMM_FAILED) {
+        return;
+    }
+    bool formed = comm->state == COMMS_COMM_FORMED;
+    struct error copy = *cause; /* may be the communicator's own */
+    if (copy.status == STATUS_OK || copy.status == STATUS_IN_PROGRESS) {
+        copy.status = STATUS_INTERNAL;
+    }
+    char left_out[COMMS_LEFT_OUT_BYTES];
+    if (communicator_may_log(comm, &comm->comms->failed_log, now_ns, left_out)) {
+        log_warning("communicator \"%s\" %s: %s%s", comm->name, formed ? "failed" : "gave up forming",
+                    comms_text_without_name(comm->name, copy.text), left_out);
+    }
+    comm->cause = copy;
+    if (tell == COMMS_TELL_NODES) {
+        if (formed) {
+            comm_tell_abort(comm, &copy);
+        }
+        comms_formation_withdraw(
+            comm, &copy); /* for nodes on which it is not formed yet, or is forming anew already */
+    }
+    communicator_set_state(comm, COMMS_COMM_FAILED, now_ns);
+    communicator_unname(comm);
+    if (formed) {
+        comms_op_fail_waiting(comm);
+        comms_p2p_fail(comm);
+        exec_comm_abort(comm->exec, &comm->cause, now_ns);
+        comm->overdue_ns = time_after(now_ns, COMMS_OVERDUE_NS);
+    }
+    communicator_arm(comm);
+    communicator_queue(comm);
+}
+
+/* --- Members --- */
+
+void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t last_seq)
+{
+    if (comm->has_left[rank]) {
+        return;
+    }
+    comm->has_left[rank] = true;
+    comm->nodes[comm->node_of_rank[rank]].left_count++;
+    if (last_seq < comm->left_seq) {
+        comm->left_seq = last_seq;
+        comm->left_rank = rank;
+    }
+}
+
+void communicator_remove_member(struct comms_member *member)
+{
+    struct communicator *comm = member->comm;
+    if (comm->cursor == member) {
+        comm->cursor = member->next;
+    }
+    if (comm->told == member) {
+        comm->told = NULL;
+    }
+    comms_records_end(member);
+    comms_verdict_forget_own(member);
+    budget_release(member->client.account, BUDGET_COMMUNICATORS, 1);
+    DL_DELETE(comm->members, member);
+    comm->member_count--;
+    if (!member->refused) {
+        comm->rank_count--;
+        if (comm->rank_count == 0) {
+            communicator_unname(comm);
+        }
+    }
+    if (comm->locals != NULL && member->local_index < comm->local_count &&
+        comm->locals[member->local_index] == member) {
+        comm->locals[member->local_index] = NULL;
+    }
+    free(member);
+    communicator_queue(comm);
+}
+
+static const struct error comm_success = {.status = STATUS_OK};
+
+/* Tells the owner the next thing that it does not know yet. Returns whether there was one. The member may be
+ * gone afterwards. */
+static bool member_tell(struct comms_member *member, uint64_t now_ns)
+{
+    struct communicator *comm = member->comm;
+    const struct comms_member_handler handler = member->handler;
+    bool was_formed = comm->ops != NULL && !member->refused;
+    if (!member->formed_told) {
+        if (comm->state == COMMS_COMM_FORMING && !member->refused) {
+            return false;
+        }
+        member->formed_told = true;
+        handler.formed(handler.context, member,
+                       member->refused ? &member->refusal
+                       : was_formed    ? &comm_success
+                                       : &comm->cause,
+                       now_ns);
+        return true;
+    }
+    if (!was_formed) {
+        return false;
+    }
+    if (comms_p2p_tell(member, now_ns)) {
+        return true;
+    }
+    if (member->completed_seq < member->posted_seq) {
+        struct communicator_op *op = comms_op_at(comm, member->completed_seq + 1);
+        if (op == NULL || !op->posts[member->local_index].owed) {
+            member->completed_seq = member->owed_ops > 0 ? member->completed_seq + 1 : member->posted_seq;
+            return true; /* it was refused, and the owner heard that at once */
+        }
+        if (!op->finished && !op->overdue) {
+            return false;
+        }
+        struct error cause = op->succeeded ? comm_success : op->cause != NULL ? *op->cause : comm->cause;
+        struct comms_completion completion = {.ticket = op->posts[member->local_index].ticket,
+                                              .result = &cause};
+        member->completed_seq++;
+        comms_op_settle(op, member);
+        handler.completed(handler.context, member, &completion, now_ns);
+        return true;
+    }
+    if (comm->state == COMMS_COMM_FAILED && !member->aborted_told && member->pending_messages == 0) {
+        member->aborted_told = true;
+        handler.aborted(handler.context, member, &comm->cause, now_ns);
+        return true;
+    }
+    return false;
+}
+
+/* Owners may do anything from their callbacks: leave (any member), post, join. */
+static void comm_tell_members(struct communicator *comm, uint64_t now_ns)
+{
+    comm->cursor = comm->members;
+    while (comm->cursor != NULL) {
+        struct comms_member *member = comm->cursor;
+        comm->cursor = member->next;
+        comm->told = member;
+        while (comm->told == member && comm->comms->tells_left > 0 && member_tell(member, now_ns)) {
+            comm->comms->tells_left--;
+        }
+        comm->told = NULL;
+    }
+    if (comm->comms->tells_left == 0) {
+        communicator_queue(comm); /* for the rest, after the other communicators */
+    }
+}
+
+static void comm_step_records(struct communicator *comm, uint64_t now_ns)
+{
+    bool polls = false;
+    struct comms_member *member;
+    DL_FOREACH(comm->members, member)
+    {
+        polls |= member->records != NULL && comms_records_step(member);
+    }
+    comm->record_poll_ns = polls ? time_after(now_ns, COMMS_RECORD_POLL_NS) : TIME_NEVER;
+}
+
+void communicator_work(struct communicator *comm, uint64_t now_ns)
+{
+    if (comm->state == COMMS_COMM_FORMED && comm->exec_failed && now_ns >= comm->exec_cause_ns) {
+        communicator_fail(comm, &comm->exec_cause, COMMS_TELL_NODES, now_ns);
+    }
+    if (comm->state == COMMS_COMM_FORMING && comm->rank_count > 0) {
+        comms_formation_work(comm, now_ns);
+    }
+    comms_verdict_tell_refusals(comm, now_ns);
+    comm_step_records(comm, now_ns);
+    comm_tell_members(comm, now_ns);
+    communicator_arm(comm);
+    if (comm->member_count == 0 && (comm->exec == NULL || exec_comm_idle(comm->exec))) {
+        communicator_free(comm);
+    }
+}

@@ -1,0 +1,269 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/log.h"
+#include "daemon/comm/comms_internal.h"
+
+/* A cause that came from another node: its status and text, nothing added. */
+static void cause_from_wire(const struct comms *comms, uint32_t node, uint32_t status, const char *text,
+                            struct error *out)
+{
+    out->status = status_from_wire(status);
+    if (out->status == STATUS_OK || out->status == STATUS_IN_PROGRESS) {
+        out->status = STATUS_PROTOCOL;
+    }
+    comms_text_from_wire(text, out->text, sizeof out->text);
+    if (out->text[0] == '\0') {
+        error_set(out, out->status, "node %s says no more than: %s", mesh_node_name(comms->mesh, node),
+                  status_text(out->status));
+    }
+}
+
+/*
+ * A node that may have ranks of the user refuses us for a fact that contradicts what we hold: its terms are
+ * not ours, or it holds ranks of ours. *cause gets the fact's status.
+ */
+static bool refusal_counts(struct comms *comms, const struct communicator *comm, uint32_t node,
+                           const Commd__Mesh__Refuse *refuse, struct error *cause, uint64_t now_ns)
+{
+    struct communicator_terms held;
+    char asks[96];
+    char has[96];
+    if (!comms_user_may_say(comms, comm->terms.owner_uid, node, comm->name, now_ns)) {
+        return false;
+    }
+    if (refuse->terms == NULL || refuse->terms->owner_uid != comm->terms.owner_uid ||
+        !comms_terms_are_sound(refuse->terms)) {
+        mesh_violation(comms->mesh, node, "a refusal that shows no terms");
+        return false;
+    }
+    comms_terms_from_wire(refuse->terms, &held);
+    bool differs = comms_terms_differ(&comm->terms, &held, asks, has, sizeof asks);
+    if (!differs && refuse->n_ranks == 0) {
+        mesh_violation(comms->mesh, node, "a refusal for terms that are the same");
+        return false;
+    }
+    cause->status = differs ? STATUS_MISMATCH : STATUS_ALREADY_EXISTS;
+    return true;
+}
+
+static void on_refuse(struct comms *comms, uint32_t node, const Commd__Mesh__Refuse *refuse, uint64_t now_ns)
+{
+    struct communicator *comm = communicator_find(comms, refuse->owner_uid, refuse->name);
+    struct error cause;
+    if (comm == NULL || comm->state != COMMS_COMM_FORMING || comm->nonce != refuse->nonce) {
+        return;
+    }
+    cause_from_wire(comms, node, refuse->status, refuse->text, &cause);
+    if (!refusal_counts(comms, comm, node, refuse, &cause, now_ns)) {
+        return;
+    }
+    struct comms_member *member;
+    DL_FOREACH(comm->members, member)
+    {
+        bool named = refuse->n_ranks == 0;
+        for (size_t i = 0; i < refuse->n_ranks; i++) {
+            named = named || refuse->ranks[i] == member->rank;
+        }
+        if (named && !member->refused && !member->refusal_waits) {
+            member->refusal_waits = true;
+            member->refusal = cause;
+            comm->refusal_ns = time_min(comm->refusal_ns, time_after(now_ns, COMMS_REFUSAL_WAIT_NS));
+        }
+    }
+    communicator_arm(comm);
+    communicator_queue(comm);
+}
+
+static void on_withdraw(struct comms *comms, uint32_t node, const Commd__Mesh__Withdraw *withdraw,
+                        uint64_t now_ns)
+{
+    struct communicator *comm = communicator_find(comms, withdraw->owner_uid, withdraw->name);
+    struct error cause;
+    if (comm == NULL) {
+        return;
+    }
+    cause_from_wire(comms, node, withdraw->status, withdraw->text, &cause);
+    if (comm->state == COMMS_COMM_FORMING) {
+        struct comms_claim *claim = comms_formation_claim(comm, node);
+        if (claim != NULL && claim->nonce == withdraw->nonce) {
+            char why[COMMS_LIST_TEXT_MAX_BYTES];
+            (void)snprintf(why, sizeof why, "node %s gave up: %.80s", mesh_node_name(comms->mesh, node),
+                           comms_text_without_name(comm->name, cause.text));
+            comms_formation_drop_claim(comm, claim, why);
+        }
+        return;
+    }
+    uint32_t index = communicator_node_index(comm, node);
+    if (comm->state == COMMS_COMM_FORMED && index < comm->node_count &&
+        comm->nodes[index].nonce == withdraw->nonce) {
+        communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
+    }
+}
+
+/* The communicator of an id, if it is known here. Only its nodes can know the id: another one guesses. */
+static struct communicator *find_by_id(struct comms *comms, uint64_t comm_id, uint32_t node)
+{
+    struct communicator *comm = communicator_find_id(comms, comm_id);
+    if (comm != NULL && communicator_node_index(comm, node) == comm->node_count) {
+        mesh_violation(comms->mesh, node, "a message of a communicator that it has no part in");
+        return NULL;
+    }
+    return comm;
+}
+
+/* The communicator of an id; also one that took its promise of it back, while others have formed it. */
+static struct communicator *find_promised(struct comms *comms, uint64_t comm_id, uint32_t node)
+{
+    struct communicator *comm = communicator_find_id(comms, comm_id);
+    if (comm != NULL) {
+        return find_by_id(comms, comm_id, node);
+    }
+    HASH_FIND(hh_promise, comms->by_promise, &comm_id, sizeof comm_id, comm);
+    bool counts =
+        comm != NULL && comm->state == COMMS_COMM_FORMING && comms_formation_claim(comm, node) != NULL;
+    return counts ? comm : NULL;
+}
+
+static void on_abort(struct comms *comms, uint32_t node, const Commd__Mesh__Abort *abort_message,
+                     uint64_t now_ns)
+{
+    struct communicator *comm = find_promised(comms, abort_message->comm_id, node);
+    struct error cause;
+    if (comm != NULL) {
+        cause_from_wire(comms, node, abort_message->status, abort_message->text, &cause);
+        /* The origin tells everybody; but that our part of what is still being formed is no more, only we can
+         * say. */
+        communicator_fail(comm, &cause,
+                          comm->state == COMMS_COMM_FORMING ? COMMS_TELL_NODES : COMMS_TELL_NOBODY, now_ns);
+    }
+}
+
+static void on_leave(struct comms *comms, uint32_t node, const Commd__Mesh__Leave *leave, uint64_t now_ns)
+{
+    struct communicator *comm = find_by_id(comms, leave->comm_id, node);
+    if (comm == NULL || comm->state == COMMS_COMM_FAILED) {
+        return;
+    }
+    uint32_t index = communicator_node_index(comm, node);
+    for (size_t i = 0; i < leave->n_ranks; i++) {
+        if (leave->ranks[i] >= comm->terms.size || comm->node_of_rank[leave->ranks[i]] != index) {
+            mesh_violation(comms->mesh, node, "that a rank leaves which it does not have");
+            return;
+        }
+    }
+    for (size_t i = 0; i < leave->n_ranks; i++) {
+        communicator_rank_left(comm, leave->ranks[i], leave->last_seq);
+    }
+    comms_op_check_left(comm, now_ns);
+}
+
+static void on_dispute(struct comms *comms, uint32_t node, const Commd__Mesh__Dispute *dispute,
+                       uint64_t now_ns)
+{
+    struct communicator *comm = find_by_id(comms, dispute->comm_id, node);
+    if (dispute->ops < 1 || dispute->ops > COMMS_BUCKET_OPS_MAX || dispute->seq < 1 ||
+        dispute->seq > UINT64_MAX - dispute->ops) {
+        mesh_violation(comms->mesh, node, "a dispute on operations that cannot be");
+    } else if (comm != NULL) {
+        comms_dispute_received(comm, dispute, now_ns);
+    }
+}
+
+static void on_verdict(struct comms *comms, uint32_t node, const Commd__Mesh__Verdict *verdict,
+                       uint64_t now_ns)
+{
+    struct communicator *comm = find_by_id(comms, verdict->comm_id, node);
+    uint32_t index = comm == NULL ? 0 : communicator_node_index(comm, node);
+    if (verdict->ops < 1 || verdict->ops > COMMS_BUCKET_OPS_MAX || verdict->seq < 1 ||
+        verdict->seq > UINT64_MAX - verdict->ops) {
+        mesh_violation(comms->mesh, node, "a verdict on operations that cannot be");
+    } else if (comm != NULL && (verdict->final ? index != 0 : comm->own_index != 0)) {
+        mesh_violation(comms->mesh, node, "a verdict that is not its to say, or not ours");
+    } else if (comm != NULL) {
+        comms_verdict_received(comm, verdict, now_ns);
+    }
+}
+
+void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Message *message,
+                            uint64_t now_ns)
+{
+    struct comms *comms = context;
+    comms->now_ns = now_ns;
+    if (message->body_case == COMMD__MESH__MESSAGE__BODY_ANNOUNCE) {
+        comms_control_announce(comms, node, message->announce, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_REFUSE) {
+        on_refuse(comms, node, message->refuse, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_WITHDRAW) {
+        on_withdraw(comms, node, message->withdraw, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_ABORT) {
+        on_abort(comms, node, message->abort, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_LEAVE) {
+        on_leave(comms, node, message->leave, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_DISPUTE) {
+        on_dispute(comms, node, message->dispute, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_VERDICT) {
+        on_verdict(comms, node, message->verdict, now_ns);
+    }
+}
+
+/* --- Nodes --- */
+
+/* Fresh, not an answer: who does not fit with the ranks that the node has meanwhile is to be found out, and
+ * answered. */
+void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
+{
+    struct comms *comms = context;
+    struct communicator *comm;
+    exec_node_up(comms->exec, node, now_ns);
+    DL_FOREACH(comms->comms, comm)
+    {
+        if (comm->state == COMMS_COMM_FORMING && comm->rank_count > 0 &&
+            comms_user_may(comms, comm->terms.owner_uid, node)) {
+            comms_formation_announce_to(comm, node);
+        }
+    }
+}
+
+static void lost_text(const struct comms *comms, uint32_t node, const struct error *cause, struct error *out)
+{
+    const char *name = mesh_node_name(comms->mesh, node);
+    char prefix[NODE_NAME_MAX_BYTES + 16];
+    int length = snprintf(prefix, sizeof prefix, "node %s: ", name);
+    bool repeats = length > 0 && strncmp(cause->text, prefix, (size_t)length) == 0;
+    error_set(out, STATUS_NODE_LOST, "node %s lost: %s", name, repeats ? cause->text + length : cause->text);
+}
+
+void comms_control_node_down(void *context, uint32_t node, const struct error *cause, uint64_t now_ns)
+{
+    struct comms *comms = context;
+    struct communicator *comm;
+    struct error lost;
+    lost_text(comms, node, cause, &lost);
+    exec_node_down(comms->exec, node, &lost);
+    DL_FOREACH(comms->comms, comm)
+    {
+        if (comm->state == COMMS_COMM_FORMING) {
+            struct comms_claim *claim = comms_formation_claim(comm, node);
+            if (communicator_node_index(comm, node) < comm->node_count) {
+                communicator_fail(comm, &lost, COMMS_TELL_NODES,
+                                  now_ns); /* others may count on our promise already */
+            } else if (claim != NULL) {
+                comms_formation_drop_claim(comm, claim, lost.text);
+                HASH_DEL(comm->claims, claim);
+                free(claim);
+            }
+        } else if (comm->state == COMMS_COMM_FORMED) {
+            uint32_t index = communicator_node_index(comm, node);
+            if (index == comm->node_count ||
+                (comm->nodes[index].left_count == comm->nodes[index].rank_count &&
+                 !comms_op_any_pending(comm))) {
+                continue; /* not needed, or not any more */
+            }
+            communicator_fail(comm, &lost, COMMS_TELL_NODES, now_ns);
+        }
+    }
+}

@@ -1,0 +1,174 @@
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/comm/comms_internal.h"
+
+/*
+ * Operations that two ranks called differently. Whoever finds it tells the node that it disagrees with; that
+ * one puts both calls together and asks for a verdict (verdict.c).
+ */
+
+void comms_dispute_local(struct communicator_op *op, const struct error *cause, uint64_t now_ns)
+{
+    op->disputed = true;
+    comms_verdict_ask(op->comm, op->seq, 1, cause, now_ns);
+}
+
+/*
+ * Elements that one local rank has for another and that the other expects, in an operation with layouts.
+ * False: nothing goes from the one to the other, or all ranks' counts are the same.
+ */
+static bool counts_between(const struct communicator_op *op, const struct communicator_post *from,
+                           const struct communicator_post *to, uint64_t *sent, uint64_t *expected)
+{
+    const struct exec_rank *sender = &from->part->buffers.exec, *receiver = &to->part->buffers.exec;
+    switch (op->call.kind) {
+    case OP_KIND_ALL_TO_ALL:
+        *sent = sender->input_layout.counts[to->rank];
+        *expected = receiver->output_layout.counts[from->rank];
+        return true;
+    case OP_KIND_GATHER:
+        *sent = sender->count_elements;
+        *expected = to->rank == op->call.root_rank ? receiver->output_layout.counts[from->rank] : 0;
+        return to->rank == op->call.root_rank;
+    case OP_KIND_SCATTER:
+        *sent = from->rank == op->call.root_rank ? sender->input_layout.counts[to->rank] : 0;
+        *expected = receiver->count_elements;
+        return from->rank == op->call.root_rank;
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_REDUCE_SCATTER:
+    case OP_KIND_ALL_REDUCE:
+    case OP_KIND_BROADCAST:
+    case OP_KIND_BARRIER:
+    case OP_KIND_REDUCE:
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        break;
+    }
+    return false;
+}
+
+/*
+ * Whether two ranks' counts, which all ranks must have alike, are. Digests of counts that differ may be the
+ * same, if somebody means them to be.
+ */
+static bool counts_equal(const struct communicator_op *op, const struct communicator_post *one,
+                         const struct communicator_post *other)
+{
+    bool gathers = op->call.kind == OP_KIND_ALL_GATHER;
+    const struct exec_rank *a = &one->part->buffers.exec, *b = &other->part->buffers.exec;
+    return memcmp(gathers ? a->output_layout.counts : a->input_layout.counts,
+                  gathers ? b->output_layout.counts : b->input_layout.counts,
+                  op->comm->terms.size * sizeof(uint64_t)) == 0;
+}
+
+static bool posts_fit(const struct communicator_op *op, const struct communicator_post *from,
+                      const struct communicator_post *to, struct error *cause)
+{
+    uint64_t sent, expected;
+    if (counts_between(op, from, to, &sent, &expected) && sent != expected) {
+        error_set(cause, STATUS_MISMATCH,
+                  "op %llu on \"%s\": %s_v: rank %u has %llu elements for rank %u, which expects %llu",
+                  (unsigned long long)op->seq, op->comm->name, op_kind_text(op->call.kind), from->rank,
+                  (unsigned long long)sent, to->rank, (unsigned long long)expected);
+        return false;
+    }
+    return true;
+}
+
+/* All ranks' counts are alike: a look at one of the others is enough. */
+static bool post_agrees(const struct communicator_op *op, const struct communicator_post *post,
+                        struct error *cause)
+{
+    const struct communicator_post *other = op->posts;
+    while (other < op->posts + op->comm->local_count && (other == post || other->part == NULL)) {
+        other++;
+    }
+    if (other == op->posts + op->comm->local_count || counts_equal(op, other, post)) {
+        return true;
+    }
+    uint32_t low = other->rank < post->rank ? other->rank : post->rank;
+    error_set(cause, STATUS_MISMATCH, "op %llu on \"%s\": %s_v: ranks %u and %u have different counts",
+              (unsigned long long)op->seq, op->comm->name, op_kind_text(op->call.kind), low,
+              low == post->rank ? other->rank : post->rank);
+    return false;
+}
+
+void comms_dispute_layouts(struct communicator_op *op, uint32_t local_index, uint64_t now_ns)
+{
+    struct error cause;
+    const struct communicator_post *post = &op->posts[local_index];
+    bool agrees = true;
+    if (!op->call.has_layouts) {
+        return;
+    }
+    if (op->call.kind == OP_KIND_ALL_GATHER || op->call.kind == OP_KIND_REDUCE_SCATTER) {
+        agrees = post_agrees(op, post, &cause);
+    } else {
+        for (uint32_t i = 0; i < op->comm->local_count && agrees; i++) { /* itself, too */
+            const struct communicator_post *other = &op->posts[i];
+            agrees = other->part == NULL ||
+                     (posts_fit(op, post, other, &cause) && posts_fit(op, other, post, &cause));
+        }
+    }
+    if (!agrees) {
+        comms_dispute_local(op, &cause, now_ns);
+    }
+}
+
+static void describe_post(const struct communicator_op *op, char *out, size_t size)
+{
+    char call[COMMS_CALL_TEXT_MAX_BYTES];
+    comms_call_describe(&op->call, call, sizeof call);
+    (void)snprintf(out, size, "rank %u (pid %d, node %s): %s", op->first_rank, (int)op->first_pid,
+                   communicator_own_name(op->comm), call);
+}
+
+void comms_dispute_found(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns)
+{
+    struct communicator *comm = context;
+    struct communicator_op *op = comms_op_at(comm, seq);
+    char call[COMMS_CALL_TEXT_MAX_BYTES + NODE_NAME_MAX_BYTES + 48];
+    (void)now_ns;
+    if (op == NULL || comms_verdict_find(comm, seq, NULL)) {
+        return;
+    }
+    op->disputed = true;
+    describe_post(op, call, sizeof call);
+    Commd__Mesh__Dispute body = COMMD__MESH__DISPUTE__INIT;
+    body.comm_id = comm->comm_id;
+    body.seq = seq;
+    body.ops = op->call.bucket_ops;
+    body.call = call;
+    body.how = (char *)how;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_DISPUTE;
+    message.dispute = &body;
+    communicator_send(comm, comm->nodes[node].node, &message);
+}
+
+void comms_dispute_received(struct communicator *comm, const Commd__Mesh__Dispute *dispute, uint64_t now_ns)
+{
+    char theirs[COMMS_CALL_TEXT_MAX_BYTES + NODE_NAME_MAX_BYTES + 48];
+    char ours[sizeof theirs];
+    char how[128];
+    struct error cause;
+    if (comm->state != COMMS_COMM_FORMED || comms_verdict_find(comm, dispute->seq, NULL)) {
+        return;
+    }
+    comms_text_from_wire(dispute->call, theirs, sizeof theirs);
+    comms_text_from_wire(dispute->how, how, sizeof how);
+    uint32_t ops = dispute->ops;
+    const struct communicator_op *op = comms_op_at(comm, dispute->seq);
+    if (op != NULL) {
+        describe_post(op, ours, sizeof ours);
+        ops = op->call.bucket_ops > ops ? op->call.bucket_ops : ops;
+    } else {
+        (void)snprintf(ours, sizeof ours, "node %s is past it", communicator_own_name(comm));
+    }
+    error_set(&cause, STATUS_MISMATCH, "op %llu on \"%s\": %s; %s%s%s", (unsigned long long)dispute->seq,
+              comm->name, theirs, ours, how[0] != '\0' ? ": " : "", how);
+    comms_verdict_ask(comm, dispute->seq, ops, &cause, now_ns);
+}

@@ -1,0 +1,183 @@
+#include "daemon/comm/fence.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "daemon/comm/comms_internal.h"
+
+/* Null: it is no such word. */
+static _Atomic uint64_t *word_of(const struct comms_fence *fence)
+{
+    if (fence->word.memory == NULL || memory_gpu(fence->word.memory) != MEMORY_OF_HOST ||
+        fence->word.offset_bytes % sizeof(uint64_t) != 0) {
+        return NULL;
+    }
+    return memory_range(fence->word.memory, fence->word.offset_bytes, sizeof(uint64_t));
+}
+
+void comms_fence_set(const struct comms_fence *fence)
+{
+    _Atomic uint64_t *word = word_of(fence);
+    if (word != NULL) {
+        atomic_store_explicit(word, fence->value, memory_order_release);
+    }
+}
+
+static enum status fences_fill(struct comms_fences *fences, const struct comms_fence *waits,
+                               uint32_t wait_count, const struct comms_fence *ended, struct error *error)
+{
+    for (uint32_t i = 0; i < wait_count; i++) {
+        _Atomic uint64_t *word = word_of(&waits[i]);
+        if (word == NULL) {
+            return error_set(error, STATUS_INVALID_ARGUMENT,
+                             "what it waits for is no word of 64 bits in registered memory of the host");
+        }
+        fences->waits[i] = (struct exec_fence){.word = word, .value = waits[i].value};
+        fences->memories[i] = memory_ref(waits[i].word.memory);
+        fences->wait_count++;
+    }
+    if (ended->word.memory != NULL) {
+        fences->ended = word_of(ended);
+        fences->ended_value = ended->value;
+        if (fences->ended == NULL) {
+            return error_set(
+                error, STATUS_INVALID_ARGUMENT,
+                "what is to tell its end is no word of 64 bits in registered memory of the host");
+        }
+        fences->ended_memory = memory_ref(ended->word.memory);
+    }
+    return STATUS_OK;
+}
+
+enum status comms_fences_take(const struct comms_fence *waits, uint32_t wait_count,
+                              const struct comms_fence *ended, struct comms_fences **out, struct error *error)
+{
+    *out = NULL;
+    if (wait_count == 0 && ended->word.memory == NULL) {
+        return STATUS_OK;
+    }
+    if (wait_count > COMMS_FENCES_MAX) {
+        comms_fence_set(ended);
+        return error_set(error, STATUS_LIMIT, "it waits for %u words; %d are the most", wait_count,
+                         COMMS_FENCES_MAX);
+    }
+    struct comms_fences *fences = calloc(1, sizeof *fences);
+    if (fences == NULL) {
+        comms_fence_set(ended);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for an operation");
+    }
+    enum status status = fences_fill(fences, waits, wait_count, ended, error);
+    if (status != STATUS_OK) {
+        comms_fence_set(ended);
+        comms_fences_end(fences);
+        return status;
+    }
+    *out = fences;
+    return STATUS_OK;
+}
+
+void comms_fences_signal(const struct comms_fences *fences)
+{
+    if (fences != NULL && fences->ended != NULL) {
+        atomic_store_explicit(fences->ended, fences->ended_value, memory_order_release);
+    }
+}
+
+void comms_fences_end(struct comms_fences *fences)
+{
+    if (fences == NULL) {
+        return;
+    }
+    comms_fences_signal(fences);
+    for (uint32_t i = 0; i < fences->wait_count; i++) {
+        memory_unref(fences->memories[i]);
+    }
+    memory_unref(fences->ended_memory);
+    free(fences);
+}
+
+/* --- Records --- */
+
+struct comms_record {
+    struct comms_record *prev, *next;
+    uint64_t seq;        /* the last operation before it */
+    uint64_t message_id; /* the last message before it */
+    struct comms_fences *fences;
+};
+
+#define RECORD_COST_BYTES (sizeof(struct comms_record) + sizeof(struct comms_fences))
+
+enum status comms_record(struct comms_member *member, const struct comms_fence *waits, uint32_t wait_count,
+                         const struct comms_fence *word, struct error *error)
+{
+    struct communicator *comm = member->comm;
+    if (comm->state != COMMS_COMM_FORMED || member->record_count >= COMMS_RECORDS_MAX) {
+        comms_fence_set(word);
+        return comm->state != COMMS_COMM_FORMED
+                   ? error_set(error, STATUS_IN_PROGRESS, "communicator \"%s\" is not formed", comm->name)
+                   : error_set(error, STATUS_LIMIT, "communicator \"%s\": rank %u has %d records pending",
+                               comm->name, member->rank, COMMS_RECORDS_MAX);
+    }
+    struct error why;
+    if (budget_charge(member->client.account, BUDGET_OPERATIONS, RECORD_COST_BYTES, &why) != STATUS_OK) {
+        comms_fence_set(word);
+        return error_set(error, why.status, "communicator \"%s\", rank %u: a record: %s", comm->name,
+                         member->rank, why.text);
+    }
+    struct comms_record *record = calloc(1, sizeof *record);
+    if (record == NULL) {
+        budget_release(member->client.account, BUDGET_OPERATIONS, RECORD_COST_BYTES);
+        comms_fence_set(word);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for a record", comm->name);
+    }
+    enum status status = comms_fences_take(waits, wait_count, word, &record->fences, error);
+    if (status != STATUS_OK) {
+        budget_release(member->client.account, BUDGET_OPERATIONS, RECORD_COST_BYTES);
+        free(record);
+        return status;
+    }
+    record->seq = member->posted_seq;
+    record->message_id = comm->last_message_id;
+    DL_APPEND(member->records, record);
+    member->record_count++;
+    communicator_queue(comm);
+    return STATUS_OK;
+}
+
+static void record_end(struct comms_member *member, struct comms_record *record)
+{
+    DL_DELETE(member->records, record);
+    member->record_count--;
+    budget_release(member->client.account, BUDGET_OPERATIONS, RECORD_COST_BYTES);
+    comms_fences_end(record->fences);
+    free(record);
+}
+
+bool comms_records_step(struct comms_member *member)
+{
+    struct communicator *comm = member->comm;
+    while (member->records != NULL) {
+        struct comms_record *record = member->records;
+        const struct comms_fences *fences = record->fences;
+        if (comm->state == COMMS_COMM_FORMED) {
+            if ((comm->pending != NULL && comm->pending->seq <= record->seq) ||
+                comms_p2p_is_pending(member, record->message_id)) {
+                return false; /* their end will tell */
+            }
+            if (fences != NULL && !exec_fences_are_reached(fences->waits, fences->wait_count)) {
+                return true;
+            }
+        }
+        record_end(member, record);
+    }
+    return false;
+}
+
+void comms_records_end(struct comms_member *member)
+{
+    while (member->records != NULL) {
+        record_end(member, member->records);
+    }
+}

@@ -1,0 +1,592 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/hash.h"
+#include "daemon/base/log.h"
+#include "daemon/comm/comms_internal.h"
+
+/*
+ * A node announces its ranks to everybody whom they concern (users.c). Once it knows all ranks it makes the
+ * communicator's id of all nodes' nonces and promises it to those nodes; the communicator is formed once
+ * every node of it has promised the same id. A node that takes its promise back, or withdraws, says so to all
+ * of them, and whoever has formed it by then gives it up: nobody stays in a communicator that another node is
+ * not part of.
+ */
+
+/* --- Claims --- */
+
+struct comms_claim *comms_formation_claim(const struct communicator *comm, uint32_t node)
+{
+    struct comms_claim *claim;
+    HASH_FIND(hh, comm->claims, &node, sizeof node, claim);
+    return claim;
+}
+
+struct comms_claim *comms_formation_claim_make(struct communicator *comm, uint32_t node)
+{
+    struct comms_claim *claim = comms_formation_claim(comm, node);
+    if (claim == NULL) {
+        claim = calloc(1, sizeof *claim);
+        if (claim != NULL) {
+            claim->node = node;
+            HASH_ADD(hh, comm->claims, node, sizeof claim->node, claim);
+        }
+        if (claim != NULL && !table_has(claim, hh)) {
+            free(claim);
+            claim = NULL;
+        }
+    }
+    return claim;
+}
+
+static bool claim_has(const struct comms_claim *claim, uint32_t rank)
+{
+    for (uint32_t i = 0; i < claim->rank_count; i++) {
+        if (claim->ranks[i] == rank) {
+            return true;
+        }
+    }
+    return false;
+}
+
+const struct comms_claim *comms_formation_claimant(const struct communicator *comm, uint32_t rank)
+{
+    const struct comms_claim *claim, *next;
+    HASH_ITER (hh, comm->claims, claim, next) {
+        if (claim_has(claim, rank)) {
+            return claim;
+        }
+    }
+    return NULL;
+}
+
+void comms_formation_drop_claim(struct communicator *comm, struct comms_claim *claim, const char *why)
+{
+    if (claim->rank_count > 0 && why != NULL) {
+        struct comms_text text;
+        comms_text_begin(&text, comm->last_loss, sizeof comm->last_loss);
+        comms_text_add(&text, "%s", why);
+    }
+    if (communicator_node_index(comm, claim->node) < comm->node_count) {
+        comms_formation_unpromise(comm);
+    }
+    free(claim->ranks);
+    claim->ranks = NULL;
+    claim->rank_count = 0;
+    claim->nonce = 0;
+    claim->comm_id = 0;
+    communicator_queue(comm);
+}
+
+/* --- What is announced --- */
+
+struct announcement {
+    Commd__Mesh__Message message;
+    Commd__Mesh__Announce body;
+    Commd__Mesh__CommTerms terms;
+    uint32_t ranks[COMMS_LOCAL_RANKS_MAX];
+};
+
+static void announcement_fill(const struct communicator *comm, struct announcement *out)
+{
+    commd__mesh__message__init(&out->message);
+    commd__mesh__announce__init(&out->body);
+    commd__mesh__comm_terms__init(&out->terms);
+    comms_terms_to_wire(comm, &out->terms);
+    const struct comms_member *member;
+    DL_FOREACH(comm->members, member)
+    {
+        if (!member->refused && member->announced_revision != 0) {
+            out->ranks[out->body.n_ranks++] = member->rank;
+        }
+    }
+    out->body.name = (char *)comm->name;
+    out->body.owner_uid = comm->terms.owner_uid;
+    out->body.terms = &out->terms;
+    out->body.nonce = comm->nonce;
+    out->body.ranks = out->ranks;
+    out->body.revision = comm->revision;
+    out->body.latency_ns = comm->latency_ns;
+    out->body.bytes_per_s = comm->bytes_per_s;
+    out->body.rails = comm->comms->rail_count;
+    out->body.comm_id = comm->comm_id;
+    out->message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
+    out->message.announce = &out->body;
+}
+
+void comms_formation_announce_to(struct communicator *comm, uint32_t node)
+{
+    if (comm->announced) {
+        struct announcement announcement;
+        announcement_fill(comm, &announcement);
+        communicator_send(comm, node, &announcement.message);
+    }
+}
+
+void comms_formation_answer(struct communicator *comm, const Commd__Mesh__Announce *announced, uint32_t node)
+{
+    struct announcement announcement;
+    announcement_fill(comm, &announcement);
+    announcement.body.answer = true;
+    announcement.body.answered_nonce = announced->nonce;
+    announcement.body.answered_revision = announced->revision;
+    communicator_send(comm, node, &announcement.message);
+}
+
+static void announce(struct communicator *comm)
+{
+    struct announcement announcement;
+    struct comms_member *member;
+    comm->revision++;
+    DL_FOREACH(comm->members, member)
+    {
+        if (!member->refused && member->announced_revision == 0) {
+            member->announced_revision = comm->revision;
+        }
+    }
+    announcement_fill(comm, &announcement);
+    comms_users_broadcast(comm, &announcement.message);
+    comm->announced = true;
+}
+
+/* The promise changed, not the ranks: nobody has a reason to answer. */
+static void update(struct communicator *comm)
+{
+    struct announcement announcement;
+    announcement_fill(comm, &announcement);
+    announcement.body.answer = true;
+    const struct comms_claim *claim, *next;
+    HASH_ITER (hh, comm->claims, claim, next) {
+        if (claim->rank_count > 0) {
+            communicator_send(comm, claim->node, &announcement.message);
+        }
+    }
+}
+
+void comms_formation_withdraw(struct communicator *comm, const struct error *cause)
+{
+    if (!comm->announced) {
+        return;
+    }
+    Commd__Mesh__Withdraw body = COMMD__MESH__WITHDRAW__INIT;
+    body.name = (char *)comm->name;
+    body.owner_uid = comm->terms.owner_uid;
+    body.nonce = comm->nonce;
+    body.status = cause->status;
+    body.text = (char *)cause->text;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_WITHDRAW;
+    message.withdraw = &body;
+    if (comm->state == COMMS_COMM_FORMED) {
+        for (uint32_t i = 0; i < comm->node_count; i++) {
+            if (i != comm->own_index) {
+                communicator_send(comm, comm->nodes[i].node, &message);
+            }
+        }
+    } else {
+        comms_users_broadcast(comm, &message);
+    }
+}
+
+/* --- Promises --- */
+
+static void promise_free(struct communicator *comm)
+{
+    if (comm->has_id) {
+        HASH_DELETE(hh_id, comm->comms->by_id, comm);
+        comm->has_id = false;
+    }
+    free(comm->nodes);
+    free(comm->node_names);
+    free(comm->node_of_rank);
+    free(comm->has_left);
+    free(comm->locals);
+    comms_verdicts_free(comm);
+    comm->nodes = NULL;
+    comm->node_names = NULL;
+    comm->node_of_rank = NULL;
+    comm->has_left = NULL;
+    comm->locals = NULL;
+    comm->node_count = 0;
+    comm->local_count = 0;
+    comm->left_seq = UINT64_MAX;
+    comm->comm_id = 0;
+}
+
+static void promise_forget(struct communicator *comm)
+{
+    if (table_has(comm, hh_promise)) {
+        HASH_DELETE(hh_promise, comm->comms->by_promise, comm);
+        comm->hh_promise = (UT_hash_handle){0};
+    }
+}
+
+static void promise_remember(struct communicator *comm)
+{
+    promise_forget(comm);
+    comm->last_promised_id = comm->comm_id;
+    HASH_ADD(hh_promise, comm->comms->by_promise, last_promised_id, sizeof comm->last_promised_id, comm);
+}
+
+void comms_formation_free(struct communicator *comm)
+{
+    struct comms_claim *claim, *next;
+    HASH_ITER (hh, comm->claims, claim, next) {
+        HASH_DEL(comm->claims, claim);
+        free(claim->ranks);
+        free(claim);
+    }
+    promise_forget(comm);
+    promise_free(comm);
+}
+
+void comms_formation_unpromise(struct communicator *comm)
+{
+    if (comm->comm_id != 0) {
+        promise_free(comm);
+        comm->update_wanted = true;
+        communicator_queue(comm);
+    }
+}
+
+static int node_order(const void *a, const void *b)
+{
+    const struct communicator_node *left = a;
+    const struct communicator_node *right = b;
+    return left->lowest_rank < right->lowest_rank ? -1 : left->lowest_rank > right->lowest_rank;
+}
+
+static uint64_t make_id(const struct communicator *comm)
+{
+    uint64_t id = hash_bytes(0, comm->name, strlen(comm->name));
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        uint8_t nonce[8];
+        for (unsigned j = 0; j < sizeof nonce; j++) {
+            nonce[j] = (uint8_t)(comm->nodes[i].nonce >> (8 * j));
+        }
+        const char *name = communicator_node_name(comm, comm->nodes[i].node);
+        id = hash_bytes(id, name, strlen(name));
+        id = hash_bytes(id, nonce, sizeof nonce);
+    }
+    return id != 0 ? id : 1;
+}
+
+static bool promise_allocate(struct communicator *comm, uint32_t node_count)
+{
+    comm->nodes = calloc(node_count, sizeof *comm->nodes);
+    comm->node_names = calloc(node_count, sizeof *comm->node_names);
+    comm->node_of_rank = calloc(comm->terms.size, sizeof *comm->node_of_rank);
+    comm->has_left = calloc(comm->terms.size, sizeof *comm->has_left);
+    comm->locals = calloc(comm->rank_count, sizeof(struct comms_member *));
+    return comm->nodes != NULL && comm->node_names != NULL && comm->node_of_rank != NULL &&
+           comm->has_left != NULL && comm->locals != NULL;
+}
+
+/* All ranks are known, once each: orders the nodes and makes the id. */
+static enum status promise(struct communicator *comm, struct error *error)
+{
+    const struct comms_claim *claim, *next;
+    struct comms_member *member;
+    uint32_t node_count = 1;
+    HASH_ITER (hh, comm->claims, claim, next) {
+        node_count += claim->rank_count > 0;
+    }
+    if (node_count > COLL_NODES_MAX || !promise_allocate(comm, node_count)) {
+        promise_free(comm);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for %u ranks on %u nodes",
+                         comm->name, comm->terms.size, node_count);
+    }
+    DL_FOREACH(comm->members, member)
+    {
+        if (!member->refused) {
+            member->local_index = comm->local_count;
+            comm->locals[comm->local_count++] = member;
+        }
+    }
+    comm->nodes[comm->node_count++] = (struct communicator_node){.node = COMMS_NODE_OWN,
+                                                                 .nonce = comm->nonce,
+                                                                 .lowest_rank = comm->locals[0]->rank,
+                                                                 .rank_count = comm->local_count};
+    HASH_ITER (hh, comm->claims, claim, next) {
+        if (claim->rank_count > 0) {
+            comm->nodes[comm->node_count++] = (struct communicator_node){.node = claim->node,
+                                                                         .nonce = claim->nonce,
+                                                                         .lowest_rank = claim->ranks[0],
+                                                                         .rank_count = claim->rank_count};
+        }
+    }
+    qsort(comm->nodes, comm->node_count, sizeof *comm->nodes, node_order);
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        comm->node_names[i] = communicator_node_name(comm, comm->nodes[i].node);
+        if (comm->nodes[i].node == COMMS_NODE_OWN) {
+            comm->own_index = i;
+            for (uint32_t j = 0; j < comm->local_count; j++) {
+                comm->node_of_rank[comm->locals[j]->rank] = i;
+            }
+            continue;
+        }
+        claim = comms_formation_claim(comm, comm->nodes[i].node);
+        for (uint32_t j = 0; j < claim->rank_count; j++) {
+            comm->node_of_rank[claim->ranks[j]] = i;
+        }
+    }
+    comm->comm_id = make_id(comm);
+    promise_remember(comm);
+    if (communicator_find_id(comm->comms, comm->comm_id) == NULL) {
+        HASH_ADD(hh_id, comm->comms->by_id, comm_id, sizeof comm->comm_id, comm);
+        comm->has_id = table_has(comm, hh_id);
+    }
+    if (!comm->has_id && communicator_find_id(comm->comms, comm->comm_id) == NULL) {
+        comm->comm_id = 0;
+        promise_free(comm);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
+    }
+    comm->update_wanted = true;
+    return STATUS_OK;
+}
+
+uint8_t *comms_formation_known(const struct communicator *comm, uint32_t *known)
+{
+    uint8_t *bits = calloc(comm->terms.size / 8 + 1, 1);
+    const struct comms_claim *claim, *next;
+    const struct comms_member *member;
+    uint32_t count = 0;
+    if (bits == NULL) {
+        return NULL;
+    }
+    DL_FOREACH(comm->members, member)
+    {
+        if (!member->refused) {
+            bits[member->rank / 8] |= (uint8_t)(1u << member->rank % 8);
+            count++;
+        }
+    }
+    HASH_ITER (hh, comm->claims, claim, next) {
+        for (uint32_t i = 0; i < claim->rank_count; i++) {
+            uint8_t mask = (uint8_t)(1u << claim->ranks[i] % 8);
+            count += (bits[claim->ranks[i] / 8] & mask) == 0;
+            bits[claim->ranks[i] / 8] |= mask;
+        }
+    }
+    *known = count;
+    return bits;
+}
+
+/* Every rank is claimed exactly once. */
+static bool is_complete(const struct communicator *comm)
+{
+    uint64_t claimed = comm->rank_count;
+    const struct comms_claim *claim, *next;
+    HASH_ITER (hh, comm->claims, claim, next) {
+        claimed += claim->rank_count;
+    }
+    if (claimed != comm->terms.size) {
+        return false;
+    }
+    uint32_t known = 0;
+    uint8_t *bits = comms_formation_known(comm, &known);
+    free(bits);
+    return bits != NULL && known == comm->terms.size;
+}
+
+static bool all_promised(const struct communicator *comm)
+{
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        if (i != comm->own_index &&
+            comms_formation_claim(comm, comm->nodes[i].node)->comm_id != comm->comm_id) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* --- Formed --- */
+
+/* The cause of the net stage's failure. A better one may be on its way when it is but the end of a stream. */
+static void on_exec_failed(void *context, const struct error *cause, uint64_t now_ns)
+{
+    struct communicator *comm = context;
+    if (comm->exec_failed) {
+        return;
+    }
+    comm->exec_failed = true;
+    comm->exec_cause = *cause;
+    bool ended = cause->status == STATUS_ABORTED || cause->status == STATUS_NODE_LOST ||
+                 cause->status == STATUS_UNREACHABLE;
+    comm->exec_cause_ns = ended ? time_after(now_ns, COMMS_BETTER_CAUSE_WAIT_NS) : now_ns;
+    communicator_arm(comm);
+    communicator_queue(comm);
+}
+
+static double worse_latency_s(uint64_t latency_ns, double than_s)
+{
+    double latency_s = (double)latency_ns * 1e-9;
+    return latency_s > than_s ? latency_s : than_s;
+}
+
+static double worse_rate(uint64_t bytes_per_s, double than)
+{
+    return bytes_per_s != 0 && (than == 0 || (double)bytes_per_s < than) ? (double)bytes_per_s : than;
+}
+
+/* The worst that any node measured: all know the same figures, since they belong to the nonces. */
+static struct coll_network agreed_network(const struct communicator *comm)
+{
+    struct coll_network network = coll_network_default;
+    double latency_s = worse_latency_s(comm->latency_ns, 0);
+    double rate = worse_rate(comm->bytes_per_s, 0);
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        const struct comms_claim *claim =
+            i == comm->own_index ? NULL : comms_formation_claim(comm, comm->nodes[i].node);
+        if (claim != NULL) {
+            latency_s = worse_latency_s(claim->latency_ns, latency_s);
+            rate = worse_rate(claim->bytes_per_s, rate);
+        }
+    }
+    network.latency_s = latency_s > 0 ? latency_s : network.latency_s;
+    network.bandwidth_bytes_per_s = rate > 0 ? rate : network.bandwidth_bytes_per_s;
+    return network;
+}
+
+static uint32_t agreed_rails(const struct communicator *comm)
+{
+    uint32_t rails = comm->comms->rail_count;
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        const struct comms_claim *claim =
+            i == comm->own_index ? NULL : comms_formation_claim(comm, comm->nodes[i].node);
+        if (claim != NULL && claim->rails < rails) {
+            rails = claim->rails;
+        }
+    }
+    return rails > 0 ? rails : 1;
+}
+
+/* What other nodes send for the communicator is charged to its first rank here. */
+static struct budget_account *own_account(const struct communicator *comm)
+{
+    const struct comms_member *member = comm->members;
+    while (member != NULL && member->refused) {
+        member = member->next;
+    }
+    return member != NULL ? member->client.account : NULL;
+}
+
+static enum status make_exec(struct communicator *comm, struct error *error)
+{
+    comm->ops = calloc(COMMS_PENDING_OPS_MAX, sizeof(struct communicator_op *));
+    uint32_t *peers = calloc(comm->node_count, sizeof *peers);
+    enum status status = STATUS_OK;
+    if (comm->ops == NULL || peers == NULL) {
+        status = error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
+    }
+    for (uint32_t i = 0; i < comm->node_count && status == STATUS_OK; i++) {
+        peers[i] = i == comm->own_index ? 0 : comm->nodes[i].node;
+    }
+    struct exec_comm_options options = {
+        .comm_id = comm->comm_id,
+        .generation = 1, /* on the wire the id tells incarnations apart: each has its own */
+        .owner_uid = comm->terms.owner_uid,
+        .node_count = comm->node_count,
+        .node_index = comm->own_index,
+        .peers = peers,
+        .node_names = comm->node_names,
+        .slice_bytes = comm->terms.slice_bytes,
+        .name = comm->name,
+        .size = comm->terms.size,
+        .node_of_rank = comm->node_of_rank,
+        .failed = on_exec_failed,
+        .disagreed = comms_dispute_found,
+        .context = comm,
+        .account = own_account(comm),
+        .rail_count = agreed_rails(comm),
+        .network = agreed_network(comm),
+        .overrides = &comm->terms.overrides,
+    };
+    if (status == STATUS_OK) {
+        status = exec_comm_new(comm->comms->exec, &options, &comm->exec, error);
+    }
+    free(peers);
+    if (status != STATUS_OK) {
+        free(comm->ops);
+        comm->ops = NULL;
+    }
+    return status;
+}
+
+/*
+ * Ranks of nodes that came too late for a communicator that is formed. Each node of it says so of the ranks
+ * that it holds: together they hold all.
+ */
+static void refuse_others(struct communicator *comm)
+{
+    const struct comms_claim *claim, *next;
+    HASH_ITER (hh, comm->claims, claim, next) {
+        if (claim->rank_count > 0 && communicator_node_index(comm, claim->node) == comm->node_count) {
+            comms_refuse_late_ranks(comm, claim);
+        }
+    }
+}
+
+static void formed(struct communicator *comm, uint64_t now_ns)
+{
+    struct error error;
+    if (make_exec(comm, &error) != STATUS_OK) {
+        communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
+        return;
+    }
+    refuse_others(comm);
+    communicator_set_state(comm, COMMS_COMM_FORMED, now_ns);
+    comms_verdicts_begin(comm, now_ns);
+    char left_out[COMMS_LEFT_OUT_BYTES];
+    if (communicator_may_log(comm, &comm->comms->formed_log, now_ns, left_out)) {
+        log_info("communicator \"%s\" of uid %u formed: %u ranks, %u here, on %u nodes, id %016llx%s",
+                 comm->name, comm->terms.owner_uid, comm->terms.size, comm->local_count, comm->node_count,
+                 (unsigned long long)comm->comm_id, left_out);
+    }
+}
+
+void comms_formation_hold_refusals(struct communicator *comm, uint64_t now_ns)
+{
+    struct comms_member *member, *next;
+    comm->refusal_ns = TIME_NEVER;
+    comms_formation_unpromise(comm);
+    DL_FOREACH_SAFE(comm->members, member, next)
+    {
+        if (member->refusal_waits && !member->refused) {
+            struct error cause = member->refusal;
+            comms_formation_drop_member(member, &cause, now_ns);
+        }
+    }
+}
+
+void comms_formation_work(struct communicator *comm, uint64_t now_ns)
+{
+    struct error error;
+    if (comm->comm_id == 0 && comm->refusal_ns != TIME_NEVER) {
+        comms_formation_hold_refusals(comm, now_ns);
+        if (comm->state != COMMS_COMM_FORMING) {
+            return;
+        }
+    }
+    if (comm->announce_wanted && mesh_is_crowded(comm->comms->mesh)) { /* who forms waits, not the network */
+        comm->announce_ns = time_after(now_ns, COMMS_CROWD_WAIT_NS);
+        return;
+    }
+    if (comm->announce_wanted) {
+        comm->announce_wanted = false;
+        announce(comm);
+    }
+    if (comm->comm_id == 0 && is_complete(comm) && promise(comm, &error) != STATUS_OK) {
+        communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
+        return;
+    }
+    if (comm->update_wanted) {
+        comm->update_wanted = false;
+        update(comm);
+    }
+    if (comm->comm_id != 0 && all_promised(comm)) {
+        formed(comm, now_ns);
+    }
+}

@@ -1,0 +1,394 @@
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/checked.h"
+#include "daemon/comm/comms_internal.h"
+
+struct communicator_op *comms_op_at(const struct communicator *comm, uint64_t seq)
+{
+    if (comm->ops == NULL) {
+        return NULL; /* not formed yet */
+    }
+    struct communicator_op *op = comm->ops[seq % COMMS_PENDING_OPS_MAX];
+    return op != NULL && op->seq == seq ? op : NULL;
+}
+
+bool comms_op_any_pending(const struct communicator *comm)
+{
+    return comm->pending != NULL;
+}
+
+void comms_part_free(struct communicator_part *part)
+{
+    if (part != NULL) {
+        comms_buffers_release(&part->buffers);
+        budget_release(part->account, BUDGET_OPERATIONS, part->charged_bytes);
+        free(part);
+    }
+}
+
+static void part_release(struct communicator_post *post)
+{
+    struct communicator_part *part = post->part;
+    post->part = NULL;
+    comms_part_free(part);
+}
+
+static void op_release(struct communicator_op *op)
+{
+    for (uint32_t i = 0; i < op->comm->local_count; i++) {
+        part_release(&op->posts[i]);
+    }
+}
+
+static void op_free(struct communicator_op *op)
+{
+    struct communicator *comm = op->comm;
+    op_release(op);
+    budget_release(op->account, BUDGET_OPERATIONS, op->charged_bytes);
+    comm->ops[op->seq % COMMS_PENDING_OPS_MAX] = NULL;
+    free(op->cause);
+    free(op);
+}
+
+void comms_op_settle(struct communicator_op *op, struct comms_member *member)
+{
+    struct communicator_post *post = &op->posts[member->local_index];
+    if (post->owed) {
+        post->owed = false;
+        member->owed_ops--;
+        op->owed_count--;
+    }
+    if (op->finished && op->owed_count == 0) {
+        op_free(op);
+    }
+}
+
+void comms_op_settle_all(struct comms_member *member)
+{
+    const struct communicator *comm = member->comm;
+    uint64_t left = member->posted_seq - member->completed_seq;
+    for (uint64_t i = 1; i <= COMMS_PENDING_OPS_MAX && member->owed_ops > 0; i++) {
+        struct communicator_op *op =
+            left <= COMMS_PENDING_OPS_MAX ? comms_op_at(comm, member->completed_seq + i) : comm->ops[i - 1];
+        if (op != NULL && op->posts[member->local_index].owed) {
+            comms_op_settle(op, member);
+        }
+    }
+}
+
+void comms_op_free_all(struct communicator *comm)
+{
+    for (uint32_t i = 0; comm->ops != NULL && i < COMMS_PENDING_OPS_MAX; i++) {
+        if (comm->ops[i] != NULL) {
+            op_free(comm->ops[i]);
+        }
+    }
+    free(comm->ops);
+    comm->ops = NULL;
+    comm->pending = NULL;
+    comm->start = NULL;
+}
+
+/* --- The end --- */
+
+static void op_set_cause(struct communicator_op *op, const struct error *cause)
+{
+    if (op->cause == NULL) {
+        op->cause = malloc(sizeof *op->cause); /* without memory the communicator's cause has to do */
+        if (op->cause != NULL) {
+            *op->cause = *cause;
+        }
+    }
+}
+
+/* The next one that has not begun. */
+static void start_next(struct communicator *comm)
+{
+    do {
+        comm->start = comm->start->next;
+    } while (comm->start != NULL && comm->start->running);
+}
+
+static void op_finish(struct communicator_op *op, bool succeeded)
+{
+    struct communicator *comm = op->comm;
+    if (comm->start == op) {
+        start_next(comm);
+    }
+    DL_DELETE(comm->pending, op);
+    op->running = false;
+    op->finished = true;
+    op->succeeded = succeeded;
+    op_release(op);
+    if (succeeded) {
+        comm->completed_count++;
+        comm->bytes_reduced += op->call.count_elements * dtype_size_bytes(op->call.dtype);
+    }
+    if (op->owed_count == 0) {
+        op_free(op);
+    }
+    communicator_queue(comm);
+}
+
+static uint64_t op_bucket_first(const struct communicator_op *op)
+{
+    return op->seq - op->call.bucket_index;
+}
+
+/* `context` is the first of its bucket. */
+void comms_op_done(void *context, const struct error *result, uint64_t now_ns)
+{
+    struct communicator_op *first = context;
+    struct communicator *comm = first->comm;
+    uint64_t seq = first->seq;
+    uint32_t ops = first->call.bucket_ops;
+    (void)now_ns;
+    for (uint32_t i = 0; i < ops; i++) {
+        struct communicator_op *op = comms_op_at(comm, seq + i);
+        if (result->status != STATUS_OK && comm->state != COMMS_COMM_FAILED) {
+            op_set_cause(op, result);
+        }
+        op_finish(op, result->status == STATUS_OK);
+    }
+}
+
+void comms_op_end(struct communicator_op *op, const struct error *cause, uint64_t now_ns)
+{
+    if (op->finished) {
+        return;
+    }
+    if (op->running) {
+        exec_cancel(op->comm->exec, op_bucket_first(op), 1, cause, now_ns);
+        return;
+    }
+    op_set_cause(op, cause);
+    op_finish(op, false);
+}
+
+void comms_op_fail_waiting(struct communicator *comm)
+{
+    struct communicator_op *op, *next;
+    DL_FOREACH_SAFE(comm->pending, op, next)
+    {
+        if (!op->running) {
+            op_finish(op, false);
+        }
+    }
+}
+
+void comms_op_overdue(struct communicator *comm)
+{
+    struct communicator_op *op;
+    DL_FOREACH(comm->pending, op)
+    {
+        op->overdue = true;
+        for (uint32_t i = 0; i < comm->local_count; i++) {
+            const struct communicator_part *part = op->posts[i].part;
+            comms_fences_signal(part != NULL ? part->buffers.fences : NULL);
+        }
+    }
+}
+
+static void op_fail_comm(struct communicator *comm, const struct error *cause, uint64_t now_ns)
+{
+    communicator_fail(comm, cause, COMMS_TELL_NODES, now_ns);
+}
+
+void comms_op_check_left(struct communicator *comm, uint64_t now_ns)
+{
+    if (comm->state == COMMS_COMM_FORMED && comm->pending != NULL &&
+        comm->pending->prev->seq > comm->left_seq) {
+        struct error cause;
+        error_set(&cause, STATUS_RANK_LOST, "communicator \"%s\": rank %u (node %s) has left after op %llu",
+                  comm->name, comm->left_rank, comm->node_names[comm->node_of_rank[comm->left_rank]],
+                  (unsigned long long)comm->left_seq);
+        op_fail_comm(comm, &cause, now_ns);
+    }
+}
+
+/* --- Deadlines --- */
+
+uint64_t comms_op_deadline_ns(const struct communicator_op *op)
+{
+    uint64_t timeout_ns;
+    if (!checked_mul_u64(op->timeout_ms, TIME_MS, &timeout_ns)) {
+        return TIME_NEVER;
+    }
+    return time_after(op->first_post_ns, timeout_ns);
+}
+
+/* When this node speaks: at once when it knows a rank that is late, else a little later. */
+static uint64_t op_speak_ns(const struct communicator_op *op)
+{
+    const struct communicator *comm = op->comm;
+    if (op->posted_count < comm->local_count || comm->node_count == 1) {
+        return comms_op_deadline_ns(op);
+    }
+    uint32_t steps = comm->own_index < COMMS_DEADLINE_STEPS_MAX ? comm->own_index : COMMS_DEADLINE_STEPS_MAX;
+    return time_after(comms_op_deadline_ns(op), COMMS_DEADLINE_GRACE_NS + steps * COMMS_DEADLINE_STEP_NS);
+}
+
+static void add_late_ranks(const struct communicator_op *op, struct comms_text *text)
+{
+    const struct communicator *comm = op->comm;
+    uint32_t late = comm->local_count - op->posted_count;
+    const char *separator = late == 1 ? "rank " : "ranks ";
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        if (!op->posts[i].posted && comm->locals[i] != NULL) {
+            comms_text_add(text, "%s%u (pid %d)", separator, comm->locals[i]->rank,
+                           (int)comm->locals[i]->client.pid);
+            separator = ", ";
+        }
+    }
+    comms_text_add(text, " of node %s %s not posted it", communicator_own_name(comm),
+                   late == 1 ? "has" : "have");
+}
+
+static void op_late(const struct communicator_op *op, struct error *cause)
+{
+    const struct communicator *comm = op->comm;
+    const struct communicator_op *oldest = comm->pending;
+    char why[256];
+    char waits[192] = "";
+    struct comms_text text;
+    comms_text_begin(&text, why, sizeof why);
+    if (oldest != op) {
+        comms_text_add(&text, "it comes after op %llu: ", (unsigned long long)oldest->seq);
+    }
+    if (oldest->posted_count < comm->local_count) {
+        add_late_ranks(oldest, &text);
+    } else {
+        exec_comm_describe_wait(comm->exec, waits, sizeof waits);
+        comms_text_add(&text, "node %s: %s", communicator_own_name(comm),
+                       waits[0] != '\0' ? waits : "about to begin");
+    }
+    error_set(cause, STATUS_TIMED_OUT, "op %llu %s on \"%s\": not done within %llu ms; %s",
+              (unsigned long long)op->seq, op_kind_text(op->call.kind), comm->name,
+              (unsigned long long)op->timeout_ms, why);
+}
+
+void comms_op_deadlines(struct communicator *comm, uint64_t now_ns)
+{
+    const struct communicator_op *late = NULL, *op;
+    uint64_t next_ns = TIME_NEVER;
+    if (now_ns < comm->op_deadline_ns) {
+        return; /* a walk through all that are pending is only for when one may have passed */
+    }
+    DL_FOREACH(comm->pending, op)
+    {
+        uint64_t speak_ns = op_speak_ns(op);
+        next_ns = time_min(next_ns, speak_ns);
+        if (now_ns >= speak_ns && late == NULL) {
+            late = op;
+        }
+    }
+    struct error cause = {.status = STATUS_OK};
+    if (late != NULL) {
+        op_late(late, &cause);
+    }
+    comm->op_deadline_ns = time_min(next_ns, comms_p2p_deadlines(comm, now_ns, &cause));
+    if (cause.status != STATUS_OK) {
+        op_fail_comm(comm, &cause, now_ns);
+    }
+}
+
+/* --- Beginning --- */
+
+/* The operations that run as one with this one, it included; null unless all are posted and none is in
+ * doubt. */
+static struct communicator_op *bucket_ready(struct communicator_op *op)
+{
+    struct communicator *comm = op->comm;
+    uint64_t first = op_bucket_first(op);
+    for (uint32_t i = 0; i < op->call.bucket_ops; i++) {
+        const struct communicator_op *each =
+            op->call.bucket_index >= op->seq ? NULL : comms_op_at(comm, first + i);
+        if (each == NULL || each->finished || each->disputed || each->posted_count < comm->local_count ||
+            each->call.bucket_ops != op->call.bucket_ops || each->call.bucket_index != i) {
+            return NULL;
+        }
+    }
+    return comms_op_at(comm, first);
+}
+
+/* What the calls of a bucket agree on, together. */
+static uint32_t bucket_terms_hash(const struct communicator_op *first)
+{
+    uint32_t detail = 0;
+    for (uint32_t i = 0; i < first->call.bucket_ops; i++) {
+        detail =
+            detail * 2654435761u + comms_call_terms_hash(&comms_op_at(first->comm, first->seq + i)->call);
+    }
+    return detail;
+}
+
+/* Every local rank has posted it, and all before it. */
+static enum status op_start(struct communicator_op *first, struct error *error)
+{
+    struct communicator *comm = first->comm;
+    uint32_t ops = first->call.bucket_ops;
+    struct exec_rank *ranks = calloc((size_t)ops * comm->local_count, sizeof *ranks);
+    uint64_t *counts = calloc(ops, sizeof *counts);
+    enum status status = STATUS_NO_MEMORY;
+    if (ranks == NULL || counts == NULL) {
+        status =
+            error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for an operation", comm->name);
+        goto cleanup;
+    }
+    for (uint32_t part = 0; part < ops; part++) {
+        const struct communicator_op *op = comms_op_at(comm, first->seq + part);
+        counts[part] = op->call.count_elements;
+        for (uint32_t i = 0; i < comm->local_count; i++) {
+            ranks[(size_t)part * comm->local_count + i] = op->posts[i].part->buffers.exec;
+        }
+    }
+    struct exec_call call = {
+        .kind = first->call.kind,
+        .dtype = first->call.dtype,
+        .reduce = first->call.reduce,
+        .seq = first->seq,
+        .count_elements = first->call.count_elements,
+        .root_rank = first->call.root_rank,
+        .divisor =
+            op_kind_reduces(first->call.kind) && first->call.reduce == REDUCE_AVG ? comm->terms.size : 0,
+        .has_layouts = first->call.has_layouts,
+        .detail = bucket_terms_hash(first),
+        .compression = first->call.compression,
+        .top_k_permille = first->call.top_k_permille,
+        .part_count = ops,
+        .part_counts = counts,
+        .rank_count = comm->local_count,
+        .ranks = ranks,
+        .done = comms_op_done,
+        .context = first,
+    };
+    status = exec_submit(comm->exec, &call, error);
+    for (uint32_t part = 0; part < ops && status == STATUS_OK; part++) {
+        comms_op_at(comm, first->seq + part)->running = true;
+    }
+cleanup:
+    free(counts);
+    free(ranks);
+    return status;
+}
+
+void comms_op_start_ready(struct communicator *comm, uint64_t now_ns)
+{
+    struct error cause;
+    while (comm->state == COMMS_COMM_FORMED && !comm->exec_failed && comm->refusing_count == 0 &&
+           comm->start != NULL) {
+        struct communicator_op *op = comm->start;
+        if (bucket_ready(op) != op) {
+            return;
+        }
+        if (op_start(op, &cause) == STATUS_OK) {
+            start_next(comm);
+        } else {
+            op_fail_comm(comm, &cause, now_ns);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+#include <assert.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "daemon/comm/comms_internal.h"
+
+/* What ranks post: checked, charged, put together. */
+
+static enum status submit_refused(const struct comms_member *member, struct error *error)
+{
+    const struct communicator *comm = member->comm;
+    if (member->refused) {
+        return error_set(error, member->refusal.status, "%s", member->refusal.text);
+    }
+    switch (comm->state) {
+    case COMMS_COMM_FORMING:
+        return error_set(error, STATUS_IN_PROGRESS, "communicator \"%s\" is not formed yet", comm->name);
+    case COMMS_COMM_FAILED:
+        return error_set(error, comm->cause.status, "%s", comm->cause.text);
+    case COMMS_COMM_FORMED:
+        break;
+    }
+    return STATUS_OK;
+}
+
+/* Whether its next operation has no place, for one that is not over, told included, has it. */
+static bool too_many(const struct comms_member *member, struct error *why)
+{
+    const struct communicator *comm = member->comm;
+    uint64_t seq = member->posted_seq + 1;
+    const struct communicator_op *there = comm->ops[seq % COMMS_PENDING_OPS_MAX];
+    if (there == NULL || there->seq == seq) {
+        return false;
+    }
+    error_set(why, STATUS_LIMIT, "a communicator has at most %d operations pending, and op %llu is not over",
+              COMMS_PENDING_OPS_MAX, (unsigned long long)there->seq);
+    return true;
+}
+
+/* The operations of a bucket follow each other, with nothing between them. */
+static enum status check_bucket(const struct comms_member *member, const struct comms_call *call,
+                                struct error *error)
+{
+    bool begins = call->bucket_index == 0;
+    if (member->bucket_left == 0 ? begins
+                                 : !begins && call->bucket_ops - call->bucket_index == member->bucket_left) {
+        return STATUS_OK;
+    }
+    return error_set(
+        error, STATUS_INVALID_ARGUMENT,
+        "communicator \"%s\", rank %u: operation %u of %u of a bucket, where %u of it are to come",
+        member->comm->name, member->rank, call->bucket_index + 1, call->bucket_ops, member->bucket_left);
+}
+
+/* Before those with higher numbers, which ranks that were refused this one may have posted. */
+static void op_queue(struct communicator_op *op)
+{
+    struct communicator *comm = op->comm;
+    struct communicator_op *before = comm->pending != NULL ? comm->pending->prev : NULL;
+    while (before != NULL && before->seq > op->seq) {
+        before = before == comm->pending ? NULL : before->prev;
+    }
+    if (before != NULL) {
+        DL_APPEND_ELEM(comm->pending, before, op);
+    } else {
+        DL_PREPEND(comm->pending, op);
+    }
+    if (comm->start == NULL || op->seq < comm->start->seq) {
+        comm->start = op;
+    }
+}
+
+static struct communicator_op *op_new(struct comms_member *member, const struct comms_call *call,
+                                      uint64_t seq, uint64_t now_ns)
+{
+    struct communicator *comm = member->comm;
+    struct communicator_op *op = calloc(1, sizeof *op + comm->local_count * sizeof op->posts[0]);
+    if (op != NULL) {
+        op->comm = comm;
+        op->seq = seq;
+        op->call = *call;
+        op->first_rank = member->rank;
+        op->first_pid = member->client.pid;
+        op->first_post_ns = now_ns;
+        op->timeout_ms = UINT64_MAX;
+        assert(comm->ops[seq % COMMS_PENDING_OPS_MAX] == NULL);
+        comm->ops[seq % COMMS_PENDING_OPS_MAX] = op;
+        op_queue(op);
+    }
+    return op;
+}
+
+static void number_use(struct comms_member *member, const struct comms_call *call)
+{
+    struct communicator *comm = member->comm;
+    member->posted_seq++;
+    member->bucket_left = call->bucket_ops - call->bucket_index - 1;
+    comm->highest_seq = member->posted_seq > comm->highest_seq ? member->posted_seq : comm->highest_seq;
+}
+
+static void op_post(struct communicator_op *op, struct comms_member *member, const struct comms_op *call,
+                    struct communicator_part *part)
+{
+    struct communicator *comm = op->comm;
+    struct communicator_post *post = &op->posts[member->local_index];
+    uint64_t timeout_ms = call->timeout_ms != 0 ? call->timeout_ms : comm->terms.op_timeout_ms;
+    post->posted = true;
+    post->owed = true;
+    post->rank = member->rank;
+    post->ticket = call->ticket;
+    post->part = part;
+    op->posted_count++;
+    op->owed_count++;
+    member->owed_ops++;
+    op->timeout_ms = timeout_ms < op->timeout_ms ? timeout_ms : op->timeout_ms;
+    comm->op_deadline_ns = time_min(comm->op_deadline_ns, comms_op_deadline_ns(op));
+}
+
+static void op_contradiction(struct communicator_op *op, const struct comms_member *member,
+                             const struct comms_call *call, uint64_t now_ns)
+{
+    char first[COMMS_CALL_TEXT_MAX_BYTES];
+    char second[COMMS_CALL_TEXT_MAX_BYTES];
+    struct error cause;
+    comms_call_describe(&op->call, first, sizeof first);
+    comms_call_describe(call, second, sizeof second);
+    error_set(&cause, STATUS_MISMATCH, "op %llu on \"%s\": rank %u (pid %d): %s; rank %u (pid %d): %s",
+              (unsigned long long)op->seq, op->comm->name, op->first_rank, (int)op->first_pid, first,
+              member->rank, (int)member->client.pid, second);
+    comms_dispute_local(op, &cause, now_ns);
+}
+
+/* An operation with its places for all local ranks, which who posts it first pays, and its queue entry in
+ * exec.
+ */
+static uint64_t op_cost_bytes(const struct communicator *comm)
+{
+    return sizeof(struct communicator_op) + comm->local_count * sizeof(struct communicator_post) +
+           EXEC_OP_COST_BYTES;
+}
+
+/* One rank's part: its entries here and in exec, and copies of layouts. */
+static uint64_t part_cost_bytes(const struct communicator *comm, const struct comms_op *asked)
+{
+    uint64_t layouts =
+        (asked->input_layout.memory != NULL ? 1u : 0u) + (asked->output_layout.memory != NULL ? 1u : 0u);
+    bool fenced = asked->wait_count > 0 || asked->ended.word.memory != NULL;
+    return sizeof(struct communicator_part) + sizeof(struct exec_rank) +
+           layouts * 2 * comm->terms.size * sizeof(uint64_t) + (fenced ? sizeof(struct comms_fences) : 0);
+}
+
+/*
+ * Uses up its number. Nothing is kept for the caller, who hears of it at once; the other ranks hear why, and
+ * all go on with the next one.
+ */
+static enum status op_refuse(struct comms_member *member, const struct comms_op *asked,
+                             const struct comms_call *call, const struct error *why, uint64_t now_ns,
+                             struct error *error)
+{
+    struct communicator *comm = member->comm;
+    number_use(member, call);
+    uint64_t seq = member->posted_seq;
+    if (member->owed_ops == 0) {
+        member->completed_seq = seq;
+    }
+    comms_fence_set(&asked->ended);
+    if (!comms_verdict_find(comm, seq, error)) {
+        uint32_t before = call->bucket_index < seq ? call->bucket_index : 0; /* the bucket runs as one */
+        uint32_t ops = call->bucket_ops > before ? call->bucket_ops : before + 1;
+        comms_verdict_refusal_text(member, seq, 1, why, error);
+        comms_verdict_refuse(member, seq - before, ops, why, now_ns);
+    }
+    communicator_arm(comm);
+    return error->status;
+}
+
+/* op_bytes are charged for the operation, if this is its first post. Takes the part. */
+static enum status post_op(struct comms_member *member, const struct comms_op *asked,
+                           const struct comms_call *call, struct communicator_part *part, uint64_t op_bytes,
+                           uint64_t now_ns, struct error *error)
+{
+    struct communicator *comm = member->comm;
+    uint64_t seq = member->posted_seq + 1;
+    struct communicator_op *op = comms_op_at(comm, seq);
+    struct error verdict;
+    if (op == NULL) {
+        op = op_new(member, call, seq, now_ns);
+        if (op == NULL) {
+            budget_release(part->account, BUDGET_OPERATIONS, op_bytes);
+            comms_part_free(part);
+            error_set(&verdict, STATUS_LIMIT, "no memory for an operation");
+            return op_refuse(member, asked, call, &verdict, now_ns, error);
+        }
+        op->account = part->account;
+        op->charged_bytes = op_bytes;
+    }
+    number_use(member, call);
+    op_post(op, member, asked, part);
+    if (op->finished) { /* before this rank came */
+        op->posts[member->local_index].part = NULL;
+        comms_part_free(part);
+        communicator_queue(comm);
+    } else if (comms_verdict_find(comm, seq, &verdict)) {
+        comms_op_end(op, &verdict, now_ns);
+    } else if (!comms_calls_agree(&op->call, call)) {
+        op_contradiction(op, member, call, now_ns);
+    } else if (!op->disputed) {
+        comms_dispute_layouts(op, member->local_index, now_ns);
+    }
+    comms_op_check_left(comm, now_ns);
+    comms_op_start_ready(comm, now_ns);
+    communicator_arm(comm);
+    return STATUS_OK;
+}
+
+enum status comms_submit(struct comms_member *member, const struct comms_op *op, uint64_t now_ns,
+                         struct error *error)
+{
+    struct comms_call call;
+    struct comms_buffers buffers;
+    struct error why;
+    enum status status = submit_refused(member, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (op_kind_is_message(op->kind)) {
+        return comms_p2p_submit(member, op, now_ns, error);
+    }
+    if (comms_call_check(op, member->rank, member->comm->terms.size, &call, &buffers, &why) != STATUS_OK) {
+        return error_set(error, why.status, "communicator \"%s\", rank %u: %s", member->comm->name,
+                         member->rank, why.text);
+    }
+    status = check_bucket(member, &call, error);
+    if (status != STATUS_OK) {
+        comms_buffers_release(&buffers);
+        return status;
+    }
+    if (too_many(member, &why)) {
+        comms_buffers_release(&buffers);
+        return op_refuse(member, op, &call, &why, now_ns, error);
+    }
+    uint64_t op_bytes =
+        comms_op_at(member->comm, member->posted_seq + 1) == NULL ? op_cost_bytes(member->comm) : 0;
+    uint64_t part_bytes = part_cost_bytes(member->comm, op);
+    if (budget_charge(member->client.account, BUDGET_OPERATIONS, op_bytes + part_bytes, &why) != STATUS_OK) {
+        comms_buffers_release(&buffers);
+        return op_refuse(member, op, &call, &why, now_ns, error);
+    }
+    struct communicator_part *part = malloc(sizeof *part);
+    if (part == NULL) {
+        comms_buffers_release(&buffers);
+        budget_release(member->client.account, BUDGET_OPERATIONS, op_bytes + part_bytes);
+        error_set(&why, STATUS_LIMIT, "no memory for an operation");
+        return op_refuse(member, op, &call, &why, now_ns, error);
+    }
+    *part = (struct communicator_part){buffers, member->client.account, part_bytes};
+    return post_op(member, op, &call, part, op_bytes, now_ns, error);
+}

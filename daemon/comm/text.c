@@ -1,0 +1,90 @@
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "daemon/comm/comms_internal.h"
+
+#define TEXT_ELLIPSIS "\xe2\x80\xa6"
+
+bool comms_text_is_name(const char *text, size_t max_bytes)
+{
+    size_t length = 0;
+    for (; text[length] != '\0'; length++) {
+        if (length >= max_bytes || text[length] <= ' ' || text[length] > '~') {
+            return false;
+        }
+    }
+    return length > 0;
+}
+
+const char *comms_text_without_name(const char *name, const char *text)
+{
+    char prefix[COMM_NAME_MAX_BYTES + 24];
+    int length = snprintf(prefix, sizeof prefix, "communicator \"%s\"", name);
+    if (length < 0 || strncmp(text, prefix, (size_t)length) != 0) {
+        return text;
+    }
+    text += length;
+    return text + strspn(text, ": ");
+}
+
+void comms_text_from_wire(const char *text, char *out, size_t size)
+{
+    size_t length = 0;
+    for (; text != NULL && text[length] != '\0' && length + 1 < size; length++) {
+        unsigned char byte = (unsigned char)text[length];
+        out[length] = byte < ' ' || byte == 0x7f ? '?' : (char)byte;
+    }
+    out[length] = '\0';
+}
+
+void comms_text_begin(struct comms_text *text, char *out, size_t size)
+{
+    *text = (struct comms_text){.out = out, .size = size};
+    out[0] = '\0';
+}
+
+void comms_text_add(struct comms_text *text, const char *format, ...)
+{
+    if (text->cut) {
+        return;
+    }
+    /* Room for the ellipsis is kept. */
+    size_t room = text->size - text->length - sizeof TEXT_ELLIPSIS;
+    va_list arguments;
+    va_start(arguments, format);
+    int length = vsnprintf(text->out + text->length, room + 1, format, arguments);
+    va_end(arguments);
+    if (length < 0 || (size_t)length > room) {
+        memcpy(text->out + text->length, TEXT_ELLIPSIS, sizeof TEXT_ELLIPSIS);
+        text->cut = true;
+    } else {
+        text->length += (size_t)length;
+    }
+}
+
+static bool bit(const uint8_t *bits, uint32_t at)
+{
+    return (bits[at / 8] >> (at % 8) & 1) != 0;
+}
+
+void comms_text_add_ranks(struct comms_text *text, const uint8_t *bits, uint32_t size, bool set)
+{
+    const char *separator = "";
+    for (uint32_t first = 0; first < size && !text->cut; first++) {
+        if (bit(bits, first) != set) {
+            continue;
+        }
+        uint32_t last = first;
+        while (last + 1 < size && bit(bits, last + 1) == set) {
+            last++;
+        }
+        if (first == last) {
+            comms_text_add(text, "%s%u", separator, first);
+        } else {
+            comms_text_add(text, "%s%u-%u", separator, first, last);
+        }
+        separator = ", ";
+        first = last;
+    }
+}

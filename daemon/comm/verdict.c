@@ -1,0 +1,269 @@
+#include <stdio.h>
+#include <stdlib.h>
+
+#include <utlist.h>
+
+#include "daemon/base/log.h"
+#include "daemon/comm/comms_internal.h"
+
+/*
+ * Operations that end on all ranks with the same words, because ranks called them differently or one rank was
+ * refused. Whoever wants a verdict asks the communicator's first node, which tells everybody once. The
+ * communicator goes on with what comes after.
+ *
+ * A rank may post an operation after its verdict. So numbers and status are kept for many, which costs a few
+ * bytes each. Words are kept for the last few, and only while a local rank may still ask for them.
+ */
+
+bool comms_verdict_find(const struct communicator *comm, uint64_t seq, struct error *cause)
+{
+    uint32_t status;
+    if (!ranges_find(&comm->verdicts, seq, &status)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < COMMS_VERDICT_TEXTS_MAX && cause != NULL; i++) {
+        const struct comms_verdict *verdict = comm->verdict_texts[i];
+        if (verdict != NULL && seq >= verdict->seq && seq - verdict->seq < verdict->ops) {
+            *cause = verdict->cause;
+            return true;
+        }
+    }
+    if (cause != NULL) {
+        error_set(cause, (enum status)status,
+                  "op %llu on \"%s\" ended before this rank posted it; why is not kept any more",
+                  (unsigned long long)seq, comm->name);
+    }
+    return true;
+}
+
+/* The last operation that every local rank has posted. */
+static uint64_t posted_by_all(const struct communicator *comm)
+{
+    uint64_t seq = UINT64_MAX - 1;
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        const struct comms_member *member = comm->locals[i];
+        if (member != NULL && member->posted_seq < seq) {
+            seq = member->posted_seq;
+        }
+    }
+    return seq;
+}
+
+static bool verdict_keep(struct communicator *comm, uint64_t seq, uint64_t ops, const struct error *cause)
+{
+    uint64_t posted_seq = posted_by_all(comm);
+    if (comm->verdicts.count == comm->verdicts.capacity) {
+        ranges_drop_below(&comm->verdicts, posted_seq + 1);
+    }
+    if (!ranges_add(&comm->verdicts, seq, ops, (uint32_t)cause->status, COMMS_VERDICTS_MAX)) {
+        return false;
+    }
+    if (posted_seq >= seq + ops - 1) {
+        return true;
+    }
+    struct comms_verdict **place = &comm->verdict_texts[comm->verdict_text_count % COMMS_VERDICT_TEXTS_MAX];
+    if (*place == NULL) { /* the texts are large */
+        *place = malloc(sizeof **place);
+    }
+    if (*place == NULL) {
+        return false;
+    }
+    **place = (struct comms_verdict){.seq = seq, .ops = ops, .cause = *cause};
+    comm->verdict_text_count++;
+    return true;
+}
+
+void comms_verdicts_free(struct communicator *comm)
+{
+    for (uint32_t i = 0; i < COMMS_VERDICT_TEXTS_MAX; i++) {
+        free(comm->verdict_texts[i]);
+        comm->verdict_texts[i] = NULL;
+    }
+    ranges_free(&comm->verdicts);
+}
+
+/* Ends operations here that have no verdict yet. */
+static void verdict_apply(struct communicator *comm, uint64_t seq, uint64_t ops, const struct error *cause,
+                          uint64_t now_ns)
+{
+    struct error failure;
+    if (log_limit_pass(&comm->comms->verdict_limit, now_ns, NULL)) {
+        log_warning("%s", cause->text);
+    }
+    if (!verdict_keep(comm, seq, ops, cause)) {
+        error_set(&failure, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
+        communicator_fail(comm, &failure, COMMS_TELL_NODES, now_ns);
+        return;
+    }
+    if (comm->exec != NULL) { /* also what is not submitted: others may have been */
+        exec_cancel(comm->exec, seq, ops, cause, now_ns);
+    }
+    for (uint64_t each = seq; each < seq + ops; each++) {
+        struct communicator_op *op = comms_op_at(comm, each);
+        if (op != NULL) {
+            comms_op_end(op, cause, now_ns);
+        }
+    }
+    comms_op_start_ready(comm, now_ns);
+    communicator_arm(comm);
+    communicator_queue(comm);
+}
+
+static void verdict_send(struct communicator *comm, uint32_t index, uint64_t seq, uint64_t ops,
+                         const struct error *cause, bool final)
+{
+    Commd__Mesh__Verdict body = COMMD__MESH__VERDICT__INIT;
+    body.comm_id = comm->comm_id;
+    body.seq = seq;
+    body.ops = (uint32_t)ops;
+    body.status = cause->status;
+    body.text = (char *)cause->text;
+    body.final = final;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_VERDICT;
+    message.verdict = &body;
+    communicator_send(comm, comm->nodes[index].node, &message);
+}
+
+/* Of each operation the first verdict counts. The first node tells the others. */
+static void verdict_take(struct communicator *comm, uint64_t seq, uint32_t ops, const struct error *cause,
+                         uint64_t now_ns)
+{
+    uint64_t end = seq + ops;
+    for (uint64_t count;
+         comm->state != COMMS_COMM_FAILED && (count = ranges_gap(&comm->verdicts, &seq, end)) > 0;
+         seq += count) {
+        for (uint32_t i = 0; comm->own_index == 0 && i < comm->node_count; i++) {
+            if (i != comm->own_index) {
+                verdict_send(comm, i, seq, count, cause, true);
+            }
+        }
+        verdict_apply(comm, seq, count, cause, now_ns);
+    }
+}
+
+void comms_verdict_ask(struct communicator *comm, uint64_t seq, uint32_t ops, const struct error *cause,
+                       uint64_t now_ns)
+{
+    if (comm->own_index == 0) {
+        verdict_take(comm, seq, ops, cause, now_ns);
+    } else {
+        verdict_send(comm, 0, seq, ops, cause, false);
+    }
+}
+
+void comms_verdict_received(struct communicator *comm, const Commd__Mesh__Verdict *verdict, uint64_t now_ns)
+{
+    struct error cause;
+    if (comm->state == COMMS_COMM_FAILED) {
+        return;
+    }
+    cause.status = verdict->status == STATUS_LIMIT ? STATUS_LIMIT : STATUS_MISMATCH;
+    comms_text_from_wire(verdict->text, cause.text, sizeof cause.text);
+    verdict_take(comm, verdict->seq, verdict->ops, &cause, now_ns);
+}
+
+void comms_verdicts_begin(struct communicator *comm, uint64_t now_ns)
+{
+    static const struct error cause = {.status = STATUS_LIMIT, .text = "ended before it was posted here"};
+    for (uint32_t i = 0; i < comm->verdicts.count; i++) {
+        exec_cancel(comm->exec, comm->verdicts.items[i].first, comm->verdicts.items[i].count, &cause, now_ns);
+    }
+}
+
+/* --- Refusals --- */
+
+void comms_verdict_refusal_text(const struct comms_member *member, uint64_t seq, uint64_t ops,
+                                const struct error *why, struct error *out)
+{
+    const struct communicator *comm = member->comm;
+    char last[32] = "";
+    if (ops > 1) {
+        (void)snprintf(last, sizeof last, " to %llu", (unsigned long long)(seq + ops - 1));
+    }
+    error_set(out, STATUS_LIMIT, "op %llu%s on \"%s\": rank %u (pid %d, node %s): %s",
+              (unsigned long long)seq, last, comm->name, member->rank, (int)member->client.pid,
+              communicator_own_name(comm), why->text);
+}
+
+/* Of the member's refusals, as many as one verdict can be on. */
+static void refusals_ask(struct comms_member *member, uint64_t now_ns)
+{
+    struct comms_refusals *refusals = member->refusals;
+    struct communicator *comm = member->comm;
+    struct error cause;
+    uint64_t seq = refusals->seq;
+    uint64_t ops = refusals->ops < COMMS_BUCKET_OPS_MAX ? refusals->ops : COMMS_BUCKET_OPS_MAX;
+    comms_verdict_refusal_text(member, seq, ops, &refusals->why, &cause);
+    refusals->seq += ops;
+    refusals->ops -= ops;
+    if (refusals->ops == 0) {
+        comms_verdict_forget_own(member);
+    }
+    exec_cancel(comm->exec, seq, ops, &cause,
+                now_ns); /* they may not begin here, whenever the verdict comes */
+    comms_verdict_ask(comm, seq, (uint32_t)ops, &cause, now_ns);
+}
+
+void comms_verdict_tell_own(struct comms_member *member, uint64_t now_ns)
+{
+    while (member->refusals != NULL && member->comm->state == COMMS_COMM_FORMED) {
+        refusals_ask(member, now_ns);
+    }
+}
+
+void comms_verdict_forget_own(struct comms_member *member)
+{
+    if (member->refusals != NULL) {
+        free(member->refusals);
+        member->refusals = NULL;
+        member->comm->refusing_count--;
+    }
+}
+
+void comms_verdict_tell_refusals(struct communicator *comm, uint64_t now_ns)
+{
+    struct comms_member *member;
+    comm->refusals_ns = TIME_NEVER;
+    if (comm->refusing_count == 0 || comm->state != COMMS_COMM_FORMED) {
+        return;
+    }
+    DL_FOREACH(comm->members, member)
+    {
+        while (member->refusals != NULL && comm->state == COMMS_COMM_FORMED) {
+            if (comm->node_count > 1 && mesh_is_crowded(comm->comms->mesh)) {
+                comm->refusals_ns = time_after(now_ns, COMMS_CROWD_WAIT_NS);
+                return;
+            }
+            refusals_ask(member, now_ns);
+        }
+    }
+    comms_op_start_ready(comm, now_ns);
+}
+
+void comms_verdict_refuse(struct comms_member *member, uint64_t seq, uint64_t ops, const struct error *why,
+                          uint64_t now_ns)
+{
+    struct communicator *comm = member->comm;
+    struct comms_refusals *refusals = member->refusals;
+    struct error cause;
+    if (refusals != NULL && seq >= refusals->seq && seq - refusals->seq <= refusals->ops) {
+        uint64_t together = seq - refusals->seq + ops;
+        refusals->ops = together > refusals->ops ? together : refusals->ops;
+        return;
+    }
+    comms_verdict_tell_own(member, now_ns);
+    if (comm->state != COMMS_COMM_FORMED) {
+        return;
+    }
+    communicator_queue(comm);
+    member->refusals = malloc(sizeof *member->refusals);
+    if (member->refusals == NULL) {
+        comms_verdict_refusal_text(member, seq, ops, why, &cause);
+        exec_cancel(comm->exec, seq, ops, &cause, now_ns);
+        comms_verdict_ask(comm, seq, (uint32_t)ops, &cause, now_ns);
+        return;
+    }
+    *member->refusals = (struct comms_refusals){seq, ops, *why};
+    comm->refusing_count++;
+}

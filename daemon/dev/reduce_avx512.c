@@ -1,2 +1,0 @@
-#define REDUCE_KERNELS reduce_kernels_avx512
-#include "daemon/dev/reduce_template.h"

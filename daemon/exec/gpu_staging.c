@@ -1,0 +1,474 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/exec/exec_internal.h"
+#include "daemon/host/copy.h"
+#include "daemon/host/reduce.h"
+
+/*
+ * Slices between the ranks' buffers, of which some are on GPUs, and pinned memory of the lane.
+ *
+ * The node's buffers are in cliques: the host's are one, those of GPUs that reach each other's memory are
+ * one. Of a clique's GPUs one works on a slice, over its own link to the host, on all buffers of the clique;
+ * they take turns. So every GPU carries its share of the vector to the network and back, already reduced over
+ * the ranks of its clique (the 2D decomposition). What the cliques contribute to a sum the host puts
+ * together, in their order: between GPUs that have no way to each other it would go through the host's memory
+ * as well.
+ */
+
+#define LANE_RANGES_MAX 64
+#define LANE_VECTOR_ALIGN_BYTES 256
+
+struct lane_clique {
+    struct gpu_queue *queue; /* of the communicator; null: nothing was put for this slice */
+    uint64_t mark;
+    /* Copies that wait to be put together: first all of the first, then all of the others. */
+    struct host_copy_range first[LANE_RANGES_MAX], then[LANE_RANGES_MAX];
+    uint32_t first_count, then_count;
+};
+
+struct lane_device {
+    struct lane_clique *cliques;      /* by number */
+    uint32_t turns[EXEC_CLIQUES_MAX]; /* the GPU of each that works on this slice */
+    uint32_t slots[EXEC_CLIQUES_MAX]; /* which vector has the clique's part of a sum */
+    uint32_t slot_count;
+    unsigned char *memory; /* pinned: as many vectors of the slice, from slot to slot vector_bytes */
+    uint64_t memory_bytes, vector_bytes;
+    enum status status; /* of what was put: the first failure */
+    struct error error;
+};
+
+/* --- Cliques --- */
+
+/* Whether the GPU reaches all of the clique's before it, and they it. */
+static bool clique_fits(const struct exec *exec, uint32_t clique, uint32_t gpu)
+{
+    for (uint32_t other = 0; other < gpu; other++) {
+        if (exec->cliques[other] == clique &&
+            (!gpu_devices_reaches(exec->gpus, gpu, other) || !gpu_devices_reaches(exec->gpus, other, gpu))) {
+            return false;
+        }
+    }
+    return true;
+}
+
+void exec_find_cliques(struct exec *exec)
+{
+    uint32_t gpu_count = gpu_devices_count(exec->gpus);
+    exec->clique_count = EXEC_CLIQUE_HOST + 1;
+    for (uint32_t gpu = 0; gpu < gpu_count; gpu++) {
+        uint32_t clique = EXEC_CLIQUE_HOST + 1;
+        while (clique < exec->clique_count && !clique_fits(exec, clique, gpu)) {
+            clique++;
+        }
+        exec->cliques[gpu] = clique;
+        exec->clique_count += clique == exec->clique_count ? 1 : 0;
+    }
+}
+
+static uint32_t clique_of(const struct exec *exec, const struct exec_rank *rank, bool on_host)
+{
+    return on_host || !rank->on_gpu ? EXEC_CLIQUE_HOST : exec->cliques[rank->gpu];
+}
+
+static uint32_t input_clique(const struct exec *exec, const struct exec_rank *rank)
+{
+    return clique_of(exec, rank, rank->input_on_host);
+}
+
+static uint32_t output_clique(const struct exec *exec, const struct exec_rank *rank)
+{
+    return clique_of(exec, rank, rank->output_on_host);
+}
+
+/* --- Which operations --- */
+
+static bool kind_is_staged(enum op_kind kind)
+{
+    switch (kind) {
+    case OP_KIND_ALL_REDUCE:
+    case OP_KIND_REDUCE:
+    case OP_KIND_BROADCAST:
+    case OP_KIND_ALL_GATHER:
+    case OP_KIND_REDUCE_SCATTER:
+    case OP_KIND_GATHER:
+    case OP_KIND_SCATTER:
+    case OP_KIND_SCAN:
+    case OP_KIND_EXCLUSIVE_SCAN:
+    case OP_KIND_ALL_TO_ALL:
+        return true;
+    case OP_KIND_BARRIER: /* no buffers */
+    case OP_KIND_SEND:
+    case OP_KIND_RECEIVE:
+        return false;
+    }
+    return false;
+}
+
+/* Sums that begin within the cliques. */
+static bool kind_has_slots(enum op_kind kind)
+{
+    return kind == OP_KIND_ALL_REDUCE || kind == OP_KIND_REDUCE || kind == OP_KIND_REDUCE_SCATTER;
+}
+
+bool lane_device_serves(const struct exec_comm *comm, const struct exec_op *op)
+{
+    const struct exec *exec = comm->exec;
+    bool any = false;
+    if (exec->gpus == NULL || !kind_is_staged(op->call.kind) || op->call.compression != COMPRESSION_NONE ||
+        op->call.rank_count > GPU_QUEUE_BUFFERS_MAX || !device_buffers_are_apart(comm, op)) {
+        return false;
+    }
+    for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
+        const struct exec_rank *rank = &op->ranks[i];
+        any |= rank->on_gpu;
+        if (input_clique(exec, rank) != input_clique(exec, &op->ranks[i % op->call.rank_count])) {
+            return false; /* a group whose parts are in different places has no slots */
+        }
+    }
+    return any;
+}
+
+/* --- Their life --- */
+
+static enum status lane_device_new(struct exec_lane *lane, struct error *error)
+{
+    if (lane->device == NULL) {
+        struct lane_device *device = calloc(1, sizeof *device);
+        struct lane_clique *cliques = calloc(lane->comm->exec->clique_count, sizeof *cliques);
+        if (device == NULL || cliques == NULL) {
+            free(device);
+            free(cliques);
+            return error_set(error, STATUS_NO_MEMORY, "no memory for a slice");
+        }
+        device->cliques = cliques;
+        lane->device = device;
+    }
+    return STATUS_OK;
+}
+
+void lane_device_release(struct exec_lane *lane)
+{
+    if (lane->device != NULL) {
+        gpu_pinned_free(lane->comm->exec->gpus, lane->device->memory);
+        free(lane->device->cliques);
+        free(lane->device);
+    }
+}
+
+/* The GPUs of each clique that ranks of the operation are on take the slices in turn. */
+static void take_turns(const struct exec_lane *lane, const struct exec_op *op)
+{
+    const uint32_t *cliques = lane->comm->exec->cliques;
+    uint32_t gpus[GPU_DEVICES_MAX];
+    uint32_t gpu_count = device_gpus(op, gpus);
+    uint32_t counts[EXEC_CLIQUES_MAX] = {0}, passed[EXEC_CLIQUES_MAX] = {0};
+    for (uint32_t g = 0; g < gpu_count; g++) {
+        counts[cliques[gpus[g]]]++;
+    }
+    for (uint32_t g = 0; g < gpu_count; g++) {
+        uint32_t clique = cliques[gpus[g]];
+        if (passed[clique]++ == lane->slice % counts[clique]) {
+            lane->device->turns[clique] = gpus[g];
+        }
+    }
+}
+
+enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op, struct error *error)
+{
+    const struct exec *exec = lane->comm->exec;
+    enum status status = lane_device_new(lane, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    struct lane_device *device = lane->device;
+    device->status = STATUS_OK;
+    device->slot_count = 0;
+    for (uint32_t c = 0; c < exec->clique_count; c++) {
+        device->cliques[c].queue = NULL;
+        device->slots[c] = UINT32_MAX;
+    }
+    for (uint32_t i = 0; i < op->call.rank_count && kind_has_slots(op->call.kind); i++) {
+        uint32_t *slot = &device->slots[input_clique(exec, &op->ranks[i])];
+        if (*slot == UINT32_MAX) {
+            *slot = device->slot_count++;
+        }
+    }
+    device->slot_count += device->slot_count == 0 ? 1 : 0;
+    take_turns(lane, op);
+    return STATUS_OK;
+}
+
+enum status lane_device_reserve(struct exec_lane *lane, uint64_t bytes, struct error *error)
+{
+    struct gpu_devices *gpus = lane->comm->exec->gpus;
+    struct lane_device *device = lane->device;
+    device->vector_bytes = (bytes + LANE_VECTOR_ALIGN_BYTES - 1) & ~(uint64_t)(LANE_VECTOR_ALIGN_BYTES - 1);
+    uint64_t wanted = device->vector_bytes * device->slot_count;
+    if (wanted <= device->memory_bytes) {
+        return STATUS_OK;
+    }
+    gpu_pinned_free(gpus, device->memory);
+    device->memory = NULL;
+    device->memory_bytes = 0;
+    void *memory = NULL;
+    enum status status = gpu_pinned_alloc(gpus, wanted, &memory, error);
+    device->memory = memory;
+    device->memory_bytes = status == STATUS_OK ? wanted : 0;
+    return status;
+}
+
+unsigned char *lane_device_memory(const struct exec_lane *lane)
+{
+    return lane->device->memory;
+}
+
+/* --- Work --- */
+
+static void keep_failure(struct lane_device *device, enum status status, const struct error *error)
+{
+    if (device->status == STATUS_OK && status != STATUS_OK) {
+        device->status = status;
+        device->error = *error;
+    }
+}
+
+/* Null: it failed, which is kept. */
+static struct gpu_queue *clique_queue(const struct exec_lane *lane, uint32_t clique)
+{
+    struct lane_device *device = lane->device;
+    struct lane_clique *at = &device->cliques[clique];
+    if (at->queue == NULL && device->status == STATUS_OK) {
+        struct error error;
+        enum status status = device_queue(lane->comm, device->turns[clique], &at->queue, &error);
+        keep_failure(device, status, &error);
+        at->first_count = at->then_count = 0;
+    }
+    return device->status == STATUS_OK ? at->queue : NULL;
+}
+
+static void put_ranges(struct lane_device *device, struct gpu_queue *queue,
+                       const struct host_copy_range *ranges, uint32_t count, enum gpu_queue_path path)
+{
+    struct error error;
+    if (device->status == STATUS_OK && count > 0) {
+        enum status status =
+            count == 1 ? gpu_queue_copy(queue, ranges[0].target, ranges[0].source, ranges[0].bytes, &error)
+                       : gpu_queue_copy_ranges(queue, ranges, count, path, &error);
+        keep_failure(device, status, &error);
+    }
+}
+
+static void put_copies(struct lane_device *device, struct lane_clique *clique)
+{
+    put_ranges(device, clique->queue, clique->first, clique->first_count, GPU_QUEUE_LINK);
+    put_ranges(device, clique->queue, clique->then, clique->then_count, GPU_QUEUE_GPUS);
+    clique->first_count = clique->then_count = 0;
+}
+
+/* From the slice or to it; more than one target are buffers of the clique. */
+static void put_copy(const struct exec_lane *lane, uint32_t clique, void *const *targets,
+                     uint32_t target_count, const void *source, uint64_t bytes)
+{
+    struct lane_device *device = lane->device;
+    struct lane_clique *at = &device->cliques[clique];
+    if (clique == EXEC_CLIQUE_HOST) {
+        host_copy_to_all(targets, target_count, source, (size_t)bytes, false);
+        return;
+    }
+    if (clique_queue(lane, clique) == NULL) {
+        return;
+    }
+    if (at->first_count == LANE_RANGES_MAX) {
+        put_copies(device, at);
+    }
+    at->first[at->first_count++] =
+        (struct host_copy_range){.source = source, .target = targets[0], .bytes = bytes};
+    for (uint32_t i = 1; i < target_count; i++) { /* from the GPU's memory, not again from the host's */
+        if (at->then_count == LANE_RANGES_MAX) {
+            put_copies(device, at);
+        }
+        at->then[at->then_count++] =
+            (struct host_copy_range){.source = targets[0], .target = targets[i], .bytes = bytes};
+    }
+}
+
+/* Whether it changes nothing (see host_reduce): GPUs have engines for copies. */
+static bool is_copy(const struct host_reduction *reduction)
+{
+    return reduction->input_count == 1 && reduction->output_count == 1 && reduction->factors == NULL &&
+           reduction->divisor <= 1 && reduction->dtype != DTYPE_BOOL && reduction->reduce != REDUCE_LAND &&
+           reduction->reduce != REDUCE_LOR;
+}
+
+static void put_reduction(const struct exec_lane *lane, uint32_t clique,
+                          const struct host_reduction *reduction)
+{
+    struct lane_device *device = lane->device;
+    if (clique == EXEC_CLIQUE_HOST) {
+        host_reduce(reduction);
+        return;
+    }
+    struct gpu_queue *queue = clique_queue(lane, clique);
+    if (queue != NULL && is_copy(reduction)) {
+        put_copy(lane, clique, reduction->outputs, 1, reduction->inputs[0],
+                 reduction->count_elements * dtype_size_bytes(reduction->dtype));
+    } else if (queue != NULL) {
+        struct error error;
+        keep_failure(device, gpu_queue_reduce(queue, reduction, GPU_QUEUE_LINK, &error), &error);
+    }
+}
+
+void lane_device_read(const struct exec_lane *lane, const struct exec_rank *owner, void *target,
+                      const void *source, uint64_t bytes)
+{
+    if (bytes > 0) {
+        put_copy(lane, input_clique(lane->comm->exec, owner), &target, 1, source, bytes);
+    }
+}
+
+bool lane_device_pass(const struct exec_lane *lane, const struct exec_rank *sender,
+                      const struct exec_rank *receiver, void *target, const void *source, uint64_t bytes)
+{
+    const struct exec *exec = lane->comm->exec;
+    uint32_t clique = input_clique(exec, sender);
+    if (clique != output_clique(exec, receiver)) {
+        return false;
+    }
+    if (bytes > 0) {
+        put_copy(lane, clique, &target, 1, source, bytes);
+    }
+    return true;
+}
+
+void lane_device_reduce(const struct exec_lane *lane, const struct exec_rank *ranks,
+                        const struct host_reduction *reduction)
+{
+    const struct exec *exec = lane->comm->exec;
+    const struct lane_device *device = lane->device;
+    for (uint32_t c = 0; c < exec->clique_count; c++) {
+        const void *inputs[HOST_REDUCE_BUFFERS_MAX];
+        double factors[HOST_REDUCE_BUFFERS_MAX];
+        struct host_reduction of_clique = *reduction;
+        of_clique.input_count = 0;
+        if (device->slots[c] == UINT32_MAX) {
+            continue;
+        }
+        for (uint32_t i = 0; i < reduction->input_count; i++) {
+            if (input_clique(exec, &ranks[i]) == c) {
+                factors[of_clique.input_count] = reduction->factors != NULL ? reduction->factors[i] : 1.0;
+                inputs[of_clique.input_count++] = reduction->inputs[i];
+            }
+        }
+        void *output = (unsigned char *)reduction->outputs[0] + device->slots[c] * device->vector_bytes;
+        of_clique.inputs = inputs;
+        of_clique.factors = reduction->factors != NULL ? factors : NULL;
+        of_clique.outputs = &output;
+        put_reduction(lane, c, &of_clique);
+    }
+}
+
+void lane_device_write(const struct exec_lane *lane, const struct exec_targets *targets, const void *source,
+                       uint64_t bytes, const struct host_reduction *division)
+{
+    const struct exec *exec = lane->comm->exec;
+    for (uint32_t c = 0; c < exec->clique_count && bytes > 0; c++) {
+        void *of_clique[HOST_REDUCE_BUFFERS_MAX];
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < targets->count; i++) {
+            if (output_clique(exec, targets->owners[i]) == c) {
+                of_clique[count++] = targets->at[i];
+            }
+        }
+        if (count > 0 && division != NULL) {
+            struct host_reduction divide = *division;
+            divide.outputs = of_clique;
+            divide.output_count = count;
+            put_reduction(lane, c, &divide);
+        } else if (count > 0) {
+            put_copy(lane, c, of_clique, count, source, bytes);
+        }
+    }
+}
+
+void lane_device_combine(struct exec_lane *lane, const struct exec_op *op)
+{
+    struct lane_device *device = lane->device;
+    const void *inputs[EXEC_CLIQUES_MAX];
+    void *output = device->memory;
+    if (op->call.kind == OP_KIND_SCAN || op->call.kind == OP_KIND_EXCLUSIVE_SCAN) {
+        stage_scan_in(lane, op);
+        return;
+    }
+    if (device->slot_count == 1 || lane->call.count_elements == 0) {
+        return;
+    }
+    for (uint32_t slot = 0; slot < device->slot_count; slot++) {
+        inputs[slot] = device->memory + slot * device->vector_bytes;
+    }
+    host_reduce(&(struct host_reduction){.dtype = op->call.dtype,
+                                         .reduce = op->call.reduce,
+                                         .count_elements = lane->call.count_elements,
+                                         .input_count = device->slot_count,
+                                         .output_count = 1,
+                                         .inputs = inputs,
+                                         .outputs = &output});
+}
+
+/* --- Order --- */
+
+enum status lane_device_end(struct exec_lane *lane, struct error *error)
+{
+    struct lane_device *device = lane->device;
+    for (uint32_t c = 0; c < lane->comm->exec->clique_count; c++) {
+        struct lane_clique *clique = &device->cliques[c];
+        struct error why;
+        if (clique->queue == NULL) {
+            continue;
+        }
+        put_copies(device, clique);
+        /* Also behind what failed half-way: its end is waited for. */
+        enum status marked = gpu_queue_mark(clique->queue, &clique->mark, &why);
+        clique->mark = marked == STATUS_OK ? clique->mark : 0;
+        keep_failure(device, marked, &why);
+    }
+    return device->status == STATUS_OK
+               ? STATUS_OK
+               : error_set(error, device->status, "\"%s\": %s", lane->comm->options.name, device->error.text);
+}
+
+bool lane_device_reached(struct exec_lane *lane, uint64_t now_ns, enum status *status, struct error *error)
+{
+    struct lane_device *device = lane->device;
+    bool reached = true;
+    *status = STATUS_OK;
+    for (uint32_t c = 0; device != NULL && c < lane->comm->exec->clique_count; c++) {
+        struct lane_clique *clique = &device->cliques[c];
+        enum status at = STATUS_OK;
+        struct error why;
+        if (clique->mark == 0) {
+            continue;
+        }
+        if (!gpu_queue_is_done(clique->queue, clique->mark, now_ns, &at, &why)) {
+            reached = false;
+            continue;
+        }
+        clique->mark = 0;
+        keep_failure(device, at, &why);
+    }
+    if (reached && device != NULL && device->status != STATUS_OK) {
+        *status = error_set(error, device->status, "%s", device->error.text);
+    }
+    return reached;
+}
+
+bool lanes_are_off_devices(struct exec_comm *comm, uint64_t now_ns)
+{
+    bool off = true;
+    for (uint32_t i = 0; i < EXEC_LANES_MAX; i++) {
+        enum status status;
+        off = lane_device_reached(&comm->lanes[i], now_ns, &status, NULL) && off;
+    }
+    comm->exec->waits_for_devices |= !off;
+    return off;
+}

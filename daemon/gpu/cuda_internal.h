@@ -1,0 +1,66 @@
+#ifndef DAEMON_GPU_CUDA_INTERNAL_H
+#define DAEMON_GPU_CUDA_INTERNAL_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+
+#include "daemon/gpu/devices.h"
+#include "kernels/kernels.h"
+
+/* What the files of the CUDA backend share. */
+
+#define CUDA_PINNED_CLASSES 45 /* by powers of two */
+
+struct cuda_gpu {
+    cuda_device device;
+    cuda_context context;
+    cuda_module kernels;
+    struct gpu_device_info info;
+    bool reaches[GPU_DEVICES_MAX]; /* its kernels, the memory of that GPU */
+    _Atomic bool failed;
+    struct error failure; /* written before `failed` */
+    /* Null where the pair has no meaning; [1]: with room for many buffers. */
+    cuda_function reduces[REDUCE_COUNT][DTYPE_COUNT][2];
+    cuda_function copy;
+};
+
+struct cuda_pinned_block;
+
+struct gpu_devices {
+    const struct cuda_driver *driver;
+    int driver_version;
+    uint32_t count;
+    struct cuda_gpu *gpus;
+    pthread_mutex_t lock;                                  /* of what follows */
+    struct cuda_pinned_block *pinned[CUDA_PINNED_CLASSES]; /* free ones */
+    uint64_t pinned_bytes, pinned_kept_bytes;
+    struct cuda_pinned_block *blocks; /* given out, by address */
+};
+
+/* Makes the GPU's context the calling thread's. */
+enum status cuda_enter(const struct gpu_devices *gpus, uint32_t gpu, struct error *error) COMM_MUST_USE;
+
+/* What a call of the driver said. One that leaves the context useless makes the GPU a failed one. */
+enum status cuda_result_status(const struct gpu_devices *gpus, uint32_t gpu, const char *symbol,
+                               cuda_result result, struct error *error) COMM_MUST_USE;
+
+/* What cuStreamQuery said: whatever it is but unfinished, nothing of the stream can be relied on any more. */
+enum status cuda_stream_status(const struct gpu_devices *gpus, uint32_t gpu, cuda_result result,
+                               struct error *error) COMM_MUST_USE;
+
+/* What CUDA's documents call the driver's calls. */
+#define CUDA_SYMBOL(name, symbol, parameters)                                                                \
+    static inline const char *cuda_symbol_of_##name(void)                                                    \
+    {                                                                                                        \
+        return #symbol;                                                                                      \
+    }
+CUDA_DRIVER_FUNCTIONS(CUDA_SYMBOL)
+#undef CUDA_SYMBOL
+
+/* gpus->driver->name(arguments), its status. */
+#define CUDA_CALL(gpus, gpu, error, name, ...)                                                               \
+    cuda_result_status(gpus, gpu, cuda_symbol_of_##name(), (gpus)->driver->name(__VA_ARGS__), error)
+
+void cuda_pinned_close(struct gpu_devices *gpus);
+
+#endif

@@ -1,0 +1,297 @@
+#include <stdlib.h>
+
+#include "daemon/base/checked.h"
+#include "daemon/base/descriptor.h"
+#include "daemon/base/long_call.h"
+#include "daemon/gpu/cuda_internal.h"
+#include "daemon/gpu/cuda_memory.h"
+#include "daemon/host/memory_internal.h"
+
+/* Memory of clients on GPUs. */
+
+static enum status check_size(uint64_t size_bytes, struct error *error)
+{
+    if (size_bytes == 0 || size_bytes > MEMORY_MAX_BYTES) {
+        return error_set(error, size_bytes == 0 ? STATUS_INVALID_ARGUMENT : STATUS_LIMIT,
+                         "%llu bytes; expected 1 to %llu", (unsigned long long)size_bytes,
+                         (unsigned long long)MEMORY_MAX_BYTES);
+    }
+    return STATUS_OK;
+}
+
+/* What the client gave is wrong, unless the GPU itself failed. */
+static enum status blame_client(const struct gpu_devices *gpus, uint32_t gpu, enum status status,
+                                struct error *error)
+{
+    if (status != STATUS_DEVICE || gpu_devices_check(gpus, gpu, NULL) != STATUS_OK) {
+        return status;
+    }
+    if (error != NULL) {
+        error->status = STATUS_INVALID_ARGUMENT;
+    }
+    return STATUS_INVALID_ARGUMENT;
+}
+
+static void memory_close_ipc(struct memory *memory)
+{
+    if (cuda_enter(memory->gpus, (uint32_t)memory->gpu, NULL) == STATUS_OK) {
+        (void)memory->gpus->driver->ipc_close((cuda_pointer)(uintptr_t)memory->base);
+    }
+}
+
+static enum status check_allocation(struct gpu_devices *gpus, uint32_t gpu, cuda_pointer base,
+                                    uint64_t size_bytes, size_t *allocated_bytes, struct error *error)
+{
+    cuda_pointer begin = 0;
+    int device = -1;
+    enum status status = CUDA_CALL(gpus, gpu, error, memory_range, &begin, allocated_bytes, base);
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, pointer_attribute, &device, CUDA_POINTER_DEVICE, base);
+    }
+    if (status == STATUS_OK && (device != gpus->gpus[gpu].device || begin > base)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the IPC handle is not of GPU %u", gpu);
+    }
+    /* A driver may say the range of the block that small allocations share. */
+    if (status == STATUS_OK &&
+        (base - begin > *allocated_bytes || *allocated_bytes - (base - begin) < size_bytes)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes, but the allocation has %zu",
+                         (unsigned long long)size_bytes, *allocated_bytes - (size_t)(base - begin));
+    }
+    return status;
+}
+
+/*
+ * That GPUs reach each other's memory CUDA promises of memory made in the other's context; of what was opened
+ * there it says nothing.
+ */
+static enum status check_peers(struct gpu_devices *gpus, uint32_t gpu, cuda_pointer base, struct error *error)
+{
+    enum status status = STATUS_OK;
+    for (uint32_t other = 0; other < gpus->count && status == STATUS_OK; other++) {
+        unsigned long long access = CUDA_ACCESS_READ_WRITE;
+        if (other == gpu || !gpus->gpus[other].reaches[gpu] || cuda_enter(gpus, other, NULL) != STATUS_OK) {
+            continue; /* one that failed works on nothing */
+        }
+        if (gpus->driver->pointer_attribute(&access, CUDA_POINTER_ACCESS, base) == CUDA_RESULT_OK &&
+            access != CUDA_ACCESS_READ_WRITE) {
+            status = error_set(error, STATUS_UNSUPPORTED,
+                               "GPU %u does not reach memory of GPU %u that comes by an IPC handle: use "
+                               "memory of comm_mem_alloc, or start commd with gpu_peer_access = \"off\"",
+                               other, gpu);
+        }
+    }
+    return status;
+}
+
+static enum status open_handle(struct gpu_devices *gpus, uint32_t gpu, const struct cuda_ipc_handle *handle,
+                               cuda_pointer *base, struct error *error)
+{
+    long_call_begin();
+    cuda_result result = gpus->driver->ipc_open(base, *handle, CUDA_IPC_LAZY_PEER_ACCESS);
+    long_call_end();
+    enum status status = cuda_result_status(gpus, gpu, cuda_symbol_of_ipc_open(), result, error);
+    if (result == CUDA_RESULT_ALREADY_MAPPED) {
+        return error_set(error, STATUS_BUSY,
+                         "GPU %u (%s): memory that was freed, and was where this is, is still in use", gpu,
+                         gpus->gpus[gpu].info.name);
+    }
+    return blame_client(gpus, gpu, status, error);
+}
+
+enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
+                                  const struct cuda_ipc_handle *handle, uint64_t size_bytes,
+                                  const struct memory_origin *origin, struct memory **out,
+                                  struct error *error)
+{
+    cuda_pointer base = 0;
+    size_t allocated_bytes = 0;
+    enum status status = check_size(size_bytes, error);
+    if (status == STATUS_OK) {
+        status = cuda_enter(gpus, gpu, error);
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = open_handle(gpus, gpu, handle, &base, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = check_allocation(gpus, gpu, base, size_bytes, &allocated_bytes, error);
+    if (status == STATUS_OK) {
+        status = check_peers(gpus, gpu, base, error);
+    }
+    if (status == STATUS_OK) {
+        status = memory_new((void *)(uintptr_t)base, size_bytes, memory_close_ipc, out, error);
+    }
+    if (status != STATUS_OK) {
+        if (cuda_enter(gpus, gpu, NULL) == STATUS_OK) {
+            (void)gpus->driver->ipc_close(base);
+        }
+        return status;
+    }
+    (*out)->address_bytes = allocated_bytes; /* all of it is mapped, whatever the client says */
+    (*out)->by_ipc = true;
+    (*out)->origin = *origin;
+    (*out)->gpus = gpus;
+    (*out)->gpu = (int)gpu;
+    return STATUS_OK;
+}
+
+/* CUDA opens whole blocks, of which allocations may have parts. */
+#define BLOCK_BYTES (UINT64_C(2) << 20)
+
+bool memory_was_at(const struct memory *memory, const struct memory_origin *origin, uint64_t size_bytes)
+{
+    const struct memory_origin *had = &memory->origin;
+    uint64_t begin = origin->address / BLOCK_BYTES, had_begin = had->address / BLOCK_BYTES, end, had_end;
+    if (!memory->by_ipc || origin->process == 0 || origin->address == 0 || had->process != origin->process ||
+        had->uid != origin->uid || had->address == 0 ||
+        !checked_add_u64(origin->address, size_bytes + BLOCK_BYTES - 1, &end) ||
+        !checked_add_u64(had->address, memory->size_bytes + BLOCK_BYTES - 1, &had_end)) {
+        return false;
+    }
+    return begin < had_end / BLOCK_BYTES && had_begin < end / BLOCK_BYTES;
+}
+
+/* --- Virtual memory --- */
+
+static void memory_unmap_chunks(struct memory *memory)
+{
+    cuda_pointer base = (cuda_pointer)(uintptr_t)memory->base;
+    const struct cuda_driver *driver = memory->gpus->driver;
+    cuda_pointer at = base;
+    if (cuda_enter(memory->gpus, (uint32_t)memory->gpu, NULL) == STATUS_OK) {
+        for (uint32_t i = 0; i < memory->chunk_count; i++) {
+            (void)driver->address_unmap(at, (size_t)memory->chunk_bytes[i]);
+            at += memory->chunk_bytes[i];
+        }
+        (void)driver->address_free(base, (size_t)memory->size_bytes);
+    }
+    free(memory->chunk_bytes);
+}
+
+enum status gpu_memory_reserve(struct gpu_devices *gpus, uint32_t gpu, uint64_t size_bytes,
+                               struct memory **out, struct error *error)
+{
+    cuda_pointer base = 0;
+    enum status status = check_size(size_bytes, error);
+    if (status == STATUS_OK) {
+        status = cuda_enter(gpus, gpu, error);
+    }
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, address_reserve, &base, (size_t)size_bytes, 0, 0, 0);
+        status = blame_client(gpus, gpu, status, error); /* a size that is no multiple of the granularity */
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = memory_new((void *)(uintptr_t)base, size_bytes, memory_unmap_chunks, out, error);
+    if (status != STATUS_OK) {
+        (void)gpus->driver->address_free(base, (size_t)size_bytes);
+        return status;
+    }
+    (*out)->gpus = gpus;
+    (*out)->gpu = (int)gpu;
+    (*out)->mapped_bytes = 0;
+    return STATUS_OK;
+}
+
+/* For its GPU, and those whose kernels reach it: they take turns with slices. */
+static enum status allow_access(struct gpu_devices *gpus, uint32_t gpu, cuda_pointer at, uint64_t size_bytes,
+                                struct error *error)
+{
+    struct cuda_access access[GPU_DEVICES_MAX];
+    size_t count = 0;
+    for (uint32_t other = 0; other < gpus->count; other++) {
+        if (gpus->gpus[other].reaches[gpu]) {
+            access[count++] = (struct cuda_access){
+                .location = {.type = CUDA_LOCATION_DEVICE, .id = gpus->gpus[other].device},
+                .flags = CUDA_ACCESS_READ_WRITE};
+        }
+    }
+    return CUDA_CALL(gpus, gpu, error, address_set_access, at, (size_t)size_bytes, access, count);
+}
+
+/* A descriptor may be of memory of the host, or of another GPU. */
+static enum status check_place(struct gpu_devices *gpus, uint32_t gpu, cuda_pointer at, struct error *error)
+{
+    unsigned type = CUDA_MEMORY_HOST;
+    int device = -1;
+    enum status status = CUDA_CALL(gpus, gpu, error, pointer_attribute, &type, CUDA_POINTER_MEMORY_TYPE, at);
+    if (status == STATUS_OK) {
+        status = CUDA_CALL(gpus, gpu, error, pointer_attribute, &device, CUDA_POINTER_DEVICE, at);
+    }
+    bool there = type == CUDA_MEMORY_DEVICE && device == gpus->gpus[gpu].device;
+    return status != STATUS_OK || there
+               ? status
+               : error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor is of no memory of GPU %u", gpu);
+}
+
+static enum status map_chunk(struct memory *memory, cuda_allocation allocation, uint64_t size_bytes,
+                             struct error *error)
+{
+    struct gpu_devices *gpus = memory->gpus;
+    uint32_t gpu = (uint32_t)memory->gpu;
+    cuda_pointer at = (cuda_pointer)(uintptr_t)memory->base + memory->mapped_bytes;
+    uint64_t *chunk_bytes =
+        realloc(memory->chunk_bytes, (memory->chunk_count + 1) * sizeof *memory->chunk_bytes);
+    if (chunk_bytes == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a registration");
+    }
+    memory->chunk_bytes = chunk_bytes;
+    enum status status = CUDA_CALL(gpus, gpu, error, address_map, at, (size_t)size_bytes, 0, allocation, 0);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = allow_access(gpus, gpu, at, size_bytes, error);
+    if (status == STATUS_OK) {
+        status = check_place(gpus, gpu, at, error);
+    }
+    if (status != STATUS_OK) {
+        (void)gpus->driver->address_unmap(at, (size_t)size_bytes);
+        return status;
+    }
+    chunk_bytes[memory->chunk_count++] = size_bytes;
+    memory->mapped_bytes += size_bytes;
+    return STATUS_OK;
+}
+
+static enum status map_fd(struct memory *memory, int fd, uint64_t size_bytes, struct error *error)
+{
+    struct gpu_devices *gpus = memory->gpus;
+    cuda_allocation allocation = 0;
+    long_call_begin();
+    enum status status = CUDA_CALL(gpus, (uint32_t)memory->gpu, error, allocation_import, &allocation,
+                                   (void *)(intptr_t)fd, CUDA_HANDLE_POSIX_FD);
+    if (status == STATUS_OK) {
+        status = map_chunk(memory, allocation, size_bytes, error);
+        (void)gpus->driver->allocation_release(allocation); /* what is mapped keeps it */
+    }
+    long_call_end();
+    return status;
+}
+
+enum status gpu_memory_map(struct memory *memory, int fd, uint64_t size_bytes, struct error *error)
+{
+    struct gpu_devices *gpus = memory->gpus;
+    if (gpus == NULL || size_bytes == 0 || size_bytes > memory->size_bytes - memory->mapped_bytes) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes more than are reserved",
+                         (unsigned long long)size_bytes);
+    }
+    uint32_t gpu = (uint32_t)memory->gpu;
+    if (!descriptor_may_be_asked(fd)) { /* the driver asks at once */
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor is of no memory of GPU %u", gpu);
+    }
+    enum status status = cuda_enter(gpus, gpu, error);
+    if (status == STATUS_OK) {
+        status = budget_charge(memory->charged, BUDGET_CHUNKS, 1, error);
+    }
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = map_fd(memory, fd, size_bytes, error);
+    if (status != STATUS_OK) {
+        budget_release(memory->charged, BUDGET_CHUNKS, 1);
+    }
+    return blame_client(gpus, gpu, status, error);
+}

@@ -1,0 +1,67 @@
+#include "daemon/gpu/nccl_library.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define NCCL_LIBRARY "libnccl.so.2"
+#define NCCL_VERSION_MIN 21800
+
+static struct {
+    pthread_once_t once;
+    bool loaded;
+    struct nccl_library functions;
+    char why[256];
+} state = {.once = PTHREAD_ONCE_INIT};
+
+static bool look_up(void *library, const char *symbol, void *slot)
+{
+    void *address = dlsym(library, symbol);
+    memcpy(slot, &address, sizeof address); /* as in proto/cuda_driver.c */
+    if (address == NULL) {
+        (void)snprintf(state.why, sizeof state.why, "NCCL has no %s: it is too old", symbol);
+    }
+    return address != NULL;
+}
+
+static bool look_up_all(void *library)
+{
+    return
+#define NCCL_LIBRARY_LOOK_UP(name, symbol, result, parameters)                                               \
+    look_up(library, #symbol, &state.functions.name) &&
+        NCCL_LIBRARY_FUNCTIONS(NCCL_LIBRARY_LOOK_UP)
+#undef NCCL_LIBRARY_LOOK_UP
+            true;
+}
+
+static void load(void)
+{
+    const char *other = secure_getenv("COMMD_NCCL_LIBRARY");
+    const char *path = other != NULL && other[0] != '\0' ? other : NCCL_LIBRARY;
+    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    if (library == NULL) {
+        (void)snprintf(state.why, sizeof state.why, "no NCCL: %s", dlerror());
+        return;
+    }
+    int version = 0;
+    if (!look_up_all(library)) {
+        return;
+    }
+    if (state.functions.version(&version) != NCCL_RESULT_OK || version < NCCL_VERSION_MIN) {
+        (void)snprintf(state.why, sizeof state.why, "NCCL %d is older than %d", version, NCCL_VERSION_MIN);
+        return;
+    }
+    state.loaded = true;
+}
+
+bool nccl_library_load(const struct nccl_library **out, char *why, size_t why_size)
+{
+    (void)pthread_once(&state.once, load);
+    *out = state.loaded ? &state.functions : NULL;
+    if (!state.loaded) {
+        (void)snprintf(why, why_size, "%s", state.why);
+    }
+    return state.loaded;
+}

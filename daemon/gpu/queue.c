@@ -1,0 +1,233 @@
+#include "daemon/gpu/queue.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/gpu/cuda_internal.h"
+#include "daemon/gpu/grid.h"
+
+_Static_assert(GPU_QUEUE_BUFFERS_MAX == KERNELS_MANY_MAX, "the room in the kernels' arguments");
+
+struct gpu_queue {
+    struct gpu_devices *gpus;
+    uint32_t gpu;
+    cuda_stream stream;
+    _Atomic uint64_t *done; /* pinned: the last mark that was reached */
+    cuda_pointer done_at;   /* its device address */
+    uint64_t last_mark;
+    uint64_t asked_ns; /* when the driver was last asked whether the GPU works */
+};
+
+#define QUEUE_ASK_NS 1000000ull /* it costs */
+
+/* gpus->driver->name(arguments) in the queue's context. */
+#define QUEUE_CALL(queue, error, name, ...) CUDA_CALL((queue)->gpus, (queue)->gpu, error, name, __VA_ARGS__)
+
+static cuda_pointer address_of(const void *at)
+{
+    return (cuda_pointer)(uintptr_t)at;
+}
+
+static enum status queue_enter(const struct gpu_queue *queue, struct error *error)
+{
+    return cuda_enter(queue->gpus, queue->gpu, error);
+}
+
+enum status gpu_queue_new(struct gpu_devices *gpus, uint32_t gpu, struct gpu_queue **out, struct error *error)
+{
+    struct gpu_queue *queue = calloc(1, sizeof *queue);
+    void *word = NULL;
+    if (queue == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a queue of GPU %u", gpu);
+    }
+    queue->gpus = gpus;
+    queue->gpu = gpu;
+    enum status status = gpu_pinned_alloc(gpus, sizeof *queue->done, &word, error);
+    if (status == STATUS_OK) {
+        queue->done = word;
+        atomic_store(queue->done, 0);
+        status = queue_enter(queue, error);
+    }
+    if (status == STATUS_OK) {
+        status = QUEUE_CALL(queue, error, host_device_pointer, &queue->done_at, word, 0);
+    }
+    if (status == STATUS_OK) {
+        status = QUEUE_CALL(queue, error, stream_create, &queue->stream, CUDA_STREAM_NON_BLOCKING, 0);
+    }
+    if (status != STATUS_OK) {
+        gpu_queue_free(queue);
+        return status;
+    }
+    *out = queue;
+    return STATUS_OK;
+}
+
+void gpu_queue_free(struct gpu_queue *queue)
+{
+    if (queue == NULL) {
+        return;
+    }
+    if (queue_enter(queue, NULL) == STATUS_OK) {
+        if (queue->stream != NULL) {
+            (void)queue->gpus->driver->stream_synchronize(queue->stream);
+            (void)queue->gpus->driver->stream_destroy(queue->stream);
+        }
+    }
+    gpu_pinned_free(queue->gpus, (void *)(uintptr_t)queue->done);
+    free(queue);
+}
+
+cuda_stream gpu_queue_stream(const struct gpu_queue *queue)
+{
+    return queue->stream;
+}
+
+/* --- Work --- */
+
+enum status gpu_queue_copy(struct gpu_queue *queue, void *target, const void *source, uint64_t size_bytes,
+                           struct error *error)
+{
+    enum status status = queue_enter(queue, error);
+    if (status != STATUS_OK || size_bytes == 0 || target == source) {
+        return status;
+    }
+    return QUEUE_CALL(queue, error, copy, address_of(target), address_of(source), (size_t)size_bytes,
+                      queue->stream);
+}
+
+#define QUEUE_LINK_BLOCKS                                                                                    \
+    32 /* some hundred KB under way: of 64 GB/s, more than the time of a transfer takes */
+
+static unsigned block_count(const struct gpu_queue *queue, uint64_t bytes, enum gpu_queue_path path)
+{
+    uint64_t all =
+        (uint64_t)queue->gpus->gpus[queue->gpu].info.multiprocessors * GRID_BLOCKS_A_MULTIPROCESSOR;
+    return grid_blocks(bytes, path == GPU_QUEUE_LINK && all > QUEUE_LINK_BLOCKS ? QUEUE_LINK_BLOCKS : all);
+}
+
+static enum status queue_launch(struct gpu_queue *queue, cuda_function kernel, uint64_t bytes,
+                                enum gpu_queue_path path, void *arguments, struct error *error)
+{
+    void *parameters[] = {arguments};
+    return QUEUE_CALL(queue, error, launch, kernel, block_count(queue, bytes, path), 1, 1,
+                      KERNELS_BLOCK_THREADS, 1, 1, 0, queue->stream, parameters, NULL);
+}
+
+enum status gpu_queue_copy_ranges(struct gpu_queue *queue, const struct host_copy_range *ranges,
+                                  uint32_t range_count, enum gpu_queue_path path, struct error *error)
+{
+    enum status status = queue_enter(queue, error);
+    struct kernels_copy copies = {0};
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < range_count && status == STATUS_OK; i++) {
+        if (ranges[i].bytes > 0 && ranges[i].source != ranges[i].target) {
+            copies.copies[copies.count].source = ranges[i].source;
+            copies.copies[copies.count].target = ranges[i].target;
+            copies.copies[copies.count].bytes = ranges[i].bytes;
+            copies.count++;
+            bytes += ranges[i].bytes;
+        }
+        if (copies.count == KERNELS_COPIES_MAX || (i + 1 == range_count && copies.count > 0)) {
+            status = queue_launch(queue, queue->gpus->gpus[queue->gpu].copy, bytes, path, &copies, error);
+            copies.count = 0;
+            bytes = 0;
+        }
+    }
+    return status;
+}
+
+/* Both argument structs have the same members; the arrays differ in room. */
+#define FILL_ARGUMENTS(arguments, reduction)                                                                 \
+    do {                                                                                                     \
+        (arguments).count_elements = (reduction)->count_elements;                                            \
+        (arguments).divisor = (reduction)->divisor;                                                          \
+        (arguments).input_count = (reduction)->input_count;                                                  \
+        (arguments).output_count = (reduction)->output_count;                                                \
+        (arguments).has_factors = (reduction)->factors != NULL;                                              \
+        (arguments).reserved = 0;                                                                            \
+        memcpy((arguments).inputs, (reduction)->inputs, (reduction)->input_count * sizeof(void *));          \
+        memcpy((arguments).outputs, (reduction)->outputs, (reduction)->output_count * sizeof(void *));       \
+        if ((reduction)->factors != NULL) {                                                                  \
+            memcpy((arguments).factors, (reduction)->factors, (reduction)->input_count * sizeof(double));    \
+        }                                                                                                    \
+    } while (0)
+
+enum status gpu_queue_reduce(struct gpu_queue *queue, const struct host_reduction *reduction,
+                             enum gpu_queue_path path, struct error *error)
+{
+    uint32_t most =
+        reduction->input_count > reduction->output_count ? reduction->input_count : reduction->output_count;
+    bool many = most > KERNELS_FEW;
+    if (most > GPU_QUEUE_BUFFERS_MAX) {
+        return error_set(error, STATUS_LIMIT, "%u ranks of a communicator on GPU %u; %u are the most", most,
+                         queue->gpu, GPU_QUEUE_BUFFERS_MAX);
+    }
+    enum status status = queue_enter(queue, error);
+    if (status != STATUS_OK || reduction->count_elements == 0) {
+        return status;
+    }
+    cuda_function kernel =
+        queue->gpus->gpus[queue->gpu].reduces[reduction->reduce][reduction->dtype][many ? 1 : 0];
+    uint64_t bytes = reduction->count_elements * dtype_size_bytes(reduction->dtype);
+    union {
+        struct kernels_reduce_few few;
+        struct kernels_reduce_many many;
+    } arguments;
+    if (many) {
+        FILL_ARGUMENTS(arguments.many, reduction);
+    } else {
+        FILL_ARGUMENTS(arguments.few, reduction);
+    }
+    return queue_launch(queue, kernel, bytes, path, &arguments, error);
+}
+
+/* --- Order --- */
+
+enum status gpu_queue_mark(struct gpu_queue *queue, uint64_t *mark, struct error *error)
+{
+    enum status status = gpu_queue_write(queue, queue->done_at, queue->last_mark + 1, error);
+    if (status == STATUS_OK) {
+        *mark = ++queue->last_mark;
+    } else if (queue_enter(queue, NULL) == STATUS_OK) {
+        /* Nobody could see when what was put before is done, and the memory that it touches is given up next.
+         */
+        (void)queue->gpus->driver->stream_synchronize(queue->stream);
+    }
+    return status;
+}
+
+bool gpu_queue_reached(const struct gpu_queue *queue, uint64_t mark)
+{
+    return atomic_load_explicit(queue->done, memory_order_acquire) >= mark;
+}
+
+enum status gpu_queue_check(struct gpu_queue *queue, struct error *error)
+{
+    enum status status = queue_enter(queue, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    return cuda_stream_status(queue->gpus, queue->gpu, queue->gpus->driver->stream_query(queue->stream),
+                              error);
+}
+
+bool gpu_queue_is_done(struct gpu_queue *queue, uint64_t mark, uint64_t now_ns, enum status *status,
+                       struct error *error)
+{
+    *status = STATUS_OK;
+    if (mark == 0 || gpu_queue_reached(queue, mark)) {
+        return true;
+    }
+    if (now_ns - queue->asked_ns > QUEUE_ASK_NS) {
+        queue->asked_ns = now_ns;
+        *status = gpu_queue_check(queue, error);
+    }
+    return *status != STATUS_OK;
+}
+
+enum status gpu_queue_write(struct gpu_queue *queue, cuda_pointer word, uint64_t value, struct error *error)
+{
+    enum status status = queue_enter(queue, error);
+    return status == STATUS_OK ? QUEUE_CALL(queue, error, stream_write_value, queue->stream, word, value, 0)
+                               : status;
+}

@@ -1,0 +1,29 @@
+#ifndef DAEMON_HOST_COMPRESS_LEVEL_H
+#define DAEMON_HOST_COMPRESS_LEVEL_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ * What one vector width offers to compress.c. Encoded bytes lie at any alignment; residual may be null; no
+ * two buffers overlap.
+ */
+struct compress_kernels {
+    void (*bf16_encode)(unsigned char *out, const float *values, float *residual, size_t count);
+    void (*bf16_decode)(float *out, const unsigned char *in, size_t count, bool add);
+    /* One block, scale and codes: count is at most HOST_COMPRESS_F8_BLOCK. */
+    void (*f8_encode)(unsigned char *out, const float *values, float *residual, size_t count);
+    void (*f8_decode)(float *out, const unsigned char *codes, float scale, size_t count, bool add);
+    /*
+     * What is encoded without loss: x = values + residual (NaN made the one NaN), with the bits of its
+     * magnitude, which order like it. The residual becomes what it is where nothing of x is sent.
+     */
+    void (*gather)(float *x, uint32_t *magnitudes, const float *values, float *residual, size_t count);
+};
+
+extern const struct compress_kernels compress_kernels_portable;
+extern const struct compress_kernels compress_kernels_avx2;
+extern const struct compress_kernels compress_kernels_avx512;
+
+#endif

@@ -1,0 +1,282 @@
+#include "daemon/host/reduce.h"
+
+#include <assert.h>
+#include <string.h>
+
+#include "daemon/host/copy.h"
+#include "daemon/host/reduce_level.h"
+
+/* One block of wide values: small enough that the accumulator and one converted input stay in a 32 KiB cache.
+ */
+#define BLOCK_BYTES 8192
+/* Past the caches memory is what bounds it: reads and writes that take turns often keep it busy, and a block
+ * of several KiB leaves it idle while the processor writes what it has. Conversions take longer than that. */
+#define STREAMED_BLOCK_BYTES 512
+#define STREAMED_CONVERTED_BLOCK_BYTES 2048
+
+struct level {
+    const char *text;
+    const struct reduce_kernels *kernels;
+};
+
+static const struct level level_portable = {"portable", reduce_kernels_portable};
+#if defined(__x86_64__)
+static const struct level level_avx2 = {"avx2", reduce_kernels_avx2};
+static const struct level level_avx512 = {"avx512", reduce_kernels_avx512};
+#endif
+static const struct level *level_now;
+
+static bool level_is_offered(const struct level *level)
+{
+#if defined(__x86_64__)
+    if (level == &level_avx2) {
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    }
+    if (level == &level_avx512) {
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    }
+#endif
+    return level == &level_portable;
+}
+
+/* Before main, so that no thread ever sees a half-made choice. */
+__attribute__((constructor)) static void level_choose(void)
+{
+    level_now = &level_portable;
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (level_is_offered(&level_avx512)) {
+        level_now = &level_avx512;
+    } else if (level_is_offered(&level_avx2)) {
+        level_now = &level_avx2;
+    }
+#endif
+}
+
+const char *host_reduce_level_text(void)
+{
+    return level_now->text;
+}
+
+enum status host_reduce_force_level(const char *text, struct error *error)
+{
+    static const struct level *const levels[] = {
+        &level_portable,
+#if defined(__x86_64__)
+        &level_avx2,
+        &level_avx512,
+#endif
+    };
+    for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {
+        if (strcmp(levels[i]->text, text) == 0 && level_is_offered(levels[i])) {
+            level_now = levels[i];
+            return STATUS_OK;
+        }
+    }
+    return error_set(error, STATUS_UNSUPPORTED, "this processor has no level \"%s\"", text);
+}
+
+/* Real numbers in one element, and bytes of one wide value. */
+static size_t values_per_element(enum dtype dtype)
+{
+    return dtype == DTYPE_C64 || dtype == DTYPE_C128 ? 2 : 1;
+}
+
+static size_t stored_bytes(enum dtype dtype)
+{
+    return dtype_size_bytes(dtype) / values_per_element(dtype);
+}
+
+static size_t wide_bytes(enum dtype dtype, const struct reduce_kernels *kernels)
+{
+    return kernels->load != NULL && dtype != DTYPE_BOOL ? sizeof(float) : stored_bytes(dtype);
+}
+
+/* What is the same for all blocks of a reduction. */
+struct pass {
+    const struct host_reduction *reduction;
+    const struct reduce_kernels *kernels;
+    reduce_pair_function *pair;
+    void (*load)(void *wide, const void *stored, size_t count);
+    size_t value_bytes;  /* of a wide value, */
+    size_t stored_bytes; /* and as it lies in the buffers */
+    bool straight;       /* from the inputs to the first output */
+    bool plain;          /* values are reduced where they lie: no conversion, no factors */
+    bool logical;        /* 0 or 1, also of one input */
+    bool streams;        /* some output does; which ones: */
+    uint64_t streamed[HOST_REDUCE_BUFFERS_MAX / 64];
+    bool lines_agree; /* all outputs are as many elements behind the begin of a cache line */
+};
+
+static bool output_streams(const struct pass *pass, uint32_t output)
+{
+    return pass->streams && (pass->streamed[output / 64] >> output % 64 & 1) != 0;
+}
+
+/* A line that was read as an input is in the cache: there a plain store is the shorter way. */
+static void pass_find_streamed(struct pass *pass)
+{
+    const struct host_reduction *reduction = pass->reduction;
+    memset(pass->streamed, 0, sizeof pass->streamed);
+    pass->lines_agree = ((uintptr_t)reduction->outputs[0] & 63u) % dtype_size_bytes(reduction->dtype) == 0;
+    for (uint32_t output = 0; output < reduction->output_count; output++) {
+        uint32_t k = 0;
+        while (k < reduction->input_count && reduction->inputs[k] != reduction->outputs[output]) {
+            k++;
+        }
+        uintptr_t apart = (uintptr_t)reduction->outputs[output] ^ (uintptr_t)reduction->outputs[0];
+        pass->lines_agree = pass->lines_agree && (apart & 63u) == 0;
+        if (k == reduction->input_count) {
+            pass->streamed[output / 64] |= UINT64_C(1) << output % 64;
+            pass->streams = true;
+        }
+    }
+}
+
+/* The input's block as wide values: where it lies, if it needs neither conversion nor factor, else in
+ * `space`. */
+static const void *widen(const struct pass *pass, uint32_t k, size_t offset_bytes, void *space, size_t count)
+{
+    const struct host_reduction *reduction = pass->reduction;
+    const unsigned char *input = (const unsigned char *)reduction->inputs[k] + offset_bytes;
+    if (pass->plain) {
+        return input;
+    }
+    if (pass->load != NULL) {
+        pass->load(space, input, count);
+    } else {
+        memcpy(space, input, count * pass->value_bytes);
+    }
+    if (reduction->factors != NULL) {
+        pass->kernels->scale(space, count, reduction->factors[k]);
+    }
+    return space;
+}
+
+static void write_outputs(const struct pass *pass, size_t offset_bytes, const void *result, size_t bytes)
+{
+    const struct host_reduction *reduction = pass->reduction;
+    for (uint32_t k = 0; k < reduction->output_count; k++) {
+        unsigned char *output = (unsigned char *)reduction->outputs[k] + offset_bytes;
+        if (output_streams(pass, k)) {
+            host_copy_streaming(output, result, bytes);
+        } else if (output != result) {
+            memmove(output, result, bytes);
+        }
+    }
+}
+
+static void reduce_block(const struct pass *pass, size_t offset_bytes, size_t count)
+{
+    _Alignas(64) unsigned char accumulator[BLOCK_BYTES];
+    _Alignas(64) unsigned char converted[BLOCK_BYTES];
+    const struct host_reduction *reduction = pass->reduction;
+    void *sum = pass->straight ? (unsigned char *)reduction->outputs[0] + offset_bytes : (void *)accumulator;
+    const void *result = widen(pass, 0, offset_bytes, accumulator, count);
+    for (uint32_t k = 1; k < reduction->input_count; k++) {
+        pass->pair(sum, result, widen(pass, k, offset_bytes, converted, count), count);
+        result = sum;
+    }
+    if (reduction->input_count == 1 && pass->logical) {
+        pass->pair(sum, result, result, count);
+        result = sum;
+    }
+    if (reduction->divisor > 1) {
+        if (result != accumulator) {
+            memcpy(accumulator, result, count * pass->value_bytes);
+            result = accumulator;
+        }
+        pass->kernels->divide(accumulator, count, reduction->divisor);
+    }
+    if (pass->kernels->store != NULL) {
+        pass->kernels->store(converted, result, count);
+        result = converted;
+    }
+    write_outputs(pass, offset_bytes, result, count * pass->stored_bytes);
+}
+
+/* Lines that two blocks share are not streamed: where they are that of some output, blocks are large. */
+static size_t block_bytes(const struct pass *pass)
+{
+    if (!pass->streams || !pass->lines_agree) {
+        return BLOCK_BYTES;
+    }
+    return pass->plain ? STREAMED_BLOCK_BYTES : STREAMED_CONVERTED_BLOCK_BYTES;
+}
+
+/* By so many values the first block is shorter, so that all others begin with a line of the outputs. */
+static size_t values_behind_line(const struct pass *pass)
+{
+    const struct host_reduction *reduction = pass->reduction;
+    if (!pass->streams) {
+        return 0;
+    }
+    size_t elements = ((uintptr_t)reduction->outputs[0] & 63u) / dtype_size_bytes(reduction->dtype);
+    return elements * values_per_element(reduction->dtype);
+}
+
+static void pass_begin(struct pass *pass, const struct host_reduction *reduction)
+{
+    const struct reduce_kernels *kernels = &level_now->kernels[reduction->dtype];
+    assert(reduction->input_count >= 1 && reduction->output_count >= 1);
+    assert(kernels->pair[reduction->reduce] != NULL);
+    pass->reduction = reduction;
+    pass->kernels = kernels;
+    pass->pair = kernels->pair[reduction->reduce];
+    pass->load = kernels->load;
+    pass->value_bytes = wide_bytes(reduction->dtype, kernels);
+    pass->stored_bytes = stored_bytes(reduction->dtype);
+    pass->plain = kernels->load == NULL && reduction->factors == NULL;
+    pass->logical = reduction->reduce == REDUCE_LAND || reduction->reduce == REDUCE_LOR;
+    pass->streams = false;
+    if (reduction->streams) {
+        pass_find_streamed(pass);
+    }
+    /* Two plain inputs go straight to the output; more would overwrite an input that is still to be read, in
+     * place. */
+    pass->straight = kernels->store == NULL && reduction->divisor <= 1 && reduction->input_count <= 2 &&
+                     !output_streams(pass, 0);
+}
+
+void host_reduce(const struct host_reduction *reduction)
+{
+    struct pass pass;
+    pass_begin(&pass, reduction);
+    size_t step = block_bytes(&pass) / pass.value_bytes;
+    uint64_t total = reduction->count_elements * values_per_element(reduction->dtype);
+    size_t count = step - values_behind_line(&pass);
+    for (uint64_t done = 0; done < total; done += count, count = step) {
+        count = total - done < count ? (size_t)(total - done) : count;
+        reduce_block(&pass, (size_t)done * pass.stored_bytes, count);
+    }
+    if (pass.streams) {
+        host_copy_fence();
+    }
+}
+
+static void reduce_two(enum dtype dtype, enum reduce reduce, const void *left, const void *right,
+                       void *target, uint64_t count_elements)
+{
+    const void *inputs[2] = {left, right};
+    struct host_reduction reduction = {.dtype = dtype,
+                                       .reduce = reduce,
+                                       .count_elements = count_elements,
+                                       .input_count = 2,
+                                       .output_count = 1,
+                                       .inputs = inputs,
+                                       .outputs = &target};
+    host_reduce(&reduction);
+}
+
+void host_reduce_into(enum dtype dtype, enum reduce reduce, void *target, const void *source,
+                      uint64_t count_elements)
+{
+    reduce_two(dtype, reduce, target, source, target, count_elements);
+}
+
+void host_reduce_into_before(enum dtype dtype, enum reduce reduce, void *target, const void *source,
+                             uint64_t count_elements)
+{
+    reduce_two(dtype, reduce, source, target, target, count_elements);
+}

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""The programs in the documents: they compile without a warning, fail loudly without commd, and run with it."""
+import os
+import pathlib
+import re
+import subprocess
+import tempfile
+import unittest
+
+from cluster import BUILD, Cluster
+
+TOP = pathlib.Path(__file__).resolve().parents[2]
+DOCUMENTS = ("README.md", "client/README.md")
+WARNINGS = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
+
+
+def programs():
+    """(document, number, source) of each block of C that is a whole program."""
+    for document in DOCUMENTS:
+        blocks = re.findall(r"^```c\n(.*?)^```$", (TOP / document).read_text(), re.MULTILINE | re.DOTALL)
+        yield from ((document, number, block) for number, block in enumerate(blocks) if "int main(" in block)
+
+
+class Documents(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        cls.cluster = Cluster(["a", "b"])
+        cls.addClassCleanup(cls.cluster.close)
+        cls.folder = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(cls.folder.cleanup)
+
+    def compile(self, document, number, source):
+        path = pathlib.Path(self.folder.name) / f"{document.replace('/', '-')}-{number}"
+        path.with_suffix(".c").write_text(source)
+        for language in ((), ("-x", "c++")):
+            done = subprocess.run([os.environ.get("CC", "cc"), *language, *WARNINGS, "-I", TOP / "client/include", path.with_suffix(".c"), "-x", "none",
+                                   f"-L{BUILD}", "-lcommclient", f"-Wl,-rpath,{BUILD}", "-o", path], capture_output=True, text=True, timeout=60)
+            self.assertEqual(done.returncode, 0, f"{document}, program {number}: {done.stderr}")
+            if not language:
+                yield path
+
+    def test_programs(self):
+        found = 0
+        for document, number, source in programs():
+            found += 1
+            for program in self.compile(document, number, source):
+                alone = subprocess.run([program], capture_output=True, text=True, timeout=30, env={**os.environ, "COMMD_SOCKET": "/nonexistent/commd.sock"})
+                self.assertEqual(alone.returncode, 1, f"{document}, program {number}, without commd: {alone.stdout}")
+                self.assertIn("/nonexistent/commd.sock", alone.stderr)
+                ranks = [self.cluster.client(node, program, rank, 3) for rank, node in enumerate("aab")]
+                for rank, process in enumerate(ranks):
+                    output, errors = process.communicate(timeout=60)
+                    self.assertEqual(process.returncode, 0, f"{document}, program {number}, rank {rank}: {output}{errors}")
+                    self.assertIn(f"rank {rank}", output)
+        self.assertGreaterEqual(found, 3)
+
+    def test_lines_are_short(self):
+        """Prose and code of at most 120 columns; tables may be wider."""
+        for path in sorted(TOP.glob("**/README.md")):
+            if "build" in path.relative_to(TOP).parts:
+                continue
+            for number, line in enumerate(path.read_text().splitlines(), 1):
+                if not line.startswith("|"):
+                    self.assertLessEqual(len(line), 120, f"{path.relative_to(TOP)}:{number}")
+
+    def test_architecture_names_what_exists(self):
+        """Each file and function that the architecture's page names."""
+        text = (TOP / "daemon/README.md").read_text()
+        sources = "\n".join(path.read_text() for folder in ("daemon", "client", "proto") for path in (TOP / folder).glob("**/*.[ch]"))
+        names = re.findall(r"`([a-z_0-9]+)\(\)`", text)
+        files = re.findall(r"`((?:daemon|client|proto|tests)/[a-z_0-9/]+(?:\.[ch])?)`", text)
+        self.assertGreater(len(names), 15)
+        self.assertGreater(len(files), 20)
+        for name in names:
+            self.assertRegex(sources, rf"(?m)^[a-z][a-z_0-9 *]*\b{name}\(", f"{name}() is defined nowhere")
+        for file in files:
+            self.assertTrue((TOP / file).exists(), file)
+
+
+if __name__ == "__main__":
+    unittest.main()

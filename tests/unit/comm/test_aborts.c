@@ -1,0 +1,282 @@
+#include "tests/unit/comm/comm_ops.h"
+
+/* Operations cut short: by a deadline, by a rank that leaves or is lost, by hand, by a lost node. */
+
+/* --- Deadlines --- */
+
+static void test_deadline_names_who_is_late(void **state)
+{
+    (void)state;
+    struct member *members[6];
+    struct error error;
+    world_start(&world, 3, 1, NULL);
+    connect_all(&world);
+    form_ops(members, 3, 6, 5000, "slow");
+    uint64_t begin_ns = world.now_ns;
+    for (uint32_t rank = 0; rank < 6; rank++) {
+        assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
+        if (rank != 5) {
+            assert_int_equal(post_barrier(members[rank], rank == 1 ? 2000 : 0, &error), STATUS_OK);
+        }
+    }
+    run(&world, 1999 * TIME_MS);
+    for (uint32_t rank = 0; rank < 6; rank++) {
+        assert_int_equal(members[rank]->completed, 1);
+    }
+    run(&world, 5 * TIME_S);
+    for (uint32_t rank = 0; rank < 6; rank++) {
+        assert_int_equal(members[rank]->aborted_count, 1);
+        assert_int_equal(members[rank]->aborted.status, STATUS_TIMED_OUT);
+        assert_string_equal(members[rank]->aborted.text, members[0]->aborted.text);
+        assert_int_equal(members[rank]->completed, members[rank]->posted);
+        if (rank != 5) {
+            assert_error(&members[rank]->results[2], STATUS_TIMED_OUT,
+                         "op 2 barrier on \"slow\": not done within 2000 ms; ");
+            assert_true(members[rank]->completed_ns >= begin_ns + 2000 * TIME_MS);
+            assert_true(members[rank]->completed_ns <= begin_ns + 2100 * TIME_MS);
+        }
+    }
+    leave_all(&world);
+    /* All with the same deadline: the node that knows who is late speaks first. */
+    form_ops(members, 3, 6, 1000, "slow");
+    for (uint32_t rank = 0; rank < 5; rank++) {
+        assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
+    }
+    run(&world, 2 * TIME_S);
+    for (uint32_t rank = 0; rank < 6; rank++) {
+        assert_ended(members[rank], STATUS_TIMED_OUT,
+                     "op 1 barrier on \"slow\": not done within 1000 ms; rank 5 (pid 105) of node c has not "
+                     "posted it");
+    }
+    world_stop(&world);
+}
+
+/* --- Leaving --- */
+
+static void test_leaving_in_order(void **state)
+{
+    (void)state;
+    struct member *members[4];
+    struct error error;
+    for (unsigned local = 0; local < 2;
+         local++) { /* the one left behind is on the same node, or on another */
+        world_start(&world, 2, 1, NULL);
+        connect_all(&world);
+        form_ops(members, 2, 4, 0, "leave");
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
+        }
+        run(&world, 10 * TIME_MS);
+        leave(members[2], COMMS_LEAVE_ORDERLY);
+        run(&world, 10 * TIME_MS);
+        unsigned late = local == 0 ? 1 : 0;
+        assert_int_equal(members[late]->aborted_count, 0);
+        assert_int_equal(post_barrier(members[late], 0, &error), STATUS_OK);
+        run(&world, 10 * TIME_MS);
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            if (rank != 2) {
+                assert_int_equal(members[rank]->aborted_count, 1);
+                assert_error(&members[rank]->aborted, STATUS_RANK_LOST,
+                             "\"leave\": rank 2 (node a) has left after op 1");
+            }
+        }
+        assert_int_equal(members[late]->completed, 2);
+        world_stop(&world);
+    }
+}
+
+static void test_leaving_before_an_operation_is_done(void **state)
+{
+    (void)state;
+    struct member *members[3];
+    struct error error;
+    world_start(&world, 3, 1, NULL);
+    connect_all(&world);
+    form_ops(members, 3, 3, 0, "early");
+    assert_int_equal(post_barrier(members[0], 0, &error), STATUS_OK);
+    assert_int_equal(post_barrier(members[1], 0, &error), STATUS_OK);
+    run(&world, 10 * TIME_MS);
+    leave(members[1], COMMS_LEAVE_ORDERLY);
+    run(&world, 10 * TIME_MS);
+    assert_ended(members[0], STATUS_ABORTED,
+                 "\"early\": rank 1 (pid 101) of node b left before op 1 was done");
+    assert_ended(members[2], STATUS_ABORTED, "rank 1 (pid 101) of node b left");
+    world_stop(&world);
+}
+
+/* A rank posts what a rank of its node, gone since, had not. */
+static void test_posting_what_one_that_left_will_not(void **state)
+{
+    (void)state;
+    struct member *members[2];
+    struct error error;
+    world_start(&world, 1, 1, NULL);
+    form_ops(members, 1, 2, 0, "alone");
+    assert_int_equal(post_barrier(members[0], 0, &error), STATUS_OK);
+    leave(members[1], COMMS_LEAVE_ORDERLY);
+    run(&world, TIME_MS);
+    assert_ended(members[0], STATUS_RANK_LOST, "rank 1 (node a) has left after op 0");
+    world_stop(&world);
+}
+
+static void test_a_process_is_lost(void **state)
+{
+    (void)state;
+    for (unsigned posted = 0; posted < 2; posted++) {
+        struct member *members[5];
+        struct error error;
+        world_start(&world, 3, 1 + posted, NULL);
+        connect_all(&world);
+        form_ops(members, 3, 5, 0, "lost");
+        for (uint32_t rank = 0; posted && rank < 4; rank++) {
+            assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
+        }
+        run(&world, TIME_MS);
+        leave(members[3], COMMS_LEAVE_LOST);
+        run(&world, 5 * TIME_MS);
+        for (uint32_t rank = 0; rank < 5; rank++) {
+            if (rank != 3) {
+                assert_ended(members[rank], STATUS_RANK_LOST,
+                             "\"lost\": the process of rank 3 (pid 103) of node a is gone");
+                assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_RANK_LOST);
+            }
+        }
+        leave_all(&world);
+        form_ops(members, 3, 5, 0, "lost"); /* the name is free */
+        world_stop(&world);
+    }
+}
+
+/* Buffers stay referenced until nobody uses them: the process goes in the middle of its operation. */
+static void test_memory_outlives_its_owner(void **state)
+{
+    (void)state;
+    enum { COUNT = 200000 };
+    static const struct network_conditions narrow = {.delay_ns = 100 * TIME_US,
+                                                     .bandwidth_bytes_s = 10000000};
+    struct member *members[2];
+    struct buffer buffers[2];
+    world_start(&world, 2, 1, &narrow);
+    connect_all(&world);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        members[rank] = join(&world, rank, "big", rank, 2);
+        buffers[rank] = buffer_new(COUNT, (int32_t)rank, 1);
+    }
+    run(&world, 20 * TIME_MS);
+    for (uint32_t rank = 0; rank < 2; rank++) {
+        post_well(members[rank], &(struct comms_op){.kind = OP_KIND_ALL_REDUCE,
+                                                    .dtype = DTYPE_I32,
+                                                    .reduce = REDUCE_SUM,
+                                                    .count_elements = COUNT,
+                                                    .input = {buffers[rank].memory, 0},
+                                                    .output = {buffers[rank].memory, 0}});
+    }
+    run(&world, 10 * TIME_MS);
+    assert_int_equal(members[0]->completed, 0);
+    assert_false(comms_idle(world.nodes[0].comms));
+    leave(members[0], COMMS_LEAVE_LOST);
+    memory_unref(buffers[0].memory);
+    buffers[0].memory = NULL;
+    run(&world, TIME_S);
+    assert_ended(members[1], STATUS_RANK_LOST, "rank 0 (pid 100) of node a is gone");
+    assert_int_equal(comm_count(&world, 0), 0);
+    leave_all(&world);
+    buffer_free(&buffers[0]);
+    buffer_free(&buffers[1]);
+    world_stop(&world);
+}
+
+/* --- By hand, and nodes --- */
+
+static void test_aborted_by_hand(void **state)
+{
+    (void)state;
+    struct member *members[6], *other[2];
+    struct error error, cause = {.status = STATUS_ABORTED, .text = "aborted by the operator"};
+    world_start(&world, 3, 1, NULL);
+    connect_all(&world);
+    form_ops(members, 3, 6, 0, "hand");
+    form_ops(other, 2, 2, 0, "other");
+    for (uint32_t rank = 0; rank < 5; rank++) {
+        for (unsigned i = 0; i < 5; i++) {
+            assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
+        }
+    }
+    run(&world, 5 * TIME_MS);
+    assert_int_equal(comms_abort(world.nodes[1].comms, 1000, "hand", &cause, world.now_ns), STATUS_OK);
+    assert_int_equal(comms_abort(world.nodes[1].comms, 1000, "hand", &cause, world.now_ns), STATUS_NOT_FOUND);
+    assert_int_equal(members[1]->aborted_count, 0); /* told later */
+    run(&world, 5 * TIME_MS);
+    for (uint32_t rank = 0; rank < 6; rank++) {
+        assert_ended(members[rank], STATUS_ABORTED, "aborted by the operator");
+        for (uint64_t seq = 1; seq <= members[rank]->posted; seq++) {
+            assert_string_equal(members[rank]->results[seq].text, "aborted by the operator");
+        }
+    }
+    assert_int_equal(post_barrier(other[0], 0, &error), STATUS_OK);
+    assert_int_equal(post_barrier(other[1], 0, &error), STATUS_OK);
+    run(&world, 5 * TIME_MS);
+    assert_int_equal(other[0]->completed, 1);
+    assert_int_equal(other[1]->aborted_count, 0);
+    cause.status = STATUS_SHUTTING_DOWN;
+    comms_abort_all(world.nodes[0].comms, &cause, world.now_ns);
+    run(&world, 5 * TIME_MS);
+    assert_int_equal(other[1]->aborted.status, STATUS_SHUTTING_DOWN);
+    world_stop(&world);
+}
+
+static void test_a_lost_node_and_its_survivors(void **state)
+{
+    (void)state;
+    struct member *members[6], *survivors[4], *apart[2];
+    struct error error;
+    world_start(&world, 4, 1, NULL);
+    connect_all(&world);
+    form_ops(members, 3, 6, 0, "cluster");
+    apart[0] = join(&world, 0, "apart", 0, 2);
+    apart[1] = join(&world, 3, "apart", 1, 2);
+    run(&world, 10 * TIME_MS);
+    for (uint32_t rank = 0; rank < 6; rank++) {
+        if (rank % 3 != 2) {
+            assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
+        }
+    }
+    run(&world, 10 * TIME_MS);
+    uint64_t killed_ns = world.now_ns;
+    node_kill(&world, 2);
+    run(&world, 3 * TIME_S);
+    for (uint32_t rank = 0; rank < 6; rank++) {
+        if (rank % 3 != 2) {
+            assert_ended(members[rank], STATUS_NODE_LOST, "node c lost: no heartbeat answered for 2");
+            assert_string_equal(members[rank]->aborted.text, members[0]->aborted.text);
+            assert_true(members[rank]->completed_ns - killed_ns <= 2900 * TIME_MS);
+        }
+    }
+    assert_int_equal(apart[0]->aborted_count + apart[1]->aborted_count, 0);
+    form_ops(survivors, 2, 4, 0, "cluster");
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        assert_int_equal(post_barrier(survivors[rank], 0, &error), STATUS_OK);
+    }
+    run(&world, 10 * TIME_MS);
+    for (uint32_t rank = 0; rank < 4; rank++) {
+        assert_int_equal(survivors[rank]->completed, 1);
+        assert_int_equal(survivors[rank]->results[1].status, STATUS_OK);
+    }
+    world_stop(&world);
+}
+
+int main(void)
+{
+    log_set_level(LOG_LEVEL_ERROR);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_deadline_names_who_is_late),
+        cmocka_unit_test(test_leaving_in_order),
+        cmocka_unit_test(test_leaving_before_an_operation_is_done),
+        cmocka_unit_test(test_posting_what_one_that_left_will_not),
+        cmocka_unit_test(test_a_process_is_lost),
+        cmocka_unit_test(test_memory_outlives_its_owner),
+        cmocka_unit_test(test_aborted_by_hand),
+        cmocka_unit_test(test_a_lost_node_and_its_survivors),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

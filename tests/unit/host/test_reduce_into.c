@@ -1,0 +1,132 @@
+#include "tests/unit/host/reduce_buffers.h"
+
+/* host_reduce_into and host_reduce_into_before against host_reduce, which test_reduce.c checks. */
+
+/* Bits of NaN (quiet, signalling, two payloads, both signs), zeros, infinities, ordinary and random numbers.
+ */
+static void fill_special(enum dtype dtype, unsigned char *buffer, size_t count, unsigned rank)
+{
+    size_t reals = count * element_parts(dtype);
+    fill(dtype, buffer, count, rank);
+    if (!element_is_real(dtype)) {
+        return;
+    }
+    size_t size = element_part_bytes(dtype);
+    unsigned fraction_bits = element_layout(dtype).fraction;
+    uint64_t sign = 1ull << (8 * size - 1);
+    uint64_t infinite = (sign - 1) >> fraction_bits << fraction_bits;
+    const uint64_t specials[] = {
+        0, sign, infinite | 1, infinite | 3, sign | infinite | 2, infinite, sign | infinite, sign - 1};
+    for (size_t i = 0; i < reals; i++) {
+        size_t which = (rank == 0 ? i : i / 9) % 9; /* every pair of them */
+        if (which < 8) {
+            memcpy(buffer + i * size, &specials[which], size);
+        }
+    }
+}
+
+/*
+ * The same bits, also of NaN but in complex products, where a compiler may choose among several NaN
+ * differently in place.
+ */
+static void check_same(enum dtype dtype, enum reduce reduce, const char *what, const unsigned char *got,
+                       const unsigned char *expected, size_t count)
+{
+    bool loose = element_parts(dtype) == 2 && reduce == REDUCE_PROD;
+    size_t size = dtype_size_bytes(dtype);
+    for (size_t i = 0; i < count; i++) {
+        if (memcmp(got + i * size, expected + i * size, size) != 0 &&
+            !(loose && element_is_same(dtype, got + i * size, expected + i * size))) {
+            fail_msg("%s %s, element %zu of %zu: %s is not host_reduce", dtype_text(dtype),
+                     reduce_text(reduce), i, count, what);
+        }
+    }
+}
+
+/* host_reduce_into and host_reduce_into_before against host_reduce of two inputs, source at an odd address.
+ */
+static void check_into(enum dtype dtype, enum reduce reduce, size_t count)
+{
+    size_t bytes = count * dtype_size_bytes(dtype);
+    unsigned char *target = inputs[0], *source = inputs[1] + 1, *work = outputs[1] + GUARD;
+    fill_special(dtype, target, count, 0);
+    fill_special(dtype, inputs[2], count, 1);
+    memcpy(source, inputs[2], bytes);
+    for (int before = 0; before < 2; before++) {
+        const void *in[2] = {before ? source : target, before ? target : source};
+        void *out[1] = {outputs[0]};
+        memset(outputs[0], POISON, bytes);
+        memset(outputs[1], POISON, bytes + 2 * GUARD);
+        memcpy(work, target, bytes);
+        struct host_reduction reduction = {.dtype = dtype,
+                                           .reduce = reduce,
+                                           .count_elements = count,
+                                           .input_count = 2,
+                                           .output_count = 1,
+                                           .inputs = in,
+                                           .outputs = out};
+        host_reduce(&reduction);
+        if (before) {
+            host_reduce_into_before(dtype, reduce, work, source, count);
+        } else {
+            host_reduce_into(dtype, reduce, work, source, count);
+            memcpy(first_level, work, bytes);
+        }
+        check_same(dtype, reduce, before ? "before" : "into", work, outputs[0], count);
+        assert_memory_equal(source, inputs[2], bytes);
+        for (size_t g = 0; g < GUARD; g++) {
+            assert_int_equal(outputs[1][g], POISON);
+            assert_int_equal(work[bytes + g], POISON);
+        }
+    }
+    for (size_t i = 0; i < count; i++) {
+        size_t at = i * dtype_size_bytes(dtype);
+        if (!element_is_same(dtype, first_level + at, work + at)) {
+            fail_msg("%s %s, element %zu: the order of the operands changes more than NaN", dtype_text(dtype),
+                     reduce_text(reduce), i);
+        }
+    }
+}
+
+static void test_into_and_before(void **state)
+{
+    (void)state;
+    static const size_t counts[] = {0, 1, 3, 17, 83, 1025, 8193};
+    for (size_t level = 0; level < 3; level++) {
+        if (host_reduce_force_level(levels[level], NULL) != STATUS_OK) {
+            continue;
+        }
+        for (unsigned dtype = 0; dtype < DTYPE_COUNT; dtype++) {
+            for (unsigned reduce = 0; reduce < REDUCE_COUNT; reduce++) {
+                for (size_t c = 0; c < sizeof counts / sizeof counts[0]; c++) {
+                    if (reduce_is_defined((enum dtype)dtype, (enum reduce)reduce)) {
+                        check_into((enum dtype)dtype, (enum reduce)reduce, counts[c]);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/* Of two NaN, min and max keep the first: the source, where it comes before. */
+static void test_before_is_the_left_operand(void **state)
+{
+    (void)state;
+    const uint32_t nan_a = 0x7fc00001u, nan_b = 0xffc00002u;
+    for (int reduce = REDUCE_MIN; reduce <= REDUCE_MAX; reduce++) {
+        uint32_t target = nan_a;
+        host_reduce_into(DTYPE_F32, (enum reduce)reduce, &target, &nan_b, 1);
+        assert_int_equal(target, nan_a);
+        host_reduce_into_before(DTYPE_F32, (enum reduce)reduce, &target, &nan_b, 1);
+        assert_int_equal(target, nan_b);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_into_and_before),
+        cmocka_unit_test(test_before_is_the_left_operand),
+    };
+    return cmocka_run_group_tests(tests, make_buffers, free_buffers);
+}

@@ -42,6 +42,7 @@ struct daemon {
     struct gpu_devices *gpus;               /* null: none */
     char gpus_absent[ERROR_TEXT_MAX_BYTES]; /* why */
     struct exec *exec;
+    struct p2p *p2p;
     struct workers *workers;
     uint32_t rail_count, thread_count;
     struct comms *comms;
@@ -50,6 +51,7 @@ struct daemon {
     struct loop_timer *watchdog;
     uint64_t watchdog_interval_ns;
     bool exec_woken;
+    bool p2p_woken;
     bool spins; /* there is more than one processor */
     uint64_t spin_rest_ns, spin_rest_until_ns;
     uint64_t spin_ns; /* how long to look for requests before waiting; adapted */
@@ -96,6 +98,7 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
     uint64_t deadline_ns =
         time_min(mesh_next_deadline_ns(daemon->mesh), comms_next_deadline_ns(daemon->comms));
     deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(daemon->exec));
+    deadline_ns = time_min(deadline_ns, p2p_next_deadline_ns(daemon->p2p));
     deadline_ns = time_min(deadline_ns, workers_next_deadline_ns(daemon->workers));
     deadline_ns = time_min(deadline_ns, daemon->certificates_ns);
     if (daemon->draining) {
@@ -113,6 +116,7 @@ static void daemon_tick(void *context, uint64_t now_ns)
         daemon->certificates_ns = time_after(now_ns, CERTIFICATES_CHECK_NS);
     }
     exec_tick(daemon->exec, now_ns);
+    p2p_tick(daemon->p2p, now_ns);
     workers_tick(daemon->workers, now_ns);
     comms_tick(daemon->comms, now_ns);
     if (daemon->draining && (comms_idle(daemon->comms) || now_ns >= daemon->drain_deadline_ns)) {
@@ -123,6 +127,11 @@ static void daemon_tick(void *context, uint64_t now_ns)
 static void daemon_wake_exec(void *context)
 {
     ((struct daemon *)context)->exec_woken = true;
+}
+
+static void daemon_wake_p2p(void *context)
+{
+    ((struct daemon *)context)->p2p_woken = true;
 }
 
 /*
@@ -136,6 +145,11 @@ static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
     if (daemon->exec_woken) {
         daemon->exec_woken = false;
         daemon->exec_woken |= exec_run(daemon->exec, now_ns);
+        any = true;
+    }
+    if (daemon->p2p_woken) {
+        daemon->p2p_woken = false;
+        daemon->p2p_woken |= p2p_run(daemon->p2p, now_ns);
         any = true;
     }
     if (comms_next_deadline_ns(daemon->comms) <= now_ns) {
@@ -453,12 +467,16 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
         status = exec_new(daemon->net, daemon_wake_exec, daemon, &daemon->exec, error);
     }
     if (status == STATUS_OK) {
+        status = p2p_new(daemon->net, daemon_wake_p2p, daemon, &daemon->p2p, error);
+    }
+    if (status == STATUS_OK) {
         status = gpus_open(daemon->conf, &daemon->gpus, &gpus_absent, error);
     }
     if (status == STATUS_OK) {
         snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "%s", gpus_absent.text);
         if (daemon->gpus != NULL) {
             exec_set_gpus(daemon->exec, daemon->gpus);
+            p2p_set_gpus(daemon->p2p, daemon->gpus);
         }
     }
     if (status == STATUS_OK) {
@@ -467,6 +485,7 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     struct comms_options comms_options = {.rail_count = daemon->rail_count,
                                           .mesh = daemon->mesh,
                                           .exec = daemon->exec,
+                                          .p2p = daemon->p2p,
                                           .user_may = daemon_user_may,
                                           .user_may_context = daemon,
                                           .slice_bytes = status == STATUS_OK ? daemon->conf->slice_bytes : 0,
@@ -500,6 +519,7 @@ static void daemon_free(struct daemon *daemon)
     comms_free(daemon->comms);
     workers_free(daemon->workers);
     exec_free(daemon->exec);
+    p2p_free(daemon->p2p);
     gpu_devices_close(daemon->gpus);
     mesh_free(daemon->mesh);
     net_free(daemon->net);
@@ -539,7 +559,8 @@ static void daemon_give_way(struct daemon *daemon, uint64_t *spin_until_ns)
 /* Descriptors and timers; waits for them unless there is more to do. */
 static enum status daemon_turn(struct daemon *daemon, bool spin, struct error *error)
 {
-    bool wait = !spin && !daemon->exec_woken && workers_sleep(daemon->workers) && api_sleep(daemon->api);
+    bool wait = !spin && !daemon->exec_woken && !daemon->p2p_woken && workers_sleep(daemon->workers) &&
+                api_sleep(daemon->api);
     if (wait) {
         daemon->spin_ns = daemon->spin_ns / 2 > SPIN_MIN_NS ? daemon->spin_ns / 2 : SPIN_MIN_NS;
     }
@@ -565,7 +586,7 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
             daemon_found_work(daemon, now_ns, &spin_until_ns);
         }
         bool spin = now_ns < spin_until_ns && api_is_awake(daemon->api);
-        if (spin && !daemon->exec_woken && now_ns - looked_ns < SPIN_LOOK_NS) {
+        if (spin && !daemon->exec_woken && !daemon->p2p_woken && now_ns - looked_ns < SPIN_LOOK_NS) {
             daemon_give_way(daemon, &spin_until_ns);
             continue;
         }

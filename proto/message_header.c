@@ -11,6 +11,7 @@ void message_header_encode(const struct message_header *header, uint8_t out[MESS
     out[4] = MESSAGE_HEADER_VERSION;
     out[5] = (uint8_t)header->kind;
     out[6] = (uint8_t)header->dtype;
+    out[7] = (uint8_t)header->status;
     put_u64_le(out + 8, header->comm_id);
     put_u64_le(out + 16, header->id);
     put_u32_le(out + 24, header->source_rank);
@@ -47,9 +48,19 @@ static bool payload_is_right(const struct message_header *header)
     case MESSAGE_ENVELOPE:
     case MESSAGE_ACCEPT:
     case MESSAGE_REFUSE:
+    case MESSAGE_WITHDRAW:
+    case MESSAGE_CREDIT:
         return header->payload_bytes == 0;
     }
     return false;
+}
+
+/* REFUSE and WITHDRAW, and these alone, say why. */
+static bool status_is_right(const struct message_header *header, unsigned number)
+{
+    bool fails = header->kind == MESSAGE_REFUSE || header->kind == MESSAGE_WITHDRAW;
+    bool known = (unsigned)header->status == number && header->status != STATUS_IN_PROGRESS;
+    return known && (header->status != STATUS_OK) == fails;
 }
 
 static enum status decode_fail(enum status status, const char *field, const char **what)
@@ -82,7 +93,11 @@ enum status message_header_decode(const uint8_t in[MESSAGE_HEADER_BYTES], struct
     if (!dtype_from_wire(in[6], &read.dtype)) {
         return decode_fail(STATUS_PROTOCOL, "dtype", what);
     }
-    if (in[7] != 0 || get_u32_le(in + 36) != 0 || get_u64_le(in + 56) != 0) {
+    read.status = status_from_wire(in[7]);
+    if (!status_is_right(&read, in[7])) {
+        return decode_fail(STATUS_PROTOCOL, "status", what);
+    }
+    if (get_u32_le(in + 36) != 0 || get_u64_le(in + 56) != 0) {
         return decode_fail(STATUS_PROTOCOL, "reserved", what);
     }
     if (!payload_is_right(&read)) {

@@ -8,7 +8,7 @@
 
 /*
  * The header of what ranks send to each other, on streams of its own. On the wire, little-endian:
- *    0 u32 magic     4 u8 version     5 u8 kind     6 u8 dtype     7 u8 zero
+ *    0 u32 magic     4 u8 version     5 u8 kind     6 u8 dtype     7 u8 status
  *    8 u64 comm_id                   16 u64 id
  *   24 u32 source_rank               28 u32 to_rank
  *   32 u32 tag                       36 u32 zero
@@ -17,7 +17,7 @@
  */
 #define MESSAGE_HEADER_BYTES 64
 #define MESSAGE_HEADER_MAGIC 0x4d44434du /* the bytes "MCDM" */
-#define MESSAGE_HEADER_VERSION 1
+#define MESSAGE_HEADER_VERSION 2
 #define MESSAGE_EAGER_MAX_BYTES 16384 /* payloads up to this go with their envelope */
 
 /* X(name, number): what it is, from whom. */
@@ -25,9 +25,11 @@
     X(EAGER, 1)    /* sender: a message, payload behind the header */                                        \
     X(ENVELOPE, 2) /* sender: a message whose payload is sent when it is accepted */                         \
     X(ACCEPT, 3)   /* receiver: a receive took that envelope: send its payload */                            \
-    X(REFUSE, 4)   /* receiver: the receive that took it has another dtype, or is too small: dtype and count \
-                      are those of the receive */                                                            \
-    X(DATA, 5)     /* sender: the payload, on a stream of its own */
+    X(REFUSE, 4)   /* receiver: the message ends, for that status. MISMATCH: the receive has another dtype   \
+                      or is too small: dtype and count are those of the receive */                           \
+    X(DATA, 5)     /* sender: the payload, on a stream of its own */                                         \
+    X(WITHDRAW, 6) /* sender: the message of that envelope ends, for that status */                          \
+    X(CREDIT, 7)   /* receiver: of the pair's eager data count_elements bytes are taken; id is 0 */
 
 enum message_kind {
 #define X(name, number) MESSAGE_##name = number,
@@ -39,7 +41,8 @@ struct message_header {
     enum message_kind kind;
     enum dtype dtype;
     uint64_t comm_id;
-    uint64_t id; /* the sending node's, by communicator and receiving node */
+    enum status status; /* of REFUSE and WITHDRAW: why; otherwise OK */
+    uint64_t id; /* the sending node's, by communicator and receiving node: 1, 2, 3, … in the order sent */
     uint32_t source_rank;
     uint32_t to_rank;
     uint32_t tag;

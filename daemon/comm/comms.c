@@ -16,6 +16,7 @@ enum status comms_new(const struct comms_options *options, struct comms **out, s
     }
     comms->mesh = options->mesh;
     comms->exec = options->exec;
+    comms->p2p = options->p2p;
     comms->rail_count = options->rail_count;
     (void)snprintf(comms->algorithms, sizeof comms->algorithms, "%s",
                    options->algorithms != NULL ? options->algorithms : "");
@@ -44,8 +45,9 @@ void comms_free(struct comms *comms)
     error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down", mesh_own_name(comms->mesh));
     while (comms->comms != NULL) {
         struct communicator *comm = comms->comms;
-        if (comm->exec != NULL && !exec_comm_idle(comm->exec)) {
+        if (!communicator_is_idle(comm)) {
             exec_comm_abort(comm->exec, &cause, 0);
+            p2p_comm_abort(comm->p2p, &cause, 0);
         }
         while (comm->members != NULL) {
             communicator_remove_member(comm->members);
@@ -315,18 +317,20 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
 
 /* --- Leaving --- */
 
-static void send_leave(struct communicator *comm, uint32_t rank, uint64_t last_seq)
+static void send_leave(struct communicator *comm, uint32_t rank, uint64_t last_seq, const char *why)
 {
     Commd__Mesh__Leave body = COMMD__MESH__LEAVE__INIT;
     body.comm_id = comm->comm_id;
     body.n_ranks = 1;
     body.ranks = &rank;
     body.last_seq = last_seq;
+    body.text = (char *)why;
     Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
     message.body_case = COMMD__MESH__MESSAGE__BODY_LEAVE;
     message.leave = &body;
     for (uint32_t i = 0; i < comm->node_count; i++) {
         if (i != comm->own_index) {
+            body.messages = p2p_sent_count(comm->p2p, i);
             communicator_send(comm, comm->nodes[i].node, &message);
         }
     }
@@ -340,7 +344,7 @@ static bool member_has_pending(const struct comms_member *member)
             return true;
         }
     }
-    return comms_p2p_pending(member);
+    return false;
 }
 
 static void expelled_text(const struct comms_member *member, const char *why, struct error *cause)
@@ -350,7 +354,7 @@ static void expelled_text(const struct comms_member *member, const char *why, st
               member->rank, (int)member->client.pid, communicator_own_name(comm), why);
 }
 
-/* The communicator is lost with the rank; why: not null when it was expelled. */
+/* why: not null when it was expelled. */
 static void leave_formed(struct comms_member *member, enum comms_leave how, const char *why, uint64_t now_ns)
 {
     struct communicator *comm = member->comm;
@@ -361,22 +365,27 @@ static void leave_formed(struct comms_member *member, enum comms_leave how, cons
     if (why != NULL) {
         expelled_text(member, why, &cause);
         communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
-    } else if (how == COMMS_LEAVE_LOST) {
-        error_set(&cause, STATUS_RANK_LOST,
-                  "communicator \"%s\": the process of rank %u (pid %d) of node %s is gone", comm->name,
-                  member->rank, (int)member->client.pid, communicator_own_name(comm));
-        communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
-    } else if (member_has_pending(member)) {
+        return;
+    }
+    bool pending = member_has_pending(member), lost = how == COMMS_LEAVE_LOST;
+    error_set(&cause, STATUS_RANK_LOST,
+              "communicator \"%s\": the process of rank %u (pid %d) of node %s is gone", comm->name,
+              member->rank, (int)member->client.pid, communicator_own_name(comm));
+    if (!lost && pending) {
         error_set(&cause, STATUS_ABORTED,
                   "communicator \"%s\": rank %u (pid %d) of node %s left before op %llu was done", comm->name,
                   member->rank, (int)member->client.pid, communicator_own_name(comm),
                   (unsigned long long)member->posted_seq);
-        communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
-    } else {
-        communicator_rank_left(comm, member->rank, member->posted_seq);
-        send_leave(comm, member->rank, member->posted_seq);
-        comms_op_check_left(comm, now_ns);
     }
+    if (pending || (lost && comms_p2p_pending(member))) {
+        communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
+        return;
+    }
+    /* What a process took part in ends well, though it is gone; then the communicator is lost with it. */
+    communicator_rank_left(comm, member->rank, member->posted_seq, lost ? cause.text : "");
+    p2p_rank_leaves(comm->p2p, member->rank, now_ns);
+    send_leave(comm, member->rank, member->posted_seq, lost ? cause.text : "");
+    comms_op_check_left(comm, now_ns);
 }
 
 static void leave_forming(struct comms_member *member, enum comms_leave how, const char *why, uint64_t now_ns)
@@ -468,7 +477,7 @@ bool comms_idle(const struct comms *comms)
     const struct communicator *comm;
     DL_FOREACH(comms->comms, comm)
     {
-        if (comms_op_any_pending(comm) || (comm->exec != NULL && !exec_comm_idle(comm->exec))) {
+        if (comms_op_any_pending(comm) || !communicator_is_idle(comm)) {
             return false;
         }
     }

@@ -10,6 +10,7 @@
 #include "daemon/exec/exec.h"
 #include "daemon/host/memory.h"
 #include "daemon/mesh/mesh.h"
+#include "daemon/p2p/p2p.h"
 #include "proto/types.h"
 
 /*
@@ -53,6 +54,7 @@ struct comms_member; /* one local rank of one communicator */
 struct comms_options {
     struct mesh *mesh;
     struct exec *exec;
+    struct p2p *p2p;
     uint32_t rail_count;    /* that the exec has between nodes; 0 and 1: its own alone */
     uint64_t seed_secure;   /* nonces: random per start */
     uint64_t slice_bytes;   /* default for communicators that do not say */
@@ -123,12 +125,13 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
 
 enum comms_leave {
     COMMS_LEAVE_ORDERLY, /* comm_destroy: the others go on until they need this rank */
-    COMMS_LEAVE_LOST     /* the process is gone: aborts the communicator (RANK_LOST naming rank, pid, node) */
+    COMMS_LEAVE_LOST /* the process is gone: aborts the communicator (RANK_LOST naming rank, pid, node), after
+                      operations in which the rank has done its part */
 };
 /*
  * The member is gone for its owner at once: no callback any more. What the network or exec still uses of its
  * memory is kept by reference until they let go. An orderly leave with operations pending aborts them
- * (ABORTED) for the others as well.
+ * (ABORTED) for the others as well; messages that are pending end for the other side alone (RANK_LOST).
  */
 void comms_member_leave(struct comms_member *member, enum comms_leave how, uint64_t now_ns);
 /* As COMMS_LEAVE_LOST, of a process that is not gone. why: "was disconnected by uid 0". */

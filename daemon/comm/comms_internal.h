@@ -95,7 +95,8 @@ struct comms_member {
     struct error refusal;
 };
 
-#define COMMS_OVERDUE_NS (2 * TIME_S)        /* how long a failed communicator's operations may take to end */
+#define COMMS_MESSAGE_COST_BYTES 256u /* of commd's memory for a message that is pending; fences aside */
+#define COMMS_OVERDUE_NS (2 * TIME_S) /* how long a failed communicator's operations may take to end */
 #define COMMS_RECORD_POLL_NS (200 * TIME_US) /* between looks at words that records wait for */
 
 /* What an operation holds for a local rank, from its post until nothing uses the buffers any more. */
@@ -209,8 +210,10 @@ struct communicator {
     uint32_t node_count;
     uint32_t own_index;
     uint32_t *node_of_rank;
-    bool *has_left; /* by rank */
+    bool *has_left;          /* by rank */
+    uint64_t *left_messages; /* of other nodes' ranks that have left: what their nodes had sent to this one */
     uint32_t left_rank;
+    char left_why[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* empty: in good order */
     uint64_t left_seq; /* the last operation in which left_rank took part, the smallest of all; UINT64_MAX
                           when none has left */
     struct comms_member **locals; /* by local index; null once left */
@@ -218,6 +221,7 @@ struct communicator {
 
     /* Formed. */
     struct exec_comm *exec;
+    struct p2p_comm *p2p;
     struct communicator_op **ops;    /* ring of COMMS_PENDING_OPS_MAX, by seq */
     struct communicator_op *pending; /* not finished yet, by seq */
     struct communicator_op *start;   /* of these, the next to begin: none before one that is in doubt */
@@ -248,6 +252,7 @@ struct communicator {
 struct comms {
     struct mesh *mesh;
     struct exec *exec;
+    struct p2p *p2p;
     uint32_t rail_count;
     struct random random;
     uint64_t slice_bytes;
@@ -279,6 +284,8 @@ struct communicator *communicator_find_id(const struct comms *comms, uint64_t co
 enum status communicator_new(struct comms *comms, const char *name, const struct communicator_terms *terms,
                              uint64_t now_ns, struct communicator **out, struct error *error) COMM_MUST_USE;
 void communicator_free(struct communicator *comm);
+/* Nothing uses buffers of its ranks. */
+bool communicator_is_idle(const struct communicator *comm);
 /* Something is to be done in the next tick. */
 void communicator_queue(struct communicator *comm);
 void communicator_work(struct communicator *comm, uint64_t now_ns);
@@ -298,8 +305,9 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
 /* Whether a line about the communicator may be logged; left_out: its end, how many of its user were not. */
 bool communicator_may_log(const struct communicator *comm, struct user_log *logs, uint64_t now_ns,
                           char left_out[COMMS_LEFT_OUT_BYTES]);
-/* A rank takes part in no operation after last_seq. */
-void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t last_seq);
+/* A rank takes part in no operation after last_seq. why: for who needs it later; empty: it left in good
+ * order. */
+void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t last_seq, const char *why);
 void communicator_remove_member(struct comms_member *member);
 const char *communicator_own_name(const struct communicator *comm);
 const char *communicator_node_name(const struct communicator *comm, uint32_t node);
@@ -417,14 +425,13 @@ bool comms_p2p_is_pending(const struct comms_member *member, uint64_t last_messa
 /* The member leaves: nobody is told any more. */
 void comms_p2p_leave(struct comms_member *member);
 bool comms_p2p_pending(const struct comms_member *member);
-/* When the next deadline is. One that has passed is described in *late, unless that is a failure already. */
-uint64_t comms_p2p_deadlines(struct communicator *comm, uint64_t now_ns, struct error *late);
+/* p2p has ended one (p2p_comm_options.done). */
+void comms_p2p_done(void *context, struct p2p_message *message, const struct error *result, uint64_t now_ns);
+/* Those whose deadline has passed end, each alone. Returns when the next deadline is. */
+uint64_t comms_p2p_deadlines(struct communicator *comm, uint64_t now_ns);
 void comms_p2p_free_all(struct communicator *comm);
 /* Of those that have not ended. Returns false when one of the calls does. */
-typedef bool comms_buffers_visit(const struct communicator *comm, const struct comms_buffers *buffers,
-                                 comms_use_visit *visit, void *context);
-bool comms_p2p_visit_buffers(const struct communicator *comm, comms_buffers_visit *each,
-                             comms_use_visit *visit, void *context);
+bool comms_p2p_visit_uses(const struct communicator *comm, comms_use_visit *visit, void *context);
 
 /* op.c */
 void comms_op_done(void *context, const struct error *result, uint64_t now_ns);
@@ -435,7 +442,7 @@ void comms_op_overdue(struct communicator *comm);
 void comms_p2p_overdue(struct communicator *comm);
 /* The communicator has just failed: its messages' deadlines count no more, and all of them go at once. */
 void comms_p2p_fail(struct communicator *comm);
-/* The oldest deadline that has passed, if any, fails the communicator. */
+/* The oldest deadline of an operation that has passed, if any, fails the communicator; messages end alone. */
 void comms_op_deadlines(struct communicator *comm, uint64_t now_ns);
 /* Null when it has ended, was not posted here yet, or the communicator is not formed. */
 struct communicator_op *comms_op_at(const struct communicator *comm, uint64_t seq);
@@ -450,7 +457,8 @@ void comms_op_settle(struct communicator_op *op, struct comms_member *member);
 void comms_op_settle_all(struct comms_member *member);
 /* What one member has, until it is handed over. Null is accepted. */
 void comms_part_free(struct communicator_part *part);
-/* An operation that is pending needs a rank that left: fails the communicator. */
+/* Fails the communicator when an operation that is pending needs a rank that left, or when none is pending
+ * any more and a rank's process is gone. */
 void comms_op_check_left(struct communicator *comm, uint64_t now_ns);
 uint64_t comms_op_deadline_ns(const struct communicator_op *op);
 void comms_op_free_all(struct communicator *comm);

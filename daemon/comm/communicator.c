@@ -107,6 +107,7 @@ void communicator_free(struct communicator *comm)
     fair_remove(&comms->queue, &comm->turn);
     comms_op_free_all(comm);
     comms_p2p_free_all(comm);
+    p2p_comm_free(comm->p2p);
     if (comm->exec != NULL) {
         exec_comm_free(comm->exec);
     }
@@ -115,6 +116,11 @@ void communicator_free(struct communicator *comm)
     DL_DELETE(comms->comms, comm);
     comms->comm_count--;
     free(comm);
+}
+
+bool communicator_is_idle(const struct communicator *comm)
+{
+    return comm->exec == NULL || (exec_comm_idle(comm->exec) && p2p_comm_idle(comm->p2p));
 }
 
 void communicator_queue(struct communicator *comm)
@@ -229,6 +235,7 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
         comms_op_fail_waiting(comm);
         comms_p2p_fail(comm);
         exec_comm_abort(comm->exec, &comm->cause, now_ns);
+        p2p_comm_abort(comm->p2p, &comm->cause, now_ns);
         comm->overdue_ns = time_after(now_ns, COMMS_OVERDUE_NS);
     }
     communicator_arm(comm);
@@ -237,7 +244,7 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
 
 /* --- Members --- */
 
-void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t last_seq)
+void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t last_seq, const char *why)
 {
     if (comm->has_left[rank]) {
         return;
@@ -247,6 +254,7 @@ void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t l
     if (last_seq < comm->left_seq) {
         comm->left_seq = last_seq;
         comm->left_rank = rank;
+        (void)snprintf(comm->left_why, sizeof comm->left_why, "%s", why);
     }
 }
 
@@ -368,10 +376,11 @@ void communicator_work(struct communicator *comm, uint64_t now_ns)
         comms_formation_work(comm, now_ns);
     }
     comms_verdict_tell_refusals(comm, now_ns);
+    comms_op_check_left(comm, now_ns);
     comm_step_records(comm, now_ns);
     comm_tell_members(comm, now_ns);
     communicator_arm(comm);
-    if (comm->member_count == 0 && (comm->exec == NULL || exec_comm_idle(comm->exec))) {
+    if (comm->member_count == 0 && communicator_is_idle(comm)) {
         communicator_free(comm);
     }
 }

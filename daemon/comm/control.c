@@ -155,8 +155,14 @@ static void on_leave(struct comms *comms, uint32_t node, const Commd__Mesh__Leav
             return;
         }
     }
+    char why[COMMS_LIST_TEXT_MAX_BYTES * 2];
+    comms_text_from_wire(leave->text, why, sizeof why);
     for (size_t i = 0; i < leave->n_ranks; i++) {
-        communicator_rank_left(comm, leave->ranks[i], leave->last_seq);
+        comm->left_messages[leave->ranks[i]] = leave->messages;
+        if (comm->p2p != NULL) {
+            p2p_rank_left(comm->p2p, leave->ranks[i], leave->messages, now_ns);
+        }
+        communicator_rank_left(comm, leave->ranks[i], leave->last_seq, why);
     }
     comms_op_check_left(comm, now_ns);
 }
@@ -261,6 +267,9 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
             if (index == comm->node_count ||
                 (comm->nodes[index].left_count == comm->nodes[index].rank_count &&
                  !comms_op_any_pending(comm))) {
+                if (index < comm->node_count) {
+                    p2p_node_lost(comm->p2p, index, now_ns);
+                }
                 continue; /* not needed, or not any more */
             }
             communicator_fail(comm, &lost, COMMS_TELL_NODES, now_ns);

@@ -34,7 +34,7 @@ static enum status fences_fill(struct comms_fences *fences, const struct comms_f
             return error_set(error, STATUS_INVALID_ARGUMENT,
                              "what it waits for is no word of 64 bits in registered memory of the host");
         }
-        fences->waits[i] = (struct exec_fence){.word = word, .value = waits[i].value};
+        fences->waits[i] = (struct fence){.word = word, .value = waits[i].value};
         fences->memories[i] = memory_ref(waits[i].word.memory);
         fences->wait_count++;
     }
@@ -166,7 +166,7 @@ bool comms_records_step(struct comms_member *member)
                 comms_p2p_is_pending(member, record->message_id)) {
                 return false; /* their end will tell */
             }
-            if (fences != NULL && !exec_fences_are_reached(fences->waits, fences->wait_count)) {
+            if (fences != NULL && !fences_are_reached(fences->waits, fences->wait_count)) {
                 return true;
             }
         }

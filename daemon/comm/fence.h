@@ -11,7 +11,7 @@
 /* Of one operation. Holds references to the memories. Zero: none. */
 struct comms_fences {
     uint32_t wait_count;
-    struct exec_fence waits[COMMS_FENCES_MAX];
+    struct fence waits[COMMS_FENCES_MAX];
     struct memory *memories[COMMS_FENCES_MAX];
     _Atomic uint64_t *ended; /* null: nobody is told */
     uint64_t ended_value;

@@ -202,12 +202,14 @@ static void promise_free(struct communicator *comm)
     free(comm->node_names);
     free(comm->node_of_rank);
     free(comm->has_left);
+    free(comm->left_messages);
     free(comm->locals);
     comms_verdicts_free(comm);
     comm->nodes = NULL;
     comm->node_names = NULL;
     comm->node_of_rank = NULL;
     comm->has_left = NULL;
+    comm->left_messages = NULL;
     comm->locals = NULL;
     comm->node_count = 0;
     comm->local_count = 0;
@@ -279,9 +281,10 @@ static bool promise_allocate(struct communicator *comm, uint32_t node_count)
     comm->node_names = calloc(node_count, sizeof *comm->node_names);
     comm->node_of_rank = calloc(comm->terms.size, sizeof *comm->node_of_rank);
     comm->has_left = calloc(comm->terms.size, sizeof *comm->has_left);
+    comm->left_messages = calloc(comm->terms.size, sizeof *comm->left_messages);
     comm->locals = calloc(comm->rank_count, sizeof(struct comms_member *));
     return comm->nodes != NULL && comm->node_names != NULL && comm->node_of_rank != NULL &&
-           comm->has_left != NULL && comm->locals != NULL;
+           comm->has_left != NULL && comm->left_messages != NULL && comm->locals != NULL;
 }
 
 /* All ranks are known, once each: orders the nodes and makes the id. */
@@ -515,6 +518,56 @@ static enum status make_exec(struct communicator *comm, struct error *error)
     return status;
 }
 
+/* Once there is an exec. */
+static enum status make_p2p(struct communicator *comm, uint64_t now_ns, struct error *error)
+{
+    uint32_t *peers = calloc(comm->node_count, sizeof *peers);
+    struct budget_account **accounts = calloc((size_t)comm->local_count + 1, sizeof(struct budget_account *));
+    enum status status = STATUS_NO_MEMORY;
+    if (peers == NULL || accounts == NULL) {
+        error_set(error, status, "communicator \"%s\": no memory", comm->name);
+        goto cleanup;
+    }
+    for (uint32_t i = 0; i < comm->node_count; i++) {
+        peers[i] = i == comm->own_index ? 0 : comm->nodes[i].node;
+    }
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        accounts[i] = comm->locals[i] != NULL ? comm->locals[i]->client.account : NULL;
+    }
+    struct p2p_comm_options options = {
+        .comm_id = comm->comm_id,
+        .owner_uid = comm->terms.owner_uid,
+        .size = comm->terms.size,
+        .node_of_rank = comm->node_of_rank,
+        .node_count = comm->node_count,
+        .node_index = comm->own_index,
+        .peers = peers,
+        .node_names = comm->node_names,
+        .name = comm->name,
+        .accounts = accounts,
+        .account = own_account(comm),
+        .done = comms_p2p_done,
+        .failed = on_exec_failed,
+        .context = comm,
+    };
+    status = p2p_comm_new(comm->comms->p2p, &options, &comm->p2p, error);
+    for (uint32_t rank = 0; status == STATUS_OK && rank < comm->terms.size; rank++) {
+        if (comm->has_left[rank]) { /* its node formed the communicator before this one */
+            p2p_rank_left(comm->p2p, rank, comm->left_messages[rank], now_ns);
+        }
+    }
+cleanup:
+    free(accounts);
+    free(peers);
+    if (status != STATUS_OK) {
+        exec_comm_free(comm->exec);
+        comm->exec = NULL;
+        free(comm->ops);
+        comm->ops = NULL;
+    }
+    return status;
+}
+
 /*
  * Ranks of nodes that came too late for a communicator that is formed. Each node of it says so of the ranks
  * that it holds: together they hold all.
@@ -532,7 +585,7 @@ static void refuse_others(struct communicator *comm)
 static void formed(struct communicator *comm, uint64_t now_ns)
 {
     struct error error;
-    if (make_exec(comm, &error) != STATUS_OK) {
+    if (make_exec(comm, &error) != STATUS_OK || make_p2p(comm, now_ns, &error) != STATUS_OK) {
         communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
         return;
     }

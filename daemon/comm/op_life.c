@@ -200,12 +200,22 @@ static void op_fail_comm(struct communicator *comm, const struct error *cause, u
 
 void comms_op_check_left(struct communicator *comm, uint64_t now_ns)
 {
+    if (comm->state == COMMS_COMM_FORMED && !comms_op_any_pending(comm) && comm->left_why[0] != '\0') {
+        struct error cause;
+        error_set(&cause, STATUS_RANK_LOST, "%s", comm->left_why);
+        communicator_fail(comm, &cause, COMMS_TELL_NOBODY,
+                          now_ns); /* each node by itself, after what it can end */
+        return;
+    }
     if (comm->state == COMMS_COMM_FORMED && comm->pending != NULL &&
         comm->pending->prev->seq > comm->left_seq) {
         struct error cause;
         error_set(&cause, STATUS_RANK_LOST, "communicator \"%s\": rank %u (node %s) has left after op %llu",
                   comm->name, comm->left_rank, comm->node_names[comm->node_of_rank[comm->left_rank]],
                   (unsigned long long)comm->left_seq);
+        if (comm->left_why[0] != '\0') {
+            error_set(&cause, STATUS_RANK_LOST, "%s", comm->left_why);
+        }
         op_fail_comm(comm, &cause, now_ns);
     }
 }
@@ -290,7 +300,7 @@ void comms_op_deadlines(struct communicator *comm, uint64_t now_ns)
     if (late != NULL) {
         op_late(late, &cause);
     }
-    comm->op_deadline_ns = time_min(next_ns, comms_p2p_deadlines(comm, now_ns, &cause));
+    comm->op_deadline_ns = time_min(next_ns, comms_p2p_deadlines(comm, now_ns));
     if (cause.status != STATUS_OK) {
         op_fail_comm(comm, &cause, now_ns);
     }

@@ -1,4 +1,5 @@
 #include <stddef.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -10,29 +11,33 @@
 /* Messages from rank to rank: what they use, who is told of their end, and until when they may take. */
 
 struct comms_p2p {
+    struct p2p_message message;    /* the first */
     struct comms_p2p *prev, *next; /* of one list of its points */
     struct comms_p2ps *points;
     struct timer_node deadline;
     uint64_t ticket;
     uint64_t message_id;
-    struct comms_buffers buffers;
-    uint64_t charged_bytes;
-    uint64_t timeout_ms;
-    bool overdue;         /* see communicator_op */
-    bool told;            /* overdue, and the owner knows */
-    enum status result;   /* of one that ended */
-    struct error *reason; /* null: fine, or the communicator's cause */
-    uint32_t source_rank;
-    uint64_t count_elements;
+    union {
+        struct comms_fences *fences; /* until it ends; null: none */
+        struct error *reason;        /* of one that ended; null: fine, or the communicator's cause */
+    };
+    uint32_t timeout_ms;
+    uint8_t result; /* of one that ended */
+    bool cancelled; /* its deadline has passed */
+    bool overdue;   /* and its GPU does not let go: it stands among `late`, to be told all the same */
+    bool told;      /* overdue, and the owner knows */
 };
+_Static_assert(sizeof(struct comms_p2p) <= COMMS_MESSAGE_COST_BYTES,
+               "a message costs no more than is charged");
 
-/* The messages of one member. They outlive it until exec has let go of them. */
+/* The messages of one member. They outlive it until p2p has let go of them. */
 struct comms_p2ps {
     struct comms_p2ps *prev, *next; /* of the communicator */
     struct communicator *comm;
     struct comms_member *member;    /* null once it has left */
     struct budget_account *account; /* that they are charged to */
     struct comms_p2p *pending;      /* oldest first */
+    struct comms_p2p *late;         /* that are overdue, and nobody was told yet */
     struct comms_p2p *told;         /* that have not ended, and nobody is to be told */
     struct comms_p2p *ended;        /* in the order of their ends */
 };
@@ -41,10 +46,17 @@ static const struct error no_memory = {.status = STATUS_NO_MEMORY, .text = "no m
 
 static void points_free_if_unused(struct comms_p2ps *points)
 {
-    if (points->member == NULL && points->pending == NULL && points->told == NULL && points->ended == NULL) {
+    if (points->member == NULL && points->pending == NULL && points->late == NULL && points->told == NULL &&
+        points->ended == NULL) {
         DL_DELETE(points->comm->points, points);
         free(points);
     }
+}
+
+static struct comms_p2p **list_of(struct comms_p2p *point)
+{
+    struct comms_p2ps *points = point->points;
+    return point->told ? &points->told : point->overdue ? &points->late : &points->pending;
 }
 
 /* With the communicator all deadlines went: see comms_p2p_fail. */
@@ -61,14 +73,31 @@ void comms_p2p_fail(struct communicator *comm)
     timer_heap_free(&comm->point_deadlines);
 }
 
-/* It is in no list any more. */
+static uint64_t cost_of(const struct comms_fences *fences)
+{
+    return COMMS_MESSAGE_COST_BYTES + (fences != NULL ? sizeof(struct comms_fences) : 0);
+}
+
+/* Nothing uses its buffer any more. */
+static void point_release(struct comms_p2p *point)
+{
+    struct comms_fences *fences = point->fences;
+    memory_unref((struct memory *)(uintptr_t)point->message.memory);
+    point->message.memory = NULL;
+    point->fences = NULL;
+    if (fences != NULL) {
+        budget_release(point->points->account, BUDGET_OPERATIONS, sizeof(struct comms_fences));
+        comms_fences_end(fences); /* after the memory: who is told may free it */
+    }
+}
+
+/* It is in no list any more, and released. */
 static void point_free(struct comms_p2p *point)
 {
     struct comms_p2ps *points = point->points;
     point_disarm(point);
     points->comm->point_count--;
-    comms_buffers_release(&point->buffers);
-    budget_release(points->account, BUDGET_OPERATIONS, point->charged_bytes);
+    budget_release(points->account, BUDGET_OPERATIONS, COMMS_MESSAGE_COST_BYTES);
     free(point->reason);
     free(point);
 }
@@ -77,7 +106,7 @@ static void point_free(struct comms_p2p *point)
 static void point_set_result(struct comms_p2p *point, const struct error *result)
 {
     const struct communicator *comm = point->points->comm;
-    point->result = result->status;
+    point->result = (uint8_t)result->status;
     if (result->status == STATUS_OK ||
         (comm->state == COMMS_COMM_FAILED && strcmp(result->text, comm->cause.text) == 0)) {
         return;
@@ -88,40 +117,24 @@ static void point_set_result(struct comms_p2p *point, const struct error *result
     }
 }
 
-static void point_ended(void *context, const struct error *result, uint32_t source_rank,
-                        uint64_t count_elements, uint64_t now_ns)
+void comms_p2p_done(void *context, struct p2p_message *message, const struct error *result, uint64_t now_ns)
 {
-    struct comms_p2p *point = context;
+    struct comms_p2p *point = (struct comms_p2p *)message;
     struct comms_p2ps *points = point->points;
+    (void)context;
     (void)now_ns;
     communicator_queue(points->comm);
-    if (point->told) {
-        DL_DELETE(points->told, point);
-        point_free(point);
-    } else if (points->member == NULL) {
-        DL_DELETE(points->pending, point);
+    DL_DELETE(*list_of(point), point);
+    point_release(point);
+    if (point->told || points->member == NULL) {
         point_free(point);
     } else {
-        DL_DELETE(points->pending, point);
+        point->overdue = false;
         DL_APPEND(points->ended, point);
         point_disarm(point);
-        comms_buffers_release(&point->buffers);
         point_set_result(point, result);
-        point->source_rank = source_rank;
-        point->count_elements = count_elements;
     }
     points_free_if_unused(points);
-}
-
-static enum status check_point(const struct comms_member *member, const struct comms_op *op,
-                               struct error *error)
-{
-    const struct communicator *comm = member->comm;
-    if (op->peer_rank < comm->terms.size && comm->has_left[op->peer_rank]) {
-        return error_set(error, STATUS_RANK_LOST, "communicator \"%s\": rank %u, node %s, has left",
-                         comm->name, op->peer_rank, comm->node_names[comm->node_of_rank[op->peer_rank]]);
-    }
-    return STATUS_OK;
 }
 
 /* The member's points, made with its first message; null without memory. */
@@ -139,14 +152,12 @@ static struct comms_p2ps *points_of(struct comms_member *member)
     return member->points;
 }
 
-/* Charged, and with room among the deadlines. */
-static enum status point_new(struct comms_member *member, const struct comms_op *op, struct comms_p2p **out,
+/* With room among the deadlines. Charged, also for the fences. */
+static enum status point_new(struct comms_member *member, struct comms_fences *fences, struct comms_p2p **out,
                              struct error *error)
 {
     struct communicator *comm = member->comm;
-    bool fenced = op->wait_count > 0 || op->ended.word.memory != NULL;
-    uint64_t bytes =
-        sizeof(struct comms_p2p) + EXEC_MESSAGE_COST_BYTES + (fenced ? sizeof(struct comms_fences) : 0);
+    uint64_t bytes = cost_of(fences);
     struct error why;
     if (budget_charge(member->client.account, BUDGET_OPERATIONS, bytes, &why) != STATUS_OK) {
         return error_set(error, why.status, "communicator \"%s\", rank %u: %s", comm->name, member->rank,
@@ -162,10 +173,44 @@ static enum status point_new(struct comms_member *member, const struct comms_op 
     }
     comm->point_count++;
     point->points = points;
-    point->charged_bytes = bytes;
+    point->fences = fences;
     point->deadline.index = TIMER_NODE_DISARMED;
     *out = point;
     return STATUS_OK;
+}
+
+static struct p2p_call call_of(const struct comms_member *member, const struct comms_op *op,
+                               const struct comms_buffers *buffers)
+{
+    bool sends = op->kind == OP_KIND_SEND;
+    const struct exec_rank *at = &buffers->exec;
+    return (struct p2p_call){.sends = sends,
+                             .rank = member->rank,
+                             .peer_rank = op->peer_rank,
+                             .tag = op->tag,
+                             .dtype = op->dtype,
+                             .count_elements = op->count_elements,
+                             .buffer = sends ? (void *)(uintptr_t)at->input : at->output,
+                             .on_gpu = at->on_gpu,
+                             .gpu = at->gpu,
+                             .waits = at->waits,
+                             .wait_count = at->wait_count,
+                             .memory = sends ? buffers->input_memory : buffers->output_memory};
+}
+
+static void arm(struct comms_member *member, struct comms_p2p *point, const struct comms_op *op,
+                uint64_t now_ns)
+{
+    struct communicator *comm = member->comm;
+    uint64_t timeout_ms = op->timeout_ms != 0 ? op->timeout_ms : comm->terms.op_timeout_ms, timeout_ns;
+    uint64_t deadline_ns =
+        checked_mul_u64(timeout_ms, TIME_MS, &timeout_ns) ? time_after(now_ns, timeout_ns) : TIME_NEVER;
+    point->timeout_ms = timeout_ms < UINT32_MAX ? (uint32_t)timeout_ms : UINT32_MAX; /* for people */
+    if (comm->state == COMMS_COMM_FORMED) { /* posting may have ended it */
+        timer_heap_set(&comm->point_deadlines, &point->deadline, deadline_ns);
+    }
+    comm->op_deadline_ns = time_min(comm->op_deadline_ns, deadline_ns);
+    communicator_arm(comm);
 }
 
 enum status comms_p2p_submit(struct comms_member *member, const struct comms_op *op, uint64_t now_ns,
@@ -173,56 +218,31 @@ enum status comms_p2p_submit(struct comms_member *member, const struct comms_op 
 {
     struct communicator *comm = member->comm;
     struct comms_call call;
-    struct error why;
-    enum status status = check_point(member, op, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
+    struct comms_buffers buffers;
     struct comms_p2p *point = NULL;
-    status = point_new(member, op, &point, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    if (comms_call_check(op, member->rank, comm->terms.size, &call, &point->buffers, &why) != STATUS_OK) {
-        point_free(point);
+    struct error why;
+    if (comms_call_check(op, member->rank, comm->terms.size, &call, &buffers, &why) != STATUS_OK) {
         return error_set(error, why.status, "communicator \"%s\", rank %u: %s", comm->name, member->rank,
                          why.text);
     }
-    bool sends = op->kind == OP_KIND_SEND;
-    const struct exec_rank *addresses = &point->buffers.exec;
-    struct exec_message message = {.sends = sends,
-                                   .rank = member->rank,
-                                   .peer_rank = op->peer_rank,
-                                   .tag = op->tag,
-                                   .dtype = op->dtype,
-                                   .count_elements = op->count_elements,
-                                   .buffer = sends ? (void *)(uintptr_t)addresses->input : addresses->output,
-                                   .on_gpu = addresses->on_gpu,
-                                   .gpu = addresses->gpu,
-                                   .waits = addresses->waits,
-                                   .wait_count = addresses->wait_count,
-                                   .memory = sends ? addresses->input_memory : addresses->output_memory,
-                                   .done = point_ended,
-                                   .context = point};
-    uint64_t timeout_ns;
-    point->ticket = op->ticket;
-    point->timeout_ms = op->timeout_ms != 0 ? op->timeout_ms : comm->terms.op_timeout_ms;
-    uint64_t deadline_ns = checked_mul_u64(point->timeout_ms, TIME_MS, &timeout_ns)
-                               ? time_after(now_ns, timeout_ns)
-                               : TIME_NEVER;
-    status = exec_post_message(comm->exec, &message, error);
+    enum status status = point_new(member, buffers.fences, &point, error);
     if (status != STATUS_OK) {
+        comms_buffers_release(&buffers);
+        return status;
+    }
+    struct p2p_call message = call_of(member, op, &buffers);
+    status = p2p_post(comm->p2p, &message, &point->message, error);
+    if (status != STATUS_OK) {
+        point->message.memory = message.memory; /* the reference is the point's now */
+        point_release(point);
         point_free(point);
         return status;
     }
+    point->ticket = op->ticket;
     point->message_id = ++comm->last_message_id;
     DL_APPEND(point->points->pending, point);
-    if (comm->state == COMMS_COMM_FORMED) { /* posting may have ended it */
-        timer_heap_set(&comm->point_deadlines, &point->deadline, deadline_ns);
-    }
     member->pending_messages++;
-    comm->op_deadline_ns = time_min(comm->op_deadline_ns, deadline_ns);
-    communicator_arm(comm);
+    arm(member, point, op, now_ns);
     return STATUS_OK;
 }
 
@@ -232,55 +252,59 @@ bool comms_p2p_is_pending(const struct comms_member *member, uint64_t last_messa
     return oldest != NULL && oldest->message_id <= last_message_id;
 }
 
-static struct comms_p2p *point_to_tell(const struct comms_p2ps *points)
-{
-    if (points->ended != NULL) {
-        return points->ended;
-    }
-    return points->pending != NULL && points->pending->overdue ? points->pending : NULL;
-}
-
 bool comms_p2p_tell(struct comms_member *member, uint64_t now_ns)
 {
     struct comms_p2ps *points = member->points;
-    struct comms_p2p *point = points != NULL ? point_to_tell(points) : NULL;
+    struct comms_p2p *point = points == NULL ? NULL : points->ended != NULL ? points->ended : points->late;
     if (point == NULL) {
         return false;
     }
-    const struct error *fallback =
-        member->comm->state == COMMS_COMM_FAILED ? &member->comm->cause : &no_memory;
+    struct error late = {.status = STATUS_TIMED_OUT,
+                         .text = "its deadline passed, and its GPU is still at work"};
     struct error result = {.status = STATUS_OK};
-    if (point->overdue || point->result != STATUS_OK) {
-        result = point->reason != NULL ? *point->reason : *fallback;
+    if (member->comm->state == COMMS_COMM_FAILED && (point->overdue || point->result != STATUS_OK)) {
+        result = member->comm->cause;
+    } else if (point->overdue) {
+        result = late;
+    } else if (point->result != STATUS_OK) {
+        result = no_memory;
+    }
+    if (!point->overdue && point->reason != NULL) {
+        result = *point->reason;
     }
     struct comms_completion completion = {.ticket = point->ticket,
                                           .result = &result,
-                                          .source_rank = point->source_rank,
-                                          .count_elements = point->count_elements};
+                                          .source_rank = p2p_message_source(&point->message),
+                                          .count_elements = p2p_message_count(&point->message)};
     const struct comms_member_handler handler = member->handler;
-    if (point == points->ended) {
+    if (point->overdue) { /* gone when it ends */
+        DL_DELETE(points->late, point);
+        point->told = true;
+        DL_APPEND(points->told, point);
+    } else {
         DL_DELETE(points->ended, point);
         point_free(point);
-    } else { /* gone when it ends */
-        DL_DELETE(points->pending, point);
-        DL_APPEND(points->told, point);
-        point->told = true;
     }
     member->pending_messages--;
     handler.completed(handler.context, member, &completion, now_ns);
     return true;
 }
 
+static void set_overdue(struct comms_p2p *point)
+{
+    DL_DELETE(point->points->pending, point);
+    point->overdue = true;
+    DL_APPEND(point->points->late, point);
+    comms_fences_signal(point->fences);
+}
+
 void comms_p2p_overdue(struct communicator *comm)
 {
     struct comms_p2ps *points;
-    struct comms_p2p *point;
     DL_FOREACH(comm->points, points)
     {
-        DL_FOREACH(points->pending, point)
-        {
-            point->overdue = true;
-            comms_fences_signal(point->buffers.fences);
+        while (points->pending != NULL) {
+            set_overdue(points->pending);
         }
     }
 }
@@ -306,29 +330,60 @@ bool comms_p2p_pending(const struct comms_member *member)
     return member->points != NULL && member->points->pending != NULL;
 }
 
-uint64_t comms_p2p_deadlines(struct communicator *comm, uint64_t now_ns, struct error *late)
+/* --- Deadlines --- */
+
+static void add_peer(const struct communicator *comm, const struct comms_p2p *point, char *text, size_t size)
+{
+    uint32_t peer = point->message.peer_rank;
+    text[0] = '\0';
+    for (uint32_t i = 0; peer != COMM_ANY_SOURCE_RANK && i < comm->local_count; i++) {
+        if (comm->locals[i] != NULL && comm->locals[i]->rank == peer) {
+            (void)snprintf(text, size, "; rank %u is pid %d", peer, (int)comm->locals[i]->client.pid);
+        }
+    }
+}
+
+/* It ends alone. If a GPU does not let go of it, its owner is told a little later all the same. */
+static void point_is_late(struct communicator *comm, struct comms_p2p *point, uint64_t now_ns)
+{
+    const struct comms_member *member = point->points->member;
+    struct error late;
+    char what[192], who[48];
+    if (point->cancelled) {
+        if (member != NULL) {
+            set_overdue(point);
+            communicator_queue(comm);
+        }
+        return;
+    }
+    point->cancelled = true;
+    p2p_describe(&point->message, what, sizeof what);
+    add_peer(comm, point, who, sizeof who);
+    error_set(&late, STATUS_TIMED_OUT, "rank %u on \"%s\": not done within %u ms: %s%s", point->message.rank,
+              comm->name, point->timeout_ms, what, who);
+    timer_heap_set(&comm->point_deadlines, &point->deadline, time_after(now_ns, COMMS_OVERDUE_NS));
+    p2p_cancel(&point->message, &late, now_ns);
+}
+
+uint64_t comms_p2p_deadlines(struct communicator *comm, uint64_t now_ns)
 {
     struct timer_node *first;
     while ((first = timer_heap_first(&comm->point_deadlines)) != NULL && now_ns >= first->deadline_ns) {
-        const struct comms_p2p *point =
-            (struct comms_p2p *)((char *)first - offsetof(struct comms_p2p, deadline));
-        const struct comms_member *member = point->points->member;
-        timer_heap_remove(&comm->point_deadlines, first); /* said once; one whose owner left has none */
-        if (late->status == STATUS_OK && member != NULL) {
-            char what[128];
-            exec_describe_message(comm->exec, point, what, sizeof what);
-            error_set(late, STATUS_TIMED_OUT, "rank %u on \"%s\": not done within %llu ms: %s", member->rank,
-                      comm->name, (unsigned long long)point->timeout_ms, what);
-        }
+        timer_heap_remove(&comm->point_deadlines, first);
+        point_is_late(comm, (struct comms_p2p *)((char *)first - offsetof(struct comms_p2p, deadline)),
+                      now_ns);
     }
     return first != NULL ? first->deadline_ns : TIME_NEVER;
 }
+
+/* --- All of them --- */
 
 static void points_free_list(struct comms_p2p *list)
 {
     struct comms_p2p *point, *next;
     DL_FOREACH_SAFE(list, point, next)
     {
+        point_release(point);
         point_free(point);
     }
 }
@@ -339,35 +394,39 @@ void comms_p2p_free_all(struct communicator *comm)
     DL_FOREACH_SAFE(comm->points, points, next)
     {
         points_free_list(points->pending);
+        points_free_list(points->late);
         points_free_list(points->told);
-        points_free_list(points->ended);
+        for (struct comms_p2p *point = points->ended, *after; point != NULL; point = after) {
+            after = point->next;
+            point_free(point);
+        }
         free(points);
     }
     comm->points = NULL;
     timer_heap_free(&comm->point_deadlines);
 }
 
-static bool visit_list(const struct communicator *comm, const struct comms_p2p *list,
-                       comms_buffers_visit *each, comms_use_visit *visit, void *context)
+static bool visit_list(const struct communicator *comm, const struct comms_p2p *list, comms_use_visit *visit,
+                       void *context)
 {
     const struct comms_p2p *point;
     DL_FOREACH(list, point)
     {
-        if (!each(comm, &point->buffers, visit, context)) {
+        if (point->message.memory != NULL && !visit(context, point->message.memory, comm->name)) {
             return false;
         }
     }
     return true;
 }
 
-bool comms_p2p_visit_buffers(const struct communicator *comm, comms_buffers_visit *each,
-                             comms_use_visit *visit, void *context)
+bool comms_p2p_visit_uses(const struct communicator *comm, comms_use_visit *visit, void *context)
 {
     const struct comms_p2ps *points;
     DL_FOREACH(comm->points, points)
     {
-        if (!visit_list(comm, points->pending, each, visit, context) ||
-            !visit_list(comm, points->told, each, visit, context)) {
+        if (!visit_list(comm, points->pending, visit, context) ||
+            !visit_list(comm, points->late, visit, context) ||
+            !visit_list(comm, points->told, visit, context)) {
             return false;
         }
     }

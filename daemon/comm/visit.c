@@ -173,7 +173,7 @@ static bool visit_comm_uses(const struct communicator *comm, comms_use_visit *vi
             }
         }
     }
-    return comms_p2p_visit_buffers(comm, visit_buffers, visit, context);
+    return comms_p2p_visit_uses(comm, visit, context);
 }
 
 void comms_visit_uses(const struct comms *comms, comms_use_visit *visit, void *context)

@@ -255,21 +255,10 @@ static enum status copy_out(struct exec_comm *comm, struct exec_op *op, struct e
 
 /* --- Steps --- */
 
-bool exec_fences_are_reached(const struct exec_fence *fences, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        uint64_t now = atomic_load_explicit(fences[i].word, memory_order_acquire);
-        if ((int64_t)(now - fences[i].value) < 0) {
-            return false;
-        }
-    }
-    return true;
-}
-
 static bool words_are_reached(const struct exec_op *op)
 {
     for (uint32_t i = 0; i < entry_count(op); i++) {
-        if (!exec_fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
+        if (!fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
             return false;
         }
     }
@@ -284,7 +273,7 @@ static enum device_step device_failed(struct exec_comm *comm, struct error *erro
 
 static enum device_step device_wait(struct exec_comm *comm)
 {
-    comm->exec->waits_for_devices = true;
+    comm->exec->pacer.waits = true;
     return DEVICE_STEP_WAITS;
 }
 
@@ -296,7 +285,7 @@ static enum device_step device_finish(struct exec_comm *comm, struct exec_device
     if (!device_reached(comm, device, now_ns, &status, error)) {
         return device_wait(comm);
     }
-    comm->exec->devices_advanced = true;
+    comm->exec->pacer.advanced = true;
     return status == STATUS_OK ? DEVICE_STEP_GO : device_failed(comm, error);
 }
 
@@ -323,7 +312,7 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
         if (!words_are_reached(op)) {
             return device_wait(comm);
         }
-        comm->exec->devices_advanced = true;
+        comm->exec->pacer.advanced = true;
         if (gpu_direct_serves(comm, op)) {
             device->state = DEVICE_LOCAL;
             device_expect_marks(device, op);
@@ -407,7 +396,7 @@ bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns)
         device->group_begun = false;
         gpu_nccl_abort(comm->exec, op);
     }
-    comm->exec->waits_for_devices = true;
+    comm->exec->pacer.waits = true;
     return false;
 }
 
@@ -419,7 +408,7 @@ bool device_describe(const struct exec_comm *comm, const struct exec_op *op, cha
     switch (op->device->state) {
     case DEVICE_WAITS:
         for (uint32_t i = 0; i < entry_count(op); i++) {
-            if (!exec_fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
+            if (!fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
                 uint32_t own = comm->node_first[comm->options.node_index] + i % op->call.rank_count;
                 (void)snprintf(text, size, "waiting for the stream of rank %u", comm->order[own]);
                 return true;

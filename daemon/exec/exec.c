@@ -15,8 +15,8 @@ enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_conte
     exec->net = net;
     exec->wake = wake;
     exec->wake_context = wake_context;
-    exec->poll_ns = UINT64_MAX;
-    stream_readers_register(exec);
+    exec->pacer.next_ns = TIME_NEVER;
+    stream_readers_register(&exec->readers, &data_reader_kind, net, exec, &exec->now_ns);
     *out = exec;
     return STATUS_OK;
 }
@@ -26,7 +26,7 @@ void exec_free(struct exec *exec)
     if (exec == NULL) {
         return;
     }
-    stream_readers_free(exec);
+    stream_readers_free(&exec->readers);
     exec_free_groups(exec);
     free(exec);
 }
@@ -36,37 +36,10 @@ void exec_wake(struct exec *exec)
     exec->wake(exec->wake_context);
 }
 
-void exec_peer_violates(struct exec *exec, uint32_t peer, const char *what)
-{
-    struct error cause;
-    error_set(&cause, STATUS_PROTOCOL, "it sent %s", what);
-    net_disconnect(exec->net, peer, &cause);
-}
-
 void exec_set_gpus(struct exec *exec, struct gpu_devices *gpus)
 {
     exec->gpus = gpus;
     exec_find_cliques(exec);
-}
-
-/* Nobody tells when a GPU is done: it is looked at, at once for a while, then less and less often. */
-static bool exec_polls(struct exec *exec, uint64_t now_ns)
-{
-    exec->poll_ns = UINT64_MAX;
-    if (!exec->waits_for_devices) {
-        exec->polling_since_ns = 0;
-        return false;
-    }
-    if (exec->polling_since_ns == 0 || exec->devices_advanced) {
-        exec->polling_since_ns = now_ns;
-    }
-    uint64_t waited_ns = now_ns - exec->polling_since_ns;
-    if (waited_ns < EXEC_POLL_AT_ONCE_NS) {
-        return true;
-    }
-    uint64_t pause_ns = waited_ns / EXEC_POLL_SHARE;
-    exec->poll_ns = now_ns + (pause_ns < EXEC_POLL_MAX_NS ? pause_ns : EXEC_POLL_MAX_NS);
-    return false;
 }
 
 bool exec_run(struct exec *exec, uint64_t now_ns)
@@ -76,8 +49,7 @@ bool exec_run(struct exec *exec, uint64_t now_ns)
         exec->round++;
         exec->unstepped = exec->busy.count;
         exec->more = false;
-        exec->waits_for_devices = false;
-        exec->devices_advanced = false;
+        pacer_begin(&exec->pacer);
     }
     uint32_t steps = EXEC_RUN_STEPS, looks = EXEC_RUN_LOOKS;
     while (exec->unstepped > 0 && steps > 0 && looks > 0) {
@@ -93,20 +65,52 @@ bool exec_run(struct exec *exec, uint64_t now_ns)
     if (exec->unstepped > 0) {
         return true;
     }
-    bool polls = exec_polls(exec, now_ns);
+    bool polls = pacer_end(&exec->pacer, now_ns);
     return exec->more || polls;
+}
+
+void exec_set_cut(struct exec_comm *comm, uint32_t node, uint64_t now_ns)
+{
+    if (comm->cut_ns == 0 && !comm->failed) {
+        comm->cut_ns = time_after(now_ns, EXEC_CUT_NS);
+        comm->cut_node = node;
+        DL_APPEND2(comm->exec->cut, comm, cut_prev, cut_next);
+    }
+}
+
+void exec_forget_cut(struct exec_comm *comm)
+{
+    if (comm->cut_ns != 0) {
+        comm->cut_ns = 0;
+        DL_DELETE2(comm->exec->cut, comm, cut_prev, cut_next);
+    }
+}
+
+static void fail_cut(struct exec *exec, uint64_t now_ns)
+{
+    struct exec_comm *comm;
+    while ((comm = exec->cut) != NULL && comm->cut_ns <= now_ns) {
+        struct error error;
+        error_set(&error, STATUS_PROTOCOL,
+                  "\"%s\": node %s reset a stream within a message, and gives no reason", comm->options.name,
+                  comm->options.node_names[comm->cut_node]);
+        exec_forget_cut(comm);
+        exec_comm_fail(comm, &error, now_ns);
+    }
 }
 
 uint64_t exec_next_deadline_ns(const struct exec *exec)
 {
-    return time_min(exec->poll_ns, stream_readers_deadline_ns(exec));
+    uint64_t deadline_ns = time_min(exec->pacer.next_ns, stream_readers_deadline_ns(&exec->readers));
+    return exec->cut != NULL ? time_min(deadline_ns, exec->cut->cut_ns) : deadline_ns;
 }
 
 void exec_tick(struct exec *exec, uint64_t now_ns)
 {
     exec->now_ns = now_ns;
-    stream_readers_expire(exec, now_ns);
-    if (now_ns >= exec->poll_ns) {
+    fail_cut(exec, now_ns);
+    stream_readers_expire(&exec->readers, now_ns);
+    if (now_ns >= exec->pacer.next_ns) {
         exec_wake(exec);
     }
 }

@@ -1,11 +1,11 @@
 #ifndef DAEMON_EXEC_EXEC_H
 #define DAEMON_EXEC_EXEC_H
 
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "daemon/base/error.h"
+#include "daemon/base/fence.h"
 #include "daemon/coll/registry.h"
 #include "daemon/gpu/devices.h"
 #include "daemon/host/memory.h"
@@ -45,8 +45,6 @@ struct budget_account;
 
 #define EXEC_LANES_MAX 8
 #define EXEC_OPS_MAX 4096 /* operations that one communicator has queued; beyond: STATUS_LIMIT */
-#define EXEC_PARKED_STREAMS_MAX                                                                              \
-    4096 /* incoming streams whose communicator is not known here yet, per peer; beyond: reset */
 #define EXEC_COPY_MAX_BYTES                                                                                  \
     16384 /* payloads up to this are copied on send, and need no acknowledgement to end an operation */
 #define EXEC_CANCELLED_MAX 256 /* ranges of operations that were given up, and that are remembered */
@@ -131,14 +129,6 @@ struct exec_layout {
     const uint64_t *displacements;
 };
 
-/* A word that a stream of the client's writes: reached once it is `value` or, in the order of signed
- * differences, above. It may hold anything. */
-struct exec_fence {
-    const _Atomic uint64_t *word;
-    uint64_t value;
-};
-bool exec_fences_are_reached(const struct exec_fence *fences, uint32_t count);
-
 /* One rank of this node in an operation. Everything stays valid until the operation is done. */
 struct exec_rank {
     const void *input;       /* null where the operation reads nothing from this rank */
@@ -152,7 +142,7 @@ struct exec_rank {
     uint32_t gpu;
     bool input_on_host, output_on_host, residual_on_host;
     uint64_t input_bytes, output_bytes, residual_bytes; /* of those on a GPU: as far as blocks reach */
-    const struct exec_fence *waits; /* the operation begins when all of all local ranks are reached */
+    const struct fence *waits; /* the operation begins when all of all local ranks are reached */
     uint32_t wait_count;
     /* What the buffers lie in, where a client's: one that breaks meanwhile (memory_check) fails it. */
     const struct memory *input_memory, *output_memory, *residual_memory;
@@ -192,54 +182,6 @@ struct exec_call {
 /* Queues an operation. LIMIT beyond EXEC_OPS_MAX; the cause after the communicator failed. */
 enum status exec_submit(struct exec_comm *comm, const struct exec_call *call,
                         struct error *error) COMM_MUST_USE;
-
-/* One rank's part of a message: client/include/commclient.h, comm_send and comm_recv. */
-struct exec_message {
-    bool sends;
-    uint32_t rank;      /* of this node: who sends, or receives */
-    uint32_t peer_rank; /* the other; COMM_ANY_SOURCE_RANK for a receive that takes any */
-    uint32_t tag;
-    enum dtype dtype;
-    uint64_t count_elements; /* to send; or room for */
-    void *buffer;            /* valid until the end; a send only reads */
-    bool on_gpu;             /* where the buffer is, and which */
-    uint32_t gpu;
-    const struct exec_fence *waits; /* the buffer is touched when all are reached */
-    uint32_t wait_count;
-    const struct memory *memory; /* what the buffer lies in, or null */
-    /*
-     * Exactly once, never from within exec_post_message: STATUS_OK, MISMATCH (another dtype, or too long),
-     * INVALID_ARGUMENT (its memory broke: memory_check), or the communicator's cause. source_rank and
-     * count_elements are what a receive took.
-     */
-    void (*done)(void *context, const struct error *result, uint32_t source_rank, uint64_t count_elements,
-                 uint64_t now_ns);
-    void *context;
-};
-
-#define EXEC_MESSAGES_MAX                                                                                    \
-    (1u << 20) /* posted and not ended, of one communicator on this node; beyond: STATUS_LIMIT */
-#define EXEC_MESSAGE_COST_BYTES                                                                              \
-    768u /* of commd's memory for one, at most; its payload is counted elsewhere */
-#define EXEC_ARRIVALS_MAX                                                                                    \
-    1024 /* messages of one node that no receive has taken; beyond, its sender is held back */
-#define EXEC_ARRIVALS_MAX_BYTES (1u << 20) /* and of their payloads */
-#define EXEC_PAYLOADS_MAX 16               /* streams of payloads to one node at once; beyond, they wait */
-/* Pinned memory that messages of one communicator go through from and to GPUs, each way: a GPU that does not
- * get to it holds no other communicator up. Beyond, they wait their turn. */
-#define EXEC_PIPES_MAX_BYTES (GPU_PINNED_KEEP_BYTES / 2)
-
-/*
- * Posts a message, or a receive. Messages of one sender, receiver and tag are taken in the order posted.
- * Small ones go at once, with their envelope; of others the envelope goes, and the payload when a receive has
- * taken it and may touch its buffer, straight from buffer to buffer; from and to GPUs chunk by chunk through
- * pinned memory. Between ranks of this node it is copied, between GPUs that reach each other directly. LIMIT
- * beyond EXEC_MESSAGES_MAX; the cause after the communicator failed.
- */
-enum status exec_post_message(struct exec_comm *comm, const struct exec_message *message,
-                              struct error *error) COMM_MUST_USE;
-/* For people: "recv from rank 3, tag 7", of the message of that context; empty when there is none. */
-void exec_describe_message(const struct exec_comm *comm, const void *context, char *text, size_t size);
 
 /*
  * Gives `count` operations up, from seq on, on this node, submitted or not; every other node does the same.

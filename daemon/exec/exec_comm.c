@@ -15,7 +15,6 @@ static void comm_release(struct exec_comm *comm)
         lane_release(&comm->lanes[i]);
     }
     ranges_free(&comm->cancelled);
-    messages_release(comm);
     device_free_queues(comm);
     free(comm->local_of_rank);
     free(comm->run_first);
@@ -116,7 +115,7 @@ enum status comm_new_part(struct exec *exec, const struct exec_comm_options *opt
     comm->last_op = &comm->first_op;
     comm->share_index = share_index;
     comm->share_count = options->node_count == 1 ? 1 : share_count;
-    if (!comm_allocate(comm) || !messages_new(comm)) {
+    if (!comm_allocate(comm)) {
         comm_release(comm);
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
     }
@@ -135,8 +134,12 @@ enum status comm_new_part(struct exec *exec, const struct exec_comm_options *opt
         comm_release(comm);
         return status;
     }
-    stream_readers_claim(comm);
-    message_streams_resume(comm);
+    comm->streams = (struct stream_group){.comm_id = comm->comm_id,
+                                          .peers = comm->peers,
+                                          .node_count = options->node_count,
+                                          .node_index = options->node_index,
+                                          .account = comm->options.account};
+    stream_readers_claim(&exec->readers, &comm->streams);
     *out = comm;
     return STATUS_OK;
 }
@@ -500,8 +503,7 @@ struct exec_comm *exec_comm_next(struct exec *exec)
 
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
 {
-    bool more = messages_step(comm, now_ns);
-    return comm_step_op(comm, now_ns) || more; /* may free the communicator, if that was the last */
+    return comm_step_op(comm, now_ns); /* may free the communicator, if that was the last */
 }
 
 /* --- The end --- */
@@ -515,19 +517,18 @@ void exec_comm_abort(struct exec_comm *comm, const struct error *cause, uint64_t
     comm->failed = true;
     comm->aborted = true;
     comm->cause = *cause;
-    stream_readers_forget_cut(comm);
+    exec_forget_cut(comm);
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
         lane_reset_streams(&comm->lanes[i], true);
     }
-    stream_readers_detach(comm, &data_reader_kind);
-    messages_abort(comm);
+    stream_readers_detach(&comm->exec->readers, &comm->streams);
     shared_abort(comm, cause);
     exec_wake(comm->exec);
 }
 
 bool exec_comm_idle(const struct exec_comm *comm)
 {
-    return comm->first_op == NULL && messages_idle(comm);
+    return comm->first_op == NULL;
 }
 
 void exec_comm_free(struct exec_comm *comm)
@@ -543,10 +544,8 @@ void comm_free_now(struct exec_comm *comm)
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
         lane_reset_streams(&comm->lanes[i], false);
     }
-    stream_readers_detach(comm, &data_reader_kind);
-    message_streams_reset(comm, false);
-    stream_readers_detach(comm, &message_reader_kind);
-    stream_readers_forget_cut(comm);
+    stream_readers_detach(&comm->exec->readers, &comm->streams);
+    exec_forget_cut(comm);
     exec_comm_rest(comm);
     HASH_DEL(comm->exec->comms, comm);
     comm_release(comm);

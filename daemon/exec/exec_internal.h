@@ -4,18 +4,16 @@
 #include <stdatomic.h>
 
 #include "daemon/base/fair.h"
+#include "daemon/base/pacer.h"
 #include "daemon/base/ranges.h"
 #include "daemon/base/table.h"
 #include "daemon/coll/slice.h"
 #include "daemon/exec/exec.h"
-#include "daemon/exec/message_pipe.h"
-#include "daemon/exec/messages_internal.h"
-#include "daemon/exec/stream_reader.h"
 #include "daemon/exec/vector.h"
 #include "daemon/gpu/queue.h"
 #include "daemon/host/reduce.h"
+#include "daemon/net/stream_reader.h"
 #include "proto/data_header.h"
-#include "proto/message_header.h"
 
 /* What the files of daemon/exec share. */
 
@@ -26,14 +24,9 @@
 #define EXEC_LOCAL_STEP_BYTES (UINT64_C(4) << 20)    /* copied between ranks before others have their turn */
 #define EXEC_LOCAL_STEP_SLICES 4                     /* likewise, of a communicator on one node */
 #define EXEC_NODES_SEVERAL UINT32_MAX
-/* How long a GPU is looked at again and again; then with pauses of a part of the time waited. */
-#define EXEC_POLL_AT_ONCE_NS 1000000ull
-#define EXEC_POLL_SHARE 64
-#define EXEC_POLL_MAX_NS 200000ull
 /* How long a node that resets a stream within a message has to say why: its Abort comes on another stream.
  */
 #define EXEC_CUT_NS 1000000000ull
-#define EXEC_PARKED_NS (60ull * 1000000000ull)
 /* Of this node's buffers: the host's, and those of GPUs that reach each other's memory. */
 #define EXEC_CLIQUE_HOST 0
 #define EXEC_CLIQUES_MAX (1 + GPU_DEVICES_MAX)
@@ -146,7 +139,6 @@ struct exec_comm {
     uint32_t round;                 /* the last one in which it was stepped */
     struct exec_comm *leaving_next; /* of a rail's exec */
     void *left_context;
-    struct exec_messages messages;
     uint64_t comm_id;
     struct exec_comm_options options;
     uint32_t *peers;
@@ -173,8 +165,8 @@ struct exec_comm {
     uint32_t cut_node;
     bool resuming; /* receive_resume walks the list */
     bool resume_again;
-    struct stream_reader *readers[STREAM_READER_KINDS]; /* streams of this communicator */
-    struct gpu_queue **queues; /* GPU_DEVICES_MAX, made on first use; null until then */
+    struct stream_group streams; /* that other nodes send data on */
+    struct gpu_queue **queues;   /* GPU_DEVICES_MAX, made on first use; null until then */
     UT_hash_handle hh;
 };
 
@@ -185,24 +177,18 @@ struct exec {
     exec_wake_function *wake;
     void *wake_context;
     struct exec_comm *comms;
-    struct fair busy;      /* of these: with operations or messages */
+    struct fair busy;      /* of these: with operations */
     uint32_t round;        /* in which all of these are stepped, some more than once */
     uint32_t unstepped;    /* of these, in this round */
     bool more;             /* one that was stepped in this round could do more */
     struct exec_comm *cut; /* communicators with a cut_ns, in its order */
-    /* In the order of their deadlines; and those whose deadline has passed, until their stream is closed. */
-    struct stream_reader *parked[STREAM_READER_KINDS], *expired[STREAM_READER_KINDS];
-    uint32_t *parked_counts; /* by peer, of all these lists */
-    uint32_t parked_counts_capacity;
+    struct stream_readers readers;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */
     struct gpu_devices *gpus;
     uint32_t cliques[GPU_DEVICES_MAX]; /* by GPU */
     uint32_t clique_count;
     struct exec_group *groups; /* of GPUs, for NCCL */
-    bool waits_for_devices;    /* in this run, some operation did */
-    bool devices_advanced;     /* and some got further */
-    uint64_t polling_since_ns;
-    uint64_t poll_ns; /* when to look again */
+    struct pacer pacer;        /* of GPUs */
 };
 
 /* spread.c: one operation on several rails. */
@@ -255,18 +241,19 @@ struct exec_wait exec_comm_wait(const struct exec_comm *comm);
 void comm_wait_text(const struct exec_comm *comm, const struct exec_wait *wait, char *text, size_t size);
 void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
-/* It has an operation or a message now. */
+/* It has an operation now. */
 void exec_comm_set_busy(struct exec_comm *comm);
 /* Whose turn it is to be stepped, or null. It stays among the busy ones, behind others. */
 struct exec_comm *exec_comm_next(struct exec *exec);
 void exec_comm_rest(struct exec_comm *comm);
 void exec_wake(struct exec *exec);
 /*
- * The peer sent what no correct node sends, whatever its users call: its connection is dropped, and the layer
- * that keeps the peers (mesh) says so, fails what is shared with it, and waits before the next connection.
- * What a user's call can bring about is none: it fails that communicator alone.
+ * A message will never be whole: its stream was reset. A node that gives a communicator up says why in its
+ * Abort, on another stream: it has EXEC_CUT_NS to come, so that all ranks get that cause. Then it fails.
  */
-void exec_peer_violates(struct exec *exec, uint32_t peer, const char *what);
+void exec_set_cut(struct exec_comm *comm, uint32_t node, uint64_t now_ns);
+/* The communicator ends: nobody waits for the reason any more. */
+void exec_forget_cut(struct exec_comm *comm);
 bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq);
 
 /* op.c: what an operation is made of, once it begins. */
@@ -446,6 +433,7 @@ enum status compressed_take(struct exec_lane *lane, const struct coll_transfer *
                             struct error *error) COMM_MUST_USE;
 
 /* receive.c */
+extern const struct stream_reader_kind data_reader_kind;
 void receive_resume(struct exec_comm *comm);
 /* Nothing is received for the operation any more. */
 void receive_drop(struct exec_comm *comm, uint64_t seq, uint64_t count);

@@ -469,6 +469,6 @@ bool lanes_are_off_devices(struct exec_comm *comm, uint64_t now_ns)
         enum status status;
         off = lane_device_reached(&comm->lanes[i], now_ns, &status, NULL) && off;
     }
-    comm->exec->waits_for_devices |= !off;
+    comm->exec->pacer.waits |= !off;
     return off;
 }

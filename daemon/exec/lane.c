@@ -326,7 +326,7 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
     }
     if (lane->staged) {
         lane->state = LANE_STAGE_IN;
-        lane->comm->exec->waits_for_devices = true;
+        lane->comm->exec->pacer.waits = true;
         return lane_device_end(lane, error);
     }
     return lane_begin(lane, error);
@@ -391,10 +391,10 @@ static bool lane_is_off_device(struct exec_lane *lane, uint64_t now_ns)
     enum status status;
     struct error error;
     if (!lane_device_reached(lane, now_ns, &status, &error)) {
-        lane->comm->exec->waits_for_devices = true;
+        lane->comm->exec->pacer.waits = true;
         return false;
     }
-    lane->comm->exec->devices_advanced = true;
+    lane->comm->exec->pacer.advanced = true;
     if (status != STATUS_OK) {
         (void)error_prefix(&error, "\"%s\"", lane->comm->options.name);
         exec_comm_fail(lane->comm, &error, now_ns);

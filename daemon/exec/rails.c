@@ -136,7 +136,7 @@ static void on_news(void *context, uint64_t now_ns)
         }
         link_is_down(rails, link, &mail->cause, now_ns);
         fail_communicators(rails, mail->rail, mail->peer, &mail->cause, now_ns);
-        /* The node's offence, not the rail's: see exec_peer_violates. Of ours it thinks itself. */
+        /* The node's offence, not the rail's: see stream_reader_violates. Of ours it thinks itself. */
         if (mail->cause.status == STATUS_PROTOCOL && !mail->closed_by_peer) {
             net_disconnect(rails->execs[0]->net, mail->peer, &mail->cause);
         }

@@ -1,3 +1,4 @@
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,9 +25,16 @@ struct data_reader {
     unsigned char *encoded; /* a compressed payload, until it is whole */
 };
 
+_Static_assert(DATA_HEADER_BYTES == STREAM_HEADER_BYTES, "headers are read alike");
+
 static struct data_reader *data_of(struct stream_reader *reader)
 {
     return (struct data_reader *)reader;
+}
+
+static struct exec_comm *comm_of(const struct stream_reader *reader)
+{
+    return (struct exec_comm *)((char *)reader->group - offsetof(struct exec_comm, streams));
 }
 
 static bool calls_agree(const struct data_header *header, const struct exec_op *op)
@@ -41,7 +49,7 @@ static bool calls_agree(const struct data_header *header, const struct exec_op *
 static enum match set_disagreement(const struct data_reader *incoming, struct exec_op *op, const char *how,
                                    uint64_t now_ns)
 {
-    struct exec_comm *comm = incoming->reader.comm;
+    struct exec_comm *comm = comm_of(&incoming->reader);
     if (!op->disputed) {
         op->disputed = true;
         comm->options.disagreed(comm->options.context, op->call.seq, incoming->reader.node, how, now_ns);
@@ -51,7 +59,7 @@ static enum match set_disagreement(const struct data_reader *incoming, struct ex
 
 static enum match set_fault(const struct data_reader *incoming, const char *what, struct error *error)
 {
-    const struct exec_comm_options *options = &incoming->reader.comm->options;
+    const struct exec_comm_options *options = &comm_of(&incoming->reader)->options;
     error_set(error, STATUS_PROTOCOL, "\"%s\", operation %llu: node %s sent %s", options->name,
               (unsigned long long)incoming->header.seq, options->node_names[incoming->reader.node], what);
     return MATCH_FAULT;
@@ -83,10 +91,10 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
 {
     const struct data_header *header = &incoming->header;
     bool agreement = header->slice == EXEC_AGREEMENT_SLICE;
-    uint32_t share_count = incoming->reader.comm->share_count;
+    uint32_t share_count = comm_of(&incoming->reader)->share_count;
     if (agreement ? !op->agrees
                   : header->slice >= op->slice_count ||
-                        header->slice % share_count != incoming->reader.comm->share_index) {
+                        header->slice % share_count != comm_of(&incoming->reader)->share_index) {
         return set_fault(incoming, "a slice that the operation does not have", error);
     }
     struct exec_lane *lane = incoming->feeds;
@@ -129,7 +137,7 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
 
 static enum match match(struct data_reader *incoming, uint64_t now_ns, struct error *error)
 {
-    const struct exec_comm *comm = incoming->reader.comm;
+    const struct exec_comm *comm = comm_of(&incoming->reader);
     struct exec_op *op = comm->first_op;
     const struct data_header *header = &incoming->header;
     if (incoming->lane != NULL || incoming->dropping) {
@@ -196,7 +204,7 @@ static void data_done(struct stream_reader *reader, uint64_t now_ns)
     message_over(incoming);
     lane_received(lane, elements);
     lane_advance(lane, now_ns);
-    receive_resume(incoming->reader.comm);
+    receive_resume(comm_of(&incoming->reader));
 }
 
 /* Whole elements, to where they lie together: within the receive's part of the slice. */
@@ -334,11 +342,11 @@ static enum stream_ready data_begin(struct stream_reader *reader, uint64_t now_n
     enum match ready = match(incoming, now_ns, &error);
     if (ready == MATCH_READY && !payload_has_room(incoming)) {
         error_set(&error, STATUS_NO_MEMORY, "\"%s\": no memory for what node %s sends",
-                  reader->comm->options.name, reader->comm->options.node_names[reader->node]);
+                  comm_of(reader)->options.name, comm_of(reader)->options.node_names[reader->node]);
         ready = MATCH_FAULT;
     }
     if (ready == MATCH_FAULT) {
-        exec_comm_fail(reader->comm, &error, now_ns);
+        exec_comm_fail(comm_of(reader), &error, now_ns);
     }
     return ready == MATCH_READY ? STREAM_READY : STREAM_WAIT;
 }
@@ -363,8 +371,8 @@ static const char *data_decode(struct stream_reader *reader)
 static const char *data_claim(struct stream_reader *reader)
 {
     struct data_reader *incoming = data_of(reader);
-    struct exec_lane *lane = lane_of_header(reader->comm, &incoming->header);
-    if (incoming->header.generation != reader->comm->options.generation) {
+    struct exec_lane *lane = lane_of_header(comm_of(reader), &incoming->header);
+    if (incoming->header.generation != comm_of(reader)->options.generation) {
         return "a data header of another generation";
     }
     if (lane->sources[reader->node] != NULL) {
@@ -378,10 +386,10 @@ static const char *data_claim(struct stream_reader *reader)
 static const char *data_check_next(const struct stream_reader *reader)
 {
     const struct data_reader *incoming = (const struct data_reader *)reader;
-    if (incoming->header.generation != reader->comm->options.generation) {
+    if (incoming->header.generation != comm_of(reader)->options.generation) {
         return "a data header of another generation";
     }
-    bool same = lane_of_header(reader->comm, &incoming->header) == incoming->feeds;
+    bool same = lane_of_header(comm_of(reader), &incoming->header) == incoming->feeds;
     return same ? NULL : "data of two lanes of slices on one stream";
 }
 
@@ -397,8 +405,45 @@ static void data_let_go(struct stream_reader *reader)
     message_over(incoming);
 }
 
+static struct stream_group *data_find(void *owner, uint64_t comm_id)
+{
+    const struct exec *exec = owner;
+    struct exec_comm *comm;
+    HASH_FIND(hh, exec->comms, &comm_id, sizeof comm_id, comm);
+    return comm != NULL ? &comm->streams : NULL;
+}
+
+static void data_violated(struct stream_reader *reader, const char *what)
+{
+    struct exec_comm *comm = comm_of(reader);
+    struct error error;
+    error_set(&error, STATUS_PROTOCOL, "\"%s\": node %s sent %s", comm->options.name,
+              comm->options.node_names[reader->node], what);
+    exec_comm_fail(comm, &error, comm->exec->now_ns);
+}
+
+static void data_cut(struct stream_reader *reader, uint64_t now_ns)
+{
+    exec_set_cut(comm_of(reader), reader->node, now_ns);
+}
+
+static void data_crowded(struct stream_reader *reader, const struct error *why)
+{
+    struct exec_comm *comm = comm_of(reader);
+    const struct exec_comm_options *options = &comm->options;
+    struct error error;
+    error_set(&error, STATUS_LIMIT, "\"%s\": node %s posts too little of what node %s sends: %s",
+              options->name, options->node_names[options->node_index], options->node_names[reader->node],
+              why->text);
+    exec_comm_fail(comm, &error, comm->exec->now_ns);
+}
+
 const struct stream_reader_kind data_reader_kind = {
-    .index = STREAM_READER_DATA,
+    .stream_kind = NET_STREAM_DATA,
+    .find = data_find,
+    .violated = data_violated,
+    .cut = data_cut,
+    .crowded = data_crowded,
     .reader_bytes = sizeof(struct data_reader),
     .header_text = "a data header",
     .decode = data_decode,
@@ -421,7 +466,7 @@ void receive_resume(struct exec_comm *comm)
     do {
         struct stream_reader *reader, *next;
         comm->resume_again = false;
-        DL_FOREACH_SAFE(comm->readers[STREAM_READER_DATA], reader, next)
+        DL_FOREACH_SAFE(comm->streams.readers, reader, next)
         {
             if (comm->failed) {
                 break;
@@ -435,7 +480,7 @@ void receive_resume(struct exec_comm *comm)
 void receive_drop(struct exec_comm *comm, uint64_t seq, uint64_t count)
 {
     struct stream_reader *reader;
-    DL_FOREACH(comm->readers[STREAM_READER_DATA], reader)
+    DL_FOREACH(comm->streams.readers, reader)
     {
         struct data_reader *incoming = data_of(reader);
         if (reader->in_message && incoming->header.seq >= seq && incoming->header.seq - seq < count) {

@@ -106,8 +106,9 @@ void fuzz_node_start(struct fuzz_node *node)
     mesh_options.instance = 77;
     fuzz_require(mesh_new(NULL, &mesh_options, &node->mesh, NULL) == STATUS_OK);
     fuzz_require(exec_new(NULL, on_wake, node, &node->exec, NULL) == STATUS_OK);
+    fuzz_require(p2p_new(NULL, on_wake, node, &node->p2p, NULL) == STATUS_OK);
     struct comms_options comms_options = {
-        .mesh = node->mesh, .exec = node->exec, .seed_secure = 5, .slice_bytes = 4096};
+        .mesh = node->mesh, .exec = node->exec, .p2p = node->p2p, .seed_secure = 5, .slice_bytes = 4096};
     fuzz_require(comms_new(&comms_options, &node->comms, NULL) == STATUS_OK);
     struct api_options options = {.socket_path = socket_path,
                                   .listen_fd = -1,
@@ -128,10 +129,12 @@ static void node_look(struct fuzz_node *node)
     uint64_t now_ns = loop_now_ns();
     mesh_tick(node->mesh, now_ns);
     exec_tick(node->exec, now_ns);
+    p2p_tick(node->p2p, now_ns);
     comms_tick(node->comms, now_ns);
     (void)api_poll(node->api, now_ns);
     for (unsigned i = 0; node->woken && i < RUNS_MAX; i++) {
         node->woken = exec_run(node->exec, now_ns);
+        node->woken |= p2p_run(node->p2p, now_ns);
     }
     if (comms_next_deadline_ns(node->comms) <= now_ns) {
         comms_tick(node->comms, now_ns);
@@ -160,6 +163,7 @@ void fuzz_node_advance(struct fuzz_node *node, uint64_t span_ns)
         uint64_t next_ns = mesh_next_deadline_ns(node->mesh);
         next_ns = time_min(next_ns, comms_next_deadline_ns(node->comms));
         next_ns = time_min(next_ns, exec_next_deadline_ns(node->exec));
+        next_ns = time_min(next_ns, p2p_next_deadline_ns(node->p2p));
         /* What polls does so every few microseconds: coarser here, or there would be no end. */
         uint64_t least_ns = clock_ns + span_ns / 8 + 1;
         clock_ns = time_min(until_ns, next_ns > least_ns ? next_ns : least_ns);
@@ -176,6 +180,7 @@ void fuzz_node_stop(struct fuzz_node *node)
     api_free(node->api);
     comms_free(node->comms);
     exec_free(node->exec);
+    p2p_free(node->p2p);
     mesh_free(node->mesh);
     loop_free(node->loop);
     log_set_sink(NULL, NULL);

@@ -22,6 +22,7 @@ struct fuzz_node {
     struct loop *loop;
     struct mesh *mesh;
     struct exec *exec;
+    struct p2p *p2p;
     struct comms *comms;
     struct api *api;
     bool woken;

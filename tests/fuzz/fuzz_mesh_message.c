@@ -35,6 +35,7 @@ struct target {
     struct net *net, *liar;
     struct mesh *mesh;
     struct exec *exec;
+    struct p2p *p2p;
     struct comms *comms;
     struct net_stream *stream; /* the liar's */
     struct frame_decoder decoder;
@@ -142,12 +143,14 @@ static void run(struct target *target, uint64_t span_ns)
         network_advance(target->network, target->now_ns);
         mesh_tick(target->mesh, target->now_ns);
         exec_tick(target->exec, target->now_ns);
-        while (exec_run(target->exec, target->now_ns)) {
+        p2p_tick(target->p2p, target->now_ns);
+        while (exec_run(target->exec, target->now_ns) | p2p_run(target->p2p, target->now_ns)) {
         }
         comms_tick(target->comms, target->now_ns);
         uint64_t next_ns = time_min(network_next_ns(target->network), mesh_next_deadline_ns(target->mesh));
         next_ns = time_min(next_ns, comms_next_deadline_ns(target->comms));
         next_ns = time_min(next_ns, exec_next_deadline_ns(target->exec));
+        next_ns = time_min(next_ns, p2p_next_deadline_ns(target->p2p));
         if (next_ns > until_ns) {
             break;
         }
@@ -183,7 +186,9 @@ static void start(struct target *target)
     options.reconnect_min_ns = options.reconnect_max_ns = 100 * TIME_S; /* one connection */
     require(mesh_new(target->net, &options, &target->mesh, NULL) == STATUS_OK);
     require(exec_new(target->net, on_wake, NULL, &target->exec, NULL) == STATUS_OK);
-    struct comms_options comms_options = {.mesh = target->mesh, .exec = target->exec, .seed_secure = 1};
+    require(p2p_new(target->net, on_wake, NULL, &target->p2p, NULL) == STATUS_OK);
+    struct comms_options comms_options = {
+        .mesh = target->mesh, .exec = target->exec, .p2p = target->p2p, .seed_secure = 1};
     require(comms_new(&comms_options, &target->comms, NULL) == STATUS_OK);
     require(mesh_add_node(target->mesh, "b", "", &peer, NULL) == STATUS_OK);
     net_set_peer_handler(target->liar,
@@ -222,6 +227,7 @@ static void stop(struct target *target)
     frame_decoder_free(&target->decoder);
     comms_free(target->comms);
     exec_free(target->exec);
+    p2p_free(target->p2p);
     mesh_free(target->mesh);
     net_free(target->net);
     net_free(target->liar);

@@ -13,7 +13,7 @@ TOPS = ("proto", "daemon", "client", "kernels")  # tests may include everything
 # Folder: the folders that its files may include besides their own. Siblings of one layer do not see each other.
 BASE = ["daemon/base", "proto"]
 LAYER_2 = ["daemon/coll", "daemon/gpu", "daemon/host", "daemon/net", "daemon/conf"]
-LAYER_3 = ["daemon/mesh", "daemon/exec"]
+LAYER_3 = ["daemon/mesh", "daemon/exec", "daemon/p2p"]
 BELOW = {
     "proto": [],
     "kernels": ["proto"],
@@ -25,6 +25,7 @@ BELOW = {
     "daemon/conf": BASE,
     "daemon/mesh": BASE + LAYER_2,
     "daemon/exec": BASE + LAYER_2,
+    "daemon/p2p": BASE + LAYER_2,
     "daemon/comm": BASE + LAYER_2 + LAYER_3,
     "daemon/api": BASE + LAYER_2 + LAYER_3 + ["daemon/comm"],
     "daemon": BASE + LAYER_2 + LAYER_3 + ["daemon/comm", "daemon/api"],

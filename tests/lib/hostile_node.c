@@ -86,6 +86,15 @@ static void comm_failed(void *context, const struct error *cause, uint64_t now_n
     hostile->failure = *cause;
 }
 
+/* Either of the two. */
+static void messages_failed(void *context, const struct error *cause, uint64_t now_ns)
+{
+    const struct hostile *hostile = context;
+    if (hostile->failures == 0) {
+        comm_failed(context, cause, now_ns);
+    }
+}
+
 static void comm_disagreed(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns)
 {
     struct hostile *hostile = context;
@@ -93,6 +102,33 @@ static void comm_disagreed(void *context, uint64_t seq, uint32_t node, const cha
     (void)now_ns;
     require(node == 1 && seq <= hostile->seq);
     hostile->disputes++;
+}
+
+/* A call that has not ended. */
+struct pending {
+    struct p2p_message message; /* the first: of a message */
+    struct hostile *hostile;
+    struct hostile_outcome *outcome;
+    uint64_t counts[HOSTILE_LOCAL_RANKS][HOSTILE_RANKS]; /* layouts, valid until the end */
+    uint64_t displacements[HOSTILE_LOCAL_RANKS][HOSTILE_RANKS];
+};
+
+static void op_done(void *context, const struct error *result, uint64_t now_ns)
+{
+    struct pending *pending = context;
+    (void)now_ns;
+    require(pending->outcome->calls == 0 && pending->hostile->pending > 0);
+    pending->outcome->calls++;
+    pending->outcome->result = *result;
+    pending->hostile->pending--;
+    free(pending);
+}
+
+static void message_done(void *context, struct p2p_message *message, const struct error *result,
+                         uint64_t now_ns)
+{
+    (void)context;
+    op_done(message, result, now_ns);
 }
 
 /* --- Node b --- */
@@ -203,6 +239,19 @@ static void hostile_comm(struct hostile *hostile, uint64_t slice_bytes)
                                         .context = hostile,
                                         .account = hostile->account};
     require(exec_comm_new(hostile->exec, &options, &hostile->comm, NULL) == STATUS_OK);
+    struct p2p_comm_options messages = {.comm_id = HOSTILE_COMM_ID,
+                                        .size = HOSTILE_RANKS,
+                                        .node_of_rank = node_of_rank,
+                                        .node_count = 2,
+                                        .node_index = 0,
+                                        .peers = peers,
+                                        .node_names = names,
+                                        .name = "test",
+                                        .account = options.account,
+                                        .done = message_done,
+                                        .failed = messages_failed,
+                                        .context = hostile};
+    require(p2p_comm_new(hostile->p2p, &messages, &hostile->p2p_comm, NULL) == STATUS_OK);
 }
 
 void hostile_start(struct hostile *hostile, uint64_t slice_bytes)
@@ -230,6 +279,7 @@ void hostile_start_charged(struct hostile *hostile, uint64_t slice_bytes, struct
     net_set_stream_handler(hostile->liar, NET_STREAM_DATA, &streams);
     net_set_stream_handler(hostile->liar, NET_STREAM_MESSAGE, &streams);
     require(exec_new(hostile->net, no_wake, NULL, &hostile->exec, NULL) == STATUS_OK);
+    require(p2p_new(hostile->net, no_wake, NULL, &hostile->p2p, NULL) == STATUS_OK);
     require(net_add_peer(hostile->net, "b", "", &peer, NULL) == STATUS_OK);
     require(net_add_peer(hostile->liar, "a", "", &peer, NULL) == STATUS_OK);
     hostile_comm(hostile, slice_bytes);
@@ -245,7 +295,11 @@ static void turn(struct hostile *hostile)
     if (exec_next_deadline_ns(hostile->exec) <= hostile->now_ns) {
         exec_tick(hostile->exec, hostile->now_ns);
     }
+    if (p2p_next_deadline_ns(hostile->p2p) <= hostile->now_ns) {
+        p2p_tick(hostile->p2p, hostile->now_ns);
+    }
     (void)exec_run(hostile->exec, hostile->now_ns);
+    (void)p2p_run(hostile->p2p, hostile->now_ns);
 }
 
 void hostile_turns(struct hostile *hostile, uint32_t count)
@@ -274,12 +328,16 @@ void hostile_leave(struct hostile *hostile)
     }
     error_set(&cause, STATUS_ABORTED, "left");
     exec_comm_abort(hostile->comm, &cause, hostile->now_ns);
-    for (uint32_t i = 0; !exec_comm_idle(hostile->comm) || hostile->pending > 0; i++) {
+    p2p_comm_abort(hostile->p2p_comm, &cause, hostile->now_ns);
+    for (uint32_t i = 0;
+         !exec_comm_idle(hostile->comm) || !p2p_comm_idle(hostile->p2p_comm) || hostile->pending > 0; i++) {
         require(i < TURNS_MAX);
         turn(hostile);
     }
     exec_comm_free(hostile->comm);
+    p2p_comm_free(hostile->p2p_comm);
     hostile->comm = NULL;
+    hostile->p2p_comm = NULL;
 }
 
 void hostile_stop(struct hostile *hostile)
@@ -287,6 +345,7 @@ void hostile_stop(struct hostile *hostile)
     hostile_leave(hostile);
     hostile_turns(hostile, 10);
     exec_free(hostile->exec);
+    p2p_free(hostile->p2p);
     net_free(hostile->net);
     network_advance(hostile->network, hostile->now_ns + TIME_S); /* node b hears that it is gone */
     net_free(hostile->liar);
@@ -325,14 +384,6 @@ bool hostile_say_message(struct hostile *hostile, struct net_stream *stream,
 
 /* --- What node a's users call --- */
 
-/* A call that has not ended. */
-struct pending {
-    struct hostile *hostile;
-    struct hostile_outcome *outcome;
-    uint64_t counts[HOSTILE_LOCAL_RANKS][HOSTILE_RANKS]; /* layouts, valid until the end */
-    uint64_t displacements[HOSTILE_LOCAL_RANKS][HOSTILE_RANKS];
-};
-
 static struct pending *pending_new(struct hostile *hostile, struct hostile_outcome *outcome)
 {
     struct pending *pending = malloc(sizeof *pending);
@@ -340,25 +391,6 @@ static struct pending *pending_new(struct hostile *hostile, struct hostile_outco
     *pending = (struct pending){.hostile = hostile, .outcome = outcome};
     *outcome = (struct hostile_outcome){.calls = 0};
     return pending;
-}
-
-static void op_done(void *context, const struct error *result, uint64_t now_ns)
-{
-    struct pending *pending = context;
-    (void)now_ns;
-    require(pending->outcome->calls == 0 && pending->hostile->pending > 0);
-    pending->outcome->calls++;
-    pending->outcome->result = *result;
-    pending->hostile->pending--;
-    free(pending);
-}
-
-static void message_done(void *context, const struct error *result, uint32_t source_rank,
-                         uint64_t count_elements, uint64_t now_ns)
-{
-    (void)source_rank;
-    (void)count_elements;
-    op_done(context, result, now_ns);
 }
 
 static bool has_blocks_in(enum op_kind kind)
@@ -441,16 +473,14 @@ bool hostile_post(struct hostile *hostile, bool sends, uint32_t tag, const struc
                   struct hostile_outcome *outcome)
 {
     struct pending *pending = pending_new(hostile, outcome);
-    struct exec_message message = {.sends = sends,
-                                   .rank = 0,
-                                   .peer_rank = 1,
-                                   .tag = tag,
-                                   .dtype = DTYPE_U8,
-                                   .count_elements = buffer->bytes,
-                                   .buffer = hostile_at(buffer),
-                                   .done = message_done,
-                                   .context = pending};
-    if (exec_post_message(hostile->comm, &message, NULL) != STATUS_OK) {
+    struct p2p_call call = {.sends = sends,
+                            .rank = 0,
+                            .peer_rank = 1,
+                            .tag = tag,
+                            .dtype = DTYPE_U8,
+                            .count_elements = buffer->bytes,
+                            .buffer = hostile_at(buffer)};
+    if (p2p_post(hostile->p2p_comm, &call, &pending->message, NULL) != STATUS_OK) {
         free(pending);
         return false;
     }

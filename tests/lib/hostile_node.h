@@ -6,14 +6,15 @@
 
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
+#include "daemon/p2p/p2p.h"
 #include "proto/data_header.h"
 #include "proto/message_header.h"
 #include "tests/network/network.h"
 
 /*
- * A node under test, "a", with a real exec and one communicator of four ranks, and node "b", which has a
- * certificate and sends whatever bytes it is told to. Ranks 0 and 2 are node a's, 1 and 3 node b's. For unit
- * tests and fuzz targets; what must hold and does not ends the program.
+ * A node under test, "a", with a real exec and p2p, and one communicator of four ranks, and node "b", which
+ * has a certificate and sends whatever bytes it is told to. Ranks 0 and 2 are node a's, 1 and 3 node b's. For
+ * unit tests and fuzz targets; what must hold and does not ends the program.
  */
 #define HOSTILE_COMM_ID 99
 #define HOSTILE_RANKS 4
@@ -49,7 +50,9 @@ struct hostile {
     struct network *network;
     struct net *net, *liar;
     struct exec *exec;
-    struct exec_comm *comm;         /* null after hostile_leave */
+    struct exec_comm *comm; /* null after hostile_leave */
+    struct p2p *p2p;
+    struct p2p_comm *p2p_comm;      /* of the same communicator */
     struct budget_account *account; /* the communicator's; null: nobody's */
     uint64_t now_ns;
     uint64_t seq;     /* of the last operation submitted */

@@ -99,13 +99,15 @@ static void node_start(struct cluster_node *node)
     options.instance = instance;
     options.seed = instance;
     if (mesh_new(node->net, &options, &node->mesh, &error) != STATUS_OK ||
-        exec_new(node->net, cluster_wake, node, &node->exec, &error) != STATUS_OK) {
+        exec_new(node->net, cluster_wake, node, &node->exec, &error) != STATUS_OK ||
+        p2p_new(node->net, cluster_wake, node, &node->p2p, &error) != STATUS_OK) {
         fail_msg("%s: %s", node->name, error.text);
     }
     node_start_rails(node);
     struct comms_options comms_options = {
         .mesh = node->mesh,
         .exec = node->exec,
+        .p2p = node->p2p,
         .rail_count = cluster->rail_count,
         .seed_secure = hash_bytes(instance, "nonces", 6),
         .slice_bytes = cluster->slice_bytes,
@@ -156,6 +158,7 @@ static void cluster_pump(struct cluster *cluster)
             if (node->exec != NULL && (node->woken || mail)) {
                 node->woken = false;
                 node->woken |= exec_run(node->exec, cluster->now_ns);
+                node->woken |= p2p_run(node->p2p, cluster->now_ns);
                 again |= node->woken || mail;
             }
         }
@@ -184,10 +187,12 @@ static void node_stop(struct cluster_node *node)
     }
     node->rails = NULL;
     exec_free(node->exec);
+    p2p_free(node->p2p);
     mesh_free(node->mesh);
     net_free(node->net);
     node->comms = NULL;
     node->exec = NULL;
+    node->p2p = NULL;
     node->mesh = NULL;
     node->net = NULL;
 }
@@ -314,6 +319,7 @@ static uint64_t node_deadline_ns(const struct cluster_node *node)
 {
     uint64_t deadline_ns = mesh_next_deadline_ns(node->mesh);
     deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(node->exec));
+    deadline_ns = time_min(deadline_ns, p2p_next_deadline_ns(node->p2p));
     for (uint32_t rail = 1; node->rails != NULL && rail < node->cluster->rail_count; rail++) {
         deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(node->rail_execs[rail]));
     }
@@ -336,6 +342,9 @@ static void cluster_scan(struct cluster *cluster)
         }
         if (exec_next_deadline_ns(node->exec) <= now_ns) {
             exec_tick(node->exec, now_ns);
+        }
+        if (p2p_next_deadline_ns(node->p2p) <= now_ns) {
+            p2p_tick(node->p2p, now_ns);
         }
         for (uint32_t rail = 1; node->rails != NULL && rail < cluster->rail_count; rail++) {
             exec_tick(node->rail_execs[rail], now_ns);

@@ -30,6 +30,7 @@ struct cluster_node {
     struct net *net;
     struct mesh *mesh;
     struct exec *exec;
+    struct p2p *p2p;
     struct rails *rails; /* null when there is one rail */
     struct mailbox mailboxes[CLUSTER_RAILS_MAX];
     struct net *rail_nets[CLUSTER_RAILS_MAX]; /* the first is unused */
@@ -37,7 +38,7 @@ struct cluster_node {
     struct comms *comms;
     bool alive;
     bool crashed; /* its host lives */
-    bool woken;   /* exec has work */
+    bool woken;   /* exec or p2p has work */
 };
 
 struct cluster {

@@ -297,7 +297,7 @@ static void test_messages_that_do_not_fit(void **state)
             assert_int_equal(typed_receive->result.status, STATUS_MISMATCH);
             assert_non_null(strstr(typed_receive->result.text, "f32"));
             assert_non_null(strstr(typed_receive->result.text, "i32"));
-            if (sizes[i] > 16384 || nodes == 1) { /* small ones had left already */
+            if (sizes[i] > 16384) { /* small ones had left already */
                 assert_int_equal(send->result.status, STATUS_MISMATCH);
                 assert_int_equal(typed_send->result.status, STATUS_MISMATCH);
             }
@@ -346,7 +346,7 @@ static void test_deadlines(void **state)
         assert_true(lonely->done);
         assert_int_equal(lonely->result.status, STATUS_TIMED_OUT);
         assert_non_null(strstr(lonely->result.text, "tag 77"));
-        assert_int_equal(world.aborted.status, STATUS_TIMED_OUT);
+        assert_int_equal(world.aborted.status, STATUS_OK); /* alone */
         stop();
     }
 }

@@ -35,10 +35,13 @@ class FailureCase(unittest.TestCase):
             read_until(process, "READY")
         return ranks
 
+    def last_line(self, process, within_s):
+        output, errors = process.communicate(timeout=within_s + 10)
+        return output.strip().splitlines()[-1] if output.strip() else errors
+
     def expect(self, process, code, *texts, within_s):
         started = time.monotonic()
-        output, errors = process.communicate(timeout=within_s + 10)
-        line = output.strip().splitlines()[-1] if output.strip() else errors
+        line = self.last_line(process, within_s)
         self.assertTrue(line.startswith(code), f"{line} (exit {process.returncode})")
         for text in texts:
             self.assertIn(text, line)

@@ -50,6 +50,7 @@ struct node {
     struct loop *loop;
     struct mesh *mesh;
     struct exec *exec;
+    struct p2p *p2p;
     struct comms *comms;
     struct api *api;
     bool woken;
@@ -139,8 +140,9 @@ static inline struct node *node_new_bare(void)
     mesh_options.instance = 77;
     must(mesh_new(NULL, &mesh_options, &node->mesh, error));
     must(exec_new(NULL, node_wake, node, &node->exec, error));
+    must(p2p_new(NULL, node_wake, node, &node->p2p, error));
     struct comms_options comms_options = {
-        .mesh = node->mesh, .exec = node->exec, .seed_secure = 5, .slice_bytes = 65536};
+        .mesh = node->mesh, .exec = node->exec, .p2p = node->p2p, .seed_secure = 5, .slice_bytes = 65536};
     must(comms_new(&comms_options, &node->comms, error));
     return node;
 }
@@ -158,9 +160,11 @@ static inline void node_turn(struct node *node)
     uint64_t now_ns = loop_now_ns();
     mesh_tick(node->mesh, now_ns);
     exec_tick(node->exec, now_ns);
+    p2p_tick(node->p2p, now_ns);
     comms_tick(node->comms, now_ns);
     if (node->woken) {
         node->woken = exec_run(node->exec, now_ns);
+        node->woken |= p2p_run(node->p2p, now_ns);
     }
     must(loop_run_once(node->loop, 0, error));
     if (node->api != NULL) {
@@ -181,6 +185,7 @@ static inline void node_free(struct node *node)
     api_free(node->api);
     comms_free(node->comms);
     exec_free(node->exec);
+    p2p_free(node->p2p);
     mesh_free(node->mesh);
     loop_free(node->loop);
     assert_int_equal(access(node->path, F_OK), -1); /* the api removes its files */

@@ -36,6 +36,7 @@ struct node {
     struct net *net;
     struct mesh *mesh;
     struct exec *exec;
+    struct p2p *p2p;
     struct comms *comms;
     bool woken;
     bool alive;
@@ -152,8 +153,10 @@ static inline void node_start(struct world *world, unsigned index)
     options.seed = options.instance;
     assert_int_equal(mesh_new(node->net, &options, &node->mesh, &error), STATUS_OK);
     assert_int_equal(exec_new(node->net, on_wake, node, &node->exec, &error), STATUS_OK);
+    assert_int_equal(p2p_new(node->net, on_wake, node, &node->p2p, &error), STATUS_OK);
     struct comms_options comms_options = {.mesh = node->mesh,
                                           .exec = node->exec,
+                                          .p2p = node->p2p,
                                           .user_may = on_user_may,
                                           .user_may_context = node,
                                           .seed_secure = options.instance * 7919};
@@ -197,6 +200,7 @@ static inline void settle(struct world *world)
             if (node->woken) {
                 node->woken = false;
                 node->woken |= exec_run(node->exec, world->now_ns);
+                node->woken |= p2p_run(node->p2p, world->now_ns);
                 again = true;
             }
             if (mesh_next_deadline_ns(node->mesh) <= world->now_ns) {
@@ -205,6 +209,9 @@ static inline void settle(struct world *world)
             }
             if (exec_next_deadline_ns(node->exec) <= world->now_ns) {
                 exec_tick(node->exec, world->now_ns);
+            }
+            if (p2p_next_deadline_ns(node->p2p) <= world->now_ns) {
+                p2p_tick(node->p2p, world->now_ns);
             }
             if (comms_next_deadline_ns(node->comms) <= world->now_ns) {
                 comms_tick(node->comms, world->now_ns);
@@ -225,6 +232,7 @@ static inline void run(struct world *world, uint64_t span_ns)
             if (world->nodes[i].net != NULL) {
                 next_ns = time_min(next_ns, mesh_next_deadline_ns(world->nodes[i].mesh));
                 next_ns = time_min(next_ns, exec_next_deadline_ns(world->nodes[i].exec));
+                next_ns = time_min(next_ns, p2p_next_deadline_ns(world->nodes[i].p2p));
                 next_ns = time_min(next_ns, comms_next_deadline_ns(world->nodes[i].comms));
             }
         }
@@ -318,6 +326,7 @@ static inline void node_stop(struct node *node)
     if (node->net != NULL) {
         comms_free(node->comms);
         exec_free(node->exec);
+        p2p_free(node->p2p);
         mesh_free(node->mesh);
         net_free(node->net);
         node->net = NULL;

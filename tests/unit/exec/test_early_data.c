@@ -90,45 +90,6 @@ static void test_little_comes_before_its_operation(void **state)
     end();
 }
 
-/* Messages that no receive takes: all of a user's communicators together have his budget. */
-static void test_unexpected_messages_are_charged(void **state)
-{
-    (void)state;
-    enum { BYTES = 4000, COUNT_MAX = 10 };
-    static unsigned char payload[BYTES];
-    struct hostile_outcome taken;
-    struct hostile_buffer into;
-    begin((COUNT_MAX + 1) * (uint64_t)BYTES);
-    into = hostile_buffer_new(BYTES);
-    struct net_stream *stream = hostile_open(&hostile, NET_STREAM_MESSAGE);
-    for (uint64_t id = 1; id <= 2 * COUNT_MAX && hostile.failures == 0; id++) {
-        struct message_header header = {.kind = MESSAGE_EAGER,
-                                        .dtype = DTYPE_U8,
-                                        .comm_id = HOSTILE_COMM_ID,
-                                        .id = id,
-                                        .source_rank = 1,
-                                        .to_rank = 0,
-                                        .tag = (uint32_t)id,
-                                        .count_elements = BYTES,
-                                        .payload_bytes = BYTES};
-        (void)hostile_say_message(&hostile, stream, &header);
-        (void)hostile_say(&hostile, stream, payload, BYTES);
-        hostile_turns(&hostile, 20);
-        if (id == 2) {
-            assert_in_range(early_bytes(), 2 * BYTES, 2 * (BYTES + 512));
-            assert_true(hostile_post(&hostile, false, 2, &into, &taken));
-            hostile_turns(&hostile, 20);
-            assert_int_equal(taken.calls, 1);
-            assert_in_range(early_bytes(), BYTES, BYTES + 512);
-        }
-    }
-    assert_int_equal(hostile.failures, 1);
-    assert_int_equal(hostile.failure.status, STATUS_LIMIT);
-    assert_non_null(strstr(hostile.failure.text, "user_limit_early_bytes"));
-    end();
-    hostile_buffer_free(&into);
-}
-
 static void test_beyond_the_ceiling_the_communicator_fails(void **state)
 {
     (void)state;
@@ -152,7 +113,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_little_comes_before_its_operation),
-        cmocka_unit_test(test_unexpected_messages_are_charged),
         cmocka_unit_test(test_beyond_the_ceiling_the_communicator_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

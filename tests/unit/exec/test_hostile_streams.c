@@ -8,6 +8,7 @@
 #include <cmocka.h>
 
 #include "daemon/base/log.h"
+#include "daemon/net/stream_reader.h"
 #include "tests/lib/hostile_node.h"
 
 /*
@@ -218,12 +219,12 @@ static void test_parked_streams_are_bounded(void **state)
 {
     (void)state;
     struct hostile_outcome outcome;
-    static struct net_stream *streams[EXEC_PARKED_STREAMS_MAX + 2];
+    static struct net_stream *streams[(2 * STREAM_PARKED_MAX) + 2];
     hostile_start(&hostile, SLICE);
     buffers_new();
     all_reduce(&outcome);
     struct data_header header = template();
-    for (uint32_t i = 0; i < EXEC_PARKED_STREAMS_MAX + 2; i++) {
+    for (uint32_t i = 0; i < (2 * STREAM_PARKED_MAX) + 2; i++) {
         uint8_t bytes[DATA_HEADER_BYTES];
         streams[i] = hostile_open(&hostile, i % 2 == 0 ? NET_STREAM_DATA : NET_STREAM_MESSAGE);
         assert_non_null(streams[i]);
@@ -233,20 +234,25 @@ static void test_parked_streams_are_bounded(void **state)
             net_stream_send(streams[i], NULL, 0, bytes, i % 2 == 0 ? sizeof bytes : 8, NULL, NULL),
             STATUS_OK);
     }
-    hostile_turns(&hostile, 2 * EXEC_PARKED_STREAMS_MAX);
+    hostile_turns(&hostile, 2 * (2 * STREAM_PARKED_MAX));
     assert_int_equal(hostile.downs, 0);
-    for (uint32_t i = 0; i < EXEC_PARKED_STREAMS_MAX + 2; i++) {
+    for (uint32_t i = 0; i < (2 * STREAM_PARKED_MAX) + 2; i++) {
         enum status status = net_stream_send(streams[i], NULL, 0, "x", 1, NULL, NULL);
-        assert_int_equal(status, i < EXEC_PARKED_STREAMS_MAX ? STATUS_OK : STATUS_UNREACHABLE);
+        assert_int_equal(status, i < (2 * STREAM_PARKED_MAX) ? STATUS_OK : STATUS_UNREACHABLE);
         net_stream_reset(streams[i]);
     }
-    hostile_turns(&hostile, 2 * EXEC_PARKED_STREAMS_MAX);
+    hostile_turns(&hostile, 2 * (2 * STREAM_PARKED_MAX));
     struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA); /* there is room again */
     assert_true(hostile_say_data(&hostile, stream, &header));
     assert_true(hostile_say_data(&hostile, stream, &header));
     net_stream_reset(stream);
     hostile_stop(&hostile);
     buffers_free();
+}
+
+static uint64_t next_deadline_ns(void)
+{
+    return time_min(exec_next_deadline_ns(hostile.exec), p2p_next_deadline_ns(hostile.p2p));
 }
 
 /* Each stream that nobody claims is given up when its own time is over, whatever others do. */
@@ -260,15 +266,16 @@ static void test_parked_streams_expire_in_turn(void **state)
     for (uint32_t i = 0; i < 4; i++) {
         streams[i] = hostile_open(&hostile, i % 2 == 0 ? NET_STREAM_DATA : NET_STREAM_MESSAGE);
         assert_true(hostile_say(&hostile, streams[i], payload, 8));
-        deadlines_ns[i] = exec_next_deadline_ns(hostile.exec);
+        deadlines_ns[i] = next_deadline_ns();
         hostile.now_ns += step_ns;
         hostile_turns(&hostile, 1);
     }
     assert_true(deadlines_ns[3] == deadlines_ns[0]); /* the first one's */
     for (uint32_t i = 0; i < 4; i++) {
-        uint64_t deadline_ns = exec_next_deadline_ns(hostile.exec);
+        uint64_t deadline_ns = next_deadline_ns();
         assert_true(i == 0 ? deadline_ns == deadlines_ns[0] : deadline_ns >= deadlines_ns[0] + i * step_ns);
         exec_tick(hostile.exec, deadline_ns);
+        p2p_tick(hostile.p2p, deadline_ns);
         hostile_turns(&hostile, 50);
         for (uint32_t other = 0; other < 4; other++) {
             enum status status = net_stream_send(streams[other], NULL, 0, "x", 1, NULL, NULL);
@@ -280,7 +287,7 @@ static void test_parked_streams_expire_in_turn(void **state)
     }
     hostile_turns(&hostile, 50);
     assert_int_equal(hostile.downs, 0);
-    assert_int_equal(exec_next_deadline_ns(hostile.exec), UINT64_MAX);
+    assert_int_equal(next_deadline_ns(), UINT64_MAX);
     hostile_stop(&hostile);
 }
 

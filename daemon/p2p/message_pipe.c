@@ -1,4 +1,4 @@
-#include "daemon/exec/message_pipe.h"
+#include "daemon/p2p/message_pipe.h"
 
 #include <assert.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-#include "tests/unit/exec/message_nodes.h"
+#include "tests/unit/p2p/staging_nodes.h"
 
 #include "daemon/gpu/queue.h"
 

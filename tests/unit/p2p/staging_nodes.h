@@ -1,5 +1,5 @@
-#ifndef TESTS_UNIT_EXEC_MESSAGE_NODES_H
-#define TESTS_UNIT_EXEC_MESSAGE_NODES_H
+#ifndef TESTS_UNIT_P2P_STAGING_NODES_H
+#define TESTS_UNIT_P2P_STAGING_NODES_H
 
 #include <stdbool.h>
 
@@ -7,13 +7,13 @@
 #include "daemon/gpu/devices.h"
 #include <utlist.h>
 
-#include "daemon/exec/exec_internal.h"
+#include "daemon/p2p/p2p_internal.h"
 #include "proto/message_header.h"
 #include "tests/network/network.h"
 #include "tests/unit/cuda_double/case.h"
 
 /*
- * Engines of two nodes that share the GPUs of this process, which are doubles, on an in-memory network: rank
+ * Messages of two nodes that share the GPUs of this process, which are doubles, on an in-memory network: rank
  * r is of node r % 2. For processes of case_run: whatever is unexpected ends the process. The network's time
  * is virtual, the GPUs' is not.
  */
@@ -29,8 +29,8 @@ struct nodes;
 struct node {
     char name[8];
     struct net *net;
-    struct exec *exec;
-    struct exec_comm *comm;
+    struct p2p *p2p;
+    struct p2p_comm *comm;
     bool woken;
     uint32_t ups;
     uint32_t failures;
@@ -56,7 +56,7 @@ struct buffer {
 
 /* One send or receive, of bytes. */
 struct posted {
-    struct nodes *nodes;
+    struct p2p_message message; /* the first */
     uint32_t calls;
     struct error result;
     uint32_t source;
@@ -101,12 +101,12 @@ static void nodes_turn(void)
     network_advance(nodes.network, nodes.now_ns);
     for (uint32_t i = 0; i < NODES; i++) {
         struct node *node = &nodes.at[i];
-        if (nodes.now_ns >= exec_next_deadline_ns(node->exec)) {
-            exec_tick(node->exec, nodes.now_ns);
+        if (nodes.now_ns >= p2p_next_deadline_ns(node->p2p)) {
+            p2p_tick(node->p2p, nodes.now_ns);
         }
         if (node->woken) {
             node->woken = false;
-            node->woken |= exec_run(node->exec, nodes.now_ns);
+            node->woken |= p2p_run(node->p2p, nodes.now_ns);
         }
     }
 }
@@ -122,13 +122,17 @@ __attribute__((unused)) static void nodes_turns(uint32_t count)
 static void nodes_print(void)
 {
     for (uint32_t i = 0; i < NODES; i++) {
-        const struct exec_posted *posted;
-        DL_FOREACH(nodes.at[i].comm->messages.posted, posted)
+        const struct p2p_pair *pair;
+        DL_FOREACH(nodes.at[i].comm->busy_pairs, pair)
         {
-            char text[128];
-            exec_describe_message(nodes.at[i].comm, posted->call.context, text, sizeof text);
-            (void)fprintf(stderr, "n%u: rank %u, %llu bytes, state %d: %s\n", i, posted->call.rank,
-                          (unsigned long long)posted->call.count_elements, posted->state, text);
+            const struct p2p_message *message;
+            DL_FOREACH(pair->messages, message)
+            {
+                char text[192];
+                p2p_describe(message, text, sizeof text);
+                (void)fprintf(stderr, "n%u: rank %u, %llu bytes, state %d: %s\n", i, message->rank,
+                              (unsigned long long)message->count_elements, message->state, text);
+            }
         }
     }
 }
@@ -146,24 +150,36 @@ __attribute__((unused)) static void nodes_wait(uint32_t under_way)
     }
 }
 
+static void message_done(void *context, struct p2p_message *message, const struct error *result,
+                         uint64_t now_ns)
+{
+    struct posted *posted = (struct posted *)message;
+    (void)context;
+    (void)now_ns;
+    posted->calls++;
+    CHECK(posted->calls == 1);
+    posted->result = *result;
+    posted->source = p2p_message_source(message);
+    posted->count = p2p_message_count(message);
+    nodes.under_way--;
+}
+
 static void nodes_comm(uint32_t i)
 {
     uint32_t peers[NODES] = {0, 0};
     uint32_t node_of_rank[NODES_RANKS] = {0, 1, 0, 1};
-    struct exec_comm_options options = {.comm_id = 99,
-                                        .generation = 1,
-                                        .size = NODES_RANKS,
-                                        .node_of_rank = node_of_rank,
-                                        .node_count = NODES,
-                                        .node_index = i,
-                                        .peers = peers,
-                                        .node_names = nodes.names,
-                                        .slice_bytes = 1 << 20,
-                                        .name = "test",
-                                        .failed = node_failed,
-                                        .network = coll_network_default,
-                                        .context = &nodes.at[i]};
-    CHECK_RESULT(exec_comm_new(nodes.at[i].exec, &options, &nodes.at[i].comm, NULL), STATUS_OK);
+    struct p2p_comm_options options = {.comm_id = 99,
+                                       .size = NODES_RANKS,
+                                       .node_of_rank = node_of_rank,
+                                       .node_count = NODES,
+                                       .node_index = i,
+                                       .peers = peers,
+                                       .node_names = nodes.names,
+                                       .name = "test",
+                                       .done = message_done,
+                                       .failed = node_failed,
+                                       .context = &nodes.at[i]};
+    CHECK_RESULT(p2p_comm_new(nodes.at[i].p2p, &options, &nodes.at[i].comm, NULL), STATUS_OK);
 }
 
 /* Of the double, by its environment, as it is when this is called. */
@@ -186,8 +202,8 @@ __attribute__((unused)) static void nodes_start(const struct network_conditions 
         struct net_peer_handler handler = {
             .context = node, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
         net_set_peer_handler(node->net, &handler);
-        CHECK_RESULT(exec_new(node->net, node_woken, node, &node->exec, NULL), STATUS_OK);
-        exec_set_gpus(node->exec, nodes.gpus);
+        CHECK_RESULT(p2p_new(node->net, node_woken, node, &node->p2p, NULL), STATUS_OK);
+        p2p_set_gpus(node->p2p, nodes.gpus);
     }
     for (uint32_t i = 0; i < NODES; i++) {
         CHECK_RESULT(net_add_peer(nodes.at[i].net, nodes.names[1 - i], "x:1", &peer, NULL), STATUS_OK);
@@ -204,7 +220,7 @@ __attribute__((unused)) static void nodes_abort(uint32_t i, const char *text)
 {
     struct error cause;
     error_set(&cause, STATUS_RANK_LOST, "%s", text);
-    exec_comm_abort(nodes.at[i].comm, &cause, nodes.now_ns);
+    p2p_comm_abort(nodes.at[i].comm, &cause, nodes.now_ns);
 }
 
 /* Every message has ended, and every GPU is what it was. */
@@ -212,9 +228,9 @@ __attribute__((unused)) static void nodes_stop(void)
 {
     CHECK(nodes.under_way == 0);
     for (uint32_t i = 0; i < NODES; i++) {
-        CHECK(exec_comm_idle(nodes.at[i].comm));
-        exec_comm_free(nodes.at[i].comm);
-        exec_free(nodes.at[i].exec);
+        CHECK(p2p_comm_idle(nodes.at[i].comm));
+        p2p_comm_free(nodes.at[i].comm);
+        p2p_free(nodes.at[i].p2p);
         net_free(nodes.at[i].net);
     }
     network_free(nodes.network);
@@ -307,38 +323,22 @@ __attribute__((unused)) static void buffer_check(const struct buffer *buffer, ui
 
 /* --- Messages --- */
 
-static void message_done(void *context, const struct error *result, uint32_t source_rank,
-                         uint64_t count_elements, uint64_t now_ns)
-{
-    struct posted *posted = context;
-    (void)now_ns;
-    posted->calls++;
-    CHECK(posted->calls == 1);
-    posted->result = *result;
-    posted->source = source_rank;
-    posted->count = count_elements;
-    nodes.under_way--;
-}
-
 static enum status message_post(struct posted *posted, bool sends, uint32_t rank, uint32_t peer, uint32_t tag,
-                                const struct buffer *buffer, const struct exec_fence *fence,
-                                struct error *error)
+                                const struct buffer *buffer, const struct fence *fence, struct error *error)
 {
     *posted = (struct posted){.calls = 0};
-    struct exec_message message = {.sends = sends,
-                                   .rank = rank,
-                                   .peer_rank = peer,
-                                   .tag = tag,
-                                   .dtype = DTYPE_U8,
-                                   .count_elements = buffer->bytes,
-                                   .buffer = buffer->at,
-                                   .on_gpu = buffer->gpu != ON_HOST,
-                                   .gpu = buffer->gpu == ON_HOST ? 0 : (uint32_t)buffer->gpu,
-                                   .waits = fence,
-                                   .wait_count = fence != NULL ? 1 : 0,
-                                   .done = message_done,
-                                   .context = posted};
-    enum status status = exec_post_message(nodes.at[rank % NODES].comm, &message, error);
+    struct p2p_call call = {.sends = sends,
+                            .rank = rank,
+                            .peer_rank = peer,
+                            .tag = tag,
+                            .dtype = DTYPE_U8,
+                            .count_elements = buffer->bytes,
+                            .buffer = buffer->at,
+                            .on_gpu = buffer->gpu != ON_HOST,
+                            .gpu = buffer->gpu == ON_HOST ? 0 : (uint32_t)buffer->gpu,
+                            .waits = fence,
+                            .wait_count = fence != NULL ? 1 : 0};
+    enum status status = p2p_post(nodes.at[rank % NODES].comm, &call, &posted->message, error);
     nodes.under_way += status == STATUS_OK ? 1 : 0;
     return status;
 }

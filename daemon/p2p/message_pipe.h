@@ -1,5 +1,5 @@
-#ifndef DAEMON_EXEC_MESSAGE_PIPE_H
-#define DAEMON_EXEC_MESSAGE_PIPE_H
+#ifndef DAEMON_P2P_MESSAGE_PIPE_H
+#define DAEMON_P2P_MESSAGE_PIPE_H
 
 #include <stdbool.h>
 #include <stddef.h>

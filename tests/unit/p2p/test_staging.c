@@ -1,4 +1,4 @@
-#include "tests/unit/exec/message_nodes.h"
+#include "tests/unit/p2p/staging_nodes.h"
 
 /* Messages from and to GPUs, which are doubles, between two nodes and within one. */
 
@@ -115,11 +115,11 @@ static uint64_t stream_bytes(void)
 }
 
 /* Bytes of a message that have come to their end, as far as that node knows. */
-static uint64_t bytes_there(uint32_t node, const struct posted *posted)
+static uint64_t bytes_there(const struct posted *posted)
 {
-    char text[128];
+    char text[192];
     unsigned long long bytes = 0;
-    exec_describe_message(nodes.at[node].comm, posted, text, sizeof text);
+    p2p_describe(&posted->message, text, sizeof text);
     const char *at = strstr(text, "on its way, ");
     CHECK(at == NULL || sscanf(at, "on its way, %llu of", &bytes) == 1);
     return bytes;
@@ -143,10 +143,10 @@ static void stages_overlap(int unused)
         nodes_turn();
         CHECK(send.calls + receive.calls == 0);
         if (stream_bytes() - before <= source.bytes - CHUNK) {
-            uint64_t sent = stream_bytes() - before, there = bytes_there(1, &receive);
+            uint64_t sent = stream_bytes() - before, there = bytes_there(&receive);
             CHECK(there <= sent && (there == 0 || there + 2 * RING >= sent - CHUNK));
             arrived_early = there;
-            freed_early = bytes_there(0, &send);
+            freed_early = bytes_there(&send);
         }
     }
     nodes_wait(0);
@@ -216,7 +216,7 @@ static void many(int unused)
             buffer_free(&sinks[w][i]);
         }
     }
-    CHECK(gpu_pinned_bytes(nodes.gpus) <= 4 * EXEC_PIPES_MAX_BYTES + (1u << 20));
+    CHECK(gpu_pinned_bytes(nodes.gpus) <= 4 * P2P_PIPES_MAX_BYTES + (1u << 20));
     nodes_stop();
 }
 
@@ -252,8 +252,8 @@ static void both_ways(int unused)
         buffer_free(&sinks[i % 2][i / 2]);
     }
     /* All of it was used, and no more. */
-    CHECK(gpu_pinned_bytes(nodes.gpus) >= 2 * EXEC_PIPES_MAX_BYTES);
-    CHECK(gpu_pinned_bytes(nodes.gpus) <= 4 * EXEC_PIPES_MAX_BYTES + (1u << 20));
+    CHECK(gpu_pinned_bytes(nodes.gpus) >= 2 * P2P_PIPES_MAX_BYTES);
+    CHECK(gpu_pinned_bytes(nodes.gpus) <= 4 * P2P_PIPES_MAX_BYTES + (1u << 20));
     buffer_free(&source);
     nodes_stop();
 }
@@ -305,10 +305,10 @@ static void test_in_order(void **state)
 
 /* --- Streams of the clients --- */
 
-static bool is_described(uint32_t node, const struct posted *posted, const char *as)
+static bool is_described(const struct posted *posted, const char *as)
 {
-    char text[128];
-    exec_describe_message(nodes.at[node].comm, posted, text, sizeof text);
+    char text[192];
+    p2p_describe(&posted->message, text, sizeof text);
     return strstr(text, as) != NULL;
 }
 
@@ -318,7 +318,7 @@ static void words(int unused)
     static _Atomic uint64_t sends_word, receives_word;
     static const size_t sizes[] = {5, 100000, CHUNK + 1};
     static const int places[] = {0, ON_HOST};
-    struct exec_fence of_sends = {&sends_word, 1}, of_receives = {&receives_word, 1};
+    struct fence of_sends = {&sends_word, 1}, of_receives = {&receives_word, 1};
     (void)unused;
     nodes_start(NULL);
     for (size_t s = 0; s < 3; s++) {
@@ -340,17 +340,16 @@ static void words(int unused)
             }
             nodes_turns(2000);
             CHECK(nodes.under_way == 4);
-            CHECK(is_described(0, &sends[0], "send to") &&
-                  is_described(0, &sends[0], "waiting for its stream"));
-            CHECK(is_described(receiver % 2, &receives[0], ": nothing has come"));
+            CHECK(is_described(&sends[0], "send to") && is_described(&sends[0], "waiting for its stream"));
+            CHECK(is_described(&receives[0], ": nothing has come"));
             for (uint32_t i = 0; i < 2; i++) {
                 buffer_fill(&sources[i], i);
             }
             sends_word = 1;
-            nodes_wait(sizes[s] <= MESSAGE_EAGER_MAX_BYTES && receiver == 1 ? 1 : 2);
+            nodes_wait(sizes[s] <= MESSAGE_EAGER_MAX_BYTES ? 1 : 2);
             nodes_turns(2000);
             CHECK(receives[0].calls == 0 && receives[1].calls == 1);
-            CHECK(is_described(receiver % 2, &receives[0], "waiting for its stream"));
+            CHECK(is_described(&receives[0], "waiting for its stream"));
             buffer_check(&sinks[0], 0, 0);
             receives_word = 2;
             nodes_wait(0);
@@ -391,7 +390,7 @@ static void too_long(int unused)
                            sizes[s], receiver, sizes[s] - 1);
             CHECK_RESULT(receive.result.status, STATUS_MISMATCH);
             CHECK(strcmp(receive.result.text, expected) == 0);
-            bool eager = receiver == 1 && sizes[s] <= MESSAGE_EAGER_MAX_BYTES;
+            bool eager = sizes[s] <= MESSAGE_EAGER_MAX_BYTES;
             CHECK_RESULT(send.result.status, eager ? STATUS_OK : STATUS_MISMATCH);
             CHECK(eager || strcmp(send.result.text, expected) == 0);
             buffer_check(&sink, 0, 0);

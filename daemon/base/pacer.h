@@ -1,0 +1,51 @@
+#ifndef DAEMON_BASE_PACER_H
+#define DAEMON_BASE_PACER_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/time.h"
+
+/*
+ * How often to look at what nobody tells of: whether a GPU is done, whether a stream has written its word. At
+ * once for a while, then with pauses of a part of the time waited.
+ */
+#define PACER_AT_ONCE_NS 1000000ull
+#define PACER_SHARE 64
+#define PACER_MAX_NS 200000ull
+
+struct pacer {
+    bool waits;    /* something was looked at in vain */
+    bool advanced; /* something got further */
+    uint64_t since_ns;
+    uint64_t next_ns; /* when to look again; TIME_NEVER: nothing waits, or at once */
+};
+
+/* Before a look. */
+static inline void pacer_begin(struct pacer *pacer)
+{
+    pacer->waits = false;
+    pacer->advanced = false;
+}
+
+/* After it. Returns whether to look again at once. */
+static inline bool pacer_end(struct pacer *pacer, uint64_t now_ns)
+{
+    pacer->next_ns = TIME_NEVER;
+    if (!pacer->waits) {
+        pacer->since_ns = 0;
+        return false;
+    }
+    if (pacer->since_ns == 0 || pacer->advanced) {
+        pacer->since_ns = now_ns;
+    }
+    uint64_t waited_ns = now_ns - pacer->since_ns;
+    if (waited_ns < PACER_AT_ONCE_NS) {
+        return true;
+    }
+    uint64_t pause_ns = waited_ns / PACER_SHARE;
+    pacer->next_ns = now_ns + (pause_ns < PACER_MAX_NS ? pause_ns : PACER_MAX_NS);
+    return false;
+}
+
+#endif

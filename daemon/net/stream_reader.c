@@ -1,0 +1,402 @@
+#include "daemon/net/stream_reader.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/budget.h"
+#include "daemon/base/time.h"
+
+static struct stream_reader **list_of(const struct stream_reader *reader)
+{
+    if (reader->group != NULL) {
+        return &reader->group->readers;
+    }
+    return reader->expires_ns == TIME_NEVER ? &reader->readers->expired : &reader->readers->parked;
+}
+
+/* --- What the network keeps of a stream --- */
+
+static void set_charge(struct stream_reader *reader, uint64_t bytes)
+{
+    struct budget_account *account = reader->group->account;
+    struct error why;
+    if (bytes < reader->charged_bytes) {
+        budget_release(account, BUDGET_EARLY, reader->charged_bytes - bytes);
+    } else if (budget_charge(account, BUDGET_EARLY, bytes - reader->charged_bytes, &why) != STATUS_OK) {
+        reader->readers->kind->crowded(reader, &why);
+        stream_reader_reset(reader);
+        return;
+    }
+    reader->charged_bytes = bytes;
+}
+
+/* A stream that is parked is nobody's yet: the network's windows and STREAM_PARKED_MAX bound those. */
+static void set_kept(struct stream_reader *reader, uint64_t bytes)
+{
+    reader->kept_bytes = bytes;
+    if (reader->group != NULL && reader->charged_bytes != bytes) {
+        set_charge(reader, bytes);
+    }
+}
+
+/* --- Parked streams --- */
+
+/* False: that peer has STREAM_PARKED_MAX of them, or there is no memory to count it. */
+static bool may_park(struct stream_readers *readers, uint32_t peer)
+{
+    if (peer >= readers->parked_counts_capacity) {
+        uint32_t capacity = peer + peer / 2 + 8; /* peers are fewer than NET_PEERS_MAX */
+        uint32_t *counts = realloc(readers->parked_counts, capacity * sizeof *counts);
+        if (counts == NULL) {
+            return false;
+        }
+        memset(counts + readers->parked_counts_capacity, 0,
+               (capacity - readers->parked_counts_capacity) * sizeof *counts);
+        readers->parked_counts = counts;
+        readers->parked_counts_capacity = capacity;
+    }
+    return readers->parked_counts[peer] < STREAM_PARKED_MAX;
+}
+
+/* All wait equally long, so each list is in the order of deadlines. */
+static void park(struct stream_reader *reader, uint64_t expires_ns)
+{
+    reader->group = NULL;
+    reader->expires_ns = expires_ns;
+    reader->readers->parked_counts[reader->peer]++;
+    DL_APPEND(*list_of(reader), reader);
+}
+
+static void unpark(struct stream_reader *reader)
+{
+    reader->readers->parked_counts[reader->peer]--;
+    DL_DELETE(*list_of(reader), reader);
+}
+
+/* --- One stream --- */
+
+/* Null without memory, or when that peer has too many streams parked. */
+static struct stream_reader *reader_new(struct stream_readers *readers, struct net_stream *stream,
+                                        uint64_t now_ns)
+{
+    struct stream_reader *reader =
+        may_park(readers, stream->peer) ? calloc(1, readers->kind->reader_bytes) : NULL;
+    if (reader == NULL) {
+        return NULL;
+    }
+    reader->readers = readers;
+    reader->stream = stream;
+    reader->peer = stream->peer;
+    stream->user = reader;
+    park(reader, time_after(now_ns, STREAM_PARKED_NS));
+    return reader;
+}
+
+void stream_reader_free(struct stream_reader *reader)
+{
+    if (reader->group != NULL) {
+        set_kept(reader, 0);
+        reader->readers->kind->let_go(reader);
+        DL_DELETE(*list_of(reader), reader);
+    } else {
+        unpark(reader);
+    }
+    free(reader);
+}
+
+void stream_reader_reset(struct stream_reader *reader)
+{
+    if (!reader->resetting) {
+        reader->resetting = true;
+        if (reader->stream != NULL) {
+            net_stream_reset(reader->stream);
+        }
+    }
+}
+
+void stream_reader_expect(struct stream_reader *reader, uint64_t payload_bytes)
+{
+    if (reader->stream != NULL && !reader->resetting && !reader->in_message) {
+        net_stream_expect(reader->stream, STREAM_HEADER_BYTES - reader->header_have + payload_bytes);
+    }
+}
+
+void stream_reader_violates(struct stream_reader *reader, const char *what)
+{
+    struct error cause;
+    if (reader->resetting) {
+        return;
+    }
+    if (reader->group != NULL) {
+        reader->readers->kind->violated(reader, what);
+    }
+    stream_reader_reset(reader);
+    error_set(&cause, STATUS_PROTOCOL, "it sent %s", what);
+    net_disconnect(reader->readers->net, reader->peer, &cause);
+}
+
+void stream_reader_next_message(struct stream_reader *reader)
+{
+    reader->in_message = false;
+    reader->expecting = false;
+    reader->header_have = 0;
+    reader->taken_bytes = 0;
+}
+
+/* The first header of the stream, whole, says whose it is. False: of none that is known here, or a violation.
+ */
+static bool find_comm(struct stream_reader *reader)
+{
+    const struct stream_reader_kind *kind = reader->readers->kind;
+    struct stream_group *group = kind->find(reader->readers->owner, reader->comm_id);
+    if (group == NULL) {
+        return false;
+    }
+    for (uint32_t node = 0; node < group->node_count; node++) {
+        if (node != group->node_index && group->peers[node] == reader->peer) {
+            unpark(reader);
+            reader->group = group;
+            reader->node = node;
+            DL_APPEND(group->readers, reader);
+            const char *wrong = kind->claim(reader);
+            if (wrong != NULL) {
+                stream_reader_violates(reader, wrong);
+            }
+            return wrong == NULL;
+        }
+    }
+    stream_reader_violates(reader, "something for a communicator that it has no part in");
+    return false;
+}
+
+static void header_is_whole(struct stream_reader *reader)
+{
+    char text[96];
+    const struct stream_reader_kind *kind = reader->readers->kind;
+    const char *wrong = kind->decode(reader);
+    if (wrong != NULL) {
+        (void)snprintf(text, sizeof text, "%s that is malformed: %s", kind->header_text, wrong);
+        wrong = text;
+    } else if (reader->group != NULL && reader->comm_id != reader->group->comm_id) {
+        wrong = "headers of two communicators on one stream";
+    } else if (reader->group != NULL) {
+        wrong = kind->check_next(reader);
+    }
+    if (wrong != NULL) {
+        stream_reader_violates(reader, wrong);
+        return;
+    }
+    reader->in_message = true;
+    reader->taken_bytes = 0;
+}
+
+static size_t take_header(struct stream_reader *reader, const uint8_t *bytes, size_t size)
+{
+    size_t wanted = STREAM_HEADER_BYTES - reader->header_have;
+    size_t used = size < wanted ? size : wanted;
+    memcpy(reader->header_bytes + reader->header_have, bytes, used);
+    reader->header_have += (uint32_t)used;
+    if (reader->header_have == STREAM_HEADER_BYTES) {
+        header_is_whole(reader);
+    }
+    return used;
+}
+
+static enum stream_ready begin(struct stream_reader *reader, uint64_t now_ns)
+{
+    bool known = reader->group != NULL || find_comm(reader);
+    return known ? reader->readers->kind->begin(reader, now_ns) : STREAM_WAIT;
+}
+
+/* --- Bytes --- */
+
+/* Takes what it can of these bytes, and returns how many. */
+static size_t read_bytes(struct stream_reader *reader, const uint8_t *bytes, size_t size, uint64_t now_ns)
+{
+    const struct stream_reader_kind *kind = reader->readers->kind;
+    size_t used = 0;
+    reader->stalled = false;
+    while (!reader->resetting) {
+        if (!reader->in_message) {
+            if (used == size) {
+                return used;
+            }
+            used += take_header(reader, bytes + used, size - used);
+            continue;
+        }
+        if (begin(reader, now_ns) == STREAM_WAIT) {
+            reader->stalled = true;
+            return reader->resetting ? size : used;
+        }
+        uint64_t left = reader->payload_bytes - reader->taken_bytes;
+        if (left > size - used && !reader->expecting) {
+            reader->expecting = true;
+            net_stream_expect(reader->stream, used + left);
+        }
+        if (left > 0) {
+            if (used == size) {
+                return used;
+            }
+            size_t taken = kind->take(reader, bytes + used, size - used < left ? size - used : (size_t)left);
+            used += taken;
+            reader->taken_bytes += taken;
+            if (taken == 0) {
+                reader->stalled = true;
+                return reader->resetting ? size : used;
+            }
+        }
+        if (reader->taken_bytes == reader->payload_bytes) {
+            kind->done(reader, now_ns);
+        }
+    }
+    return size;
+}
+
+static size_t receive_bytes(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
+                            bool end, uint64_t now_ns)
+{
+    struct stream_readers *readers = context;
+    struct stream_reader *reader = stream->user;
+    (void)end;
+    *readers->now_ns = now_ns;
+    reader = reader != NULL ? reader : reader_new(readers, stream, now_ns);
+    if (reader == NULL) {
+        net_stream_reset(stream);
+        return size;
+    }
+    size_t used = read_bytes(reader, bytes, size, now_ns);
+    set_kept(reader, size - used);
+    return used;
+}
+
+static void stream_kept(void *context, struct net_stream *stream, size_t size, uint64_t now_ns)
+{
+    const struct stream_readers *readers = context;
+    struct stream_reader *reader = stream->user;
+    *readers->now_ns = now_ns;
+    if (reader != NULL && !reader->resetting) {
+        set_kept(reader, reader->kept_bytes + size);
+    }
+}
+
+/* A stream that is lost is not reported from here: the mesh learns of a lost node. */
+static void stream_closed(void *context, struct net_stream *stream, const struct error *cause,
+                          uint64_t now_ns)
+{
+    struct stream_reader *reader = stream->user;
+    (void)context;
+    if (reader == NULL) {
+        return;
+    }
+    const struct stream_reader_kind *kind = reader->readers->kind;
+    stream->user = NULL;
+    reader->stream = NULL;
+    if (cause == NULL && reader->in_message && reader->payload_bytes == 0 && !reader->resetting) {
+        return; /* all of it is here, and its time has not come */
+    }
+    *reader->readers->now_ns = now_ns;
+    if (cause == NULL && reader->header_have > 0) {
+        stream_reader_violates(reader, "half a message, and the end of its stream");
+    }
+    bool within = reader->header_have > 0 && !reader->resetting;
+    if (cause != NULL && cause->status == STATUS_ABORTED && within && reader->group != NULL) {
+        kind->cut(reader, now_ns);
+    }
+    stream_reader_free(reader);
+}
+
+void stream_readers_register(struct stream_readers *readers, const struct stream_reader_kind *kind,
+                             struct net *net, void *owner, uint64_t *now_ns)
+{
+    *readers = (struct stream_readers){.kind = kind, .net = net, .owner = owner, .now_ns = now_ns};
+    struct net_stream_handler handler = {readers, receive_bytes, stream_closed, stream_kept};
+    net_set_stream_handler(net, kind->stream_kind, &handler);
+}
+
+void stream_readers_free(struct stream_readers *readers)
+{
+    static const struct net_stream_handler nobody;
+    if (readers->kind == NULL) {
+        return;
+    }
+    net_set_stream_handler(readers->net, readers->kind->stream_kind, &nobody);
+    while (readers->parked != NULL) {
+        stream_reader_free(readers->parked);
+    }
+    while (readers->expired != NULL) {
+        stream_reader_free(readers->expired);
+    }
+    free(readers->parked_counts);
+}
+
+/* --- Those that wait --- */
+
+/* A message that has all it needs in the header has nothing left with the network to be delivered again, so
+ * it is done from here. */
+bool stream_reader_resume(struct stream_reader *reader, uint64_t now_ns)
+{
+    if (!reader->stalled || reader->resetting ||
+        (reader->in_message && begin(reader, now_ns) == STREAM_WAIT)) {
+        return false;
+    }
+    bool whole = reader->in_message && reader->taken_bytes == reader->payload_bytes;
+    reader->stalled = false;
+    if (whole) {
+        reader->readers->kind->done(reader, now_ns);
+    }
+    if (reader->stream == NULL) {
+        stream_reader_free(reader);
+    } else if (!reader->resetting) {
+        net_stream_resume(reader->stream);
+    }
+    return whole;
+}
+
+void stream_readers_claim(struct stream_readers *readers, const struct stream_group *group)
+{
+    struct stream_reader *reader, *next;
+    DL_FOREACH_SAFE(readers->parked, reader, next)
+    {
+        if (reader->in_message && !reader->resetting && reader->comm_id == group->comm_id) {
+            (void)find_comm(reader); /* stays stalled until it is resumed */
+        }
+    }
+}
+
+void stream_readers_detach(struct stream_readers *readers, struct stream_group *group)
+{
+    while (group->readers != NULL) {
+        struct stream_reader *reader = group->readers;
+        if (reader->stream == NULL) {
+            stream_reader_free(reader);
+            continue;
+        }
+        set_kept(reader, 0);
+        readers->kind->let_go(reader);
+        DL_DELETE(group->readers, reader);
+        park(reader, TIME_NEVER); /* until the network says that it is closed */
+        stream_reader_reset(reader);
+    }
+}
+
+void stream_readers_expire(struct stream_readers *readers, uint64_t now_ns)
+{
+    while (readers->parked != NULL && readers->parked->expires_ns <= now_ns) {
+        struct stream_reader *reader = readers->parked;
+        if (reader->stream == NULL) {
+            stream_reader_free(reader);
+            continue;
+        }
+        unpark(reader);
+        park(reader, TIME_NEVER);
+        stream_reader_reset(reader);
+    }
+}
+
+uint64_t stream_readers_deadline_ns(const struct stream_readers *readers)
+{
+    return readers->parked != NULL ? readers->parked->expires_ns : TIME_NEVER;
+}

@@ -1,0 +1,444 @@
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "daemon/base/time.h"
+#include "daemon/p2p/p2p_internal.h"
+
+const struct error p2p_fine = {.status = STATUS_OK};
+const struct error p2p_no_memory = {.status = STATUS_NO_MEMORY, .text = "no memory for a message"};
+
+enum status p2p_new(struct net *net, p2p_wake_function *wake, void *wake_context, struct p2p **out,
+                    struct error *error)
+{
+    struct p2p *p2p = calloc(1, sizeof *p2p);
+    if (p2p == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for messages");
+    }
+    p2p->net = net;
+    p2p->wake = wake;
+    p2p->wake_context = wake_context;
+    p2p->pacer.next_ns = TIME_NEVER;
+    p2p->retry_ns = TIME_NEVER;
+    stream_readers_register(&p2p->readers, &message_reader_kind, net, p2p, &p2p->now_ns);
+    *out = p2p;
+    return STATUS_OK;
+}
+
+void p2p_set_gpus(struct p2p *p2p, struct gpu_devices *gpus)
+{
+    p2p->gpus = gpus;
+}
+
+void p2p_free(struct p2p *p2p)
+{
+    if (p2p != NULL) {
+        stream_readers_free(&p2p->readers);
+        free(p2p);
+    }
+}
+
+void p2p_wake(struct p2p *p2p)
+{
+    p2p->wake(p2p->wake_context);
+}
+
+void p2p_retry(struct p2p *p2p)
+{
+    p2p->retry_ns = time_min(p2p->retry_ns, time_after(p2p->now_ns, P2P_RETRY_NS));
+}
+
+/* --- Turns --- */
+
+static void comm_rest(struct p2p_comm *comm)
+{
+    if (comm->turn.queued) {
+        comm->p2p->unstepped -= comm->round != comm->p2p->round ? 1 : 0;
+        fair_remove(&comm->p2p->busy, &comm->turn);
+    }
+}
+
+void p2p_comm_set_busy(struct p2p_comm *comm)
+{
+    if (!comm->turn.queued) {
+        comm->round = comm->p2p->round - 1;
+        comm->p2p->unstepped++;
+        fair_put(&comm->p2p->busy, &comm->turn, comm->options.owner_uid);
+    }
+    p2p_wake(comm->p2p);
+}
+
+/* Whose turn it is. It stays among the busy ones, behind others. */
+static struct p2p_comm *comm_next(struct p2p *p2p)
+{
+    struct fair_entry *turn = fair_take(&p2p->busy);
+    struct p2p_comm *comm = (struct p2p_comm *)((char *)turn - offsetof(struct p2p_comm, turn));
+    fair_put(&p2p->busy, turn, comm->options.owner_uid);
+    p2p->unstepped -= comm->round != p2p->round ? 1 : 0;
+    comm->round = p2p->round;
+    return comm;
+}
+
+bool p2p_run(struct p2p *p2p, uint64_t now_ns)
+{
+    p2p->now_ns = now_ns;
+    p2p->retry_ns = TIME_NEVER;
+    if (p2p->unstepped == 0) {
+        p2p->round++;
+        p2p->unstepped = p2p->busy.count;
+        p2p->more = false;
+        pacer_begin(&p2p->pacer);
+    }
+    uint32_t steps = P2P_RUN_STEPS, looks = P2P_RUN_LOOKS;
+    while (p2p->unstepped > 0 && steps > 0 && looks > 0) {
+        struct p2p_comm *comm = comm_next(p2p);
+        looks--;
+        if (comm->count == 0 && comm->flushing == NULL && comm->ending == NULL) {
+            comm_rest(comm);
+        } else if (messages_step(comm, now_ns)) {
+            p2p->more = true;
+            steps--;
+        }
+    }
+    if (p2p->unstepped > 0) {
+        return true;
+    }
+    bool polls = pacer_end(&p2p->pacer, now_ns);
+    return p2p->more || polls;
+}
+
+uint64_t p2p_next_deadline_ns(const struct p2p *p2p)
+{
+    uint64_t deadline_ns = time_min(p2p->pacer.next_ns, p2p->retry_ns);
+    return time_min(deadline_ns, stream_readers_deadline_ns(&p2p->readers));
+}
+
+void p2p_tick(struct p2p *p2p, uint64_t now_ns)
+{
+    p2p->now_ns = now_ns;
+    stream_readers_expire(&p2p->readers, now_ns);
+    if (now_ns >= p2p->pacer.next_ns || now_ns >= p2p->retry_ns) {
+        p2p_wake(p2p);
+    }
+}
+
+/* --- Communicators --- */
+
+static void comm_release(struct p2p_comm *comm)
+{
+    struct p2p_pair *pair, *next;
+    match_release(comm);
+    HASH_ITER (hh, comm->pairs, pair, next) {
+        HASH_DEL(comm->pairs, pair);
+        if (pair->charged) {
+            budget_release(comm->locals[comm->local_of_rank[pair->key.rank]].account, BUDGET_OPERATIONS,
+                           P2P_PAIR_COST_BYTES);
+        }
+        free(pair);
+    }
+    for (uint32_t node = 0; comm->links != NULL && node < comm->options.node_count; node++) {
+        link_release(comm->links[node]);
+    }
+    for (uint32_t i = 0; comm->locals != NULL && i < comm->local_count; i++) {
+        budget_close(comm->locals[i].account);
+    }
+    budget_close(comm->options.account);
+    staging_release(comm);
+    free(comm->links);
+    free(comm->locals);
+    free(comm->gone);
+    free(comm->local_of_rank);
+    free(comm->node_of_rank);
+    free(comm->peers);
+    free(comm);
+}
+
+/* What the options give is copied. False: there is no memory. */
+static bool comm_fill(struct p2p_comm *comm)
+{
+    const struct p2p_comm_options *options = &comm->options;
+    size_t size = options->size, nodes = options->node_count;
+    for (uint32_t rank = 0; rank < size; rank++) {
+        comm->local_count += options->node_of_rank[rank] == options->node_index ? 1 : 0;
+    }
+    comm->peers = calloc(nodes, sizeof *comm->peers);
+    comm->node_of_rank = calloc(size, sizeof *comm->node_of_rank);
+    comm->local_of_rank = calloc(size, sizeof *comm->local_of_rank);
+    comm->gone = calloc(size, sizeof *comm->gone);
+    comm->locals = calloc((size_t)comm->local_count + 1, sizeof *comm->locals);
+    comm->links = calloc(nodes, sizeof(struct p2p_link *));
+    if (comm->peers == NULL || comm->node_of_rank == NULL || comm->local_of_rank == NULL ||
+        comm->gone == NULL || comm->locals == NULL || comm->links == NULL) {
+        return false;
+    }
+    memcpy(comm->peers, options->peers, nodes * sizeof *comm->peers);
+    memcpy(comm->node_of_rank, options->node_of_rank, size * sizeof *comm->node_of_rank);
+    comm->options.node_of_rank = comm->node_of_rank;
+    comm->options.peers = comm->peers;
+    uint32_t local = 0;
+    for (uint32_t rank = 0; rank < size; rank++) {
+        bool is_here = comm->node_of_rank[rank] == options->node_index;
+        comm->local_of_rank[rank] = is_here ? local : UINT32_MAX;
+        if (is_here) {
+            struct budget_account *account = options->accounts != NULL ? options->accounts[local] : NULL;
+            comm->locals[local].account = account != NULL ? budget_ref(account) : NULL;
+            comm->locals[local++].rank = rank;
+        }
+    }
+    for (uint32_t node = 0; node < nodes; node++) {
+        if (node != options->node_index && (comm->links[node] = link_new(comm, node)) == NULL) {
+            return false;
+        }
+    }
+    return true;
+}
+
+enum status p2p_comm_new(struct p2p *p2p, const struct p2p_comm_options *options, struct p2p_comm **out,
+                         struct error *error)
+{
+    struct p2p_comm *comm = calloc(1, sizeof *comm);
+    if (comm == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
+    }
+    comm->p2p = p2p;
+    comm->options = *options;
+    comm->options.account = options->account != NULL ? budget_ref(options->account) : NULL;
+    comm->comm_id = options->comm_id;
+    uint32_t others = options->size > 1 ? options->size - 1 : 1;
+    comm->credit_bytes = P2P_CREDITS_MAX_BYTES / others < P2P_CREDIT_MAX_BYTES
+                             ? P2P_CREDITS_MAX_BYTES / others
+                             : P2P_CREDIT_MAX_BYTES;
+    bool filled = comm_fill(comm);
+    if (filled) {
+        HASH_ADD(hh, p2p->comms, comm_id, sizeof comm->comm_id, comm);
+    }
+    if (!filled || !table_has(comm, hh)) {
+        comm_release(comm);
+        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
+    }
+    comm->streams = (struct stream_group){.comm_id = comm->comm_id,
+                                          .peers = comm->peers,
+                                          .node_count = options->node_count,
+                                          .node_index = options->node_index,
+                                          .account = comm->options.account};
+    stream_readers_claim(&p2p->readers, &comm->streams);
+    *out = comm;
+    incoming_resume(comm);
+    return STATUS_OK;
+}
+
+void p2p_comm_fail(struct p2p_comm *comm, const struct error *cause)
+{
+    if (!comm->failed) {
+        comm->failed = true;
+        comm->cause = *cause;
+        comm->options.failed(comm->options.context, cause, comm->p2p->now_ns);
+    }
+}
+
+void p2p_comm_abort(struct p2p_comm *comm, const struct error *cause, uint64_t now_ns)
+{
+    (void)now_ns;
+    if (comm->aborted) {
+        return;
+    }
+    comm->failed = true;
+    comm->aborted = true;
+    comm->cause = *cause;
+    stream_readers_detach(&comm->p2p->readers, &comm->streams);
+    for (uint32_t node = 0; node < comm->options.node_count; node++) {
+        if (comm->links[node] != NULL) {
+            link_reset(comm->links[node], true);
+        }
+    }
+    p2p_comm_set_busy(comm); /* messages end in the next turns */
+}
+
+bool p2p_comm_idle(const struct p2p_comm *comm)
+{
+    return comm->count == 0;
+}
+
+void p2p_comm_free(struct p2p_comm *comm)
+{
+    if (comm == NULL) {
+        return;
+    }
+    stream_readers_detach(&comm->p2p->readers, &comm->streams);
+    for (uint32_t node = 0; node < comm->options.node_count; node++) {
+        if (comm->links[node] != NULL) {
+            link_flush(comm->links[node]);
+            link_reset(comm->links[node], false);
+        }
+    }
+    comm->failed = true; /* nobody is told of what is left */
+    comm_rest(comm);
+    HASH_DEL(comm->p2p->comms, comm);
+    comm_release(comm);
+}
+
+const char *p2p_node_name(const struct p2p_comm *comm, uint32_t rank)
+{
+    return comm->options.node_names[comm->node_of_rank[rank]];
+}
+
+uint64_t p2p_sent_count(const struct p2p_comm *comm, uint32_t node)
+{
+    return comm->links[node] != NULL ? comm->links[node]->sent_count : 0;
+}
+
+/* --- Pairs --- */
+
+struct p2p_pair *pair_find(const struct p2p_comm *comm, uint32_t rank, uint32_t peer)
+{
+    const struct p2p_pair_key key = {.rank = rank, .peer = peer};
+    struct p2p_pair *pair;
+    HASH_FIND(hh, comm->pairs, &key, sizeof key, pair);
+    return pair;
+}
+
+struct p2p_pair *pair_make(struct p2p_comm *comm, uint32_t rank, uint32_t peer, bool force,
+                           struct error *error)
+{
+    struct p2p_pair *pair = pair_find(comm, rank, peer);
+    if (pair != NULL) {
+        return pair;
+    }
+    struct budget_account *account = comm->locals[comm->local_of_rank[rank]].account;
+    bool charged = budget_charge(account, BUDGET_OPERATIONS, P2P_PAIR_COST_BYTES, error) == STATUS_OK;
+    if (!charged && !force) {
+        return NULL;
+    }
+    pair = calloc(1, sizeof *pair);
+    if (pair != NULL) {
+        pair->key = (struct p2p_pair_key){.rank = rank, .peer = peer};
+        pair->charged = charged;
+        HASH_ADD(hh, comm->pairs, key, sizeof pair->key, pair);
+    }
+    if (pair == NULL || !table_has(pair, hh)) {
+        if (charged) {
+            budget_release(account, BUDGET_OPERATIONS, P2P_PAIR_COST_BYTES);
+        }
+        free(pair);
+        error_set(error, STATUS_NO_MEMORY, "no memory for a message");
+        return NULL;
+    }
+    return pair;
+}
+
+void pair_end_later(struct p2p_comm *comm, struct p2p_pair *pair)
+{
+    if (!pair->ending && pair->messages != NULL) {
+        pair->ending = true;
+        DL_APPEND2(comm->ending, pair, end_prev, end_next);
+        p2p_comm_set_busy(comm);
+    }
+}
+
+/* --- Ranks that leave --- */
+
+/* Nobody else can send to the local rank any more. */
+static void end_any_source(struct p2p_comm *comm)
+{
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        uint32_t rank = comm->locals[i].rank;
+        struct p2p_pair *pair = pair_find(comm, rank, COMM_ANY_SOURCE_RANK);
+        if (pair != NULL && comm->gone_count == comm->options.size - 1 && !comm->gone[rank]) {
+            pair_end_later(comm, pair);
+        }
+    }
+}
+
+static void rank_is_gone(struct p2p_comm *comm, uint32_t rank)
+{
+    if (comm->gone[rank]) {
+        return;
+    }
+    comm->gone[rank] = true;
+    comm->gone_count++;
+    for (uint32_t i = 0; i < comm->local_count; i++) {
+        struct p2p_pair *pair = pair_find(comm, comm->locals[i].rank, rank);
+        if (pair != NULL) {
+            pair_end_later(comm, pair);
+        }
+    }
+    end_any_source(comm);
+}
+
+static void departures_step(struct p2p_link *link, uint64_t came_count)
+{
+    struct p2p_departure *departure, *next;
+    DL_FOREACH_SAFE(link->departures, departure, next)
+    {
+        if (came_count >= departure->sent_count) {
+            DL_DELETE(link->departures, departure);
+            rank_is_gone(link->comm, departure->rank);
+            free(departure);
+        }
+    }
+}
+
+void incoming_departures(struct p2p_link *link)
+{
+    departures_step(link, link->came_count);
+}
+
+void p2p_node_lost(struct p2p_comm *comm, uint32_t node, uint64_t now_ns)
+{
+    comm->p2p->now_ns = now_ns;
+    if (comm->links[node] != NULL && !comm->failed) {
+        departures_step(comm->links[node], UINT64_MAX);
+    }
+}
+
+void p2p_rank_left(struct p2p_comm *comm, uint32_t rank, uint64_t sent_count, uint64_t now_ns)
+{
+    struct p2p_link *link = comm->links[comm->node_of_rank[rank]];
+    comm->p2p->now_ns = now_ns;
+    if (link == NULL || comm->failed || comm->gone[rank]) {
+        return;
+    }
+    if (link->came_count >= sent_count) {
+        rank_is_gone(comm, rank);
+        return;
+    }
+    struct p2p_departure *departure = calloc(1, sizeof *departure);
+    if (departure == NULL) {
+        p2p_comm_fail(comm, &p2p_no_memory);
+        return;
+    }
+    departure->rank = rank;
+    departure->sent_count = sent_count;
+    DL_APPEND(link->departures, departure);
+}
+
+void p2p_rank_leaves(struct p2p_comm *comm, uint32_t rank, uint64_t now_ns)
+{
+    struct p2p_pair *pair, *next;
+    struct p2p_local *local = &comm->locals[comm->local_of_rank[rank]];
+    struct error left;
+    comm->p2p->now_ns = now_ns;
+    if (comm->failed || local->has_left) {
+        return;
+    }
+    local->has_left = true;
+    message_set_left(comm, &left, rank);
+    HASH_ITER (hh, comm->pairs, pair, next) {
+        while (pair->key.rank == rank && pair->messages != NULL) {
+            message_give_up(pair->messages, &left, true);
+        }
+    }
+    for (struct p2p_arrival *arrival; (arrival = local->arrivals) != NULL;) {
+        match_remove_arrival(comm, arrival);
+        if (arrival->send != NULL) {
+            arrival->send->arrival = NULL;
+            message_end(arrival->send, &left);
+        } else if (!arrival->eager) {
+            link_answer(arrival, MESSAGE_REFUSE, STATUS_RANK_LOST, (enum dtype)arrival->dtype, 0);
+        }
+        arrival_free(arrival);
+    }
+    rank_is_gone(comm, rank);
+}

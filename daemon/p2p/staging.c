@@ -1,0 +1,330 @@
+#include <stdlib.h>
+#include <string.h>
+
+#include "daemon/p2p/p2p_internal.h"
+
+/*
+ * Messages whose buffers are on GPUs. Between nodes, and where a GPU does not reach the other's memory, their
+ * bytes go through a pipe, chunk by chunk; within a node otherwise in one copy. What goes with its envelope
+ * is copied to the host first.
+ *
+ * A failure here is one of a GPU, or of memory for it: it ends the message, and the other side hears of it.
+ */
+
+_Static_assert(MESSAGE_PIPE_CHUNK_BYTES *MESSAGE_PIPE_CHUNKS_MAX <= P2P_PIPES_MAX_BYTES,
+               "every pipe has its turn");
+_Static_assert(MESSAGE_EAGER_MAX_BYTES <= MESSAGE_PIPE_CHUNK_BYTES, "what is small is one chunk");
+
+static void fail(struct p2p_message *message, struct error *error)
+{
+    (void)error_prefix(error, "\"%s\"", message->comm->options.name);
+    message_give_up(message, error, true);
+}
+
+/* --- Pipes --- */
+
+/* Each way has a queue of its own, beside that of operations: a GPU copies both ways at once. */
+static enum status queue_of(struct p2p_comm *comm, uint32_t gpu, enum message_way way, struct gpu_queue **out,
+                            struct error *error)
+{
+    if (comm->gpu_queues == NULL) {
+        comm->gpu_queues = calloc((size_t)GPU_DEVICES_MAX * MESSAGE_WAYS, sizeof(struct gpu_queue *));
+        if (comm->gpu_queues == NULL) {
+            return error_set(error, STATUS_NO_MEMORY, "no memory for queues");
+        }
+    }
+    struct gpu_queue **queue = &comm->gpu_queues[gpu * MESSAGE_WAYS + (uint32_t)way];
+    enum status status = *queue == NULL ? gpu_queue_new(comm->p2p->gpus, gpu, queue, error) : STATUS_OK;
+    *out = *queue;
+    return status;
+}
+
+void staging_release(struct p2p_comm *comm)
+{
+    for (uint32_t i = 0; comm->gpu_queues != NULL && i < GPU_DEVICES_MAX * MESSAGE_WAYS; i++) {
+        gpu_queue_free(comm->gpu_queues[i]);
+    }
+    free(comm->gpu_queues);
+}
+
+/* The end of a pipe that the message's buffer is; null, or on the host: the caller's. */
+static enum status pipe_end(const struct p2p_message *message, enum message_way way,
+                            struct message_pipe_end *end, struct error *error)
+{
+    *end = (struct message_pipe_end){.queue = NULL};
+    if (message == NULL || !message->on_gpu) {
+        return STATUS_OK;
+    }
+    end->buffer = message->buffer;
+    return queue_of(message->comm, message->gpu, way, &end->queue, error);
+}
+
+static bool is_direct(const struct p2p_message *source, const struct p2p_message *sink)
+{
+    if (source == NULL || sink == NULL || !source->on_gpu || !sink->on_gpu) {
+        return false;
+    }
+    return source->gpu == sink->gpu || gpu_devices_reaches(source->comm->p2p->gpus, source->gpu, sink->gpu);
+}
+
+/* The other side of a receive, where it is of this node. */
+static struct p2p_message *send_of(const struct p2p_message *receive)
+{
+    return receive->arrival != NULL ? receive->arrival->send : NULL;
+}
+
+/*
+ * Of `owner`, one of the two; the one that is of another node is null. False: not now, and it stands among
+ * those that wait for memory; or it has ended.
+ */
+static bool begin_pipe(struct p2p_message *owner, enum message_way way, const struct p2p_message *source,
+                       const struct p2p_message *sink, uint64_t bytes)
+{
+    struct p2p_comm *comm = owner->comm;
+    bool direct = is_direct(source, sink);
+    uint64_t memory_bytes = direct ? 0 : message_pipe_memory_bytes(bytes);
+    struct p2p_transfer *transfer = message_transfer(owner);
+    struct message_pipe_end from, to;
+    struct error error;
+    bool is_first = comm->crowded[way] == NULL || owner->is_next;
+    if (memory_bytes > 0 && (!is_first || comm->pipe_bytes[way] + memory_bytes > P2P_PIPES_MAX_BYTES)) {
+        message_crowd(owner, way);
+        return false;
+    }
+    enum status status = transfer != NULL ? pipe_end(source, MESSAGE_WAY_OUT, &from, &error)
+                                          : error_set(&error, STATUS_NO_MEMORY, "no memory for a message");
+    if (status == STATUS_OK) {
+        status = pipe_end(sink, MESSAGE_WAY_IN, &to, &error);
+    }
+    if (status == STATUS_OK) {
+        status = message_pipe_new(comm->p2p->gpus, &from, &to, direct, bytes, &transfer->pipe, &error);
+    }
+    if (status != STATUS_OK) {
+        fail(owner, &error);
+        return false;
+    }
+    transfer->pipe_bytes = memory_bytes;
+    comm->pipe_bytes[way] += memory_bytes;
+    if (owner->is_next) {
+        owner->is_next = false;
+        staging_wake_next(comm, way);
+    }
+    return true;
+}
+
+void staging_wake_next(struct p2p_comm *comm, enum message_way way)
+{
+    struct p2p_message *next = comm->crowded[way];
+    if (next != NULL && !comm->failed) {
+        next->is_next = true;
+        message_activate(next);
+    }
+}
+
+void staging_free_pipe(struct p2p_message *message)
+{
+    struct p2p_comm *comm = message->comm;
+    struct p2p_transfer *transfer = message->transfer;
+    enum message_way way = message->sends ? MESSAGE_WAY_OUT : MESSAGE_WAY_IN;
+    comm->pipe_bytes[way] -= transfer->pipe_bytes;
+    if (transfer->pipe_bytes > 0) {
+        staging_wake_next(comm, way);
+    }
+    message_pipe_free(transfer->pipe);
+    transfer->pipe = NULL;
+    transfer->pipe_bytes = 0;
+}
+
+/* Returns whether chunks came to their end. *ended: it failed, and so did the message. */
+static bool step_pipe(struct p2p_message *message, uint64_t now_ns, bool *ended)
+{
+    struct pacer *pacer = &message->comm->p2p->pacer;
+    struct message_pipe *pipe = message->transfer->pipe;
+    struct error error;
+    bool advanced = false;
+    *ended = message_pipe_step(pipe, now_ns, &advanced, &error) != STATUS_OK;
+    pacer->advanced |= advanced;
+    pacer->waits |= message_pipe_waits(pipe);
+    if (*ended) {
+        fail(message, &error);
+    }
+    return advanced;
+}
+
+bool staging_is_idle(struct p2p_message *message, uint64_t now_ns)
+{
+    struct message_pipe *pipe = message->transfer->pipe;
+    if (message_pipe_is_idle(pipe, now_ns)) {
+        return true;
+    }
+    message->comm->p2p->pacer.waits |= message_pipe_waits(pipe);
+    return false;
+}
+
+/* --- Sends --- */
+
+bool staging_is_small(const struct p2p_message *send)
+{
+    return send->on_gpu && send->count_elements > 0 && message_is_eager(send);
+}
+
+/* Pinned memory is for what GPUs are at: where the envelope waits for the network, the payload is elsewhere.
+ */
+bool staging_copy_small(struct p2p_message *send, struct message_pass *pass)
+{
+    uint64_t bytes = message_bytes(send, send->count_elements);
+    size_t chunk_bytes;
+    bool ended;
+    if ((send->transfer == NULL || send->transfer->pipe == NULL) &&
+        !begin_pipe(send, MESSAGE_WAY_OUT, send, NULL, bytes)) {
+        return false;
+    }
+    (void)step_pipe(send, pass->now_ns, &ended);
+    if (ended) {
+        return false;
+    }
+    struct p2p_transfer *transfer = send->transfer;
+    const void *chunk = message_pipe_next(transfer->pipe, &chunk_bytes);
+    if (chunk == NULL) {
+        return false;
+    }
+    transfer->copy = malloc(chunk_bytes);
+    if (transfer->copy == NULL) {
+        struct error error = p2p_no_memory;
+        fail(send, &error);
+        return false;
+    }
+    memcpy(transfer->copy, chunk, chunk_bytes);
+    message_pipe_take(transfer->pipe);
+    message_pipe_drained(transfer->pipe);
+    staging_free_pipe(send);
+    send->buffer = transfer->copy;
+    send->on_gpu = false;
+    return true;
+}
+
+static void chunk_sent(void *context, enum status result, uint64_t now_ns)
+{
+    struct p2p_message *send = context;
+    message_pipe_drained(send->transfer->pipe);
+    if (send->state == MESSAGE_LEAVING) {
+        message_leaving_step(send, now_ns);
+    } else if (result != STATUS_OK) {
+        link_payload_over(send, false); /* the reason comes on another way */
+    } else if (message_pipe_is_through(send->transfer->pipe)) {
+        link_payload_over(send, true);
+        message_end(send, &p2p_fine);
+    } else {
+        message_activate(send);
+    }
+}
+
+static void send_chunks(struct p2p_message *send)
+{
+    struct p2p_transfer *transfer = send->transfer;
+    size_t bytes;
+    for (const void *chunk; (chunk = message_pipe_next(transfer->pipe, &bytes)) != NULL;) {
+        enum status status = net_stream_send(transfer->stream, NULL, 0, chunk, bytes, chunk_sent, send);
+        if (status == STATUS_UNREACHABLE) {
+            link_payload_over(send, false); /* the end of the communicator follows */
+            return;
+        }
+        if (status != STATUS_OK) {
+            p2p_retry(send->comm->p2p);
+            return;
+        }
+        message_pipe_take(transfer->pipe);
+    }
+}
+
+void staging_send_step(struct p2p_message *send, struct message_pass *pass)
+{
+    bool ended;
+    if (!send->transfer->has_slot) {
+        return; /* its stream is lost */
+    }
+    if (send->transfer->pipe == NULL &&
+        !begin_pipe(send, MESSAGE_WAY_OUT, send, NULL, message_bytes(send, send->count_elements))) {
+        return;
+    }
+    if (send->transfer->stream == NULL && link_open_payload(send, NULL, 0, NULL) != STATUS_OK) {
+        p2p_retry(send->comm->p2p);
+        return;
+    }
+    (void)step_pipe(send, pass->now_ns, &ended);
+    if (!ended) {
+        send_chunks(send);
+    }
+}
+
+/* --- Receives --- */
+
+bool staging_needs_pipe(const struct p2p_message *receive)
+{
+    const struct p2p_message *send = send_of(receive);
+    bool on_gpu = receive->on_gpu || (send != NULL && send->on_gpu);
+    bool has_pipe = receive->transfer != NULL && receive->transfer->pipe != NULL;
+    return on_gpu && !has_pipe && receive->received_elements > 0;
+}
+
+bool staging_receives(struct p2p_message *receive, struct message_pass *pass)
+{
+    (void)pass;
+    return begin_pipe(receive, MESSAGE_WAY_IN, send_of(receive), receive,
+                      message_bytes(receive, receive->received_elements));
+}
+
+/* From a sender's buffer on the host of this node. Returns whether the turn has no bytes left. */
+static bool store_from(const struct p2p_message *send, struct p2p_message *receive, struct message_pass *pass)
+{
+    struct message_pipe *pipe = receive->transfer->pipe;
+    size_t room_bytes;
+    for (void *room; (room = message_pipe_room(pipe, &room_bytes)) != NULL;) {
+        if (pass->left_bytes == 0) {
+            return true;
+        }
+        room_bytes = room_bytes < pass->left_bytes ? room_bytes : (size_t)pass->left_bytes;
+        memcpy(room, (const unsigned char *)send->buffer + receive->moved_bytes, room_bytes);
+        message_pipe_stored(pipe, room_bytes);
+        receive->moved_bytes += room_bytes;
+        pass->left_bytes -= room_bytes;
+    }
+    return false;
+}
+
+/* To its own buffer on the host. Returns whether there is room again. */
+static bool take_to(struct p2p_message *receive)
+{
+    struct message_pipe *pipe = receive->transfer->pipe;
+    bool taken = false;
+    size_t bytes;
+    for (const void *chunk; (chunk = message_pipe_next(pipe, &bytes)) != NULL;) {
+        memcpy((unsigned char *)receive->buffer + receive->moved_bytes, chunk, bytes);
+        message_pipe_take(pipe);
+        message_pipe_drained(pipe);
+        receive->moved_bytes += bytes;
+        taken = true;
+    }
+    return taken;
+}
+
+bool staging_receive_step(struct p2p_message *receive, struct message_pass *pass)
+{
+    const struct p2p_message *send = send_of(receive);
+    bool ended;
+    if (send != NULL && !send->on_gpu) {
+        pass->more |= store_from(send, receive, pass);
+    }
+    bool advanced = step_pipe(receive, pass->now_ns, &ended);
+    if (!ended && !receive->on_gpu && take_to(receive)) {
+        (void)step_pipe(receive, pass->now_ns, &ended);
+        pass->more = true;
+    }
+    if (ended) {
+        return false;
+    }
+    bool through = message_pipe_is_through(receive->transfer->pipe);
+    pass->resumes |= advanced && receive->state == MESSAGE_RECEIVING;
+    pass->more |= advanced && !through && send != NULL && !send->on_gpu;
+    return through;
+}

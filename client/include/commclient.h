@@ -204,8 +204,9 @@ COMM_API COMM_CHECK comm_result_t comm_init(comm_client_t *client, const char *n
 
 /*
  * Leaves the communicator and frees it. With operations pending it first tries to finish them, for at most
- * one second. Its handles must have been waited for, or freed, before. What this thread has collected for it
- * in a group that has not ended is not submitted. Null is accepted.
+ * one second. Messages that were sent are received later all the same. Its handles must have been waited for,
+ * or freed, before. What this thread has collected for it in a group that has not ended is not submitted.
+ * Null is accepted.
  */
 COMM_API void comm_destroy(comm_t *comm);
 
@@ -296,7 +297,9 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
  * Send and receive buffers must not overlap, but for the forms named `in place`.
  *
  * A failure of an operation is reported by comm_wait on its handle, or else by the next comm_sync or
- * comm_barrier; one that ends the communicator also by every later call on it.
+ * comm_barrier; one that ends the communicator also by every later call on it. A communicator ends by the
+ * loss of a rank or node, an abort, the deadline of a collective, or memory that is not what it was; never by
+ * a message, a contradiction (COMM_MISMATCH) or a budget (COMM_LIMIT).
  * Should a GPU not let go of an operation of a communicator that has failed, it is reported within two
  * seconds all the same, and may still touch its buffers.
  */
@@ -454,8 +457,19 @@ COMM_API COMM_CHECK comm_result_t comm_exclusive_scan(comm_t *comm, const void *
  * sent to this rank with that tag and that no earlier receive took; messages of one sender and tag are taken
  * in the order sent. They are no part of the order of the collectives, and no other rank has to know of them.
  * A message may be shorter than the receive's count; one that is longer, or of another dtype, fails the
- * receive with COMM_MISMATCH. A message of up to 16 KiB is sent at once, others when they are received, and,
- * on a GPU, the receive's stream has come to it: a send may end only then.
+ * receive with COMM_MISMATCH. A message of at most 16 KiB is copied and its send ends at once, on one node
+ * and between nodes, as long as the receiver has taken all but 64 KiB of what the sender sent it (less in
+ * communicators of more than 256 ranks: 16 MiB for all senders to one rank). Any other send ends when its
+ * message is received, and, on a GPU, the receive's stream has come to it. What one pair of ranks does not
+ * receive holds no other pair, tag or collective up.
+ *
+ * A failure ends that message alone, on both ranks, and the communicator goes on:
+ *   COMM_TIMED_OUT   its deadline passed, here or there
+ *   COMM_MISMATCH    it does not fit its receive
+ *   COMM_LIMIT       the receiver's user has no room for more messages that nobody received
+ *   COMM_DEVICE, COMM_NO_MEMORY   a GPU, or memory for it, failed here or there
+ *   COMM_RANK_LOST   the other rank has left the communicator. What it sent before is received first. A
+ *                    receive from any source ends so once every other rank has left
  */
 #define COMM_ANY_SOURCE UINT32_MAX
 COMM_API COMM_CHECK comm_result_t comm_send(comm_t *comm, const void *buffer, size_t count,

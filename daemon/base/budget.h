@@ -51,8 +51,7 @@ struct budget_account;
       BUDGET_ADDRESSES_MAX_BYTES)                                                                            \
     X(MEMORIES, "memories", "registered memories", BUDGET_MEMORIES_MAX, UINT64_MAX)                          \
     X(CHUNKS, "gpu_chunks", "parts of virtual memory on GPUs", 1u << 18, 1u << 18)                           \
-    X(EARLY, "early_bytes", "bytes from other nodes for calls that are not posted here", 384u << 20,         \
-      128u << 20)                                                                                            \
+    X(EARLY, "early_bytes", "bytes that were sent for calls that are not posted", 384u << 20, 128u << 20)    \
     X(DESCRIPTORS, "descriptors", "file descriptors", BUDGET_DESCRIPTORS_MAX, BUDGET_DESCRIPTORS_MAX)
 
 enum budget_kind {

@@ -96,6 +96,7 @@ struct comms_member {
 };
 
 #define COMMS_MESSAGE_COST_BYTES 256u /* of commd's memory for a message that is pending; fences aside */
+#define COMMS_P2P_LATE_MAX 256        /* messages whose deadline has passed that end in one turn */
 #define COMMS_OVERDUE_NS (2 * TIME_S) /* how long a failed communicator's operations may take to end */
 #define COMMS_RECORD_POLL_NS (200 * TIME_US) /* between looks at words that records wait for */
 

@@ -368,7 +368,9 @@ static void point_is_late(struct communicator *comm, struct comms_p2p *point, ui
 uint64_t comms_p2p_deadlines(struct communicator *comm, uint64_t now_ns)
 {
     struct timer_node *first;
-    while ((first = timer_heap_first(&comm->point_deadlines)) != NULL && now_ns >= first->deadline_ns) {
+    uint32_t left = COMMS_P2P_LATE_MAX; /* the rest is due at once then */
+    while ((first = timer_heap_first(&comm->point_deadlines)) != NULL && now_ns >= first->deadline_ns &&
+           left-- > 0) {
         timer_heap_remove(&comm->point_deadlines, first);
         point_is_late(comm, (struct comms_p2p *)((char *)first - offsetof(struct comms_p2p, deadline)),
                       now_ns);

@@ -77,22 +77,29 @@ static void node_down(void *context, uint32_t peer, const struct error *cause, u
     hostile->down = *cause;
 }
 
+/* Of its operations and of its messages, which fail once each: the first one counts. */
+static void failed(struct hostile *hostile, bool *before, const struct error *cause)
+{
+    require(!*before);
+    *before = true;
+    if (hostile->failures == 0) {
+        hostile->failures++;
+        hostile->failure = *cause;
+    }
+}
+
 static void comm_failed(void *context, const struct error *cause, uint64_t now_ns)
 {
     struct hostile *hostile = context;
     (void)now_ns;
-    require(hostile->failures == 0);
-    hostile->failures++;
-    hostile->failure = *cause;
+    failed(hostile, &hostile->operations_failed, cause);
 }
 
-/* Either of the two. */
 static void messages_failed(void *context, const struct error *cause, uint64_t now_ns)
 {
-    const struct hostile *hostile = context;
-    if (hostile->failures == 0) {
-        comm_failed(context, cause, now_ns);
-    }
+    struct hostile *hostile = context;
+    (void)now_ns;
+    failed(hostile, &hostile->messages_failed, cause);
 }
 
 static void comm_disagreed(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns)

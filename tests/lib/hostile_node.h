@@ -59,6 +59,7 @@ struct hostile {
     uint32_t pending; /* operations and messages that have not ended */
     uint32_t ups, downs;
     struct error down; /* why node a's connection ended last */
+    bool operations_failed, messages_failed;
     uint32_t failures;
     struct error failure; /* of the communicator */
     uint32_t disputes;

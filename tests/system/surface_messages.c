@@ -14,6 +14,37 @@ static comm_request_t *post(bool sends, int64_t *buffer, size_t count, uint32_t 
     return request;
 }
 
+/* Head to head: a send of at most 16 KiB ends before anybody receives it, wherever its receiver is. */
+static void send_then_receive(size_t count)
+{
+    uint32_t right = (rank + 1) % size, left = (rank + size - 1) % size;
+    count = count < 2048 ? count : 2048;
+    poison(count);
+    expect_ok(comm_send(comm, at(input), count, COMM_I64, right, 10, NULL), "comm_send");
+    expect_ok(comm_sync(comm, 0), "comm_sync after comm_send");
+    expect_ok(comm_recv(comm, at(output), count, COMM_I64, left, 10, NULL), "comm_recv");
+    expect_ok(comm_sync(comm, 0), "comm_sync after comm_recv");
+    get_output();
+    for (size_t i = 0; i < count; i++) {
+        check_at("a message that was sent before", i, value(left, i));
+    }
+    checked++;
+}
+
+/* A deadline of its own ends a receive that nothing comes for, and nothing else. */
+static void receive_in_vain(void)
+{
+    comm_request_t *request = NULL;
+    comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
+    options.request = &request;
+    options.stream = device != COMM_DEVICE_HOST ? COMM_STREAM_NONE : NULL;
+    options.timeout_ms = 20;
+    expect_ok(comm_recv(comm, at(output), 1, COMM_I64, COMM_ANY_SOURCE, 77, &options), "comm_recv");
+    expect(comm_wait(&request, NULL), COMM_TIMED_OUT, "comm_wait of a receive in vain");
+    expect_ok(comm_barrier(comm, NULL), "comm_barrier after it");
+    checked++;
+}
+
 /* Everybody to everybody, oneself included: two of each tag in order, the second tag taken first; then any
  * source. In a group every other time: then a stream does not come between them. */
 void messages(size_t count)
@@ -68,4 +99,8 @@ void messages(size_t count)
         check_at("comm_send_recv", i, value(left, i));
     }
     checked += 2;
+    send_then_receive(count);
+    if (turn % 4 == 1) {
+        receive_in_vain();
+    }
 }

@@ -1,0 +1,187 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "daemon/base/log.h"
+#include "daemon/p2p/p2p.h"
+#include "tests/lib/hostile_node.h"
+
+/*
+ * Node b has a certificate and lies about messages: about credit, replies and ends. What no correct node
+ * sends costs it its connection; what crosses on the way of a correct one does not.
+ */
+#define BYTES 40000u
+
+static struct hostile hostile;
+static unsigned char payload[MESSAGE_EAGER_MAX_BYTES];
+
+static struct message_header header_of(enum message_kind kind, uint64_t id, uint64_t count)
+{
+    bool is_reply = kind == MESSAGE_ACCEPT || kind == MESSAGE_REFUSE || kind == MESSAGE_CREDIT;
+    bool has_payload = kind == MESSAGE_EAGER || kind == MESSAGE_DATA;
+    return (struct message_header){
+        .kind = kind,
+        .dtype = DTYPE_U8,
+        .status = kind == MESSAGE_REFUSE || kind == MESSAGE_WITHDRAW ? STATUS_TIMED_OUT : STATUS_OK,
+        .comm_id = HOSTILE_COMM_ID,
+        .id = id,
+        .source_rank = is_reply ? 0 : 1,
+        .to_rank = is_reply ? 1 : 0,
+        .tag = 7,
+        .count_elements = count,
+        .payload_bytes = has_payload ? count : 0};
+}
+
+static void say(struct net_stream *stream, enum message_kind kind, uint64_t id, uint64_t count)
+{
+    struct message_header header = header_of(kind, id, count);
+    (void)hostile_say_message(&hostile, stream, &header);
+    if (kind == MESSAGE_EAGER) {
+        (void)hostile_say(&hostile, stream, payload, count);
+    }
+}
+
+static void assert_dropped(const char *what)
+{
+    hostile_turns(&hostile, 50);
+    assert_int_equal(hostile.downs, 1);
+    assert_int_equal(hostile.down.status, STATUS_PROTOCOL);
+    if (strstr(hostile.down.text, what) == NULL) {
+        fail_msg("dropped for \"%s\", not \"%s\"", hostile.down.text, what);
+    }
+}
+
+/* Eager data beyond the credit of the pair, which nobody receives. */
+static void test_more_than_its_credit(void **state)
+{
+    (void)state;
+    for (uint32_t tiny = 0; tiny < 2; tiny++) {
+        uint32_t bytes = tiny == 1 ? 0 : MESSAGE_EAGER_MAX_BYTES;
+        uint32_t fit = P2P_CREDIT_MAX_BYTES / (tiny == 1 ? P2P_CREDIT_LEAST_BYTES : MESSAGE_EAGER_MAX_BYTES);
+        hostile_start(&hostile, 1 << 20);
+        struct net_stream *stream = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        for (uint32_t id = 1; id <= fit; id++) {
+            say(stream, MESSAGE_EAGER, id, bytes);
+        }
+        hostile_turns(&hostile, 50);
+        assert_int_equal(hostile.downs, 0);
+        say(stream, MESSAGE_EAGER, fit + 1, bytes);
+        assert_dropped("more eager data than it has credit for");
+        net_stream_reset(stream);
+        hostile_stop(&hostile);
+    }
+}
+
+/* Each alone, on a fresh connection. Node a has sent one message, which is offered. */
+static void test_what_no_node_says(void **state)
+{
+    (void)state;
+    static const struct {
+        enum message_kind kind;
+        uint64_t id, count;
+        const char *what;
+    } lies[] = {
+        {MESSAGE_ENVELOPE, 2, BYTES, "a message out of its order"},
+        {MESSAGE_ENVELOPE, 0, BYTES, "a message out of its order"},
+        {MESSAGE_WITHDRAW, 1, BYTES, "that a message ends which it never sent"},
+        {MESSAGE_WITHDRAW, 0, BYTES, "that a message ends which it never sent"},
+        {MESSAGE_CREDIT, 0, 1, "that more was taken than was sent"},
+        {MESSAGE_ACCEPT, 2, BYTES, "a reply to a message that was not sent"},
+        {MESSAGE_REFUSE, 0, BYTES, "a reply to a message that was not sent"},
+        {MESSAGE_DATA, 1, 100, "a payload that no receive waits for"},
+    };
+    for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
+        struct hostile_buffer buffer = hostile_buffer_new(BYTES);
+        struct hostile_outcome outcome;
+        hostile_start(&hostile, 1 << 20);
+        assert_true(hostile_post(&hostile, true, 7, &buffer, &outcome));
+        hostile_turns(&hostile, 50);
+        assert_int_equal(hostile.message_count, 1);
+        assert_int_equal(hostile.messages[0].kind, MESSAGE_ENVELOPE);
+        struct net_stream *stream = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        say(stream, lies[i].kind, lies[i].id, lies[i].count);
+        assert_dropped(lies[i].what);
+        net_stream_reset(stream);
+        hostile_stop(&hostile);
+        hostile_buffer_free(&buffer);
+    }
+}
+
+/* A second word on a message; a word on a message of other ranks. */
+static void test_second_replies(void **state)
+{
+    (void)state;
+    for (uint32_t which = 0; which < 2; which++) {
+        struct hostile_buffer buffer = hostile_buffer_new(BYTES);
+        struct hostile_outcome outcome;
+        hostile_start(&hostile, 1 << 20);
+        assert_true(hostile_post(&hostile, true, 7, &buffer, &outcome));
+        hostile_turns(&hostile, 50);
+        struct net_stream *stream = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        struct message_header header = header_of(MESSAGE_ACCEPT, 1, BYTES);
+        header.to_rank = which == 0 ? 1 : 3;
+        uint8_t twice[2 * MESSAGE_HEADER_BYTES];
+        message_header_encode(&header, twice);
+        message_header_encode(&header, twice + MESSAGE_HEADER_BYTES);
+        assert_true(hostile_say(&hostile, stream, twice, which == 0 ? sizeof twice : MESSAGE_HEADER_BYTES));
+        assert_dropped(which == 0 ? "a second reply to a message" : "a reply to a message of other ranks");
+        net_stream_reset(stream);
+        hostile_stop(&hostile);
+        hostile_buffer_free(&buffer);
+    }
+}
+
+/* What is on its way when a message ends: its payload, and replies to it, go nowhere, and nobody is blamed.
+ */
+static void test_words_that_cross(void **state)
+{
+    (void)state;
+    struct hostile_buffer buffer = hostile_buffer_new(BYTES);
+    struct hostile_outcome receive;
+    hostile_start(&hostile, 1 << 20);
+    assert_true(hostile_post(&hostile, false, 7, &buffer, &receive));
+    struct net_stream *envelopes = hostile_open(&hostile, NET_STREAM_MESSAGE);
+    say(envelopes, MESSAGE_ENVELOPE, 1, BYTES);
+    hostile_turns(&hostile, 50);
+    assert_int_equal(hostile.message_count, 1);
+    assert_int_equal(hostile.messages[0].kind, MESSAGE_ACCEPT);
+    struct net_stream *data = hostile_open(&hostile, NET_STREAM_MESSAGE);
+    say(data, MESSAGE_DATA, 1, BYTES);
+    assert_true(hostile_say(&hostile, data, payload, 1000));
+    say(envelopes, MESSAGE_WITHDRAW, 1, BYTES);
+    hostile_turns(&hostile, 50);
+    assert_int_equal(receive.calls, 1);
+    assert_int_equal(receive.result.status, STATUS_TIMED_OUT);
+    assert_non_null(strstr(receive.result.text, "the send of rank 1 (node b), tag 7, ended first"));
+    memset(hostile_at(&buffer), HOSTILE_POISON, BYTES);
+    (void)hostile_say(&hostile, data, payload, 1000);
+    struct net_stream *late = hostile_open(&hostile, NET_STREAM_MESSAGE);
+    say(late, MESSAGE_DATA, 1, BYTES);
+    say(envelopes, MESSAGE_WITHDRAW, 1, BYTES);
+    hostile_turns(&hostile, 50);
+    assert_true(hostile_is_untouched(&buffer));
+    assert_int_equal(hostile.downs, 0);
+    assert_int_equal(hostile.failures, 0);
+    net_stream_reset(envelopes);
+    net_stream_reset(data);
+    net_stream_reset(late);
+    hostile_stop(&hostile);
+    hostile_buffer_free(&buffer);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_more_than_its_credit),
+        cmocka_unit_test(test_what_no_node_says),
+        cmocka_unit_test(test_second_replies),
+        cmocka_unit_test(test_words_that_cross),
+    };
+    log_set_level(LOG_LEVEL_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -4,7 +4,7 @@
 #include "proto/data_header.h"
 
 /* How often the lane's memory holds the slice's vector, for this kind of operation, on a node without a
- * buffer for all of it: daemon/exec/slice_layout.c lays them out. */
+ * buffer for all of it: see coll_stage_memory_elements. */
 static double lane_vectors(enum op_kind kind)
 {
     switch (kind) {

@@ -82,6 +82,51 @@ bool coll_stage_total(const struct coll_stage_op *op, uint64_t *out)
     return true;
 }
 
+bool coll_stage_needs_agreement(const struct coll_stage_op *op)
+{
+    bool hears_of_all = op->kind == OP_KIND_ALL_REDUCE || op->kind == OP_KIND_ALL_GATHER ||
+                        op->kind == OP_KIND_REDUCE_SCATTER || op->kind == OP_KIND_ALL_TO_ALL;
+    return op->kind != OP_KIND_BARRIER && (op->total_elements == 0 || op->has_layouts || !hears_of_all);
+}
+
+uint64_t coll_stage_touched_elements(const struct coll_stage_op *op)
+{
+    uint64_t locals = op->map->local_count;
+    switch (stage_family_of(op->kind)) {
+    case STAGE_VECTOR:
+        return (op->kind == OP_KIND_ALL_REDUCE ? 2 * locals : locals + 1) * op->total_elements;
+    case STAGE_BLOCKS:
+        return (op_kind_has_root(op->kind) ? 2 : locals + 1) * op->total_elements;
+    case STAGE_PAIRS:
+        return 2 * stage_pairs_total(op);
+    case STAGE_SCAN:
+    case STAGE_NONE:
+        break;
+    }
+    return 0;
+}
+
+bool coll_stage_in_place(const struct coll_stage_op *op, uint32_t rank, struct coll_stage_place *first,
+                         struct coll_stage_place *same)
+{
+    const struct coll_stage_rank *at = &op->ranks[rank];
+    uint32_t number = coll_map_local_rank(op->map, rank % op->map->local_count);
+    *first = stage_input(rank, 0);
+    *same = stage_output(rank, 0);
+    if (op->kind == OP_KIND_ALL_GATHER || op->kind == OP_KIND_GATHER) {
+        same->offset_elements = stage_block_begin(op, &at->output_layout, number);
+    } else if (op->kind == OP_KIND_REDUCE_SCATTER || op->kind == OP_KIND_SCATTER) {
+        *first = stage_output(rank, 0);
+        *same = stage_input(rank, stage_block_begin(op, &at->input_layout, number));
+    }
+    return op->kind != OP_KIND_ALL_TO_ALL; /* it would overwrite blocks before they are sent */
+}
+
+uint64_t coll_stage_slice_offset(const struct coll_stage_op *op, uint64_t slice)
+{
+    return stage_slice_of(op, slice).offset_elements;
+}
+
 /* --- Domains --- */
 
 uint32_t stage_slots(const struct coll_stage_op *op, uint32_t part)

@@ -135,6 +135,23 @@ bool coll_stage_sizes_are_private(const struct coll_stage_op *op);
 /* The kind of the operation's schedule: its own; a scan of ranks that are not contiguous gathers. */
 enum op_kind coll_stage_schedule_kind(enum op_kind kind, const struct coll_map *map);
 
+/* Whether a node may come to the end of the data without word of every other node. */
+bool coll_stage_needs_agreement(const struct coll_stage_op *op);
+
+/* ALONE: elements of all buffers that the operation reads and writes; 0 where it reads again at once what it
+ * has written, so that it had better stay in the caches. */
+uint64_t coll_stage_touched_elements(const struct coll_stage_op *op);
+
+/*
+ * In place: the first element of a rank's input, or of its output, is that one of its other buffer. False:
+ * the kind has no such form.
+ */
+bool coll_stage_in_place(const struct coll_stage_op *op, uint32_t rank, struct coll_stage_place *first,
+                         struct coll_stage_place *same);
+
+/* Kinds without blocks: the slice's first element in the operation's vector. */
+uint64_t coll_stage_slice_offset(const struct coll_stage_op *op, uint64_t slice);
+
 /* Elements of the block of the rank at `position`, as far as this node knows. */
 uint64_t coll_stage_block_count(const struct coll_stage_op *op, uint32_t position);
 

@@ -153,6 +153,8 @@ void stage_blocks_lay_out_input(const struct stage_slice *slice, coll_stage_exte
 
 /* all_to_all: a block for each pair of ranks. */
 void stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step);
+/* Elements of all pairs of ranks of this node; UINT64_MAX beyond 64 bits. */
+uint64_t stage_pairs_total(const struct coll_stage_op *op);
 /* Where each node's blocks begin in what this one sends, and in what it gets. */
 void stage_pairs_measure(const struct stage_slice *slice, uint64_t *sent, uint64_t *received);
 void stage_pairs_lay_out(const struct stage_slice *slice, enum coll_space space, coll_stage_extent *extent,

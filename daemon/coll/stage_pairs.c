@@ -46,8 +46,7 @@ static struct coll_stage_place pair_target(const struct coll_stage_op *op, uint3
     return stage_output(to, stage_block_begin(op, &op->ranks[to].output_layout, rank) + offset);
 }
 
-/* All pairs' elements. Sums do not overflow: a rank's blocks lie in memory, as do all of them together. */
-static uint64_t all_pairs(const struct coll_stage_op *op)
+uint64_t stage_pairs_total(const struct coll_stage_op *op)
 {
     uint64_t locals = op->map->local_count;
     uint64_t total = 0;
@@ -76,7 +75,7 @@ uint64_t coll_stage_local_slices(const struct coll_stage_op *op)
     if (op->kind != OP_KIND_ALL_TO_ALL || op->mode == COLL_STAGE_STAGED) {
         return 0;
     }
-    uint64_t total = all_pairs(op);
+    uint64_t total = stage_pairs_total(op);
     return total == 0 ? 1 : (total - 1) / op->local_slice_elements + 1;
 }
 

@@ -6,8 +6,6 @@
  * place for each local rank, of its input, later of its output. All folds go from lower to higher ranks.
  */
 
-#define EXTRA_VALUES 3 /* before, and room for two */
-
 bool stage_scan_gathers(const struct coll_stage_op *op)
 {
     return !coll_map_is_contiguous(op->map);
@@ -17,6 +15,13 @@ bool stage_scan_gathers(const struct coll_stage_op *op)
 static uint64_t value_count(const struct coll_stage_op *op)
 {
     return stage_scan_gathers(op) ? op->map->run_count : 2;
+}
+
+/* Behind it: what stands before a run, and room for two. The prefix of contiguous ranks stands before them.
+ */
+static uint64_t extra_count(const struct coll_stage_op *op)
+{
+    return stage_scan_gathers(op) ? 3 : 2;
 }
 
 static struct coll_stage_place value_place(const struct stage_slice *slice, uint64_t index)
@@ -34,13 +39,13 @@ static struct coll_stage_place before_place(const struct stage_slice *slice)
 static struct coll_stage_place spare_place(const struct stage_slice *slice, uint32_t index)
 {
     bool alone = slice->op->mode == COLL_STAGE_ALONE;
-    return value_place(slice, alone ? index : value_count(slice->op) + 1 + index);
+    return value_place(slice, alone ? index : value_count(slice->op) + extra_count(slice->op) - 2 + index);
 }
 
 /* Staged: of a local rank. */
 static struct coll_stage_place own_place(const struct stage_slice *slice, uint32_t local)
 {
-    return value_place(slice, value_count(slice->op) + EXTRA_VALUES + local);
+    return value_place(slice, value_count(slice->op) + extra_count(slice->op) + local);
 }
 
 static struct coll_stage_place input_place(const struct stage_slice *slice, uint32_t local)
@@ -62,7 +67,7 @@ uint64_t stage_scan_memory(const struct stage_slice *slice)
         return op->has_memory && op->kind == OP_KIND_EXCLUSIVE_SCAN ? 2 * slice->count_elements : 0;
     }
     uint64_t own = op->mode == COLL_STAGE_STAGED ? op->map->local_count : 0;
-    return (value_count(op) + EXTRA_VALUES + own) * slice->count_elements;
+    return (value_count(op) + extra_count(op) + own) * slice->count_elements;
 }
 
 void stage_scan_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context)

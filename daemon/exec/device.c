@@ -409,8 +409,8 @@ bool device_describe(const struct exec_comm *comm, const struct exec_op *op, cha
     case DEVICE_WAITS:
         for (uint32_t i = 0; i < entry_count(op); i++) {
             if (!fences_are_reached(op->ranks[i].waits, op->ranks[i].wait_count)) {
-                uint32_t own = comm->node_first[comm->options.node_index] + i % op->call.rank_count;
-                (void)snprintf(text, size, "waiting for the stream of rank %u", comm->order[own]);
+                uint32_t own = comm->map.node_first[comm->options.node_index] + i % op->call.rank_count;
+                (void)snprintf(text, size, "waiting for the stream of rank %u", comm->map.order[own]);
                 return true;
             }
         }

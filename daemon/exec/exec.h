@@ -7,6 +7,7 @@
 #include "daemon/base/error.h"
 #include "daemon/base/fence.h"
 #include "daemon/coll/registry.h"
+#include "daemon/coll/stage.h"
 #include "daemon/gpu/devices.h"
 #include "daemon/host/memory.h"
 #include "daemon/net/net.h"
@@ -122,21 +123,14 @@ struct exec_comm_options {
 enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,
                           struct error *error) COMM_MUST_USE;
 
-/* Counts and displacements of one rank's buffer, by rank, in elements. Without layout (both null) blocks are
- * equal and follow each other. */
-struct exec_layout {
-    const uint64_t *counts;
-    const uint64_t *displacements;
-};
-
 /* One rank of this node in an operation. Everything stays valid until the operation is done. */
 struct exec_rank {
     const void *input;       /* null where the operation reads nothing from this rank */
     void *output;            /* null where it writes nothing */
     double factor;           /* premul_sum */
     uint64_t count_elements; /* gather, scatter: of this rank's own block, when there are layouts */
-    struct exec_layout input_layout;
-    struct exec_layout output_layout;
+    struct coll_layout input_layout;
+    struct coll_layout output_layout;
     float *residual; /* compression: null, or of count elements; the first local rank's is used */
     bool on_gpu;     /* buffers are on a GPU, and which: addresses are the GPU's; of the others: */
     uint32_t gpu;

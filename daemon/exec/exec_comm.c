@@ -16,11 +16,7 @@ static void comm_release(struct exec_comm *comm)
     }
     ranges_free(&comm->cancelled);
     device_free_queues(comm);
-    free(comm->local_of_rank);
-    free(comm->run_first);
-    free(comm->runs);
-    free(comm->node_first);
-    free(comm->order);
+    coll_map_free(&comm->map);
     free(comm->node_of_rank);
     free(comm->peers);
     budget_close(comm->options.account);
@@ -33,14 +29,7 @@ static bool comm_allocate(struct exec_comm *comm)
     size_t size = comm->options.size;
     comm->peers = calloc(nodes, sizeof *comm->peers);
     comm->node_of_rank = calloc(size, sizeof *comm->node_of_rank);
-    comm->order = calloc(size, sizeof *comm->order);
-    comm->node_first = calloc(nodes + 1, sizeof *comm->node_first);
-    comm->runs = calloc(size, sizeof *comm->runs);
-    comm->run_first = calloc(nodes + 1, sizeof *comm->run_first);
-    comm->local_of_rank = calloc(size, sizeof *comm->local_of_rank);
-    bool complete = comm->peers != NULL && comm->node_of_rank != NULL && comm->order != NULL &&
-                    comm->node_first != NULL && comm->runs != NULL && comm->run_first != NULL &&
-                    comm->local_of_rank != NULL;
+    bool complete = comm->peers != NULL && comm->node_of_rank != NULL;
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && complete; i++) {
         struct exec_lane *lane = &comm->lanes[i];
         lane->comm = comm;
@@ -51,48 +40,6 @@ static bool comm_allocate(struct exec_comm *comm)
         complete = lane->streams != NULL && lane->sources != NULL && lane->offsets != NULL;
     }
     return complete;
-}
-
-/* Ranks in node order, and the runs of them. */
-static void comm_order(struct exec_comm *comm)
-{
-    const struct exec_comm_options *options = &comm->options;
-    const uint32_t *node_of_rank = options->node_of_rank;
-    for (uint32_t rank = 0; rank < options->size; rank++) {
-        comm->node_first[node_of_rank[rank] + 1]++;
-        comm->local_of_rank[rank] = UINT32_MAX;
-        if (rank == 0 || node_of_rank[rank] != node_of_rank[rank - 1]) {
-            comm->runs[comm->run_count].node = node_of_rank[rank];
-            comm->runs[comm->run_count].rank_count = 0;
-            comm->run_count++;
-            comm->run_first[node_of_rank[rank] + 1]++;
-        }
-        comm->runs[comm->run_count - 1].rank_count++;
-    }
-    for (uint32_t node = 0; node < options->node_count; node++) {
-        comm->node_first[node + 1] += comm->node_first[node];
-        comm->run_first[node + 1] += comm->run_first[node];
-        uint32_t position = comm->node_first[node];
-        uint32_t slot = comm->run_first[node];
-        uint32_t rank = 0;
-        for (uint32_t r = 0; r < comm->run_count; r++) {
-            struct exec_run *run = &comm->runs[r];
-            if (run->node == node) {
-                run->slot = slot++;
-                run->first_local = position - comm->node_first[node];
-            }
-            for (uint32_t i = 0; i < run->rank_count; i++, rank++) {
-                if (run->node == node) {
-                    comm->order[position++] = rank;
-                }
-            }
-        }
-    }
-    uint32_t first = comm->node_first[options->node_index];
-    comm->local_count = comm->node_first[options->node_index + 1] - first;
-    for (uint32_t i = 0; i < comm->local_count; i++) {
-        comm->local_of_rank[comm->order[first + i]] = i;
-    }
 }
 
 enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,
@@ -115,14 +62,14 @@ enum status comm_new_part(struct exec *exec, const struct exec_comm_options *opt
     comm->last_op = &comm->first_op;
     comm->share_index = share_index;
     comm->share_count = options->node_count == 1 ? 1 : share_count;
-    if (!comm_allocate(comm)) {
+    if (!comm_allocate(comm) || !coll_map_init(&comm->map, options->node_of_rank, options->size,
+                                               options->node_count, options->node_index)) {
         comm_release(comm);
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
     }
     memcpy(comm->peers, options->peers, options->node_count * sizeof *comm->peers);
     memcpy(comm->node_of_rank, options->node_of_rank, options->size * sizeof *comm->node_of_rank);
     comm->options.node_of_rank = comm->node_of_rank;
-    comm_order(comm);
     HASH_ADD(hh, exec->comms, comm_id, sizeof comm->comm_id, comm);
     if (!table_has(comm, hh)) {
         comm_release(comm);
@@ -254,38 +201,22 @@ static bool lane_is_free(const struct exec_lane *lane)
     return lane->state == LANE_IDLE && lane->unacknowledged == 0;
 }
 
-static bool slice_alone(struct exec_comm *comm, struct exec_op *op, uint64_t slice, uint64_t now_ns)
-{
-    struct error error;
-    if (lane_start(&comm->lanes[0], op, slice, &error) != STATUS_OK) {
-        exec_comm_fail(comm, &error, now_ns);
-        return false;
-    }
-    lane_advance(&comm->lanes[0], now_ns);
-    return true;
-}
-
 /* Without other nodes: one slice after the other, a few a step. Returns whether more can be done at once. */
 static bool comm_step_alone(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
-    if (!op->local_done) {
-        (void)stage_local_step(comm, op);
-        return true;
-    }
-    if (op->call.kind == OP_KIND_ALL_TO_ALL) {
-        op->slices_done = op->own_slices;
-        return false;
-    }
     for (int i = 0; i < EXEC_LOCAL_STEP_SLICES && op->slices_done < op->own_slices; i++) {
+        struct error error;
         uint64_t slice = op->next_slice;
         if (op->claims != NULL && !spread_claim(op, &slice)) {
             op->slices_done = op->own_slices;
             return false;
         }
-        if (!slice_alone(comm, op, slice, now_ns)) {
+        if (lane_run_alone(&comm->lanes[0], op, slice, &error) != STATUS_OK) {
+            exec_comm_fail(comm, &error, now_ns);
             return false;
         }
+        op->slices_done++;
         op->next_slice++;
         if (op->claims != NULL) {
             spread_claim_done(comm, op);
@@ -294,12 +225,21 @@ static bool comm_step_alone(struct exec_comm *comm, uint64_t now_ns)
     return op->slices_done < op->own_slices;
 }
 
+/* Beside the lanes: what an all_to_all exchanges within this node. */
+static void comm_exchange(struct exec_comm *comm)
+{
+    struct exec_op *op = comm->first_op;
+    for (int i = 0; i < EXEC_LOCAL_STEP_SLICES && op->local_slices_done < op->local_slices; i++) {
+        stage_run(&comm->lanes[0], op, COLL_STAGE_LOCAL, op->local_slices_done++);
+    }
+}
+
 static bool comm_start_slice(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
     struct exec_lane *lane = &comm->lanes[op->next_slice / comm->share_count % EXEC_LANES_MAX];
     struct error error;
-    if (op->next_slice >= op->slice_count || !lane_is_free(lane)) {
+    if (op->next_slice >= op->stage.slice_count || !lane_is_free(lane)) {
         return false;
     }
     uint64_t slice = op->next_slice;
@@ -337,11 +277,11 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
         return false;
     }
     bool started = comm_start_slice(comm, now_ns);
-    if (!comm->failed && !op->local_done) {
-        (void)stage_local_step(comm, op);
+    if (!comm->failed && op->local_slices_done < op->local_slices) {
+        comm_exchange(comm);
         return true;
     }
-    return started && op->next_slice < op->slice_count;
+    return started && op->next_slice < op->stage.slice_count;
 }
 
 static void comm_agree(struct exec_comm *comm, uint64_t now_ns)
@@ -370,12 +310,12 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
         exec_comm_fail(comm, &error, now_ns);
         return false;
     }
-    if (op->agrees && !op_sizes_are_private(op)) {
+    if (op->agrees && !coll_stage_sizes_are_private(&op->stage)) {
         comm_agree(comm, now_ns);
     }
-    if (op->total_elements == 0 && op->agrees && !op->call.has_layouts) {
+    if (op->stage.total_elements == 0 && op->agrees && !op->call.has_layouts) {
         op->slices_done = op->own_slices; /* nothing but to agree on that */
-        op->next_slice = op->slice_count;
+        op->next_slice = op->stage.slice_count;
     }
     receive_resume(comm);
     return !comm->failed;
@@ -457,8 +397,8 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
         comm_agree(comm, now_ns); /* whether sizes agree is known only now */
         receive_resume(comm);
     }
-    if (!comm->failed && op->slices_done == op->own_slices && op->local_done && op->agrees == op->agreed &&
-        op->unacknowledged == 0 && spread_is_done(op, false)) {
+    if (!comm->failed && op->slices_done == op->own_slices && op->local_slices_done == op->local_slices &&
+        op->agrees == op->agreed && op->unacknowledged == 0 && spread_is_done(op, false)) {
         if (comm_device_step(comm, now_ns, device_after) != DEVICE_STEP_GO ||
             !comm_memories_are_whole(comm, now_ns)) {
             return false;

@@ -21,8 +21,7 @@
 #define EXEC_AGREEMENT_SLICE UINT32_MAX              /* its messages' slice */
 #define EXEC_MESSAGE_MAX_BYTES (UINT64_C(256) << 20) /* a larger transfer goes in several messages */
 #define EXEC_SEND_PIECES_MAX 16                      /* a send of more pieces is gathered first */
-#define EXEC_LOCAL_STEP_BYTES (UINT64_C(4) << 20)    /* copied between ranks before others have their turn */
-#define EXEC_LOCAL_STEP_SLICES 4                     /* likewise, of a communicator on one node */
+#define EXEC_LOCAL_STEP_SLICES 4                     /* within the node, before others have their turn */
 #define EXEC_NODES_SEVERAL UINT32_MAX
 /* How long a node that resets a stream within a message has to say why: its Abort comes on another stream.
  */
@@ -56,13 +55,11 @@ struct exec_op {
     /* From its beginning on. */
     const struct coll_algorithm *algorithm;
     enum op_kind schedule_kind; /* call.kind; a scan of ranks that are not contiguous gathers */
+    struct coll_stage_op stage; /* what plans are made of */
     uint64_t element_bytes;
-    uint64_t total_elements; /* of the whole vector */
     bool blocks_are_equal;
-    bool streams;         /* it touches more than the caches hold */
-    uint64_t slice_bytes; /* at most, but one element at least */
-    uint64_t slice_count;
-    uint64_t own_slices; /* of them, this exec's: all of them without rails */
+    bool streams;        /* it touches more than the caches hold */
+    uint64_t own_slices; /* of all slices, this exec's: all of them without rails */
     uint64_t next_slice;
     uint64_t slices_done;
     struct exec_spread *spread; /* it runs on several rails */
@@ -74,13 +71,12 @@ struct exec_op {
     bool agreeing; /* it has begun */
     bool agreed;
     uint32_t root_node;
-    uint32_t root_local; /* when root_node is this node */
-    uint32_t local_pair; /* all_to_all: local sender × local receiver under way, and how far it is */
-    uint64_t local_offset;
-    bool local_done;
-    uint64_t unacknowledged;    /* sends whose payload the network still holds */
-    uint64_t holes_seen;        /* memory_hole_count when its memories were last looked at */
-    struct exec_device *device; /* what GPUs and streams have to do with it; null: nothing */
+    uint64_t local_slices; /* all_to_all: of what stays on this node, beside the slices of the others */
+    uint64_t local_slices_done;
+    uint64_t unacknowledged;              /* sends whose payload the network still holds */
+    uint64_t holes_seen;                  /* memory_hole_count when its memories were last looked at */
+    struct exec_device *device;           /* what GPUs and streams have to do with it; null: nothing */
+    struct coll_stage_rank stage_ranks[]; /* call.rank_count × call.part_count */
 };
 
 enum lane_state {
@@ -122,14 +118,6 @@ struct exec_lane {
     bool is_cut; /* a source ended within a payload: nothing more is taken, until the communicator ends */
 };
 
-/* Ranks that follow each other and are of one node: as many of them as there can be. */
-struct exec_run {
-    uint32_t node;
-    uint32_t slot;        /* in node order */
-    uint32_t first_local; /* index into this node's ranks, if it is this node */
-    uint32_t rank_count;
-};
-
 struct exec_comm {
     struct exec *exec;
     struct exec_shared *shared; /* null without rails */
@@ -143,13 +131,7 @@ struct exec_comm {
     struct exec_comm_options options;
     uint32_t *peers;
     uint32_t *node_of_rank;
-    uint32_t *order;      /* size: ranks in node order */
-    uint32_t *node_first; /* node_count + 1: where each node's ranks begin in `order` */
-    struct exec_run *runs;
-    uint32_t run_count;  /* node_count when ranks are contiguous */
-    uint32_t *run_first; /* node_count + 1: the first slot of each node */
-    uint32_t local_count;
-    uint32_t *local_of_rank;  /* size; UINT32_MAX for other nodes' */
+    struct coll_map map;
     struct exec_op *first_op; /* the first one runs */
     struct exec_op **last_op;
     uint32_t op_count;
@@ -267,24 +249,11 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
 /* INVALID_ARGUMENT: a client's memory that the operation uses has broken (memory_check). */
 enum status op_check_memories(const struct exec_comm *comm, struct exec_op *op,
                               struct error *error) COMM_MUST_USE;
-/* Elements of the block of the rank at `position` in node order, as far as this node knows. */
-uint64_t op_block_count(const struct exec_comm *comm, const struct exec_op *op, uint32_t position);
-/* Only the two sides of a transfer know its size: it is no pure function of what all agree on. */
-bool op_sizes_are_private(const struct exec_op *op);
-/* Where the block of `rank` begins in a buffer with that layout. */
-uint64_t op_block_begin(const struct exec_op *op, const struct exec_layout *layout, uint32_t rank);
-static inline struct exec_rank *op_rank(const struct exec_op *op, uint32_t local)
-{
-    return &op->ranks[local];
-}
 
 /* slice_layout.c: where a slice's vectors lie. */
 enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct error *error) COMM_MUST_USE;
 /* What is in no rank's buffer. */
 unsigned char *lane_memory(const struct exec_lane *lane);
-/* The part of a block of count elements that belongs to the lane's slice. */
-void lane_block_part(const struct exec_lane *lane, const struct exec_op *op, uint64_t count_elements,
-                     uint64_t *offset_elements, uint64_t *part_elements);
 
 /* device.c: operations with buffers on GPUs, or that wait for streams. */
 enum device_step {
@@ -317,9 +286,9 @@ bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *wri
 /* All buffers are on GPUs, and a kernel of any of these can work on all. */
 bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op);
 /* False: some overlap otherwise than in place. */
-bool device_buffers_are_apart(const struct exec_comm *comm, const struct exec_op *op);
+bool device_buffers_are_apart(const struct exec_op *op);
 /* Which GPUs buffers are on. False: some are on the host, or they are not apart. */
-bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op, bool used[GPU_DEVICES_MAX]);
+bool device_buffers_serve(const struct exec_op *op, bool used[GPU_DEVICES_MAX]);
 /* The GPUs that ranks of the operation are on, by their first rank. Returns how many. */
 uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[GPU_DEVICES_MAX]);
 bool gpu_direct_serves(const struct exec_comm *comm, const struct exec_op *op);
@@ -334,13 +303,6 @@ bool gpu_nccl_let_go(struct exec *exec, const struct exec_op *op, bool patient);
 void gpu_nccl_abort(struct exec *exec, const struct exec_op *op);
 void exec_free_groups(struct exec *exec);
 
-/* Places in outputs of ranks. */
-struct exec_targets {
-    void *at[HOST_REDUCE_BUFFERS_MAX];
-    const struct exec_rank *owners[HOST_REDUCE_BUFFERS_MAX];
-    uint32_t count;
-};
-
 /* gpu_staging.c: slices from and to buffers of which some are on GPUs. Functions without a result keep the
  * first failure for lane_device_end. */
 void exec_find_cliques(struct exec *exec);
@@ -352,25 +314,15 @@ enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op,
 enum status lane_device_reserve(struct exec_lane *lane, uint64_t bytes, struct error *error) COMM_MUST_USE;
 unsigned char *lane_device_memory(const struct exec_lane *lane);
 void lane_device_release(struct exec_lane *lane);
-/* From the input of a rank to the slice. */
-void lane_device_read(const struct exec_lane *lane, const struct exec_rank *owner, void *target,
-                      const void *source, uint64_t bytes);
-/* From the sender's input to the receiver's output, where one clique has both; false where not. */
-bool lane_device_pass(const struct exec_lane *lane, const struct exec_rank *sender,
-                      const struct exec_rank *receiver, void *target, const void *source, uint64_t bytes);
-/* Of ranks' inputs, to one output in the slice, where the cliques' parts of it wait for lane_device_combine.
- */
-void lane_device_reduce(const struct exec_lane *lane, const struct exec_rank *ranks,
-                        const struct host_reduction *reduction);
-/* From the slice to outputs of ranks. division: null, or one input from the slice, that is divided. */
-void lane_device_write(const struct exec_lane *lane, const struct exec_targets *targets, const void *source,
-                       uint64_t bytes, const struct host_reduction *division);
+/* A piece of another domain than the host's. */
+void lane_device_put(const struct exec_lane *lane, const struct exec_op *op,
+                     const struct coll_stage_piece *piece);
+/* Where the buffers of a rank are, by domain. */
+uint32_t lane_device_domain(const struct exec *exec, const struct exec_rank *rank, bool on_host);
 /* After what is put for a slice, in or out. */
 enum status lane_device_end(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
 /* Whether it is done; *status: the GPU failed, and has let go. */
 bool lane_device_reached(struct exec_lane *lane, uint64_t now_ns, enum status *status, struct error *error);
-/* What is left to the host when the slice is in. */
-void lane_device_combine(struct exec_lane *lane, const struct exec_op *op);
 /* Given up: whether GPUs have let go of all slices. */
 bool lanes_are_off_devices(struct exec_comm *comm, uint64_t now_ns);
 
@@ -398,20 +350,23 @@ struct exec_op *lane_op(const struct exec_lane *lane);
 enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out,
                         struct error *error) COMM_MUST_USE;
 
-/* local_stage.c: between the ranks' buffers and the lane's vectors. */
-void stage_in(struct exec_lane *lane, struct exec_op *op);
-void stage_out(struct exec_lane *lane, struct exec_op *op);
-/* local_exchange.c: all_to_all. */
-/* Elements that a rank has for the other, or gets from it. */
-uint64_t op_pair_count(const struct exec_op *op, const struct exec_layout *layout, uint32_t other);
-/* What goes between this node's own ranks without a slice. Returns whether that is done. */
-bool stage_local_step(const struct exec_comm *comm, struct exec_op *op);
-void stage_exchange_in(struct exec_lane *lane, const struct exec_op *op);
-void stage_exchange_out(struct exec_lane *lane, const struct exec_op *op);
-/* local_scan.c. Staged: the inputs are read first. */
-void stage_scan_read(struct exec_lane *lane, const struct exec_op *op);
-void stage_scan_in(struct exec_lane *lane, const struct exec_op *op);
-void stage_scan_out(struct exec_lane *lane, const struct exec_op *op);
+/* A slice of an operation that runs alone: from its beginning to its end. */
+enum status lane_run_alone(struct exec_lane *lane, struct exec_op *op, uint64_t slice,
+                           struct error *error) COMM_MUST_USE;
+
+/* stage_run.c: carries out one step of a slice's plan; staged, GPUs' pieces are put in their queues. */
+void stage_run(struct exec_lane *lane, const struct exec_op *op, enum coll_stage_step step, uint64_t slice);
+/* Where the place lies. */
+unsigned char *stage_at(const struct exec_lane *lane, const struct exec_op *op,
+                        const struct coll_stage_place *place);
+/* The piece as a reduction, whose arrays are the caller's. */
+struct stage_buffers {
+    const void *inputs[HOST_REDUCE_BUFFERS_MAX];
+    void *outputs[HOST_REDUCE_BUFFERS_MAX];
+    double factors[HOST_REDUCE_BUFFERS_MAX];
+};
+struct host_reduction stage_reduction(const struct exec_lane *lane, const struct exec_op *op,
+                                      const struct coll_stage_piece *piece, struct stage_buffers *buffers);
 
 /* Memory to send from; gone once sent, or when sending fails. */
 struct lane_copy;

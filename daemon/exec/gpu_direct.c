@@ -1,3 +1,5 @@
+#include <stdlib.h>
+
 #include "daemon/exec/exec_internal.h"
 
 /*
@@ -7,40 +9,21 @@
  * one kernel, in the order of the ranks. Copies are the work of the GPU that they go to.
  */
 
-static unsigned char *at(const struct exec_op *op, const void *buffer, uint64_t elements)
-{
-    return (unsigned char *)(uintptr_t)buffer + elements * op->element_bytes;
-}
-
 /* Input and output are one vector, or the one is the own block of the other. */
-static bool is_in_place(const struct exec_comm *comm, const struct exec_op *op, uint32_t local)
+static bool is_in_place(const struct exec_op *op, uint32_t index)
 {
-    const struct exec_rank *rank = &op->ranks[local];
-    uint32_t number = comm->order[local % op->call.rank_count];
-    switch (op->call.kind) {
-    case OP_KIND_ALL_GATHER:
-    case OP_KIND_GATHER:
-        return rank->input == at(op, rank->output, op_block_begin(op, &rank->output_layout, number));
-    case OP_KIND_REDUCE_SCATTER:
-    case OP_KIND_SCATTER:
-        return rank->output == at(op, rank->input, op_block_begin(op, &rank->input_layout, number));
-    case OP_KIND_ALL_TO_ALL:
-        return false; /* it would overwrite blocks before they are sent */
-    case OP_KIND_ALL_REDUCE:
-    case OP_KIND_REDUCE:
-    case OP_KIND_BROADCAST:
-    case OP_KIND_SCAN:
-    case OP_KIND_EXCLUSIVE_SCAN:
-    case OP_KIND_BARRIER:
-    case OP_KIND_SEND:
-    case OP_KIND_RECEIVE:
-        break;
+    const struct exec_rank *rank = &op->ranks[index];
+    struct coll_stage_place first, same;
+    if (!coll_stage_in_place(&op->stage, index, &first, &same)) {
+        return false;
     }
-    return rank->input == rank->output;
+    const void *one = first.buffer == COLL_STAGE_INPUT ? rank->input : rank->output;
+    const unsigned char *other = same.buffer == COLL_STAGE_INPUT ? rank->input : rank->output;
+    return one == other + same.offset_elements * op->element_bytes;
 }
 
 /* Kernels bear no outputs that overlap something else, which the library refuses, but ranks can give. */
-static bool overlaps_another(const struct exec_comm *comm, const struct exec_op *op, uint32_t local)
+static bool overlaps_another(const struct exec_op *op, uint32_t local)
 {
     const struct exec_rank *writer = &op->ranks[local];
     uint32_t first = local - local % op->call.rank_count; /* each part is a kernel of its own */
@@ -50,7 +33,7 @@ static bool overlaps_another(const struct exec_comm *comm, const struct exec_op 
     for (uint32_t i = first; i < first + op->call.rank_count; i++) {
         const struct exec_rank *other = &op->ranks[i];
         struct exec_rank outputs = {.input = other->output, .input_bytes = other->output_bytes};
-        bool may_be_input = i == local && is_in_place(comm, op, local);
+        bool may_be_input = i == local && is_in_place(op, local);
         if ((!may_be_input && device_overlaps(other, writer)) ||
             (i != local && device_overlaps(&outputs, writer))) {
             return true;
@@ -59,17 +42,17 @@ static bool overlaps_another(const struct exec_comm *comm, const struct exec_op 
     return false;
 }
 
-bool device_buffers_are_apart(const struct exec_comm *comm, const struct exec_op *op)
+bool device_buffers_are_apart(const struct exec_op *op)
 {
     for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
-        if (overlaps_another(comm, op, i)) {
+        if (overlaps_another(op, i)) {
             return false;
         }
     }
     return true;
 }
 
-bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op, bool used[GPU_DEVICES_MAX])
+bool device_buffers_serve(const struct exec_op *op, bool used[GPU_DEVICES_MAX])
 {
     for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
         const struct exec_rank *rank = &op->ranks[i];
@@ -83,13 +66,13 @@ bool device_buffers_serve(const struct exec_comm *comm, const struct exec_op *op
             used[rank->gpu] = true;
         }
     }
-    return device_buffers_are_apart(comm, op);
+    return device_buffers_are_apart(op);
 }
 
 bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op *op)
 {
     bool used[GPU_DEVICES_MAX] = {0};
-    if (op->call.rank_count > GPU_QUEUE_BUFFERS_MAX || !device_buffers_serve(comm, op, used)) {
+    if (op->call.rank_count > GPU_QUEUE_BUFFERS_MAX || !device_buffers_serve(op, used)) {
         return false;
     }
     for (uint32_t gpu = 0; gpu < GPU_DEVICES_MAX; gpu++) {
@@ -125,243 +108,113 @@ uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[GPU_DEVICES_MAX])
     return count;
 }
 
-/* --- Reductions --- */
-
-/* From element `from` of the first input_count ranks' inputs on, to the outputs. */
-static enum status reduce(struct gpu_queue *queue, const struct exec_op *op, const struct exec_rank *ranks,
-                          uint32_t input_count, const uint64_t *from, uint64_t count, void *const *outputs,
-                          uint32_t output_count, struct error *error)
-{
-    const void *inputs[HOST_REDUCE_BUFFERS_MAX];
-    double factors[HOST_REDUCE_BUFFERS_MAX];
-    for (uint32_t i = 0; i < input_count; i++) {
-        inputs[i] = at(op, ranks[i].input, from[i]);
-        factors[i] = ranks[i].factor;
-    }
-    struct host_reduction reduction = {.dtype = op->call.dtype,
-                                       .reduce = op->call.reduce,
-                                       .count_elements = count,
-                                       .input_count = input_count,
-                                       .output_count = output_count,
-                                       .inputs = inputs,
-                                       .outputs = outputs,
-                                       .factors = op->call.reduce == REDUCE_PREMUL_SUM ? factors : NULL,
-                                       .divisor = op->call.divisor};
-    return gpu_queue_reduce(queue, &reduction, GPU_QUEUE_GPUS, error);
-}
-
-/* all_reduce, and reduce: the GPU's share, to whoever has an output. */
-static enum status reduce_part(struct gpu_queue *queue, const struct exec_op *op,
-                               const struct exec_rank *ranks, uint64_t begin, uint64_t count,
-                               struct error *error)
-{
-    uint64_t from[HOST_REDUCE_BUFFERS_MAX];
-    void *outputs[HOST_REDUCE_BUFFERS_MAX];
-    uint32_t output_count = 0;
-    for (uint32_t i = 0; i < op->call.rank_count; i++) {
-        from[i] = begin;
-        if (op->call.kind == OP_KIND_ALL_REDUCE || i == op->root_local) {
-            outputs[output_count++] = at(op, ranks[i].output, begin);
-        }
-    }
-    return reduce(queue, op, ranks, op->call.rank_count, from, count, outputs, output_count, error);
-}
-
-static enum status reduce_parts(struct exec_comm *comm, const struct exec_op *op, struct error *error)
-{
-    uint32_t gpus[GPU_DEVICES_MAX];
-    uint32_t gpu_count = device_gpus(op, gpus);
-    enum status status = STATUS_OK;
-    for (uint32_t part = 0; part < op->call.part_count; part++) {
-        const struct exec_rank *ranks = &op->ranks[(size_t)part * op->call.rank_count];
-        for (uint32_t g = 0; g < gpu_count && status == STATUS_OK; g++) {
-            struct gpu_queue *queue = NULL;
-            uint64_t begin, count;
-            coll_part_range(op->part_counts[part], gpu_count, g, &begin, &count);
-            status = count > 0 ? device_queue(comm, gpus[g], &queue, error) : STATUS_OK;
-            if (status == STATUS_OK && count > 0) {
-                status = reduce_part(queue, op, ranks, begin, count, error);
-            }
-        }
-    }
-    return status;
-}
-
-/* Each block on the GPU of the rank that gets it. */
-static enum status reduce_blocks(struct exec_comm *comm, const struct exec_op *op, struct error *error)
-{
-    uint64_t from[HOST_REDUCE_BUFFERS_MAX];
-    enum status status = STATUS_OK;
-    for (uint32_t owner = 0; owner < op->call.rank_count && status == STATUS_OK; owner++) {
-        struct gpu_queue *queue = NULL;
-        uint64_t count = op_block_count(comm, op, owner);
-        void *output = op->ranks[owner].output;
-        for (uint32_t i = 0; i < op->call.rank_count; i++) {
-            from[i] = op_block_begin(op, &op->ranks[i].input_layout, comm->order[owner]);
-        }
-        if (count > 0) {
-            status = device_queue(comm, op->ranks[owner].gpu, &queue, error);
-        }
-        if (status == STATUS_OK && count > 0) {
-            status = reduce(queue, op, op->ranks, op->call.rank_count, from, count, &output, 1, error);
-        }
-    }
-    return status;
-}
-
-/* On one GPU, from the last rank to the first: in place, an output is an input of those behind it. */
-static enum status scan(struct exec_comm *comm, const struct exec_op *op, struct error *error)
-{
-    static const uint64_t from[HOST_REDUCE_BUFFERS_MAX];
-    uint32_t skipped = op->call.kind == OP_KIND_EXCLUSIVE_SCAN ? 1 : 0;
-    struct gpu_queue *queue = NULL;
-    enum status status = device_queue(comm, op->ranks[0].gpu, &queue, error);
-    for (uint32_t i = op->call.rank_count; i > skipped && status == STATUS_OK; i--) {
-        void *output = op->ranks[i - 1].output;
-        status = reduce(queue, op, op->ranks, i - skipped, from, op->call.count_elements, &output, 1, error);
-    }
-    return status;
-}
-
-/* --- Copies --- */
+/* --- Pieces --- */
 
 #define COPIES_MAX 64 /* handed over together */
 
-struct copies {
-    uint32_t gpu; /* those to it */
-    struct gpu_queue *queue;
-    struct host_copy_range ranges[COPIES_MAX];
-    uint32_t count;
+/* An operation's plan on its way to the queues: copies wait to be put together, by the GPU they go to. */
+struct put {
+    struct exec_comm *comm;
+    const struct exec_op *op;
+    uint32_t gpus[GPU_DEVICES_MAX];
+    uint32_t gpu_count;
+    struct host_copy_range (*copies)[COPIES_MAX]; /* of each of gpus */
+    uint32_t copy_counts[GPU_DEVICES_MAX];
     enum status status;
     struct error *error;
 };
 
-static void copies_flush(struct copies *copies)
+static void flush_copies(struct put *put, uint32_t index)
 {
-    if (copies->status == STATUS_OK) {
-        copies->status = gpu_queue_copy_ranges(copies->queue, copies->ranges, copies->count, GPU_QUEUE_GPUS,
-                                               copies->error);
+    struct gpu_queue *queue = NULL;
+    if (put->status == STATUS_OK && put->copy_counts[index] > 0) {
+        put->status = device_queue(put->comm, put->gpus[index], &queue, put->error);
     }
-    copies->count = 0;
+    if (put->status == STATUS_OK && put->copy_counts[index] > 0) {
+        put->status = gpu_queue_copy_ranges(queue, put->copies[index], put->copy_counts[index],
+                                            GPU_QUEUE_GPUS, put->error);
+    }
+    put->copy_counts[index] = 0;
 }
 
-static void copies_add(struct copies *copies, const struct exec_op *op, const void *source,
-                       uint64_t source_element, const struct exec_rank *receiver, uint64_t target_element,
-                       uint64_t count)
+/* Each on the GPU that it goes to. */
+static void put_copies(struct put *put, const struct coll_stage_piece *piece)
 {
-    if (count == 0 || receiver->gpu != copies->gpu) {
+    for (uint32_t i = 0; i < piece->target_count; i++) {
+        uint32_t index = 0;
+        while (put->gpus[index] != put->op->ranks[piece->targets[i].rank].gpu) {
+            index++;
+        }
+        put->copies[index][put->copy_counts[index]++] =
+            (struct host_copy_range){.source = stage_at(NULL, put->op, &piece->sources[0]),
+                                     .target = stage_at(NULL, put->op, &piece->targets[i]),
+                                     .bytes = piece->count_elements * put->op->element_bytes};
+        if (put->copy_counts[index] == COPIES_MAX) {
+            flush_copies(put, index);
+        }
+    }
+}
+
+/* So many of the piece's elements, from `begin` on, on one GPU. */
+static void put_reduction(struct put *put, const struct coll_stage_piece *piece, uint32_t gpu, uint64_t begin,
+                          uint64_t count)
+{
+    struct stage_buffers buffers;
+    struct gpu_queue *queue = NULL;
+    struct host_reduction reduction = stage_reduction(NULL, put->op, piece, &buffers);
+    uint64_t bytes = begin * put->op->element_bytes;
+    if (count == 0 || put->status != STATUS_OK) {
         return;
     }
-    copies->ranges[copies->count++] =
-        (struct host_copy_range){.source = at(op, source, source_element),
-                                 .target = at(op, receiver->output, target_element),
-                                 .bytes = count * op->element_bytes};
-    if (copies->count == COPIES_MAX) {
-        copies_flush(copies);
+    for (uint32_t i = 0; i < piece->source_count; i++) {
+        buffers.inputs[i] = (const unsigned char *)buffers.inputs[i] + bytes;
+    }
+    for (uint32_t i = 0; i < piece->target_count; i++) {
+        buffers.outputs[i] = (unsigned char *)buffers.outputs[i] + bytes;
+    }
+    reduction.count_elements = count;
+    put->status = device_queue(put->comm, gpu, &queue, put->error);
+    if (put->status == STATUS_OK) {
+        put->status = gpu_queue_reduce(queue, &reduction, GPU_QUEUE_GPUS, put->error);
     }
 }
 
-static void broadcast(struct copies *copies, const struct exec_op *op)
+static void put_piece(void *context, const struct coll_stage_piece *piece)
 {
-    for (uint32_t i = 0; i < op->call.rank_count; i++) {
-        if (op->ranks[i].output != NULL) {
-            copies_add(copies, op, op->ranks[op->root_local].input, 0, &op->ranks[i], 0,
-                       op->call.count_elements);
-        }
-    }
-}
-
-static void gather(struct copies *copies, const struct exec_comm *comm, const struct exec_op *op,
-                   uint32_t receiver)
-{
-    const struct exec_rank *to = &op->ranks[receiver];
-    for (uint32_t i = 0; i < op->call.rank_count; i++) {
-        copies_add(copies, op, op->ranks[i].input, 0, to,
-                   op_block_begin(op, &to->output_layout, comm->order[i]), op_block_count(comm, op, i));
-    }
-}
-
-static void scatter(struct copies *copies, const struct exec_comm *comm, const struct exec_op *op)
-{
-    const struct exec_rank *root = &op->ranks[op->root_local];
-    for (uint32_t i = 0; i < op->call.rank_count; i++) {
-        copies_add(copies, op, root->input, op_block_begin(op, &root->input_layout, comm->order[i]),
-                   &op->ranks[i], 0, op_block_count(comm, op, i));
-    }
-}
-
-static void exchange(struct copies *copies, const struct exec_comm *comm, const struct exec_op *op)
-{
-    for (uint32_t from = 0; from < op->call.rank_count; from++) {
-        for (uint32_t to = 0; to < op->call.rank_count; to++) {
-            const struct exec_rank *sender = &op->ranks[from], *receiver = &op->ranks[to];
-            uint32_t to_rank = comm->order[to], from_rank = comm->order[from];
-            uint64_t count = sender->input_layout.counts != NULL ? sender->input_layout.counts[to_rank]
-                                                                 : op->call.count_elements;
-            copies_add(copies, op, sender->input, op_block_begin(op, &sender->input_layout, to_rank),
-                       receiver, op_block_begin(op, &receiver->output_layout, from_rank), count);
-        }
-    }
-}
-
-static enum status copy_to(struct exec_comm *comm, const struct exec_op *op, uint32_t gpu,
-                           struct error *error)
-{
-    struct copies copies = {.gpu = gpu, .error = error};
-    copies.status = device_queue(comm, gpu, &copies.queue, error);
-    if (op->call.kind == OP_KIND_BROADCAST) {
-        broadcast(&copies, op);
-    } else if (op->call.kind == OP_KIND_GATHER) {
-        gather(&copies, comm, op, op->root_local);
-    } else if (op->call.kind == OP_KIND_SCATTER) {
-        scatter(&copies, comm, op);
-    } else if (op->call.kind == OP_KIND_ALL_TO_ALL) {
-        exchange(&copies, comm, op);
+    struct put *put = context;
+    if (piece->action == COLL_STAGE_COPY) {
+        put_copies(put, piece);
+    } else if (piece->near != COLL_STAGE_ALL) {
+        put_reduction(put, piece, put->op->ranks[piece->near].gpu, 0, piece->count_elements);
     } else {
-        for (uint32_t i = 0; i < op->call.rank_count; i++) {
-            gather(&copies, comm, op, i);
+        for (uint32_t g = 0; g < put->gpu_count; g++) {
+            uint64_t begin, count;
+            coll_part_range(piece->count_elements, put->gpu_count, g, &begin, &count);
+            put_reduction(put, piece, put->gpus[g], begin, count);
         }
     }
-    copies_flush(&copies);
-    return copies.status;
-}
-
-static enum status copy(struct exec_comm *comm, const struct exec_op *op, struct error *error)
-{
-    uint32_t gpus[GPU_DEVICES_MAX];
-    uint32_t gpu_count = device_gpus(op, gpus);
-    enum status status = STATUS_OK;
-    for (uint32_t g = 0; g < gpu_count && status == STATUS_OK; g++) {
-        status = copy_to(comm, op, gpus[g], error);
-    }
-    return status;
 }
 
 enum status gpu_direct_put(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
-    enum status status = op_measure(comm, op, error);
-    if (status != STATUS_OK) {
-        return status;
+    struct put put = {.comm = comm, .op = op, .error = error};
+    put.status = op_measure(comm, op, error);
+    if (put.status != STATUS_OK) {
+        return put.status;
     }
-    switch (op->call.kind) {
-    case OP_KIND_ALL_REDUCE:
-    case OP_KIND_REDUCE:
-        return reduce_parts(comm, op, error);
-    case OP_KIND_REDUCE_SCATTER:
-        return reduce_blocks(comm, op, error);
-    case OP_KIND_SCAN:
-    case OP_KIND_EXCLUSIVE_SCAN:
-        return scan(comm, op, error);
-    case OP_KIND_BROADCAST:
-    case OP_KIND_ALL_GATHER:
-    case OP_KIND_GATHER:
-    case OP_KIND_SCATTER:
-    case OP_KIND_ALL_TO_ALL:
-        return copy(comm, op, error);
-    case OP_KIND_BARRIER:
-    case OP_KIND_SEND:
-    case OP_KIND_RECEIVE:
-        break;
+    /* All at once: GPUs work on it from end to end. */
+    op->stage.has_memory = false;
+    op->stage.slice_count = 1;
+    op->stage.local_slice_elements = UINT64_MAX;
+    put.gpu_count = device_gpus(op, put.gpus);
+    put.copies = calloc(put.gpu_count, sizeof *put.copies);
+    if (put.copies == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for copies", comm->options.name);
     }
-    return STATUS_OK;
+    coll_stage_plan(&op->stage, COLL_STAGE_LOCAL, 0, put_piece, &put);
+    for (uint32_t g = 0; g < put.gpu_count; g++) {
+        flush_copies(&put, g);
+    }
+    free(put.copies);
+    return put.status;
 }

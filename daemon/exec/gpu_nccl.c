@@ -35,7 +35,7 @@ bool gpu_nccl_serves(const struct exec_comm *comm, const struct exec_op *op)
     uint32_t gpus[GPU_DEVICES_MAX];
     bool used[GPU_DEVICES_MAX] = {0};
     if (comm->options.node_count != 1 || op->call.compression != COMPRESSION_NONE ||
-        op->call.part_count != 1 || !device_buffers_serve(comm, op, used) ||
+        op->call.part_count != 1 || !device_buffers_serve(op, used) ||
         !gpu_group_reduces(op->call.dtype, op->call.reduce) || !gpu_group_is_there()) {
         return false;
     }

@@ -17,7 +17,6 @@
  */
 
 #define LANE_RANGES_MAX 64
-#define LANE_VECTOR_ALIGN_BYTES 256
 
 struct lane_clique {
     struct gpu_queue *queue; /* of the communicator; null: nothing was put for this slice */
@@ -30,10 +29,8 @@ struct lane_clique {
 struct lane_device {
     struct lane_clique *cliques;      /* by number */
     uint32_t turns[EXEC_CLIQUES_MAX]; /* the GPU of each that works on this slice */
-    uint32_t slots[EXEC_CLIQUES_MAX]; /* which vector has the clique's part of a sum */
-    uint32_t slot_count;
-    unsigned char *memory; /* pinned: as many vectors of the slice, from slot to slot vector_bytes */
-    uint64_t memory_bytes, vector_bytes;
+    unsigned char *memory;            /* pinned: of the slice's plan */
+    uint64_t memory_bytes;
     enum status status; /* of what was put: the first failure */
     struct error error;
 };
@@ -66,67 +63,27 @@ void exec_find_cliques(struct exec *exec)
     }
 }
 
-static uint32_t clique_of(const struct exec *exec, const struct exec_rank *rank, bool on_host)
+uint32_t lane_device_domain(const struct exec *exec, const struct exec_rank *rank, bool on_host)
 {
     return on_host || !rank->on_gpu ? EXEC_CLIQUE_HOST : exec->cliques[rank->gpu];
 }
 
-static uint32_t input_clique(const struct exec *exec, const struct exec_rank *rank)
-{
-    return clique_of(exec, rank, rank->input_on_host);
-}
-
-static uint32_t output_clique(const struct exec *exec, const struct exec_rank *rank)
-{
-    return clique_of(exec, rank, rank->output_on_host);
-}
-
 /* --- Which operations --- */
-
-static bool kind_is_staged(enum op_kind kind)
-{
-    switch (kind) {
-    case OP_KIND_ALL_REDUCE:
-    case OP_KIND_REDUCE:
-    case OP_KIND_BROADCAST:
-    case OP_KIND_ALL_GATHER:
-    case OP_KIND_REDUCE_SCATTER:
-    case OP_KIND_GATHER:
-    case OP_KIND_SCATTER:
-    case OP_KIND_SCAN:
-    case OP_KIND_EXCLUSIVE_SCAN:
-    case OP_KIND_ALL_TO_ALL:
-        return true;
-    case OP_KIND_BARRIER: /* no buffers */
-    case OP_KIND_SEND:
-    case OP_KIND_RECEIVE:
-        return false;
-    }
-    return false;
-}
-
-/* Sums that begin within the cliques. */
-static bool kind_has_slots(enum op_kind kind)
-{
-    return kind == OP_KIND_ALL_REDUCE || kind == OP_KIND_REDUCE || kind == OP_KIND_REDUCE_SCATTER;
-}
 
 bool lane_device_serves(const struct exec_comm *comm, const struct exec_op *op)
 {
     const struct exec *exec = comm->exec;
-    bool any = false;
-    if (exec->gpus == NULL || !kind_is_staged(op->call.kind) || op->call.compression != COMPRESSION_NONE ||
-        op->call.rank_count > GPU_QUEUE_BUFFERS_MAX || !device_buffers_are_apart(comm, op)) {
+    if (exec->gpus == NULL || exec->clique_count > COLL_STAGE_DOMAINS_MAX ||
+        op->call.kind == OP_KIND_BARRIER || op->call.compression != COMPRESSION_NONE ||
+        op->call.rank_count > GPU_QUEUE_BUFFERS_MAX || !device_buffers_are_apart(op)) {
         return false;
     }
     for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
-        const struct exec_rank *rank = &op->ranks[i];
-        any |= rank->on_gpu;
-        if (input_clique(exec, rank) != input_clique(exec, &op->ranks[i % op->call.rank_count])) {
-            return false; /* a group whose parts are in different places has no slots */
+        if (op->ranks[i].on_gpu) {
+            return true;
         }
     }
-    return any;
+    return false;
 }
 
 /* --- Their life --- */
@@ -183,18 +140,9 @@ enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op, 
     }
     struct lane_device *device = lane->device;
     device->status = STATUS_OK;
-    device->slot_count = 0;
     for (uint32_t c = 0; c < exec->clique_count; c++) {
         device->cliques[c].queue = NULL;
-        device->slots[c] = UINT32_MAX;
     }
-    for (uint32_t i = 0; i < op->call.rank_count && kind_has_slots(op->call.kind); i++) {
-        uint32_t *slot = &device->slots[input_clique(exec, &op->ranks[i])];
-        if (*slot == UINT32_MAX) {
-            *slot = device->slot_count++;
-        }
-    }
-    device->slot_count += device->slot_count == 0 ? 1 : 0;
     take_turns(lane, op);
     return STATUS_OK;
 }
@@ -203,18 +151,16 @@ enum status lane_device_reserve(struct exec_lane *lane, uint64_t bytes, struct e
 {
     struct gpu_devices *gpus = lane->comm->exec->gpus;
     struct lane_device *device = lane->device;
-    device->vector_bytes = (bytes + LANE_VECTOR_ALIGN_BYTES - 1) & ~(uint64_t)(LANE_VECTOR_ALIGN_BYTES - 1);
-    uint64_t wanted = device->vector_bytes * device->slot_count;
-    if (wanted <= device->memory_bytes) {
+    if (bytes <= device->memory_bytes) {
         return STATUS_OK;
     }
     gpu_pinned_free(gpus, device->memory);
     device->memory = NULL;
     device->memory_bytes = 0;
     void *memory = NULL;
-    enum status status = gpu_pinned_alloc(gpus, wanted, &memory, error);
+    enum status status = gpu_pinned_alloc(gpus, bytes, &memory, error);
     device->memory = memory;
-    device->memory_bytes = status == STATUS_OK ? wanted : 0;
+    device->memory_bytes = status == STATUS_OK ? bytes : 0;
     return status;
 }
 
@@ -272,10 +218,6 @@ static void put_copy(const struct exec_lane *lane, uint32_t clique, void *const 
 {
     struct lane_device *device = lane->device;
     struct lane_clique *at = &device->cliques[clique];
-    if (clique == EXEC_CLIQUE_HOST) {
-        host_copy_to_all(targets, target_count, source, (size_t)bytes, false);
-        return;
-    }
     if (clique_queue(lane, clique) == NULL) {
         return;
     }
@@ -305,10 +247,6 @@ static void put_reduction(const struct exec_lane *lane, uint32_t clique,
                           const struct host_reduction *reduction)
 {
     struct lane_device *device = lane->device;
-    if (clique == EXEC_CLIQUE_HOST) {
-        host_reduce(reduction);
-        return;
-    }
     struct gpu_queue *queue = clique_queue(lane, clique);
     if (queue != NULL && is_copy(reduction)) {
         put_copy(lane, clique, reduction->outputs, 1, reduction->inputs[0],
@@ -319,100 +257,17 @@ static void put_reduction(const struct exec_lane *lane, uint32_t clique,
     }
 }
 
-void lane_device_read(const struct exec_lane *lane, const struct exec_rank *owner, void *target,
-                      const void *source, uint64_t bytes)
+void lane_device_put(const struct exec_lane *lane, const struct exec_op *op,
+                     const struct coll_stage_piece *piece)
 {
-    if (bytes > 0) {
-        put_copy(lane, input_clique(lane->comm->exec, owner), &target, 1, source, bytes);
+    struct stage_buffers buffers;
+    struct host_reduction reduction = stage_reduction(lane, op, piece, &buffers);
+    if (piece->action == COLL_STAGE_COPY) {
+        put_copy(lane, piece->domain, buffers.outputs, piece->target_count, buffers.inputs[0],
+                 piece->count_elements * op->element_bytes);
+    } else {
+        put_reduction(lane, piece->domain, &reduction);
     }
-}
-
-bool lane_device_pass(const struct exec_lane *lane, const struct exec_rank *sender,
-                      const struct exec_rank *receiver, void *target, const void *source, uint64_t bytes)
-{
-    const struct exec *exec = lane->comm->exec;
-    uint32_t clique = input_clique(exec, sender);
-    if (clique != output_clique(exec, receiver)) {
-        return false;
-    }
-    if (bytes > 0) {
-        put_copy(lane, clique, &target, 1, source, bytes);
-    }
-    return true;
-}
-
-void lane_device_reduce(const struct exec_lane *lane, const struct exec_rank *ranks,
-                        const struct host_reduction *reduction)
-{
-    const struct exec *exec = lane->comm->exec;
-    const struct lane_device *device = lane->device;
-    for (uint32_t c = 0; c < exec->clique_count; c++) {
-        const void *inputs[HOST_REDUCE_BUFFERS_MAX];
-        double factors[HOST_REDUCE_BUFFERS_MAX];
-        struct host_reduction of_clique = *reduction;
-        of_clique.input_count = 0;
-        if (device->slots[c] == UINT32_MAX) {
-            continue;
-        }
-        for (uint32_t i = 0; i < reduction->input_count; i++) {
-            if (input_clique(exec, &ranks[i]) == c) {
-                factors[of_clique.input_count] = reduction->factors != NULL ? reduction->factors[i] : 1.0;
-                inputs[of_clique.input_count++] = reduction->inputs[i];
-            }
-        }
-        void *output = (unsigned char *)reduction->outputs[0] + device->slots[c] * device->vector_bytes;
-        of_clique.inputs = inputs;
-        of_clique.factors = reduction->factors != NULL ? factors : NULL;
-        of_clique.outputs = &output;
-        put_reduction(lane, c, &of_clique);
-    }
-}
-
-void lane_device_write(const struct exec_lane *lane, const struct exec_targets *targets, const void *source,
-                       uint64_t bytes, const struct host_reduction *division)
-{
-    const struct exec *exec = lane->comm->exec;
-    for (uint32_t c = 0; c < exec->clique_count && bytes > 0; c++) {
-        void *of_clique[HOST_REDUCE_BUFFERS_MAX];
-        uint32_t count = 0;
-        for (uint32_t i = 0; i < targets->count; i++) {
-            if (output_clique(exec, targets->owners[i]) == c) {
-                of_clique[count++] = targets->at[i];
-            }
-        }
-        if (count > 0 && division != NULL) {
-            struct host_reduction divide = *division;
-            divide.outputs = of_clique;
-            divide.output_count = count;
-            put_reduction(lane, c, &divide);
-        } else if (count > 0) {
-            put_copy(lane, c, of_clique, count, source, bytes);
-        }
-    }
-}
-
-void lane_device_combine(struct exec_lane *lane, const struct exec_op *op)
-{
-    struct lane_device *device = lane->device;
-    const void *inputs[EXEC_CLIQUES_MAX];
-    void *output = device->memory;
-    if (op->call.kind == OP_KIND_SCAN || op->call.kind == OP_KIND_EXCLUSIVE_SCAN) {
-        stage_scan_in(lane, op);
-        return;
-    }
-    if (device->slot_count == 1 || lane->call.count_elements == 0) {
-        return;
-    }
-    for (uint32_t slot = 0; slot < device->slot_count; slot++) {
-        inputs[slot] = device->memory + slot * device->vector_bytes;
-    }
-    host_reduce(&(struct host_reduction){.dtype = op->call.dtype,
-                                         .reduce = op->call.reduce,
-                                         .count_elements = lane->call.count_elements,
-                                         .input_count = device->slot_count,
-                                         .output_count = 1,
-                                         .inputs = inputs,
-                                         .outputs = &output});
 }
 
 /* --- Order --- */

@@ -319,7 +319,7 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
     if (status != STATUS_OK) {
         return status;
     }
-    stage_in(lane, op);
+    stage_run(lane, op, COLL_STAGE_IN, slice);
     status = op_check_memories(lane->comm, op, error);
     if (status != STATUS_OK) {
         return status;
@@ -349,7 +349,7 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
 /* Whether the end of the slice writes to what may still be being sent. */
 static bool lane_end_writes(const struct exec_lane *lane, const struct exec_op *op)
 {
-    return lane->unacknowledged > 0 && op->call.divisor > 1 && !lane->staged;
+    return lane->unacknowledged > 0 && coll_stage_out_writes_vector(&op->stage);
 }
 
 static void lane_end(struct exec_lane *lane)
@@ -373,7 +373,7 @@ static void lane_finish(struct exec_lane *lane, uint64_t now_ns)
         lane->state = LANE_DRAIN;
         return;
     }
-    stage_out(lane, op);
+    stage_run(lane, op, COLL_STAGE_OUT, lane->slice);
     if (!lane->staged) {
         lane_end(lane);
         return;
@@ -423,7 +423,7 @@ void lane_advance(struct exec_lane *lane, uint64_t now_ns)
         if (!lane_is_off_device(lane, now_ns)) {
             return;
         }
-        lane_device_combine(lane, lane_op(lane));
+        stage_run(lane, lane_op(lane), COLL_STAGE_COMBINE, lane->slice);
         if (lane_begin(lane, &error) != STATUS_OK) {
             exec_comm_fail(lane->comm, &error, now_ns);
             return;

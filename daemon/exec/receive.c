@@ -93,7 +93,7 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
     bool agreement = header->slice == EXEC_AGREEMENT_SLICE;
     uint32_t share_count = comm_of(&incoming->reader)->share_count;
     if (agreement ? !op->agrees
-                  : header->slice >= op->slice_count ||
+                  : header->slice >= op->stage.slice_count ||
                         header->slice % share_count != comm_of(&incoming->reader)->share_index) {
         return set_fault(incoming, "a slice that the operation does not have", error);
     }
@@ -128,8 +128,9 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
         unsigned long long expected = lane_message_elements(lane, receive) * op->element_bytes;
         (void)snprintf(how, sizeof how, "%llu bytes are sent where %llu are expected",
                        (unsigned long long)header->payload_bytes, expected);
-        return op_sizes_are_private(op) ? set_disagreement(incoming, op, how, now_ns)
-                                        : set_fault(incoming, "a message of another size than agreed", error);
+        return coll_stage_sizes_are_private(&op->stage)
+                   ? set_disagreement(incoming, op, how, now_ns)
+                   : set_fault(incoming, "a message of another size than agreed", error);
     }
     incoming->lane = lane;
     return MATCH_READY;

@@ -360,7 +360,7 @@ uint32_t spread_missing_rail(const struct exec_comm *comm, uint32_t rail_count, 
 
 uint32_t spread_rails(const struct exec_shared *shared, const struct exec_op *op)
 {
-    return op->slice_count < shared->rail_count ? (uint32_t)op->slice_count : shared->rail_count;
+    return op->stage.slice_count < shared->rail_count ? (uint32_t)op->stage.slice_count : shared->rail_count;
 }
 
 enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struct error *error)
@@ -373,7 +373,7 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
         return SPREAD_FAILED;
     }
     bool local = comm->options.node_count == 1;
-    if (op->slice_count < 2 || (local && op->is_staged)) { /* GPUs do the work */
+    if (op->stage.slice_count < 2 || (local && op->is_staged)) { /* GPUs do the work */
         return SPREAD_NOT;
     }
     uint32_t rails = spread_rails(shared, op);
@@ -390,7 +390,7 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
         return SPREAD_FAILED;
     }
     spread->op = op;
-    spread->op_slices = op->slice_count;
+    spread->op_slices = op->stage.slice_count;
     spread->comm = comm;
     spread->shared = shared;
     spread->call = op->call;
@@ -398,7 +398,7 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     spread->parts_left = rails - 1;
     spread->result.status = STATUS_OK;
     atomic_store_explicit(&spread->claims.next, 0, memory_order_relaxed);
-    atomic_store_explicit(&spread->claims.left, op->slice_count, memory_order_relaxed);
+    atomic_store_explicit(&spread->claims.left, op->stage.slice_count, memory_order_relaxed);
     op->spread = spread;
     op->claims = local ? &spread->claims : NULL;
     op->claims_spread = spread;
@@ -418,7 +418,7 @@ bool spread_claim(struct exec_op *op, uint64_t *slice)
         *slice = op->held_slice;
         return true;
     }
-    return claim(op->claims, op->slice_count, slice);
+    return claim(op->claims, op->stage.slice_count, slice);
 }
 
 static void home_all_done(void *context, uint64_t now_ns)

@@ -451,7 +451,7 @@ uint64_t hostile_submit(struct hostile *hostile, const struct hostile_call *aske
         if (asked->has_layouts) {
             hostile_layout(2 * i, asked->count_elements, pending->counts[i], pending->displacements[i]);
             ranks[i].input_layout = ranks[i].output_layout =
-                (struct exec_layout){pending->counts[i], pending->displacements[i]};
+                (struct coll_layout){pending->counts[i], pending->displacements[i]};
         }
     }
     struct exec_call call = {.kind = asked->kind,

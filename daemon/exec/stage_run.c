@@ -1,0 +1,89 @@
+#include "daemon/exec/exec_internal.h"
+#include "daemon/host/copy.h"
+#include "daemon/host/reduce.h"
+
+/* The local stage at work: pieces of a slice's plan, carried out by the host, or handed to GPUs' queues. */
+
+_Static_assert(COLL_STAGE_PLACES_MAX == HOST_REDUCE_BUFFERS_MAX, "a piece is one reduction");
+_Static_assert(COLL_STAGE_HOST == EXEC_CLIQUE_HOST, "the host's buffers are one domain");
+
+unsigned char *stage_at(const struct exec_lane *lane, const struct exec_op *op,
+                        const struct coll_stage_place *place)
+{
+    const unsigned char *base = NULL;
+    switch (place->buffer) {
+    case COLL_STAGE_INPUT:
+        base = op->ranks[place->rank].input;
+        break;
+    case COLL_STAGE_OUTPUT:
+        base = op->ranks[place->rank].output;
+        break;
+    case COLL_STAGE_MEMORY:
+        base = lane_memory(lane);
+        break;
+    }
+    return (unsigned char *)(uintptr_t)base + place->offset_elements * op->element_bytes;
+}
+
+struct host_reduction stage_reduction(const struct exec_lane *lane, const struct exec_op *op,
+                                      const struct coll_stage_piece *piece, struct stage_buffers *buffers)
+{
+    bool scales = op->call.reduce == REDUCE_PREMUL_SUM;
+    for (uint32_t i = 0; i < piece->source_count; i++) {
+        const struct coll_stage_place *source = &piece->sources[i];
+        buffers->inputs[i] = stage_at(lane, op, source);
+        if (scales) {
+            buffers->factors[i] = source->scaled ? op->ranks[source->rank].factor : 1.0;
+        }
+    }
+    for (uint32_t i = 0; i < piece->target_count; i++) {
+        buffers->outputs[i] = stage_at(lane, op, &piece->targets[i]);
+    }
+    return (struct host_reduction){.dtype = op->call.dtype,
+                                   .reduce = op->call.reduce,
+                                   .count_elements = piece->count_elements,
+                                   .input_count = piece->source_count,
+                                   .output_count = piece->target_count,
+                                   .inputs = buffers->inputs,
+                                   .outputs = buffers->outputs,
+                                   .factors = scales ? buffers->factors : NULL,
+                                   .divisor = piece->action == COLL_STAGE_DIVIDE ? op->call.divisor : 0,
+                                   .streams = op->streams};
+}
+
+static void run_on_host(const struct exec_lane *lane, const struct exec_op *op,
+                        const struct coll_stage_piece *piece)
+{
+    struct stage_buffers buffers;
+    if (piece->action != COLL_STAGE_COPY) {
+        struct host_reduction reduction = stage_reduction(lane, op, piece, &buffers);
+        host_reduce(&reduction);
+        return;
+    }
+    for (uint32_t i = 0; i < piece->target_count; i++) {
+        buffers.outputs[i] = stage_at(lane, op, &piece->targets[i]);
+    }
+    host_copy_to_all(buffers.outputs, piece->target_count, stage_at(lane, op, &piece->sources[0]),
+                     (size_t)(piece->count_elements * op->element_bytes), op->streams);
+}
+
+struct run {
+    const struct exec_lane *lane;
+    const struct exec_op *op;
+};
+
+static void run_piece(void *context, const struct coll_stage_piece *piece)
+{
+    const struct run *run = context;
+    if (piece->domain == COLL_STAGE_HOST) {
+        run_on_host(run->lane, run->op, piece);
+    } else {
+        lane_device_put(run->lane, run->op, piece);
+    }
+}
+
+void stage_run(struct exec_lane *lane, const struct exec_op *op, enum coll_stage_step step, uint64_t slice)
+{
+    struct run run = {.lane = lane, .op = op};
+    coll_stage_plan(&op->stage, step, slice, run_piece, &run);
+}

@@ -14,6 +14,7 @@
 #include "daemon/net/quic.h"
 #include "daemon/net/quic_socket.h"
 #include "proto/types.h"
+#include "tests/datagrams/stranger.h"
 #include "tests/datagrams/virtual_time.h"
 #include "tests/lib/test_pki.h"
 #include "tests/network/network.h"
@@ -32,7 +33,8 @@ struct host {
     struct datagram_network *network;
     char name[NODE_NAME_MAX_BYTES + 1];
     struct quic_address address;
-    bool open; /* somebody listens */
+    bool open;     /* somebody listens */
+    bool stranger; /* nobody does, and what comes is kept */
     bool dead;
     struct virtual_event ready; /* something is to be read */
     struct flight *arrived;
@@ -244,6 +246,8 @@ static void flight_arrives(struct virtual_event *event)
     trace(host->network, flight);
     if (host->dead || (!host->open && flight->unreachable)) {
         free(flight);
+    } else if (host->stranger) {
+        DL_APPEND(host->arrived, flight);
     } else if (!host->open) {
         launch(host, flight->from, true, 0, NULL, 0, loop_now_ns());
         free(flight);
@@ -324,6 +328,30 @@ static void host_sends(struct host *from, const struct quic_batch *batch, const 
         launch(from, to, false, batch->ecn, bytes, size, left_ns);
     }
     free(damaged);
+}
+
+/* --- stranger.h --- */
+
+void stranger_sends(struct network *base, const char *from, const char *to, const void *bytes, size_t size)
+{
+    struct host *host = host_intern(network_of(base), from);
+    const struct quic_batch batch = {.remote = host_intern(network_of(base), to)->address};
+    host->stranger = !host->open;
+    host_sends(host, &batch, bytes, size);
+}
+
+bool stranger_receives(struct network *base, const char *name, void *out, size_t size, size_t *received)
+{
+    struct host *host = host_intern(network_of(base), name);
+    struct flight *flight = host->arrived;
+    if (flight == NULL) {
+        return false;
+    }
+    *received = flight->size < size ? flight->size : size;
+    memcpy(out, flight->bytes, *received);
+    DL_DELETE(host->arrived, flight);
+    free(flight);
+    return true;
 }
 
 /* --- daemon/net/quic_socket.h --- */
@@ -486,6 +514,9 @@ static void datagrams_free(struct network *base)
 {
     struct datagram_network *network = network_of(base);
     flights_free(&network->flights);
+    for (uint32_t i = 0; i < network->host_count; i++) {
+        flights_free(&network->hosts[i].arrived);
+    }
     for (unsigned i = 0; i < NETWORKS_MAX; i++) {
         networks[i] = networks[i] == network ? NULL : networks[i];
     }

@@ -13,7 +13,7 @@
 #include "daemon/exec/exec.h"
 #include "tests/network/network.h"
 
-/* Engines of several nodes on an in-memory network, driven by hand. */
+/* Engines of several nodes on a network of pipes, driven by hand. */
 #define NODES_MAX 5
 #define RANKS_MAX 3
 #define OPS_MAX 400

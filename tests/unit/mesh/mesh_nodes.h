@@ -15,7 +15,7 @@
 #include "daemon/mesh/mesh.h"
 #include "tests/network/network.h"
 
-/* Meshes on the in-memory network; node_up and node_down are checked to alternate. */
+/* Meshes on a network of pipes; node_up and node_down are checked to alternate. */
 
 enum { NODES_MAX = 6 };
 

@@ -99,7 +99,7 @@ static void test_simultaneous_dials(void **state)
     (void)state;
     struct network_conditions conditions = {.loss = 0.05, .delay_ns = TIME_MS, .jitter_ns = 2 * TIME_MS};
     unsigned quiet = 0;
-    for (uint64_t seed = 300; seed < (on_datagrams ? 400u : 1300u); seed++) {
+    for (uint64_t seed = 300; seed < (on_datagrams ? 330u : 500u); seed++) {
         struct pair pair;
         pair_start(&pair, seed, &conditions, false);
         node_connect(seed % 2 == 0 ? pair.a : pair.b, 0);

@@ -1,80 +1,216 @@
-#include "tests/unit/net/quic_nodes.h"
+#include "tests/unit/net/datagram_nodes.h"
 
-#include <arpa/inet.h>
-#include <sys/time.h>
-#include <unistd.h>
+#include "daemon/base/random.h"
+#include "tests/datagrams/stranger.h"
 
-#include "daemon/net/quic_internal.h"
+/* What somebody without a certificate can do to connections and to handshakes of others; in virtual time. */
 
-/* What somebody without a certificate can do to connections and to handshakes of others. */
+static void garbage(struct random *random, const struct quic_cid *cid)
+{
+    uint8_t bytes[4096];
+    size_t size = random_below(random, 1500);
+    for (size_t i = 0; i < sizeof bytes; i++) {
+        bytes[i] = (uint8_t)random_u64(random);
+    }
+    switch (random_below(random, 6)) {
+    case 0:
+        size = 0;
+        break;
+    case 1: /* to a connection that there is */
+        bytes[0] = 0x40;
+        memcpy(bytes + 1, cid->bytes, cid->size);
+        break;
+    case 2: /* an Initial, full size, of nonsense */
+        memcpy(bytes, "\xc0\x00\x00\x00\x01\x08", 6);
+        size = 1200;
+        break;
+    case 3: /* a Handshake packet to a connection that there is */
+        memcpy(bytes, "\xe0\x00\x00\x00\x01\x08", 6);
+        memcpy(bytes + 6, cid->bytes, cid->size);
+        break;
+    case 4:
+        size = sizeof bytes;
+        break;
+    default:
+        break;
+    }
+    stranger_sends(network, "stranger", "b", bytes, size);
+}
+
+static void garbage_disturbs_nothing(void **state)
+{
+    (void)state;
+    make_nodes(8, 0, 10 * TIME_S);
+    struct random random;
+    struct network_conditions narrow = fine, replayed = {.duplication = 0.5,
+                                                         .delay_ns = 100 * TIME_US,
+                                                         .jitter_ns = 50 * TIME_MS};
+    connect_nodes();
+    random_seed(&random, 8);
+    narrow.bandwidth_bytes_s = replayed.bandwidth_bytes_s = 100000000;
+    set_network(&narrow);
+    const struct quic_endpoint *endpoint = (const struct quic_endpoint *)b->net;
+    struct exchange exchange = begin_exchange(16u << 20);
+    struct net_statistics before;
+    net_statistics(b->net, &before);
+    unsigned sent = 0;
+    while (sent < 20000) {
+        for (unsigned i = 0; i < 100; i++, sent++) {
+            garbage(&random, endpoint->peers[0]->up->cids);
+        }
+        quic_run_for(loop, 1);
+        if (sent == 10000) {
+            set_network(&replayed);
+        }
+    }
+    set_network(&fine);
+    end_exchange(&exchange, 20000);
+    struct net_statistics after;
+    net_statistics(b->net, &after);
+    assert_true(after.dropped_datagrams - before.dropped_datagrams > sent / 4);
+    assert_true(endpoint->admission.half_open <= QUIC_HALF_OPEN_ADDRESS_RETRY);
+}
+
+static size_t answer(void *bytes, size_t size)
+{
+    size_t received = 0;
+    quic_run_for(loop, 20);
+    (void)stranger_receives(network, "stranger", bytes, size, &received);
+    return received;
+}
+
+static void strangers_get_what_the_protocol_says(void **state)
+{
+    (void)state;
+    make_nodes(9, 0, 10 * TIME_S);
+    uint8_t sent[1200];
+    uint8_t got[2000];
+    memset(sent, 0x5a, sizeof sent);
+    memcpy(sent,
+           "\xc0\x1a\x2a\x3a\x4a\x08"
+           "destinat"
+           "\x04"
+           "srce",
+           19); /* a version that nobody speaks */
+    stranger_sends(network, "stranger", "b", sent, 1199);
+    assert_int_equal(answer(got, sizeof got), 0); /* too small to be answered */
+    stranger_sends(network, "stranger", "b", sent, 1200);
+    size_t size = answer(got, sizeof got);
+    assert_true(size >= 23);
+    assert_true((got[0] & 0x80) != 0);
+    assert_memory_equal(got + 1,
+                        "\0\0\0\0\x04"
+                        "srce"
+                        "\x08"
+                        "destinat",
+                        18);
+    bool offered = false;
+    for (size_t i = 19; i + 4 <= size; i += 4) {
+        offered = offered || memcmp(got + i, "\0\0\0\x01", 4) == 0;
+    }
+    assert_true(offered);
+
+    memcpy(sent, "\x45unknownn", 9); /* a short header, of no connection */
+    stranger_sends(network, "stranger", "b", sent, 100);
+    size = answer(got, sizeof got);
+    assert_in_range(size, 21, 99);
+    assert_true((got[0] & 0xc0) == 0x40);
+    uint8_t again[2000];
+    stranger_sends(network, "stranger", "b", sent, 100);
+    assert_int_equal(answer(again, sizeof again), size);
+    assert_memory_equal(got + size - 16, again + size - 16,
+                        16); /* the same token for the same connection ID */
+    stranger_sends(network, "stranger", "b", sent, 20);
+    assert_int_equal(answer(got, sizeof got), 0);
+    for (unsigned i = 0; i < 1000; i++) { /* a limit holds */
+        stranger_sends(network, "stranger", "b", sent, 100);
+    }
+    unsigned answers = 0;
+    for (quic_run_for(loop, 30); stranger_receives(network, "stranger", got, sizeof got, &size); answers++) {
+    }
+    assert_in_range(answers, 1, 100);
+}
+
+/* Handshakes whose answers never arrive, as of spoofed addresses. */
+static void floods_of_handshakes_are_bounded(void **state)
+{
+    (void)state;
+    make_nodes(10, 0, 10 * TIME_S);
+    network_cut(network, "b", "a", true);
+    struct quic_endpoint *attacker = (struct quic_endpoint *)a->net;
+    const struct quic_endpoint *endpoint = (const struct quic_endpoint *)b->net;
+    for (unsigned i = 0; i < 300; i++) {
+        struct error error;
+        assert_int_equal(quic_connection_dial(attacker, attacker->peers[0], &error), STATUS_OK);
+        if (i % 10 == 0) {
+            quic_run_for(loop, 1);
+        }
+    }
+    quic_run_until_count(loop, &endpoint->admission.half_open, QUIC_HALF_OPEN_ADDRESS_RETRY, 3000);
+    quic_run_for(loop, 200);
+    assert_int_equal(endpoint->admission.half_open, QUIC_HALF_OPEN_ADDRESS_RETRY);
+
+    struct quic_node *c =
+        make_node("c", "c", 0, 10 * TIME_S); /* whoever has the address that he claims gets through */
+    (void)add_peer(c, "b");
+    uint32_t index = add_peer(b, "c");
+    net_keep_alive(c->net, 0, true);
+    quic_node_connect(c, 0);
+    for (unsigned i = 0; i < 200 && !c->up[0]; i++) {
+        quic_run_for(loop, 10);
+    }
+    assert_true(c->up[0]);
+    assert_true(b->up[index]);
+    assert_int_equal(endpoint->admission.half_open, QUIC_HALF_OPEN_ADDRESS_RETRY);
+    quic_run_for(loop, 5500); /* the handshake's time-out */
+    assert_int_equal(endpoint->admission.half_open, 0);
+    assert_true(c->up[0]);
+    quic_node_free(c);
+}
+
+/* --- One rail and the next --- */
 
 static struct quic_node *b2; /* another endpoint of b: its next rail */
 
 static int setup_rails(void **state)
 {
-    if (setup_nodes(state) != 0) {
-        return -1;
-    }
-    b2 = quic_node_new(loop, pki, "b", NULL);
-    return 0;
+    int failed = setup_loop(state);
+    make_nodes(11, 0, 10 * TIME_S);
+    b2 = make_node("b2", "b", 0, 10 * TIME_S);
+    return failed;
 }
 
 static int teardown_rails(void **state)
 {
     quic_node_free(b2);
     b2 = NULL;
-    return teardown_nodes(state);
+    return teardown(state);
 }
 
-static struct sockaddr_in loopback_address(uint16_t port)
-{
-    return (struct sockaddr_in){
-        .sin_family = AF_INET, .sin_port = htons(port), .sin_addr = {.s_addr = htonl(INADDR_LOOPBACK)}};
-}
-
-static int stranger_open(void)
-{
-    int fd = socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
-    struct timeval wait = {.tv_usec = 10000};
-    assert_true(fd >= 0);
-    assert_int_equal(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &wait, sizeof wait), 0);
-    return fd;
-}
-
-/* Sends a packet that looks like one of the connection ID's to the port, and returns the answer's size. */
-static size_t ask_about_connection(int fd, uint16_t port, const ngtcp2_cid *cid, uint8_t *answer, size_t size)
+/* Sends a packet that looks like one of the connection ID's to the host, and returns the answer's size. */
+static size_t ask_about_connection(const char *host, const ngtcp2_cid *cid, uint8_t *bytes, size_t size)
 {
     uint8_t packet[64] = {0x40}; /* a short header: RFC 9000, 17.3.1 */
-    struct sockaddr_in to = loopback_address(port);
-    ssize_t received = -1;
     memcpy(packet + 1, cid->data, cid->datalen);
-    assert_int_equal(sendto(fd, packet, sizeof packet, 0, (struct sockaddr *)&to, sizeof to), sizeof packet);
-    for (unsigned i = 0; i < 100 && received < 0; i++) {
-        quic_run_for(loop, 10);
-        received = recv(fd, answer, size, 0);
-    }
+    stranger_sends(network, "stranger", host, packet, sizeof packet);
+    size_t received = answer(bytes, size);
     assert_true(received >= NGTCP2_STATELESS_RESET_TOKENLEN);
-    return (size_t)received;
+    return received;
 }
 
 /* RFC 9000, 21.11: otherwise whoever sees a packet may end its connection with what another port answers. */
 static void one_rail_tells_nothing_of_another_rails_tokens(void **state)
 {
     (void)state;
-    uint8_t answer[256];
-    quic_nodes_connect(a, b);
+    uint8_t token[256];
+    connect_nodes();
     struct quic_endpoint *endpoint = quic_endpoint_of(a->net);
     const ngtcp2_cid *seen = ngtcp2_conn_get_dcid(endpoint->peers[0]->up->transport);
-    int fd = stranger_open();
-    size_t size = ask_about_connection(fd, b2->port, seen, answer, sizeof answer);
-    close(fd);
-    assert_null(quic_connection_find(endpoint, true, answer + size - NGTCP2_STATELESS_RESET_TOKENLEN,
+    size_t size = ask_about_connection("b2", seen, token, sizeof token);
+    assert_null(quic_connection_find(endpoint, true, token + size - NGTCP2_STATELESS_RESET_TOKENLEN,
                                      NGTCP2_STATELESS_RESET_TOKENLEN));
     /* The same bytes as if b's host had sent them. */
-    struct sockaddr_in to = loopback_address(a->port);
-    assert_int_equal(
-        sendto(quic_endpoint_of(b->net)->socket.fd, answer, size, 0, (struct sockaddr *)&to, sizeof to),
-        size);
+    stranger_sends(network, "b", "a", token, size);
     quic_run_for(loop, 100);
     assert_true(both_up(NULL));
     assert_int_equal(a->down_calls[0], 0);
@@ -117,6 +253,9 @@ static void every_endpoint_has_secrets_of_its_own(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test_setup_teardown(garbage_disturbs_nothing, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(strangers_get_what_the_protocol_says, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(floods_of_handshakes_are_bounded, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(one_rail_tells_nothing_of_another_rails_tokens, setup_rails,
                                         teardown_rails),
         cmocka_unit_test_setup_teardown(every_endpoint_has_secrets_of_its_own, setup_rails, teardown_rails),

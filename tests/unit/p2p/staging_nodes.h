@@ -13,7 +13,7 @@
 #include "tests/unit/cuda_double/case.h"
 
 /*
- * Messages of two nodes that share the GPUs of this process, which are doubles, on an in-memory network: rank
+ * Messages of two nodes that share the GPUs of this process, which are doubles, on a network of pipes: rank
  * r is of node r % 2. For processes of case_run: whatever is unexpected ends the process. The network's time
  * is virtual, the GPUs' is not.
  */

@@ -248,15 +248,6 @@ static void test_what_it_asked_for_is_done(void **state)
     node_free(node);
 }
 
-static void expect_alive(struct node *node)
-{
-    for (unsigned i = 0; i < 100; i++) {
-        node_turn(node);
-        (void)usleep(1000);
-    }
-    assert_int_equal(sessions(node), 1);
-}
-
 /* It is the process that counts, not the thread that connected, nor the program. */
 static void test_threads_and_programs_come_and_go(void **state)
 {
@@ -267,9 +258,12 @@ static void test_threads_and_programs_come_and_go(void **state)
         int status;
         struct process process = process_start(node, &plans[i]);
         if (plans[i].execs) {
+            char byte;
             assert_int_equal(send(process.control, "g", 1, MSG_NOSIGNAL), 1);
+            assert_int_equal(recv(process.control, &byte, 1, 0), 0); /* the other program closed its end */
         }
-        expect_alive(node);
+        node_turns(node, 100);
+        assert_int_equal(sessions(node), 1);
         kill(process.pid, SIGKILL);
         assert_int_equal(waitpid(process.pid, &status, 0), process.pid);
         expect_sessions(node, 0);

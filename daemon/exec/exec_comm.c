@@ -459,7 +459,8 @@ void exec_comm_abort(struct exec_comm *comm, const struct error *cause, uint64_t
     comm->cause = *cause;
     exec_forget_cut(comm);
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
-        lane_reset_streams(&comm->lanes[i], true);
+        /* What ended well here may have its last bytes on the way to nodes where it has not ended yet. */
+        lane_reset_streams(&comm->lanes[i], comm->first_op != NULL);
     }
     stream_readers_detach(&comm->exec->readers, &comm->streams);
     shared_abort(comm, cause);

@@ -38,7 +38,7 @@ struct net_stream;
 enum net_stream_kind {
     NET_STREAM_CONTROL = 1, /* mesh: framed protobuf messages */
     NET_STREAM_DATA = 2,    /* exec: data headers and payloads */
-    NET_STREAM_MESSAGE = 3  /* exec: messages from rank to rank */
+    NET_STREAM_MESSAGE = 3  /* p2p: messages from rank to rank */
 };
 #define NET_STREAM_KIND_COUNT 4 /* arrays indexed by kind */
 

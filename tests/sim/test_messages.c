@@ -36,6 +36,7 @@ struct world {
     struct post posts[POSTS_MAX];
     uint32_t post_count;
     uint32_t done_count;
+    uint32_t collectives; /* that have ended well; their ticket is POSTS_MAX */
     struct error aborted;
 };
 static struct world world;
@@ -51,10 +52,15 @@ static void on_formed(void *context, struct comms_member *member, const struct e
 static void on_completed(void *context, struct comms_member *member,
                          const struct comms_completion *completion, uint64_t now_ns)
 {
-    struct post *post = &world.posts[completion->ticket];
     (void)context;
     (void)member;
     (void)now_ns;
+    if (completion->ticket == POSTS_MAX) {
+        assert_int_equal(completion->result->status, STATUS_OK);
+        world.collectives++;
+        return;
+    }
+    struct post *post = &world.posts[completion->ticket];
     assert_false(post->done);
     post->done = true;
     post->result = *completion->result;
@@ -351,6 +357,84 @@ static void test_deadlines(void **state)
     }
 }
 
+static void leave_rank(uint32_t rank)
+{
+    comms_member_leave(world.members[rank], COMMS_LEAVE_ORDERLY, world.cluster->now_ns);
+    world.members[rank] = NULL;
+    cluster_touch(world.cluster);
+}
+
+/* After a message's deadline the communicator goes on, its collectives beside many messages as well. */
+static void test_the_communicator_goes_on(void **state)
+{
+    enum { COUNT = 1200 };
+    (void)state;
+    for (uint32_t nodes = 1; nodes <= 2; nodes++) {
+        start(1030 + nodes, nodes, 2, nodes == 2 ? 0.01 : 0, 20000);
+        struct post *lonely = post(false, 1, 0, 77, 100, DTYPE_U8);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            (void)post(false, 1, 0, 1, 16384, DTYPE_U8);
+        }
+        for (uint32_t i = 0; i < COUNT; i++) {
+            (void)post(true, 0, 1, 1, 16384, DTYPE_U8);
+            if (i % 100 == 0) {
+                struct comms_op barrier = {.ticket = POSTS_MAX, .kind = OP_KIND_BARRIER};
+                struct error error;
+                for (uint32_t rank = 0; rank < 2; rank++) {
+                    assert_int_equal(
+                        comms_submit(world.members[rank], &barrier, world.cluster->now_ns, &error),
+                        STATUS_OK);
+                }
+            }
+        }
+        cluster_run(world.cluster, 19 * TIME_S);
+        assert_int_equal(world.done_count, 2 * COUNT);
+        assert_int_equal(world.collectives, 2 * COUNT / 100);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            check_bytes(&world.posts[1 + i], &world.posts[1 + COUNT + i]);
+        }
+        cluster_run(world.cluster, 2 * TIME_S);
+        assert_int_equal(lonely->result.status, STATUS_TIMED_OUT);
+        assert_non_null(
+            strstr(lonely->result.text, "recv from rank 0 (node n000), tag 77: nothing has come"));
+        assert_int_equal(world.aborted.status, STATUS_OK);
+        stop();
+    }
+}
+
+/* A message whose send ended well is received although its sender has left, its node's part of the
+ * communicator is gone, and the word of that came first. */
+static void test_a_sender_that_left(void **state)
+{
+    (void)state;
+    for (uint32_t turn = 0; turn < 12; turn++) {
+        uint32_t nodes = 1 + turn % 3;
+        start(1040 + turn, nodes, 3, nodes > 1 ? 0.03 : 0, 0);
+        struct post *sends[4];
+        struct post *waits = post(false, 1, 0, 9, 100, DTYPE_U8);
+        for (uint32_t i = 0; i < 4; i++) {
+            sends[i] = post(true, 0, 1, i, 16384, DTYPE_U8);
+        }
+        while (!sends[3]->done) {
+            cluster_run(world.cluster, 10 * TIME_US);
+        }
+        leave_rank(0);
+        cluster_run(world.cluster, turn % 2 == 0 ? TIME_S : 0);
+        for (uint32_t i = 0; i < 4; i++) {
+            struct post *receive = post(false, 1, i % 2 == 0 ? 0 : COMM_ANY_SOURCE_RANK, i, 16384, DTYPE_U8);
+            assert_true(cluster_run_until(world.cluster, all_done, &world, 5 * TIME_S) || !waits->done);
+            cluster_run(world.cluster, TIME_S);
+            assert_true(receive->done);
+            assert_int_equal(receive->result.status, STATUS_OK);
+            check_bytes(receive, sends[i]);
+        }
+        assert_true(waits->done);
+        assert_int_equal(waits->result.status, STATUS_RANK_LOST);
+        assert_int_equal(world.aborted.status, STATUS_OK);
+        stop();
+    }
+}
+
 /* Given up at any moment, every message ends once; the network then holds none of their buffers. */
 static void test_given_up_at_any_moment(void **state)
 {
@@ -384,6 +468,8 @@ int main(void)
         cmocka_unit_test(test_messages_that_do_not_fit),
         cmocka_unit_test(test_unexpected_messages_are_bounded),
         cmocka_unit_test(test_deadlines),
+        cmocka_unit_test(test_the_communicator_goes_on),
+        cmocka_unit_test(test_a_sender_that_left),
         cmocka_unit_test(test_given_up_at_any_moment),
     };
     return cluster_report(cmocka_run_group_tests(tests, NULL, NULL));

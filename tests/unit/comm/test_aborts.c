@@ -147,6 +147,47 @@ static void test_a_process_is_lost(void **state)
     }
 }
 
+/* A process ends after its last operation, which goes on elsewhere: that ends well there, too. */
+static void test_a_process_that_ends_after_its_last_operation(void **state)
+{
+    static const struct network_conditions slow = {.delay_ns = 300 * TIME_US, .jitter_ns = 200 * TIME_US};
+    uint32_t behind = 0;
+    (void)state;
+    for (unsigned seed = 1; seed <= 10; seed++) {
+        struct member *members[3];
+        struct error error;
+        uint32_t first = 3;
+        world_start(&world, 3, seed, &slow);
+        connect_all(&world);
+        form_ops(members, 3, 3, 0, "last");
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
+        }
+        for (int step = 0; first == 3 && step < 10000; step++) {
+            run(&world, 5 * TIME_US);
+            for (uint32_t rank = 0; rank < 3; rank++) {
+                first = members[rank]->completed == 1 ? rank : first;
+            }
+        }
+        assert_true(first < 3);
+        leave(members[first], COMMS_LEAVE_LOST);
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            behind += members[rank]->completed == 0 ? 1 : 0;
+        }
+        run(&world, 50 * TIME_MS);
+        for (uint32_t rank = 0; rank < 3; rank++) {
+            if (rank != first) {
+                assert_int_equal(members[rank]->completed, 1);
+                assert_error(&members[rank]->results[1], STATUS_OK, "");
+                assert_int_equal(members[rank]->aborted_count, 1);
+                assert_error(&members[rank]->aborted, STATUS_RANK_LOST, "the process of rank");
+            }
+        }
+        world_stop(&world);
+    }
+    assert_true(behind >= 5);
+}
+
 /* Buffers stay referenced until nobody uses them: the process goes in the middle of its operation. */
 static void test_memory_outlives_its_owner(void **state)
 {
@@ -274,6 +315,7 @@ int main(void)
         cmocka_unit_test(test_leaving_before_an_operation_is_done),
         cmocka_unit_test(test_posting_what_one_that_left_will_not),
         cmocka_unit_test(test_a_process_is_lost),
+        cmocka_unit_test(test_a_process_that_ends_after_its_last_operation),
         cmocka_unit_test(test_memory_outlives_its_owner),
         cmocka_unit_test(test_aborted_by_hand),
         cmocka_unit_test(test_a_lost_node_and_its_survivors),

@@ -89,35 +89,6 @@ static void connects_when_dialled_by_the_second(void **state)
     assert_connection_works();
 }
 
-/* Each dials the other: whichever connection they keep, they keep the same one. */
-static void simultaneous_dials_leave_one_connection(void **state)
-{
-    (void)state;
-    for (unsigned round = 0; round < 20; round++) {
-        if (round == 0) {
-            quic_node_add_peer(a, "b", b->port);
-            quic_node_add_peer(b, "a", a->port);
-        }
-        quic_node_connect(a, 0);
-        for (unsigned i = 0; i < round; i++) { /* the more rounds, the later the second dial */
-            struct error error;
-            assert_int_equal(loop_run_once(loop, 0, &error), STATUS_OK);
-        }
-        quic_node_connect(b, 0);
-        assert_true(quic_run_until(loop, both_up, NULL, 5000));
-        quic_run_for(loop, 60);
-        assert_true(a->up[0] && b->up[0]);
-        assert_int_equal(a->up_calls[0], a->down_calls[0] + 1);
-        assert_int_equal(b->up_calls[0], b->down_calls[0] + 1);
-        if (round == 0) {
-            assert_connection_works();
-        }
-        disconnect_and_wait();
-    }
-    assert_false(a->wrong_order);
-    assert_false(b->wrong_order);
-}
-
 static void a_peer_nobody_listens_for_is_unreachable(void **state)
 {
     (void)state;
@@ -156,79 +127,6 @@ static void a_peer_that_does_not_answer_times_out(void **state)
     assert_int_equal(a->failed_cause.status, STATUS_TIMED_OUT);
     assert_true(loop_now_ns() - start_ns >= 290 * TIME_MS);
     close(fd);
-}
-
-static void a_dial_called_off_is_not_reported(void **state)
-{
-    (void)state;
-    struct error cause;
-    error_set(&cause, STATUS_ABORTED, "changed our mind");
-    quic_node_add_peer(a, "b", b->port);
-    quic_node_add_peer(b, "a", a->port);
-    quic_node_connect(a, 0);
-    net_disconnect(a->net, 0, &cause); /* before anything was sent */
-    quic_run_for(loop, 50);
-    quic_node_connect(a, 0);
-    struct error error;
-    assert_int_equal(loop_run_once(loop, 0, &error), STATUS_OK);
-    net_disconnect(a->net, 0, &cause); /* after the first packet */
-    quic_run_for(loop, 50);
-    assert_int_equal(a->up_calls[0] + a->failed_calls[0] + a->down_calls[0], 0);
-    assert_int_equal(b->up_calls[0], b->down_calls[0]);
-    quic_node_connect(a, 0);
-    assert_true(quic_run_until(loop, both_up, NULL, 5000));
-}
-
-/* --- Ends --- */
-
-static void disconnect_tells_both(void **state)
-{
-    (void)state;
-    quic_nodes_connect(a, b);
-    struct error cause;
-    error_set(&cause, STATUS_TIMED_OUT, "no heartbeat for 3 s");
-    net_disconnect(a->net, 0, &cause);
-    assert_int_equal(a->down_calls[0], 0); /* not within the call */
-    struct net_stream *stream;
-    struct error error;
-    assert_int_equal(net_stream_open(a->net, 0, NET_STREAM_DATA, &stream, &error), STATUS_UNREACHABLE);
-    assert_true(quic_run_until(loop, both_down, NULL, 2000));
-    assert_int_equal(a->down_cause.status, STATUS_TIMED_OUT);
-    assert_string_equal(a->down_cause.text, "no heartbeat for 3 s");
-    assert_int_equal(b->down_cause.status, STATUS_TIMED_OUT);
-    assert_text(b->down_cause.text, "node a");
-    assert_text(b->down_cause.text, "no heartbeat for 3 s");
-    quic_node_connect(b, 0);
-    assert_true(quic_run_until(loop, both_up, NULL, 5000));
-    assert_connection_works();
-    struct net_peer_statistics statistics;
-    net_peer_statistics(a->net, 0, &statistics);
-    assert_int_equal(statistics.connected_count, 2);
-    assert_true(statistics.sent_bytes > 100000);
-}
-
-static void freeing_tells_the_peer_and_ends_every_send(void **state)
-{
-    (void)state;
-    quic_nodes_connect(a, b);
-    b->hold = true;
-    struct quic_source *sources[3];
-    for (unsigned i = 0; i < 3; i++) {
-        sources[i] = quic_source_new(a, 0, i, 20u << 20, 1u << 20, i == 1);
-    }
-    assert_true(quic_run_until_count(loop, &b->sink_count, 3, 5000));
-    quic_node_free(a);
-    a = NULL;
-    for (unsigned i = 0; i < 3; i++) {
-        assert_true(quic_source_done(sources[i]));
-        assert_true(sources[i]->failed > 0);
-        assert_int_equal(sources[i]->result, STATUS_SHUTTING_DOWN);
-        quic_source_free(sources[i]);
-    }
-    assert_true(quic_run_until_count(loop, &b->down_calls[0], 1, 5000));
-    assert_int_equal(b->down_cause.status, STATUS_SHUTTING_DOWN);
-    assert_text(b->down_cause.text, "node a");
-    assert_false(b->wrong_order);
 }
 
 /* --- A peer that dies --- */
@@ -475,14 +373,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(connects, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(connects_when_dialled_by_the_second, setup_nodes, teardown_nodes),
-        cmocka_unit_test_setup_teardown(simultaneous_dials_leave_one_connection, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_peer_nobody_listens_for_is_unreachable, setup_nodes,
                                         teardown_nodes),
         cmocka_unit_test_setup_teardown(a_peer_that_does_not_answer_times_out, setup_nodes, teardown_nodes),
-        cmocka_unit_test_setup_teardown(a_dial_called_off_is_not_reported, setup_nodes, teardown_nodes),
-        cmocka_unit_test_setup_teardown(disconnect_tells_both, setup_nodes, teardown_nodes),
-        cmocka_unit_test_setup_teardown(freeing_tells_the_peer_and_ends_every_send, setup_nodes,
-                                        teardown_nodes),
         cmocka_unit_test_setup_teardown(a_killed_peer_is_suspected_then_lost, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_restarted_peer_is_noticed_at_once, setup_nodes, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_restarted_peer_that_dials_replaces_the_old_connection, setup_nodes,

@@ -4,7 +4,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* Streams between two connected endpoints in one process. */
+/* Streams between two connected endpoints in one process, beyond what test_contract.c has of them. */
 
 static int setup(void **state)
 {
@@ -129,48 +129,11 @@ static void a_thousand_streams_at_once(void **state)
     }
 }
 
-static void copied_payloads_and_headers_alone(void **state)
-{
-    (void)state;
-    struct net_stream *stream;
-    struct error error;
-    uint64_t header[2] = {0, 0};
-    char bytes[300];
-    assert_int_equal(net_stream_open(a->net, 0, NET_STREAM_CONTROL, &stream, &error), STATUS_OK);
-    for (unsigned i = 0; i < 50; i++) {
-        memset(bytes, (int)i, sizeof bytes);
-        assert_int_equal(net_stream_send(stream, header, sizeof header, bytes, i, NULL, NULL), STATUS_OK);
-        memset(bytes, 0xee, sizeof bytes);
-        assert_int_equal(net_stream_send(stream, NULL, 0, bytes, sizeof bytes, NULL, NULL), STATUS_OK);
-    }
-    net_stream_finish(stream);
-    quic_run_until_count(loop, &b->control_bytes, 50 * 16 + 49 * 50 / 2 + 50 * sizeof bytes, 5000);
-    assert_int_equal(b->control_bytes, 50 * 16 + 49 * 50 / 2 + 50 * sizeof bytes);
-}
-
 static void count_sent(void *context, enum status result, uint64_t now_ns)
 {
     (void)now_ns;
     unsigned *counts = context;
     counts[result == STATUS_OK ? 0 : 1]++;
-}
-
-static void a_message_without_a_byte_is_sent_too(void **state)
-{
-    (void)state;
-    struct net_stream *stream;
-    struct error error;
-    unsigned counts[2] = {0, 0};
-    assert_int_equal(net_stream_open(a->net, 0, NET_STREAM_CONTROL, &stream, &error), STATUS_OK);
-    assert_int_equal(net_stream_send(stream, NULL, 0, NULL, 0, count_sent, counts), STATUS_OK);
-    assert_int_equal(counts[0], 0); /* not within the call */
-    assert_true(quic_run_until_count(loop, &counts[0], 1, 5000));
-    assert_int_equal(net_stream_send(stream, NULL, 0, NULL, 0, count_sent, counts), STATUS_OK);
-    assert_true(quic_run_until_count(loop, &counts[0], 2, 5000));
-    net_stream_finish(stream);
-    quic_run_for(loop, 20);
-    assert_int_equal(counts[0], 2);
-    assert_int_equal(counts[1], 0);
 }
 
 /* A large transfer does not hold up a small one that comes after it. */
@@ -287,35 +250,6 @@ static void held_streams_block_no_others(void **state)
 
 /* --- Limits --- */
 
-static void queues_have_their_limits(void **state)
-{
-    (void)state;
-    struct net_stream *stream;
-    struct error error;
-    unsigned counts[2] = {0, 0};
-    static char bytes[NET_STREAM_COPY_MAX_BYTES + 1];
-    b->hold = true;
-    assert_int_equal(net_stream_open(a->net, 0, NET_STREAM_DATA, &stream, &error), STATUS_OK);
-    for (unsigned i = 0; i < NET_STREAM_QUEUE_MAX; i++) {
-        enum status status = net_stream_send(stream, NULL, 0, bytes, 1, count_sent, counts);
-        if (status != STATUS_OK) {
-            assert_int_equal(i, NET_STREAM_QUEUE_MAX - 1); /* the one that names the kind counts, too */
-            assert_int_equal(status, STATUS_LIMIT);
-        }
-    }
-    assert_int_equal(net_stream_send(stream, NULL, 0, bytes, 1, count_sent, counts), STATUS_LIMIT);
-    net_stream_reset(stream);
-    assert_int_equal(net_stream_open(a->net, 0, NET_STREAM_DATA, &stream, &error), STATUS_OK);
-    assert_int_equal(net_stream_send(stream, NULL, 0, bytes, sizeof bytes, NULL, NULL), STATUS_LIMIT);
-    assert_int_equal(net_stream_send(stream, NULL, 0, bytes, sizeof bytes / 2, NULL, NULL), STATUS_OK);
-    assert_int_equal(net_stream_send(stream, NULL, 0, bytes, sizeof bytes / 2 + 1, NULL, NULL), STATUS_LIMIT);
-    assert_int_equal(net_stream_send(stream, NULL, 0, bytes, sizeof bytes, count_sent, counts), STATUS_OK);
-    net_stream_reset(stream);
-    quic_run_until_count(loop, &counts[1], NET_STREAM_QUEUE_MAX, 5000);
-    assert_in_range(counts[1], NET_STREAM_QUEUE_MAX, NET_STREAM_QUEUE_MAX + 1);
-    assert_int_equal(counts[0], 0);
-}
-
 static void streams_have_their_limit(void **state)
 {
     (void)state;
@@ -360,30 +294,6 @@ static void an_unknown_kind_ends_the_connection(void **state)
 }
 
 /* --- Resets --- */
-
-static void the_sender_gives_a_stream_up(void **state)
-{
-    (void)state;
-    b->hold = true;
-    struct quic_source *source = quic_source_new(a, 0, 31, 20u << 20, 1u << 20, false);
-    assert_true(quic_run_until_count(loop, &b->sink_count, 1, 5000));
-    unsigned acknowledged = source->done;
-    net_stream_reset(source->stream);
-    assert_int_equal(source->done, acknowledged); /* not within the call */
-    assert_true(quic_run_until(loop, source_done, source, 5000));
-    assert_int_equal(source->failed, source->sends - acknowledged);
-    assert_int_equal(source->result, STATUS_ABORTED);
-    assert_closed(b, 1);
-    assert_int_equal(b->sinks->closed_status, STATUS_ABORTED);
-    quic_source_free(source);
-    quic_sink_release(b->sinks); /* in vain */
-    b->hold = false;
-    source = quic_source_new(a, 0, 32, 1000, 1000, true);
-    assert_true(quic_run_until(loop, source_done, source, 5000));
-    assert_closed(b, 2);
-    assert_true(quic_sink_complete(b->sinks));
-    quic_source_free(source);
-}
 
 static void a_stream_reset_before_it_was_sent_is_never_seen(void **state)
 {
@@ -474,53 +384,21 @@ static void resets_leak_neither_window_nor_streams(void **state)
     quic_source_free(source);
 }
 
-/* --- The end of the connection --- */
-
-static void a_lost_connection_ends_sends_and_streams(void **state)
-{
-    (void)state;
-    b->hold = true;
-    struct quic_source *open = quic_source_new(a, 0, 51, 20u << 20, 1u << 20, false);
-    struct quic_source *finished = quic_source_new(a, 0, 52, 20u << 20, 1u << 20, true);
-    assert_true(quic_run_until_count(loop, &b->sink_count, 2, 5000));
-    struct error cause;
-    error_set(&cause, STATUS_TIMED_OUT, "a test");
-    net_disconnect(b->net, 0, &cause);
-    struct quic_source *list[] = {open, finished};
-    struct sources sources = {list, 2};
-    assert_true(quic_run_until(loop, sources_done, &sources, 5000));
-    assert_int_equal(open->result, STATUS_TIMED_OUT);
-    assert_int_equal(sinks_closed(b), 2);
-    for (const struct quic_sink *sink = b->sinks; sink != NULL; sink = sink->next) {
-        assert_int_equal(sink->closed_status, STATUS_TIMED_OUT);
-    }
-    /* It stays valid until it is finished or reset. */
-    assert_int_equal(net_stream_send(open->stream, NULL, 0, "x", 1, NULL, NULL), STATUS_UNREACHABLE);
-    net_stream_reset(open->stream);
-    quic_source_free(open);
-    quic_source_free(finished);
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(both_directions_at_odd_sizes, setup, teardown_nodes),
         cmocka_unit_test_setup_teardown(sizes_around_every_boundary, setup, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_thousand_streams_at_once, setup, teardown_nodes),
-        cmocka_unit_test_setup_teardown(copied_payloads_and_headers_alone, setup, teardown_nodes),
-        cmocka_unit_test_setup_teardown(a_message_without_a_byte_is_sent_too, setup, teardown_nodes),
         cmocka_unit_test_setup_teardown(streams_take_turns, setup, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_receiver_that_refuses_holds_the_sender_back, setup, teardown_nodes),
         cmocka_unit_test_setup_teardown(held_streams_block_no_others, setup, teardown_nodes),
-        cmocka_unit_test_setup_teardown(queues_have_their_limits, setup, teardown_nodes),
         cmocka_unit_test_setup_teardown(streams_have_their_limit, setup, teardown_nodes),
         cmocka_unit_test_setup_teardown(an_unknown_kind_ends_the_connection, setup, teardown_nodes),
-        cmocka_unit_test_setup_teardown(the_sender_gives_a_stream_up, setup, teardown_nodes),
         cmocka_unit_test_setup_teardown(a_stream_reset_before_it_was_sent_is_never_seen, setup,
                                         teardown_nodes),
         cmocka_unit_test_setup_teardown(the_receiver_gives_a_stream_up, setup, teardown_nodes),
         cmocka_unit_test_setup_teardown(resets_leak_neither_window_nor_streams, setup, teardown_nodes),
-        cmocka_unit_test_setup_teardown(a_lost_connection_ends_sends_and_streams, setup, teardown_nodes),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests_name("quic_streams", tests, setup_files, teardown_files);

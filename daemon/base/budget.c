@@ -386,6 +386,17 @@ bool budget_may_log(struct budget *budget, uint32_t uid, uint64_t now_ns, uint64
     return user_log_pass(&budget->logs, uid, now_ns, suppressed);
 }
 
+bool budget_is_scarce(const struct budget_account *account, enum budget_kind kind)
+{
+    if (account == NULL) {
+        return false;
+    }
+    lock(account->budget);
+    bool scarce = account->used[kind] >= account->budget->ceiling[kind] / 2;
+    unlock(account->budget);
+    return scarce;
+}
+
 struct turn_line *budget_line(struct budget_account *account)
 {
     return &account->line;

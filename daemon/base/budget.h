@@ -52,6 +52,7 @@ struct budget_account;
     X(MEMORIES, "memories", "registered memories", BUDGET_MEMORIES_MAX, UINT64_MAX)                          \
     X(CHUNKS, "gpu_chunks", "parts of virtual memory on GPUs", 1u << 18, 1u << 18)                           \
     X(EARLY, "early_bytes", "bytes that were sent for calls that are not posted", 384u << 20, 128u << 20)    \
+    X(LANES, "lane_bytes", "bytes that operations between nodes work in", 256u << 20, 96u << 20)             \
     X(DESCRIPTORS, "descriptors", "file descriptors", BUDGET_DESCRIPTORS_MAX, BUDGET_DESCRIPTORS_MAX)
 
 enum budget_kind {
@@ -89,6 +90,9 @@ void budget_close(struct budget_account *account);
 /* Refused: LIMIT, and nothing is charged. A null account is charged nothing and refused nothing. */
 enum status budget_charge(struct budget_account *account, enum budget_kind kind, uint64_t amount,
                           struct error *error) COMM_MUST_USE;
+/* Whether the account has charged half of what its user may: who can wait, waits. False for a null account.
+ */
+bool budget_is_scarce(const struct budget_account *account, enum budget_kind kind);
 /* At most what was charged. */
 void budget_release(struct budget_account *account, enum budget_kind kind, uint64_t amount);
 

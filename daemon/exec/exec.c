@@ -28,6 +28,7 @@ void exec_free(struct exec *exec)
     }
     stream_readers_free(&exec->readers);
     exec_free_groups(exec);
+    exec_free_spares(exec);
     free(exec);
 }
 

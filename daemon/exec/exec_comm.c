@@ -142,6 +142,9 @@ static void comm_finish_first(struct exec_comm *comm, const struct error *result
     comm->first_op = op->next;
     if (comm->first_op == NULL) {
         comm->last_op = &comm->first_op;
+        for (int l = 0; l < EXEC_LANES_MAX; l++) {
+            lane_return_memory(&comm->lanes[l]);
+        }
     }
     comm->op_count--;
     struct exec_call call = op->call;
@@ -234,12 +237,29 @@ static void comm_exchange(struct exec_comm *comm)
     }
 }
 
+/* A user whose operations work in much memory has the slices of each of them one after the other. */
+static bool slice_waits(struct exec_comm *comm)
+{
+    bool runs = false;
+    if (!budget_is_scarce(comm->options.account, BUDGET_LANES)) {
+        return false;
+    }
+    for (int l = 0; l < EXEC_LANES_MAX; l++) {
+        if (lane_is_free(&comm->lanes[l])) {
+            lane_return_memory(&comm->lanes[l]);
+        } else {
+            runs = true;
+        }
+    }
+    return runs;
+}
+
 static bool comm_start_slice(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
     struct exec_lane *lane = &comm->lanes[op->next_slice / comm->share_count % EXEC_LANES_MAX];
     struct error error;
-    if (op->next_slice >= op->stage.slice_count || !lane_is_free(lane)) {
+    if (op->next_slice >= op->stage.slice_count || !lane_is_free(lane) || slice_waits(comm)) {
         return false;
     }
     uint64_t slice = op->next_slice;

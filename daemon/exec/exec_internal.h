@@ -23,6 +23,8 @@
 #define EXEC_SEND_PIECES_MAX 16                      /* a send of more pieces is gathered first */
 #define EXEC_LOCAL_STEP_SLICES 4                     /* within the node, before others have their turn */
 #define EXEC_NODES_SEVERAL UINT32_MAX
+#define EXEC_SPARES_MAX 32 /* blocks of memory of slices that are kept for the next operation */
+#define EXEC_SPARES_MAX_BYTES ((size_t)16 << 20)
 /* How long a node that resets a stream within a message has to say why: its Abort comes on another stream.
  */
 #define EXEC_CUT_NS 1000000000ull
@@ -152,6 +154,11 @@ struct exec_comm {
     UT_hash_handle hh;
 };
 
+struct exec_spare {
+    unsigned char *memory;
+    size_t size_bytes;
+};
+
 struct exec {
     struct net *net;
     struct rails *rails;       /* other threads that share the work of this one; null without */
@@ -166,6 +173,9 @@ struct exec {
     struct exec_comm *cut; /* communicators with a cut_ns, in its order */
     struct stream_readers readers;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */
+    struct exec_spare spares[EXEC_SPARES_MAX];
+    uint32_t spare_count;
+    size_t spare_bytes;
     struct gpu_devices *gpus;
     uint32_t cliques[GPU_DEVICES_MAX]; /* by GPU */
     uint32_t clique_count;
@@ -250,10 +260,17 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
 enum status op_check_memories(const struct exec_comm *comm, struct exec_op *op,
                               struct error *error) COMM_MUST_USE;
 
+/* lane_memory.c: of slices, what is in no rank's buffer. */
+unsigned char *lane_memory(const struct exec_lane *lane);
+/* At least so much; what it held is gone. LIMIT: its user's operations work in as much as they may;
+ * NO_MEMORY. */
+enum status lane_reserve(struct exec_lane *lane, uint64_t wanted_bytes, struct error *error) COMM_MUST_USE;
+/* Nothing of it is on its way any more. */
+void lane_return_memory(struct exec_lane *lane);
+void exec_free_spares(struct exec *exec);
+
 /* slice_layout.c: where a slice's vectors lie. */
 enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct error *error) COMM_MUST_USE;
-/* What is in no rank's buffer. */
-unsigned char *lane_memory(const struct exec_lane *lane);
 
 /* device.c: operations with buffers on GPUs, or that wait for streams. */
 enum device_step {

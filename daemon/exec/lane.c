@@ -506,7 +506,7 @@ void lane_release(struct exec_lane *lane)
         vector_free(&lane->vectors[space]);
     }
     lane_device_release(lane);
-    free(lane->memory);
+    lane_return_memory(lane);
     free(lane->encoded);
     free(lane->offsets);
     free(lane->transfers.sends);

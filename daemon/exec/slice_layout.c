@@ -1,32 +1,10 @@
-#include <stdlib.h>
-
 #include "daemon/exec/exec_internal.h"
 
 /* Where the vectors of a slice lie: in the ranks' buffers, or in the lane's memory, as its plan says. */
 
-unsigned char *lane_memory(const struct exec_lane *lane)
-{
-    return lane->staged ? lane_device_memory(lane) : lane->memory;
-}
-
 static enum status lane_no_memory(const struct exec_lane *lane, struct error *error)
 {
     return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", lane->comm->options.name);
-}
-
-/* The lane's own memory, at least so large; what it held is gone. */
-static bool lane_reserve(struct exec_lane *lane, const struct exec_op *op, uint64_t elements)
-{
-    size_t wanted = (size_t)(elements * op->element_bytes);
-    if (lane->staged) {
-        return lane_device_reserve(lane, wanted, NULL) == STATUS_OK;
-    }
-    if (wanted > lane->memory_bytes) {
-        free(lane->memory);
-        lane->memory = malloc(wanted);
-        lane->memory_bytes = lane->memory == NULL ? 0 : wanted;
-    }
-    return wanted == 0 || lane->memory != NULL;
 }
 
 struct lay_out {
@@ -73,23 +51,20 @@ enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct erro
     uint64_t memory = coll_stage_memory_elements(&op->stage, lane->slice);
     bool has_scratch = op->algorithm != NULL && op->algorithm->scratch_elements != NULL;
     uint64_t scratch = has_scratch ? op->algorithm->scratch_elements(&lane->call) : 0;
-    if (!lane_reserve(lane, op, memory + scratch)) {
-        return lane_no_memory(lane, error);
+    enum status status = lane_reserve(lane, (memory + scratch) * op->element_bytes, error);
+    for (enum coll_space space = COLL_WORK; space <= COLL_INPUT && status == STATUS_OK; space++) {
+        status = lay_out_space(lane, op, space, error);
     }
-    for (enum coll_space space = COLL_WORK; space <= COLL_INPUT; space++) {
-        enum status status = lay_out_space(lane, op, space, error);
-        if (status != STATUS_OK) {
-            return status;
-        }
-    }
-    return lay_out_scratch(lane, op, memory, scratch, error);
+    return status == STATUS_OK ? lay_out_scratch(lane, op, memory, scratch, error) : status;
 }
 
 enum status lane_run_alone(struct exec_lane *lane, struct exec_op *op, uint64_t slice, struct error *error)
 {
     lane->staged = false;
-    if (!lane_reserve(lane, op, coll_stage_memory_elements(&op->stage, slice))) {
-        return lane_no_memory(lane, error);
+    uint64_t elements = coll_stage_memory_elements(&op->stage, slice);
+    enum status status = lane_reserve(lane, elements * op->element_bytes, error);
+    if (status != STATUS_OK) {
+        return status;
     }
     stage_run(lane, op, COLL_STAGE_LOCAL, slice);
     return op_check_memories(lane->comm, op, error);

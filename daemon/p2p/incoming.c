@@ -130,8 +130,27 @@ static void message_violated(struct stream_reader *reader, const char *what)
 /* Why, the sender says on its stream of envelopes. */
 static void message_cut(struct stream_reader *reader, uint64_t now_ns)
 {
-    (void)reader;
-    (void)now_ns;
+    struct p2p_arrival *arrival = message_of(reader)->taken;
+    if (arrival != NULL && arrival->cut_ns == 0) {
+        arrival->cut_ns = time_after(now_ns, P2P_CUT_NS);
+        DL_APPEND(comm_of(reader)->p2p->cut, arrival);
+    }
+}
+
+void incoming_end_cut(struct p2p *p2p, uint64_t now_ns)
+{
+    struct p2p_arrival *arrival;
+    while ((arrival = p2p->cut) != NULL && arrival->cut_ns <= now_ns) {
+        const struct p2p_comm *comm = arrival->comm;
+        struct error error;
+        error_set(&error, STATUS_PROTOCOL,
+                  "\"%s\": node %s reset the payload of rank %u's send, tag %u, and gives no reason",
+                  comm->options.name, comm->options.node_names[arrival->link->node], arrival->source_rank,
+                  arrival->tag);
+        arrival->cut_ns = 0;
+        DL_DELETE(p2p->cut, arrival);
+        message_give_up(arrival->receive, &error, true);
+    }
 }
 
 /* Envelopes and replies are taken as they come; payloads, into the pipe of a receive. */

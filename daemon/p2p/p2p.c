@@ -112,6 +112,7 @@ bool p2p_run(struct p2p *p2p, uint64_t now_ns)
 uint64_t p2p_next_deadline_ns(const struct p2p *p2p)
 {
     uint64_t deadline_ns = time_min(p2p->pacer.next_ns, p2p->retry_ns);
+    deadline_ns = p2p->cut != NULL ? time_min(deadline_ns, p2p->cut->cut_ns) : deadline_ns;
     return time_min(deadline_ns, stream_readers_deadline_ns(&p2p->readers));
 }
 
@@ -119,6 +120,7 @@ void p2p_tick(struct p2p *p2p, uint64_t now_ns)
 {
     p2p->now_ns = now_ns;
     stream_readers_expire(&p2p->readers, now_ns);
+    incoming_end_cut(p2p, now_ns);
     if (now_ns >= p2p->pacer.next_ns || now_ns >= p2p->retry_ns) {
         p2p_wake(p2p);
     }

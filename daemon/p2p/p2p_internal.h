@@ -18,7 +18,10 @@
                                 */
 #define P2P_IN_FLIGHT_MAX 2048 /* sends of one stream that are not acknowledged, of NET_STREAM_QUEUE_MAX */
 #define P2P_IN_FLIGHT_MAX_BYTES (UINT64_C(4) << 20) /* and of the eager payloads among them */
-#define P2P_RETRY_NS (5 * TIME_MS)                  /* when the network has no memory, or no further stream */
+/* How long a node that resets the stream of a payload has to say why: it does so on its stream of envelopes.
+ */
+#define P2P_CUT_NS TIME_S
+#define P2P_RETRY_NS (5 * TIME_MS) /* when the network has no memory, or no further stream */
 
 enum message_state {
     MESSAGE_HELD,     /* a send: waits for its stream, for its pair's before it, or to be copied from a GPU */
@@ -79,8 +82,8 @@ _Static_assert(sizeof(struct p2p_pair) <= P2P_PAIR_COST_BYTES, "a pair costs no 
 
 /* A message that came, or was sent within this node, until it is over. */
 struct p2p_arrival {
-    struct p2p_arrival *prev, *next; /* of its receiver; these three while no receive has taken it */
-    struct p2p_arrival *of_source_prev, *of_source_next; /* matching.c */
+    struct p2p_arrival *prev, *next; /* of its receiver, while no receive has taken it; or of p2p->cut */
+    struct p2p_arrival *of_source_prev, *of_source_next; /* matching.c, while no receive has taken it */
     struct p2p_arrival *of_any_prev, *of_any_next;
     struct p2p_id by_id; /* of rendezvous between nodes: in the link's table */
     struct p2p_comm *comm;
@@ -90,6 +93,7 @@ struct p2p_arrival {
     struct stream_reader *reader; /* that its payload comes on */
     uint64_t count_elements;
     uint64_t charged_bytes;
+    uint64_t cut_ns; /* the stream of its payload was reset: when its receive ends for that; 0: it was not */
     unsigned char *payload; /* EAGER, unless lost */
     uint32_t source_rank, to_rank, tag, payload_bytes;
     uint8_t dtype;
@@ -205,6 +209,7 @@ struct p2p {
     struct pacer pacer;
     uint64_t now_ns; /* of the call under way */
     uint64_t retry_ns;
+    struct p2p_arrival *cut; /* those with a cut_ns, in its order */
 };
 
 static inline uint64_t message_bytes(const struct p2p_message *message, uint64_t count_elements)
@@ -316,6 +321,8 @@ void p2p_retry(struct p2p *p2p);
 extern const struct stream_reader_kind message_reader_kind;
 void incoming_resume(struct p2p_comm *comm);
 void incoming_departures(struct p2p_link *link);
+/* Receives whose payloads were cut, and nobody said why in time, end. */
+void incoming_end_cut(struct p2p *p2p, uint64_t now_ns);
 /* The payload on that stream goes nowhere any more. */
 void incoming_drop(struct stream_reader *reader);
 

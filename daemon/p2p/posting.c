@@ -43,6 +43,9 @@ void arrival_free(struct p2p_arrival *arrival)
 {
     struct p2p_comm *comm = arrival->comm;
     match_remove_arrival(comm, arrival);
+    if (arrival->cut_ns != 0) {
+        DL_DELETE(comm->p2p->cut, arrival);
+    }
     if (arrival->link != NULL && !arrival->eager) {
         id_table_remove(&arrival->link->arrivals, &arrival->by_id);
     }

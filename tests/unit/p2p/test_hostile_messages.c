@@ -174,13 +174,45 @@ static void test_words_that_cross(void **state)
     hostile_buffer_free(&buffer);
 }
 
+/* Half a payload, and the end of its stream: the receive does not wait for its deadline. */
+static void test_a_payload_that_is_cut(void **state)
+{
+    (void)state;
+    for (uint32_t says = 0; says < 2; says++) {
+        struct hostile_buffer buffer = hostile_buffer_new(BYTES);
+        struct hostile_outcome receive;
+        hostile_start(&hostile, 1 << 20);
+        assert_true(hostile_post(&hostile, false, 7, &buffer, &receive));
+        struct net_stream *envelopes = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        say(envelopes, MESSAGE_ENVELOPE, 1, BYTES);
+        hostile_turns(&hostile, 50);
+        struct net_stream *data = hostile_open(&hostile, NET_STREAM_MESSAGE);
+        say(data, MESSAGE_DATA, 1, BYTES);
+        assert_true(hostile_say(&hostile, data, payload, 1000));
+        net_stream_reset(data);
+        hostile_turns(&hostile, 50);
+        assert_int_equal(receive.calls, 0);
+        if (says == 1) {
+            say(envelopes, MESSAGE_WITHDRAW, 1, BYTES);
+        }
+        hostile.now_ns += TIME_S;
+        hostile_turns(&hostile, 50);
+        assert_int_equal(receive.calls, 1);
+        assert_int_equal(receive.result.status, says == 1 ? STATUS_TIMED_OUT : STATUS_PROTOCOL);
+        assert_int_equal(hostile.downs, 0);
+        assert_int_equal(hostile.failures, 0);
+        net_stream_reset(envelopes);
+        hostile_stop(&hostile);
+        hostile_buffer_free(&buffer);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_more_than_its_credit),
-        cmocka_unit_test(test_what_no_node_says),
-        cmocka_unit_test(test_second_replies),
-        cmocka_unit_test(test_words_that_cross),
+        cmocka_unit_test(test_more_than_its_credit),  cmocka_unit_test(test_what_no_node_says),
+        cmocka_unit_test(test_second_replies),        cmocka_unit_test(test_words_that_cross),
+        cmocka_unit_test(test_a_payload_that_is_cut),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

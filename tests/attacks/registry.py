@@ -86,7 +86,7 @@ LOCAL = [
     Local("sessions.rings_full_of_requests", 2),
     Local("operations.lists", 4, ("NOT_FOUND", "LIMIT")),
     Local("operations.receives", 8),
-    Local("operations.messages", 2, ("LIMIT",), False),
+    Local("operations.messages", 2, (), False),
     Local("operations.inits", 1, (), True, True),
     Local("operations.init_churn", 2, (), False),
     Local("operations.forms", 4, (), False),

@@ -4,7 +4,7 @@ import pathlib
 import signal
 import time
 
-from wire import ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, RECEIVE, SAID, SEND, U8, HostMemory, Wire, message, tries, until
+from wire import ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, RECEIVE, REDUCE, SAID, SEND, U8, HostMemory, Wire, message, tries, until
 
 SCAN, F32 = 9, 1
 HANDLES = 1020
@@ -210,6 +210,17 @@ def one_sided(path, end_s, index):
     here, there = across(path, f"one-sided-{index}", ONE_SIDED, 8 << 20)
     whole = {1: 1, 2: 0}
     here.submit_many(message([(1, handle), (2, handle), (3, BROADCAST), (4, U8), (6, 8 << 20), (10, whole)]) for handle in range(1, ONE_SIDED + 1))
+    while until(end_s):
+        here.read_what_comes()
+        there.read_what_comes()
+        time.sleep(0.02)
+
+
+def one_sided_reduces(path, end_s, index):
+    """Reductions of 8 MiB to a root on the other node, which takes none: this node works in memory of its own."""
+    here, there = across(path, f"one-sided-reduces-{index}", ONE_SIDED, 8 << 20)
+    whole = {1: 1, 2: 0}
+    here.submit_many(message([(1, handle), (2, handle), (3, REDUCE), (4, U8), (6, 8 << 20), (7, 1), (10, whole)]) for handle in range(1, ONE_SIDED + 1))
     while until(end_s):
         here.read_what_comes()
         there.read_what_comes()

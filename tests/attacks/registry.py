@@ -94,6 +94,7 @@ LOCAL = [
     Local("operations.records", 1),
     Local("operations.barriers", 2, ("LIMIT",), False),
     Local("operations.one_sided", 1, (), False),
+    Local("operations.one_sided_reduces", 1, ("LIMIT",), False),
     Local("operations.foreign_ids", 1, ("NOT_FOUND",)),
     Local("operations.stopped", 2, (), False),
     Local("operations.half_read", 1, (), False),

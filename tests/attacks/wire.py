@@ -14,7 +14,7 @@ from raw_client import HostMemory, RawClient, message, number, parse  # noqa: E4
 
 SEND_TIMEOUT_S = 0.5
 BUSY_TRIES = 500
-ALL_REDUCE, BROADCAST, BARRIER, ALL_TO_ALL, SEND, RECEIVE = 0, 1, 2, 8, 11, 12
+ALL_REDUCE, BROADCAST, BARRIER, REDUCE, ALL_TO_ALL, SEND, RECEIVE = 0, 1, 2, 3, 8, 11, 12
 U8 = 13
 
 

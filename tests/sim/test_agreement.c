@@ -77,8 +77,11 @@ static const struct network_conditions rough = {.loss = 0.02,
 static struct sim_comm *form(struct cluster **cluster, uint32_t seed, uint32_t nodes,
                              const uint32_t *node_of_rank, uint32_t size)
 {
-    *cluster = cluster_new(&(struct cluster_options){
-        .seed = cluster_seed(seed), .node_count = nodes, .conditions = rough, .slice_bytes = 16384});
+    *cluster = cluster_new(&(struct cluster_options){.seed = cluster_seed(seed),
+                                                     .node_count = nodes,
+                                                     .conditions = rough,
+                                                     .datagrams = true,
+                                                     .slice_bytes = 16384});
     struct sim_comm *comm = sim_comm_new(*cluster, "odd", size, node_of_rank);
     sim_comm_form(comm, NULL, 10 * TIME_S);
     return comm;

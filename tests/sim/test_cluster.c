@@ -241,8 +241,8 @@ static void test_a_rank_that_is_taken(void **state)
 static void test_a_name_of_two_users(void **state)
 {
     (void)state;
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(11), .node_count = 3, .conditions = rough});
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(11), .node_count = 3, .conditions = rough, .datagrams = true});
     cluster_connect(cluster);
     static const uint32_t node_of_rank[] = {0, 1, 2, 0};
     struct sim_comm *comm = sim_comm_new(cluster, "fit", 4, node_of_rank);
@@ -305,8 +305,8 @@ static void test_misfits_of_one_node(void **state)
 static void test_missing_ranks_are_named_at_the_deadline(void **state)
 {
     (void)state;
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(15), .node_count = 5, .conditions = rough});
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(15), .node_count = 5, .conditions = rough, .datagrams = true});
     cluster_connect(cluster);
     static const uint32_t node_of_rank[] = {0, 1, 2, 3, 4, 0, 1, 2, 3, 4};
     struct sim_comm *comm = sim_comm_new(cluster, "late", 10, node_of_rank);
@@ -366,8 +366,8 @@ static void test_200_nodes(void **state)
 static void test_a_deadline_that_passes(void **state)
 {
     (void)state;
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(30), .node_count = 4, .conditions = rough});
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(30), .node_count = 4, .conditions = rough, .datagrams = true});
     static const uint32_t node_of_rank[] = {0, 1, 2, 3, 0, 1, 2, 3};
     struct sim_comm *comm = sim_comm_new(cluster, "slow", 8, node_of_rank);
     sim_comm_form(comm, NULL, 10 * TIME_S);
@@ -408,7 +408,7 @@ static void test_a_contradiction_names_both_calls(void **state)
     static const uint32_t node_of_rank[] = {0, 1, 2, 0, 1, 2};
     for (uint32_t wrong = 0; wrong < 6; wrong++) {
         struct cluster *cluster = cluster_new(&(struct cluster_options){
-            .seed = cluster_seed(40 + wrong), .node_count = 3, .conditions = rough});
+            .seed = cluster_seed(40 + wrong), .node_count = 3, .conditions = rough, .datagrams = true});
         struct sim_comm *comm = sim_comm_new(cluster, "odd", 6, node_of_rank);
         sim_comm_form(comm, NULL, 10 * TIME_S);
         struct sim_op *op = sim_op_new(
@@ -434,8 +434,8 @@ static void test_a_contradiction_names_both_calls(void **state)
 static void test_what_has_no_use_is_not_compared(void **state)
 {
     (void)state;
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(48), .node_count = 3, .conditions = rough});
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(48), .node_count = 3, .conditions = rough, .datagrams = true});
     static const uint32_t node_of_rank[] = {0, 1, 2, 0, 1, 2};
     struct sim_comm *comm = sim_comm_new(cluster, "useless", 6, node_of_rank);
     sim_comm_form(comm, NULL, 10 * TIME_S);
@@ -515,8 +515,8 @@ static void test_ranks_leave_as_soon_as_they_can(void **state)
     static const uint32_t node_of_rank[] = {0, 1, 2, 3, 4, 1};
     static const enum op_kind kinds[] = {OP_KIND_BARRIER, OP_KIND_BROADCAST, OP_KIND_GATHER,
                                          OP_KIND_ALL_REDUCE};
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(70), .node_count = 5, .conditions = rough});
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(70), .node_count = 5, .conditions = rough, .datagrams = true});
     for (uint32_t turn = 0; turn < 200; turn++) {
         struct sim_comm *comm = sim_comm_new(cluster, "brief", 6, node_of_rank);
         sim_comm_form(comm, NULL, 10 * TIME_S);
@@ -547,8 +547,8 @@ static void test_ranks_leave_as_soon_as_they_can(void **state)
 static void test_names_are_used_again_and_memory_is_flat(void **state)
 {
     (void)state;
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(60), .node_count = 4, .conditions = rough});
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(60), .node_count = 4, .conditions = rough, .datagrams = true});
     static const uint32_t node_of_rank[] = {3, 0, 1, 2, 1, 0};
     /* What is remembered of communicators that ended has bounds; before they are reached it grows. */
     enum { TURNS_BEFORE = 700, TURNS = 1400 };

@@ -23,8 +23,11 @@ static const struct network_conditions rough = {.loss = 0.02,
 
 static struct sim_comm *start(struct cluster **cluster, uint32_t seed)
 {
-    *cluster = cluster_new(&(struct cluster_options){
-        .seed = cluster_seed(seed), .node_count = NODES, .conditions = rough, .slice_bytes = 8192});
+    *cluster = cluster_new(&(struct cluster_options){.seed = cluster_seed(seed),
+                                                     .node_count = NODES,
+                                                     .conditions = rough,
+                                                     .datagrams = true,
+                                                     .slice_bytes = 8192});
     struct sim_comm *comm = sim_comm_new(*cluster, "small", RANKS, node_of_rank);
     sim_comm_form(comm, NULL, 10 * TIME_S);
     return comm;

@@ -183,8 +183,8 @@ static void test_a_daemon_dies_and_its_host_lives(void **state)
 static void test_a_daemon_restarts_at_once(void **state)
 {
     (void)state;
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(102), .node_count = 5, .conditions = rough});
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(102), .node_count = 5, .conditions = rough, .datagrams = true});
     struct sim_comm *comm = sim_comm_of_all(cluster, "before");
     struct sim_op *op = sim_op_new(comm, &barrier);
     for (uint32_t i = 0; i < comm->size; i++) {
@@ -355,8 +355,8 @@ static void test_a_blackhole_of_2_seconds(void **state)
 static void test_a_node_lost_while_forming(void **state)
 {
     (void)state;
-    struct cluster *cluster = cluster_new(
-        &(struct cluster_options){.seed = cluster_seed(120), .node_count = 4, .conditions = rough});
+    struct cluster *cluster = cluster_new(&(struct cluster_options){
+        .seed = cluster_seed(120), .node_count = 4, .conditions = rough, .datagrams = true});
     cluster_connect(cluster);
     static const uint32_t node_of_rank[] = {0, 1, 2, 3};
     struct sim_comm *comm = sim_comm_new(cluster, "forming", 4, node_of_rank);

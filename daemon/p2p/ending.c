@@ -310,6 +310,9 @@ static void give_up_receive(struct p2p_message *receive, const struct error *res
     if (arrival != NULL && arrival->reader != NULL) {
         incoming_drop(arrival->reader);
     }
+    if (arrival != NULL && arrival->link != NULL) { /* what still comes of it goes nowhere */
+        id_table_remove(&arrival->link->arrivals, &arrival->by_id);
+    }
     if (arrival != NULL && arrival->link != NULL && !arrival->eager && tells) {
         link_answer(arrival, MESSAGE_REFUSE, result->status, (enum dtype)receive->dtype, 0);
     }

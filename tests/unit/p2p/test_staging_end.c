@@ -215,6 +215,59 @@ static void test_a_gpu_that_fails_later(void **state)
     unsetenv("CUDA_DOUBLE_DELAY_US");
 }
 
+/* One side's deadline passes: both end, no GPU touches their buffers any more, and the next ones work. */
+static void cancelled(int turns)
+{
+    nodes_start(NULL);
+    for (uint32_t receiver = 1; receiver <= 2; receiver++) {
+        for (uint32_t sends = 0; sends < 2; sends++) {
+            struct buffer source = buffer_new(0, 2 * RING + 5), sink = buffer_new(1, 2 * RING + 5);
+            struct posted send, receive;
+            struct error late;
+            buffer_fill(&source, 1);
+            message_send(&send, 0, receiver, 7, &source);
+            message_receive(&receive, receiver, 0, 7, &sink);
+            nodes_turns((uint32_t)turns);
+            error_set(&late, STATUS_TIMED_OUT, "too late");
+            p2p_cancel(sends == 1 ? &send.message : &receive.message, &late, nodes.now_ns);
+            nodes_wait(1);
+            nodes_turns(500);
+            if (nodes.under_way > 0) { /* they had not met yet */
+                p2p_cancel(sends == 1 ? &receive.message : &send.message, &late, nodes.now_ns);
+            }
+            nodes_wait(0);
+            CHECK(send.result.status == STATUS_OK || send.result.status == STATUS_TIMED_OUT);
+            CHECK(receive.result.status == STATUS_OK || receive.result.status == STATUS_TIMED_OUT);
+            buffer_fill(&sink, 9);
+            nodes_turns(300);
+            case_sleep_ms(2);
+            buffer_check(&sink, 9, sink.bytes);
+            message_send(&send, 0, receiver, 8, &source);
+            message_receive(&receive, receiver, 0, 8, &sink);
+            nodes_wait(0);
+            CHECK_RESULT(receive.result.status, STATUS_OK);
+            buffer_check(&sink, 1, sink.bytes);
+            buffer_free(&source);
+            buffer_free(&sink);
+        }
+    }
+    CHECK(nodes.at[0].failures + nodes.at[1].failures == 0);
+    nodes_stop();
+}
+
+static void test_cancelled_at_any_time(void **state)
+{
+    static const int turns[] = {0, 2, 4, 8, 16, 40, 80};
+    (void)state;
+    for (size_t t = 0; t < sizeof turns / sizeof turns[0]; t++) {
+        setenv("CUDA_DOUBLE_DELAY_US", t % 2 == 0 ? "0" : "1000", 1);
+        setenv("CUDA_DOUBLE_PEER", t % 3 == 0 ? "1" : "0", 1);
+        case_run_with(cancelled, turns[t]);
+    }
+    unsetenv("CUDA_DOUBLE_DELAY_US");
+    unsetenv("CUDA_DOUBLE_PEER");
+}
+
 /* However many wait when the communicator ends: a turn ends a bounded number of them. */
 static void many_leave(int unused)
 {
@@ -255,7 +308,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_aborted_at_any_time), cmocka_unit_test(test_a_lost_node),
         cmocka_unit_test(test_gpus_that_fail),      cmocka_unit_test(test_a_gpu_that_fails_later),
-        cmocka_unit_test(test_many_that_leave),
+        cmocka_unit_test(test_many_that_leave),     cmocka_unit_test(test_cancelled_at_any_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

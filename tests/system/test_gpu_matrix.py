@@ -5,6 +5,8 @@ import unittest
 from cluster import Cluster
 from program_case import ProgramCase
 
+TIMEOUT_S = 900  # ten matrices of every type and operator, on two processors
+
 
 class GpuMatrix(ProgramCase):
     def check(self, layout, devices, settings="", **environment):

@@ -457,11 +457,13 @@ COMM_API COMM_CHECK comm_result_t comm_exclusive_scan(comm_t *comm, const void *
  * sent to this rank with that tag and that no earlier receive took; messages of one sender and tag are taken
  * in the order sent. They are no part of the order of the collectives, and no other rank has to know of them.
  * A message may be shorter than the receive's count; one that is longer, or of another dtype, fails the
- * receive with COMM_MISMATCH. A message of at most 16 KiB is copied and its send ends at once, on one node
- * and between nodes, as long as the receiver has taken all but 64 KiB of what the sender sent it (less in
- * communicators of more than 256 ranks: 16 MiB for all senders to one rank). Any other send ends when its
- * message is received, and, on a GPU, the receive's stream has come to it. What one pair of ranks does not
- * receive holds no other pair, tag or collective up.
+ * receive with COMM_MISMATCH.
+ *
+ * A message of at most 16 KiB is copied, and its send ends at once, on one node and between nodes. That holds
+ * while at most 64 KiB from this sender wait for receives. With more than 256 ranks the bound is smaller: 16
+ * MiB for all senders to one rank. Any other send ends when its message is received. On a GPU, the receive's
+ * stream must have come to it. What one pair of ranks does not receive delays no other pair, tag or
+ * collective.
  *
  * A failure ends that message alone, on both ranks, and the communicator goes on:
  *   COMM_TIMED_OUT   its deadline passed, here or there

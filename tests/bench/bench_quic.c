@@ -168,9 +168,9 @@ static void bench_open(struct bench *bench, const struct bench_link *link, size_
     bench->pings_ns = is_mode(link, "ping") ? malloc(PINGS_MAX * sizeof *bench->pings_ns) : NULL;
     check(bench->data != NULL, "malloc");
     memset(bench->data, 7, PIECE_BYTES);
-    net_set_stream_handler(
-        bench->node->net, NET_STREAM_DATA,
-        &(struct net_stream_handler){bench, is_mode(link, "ping") ? receive_ping : receive, NULL});
+    net_set_stream_handler(bench->node->net, NET_STREAM_DATA,
+                           &(struct net_stream_handler){
+                               .context = bench, .receive = is_mode(link, "ping") ? receive_ping : receive});
 }
 
 static void add_peer(struct bench *bench, const char *name, const char *host, uint16_t port)

@@ -136,11 +136,18 @@ void fd_reaper_put(struct fd_reaper *fd_reaper, uint32_t uid, int fd)
     }
 }
 
-/* Of a socket that was shut down. A packet may be empty, as its end is, and still have descriptors: but with
- * credentials asked for, every packet has what there is no room for here. */
+/* Of a socket that was shut down. In a stream, descriptors have at least a byte with them. A packet may be
+ * empty, as its end is, and still have descriptors: but with credentials asked for, every packet has what
+ * there is no room for here. */
 static bool is_empty(int fd)
 {
     const int yes = 1;
+    int type;
+    socklen_t size = sizeof type;
+    if (getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &size) == 0 && type == SOCK_STREAM) {
+        char byte;
+        return recv(fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) == 0;
+    }
     struct msghdr message = {.msg_iov = NULL};
     return setsockopt(fd, SOL_SOCKET, SO_PASSCRED, &yes, sizeof yes) == 0 &&
            recvmsg(fd, &message, MSG_PEEK | MSG_DONTWAIT) == 0 && (message.msg_flags & MSG_CTRUNC) == 0;

@@ -235,6 +235,26 @@ static void test_sockets(void **state)
     fd_reaper_end(fd_reaper);
 }
 
+/* What is left in a stream: nothing; a byte; a byte with a descriptor. */
+static void test_streams(void **state)
+{
+    struct fd_reaper *fd_reaper = fd_reaper_make(state, close_after_gate);
+    for (unsigned left = 0; left < 3; left++) {
+        int pair[2];
+        assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair), 0);
+        if (left > 0) {
+            send_packet(pair[1], 1, left == 2 ? STDERR_FILENO : -1);
+        }
+        fd_reaper_put_socket(fd_reaper, BLOCKED, pair[0]);
+        assert_int_equal(fd_reaper_count(fd_reaper), left > 0);
+        open_gate(left > 0);
+        await_count(state, fd_reaper, 0);
+        assert_false(is_open(pair[0]));
+        close(pair[1]);
+    }
+    fd_reaper_end(fd_reaper);
+}
+
 static void test_freed_while_one_waits(void **state)
 {
     struct fd_reaper *fd_reaper = fd_reaper_make(state, close_after_gate);
@@ -273,6 +293,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(test_one_user_waits_for_itself_alone, fixture_make, fixture_free),
         cmocka_unit_test_setup_teardown(test_limits, fixture_make, fixture_free),
         cmocka_unit_test_setup_teardown(test_sockets, fixture_make, fixture_free),
+        cmocka_unit_test_setup_teardown(test_streams, fixture_make, fixture_free),
         cmocka_unit_test_setup_teardown(test_freed_while_one_waits, fixture_make, fixture_free),
         cmocka_unit_test(test_without_a_closer),
     };

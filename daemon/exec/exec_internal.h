@@ -110,6 +110,7 @@ struct exec_lane {
     bool staged;                   /* the slice comes from GPUs and goes to them */
     struct lane_device *device;    /* null: none ever did */
     struct exec_vector vectors[3]; /* by coll_space */
+    struct exec_lent lent;         /* of COLL_WORK: what the only local rank's input still has */
     unsigned char *memory;         /* for vectors that lie in no rank's buffer */
     size_t memory_bytes;
     unsigned char *encoded; /* compression: this node's part of the sum */

@@ -149,15 +149,22 @@ unsigned char *lane_copy_bytes(struct lane_copy *copy)
     return copy->bytes;
 }
 
+static const struct exec_lent *lane_lent(const struct exec_lane *lane, enum coll_space space)
+{
+    static const struct exec_lent nothing;
+    return space == COLL_WORK ? &lane->lent : &nothing;
+}
+
 static enum status send_gathered(struct exec_lane *lane, const struct coll_transfer *transfer,
                                  uint64_t offset, uint64_t elements, struct error *error)
 {
     uint64_t bytes = elements * lane_op(lane)->element_bytes;
     const struct exec_vector *vector = &lane->vectors[transfer->space];
+    const struct exec_lent *lent = lane_lent(lane, transfer->space);
     uint8_t header[DATA_HEADER_BYTES];
     if (bytes <= EXEC_COPY_MAX_BYTES) {
         unsigned char small[EXEC_COPY_MAX_BYTES];
-        vector_gather(vector, offset, elements, small);
+        vector_value_gather(vector, lent, offset, elements, small);
         lane_header(lane, bytes, header);
         return send_bytes(lane, transfer->node, header, small, bytes, true, error);
     }
@@ -165,7 +172,7 @@ static enum status send_gathered(struct exec_lane *lane, const struct coll_trans
     if (copy == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory to send from", lane->comm->options.name);
     }
-    vector_gather(vector, offset, elements, copy->bytes);
+    vector_value_gather(vector, lent, offset, elements, copy->bytes);
     return lane_send_copy(lane, transfer->node, copy, bytes, error);
 }
 
@@ -175,9 +182,10 @@ static enum status send_message(struct exec_lane *lane, const struct coll_transf
 {
     const struct exec_op *op = lane_op(lane);
     const struct exec_vector *vector = &lane->vectors[transfer->space];
+    const struct exec_lent *lent = lane_lent(lane, transfer->space);
     uint64_t bytes = elements * op->element_bytes;
     bool small = bytes <= EXEC_COPY_MAX_BYTES;
-    uint32_t pieces = vector_pieces(vector, offset, elements, EXEC_SEND_PIECES_MAX + 1);
+    uint32_t pieces = vector_value_pieces(vector, lent, offset, elements, EXEC_SEND_PIECES_MAX + 1);
     bool gathered = pieces > 1 && (small || pieces > EXEC_SEND_PIECES_MAX);
     uint8_t header[DATA_HEADER_BYTES];
     const uint8_t *next_header = header;
@@ -191,7 +199,7 @@ static enum status send_message(struct exec_lane *lane, const struct coll_transf
     }
     while (elements > 0) {
         uint64_t together;
-        const unsigned char *from = vector_at(vector, offset, &together);
+        const unsigned char *from = vector_value_at(vector, lent, offset, &together);
         together = together < elements ? together : elements;
         enum status status =
             send_bytes(lane, transfer->node, next_header, from, together * op->element_bytes, small, error);
@@ -340,6 +348,7 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
     lane->algorithm = coll_registry_by_name(OP_KIND_BARRIER, "dissemination");
     lane->call = (struct coll_call){
         .kind = OP_KIND_BARRIER, .node_count = options->node_count, .node_index = options->node_index};
+    lane->lent.count = 0;
     if (!vector_begin(&lane->vectors[COLL_WORK], op->element_bytes, 0)) {
         return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", options->name);
     }
@@ -505,6 +514,7 @@ void lane_release(struct exec_lane *lane)
     for (uint32_t space = 0; space < 3; space++) {
         vector_free(&lane->vectors[space]);
     }
+    vector_free(&lane->lent.from);
     lane_device_release(lane);
     lane_return_memory(lane);
     free(lane->encoded);

@@ -210,6 +210,13 @@ static void op_choose(const struct exec_comm *comm, struct exec_op *op)
     }
 }
 
+/* See host_reduce: what one input's reduction is. */
+static bool reducing_one_copies(const struct exec_op *op)
+{
+    return op->call.reduce != REDUCE_PREMUL_SUM && op->call.reduce != REDUCE_LAND &&
+           op->call.reduce != REDUCE_LOR && op->call.dtype != DTYPE_BOOL;
+}
+
 enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     enum status status = op_measure(comm, op, error);
@@ -225,6 +232,7 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         op->local_slices = 0; /* they are the slices, or the first rail's */
     }
     op->blocks_are_equal = blocks_are_equal(comm, op);
+    op->stage.keeps_input = op->call.compression == COMPRESSION_NONE && reducing_one_copies(op);
     if (one_node) {
         op->streams =
             !op->is_staged && host_copy_streams(coll_stage_touched_elements(&op->stage) * op->element_bytes);

@@ -208,6 +208,22 @@ static void data_done(struct stream_reader *reader, uint64_t now_ns)
     receive_resume(comm_of(&incoming->reader));
 }
 
+/* The vector's values lie elsewhere as yet: they are read there, and the result is written here. */
+static void reduce_apart(const struct exec_op *op, enum coll_action action, unsigned char *target,
+                         const unsigned char *value, const uint8_t *bytes, uint64_t count)
+{
+    bool before = action == COLL_REDUCE_BEFORE;
+    const void *inputs[] = {before ? bytes : value, before ? value : bytes};
+    void *output = target;
+    host_reduce(&(struct host_reduction){.dtype = op->call.dtype,
+                                         .reduce = op->call.reduce,
+                                         .count_elements = count,
+                                         .input_count = 2,
+                                         .output_count = 1,
+                                         .inputs = inputs,
+                                         .outputs = &output});
+}
+
 /* Whole elements, to where they lie together: within the receive's part of the slice. */
 static void apply(const struct exec_lane *lane, const struct exec_op *op, enum coll_action action,
                   unsigned char *target, unsigned char *prefix, const uint8_t *bytes, uint64_t count)
@@ -251,19 +267,30 @@ static bool elements_fit(const struct exec_lane *lane, const struct coll_transfe
 static void apply_elements(const struct data_reader *incoming, const struct coll_transfer *receive,
                            uint64_t first, const uint8_t *bytes, uint64_t count)
 {
-    const struct exec_lane *lane = incoming->lane;
+    struct exec_lane *lane = incoming->lane;
     const struct exec_op *op = lane_op(lane);
     const struct exec_vector *vector = &lane->vectors[receive->space];
     uint64_t offset = receive->offset_elements + lane->received_elements + first;
+    bool lent = receive->space == COLL_WORK && lane->lent.count > 0;
+    bool reduces = receive->action == COLL_REDUCE || receive->action == COLL_REDUCE_BEFORE;
     while (count > 0) {
-        uint64_t together, behind;
+        uint64_t together, behind, there = UINT64_MAX;
         unsigned char *target = vector_at(vector, offset, &together);
         unsigned char *prefix = receive->action == COLL_PREFIX
                                     ? vector_at(vector, offset + lane->call.count_elements, &behind)
                                     : NULL;
         together = together < count ? together : count;
         together = prefix != NULL && behind < together ? behind : together;
-        apply(lane, op, receive->action, target, prefix, bytes, together);
+        const unsigned char *value = lent ? vector_value_at(vector, &lane->lent, offset, &there) : target;
+        together = there < together ? there : together;
+        if (value != target && reduces) {
+            reduce_apart(op, receive->action, target, value, bytes, together);
+        } else {
+            apply(lane, op, receive->action, target, prefix, bytes, together);
+        }
+        if (lent) {
+            vector_take_back(vector, &lane->lent, offset, together);
+        }
         bytes += together * op->element_bytes;
         offset += together;
         count -= together;

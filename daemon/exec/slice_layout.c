@@ -30,6 +30,23 @@ static enum status lay_out_space(struct exec_lane *lane, const struct exec_op *o
     return STATUS_OK;
 }
 
+/* Where one rank's input is its node's contribution, it is not copied: the vector's first values are there.
+ */
+static enum status lay_out_input(struct exec_lane *lane, const struct exec_op *op, struct error *error)
+{
+    struct lay_out to = {.lane = lane, .op = op, .vector = &lane->lent.from};
+    lane->lent.count = 0;
+    if (!coll_stage_lends_input(&op->stage)) {
+        return STATUS_OK;
+    }
+    if (!vector_begin(to.vector, op->element_bytes, coll_stage_extents_max(&op->stage))) {
+        return lane_no_memory(lane, error);
+    }
+    coll_stage_lay_out_input(&op->stage, lane->slice, add_extent, &to);
+    vector_lend(&lane->lent);
+    return STATUS_OK;
+}
+
 /* Behind the plan's memory; most algorithms need none. */
 static enum status lay_out_scratch(struct exec_lane *lane, const struct exec_op *op, uint64_t begin,
                                    uint64_t elements, struct error *error)
@@ -54,6 +71,9 @@ enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct erro
     enum status status = lane_reserve(lane, (memory + scratch) * op->element_bytes, error);
     for (enum coll_space space = COLL_WORK; space <= COLL_INPUT && status == STATUS_OK; space++) {
         status = lay_out_space(lane, op, space, error);
+    }
+    if (status == STATUS_OK) {
+        status = lay_out_input(lane, op, error);
     }
     return status == STATUS_OK ? lay_out_scratch(lane, op, memory, scratch, error) : status;
 }

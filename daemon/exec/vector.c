@@ -77,25 +77,101 @@ unsigned char *vector_at(const struct exec_vector *vector, uint64_t offset, uint
     return vector->pieces[piece] + (offset - vector->starts[piece]) * vector->element_bytes;
 }
 
-uint32_t vector_pieces(const struct exec_vector *vector, uint64_t offset, uint64_t count, uint32_t max)
+/* --- Values that lie elsewhere --- */
+
+void vector_lend(struct exec_lent *lent)
+{
+    lent->ranges[0].begin = 0;
+    lent->ranges[0].end = vector_count(&lent->from);
+    lent->count = lent->ranges[0].end > 0 ? 1 : 0;
+}
+
+const unsigned char *vector_value_at(const struct exec_vector *vector, const struct exec_lent *lent,
+                                     uint64_t offset, uint64_t *together)
+{
+    uint64_t end = UINT64_MAX;
+    bool is_lent = false;
+    for (uint32_t i = 0; i < lent->count && end == UINT64_MAX; i++) {
+        is_lent = offset >= lent->ranges[i].begin && offset < lent->ranges[i].end;
+        if (is_lent || offset < lent->ranges[i].begin) {
+            end = is_lent ? lent->ranges[i].end : lent->ranges[i].begin;
+        }
+    }
+    const unsigned char *at = vector_at(is_lent ? &lent->from : vector, offset, together);
+    *together = *together < end - offset ? *together : end - offset;
+    return at;
+}
+
+static void remove_range(struct exec_lent *lent, uint32_t index)
+{
+    lent->count--;
+    memmove(&lent->ranges[index], &lent->ranges[index + 1], (lent->count - index) * sizeof lent->ranges[0]);
+}
+
+static void return_shortest(const struct exec_vector *vector, struct exec_lent *lent)
+{
+    uint32_t shortest = 0;
+    for (uint32_t i = 1; i < lent->count; i++) {
+        uint64_t least = lent->ranges[shortest].end - lent->ranges[shortest].begin;
+        shortest = lent->ranges[i].end - lent->ranges[i].begin < least ? i : shortest;
+    }
+    for (uint64_t at = lent->ranges[shortest].begin; at < lent->ranges[shortest].end;) {
+        uint64_t there, here, left = lent->ranges[shortest].end - at;
+        const unsigned char *from = vector_at(&lent->from, at, &there);
+        unsigned char *to = vector_at(vector, at, &here);
+        uint64_t count = there < here ? there : here;
+        count = count < left ? count : left;
+        memmove(to, from, count * vector->element_bytes);
+        at += count;
+    }
+    remove_range(lent, shortest);
+}
+
+void vector_take_back(const struct exec_vector *vector, struct exec_lent *lent, uint64_t offset,
+                      uint64_t count)
+{
+    uint64_t end = offset + count;
+    for (uint32_t i = 0; i < lent->count;) {
+        uint64_t begin = lent->ranges[i].begin, behind = lent->ranges[i].end;
+        if (behind <= offset || begin >= end) {
+            i++;
+        } else if (begin < offset && behind > end) {
+            memmove(&lent->ranges[i + 1], &lent->ranges[i], (lent->count - i) * sizeof lent->ranges[0]);
+            lent->count++;
+            lent->ranges[i].end = offset;
+            lent->ranges[i + 1].begin = end;
+            i += 2;
+        } else if (begin < offset) {
+            lent->ranges[i++].end = offset;
+        } else if (behind > end) {
+            lent->ranges[i++].begin = end;
+        } else {
+            remove_range(lent, i);
+        }
+    }
+    if (lent->count > VECTOR_LENT_MAX) {
+        return_shortest(vector, lent);
+    }
+}
+
+uint32_t vector_value_pieces(const struct exec_vector *vector, const struct exec_lent *lent, uint64_t offset,
+                             uint64_t count, uint32_t max)
 {
     uint32_t pieces = 0;
-    if (count == 0) {
-        return 0;
-    }
-    for (uint32_t i = vector_find(vector, offset);
-         i < vector->piece_count && vector->starts[i] < offset + count && pieces < max; i++) {
-        pieces++;
+    for (uint64_t together; count > 0 && pieces < max; pieces++, offset += together, count -= together) {
+        (void)vector_value_at(vector, lent, offset, &together);
+        together = together < count ? together : count;
     }
     return pieces;
 }
 
-void vector_gather(const struct exec_vector *vector, uint64_t offset, uint64_t count, unsigned char *out)
+void vector_value_gather(const struct exec_vector *vector, const struct exec_lent *lent, uint64_t offset,
+                         uint64_t count, unsigned char *out)
 {
     assert(vector_holds(vector, offset, count));
     while (count > 0) {
         uint64_t together;
-        const unsigned char *from = vector_at(vector, offset, &together);
+        const unsigned char *from = vector_value_at(vector, lent, offset, &together);
         together = together < count ? together : count;
         memcpy(out, from, together * vector->element_bytes);
         out += together * vector->element_bytes;

@@ -43,10 +43,33 @@ static inline bool vector_holds(const struct exec_vector *vector, uint64_t offse
  */
 unsigned char *vector_at(const struct exec_vector *vector, uint64_t offset, uint64_t *together);
 
-/* How many pieces a range has, at most `max`. */
-uint32_t vector_pieces(const struct exec_vector *vector, uint64_t offset, uint64_t count, uint32_t max);
+/*
+ * What of a vector lies elsewhere: ranges that were not written yet have their first values in `from`, which
+ * is as long as the vector. At most VECTOR_LENT_MAX ranges; beyond, the shortest is copied to where it
+ * belongs. Zeros: nothing is lent.
+ */
+#define VECTOR_LENT_MAX 16
+struct exec_lent {
+    struct exec_vector from;
+    struct {
+        uint64_t begin, end;
+    } ranges[VECTOR_LENT_MAX + 1]; /* ascending, apart, none empty; one more while some are split */
+    uint32_t count;
+};
 
-/* Copies a range into one place. */
-void vector_gather(const struct exec_vector *vector, uint64_t offset, uint64_t count, unsigned char *out);
+/* All of `from`. */
+void vector_lend(struct exec_lent *lent);
+/* As vector_at, of the values that the vector has now. */
+const unsigned char *vector_value_at(const struct exec_vector *vector, const struct exec_lent *lent,
+                                     uint64_t offset, uint64_t *together);
+/* Before a range of the vector is written: its values are not in `from` any more. */
+void vector_take_back(const struct exec_vector *vector, struct exec_lent *lent, uint64_t offset,
+                      uint64_t count);
+/* How many pieces the values of a range are in, at most `max`. */
+uint32_t vector_value_pieces(const struct exec_vector *vector, const struct exec_lent *lent, uint64_t offset,
+                             uint64_t count, uint32_t max);
+/* Copies the values of a range into one place. */
+void vector_value_gather(const struct exec_vector *vector, const struct exec_lent *lent, uint64_t offset,
+                         uint64_t count, unsigned char *out);
 
 #endif

@@ -547,8 +547,8 @@ static void test_ranks_leave_as_soon_as_they_can(void **state)
 static void test_names_are_used_again_and_memory_is_flat(void **state)
 {
     (void)state;
-    struct cluster *cluster = cluster_new(&(struct cluster_options){
-        .seed = cluster_seed(60), .node_count = 4, .conditions = rough, .datagrams = true});
+    struct cluster *cluster = cluster_new(
+        &(struct cluster_options){.seed = cluster_seed(60), .node_count = 4, .conditions = rough});
     static const uint32_t node_of_rank[] = {3, 0, 1, 2, 1, 0};
     /* What is remembered of communicators that ended has bounds; before they are reached it grows. */
     enum { TURNS_BEFORE = 700, TURNS = 1400 };

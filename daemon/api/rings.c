@@ -19,18 +19,11 @@
 /* Of a client that is gone: what can have been in its ring. */
 #define RING_LAST_PACKETS_MAX (CLIENT_RING_BYTES / RING_ALIGN_BYTES)
 
-#define RINGS_FDS 5 /* the memory, and both ends of two doorbells */
+#define RINGS_FDS (1 + API_BELL_FDS) /* the memory, and both ends of two doorbells */
 
 static size_t rings_bytes(void)
 {
     return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
-}
-
-static void ring_bell(const struct api_rings *rings)
-{
-    char byte = 1;
-    /* A full socket rings all the same. */
-    (void)send(rings->client_bell[1], &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
 /* --- Awake ones --- */
@@ -54,39 +47,6 @@ static void rings_set_asleep(struct api_session *session)
     }
 }
 
-/* False: it will not ring any more, and its session ends. Descriptors that come with it are let go of. */
-static bool bell_hear(struct api_session *session)
-{
-    char bytes[4096];
-    struct api *api = session->api;
-    int bell = session->rings->bell[0];
-    if (api_packet_has_too_much(api, session->client.uid, bell)) {
-        api_session_has_too_much(session, 0);
-        return false;
-    }
-    struct api_packet_in packet = api_packet_receive(api, session->client.uid, bell, bytes, sizeof bytes);
-    bool is_over = packet.size_bytes == 0 || (packet.size_bytes < 0 && errno != EAGAIN && errno != EINTR);
-    if (packet.fds > 0) {
-        fd_reaper_put(api->fd_reaper, session->client.uid, packet.fd);
-    }
-    if (is_over) {
-        api_session_end(session, "it has shut down its doorbell");
-    }
-    return !is_over;
-}
-
-static void on_bell(void *context, unsigned events, uint64_t now_ns)
-{
-    struct api_session *session = context;
-    (void)events;
-    if (!bell_hear(session)) {
-        loop_watch_set(session->rings->bell_watch, 0);
-        return;
-    }
-    api_rings_awake(session, now_ns);
-    api_session_flush(session);
-}
-
 /* --- Their life --- */
 
 static enum status rings_map(struct api_rings *rings, struct error *error)
@@ -104,18 +64,6 @@ static enum status rings_map(struct api_rings *rings, struct error *error)
     (void)madvise(memory, rings_bytes(), MADV_DONTDUMP); /* what clients write is theirs */
     ring_attach(&rings->in, memory, CLIENT_RING_BYTES);
     ring_attach(&rings->out, rings->memory + ring_shared_bytes(CLIENT_RING_BYTES), CLIENT_RING_BYTES);
-    return STATUS_OK;
-}
-
-static enum status bells_new(struct api_rings *rings, struct error *error)
-{
-    const int type = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
-    if (socketpair(AF_UNIX, type, 0, rings->bell) != 0 ||
-        socketpair(AF_UNIX, type, 0, rings->client_bell) != 0 ||
-        shutdown(rings->client_bell[1], SHUT_RD) != 0) { /* nothing waits in it that a close would wait for */
-        return error_set_errno(error, errno, "doorbells of rings");
-    }
-    api_pass_fds(rings->bell[0], false);
     return STATUS_OK;
 }
 
@@ -144,14 +92,10 @@ enum status api_rings_new(struct api_session *session, struct error *error)
     session->rings = rings;
     enum status status = rings_charge(session, error);
     if (status == STATUS_OK) {
-        status = bells_new(rings, error);
-    }
-    if (status == STATUS_OK) {
         status = rings_map(rings, error);
     }
     if (status == STATUS_OK) {
-        status = loop_watch_new(session->api->loop, rings->bell[0], LOOP_READ, on_bell, session,
-                                &rings->bell_watch, error);
+        status = api_bells_new(session, error);
     }
     if (status != STATUS_OK) {
         api_rings_free(session);
@@ -185,19 +129,12 @@ void api_rings_free(struct api_session *session)
     if (rings->rings_bell) {
         DL_DELETE2(session->api->bells, session, bell_prev, bell_next);
     }
-    loop_watch_free(rings->bell_watch);
+    api_bells_free(session);
     if (rings->memory != NULL) {
         (void)munmap(rings->memory, rings_bytes());
     }
-    if (rings->bell[0] >= 0) {
-        api_packets_discard(session->api, session->client.uid, rings->bell[0]);
-        api_session_close_socket(session->api, session->role, session->client.uid, rings->bell[0]);
-    }
-    int fds[] = {rings->memory_fd, rings->bell[1], rings->client_bell[0], rings->client_bell[1]};
-    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
-        if (fds[i] >= 0) {
-            (void)close(fds[i]);
-        }
+    if (rings->memory_fd >= 0) {
+        (void)close(rings->memory_fd);
     }
     if (rings->charged) {
         budget_release(session->account, BUDGET_RINGS, rings_bytes());
@@ -230,7 +167,7 @@ void api_ring_bells(struct api *api)
         DL_DELETE2(api->bells, session, bell_prev, bell_next);
         session->rings->rings_bell = false;
         if (ring_wake_consumer(&session->rings->out)) {
-            ring_bell(session->rings);
+            api_bell_ring(session->rings);
         }
     }
 }
@@ -240,7 +177,7 @@ static void rings_tell_room(struct api_rings *rings)
 {
     rings->taken = 0;
     if (ring_wake_producer(&rings->in)) {
-        ring_bell(rings);
+        api_bell_ring(rings);
     }
 }
 
@@ -257,6 +194,7 @@ bool api_rings_take(struct api_session *session, uint64_t now_ns)
         return false;
     }
     rings->busy_ns = now_ns;
+    rings->bells_for_nothing = 0;
     if (result != RING_OK) {
         struct error error;
         error_set(&error, STATUS_PROTOCOL, "its ring holds what cannot be");

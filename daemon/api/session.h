@@ -54,6 +54,8 @@ struct api_rings {
     int bell[2];        /* the client writes, we read */
     int client_bell[2]; /* we write, the client reads */
     struct loop_watch *bell_watch;
+    struct loop_timer *bell_rest; /* null: it never rang for nothing too often */
+    uint32_t bells_for_nothing;   /* in a row */
     struct ring in, out;
     uint32_t last_taken; /* packets since its client is gone */
     uint32_t taken;      /* packets since the client's bell was looked at */
@@ -322,6 +324,13 @@ enum status api_death_open(struct api_session *session, struct error *error) COM
 /* After api_death_open. */
 enum status api_death_watch(struct api_session *session, struct error *error) COMM_MUST_USE;
 void api_death_forget(struct api_session *session);
+
+/* doorbells.c: how who sleeps at a ring is woken. What was made before a failure is freed with the rest. */
+#define API_BELL_FDS 4
+enum status api_bells_new(struct api_session *session, struct error *error) COMM_MUST_USE;
+void api_bells_free(struct api_session *session);
+/* Wakes the client. */
+void api_bell_ring(const struct api_rings *rings);
 
 /* rings.c. The descriptors go with the next packet that is on_socket. */
 enum status api_rings_new(struct api_session *session, struct error *error) COMM_MUST_USE;

@@ -1,0 +1,125 @@
+#include <errno.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "daemon/api/session.h"
+
+/*
+ * A session's doorbells. A client that puts a packet rings only when commd sleeps, so a bell brings a packet.
+ * One that rings for nothing again and again is heard less and less often, until it brings a packet.
+ */
+
+#define BELL_READ_BYTES 4096
+#define BELLS_FOR_NOTHING_MAX 16u /* in a row; an honest client's, who was overtaken, are fewer */
+#define BELL_REST_NS (1 * TIME_MS)
+#define BELL_REST_DOUBLINGS_MAX 10u
+
+void api_bell_ring(const struct api_rings *rings)
+{
+    char byte = 1;
+    /* A full socket rings all the same. */
+    (void)send(rings->client_bell[1], &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+/* False: it will not ring any more, and its session ends. Descriptors that come with it are let go of. */
+static bool bell_hear(struct api_session *session)
+{
+    char bytes[BELL_READ_BYTES];
+    struct api *api = session->api;
+    int bell = session->rings->bell[0];
+    if (api_packet_has_too_much(api, session->client.uid, bell)) {
+        api_session_has_too_much(session, 0);
+        return false;
+    }
+    struct api_packet_in packet = api_packet_receive(api, session->client.uid, bell, bytes, sizeof bytes);
+    bool is_over = packet.size_bytes == 0 || (packet.size_bytes < 0 && errno != EAGAIN && errno != EINTR);
+    if (packet.fds > 0) {
+        fd_reaper_put(api->fd_reaper, session->client.uid, packet.fd);
+    }
+    if (is_over) {
+        api_session_end(session, "it has shut down its doorbell");
+    }
+    return !is_over;
+}
+
+static void bell_rested(void *context, uint64_t now_ns)
+{
+    const struct api_session *session = context;
+    (void)now_ns;
+    loop_watch_set(session->rings->bell_watch, LOOP_READ);
+}
+
+static void bell_rang_for_nothing(struct api_session *session, uint64_t now_ns)
+{
+    struct api_rings *rings = session->rings;
+    if (++rings->bells_for_nothing <= BELLS_FOR_NOTHING_MAX) {
+        return;
+    }
+    struct error error;
+    if (rings->bell_rest == NULL) {
+        api_session_log(session, LOG_LEVEL_WARNING,
+                        "it rings its doorbell for nothing: it is heard less often");
+        if (loop_timer_new(session->api->loop, bell_rested, session, &rings->bell_rest, &error) !=
+            STATUS_OK) {
+            loop_watch_set(rings->bell_watch, 0);
+            api_session_end(session, error.text);
+            return;
+        }
+    }
+    uint32_t doublings = rings->bells_for_nothing - BELLS_FOR_NOTHING_MAX - 1;
+    doublings = doublings < BELL_REST_DOUBLINGS_MAX ? doublings : BELL_REST_DOUBLINGS_MAX;
+    loop_watch_set(rings->bell_watch, 0);
+    loop_timer_set(rings->bell_rest, time_after(now_ns, BELL_REST_NS << doublings));
+}
+
+static void on_bell(void *context, unsigned events, uint64_t now_ns)
+{
+    struct api_session *session = context;
+    struct api_rings *rings = session->rings;
+    (void)events;
+    if (!bell_hear(session)) {
+        loop_watch_set(rings->bell_watch, 0);
+        return;
+    }
+    uint32_t unsent = session->out_count;
+    /* Who rang has taken back our word that we sleep. */
+    bool has_packet = ring_has_packet(&rings->in) || (!rings->awake && !ring_consumer_sleep(&rings->in));
+    if (has_packet) {
+        api_rings_awake(session, now_ns);
+    }
+    api_session_flush(session); /* it may ring because it has made room */
+    if (!has_packet && session->out_count == unsent) {
+        bell_rang_for_nothing(session, now_ns);
+    }
+}
+
+enum status api_bells_new(struct api_session *session, struct error *error)
+{
+    const int type = SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK;
+    struct api_rings *rings = session->rings;
+    if (socketpair(AF_UNIX, type, 0, rings->bell) != 0 ||
+        socketpair(AF_UNIX, type, 0, rings->client_bell) != 0 ||
+        shutdown(rings->client_bell[1], SHUT_RD) != 0) { /* nothing waits in it that a close would wait for */
+        return error_set_errno(error, errno, "doorbells of rings");
+    }
+    api_pass_fds(rings->bell[0], false);
+    return loop_watch_new(session->api->loop, rings->bell[0], LOOP_READ, on_bell, session, &rings->bell_watch,
+                          error);
+}
+
+void api_bells_free(struct api_session *session)
+{
+    struct api_rings *rings = session->rings;
+    loop_timer_free(rings->bell_rest);
+    loop_watch_free(rings->bell_watch);
+    if (rings->bell[0] >= 0) {
+        api_packets_discard(session->api, session->client.uid, rings->bell[0]);
+        api_session_close_socket(session->api, session->role, session->client.uid, rings->bell[0]);
+    }
+    const int fds[] = {rings->bell[1], rings->client_bell[0], rings->client_bell[1]};
+    for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {
+        if (fds[i] >= 0) {
+            (void)close(fds[i]);
+        }
+    }
+}

@@ -1,0 +1,219 @@
+#include "tests/unit/api/ring_client.h"
+
+#include <linux/sockios.h>
+#include <linux/userfaultfd.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/ioctl.h>
+#include <sys/syscall.h>
+
+/* The doorbells of a client's rings, which its processes share. */
+
+/* --- That ring for nothing --- */
+
+/* How many of the client's rings the daemon takes off the bell, of `count`, each given some turns. */
+static unsigned heard_of(struct ring_client *client, unsigned count)
+{
+    unsigned heard_count = 0;
+    for (unsigned i = 0; i < count; i++) {
+        int waiting = 0;
+        ring_daemon(client);
+        turns(client->client.node, 3);
+        assert_int_equal(ioctl(client->daemon_bell_fd, SIOCOUTQ, &waiting), 0);
+        heard_count += waiting == 0;
+    }
+    return heard_count;
+}
+
+/* Without a packet it is heard some times, then seldom, and once more as soon as it has one. */
+static void test_bells_for_nothing(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct ring_client client = ring_client_new(node), other = ring_client_new(node);
+    fall_asleep(node);
+    assert_true(heard_of(&client, 16) == 16);
+    assert_false(api_is_awake(node->api)); /* it does not keep the daemon awake */
+    assert_true(heard_of(&client, 2000) < 1000);
+    assert_contains(node->last_warning, "rings its doorbell for nothing");
+    unsigned warnings = node->warnings;
+    ring_client_check(&other);
+    fall_asleep(node);
+    assert_int_equal(put_status(&client), RING_OK);
+    ring_daemon(&client);
+    while (!api_is_awake(node->api)) { /* after its rest */
+        must(loop_run_once(node->loop, 1000, error));
+    }
+    expect_reply(&client, client.client.last_id);
+    fall_asleep(node);
+    assert_true(heard_of(&client, 16) == 16);
+    for (unsigned i = 0; i < 100; i++) { /* a bell for each packet is as it should be */
+        ring_client_check(&other);
+        fall_asleep(node);
+    }
+    assert_int_equal(node->warnings, warnings);
+    ring_client_free(&client); /* while it rests */
+    ring_client_free(&other);
+    node_free(node);
+}
+
+/* --- That are held --- */
+
+/* A page that does not come before somebody sees to it: calls of the kernel wait for it. -1: not for us. */
+static int page_that_waits(void **page)
+{
+    struct uffdio_api api = {.api = UFFD_API};
+    int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0 || ioctl(fd, UFFDIO_API, &api) != 0) {
+        return -1;
+    }
+    *page = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    assert_true(*page != MAP_FAILED);
+    struct uffdio_register range = {.range = {.start = (uintptr_t)*page, .len = 4096},
+                                    .mode = UFFDIO_REGISTER_MODE_MISSING};
+    assert_int_equal(ioctl(fd, UFFDIO_REGISTER, &range), 0);
+    return fd;
+}
+
+struct holder {
+    int bell; /* the client's end */
+    bool writes;
+    int faults;
+    void *page;
+    int daemon_done; /* an eventfd */
+    _Atomic bool was_late;
+};
+
+static void *hold(void *context)
+{
+    struct holder *holder = context;
+    (void)!(holder->writes ? write(holder->bell, holder->page, 1) : read(holder->bell, holder->page, 1));
+    return NULL;
+}
+
+static void *release(void *context)
+{
+    struct holder *holder = context;
+    struct pollfd done = {.fd = holder->daemon_done, .events = POLLIN};
+    holder->was_late = poll(&done, 1, 10000) != 1;
+    struct uffdio_zeropage zero = {.range = {.start = (uintptr_t)holder->page, .len = 4096}};
+    (void)ioctl(holder->faults, UFFDIO_ZEROPAGE, &zero);
+    return NULL;
+}
+
+/* The client's own call waits for a page; the daemon's calls to the same doorbell do not wait for that. */
+static void test_bells_that_are_held(void **state)
+{
+    (void)state;
+    for (int writes = 0; writes < 2; writes++) {
+        struct node *node = node_new();
+        struct ring_client client = ring_client_new(node);
+        struct holder holder = {.bell = writes ? client.daemon_bell_fd : client.bell_fd,
+                                .writes = writes != 0};
+        holder.faults = page_that_waits(&holder.page);
+        if (holder.faults < 0) { /* vm.unprivileged_userfaultfd */
+            ring_client_free(&client);
+            node_free(node);
+            skip();
+        }
+        fall_asleep(node);
+        assert_true(ring_consumer_sleep(&client.in));
+        assert_int_equal(put_status(&client), RING_OK);
+        assert_true(ring_wake_consumer(&client.out));
+        ring_daemon(&client);
+        if (!writes) { /* so that there is something to read */
+            turns(node, 10);
+            (void)ring_consumer_sleep(&client.in);
+        }
+        holder.daemon_done = eventfd(0, EFD_CLOEXEC);
+        assert_true(holder.daemon_done >= 0);
+        pthread_t threads[2];
+        struct pollfd fault = {.fd = holder.faults, .events = POLLIN};
+        assert_int_equal(pthread_create(&threads[0], NULL, hold, &holder), 0);
+        assert_int_equal(poll(&fault, 1, 10000), 1); /* it is held now */
+        assert_int_equal(pthread_create(&threads[1], NULL, release, &holder), 0);
+        uint64_t id = client.client.last_id;
+        expect_reply(&client, id);
+        assert_true(ring_consumer_sleep(&client.in));
+        ring_client_check(&client);
+        assert_int_equal(eventfd_write(holder.daemon_done, 1), 0);
+        for (unsigned i = 0; i < 2; i++) {
+            pthread_join(threads[i], NULL);
+        }
+        assert_false(holder.was_late);
+        munmap(holder.page, 4096);
+        close(holder.faults);
+        close(holder.daemon_done);
+        ring_client_free(&client);
+        node_free(node);
+    }
+}
+
+/* Closed for one direction or both: that is the end of the session, and no work for the daemon. */
+static void test_bells_that_are_shut(void **state)
+{
+    (void)state;
+    static const int ways[] = {SHUT_WR, SHUT_RDWR};
+    struct node *node = node_new();
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0]; i++) {
+        struct ring_client client = ring_client_new(node);
+        assert_int_equal(shutdown(client.daemon_bell_fd, ways[i]), 0);
+        turns(node, 20);
+        assert_contains(node->last_warning, "shut down its doorbell");
+        assert_int_equal(sessions(node), 0);
+        ring_client_free(&client);
+        client = ring_client_new(node); /* the other bell is the client's loss */
+        assert_int_equal(shutdown(client.bell_fd, ways[i]), 0);
+        ring_client_check(&client);
+        ring_client_free(&client);
+        turns(node, 10);
+    }
+    node_free(node);
+}
+
+static void client_pass(int socket_fd, int fd)
+{
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof fd)];
+    } control = {
+        .header = {.cmsg_level = SOL_SOCKET, .cmsg_type = SCM_RIGHTS, .cmsg_len = CMSG_LEN(sizeof fd)}};
+    struct iovec part = {.iov_base = (char *)"x", .iov_len = 1};
+    const struct msghdr message = {
+        .msg_iov = &part, .msg_iovlen = 1, .msg_control = &control, .msg_controllen = sizeof control};
+    memcpy(CMSG_DATA(&control.header), &fd, sizeof fd);
+    (void)sendmsg(socket_fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+/* Where the kernel lets them come, they are let go of. */
+static void test_bells_with_descriptors(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct ring_client client = ring_client_new(node);
+    unsigned before = count_fds();
+    for (unsigned i = 0; i < 10; i++) {
+        int fd = client_memfd(4096);
+        client_pass(client.daemon_bell_fd, fd);
+        client_pass(client.bell_fd, fd);
+        close(fd);
+        turns(node, 5);
+    }
+    assert_int_equal(count_fds(), before);
+    ring_client_check(&client);
+    ring_client_free(&client);
+    node_free(node);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bells_for_nothing),
+        cmocka_unit_test(test_bells_that_are_held),
+        cmocka_unit_test(test_bells_that_are_shut),
+        cmocka_unit_test(test_bells_with_descriptors),
+    };
+    signal(SIGPIPE, SIG_IGN);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

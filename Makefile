@@ -112,6 +112,7 @@ include systemd/rules.mk
 include tests/rules.mk
 
 install: all install-daemon install-client install-config install-systemd ## install below PREFIX (and DESTDIR); configuration that is there is kept
+	$(if $(DESTDIR),,systemd/activate.sh $(sysusersdir) $(tmpfilesdir))
 uninstall: ## remove what install put there, but the configuration
 	rm -f $(addprefix $(DESTDIR),$(INSTALLED))
 

@@ -7,6 +7,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/log_writer.h"
+#include "daemon/configuration.h"
 #include "daemon/daemon.h"
 #include "daemon/plan.h"
 #include "proto/version.h"
@@ -150,12 +151,12 @@ int main(int argc, char **argv)
     struct error error;
     if (line.check_only) {
         struct conf *conf;
-        if (daemon_load_conf(&line.daemon.conf, &conf, &error) != STATUS_OK) {
+        if (configuration_check(&line.daemon.conf, &conf, &error) != STATUS_OK) {
             fprintf(stderr, "commd: %s\n", error.text);
             return EXIT_CONFIG;
         }
-        printf("%s: fine: node %s, %zu other nodes\n", conf->path[0] != '\0' ? conf->path : "standalone",
-               conf->node_name, conf->node_count);
+        printf("%s: fine: node %s%s, %zu other nodes\n", conf->path[0] != '\0' ? conf->path : "no file",
+               conf->node_name, conf->standalone ? ", standalone" : "", conf->node_count);
         conf_free(conf);
         return EXIT_SUCCESS;
     }

@@ -16,9 +16,8 @@
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
 #include "daemon/base/unmapper.h"
-#include "daemon/coll/overrides.h"
 #include "daemon/comm/comms.h"
-#include "daemon/conf/credential.h"
+#include "daemon/configuration.h"
 #include "daemon/exec/exec.h"
 #include "daemon/gpu/devices.h"
 #include "daemon/gpus.h"
@@ -60,25 +59,6 @@ struct daemon {
     uint64_t drain_deadline_ns;
     uint64_t certificates_ns; /* when their ends are looked at next */
 };
-
-enum status daemon_load_conf(const struct conf_options *options, struct conf **out, struct error *error)
-{
-    struct conf *conf = NULL;
-    struct coll_overrides overrides;
-    struct error why;
-    enum status status = conf_load(options, &conf, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    if (coll_overrides_parse(conf->algorithms, &overrides, &why) != STATUS_OK) {
-        status = error_set(error, STATUS_CONFIG, "%s: algorithms = \"%s\": %s", conf->path, conf->algorithms,
-                           why.text);
-        conf_free(conf);
-        return status;
-    }
-    *out = conf;
-    return STATUS_OK;
-}
 
 /* How often a drain looks whether everything is done. */
 #define DRAIN_POLL_NS (20 * TIME_MS)
@@ -205,27 +185,11 @@ static void daemon_visit_settings(void *context, api_setting_function *visit, vo
     conf_visit(daemon->conf, visit, visit_context);
 }
 
-static struct quic_options daemon_quic_options(const struct conf *conf)
-{
-    return (struct quic_options){.node_name = conf->node_name,
-                                 .bind_address = conf->listen,
-                                 .certificate_path = conf->certificate,
-                                 .key_path = conf->key,
-                                 .key_is_credential = conf_is_credential(conf->key),
-                                 .authority_path = conf->authority,
-                                 .revocation_path =
-                                     conf->revocation_list[0] != '\0' ? conf->revocation_list : NULL,
-                                 .datagram_max_bytes = (uint32_t)conf->datagram_bytes,
-                                 .socket_buffer_bytes = (uint32_t)conf->socket_buffer_bytes,
-                                 .handshake_timeout_ns = conf->handshake_timeout_ms * TIME_MS,
-                                 .idle_timeout_ns = 30 * TIME_S};
-}
-
 /* What may fail of a reload, before anything of it is in force. */
 static enum status daemon_load(const struct daemon *daemon, struct conf **conf,
                                struct quic_tls **certificates, struct error *error)
 {
-    enum status status = daemon_load_conf(&daemon->options->conf, conf, error);
+    enum status status = configuration_load(&daemon->options->conf, conf, error);
     if (status != STATUS_OK) {
         return status;
     }
@@ -233,8 +197,12 @@ static enum status daemon_load(const struct daemon *daemon, struct conf **conf,
         status =
             error_set(error, STATUS_CONFIG, "node_name changes from \"%s\" to \"%s\" only with a restart",
                       daemon->conf->node_name, (*conf)->node_name);
+    } else if ((*conf)->standalone != daemon->conf->standalone) {
+        status = error_set(error, STATUS_CONFIG, "%s: %s only with a restart", (*conf)->path,
+                           (*conf)->standalone ? "nodes: none is listed: a node leaves its cluster"
+                                               : "nodes: a standalone node joins a cluster");
     } else if (!daemon->conf->standalone) {
-        struct quic_options options = daemon_quic_options(*conf);
+        struct quic_options options = configuration_quic(*conf);
         status = net_quic_load(&options, certificates, error);
     }
     if (status != STATUS_OK) {
@@ -301,7 +269,7 @@ static enum status daemon_make_net(struct daemon *daemon, struct error *error)
     if (conf->standalone) {
         return STATUS_OK;
     }
-    struct quic_options options = daemon_quic_options(conf);
+    struct quic_options options = configuration_quic(conf);
     return net_quic_new(daemon->loop, &options, &daemon->net, error);
 }
 
@@ -346,7 +314,7 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
 {
     const struct conf *conf = daemon->conf;
     long processors = daemon_processors();
-    struct quic_options quic = daemon_quic_options(conf);
+    struct quic_options quic = configuration_quic(conf);
     uint32_t rails = is_loopback(conf->listen) ? 1 : workers_rails_default(processors);
     uint32_t threads = workers_threads_default(processors);
     rails = conf->rails != 0 ? (uint32_t)conf->rails : rails;
@@ -442,7 +410,7 @@ static bool daemon_user_may(void *context, uint32_t uid, const char *node)
 static enum status daemon_make(struct daemon *daemon, struct error *error)
 {
     struct error gpus_absent;
-    enum status status = daemon_load_conf(&daemon->options->conf, &daemon->conf, error);
+    enum status status = configuration_load(&daemon->options->conf, &daemon->conf, error);
     if (status == STATUS_OK) {
         daemon_set_log_level(daemon->conf);
         (void)guard_start();

@@ -11,10 +11,6 @@ struct daemon_options {
     struct conf_options conf; /* kept for reloads: outlives daemon_run */
 };
 
-/* conf_load, and what only a higher layer can check. */
-enum status daemon_load_conf(const struct conf_options *options, struct conf **out,
-                             struct error *error) COMM_MUST_USE;
-
 /*
  * Runs until SIGTERM or SIGINT (drains: no new clients or communicators, operations under way may end within
  * drain_timeout_ms; a second signal stops at once). SIGHUP reads the configuration again and applies what can

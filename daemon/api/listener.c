@@ -70,8 +70,10 @@ static enum status permit_bound(const struct api_listener_options *options, stru
             return status;
         }
         if (chown(options->path, (uid_t)-1, gid) < 0) {
-            return error_set_errno(error, errno, "%s: chown to group %s (%s)", options->path, options->group,
-                                   options->group_setting);
+            return error_set_errno(error, errno,
+                                   "%s: chown to group %s (%s), of which commd must be a member "
+                                   "(SupplementaryGroups= in its unit)",
+                                   options->path, options->group, options->group_setting);
         }
     }
     if (chmod(options->path, options->mode) < 0) {
@@ -198,9 +200,9 @@ static enum status permit_passed(int fd, const struct api_listener_options *opti
     if (gid != (gid_t)-1 && gid != file.st_gid && chown(path, (uid_t)-1, gid) != 0) {
         return error_set(error, STATUS_CONFIG,
                          "%s: its group is %u, %s says \"%s\", and commd cannot change it (%s): have the "
-                         "socket's unit say SocketGroup=%s",
+                         "socket's unit say SocketGroup=%s, or commd's SupplementaryGroups=%s",
                          path, (unsigned)file.st_gid, options->group_setting, options->group, strerror(errno),
-                         options->group);
+                         options->group, options->group);
     }
     if (options->mode_given && (file.st_mode & MODE_BITS) != options->mode &&
         chmod(path, options->mode) != 0) {

@@ -21,8 +21,12 @@ class Options(unittest.TestCase):
     def test_check_config(self):
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "commd.conf"
-            path.write_text('node_name = "a";\nnodes = ( { name = "a"; address = "127.0.0.1:7400"; } );\n')
-            self.assertEqual(run(COMMD, "--check-config", "--config", path, check=False).returncode, 0)
+            path.write_text('node_name = "a";\nnodes = ( );\n')
+            self.assertIn("node a, standalone", run(COMMD, "--check-config", "--config", path).stdout)
+            path.write_text(f'node_name = "a";\nnodes = ( {{ name = "a"; address = "127.0.0.1:7400"; }} );\ncertificate = "{folder}/none.crt";\n')
+            bad = run(COMMD, "--check-config", "--config", path, check=False)
+            self.assertEqual(bad.returncode, 78)
+            self.assertIn(f"{folder}/none.crt: No such file", bad.stderr)
             path.write_text('node_name = "a";\nheart_beat = 3;\n')
             bad = run(COMMD, "--check-config", "--config", path, check=False)
             self.assertNotEqual(bad.returncode, 0)

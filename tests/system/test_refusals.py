@@ -139,7 +139,7 @@ class Configuration(unittest.TestCase):
         self.check("node_name = \n", ".conf:", "syntax error")
         self.check('\nadmin_group = "no-such-group";\n', ".conf:2", "admin_group", "no-such-group", "group on this node")
         self.check('socket_group = "no-such-group";\n', ".conf:1", "socket_group", "no-such-group")
-        self.check('node_name = "a";\nnodes = ( );\n', '"a"', "not among them")
+        self.check('node_name = "a";\nnodes = ( { name = "b"; address = "h:1"; } );\n', '"a"', "not among them")
 
     def test_wrong_arguments(self):
         self.assertEqual(run(BUILD / "commd", "--nonsense", check=False).returncode, 2)

@@ -237,16 +237,28 @@ static void test_users_of_nodes(void **state)
     conf_free(conf);
 }
 
+/* The shipped file names no node: it is for one machine. */
+static void test_no_nodes_is_standalone(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"", "nodes = ( );", "node_name = \"a\"; nodes = ( );"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        struct conf *conf = load_text(texts[i]);
+        assert_true(conf->standalone);
+        conf_free(conf);
+    }
+    struct conf *listening = load_text("listen = \"0.0.0.0:7400\";");
+    assert_false(listening->standalone);
+    conf_free(listening);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_standalone_defaults),
-        cmocka_unit_test(test_whole_file),
-        cmocka_unit_test(test_listen_wins_over_own_address),
-        cmocka_unit_test(test_credentials),
-        cmocka_unit_test(test_overrides),
-        cmocka_unit_test(test_needs_restart),
-        cmocka_unit_test(test_node_names),
+        cmocka_unit_test(test_standalone_defaults), cmocka_unit_test(test_no_nodes_is_standalone),
+        cmocka_unit_test(test_whole_file),          cmocka_unit_test(test_listen_wins_over_own_address),
+        cmocka_unit_test(test_credentials),         cmocka_unit_test(test_overrides),
+        cmocka_unit_test(test_needs_restart),       cmocka_unit_test(test_node_names),
         cmocka_unit_test(test_users_of_nodes),
     };
     return cmocka_run_group_tests(tests, make_folder, remove_folder);

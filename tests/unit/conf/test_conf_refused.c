@@ -220,7 +220,6 @@ static void test_own_name_missing(void **state)
     snprintf(text, sizeof text, "%snode_name = \"b\";", nodes);
     snprintf(part, sizeof part, "nodes: this node, \"b\", is not among them (node_name is %s:2)", path);
     assert_refused(text, 0, part);
-    assert_refused("node_name = \"b\";", 0, "nodes: this node, \"b\", is not among them");
     /* By the host's name, and by an option. */
     static const char *const overrides[] = {"node_name=c"};
     struct conf_options options = {.path = path, .overrides = overrides, .override_count = 1};
@@ -271,7 +270,6 @@ static void test_unreadable(void **state)
         assert_refused_with(&options, STATUS_SYSTEM, 0, "Permission denied");
         unlink(path);
     }
-    assert_refused("", 0, "nodes: this node"); /* an empty file is a good one, without nodes */
     static const char zero[] = OWN "slice_bytes = 5000;\0 garbage";
     write_bytes(zero, sizeof zero - 1);
     assert_refused_with(&options, STATUS_CONFIG, 3, "a zero byte; expected text");

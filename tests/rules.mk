@@ -213,7 +213,7 @@ bench-ab: $(AB_NEEDED) ## is this tree as fast as BASE=COMMIT? Both in turn, and
 C_FILES = $(shell find proto daemon client kernels tests -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | sort)
 # Not the tests: their assertions are unknown to it.
 TIDY_FILES = $(filter %.c,$(filter proto/% daemon/% client/%,$(C_FILES)))
-SHELL_FILES = $(shell find tests client config .ci -name '*.sh') .ci/run
+SHELL_FILES = $(shell find tests client config systemd .ci -name '*.sh') .ci/run
 with_tool = @if command -v $1 >/dev/null; then $2; else echo "lint: $1 is not installed: left out"; fi
 
 check-layers: ## check that every file includes only what stands below it

@@ -21,8 +21,10 @@
  * daemon opens its client afterwards.
  *
  * GPUs: the CUDA driver is loaded with the first communicator, or memory, that names one. A program that uses
- * none needs no driver, and gets no thread of the library's. One that orders operations by CUDA streams or
- * events gets one for each client.
+ * none needs no driver.
+ *
+ * Threads of the library: a client whose operations are ordered by CUDA streams or events has one. A client
+ * that keeps more than 16 MiB for staging has one until it has given that back. They take no signals.
  */
 
 #include <stddef.h>
@@ -276,8 +278,9 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
  * Buffers: any address of the process. Within memory from comm_mem_alloc or comm_mem_register nothing is
  * copied; anything else of the host is staged: copied in on submission and copied out when the operation is
  * waited for (comm_sync, comm_barrier, comm_wait, comm_test). Buffers must stay as they are until then. The
- * calls return as soon as the operation is submitted; with 1,024 of a communicator in flight, or 1 GiB of its
- * buffers staged, they wait for one to end.
+ * calls return as soon as the operation is submitted. With 1,024 collectives of a communicator in flight, or
+ * 1 GiB of their buffers staged, the next collective waits for one to end; a send or receive never does.
+ * Memory for staging is kept for the next operation: beyond 16 MiB, for one second.
  *
  * A rank on a GPU takes buffers on that GPU, and of the host. Memory of cudaMalloc, and virtual memory with
  * POSIX descriptors as handles (PyTorch's expandable segments), is registered when it is first used, each

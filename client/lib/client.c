@@ -191,6 +191,7 @@ static struct comm_client *client_new(const char *path)
     pthread_condattr_destroy(&attributes);
     pthread_mutex_init(&client->lock, NULL);
     fences_init(&client->fences);
+    staging_init(&client->staging);
     return client;
 failed:
     if (client != NULL) {
@@ -204,8 +205,8 @@ static void client_free(struct comm_client *client)
 {
     events_free_all(client);
     fences_close(&client->fences);
-    memory_free_all(client);
     staging_free_all(client);
+    memory_free_all(client);
     gpus_close(client);
     rings_close(client->rings);
     heart_close(&client->heart);

@@ -10,7 +10,7 @@ static struct comm_comm *member_new(struct comm_client *client, const char *name
 {
     struct comm_comm *comm = calloc(1, sizeof *comm);
     char *name_copy = strdup(name);
-    if (comm == NULL || name_copy == NULL) {
+    if (comm == NULL || name_copy == NULL || !ops_init(comm)) {
         free(comm);
         free(name_copy);
         return NULL;
@@ -22,7 +22,6 @@ static struct comm_comm *member_new(struct comm_client *client, const char *name
     comm->rank = rank;
     comm->size = size;
     comm->name = name_copy;
-    comm->last_op = &comm->first_op;
     comm->next = client->comms; /* from the start: an abort may come right after the reply */
     client->comms = comm;
     return comm;
@@ -44,6 +43,7 @@ static void member_free(struct comm_comm *comm)
     free(comm->node_of_rank);
     free(comm->algorithms);
     free(comm->name);
+    free(comm->buckets);
     free(comm);
 }
 

@@ -72,11 +72,11 @@ void group_forget(struct comm_comm *comm)
         }
         struct comm_request *request = request_leave_group(entry->request);
         if (request != NULL) {
-            request->ended = true;
-            request->result = COMM_ABORTED;
-            (void)snprintf(request->text, sizeof request->text,
+            char text[ERROR_TEXT_BYTES];
+            (void)snprintf(text, sizeof text,
                            "%s on \"%s\": the communicator was left before the group ended",
                            entry->call->name, comm->name);
+            request_end(request, COMM_ABORTED, text);
         }
         stream_abandon(comm, &entry->order);
         free(entry->call);
@@ -125,9 +125,7 @@ static void fail_handles(const struct client_entry *entries, size_t count, comm_
     for (size_t i = 0; i < count; i++) {
         struct comm_request *request = entries[i].request;
         if (request != NULL && request->op == NULL && !request->ended) {
-            request->ended = true;
-            request->result = result;
-            (void)snprintf(request->text, sizeof request->text, "%s", comm_last_error());
+            request_end(request, result, comm_last_error());
         }
     }
 }

@@ -45,12 +45,20 @@
 #define COMM_WAITS_MAX (CLIENT_FENCES_MAX - 1u) /* one is for the operation's stream */
 #define RECORDS_MAX 1024u                       /* of a communicator, that commd has not carried out */
 
-#define STAGING_MIN_BYTES ((size_t)64 << 10)
-#define STAGING_ORDERS 29 /* block sizes: STAGING_MIN_BYTES << 0 ... 28, 16 TiB */
+#define STAGING_MIN_BYTES ((size_t)256) /* of a block */
+#define STAGING_MAX_BYTES ((size_t)1 << 44)
+/* Four block sizes for each power of two, from STAGING_MIN_BYTES on. */
+#define STAGING_CLASSES (4u * (44u - 8u) + 1u)
+#define STAGING_SLAB_MIN_BYTES                                                                               \
+    ((size_t)64 << 10) /* what blocks are cut from; larger blocks have their own                             \
+                        */
+#define STAGING_SLAB_MAX_BYTES ((size_t)4 << 20)
 #define STAGING_CACHED_MAX_BYTES                                                                             \
-    ((size_t)512 << 20) /* of blocks that wait to be used again; beyond, they are freed */
+    ((size_t)512 << 20) /* of slabs that wait to be used again; beyond, they are freed at once */
+#define STAGING_KEPT_BYTES ((size_t)16 << 20) /* of these, beyond: freed when not used for so long */
+#define STAGING_KEPT_NS 1000000000u
 #define STAGING_FLIGHT_MAX_BYTES                                                                             \
-    ((size_t)1024 << 20) /* of a communicator's operations in flight; beyond, submission waits */
+    ((size_t)1024 << 20) /* of a communicator's collectives in flight; beyond, submission waits */
 
 /* A part of memory on a GPU that was mapped at once; the whole of it unless it is virtual memory. */
 struct client_chunk {
@@ -68,24 +76,40 @@ struct client_memory {
     size_t size_bytes;
     uint64_t file_offset_bytes; /* of base, in the file that commd has mapped from its start */
     bool owned;                 /* mapped by us */
-    bool staging;
-    bool ready;             /* commd knows it, and nobody is about to forget it */
-    bool gone;              /* on a GPU: in no list any more, freed with its last use */
-    struct client_gpu *gpu; /* where it lies; null: on the host */
-    size_t guard_bytes;     /* owned, on a GPU: as in struct gpu_allocation */
-    bool is_virtual;        /* on a GPU: virtual memory */
-    bool growing;           /* likewise: a thread is adding chunks; nobody else forgets it */
-    size_t room_bytes;      /* likewise: that commd has reserved, from base on */
-    uint32_t chunk_count;   /* on a GPU */
+    struct staging_slab *slab;  /* a staging block: what it is cut from; null otherwise */
+    bool ready;                 /* commd knows it, and nobody is about to forget it */
+    bool gone;                  /* on a GPU: in no list any more, freed with its last use */
+    struct client_gpu *gpu;     /* where it lies; null: on the host */
+    size_t guard_bytes;         /* owned, on a GPU: as in struct gpu_allocation */
+    bool is_virtual;            /* on a GPU: virtual memory */
+    bool growing;               /* likewise: a thread is adding chunks; nobody else forgets it */
+    size_t room_bytes;          /* likewise: that commd has reserved, from base on */
+    uint32_t chunk_count;       /* on a GPU */
     struct client_chunk *chunks;
     struct client_memory *next_free;
 };
 
-/* Blocks of sizes that are powers of two, so that the same ones serve again and again. */
+/* Memory that commd has mapped, and that staging blocks of one size are cut from. */
+struct staging_slab {
+    struct staging_slab *prev, *next; /* of those of its class with a free block */
+    struct client_memory *mapping;
+    struct client_memory *free; /* blocks */
+    unsigned class;
+    uint32_t block_count;
+    uint32_t used;
+    bool doomed; /* commd may still write there: it is not used again */
+    uint64_t idle_ns;
+    struct client_memory blocks[];
+};
+
 struct staging_pool {
-    struct client_memory *free[STAGING_ORDERS]; /* last used first */
-    struct client_memory *doomed;               /* not to be used again: to be freed when commd can be told */
-    size_t free_bytes;
+    struct staging_slab *slabs[STAGING_CLASSES]; /* with a free block, last used first */
+    struct staging_slab *doomed;                 /* to be freed when commd can be told */
+    size_t class_bytes[STAGING_CLASSES];         /* of all slabs of the class */
+    size_t free_bytes;                           /* of slabs of which nothing is used */
+    pthread_t keeper;                            /* frees what is not used; see staging.c */
+    pthread_cond_t wake;
+    bool has_keeper, keeper_runs, closing;
 };
 
 /* What is copied out of a staging block when the operation has ended well. */
@@ -99,14 +123,15 @@ enum client_use { USE_INPUT, USE_OUTPUT, USE_LAYOUTS, USE_RESIDUAL, USE_COUNT };
 
 /* An operation in flight, in its communicator's list, oldest first. */
 struct client_op {
-    struct client_op *next;
+    struct client_op *prev, *next;
+    struct client_op *next_in_bucket; /* of the communicator's table by ticket */
     uint64_t ticket;
     uint64_t submitted_ns;
     uint64_t deadline_ns; /* commd's; it has DAEMON_MARGIN_MS more to say so */
     enum op_kind kind;
     enum dtype dtype;
     struct client_memory *uses[USE_COUNT]; /* null where there is none */
-    size_t staged_bytes;                   /* 0: nothing is staged */
+    size_t staged_bytes;                   /* of a collective; 0: nothing is staged */
     struct fence_slot *slot;               /* its words; null: no stream is ordered against it */
     struct fence_mark ended;
     struct comm_request *request; /* whoever waits for it by itself; null: nobody */
@@ -127,7 +152,7 @@ struct comm_request {
     bool freed;               /* likewise: the group frees it */
     comm_result_t result;
     comm_received_t received;
-    char text[ERROR_TEXT_BYTES]; /* of a failure */
+    char *text; /* of a failure; null: its short text has to do */
 };
 
 /* What commd was told to record and has not yet, oldest first: a ring. */
@@ -152,14 +177,16 @@ struct comm_comm {
     uint32_t *node_of_rank;
     char **node_names;
     char *name;
-    struct client_op *first_op;
-    struct client_op **last_op;
+    struct client_op *ops;      /* in flight, oldest first */
+    struct client_op **buckets; /* the same by ticket */
+    uint32_t bucket_count;      /* a power of two */
     struct member_records records;
     struct fence_mark
         waits[COMM_WAITS_MAX]; /* of comm_event_wait_comm: until they are reached, for every op */
     uint32_t wait_count;
     uint32_t in_flight;
-    size_t staged_bytes; /* of the operations in flight */
+    uint32_t collectives_in_flight; /* of these */
+    size_t staged_bytes;            /* of the collectives in flight */
     uint64_t last_ticket;
     uint64_t heard_ns;     /* when commd last said something of this communicator */
     comm_result_t failure; /* the first one; stays */
@@ -367,6 +394,8 @@ comm_result_t member_check(const struct comm_comm *comm);
 
 /* --- op.c --- */
 
+/* The communicator's table of operations in flight. False without memory. */
+bool ops_init(struct comm_comm *comm);
 void ops_handle_complete(struct comm_client *client, const Commd__Client__Complete *complete);
 void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted);
 /* Lets go of the communicator's operations, whatever they were. */
@@ -393,10 +422,11 @@ void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_m
  */
 void ops_send(struct comm_client *client, Commd__Client__Submit **submits, size_t count);
 /*
- * Waits, with the lock let go, until one more operation, with `staged_bytes` of staging, may be in flight.
- * Reports the communicator's failure.
+ * Waits, with the lock let go, until one more collective, with `staged_bytes` of staging, may be in flight.
+ * A message never waits: another rank may need it before anything that is in flight can end. Reports the
+ * communicator's failure.
  */
-comm_result_t ops_make_room(struct comm_comm *comm, size_t staged_bytes);
+comm_result_t ops_make_room(struct comm_comm *comm, enum op_kind kind, size_t staged_bytes);
 /* Gives back what an operation uses, lets its stream go on, and frees it; clean: commd is done with it. */
 void op_free(struct comm_client *client, struct client_op *op, bool clean);
 
@@ -474,6 +504,8 @@ comm_result_t call_submit_entries(struct comm_client *client, struct client_entr
 
 /* Null without memory. Without the lock. */
 struct comm_request *request_new(struct comm_comm *comm);
+/* It ends with this result. */
+void request_end(struct comm_request *request, comm_result_t result, const char *text);
 /* A group is done with it: returns it, or null when it was freed meanwhile. Null is accepted. */
 struct comm_request *request_leave_group(struct comm_request *request);
 
@@ -508,7 +540,8 @@ comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out);
  * what they hold. COMM_NO_MEMORY; otherwise commd says what is wrong with the file.
  */
 comm_result_t memory_populate(void *base, int fd, uint64_t offset_bytes, uint64_t size_bytes);
-/* Makes, maps and registers; lets go of the lock meanwhile. Reported. */
+/* Makes, maps and registers; lets go of the lock meanwhile. staging: it is no address that a caller may name.
+ * Reported. */
 comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool staging,
                           struct client_memory **out);
 /* Tells commd of memory of the host, and waits for its answer. Reported. */
@@ -538,10 +571,12 @@ void memory_free_all(struct comm_client *client);
 
 /* --- staging.c --- */
 
+void staging_init(struct staging_pool *pool);
 /* A block of at least size_bytes. May let go of the lock. Reported. */
 comm_result_t staging_take(struct comm_client *client, size_t size_bytes, struct client_memory **out);
 /* reuse: commd is done with it; otherwise the block is not used again. */
-void staging_give(struct comm_client *client, struct client_memory *memory, bool reuse);
+void staging_give(struct comm_client *client, struct client_memory *block, bool reuse);
+/* Waits for the keeper. Without the lock. */
 void staging_free_all(struct comm_client *client);
 
 #endif

@@ -337,8 +337,7 @@ comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool st
     memory->owned = true;
     memory->id = ++client->last_memory_id;
     memory->size_bytes = size_bytes;
-    memory->staging = staging;
-    if (!staging) { /* staging blocks are no addresses that a caller may name */
+    if (!staging) {
         result = memory_insert(client, memory);
         if (result != COMM_OK) {
             goto failed;

@@ -3,6 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <utlist.h>
+
 #include "client/lib/internal.h"
 
 #define NS_PER_MS 1000000u
@@ -12,7 +14,7 @@ static void memory_unuse(struct comm_client *client, struct client_memory *memor
     if (memory == NULL || --memory->uses > 0) {
         return;
     }
-    if (memory->staging) {
+    if (memory->slab != NULL) {
         staging_give(client, memory, clean);
     } else if (memory->gone) {
         memory_free(memory);
@@ -39,10 +41,8 @@ static void op_tell(struct comm_comm *comm, struct client_op *op, comm_result_t 
     struct comm_request *request = op->request;
     if (request != NULL) {
         request->op = NULL;
-        request->ended = true;
-        request->result = result;
         request->received = received;
-        (void)snprintf(request->text, sizeof request->text, "%s", text);
+        request_end(request, result, text);
         op->request = NULL;
     } else if (result != COMM_OK && comm->op_failure == COMM_OK) {
         comm->op_failure = result;
@@ -50,41 +50,76 @@ static void op_tell(struct comm_comm *comm, struct client_op *op, comm_result_t 
     }
 }
 
-/* --- The list of what is in flight --- */
+/* --- What is in flight: a list, and a table by ticket --- */
+
+#define BUCKETS_MIN 64u
+
+static struct client_op **bucket_of(const struct comm_comm *comm, uint64_t ticket)
+{
+    return &comm->buckets[ticket & (comm->bucket_count - 1)];
+}
+
+bool ops_init(struct comm_comm *comm)
+{
+    comm->bucket_count = BUCKETS_MIN;
+    comm->buckets = calloc(BUCKETS_MIN, sizeof(struct client_op *));
+    return comm->buckets != NULL;
+}
+
+/* Without memory the table stays as it is: slower. */
+static void buckets_grow(struct comm_comm *comm)
+{
+    struct client_op **grown = calloc(2 * (size_t)comm->bucket_count, sizeof(struct client_op *));
+    if (grown == NULL) {
+        return;
+    }
+    free(comm->buckets);
+    comm->buckets = grown;
+    comm->bucket_count *= 2;
+    for (struct client_op *op = comm->ops; op != NULL; op = op->next) {
+        struct client_op **bucket = bucket_of(comm, op->ticket);
+        op->next_in_bucket = *bucket;
+        *bucket = op;
+    }
+}
 
 static void list_append(struct comm_comm *comm, struct client_op *op)
 {
-    *comm->last_op = op;
-    comm->last_op = &op->next;
+    if (comm->in_flight >= comm->bucket_count) {
+        buckets_grow(comm);
+    }
+    struct client_op **bucket = bucket_of(comm, op->ticket);
+    op->next_in_bucket = *bucket;
+    *bucket = op;
+    DL_APPEND(comm->ops, op);
     comm->in_flight++;
+    comm->collectives_in_flight += !op_kind_is_message(op->kind);
     comm->staged_bytes += op->staged_bytes;
 }
 
-/* Takes the operation out; null when it is not there. commd completes in order, so that it mostly is the
- * first. */
+/* Takes the operation out; null when it is not there. */
 static struct client_op *list_take(struct comm_comm *comm, uint64_t ticket)
 {
-    struct client_op **link = &comm->first_op;
+    struct client_op **link = bucket_of(comm, ticket);
     while (*link != NULL && (*link)->ticket != ticket) {
-        link = &(*link)->next;
+        link = &(*link)->next_in_bucket;
     }
     struct client_op *op = *link;
     if (op == NULL) {
         return NULL;
     }
-    *link = op->next;
-    if (op->next == NULL) {
-        comm->last_op = link;
-    }
+    *link = op->next_in_bucket;
+    DL_DELETE(comm->ops, op);
     comm->in_flight--;
+    comm->collectives_in_flight -= !op_kind_is_message(op->kind);
     comm->staged_bytes -= op->staged_bytes;
     return op;
 }
 
 void ops_forget(struct comm_comm *comm)
 {
-    while (comm->first_op != NULL) {
-        struct client_op *op = list_take(comm, comm->first_op->ticket);
+    while (comm->ops != NULL) {
+        struct client_op *op = list_take(comm, comm->ops->ticket);
         bool failed = comm->failure != COMM_OK;
         op_tell(comm, op, failed ? comm->failure : COMM_ABORTED,
                 failed ? comm->failure_text : "the communicator was left", (comm_received_t){0});
@@ -163,7 +198,7 @@ static uint64_t frozen_ns(const struct comm_comm *comm, const struct client_op *
 uint64_t ops_latest_ns(const struct comm_comm *comm)
 {
     uint64_t latest_ns = clock_after_ms(DAEMON_MARGIN_MS);
-    for (const struct client_op *op = comm->first_op; op != NULL; op = op->next) {
+    for (const struct client_op *op = comm->ops; op != NULL; op = op->next) {
         uint64_t op_ns = frozen_ns(comm, op, 0);
         latest_ns = op_ns > latest_ns ? op_ns : latest_ns;
     }
@@ -174,7 +209,7 @@ uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_m
 {
     uint64_t latest_ns = 0;
     for (const struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
-        for (const struct client_op *op = comm->first_op; op != NULL; op = op->next) {
+        for (const struct client_op *op = comm->ops; op != NULL; op = op->next) {
             for (int use = 0; use < USE_COUNT; use++) {
                 uint64_t op_ns = op->uses[use] == memory ? frozen_ns(comm, op, 0) : 0;
                 latest_ns = op_ns > latest_ns ? op_ns : latest_ns;
@@ -186,16 +221,16 @@ uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_m
 
 static bool is_pending(const struct comm_comm *comm, uint64_t ticket)
 {
-    return comm->first_op != NULL && comm->first_op->ticket <= ticket;
+    return comm->ops != NULL && comm->ops->ticket <= ticket;
 }
 
 comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns)
 {
     uint64_t began_ns = clock_ns();
     while (is_pending(comm, ticket)) {
-        uint64_t late_ns = frozen_ns(comm, comm->first_op, began_ns);
+        uint64_t late_ns = frozen_ns(comm, comm->ops, began_ns);
         client_progress(comm->client, deadline_ns < late_ns ? deadline_ns : late_ns);
-        const struct client_op *op = comm->first_op;
+        const struct client_op *op = comm->ops;
         uint64_t now_ns = clock_ns();
         if (!is_pending(comm, ticket)) {
             break;
@@ -256,19 +291,19 @@ static void wait_for_one(struct comm_comm *comm)
 {
     uint32_t before = comm->in_flight;
     uint64_t began_ns = clock_ns();
-    while (comm->in_flight >= before && comm->failure == COMM_OK && comm->first_op != NULL) {
-        uint64_t late_ns = frozen_ns(comm, comm->first_op, began_ns);
+    while (comm->in_flight >= before && comm->failure == COMM_OK && comm->ops != NULL) {
+        uint64_t late_ns = frozen_ns(comm, comm->ops, began_ns);
         client_progress(comm->client, late_ns);
-        if (comm->first_op != NULL && clock_ns() >= frozen_ns(comm, comm->first_op, began_ns)) {
-            (void)ops_finish(comm, comm->first_op->ticket, UINT64_MAX); /* fails the communicator */
+        if (comm->ops != NULL && clock_ns() >= frozen_ns(comm, comm->ops, began_ns)) {
+            (void)ops_finish(comm, comm->ops->ticket, UINT64_MAX); /* fails the communicator */
         }
     }
 }
 
-comm_result_t ops_make_room(struct comm_comm *comm, size_t staged_bytes)
+comm_result_t ops_make_room(struct comm_comm *comm, enum op_kind kind, size_t staged_bytes)
 {
-    while (comm->failure == COMM_OK && comm->first_op != NULL) {
-        bool full = comm->in_flight >= comm->client->pending_ops_max;
+    while (comm->failure == COMM_OK && comm->collectives_in_flight > 0 && !op_kind_is_message(kind)) {
+        bool full = comm->collectives_in_flight >= comm->client->pending_ops_max;
         /* One operation is let through however large it is. */
         bool too_much = staged_bytes > 0 && comm->staged_bytes > 0 &&
                         (comm->staged_bytes >= STAGING_FLIGHT_MAX_BYTES ||

@@ -1,5 +1,6 @@
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "client/lib/internal.h"
 
@@ -14,6 +15,22 @@ struct comm_request *request_new(struct comm_comm *comm)
     return request;
 }
 
+/* Its text, too. */
+static void request_free(struct comm_request *request)
+{
+    free(request->text);
+    free(request->call);
+    free(request);
+}
+
+void request_end(struct comm_request *request, comm_result_t result, const char *text)
+{
+    request->ended = true;
+    request->result = result;
+    free(request->text);
+    request->text = result != COMM_OK ? strdup(text) : NULL;
+}
+
 static bool is_started(const struct comm_request *request)
 {
     return request->op != NULL || request->ended || request->collected;
@@ -26,8 +43,7 @@ struct comm_request *request_leave_group(struct comm_request *request)
     }
     request->collected = false;
     if (request->freed) {
-        free(request->call);
-        free(request);
+        request_free(request);
         return NULL;
     }
     return request;
@@ -49,7 +65,7 @@ static comm_result_t request_take(comm_request_t **handle, comm_received_t *rece
     struct comm_request *request = *handle;
     comm_result_t result = request->ended ? request->result : COMM_OK;
     if (result != COMM_OK) {
-        (void)error_repeat(result, request->text);
+        (void)error_repeat(result, request->text != NULL ? request->text : comm_result_text(result));
     }
     if (received != NULL) {
         *received = request->received;
@@ -57,7 +73,7 @@ static comm_result_t request_take(comm_request_t **handle, comm_received_t *rece
     request->ended = false;
     request->result = COMM_OK;
     if (request->call == NULL) {
-        free(request);
+        request_free(request);
         *handle = NULL;
     }
     return result;
@@ -291,8 +307,7 @@ void comm_request_free(comm_request_t *request)
     if (request->collected) {
         request->freed = true;
     } else {
-        free(request->call);
-        free(request);
+        request_free(request);
     }
     client_leave(client);
 }

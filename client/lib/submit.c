@@ -25,11 +25,11 @@ static struct client_memory *use_memory(struct client_memory *memory)
     return memory;
 }
 
-static void set_range(Commd__Client__Range *range, const struct client_memory *memory, uint64_t offset_bytes)
+static void set_range(Commd__Client__Range *range, const struct client_memory *memory, const void *at)
 {
     commd__client__range__init(range);
     range->memory = memory->id;
-    range->offset_bytes = offset_bytes;
+    range->offset_bytes = memory_offset_bytes(memory, at);
 }
 
 /* A staging block, counted for the operation. May let go of the lock. */
@@ -37,13 +37,13 @@ static comm_result_t take_block(struct comm_comm *comm, struct client_op *op, en
                                 size_t size_bytes)
 {
     struct client_memory *block;
-    comm_result_t result = ops_make_room(comm, size_bytes);
+    comm_result_t result = ops_make_room(comm, op->kind, size_bytes);
     if (result == COMM_OK) {
         result = staging_take(comm->client, size_bytes, &block);
     }
     if (result == COMM_OK) {
         op->uses[use] = use_memory(block);
-        op->staged_bytes += block->size_bytes;
+        op->staged_bytes += op_kind_is_message(op->kind) ? 0 : block->size_bytes;
     }
     return result;
 }
@@ -70,7 +70,7 @@ static comm_result_t place_input(struct comm_comm *comm, const struct client_cal
     /* On a GPU commd takes care of what is in place. */
     if (found != NULL && (!call->stages_input || found->gpu != NULL)) {
         out->op->uses[USE_INPUT] = use_memory(found);
-        set_range(&out->ranges[0], found, memory_offset_bytes(found, call->input.at));
+        set_range(&out->ranges[0], found, call->input.at);
         return COMM_OK;
     }
     result = take_block(comm, out->op, USE_INPUT, size_bytes);
@@ -79,7 +79,7 @@ static comm_result_t place_input(struct comm_comm *comm, const struct client_cal
         client_leave(client); /* nobody else knows the block yet */
         memcpy(block->base, call->input.at, size_bytes);
         pthread_mutex_lock(&client->lock);
-        set_range(&out->ranges[0], block, 0);
+        set_range(&out->ranges[0], block, block->base);
     }
     return result;
 }
@@ -131,18 +131,18 @@ static comm_result_t place_output(struct comm_comm *comm, const struct client_ca
     }
     if (found != NULL) {
         op->uses[USE_OUTPUT] = use_memory(found);
-        set_range(&out->ranges[1], found, memory_offset_bytes(found, call->output.at));
+        set_range(&out->ranges[1], found, call->output.at);
         return COMM_OK;
     }
     struct client_memory *input = op->uses[USE_INPUT];
-    if (input != NULL && input->staging && !call->stages_input && call->input.at == call->output.at &&
+    if (input != NULL && input->slab != NULL && !call->stages_input && call->input.at == call->output.at &&
         call->input.elements == call->output.elements) {
         op->uses[USE_OUTPUT] = use_memory(input); /* one block does for both */
     } else {
         result = take_block(comm, op, USE_OUTPUT, size_bytes);
     }
     if (result == COMM_OK) {
-        set_range(&out->ranges[1], op->uses[USE_OUTPUT], 0);
+        set_range(&out->ranges[1], op->uses[USE_OUTPUT], op->uses[USE_OUTPUT]->base);
         plan_copies(op, comm, call, op->uses[USE_OUTPUT]->base);
     }
     return result;
@@ -174,12 +174,12 @@ static comm_result_t place_layouts(struct comm_comm *comm, const struct client_c
     uint64_t *numbers = (uint64_t *)(void *)block->base;
     if (has_input) {
         write_layout(numbers, &call->input, comm->size);
-        set_range(&out->ranges[2], block, 0);
+        set_range(&out->ranges[2], block, block->base);
         out->body.input_layout = &out->ranges[2];
     }
     if (has_output) {
         write_layout(numbers + 2 * (size_t)comm->size, &call->output, comm->size);
-        set_range(&out->ranges[3], block, layout_bytes);
+        set_range(&out->ranges[3], block, block->base + layout_bytes);
         out->body.output_layout = &out->ranges[3];
     }
     return COMM_OK;
@@ -202,14 +202,14 @@ static comm_result_t place_residual(struct comm_comm *comm, const struct client_
     }
     if (found != NULL) {
         op->uses[USE_RESIDUAL] = use_memory(found);
-        set_range(&out->ranges[4], found, memory_offset_bytes(found, residual));
+        set_range(&out->ranges[4], found, residual);
         return COMM_OK;
     }
     result = take_block(comm, op, USE_RESIDUAL, size_bytes);
     if (result == COMM_OK) {
         unsigned char *block = op->uses[USE_RESIDUAL]->base;
         memcpy(block, residual, size_bytes);
-        set_range(&out->ranges[4], op->uses[USE_RESIDUAL], 0);
+        set_range(&out->ranges[4], op->uses[USE_RESIDUAL], block);
         op->copies[op->copy_count++] =
             (struct client_copy){.to = residual, .from = block, .size_bytes = size_bytes};
     }
@@ -284,7 +284,7 @@ static comm_result_t prepare(struct comm_comm *comm, const struct client_call *c
     result = result == COMM_OK ? place_output(comm, call, out) : result;
     result = result == COMM_OK ? place_layouts(comm, call, out) : result;
     result = result == COMM_OK ? place_residual(comm, call, out) : result;
-    result = result == COMM_OK ? ops_make_room(comm, 0) : result;
+    result = result == COMM_OK ? ops_make_room(comm, call->kind, 0) : result;
     result = result == COMM_OK ? place_fences(comm, order, out) : result;
     if (result != COMM_OK) {
         op_free(comm->client, out->op, true);
@@ -314,8 +314,9 @@ static void append(struct comm_comm *comm, const struct client_call *call, struc
 static bool needs_room(const struct comm_comm *comm, const struct client_call *call)
 {
     size_t wanted = buffer_bytes(call, &call->input) + buffer_bytes(call, &call->output);
-    return comm->in_flight + 1 >= comm->client->pending_ops_max ||
-           comm->staged_bytes + 4 * wanted + 4 * STAGING_MIN_BYTES >= STAGING_FLIGHT_MAX_BYTES;
+    return !op_kind_is_message(call->kind) &&
+           (comm->collectives_in_flight + 1 >= comm->client->pending_ops_max ||
+            comm->staged_bytes + 4 * wanted + 4 * STAGING_MIN_BYTES >= STAGING_FLIGHT_MAX_BYTES);
 }
 
 static void send_all(struct comm_client *client, struct submission *submissions, size_t count)
@@ -332,11 +333,13 @@ static void send_all(struct comm_client *client, struct submission *submissions,
 
 comm_result_t call_submit_entries(struct comm_client *client, struct client_entry *entries, size_t count)
 {
-    static _Thread_local struct submission submissions[SUBMIT_LIST_MAX];
+    struct submission *submissions =
+        calloc(count < SUBMIT_LIST_MAX ? count : SUBMIT_LIST_MAX, sizeof *submissions);
     size_t waiting = 0, fences = 0;
-    comm_result_t result = COMM_OK;
+    comm_result_t result =
+        submissions != NULL ? COMM_OK : error_report(COMM_NO_MEMORY, "no memory for %zu operations", count);
     size_t submitted = 0;
-    for (; submitted < count; submitted++) {
+    for (; submitted < count && result == COMM_OK; submitted++) {
         struct client_entry *entry = &entries[submitted];
         if (waiting == SUBMIT_LIST_MAX || fences + CLIENT_FENCES_MAX + 1 > LIST_FENCES_MAX ||
             (waiting > 0 && needs_room(entry->comm, entry->call))) {
@@ -354,6 +357,7 @@ comm_result_t call_submit_entries(struct comm_client *client, struct client_entr
         waiting++;
     }
     send_all(client, submissions, waiting);
+    free(submissions);
     for (size_t i = submitted; i < count; i++) {
         stream_abandon(entries[i].comm, &entries[i].order);
     }

@@ -293,7 +293,7 @@ static void test_staging_kept_is_bounded(void **state)
     struct pair pair = pair_start(NULL);
     comm_t *comm = pair_comm(&pair, "bounded", 0, 1);
     /* Blocks are files with holes: what is not touched takes no memory, but counts in full. */
-    size_t size = STAGING_CACHED_MAX_BYTES / 16 + 1; /* an eighth, rounded up */
+    size_t size = STAGING_CACHED_MAX_BYTES / 8;
     unsigned char *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(bytes != MAP_FAILED);
     for (unsigned i = 0; i < 7; i++) {
@@ -325,6 +325,85 @@ static void test_staging_kept_is_bounded(void **state)
     pair_stop(&pair);
 }
 
+/* What an operation does not use for a second is given back, but for a little, without any call. */
+static void test_staging_that_is_not_used(void **state)
+{
+    (void)state;
+    struct pair pair = pair_start(NULL);
+    struct comm_client *client = pair.client;
+    struct client_memory *blocks[4];
+    size_t free_bytes;
+    pthread_mutex_lock(&client->lock);
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(staging_take(client, 2 * STAGING_KEPT_BYTES, &blocks[i]), COMM_OK);
+    }
+    for (unsigned i = 0; i < 4; i++) {
+        staging_give(client, blocks[i], true);
+    }
+    free_bytes = client->staging.free_bytes;
+    assert_int_equal(free_bytes, 8 * STAGING_KEPT_BYTES);
+    pthread_mutex_unlock(&client->lock);
+    for (unsigned waited_ms = 0; free_bytes > STAGING_KEPT_BYTES; waited_ms += 10) {
+        assert_true(waited_ms < 60000);
+        usleep(10000);
+        pthread_mutex_lock(&client->lock);
+        free_bytes = client->staging.free_bytes;
+        pthread_mutex_unlock(&client->lock);
+    }
+    pair_stop(&pair);
+}
+
+/* Many small blocks are cut from few mappings, and none overlaps another. */
+static void test_staging_of_small_blocks(void **state)
+{
+    (void)state;
+    enum { COUNT = 3000 };
+    struct pair pair = pair_start(NULL);
+    struct comm_client *client = pair.client;
+    static struct client_memory *blocks[COUNT];
+    pthread_mutex_lock(&client->lock);
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_int_equal(staging_take(client, 900, &blocks[i]), COMM_OK);
+        memset(blocks[i]->base, (int)(i % 251), 900);
+    }
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_int_equal(blocks[i]->base[0], i % 251);
+        assert_int_equal(blocks[i]->base[899], i % 251);
+    }
+    /* One that commd may still write to keeps its neighbours from being used again. */
+    for (unsigned i = 0; i < COUNT; i++) {
+        staging_give(client, blocks[i], i != 0);
+    }
+    unsigned char *doomed = blocks[0]->base;
+    struct client_memory *again;
+    for (unsigned i = 0; i < COUNT; i++) {
+        assert_int_equal(staging_take(client, 900, &again), COMM_OK);
+        assert_true(again->base + 900 <= doomed || again->base >= doomed + 1024);
+        staging_give(client, again, true);
+    }
+    pthread_mutex_unlock(&client->lock);
+    assert_true(fake_daemon_counts(pair.daemon).registered < 16);
+    pair_stop(&pair);
+}
+
+static void *do_nothing(void *argument)
+{
+    return argument;
+}
+
+/* The library takes nothing of a thread's stack that matters: a thread may have the least there is. */
+static void test_threads_of_small_stacks(void **state)
+{
+    (void)state;
+    pthread_attr_t attributes;
+    pthread_t thread;
+    assert_int_equal(pthread_attr_init(&attributes), 0);
+    assert_int_equal(pthread_attr_setstacksize(&attributes, 16384), 0);
+    assert_int_equal(pthread_create(&thread, &attributes, do_nothing, NULL), 0);
+    assert_int_equal(pthread_join(thread, NULL), 0);
+    pthread_attr_destroy(&attributes);
+}
+
 static void test_staging_too_large(void **state)
 {
     (void)state;
@@ -332,8 +411,7 @@ static void test_staging_too_large(void **state)
     struct comm_client *client = pair.client;
     struct client_memory *block;
     pthread_mutex_lock(&client->lock);
-    assert_int_equal(staging_take(client, (STAGING_MIN_BYTES << (STAGING_ORDERS - 1)) + 1, &block),
-                     COMM_LIMIT);
+    assert_int_equal(staging_take(client, STAGING_MAX_BYTES + 1, &block), COMM_LIMIT);
     pthread_mutex_unlock(&client->lock);
     assert_error_says("comm_mem_alloc");
     pair_stop(&pair);
@@ -389,6 +467,9 @@ int main(void)
         cmocka_unit_test(test_mixtures_of_buffers),
         cmocka_unit_test(test_staging_is_used_again),
         cmocka_unit_test(test_staging_kept_is_bounded),
+        cmocka_unit_test(test_staging_that_is_not_used),
+        cmocka_unit_test(test_staging_of_small_blocks),
+        cmocka_unit_test(test_threads_of_small_stacks),
         cmocka_unit_test(test_staging_too_large),
         cmocka_unit_test(test_free_waits_for_operations),
     };

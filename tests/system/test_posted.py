@@ -1,0 +1,31 @@
+#!/usr/bin/env python3
+"""All receives are posted, then all sends: no number and no size of them makes one wait for another, on one node and between two."""
+import unittest
+
+from cluster import Cluster
+from program_case import ProgramCase
+
+MIB = 1 << 20
+
+
+class Posted(ProgramCase):
+    def check(self, *rows):
+        """Rows of count, bytes and how, for tests/system/posted.c."""
+        for layout in ("aa", "ab"):
+            with Cluster(sorted(set(layout))) as cluster:
+                for number, row in enumerate(rows):
+                    with self.subTest(layout=layout, row=row):
+                        self.check_ranks(cluster, layout, "posted", *row, name=f"posted-{number}")
+
+    def test_more_than_the_window_of_collectives(self):
+        self.check((1500, 64, "shared"), (1500, 64, "plain"), (1500, 20000, "plain"), (1500, 100, "group"))
+
+    def test_a_hundred_thousand(self):
+        self.check((100000, 64, "shared"), (100000, 64, "plain"))
+
+    def test_more_than_a_gibibyte_of_staging(self):
+        self.check((600, MIB, "both"), (10, 128 * MIB, "plain"), (5, 256 * MIB, "group"))
+
+
+if __name__ == "__main__":
+    unittest.main()

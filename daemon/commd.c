@@ -7,6 +7,7 @@
 
 #include "daemon/base/log.h"
 #include "daemon/base/log_writer.h"
+#include "daemon/base/trace.h"
 #include "daemon/configuration.h"
 #include "daemon/daemon.h"
 #include "daemon/plan.h"
@@ -138,6 +139,16 @@ static void raise_descriptor_limit(void)
     }
 }
 
+/* Of the environment, since it is for whoever looks for a fault, and before any configuration is read. */
+static enum status begin_trace(struct error *error)
+{
+    unsigned areas;
+    if (!trace_areas_parse(getenv(TRACE_ENVIRONMENT), &areas)) {
+        return error_set(error, STATUS_CONFIG, TRACE_ENVIRONMENT " is not comm, op or comm,op");
+    }
+    return trace_begin(areas, error);
+}
+
 int main(int argc, char **argv)
 {
     static struct command_line line;
@@ -163,6 +174,9 @@ int main(int argc, char **argv)
     raise_descriptor_limit();
     (void)signal(SIGPIPE, SIG_IGN); /* a reader of the log, or of a socket, that is gone ends nobody */
     enum status status = log_writer_start(&error);
+    if (status == STATUS_OK) {
+        status = begin_trace(&error);
+    }
     if (status == STATUS_OK) {
         status = daemon_run(&line.daemon, &error);
     }

@@ -35,6 +35,7 @@ bool api_admin_may_ask(Commd__Client__Request__BodyCase kind)
     case COMMD__CLIENT__REQUEST__BODY_ALGORITHMS:
     case COMMD__CLIENT__REQUEST__BODY_GPUS:
     case COMMD__CLIENT__REQUEST__BODY_USERS:
+    case COMMD__CLIENT__REQUEST__BODY_TRACE:
     case COMMD__CLIENT__REQUEST__BODY_COMM_ABORT:
     case COMMD__CLIENT__REQUEST__BODY_DISCONNECT:
         return true;

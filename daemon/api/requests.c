@@ -328,6 +328,7 @@ void api_submit(struct api_session *session, const Commd__Client__Submit *reques
 void api_session_forget(struct api_session *session)
 {
     mesh_ping_forget(session->api->mesh, session);
+    api_trace_forget(session);
     if (session->nodes.asked) {
         rails_forget_traffic(session->api->rails, session);
     }

@@ -317,6 +317,9 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     case COMMD__CLIENT__REQUEST__BODY_USERS:
         api_users(session, request->id, request->users->after);
         return;
+    case COMMD__CLIENT__REQUEST__BODY_TRACE:
+        api_trace(session, request->id, request->trace);
+        return;
     case COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER:
         api_memory_deregister(session, request->id, request->mem_deregister);
         return;

@@ -134,6 +134,7 @@ struct api_session {
     } list;                   /* submits that have not had their turn; nothing else is read before */
     bool unread_waits;        /* something is on the socket of a session that is not read now */
     uint64_t ping_request_id; /* 0: no ping under way */
+    bool traces;              /* it has everything recorded */
     struct {
         bool asked; /* the rails are to answer */
         uint64_t request_id, after;
@@ -179,6 +180,8 @@ struct api {
     uint64_t now_ns; /* of the last api_poll: for what tells no time */
     uint64_t ops_completed;
     uint64_t ops_failed;
+    uint32_t tracing_sessions; /* that have everything recorded */
+    unsigned traced_before;    /* TRACE_AREA_*: what is recorded without them */
 };
 
 #define API_ACCEPT_PAUSE_NS (100 * TIME_MS) /* then it is tried again */
@@ -397,5 +400,10 @@ void api_algorithms(struct api_session *session, uint64_t request_id,
 void api_gpus(struct api_session *session, uint64_t request_id);
 void api_users(struct api_session *session, uint64_t request_id, uint64_t after);
 void api_admin_config(struct api_session *session, uint64_t request_id);
+
+/* trace_pages.c */
+void api_trace(struct api_session *session, uint64_t request_id, const Commd__Client__TraceQuery *request);
+/* The session ends: what it had recorded for it is recorded no more, unless somebody else wants it. */
+void api_trace_forget(struct api_session *session);
 
 #endif

@@ -8,6 +8,7 @@
 #include "daemon/base/table.h"
 #include "daemon/base/time.h"
 #include "daemon/base/timer_heap.h"
+#include "daemon/base/trace.h"
 #include "daemon/base/user_log.h"
 #include "daemon/coll/overrides.h"
 #include "daemon/coll/registry.h"

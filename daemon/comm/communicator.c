@@ -222,6 +222,7 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
                     comms_text_without_name(comm->name, copy.text), left_out);
     }
     comm->cause = copy;
+    trace_comm_failed(comm->comm_id, 0, 0, 0, 0, copy.status);
     if (tell == COMMS_TELL_NODES) {
         if (formed) {
             comm_tell_abort(comm, &copy);
@@ -267,6 +268,7 @@ void communicator_remove_member(struct comms_member *member)
     if (comm->told == member) {
         comm->told = NULL;
     }
+    trace_comm_left(comm->comm_id, 0, 0, member->rank, 0, 0);
     comms_records_end(member);
     comms_verdict_forget_own(member);
     budget_release(member->client.account, BUDGET_COMMUNICATORS, 1);
@@ -326,6 +328,7 @@ static bool member_tell(struct comms_member *member, uint64_t now_ns)
         struct comms_completion completion = {.ticket = op->posts[member->local_index].ticket,
                                               .result = &cause};
         member->completed_seq++;
+        trace_op_told(comm->comm_id, op->seq, op->call.kind, member->rank, 0, cause.status);
         comms_op_settle(op, member);
         handler.completed(handler.context, member, &completion, now_ns);
         return true;

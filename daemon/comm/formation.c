@@ -591,6 +591,8 @@ static void formed(struct communicator *comm, uint64_t now_ns)
     }
     refuse_others(comm);
     communicator_set_state(comm, COMMS_COMM_FORMED, now_ns);
+    trace_comm(comm->comm_id, comm->terms.owner_uid, comm->name);
+    trace_comm_formed(comm->comm_id, 0, 0, 0, 0, comm->terms.size);
     comms_verdicts_begin(comm, now_ns);
     char left_out[COMMS_LEFT_OUT_BYTES];
     if (communicator_may_log(comm, &comm->comms->formed_log, now_ns, left_out)) {

@@ -123,6 +123,7 @@ static void op_finish(struct communicator_op *op, bool succeeded)
     op->running = false;
     op->finished = true;
     op->succeeded = succeeded;
+    trace_op_done(comm->comm_id, op->seq, op->call.kind, 0, 0, succeeded);
     op_release(op);
     if (succeeded) {
         comm->completed_count++;
@@ -379,6 +380,7 @@ static enum status op_start(struct communicator_op *first, struct error *error)
     status = exec_submit(comm->exec, &call, error);
     for (uint32_t part = 0; part < ops && status == STATUS_OK; part++) {
         comms_op_at(comm, first->seq + part)->running = true;
+        trace_op_matched(comm->comm_id, first->seq + part, first->call.kind, 0, 0, counts[part]);
     }
 cleanup:
     free(counts);

@@ -124,6 +124,8 @@ void comms_p2p_done(void *context, struct p2p_message *message, const struct err
     (void)context;
     (void)now_ns;
     communicator_queue(points->comm);
+    trace_message_done(points->comm->comm_id, point->ticket, message->sends ? OP_KIND_SEND : OP_KIND_RECEIVE,
+                       message->rank, message->tag, result->status);
     DL_DELETE(*list_of(point), point);
     point_release(point);
     if (point->told || points->member == NULL) {
@@ -225,6 +227,8 @@ enum status comms_p2p_submit(struct comms_member *member, const struct comms_op 
         return error_set(error, why.status, "communicator \"%s\", rank %u: %s", comm->name, member->rank,
                          why.text);
     }
+    trace_message_taken(comm->comm_id, op->ticket, op->kind, member->rank, op->tag,
+                        op->count_elements * dtype_size_bytes(op->dtype));
     enum status status = point_new(member, buffers.fences, &point, error);
     if (status != STATUS_OK) {
         comms_buffers_release(&buffers);
@@ -240,6 +244,7 @@ enum status comms_p2p_submit(struct comms_member *member, const struct comms_op 
     }
     point->ticket = op->ticket;
     point->message_id = ++comm->last_message_id;
+    trace_message_posted(comm->comm_id, op->ticket, op->kind, member->rank, op->tag, op->peer_rank);
     DL_APPEND(point->points->pending, point);
     member->pending_messages++;
     arm(member, point, op, now_ns);
@@ -286,6 +291,7 @@ bool comms_p2p_tell(struct comms_member *member, uint64_t now_ns)
         point_free(point);
     }
     member->pending_messages--;
+    trace_message_told(member->comm->comm_id, completion.ticket, 0, member->rank, 0, result.status);
     handler.completed(handler.context, member, &completion, now_ns);
     return true;
 }

@@ -111,6 +111,8 @@ static void op_post(struct communicator_op *op, struct comms_member *member, con
     post->ticket = call->ticket;
     post->part = part;
     op->posted_count++;
+    trace_op_posted(comm->comm_id, op->seq, op->call.kind, member->rank, 0,
+                    op->call.count_elements * dtype_size_bytes(op->call.dtype));
     op->owed_count++;
     member->owed_ops++;
     op->timeout_ms = timeout_ms < op->timeout_ms ? timeout_ms : op->timeout_ms;
@@ -161,6 +163,7 @@ static enum status op_refuse(struct comms_member *member, const struct comms_op 
     struct communicator *comm = member->comm;
     number_use(member, call);
     uint64_t seq = member->posted_seq;
+    trace_op_told(comm->comm_id, seq, call->kind, member->rank, 0, why->status);
     if (member->owed_ops == 0) {
         member->completed_seq = seq;
     }
@@ -236,6 +239,7 @@ enum status comms_submit(struct comms_member *member, const struct comms_op *op,
         comms_buffers_release(&buffers);
         return status;
     }
+    trace_op_taken(member->comm->comm_id, member->posted_seq + 1, op->kind, member->rank, 0, op->ticket);
     if (too_many(member, &why)) {
         comms_buffers_release(&buffers);
         return op_refuse(member, op, &call, &why, now_ns, error);

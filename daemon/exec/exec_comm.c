@@ -215,10 +215,14 @@ static bool comm_step_alone(struct exec_comm *comm, uint64_t now_ns)
             op->slices_done = op->own_slices;
             return false;
         }
+        trace_slice_started(comm->comm_id, op->call.seq, op->call.kind, lane_row(&comm->lanes[0]),
+                            (uint32_t)slice, op->stage.slice_bytes);
         if (lane_run_alone(&comm->lanes[0], op, slice, &error) != STATUS_OK) {
             exec_comm_fail(comm, &error, now_ns);
             return false;
         }
+        trace_slice_done(comm->comm_id, op->call.seq, op->call.kind, lane_row(&comm->lanes[0]),
+                         (uint32_t)slice, 0);
         op->slices_done++;
         op->next_slice++;
         if (op->claims != NULL) {
@@ -233,7 +237,12 @@ static void comm_exchange(struct exec_comm *comm)
 {
     struct exec_op *op = comm->first_op;
     for (int i = 0; i < EXEC_LOCAL_STEP_SLICES && op->local_slices_done < op->local_slices; i++) {
-        stage_run(&comm->lanes[0], op, COLL_STAGE_LOCAL, op->local_slices_done++);
+        uint32_t row = TRACE_LANE_ROW(comm->share_index, TRACE_LANE_LOCAL);
+        uint64_t slice = op->local_slices_done++;
+        trace_slice_started(comm->comm_id, op->call.seq, op->call.kind, row, (uint32_t)slice,
+                            op->stage.slice_bytes);
+        stage_run(&comm->lanes[0], op, COLL_STAGE_LOCAL, slice);
+        trace_slice_done(comm->comm_id, op->call.seq, op->call.kind, row, (uint32_t)slice, 0);
     }
 }
 
@@ -330,6 +339,7 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
         exec_comm_fail(comm, &error, now_ns);
         return false;
     }
+    trace_op_started(comm->comm_id, op->call.seq, op->call.kind, comm->share_index, 0, op->stage.slice_count);
     if (op->agrees && !coll_stage_sizes_are_private(&op->stage)) {
         comm_agree(comm, now_ns);
     }

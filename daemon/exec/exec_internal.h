@@ -7,6 +7,7 @@
 #include "daemon/base/pacer.h"
 #include "daemon/base/ranges.h"
 #include "daemon/base/table.h"
+#include "daemon/base/trace.h"
 #include "daemon/coll/slice.h"
 #include "daemon/exec/exec.h"
 #include "daemon/exec/vector.h"
@@ -345,6 +346,12 @@ bool lane_device_reached(struct exec_lane *lane, uint64_t now_ns, enum status *s
 bool lanes_are_off_devices(struct exec_comm *comm, uint64_t now_ns);
 
 /* lane.c */
+/* The lane in a trace. */
+static inline uint32_t lane_row(const struct exec_lane *lane)
+{
+    return TRACE_LANE_ROW(lane->comm->share_index,
+                          lane->index == EXEC_AGREEMENT_LANE ? TRACE_LANE_AGREEMENT : lane->index);
+}
 enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slice,
                        struct error *error) COMM_MUST_USE;
 enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op,

@@ -277,6 +277,8 @@ static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
             return status;
         }
     }
+    trace_round_sent(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.kind, lane_row(lane),
+                     (uint32_t)lane->slice, lane->round);
     return STATUS_OK;
 }
 
@@ -299,6 +301,8 @@ static enum status lane_make_room(struct exec_lane *lane, struct error *error)
 
 static enum status lane_begin(struct exec_lane *lane, struct error *error)
 {
+    trace_stage_in_done(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.kind,
+                        lane_row(lane), (uint32_t)lane->slice, 0);
     lane->state = LANE_ROUNDS;
     lane->round = 0;
     lane->receives_done = 0;
@@ -318,6 +322,8 @@ static enum status lane_begin(struct exec_lane *lane, struct error *error)
 enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slice, struct error *error)
 {
     lane->slice = slice;
+    trace_slice_started(lane->comm->comm_id, op->call.seq, op->call.kind, lane_row(lane), (uint32_t)slice,
+                        op->stage.slice_bytes);
     lane->algorithm = op->algorithm;
     lane->staged = op->is_staged;
     enum status status = lane->staged ? lane_device_begin(lane, op, error) : STATUS_OK;
@@ -344,6 +350,8 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
 {
     const struct exec_comm_options *options = &lane->comm->options;
     lane->slice = EXEC_AGREEMENT_SLICE;
+    trace_slice_started(lane->comm->comm_id, op->call.seq, op->call.kind, lane_row(lane),
+                        EXEC_AGREEMENT_SLICE, 0);
     lane->staged = false;
     lane->algorithm = coll_registry_by_name(OP_KIND_BARRIER, "dissemination");
     lane->call = (struct coll_call){
@@ -361,8 +369,15 @@ static bool lane_end_writes(const struct exec_lane *lane, const struct exec_op *
     return lane->unacknowledged > 0 && coll_stage_out_writes_vector(&op->stage);
 }
 
+static void lane_trace_done(const struct exec_lane *lane)
+{
+    trace_slice_done(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.kind, lane_row(lane),
+                     (uint32_t)lane->slice, 0);
+}
+
 static void lane_end(struct exec_lane *lane)
 {
+    lane_trace_done(lane);
     lane->state = LANE_IDLE;
     lane_op(lane)->slices_done++;
     exec_wake(lane->comm->exec);
@@ -373,6 +388,7 @@ static void lane_finish(struct exec_lane *lane, uint64_t now_ns)
     struct exec_op *op = lane_op(lane);
     struct error error;
     if (lane->index == EXEC_AGREEMENT_LANE) {
+        lane_trace_done(lane);
         lane->state = LANE_IDLE;
         op->agreed = true;
         exec_wake(lane->comm->exec);
@@ -442,6 +458,10 @@ void lane_advance(struct exec_lane *lane, uint64_t now_ns)
         break;
     }
     while (lane->receives_done == lane->transfers.receive_count) {
+        if (lane->round_count > 0) {
+            trace_round_received(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.kind,
+                                 lane_row(lane), (uint32_t)lane->slice, lane->round);
+        }
         if (lane->round_count == 0 || ++lane->round == lane->round_count) {
             lane_finish(lane, now_ns);
             return;

@@ -4,6 +4,7 @@
 #include "daemon/base/fair.h"
 #include "daemon/base/pacer.h"
 #include "daemon/base/table.h"
+#include "daemon/base/trace.h"
 #include "daemon/gpu/queue.h"
 #include "daemon/net/stream_reader.h"
 #include "daemon/p2p/id_table.h"

@@ -181,6 +181,8 @@ static void take(struct p2p_message *receive, struct p2p_arrival *arrival)
     struct p2p_comm *comm = receive->comm;
     receive->state = MESSAGE_MATCHED;
     receive->source_rank = arrival->source_rank;
+    trace_message_matched(comm->comm_id, 0, OP_KIND_RECEIVE, receive->rank, receive->tag,
+                          arrival->source_rank);
     receive->arrival = arrival;
     arrival->receive = receive;
     if (arrival->send != NULL) {

@@ -353,8 +353,10 @@ static void send_query(struct fuzz_session *session, struct fuzz_input *input,
     Commd__Client__ClientsQuery clients = COMMD__CLIENT__CLIENTS_QUERY__INIT;
     Commd__Client__OpsQuery ops = COMMD__CLIENT__OPS_QUERY__INIT;
     Commd__Client__UsersQuery users = COMMD__CLIENT__USERS_QUERY__INIT;
-    uint32_t which = fuzz_below(input, 8);
+    Commd__Client__TraceQuery trace = COMMD__CLIENT__TRACE_QUERY__INIT;
+    uint32_t which = fuzz_below(input, 9);
     nodes.after = comms.after = clients.after = ops.after = users.after = fuzz_number(input);
+    trace.next = nodes.after;
     switch (which) {
     case 0:
         request->body_case = COMMD__CLIENT__REQUEST__BODY_STATUS;
@@ -367,6 +369,12 @@ static void send_query(struct fuzz_session *session, struct fuzz_input *input,
     case 2:
         request->body_case = COMMD__CLIENT__REQUEST__BODY_GPUS;
         request->gpus = &gpus;
+        break;
+    case 8:
+        request->body_case = COMMD__CLIENT__REQUEST__BODY_TRACE;
+        trace.end = trace.next >> 1;
+        trace.record = (trace.next & 1) != 0;
+        request->trace = &trace;
         break;
     case 7:
         request->body_case = COMMD__CLIENT__REQUEST__BODY_USERS;

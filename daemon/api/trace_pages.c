@@ -1,0 +1,146 @@
+#include "daemon/base/trace.h"
+
+#include <stdlib.h>
+
+#include "daemon/api/session.h"
+
+/* commctl trace: what was recorded lately (daemon/base/trace.h), a page at a time. */
+
+#define TRACE_PAGE_RECORDS 1000u /* with CLIENT_LIST_PAGE_MAX names they fit into a packet */
+#define TRACE_PAGE_LOOKS 4096u   /* at records, of which some may be another user's, or too old */
+_Static_assert(TRACE_PAGE_RECORDS * sizeof(struct trace_record) +
+                       CLIENT_LIST_PAGE_MAX * (sizeof(struct trace_comm_name) + 16) <
+                   CLIENT_PACKET_MAX_BYTES - 1024,
+               "a page fits into a packet");
+
+struct page {
+    const struct api_session *session; /* who asks */
+    struct trace_record records[TRACE_PAGE_RECORDS];
+    size_t count;
+    uint64_t last_id; /* of the last record, and its name */
+    const struct trace_comm_name *last_name;
+    Commd__Client__TraceComm comms[CLIENT_LIST_PAGE_MAX];
+    Commd__Client__TraceComm *pointers[CLIENT_LIST_PAGE_MAX];
+    Commd__Client__TraceReply answer;
+};
+
+/* Keeps the name for the page. False: it has no room for another. */
+static bool page_name(struct page *page, const struct trace_comm_name *name)
+{
+    Commd__Client__TraceReply *answer = &page->answer;
+    for (size_t i = answer->n_comms; name != NULL && i > 0; i--) {
+        if (page->comms[i - 1].comm_id == name->comm_id) {
+            return true;
+        }
+    }
+    if (name == NULL || answer->n_comms == CLIENT_LIST_PAGE_MAX) {
+        return name == NULL;
+    }
+    Commd__Client__TraceComm *row = &page->comms[answer->n_comms];
+    commd__client__trace_comm__init(row);
+    row->comm_id = name->comm_id;
+    row->name = (char *)name->name;
+    page->pointers[answer->n_comms++] = row;
+    return true;
+}
+
+/* False: the page is full, and the record belongs to the next one. */
+static bool page_add(struct page *page, const struct trace_record *record, uint64_t since_ns)
+{
+    if (page->last_id != record->comm_id || page->last_name == NULL) {
+        page->last_id = record->comm_id;
+        page->last_name = trace_comm_find(record->comm_id);
+    }
+    const struct trace_comm_name *name = page->last_name;
+    bool admin = page->session->role == API_ROLE_ADMIN;
+    if (record->time_ns < since_ns) {
+        return true;
+    }
+    if (!admin && (name == NULL || !api_session_sees(page->session, name->owner_uid))) {
+        page->answer.others++;
+        return true;
+    }
+    if (page->count == TRACE_PAGE_RECORDS || !page_name(page, name)) {
+        return false;
+    }
+    page->records[page->count++] = *record;
+    return true;
+}
+
+static void page_fill(struct page *page, const Commd__Client__TraceQuery *request)
+{
+    uint64_t next = request->next;
+    uint64_t end = request->end != 0 ? request->end : trace_end();
+    struct trace_record record;
+    for (uint32_t looks = 0; looks < TRACE_PAGE_LOOKS && next < end; looks++) {
+        size_t came = trace_read(&next, end, &record, 1);
+        if (came == 1 && !page_add(page, &record, request->since_ns)) {
+            next--; /* for the next page */
+            break;
+        }
+    }
+    page->answer.cursor = next < end ? next : 0;
+    page->answer.end = end;
+}
+
+/* What is recorded stays on for others. */
+static enum status record_for(struct api_session *session, struct error *error)
+{
+    struct api *api = session->api;
+    if (session->role != API_ROLE_ADMIN) {
+        return error_set(error, STATUS_PERMISSION,
+                         "only administrators turn a trace on (commctl trace as root or a member of "
+                         "admin_group, or " TRACE_ENVIRONMENT " in commd's environment)");
+    }
+    if (session->traces) {
+        return STATUS_OK;
+    }
+    unsigned before = atomic_load(&trace_areas);
+    if (trace_begin(TRACE_AREAS_ALL, error) != STATUS_OK) {
+        return STATUS_NO_MEMORY;
+    }
+    api->traced_before = api->tracing_sessions++ == 0 ? before : api->traced_before;
+    session->traces = true;
+    return STATUS_OK;
+}
+
+void api_trace_forget(struct api_session *session)
+{
+    struct error error;
+    if (session->traces && --session->api->tracing_sessions == 0) {
+        enum status status = trace_begin(session->api->traced_before, &error);
+        (void)status; /* there is memory already */
+    }
+    session->traces = false;
+}
+
+void api_trace(struct api_session *session, uint64_t request_id, const Commd__Client__TraceQuery *request)
+{
+    struct error error;
+    unsigned areas = atomic_load(&trace_areas);
+    if (request->record && record_for(session, &error) != STATUS_OK) {
+        api_session_reply_error(session, request_id, &error);
+        return;
+    }
+    struct page *page = calloc(1, sizeof *page);
+    if (page == NULL) {
+        error_set(&error, STATUS_NO_MEMORY, "no memory for a page of the trace");
+        api_session_reply_error(session, request_id, &error);
+        return;
+    }
+    page->session = session;
+    commd__client__trace_reply__init(&page->answer);
+    page_fill(page, request);
+    page->answer.records.data = (uint8_t *)page->records;
+    page->answer.records.len = page->count * sizeof page->records[0];
+    page->answer.comms = page->pointers;
+    page->answer.now_ns = loop_now_ns();
+    page->answer.areas = areas;
+    page->answer.node_name = (char *)mesh_own_name(session->api->mesh);
+    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
+    reply.id = request_id;
+    reply.body_case = COMMD__CLIENT__REPLY__BODY_TRACE;
+    reply.trace = &page->answer;
+    api_session_reply(session, &reply);
+    free(page);
+}

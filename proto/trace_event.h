@@ -1,0 +1,88 @@
+#ifndef PROTO_TRACE_EVENT_H
+#define PROTO_TRACE_EVENT_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/*
+ * What commd and the library say of an operation on its way: names, records, and probes for tracers of the
+ * system (bpftrace, perf, SystemTap: USDT probes of the provider "commd"). tests/README.md says how a trace
+ * is taken.
+ */
+#if defined(__has_include)
+#if __has_include(<sys/sdt.h>)
+#include <sys/sdt.h>
+#endif
+#endif
+/* A probe is one nop and a note. It costs nothing while nobody attaches to it; without the header it is none.
+ */
+#ifdef DTRACE_PROBE6
+#define TRACE_PROBE(name, comm_id, seq, kind, row, slice, value)                                             \
+    DTRACE_PROBE6(commd, name, comm_id, seq, kind, row, slice, value)
+#else
+#define TRACE_PROBE(name, comm_id, seq, kind, row, slice, value) ((void)0)
+#endif
+
+/* COMMD_TRACE in the environment of commd, and of a program: areas, separated by commas. */
+#define TRACE_ENVIRONMENT "COMMD_TRACE"
+#define TRACE_AREA_COMM 1u /* "comm": communicators form, fail and are left */
+#define TRACE_AREA_OP 2u   /* "op": collectives and messages */
+#define TRACE_AREAS_ALL (TRACE_AREA_COMM | TRACE_AREA_OP)
+
+/*
+ * Events: NAME, probe, area. commctl and commd know them by number, so new ones go to the end.
+ *
+ * | event | row | slice | value |
+ * | comm_* | rank | - | size, or status |
+ * | op_taken, op_posted, op_told: of one rank | rank | - | ticket, bytes, status |
+ * | op_matched, op_started, op_done: of all local ranks | - | - | elements, slices, 1 if it ended well |
+ * | slice_*, stage_in_done, round_* | TRACE_LANE_ROW | slice | bytes, round |
+ * | message_* (seq: the ticket; matched: 0) | rank | tag | bytes, peer rank, peer rank, status, status |
+ */
+#define TRACE_EVENTS(X)                                                                                      \
+    X(COMM_FORMED, comm_formed, COMM)                                                                        \
+    X(COMM_FAILED, comm_failed, COMM)                                                                        \
+    X(COMM_LEFT, comm_left, COMM)                                                                            \
+    X(OP_TAKEN, op_taken, OP)                                                                                \
+    X(OP_POSTED, op_posted, OP)                                                                              \
+    X(OP_MATCHED, op_matched, OP)                                                                            \
+    X(OP_STARTED, op_started, OP)                                                                            \
+    X(SLICE_STARTED, slice_started, OP)                                                                      \
+    X(STAGE_IN_DONE, stage_in_done, OP)                                                                      \
+    X(ROUND_SENT, round_sent, OP)                                                                            \
+    X(ROUND_RECEIVED, round_received, OP)                                                                    \
+    X(SLICE_DONE, slice_done, OP)                                                                            \
+    X(OP_DONE, op_done, OP)                                                                                  \
+    X(OP_TOLD, op_told, OP)                                                                                  \
+    X(MESSAGE_TAKEN, message_taken, OP)                                                                      \
+    X(MESSAGE_POSTED, message_posted, OP)                                                                    \
+    X(MESSAGE_MATCHED, message_matched, OP)                                                                  \
+    X(MESSAGE_DONE, message_done, OP)                                                                        \
+    X(MESSAGE_TOLD, message_told, OP)
+
+#define TRACE_EVENT_NUMBER(NAME, name, area) TRACE_##NAME,
+enum trace_event { TRACE_EVENTS(TRACE_EVENT_NUMBER) TRACE_EVENT_COUNT };
+
+/* Rails are network threads, and within a node the threads that share an operation's slices. */
+#define TRACE_LANE_ROW(rail, lane) ((uint32_t)(rail) << 8 | (uint32_t)(lane))
+#define TRACE_LANE_AGREEMENT 254u /* the barrier beside the data */
+#define TRACE_LANE_LOCAL 255u     /* an all-to-all's slices that stay within the node */
+
+/* Fixed layout: pages of them go to commctl as they are. */
+struct trace_record {
+    uint64_t time_ns; /* CLOCK_MONOTONIC */
+    uint64_t comm_id;
+    uint64_t seq;
+    uint64_t value;
+    uint32_t row;
+    uint32_t slice;
+    uint32_t event; /* enum trace_event */
+    uint32_t kind;  /* enum op_kind */
+};
+#define TRACE_RECORD_WORDS 6
+_Static_assert(sizeof(struct trace_record) == TRACE_RECORD_WORDS * sizeof(uint64_t), "no holes");
+
+/* "comm,op" as areas. Null and "" are none. False: another word is among them. */
+bool trace_areas_parse(const char *text, unsigned *areas);
+
+#endif

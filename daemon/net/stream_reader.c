@@ -33,32 +33,39 @@ static void set_charge(struct stream_reader *reader, uint64_t bytes)
     reader->charged_bytes = bytes;
 }
 
-/* A stream that is parked is nobody's yet: the network's windows and STREAM_PARKED_MAX bound those. */
-static void set_kept(struct stream_reader *reader, uint64_t bytes)
-{
-    reader->kept_bytes = bytes;
-    if (reader->group != NULL && reader->charged_bytes != bytes) {
-        set_charge(reader, bytes);
-    }
-}
-
 /* --- Parked streams --- */
 
 /* False: that peer has STREAM_PARKED_MAX of them, or there is no memory to count it. */
 static bool may_park(struct stream_readers *readers, uint32_t peer)
 {
-    if (peer >= readers->parked_counts_capacity) {
+    if (peer >= readers->parked_capacity) {
         uint32_t capacity = peer + peer / 2 + 8; /* peers are fewer than NET_PEERS_MAX */
-        uint32_t *counts = realloc(readers->parked_counts, capacity * sizeof *counts);
-        if (counts == NULL) {
+        struct stream_parked *parked = realloc(readers->parked_of, capacity * sizeof *parked);
+        if (parked == NULL) {
             return false;
         }
-        memset(counts + readers->parked_counts_capacity, 0,
-               (capacity - readers->parked_counts_capacity) * sizeof *counts);
-        readers->parked_counts = counts;
-        readers->parked_counts_capacity = capacity;
+        memset(parked + readers->parked_capacity, 0, (capacity - readers->parked_capacity) * sizeof *parked);
+        readers->parked_of = parked;
+        readers->parked_capacity = capacity;
     }
-    return readers->parked_counts[peer] < STREAM_PARKED_MAX;
+    return readers->parked_of[peer].count < STREAM_PARKED_MAX;
+}
+
+/* A stream that is parked is nobody's yet. False: it keeps more than its peer may. */
+static bool count_parked(struct stream_reader *reader, uint64_t bytes)
+{
+    struct stream_readers *readers = reader->readers;
+    struct stream_parked *parked = &readers->parked_of[reader->peer];
+    uint64_t of_peer = parked->bytes - reader->kept_bytes + bytes;
+    uint64_t of_all = readers->parked_bytes - reader->kept_bytes + bytes;
+    if (bytes > reader->kept_bytes &&
+        (of_all > STREAM_PARKED_MAX_BYTES || of_peer > STREAM_PARKED_MAX_BYTES - of_all)) {
+        return false;
+    }
+    parked->bytes = of_peer;
+    readers->parked_bytes = of_all;
+    reader->kept_bytes = bytes;
+    return true;
 }
 
 /* All wait equally long, so each list is in the order of deadlines. */
@@ -66,14 +73,29 @@ static void park(struct stream_reader *reader, uint64_t expires_ns)
 {
     reader->group = NULL;
     reader->expires_ns = expires_ns;
-    reader->readers->parked_counts[reader->peer]++;
+    reader->readers->parked_of[reader->peer].count++;
     DL_APPEND(*list_of(reader), reader);
 }
 
 static void unpark(struct stream_reader *reader)
 {
-    reader->readers->parked_counts[reader->peer]--;
+    (void)count_parked(reader, 0);
+    reader->readers->parked_of[reader->peer].count--;
     DL_DELETE(*list_of(reader), reader);
+}
+
+static void set_kept(struct stream_reader *reader, uint64_t bytes)
+{
+    if (reader->group == NULL) {
+        if (!count_parked(reader, bytes)) {
+            stream_reader_reset(reader);
+        }
+        return;
+    }
+    reader->kept_bytes = bytes;
+    if (reader->charged_bytes != bytes) {
+        set_charge(reader, bytes);
+    }
 }
 
 /* --- One stream --- */
@@ -157,6 +179,7 @@ static bool find_comm(struct stream_reader *reader)
     }
     for (uint32_t node = 0; node < group->node_count; node++) {
         if (node != group->node_index && group->peers[node] == reader->peer) {
+            uint64_t kept_bytes = reader->kept_bytes;
             unpark(reader);
             reader->group = group;
             reader->node = node;
@@ -164,8 +187,10 @@ static bool find_comm(struct stream_reader *reader)
             const char *wrong = kind->claim(reader);
             if (wrong != NULL) {
                 stream_reader_violates(reader, wrong);
+            } else {
+                set_kept(reader, kept_bytes);
             }
-            return wrong == NULL;
+            return wrong == NULL && !reader->resetting;
         }
     }
     stream_reader_violates(reader, "something for a communicator that it has no part in");
@@ -329,7 +354,7 @@ void stream_readers_free(struct stream_readers *readers)
     while (readers->expired != NULL) {
         stream_reader_free(readers->expired);
     }
-    free(readers->parked_counts);
+    free(readers->parked_of);
 }
 
 /* --- Those that wait --- */

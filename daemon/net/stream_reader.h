@@ -22,6 +22,12 @@ struct stream_reader;
 #define STREAM_HEADER_BYTES 64
 /* Streams of one kind from one peer whose communicator is not known here yet; beyond: reset. */
 #define STREAM_PARKED_MAX 2048
+/*
+ * What the network keeps of all parked streams of one kind, on one thread. One peer may have half of it: at
+ * most as much as is left free, so that a peer that comes anew finds room. A stream that brings more is
+ * reset; its sender's communicator gets no further there, and ends at its deadline.
+ */
+#define STREAM_PARKED_MAX_BYTES (UINT64_C(32) << 20)
 #define STREAM_PARKED_NS (60ull * 1000000000ull) /* then they are reset */
 
 enum stream_ready { STREAM_READY, STREAM_WAIT };
@@ -64,6 +70,11 @@ struct stream_reader_kind {
     void (*crowded)(struct stream_reader *reader, const struct error *why);
 };
 
+struct stream_parked {
+    uint32_t count;
+    uint64_t bytes;
+};
+
 /* All streams of a kind. All zero before stream_readers_register. */
 struct stream_readers {
     const struct stream_reader_kind *kind;
@@ -72,8 +83,9 @@ struct stream_readers {
     uint64_t *now_ns; /* the owner's clock: set to the time of each call of the net */
     /* In the order of their deadlines; and those whose deadline has passed, until their stream is closed. */
     struct stream_reader *parked, *expired;
-    uint32_t *parked_counts; /* by peer, of both lists */
-    uint32_t parked_counts_capacity;
+    struct stream_parked *parked_of; /* by peer, of both lists */
+    uint32_t parked_capacity;
+    uint64_t parked_bytes; /* of all peers */
 };
 
 struct stream_reader {

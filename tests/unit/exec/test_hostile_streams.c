@@ -250,6 +250,48 @@ static void test_parked_streams_are_bounded(void **state)
     buffers_free();
 }
 
+/* They may keep half of what there is for such streams: the other half is for other peers. */
+static void test_parked_bytes_are_bounded(void **state)
+{
+    (void)state;
+    enum { KEPT = STREAM_PARKED_MAX_BYTES / 2 / NET_STREAM_FIRST_WINDOW_BYTES, COUNT_ALL = KEPT + 8 };
+    static struct net_stream *streams[COUNT_ALL];
+    static unsigned char window[NET_STREAM_FIRST_WINDOW_BYTES - DATA_HEADER_BYTES];
+    struct hostile_outcome outcome;
+    hostile_start(&hostile, SLICE);
+    buffers_new();
+    all_reduce(&outcome);
+    struct data_header header = template();
+    header.payload_bytes = sizeof window + 1;
+    for (uint32_t i = 0; i < COUNT_ALL; i++) {
+        uint8_t bytes[DATA_HEADER_BYTES];
+        streams[i] = hostile_open(&hostile, NET_STREAM_DATA);
+        assert_non_null(streams[i]);
+        header.comm_id = 1000 + i;
+        data_header_encode(&header, bytes);
+        assert_int_equal(net_stream_send(streams[i], bytes, sizeof bytes, window, sizeof window, NULL, NULL),
+                         STATUS_OK);
+    }
+    hostile_turns(&hostile, 4 * COUNT_ALL);
+    assert_int_equal(hostile.downs, 0);
+    uint32_t open = 0;
+    for (uint32_t i = 0; i < COUNT_ALL; i++) {
+        open += net_stream_send(streams[i], NULL, 0, "x", 1, NULL, NULL) == STATUS_OK;
+    }
+    assert_in_range(open, KEPT, KEPT + 2); /* the headers are read, and not kept */
+    for (uint32_t i = 0; i < COUNT_ALL; i++) {
+        net_stream_reset(streams[i]);
+    }
+    hostile_turns(&hostile, 4 * COUNT_ALL);
+    struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA); /* there is room again */
+    assert_true(hostile_say_data(&hostile, stream, &header));
+    assert_true(hostile_say(&hostile, stream, window, sizeof window));
+    assert_int_equal(net_stream_send(stream, NULL, 0, "x", 1, NULL, NULL), STATUS_OK);
+    net_stream_reset(stream);
+    hostile_stop(&hostile);
+    buffers_free();
+}
+
 static uint64_t next_deadline_ns(void)
 {
     return time_min(exec_next_deadline_ns(hostile.exec), p2p_next_deadline_ns(hostile.p2p));
@@ -417,6 +459,7 @@ int main(void)
         cmocka_unit_test(test_headers_that_cost_the_connection),
         cmocka_unit_test(test_another_call_keeps_the_connection),
         cmocka_unit_test(test_parked_streams_are_bounded),
+        cmocka_unit_test(test_parked_bytes_are_bounded),
         cmocka_unit_test(test_parked_streams_expire_in_turn),
         cmocka_unit_test(test_payloads_that_nothing_waits_for),
         cmocka_unit_test(test_streams_of_messages),

@@ -5,12 +5,12 @@
 #include <utlist.h>
 
 /* Knuth, "The Art of Computer Programming", volume 3, 6.4: the bits of the golden ratio. */
-static uint32_t line_of(uint32_t uid)
+uint32_t fair_line_of(uint32_t uid)
 {
     return (uid * UINT32_C(2654435769)) >> 26;
 }
 
-_Static_assert(FAIR_LINES == 1u << 6, "line_of gives 6 bits");
+_Static_assert(FAIR_LINES == 1u << 6, "fair_line_of gives 6 bits");
 
 void fair_put(struct fair *fair, struct fair_entry *entry, uint32_t uid)
 {
@@ -18,7 +18,7 @@ void fair_put(struct fair *fair, struct fair_entry *entry, uint32_t uid)
         return;
     }
     entry->queued = true;
-    entry->line = line_of(uid);
+    entry->line = fair_line_of(uid);
     struct fair_line *line = &fair->lines[entry->line];
     if (line->entries == NULL) {
         DL_APPEND(fair->waiting, line);

@@ -31,6 +31,9 @@ struct fair {
     uint32_t count;
 };
 
+/* Whose line that user has: below FAIR_LINES. */
+uint32_t fair_line_of(uint32_t uid);
+
 /* At the end of its user's; nothing when it is queued already. */
 void fair_put(struct fair *fair, struct fair_entry *entry, uint32_t uid);
 /* Takes the next one out; null when there is none. */

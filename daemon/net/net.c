@@ -1,5 +1,8 @@
 #include "daemon/net/net.h"
 
+#include <stdlib.h>
+#include <string.h>
+
 void net_set_peer_handler(struct net *net, const struct net_peer_handler *handler)
 {
     if (net != NULL) {
@@ -18,7 +21,9 @@ void net_set_stream_handler(struct net *net, enum net_stream_kind kind,
 void net_free(struct net *net)
 {
     if (net != NULL) {
+        struct net_users_streams *users_streams = net->users_streams;
         net->operations->free(net);
+        free(users_streams);
     }
 }
 
@@ -64,6 +69,57 @@ enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind
     return net->operations->stream_open(net, peer, kind, out, error);
 }
 
+/* Null without memory. */
+static struct net_users_streams *users_streams_of(struct net *net, uint32_t peer)
+{
+    if (peer >= net->users_peers) {
+        uint32_t peers = peer + peer / 2 + 8; /* peers are fewer than NET_PEERS_MAX */
+        struct net_users_streams *all = realloc(net->users_streams, peers * sizeof *all);
+        if (all == NULL) {
+            return NULL;
+        }
+        memset(all + net->users_peers, 0, (peers - net->users_peers) * sizeof *all);
+        net->users_streams = all;
+        net->users_peers = peers;
+    }
+    return &net->users_streams[peer];
+}
+
+enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,
+                                struct net_stream **out, struct error *error)
+{
+    uint32_t line = fair_line_of(uid);
+    struct net_users_streams *users = users_streams_of(net, peer);
+    if (users == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory for a stream");
+    }
+    uint32_t free_count = users->count < NET_STREAMS_MAX ? NET_STREAMS_MAX - users->count : 0;
+    if (users->of_line[line] >= NET_STREAMS_SHARE * free_count) {
+        return error_set(
+            error, STATUS_LIMIT,
+            "user %u has %u streams open on the connection between the two nodes, all users together "
+            "%u of its %u, and the rest is kept for others. End communicators that are not needed",
+            uid, users->of_line[line], users->count, NET_STREAMS_MAX);
+    }
+    enum status status = net_stream_open(net, peer, kind, out, error);
+    if (status == STATUS_OK) {
+        (*out)->users_line = line + 1;
+        users->count++;
+        users->of_line[line]++;
+    }
+    return status;
+}
+
+static void users_stream_over(struct net_stream *stream)
+{
+    if (stream->users_line > 0) {
+        struct net_users_streams *users = &stream->net->users_streams[stream->peer];
+        users->count--;
+        users->of_line[stream->users_line - 1]--;
+        stream->users_line = 0;
+    }
+}
+
 enum status net_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
                             const void *payload, size_t payload_bytes, net_sent_function *sent, void *context)
 {
@@ -73,11 +129,13 @@ enum status net_stream_send(struct net_stream *stream, const void *header, size_
 
 void net_stream_finish(struct net_stream *stream)
 {
+    users_stream_over(stream);
     stream->net->operations->stream_finish(stream);
 }
 
 void net_stream_reset(struct net_stream *stream)
 {
+    users_stream_over(stream);
     stream->net->operations->stream_reset(stream);
 }
 

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "daemon/base/error.h"
+#include "daemon/base/fair.h"
 
 /*
  * Bytes between nodes: an interface, and quic.h, which implements it with ngtcp2. Tests have another
@@ -136,9 +137,24 @@ struct net_operations {
     void (*statistics)(const struct net *net, struct net_statistics *out);
 };
 
-/* The head of every implementation's endpoint and stream. */
+/*
+ * Streams that were opened for users, by peer: one connection has NET_STREAMS_MAX, which all users of two
+ * nodes share. A user may have open NET_STREAMS_SHARE times as many as are free: three quarters when alone,
+ * and whoever comes anew finds some. Users are told apart as in daemon/base/fair.h.
+ */
+#define NET_STREAMS_MAX 65536u /* of a connection, in each direction, that are not over */
+#define NET_STREAMS_SHARE 3u
+
+struct net_users_streams {
+    uint32_t count;
+    uint32_t of_line[FAIR_LINES];
+};
+
+/* The head of every implementation's endpoint and stream; zero at first. */
 struct net {
     const struct net_operations *operations;
+    struct net_users_streams *users_streams; /* by peer */
+    uint32_t users_peers;
     struct net_peer_handler peer_handler;
     struct net_stream_handler stream_handlers[NET_STREAM_KIND_COUNT];
 };
@@ -147,7 +163,8 @@ struct net_stream {
     struct net *net;
     uint32_t peer;
     enum net_stream_kind kind;
-    void *user; /* the stream handler's (incoming) or the opener's (outgoing); null at first */
+    uint32_t users_line; /* the line of the user that it was opened for, and 1; 0: nobody's */
+    void *user;          /* the stream handler's (incoming) or the opener's (outgoing); null at first */
 };
 
 /* Handlers are set once, before the first net_add_peer. */
@@ -202,6 +219,9 @@ void net_keep_alive(struct net *net, uint32_t peer, bool keep);
  * kind. */
 enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind,
                             struct net_stream **out, struct error *error) COMM_MUST_USE;
+/* The same for a user, whose share counts it until it is finished or reset. LIMIT: also beyond that share. */
+enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,
+                                struct net_stream **out, struct error *error) COMM_MUST_USE;
 
 /*
  * Queues header (copied, at most NET_STREAM_HEADER_MAX_BYTES) and payload as the stream's next bytes. With

@@ -50,7 +50,7 @@
 #define QUIC_MAX_ACK_DELAY_NS (1 * TIME_MS)
 #define QUIC_ACK_THRESHOLD 8u /* datagrams after which an acknowledgement waits for nothing any more */
 #define QUIC_ACK_HOLD_MIN_NS (5 * TIME_US)
-#define QUIC_STREAMS_MAX 65536u /* incoming streams of a connection that are not yet over */
+#define QUIC_STREAMS_MAX NET_STREAMS_MAX /* incoming streams of a connection that are not yet over */
 #define QUIC_CONNECTION_WINDOW_BYTES                                                                         \
     (256ull * NET_STREAM_WINDOW_BYTES)          /* the most that a peer makes us keep: 1 GiB */
 #define QUIC_CONTROL_RESERVE_BYTES (1ull << 20) /* of that window: for control streams alone */

@@ -107,8 +107,8 @@ static bool out_send(struct p2p_out *out, const struct message_header *header, c
     enum status status = STATUS_OK;
     message_header_encode(header, bytes);
     if (out->stream == NULL) {
-        status = net_stream_open(comm->p2p->net, comm->peers[link->node], NET_STREAM_MESSAGE, &out->stream,
-                                 &error);
+        status = net_stream_open_for(comm->p2p->net, comm->peers[link->node], NET_STREAM_MESSAGE,
+                                     comm->options.owner_uid, &out->stream, &error);
     }
     if (status == STATUS_OK) {
         status = net_stream_send(out->stream, bytes, sizeof bytes, payload, payload_bytes, sent, context);
@@ -306,8 +306,8 @@ enum status link_open_payload(struct p2p_message *send, const void *payload, uin
     struct net_stream *stream = NULL;
     struct error error;
     message_header_encode(&header, encoded);
-    enum status status =
-        net_stream_open(comm->p2p->net, comm->peers[node], NET_STREAM_MESSAGE, &stream, &error);
+    enum status status = net_stream_open_for(comm->p2p->net, comm->peers[node], NET_STREAM_MESSAGE,
+                                             comm->options.owner_uid, &stream, &error);
     if (status != STATUS_OK) {
         return status;
     }

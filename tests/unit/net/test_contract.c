@@ -555,6 +555,41 @@ static void test_streams_of_a_kind_without_handler(void **state)
     pair_stop(&pair);
 }
 
+/* One user's streams leave some to others, and come back. */
+static void test_users_share_the_streams(void **state)
+{
+    (void)state;
+    enum { FIRST = NET_STREAMS_MAX / 4 * 3 };
+    static const uint32_t uids[] = {1000, 1001};
+    static struct net_stream *streams[FIRST];
+    struct net_stream *seconds[8] = {NULL}, *more = NULL;
+    struct pair pair;
+    struct error error;
+    pair_start(&pair, 111, &good, true);
+    for (uint32_t i = 0; i < FIRST; i++) {
+        assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], &streams[i], &error),
+                         STATUS_OK);
+    }
+    assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], &more, &error),
+                     STATUS_LIMIT);
+    assert_non_null(strstr(error.text, "user 1000 has 49152 streams open"));
+    for (uint32_t i = 0; i < 8; i++) { /* another user still finds some */
+        assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[1], &seconds[i], &error),
+                         STATUS_OK);
+    }
+    assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], &more, &error),
+                     STATUS_LIMIT);
+    for (uint32_t i = 0; i < FIRST; i++) {
+        i % 2 == 0 ? net_stream_reset(streams[i]) : net_stream_finish(streams[i]);
+    }
+    assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], &more, &error), STATUS_OK);
+    net_stream_reset(more);
+    for (uint32_t i = 0; i < 8; i++) {
+        net_stream_reset(seconds[i]);
+    }
+    pair_stop(&pair);
+}
+
 static int use_pipes(void **state)
 {
     (void)state;
@@ -585,6 +620,7 @@ int main(void)
         cmocka_unit_test(test_reset_by_the_sender),
         cmocka_unit_test(test_reset_by_the_receiver),
         cmocka_unit_test(test_streams_of_a_kind_without_handler),
+        cmocka_unit_test(test_users_share_the_streams),
     };
     return cmocka_run_group_tests_name("pipes", tests, use_pipes, NULL) |
            cmocka_run_group_tests_name("datagrams", tests, use_datagrams, NULL);

@@ -2,6 +2,18 @@
 
 #include <string.h>
 
+uint32_t trace_row_id(const char *label, uint64_t comm_id)
+{
+    uint32_t hash = 2166136261u; /* FNV-1a */
+    for (; *label != '\0'; label++) {
+        hash = (hash ^ (unsigned char)*label) * 16777619u;
+    }
+    for (; comm_id != 0; comm_id >>= 8) {
+        hash = (hash ^ (uint32_t)(comm_id & 255)) * 16777619u;
+    }
+    return hash & INT32_MAX; /* readers hold it in an int */
+}
+
 bool trace_areas_parse(const char *text, unsigned *areas)
 {
     *areas = 0;

@@ -25,6 +25,9 @@
 
 /* COMMD_TRACE in the environment of commd, and of a program: areas, separated by commas. */
 #define TRACE_ENVIRONMENT "COMMD_TRACE"
+/* Where the library writes; %p stands for the process. */
+#define TRACE_FILE_ENVIRONMENT "COMMD_TRACE_FILE"
+#define TRACE_FILE_DEFAULT "commd-trace-%p.json"
 #define TRACE_AREA_COMM 1u /* "comm": communicators form, fail and are left */
 #define TRACE_AREA_OP 2u   /* "op": collectives and messages */
 #define TRACE_AREAS_ALL (TRACE_AREA_COMM | TRACE_AREA_OP)
@@ -79,8 +82,13 @@ struct trace_record {
     uint32_t event; /* enum trace_event */
     uint32_t kind;  /* enum op_kind */
 };
+/* An event in drawings: how far the time of day is from the node's CLOCK_MONOTONIC, in microseconds. */
+#define TRACE_CLOCK_EVENT "commd_clock"
 #define TRACE_RECORD_WORDS 6
 _Static_assert(sizeof(struct trace_record) == TRACE_RECORD_WORDS * sizeof(uint64_t), "no holes");
+
+/* The number of a row in a drawing, the same for all who draw on it. */
+uint32_t trace_row_id(const char *label, uint64_t comm_id);
 
 /* "comm,op" as areas. Null and "" are none. False: another word is among them. */
 bool trace_areas_parse(const char *text, unsigned *areas);

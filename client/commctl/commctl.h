@@ -73,6 +73,7 @@ verb_function verb_ping;                                                   /* pi
 verb_function verb_algorithms;                                             /* algorithms.c */
 verb_function verb_plan;                                                   /* plan.c */
 verb_function verb_bench;                                                  /* bench.c */
+verb_function verb_trace;                                                  /* trace.c */
 verb_function verb_abort, verb_disconnect;                                 /* control.c */
 verb_function verb_config;                                                 /* config.c */
 verb_function verb_pki;                                                    /* pki.c */

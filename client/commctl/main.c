@@ -39,6 +39,8 @@ static const struct verb verbs[] = {
      verb_plan, false},
     {"bench", "[--ranks N] [--operation NAME] ...", "measures collectives, and checks their results",
      verb_bench, false},
+    {"trace", "[--seconds S] [-o FILE] [FILE...]", "what operations did lately, for Perfetto or Chrome",
+     verb_trace, false},
     {"config", "show | check [FILE]", "settings in force and where they come from; check a file", verb_config,
      false},
     {"pki", "init | request NAME | issue NAME", "make the cluster's authority and the nodes' certificates",

@@ -171,6 +171,7 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
         result = take_hello(client, event->reply->hello);
         if (result == COMM_OK) {
             result = take_features(client, event->reply->hello);
+            trace_open(client, event->reply->hello->node_name);
         }
         commd__client__event__free_unpacked(event, NULL);
     }
@@ -210,6 +211,7 @@ static void client_free(struct comm_client *client)
     gpus_close(client);
     rings_close(client->rings);
     heart_close(&client->heart);
+    trace_close(client->trace);
     for (size_t i = 0; i < client->hello_fd_count; i++) {
         close(client->hello_fds[i]);
     }

@@ -14,6 +14,7 @@
 #include "proto/heartbeat.h"
 #include "proto/ring.h"
 #include "proto/status.h"
+#include "proto/trace_event.h"
 #include "proto/types.h"
 #include "proto/version.h"
 
@@ -40,6 +41,7 @@
 #define REQUEST_MAX_BYTES                                                                                    \
     16384 /* what a request is packed in; the texts of comm_init are the only long ones */
 #define ALGORITHMS_MAX_BYTES 1024
+#define TRACE_ROWS_MAX 64u     /* of a rank's operations that overlap; those beyond share the last */
 #define OPTIONS_MAX_BYTES 4096 /* a struct_size beyond is garbage, not a newer library's */
 
 #define COMM_WAITS_MAX (CLIENT_FENCES_MAX - 1u) /* one is for the operation's stream */
@@ -195,6 +197,8 @@ struct comm_comm {
     char op_failure_text[ERROR_TEXT_BYTES];
     uint64_t comm_id;
     uint32_t split_count;
+    uint32_t trace_row_count; /* trace.c: rows of bars, and when the last bar of each ends */
+    uint64_t trace_row_ends_ns[TRACE_ROWS_MAX];
     comm_init_options_t options; /* as it was made with; algorithms is in the copy below */
     char *algorithms;
 };
@@ -249,6 +253,7 @@ struct comm_client {
     size_t hello_fd_count;
     size_t memory_count;
     size_t memory_capacity;
+    struct client_trace *trace; /* null: none is written */
     struct staging_pool staging;
     unsigned char packet[CLIENT_PACKET_MAX_BYTES];
 };
@@ -270,6 +275,24 @@ comm_result_t failure_from_wire(uint32_t number);
  */
 comm_result_t options_copy(void *target, size_t known_size, const void *source, const char *call,
                            const char *initializer);
+
+/* --- trace.c: what the program's operations did, in a file for Perfetto --- */
+
+/* Begins, where COMMD_TRACE asks for it; without memory, or where no file can be written, there is no trace.
+ */
+void trace_open(struct comm_client *client, const char *node_name);
+void trace_close(struct client_trace *trace);
+void trace_write_op(struct client_trace *trace, struct comm_comm *comm, const struct client_op *op,
+                    comm_result_t result);
+/* An operation has ended, and the program can see that. */
+static inline void trace_op_seen(struct client_trace *trace, struct comm_comm *comm,
+                                 const struct client_op *op, comm_result_t result)
+{
+    TRACE_PROBE(op_seen, comm->comm_id, op->ticket, op->kind, comm->rank, 0, result);
+    if (__builtin_expect(trace != NULL, 0)) {
+        trace_write_op(trace, comm, op, result);
+    }
+}
 
 /* --- connection.c --- */
 

@@ -163,6 +163,7 @@ void ops_handle_complete(struct comm_client *client, const Commd__Client__Comple
         bool shorter = op->kind == OP_KIND_RECEIVE && came < size_bytes;
         memcpy(op->copies[i].to, op->copies[i].from, shorter ? came : size_bytes);
     }
+    trace_op_seen(client->trace, comm, op, result);
     op_tell(comm, op, result, text,
             (comm_received_t){.source = complete->source_rank, .count = (size_t)complete->count_elements});
     if (result == COMM_OK && op->slot != NULL) { /* commd has set its word, or is about to */
@@ -321,6 +322,7 @@ void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_m
     op->ticket = ++comm->last_ticket;
     op->submitted_ns = clock_ns();
     op->deadline_ns = op->submitted_ns + (uint64_t)timeout_ms * NS_PER_MS;
+    TRACE_PROBE(op_submitted, comm->comm_id, op->ticket, op->kind, comm->rank, 0, op->staged_bytes);
     /* In the list before it is sent: it may be complete, and gone, before the call that sends it returns. */
     list_append(comm, op);
 }

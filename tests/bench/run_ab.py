@@ -47,9 +47,10 @@ class Contestant:
 
     runs = 0
 
-    def __init__(self, place, build):
+    def __init__(self, place, build, environment):
         self.place = copy.copy(place)
         self.place.build = build
+        self.place.daemon_environment = environment
         self.commctl = build / "commctl"
 
     def measure(self, size_class, number, seconds_per_size):
@@ -106,7 +107,7 @@ def run_rounds(places, builds, options, complaints):
     found = {place.name: {each: [] for each in options.sizes} for place in places}
     progress = Progress(len(places) * (options.rounds or 1) * len(options.sizes) * len(ROLES))
     with contextlib.ExitStack() as stack:
-        contestants = {place.name: {role: Contestant(place, builds[role]) for role in ROLES} for place in places}
+        contestants = {place.name: {role: Contestant(place, builds[role], dict(options.environment if role == "current" else ())) for role in ROLES} for place in places}
         for of_place in contestants.values():
             for each in of_place.values():
                 stack.enter_context(each.place)
@@ -153,6 +154,7 @@ def parse():
     parser.add_argument("--only", default="", help="places: " + ",".join(each.name for each in topologies.ALL))
     parser.add_argument("--sizes", default="", help=",".join(SIZE_CLASSES))
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--environment", default=[], action="append", type=lambda text: text.split("=", 1), help="NAME=VALUE, of the current one's daemons")
     parser.add_argument("--names", default="base,current", help="what the builds are called")
     parser.add_argument("--out", type=pathlib.Path, default=None)
     options = parser.parse_args()

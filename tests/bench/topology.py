@@ -20,6 +20,7 @@ class Topology:
         self.rate = rate
         self.has_bars = has_bars  # measured at every size, as often as was asked for
         self.build = build
+        self.daemon_environment = {}
         self.cluster = None
 
     @property
@@ -43,7 +44,8 @@ class Topology:
         return self.cluster.in_node(node, *command)
 
     def __enter__(self):
-        self.cluster = Cluster(self.nodes, 'log_level = "warning";', namespaces=self.node_count > 1, start=False, build=self.build)
+        self.cluster = Cluster(self.nodes, 'log_level = "warning";', namespaces=self.node_count > 1, start=False, build=self.build,
+                               daemon_environment=self.daemon_environment)
         try:
             if self.node_count > 1:
                 self._shape()

@@ -1,0 +1,315 @@
+#include "client/commctl/trace.h"
+
+#include <errno.h>
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+/*
+ * commctl trace: what a commd recorded of operations lately, as a file for Perfetto (ui.perfetto.dev) or
+ * chrome://tracing. Files of programs, and of other nodes' commctl, can be drawn beside it: they have one
+ * event a line.
+ */
+#define SECONDS_DEFAULT 5.0
+#define SECONDS_MAX 3600.0
+#define LINE_MAX_BYTES 4096
+#define NS_PER_S 1e9
+
+struct trace_options {
+    double seconds;
+    const char *path; /* null: standard output */
+    char **files;
+    int file_count;
+};
+
+static const char usage[] = "usage: commctl trace [--seconds S] [-o FILE] [FILE...]\n";
+
+/* --- Records --- */
+
+/* The array with room for one more element, which may have moved; null: no memory, it stays as it is. */
+static void *with_room(void *array, size_t element_bytes, size_t count, size_t *capacity)
+{
+    if (count < *capacity) {
+        return array;
+    }
+    size_t wanted = *capacity == 0 ? 4096 : 2 * *capacity;
+    void *space = reallocarray(array, wanted, element_bytes);
+    *capacity = space != NULL ? wanted : *capacity;
+    return space;
+}
+
+static bool keep_record(struct trace_fetched *fetched, const uint8_t *bytes)
+{
+    struct trace_record *space =
+        with_room(fetched->records, sizeof *space, fetched->count, &fetched->capacity);
+    if (space == NULL) {
+        return false;
+    }
+    fetched->records = space;
+    memcpy(&space[fetched->count++], bytes, sizeof *space);
+    return true;
+}
+
+static bool knows(const struct trace_fetched *fetched, uint64_t comm_id)
+{
+    for (size_t i = 0; i < fetched->name_count; i++) {
+        if (fetched->names[i].comm_id == comm_id) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static bool keep_name(struct trace_fetched *fetched, const Commd__Client__TraceComm *comm)
+{
+    if (knows(fetched, comm->comm_id)) {
+        return true;
+    }
+    struct trace_name *space =
+        with_room(fetched->names, sizeof *space, fetched->name_count, &fetched->name_capacity);
+    char *name = strdup(comm->name);
+    if (space != NULL) {
+        fetched->names = space;
+    }
+    if (space == NULL || name == NULL) {
+        free(name);
+        return false;
+    }
+    space[fetched->name_count++] = (struct trace_name){.comm_id = comm->comm_id, .name = name};
+    return true;
+}
+
+static bool keep_page(struct trace_fetched *fetched, const Commd__Client__TraceReply *page)
+{
+    bool kept = true;
+    for (size_t at = 0; kept && page->records.len - at >= sizeof(struct trace_record);
+         at += sizeof(struct trace_record)) {
+        kept = keep_record(fetched, page->records.data + at);
+    }
+    for (size_t i = 0; kept && i < page->n_comms; i++) {
+        kept = keep_name(fetched, page->comms[i]);
+    }
+    return kept;
+}
+
+static enum exit_code ask(struct commctl *commctl, Commd__Client__TraceQuery *query,
+                          Commd__Client__Event **event)
+{
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_TRACE;
+    request.trace = query;
+    enum exit_code code = connection_request(commctl, &request, event);
+    if (code == EXIT_CODE_OK && (*event)->reply->body_case != COMMD__CLIENT__REPLY__BODY_TRACE) {
+        fprintf(stderr, "commctl: an answer to another question\n");
+        commd__client__event__free_unpacked(*event, NULL);
+        *event = NULL;
+        code = EXIT_CODE_FAILURE;
+    }
+    return code;
+}
+
+static void wait_seconds(double seconds)
+{
+    struct timespec left = {.tv_sec = (time_t)seconds,
+                            .tv_nsec = (long)((seconds - (double)(time_t)seconds) * NS_PER_S)};
+    while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+    }
+}
+
+/* Where nothing is recorded, that begins, and the seconds are to come. */
+static enum exit_code begin(struct commctl *commctl, const struct trace_options *options,
+                            Commd__Client__TraceQuery *query, struct trace_fetched *fetched)
+{
+    Commd__Client__Event *event;
+    query->next = query->end = UINT64_MAX; /* an empty page */
+    enum exit_code code = ask(commctl, query, &event);
+    if (code != EXIT_CODE_OK) {
+        return code;
+    }
+    const Commd__Client__TraceReply *reply = event->reply->trace;
+    bool is_on = (reply->areas & TRACE_AREA_OP) != 0;
+    uint64_t length_ns = (uint64_t)(options->seconds * NS_PER_S);
+    query->next = query->end = 0;
+    query->record = !is_on;
+    query->since_ns = is_on && reply->now_ns > length_ns ? reply->now_ns - length_ns : reply->now_ns;
+    fetched->node_name = strdup(reply->node_name);
+    commd__client__event__free_unpacked(event, NULL);
+    if (fetched->node_name == NULL) {
+        fprintf(stderr, "commctl: no memory\n");
+        return EXIT_CODE_FAILURE;
+    }
+    if (is_on) {
+        return EXIT_CODE_OK;
+    }
+    code = ask(commctl, query, &event);
+    commd__client__event__free_unpacked(event, NULL);
+    if (code == EXIT_CODE_OK) {
+        fprintf(stderr, "commctl: recording for %g s\n", options->seconds);
+        wait_seconds(options->seconds);
+    }
+    return code;
+}
+
+static enum exit_code fetch(struct commctl *commctl, const struct trace_options *options,
+                            struct trace_fetched *fetched)
+{
+    Commd__Client__TraceQuery query = COMMD__CLIENT__TRACE_QUERY__INIT;
+    Commd__Client__Event *event;
+    long long others = 0;
+    enum exit_code code = begin(commctl, options, &query, fetched);
+    do {
+        code = code == EXIT_CODE_OK ? ask(commctl, &query, &event) : code;
+        if (code != EXIT_CODE_OK) {
+            return code;
+        }
+        const Commd__Client__TraceReply *page = event->reply->trace;
+        fetched->end_ns = fetched->end_ns == 0 ? page->now_ns : fetched->end_ns;
+        query.next = page->cursor;
+        query.end = page->end;
+        others += (long long)page->others;
+        if (!keep_page(fetched, page)) {
+            fprintf(stderr, "commctl: no memory for the trace\n");
+            code = EXIT_CODE_FAILURE;
+        }
+        commd__client__event__free_unpacked(event, NULL);
+    } while (query.next != 0);
+    if (code == EXIT_CODE_OK && others > 0) {
+        fprintf(stderr, "commctl: left out %lld records of other users\n", others);
+    }
+    return code;
+}
+
+/* --- Files --- */
+
+/* Microseconds of the time of day, less those that its node's events are in. */
+static double clock_offset_us(void)
+{
+    struct timespec real, monotonic;
+    clock_gettime(CLOCK_REALTIME, &real);
+    clock_gettime(CLOCK_MONOTONIC, &monotonic);
+    return (double)(real.tv_sec - monotonic.tv_sec) * 1e6 + (double)(real.tv_nsec - monotonic.tv_nsec) / 1e3;
+}
+
+/*
+ * The events of another file. Those of another node were timed by its clock: the two nodes' times of day put
+ * them in their place, as well as these agree.
+ */
+static void put_file(FILE *in, FILE *out, uint32_t node_id)
+{
+    static char line[LINE_MAX_BYTES];
+    double shift_us = 0;
+    while (fgets(line, sizeof line, in) != NULL) {
+        json_t *event = json_loads(line + strspn(line, ", "), JSON_DISABLE_EOF_CHECK, NULL);
+        const char *name = json_string_value(json_object_get(event, "name"));
+        if (name != NULL && strcmp(name, TRACE_CLOCK_EVENT) == 0 &&
+            json_integer_value(json_object_get(event, "pid")) != node_id) {
+            const json_t *offset = json_object_get(json_object_get(event, "args"), "offset_us");
+            shift_us = json_number_value(offset) - clock_offset_us();
+        }
+        json_t *time = json_object_get(event, "ts");
+        if (json_is_number(time) && shift_us != 0) {
+            json_object_set_new(event, "ts", json_real(json_number_value(time) + shift_us));
+        }
+        if (json_is_object(event)) {
+            fputs(",\n", out);
+            json_dumpf(event, out, JSON_COMPACT);
+        }
+        json_decref(event);
+    }
+}
+
+static enum exit_code put_files(const struct trace_options *options, uint32_t node_id, FILE *out)
+{
+    for (int i = 0; i < options->file_count; i++) {
+        FILE *in = fopen(options->files[i], "re");
+        if (in == NULL) {
+            fprintf(stderr, "commctl: %s: %s\n", options->files[i], strerror(errno));
+            return EXIT_CODE_FAILURE;
+        }
+        put_file(in, out, node_id);
+        fclose(in);
+    }
+    return EXIT_CODE_OK;
+}
+
+static enum exit_code put_all(const struct trace_options *options, const struct trace_fetched *fetched,
+                              FILE *out)
+{
+    uint32_t node_id = trace_row_id(fetched->node_name, 0);
+    fprintf(out,
+            "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n"
+            "{\"ph\":\"M\",\"pid\":%u,\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}},\n"
+            "{\"ph\":\"M\",\"pid\":%u,\"name\":\"" TRACE_CLOCK_EVENT "\",\"args\":{\"offset_us\":%.3f}}",
+            node_id, fetched->node_name, node_id, clock_offset_us());
+    if (!trace_draw(fetched, out)) {
+        fprintf(stderr, "commctl: no memory for the trace\n");
+        return EXIT_CODE_FAILURE;
+    }
+    enum exit_code code = put_files(options, node_id, out);
+    fputs("\n]}\n", out);
+    return code;
+}
+
+static enum exit_code write_trace(const struct trace_options *options, const struct trace_fetched *fetched)
+{
+    FILE *out = options->path != NULL ? fopen(options->path, "we") : stdout;
+    if (out == NULL) {
+        fprintf(stderr, "commctl: %s: %s\n", options->path, strerror(errno));
+        return EXIT_CODE_FAILURE;
+    }
+    enum exit_code code = put_all(options, fetched, out);
+    bool failed = fflush(out) != 0 || ferror(out) != 0;
+    if (failed) {
+        fprintf(stderr, "commctl: %s: %s\n", options->path != NULL ? options->path : "standard output",
+                strerror(errno));
+    }
+    if (out != stdout) {
+        fclose(out);
+    }
+    return failed ? EXIT_CODE_FAILURE : code;
+}
+
+static bool parse(int argc, char **argv, struct trace_options *options)
+{
+    static const struct option names[] = {
+        {"seconds", required_argument, NULL, 's'}, {"output", required_argument, NULL, 'o'}, {0}};
+    optind = 0;
+    for (int option; (option = getopt_long(argc, argv, "s:o:", names, NULL)) != -1;) {
+        char *end = NULL;
+        if (option == 's') {
+            options->seconds = strtod(optarg, &end);
+        } else if (option == 'o') {
+            options->path = strcmp(optarg, "-") == 0 ? NULL : optarg;
+        }
+        if (option == '?' || (end != NULL && (end == optarg || *end != '\0')) ||
+            !(options->seconds > 0 && options->seconds <= SECONDS_MAX)) {
+            return false;
+        }
+    }
+    options->files = argv + optind;
+    options->file_count = argc - optind;
+    return true;
+}
+
+enum exit_code verb_trace(struct commctl *commctl, int argc, char **argv)
+{
+    struct trace_options options = {.seconds = SECONDS_DEFAULT};
+    struct trace_fetched fetched = {.node_name = NULL};
+    if (!parse(argc, argv, &options)) {
+        fputs(usage, stderr);
+        return EXIT_CODE_USAGE;
+    }
+    enum exit_code code = fetch(commctl, &options, &fetched);
+    if (code == EXIT_CODE_OK) {
+        code = write_trace(&options, &fetched);
+    }
+    for (size_t i = 0; i < fetched.name_count; i++) {
+        free(fetched.names[i].name);
+    }
+    free(fetched.names);
+    free(fetched.records);
+    free(fetched.node_name);
+    return code;
+}

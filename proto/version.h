@@ -14,7 +14,7 @@
 #define ADMIN_SOCKET_SUFFIX ".admin" /* beside a clients' socket that is not the default one */
 #define CLIENT_ALGORITHMS_ENVIRONMENT "COMMD_ALGORITHMS"
 
-#define CLIENT_RINGS_ENVIRONMENT "COMMD_RINGS" /* "0": no rings */
+#define CLIENT_RINGS_ENVIRONMENT "COMMD_RINGS" /* "off": no rings */
 
 #define CLIENT_FEATURE_RINGS "rings"
 #define CLIENT_FEATURE_HEARTBEAT "heartbeat" /* proto/heartbeat.h */

@@ -266,8 +266,7 @@ COMM_API comm_result_t comm_mem_deregister(comm_client_t *client, void *memory);
  * Splits a communicator: ranks of equal color make a new one, ordered by key, then by rank in `comm`. Every
  * rank must call it, as an operation; it waits for the others, and for the operations before it. color
  * COMM_COLOR_NONE takes part in none: *part gets null. Other colors are 0 or more. The new communicator has
- * the options of `comm`, may be split again, and must be destroyed; `comm` goes on as it is. options: of
- * comm_init (its deadlines alone count), or null.
+ * the options of `comm`, may be split again, and must be destroyed; `comm` goes on as it is.
  */
 #define COMM_COLOR_NONE (-1)
 COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_t key, comm_t **part);
@@ -300,11 +299,24 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
  * Send and receive buffers must not overlap, but for the forms named `in place`.
  *
  * A failure of an operation is reported by comm_wait on its handle, or else by the next comm_sync or
- * comm_barrier; one that ends the communicator also by every later call on it. A communicator ends by the
- * loss of a rank or node, an abort, the deadline of a collective, or memory that is not what it was; never by
- * a message, a contradiction (COMM_MISMATCH) or a budget (COMM_LIMIT).
- * Should a GPU not let go of an operation of a communicator that has failed, it is reported within two
- * seconds all the same, and may still touch its buffers.
+ * comm_barrier; one that ends the communicator also by every later call on it. What ends what:
+ *
+ *   COMM_TIMED_OUT    the deadline passed, of a collective or message   that operation, on all its ranks
+ *   COMM_MISMATCH     ranks contradict each other                       that operation, on all its ranks
+ *   COMM_LIMIT        a budget of one rank's user does not allow it     that operation, on all its ranks
+ *   COMM_RANK_LOST, of a message whose other rank has left              that message
+ *   COMM_RANK_LOST    a rank has ended, or left, that others need       the communicator
+ *   COMM_NODE_LOST    a node, or the connection to it, is lost          the communicator
+ *   COMM_ABORTED      somebody aborted it                               the communicator
+ *   COMM_INVALID_ARGUMENT, COMM_DEVICE   memory is not what it was, a GPU failed in a collective
+ *                                                                       the communicator
+ *   COMM_DAEMON_LOST  commd of this node has ended, or stands still     all communicators of the client
+ *
+ * A collective that times out ends with one text on all ranks on which it had not ended well before. Its
+ * buffers are not touched any more; outputs hold any values. The next operations go on, also on a rank that
+ * comes late. If a GPU or a connection does not let go of its buffers within two seconds, the communicator
+ * ends, too. Should a GPU not let go of an operation of a communicator that has ended, it is reported within
+ * two more seconds all the same, and may still touch its buffers.
  */
 
 enum comm_compression {

@@ -145,8 +145,31 @@ static void read_program_name(char *out, size_t size)
     }
 }
 
+static comm_result_t want_rings(const struct comm_client *client, bool *out)
+{
+    static const struct {
+        const char *text;
+        bool on;
+    } wishes[] = {{"", true},   {"1", true},    {"on", true},  {"yes", true},   {"true", true},
+                  {"0", false}, {"off", false}, {"no", false}, {"false", false}};
+    const char *wish = getenv(CLIENT_RINGS_ENVIRONMENT);
+    for (size_t i = 0; i < sizeof wishes / sizeof *wishes; i++) {
+        if (strcmp(wish != NULL ? wish : "", wishes[i].text) == 0) {
+            *out = wishes[i].on;
+            return COMM_OK;
+        }
+    }
+    return error_report(COMM_INVALID_ARGUMENT, "%s=%.40s: expected on or off (%s)", CLIENT_RINGS_ENVIRONMENT,
+                        wish, client->path);
+}
+
 static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
 {
+    bool rings = true;
+    comm_result_t wished = want_rings(client, &rings);
+    if (wished != COMM_OK) {
+        return wished;
+    }
     char program[64];
     read_program_name(program, sizeof program);
     Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
@@ -154,8 +177,7 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
     hello.program = program;
     hello.version_text = (char *)COMMD_VERSION_TEXT;
     char *features[] = {(char *)CLIENT_FEATURE_RINGS, (char *)CLIENT_FEATURE_HEARTBEAT};
-    const char *rings = getenv(CLIENT_RINGS_ENVIRONMENT);
-    size_t left_out = rings != NULL && strcmp(rings, "0") == 0;
+    size_t left_out = rings ? 0 : 1;
     hello.features = features + left_out;
     hello.n_features = sizeof features / sizeof features[0] - left_out;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;

@@ -112,16 +112,18 @@ static void add_kind(const struct api *api, const Commd__Client__AlgorithmsQuery
     if (kind == OP_KIND_ALL_TO_ALL && nodes > 0) { /* with a rank on each */
         slice_bytes = coll_exchange_slice_bytes(slice_bytes, nodes, nodes);
     }
-    for (size_t k = 0; k < request->n_size_bytes; k++) {
+    size_t sizes = kind == OP_KIND_BARRIER ? 1 : request->n_size_bytes;
+    for (size_t k = 0; k < sizes; k++) {
+        uint64_t size_bytes = kind == OP_KIND_BARRIER ? 0 : request->size_bytes[k];
         struct coll_choice choice = {.kind = kind,
                                      .node_count = all->answer.node_count,
-                                     .size_bytes = request->size_bytes[k],
+                                     .size_bytes = size_bytes,
                                      .element_bytes = 1,
                                      .slice_bytes = slice_bytes,
                                      .blocks_are_equal = true};
         for (uint32_t i = 0; i < count; i++) {
             if (list[i]->kind == kind) {
-                add_row(all, list[i], &choice, request->size_bytes[k]);
+                add_row(all, list[i], &choice, size_bytes);
             }
         }
     }

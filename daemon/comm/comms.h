@@ -34,8 +34,12 @@
  * for its user's budget or for COMMS_PENDING_OPS_MAX: the rank hears STATUS_LIMIT at once, all others instead
  * of its result, and it uses up its number on all.
  *
- * Failure. One path aborts a communicator, whatever the reason: a rank's process died, a node was lost, a
- * deadline passed, exec failed, another node's Abort. Every posted operation of every local
+ * Deadlines. An operation whose deadline passes ends in the same way, with STATUS_TIMED_OUT, and alone. What
+ * ended well on some ranks before stays so. If a GPU or a link does not let go of its buffers within
+ * COMMS_OVERDUE_NS, the communicator fails.
+ *
+ * Failure. One path aborts a communicator, whatever the reason: a rank's process died, a node was lost, exec
+ * failed, another node's Abort. Every posted operation of every local
  * member is completed with the same cause, the other nodes are told, and later submits are refused with it.
  * Members then only leave (comms_member_leave).
  *

@@ -98,7 +98,8 @@ struct comms_member {
 
 #define COMMS_MESSAGE_COST_BYTES 256u /* of commd's memory for a message that is pending; fences aside */
 #define COMMS_P2P_LATE_MAX 256        /* messages whose deadline has passed that end in one turn */
-#define COMMS_OVERDUE_NS (2 * TIME_S) /* how long a failed communicator's operations may take to end */
+/* How long operations may take to end once their communicator has failed, or their deadline has passed. */
+#define COMMS_OVERDUE_NS (2 * TIME_S)
 #define COMMS_RECORD_POLL_NS (200 * TIME_US) /* between looks at words that records wait for */
 
 /* What an operation holds for a local rank, from its post until nothing uses the buffers any more. */
@@ -129,6 +130,7 @@ struct communicator_op {
     pid_t first_pid;
     uint64_t first_post_ns;
     uint64_t timeout_ms; /* the smallest */
+    uint64_t late_ns;    /* its deadline has passed, and a verdict was asked for; 0: not */
     uint32_t posted_count;
     uint32_t owed_count;
     bool disputed; /* ranks disagree: a verdict is waited for */
@@ -444,7 +446,7 @@ void comms_op_overdue(struct communicator *comm);
 void comms_p2p_overdue(struct communicator *comm);
 /* The communicator has just failed: its messages' deadlines count no more, and all of them go at once. */
 void comms_p2p_fail(struct communicator *comm);
-/* The oldest deadline of an operation that has passed, if any, fails the communicator; messages end alone. */
+/* Operations and messages whose deadline has passed end, each alone. */
 void comms_op_deadlines(struct communicator *comm, uint64_t now_ns);
 /* Null when it has ended, was not posted here yet, or the communicator is not formed. */
 struct communicator_op *comms_op_at(const struct communicator *comm, uint64_t seq);

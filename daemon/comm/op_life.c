@@ -162,12 +162,12 @@ void comms_op_end(struct communicator_op *op, const struct error *cause, uint64_
     if (op->finished) {
         return;
     }
+    op_set_cause(op, cause);
     if (op->running) {
         exec_cancel(op->comm->exec, op_bucket_first(op), 1, cause, now_ns);
-        return;
+    } else {
+        op_finish(op, false);
     }
-    op_set_cause(op, cause);
-    op_finish(op, false);
 }
 
 void comms_op_fail_waiting(struct communicator *comm)
@@ -282,29 +282,69 @@ static void op_late(const struct communicator_op *op, struct error *cause)
               (unsigned long long)op->timeout_ms, why);
 }
 
+/*
+ * An operation that is late ends alone, by a verdict: all ranks on which it has not ended hear the same. If a
+ * GPU or a link does not let go of its buffers, or the first node says no verdict, the communicator fails a
+ * little later: an operation that has ended touches no buffer.
+ */
+static uint64_t op_next_ns(const struct communicator_op *op)
+{
+    return op->late_ns != 0 ? time_after(op->late_ns, COMMS_OVERDUE_NS) : op_speak_ns(op);
+}
+
+/* The oldest one that is due, or null. *next_ns: when the next is. */
+static struct communicator_op *find_due(const struct communicator *comm, uint64_t now_ns, uint64_t *next_ns)
+{
+    struct communicator_op *op, *due = NULL;
+    *next_ns = TIME_NEVER;
+    DL_FOREACH(comm->pending, op)
+    {
+        uint64_t op_ns = op_next_ns(op);
+        if (now_ns >= op_ns && due == NULL) {
+            due = op;
+        }
+        *next_ns = time_min(*next_ns, op_ns);
+    }
+    return due;
+}
+
+static void op_give_up(struct communicator_op *op, uint64_t now_ns)
+{
+    struct communicator *comm = op->comm;
+    struct error cause;
+    uint64_t first = op->call.bucket_index < op->seq ? op_bucket_first(op) : op->seq;
+    uint32_t ops = op->call.bucket_ops;
+    op_late(op, &cause);
+    for (uint32_t i = 0; i < ops; i++) {
+        struct communicator_op *each = comms_op_at(comm, first + i);
+        if (each != NULL) {
+            each->late_ns = now_ns;
+        }
+    }
+    comms_verdict_ask(comm, first, ops, &cause, now_ns);
+}
+
 void comms_op_deadlines(struct communicator *comm, uint64_t now_ns)
 {
-    const struct communicator_op *late = NULL, *op;
+    struct communicator_op *due;
     uint64_t next_ns = TIME_NEVER;
     if (now_ns < comm->op_deadline_ns) {
         return; /* a walk through all that are pending is only for when one may have passed */
     }
-    DL_FOREACH(comm->pending, op)
-    {
-        uint64_t speak_ns = op_speak_ns(op);
-        next_ns = time_min(next_ns, speak_ns);
-        if (now_ns >= speak_ns && late == NULL) {
-            late = op;
+    while (comm->state == COMMS_COMM_FORMED && (due = find_due(comm, now_ns, &next_ns)) != NULL) {
+        if (due->late_ns == 0) {
+            op_give_up(due, now_ns);
+        } else {
+            struct error cause;
+            if (due->cause != NULL) {
+                cause = *due->cause;
+            } else {
+                op_late(due, &cause);
+            }
+            op_fail_comm(comm, &cause, now_ns);
         }
     }
-    struct error cause = {.status = STATUS_OK};
-    if (late != NULL) {
-        op_late(late, &cause);
-    }
     comm->op_deadline_ns = time_min(next_ns, comms_p2p_deadlines(comm, now_ns));
-    if (cause.status != STATUS_OK) {
-        op_fail_comm(comm, &cause, now_ns);
-    }
 }
 
 /* --- Beginning --- */

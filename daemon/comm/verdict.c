@@ -7,9 +7,9 @@
 #include "daemon/comm/comms_internal.h"
 
 /*
- * Operations that end on all ranks with the same words, because ranks called them differently or one rank was
- * refused. Whoever wants a verdict asks the communicator's first node, which tells everybody once. The
- * communicator goes on with what comes after.
+ * Operations that end on all ranks with the same words: ranks called them differently, one rank was refused,
+ * or the deadline passed. What has ended well before stays so. Whoever wants a verdict asks the
+ * communicator's first node, which tells everybody once. The communicator goes on with what comes after.
  *
  * A rank may post an operation after its verdict. So numbers and status are kept for many, which costs a few
  * bytes each. Words are kept for the last few, and only while a local rank may still ask for them.
@@ -158,7 +158,10 @@ void comms_verdict_received(struct communicator *comm, const Commd__Mesh__Verdic
     if (comm->state == COMMS_COMM_FAILED) {
         return;
     }
-    cause.status = verdict->status == STATUS_LIMIT ? STATUS_LIMIT : STATUS_MISMATCH;
+    cause.status = status_from_wire(verdict->status);
+    if (cause.status != STATUS_LIMIT && cause.status != STATUS_TIMED_OUT) {
+        cause.status = STATUS_MISMATCH;
+    }
     comms_text_from_wire(verdict->text, cause.text, sizeof cause.text);
     verdict_take(comm, verdict->seq, verdict->ops, &cause, now_ns);
 }

@@ -136,12 +136,15 @@ enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, 
 
 static const struct error fine = {.status = STATUS_OK};
 
-static void comm_finish_first(struct exec_comm *comm, const struct error *result, uint64_t now_ns)
+static void comm_finish(struct exec_comm *comm, struct exec_op **link, const struct error *result,
+                        uint64_t now_ns)
 {
-    struct exec_op *op = comm->first_op;
-    comm->first_op = op->next;
+    struct exec_op *op = *link;
+    *link = op->next;
+    if (op->next == NULL) {
+        comm->last_op = link;
+    }
     if (comm->first_op == NULL) {
-        comm->last_op = &comm->first_op;
         for (int l = 0; l < EXEC_LANES_MAX; l++) {
             lane_return_memory(&comm->lanes[l]);
         }
@@ -152,6 +155,27 @@ static void comm_finish_first(struct exec_comm *comm, const struct error *result
     spread_release(op);
     op_free(op);
     call.done(call.context, result, now_ns);
+}
+
+static void comm_finish_first(struct exec_comm *comm, const struct error *result, uint64_t now_ns)
+{
+    comm_finish(comm, &comm->first_op, result, now_ns);
+}
+
+/* Those behind the first have not begun: they need not wait for it. */
+static void comm_finish_cancelled(struct exec_comm *comm, uint64_t now_ns)
+{
+    struct exec_op **link = &comm->first_op->next;
+    comm->cancelled_behind = false;
+    while (*link != NULL) {
+        struct exec_op *op = *link;
+        if (op->cancelled) {
+            struct error cause = op->result;
+            comm_finish(comm, link, &cause, now_ns);
+        } else {
+            link = &op->next;
+        }
+    }
 }
 
 bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq)
@@ -169,6 +193,7 @@ static void comm_cancel_ops(struct exec_comm *comm, uint64_t seq, uint64_t count
         if (op->call.seq >= seq && !op->cancelled) {
             op->cancelled = true;
             op->result = *cause;
+            comm->cancelled_behind |= op != comm->first_op;
         }
     }
     if (comm->first_op != NULL && comm->first_op->begun && comm->first_op->cancelled) {
@@ -405,6 +430,9 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
     struct exec_op *op = comm->first_op;
     if (op == NULL) {
         return false;
+    }
+    if (comm->cancelled_behind && !comm->aborted) {
+        comm_finish_cancelled(comm, now_ns);
     }
     if (comm->aborted || op->cancelled) {
         if (op->unacknowledged > 0 || !spread_is_done(op, true) || !device_is_idle(comm, op, now_ns) ||

@@ -143,6 +143,7 @@ struct exec_comm {
     uint64_t last_seq;       /* of the last operation that was begun */
     uint64_t queued_seq;     /* of the operation that was queued last */
     struct ranges cancelled; /* at most EXEC_CANCELLED_MAX */
+    bool cancelled_behind;   /* one behind the first is to be ended */
     bool failed;             /* no op advances any more */
     bool aborted;
     struct error cause;

@@ -35,10 +35,40 @@ static void test_predictions_for_sizes_without_end(void **state)
     node_free(node);
 }
 
+/* A barrier has no size: it is priced once. */
+static void test_a_barrier_has_no_size(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client client = client_new(node);
+    uint64_t sizes[] = {8, 1u << 20};
+    Commd__Client__AlgorithmsQuery query = COMMD__CLIENT__ALGORITHMS_QUERY__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    query.kind = (char *)"barrier";
+    query.size_bytes = sizes;
+    query.n_size_bytes = 2;
+    query.node_count = 64;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_ALGORITHMS;
+    request.algorithms = &query;
+    Commd__Client__Event *event = client_expect_reply(&client, client_send(&client, &request, -1),
+                                                      COMMD__CLIENT__REPLY__BODY_ALGORITHMS);
+    const Commd__Client__AlgorithmsReply *reply = event->reply->algorithms;
+    uint32_t picked = 0;
+    for (size_t i = 0; i < reply->n_algorithms; i++) {
+        assert_int_equal(reply->algorithms[i]->size_bytes, 0);
+        picked += reply->algorithms[i]->picked ? 1 : 0;
+    }
+    assert_int_equal(picked, 1);
+    event_free(event);
+    client_free(&client);
+    node_free(node);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_predictions_for_sizes_without_end),
+        cmocka_unit_test(test_a_barrier_has_no_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -363,11 +363,20 @@ static void test_who_has_rings(void **state)
 {
     (void)state;
     struct fake_script script = {.rings = true};
-    assert_int_equal(setenv("COMMD_RINGS", "0", 1), 0);
-    struct pair pair = pair_start(&script);
-    assert_false(fake_daemon_counts(pair.daemon).wants_rings);
-    assert_null(pair.client->rings);
-    pair_stop(&pair);
+    static const char *const off[] = {"0", "off", "no", "false"};
+    struct pair pair;
+    for (unsigned i = 0; i < 4; i++) {
+        assert_int_equal(setenv("COMMD_RINGS", off[i], 1), 0);
+        pair = pair_start(&script);
+        assert_false(fake_daemon_counts(pair.daemon).wants_rings);
+        assert_null(pair.client->rings);
+        pair_stop(&pair);
+    }
+    assert_int_equal(setenv("COMMD_RINGS", "of", 1), 0);
+    pair.daemon = fake_daemon_start(&script);
+    assert_int_equal(pair_open(pair.daemon, 0, &pair.client), COMM_INVALID_ARGUMENT);
+    assert_error_says("COMMD_RINGS=of: expected on or off");
+    fake_daemon_stop(pair.daemon);
     assert_int_equal(unsetenv("COMMD_RINGS"), 0);
     pair = pair_start(NULL); /* a commd that has none */
     assert_true(fake_daemon_counts(pair.daemon).wants_rings);

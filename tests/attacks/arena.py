@@ -1,5 +1,6 @@
 """Two nodes, a well-behaved pair of ranks at work on them, a newcomer who comes again and again, and an attack beside them."""
 import json
+import os
 import pathlib
 import re
 import signal
@@ -84,13 +85,14 @@ class Watch(threading.Thread):
 
 
 class Groups:
-    """Memory cgroups of either version; where there are none, nothing is limited."""
+    """Cgroups of one controller, of either version; where there are none, nothing is limited."""
 
-    ROOTS = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
+    MEMORY = (("/sys/fs/cgroup/memory", "memory.limit_in_bytes"), ("/sys/fs/cgroup", "memory.max"))
+    PROCESSORS = (("/sys/fs/cgroup/cpu", "cpu.shares"), ("/sys/fs/cgroup", "cpu.weight"))
 
-    def __init__(self, name):
+    def __init__(self, name, roots):
         self.made, self.name = [], name
-        self.root = next(((pathlib.Path(root), limit) for root, limit in self.ROOTS if self.works(pathlib.Path(root), limit)), None)
+        self.root = next(((pathlib.Path(root), limit) for root, limit in roots if self.works(pathlib.Path(root), limit)), None)
 
     def works(self, root, limit):
         try:
@@ -102,16 +104,26 @@ class Groups:
         except OSError:
             return False
 
-    def place(self, name, limit_bytes):
+    def place(self, name, most=None):
+        """Made where it is not there yet. most: its limit; None: the kernel's own."""
         if self.root is None:
             return None
         root, limit = self.root
         place = root / f"{self.name}-{name}"
         if not place.exists():
             place.mkdir()
-            (place / limit).write_text(str(limit_bytes))
             self.made.append(place)
+            if most is not None:
+                (place / limit).write_text(str(most))
         return place
+
+    def own(self):
+        """Where this process is."""
+        if self.root is None:
+            return None
+        name = "cpu" if self.root[0].name == "cpu" else ""
+        found = re.search(rf"^\d+:{name}[^:]*:/(.*)$", pathlib.Path("/proc/self/cgroup").read_text(), re.MULTILINE)
+        return self.root[0] / found.group(1) if found else self.root[0]
 
     def move(self, place, pid):
         if place is not None:
@@ -134,7 +146,12 @@ class Arena:
         options = {} if build is None else {"build": build}
         self.cluster = Cluster(nodes, 'log_level = "warning";\n' + settings, start=False, **options)
         self.pair, self.runs = [], 0
-        self.groups = Groups(f"commd-attacks-{self.cluster.folder.name[-8:]}")
+        name = f"commd-attacks-{self.cluster.folder.name[-8:]}"
+        self.groups = Groups(name, Groups.MEMORY)
+        # As a service's and its users' processes are in slices of their own: neither side gets more by being many.
+        self.processors = Groups(name, Groups.PROCESSORS)
+        self.begin_in = self.processors.own()
+        self.processors.move(self.processors.place("users"), os.getpid())
         self.lies = self.cluster.folder / "lies"
         self.log_before = 0  # characters of node a's log that are of earlier attacks
         if HOSTILE in self.cluster.names:
@@ -143,10 +160,10 @@ class Arena:
         try:
             self.cluster.folder.chmod(0o755)
             for node in self.cluster.names:
-                self.cluster.start(node)
+                self.start_daemon(node)
             self.cluster.wait_ready()
         except BaseException:
-            self.cluster.close()
+            self.close()
             raise
 
     def __enter__(self):
@@ -156,8 +173,16 @@ class Arena:
         try:
             self.end_pair()
         finally:
-            self.cluster.close()
-            self.groups.close()
+            self.close()
+
+    def close(self):
+        self.cluster.close()
+        self.groups.close()
+        self.processors.move(self.begin_in, os.getpid())
+        self.processors.close()
+
+    def start_daemon(self, node):
+        self.processors.move(self.processors.place("daemons"), self.cluster.start(node).pid)
 
     def program(self, name, *arguments):
         """One of this folder's, as root: it gives that up by itself."""
@@ -202,7 +227,7 @@ class Arena:
             self.lies.write_text("")
         for node, daemon in list(self.cluster.daemons.items()):
             if daemon.poll() is not None:
-                self.cluster.start(node)
+                self.start_daemon(node)
             elif HOSTILE in self.cluster.names:
                 daemon.send_signal(signal.SIGHUP)  # ends the time for which node c is held off
         self.cluster.wait_ready()

@@ -87,8 +87,7 @@ static bool count_comm(void *context, const struct communicator_info *info)
 
 static bool count_op(void *context, const struct comms_op_info *info)
 {
-    (void)info;
-    ((Commd__Client__StatusReply *)context)->ops_pending++;
+    ((Commd__Client__StatusReply *)context)->ops_pending += !op_kind_is_message(info->kind);
     return true;
 }
 

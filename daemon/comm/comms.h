@@ -265,7 +265,7 @@ void comms_visit_comms(const struct comms *comms, communicator_visit *visit, voi
 struct comms_op_info {
     const char *comm_name;
     uid_t owner_uid;
-    uint64_t seq;
+    uint64_t seq; /* of a message: its number among those of this node */
     enum op_kind kind;
     enum dtype dtype;
     enum reduce reduce;
@@ -275,13 +275,15 @@ struct comms_op_info {
     uint64_t deadline_in_ns;
     bool running;              /* in exec, or waiting for local ranks */
     const char *arrived_ranks; /* local ranks that posted it: "0, 2 (pid 4711)" */
-    const char *missing_ranks; /* local ranks that have not */
-    const char *waiting_for;   /* running: exec's words, with the node's name */
+    const char *missing_ranks; /* local ranks that have not; of the oldest operation, those of all nodes */
+    const char *waiting_for;   /* running: exec's words, with the node's name; of a message: p2p's */
 };
 /* What operations and messages still use of clients' memory: once for each buffer. */
 typedef bool comms_use_visit(void *context, const struct memory *memory, const char *comm_name);
 void comms_visit_uses(const struct comms *comms, comms_use_visit *visit, void *context);
 
+#define COMMS_VISIT_MESSAGES_MAX 32 /* of each rank: the oldest */
+/* Operations and messages that have not ended. */
 typedef bool comms_op_visit(void *context, const struct comms_op_info *info);
 void comms_visit_ops(const struct comms *comms, uint64_t now_ns, comms_op_visit *visit, void *context);
 

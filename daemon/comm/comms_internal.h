@@ -158,6 +158,14 @@ struct comms_refusals {
     struct error why; /* the first */
 };
 
+/* Ranks that have not posted an operation, of all nodes. */
+struct comms_missing {
+    uint64_t seq;
+    uint64_t known_ns;
+    uint32_t count;
+    char text[COMMS_LIST_TEXT_MAX_BYTES]; /* "rank 3 (pid 4711) of node c" */
+};
+
 /* A node of a communicator, in their order. */
 struct communicator_node {
     uint32_t node; /* the mesh's index, or COMMS_NODE_OWN */
@@ -165,6 +173,7 @@ struct communicator_node {
     uint32_t lowest_rank;
     uint32_t rank_count;
     uint32_t left_count;
+    bool answered; /* in this round of missing.c */
 };
 
 /* What a communicator is known by, on all nodes. Hashed up to the name's end. */
@@ -241,7 +250,10 @@ struct communicator {
     uint32_t verdict_text_count;                                  /* ever */
     uint32_t refusing_count; /* members with refusals that are to be told; nothing begins meanwhile */
     uint64_t refusals_ns;    /* when to try that again, while other nodes have too much to read; TIME_NEVER */
-    uint64_t op_deadline_ns; /* no operation's passes before */
+    uint64_t op_deadline_ns; /* no operation's passes before, and nothing is to be asked */
+    struct comms_missing missing;
+    uint64_t missing_round_ns;    /* of the first node: when it asked all */
+    uint64_t asked_seq, asked_ns; /* when this node asked last, and of which operation */
     uint64_t completed_count;
     uint64_t bytes_reduced;
     bool exec_failed;
@@ -419,7 +431,7 @@ void comms_verdict_forget_own(struct comms_member *member);
 void comms_verdicts_begin(struct communicator *comm, uint64_t now_ns);
 void comms_verdicts_free(struct communicator *comm);
 
-/* point.c: messages from rank to rank. */
+/* message_life.c: messages from rank to rank. */
 enum status comms_p2p_submit(struct comms_member *member, const struct comms_op *op, uint64_t now_ns,
                              struct error *error) COMM_MUST_USE;
 /* Tells the owner of one that ended. The member may be gone afterwards. Returns whether there was one. */
@@ -434,8 +446,19 @@ void comms_p2p_done(void *context, struct p2p_message *message, const struct err
 /* Those whose deadline has passed end, each alone. Returns when the next deadline is. */
 uint64_t comms_p2p_deadlines(struct communicator *comm, uint64_t now_ns);
 void comms_p2p_free_all(struct communicator *comm);
+/* Of each rank the oldest that have not ended. Returns false when one of the calls does. */
+bool comms_p2p_visit(const struct communicator *comm, uint64_t now_ns, comms_op_visit *visit, void *context);
 /* Of those that have not ended. Returns false when one of the calls does. */
 bool comms_p2p_visit_uses(const struct communicator *comm, comms_use_visit *visit, void *context);
+
+/* missing.c: who is missing, on all nodes. */
+/* Asks for the oldest operation, when it is time; returns when it is the next time. */
+uint64_t comms_missing_step(struct communicator *comm, uint64_t now_ns);
+/* What was said of the operation a moment ago; null: nothing, or nobody is missing. */
+const struct comms_missing *comms_missing_of(const struct communicator *comm, uint64_t seq, uint64_t now_ns);
+/* False: the node may not say so. */
+bool comms_missing_received(struct communicator *comm, uint32_t node, const Commd__Mesh__Missing *said,
+                            uint64_t now_ns);
 
 /* op.c */
 void comms_op_done(void *context, const struct error *result, uint64_t now_ns);

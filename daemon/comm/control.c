@@ -194,6 +194,15 @@ static void on_verdict(struct comms *comms, uint32_t node, const Commd__Mesh__Ve
     }
 }
 
+static void on_missing(struct comms *comms, uint32_t node, const Commd__Mesh__Missing *missing,
+                       uint64_t now_ns)
+{
+    struct communicator *comm = find_by_id(comms, missing->comm_id, node);
+    if (comm != NULL && !comms_missing_received(comm, node, missing, now_ns)) {
+        mesh_violation(comms->mesh, node, "of missing ranks what is not its to say, or not ours to hear");
+    }
+}
+
 void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Message *message,
                             uint64_t now_ns)
 {
@@ -213,6 +222,8 @@ void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Mes
         on_dispute(comms, node, message->dispute, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_VERDICT) {
         on_verdict(comms, node, message->verdict, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MISSING) {
+        on_missing(comms, node, message->missing, now_ns);
     }
 }
 

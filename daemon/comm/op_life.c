@@ -259,10 +259,11 @@ static void add_late_ranks(const struct communicator_op *op, struct comms_text *
                    late == 1 ? "has" : "have");
 }
 
-static void op_late(const struct communicator_op *op, struct error *cause)
+static void op_late(const struct communicator_op *op, uint64_t now_ns, struct error *cause)
 {
     const struct communicator *comm = op->comm;
     const struct communicator_op *oldest = comm->pending;
+    const struct comms_missing *missing = comms_missing_of(comm, oldest->seq, now_ns);
     char why[256];
     char waits[192] = "";
     struct comms_text text;
@@ -270,7 +271,9 @@ static void op_late(const struct communicator_op *op, struct error *cause)
     if (oldest != op) {
         comms_text_add(&text, "it comes after op %llu: ", (unsigned long long)oldest->seq);
     }
-    if (oldest->posted_count < comm->local_count) {
+    if (missing != NULL) {
+        comms_text_add(&text, "%s %s not posted it", missing->text, missing->count == 1 ? "has" : "have");
+    } else if (oldest->posted_count < comm->local_count) {
         add_late_ranks(oldest, &text);
     } else {
         exec_comm_describe_wait(comm->exec, waits, sizeof waits);
@@ -314,7 +317,7 @@ static void op_give_up(struct communicator_op *op, uint64_t now_ns)
     struct error cause;
     uint64_t first = op->call.bucket_index < op->seq ? op_bucket_first(op) : op->seq;
     uint32_t ops = op->call.bucket_ops;
-    op_late(op, &cause);
+    op_late(op, now_ns, &cause);
     for (uint32_t i = 0; i < ops; i++) {
         struct communicator_op *each = comms_op_at(comm, first + i);
         if (each != NULL) {
@@ -339,11 +342,12 @@ void comms_op_deadlines(struct communicator *comm, uint64_t now_ns)
             if (due->cause != NULL) {
                 cause = *due->cause;
             } else {
-                op_late(due, &cause);
+                op_late(due, now_ns, &cause);
             }
             op_fail_comm(comm, &cause, now_ns);
         }
     }
+    next_ns = time_min(next_ns, comms_missing_step(comm, now_ns));
     comm->op_deadline_ns = time_min(next_ns, comms_p2p_deadlines(comm, now_ns));
 }
 

@@ -117,6 +117,9 @@ static void op_post(struct communicator_op *op, struct comms_member *member, con
     member->owed_ops++;
     op->timeout_ms = timeout_ms < op->timeout_ms ? timeout_ms : op->timeout_ms;
     comm->op_deadline_ns = time_min(comm->op_deadline_ns, comms_op_deadline_ns(op));
+    if (op == comm->pending) {
+        comm->op_deadline_ns = time_min(comm->op_deadline_ns, comms_missing_step(comm, op->first_post_ns));
+    }
 }
 
 static void op_contradiction(struct communicator_op *op, const struct comms_member *member,

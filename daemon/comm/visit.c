@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <stdlib.h>
 
 #include <utlist.h>
@@ -112,6 +113,10 @@ static bool visit_op(const struct communicator_op *op, uint64_t now_ns, comms_op
     uint64_t deadline_ns = comms_op_deadline_ns(op);
     visit_ranks(op, true, arrived, sizeof arrived);
     visit_ranks(op, false, missing, sizeof missing);
+    const struct comms_missing *known = op == comm->pending ? comms_missing_of(comm, op->seq, now_ns) : NULL;
+    if (known != NULL) {
+        (void)snprintf(missing, sizeof missing, "%s", known->text);
+    }
     if (op->running && op == comm->pending) {
         exec_comm_describe_wait(comm->exec, waits, sizeof waits);
     }
@@ -145,6 +150,9 @@ void comms_visit_ops(const struct comms *comms, uint64_t now_ns, comms_op_visit 
             if (!visit_op(op, now_ns, visit, context)) {
                 return;
             }
+        }
+        if (!comms_p2p_visit(comm, now_ns, visit, context)) {
+            return;
         }
     }
 }

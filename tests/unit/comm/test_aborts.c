@@ -60,6 +60,43 @@ static void test_deadline_names_who_is_late(void **state)
     world_stop(&world);
 }
 
+/* Ranks of several nodes are missing: every node's words name all of them, with their processes. */
+static void test_deadline_names_who_is_late_on_all_nodes(void **state)
+{
+    (void)state;
+    struct member *members[6];
+    struct error error;
+    world_start(&world, 3, 1, NULL);
+    connect_all(&world);
+    form_ops(members, 3, 6, 0, "slow");
+    for (unsigned round = 1; round <= 2; round++) { /* with a long deadline, and with a short one */
+        for (uint32_t rank = 0; rank < 6; rank++) {
+            if (rank != 1 && rank != 4 && rank != 5) {
+                assert_int_equal(post_barrier(members[rank], round == 1 ? 4000 : 400, &error), STATUS_OK);
+            }
+        }
+        run(&world, 5 * TIME_S);
+        for (uint32_t rank = 0; rank < 4; rank++) {
+            const struct error *result = &members[rank]->results[round];
+            if (rank != 1) {
+                assert_error(result, STATUS_TIMED_OUT,
+                             round == 1 ? "op 1 barrier on \"slow\"" : "op 2 barrier");
+                assert_non_null(strstr(result->text, "ranks 1 (pid 101), 4 (pid 104) of node b"));
+                assert_non_null(strstr(result->text, "rank 5 (pid 105) of node c"));
+                assert_non_null(strstr(result->text, "have not posted it"));
+            }
+        }
+        for (uint32_t rank = 1; rank < 6; rank++) {
+            if (rank == 1 || rank == 4 || rank == 5) {
+                assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
+            }
+        }
+        run(&world, 10 * TIME_MS);
+    }
+    leave_all(&world);
+    world_stop(&world);
+}
+
 /* --- Leaving --- */
 
 static void test_leaving_in_order(void **state)
@@ -320,6 +357,7 @@ int main(void)
     log_set_level(LOG_LEVEL_ERROR);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_deadline_names_who_is_late),
+        cmocka_unit_test(test_deadline_names_who_is_late_on_all_nodes),
         cmocka_unit_test(test_leaving_in_order),
         cmocka_unit_test(test_leaving_before_an_operation_is_done),
         cmocka_unit_test(test_posting_what_one_that_left_will_not),

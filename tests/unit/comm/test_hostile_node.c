@@ -115,6 +115,20 @@ static void say_verdict(uint64_t seq, bool final)
     say(&message);
 }
 
+static void say_missing(uint64_t seq, Commd__Mesh__Missing__Step step)
+{
+    Commd__Mesh__Missing body = COMMD__MESH__MISSING__INIT;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    body.comm_id = heard.comm_id;
+    body.seq = seq;
+    body.step = step;
+    body.count = UINT32_MAX;
+    body.text = "all of you";
+    message.body_case = COMMD__MESH__MESSAGE__BODY_MISSING;
+    message.missing = &body;
+    say(&message);
+}
+
 static void say_leave(uint64_t last_seq, uint32_t rank)
 {
     uint32_t ranks[] = {1, rank};
@@ -213,11 +227,12 @@ static void test_messages_after_leaving(void **state)
 static void test_what_costs_the_connection(void **state)
 {
     (void)state;
-    enum { DISPUTE, VERDICT, FINAL, LEAVE, BEYOND, ANNOUNCE, CASES };
+    enum { DISPUTE, VERDICT, FINAL, LEAVE, BEYOND, ANNOUNCE, SUMMARY, CASES };
     static const char *const whats[CASES] = {
         "a dispute on operations that cannot be",        "a verdict on operations that cannot be",
         "a verdict that is not its to say, or not ours", "that a rank leaves which it does not have",
-        "that a rank leaves which it does not have",     "a malformed announcement of ranks"};
+        "that a rank leaves which it does not have",     "a malformed announcement of ranks",
+        "of missing ranks what is not its to say"};
     for (int which = 0; which < CASES; which++) {
         struct mesh_node_info info;
         hostile_start();
@@ -243,6 +258,13 @@ static void test_what_costs_the_connection(void **state)
             break;
         case ANNOUNCE:
             say_malformed();
+            break;
+        case SUMMARY: /* what it may say comes to nothing */
+            say_missing(UINT64_MAX, COMMD__MESH__MISSING__STEP__ASKED);
+            say_missing(UINT64_MAX, COMMD__MESH__MISSING__STEP__ANSWER);
+            say_missing(0, COMMD__MESH__MISSING__STEP__ANSWER);
+            assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
+            say_missing(1, COMMD__MESH__MISSING__STEP__SUMMARY);
             break;
         default:
             break;

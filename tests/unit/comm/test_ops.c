@@ -280,14 +280,14 @@ static void test_what_is_seen(void **state)
     connect_all(&world);
     form_ops(members, 2, 4, 0, "look");
     assert_int_equal(post_barrier(members[2], 3000, &error), STATUS_OK);
-    run(&world, TIME_S);
+    run(&world, 900 * TIME_MS);
     comms_visit_ops(world.nodes[0].comms, world.now_ns, see, &seen);
     comms_visit_ops(world.nodes[1].comms, world.now_ns, see, &seen);
     assert_int_equal(seen.count, 1);
     assert_string_equal(seen.arrived, "2 (pid 102)");
     assert_string_equal(seen.missing, "0 (pid 100)");
-    assert_int_equal(seen.info.age_ns, TIME_S);
-    assert_int_equal(seen.info.deadline_in_ns, 2 * TIME_S);
+    assert_int_equal(seen.info.age_ns, 900 * TIME_MS);
+    assert_int_equal(seen.info.deadline_in_ns, 2100 * TIME_MS);
     assert_false(seen.info.running);
     assert_int_equal(seen.info.kind, OP_KIND_BARRIER);
     assert_int_equal(post_barrier(members[0], 0, &error), STATUS_OK);
@@ -296,6 +296,10 @@ static void test_what_is_seen(void **state)
     assert_int_equal(seen.count, 2);
     assert_true(seen.info.running);
     assert_string_equal(seen.missing, "");
+    run(&world, 400 * TIME_MS); /* those of other nodes are known after a second */
+    comms_visit_ops(world.nodes[0].comms, world.now_ns, see, &seen);
+    assert_string_equal(seen.missing, "ranks 1 (pid 101), 3 (pid 103) of node b");
+    seen.count = 2;
     assert_non_null(strstr(seen.waits, "b"));
     assert_int_equal(post_barrier(members[1], 0, &error), STATUS_OK);
     assert_int_equal(post_barrier(members[3], 0, &error), STATUS_OK);
@@ -303,6 +307,41 @@ static void test_what_is_seen(void **state)
     comms_visit_ops(world.nodes[0].comms, world.now_ns, see, &seen);
     assert_int_equal(seen.count, 2);
     assert_int_equal(members[0]->completed, 1);
+    world_stop(&world);
+}
+
+/* Messages, too, the oldest of each rank. */
+static void test_messages_are_seen(void **state)
+{
+    (void)state;
+    struct member *members[4];
+    struct seen seen = {0};
+    world_start(&world, 2, 1, NULL);
+    connect_all(&world);
+    form_ops(members, 2, 4, 0, "look");
+    struct buffer buffer = buffer_new(10, 1, 1);
+    struct comms_op receive = {.kind = OP_KIND_RECEIVE,
+                               .dtype = DTYPE_I32,
+                               .count_elements = 10,
+                               .peer_rank = 3,
+                               .tag = 7,
+                               .timeout_ms = 3000,
+                               .output = {.memory = buffer.memory}};
+    for (unsigned i = 0; i < COMMS_VISIT_MESSAGES_MAX + 5; i++) {
+        post_well(members[2], &receive);
+    }
+    run(&world, TIME_S);
+    comms_visit_ops(world.nodes[0].comms, world.now_ns, see, &seen);
+    assert_int_equal(seen.count, COMMS_VISIT_MESSAGES_MAX);
+    assert_string_equal(seen.arrived, "2 (pid 102)");
+    assert_string_equal(seen.waits, "recv from rank 3 (node b), tag 7: nothing has come");
+    assert_int_equal(seen.info.kind, OP_KIND_RECEIVE);
+    assert_int_equal(seen.info.count_elements, 10);
+    assert_int_equal(seen.info.age_ns, TIME_S);
+    assert_int_equal(seen.info.deadline_in_ns, 2 * TIME_S);
+    leave_all(&world);
+    run(&world, 10 * TIME_MS);
+    buffer_free(&buffer);
     world_stop(&world);
 }
 
@@ -317,6 +356,7 @@ int main(void)
         cmocka_unit_test(test_mismatch_on_one_node),
         cmocka_unit_test(test_mismatch_between_nodes),
         cmocka_unit_test(test_what_is_seen),
+        cmocka_unit_test(test_messages_are_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -414,6 +414,47 @@ void comms_p2p_free_all(struct communicator *comm)
     timer_heap_free(&comm->point_deadlines);
 }
 
+static bool visit_message(const struct comms_p2p *point, uint64_t now_ns, comms_op_visit *visit,
+                          void *context)
+{
+    const struct communicator *comm = point->points->comm;
+    const struct p2p_message *message = &point->message;
+    uint64_t deadline_ns = point->deadline.deadline_ns, timeout_ns = point->timeout_ms * TIME_MS;
+    char who[48], what[192];
+    (void)snprintf(who, sizeof who, "%u (pid %d)", message->rank, (int)point->points->member->client.pid);
+    p2p_describe(message, what, sizeof what);
+    struct comms_op_info info = {
+        .comm_name = comm->name,
+        .owner_uid = comm->terms.owner_uid,
+        .seq = point->message_id,
+        .kind = message->sends ? OP_KIND_SEND : OP_KIND_RECEIVE,
+        .dtype = (enum dtype)message->dtype,
+        .count_elements = message->count_elements,
+        .age_ns = deadline_ns < now_ns + timeout_ns ? now_ns + timeout_ns - deadline_ns : 0,
+        .deadline_in_ns = deadline_ns > now_ns ? deadline_ns - now_ns : 0,
+        .running = true,
+        .arrived_ranks = who,
+        .missing_ranks = "",
+        .waiting_for = what,
+    };
+    return visit(context, &info);
+}
+
+bool comms_p2p_visit(const struct communicator *comm, uint64_t now_ns, comms_op_visit *visit, void *context)
+{
+    const struct comms_p2ps *points;
+    DL_FOREACH(comm->points, points)
+    {
+        const struct comms_p2p *point = points->member != NULL ? points->pending : NULL;
+        for (uint32_t i = 0; i < COMMS_VISIT_MESSAGES_MAX && point != NULL; i++, point = point->next) {
+            if (!visit_message(point, now_ns, visit, context)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
 static bool visit_list(const struct communicator *comm, const struct comms_p2p *list, comms_use_visit *visit,
                        void *context)
 {

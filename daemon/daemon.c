@@ -435,7 +435,11 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
         status = exec_new(daemon->net, daemon_wake_exec, daemon, &daemon->exec, error);
     }
     if (status == STATUS_OK) {
+        exec_set_clock(daemon->exec, loop_now_ns);
         status = p2p_new(daemon->net, daemon_wake_p2p, daemon, &daemon->p2p, error);
+    }
+    if (status == STATUS_OK) {
+        p2p_set_clock(daemon->p2p, loop_now_ns);
     }
     if (status == STATUS_OK) {
         status = gpus_open(daemon->conf, &daemon->gpus, &gpus_absent, error);

@@ -33,6 +33,7 @@ struct budget_account {
     uint64_t used[BUDGET_KINDS];
     uint64_t held; /* the sum of used[], to see that there is none: modulo 2^64, of amounts below 2^48 */
     struct turn_line line;
+    uint64_t spent_ns; /* beside the line's */
     uint64_t refused;
     UT_hash_handle hh;
 };
@@ -397,6 +398,15 @@ bool budget_is_scarce(const struct budget_account *account, enum budget_kind kin
     return scarce;
 }
 
+void budget_spend(struct budget_account *account, uint64_t spent_ns)
+{
+    if (account != NULL) {
+        lock(account->budget);
+        account->spent_ns += spent_ns;
+        unlock(account->budget);
+    }
+}
+
 struct turn_line *budget_line(struct budget_account *account)
 {
     return &account->line;
@@ -410,7 +420,7 @@ static void describe(const struct budget_account *account, struct budget_info *o
         .uid = account->user->uid,
         .group = account->group,
         .shares_uid = HASH_COUNT(account->user->accounts) > 1,
-        .spent_ns = account->line.spent_ns,
+        .spent_ns = account->line.spent_ns + account->spent_ns,
         .refused = account->refused,
     };
     memcpy(out->used, account->used, sizeof out->used);

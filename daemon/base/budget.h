@@ -99,6 +99,9 @@ void budget_release(struct budget_account *account, enum budget_kind kind, uint6
 /* Whether a line about a user, who need hold nothing, may be logged now: see user_log_pass. */
 bool budget_may_log(struct budget *budget, uint32_t uid, uint64_t now_ns, uint64_t *suppressed);
 
+/* Processor time that was spent for the account outside of its turns of the loop. A null account: nothing. */
+void budget_spend(struct budget_account *account, uint64_t spent_ns);
+
 /* Whose turns of the loop are charged to the account. Valid while the account is. */
 struct turn_line *budget_line(struct budget_account *account);
 
@@ -109,7 +112,7 @@ struct budget_info {
     bool shares_uid;   /* the user has other accounts */
     uint64_t used[BUDGET_KINDS];
     uint64_t ceiling[BUDGET_KINDS];
-    uint64_t spent_ns; /* of the loop's time, ever */
+    uint64_t spent_ns; /* of processor time, ever */
     uint64_t refused;  /* charges, ever */
 };
 void budget_account_info(const struct budget_account *account, struct budget_info *out);

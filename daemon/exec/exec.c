@@ -43,6 +43,11 @@ void exec_set_gpus(struct exec *exec, struct gpu_devices *gpus)
     exec_find_cliques(exec);
 }
 
+void exec_set_clock(struct exec *exec, uint64_t (*clock)(void))
+{
+    exec->spending.clock = clock;
+}
+
 bool exec_run(struct exec *exec, uint64_t now_ns)
 {
     exec->now_ns = now_ns;
@@ -58,11 +63,15 @@ bool exec_run(struct exec *exec, uint64_t now_ns)
         looks--;
         if (exec_comm_idle(comm)) {
             exec_comm_rest(comm);
-        } else if (exec_comm_step(comm, now_ns)) { /* may free it */
+            continue;
+        }
+        spending_turn(&exec->spending, comm->options.account);
+        if (exec_comm_step(comm, now_ns)) { /* may free it */
             exec->more = true;
             steps--;
         }
     }
+    spending_turn(&exec->spending, NULL);
     if (exec->unstepped > 0) {
         return true;
     }

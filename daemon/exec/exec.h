@@ -73,6 +73,9 @@ void exec_node_up(struct exec *exec, uint32_t peer, uint64_t now_ns);
 /* GPUs that ranks may have their buffers on; null for none. They outlive the exec. Before any communicator.
  */
 void exec_set_gpus(struct exec *exec, struct gpu_devices *gpus);
+/* What the clock says its turns take is charged to their users (commctl users); null, at first: nothing is.
+ */
+void exec_set_clock(struct exec *exec, uint64_t (*clock)(void));
 /* After every exec_comm was freed. */
 void exec_free(struct exec *exec);
 

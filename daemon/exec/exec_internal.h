@@ -6,6 +6,7 @@
 #include "daemon/base/fair.h"
 #include "daemon/base/pacer.h"
 #include "daemon/base/ranges.h"
+#include "daemon/base/spending.h"
 #include "daemon/base/table.h"
 #include "daemon/base/trace.h"
 #include "daemon/coll/slice.h"
@@ -170,6 +171,7 @@ struct exec {
     void *wake_context;
     struct exec_comm *comms;
     struct fair busy;      /* of these: with operations */
+    struct spending spending;
     uint32_t round;        /* in which all of these are stepped, some more than once */
     uint32_t unstepped;    /* of these, in this round */
     bool more;             /* one that was stepped in this round could do more */

@@ -32,6 +32,11 @@ void p2p_set_gpus(struct p2p *p2p, struct gpu_devices *gpus)
     p2p->gpus = gpus;
 }
 
+void p2p_set_clock(struct p2p *p2p, uint64_t (*clock)(void))
+{
+    p2p->spending.clock = clock;
+}
+
 void p2p_free(struct p2p *p2p)
 {
     if (p2p != NULL) {
@@ -97,11 +102,15 @@ bool p2p_run(struct p2p *p2p, uint64_t now_ns)
         looks--;
         if (comm->count == 0 && comm->flushing == NULL && comm->ending == NULL) {
             comm_rest(comm);
-        } else if (messages_step(comm, now_ns)) {
+            continue;
+        }
+        spending_turn(&p2p->spending, comm->options.account);
+        if (messages_step(comm, now_ns)) {
             p2p->more = true;
             steps--;
         }
     }
+    spending_turn(&p2p->spending, NULL);
     if (p2p->unstepped > 0) {
         return true;
     }

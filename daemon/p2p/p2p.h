@@ -66,6 +66,8 @@ enum status p2p_new(struct net *net, p2p_wake_function *wake, void *wake_context
                     struct error *error) COMM_MUST_USE;
 /* GPUs that buffers may be on; null for none. They outlive it. Before any communicator. */
 void p2p_set_gpus(struct p2p *p2p, struct gpu_devices *gpus);
+/* As exec_set_clock. */
+void p2p_set_clock(struct p2p *p2p, uint64_t (*clock)(void));
 /* After every communicator was freed. Null is accepted. */
 void p2p_free(struct p2p *p2p);
 /* Does a bounded amount of work, of at most P2P_RUN_STEPS communicators that have any. Users take turns, one

@@ -3,6 +3,7 @@
 
 #include "daemon/base/fair.h"
 #include "daemon/base/pacer.h"
+#include "daemon/base/spending.h"
 #include "daemon/base/table.h"
 #include "daemon/base/trace.h"
 #include "daemon/gpu/queue.h"
@@ -202,6 +203,7 @@ struct p2p {
     p2p_wake_function *wake;
     void *wake_context;
     struct p2p_comm *comms;
+    struct spending spending;
     struct fair busy;   /* of these: with messages, or something to say */
     uint32_t round;     /* in which all of these are stepped, some more than once */
     uint32_t unstepped; /* of these, in this round */

@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/base/budget.h"
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
 
@@ -48,7 +49,14 @@ static void op_done(void *context, const struct error *result, uint64_t now_ns)
     ++*(unsigned *)context;
 }
 
-static struct exec_comm *comm_new(uint64_t id, uint32_t owner_uid)
+static uint64_t ticks; /* a look at the clock takes one */
+
+static uint64_t tick(void)
+{
+    return ++ticks;
+}
+
+static struct exec_comm *comm_new_of(uint64_t id, uint32_t owner_uid, struct budget_account *account)
 {
     static const uint32_t node_of_rank[RANKS] = {0}, peers[1] = {0};
     static const char *const names[1] = {"a"};
@@ -56,6 +64,7 @@ static struct exec_comm *comm_new(uint64_t id, uint32_t owner_uid)
     struct exec_comm_options options = {.comm_id = id,
                                         .generation = 1,
                                         .owner_uid = owner_uid,
+                                        .account = account,
                                         .size = RANKS,
                                         .node_of_rank = node_of_rank,
                                         .node_count = 1,
@@ -66,6 +75,11 @@ static struct exec_comm *comm_new(uint64_t id, uint32_t owner_uid)
                                         .failed = comm_failed};
     assert_int_equal(exec_comm_new(setup.exec, &options, &comm, NULL), STATUS_OK);
     return comm;
+}
+
+static struct exec_comm *comm_new(uint64_t id, uint32_t owner_uid)
+{
+    return comm_new_of(id, owner_uid, NULL);
 }
 
 static void submit(struct exec_comm *comm, uint64_t seq, unsigned *done)
@@ -148,11 +162,55 @@ static void test_none_is_left_out(void **state)
     setup_stop();
 }
 
+static uint64_t spent_ns(const struct budget_account *account)
+{
+    struct budget_info info;
+    budget_account_info(account, &info);
+    return info.spent_ns;
+}
+
+/* Each look at the clock takes a nanosecond: a run of two users takes two, one for each. */
+static void test_time_is_charged(void **state)
+{
+    (void)state;
+    struct budget *budget;
+    struct budget_account *accounts[2];
+    struct exec_comm *comms[2];
+    unsigned done[2] = {0};
+    uint64_t runs = 0;
+    assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
+    assert_int_equal(exec_new(NULL, no_wake, NULL, &setup.exec, NULL), STATUS_OK);
+    exec_set_clock(setup.exec, tick);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(budget_open(budget, 1000 + i, NULL, &accounts[i], NULL), STATUS_OK);
+        comms[i] = comm_new_of(1 + i, 1000 + i, accounts[i]);
+    }
+    submit(comms[0], 1, &done[0]);
+    for (; done[0] == 0; runs++) {
+        (void)exec_run(setup.exec, TIME_S);
+    }
+    assert_int_equal(spent_ns(accounts[0]), runs);
+    assert_int_equal(spent_ns(accounts[1]), 0);
+    submit(comms[1], 1, &done[1]);
+    while (done[1] == 0) {
+        (void)exec_run(setup.exec, TIME_S);
+    }
+    assert_int_equal(spent_ns(accounts[0]), runs);
+    assert_int_equal(spent_ns(accounts[1]), runs);
+    for (unsigned i = 0; i < 2; i++) {
+        exec_comm_free(comms[i]);
+        budget_close(accounts[i]);
+    }
+    exec_free(setup.exec);
+    budget_free(budget);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many_communicators),
         cmocka_unit_test(test_none_is_left_out),
+        cmocka_unit_test(test_time_is_charged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -170,7 +170,7 @@ struct exec {
     exec_wake_function *wake;
     void *wake_context;
     struct exec_comm *comms;
-    struct fair busy;      /* of these: with operations */
+    struct fair busy; /* of these: with operations */
     struct spending spending;
     uint32_t round;        /* in which all of these are stepped, some more than once */
     uint32_t unstepped;    /* of these, in this round */
@@ -336,6 +336,8 @@ enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op,
 enum status lane_device_reserve(struct exec_lane *lane, uint64_t bytes, struct error *error) COMM_MUST_USE;
 unsigned char *lane_device_memory(const struct exec_lane *lane);
 void lane_device_release(struct exec_lane *lane);
+/* Its pinned memory: no GPU is at it any more. */
+void lane_device_return_memory(struct exec_lane *lane);
 /* A piece of another domain than the host's. */
 void lane_device_put(const struct exec_lane *lane, const struct exec_op *op,
                      const struct coll_stage_piece *piece);

@@ -104,10 +104,21 @@ static enum status lane_device_new(struct exec_lane *lane, struct error *error)
     return STATUS_OK;
 }
 
+void lane_device_return_memory(struct exec_lane *lane)
+{
+    struct lane_device *device = lane->device;
+    if (device != NULL && device->memory != NULL) {
+        gpu_pinned_free(lane->comm->exec->gpus, device->memory);
+        budget_release(lane->comm->options.account, BUDGET_LANES, device->memory_bytes);
+        device->memory = NULL;
+        device->memory_bytes = 0;
+    }
+}
+
 void lane_device_release(struct exec_lane *lane)
 {
     if (lane->device != NULL) {
-        gpu_pinned_free(lane->comm->exec->gpus, lane->device->memory);
+        lane_device_return_memory(lane);
         free(lane->device->cliques);
         free(lane->device);
     }
@@ -149,19 +160,26 @@ enum status lane_device_begin(struct exec_lane *lane, const struct exec_op *op, 
 
 enum status lane_device_reserve(struct exec_lane *lane, uint64_t bytes, struct error *error)
 {
-    struct gpu_devices *gpus = lane->comm->exec->gpus;
+    const struct exec_comm *comm = lane->comm;
     struct lane_device *device = lane->device;
+    struct error why;
     if (bytes <= device->memory_bytes) {
         return STATUS_OK;
     }
-    gpu_pinned_free(gpus, device->memory);
-    device->memory = NULL;
-    device->memory_bytes = 0;
+    lane_device_return_memory(lane);
+    uint64_t size_bytes = gpu_pinned_size(bytes);
+    if (budget_charge(comm->options.account, BUDGET_LANES, size_bytes, &why) != STATUS_OK) {
+        return error_set(error, why.status, "\"%s\": %s", comm->options.name, why.text);
+    }
     void *memory = NULL;
-    enum status status = gpu_pinned_alloc(gpus, bytes, &memory, error);
+    enum status status = gpu_pinned_alloc(comm->exec->gpus, bytes, &memory, error);
+    if (status != STATUS_OK) {
+        budget_release(comm->options.account, BUDGET_LANES, size_bytes);
+        return status;
+    }
     device->memory = memory;
-    device->memory_bytes = status == STATUS_OK ? bytes : 0;
-    return status;
+    device->memory_bytes = size_bytes;
+    return STATUS_OK;
 }
 
 unsigned char *lane_device_memory(const struct exec_lane *lane)

@@ -3,9 +3,9 @@
 #include "daemon/exec/exec_internal.h"
 
 /*
- * Memory for the parts of slices that lie in no rank's buffer. While an operation runs it is charged to the
- * communicator's owner; then it goes to the exec's spare blocks, so that the next operation need not have new
- * pages made.
+ * Memory for the parts of slices that lie in no rank's buffer, pinned where GPUs are at it. While an
+ * operation runs it is charged to the communicator's owner; then it goes to the exec's spare blocks, or to
+ * the GPUs' kept ones, so that the next operation need not have new pages made.
  */
 
 static unsigned char *spare_take(struct exec *exec, size_t wanted_bytes, size_t *size_bytes)
@@ -74,6 +74,7 @@ enum status lane_reserve(struct exec_lane *lane, uint64_t wanted_bytes, struct e
 
 void lane_return_memory(struct exec_lane *lane)
 {
+    lane_device_return_memory(lane);
     if (lane->memory != NULL) {
         budget_release(lane->comm->options.account, BUDGET_LANES, lane->memory_bytes);
         spare_give(lane->comm->exec, lane->memory, lane->memory_bytes);

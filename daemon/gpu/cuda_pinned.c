@@ -24,6 +24,11 @@ static unsigned class_of(uint64_t size_bytes)
     return size_class;
 }
 
+uint64_t gpu_pinned_size(uint64_t size_bytes)
+{
+    return UINT64_C(1) << class_of(size_bytes);
+}
+
 /* With any GPU's context: the memory is of all of them. */
 static enum status block_new(struct gpu_devices *gpus, unsigned size_class, struct cuda_pinned_block **out,
                              struct error *error)

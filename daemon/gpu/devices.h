@@ -61,9 +61,11 @@ enum status gpu_devices_check(const struct gpu_devices *gpus, uint32_t gpu,
  * Host memory that GPUs copy from and to at full rate, of all contexts. From a pool: pinning is slow (about
  * 0.4 ms per MB). NO_MEMORY. Freed memory stays pinned for the next one, up to GPU_PINNED_KEEP_BYTES.
  */
-#define GPU_PINNED_KEEP_BYTES (UINT64_C(64) << 20)
+#define GPU_PINNED_KEEP_BYTES (UINT64_C(256) << 20) /* as much as lanes of all users hold (BUDGET_LANES) */
 enum status gpu_pinned_alloc(struct gpu_devices *gpus, uint64_t size_bytes, void **out,
                              struct error *error) COMM_MUST_USE;
+/* What an allocation of so many bytes takes. */
+uint64_t gpu_pinned_size(uint64_t size_bytes);
 void gpu_pinned_free(struct gpu_devices *gpus, void *memory);
 uint64_t gpu_pinned_bytes(const struct gpu_devices *gpus); /* kept ones too */
 

@@ -56,7 +56,7 @@ struct p2p_message;
 #define P2P_TURN_MAX 1024   /* messages that end in one turn; the rest has its turn later */
 /* Pinned memory that messages of one communicator go through from and to GPUs, each way: a GPU that does not
  * get to it holds no other communicator up. Beyond, they wait their turn. */
-#define P2P_PIPES_MAX_BYTES (GPU_PINNED_KEEP_BYTES / 2)
+#define P2P_PIPES_MAX_BYTES (UINT64_C(32) << 20)
 
 /* p2p_run is wanted soon. */
 typedef void p2p_wake_function(void *context);

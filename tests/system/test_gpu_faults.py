@@ -54,6 +54,14 @@ class GpuFaults(FailureCase):
     def test_no_pinned_memory_for_copies(self):
         self.check("cuMemHostAlloc:2", "cuMemHostAlloc", "NO_MEMORY", APART)
 
+    def test_pinned_memory_is_charged_to_its_user(self):
+        """Slices that go through pinned memory are in user_limit_lane_bytes, as the host's are; a user of no GPU goes on."""
+        layout, devices = APART
+        with Cluster(sorted(set(layout)), "user_limit_lane_bytes = 1024;", gpus=2) as cluster:
+            for process in self.ranks(cluster, layout, "broken", "once", devices=devices):
+                self.expect(process, "LIMIT", "user_limit_lane_bytes", within_s=15)
+            cluster.wait_gpus_idle()
+
     def test_a_copy(self):
         self.check("cuMemcpyAsync:1=1", "cuMemcpyAsync", "DEVICE", APART, at_its_end=True)
 

@@ -44,6 +44,7 @@ struct budget_account;
     X(SESSIONS, "sessions", "sessions", BUDGET_SESSIONS_MAX, BUDGET_SESSIONS_MAX)                            \
     X(GREETINGS, "greetings", "connections that have not said Hello", 2048, 1024)                            \
     X(COMMUNICATORS, "communicators", "ranks of communicators", 8192, 8192)                                  \
+    X(COMMUNICATOR_BYTES, "communicator_bytes", "bytes for communicators", 384u << 20, 256u << 20)           \
     X(OPERATIONS, "operation_bytes", "bytes for operations, messages and records", 192u << 20, 128u << 20)   \
     X(QUEUED, "queued_bytes", "bytes of replies that wait to be read", 64u << 20, 32u << 20)                 \
     X(RINGS, "ring_bytes", "bytes of rings that are shared with clients", 512u << 20, 512u << 20)            \

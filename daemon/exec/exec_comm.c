@@ -6,6 +6,7 @@
 
 #include "daemon/base/budget.h"
 #include "daemon/exec/exec_internal.h"
+#include "daemon/exec/rails_internal.h"
 
 /* --- Making one --- */
 
@@ -19,6 +20,7 @@ static void comm_release(struct exec_comm *comm)
     coll_map_free(&comm->map);
     free(comm->node_of_rank);
     free(comm->peers);
+    budget_release(comm->options.account, BUDGET_COMMUNICATOR_BYTES, comm->charged_bytes);
     budget_close(comm->options.account);
     free(comm);
 }
@@ -42,6 +44,26 @@ static bool comm_allocate(struct exec_comm *comm)
     return complete;
 }
 
+/* What it takes, with the shares of all rails. What it has by node is much of it in a large cluster. */
+static enum status comm_charge(struct exec_comm *comm, struct error *error)
+{
+    uint64_t nodes = comm->options.node_count, shares = comm->options.rail_count;
+    uint64_t of_lane = nodes * (sizeof(struct net_stream *) + sizeof(struct stream_reader *)) +
+                       2 * (nodes + 1) * sizeof(uint64_t);
+    uint64_t of_share =
+        sizeof *comm + (EXEC_LANES_MAX + 1) * of_lane + (nodes + comm->options.size) * sizeof(uint32_t);
+    struct error why;
+    if (comm->exec->rails != NULL && nodes == 1) {
+        shares = comm->exec->rails->count;
+    }
+    uint64_t bytes = of_share * (shares > 1 ? shares : 1);
+    if (budget_charge(comm->options.account, BUDGET_COMMUNICATOR_BYTES, bytes, &why) != STATUS_OK) {
+        return error_set(error, why.status, "communicator \"%s\": %s", comm->options.name, why.text);
+    }
+    comm->charged_bytes = bytes;
+    return STATUS_OK;
+}
+
 enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,
                           struct error *error)
 {
@@ -62,6 +84,11 @@ enum status comm_new_part(struct exec *exec, const struct exec_comm_options *opt
     comm->last_op = &comm->first_op;
     comm->share_index = share_index;
     comm->share_count = options->node_count == 1 ? 1 : share_count;
+    if (share_index == 0 && comm_charge(comm, error) != STATUS_OK) {
+        enum status refused = error->status;
+        comm_release(comm);
+        return refused;
+    }
     if (!comm_allocate(comm) || !coll_map_init(&comm->map, options->node_of_rank, options->size,
                                                options->node_count, options->node_index)) {
         comm_release(comm);

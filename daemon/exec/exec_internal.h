@@ -134,6 +134,7 @@ struct exec_comm {
     void *left_context;
     uint64_t comm_id;
     struct exec_comm_options options;
+    uint64_t charged_bytes; /* of its account, for all rails' shares */
     uint32_t *peers;
     uint32_t *node_of_rank;
     struct coll_map map;

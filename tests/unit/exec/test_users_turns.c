@@ -56,11 +56,11 @@ static uint64_t tick(void)
     return ++ticks;
 }
 
-static struct exec_comm *comm_new_of(uint64_t id, uint32_t owner_uid, struct budget_account *account)
+static enum status comm_try(uint64_t id, uint32_t owner_uid, struct budget_account *account,
+                            struct exec_comm **out, struct error *error)
 {
     static const uint32_t node_of_rank[RANKS] = {0}, peers[1] = {0};
     static const char *const names[1] = {"a"};
-    struct exec_comm *comm;
     struct exec_comm_options options = {.comm_id = id,
                                         .generation = 1,
                                         .owner_uid = owner_uid,
@@ -73,7 +73,14 @@ static struct exec_comm *comm_new_of(uint64_t id, uint32_t owner_uid, struct bud
                                         .slice_bytes = SLICE_ELEMENTS * ELEMENT_BYTES,
                                         .name = "turns",
                                         .failed = comm_failed};
-    assert_int_equal(exec_comm_new(setup.exec, &options, &comm, NULL), STATUS_OK);
+    return exec_comm_new(setup.exec, &options, out, error);
+}
+
+static struct exec_comm *comm_new_of(uint64_t id, uint32_t owner_uid, struct budget_account *account)
+{
+    struct exec_comm *comm;
+    struct error error;
+    assert_int_equal(comm_try(id, owner_uid, account, &comm, &error), STATUS_OK);
     return comm;
 }
 
@@ -205,12 +212,43 @@ static void test_time_is_charged(void **state)
     budget_free(budget);
 }
 
+/* One beyond the ceiling is refused, and what it took comes back. */
+static void test_communicators_are_charged(void **state)
+{
+    (void)state;
+    struct budget *budget;
+    struct budget_account *account;
+    struct budget_info info;
+    struct error error;
+    assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
+    assert_int_equal(budget_open(budget, 1000, NULL, &account, NULL), STATUS_OK);
+    assert_int_equal(exec_new(NULL, no_wake, NULL, &setup.exec, NULL), STATUS_OK);
+    struct exec_comm *first = comm_new_of(1, 1000, account), *second = NULL;
+    budget_account_info(account, &info);
+    uint64_t bytes = info.used[BUDGET_COMMUNICATOR_BYTES];
+    assert_in_range(bytes, 1024, 65536);
+    budget_set_ceiling(budget, BUDGET_COMMUNICATOR_BYTES, bytes);
+    /* Within the minimum that is set aside the ceiling still counts. */
+    assert_int_equal(comm_try(2, 1000, account, &second, &error), STATUS_LIMIT);
+    assert_non_null(strstr(error.text, "\"turns\""));
+    assert_non_null(strstr(error.text, "user_limit_communicator_bytes"));
+    exec_comm_free(first);
+    budget_account_info(account, &info);
+    assert_int_equal(info.used[BUDGET_COMMUNICATOR_BYTES], 0);
+    assert_int_equal(comm_try(2, 1000, account, &second, &error), STATUS_OK);
+    exec_comm_free(second);
+    exec_free(setup.exec);
+    budget_close(account);
+    budget_free(budget);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_many_communicators),
         cmocka_unit_test(test_none_is_left_out),
         cmocka_unit_test(test_time_is_charged),
+        cmocka_unit_test(test_communicators_are_charged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -76,6 +76,12 @@ static const char *kind_text(uint32_t number)
     return op_kind_from_wire(number, &kind) ? op_kind_text(kind) : "operation";
 }
 
+/* Readers hold numbers in 64 bits with a sign, and clients choose tickets. */
+static uint64_t number(uint64_t value)
+{
+    return value & INT64_MAX;
+}
+
 /* A bar, whose arguments are those of the record, and `more`: ",\"slice\":7". An instant: end_ns is 0. */
 static void put_bar(const struct drawing *drawing, uint32_t row, const struct trace_record *record,
                     uint64_t begin_ns, uint64_t end_ns, const char *name, const char *more)
@@ -90,7 +96,8 @@ static void put_bar(const struct drawing *drawing, uint32_t row, const struct tr
     }
     fprintf(out, "\"name\":\"%s\",\"args\":{\"communicator\":", name);
     put_text(out, comm_label(drawing, record->comm_id, id));
-    fprintf(out, ",\"seq\":%" PRIu64 ",\"kind\":\"%s\"%s}}", record->seq, kind_text(record->kind), more);
+    fprintf(out, ",\"seq\":%" PRIu64 ",\"kind\":\"%s\"%s}}", number(record->seq), kind_text(record->kind),
+            more);
 }
 
 /* --- The order in which records are drawn --- */
@@ -203,7 +210,8 @@ static size_t draw_slice(const struct drawing *drawing, uint32_t row,
     uint32_t lane = first->row & 255;
     (void)snprintf(name, sizeof name, lane == TRACE_LANE_AGREEMENT ? "agreement" : "slice %u", first->slice);
     (void)snprintf(more, sizeof more, ",\"slice\":%u,\"lane\":%u,\"rail\":%u,\"bytes\":%" PRIu64 "%s",
-                   first->slice, lane, first->row >> 8, first->value, ended ? "" : ",\"unfinished\":true");
+                   first->slice, lane, first->row >> 8, number(first->value),
+                   ended ? "" : ",\"unfinished\":true");
     put_bar(drawing, row, first, first->time_ns, end_ns, name, more);
     draw_stages(drawing, row, records, used);
     return used;
@@ -297,12 +305,13 @@ static void describe_span(const struct span *span, char *more, size_t size)
     if (!span_is_message(span)) {
         uint64_t bytes = span->posted != NULL ? span->posted->value : 0;
         (void)snprintf(more, size, ",\"rank\":%u,\"ticket\":%" PRIu64 ",\"bytes\":%" PRIu64 "%s",
-                       span->taken->row, span->taken->value, bytes, status);
+                       span->taken->row, number(span->taken->value), number(bytes), status);
     } else {
         int64_t peer =
             span->posted != NULL && span->posted->value < UINT32_MAX ? (int64_t)span->posted->value : -1;
         (void)snprintf(more, size, ",\"rank\":%u,\"peer\":%lld,\"tag\":%u,\"bytes\":%" PRIu64 "%s",
-                       span->taken->row, (long long)peer, span->taken->slice, span->taken->value, status);
+                       span->taken->row, (long long)peer, span->taken->slice, number(span->taken->value),
+                       status);
     }
 }
 

@@ -1,0 +1,34 @@
+#ifndef DAEMON_BASE_SPENDING_H
+#define DAEMON_BASE_SPENDING_H
+
+#include <stdint.h>
+
+#include "daemon/base/budget.h"
+
+/*
+ * Whose processor time a thread spends, where users take turns (daemon/base/fair.h). The clock is looked at
+ * when the account changes, not for each turn. Zero at first; without a clock nothing is charged. One thread.
+ */
+struct spending {
+    uint64_t (*clock)(void); /* ns */
+    struct budget_account *account;
+    uint64_t since_ns;
+};
+
+/* The turn of that account begins; null: nobody's, so the one before is over. */
+static inline void spending_turn(struct spending *spending, struct budget_account *account)
+{
+    if (spending->clock == 0 || account == spending->account) {
+        return;
+    }
+    uint64_t now_ns = spending->clock();
+    struct budget_account *next = account != 0 ? budget_ref(account) : 0;
+    if (spending->account != 0) {
+        budget_spend(spending->account, now_ns - spending->since_ns);
+        budget_close(spending->account);
+    }
+    spending->account = next;
+    spending->since_ns = now_ns;
+}
+
+#endif

@@ -25,9 +25,8 @@ struct comms_names {
 size_t comms_key_make(struct comms_key *key, uid_t owner_uid, const char *name)
 {
     size_t name_bytes = strnlen(name, sizeof key->name - 1);
-    key->owner_uid = owner_uid;
+    *key = (struct comms_key){.owner_uid = owner_uid};
     memcpy(key->name, name, name_bytes);
-    key->name[name_bytes] = '\0';
     return offsetof(struct comms_key, name) + name_bytes;
 }
 

@@ -67,6 +67,10 @@ def unavailable():
     return None
 
 
+class NoBoot(Exception):
+    """This host does not let it boot: the text has its last words."""
+
+
 class Machine:
     def __init__(self):
         self.folder = pathlib.Path(tempfile.mkdtemp(prefix="commd-machine-"))
@@ -105,13 +109,15 @@ class Machine:
     def _wait_booted(self):
         deadline = time.monotonic() + BOOT_TIMEOUT_S
         while True:
-            assert self.process.poll() is None, self.log()
+            if self.process.poll() is not None:
+                raise NoBoot(self.log())
             children = pathlib.Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
             if children and pathlib.Path(f"/proc/{children[0]}/comm").read_text().strip() == "systemd":
                 self.init = int(children[0])
                 if self.run("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded"):
                     return
-            assert time.monotonic() < deadline, self.log()
+            if time.monotonic() > deadline:
+                raise NoBoot(f"not up within {BOOT_TIMEOUT_S} s: {self.log()}")
             time.sleep(0.1)
 
     def log(self):

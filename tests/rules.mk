@@ -55,7 +55,7 @@ $(GPU_PROGRAMS): %: %.o $(GPU_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 # All of commd, with what lies between it and its network.
 HOSTILE_CALLS := net_stream_send net_stream_reset frame_decoder_next sendmsg ngtcp2_conn_writev_stream_versioned \
-    ngtcp2_conn_extend_max_offset ngtcp2_conn_extend_max_stream_offset
+    ngtcp2_conn_extend_max_offset ngtcp2_conn_extend_max_stream_offset ngtcp2_pkt_encode_frame
 $(HOSTILE_COMMD): EXTRA_LIBS = $(addprefix -Wl$(comma)--wrap=,$(HOSTILE_CALLS)) $(COMMD_LIBS)
 $(HOSTILE_COMMD): $(HOSTILE_COMMD).o $(HOSTILE_NETWORK) $(BUILD)/daemon/commd.o $(BUILD)/libcommd.a
 	$(link)

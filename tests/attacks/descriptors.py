@@ -16,7 +16,6 @@ from wire import SAID, Wire, message, tries, until
 
 GROW, WRITE, FUTURE_WRITE = 4, 8, 16  # seals
 HUGE = 4  # MFD_HUGETLB
-SET_PIPE_SIZE, PIPE_PACKETS = 1031, os.O_DIRECT
 USERFAULTFD, IO_URING_SETUP, MEMFD_SECRET, PIDFD_OPEN, PERF_EVENT_OPEN = 323, 425, 447, 434, 298  # of x86-64
 RIGHTS = (socket.SOL_SOCKET, socket.SCM_RIGHTS)
 SPARSE_BYTES = 1 << 44
@@ -137,23 +136,21 @@ def left_in_packets(path, end_s, index):
 
 
 def bells(path, end_s, index):
-    """The pipes that ring: made small and large, filled with packets and with pages that are taken away, their reader's end read by the wrong side."""
-    held = tries(20, lambda _: Rings(path))
-    page = mmap.mmap(-1, MIB)
-    part = (ctypes.c_size_t * 2)(ctypes.addressof(ctypes.c_char.from_buffer(page)), 65536)
+    """The sockets that ring: their room made small and large, filled, read by the wrong side, sent descriptors, at last shut down."""
     while until(end_s):
-        for rings in held:
+        for rings in tries(20, lambda _: Rings(path)):
             for fd in rings.fds[1:]:
-                for call in (lambda: fcntl.fcntl(fd, SET_PIPE_SIZE, 4096), lambda: fcntl.fcntl(fd, SET_PIPE_SIZE, MIB),
-                             lambda: fcntl.fcntl(fd, fcntl.F_SETFL, PIPE_PACKETS | os.O_NONBLOCK | os.O_ASYNC),
-                             lambda: fcntl.fcntl(fd, fcntl.F_SETOWN, os.getppid()), lambda: os.read(fd, 4096), lambda: os.write(fd, bytes(4096)),
-                             lambda: os.open(f"/proc/self/fd/{fd}", os.O_RDWR | os.O_NONBLOCK)):
+                bell = socket.socket(fileno=os.dup(fd))
+                for call in (lambda: bell.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1), lambda: bell.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MIB),
+                             lambda: fcntl.fcntl(fd, fcntl.F_SETFL, os.O_NONBLOCK | os.O_ASYNC), lambda: fcntl.fcntl(fd, fcntl.F_SETOWN, os.getppid()),
+                             lambda: bell.recv(4096, socket.MSG_DONTWAIT), lambda: bell.send(bytes(4096), socket.MSG_DONTWAIT),
+                             lambda: socket.send_fds(bell, [b"x"], [fd] * 8, socket.MSG_DONTWAIT), lambda: bell.shutdown(index % 3)):
                     try:
                         call()
                     except OSError:
                         pass
-                libc.vmsplice(fd, part, 1, 2)
-            ctypes.memset(part[0], index, 4096)
+                bell.close()
+            rings.close()
 
 
 def handed_out(path, end_s, index):

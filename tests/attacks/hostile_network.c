@@ -32,6 +32,68 @@ ngtcp2_ssize __wrap_ngtcp2_conn_writev_stream_versioned(ngtcp2_conn *conn, ngtcp
 
 /* --- Frames and windows --- */
 
+/* ngtcp2's own: one frame of a packet. */
+union ngtcp2_frame;
+ngtcp2_ssize __real_ngtcp2_pkt_encode_frame(uint8_t *out, size_t size, union ngtcp2_frame *frame);
+ngtcp2_ssize __wrap_ngtcp2_pkt_encode_frame(uint8_t *out, size_t size, union ngtcp2_frame *frame);
+
+#define FRAME_PADDING 0x00
+#define FRAME_ACK 0x02
+#define FRAME_ACK_ECN 0x03
+#define FRAME_PATH_CHALLENGE 0x1a
+#define CHALLENGE_BYTES 9u
+#define CHALLENGES_MAX 64u
+/* RFC 9000, 16: the two highest bits of the first byte are the length's logarithm. */
+#define NUMBER_BYTES(first) ((size_t)1 << ((first) >> 6))
+
+/* ACK: the largest number that fits there, of a packet that nobody ever sent. */
+static void forge_largest(uint8_t *ack)
+{
+    size_t bytes = NUMBER_BYTES(ack[1]);
+    ack[1] |= 0x3f;
+    memset(ack + 2, 0xff, bytes - 1);
+}
+
+/* ACK: a first range that goes below packet 0. After the type: largest, delay, number of ranges, first range.
+ */
+static void forge_range(uint8_t *ack, size_t size)
+{
+    size_t at = 1;
+    for (int field = 0; field < 3 && at < size; field++) {
+        at += NUMBER_BYTES(ack[at]);
+    }
+    if (at < size && at + NUMBER_BYTES(ack[at]) <= size) {
+        size_t bytes = NUMBER_BYTES(ack[at]);
+        ack[at] |= 0x3f;
+        memset(ack + at + 1, 0xff, bytes - 1);
+    }
+}
+
+ngtcp2_ssize __wrap_ngtcp2_pkt_encode_frame(uint8_t *out, size_t size, union ngtcp2_frame *frame)
+{
+    ngtcp2_ssize written = __real_ngtcp2_pkt_encode_frame(out, size, frame);
+    if (written < 1 || (out[0] != FRAME_ACK && out[0] != FRAME_ACK_ECN)) {
+        return written;
+    }
+    if (hostile_mode_is("ack_unsent")) {
+        forge_largest(out);
+    } else if (hostile_mode_is("ack_range")) {
+        forge_range(out, (size_t)written);
+    } else if (hostile_mode_is("ack_never")) {
+        out[0] = FRAME_PADDING;
+        return 1;
+    } else if (hostile_mode_is("challenge_flood")) {
+        size_t at = (size_t)written;
+        for (unsigned i = 0; i < CHALLENGES_MAX && at + CHALLENGE_BYTES <= size; i++, at += CHALLENGE_BYTES) {
+            uint64_t data = hostile_draw();
+            out[at] = FRAME_PATH_CHALLENGE;
+            memcpy(out + at + 1, &data, sizeof data);
+        }
+        return (ngtcp2_ssize)at;
+    }
+    return written;
+}
+
 /* What was received makes no room for more. */
 int __wrap_ngtcp2_conn_extend_max_stream_offset(ngtcp2_conn *conn, int64_t stream_id, uint64_t bytes)
 {

@@ -1,6 +1,9 @@
 """Attacks on what is other users': names, rows, and what one user alone may hold when it holds all of it at once."""
+import ctypes
 import os
 import signal
+import socket
+import struct
 import time
 
 import operations
@@ -9,6 +12,7 @@ from wire import BARRIER, SAID, Wire, message, parse, tries, until
 from operations import HOST
 
 
+PIDFD_GETFD, PTRACE_ATTACH, PR_SET_DUMPABLE = 438, 16, 4
 TOLD_S = 8  # beyond the attack's time: of a rank that is not seen to be dead nobody is told for 25 s and more
 
 
@@ -87,6 +91,45 @@ def forked(path, end_s, index):
     while until(end_s) or (until(end_s + TOLD_S) and not SAID.counts):
         first.read_what_comes()
         time.sleep(0.01)
+
+
+def stolen(path, end_s, index):
+    """Another process of the same user takes a rank's connection (pidfd_getfd), stops the rank (ptrace) and sends what it likes: it is that user, and
+    no more."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    turn = 0
+    while until(end_s):
+        turn += 1
+        ready, told = os.pipe()
+        rank = os.fork()
+        if rank == 0:
+            libc.prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)
+            wire = Wire(path)
+            operations.init(wire, 1, f"stolen-{index}-{turn}")
+            os.write(told, struct.pack("<i", wire.connection.fileno()))
+            while True:
+                wire.read_what_comes()
+                time.sleep(0.001)
+        descriptor, = struct.unpack("<i", os.read(ready, 4))
+        taken = libc.syscall(PIDFD_GETFD, os.pidfd_open(rank), descriptor, 0)
+        if taken < 0 or libc.ptrace(PTRACE_ATTACH, rank, None, None) != 0:
+            raise OSError(ctypes.get_errno(), "a child cannot be traced")
+        os.waitpid(rank, 0)
+        thief = Wire.__new__(Wire)
+        thief.connection, thief.last_id, thief.others = socket.socket(fileno=taken), 1 << 20, []
+        thief.connection.settimeout(5)
+        thief.submit_many(message([(1, 1), (2, ticket), (3, BARRIER)]) for ticket in range(1, 100))
+        thief.connection.send(b"\xff" * 100)
+        try:
+            while True:
+                thief.event()
+        except OSError:
+            pass
+        thief.connection.close()
+        os.kill(rank, signal.SIGKILL)
+        os.waitpid(rank, 0)
+        for fd in (ready, told):
+            os.close(fd)
 
 
 def everything(path, end_s, index):

@@ -2,6 +2,7 @@
 import array
 import os
 import random
+import signal
 import socket
 import struct
 import time
@@ -188,3 +189,29 @@ def rings_full_of_requests(path, end_s, index):
                 rings.ring()
             except OSError:
                 pass
+
+
+def half_an_entry(path, end_s, index):
+    """Clients that are stopped within an entry: more than was written, a length alone, or a bell for what is not published."""
+    turn = 0
+    while until(end_s):
+        children = []
+        for _ in range(6):
+            turn += 1
+            child = os.fork()
+            if child == 0:
+                try:
+                    rings = Rings(path)
+                    rings.memory[192:198] = struct.pack("<I", 60000 if turn % 3 == 0 else 4) + b"\x08\x07"
+                    rings.memory[0:4] = struct.pack("<I", (8, 4, 0)[turn % 3])
+                    rings.ring()
+                    os.kill(os.getpid(), signal.SIGSTOP)
+                finally:
+                    os._exit(0)
+            children.append(child)
+        for child in children:
+            os.waitpid(child, os.WUNTRACED)
+        time.sleep(0.2)
+        for child in children:
+            os.kill(child, signal.SIGKILL)
+            os.waitpid(child, 0)

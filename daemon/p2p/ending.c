@@ -1,5 +1,6 @@
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <utlist.h>
 
@@ -61,10 +62,35 @@ void message_crowd(struct p2p_message *message, enum message_way way)
 
 /* --- Results --- */
 
+void p2p_result_drop(struct p2p_result *result)
+{
+    if (result != NULL && --result->uses == 0) {
+        free(result);
+    }
+}
+
+/* The last one, if it is the same. Null without memory. */
+static struct p2p_result *result_get(struct p2p_comm *comm, const struct error *error)
+{
+    struct p2p_result *last = comm->last_result;
+    if (last != NULL && last->error.status == error->status && strcmp(last->error.text, error->text) == 0) {
+        last->uses++;
+        return last;
+    }
+    struct p2p_result *result = malloc(sizeof *result);
+    if (result != NULL) {
+        p2p_result_drop(last);
+        result->error = *error;
+        result->uses = 2; /* the message's, and this one's */
+        comm->last_result = result;
+    }
+    return result;
+}
+
 /* Texts are large: most results share one. */
 void message_set_result(struct p2p_message *message, const struct error *result)
 {
-    const struct p2p_comm *comm = message->comm;
+    struct p2p_comm *comm = message->comm;
     if (message->result != NULL) {
         return;
     }
@@ -73,12 +99,9 @@ void message_set_result(struct p2p_message *message, const struct error *result)
     } else if (result == &comm->cause) {
         message->result = result;
     } else {
-        struct error *own = malloc(sizeof *own);
+        const struct p2p_result *own = result_get(comm, result);
         message->own_result = own != NULL;
-        if (own != NULL) {
-            *own = *result;
-        }
-        message->result = own != NULL ? own : &p2p_no_memory;
+        message->result = own != NULL ? &own->error : &p2p_no_memory;
     }
 }
 

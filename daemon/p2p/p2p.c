@@ -156,6 +156,7 @@ static void comm_release(struct p2p_comm *comm)
         budget_close(comm->locals[i].account);
     }
     budget_close(comm->options.account);
+    p2p_result_drop(comm->last_result);
     staging_release(comm);
     free(comm->links);
     free(comm->locals);

@@ -162,8 +162,15 @@ struct p2p_local {
     struct p2p_arrival *arrivals; /* for it, that no receive has taken */
 };
 
+/* A text that messages which end one after the other share: when a rank leaves, thousands may. */
+struct p2p_result {
+    struct error error; /* the first: a message has its address */
+    uint32_t uses;
+};
+
 struct p2p_comm {
     struct p2p *p2p;
+    struct p2p_result *last_result; /* of a message; null: none */
     struct p2p_comm_options options;
     struct fair_entry turn; /* among p2p->busy */
     uint32_t round;         /* the last one in which it was stepped */
@@ -258,6 +265,8 @@ void message_end(struct p2p_message *message, const struct error *result);
 void message_give_up(struct p2p_message *message, const struct error *result, bool tells);
 /* LEAVING: ends when GPUs and network have let go. */
 void message_leaving_step(struct p2p_message *message, uint64_t now_ns);
+/* That use of it is over. */
+void p2p_result_drop(struct p2p_result *result);
 void message_set_result(struct p2p_message *message, const struct error *result);
 /* "The send of rank 3 (node b), tag 7, ended first: deadline passed". */
 void message_set_peer_ended(const struct p2p_comm *comm, struct error *error, enum status status, bool sends,

@@ -189,11 +189,11 @@ static void messages_tell(struct p2p_comm *comm, uint64_t now_ns)
 {
     for (uint32_t left = P2P_TURN_MAX; left > 0 && comm->ended != NULL; left--) {
         struct p2p_message *message = comm->ended;
-        struct error *own = message->own_result ? (struct error *)(uintptr_t)message->result : NULL;
+        struct p2p_result *own = message->own_result ? (struct p2p_result *)(uintptr_t)message->result : NULL;
         DL_DELETE(comm->ended, message);
         comm->count--;
         comm->options.done(comm->options.context, message, message->result, now_ns);
-        free(own);
+        p2p_result_drop(own);
     }
 }
 

@@ -45,6 +45,7 @@ static struct world world;
 struct post {
     struct p2p_message message; /* the first */
     uint32_t calls;
+    const struct error *result_at; /* where it was: not to be read */
     struct error result;
     uint32_t source;
     uint64_t count;
@@ -78,6 +79,7 @@ static void on_done(void *context, struct p2p_message *message, const struct err
     assert_int_equal(post->calls, 0);
     post->calls++;
     post->result = *result;
+    post->result_at = result;
     post->source = p2p_message_source(message);
     post->count = p2p_message_count(message);
     world.pending--;

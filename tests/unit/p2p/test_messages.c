@@ -278,6 +278,24 @@ static void test_who_waits_for_a_rank_that_leaves(void **state)
     }
 }
 
+/* A text has half a KiB: receives that end for one reason share it. */
+static void test_receives_that_wait_for_a_rank_that_leaves_share_a_text(void **state)
+{
+    (void)state;
+    struct post receives[64];
+    start(1, 3, NULL);
+    for (uint32_t i = 0; i < 64; i++) {
+        post_receive(&receives[i], 0, 1, i, target, 16);
+    }
+    leave(1);
+    settle(0);
+    for (uint32_t i = 0; i < 64; i++) {
+        assert_ended(&receives[i], STATUS_RANK_LOST);
+        assert_ptr_equal(receives[i].result_at, receives[0].result_at);
+    }
+    stop();
+}
+
 /* What a rank that leaves has pending ends for the other side, too. */
 static void test_a_rank_that_leaves_with_messages_pending(void **state)
 {
@@ -434,6 +452,7 @@ int main(void)
         cmocka_unit_test(test_a_deadline_of_its_own),
         cmocka_unit_test(test_what_was_sent_is_received_after_its_sender_left),
         cmocka_unit_test(test_who_waits_for_a_rank_that_leaves),
+        cmocka_unit_test(test_receives_that_wait_for_a_rank_that_leaves_share_a_text),
         cmocka_unit_test(test_a_rank_that_leaves_with_messages_pending),
         cmocka_unit_test(test_a_store_that_is_full),
         cmocka_unit_test(test_at_random),

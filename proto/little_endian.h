@@ -8,6 +8,12 @@
  * Compilers turn each into one load or store.
  */
 
+static inline void put_u16_le(uint8_t *out, uint16_t value)
+{
+    out[0] = (uint8_t)value;
+    out[1] = (uint8_t)(value >> 8);
+}
+
 static inline void put_u32_le(uint8_t *out, uint32_t value)
 {
     for (unsigned i = 0; i < 4; i++) {
@@ -20,6 +26,11 @@ static inline void put_u64_le(uint8_t *out, uint64_t value)
     for (unsigned i = 0; i < 8; i++) {
         out[i] = (uint8_t)(value >> (8 * i));
     }
+}
+
+static inline uint16_t get_u16_le(const uint8_t *in)
+{
+    return (uint16_t)(in[0] | in[1] << 8);
 }
 
 static inline uint32_t get_u32_le(const uint8_t *in)

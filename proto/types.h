@@ -10,6 +10,9 @@
  * daemon and the library. Numbers never change. client/include/commclient.h repeats them as COMM_<NAME>.
  */
 
+/* An enum that takes one byte, as on the wire. */
+#define WIRE_BYTE __attribute__((packed))
+
 /* X(name, number, text, size_bytes) */
 #define DTYPE_LIST(X)                                                                                        \
     X(F64, 0, "f64", 8)                                                                                      \
@@ -34,7 +37,7 @@ enum dtype {
 #define X(name, number, text, size_bytes) DTYPE_##name = number,
     DTYPE_LIST(X)
 #undef X
-};
+} WIRE_BYTE;
 #define DTYPE_COUNT 17
 #define DTYPE_SIZE_MAX_BYTES 16
 
@@ -56,7 +59,7 @@ enum reduce {
 #define X(name, number, text) REDUCE_##name = number,
     REDUCE_LIST(X)
 #undef X
-};
+} WIRE_BYTE;
 #define REDUCE_COUNT 11
 
 /* X(name, number, text) */
@@ -81,7 +84,7 @@ enum op_kind {
 #define X(name, number, text) OP_KIND_##name = number,
     OP_KIND_LIST(X)
 #undef X
-};
+} WIRE_BYTE;
 #define OP_KIND_COUNT 13
 
 /* X(name, number, text): what a compressed all-reduce puts on the wire. */
@@ -95,7 +98,7 @@ enum compression {
 #define X(name, number, text) COMPRESSION_##name = number,
     COMPRESSION_LIST(X)
 #undef X
-};
+} WIRE_BYTE;
 #define COMPRESSION_COUNT 4
 
 #define COMM_NAME_MAX_BYTES 127 /* length of a communicator's name, without the terminator */

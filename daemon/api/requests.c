@@ -278,27 +278,38 @@ static enum status submit_op(struct api_session *session, struct api_comm *comm,
                              const Commd__Client__Submit *request, uint64_t now_ns, struct error *error)
 {
     struct comms_op op = {.ticket = request->ticket,
-                          .count_elements = request->count_elements,
-                          .root_rank = request->root_rank,
+                          .terms = {.count_elements = request->count_elements,
+                                    .root_rank = request->root_rank,
+                                    .has_layouts = request->has_layouts != 0},
                           .factor = request->factor,
                           .timeout_ms = request->timeout_ms,
-                          .has_layouts = request->has_layouts,
                           .peer_rank = request->peer_rank,
-                          .tag = request->tag,
-                          .bucket_ops = request->bucket_ops,
-                          .bucket_index = request->bucket_index,
-                          .top_k_permille = request->top_k_permille};
-    if (!op_kind_from_wire(request->kind, &op.kind)) {
+                          .tag = request->tag};
+    if (!op_kind_from_wire(request->kind, &op.terms.kind)) {
         return error_set(error, STATUS_UNSUPPORTED, "operation kind %u is not known here", request->kind);
     }
-    if (!dtype_from_wire(request->dtype, &op.dtype)) {
+    if (!dtype_from_wire(request->dtype, &op.terms.dtype)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "element type %u is not known", request->dtype);
     }
-    if (!reduce_from_wire(request->reduce, &op.reduce)) {
+    if (!reduce_from_wire(request->reduce, &op.terms.reduce)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "operator %u is not known", request->reduce);
     }
-    if (!compression_from_wire(request->compression, &op.compression)) {
+    if (!compression_from_wire(request->compression, &op.terms.compression)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "compression %u is not known", request->compression);
+    }
+    if (request->bucket_ops > OP_BUCKET_OPS_MAX || request->bucket_index >= OP_BUCKET_OPS_MAX ||
+        request->top_k_permille > OP_TOP_K_MAX_PERMILLE) {
+        return error_set(error, STATUS_INVALID_ARGUMENT,
+                         "%u operations in a bucket, or %u of a thousand elements", request->bucket_ops,
+                         request->top_k_permille);
+    }
+    op.terms.top_k_permille = (uint16_t)request->top_k_permille;
+    op.terms.bucket_ops = request->bucket_ops > 1 ? (uint16_t)request->bucket_ops : 1;
+    op.terms.bucket_index = request->bucket_ops > 1 ? (uint16_t)request->bucket_index : 0;
+    const char *what;
+    if (!op_terms_are_valid(&op.terms, &what)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%s: its %s is not valid",
+                         op_kind_text(op.terms.kind), what);
     }
     struct comms_fence waits[COMMS_FENCES_MAX];
     op.waits = waits;

@@ -36,7 +36,7 @@ enum stage_family stage_family_of(enum op_kind kind)
 struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_t index)
 {
     struct stage_slice slice = {.op = op, .index = index, .count_elements = op->total_elements};
-    enum stage_family family = stage_family_of(op->kind);
+    enum stage_family family = stage_family_of(op->terms.kind);
     if ((family == STAGE_VECTOR || family == STAGE_SCAN) && op->slice_count > 1) {
         coll_slice_range(op->total_elements, op->element_bytes, op->slice_bytes, index,
                          &slice.offset_elements, &slice.count_elements);
@@ -48,8 +48,8 @@ struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_t index
 
 bool coll_stage_sizes_are_private(const struct coll_stage_op *op)
 {
-    return op->has_layouts &&
-           (op->kind == OP_KIND_ALL_TO_ALL || op->kind == OP_KIND_GATHER || op->kind == OP_KIND_SCATTER);
+    return op->terms.has_layouts && (op->terms.kind == OP_KIND_ALL_TO_ALL ||
+                                     op->terms.kind == OP_KIND_GATHER || op->terms.kind == OP_KIND_SCATTER);
 }
 
 enum op_kind coll_stage_schedule_kind(enum op_kind kind, const struct coll_map *map)
@@ -62,9 +62,9 @@ bool coll_stage_total(const struct coll_stage_op *op, uint64_t *out)
 {
     bool fits = true;
     *out = 0;
-    switch (stage_family_of(op->kind)) {
+    switch (stage_family_of(op->terms.kind)) {
     case STAGE_PAIRS: /* with layouts no node knows it */
-        return checked_mul_u64(op->count_elements, op->map->size, out);
+        return checked_mul_u64(op->terms.count_elements, op->map->size, out);
     case STAGE_BLOCKS:
         for (uint32_t position = 0; position < op->map->size; position++) {
             fits = fits && checked_add_u64(*out, coll_stage_block_count(op, position), out);
@@ -72,7 +72,7 @@ bool coll_stage_total(const struct coll_stage_op *op, uint64_t *out)
         return fits;
     case STAGE_VECTOR:
     case STAGE_SCAN:
-        for (uint32_t part = 0; part < op->part_count; part++) {
+        for (uint32_t part = 0; part < op->terms.bucket_ops; part++) {
             fits = fits && checked_add_u64(*out, op->part_counts[part], out);
         }
         return fits;
@@ -84,19 +84,20 @@ bool coll_stage_total(const struct coll_stage_op *op, uint64_t *out)
 
 bool coll_stage_needs_agreement(const struct coll_stage_op *op)
 {
-    bool hears_of_all = op->kind == OP_KIND_ALL_REDUCE || op->kind == OP_KIND_ALL_GATHER ||
-                        op->kind == OP_KIND_REDUCE_SCATTER || op->kind == OP_KIND_ALL_TO_ALL;
-    return op->kind != OP_KIND_BARRIER && (op->total_elements == 0 || op->has_layouts || !hears_of_all);
+    bool hears_of_all = op->terms.kind == OP_KIND_ALL_REDUCE || op->terms.kind == OP_KIND_ALL_GATHER ||
+                        op->terms.kind == OP_KIND_REDUCE_SCATTER || op->terms.kind == OP_KIND_ALL_TO_ALL;
+    return op->terms.kind != OP_KIND_BARRIER &&
+           (op->total_elements == 0 || op->terms.has_layouts || !hears_of_all);
 }
 
 uint64_t coll_stage_touched_elements(const struct coll_stage_op *op)
 {
     uint64_t locals = op->map->local_count;
-    switch (stage_family_of(op->kind)) {
+    switch (stage_family_of(op->terms.kind)) {
     case STAGE_VECTOR:
-        return (op->kind == OP_KIND_ALL_REDUCE ? 2 * locals : locals + 1) * op->total_elements;
+        return (op->terms.kind == OP_KIND_ALL_REDUCE ? 2 * locals : locals + 1) * op->total_elements;
     case STAGE_BLOCKS:
-        return (op_kind_has_root(op->kind) ? 2 : locals + 1) * op->total_elements;
+        return (op_kind_has_root(op->terms.kind) ? 2 : locals + 1) * op->total_elements;
     case STAGE_PAIRS:
         return 2 * stage_pairs_total(op);
     case STAGE_SCAN:
@@ -113,13 +114,13 @@ bool coll_stage_in_place(const struct coll_stage_op *op, uint32_t rank, struct c
     uint32_t number = coll_map_local_rank(op->map, rank % op->map->local_count);
     *first = stage_input(rank, 0);
     *same = stage_output(rank, 0);
-    if (op->kind == OP_KIND_ALL_GATHER || op->kind == OP_KIND_GATHER) {
+    if (op->terms.kind == OP_KIND_ALL_GATHER || op->terms.kind == OP_KIND_GATHER) {
         same->offset_elements = stage_block_begin(op, &at->output_layout, number);
-    } else if (op->kind == OP_KIND_REDUCE_SCATTER || op->kind == OP_KIND_SCATTER) {
+    } else if (op->terms.kind == OP_KIND_REDUCE_SCATTER || op->terms.kind == OP_KIND_SCATTER) {
         *first = stage_output(rank, 0);
         *same = stage_input(rank, stage_block_begin(op, &at->input_layout, number));
     }
-    return op->kind != OP_KIND_ALL_TO_ALL; /* it would overwrite blocks before they are sent */
+    return op->terms.kind != OP_KIND_ALL_TO_ALL; /* it would overwrite blocks before they are sent */
 }
 
 uint64_t coll_stage_slice_offset(const struct coll_stage_op *op, uint64_t slice)
@@ -234,8 +235,8 @@ static uint64_t slot_elements(uint64_t vector_elements)
 
 static uint64_t vector_elements(const struct stage_slice *slice)
 {
-    return stage_family_of(slice->op->kind) == STAGE_BLOCKS ? stage_blocks_measure(slice, NULL)
-                                                            : slice->count_elements;
+    return stage_family_of(slice->op->terms.kind) == STAGE_BLOCKS ? stage_blocks_measure(slice, NULL)
+                                                                  : slice->count_elements;
 }
 
 void coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, uint64_t slice,
@@ -253,7 +254,7 @@ void coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, 
     if (step == COLL_STAGE_IN && coll_stage_lends_input(op)) {
         return;
     }
-    switch (stage_family_of(op->kind)) {
+    switch (stage_family_of(op->terms.kind)) {
     case STAGE_VECTOR:
         stage_vector_step(&plan, step);
         return;
@@ -275,9 +276,9 @@ uint64_t coll_stage_pieces_max(const struct coll_stage_op *op)
 {
     uint64_t domains = op->mode == COLL_STAGE_STAGED ? op->map->local_count : 1;
     domains = domains < COLL_STAGE_DOMAINS_MAX ? domains : COLL_STAGE_DOMAINS_MAX;
-    switch (stage_family_of(op->kind)) {
+    switch (stage_family_of(op->terms.kind)) {
     case STAGE_VECTOR:
-        return op->part_count * domains;
+        return op->terms.bucket_ops * domains;
     case STAGE_BLOCKS:
         return op->map->size * domains;
     case STAGE_PAIRS:
@@ -295,12 +296,12 @@ uint64_t coll_stage_pieces_max(const struct coll_stage_op *op)
 struct coll_call coll_stage_call(const struct coll_stage_op *op, uint64_t index, uint64_t *offsets)
 {
     struct stage_slice slice = stage_slice_of(op, index);
-    struct coll_call call = {.kind = coll_stage_schedule_kind(op->kind, op->map),
+    struct coll_call call = {.kind = coll_stage_schedule_kind(op->terms.kind, op->map),
                              .node_count = op->map->node_count,
                              .node_index = op->map->node_index,
                              .keeps_empty = coll_stage_sizes_are_private(op),
                              .count_elements = slice.count_elements};
-    switch (stage_family_of(op->kind)) {
+    switch (stage_family_of(op->terms.kind)) {
     case STAGE_BLOCKS:
         call.count_elements = stage_blocks_measure(&slice, offsets);
         call.block_offsets = offsets;
@@ -340,7 +341,7 @@ static void memory_end(void *context, const struct coll_stage_place *place, uint
 uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t index)
 {
     struct stage_slice slice = stage_slice_of(op, index);
-    enum stage_family family = stage_family_of(op->kind);
+    enum stage_family family = stage_family_of(op->terms.kind);
     uint32_t slots = 1;
     uint64_t end = 0;
     if (family == STAGE_SCAN) {
@@ -351,7 +352,7 @@ uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t ind
     }
     coll_stage_lay_out(op, index, COLL_WORK, memory_end, &end);
     coll_stage_lay_out(op, index, COLL_INPUT, memory_end, &end);
-    for (uint32_t part = 0; stage_has_slots(op) && part < op->part_count; part++) {
+    for (uint32_t part = 0; stage_has_slots(op) && part < op->terms.bucket_ops; part++) {
         uint32_t of_part = stage_slots(op, part);
         slots = of_part > slots ? of_part : slots;
     }
@@ -362,10 +363,10 @@ void coll_stage_lay_out(const struct coll_stage_op *op, uint64_t index, enum col
                         coll_stage_extent *extent, void *context)
 {
     struct stage_slice slice = stage_slice_of(op, index);
-    if (space != COLL_WORK && stage_family_of(op->kind) != STAGE_PAIRS) {
+    if (space != COLL_WORK && stage_family_of(op->terms.kind) != STAGE_PAIRS) {
         return;
     }
-    switch (stage_family_of(op->kind)) {
+    switch (stage_family_of(op->terms.kind)) {
     case STAGE_VECTOR:
         stage_vector_lay_out(&slice, extent, context);
         return;
@@ -385,9 +386,9 @@ void coll_stage_lay_out(const struct coll_stage_op *op, uint64_t index, enum col
 
 uint32_t coll_stage_extents_max(const struct coll_stage_op *op)
 {
-    switch (stage_family_of(op->kind)) {
+    switch (stage_family_of(op->terms.kind)) {
     case STAGE_VECTOR:
-        return op->part_count;
+        return op->terms.bucket_ops;
     case STAGE_BLOCKS:
         return op->map->size;
     case STAGE_PAIRS:
@@ -403,15 +404,15 @@ uint32_t coll_stage_extents_max(const struct coll_stage_op *op)
 bool coll_stage_lends_input(const struct coll_stage_op *op)
 {
     return op->keeps_input && op->mode == COLL_STAGE_UNSTAGED && op->map->local_count == 1 &&
-           (op->kind == OP_KIND_ALL_REDUCE || op->kind == OP_KIND_REDUCE ||
-            op->kind == OP_KIND_REDUCE_SCATTER);
+           (op->terms.kind == OP_KIND_ALL_REDUCE || op->terms.kind == OP_KIND_REDUCE ||
+            op->terms.kind == OP_KIND_REDUCE_SCATTER);
 }
 
 void coll_stage_lay_out_input(const struct coll_stage_op *op, uint64_t index, coll_stage_extent *extent,
                               void *context)
 {
     struct stage_slice slice = stage_slice_of(op, index);
-    if (stage_family_of(op->kind) == STAGE_BLOCKS) {
+    if (stage_family_of(op->terms.kind) == STAGE_BLOCKS) {
         stage_blocks_lay_out_input(&slice, extent, context);
     } else {
         stage_vector_lay_out_input(&slice, extent, context);

@@ -6,7 +6,7 @@
 
 #include "daemon/coll/map.h"
 #include "daemon/coll/schedule.h"
-#include "proto/types.h"
+#include "proto/op_terms.h"
 
 /*
  * The local stage as data: what one node's ranks copy, reduce and divide among themselves for one slice, and
@@ -70,18 +70,14 @@ struct coll_stage_rank {
 /* What is the same for all slices of an operation. */
 struct coll_stage_op {
     const struct coll_map *map;
-    enum op_kind kind; /* not a message */
+    struct op_terms terms; /* not a message's; as exec_call has them */
     enum coll_stage_mode mode;
     bool has_memory;  /* ALONE: coll_stage_memory_elements of it; otherwise always */
     bool divides;     /* the result is divided: avg */
     bool keeps_input; /* UNSTAGED, one local rank, whose contribution is its input as it is: that is not
                          copied, but named as where the vector's first values lie (coll_stage_lends_input) */
-    bool has_layouts;
-    uint32_t root_rank;
-    uint64_t count_elements;             /* of the vector, or of each rank's block; 0 with layouts */
-    uint32_t part_count;                 /* all_reduces that run as one; otherwise 1 */
-    const uint64_t *part_counts;         /* part_count: elements of each */
-    const struct coll_stage_rank *ranks; /* part_count × local_count: of each part, ascending */
+    const uint64_t *part_counts;         /* bucket_ops: elements of each */
+    const struct coll_stage_rank *ranks; /* bucket_ops × local_count: of each part, ascending */
     uint64_t total_elements;             /* coll_stage_total */
     uint64_t element_bytes;
     uint64_t slice_bytes; /* of kinds without blocks, which are cut by it */

@@ -14,23 +14,23 @@ struct block {
 /* The layout that says how large blocks are; null: each rank knows its own alone. */
 static const struct coll_layout *known_layout(const struct coll_stage_op *op)
 {
-    if (op->kind == OP_KIND_ALL_GATHER) {
+    if (op->terms.kind == OP_KIND_ALL_GATHER) {
         return &op->ranks[0].output_layout;
     }
-    if (op->kind == OP_KIND_REDUCE_SCATTER) {
+    if (op->terms.kind == OP_KIND_REDUCE_SCATTER) {
         return &op->ranks[0].input_layout;
     }
     if (!stage_is_root_node(op)) {
         return NULL;
     }
     const struct coll_stage_rank *root = &op->ranks[stage_root_local(op)];
-    return op->kind == OP_KIND_GATHER ? &root->output_layout : &root->input_layout;
+    return op->terms.kind == OP_KIND_GATHER ? &root->output_layout : &root->input_layout;
 }
 
 static uint64_t block_count(const struct coll_stage_op *op, const struct coll_layout *layout, uint32_t rank)
 {
-    if (!op->has_layouts) {
-        return op->count_elements;
+    if (!op->terms.has_layouts) {
+        return op->terms.count_elements;
     }
     if (layout != NULL) {
         return layout->counts[rank];
@@ -48,16 +48,16 @@ uint64_t coll_stage_block_count(const struct coll_stage_op *op, uint32_t positio
 static uint64_t block_limit(const struct coll_stage_op *op, const struct block *block)
 {
     uint64_t limit = UINT64_MAX;
-    if (!op->has_layouts) {
+    if (!op->terms.has_layouts) {
         return limit;
     }
-    if (op->kind == OP_KIND_GATHER || op->kind == OP_KIND_SCATTER) {
+    if (op->terms.kind == OP_KIND_GATHER || op->terms.kind == OP_KIND_SCATTER) {
         return block->local == UINT32_MAX ? limit : op->ranks[block->local].count_elements;
     }
     for (uint32_t local = 0; local < op->map->local_count; local++) {
         const struct coll_stage_rank *rank = &op->ranks[local];
         const struct coll_layout *layout =
-            op->kind == OP_KIND_ALL_GATHER ? &rank->output_layout : &rank->input_layout;
+            op->terms.kind == OP_KIND_ALL_GATHER ? &rank->output_layout : &rank->input_layout;
         uint64_t count = layout->counts[block->rank];
         limit = count < limit ? count : limit;
     }
@@ -112,16 +112,16 @@ static struct coll_stage_place place_of(const struct coll_stage_op *op, const st
     if (op->mode == COLL_STAGE_STAGED) {
         return stage_memory(block->begin);
     }
-    if (op->kind == OP_KIND_ALL_GATHER) {
+    if (op->terms.kind == OP_KIND_ALL_GATHER) {
         return in_output(op, 0, block);
     }
-    if (op->kind == OP_KIND_GATHER && stage_is_root_node(op)) {
+    if (op->terms.kind == OP_KIND_GATHER && stage_is_root_node(op)) {
         return in_output(op, stage_root_local(op), block);
     }
-    if (op->kind == OP_KIND_SCATTER && stage_is_root_node(op)) {
+    if (op->terms.kind == OP_KIND_SCATTER && stage_is_root_node(op)) {
         return in_input(op, stage_root_local(op), block);
     }
-    if (op->kind == OP_KIND_GATHER && own) {
+    if (op->terms.kind == OP_KIND_GATHER && own) {
         return stage_input(block->local, block->offset);
     }
     bool fits = own && block->offset + block->count_elements <= block_limit(op, block);
@@ -205,11 +205,11 @@ static void block_local(struct stage_plan *plan, const struct block *block)
     const struct coll_stage_op *op = plan->slice.op;
     struct coll_stage_place own_input = stage_input(block->local, block->offset);
     struct coll_stage_place own_output = stage_output(block->local, block->offset);
-    if (op->kind == OP_KIND_ALL_GATHER) {
+    if (op->terms.kind == OP_KIND_ALL_GATHER) {
         block_to_ranks(plan, block, own_input, 0);
-    } else if (op->kind == OP_KIND_REDUCE_SCATTER) {
+    } else if (op->terms.kind == OP_KIND_REDUCE_SCATTER) {
         reduce_block(plan, block, op->divides ? COLL_STAGE_DIVIDE : COLL_STAGE_REDUCE, own_output);
-    } else if (op->kind == OP_KIND_GATHER) {
+    } else if (op->terms.kind == OP_KIND_GATHER) {
         stage_put_copy(plan, own_input, in_output(op, stage_root_local(op), block), agreed_part(op, block));
     } else {
         stage_put_copy(plan, in_input(op, stage_root_local(op), block), own_output, agreed_part(op, block));
@@ -222,11 +222,11 @@ static void block_in(struct stage_plan *plan, const struct block *block)
     struct coll_stage_place place = place_of(op, block);
     bool own = block->local != UINT32_MAX;
     bool staged = op->mode == COLL_STAGE_STAGED;
-    if (op->kind == OP_KIND_REDUCE_SCATTER) {
+    if (op->terms.kind == OP_KIND_REDUCE_SCATTER) {
         reduce_block(plan, block, COLL_STAGE_REDUCE, place);
-    } else if (op->kind == OP_KIND_SCATTER && staged && stage_is_root_node(op)) {
+    } else if (op->terms.kind == OP_KIND_SCATTER && staged && stage_is_root_node(op)) {
         stage_put_copy(plan, in_input(op, stage_root_local(op), block), place, block->count_elements);
-    } else if (op->kind != OP_KIND_SCATTER && own && place.buffer != COLL_STAGE_INPUT) {
+    } else if (op->terms.kind != OP_KIND_SCATTER && own && place.buffer != COLL_STAGE_INPUT) {
         stage_put_copy(plan, stage_input(block->local, block->offset), place, agreed_part(op, block));
     }
 }
@@ -237,13 +237,13 @@ static void block_out(struct stage_plan *plan, const struct block *block)
     struct coll_stage_place place = place_of(op, block);
     bool own = block->local != UINT32_MAX;
     bool staged = op->mode == COLL_STAGE_STAGED;
-    if (op->kind == OP_KIND_ALL_GATHER) {
+    if (op->terms.kind == OP_KIND_ALL_GATHER) {
         block_to_ranks(plan, block, place, staged ? 0 : 1); /* unstaged, the first rank has it */
-    } else if (op->kind == OP_KIND_GATHER && staged && stage_is_root_node(op)) {
+    } else if (op->terms.kind == OP_KIND_GATHER && staged && stage_is_root_node(op)) {
         stage_put_copy(plan, place, in_output(op, stage_root_local(op), block), block->count_elements);
-    } else if (op->kind == OP_KIND_SCATTER && own && place.buffer != COLL_STAGE_OUTPUT) {
+    } else if (op->terms.kind == OP_KIND_SCATTER && own && place.buffer != COLL_STAGE_OUTPUT) {
         stage_put_copy(plan, place, stage_output(block->local, block->offset), agreed_part(op, block));
-    } else if (op->kind == OP_KIND_REDUCE_SCATTER && own &&
+    } else if (op->terms.kind == OP_KIND_REDUCE_SCATTER && own &&
                (op->divides || place.buffer == COLL_STAGE_MEMORY)) {
         stage_piece(plan, stage_result_action(op), agreed_part(op, block));
         stage_source(plan, place);

@@ -97,25 +97,25 @@ static inline enum coll_stage_action stage_result_action(const struct coll_stage
 
 static inline bool stage_is_root_node(const struct coll_stage_op *op)
 {
-    return op->map->local_of_rank[op->root_rank] != UINT32_MAX;
+    return op->map->local_of_rank[op->terms.root_rank] != UINT32_MAX;
 }
 
 static inline uint32_t stage_root_local(const struct coll_stage_op *op)
 {
-    return op->map->local_of_rank[op->root_rank];
+    return op->map->local_of_rank[op->terms.root_rank];
 }
 
 /* Where the block of `rank` begins in a buffer with that layout, and how many elements it has there. */
 static inline uint64_t stage_block_begin(const struct coll_stage_op *op, const struct coll_layout *layout,
                                          uint32_t rank)
 {
-    return layout->displacements != NULL ? layout->displacements[rank] : rank * op->count_elements;
+    return layout->displacements != NULL ? layout->displacements[rank] : rank * op->terms.count_elements;
 }
 
 static inline uint64_t stage_layout_count(const struct coll_stage_op *op, const struct coll_layout *layout,
                                           uint32_t rank)
 {
-    return layout->counts != NULL ? layout->counts[rank] : op->count_elements;
+    return layout->counts != NULL ? layout->counts[rank] : op->terms.count_elements;
 }
 
 /* The slice's part of a block of count elements. */
@@ -169,8 +169,9 @@ bool stage_scan_gathers(const struct coll_stage_op *op);
 /* Sums that begin within each domain, which the host then puts together. */
 static inline bool stage_has_slots(const struct coll_stage_op *op)
 {
-    return op->mode == COLL_STAGE_STAGED && (op->kind == OP_KIND_ALL_REDUCE || op->kind == OP_KIND_REDUCE ||
-                                             op->kind == OP_KIND_REDUCE_SCATTER);
+    return op->mode == COLL_STAGE_STAGED &&
+           (op->terms.kind == OP_KIND_ALL_REDUCE || op->terms.kind == OP_KIND_REDUCE ||
+            op->terms.kind == OP_KIND_REDUCE_SCATTER);
 }
 /* Of the ranks of one part: into how many domains their inputs fall. */
 uint32_t stage_slots(const struct coll_stage_op *op, uint32_t part);

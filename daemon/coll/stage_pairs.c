@@ -50,8 +50,8 @@ uint64_t stage_pairs_total(const struct coll_stage_op *op)
 {
     uint64_t locals = op->map->local_count;
     uint64_t total = 0;
-    if (!op->has_layouts) {
-        return checked_mul_u64(locals * locals, op->count_elements, &total) ? total : UINT64_MAX;
+    if (!op->terms.has_layouts) {
+        return checked_mul_u64(locals * locals, op->terms.count_elements, &total) ? total : UINT64_MAX;
     }
     for (uint32_t from = 0; from < locals; from++) {
         for (uint32_t to = 0; to < locals; to++) {
@@ -72,7 +72,7 @@ uint64_t coll_stage_local_slice_elements(const struct coll_stage_op *op, uint64_
 
 uint64_t coll_stage_local_slices(const struct coll_stage_op *op)
 {
-    if (op->kind != OP_KIND_ALL_TO_ALL || op->mode == COLL_STAGE_STAGED) {
+    if (op->terms.kind != OP_KIND_ALL_TO_ALL || op->mode == COLL_STAGE_STAGED) {
         return 0;
     }
     uint64_t total = stage_pairs_total(op);
@@ -82,8 +82,9 @@ uint64_t coll_stage_local_slices(const struct coll_stage_op *op)
 /* The pair that the line of all pairs has element `at` in, where blocks are equal; else the first one. */
 static uint64_t first_pair(const struct coll_stage_op *op, uint64_t at, uint64_t *begin)
 {
-    uint64_t pair = op->has_layouts || op->count_elements == 0 ? 0 : at / op->count_elements;
-    *begin = pair * op->count_elements;
+    uint64_t pair =
+        op->terms.has_layouts || op->terms.count_elements == 0 ? 0 : at / op->terms.count_elements;
+    *begin = pair * op->terms.count_elements;
     return pair;
 }
 

@@ -8,72 +8,6 @@
 #include "daemon/base/hash.h"
 
 #define CALL_TOP_K_DEFAULT_PERMILLE 10
-#define CALL_TOP_K_MAX_PERMILLE 1000
-
-/* --- What is agreed --- */
-
-bool comms_calls_agree(const struct comms_call *one, const struct comms_call *other)
-{
-    return one->kind == other->kind && one->dtype == other->dtype && one->reduce == other->reduce &&
-           one->count_elements == other->count_elements && one->root_rank == other->root_rank &&
-           one->has_layouts == other->has_layouts && one->layout_digest == other->layout_digest &&
-           one->compression == other->compression && one->top_k_permille == other->top_k_permille &&
-           one->has_residual == other->has_residual && one->bucket_ops == other->bucket_ops &&
-           one->bucket_index == other->bucket_index;
-}
-
-uint32_t comms_call_terms_hash(const struct comms_call *call)
-{
-    uint64_t words[] = {call->has_layouts,  call->layout_digest, call->compression,  call->top_k_permille,
-                        call->has_residual, call->bucket_ops,    call->bucket_index, call->count_elements};
-    uint64_t digest = hash_bytes(0, words, sizeof words);
-    return (uint32_t)(digest ^ digest >> 32);
-}
-
-static void describe_rest(const struct comms_call *call, char *out, size_t size)
-{
-    size_t length = strlen(out);
-    if (call->layout_digest != 0) {
-        length += (size_t)snprintf(out + length, size - length, ", counts %08x",
-                                   (unsigned)(call->layout_digest & UINT32_MAX));
-    }
-    if (call->compression != COMPRESSION_NONE && length < size) {
-        length += (size_t)snprintf(out + length, size - length, ", %s on the wire%s",
-                                   compression_text(call->compression),
-                                   call->has_residual ? " with error feedback" : "");
-    }
-    if (call->compression == COMPRESSION_TOP_K && length < size) {
-        length += (size_t)snprintf(out + length, size - length, " (%u of 1000)", call->top_k_permille);
-    }
-    if (call->bucket_ops > 1 && length < size) {
-        (void)snprintf(out + length, size - length, ", %u of %u in a group", call->bucket_index + 1,
-                       call->bucket_ops);
-    }
-}
-
-void comms_call_describe(const struct comms_call *call, char *out, size_t size)
-{
-    char count[32] = "";
-    char reduce[24] = "";
-    char root[24] = "";
-    if (call->kind == OP_KIND_BARRIER) {
-        (void)snprintf(out, size, "%s", op_kind_text(call->kind));
-        return;
-    }
-    if (!call->has_layouts) {
-        (void)snprintf(count, sizeof count, "%llu ", (unsigned long long)call->count_elements);
-    }
-    if (op_kind_reduces(call->kind)) {
-        (void)snprintf(reduce, sizeof reduce, ", %s", reduce_text(call->reduce));
-    }
-    if (op_kind_has_root(call->kind)) {
-        bool from = call->kind == OP_KIND_BROADCAST || call->kind == OP_KIND_SCATTER;
-        (void)snprintf(root, sizeof root, " %s rank %u", from ? "from" : "to", call->root_rank);
-    }
-    (void)snprintf(out, size, "%s%s of %s%s%s%s", op_kind_text(call->kind), call->has_layouts ? "_v" : "",
-                   count, dtype_text(call->dtype), root, reduce);
-    describe_rest(call, out, size);
-}
 
 /* --- Layouts --- */
 
@@ -134,22 +68,22 @@ struct call_extents {
 
 static bool uses_input_layout(const struct comms_op *op, bool is_root)
 {
-    return op->kind == OP_KIND_REDUCE_SCATTER || op->kind == OP_KIND_ALL_TO_ALL ||
-           (op->kind == OP_KIND_SCATTER && is_root);
+    return op->terms.kind == OP_KIND_REDUCE_SCATTER || op->terms.kind == OP_KIND_ALL_TO_ALL ||
+           (op->terms.kind == OP_KIND_SCATTER && is_root);
 }
 
 static bool uses_output_layout(const struct comms_op *op, bool is_root)
 {
-    return op->kind == OP_KIND_ALL_GATHER || op->kind == OP_KIND_ALL_TO_ALL ||
-           (op->kind == OP_KIND_GATHER && is_root);
+    return op->terms.kind == OP_KIND_ALL_GATHER || op->terms.kind == OP_KIND_ALL_TO_ALL ||
+           (op->terms.kind == OP_KIND_GATHER && is_root);
 }
 
 static enum status equal_extent(const struct comms_op *op, uint32_t size, uint64_t *extent,
                                 struct error *error)
 {
-    if (!checked_mul_u64(op->count_elements, size, extent)) {
+    if (!checked_mul_u64(op->terms.count_elements, size, extent)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "%u blocks of %llu elements are too many", size,
-                         (unsigned long long)op->count_elements);
+                         (unsigned long long)op->terms.count_elements);
     }
     return STATUS_OK;
 }
@@ -158,15 +92,15 @@ static enum status block_extents(const struct comms_op *op, uint32_t rank, uint3
                                  struct comms_buffers *buffers, struct call_extents *extents,
                                  struct error *error)
 {
-    bool is_root = rank == op->root_rank;
+    bool is_root = rank == op->terms.root_rank;
     bool input_blocks = uses_input_layout(op, is_root);
     bool output_blocks = uses_output_layout(op, is_root);
-    extents->reads = op->kind != OP_KIND_SCATTER || is_root;
-    extents->writes = op->kind != OP_KIND_GATHER || is_root;
-    extents->input_elements = op->count_elements;
-    extents->output_elements = op->count_elements;
+    extents->reads = op->terms.kind != OP_KIND_SCATTER || is_root;
+    extents->writes = op->terms.kind != OP_KIND_GATHER || is_root;
+    extents->input_elements = op->terms.count_elements;
+    extents->output_elements = op->terms.count_elements;
     enum status status = STATUS_OK;
-    if (op->has_layouts) {
+    if (op->terms.has_layouts) {
         if (input_blocks) {
             status = read_layout(&op->input_layout, "input", size, &buffers->input_layout, error);
         }
@@ -187,21 +121,21 @@ static enum status block_extents(const struct comms_op *op, uint32_t rank, uint3
             status = equal_extent(op, size, &extents->output_elements, error);
         }
     }
-    if (status != STATUS_OK || !op->has_layouts) {
+    if (status != STATUS_OK || !op->terms.has_layouts) {
         return status;
     }
-    if (op->kind == OP_KIND_ALL_GATHER) {
+    if (op->terms.kind == OP_KIND_ALL_GATHER) {
         extents->input_elements = buffers->output_layout[rank];
-    } else if (op->kind == OP_KIND_REDUCE_SCATTER) {
+    } else if (op->terms.kind == OP_KIND_REDUCE_SCATTER) {
         extents->output_elements = buffers->input_layout[rank];
     }
-    const uint64_t *roots = op->kind == OP_KIND_GATHER    ? buffers->output_layout
-                            : op->kind == OP_KIND_SCATTER ? buffers->input_layout
-                                                          : NULL;
-    if (roots != NULL && roots[rank] != op->count_elements) {
+    const uint64_t *roots = op->terms.kind == OP_KIND_GATHER    ? buffers->output_layout
+                            : op->terms.kind == OP_KIND_SCATTER ? buffers->input_layout
+                                                                : NULL;
+    if (roots != NULL && roots[rank] != op->terms.count_elements) {
         return error_set(error, STATUS_INVALID_ARGUMENT,
                          "the root's own block has %llu elements, its counts say %llu",
-                         (unsigned long long)op->count_elements, (unsigned long long)roots[rank]);
+                         (unsigned long long)op->terms.count_elements, (unsigned long long)roots[rank]);
     }
     return STATUS_OK;
 }
@@ -210,10 +144,10 @@ static enum status call_extents(const struct comms_op *op, uint32_t rank, uint32
                                 struct comms_buffers *buffers, struct call_extents *extents,
                                 struct error *error)
 {
-    bool is_root = rank == op->root_rank;
-    *extents =
-        (struct call_extents){.input_elements = op->count_elements, .output_elements = op->count_elements};
-    switch (op->kind) {
+    bool is_root = rank == op->terms.root_rank;
+    *extents = (struct call_extents){.input_elements = op->terms.count_elements,
+                                     .output_elements = op->terms.count_elements};
+    switch (op->terms.kind) {
     case OP_KIND_BARRIER:
         return STATUS_OK;
     case OP_KIND_ALL_REDUCE:
@@ -278,14 +212,14 @@ static enum status check_place(struct comms_buffers *buffers, struct error *erro
 static enum status check_alignment(const struct comms_op *op, const struct exec_rank *buffers,
                                    struct error *error)
 {
-    bool in_parts = op->dtype == DTYPE_C64 || op->dtype == DTYPE_C128;
-    size_t alignment = dtype_size_bytes(op->dtype) / (in_parts ? 2 : 1);
+    bool in_parts = op->terms.dtype == DTYPE_C64 || op->terms.dtype == DTYPE_C128;
+    size_t alignment = dtype_size_bytes(op->terms.dtype) / (in_parts ? 2 : 1);
     bool input = buffers->input_on_host || (uintptr_t)buffers->input % alignment == 0;
     bool output = buffers->output_on_host || (uintptr_t)buffers->output % alignment == 0;
     if (!input || !output) {
         return error_set(error, STATUS_INVALID_ARGUMENT,
                          "%s: memory on a GPU that is not aligned to elements of %s",
-                         input ? "output" : "input", dtype_text(op->dtype));
+                         input ? "output" : "input", dtype_text(op->terms.dtype));
     }
     return STATUS_OK;
 }
@@ -324,7 +258,7 @@ static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32
                                 struct comms_buffers *buffers, struct error *error)
 {
     struct call_extents extents;
-    size_t element_bytes = dtype_size_bytes(op->dtype);
+    size_t element_bytes = dtype_size_bytes(op->terms.dtype);
     void *input = NULL, *output = NULL, *residual = NULL;
     enum status status = call_extents(op, rank, size, buffers, &extents, error);
     if (status == STATUS_OK && extents.reads) {
@@ -336,7 +270,7 @@ static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32
                             &buffers->output_memory, &output, error);
     }
     if (status == STATUS_OK && op->residual.memory != NULL) {
-        status = take_range(&op->residual, "residual", op->count_elements, sizeof(float),
+        status = take_range(&op->residual, "residual", op->terms.count_elements, sizeof(float),
                             &buffers->residual_memory, &residual, error);
     }
     if (status == STATUS_OK && (uintptr_t)residual % sizeof(float) != 0) {
@@ -349,7 +283,7 @@ static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32
     buffers->exec = (struct exec_rank){.input = input,
                                        .output = output,
                                        .factor = op->factor,
-                                       .count_elements = op->count_elements,
+                                       .count_elements = op->terms.count_elements,
                                        .input_layout = {in, in == NULL ? NULL : in + size},
                                        .output_layout = {out, out == NULL ? NULL : out + size},
                                        .residual = residual,
@@ -358,7 +292,7 @@ static enum status take_buffers(const struct comms_op *op, uint32_t rank, uint32
                                        .residual_memory = buffers->residual_memory,
                                        .input_bytes = extents.input_elements * element_bytes,
                                        .output_bytes = extents.output_elements * element_bytes,
-                                       .residual_bytes = op->count_elements * sizeof(float)};
+                                       .residual_bytes = op->terms.count_elements * sizeof(float)};
     if (buffers->fences != NULL) {
         buffers->exec.waits = buffers->fences->waits;
         buffers->exec.wait_count = buffers->fences->wait_count;
@@ -382,63 +316,57 @@ void comms_buffers_release(struct comms_buffers *buffers)
 
 static enum status check_reduction(const struct comms_op *op, struct error *error)
 {
-    bool is_scan = op->kind == OP_KIND_SCAN || op->kind == OP_KIND_EXCLUSIVE_SCAN;
-    if (!reduce_is_defined(op->dtype, op->reduce) || (is_scan && op->reduce == REDUCE_AVG)) {
-        return error_set(error, STATUS_UNSUPPORTED, "%s: %s of %s has no meaning", op_kind_text(op->kind),
-                         reduce_text(op->reduce), dtype_text(op->dtype));
+    bool is_scan = op->terms.kind == OP_KIND_SCAN || op->terms.kind == OP_KIND_EXCLUSIVE_SCAN;
+    if (!reduce_is_defined(op->terms.dtype, op->terms.reduce) ||
+        (is_scan && op->terms.reduce == REDUCE_AVG)) {
+        return error_set(error, STATUS_UNSUPPORTED, "%s: %s of %s has no meaning",
+                         op_kind_text(op->terms.kind), reduce_text(op->terms.reduce),
+                         dtype_text(op->terms.dtype));
     }
     return STATUS_OK;
 }
 
 static enum status check_compression(const struct comms_op *op, struct error *error)
 {
-    if (op->compression == COMPRESSION_NONE) {
+    if (op->terms.compression == COMPRESSION_NONE) {
         return STATUS_OK;
     }
-    if (op->kind != OP_KIND_ALL_REDUCE || op->dtype != DTYPE_F32 ||
-        (op->reduce != REDUCE_SUM && op->reduce != REDUCE_AVG) || op->bucket_ops > 1) {
+    if (op->terms.kind != OP_KIND_ALL_REDUCE || op->terms.dtype != DTYPE_F32 ||
+        (op->terms.reduce != REDUCE_SUM && op->terms.reduce != REDUCE_AVG) || op->terms.bucket_ops > 1) {
         return error_set(error, STATUS_UNSUPPORTED,
                          "only all_reduces of f32 with sum or avg, not in a group, can be compressed");
-    }
-    if (op->top_k_permille > CALL_TOP_K_MAX_PERMILLE) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "top_k: %u of a thousand elements",
-                         op->top_k_permille);
     }
     return STATUS_OK;
 }
 
 static enum status check_arguments(const struct comms_op *op, uint32_t size, struct error *error)
 {
-    if (op_kind_has_root(op->kind) && op->root_rank >= size) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "root %u of %u ranks", op->root_rank, size);
+    if (op_kind_has_root(op->terms.kind) && op->terms.root_rank >= size) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "root %u of %u ranks", op->terms.root_rank, size);
     }
-    if (op->has_layouts && !op_kind_has_blocks(op->kind)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "%s has no blocks to count", op_kind_text(op->kind));
+    if (op->terms.has_layouts && !op_kind_has_blocks(op->terms.kind)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "%s has no blocks to count",
+                         op_kind_text(op->terms.kind));
     }
-    if (op->bucket_ops > 1 && (op->kind != OP_KIND_ALL_REDUCE || op->bucket_index >= op->bucket_ops ||
-                               op->bucket_ops > COMMS_BUCKET_OPS_MAX)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "%s %u of %u cannot be part of a bucket",
-                         op_kind_text(op->kind), op->bucket_index, op->bucket_ops);
-    }
-    if (op->kind == OP_KIND_SEND && op->peer_rank >= size) {
+    if (op->terms.kind == OP_KIND_SEND && op->peer_rank >= size) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "send to rank %u of %u", op->peer_rank, size);
     }
-    if (op->kind == OP_KIND_RECEIVE && op->peer_rank >= size && op->peer_rank != COMM_ANY_SOURCE_RANK) {
+    if (op->terms.kind == OP_KIND_RECEIVE && op->peer_rank >= size && op->peer_rank != COMM_ANY_SOURCE_RANK) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "recv from rank %u of %u", op->peer_rank, size);
     }
-    enum status status = op_kind_reduces(op->kind) ? check_reduction(op, error) : STATUS_OK;
+    enum status status = op_kind_reduces(op->terms.kind) ? check_reduction(op, error) : STATUS_OK;
     return status == STATUS_OK ? check_compression(op, error) : status;
 }
 
-static uint64_t counts_digest(const struct comms_op *op, const struct comms_buffers *buffers, uint32_t size)
+static uint64_t counts_hash(const struct comms_op *op, const struct comms_buffers *buffers, uint32_t size)
 {
-    const uint64_t *counts = op->kind == OP_KIND_ALL_GATHER       ? buffers->output_layout
-                             : op->kind == OP_KIND_REDUCE_SCATTER ? buffers->input_layout
-                                                                  : NULL;
+    const uint64_t *counts = op->terms.kind == OP_KIND_ALL_GATHER       ? buffers->output_layout
+                             : op->terms.kind == OP_KIND_REDUCE_SCATTER ? buffers->input_layout
+                                                                        : NULL;
     return counts == NULL ? 0 : hash_bytes(1, counts, size * sizeof *counts) | 1;
 }
 
-enum status comms_call_check(const struct comms_op *op, uint32_t rank, uint32_t size, struct comms_call *call,
+enum status comms_call_check(const struct comms_op *op, uint32_t rank, uint32_t size, struct op_terms *terms,
                              struct comms_buffers *buffers, struct error *error)
 {
     *buffers = (struct comms_buffers){0};
@@ -453,23 +381,20 @@ enum status comms_call_check(const struct comms_op *op, uint32_t rank, uint32_t 
         comms_buffers_release(buffers);
         return status;
     }
-    bool compressed = op->compression != COMPRESSION_NONE;
-    bool grouped = op->bucket_ops > 1;
-    *call = (struct comms_call){
-        .kind = op->kind,
-        .dtype = op->kind == OP_KIND_BARRIER ? DTYPE_U8 : op->dtype,
-        .reduce = op_kind_reduces(op->kind) ? op->reduce : REDUCE_SUM,
-        .count_elements = op->kind == OP_KIND_BARRIER || op->has_layouts ? 0 : op->count_elements,
-        .root_rank = op_kind_has_root(op->kind) ? op->root_rank : 0,
-        .has_layouts = op->has_layouts,
-        .layout_digest = op->has_layouts ? counts_digest(op, buffers, size) : 0,
-        .compression = op->compression,
-        .has_residual = compressed && op->residual.memory != NULL,
-        .bucket_ops = grouped ? op->bucket_ops : 1,
-        .bucket_index = grouped ? op->bucket_index : 0,
-    };
-    if (op->compression == COMPRESSION_TOP_K) {
-        call->top_k_permille = op->top_k_permille != 0 ? op->top_k_permille : CALL_TOP_K_DEFAULT_PERMILLE;
+    bool compressed = op->terms.compression != COMPRESSION_NONE;
+    *terms = op->terms;
+    terms->dtype = op->terms.kind == OP_KIND_BARRIER ? DTYPE_U8 : terms->dtype;
+    terms->reduce = op_kind_reduces(op->terms.kind) ? terms->reduce : REDUCE_SUM;
+    terms->count_elements =
+        op->terms.kind == OP_KIND_BARRIER || op->terms.has_layouts ? 0 : terms->count_elements;
+    terms->root_rank = op_kind_has_root(op->terms.kind) ? terms->root_rank : 0;
+    terms->has_residual = compressed && op->residual.memory != NULL;
+    terms->bucket_ops = terms->bucket_ops > 1 ? terms->bucket_ops : 1;
+    terms->hash = op->terms.has_layouts ? counts_hash(op, buffers, size) : 0;
+    if (op->terms.compression != COMPRESSION_TOP_K) {
+        terms->top_k_permille = 0;
+    } else if (terms->top_k_permille == 0) {
+        terms->top_k_permille = CALL_TOP_K_DEFAULT_PERMILLE;
     }
     return STATUS_OK;
 }

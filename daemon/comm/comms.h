@@ -11,7 +11,7 @@
 #include "daemon/host/memory.h"
 #include "daemon/mesh/mesh.h"
 #include "daemon/p2p/p2p.h"
-#include "proto/types.h"
+#include "proto/op_terms.h"
 
 /*
  * Communicators: formation across the mesh, matching of what the local ranks post, the life of an operation,
@@ -155,34 +155,23 @@ struct comms_fence {
 #define COMMS_FENCES_MAX 16    /* that one operation waits for */
 #define COMMS_RECORDS_MAX 1024 /* of one member; beyond: STATUS_LIMIT */
 
-/* One rank's part of an operation, as it asks for it: nothing is checked yet but the enums. */
+/* One rank's part of an operation, as it asks for it: nothing is checked yet but that the terms are valid. */
 struct comms_op {
-    uint64_t ticket; /* the owner's, returned with the completion */
-    enum op_kind kind;
-    enum dtype dtype;
-    enum reduce reduce;
-    uint64_t count_elements;
-    uint32_t root_rank;
-    double factor;       /* premul_sum */
-    uint64_t timeout_ms; /* 0: the communicator's */
+    uint64_t ticket;       /* the owner's, returned with the completion */
+    struct op_terms terms; /* as the rank says them; its hash is not looked at */
+    double factor;         /* premul_sum */
+    uint64_t timeout_ms;   /* 0: the communicator's */
     struct comms_op_range input;
     struct comms_op_range output;
-    bool has_layouts;                   /* a _v operation */
     struct comms_op_range input_layout; /* 2 × size numbers of 64 bits: counts, displacements, in elements */
     struct comms_op_range output_layout;
     uint32_t peer_rank; /* send, recv */
     uint32_t tag;
-    uint32_t
-        bucket_ops; /* all_reduces that run as one: how many, 0 and 1: alone; and which of them this is */
-    uint32_t bucket_index;
-    enum compression compression;
-    uint32_t top_k_permille; /* 0: 10 */
     struct comms_op_range residual;
     const struct comms_fence *waits; /* it begins when all are reached; read during the call */
     uint32_t wait_count;
     struct comms_fence ended; /* set when the operation has ended, well or not; also when it is refused */
 };
-#define COMMS_BUCKET_OPS_MAX 256
 
 /* An operation ended, for one rank. */
 struct comms_completion {

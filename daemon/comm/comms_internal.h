@@ -85,7 +85,9 @@ struct comms_member {
     bool formed_told;
     bool aborted_told;
     uint64_t posted_seq;
-    uint32_t bucket_left;            /* operations of its last one's bucket that are to follow */
+    uint32_t bucket_left;    /* operations of its last one's bucket that are to follow, */
+    enum dtype bucket_dtype; /* of this type, with this operator */
+    enum reduce bucket_reduce;
     uint64_t completed_seq;          /* told to the owner */
     uint32_t owed_ops;               /* that the owner is still to be told of */
     uint32_t pending_messages;       /* likewise */
@@ -125,7 +127,7 @@ struct communicator_op {
     struct communicator_op *prev, *next; /* of the communicator's pending ones */
     struct communicator *comm;
     uint64_t seq;
-    struct comms_call call;
+    struct op_terms terms;
     uint32_t first_rank; /* who posted it first */
     pid_t first_pid;
     uint64_t first_post_ns;
@@ -404,7 +406,7 @@ void comms_dispute_received(struct communicator *comm, const Commd__Mesh__Disput
 
 /* verdict.c: operations that end on all ranks with the same words. */
 /* Asks the communicator's first node for a verdict on operations from seq on: the first one that it hears of
- * each operation counts. At most COMMS_BUCKET_OPS_MAX. */
+ * each operation counts. At most OP_BUCKET_OPS_MAX. */
 void comms_verdict_ask(struct communicator *comm, uint64_t seq, uint32_t ops, const struct error *cause,
                        uint64_t now_ns);
 /* Their numbers are possible, and the node may say so. */

@@ -328,7 +328,7 @@ static bool member_tell(struct comms_member *member, uint64_t now_ns)
         struct comms_completion completion = {.ticket = op->posts[member->local_index].ticket,
                                               .result = &cause};
         member->completed_seq++;
-        trace_op_told(comm->comm_id, op->seq, op->call.kind, member->rank, 0, cause.status);
+        trace_op_told(comm->comm_id, op->seq, op->terms.kind, member->rank, 0, cause.status);
         comms_op_settle(op, member);
         handler.completed(handler.context, member, &completion, now_ns);
         return true;

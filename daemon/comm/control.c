@@ -171,7 +171,7 @@ static void on_dispute(struct comms *comms, uint32_t node, const Commd__Mesh__Di
                        uint64_t now_ns)
 {
     struct communicator *comm = find_by_id(comms, dispute->comm_id, node);
-    if (dispute->ops < 1 || dispute->ops > COMMS_BUCKET_OPS_MAX || dispute->seq < 1 ||
+    if (dispute->ops < 1 || dispute->ops > OP_BUCKET_OPS_MAX || dispute->seq < 1 ||
         dispute->seq > UINT64_MAX - dispute->ops) {
         mesh_violation(comms->mesh, node, "a dispute on operations that cannot be");
     } else if (comm != NULL) {
@@ -184,7 +184,7 @@ static void on_verdict(struct comms *comms, uint32_t node, const Commd__Mesh__Ve
 {
     struct communicator *comm = find_by_id(comms, verdict->comm_id, node);
     uint32_t index = comm == NULL ? 0 : communicator_node_index(comm, node);
-    if (verdict->ops < 1 || verdict->ops > COMMS_BUCKET_OPS_MAX || verdict->seq < 1 ||
+    if (verdict->ops < 1 || verdict->ops > OP_BUCKET_OPS_MAX || verdict->seq < 1 ||
         verdict->seq > UINT64_MAX - verdict->ops) {
         mesh_violation(comms->mesh, node, "a verdict on operations that cannot be");
     } else if (comm != NULL && (verdict->final ? index != 0 : comm->own_index != 0)) {

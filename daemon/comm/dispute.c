@@ -22,19 +22,19 @@ static bool counts_between(const struct communicator_op *op, const struct commun
                            const struct communicator_post *to, uint64_t *sent, uint64_t *expected)
 {
     const struct exec_rank *sender = &from->part->buffers.exec, *receiver = &to->part->buffers.exec;
-    switch (op->call.kind) {
+    switch (op->terms.kind) {
     case OP_KIND_ALL_TO_ALL:
         *sent = sender->input_layout.counts[to->rank];
         *expected = receiver->output_layout.counts[from->rank];
         return true;
     case OP_KIND_GATHER:
         *sent = sender->count_elements;
-        *expected = to->rank == op->call.root_rank ? receiver->output_layout.counts[from->rank] : 0;
-        return to->rank == op->call.root_rank;
+        *expected = to->rank == op->terms.root_rank ? receiver->output_layout.counts[from->rank] : 0;
+        return to->rank == op->terms.root_rank;
     case OP_KIND_SCATTER:
-        *sent = from->rank == op->call.root_rank ? sender->input_layout.counts[to->rank] : 0;
+        *sent = from->rank == op->terms.root_rank ? sender->input_layout.counts[to->rank] : 0;
         *expected = receiver->count_elements;
-        return from->rank == op->call.root_rank;
+        return from->rank == op->terms.root_rank;
     case OP_KIND_ALL_GATHER:
     case OP_KIND_REDUCE_SCATTER:
     case OP_KIND_ALL_REDUCE:
@@ -57,7 +57,7 @@ static bool counts_between(const struct communicator_op *op, const struct commun
 static bool counts_equal(const struct communicator_op *op, const struct communicator_post *one,
                          const struct communicator_post *other)
 {
-    bool gathers = op->call.kind == OP_KIND_ALL_GATHER;
+    bool gathers = op->terms.kind == OP_KIND_ALL_GATHER;
     const struct exec_rank *a = &one->part->buffers.exec, *b = &other->part->buffers.exec;
     return memcmp(gathers ? a->output_layout.counts : a->input_layout.counts,
                   gathers ? b->output_layout.counts : b->input_layout.counts,
@@ -71,7 +71,7 @@ static bool posts_fit(const struct communicator_op *op, const struct communicato
     if (counts_between(op, from, to, &sent, &expected) && sent != expected) {
         error_set(cause, STATUS_MISMATCH,
                   "op %llu on \"%s\": %s_v: rank %u has %llu elements for rank %u, which expects %llu",
-                  (unsigned long long)op->seq, op->comm->name, op_kind_text(op->call.kind), from->rank,
+                  (unsigned long long)op->seq, op->comm->name, op_kind_text(op->terms.kind), from->rank,
                   (unsigned long long)sent, to->rank, (unsigned long long)expected);
         return false;
     }
@@ -91,7 +91,7 @@ static bool post_agrees(const struct communicator_op *op, const struct communica
     }
     uint32_t low = other->rank < post->rank ? other->rank : post->rank;
     error_set(cause, STATUS_MISMATCH, "op %llu on \"%s\": %s_v: ranks %u and %u have different counts",
-              (unsigned long long)op->seq, op->comm->name, op_kind_text(op->call.kind), low,
+              (unsigned long long)op->seq, op->comm->name, op_kind_text(op->terms.kind), low,
               low == post->rank ? other->rank : post->rank);
     return false;
 }
@@ -101,10 +101,10 @@ void comms_dispute_layouts(struct communicator_op *op, uint32_t local_index, uin
     struct error cause;
     const struct communicator_post *post = &op->posts[local_index];
     bool agrees = true;
-    if (!op->call.has_layouts) {
+    if (!op->terms.has_layouts) {
         return;
     }
-    if (op->call.kind == OP_KIND_ALL_GATHER || op->call.kind == OP_KIND_REDUCE_SCATTER) {
+    if (op->terms.kind == OP_KIND_ALL_GATHER || op->terms.kind == OP_KIND_REDUCE_SCATTER) {
         agrees = post_agrees(op, post, &cause);
     } else {
         for (uint32_t i = 0; i < op->comm->local_count && agrees; i++) { /* itself, too */
@@ -120,8 +120,8 @@ void comms_dispute_layouts(struct communicator_op *op, uint32_t local_index, uin
 
 static void describe_post(const struct communicator_op *op, char *out, size_t size)
 {
-    char call[COMMS_CALL_TEXT_MAX_BYTES];
-    comms_call_describe(&op->call, call, sizeof call);
+    char call[OP_TERMS_TEXT_MAX_BYTES];
+    op_terms_describe(&op->terms, call, sizeof call);
     (void)snprintf(out, size, "rank %u (pid %d, node %s): %s", op->first_rank, (int)op->first_pid,
                    communicator_own_name(op->comm), call);
 }
@@ -130,7 +130,7 @@ void comms_dispute_found(void *context, uint64_t seq, uint32_t node, const char 
 {
     struct communicator *comm = context;
     struct communicator_op *op = comms_op_at(comm, seq);
-    char call[COMMS_CALL_TEXT_MAX_BYTES + NODE_NAME_MAX_BYTES + 48];
+    char call[OP_TERMS_TEXT_MAX_BYTES + NODE_NAME_MAX_BYTES + 48];
     (void)now_ns;
     if (op == NULL || comms_verdict_find(comm, seq, NULL)) {
         return;
@@ -140,7 +140,7 @@ void comms_dispute_found(void *context, uint64_t seq, uint32_t node, const char 
     Commd__Mesh__Dispute body = COMMD__MESH__DISPUTE__INIT;
     body.comm_id = comm->comm_id;
     body.seq = seq;
-    body.ops = op->call.bucket_ops;
+    body.ops = op->terms.bucket_ops;
     body.call = call;
     body.how = (char *)how;
     Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
@@ -151,7 +151,7 @@ void comms_dispute_found(void *context, uint64_t seq, uint32_t node, const char 
 
 void comms_dispute_received(struct communicator *comm, const Commd__Mesh__Dispute *dispute, uint64_t now_ns)
 {
-    char theirs[COMMS_CALL_TEXT_MAX_BYTES + NODE_NAME_MAX_BYTES + 48];
+    char theirs[OP_TERMS_TEXT_MAX_BYTES + NODE_NAME_MAX_BYTES + 48];
     char ours[sizeof theirs];
     char how[128];
     struct error cause;
@@ -164,7 +164,7 @@ void comms_dispute_received(struct communicator *comm, const Commd__Mesh__Disput
     const struct communicator_op *op = comms_op_at(comm, dispute->seq);
     if (op != NULL) {
         describe_post(op, ours, sizeof ours);
-        ops = op->call.bucket_ops > ops ? op->call.bucket_ops : ops;
+        ops = op->terms.bucket_ops > ops ? op->terms.bucket_ops : ops;
     } else {
         (void)snprintf(ours, sizeof ours, "node %s is past it", communicator_own_name(comm));
     }

@@ -184,14 +184,14 @@ static enum status point_new(struct comms_member *member, struct comms_fences *f
 static struct p2p_call call_of(const struct comms_member *member, const struct comms_op *op,
                                const struct comms_buffers *buffers)
 {
-    bool sends = op->kind == OP_KIND_SEND;
+    bool sends = op->terms.kind == OP_KIND_SEND;
     const struct exec_rank *at = &buffers->exec;
     return (struct p2p_call){.sends = sends,
                              .rank = member->rank,
                              .peer_rank = op->peer_rank,
                              .tag = op->tag,
-                             .dtype = op->dtype,
-                             .count_elements = op->count_elements,
+                             .dtype = op->terms.dtype,
+                             .count_elements = op->terms.count_elements,
                              .buffer = sends ? (void *)(uintptr_t)at->input : at->output,
                              .on_gpu = at->on_gpu,
                              .gpu = at->gpu,
@@ -219,16 +219,16 @@ enum status comms_p2p_submit(struct comms_member *member, const struct comms_op 
                              struct error *error)
 {
     struct communicator *comm = member->comm;
-    struct comms_call call;
+    struct op_terms terms;
     struct comms_buffers buffers;
     struct comms_p2p *point = NULL;
     struct error why;
-    if (comms_call_check(op, member->rank, comm->terms.size, &call, &buffers, &why) != STATUS_OK) {
+    if (comms_call_check(op, member->rank, comm->terms.size, &terms, &buffers, &why) != STATUS_OK) {
         return error_set(error, why.status, "communicator \"%s\", rank %u: %s", comm->name, member->rank,
                          why.text);
     }
-    trace_message_taken(comm->comm_id, op->ticket, op->kind, member->rank, op->tag,
-                        op->count_elements * dtype_size_bytes(op->dtype));
+    trace_message_taken(comm->comm_id, op->ticket, op->terms.kind, member->rank, op->tag,
+                        op->terms.count_elements * dtype_size_bytes(op->terms.dtype));
     enum status status = point_new(member, buffers.fences, &point, error);
     if (status != STATUS_OK) {
         comms_buffers_release(&buffers);
@@ -244,7 +244,7 @@ enum status comms_p2p_submit(struct comms_member *member, const struct comms_op 
     }
     point->ticket = op->ticket;
     point->message_id = ++comm->last_message_id;
-    trace_message_posted(comm->comm_id, op->ticket, op->kind, member->rank, op->tag, op->peer_rank);
+    trace_message_posted(comm->comm_id, op->ticket, op->terms.kind, member->rank, op->tag, op->peer_rank);
     DL_APPEND(point->points->pending, point);
     member->pending_messages++;
     arm(member, point, op, now_ns);

@@ -5,6 +5,7 @@
 #include <utlist.h>
 
 #include "daemon/base/checked.h"
+#include "daemon/base/hash.h"
 #include "daemon/comm/comms_internal.h"
 
 struct communicator_op *comms_op_at(const struct communicator *comm, uint64_t seq)
@@ -123,11 +124,11 @@ static void op_finish(struct communicator_op *op, bool succeeded)
     op->running = false;
     op->finished = true;
     op->succeeded = succeeded;
-    trace_op_done(comm->comm_id, op->seq, op->call.kind, 0, 0, succeeded);
+    trace_op_done(comm->comm_id, op->seq, op->terms.kind, 0, 0, succeeded);
     op_release(op);
     if (succeeded) {
         comm->completed_count++;
-        comm->bytes_reduced += op->call.count_elements * dtype_size_bytes(op->call.dtype);
+        comm->bytes_reduced += op->terms.count_elements * dtype_size_bytes(op->terms.dtype);
     }
     if (op->owed_count == 0) {
         op_free(op);
@@ -137,7 +138,7 @@ static void op_finish(struct communicator_op *op, bool succeeded)
 
 static uint64_t op_bucket_first(const struct communicator_op *op)
 {
-    return op->seq - op->call.bucket_index;
+    return op->seq - op->terms.bucket_index;
 }
 
 /* `context` is the first of its bucket. */
@@ -146,7 +147,7 @@ void comms_op_done(void *context, const struct error *result, uint64_t now_ns)
     struct communicator_op *first = context;
     struct communicator *comm = first->comm;
     uint64_t seq = first->seq;
-    uint32_t ops = first->call.bucket_ops;
+    uint32_t ops = first->terms.bucket_ops;
     (void)now_ns;
     for (uint32_t i = 0; i < ops; i++) {
         struct communicator_op *op = comms_op_at(comm, seq + i);
@@ -281,7 +282,7 @@ static void op_late(const struct communicator_op *op, uint64_t now_ns, struct er
                        waits[0] != '\0' ? waits : "about to begin");
     }
     error_set(cause, STATUS_TIMED_OUT, "op %llu %s on \"%s\": not done within %llu ms; %s",
-              (unsigned long long)op->seq, op_kind_text(op->call.kind), comm->name,
+              (unsigned long long)op->seq, op_kind_text(op->terms.kind), comm->name,
               (unsigned long long)op->timeout_ms, why);
 }
 
@@ -315,8 +316,8 @@ static void op_give_up(struct communicator_op *op, uint64_t now_ns)
 {
     struct communicator *comm = op->comm;
     struct error cause;
-    uint64_t first = op->call.bucket_index < op->seq ? op_bucket_first(op) : op->seq;
-    uint32_t ops = op->call.bucket_ops;
+    uint64_t first = op->terms.bucket_index < op->seq ? op_bucket_first(op) : op->seq;
+    uint32_t ops = op->terms.bucket_ops;
     op_late(op, now_ns, &cause);
     for (uint32_t i = 0; i < ops; i++) {
         struct communicator_op *each = comms_op_at(comm, first + i);
@@ -359,33 +360,34 @@ static struct communicator_op *bucket_ready(struct communicator_op *op)
 {
     struct communicator *comm = op->comm;
     uint64_t first = op_bucket_first(op);
-    for (uint32_t i = 0; i < op->call.bucket_ops; i++) {
+    for (uint32_t i = 0; i < op->terms.bucket_ops; i++) {
         const struct communicator_op *each =
-            op->call.bucket_index >= op->seq ? NULL : comms_op_at(comm, first + i);
+            op->terms.bucket_index >= op->seq ? NULL : comms_op_at(comm, first + i);
         if (each == NULL || each->finished || each->disputed || each->posted_count < comm->local_count ||
-            each->call.bucket_ops != op->call.bucket_ops || each->call.bucket_index != i) {
+            each->terms.bucket_ops != op->terms.bucket_ops || each->terms.bucket_index != i) {
             return NULL;
         }
     }
     return comms_op_at(comm, first);
 }
 
-/* What the calls of a bucket agree on, together. */
-static uint32_t bucket_terms_hash(const struct communicator_op *first)
+/* Of all that run as one: the first's, and a hash of all of a bucket's. */
+static struct op_terms run_terms(const struct communicator_op *first)
 {
-    uint32_t detail = 0;
-    for (uint32_t i = 0; i < first->call.bucket_ops; i++) {
-        detail =
-            detail * 2654435761u + comms_call_terms_hash(&comms_op_at(first->comm, first->seq + i)->call);
+    struct op_terms terms = first->terms;
+    for (uint32_t i = 0; terms.bucket_ops > 1 && i < terms.bucket_ops; i++) {
+        uint8_t bytes[OP_TERMS_BYTES];
+        op_terms_encode(&comms_op_at(first->comm, first->seq + i)->terms, bytes);
+        terms.hash = hash_bytes(terms.hash, bytes, sizeof bytes);
     }
-    return detail;
+    return terms;
 }
 
 /* Every local rank has posted it, and all before it. */
 static enum status op_start(struct communicator_op *first, struct error *error)
 {
     struct communicator *comm = first->comm;
-    uint32_t ops = first->call.bucket_ops;
+    uint32_t ops = first->terms.bucket_ops;
     struct exec_rank *ranks = calloc((size_t)ops * comm->local_count, sizeof *ranks);
     uint64_t *counts = calloc(ops, sizeof *counts);
     enum status status = STATUS_NO_MEMORY;
@@ -396,25 +398,14 @@ static enum status op_start(struct communicator_op *first, struct error *error)
     }
     for (uint32_t part = 0; part < ops; part++) {
         const struct communicator_op *op = comms_op_at(comm, first->seq + part);
-        counts[part] = op->call.count_elements;
+        counts[part] = op->terms.count_elements;
         for (uint32_t i = 0; i < comm->local_count; i++) {
             ranks[(size_t)part * comm->local_count + i] = op->posts[i].part->buffers.exec;
         }
     }
     struct exec_call call = {
-        .kind = first->call.kind,
-        .dtype = first->call.dtype,
-        .reduce = first->call.reduce,
+        .terms = run_terms(first),
         .seq = first->seq,
-        .count_elements = first->call.count_elements,
-        .root_rank = first->call.root_rank,
-        .divisor =
-            op_kind_reduces(first->call.kind) && first->call.reduce == REDUCE_AVG ? comm->terms.size : 0,
-        .has_layouts = first->call.has_layouts,
-        .detail = bucket_terms_hash(first),
-        .compression = first->call.compression,
-        .top_k_permille = first->call.top_k_permille,
-        .part_count = ops,
         .part_counts = counts,
         .rank_count = comm->local_count,
         .ranks = ranks,
@@ -424,7 +415,7 @@ static enum status op_start(struct communicator_op *first, struct error *error)
     status = exec_submit(comm->exec, &call, error);
     for (uint32_t part = 0; part < ops && status == STATUS_OK; part++) {
         comms_op_at(comm, first->seq + part)->running = true;
-        trace_op_matched(comm->comm_id, first->seq + part, first->call.kind, 0, 0, counts[part]);
+        trace_op_matched(comm->comm_id, first->seq + part, first->terms.kind, 0, 0, counts[part]);
     }
 cleanup:
     free(counts);

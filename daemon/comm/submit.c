@@ -38,19 +38,22 @@ static bool too_many(const struct comms_member *member, struct error *why)
     return true;
 }
 
-/* The operations of a bucket follow each other, with nothing between them. */
-static enum status check_bucket(const struct comms_member *member, const struct comms_call *call,
+/* The operations of a bucket follow each other, with nothing between them, and run as one: all of one type.
+ */
+static enum status check_bucket(const struct comms_member *member, const struct op_terms *terms,
                                 struct error *error)
 {
-    bool begins = call->bucket_index == 0;
-    if (member->bucket_left == 0 ? begins
-                                 : !begins && call->bucket_ops - call->bucket_index == member->bucket_left) {
+    bool begins = terms->bucket_index == 0;
+    uint32_t left = (uint32_t)terms->bucket_ops - terms->bucket_index;
+    bool goes_on = !begins && left == member->bucket_left && terms->dtype == member->bucket_dtype &&
+                   terms->reduce == member->bucket_reduce;
+    if (member->bucket_left == 0 ? begins : goes_on) {
         return STATUS_OK;
     }
     return error_set(
         error, STATUS_INVALID_ARGUMENT,
         "communicator \"%s\", rank %u: operation %u of %u of a bucket, where %u of it are to come",
-        member->comm->name, member->rank, call->bucket_index + 1, call->bucket_ops, member->bucket_left);
+        member->comm->name, member->rank, terms->bucket_index + 1, terms->bucket_ops, member->bucket_left);
 }
 
 /* Before those with higher numbers, which ranks that were refused this one may have posted. */
@@ -71,15 +74,15 @@ static void op_queue(struct communicator_op *op)
     }
 }
 
-static struct communicator_op *op_new(struct comms_member *member, const struct comms_call *call,
-                                      uint64_t seq, uint64_t now_ns)
+static struct communicator_op *op_new(struct comms_member *member, const struct op_terms *terms, uint64_t seq,
+                                      uint64_t now_ns)
 {
     struct communicator *comm = member->comm;
     struct communicator_op *op = calloc(1, sizeof *op + comm->local_count * sizeof op->posts[0]);
     if (op != NULL) {
         op->comm = comm;
         op->seq = seq;
-        op->call = *call;
+        op->terms = *terms;
         op->first_rank = member->rank;
         op->first_pid = member->client.pid;
         op->first_post_ns = now_ns;
@@ -91,11 +94,13 @@ static struct communicator_op *op_new(struct comms_member *member, const struct 
     return op;
 }
 
-static void number_use(struct comms_member *member, const struct comms_call *call)
+static void number_use(struct comms_member *member, const struct op_terms *terms)
 {
     struct communicator *comm = member->comm;
     member->posted_seq++;
-    member->bucket_left = call->bucket_ops - call->bucket_index - 1;
+    member->bucket_left = terms->bucket_ops - terms->bucket_index - 1u;
+    member->bucket_dtype = terms->dtype;
+    member->bucket_reduce = terms->reduce;
     comm->highest_seq = member->posted_seq > comm->highest_seq ? member->posted_seq : comm->highest_seq;
 }
 
@@ -111,8 +116,8 @@ static void op_post(struct communicator_op *op, struct comms_member *member, con
     post->ticket = call->ticket;
     post->part = part;
     op->posted_count++;
-    trace_op_posted(comm->comm_id, op->seq, op->call.kind, member->rank, 0,
-                    op->call.count_elements * dtype_size_bytes(op->call.dtype));
+    trace_op_posted(comm->comm_id, op->seq, op->terms.kind, member->rank, 0,
+                    op->terms.count_elements * dtype_size_bytes(op->terms.dtype));
     op->owed_count++;
     member->owed_ops++;
     op->timeout_ms = timeout_ms < op->timeout_ms ? timeout_ms : op->timeout_ms;
@@ -123,16 +128,17 @@ static void op_post(struct communicator_op *op, struct comms_member *member, con
 }
 
 static void op_contradiction(struct communicator_op *op, const struct comms_member *member,
-                             const struct comms_call *call, uint64_t now_ns)
+                             const struct op_terms *terms, const char *field, uint64_t now_ns)
 {
-    char first[COMMS_CALL_TEXT_MAX_BYTES];
-    char second[COMMS_CALL_TEXT_MAX_BYTES];
+    char first[OP_TERMS_TEXT_MAX_BYTES];
+    char second[OP_TERMS_TEXT_MAX_BYTES];
     struct error cause;
-    comms_call_describe(&op->call, first, sizeof first);
-    comms_call_describe(call, second, sizeof second);
-    error_set(&cause, STATUS_MISMATCH, "op %llu on \"%s\": rank %u (pid %d): %s; rank %u (pid %d): %s",
+    op_terms_describe(&op->terms, first, sizeof first);
+    op_terms_describe(terms, second, sizeof second);
+    error_set(&cause, STATUS_MISMATCH,
+              "op %llu on \"%s\": rank %u (pid %d): %s; rank %u (pid %d): %s: they differ in: %s",
               (unsigned long long)op->seq, op->comm->name, op->first_rank, (int)op->first_pid, first,
-              member->rank, (int)member->client.pid, second);
+              member->rank, (int)member->client.pid, second, field);
     comms_dispute_local(op, &cause, now_ns);
 }
 
@@ -160,20 +166,20 @@ static uint64_t part_cost_bytes(const struct communicator *comm, const struct co
  * all go on with the next one.
  */
 static enum status op_refuse(struct comms_member *member, const struct comms_op *asked,
-                             const struct comms_call *call, const struct error *why, uint64_t now_ns,
+                             const struct op_terms *terms, const struct error *why, uint64_t now_ns,
                              struct error *error)
 {
     struct communicator *comm = member->comm;
-    number_use(member, call);
+    number_use(member, terms);
     uint64_t seq = member->posted_seq;
-    trace_op_told(comm->comm_id, seq, call->kind, member->rank, 0, why->status);
+    trace_op_told(comm->comm_id, seq, terms->kind, member->rank, 0, why->status);
     if (member->owed_ops == 0) {
         member->completed_seq = seq;
     }
     comms_fence_set(&asked->ended);
     if (!comms_verdict_find(comm, seq, error)) {
-        uint32_t before = call->bucket_index < seq ? call->bucket_index : 0; /* the bucket runs as one */
-        uint32_t ops = call->bucket_ops > before ? call->bucket_ops : before + 1;
+        uint32_t before = terms->bucket_index < seq ? terms->bucket_index : 0; /* the bucket runs as one */
+        uint32_t ops = terms->bucket_ops > before ? terms->bucket_ops : before + 1;
         comms_verdict_refusal_text(member, seq, 1, why, error);
         comms_verdict_refuse(member, seq - before, ops, why, now_ns);
     }
@@ -183,25 +189,26 @@ static enum status op_refuse(struct comms_member *member, const struct comms_op 
 
 /* op_bytes are charged for the operation, if this is its first post. Takes the part. */
 static enum status post_op(struct comms_member *member, const struct comms_op *asked,
-                           const struct comms_call *call, struct communicator_part *part, uint64_t op_bytes,
+                           const struct op_terms *terms, struct communicator_part *part, uint64_t op_bytes,
                            uint64_t now_ns, struct error *error)
 {
     struct communicator *comm = member->comm;
     uint64_t seq = member->posted_seq + 1;
     struct communicator_op *op = comms_op_at(comm, seq);
+    const char *field;
     struct error verdict;
     if (op == NULL) {
-        op = op_new(member, call, seq, now_ns);
+        op = op_new(member, terms, seq, now_ns);
         if (op == NULL) {
             budget_release(part->account, BUDGET_OPERATIONS, op_bytes);
             comms_part_free(part);
             error_set(&verdict, STATUS_LIMIT, "no memory for an operation");
-            return op_refuse(member, asked, call, &verdict, now_ns, error);
+            return op_refuse(member, asked, terms, &verdict, now_ns, error);
         }
         op->account = part->account;
         op->charged_bytes = op_bytes;
     }
-    number_use(member, call);
+    number_use(member, terms);
     op_post(op, member, asked, part);
     if (op->finished) { /* before this rank came */
         op->posts[member->local_index].part = NULL;
@@ -209,8 +216,8 @@ static enum status post_op(struct comms_member *member, const struct comms_op *a
         communicator_queue(comm);
     } else if (comms_verdict_find(comm, seq, &verdict)) {
         comms_op_end(op, &verdict, now_ns);
-    } else if (!comms_calls_agree(&op->call, call)) {
-        op_contradiction(op, member, call, now_ns);
+    } else if ((field = op_terms_difference(&op->terms, terms)) != NULL) {
+        op_contradiction(op, member, terms, field, now_ns);
     } else if (!op->disputed) {
         comms_dispute_layouts(op, member->local_index, now_ns);
     }
@@ -223,44 +230,45 @@ static enum status post_op(struct comms_member *member, const struct comms_op *a
 enum status comms_submit(struct comms_member *member, const struct comms_op *op, uint64_t now_ns,
                          struct error *error)
 {
-    struct comms_call call;
+    struct op_terms terms;
     struct comms_buffers buffers;
     struct error why;
     enum status status = submit_refused(member, error);
     if (status != STATUS_OK) {
         return status;
     }
-    if (op_kind_is_message(op->kind)) {
+    if (op_kind_is_message(op->terms.kind)) {
         return comms_p2p_submit(member, op, now_ns, error);
     }
-    if (comms_call_check(op, member->rank, member->comm->terms.size, &call, &buffers, &why) != STATUS_OK) {
+    if (comms_call_check(op, member->rank, member->comm->terms.size, &terms, &buffers, &why) != STATUS_OK) {
         return error_set(error, why.status, "communicator \"%s\", rank %u: %s", member->comm->name,
                          member->rank, why.text);
     }
-    status = check_bucket(member, &call, error);
+    status = check_bucket(member, &terms, error);
     if (status != STATUS_OK) {
         comms_buffers_release(&buffers);
         return status;
     }
-    trace_op_taken(member->comm->comm_id, member->posted_seq + 1, op->kind, member->rank, 0, op->ticket);
+    trace_op_taken(member->comm->comm_id, member->posted_seq + 1, op->terms.kind, member->rank, 0,
+                   op->ticket);
     if (too_many(member, &why)) {
         comms_buffers_release(&buffers);
-        return op_refuse(member, op, &call, &why, now_ns, error);
+        return op_refuse(member, op, &terms, &why, now_ns, error);
     }
     uint64_t op_bytes =
         comms_op_at(member->comm, member->posted_seq + 1) == NULL ? op_cost_bytes(member->comm) : 0;
     uint64_t part_bytes = part_cost_bytes(member->comm, op);
     if (budget_charge(member->client.account, BUDGET_OPERATIONS, op_bytes + part_bytes, &why) != STATUS_OK) {
         comms_buffers_release(&buffers);
-        return op_refuse(member, op, &call, &why, now_ns, error);
+        return op_refuse(member, op, &terms, &why, now_ns, error);
     }
     struct communicator_part *part = malloc(sizeof *part);
     if (part == NULL) {
         comms_buffers_release(&buffers);
         budget_release(member->client.account, BUDGET_OPERATIONS, op_bytes + part_bytes);
         error_set(&why, STATUS_LIMIT, "no memory for an operation");
-        return op_refuse(member, op, &call, &why, now_ns, error);
+        return op_refuse(member, op, &terms, &why, now_ns, error);
     }
     *part = (struct communicator_part){buffers, member->client.account, part_bytes};
-    return post_op(member, op, &call, part, op_bytes, now_ns, error);
+    return post_op(member, op, &terms, part, op_bytes, now_ns, error);
 }

@@ -196,7 +196,7 @@ static void refusals_ask(struct comms_member *member, uint64_t now_ns)
     struct communicator *comm = member->comm;
     struct error cause;
     uint64_t seq = refusals->seq;
-    uint64_t ops = refusals->ops < COMMS_BUCKET_OPS_MAX ? refusals->ops : COMMS_BUCKET_OPS_MAX;
+    uint64_t ops = refusals->ops < OP_BUCKET_OPS_MAX ? refusals->ops : OP_BUCKET_OPS_MAX;
     comms_verdict_refusal_text(member, seq, ops, &refusals->why, &cause);
     refusals->seq += ops;
     refusals->ops -= ops;

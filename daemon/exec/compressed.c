@@ -13,7 +13,7 @@
 
 bool compressed_applies(const struct exec_lane *lane, const struct exec_op *op)
 {
-    return op->call.compression != COMPRESSION_NONE && lane->index != EXEC_AGREEMENT_LANE;
+    return op->call.terms.compression != COMPRESSION_NONE && lane->index != EXEC_AGREEMENT_LANE;
 }
 
 static float *residual_at(const struct exec_lane *lane, const struct exec_op *op, uint64_t offset)
@@ -32,7 +32,8 @@ static float *values_at(const struct exec_lane *lane, const struct coll_transfer
 uint64_t compressed_max_bytes(const struct exec_lane *lane, const struct coll_transfer *transfer)
 {
     const struct exec_op *op = lane_op(lane);
-    return host_compress_max_bytes(op->call.compression, op->call.top_k_permille, transfer->count_elements);
+    return host_compress_max_bytes(op->call.terms.compression, op->call.terms.top_k_permille,
+                                   transfer->count_elements);
 }
 
 static enum status no_memory(const struct exec_lane *lane, struct error *error)
@@ -55,10 +56,10 @@ enum status compressed_begin_round(struct exec_lane *lane, struct error *error)
         return no_memory(lane, error);
     }
     lane->encoded_bytes =
-        host_compress(op->call.compression, op->call.top_k_permille, values_at(lane, own),
+        host_compress(op->call.terms.compression, op->call.terms.top_k_permille, values_at(lane, own),
                       residual_at(lane, op, own->offset_elements), own->count_elements, lane->encoded);
-    return host_decompress(op->call.compression, lane->encoded, lane->encoded_bytes, own->count_elements,
-                           values_at(lane, own), false, error);
+    return host_decompress(op->call.terms.compression, lane->encoded, lane->encoded_bytes,
+                           own->count_elements, values_at(lane, own), false, error);
 }
 
 enum status compressed_send(struct exec_lane *lane, const struct coll_transfer *transfer, struct error *error)
@@ -73,9 +74,9 @@ enum status compressed_send(struct exec_lane *lane, const struct coll_transfer *
     if (summed) {
         memcpy(lane_copy_bytes(copy), lane->encoded, (size_t)bytes);
     } else {
-        bytes = host_compress(op->call.compression, op->call.top_k_permille, values_at(lane, transfer),
-                              residual_at(lane, op, transfer->offset_elements), transfer->count_elements,
-                              lane_copy_bytes(copy));
+        bytes = host_compress(op->call.terms.compression, op->call.terms.top_k_permille,
+                              values_at(lane, transfer), residual_at(lane, op, transfer->offset_elements),
+                              transfer->count_elements, lane_copy_bytes(copy));
     }
     return lane_send_copy(lane, transfer->node, copy, bytes, error);
 }
@@ -84,6 +85,6 @@ enum status compressed_take(struct exec_lane *lane, const struct coll_transfer *
                             const unsigned char *payload, uint64_t payload_bytes, struct error *error)
 {
     const struct exec_op *op = lane_op(lane);
-    return host_decompress(op->call.compression, payload, payload_bytes, receive->count_elements,
+    return host_decompress(op->call.terms.compression, payload, payload_bytes, receive->count_elements,
                            values_at(lane, receive), receive->action != COLL_STORE, error);
 }

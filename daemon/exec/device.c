@@ -45,12 +45,12 @@ struct exec_device {
 
 static uint32_t entry_count(const struct exec_op *op)
 {
-    return op->call.part_count * op->call.rank_count;
+    return op->call.terms.bucket_ops * op->call.rank_count;
 }
 
 bool device_is_needed(const struct exec_call *call)
 {
-    for (uint32_t i = 0; i < call->part_count * call->rank_count; i++) {
+    for (uint32_t i = 0; i < call->terms.bucket_ops * call->rank_count; i++) {
         if (call->ranks[i].on_gpu || call->ranks[i].wait_count > 0) {
             return true;
         }
@@ -233,7 +233,7 @@ static enum status copy_in(struct exec_comm *comm, struct exec_op *op, struct er
         op->ranks[i].wait_count = 0;
         if (op->ranks[i].on_gpu) {
             /* In place, an all_to_all would overwrite blocks before they are sent. */
-            bool apart = op->call.kind == OP_KIND_ALL_TO_ALL;
+            bool apart = op->call.terms.kind == OP_KIND_ALL_TO_ALL;
             status = rank_bounces(comm, op->device, &op->ranks[i], apart, error);
             op->ranks[i].on_gpu = false; /* from here on, for other threads too */
         }

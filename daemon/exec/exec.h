@@ -11,7 +11,7 @@
 #include "daemon/gpu/devices.h"
 #include "daemon/host/memory.h"
 #include "daemon/net/net.h"
-#include "proto/types.h"
+#include "proto/op_terms.h"
 
 /*
  * Schedules at work. An exec runs operations: the local stage in (what this node's ranks contribute), the
@@ -150,23 +150,13 @@ struct exec_rank {
  * be another only where that says `in place`.
  */
 struct exec_call {
-    enum op_kind kind; /* not a message */
-    enum dtype dtype;
-    enum reduce reduce;
+    struct op_terms
+        terms;    /* not a message's. bucket_ops all_reduces run as one: the first's, with a hash of all */
     uint64_t seq; /* of the operation in its communicator, from 1, ascending; gaps are those cancelled before
                      they were submitted */
-    uint64_t
-        count_elements; /* agreed: of the vector, or of each rank's block; 0 for a barrier and with layouts */
-    uint32_t root_rank;
-    uint64_t divisor; /* avg: ranks of the communicator; otherwise 0 */
-    bool has_layouts;
-    uint32_t detail; /* a digest of whatever else must agree: layouts, compression, buckets */
-    enum compression compression;
-    uint32_t top_k_permille;
-    uint32_t part_count;           /* all_reduces that run as one: of a bucket; otherwise 1 */
-    const uint64_t *part_counts;   /* part_count: elements of each; copied. Null when there is one */
+    const uint64_t *part_counts;   /* bucket_ops: elements of each; copied. Null when there is one */
     uint32_t rank_count;           /* local ranks, at least 1, ascending */
-    const struct exec_rank *ranks; /* part_count × rank_count, part by part; copied */
+    const struct exec_rank *ranks; /* bucket_ops × rank_count, part by part; copied */
     /*
      * Exactly once, never from within exec_submit: STATUS_OK when every output is final and every buffer is
      * the caller's again; otherwise the cause given to exec_comm_abort or exec_cancel, when the network and

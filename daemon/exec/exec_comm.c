@@ -267,13 +267,13 @@ static bool comm_step_alone(struct exec_comm *comm, uint64_t now_ns)
             op->slices_done = op->own_slices;
             return false;
         }
-        trace_slice_started(comm->comm_id, op->call.seq, op->call.kind, lane_row(&comm->lanes[0]),
+        trace_slice_started(comm->comm_id, op->call.seq, op->call.terms.kind, lane_row(&comm->lanes[0]),
                             (uint32_t)slice, op->stage.slice_bytes);
         if (lane_run_alone(&comm->lanes[0], op, slice, &error) != STATUS_OK) {
             exec_comm_fail(comm, &error, now_ns);
             return false;
         }
-        trace_slice_done(comm->comm_id, op->call.seq, op->call.kind, lane_row(&comm->lanes[0]),
+        trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, lane_row(&comm->lanes[0]),
                          (uint32_t)slice, 0);
         op->slices_done++;
         op->next_slice++;
@@ -291,10 +291,10 @@ static void comm_exchange(struct exec_comm *comm)
     for (int i = 0; i < EXEC_LOCAL_STEP_SLICES && op->local_slices_done < op->local_slices; i++) {
         uint32_t row = TRACE_LANE_ROW(comm->share_index, TRACE_LANE_LOCAL);
         uint64_t slice = op->local_slices_done++;
-        trace_slice_started(comm->comm_id, op->call.seq, op->call.kind, row, (uint32_t)slice,
+        trace_slice_started(comm->comm_id, op->call.seq, op->call.terms.kind, row, (uint32_t)slice,
                             op->stage.slice_bytes);
         stage_run(&comm->lanes[0], op, COLL_STAGE_LOCAL, slice);
-        trace_slice_done(comm->comm_id, op->call.seq, op->call.kind, row, (uint32_t)slice, 0);
+        trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, row, (uint32_t)slice, 0);
     }
 }
 
@@ -391,11 +391,12 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
         exec_comm_fail(comm, &error, now_ns);
         return false;
     }
-    trace_op_started(comm->comm_id, op->call.seq, op->call.kind, comm->share_index, 0, op->stage.slice_count);
+    trace_op_started(comm->comm_id, op->call.seq, op->call.terms.kind, comm->share_index, 0,
+                     op->stage.slice_count);
     if (op->agrees && !coll_stage_sizes_are_private(&op->stage)) {
         comm_agree(comm, now_ns);
     }
-    if (op->stage.total_elements == 0 && op->agrees && !op->call.has_layouts) {
+    if (op->stage.total_elements == 0 && op->agrees && !op->call.terms.has_layouts) {
         op->slices_done = op->own_slices; /* nothing but to agree on that */
         op->next_slice = op->stage.slice_count;
     }

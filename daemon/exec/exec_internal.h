@@ -58,9 +58,10 @@ struct exec_op {
 
     /* From its beginning on. */
     const struct coll_algorithm *algorithm;
-    enum op_kind schedule_kind; /* call.kind; a scan of ranks that are not contiguous gathers */
+    enum op_kind schedule_kind; /* the terms'; a scan of ranks that are not contiguous gathers */
     struct coll_stage_op stage; /* what plans are made of */
     uint64_t element_bytes;
+    uint64_t divisor; /* of the result: avg; otherwise 0 */
     bool blocks_are_equal;
     bool streams;        /* it touches more than the caches hold */
     uint64_t own_slices; /* of all slices, this exec's: all of them without rails */
@@ -80,7 +81,7 @@ struct exec_op {
     uint64_t unacknowledged;              /* sends whose payload the network still holds */
     uint64_t holes_seen;                  /* memory_hole_count when its memories were last looked at */
     struct exec_device *device;           /* what GPUs and streams have to do with it; null: nothing */
-    struct coll_stage_rank stage_ranks[]; /* call.rank_count × call.part_count */
+    struct coll_stage_rank stage_ranks[]; /* call.rank_count × terms.bucket_ops */
 };
 
 enum lane_state {

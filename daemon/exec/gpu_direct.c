@@ -44,7 +44,7 @@ static bool overlaps_another(const struct exec_op *op, uint32_t local)
 
 bool device_buffers_are_apart(const struct exec_op *op)
 {
-    for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
+    for (uint32_t i = 0; i < op->call.terms.bucket_ops * op->call.rank_count; i++) {
         if (overlaps_another(op, i)) {
             return false;
         }
@@ -54,7 +54,7 @@ bool device_buffers_are_apart(const struct exec_op *op)
 
 bool device_buffers_serve(const struct exec_op *op, bool used[GPU_DEVICES_MAX])
 {
-    for (uint32_t i = 0; i < op->call.part_count * op->call.rank_count; i++) {
+    for (uint32_t i = 0; i < op->call.terms.bucket_ops * op->call.rank_count; i++) {
         const struct exec_rank *rank = &op->ranks[i];
         bool has_any = rank->input != NULL || rank->output != NULL;
         bool input_elsewhere = rank->input != NULL && rank->input_on_host;
@@ -87,7 +87,7 @@ bool device_reach_each_other(const struct exec_comm *comm, const struct exec_op 
 
 bool gpu_direct_serves(const struct exec_comm *comm, const struct exec_op *op)
 {
-    if (comm->options.node_count != 1 || op->call.compression != COMPRESSION_NONE) {
+    if (comm->options.node_count != 1 || op->call.terms.compression != COMPRESSION_NONE) {
         return false;
     }
     return op->ranks[0].on_gpu && device_reach_each_other(comm, op);

@@ -34,17 +34,17 @@ bool gpu_nccl_serves(const struct exec_comm *comm, const struct exec_op *op)
 {
     uint32_t gpus[GPU_DEVICES_MAX];
     bool used[GPU_DEVICES_MAX] = {0};
-    if (comm->options.node_count != 1 || op->call.compression != COMPRESSION_NONE ||
-        op->call.part_count != 1 || !device_buffers_serve(op, used) ||
-        !gpu_group_reduces(op->call.dtype, op->call.reduce) || !gpu_group_is_there()) {
+    if (comm->options.node_count != 1 || op->call.terms.compression != COMPRESSION_NONE ||
+        op->call.terms.bucket_ops != 1 || !device_buffers_serve(op, used) ||
+        !gpu_group_reduces(op->call.terms.dtype, op->call.terms.reduce) || !gpu_group_is_there()) {
         return false;
     }
     uint32_t count = device_gpus(op, gpus);
-    if (op->call.kind == OP_KIND_REDUCE_SCATTER) { /* blocks are NCCL's: one rank a GPU, equal */
-        return count > 1 && count == op->call.rank_count && !op->call.has_layouts &&
-               op->call.reduce != REDUCE_AVG && op->call.reduce != REDUCE_PREMUL_SUM;
+    if (op->call.terms.kind == OP_KIND_REDUCE_SCATTER) { /* blocks are NCCL's: one rank a GPU, equal */
+        return count > 1 && count == op->call.rank_count && !op->call.terms.has_layouts &&
+               op->call.terms.reduce != REDUCE_AVG && op->call.terms.reduce != REDUCE_PREMUL_SUM;
     }
-    return count > 1 && op->call.kind == OP_KIND_ALL_REDUCE && op->call.count_elements > 0;
+    return count > 1 && op->call.terms.kind == OP_KIND_ALL_REDUCE && op->call.terms.count_elements > 0;
 }
 
 /* --- Groups --- */
@@ -176,16 +176,16 @@ static enum status contribute(const struct exec_op *op, uint32_t gpu, uint32_t i
     double factors[HOST_REDUCE_BUFFERS_MAX];
     uint32_t count = ranks_of(op, gpu, inputs, outputs, factors);
     assert(count > 0); /* the group is of the ranks' GPUs */
-    bool scales = op->call.reduce == REDUCE_PREMUL_SUM;
+    bool scales = op->call.terms.reduce == REDUCE_PREMUL_SUM;
     buffers->ranks[index] = count;
     buffers->outputs[index] = outputs[0];
     buffers->inputs[index] = count == 1 && !scales ? inputs[0] : outputs[0];
     if (count == 1 && !scales) {
         return STATUS_OK;
     }
-    struct host_reduction reduction = {.dtype = op->call.dtype,
-                                       .reduce = op->call.reduce,
-                                       .count_elements = op->call.count_elements,
+    struct host_reduction reduction = {.dtype = op->call.terms.dtype,
+                                       .reduce = op->call.terms.reduce,
+                                       .count_elements = op->call.terms.count_elements,
                                        .input_count = count,
                                        .output_count = 1,
                                        .inputs = inputs,
@@ -204,17 +204,17 @@ static enum status distribute(const struct exec_op *op, uint32_t gpu, uint32_t i
     uint32_t count = ranks_of(op, gpu, inputs, outputs, factors);
     assert(count > 0);
     const void *value = outputs[0];
-    if (count == 1 && op->call.divisor <= 1) {
+    if (count == 1 && op->divisor <= 1) {
         return STATUS_OK;
     }
-    struct host_reduction reduction = {.dtype = op->call.dtype,
-                                       .reduce = op->call.reduce,
-                                       .count_elements = op->call.count_elements,
+    struct host_reduction reduction = {.dtype = op->call.terms.dtype,
+                                       .reduce = op->call.terms.reduce,
+                                       .count_elements = op->call.terms.count_elements,
                                        .input_count = 1,
                                        .output_count = count,
                                        .inputs = &value,
                                        .outputs = outputs,
-                                       .divisor = op->call.divisor};
+                                       .divisor = op->divisor};
     return gpu_queue_reduce(buffers->queues[index], &reduction, GPU_QUEUE_GPUS, error);
 }
 
@@ -235,21 +235,22 @@ static enum status group_begin(struct exec_comm *comm, const struct exec_op *op,
 {
     struct group_buffers buffers;
     enum status status = group_queues(comm, group->gpus, group->count, &buffers, error);
-    if (op->call.kind == OP_KIND_REDUCE_SCATTER && status == STATUS_OK) {
+    if (op->call.terms.kind == OP_KIND_REDUCE_SCATTER && status == STATUS_OK) {
         for (uint32_t i = 0; i < group->count; i++) {
             buffers.inputs[i] = op->ranks[i].input;
             buffers.outputs[i] = op->ranks[i].output;
         }
         return gpu_group_reduce_scatter(group->group, buffers.queues, buffers.inputs, buffers.outputs,
-                                        op->call.count_elements, op->call.dtype, op->call.reduce, error);
+                                        op->call.terms.count_elements, op->call.terms.dtype,
+                                        op->call.terms.reduce, error);
     }
     for (uint32_t i = 0; i < group->count && status == STATUS_OK; i++) {
         status = contribute(op, group->gpus[i], i, &buffers, error);
     }
-    return status == STATUS_OK
-               ? gpu_group_all_reduce(group->group, buffers.queues, buffers.inputs, buffers.outputs,
-                                      op->call.count_elements, op->call.dtype, op->call.reduce, error)
-               : status;
+    return status == STATUS_OK ? gpu_group_all_reduce(group->group, buffers.queues, buffers.inputs,
+                                                      buffers.outputs, op->call.terms.count_elements,
+                                                      op->call.terms.dtype, op->call.terms.reduce, error)
+                               : status;
 }
 
 static enum status group_end(struct exec_comm *comm, const struct exec_op *op, struct exec_group *group,
@@ -257,7 +258,7 @@ static enum status group_end(struct exec_comm *comm, const struct exec_op *op, s
 {
     struct group_buffers buffers;
     enum status status = group_queues(comm, group->gpus, group->count, &buffers, error);
-    for (uint32_t i = 0; i < group->count && status == STATUS_OK && op->call.kind == OP_KIND_ALL_REDUCE;
+    for (uint32_t i = 0; i < group->count && status == STATUS_OK && op->call.terms.kind == OP_KIND_ALL_REDUCE;
          i++) {
         status = distribute(op, group->gpus[i], i, &buffers, error);
     }

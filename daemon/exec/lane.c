@@ -47,7 +47,7 @@ static enum status send_failed(const struct exec_lane *lane, uint32_t node, enum
     }
     return error_set(
         error, STATUS_NODE_LOST, "op %llu %s on \"%s\": node %s: sending to node %s%s failed: %s",
-        (unsigned long long)op->call.seq, op_kind_text(op->call.kind), options->name,
+        (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind), options->name,
         options->node_names[options->node_index], options->node_names[node], rail, status_text(status));
 }
 
@@ -75,19 +75,14 @@ static void lane_header(const struct exec_lane *lane, uint64_t payload_bytes, ui
     const struct exec_comm *comm = lane->comm;
     const struct exec_op *op = lane_op(lane);
     bool agreement = lane->index == EXEC_AGREEMENT_LANE;
-    struct data_header header = {.kind = op->call.kind,
-                                 .dtype = op->call.dtype,
-                                 .reduce = op->call.reduce,
-                                 .generation = comm->options.generation,
-                                 .comm_id = comm->comm_id,
+    struct data_header header = {.comm_id = comm->comm_id,
                                  .seq = op->call.seq,
+                                 .generation = comm->options.generation,
                                  .slice = agreement ? EXEC_AGREEMENT_SLICE : (uint32_t)lane->slice,
                                  .round = lane->round,
-                                 .root = op->call.root_rank,
                                  .algorithm = op->algorithm->id,
-                                 .count_elements = op->call.count_elements,
                                  .payload_bytes = payload_bytes,
-                                 .detail = op->call.detail};
+                                 .terms = op->call.terms};
     data_header_encode(&header, out);
 }
 
@@ -282,8 +277,8 @@ static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
             return status;
         }
     }
-    trace_round_sent(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.kind, lane_row(lane),
-                     (uint32_t)lane->slice, lane->round);
+    trace_round_sent(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
+                     lane_row(lane), (uint32_t)lane->slice, lane->round);
     return STATUS_OK;
 }
 
@@ -306,7 +301,7 @@ static enum status lane_make_room(struct exec_lane *lane, struct error *error)
 
 static enum status lane_begin(struct exec_lane *lane, struct error *error)
 {
-    trace_stage_in_done(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.kind,
+    trace_stage_in_done(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
                         lane_row(lane), (uint32_t)lane->slice, 0);
     lane->state = LANE_ROUNDS;
     lane->round = 0;
@@ -327,8 +322,8 @@ static enum status lane_begin(struct exec_lane *lane, struct error *error)
 enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slice, struct error *error)
 {
     lane->slice = slice;
-    trace_slice_started(lane->comm->comm_id, op->call.seq, op->call.kind, lane_row(lane), (uint32_t)slice,
-                        op->stage.slice_bytes);
+    trace_slice_started(lane->comm->comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
+                        (uint32_t)slice, op->stage.slice_bytes);
     lane->algorithm = op->algorithm;
     lane->staged = op->is_staged;
     enum status status = lane->staged ? lane_device_begin(lane, op, error) : STATUS_OK;
@@ -355,7 +350,7 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
 {
     const struct exec_comm_options *options = &lane->comm->options;
     lane->slice = EXEC_AGREEMENT_SLICE;
-    trace_slice_started(lane->comm->comm_id, op->call.seq, op->call.kind, lane_row(lane),
+    trace_slice_started(lane->comm->comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
                         EXEC_AGREEMENT_SLICE, 0);
     lane->staged = false;
     lane->algorithm = coll_registry_by_name(OP_KIND_BARRIER, "dissemination");
@@ -376,8 +371,8 @@ static bool lane_end_writes(const struct exec_lane *lane, const struct exec_op *
 
 static void lane_trace_done(const struct exec_lane *lane)
 {
-    trace_slice_done(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.kind, lane_row(lane),
-                     (uint32_t)lane->slice, 0);
+    trace_slice_done(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
+                     lane_row(lane), (uint32_t)lane->slice, 0);
 }
 
 static void lane_end(struct exec_lane *lane)
@@ -464,7 +459,7 @@ void lane_advance(struct exec_lane *lane, uint64_t now_ns)
     }
     while (lane->receives_done == lane->transfers.receive_count) {
         if (lane->round_count > 0) {
-            trace_round_received(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.kind,
+            trace_round_received(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
                                  lane_row(lane), (uint32_t)lane->slice, lane->round);
         }
         if (lane->round_count == 0 || ++lane->round == lane->round_count) {

@@ -10,7 +10,7 @@ _Static_assert(EXEC_LANES_MAX == COLL_LANES, "predictions are for the lanes that
 /* What plans are made of, as far as the call says it. */
 static void op_describe(const struct exec_comm *comm, struct exec_op *op)
 {
-    for (uint32_t i = 0; i < op->call.rank_count * op->call.part_count; i++) {
+    for (uint32_t i = 0; i < op->call.rank_count * op->call.terms.bucket_ops; i++) {
         const struct exec_rank *rank = &op->ranks[i];
         op->stage_ranks[i] = (struct coll_stage_rank){.input_layout = rank->input_layout,
                                                       .output_layout = rank->output_layout,
@@ -19,14 +19,10 @@ static void op_describe(const struct exec_comm *comm, struct exec_op *op)
     }
     op->stage =
         (struct coll_stage_op){.map = &comm->map,
-                               .kind = op->call.kind,
+                               .terms = op->call.terms,
                                .mode = comm->options.node_count == 1 ? COLL_STAGE_ALONE : COLL_STAGE_UNSTAGED,
                                .has_memory = true,
-                               .divides = op->call.divisor > 1,
-                               .has_layouts = op->call.has_layouts,
-                               .root_rank = op->call.root_rank,
-                               .count_elements = op->call.count_elements,
-                               .part_count = op->call.part_count,
+                               .divides = op->divisor > 1,
                                .part_counts = op->part_counts,
                                .ranks = op->stage_ranks,
                                .element_bytes = op->element_bytes};
@@ -35,10 +31,10 @@ static void op_describe(const struct exec_comm *comm, struct exec_op *op)
 enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
                    struct error *error)
 {
-    size_t rank_count = (size_t)call->rank_count * call->part_count;
+    size_t rank_count = (size_t)call->rank_count * call->terms.bucket_ops;
     struct exec_op *op = calloc(1, sizeof *op + rank_count * sizeof op->stage_ranks[0]);
     struct exec_rank *ranks = calloc(rank_count, sizeof *ranks);
-    uint64_t *part_counts = calloc(call->part_count, sizeof *part_counts);
+    uint64_t *part_counts = calloc(call->terms.bucket_ops, sizeof *part_counts);
     if (op == NULL || ranks == NULL || part_counts == NULL) {
         free(op);
         free(ranks);
@@ -47,16 +43,18 @@ enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct 
     }
     memcpy(ranks, call->ranks, rank_count * sizeof *ranks);
     if (call->part_counts != NULL) {
-        memcpy(part_counts, call->part_counts, call->part_count * sizeof *part_counts);
+        memcpy(part_counts, call->part_counts, call->terms.bucket_ops * sizeof *part_counts);
     } else {
-        part_counts[0] = call->count_elements;
+        part_counts[0] = call->terms.count_elements;
     }
     op->call = *call;
     op->ranks = ranks;
     op->part_counts = part_counts;
     op->call.ranks = ranks;
     op->call.part_counts = part_counts;
-    op->element_bytes = dtype_size_bytes(call->dtype);
+    op->element_bytes = dtype_size_bytes(call->terms.dtype);
+    op->divisor =
+        op_kind_reduces(call->terms.kind) && call->terms.reduce == REDUCE_AVG ? comm->options.size : 0;
     op->result.status = STATUS_OK;
     op_describe(comm, op);
     if (device_is_needed(&op->call) && device_new(comm, op, error) != STATUS_OK) {
@@ -81,14 +79,14 @@ enum status op_check_memories(const struct exec_comm *comm, struct exec_op *op, 
         return STATUS_OK;
     }
     const uint32_t *local_ranks = comm->map.order + comm->map.node_first[comm->options.node_index];
-    for (uint32_t i = 0; i < op->call.rank_count * op->call.part_count; i++) {
+    for (uint32_t i = 0; i < op->call.rank_count * op->call.terms.bucket_ops; i++) {
         const struct exec_rank *rank = &op->ranks[i];
         const struct memory *memories[] = {rank->input_memory, rank->output_memory, rank->residual_memory};
         for (size_t k = 0; k < sizeof memories / sizeof memories[0]; k++) {
             enum status status = memories[k] == NULL ? STATUS_OK : memory_check(memories[k], error);
             if (status != STATUS_OK) {
                 (void)error_prefix(error, "op %llu %s on \"%s\": rank %u, node %s",
-                                   (unsigned long long)op->call.seq, op_kind_text(op->call.kind),
+                                   (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind),
                                    comm->options.name, local_ranks[i % op->call.rank_count],
                                    comm->options.node_names[comm->options.node_index]);
                 return status;
@@ -108,17 +106,17 @@ static bool blocks_are_equal(const struct exec_comm *comm, const struct exec_op 
             return false;
         }
     }
-    return !op->call.has_layouts;
+    return !op->call.terms.has_layouts;
 }
 
 /* Between nodes, elements of a slice are a pure function of what all agree on; so is which rail has it. */
 static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_op *op)
 {
-    bool gathers = op->schedule_kind != op->call.kind;
+    bool gathers = op->schedule_kind != op->call.terms.kind;
     bool for_caches = op->stage.mode == COLL_STAGE_ALONE;
     uint64_t slice_bytes = comm->options.slice_bytes / (gathers ? comm->map.run_count : 1);
     slice_bytes = for_caches && slice_bytes > EXEC_LOCAL_SLICE_BYTES ? EXEC_LOCAL_SLICE_BYTES : slice_bytes;
-    if (op->call.kind == OP_KIND_ALL_TO_ALL) {
+    if (op->call.terms.kind == OP_KIND_ALL_TO_ALL) {
         slice_bytes = coll_exchange_slice_bytes(slice_bytes, comm->options.size, comm->options.node_count);
     }
     return slice_bytes > op->element_bytes ? slice_bytes : op->element_bytes;
@@ -152,7 +150,7 @@ static uint64_t op_slice_count(const struct exec_op *op)
 static void op_stage(const struct exec_comm *comm, struct exec_op *op)
 {
     op->stage.mode = COLL_STAGE_STAGED;
-    for (uint32_t i = 0; i < op->call.rank_count * op->call.part_count; i++) {
+    for (uint32_t i = 0; i < op->call.rank_count * op->call.terms.bucket_ops; i++) {
         const struct exec_rank *rank = &op->ranks[i];
         op->stage_ranks[i].input_domain = lane_device_domain(comm->exec, rank, rank->input_on_host);
         op->stage_ranks[i].output_domain = lane_device_domain(comm->exec, rank, rank->output_on_host);
@@ -164,17 +162,17 @@ enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct 
     const struct exec_comm_options *options = &comm->options;
     struct coll_stage_op *stage = &op->stage;
     uint64_t bytes;
-    if (op_kind_has_root(op->call.kind)) {
-        op->root_node = options->node_of_rank[op->call.root_rank];
+    if (op_kind_has_root(op->call.terms.kind)) {
+        op->root_node = options->node_of_rank[op->call.terms.root_rank];
     }
     if (op->is_staged) {
         op_stage(comm, op);
     }
-    op->schedule_kind = coll_stage_schedule_kind(op->call.kind, &comm->map);
+    op->schedule_kind = coll_stage_schedule_kind(op->call.terms.kind, &comm->map);
     if (!coll_stage_total(stage, &stage->total_elements) ||
         !checked_mul_u64(stage->total_elements, op->element_bytes, &bytes)) {
         return error_set(error, STATUS_LIMIT, "op %llu %s on \"%s\": too many elements",
-                         (unsigned long long)op->call.seq, op_kind_text(op->call.kind), options->name);
+                         (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind), options->name);
     }
     stage->slice_bytes = op_slice_bytes(comm, op);
     op_measure_exchange(comm, op);
@@ -199,11 +197,11 @@ static void op_choose(const struct exec_comm *comm, struct exec_op *op)
         .slice_bytes = op->stage.slice_bytes,
         .blocks_are_equal = op->blocks_are_equal,
     };
-    if (op->call.compression != COMPRESSION_NONE) {
+    if (op->call.terms.compression != COMPRESSION_NONE) {
         op->algorithm = coll_registry_by_name(OP_KIND_ALL_REDUCE, "direct");
     } else if (private_sizes) {
         /* The only ones whose transfers are between the two that know their size. */
-        bool exchanges = op->call.kind == OP_KIND_ALL_TO_ALL;
+        bool exchanges = op->call.terms.kind == OP_KIND_ALL_TO_ALL;
         op->algorithm = coll_registry_by_name(op->schedule_kind, exchanges ? "pairwise" : "direct");
     } else {
         op->algorithm = coll_select(&choice, &options->network, options->overrides);
@@ -213,8 +211,8 @@ static void op_choose(const struct exec_comm *comm, struct exec_op *op)
 /* See host_reduce: what one input's reduction is. */
 static bool reducing_one_copies(const struct exec_op *op)
 {
-    return op->call.reduce != REDUCE_PREMUL_SUM && op->call.reduce != REDUCE_LAND &&
-           op->call.reduce != REDUCE_LOR && op->call.dtype != DTYPE_BOOL;
+    return op->call.terms.reduce != REDUCE_PREMUL_SUM && op->call.terms.reduce != REDUCE_LAND &&
+           op->call.terms.reduce != REDUCE_LOR && op->call.terms.dtype != DTYPE_BOOL;
 }
 
 enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error)
@@ -232,7 +230,7 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         op->local_slices = 0; /* they are the slices, or the first rail's */
     }
     op->blocks_are_equal = blocks_are_equal(comm, op);
-    op->stage.keeps_input = op->call.compression == COMPRESSION_NONE && reducing_one_copies(op);
+    op->stage.keeps_input = op->call.terms.compression == COMPRESSION_NONE && reducing_one_copies(op);
     if (one_node) {
         op->streams =
             !op->is_staged && host_copy_streams(coll_stage_touched_elements(&op->stage) * op->element_bytes);

@@ -94,7 +94,7 @@ static void fail_communicators(struct rails *rails, uint32_t rail, uint32_t peer
         }
         struct error error;
         error_set(&error, STATUS_NODE_LOST, "op %llu %s on \"%s\": node %s: rail %u to node %s is lost: %s",
-                  (unsigned long long)op->call.seq, op_kind_text(op->call.kind), comm->options.name,
+                  (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind), comm->options.name,
                   rails->node_name, rail, comm->options.node_names[node], cause->text);
         exec_comm_fail(comm, &error, now_ns);
     }

@@ -25,7 +25,7 @@ struct data_reader {
     unsigned char *encoded; /* a compressed payload, until it is whole */
 };
 
-_Static_assert(DATA_HEADER_BYTES == STREAM_HEADER_BYTES, "headers are read alike");
+_Static_assert(DATA_HEADER_BYTES <= STREAM_HEADER_MAX_BYTES, "a reader has room for it");
 
 static struct data_reader *data_of(struct stream_reader *reader)
 {
@@ -37,12 +37,11 @@ static struct exec_comm *comm_of(const struct stream_reader *reader)
     return (struct exec_comm *)((char *)reader->group - offsetof(struct exec_comm, streams));
 }
 
-static bool calls_agree(const struct data_header *header, const struct exec_op *op)
+/* What the sender's call has otherwise than ours; null: nothing. */
+static const char *header_difference(const struct data_header *header, const struct exec_op *op)
 {
-    return header->kind == op->call.kind && header->dtype == op->call.dtype &&
-           header->reduce == op->call.reduce && header->root == op->call.root_rank &&
-           header->count_elements == op->call.count_elements && header->detail == op->call.detail &&
-           header->algorithm == op->algorithm->id;
+    const char *field = op_terms_difference(&header->terms, &op->call.terms);
+    return field != NULL ? field : header->algorithm != op->algorithm->id ? "algorithm" : NULL;
 }
 
 /* The operation waits for exec_cancel; what has come of it stays where it is until then. */
@@ -162,8 +161,11 @@ static enum match match(struct data_reader *incoming, uint64_t now_ns, struct er
     if (!running || header->seq > op->call.seq) {
         return MATCH_WAIT;
     }
-    if (!calls_agree(header, op)) {
-        return set_disagreement(incoming, op, "", now_ns);
+    const char *field = header_difference(header, op);
+    if (field != NULL) {
+        char how[128];
+        (void)snprintf(how, sizeof how, "they differ in: %s", field);
+        return set_disagreement(incoming, op, how, now_ns);
     }
     return match_lane(incoming, op, now_ns, error);
 }
@@ -215,8 +217,8 @@ static void reduce_apart(const struct exec_op *op, enum coll_action action, unsi
     bool before = action == COLL_REDUCE_BEFORE;
     const void *inputs[] = {before ? bytes : value, before ? value : bytes};
     void *output = target;
-    host_reduce(&(struct host_reduction){.dtype = op->call.dtype,
-                                         .reduce = op->call.reduce,
+    host_reduce(&(struct host_reduction){.dtype = op->call.terms.dtype,
+                                         .reduce = op->call.terms.reduce,
                                          .count_elements = count,
                                          .input_count = 2,
                                          .output_count = 1,
@@ -228,8 +230,8 @@ static void reduce_apart(const struct exec_op *op, enum coll_action action, unsi
 static void apply(const struct exec_lane *lane, const struct exec_op *op, enum coll_action action,
                   unsigned char *target, unsigned char *prefix, const uint8_t *bytes, uint64_t count)
 {
-    enum dtype dtype = op->call.dtype;
-    enum reduce reduce = op->call.reduce;
+    enum dtype dtype = op->call.terms.dtype;
+    enum reduce reduce = op->call.terms.reduce;
     switch (action) {
     case COLL_STORE:
         memcpy(target, bytes, (size_t)(count * op->element_bytes));
@@ -385,7 +387,7 @@ static const char *data_decode(struct stream_reader *reader)
 {
     struct data_reader *incoming = data_of(reader);
     const char *what = NULL;
-    if (data_header_decode(reader->header_bytes, &incoming->header, &what) != STATUS_OK) {
+    if (data_header_decode(reader->header, &incoming->header, &what) != STATUS_OK) {
         return what;
     }
     reader->comm_id = incoming->header.comm_id;
@@ -473,6 +475,7 @@ const struct stream_reader_kind data_reader_kind = {
     .cut = data_cut,
     .crowded = data_crowded,
     .reader_bytes = sizeof(struct data_reader),
+    .header_bytes = DATA_HEADER_BYTES,
     .header_text = "a data header",
     .decode = data_decode,
     .claim = data_claim,

@@ -62,7 +62,7 @@ static enum status lay_out_scratch(struct exec_lane *lane, const struct exec_op 
 enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct error *error)
 {
     lane->call = coll_stage_call(&op->stage, lane->slice, lane->offsets);
-    lane->call.root_node = op_kind_has_root(op->call.kind) ? op->root_node : 0;
+    lane->call.root_node = op_kind_has_root(op->call.terms.kind) ? op->root_node : 0;
     lane->call.blocks_are_equal = op->blocks_are_equal;
     lane->offset_elements = coll_stage_slice_offset(&op->stage, lane->slice);
     uint64_t memory = coll_stage_memory_elements(&op->stage, lane->slice);

@@ -28,7 +28,7 @@ unsigned char *stage_at(const struct exec_lane *lane, const struct exec_op *op,
 struct host_reduction stage_reduction(const struct exec_lane *lane, const struct exec_op *op,
                                       const struct coll_stage_piece *piece, struct stage_buffers *buffers)
 {
-    bool scales = op->call.reduce == REDUCE_PREMUL_SUM;
+    bool scales = op->call.terms.reduce == REDUCE_PREMUL_SUM;
     for (uint32_t i = 0; i < piece->source_count; i++) {
         const struct coll_stage_place *source = &piece->sources[i];
         buffers->inputs[i] = stage_at(lane, op, source);
@@ -39,15 +39,15 @@ struct host_reduction stage_reduction(const struct exec_lane *lane, const struct
     for (uint32_t i = 0; i < piece->target_count; i++) {
         buffers->outputs[i] = stage_at(lane, op, &piece->targets[i]);
     }
-    return (struct host_reduction){.dtype = op->call.dtype,
-                                   .reduce = op->call.reduce,
+    return (struct host_reduction){.dtype = op->call.terms.dtype,
+                                   .reduce = op->call.terms.reduce,
                                    .count_elements = piece->count_elements,
                                    .input_count = piece->source_count,
                                    .output_count = piece->target_count,
                                    .inputs = buffers->inputs,
                                    .outputs = buffers->outputs,
                                    .factors = scales ? buffers->factors : NULL,
-                                   .divisor = piece->action == COLL_STAGE_DIVIDE ? op->call.divisor : 0,
+                                   .divisor = piece->action == COLL_STAGE_DIVIDE ? op->divisor : 0,
                                    .streams = op->streams};
 }
 

@@ -28,7 +28,7 @@ struct net;
 struct net_stream;
 
 #define NET_PEERS_MAX 16384
-#define NET_STREAM_HEADER_MAX_BYTES 64
+#define NET_STREAM_HEADER_MAX_BYTES 80
 #define NET_STREAM_QUEUE_MAX 4096            /* messages of one stream that wait to be sent or acknowledged */
 #define NET_STREAM_COPY_MAX_BYTES (4u << 20) /* bytes of one stream that the net holds copies of */
 #define NET_STREAM_WINDOW_BYTES (4u << 20)   /* bytes of one stream under way, at most */

@@ -142,7 +142,8 @@ void stream_reader_reset(struct stream_reader *reader)
 void stream_reader_expect(struct stream_reader *reader, uint64_t payload_bytes)
 {
     if (reader->stream != NULL && !reader->resetting && !reader->in_message) {
-        net_stream_expect(reader->stream, STREAM_HEADER_BYTES - reader->header_have + payload_bytes);
+        net_stream_expect(reader->stream,
+                          reader->readers->kind->header_bytes - reader->header_have + payload_bytes);
     }
 }
 
@@ -220,11 +221,11 @@ static void header_is_whole(struct stream_reader *reader)
 
 static size_t take_header(struct stream_reader *reader, const uint8_t *bytes, size_t size)
 {
-    size_t wanted = STREAM_HEADER_BYTES - reader->header_have;
+    size_t wanted = reader->readers->kind->header_bytes - reader->header_have;
     size_t used = size < wanted ? size : wanted;
-    memcpy(reader->header_bytes + reader->header_have, bytes, used);
+    memcpy(reader->header + reader->header_have, bytes, used);
     reader->header_have += (uint32_t)used;
-    if (reader->header_have == STREAM_HEADER_BYTES) {
+    if (reader->header_have == reader->readers->kind->header_bytes) {
         header_is_whole(reader);
     }
     return used;

@@ -19,7 +19,7 @@
  */
 struct stream_reader;
 
-#define STREAM_HEADER_BYTES 64
+#define STREAM_HEADER_MAX_BYTES 80
 /* Streams of one kind from one peer whose communicator is not known here yet; beyond: reset. */
 #define STREAM_PARKED_MAX 2048
 /*
@@ -45,11 +45,12 @@ struct stream_group {
 
 struct stream_reader_kind {
     enum net_stream_kind stream_kind;
-    size_t reader_bytes; /* of a struct whose head is a struct stream_reader */
+    size_t reader_bytes;   /* of a struct whose head is a struct stream_reader */
+    uint32_t header_bytes; /* at most STREAM_HEADER_MAX_BYTES */
     const char *header_text;
     /* The communicator of that id; null: not known here. */
     struct stream_group *(*find)(void *owner, uint64_t comm_id);
-    /* Decodes header_bytes, and sets comm_id and payload_bytes. Null, or the name of the wrong field. */
+    /* Decodes the header, and sets comm_id and payload_bytes. Null, or the name of the wrong field. */
     const char *(*decode)(struct stream_reader *reader);
     /* A stream's first header, once it has its communicator; and each later one. Null, or what it sent. */
     const char *(*claim)(struct stream_reader *reader);
@@ -95,7 +96,7 @@ struct stream_reader {
     uint32_t peer;              /* the net's */
     struct stream_group *group; /* null: parked */
     uint32_t node;              /* index in the communicator */
-    uint8_t header_bytes[STREAM_HEADER_BYTES];
+    uint8_t header[STREAM_HEADER_MAX_BYTES];
     uint32_t header_have;
     bool in_message; /* the header is whole */
     uint64_t comm_id, payload_bytes;

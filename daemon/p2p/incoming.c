@@ -8,7 +8,7 @@
 
 /* What comes from other nodes: envelopes, replies and payloads. Every field of a header is checked. */
 
-_Static_assert(MESSAGE_HEADER_BYTES == STREAM_HEADER_BYTES, "headers are read alike");
+_Static_assert(MESSAGE_HEADER_BYTES <= STREAM_HEADER_MAX_BYTES, "a reader has room for it");
 
 /* What a stream carries, by its first header: a node has one of each of the first two, and others of DATA,
  * one message each. */
@@ -110,7 +110,7 @@ static const char *message_decode(struct stream_reader *reader)
 {
     struct message_reader *incoming = message_of(reader);
     const char *what = NULL;
-    if (message_header_decode(reader->header_bytes, &incoming->header, &what) != STATUS_OK) {
+    if (message_header_decode(reader->header, &incoming->header, &what) != STATUS_OK) {
         return what;
     }
     reader->comm_id = incoming->header.comm_id;
@@ -496,6 +496,7 @@ static size_t message_take(struct stream_reader *reader, const uint8_t *bytes, s
 const struct stream_reader_kind message_reader_kind = {
     .stream_kind = NET_STREAM_MESSAGE,
     .reader_bytes = sizeof(struct message_reader),
+    .header_bytes = MESSAGE_HEADER_BYTES,
     .header_text = "a header of a message",
     .find = find_group,
     .decode = message_decode,

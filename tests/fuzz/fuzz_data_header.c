@@ -29,9 +29,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         return 0;
     }
     require(what == NULL);
-    require((unsigned)header.kind < OP_KIND_COUNT);
-    require((unsigned)header.dtype < DTYPE_COUNT);
-    require((unsigned)header.reduce < REDUCE_COUNT);
+    require(op_terms_are_valid(&header.terms, &what));
+    require(op_terms_difference(&header.terms, &header.terms) == NULL);
+    char text[OP_TERMS_TEXT_MAX_BYTES];
+    op_terms_describe(&header.terms, text, sizeof text);
+    require(strlen(text) < sizeof text - 1); /* nothing was cut */
     require(header.payload_bytes <= DATA_PAYLOAD_MAX_BYTES);
     uint8_t again[DATA_HEADER_BYTES];
     data_header_encode(&header, again);

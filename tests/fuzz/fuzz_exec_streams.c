@@ -144,9 +144,7 @@ static struct data_header heard(const struct run *run, uint32_t which)
     if (run->hostile.data_count > 0) {
         return run->hostile.data[which % run->hostile.data_count];
     }
-    return (struct data_header){.kind = OP_KIND_ALL_REDUCE,
-                                .dtype = DTYPE_U8,
-                                .reduce = REDUCE_SUM,
+    return (struct data_header){.terms = {.kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_U8, .bucket_ops = 1},
                                 .generation = 1,
                                 .comm_id = HOSTILE_COMM_ID,
                                 .seq = 1};
@@ -168,7 +166,7 @@ static void change_data_header(struct data_header *header, uint8_t field, uint8_
         header->payload_bytes = changed(header->payload_bytes, how) % (DATA_PAYLOAD_MAX_BYTES + 1);
         break;
     case 5:
-        header->count_elements = changed(header->count_elements, how);
+        header->terms.count_elements = changed(header->terms.count_elements, how);
         break;
     case 6:
         header->comm_id = changed(header->comm_id, how);
@@ -177,13 +175,13 @@ static void change_data_header(struct data_header *header, uint8_t field, uint8_
         header->generation = (uint32_t)changed(header->generation, how);
         break;
     case 8:
-        header->root = (uint32_t)changed(header->root, how);
+        header->terms.root_rank = (uint32_t)changed(header->terms.root_rank, how);
         break;
     case 9:
         header->algorithm = (uint32_t)changed(header->algorithm, how);
         break;
     case 10:
-        header->detail = (uint32_t)changed(header->detail, how);
+        header->terms.hash = changed(header->terms.hash, how);
         break;
     case 11:
         header->slice = UINT32_MAX;

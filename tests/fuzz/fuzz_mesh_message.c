@@ -207,7 +207,7 @@ static void start(struct target *target)
 
 static void stop(struct target *target)
 {
-    struct comms_op barrier = {.ticket = 7, .kind = OP_KIND_BARRIER};
+    struct comms_op barrier = {.ticket = 7, .terms.kind = OP_KIND_BARRIER};
     for (unsigned i = 0; i < 3; i++) {
         enum status status = STATUS_OK;
         if (target->members[i] != NULL) {
@@ -302,11 +302,11 @@ static void act(struct target *target, uint8_t byte)
 {
     enum act what = (enum act)(byte % ACT_COUNT);
     unsigned which = byte / ACT_COUNT % 2;
-    struct comms_op op = {.ticket = 7, .kind = OP_KIND_BARRIER};
+    struct comms_op op = {.ticket = 7, .terms.kind = OP_KIND_BARRIER};
     if (what == ACT_SEND) {
-        op.kind = OP_KIND_SEND;
-        op.dtype = DTYPE_U8;
-        op.count_elements = SENT_BYTES;
+        op.terms.kind = OP_KIND_SEND;
+        op.terms.dtype = DTYPE_U8;
+        op.terms.count_elements = SENT_BYTES;
         op.peer_rank = 1;
         op.input.memory = target->memory;
     }

@@ -161,7 +161,7 @@ struct heard_stream {
     uint32_t have;
     uint64_t payload_left;
 };
-_Static_assert(DATA_HEADER_BYTES == MESSAGE_HEADER_BYTES, "both headers are read alike");
+_Static_assert(DATA_HEADER_BYTES >= MESSAGE_HEADER_BYTES, "there is room for both");
 
 static void header_heard(struct hostile *hostile, enum net_stream_kind kind, struct heard_stream *heard)
 {
@@ -197,8 +197,9 @@ static size_t liar_receive(void *context, struct net_stream *stream, const uint8
         require(heard != NULL);
         stream->user = heard;
     }
+    uint32_t header_bytes = stream->kind == NET_STREAM_DATA ? DATA_HEADER_BYTES : MESSAGE_HEADER_BYTES;
     for (size_t at = 0; at < size;) {
-        uint64_t left = heard->payload_left > 0 ? heard->payload_left : DATA_HEADER_BYTES - heard->have;
+        uint64_t left = heard->payload_left > 0 ? heard->payload_left : header_bytes - heard->have;
         size_t part = size - at < left ? size - at : (size_t)left;
         if (heard->payload_left > 0) {
             heard->payload_left -= part;
@@ -207,7 +208,7 @@ static size_t liar_receive(void *context, struct net_stream *stream, const uint8
             heard->have += (uint32_t)part;
         }
         at += part;
-        if (heard->have == DATA_HEADER_BYTES) {
+        if (heard->have == header_bytes) {
             header_heard(hostile, stream->kind, heard);
         }
     }
@@ -454,16 +455,16 @@ uint64_t hostile_submit(struct hostile *hostile, const struct hostile_call *aske
                 (struct coll_layout){pending->counts[i], pending->displacements[i]};
         }
     }
-    struct exec_call call = {.kind = asked->kind,
-                             .dtype = asked->dtype,
-                             .reduce = REDUCE_SUM,
+    struct exec_call call = {.terms.kind = asked->kind,
+                             .terms.dtype = asked->dtype,
+                             .terms.reduce = REDUCE_SUM,
                              .seq = hostile->seq + 1,
-                             .count_elements = asked->has_layouts ? 0 : asked->count_elements,
-                             .root_rank = asked->root_rank,
-                             .has_layouts = asked->has_layouts,
-                             .compression = asked->compression,
-                             .top_k_permille = asked->compression == COMPRESSION_TOP_K ? 100 : 0,
-                             .part_count = 1,
+                             .terms.count_elements = asked->has_layouts ? 0 : asked->count_elements,
+                             .terms.root_rank = asked->root_rank,
+                             .terms.has_layouts = asked->has_layouts,
+                             .terms.compression = asked->compression,
+                             .terms.top_k_permille = asked->compression == COMPRESSION_TOP_K ? 100 : 0,
+                             .terms.bucket_ops = 1,
                              .rank_count = HOSTILE_LOCAL_RANKS,
                              .ranks = ranks,
                              .done = op_done,

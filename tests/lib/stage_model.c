@@ -166,7 +166,7 @@ static void fill_input(struct node *node, const struct stage_case *drawn, uint32
 /* What may not be written: inputs that are no outputs. */
 static void protect_inputs(struct node *node)
 {
-    uint32_t entries = node->op.part_count * node->map.local_count;
+    uint32_t entries = node->op.terms.bucket_ops * node->map.local_count;
     for (uint32_t entry = 0; entry < entries; entry++) {
         for (uint64_t i = 0; i < node->input_elements[entry]; i++) {
             node->heap[node->input[entry] + i].read_only = true;
@@ -206,7 +206,7 @@ static void init_ranks(struct node *node, const struct stage_case *drawn)
 /* Slices of nodes agree, but for those that one node cuts for itself. */
 static uint64_t slices_of(const struct coll_stage_op *op)
 {
-    if (op->mode == COLL_STAGE_ALONE && op->kind == OP_KIND_ALL_TO_ALL) {
+    if (op->mode == COLL_STAGE_ALONE && op->terms.kind == OP_KIND_ALL_TO_ALL) {
         return coll_stage_local_slices(op);
     }
     bool private_sizes = coll_stage_sizes_are_private(op) && op->map->node_count > 1;
@@ -221,15 +221,15 @@ void stage_node_init(struct world *world, uint32_t index)
         abort();
     }
     node->op = (struct coll_stage_op){.map = &node->map,
-                                      .kind = drawn->kind,
+                                      .terms.kind = drawn->kind,
                                       .mode = drawn->modes[index],
                                       .has_memory = drawn->has_memory,
                                       .divides = drawn->divides,
                                       .keeps_input = drawn->keeps_input,
-                                      .has_layouts = drawn->has_layouts,
-                                      .root_rank = drawn->root_rank,
-                                      .count_elements = drawn->count_elements,
-                                      .part_count = drawn->part_count,
+                                      .terms.has_layouts = drawn->has_layouts,
+                                      .terms.root_rank = drawn->root_rank,
+                                      .terms.count_elements = drawn->count_elements,
+                                      .terms.bucket_ops = (uint16_t)drawn->part_count,
                                       .part_counts = drawn->part_counts,
                                       .ranks = node->ranks,
                                       .element_bytes = 1,

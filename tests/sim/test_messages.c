@@ -156,9 +156,9 @@ static struct post *post(bool sends, uint32_t rank, uint32_t peer, uint32_t tag,
     }
     assert_int_equal(memory_wrap(new_post->bytes, bytes + 1, &new_post->memory, &error), STATUS_OK);
     struct comms_op op = {.ticket = world.post_count,
-                          .kind = sends ? OP_KIND_SEND : OP_KIND_RECEIVE,
-                          .dtype = dtype,
-                          .count_elements = bytes / dtype_size_bytes(dtype),
+                          .terms.kind = sends ? OP_KIND_SEND : OP_KIND_RECEIVE,
+                          .terms.dtype = dtype,
+                          .terms.count_elements = bytes / dtype_size_bytes(dtype),
                           .peer_rank = peer,
                           .tag = tag};
     *(sends ? &op.input : &op.output) = (struct comms_op_range){new_post->memory, 0};
@@ -378,7 +378,7 @@ static void test_the_communicator_goes_on(void **state)
         for (uint32_t i = 0; i < COUNT; i++) {
             (void)post(true, 0, 1, 1, 16384, DTYPE_U8);
             if (i % 100 == 0) {
-                struct comms_op barrier = {.ticket = POSTS_MAX, .kind = OP_KIND_BARRIER};
+                struct comms_op barrier = {.ticket = POSTS_MAX, .terms.kind = OP_KIND_BARRIER};
                 struct error error;
                 for (uint32_t rank = 0; rank < 2; rank++) {
                     assert_int_equal(

@@ -381,7 +381,8 @@ static inline void assert_formed(const struct member *member)
 /* Posts a barrier; for tests that are not about data. */
 static inline enum status post_barrier(struct member *member, uint64_t timeout_ms, struct error *error)
 {
-    struct comms_op op = {.ticket = member->posted + 1, .kind = OP_KIND_BARRIER, .timeout_ms = timeout_ms};
+    struct comms_op op = {
+        .ticket = member->posted + 1, .terms.kind = OP_KIND_BARRIER, .timeout_ms = timeout_ms};
     member->calling = true;
     enum status status = comms_submit(member->handle, &op, member->node->world->now_ns, error);
     member->calling = false;

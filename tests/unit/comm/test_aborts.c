@@ -251,10 +251,10 @@ static void test_memory_outlives_its_owner(void **state)
     }
     run(&world, 20 * TIME_MS);
     for (uint32_t rank = 0; rank < 2; rank++) {
-        post_well(members[rank], &(struct comms_op){.kind = OP_KIND_ALL_REDUCE,
-                                                    .dtype = DTYPE_I32,
-                                                    .reduce = REDUCE_SUM,
-                                                    .count_elements = COUNT,
+        post_well(members[rank], &(struct comms_op){.terms.kind = OP_KIND_ALL_REDUCE,
+                                                    .terms.dtype = DTYPE_I32,
+                                                    .terms.reduce = REDUCE_SUM,
+                                                    .terms.count_elements = COUNT,
                                                     .input = {buffers[rank].memory, 0},
                                                     .output = {buffers[rank].memory, 0}});
     }

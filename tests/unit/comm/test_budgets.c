@@ -59,9 +59,9 @@ static void test_many_messages(void **state)
     struct buffer buffer = buffer_new(4, 0, 0);
     struct error error;
     for (uint32_t i = 0; i < MESSAGES; i++) {
-        struct comms_op receive = {.kind = OP_KIND_RECEIVE,
-                                   .dtype = DTYPE_I32,
-                                   .count_elements = 4,
+        struct comms_op receive = {.terms.kind = OP_KIND_RECEIVE,
+                                   .terms.dtype = DTYPE_I32,
+                                   .terms.count_elements = 4,
                                    .peer_rank = i % 2 == 0 ? 1 : COMM_ANY_SOURCE_RANK,
                                    .tag = i % 3,
                                    .output = {buffer.memory, 0}};
@@ -89,17 +89,17 @@ static void test_message_refused(void **state)
     form_ops(members, 1, 2, 0, "messages");
     uint64_t taken = exhaust(world.account);
     struct buffer buffer = buffer_new(4, 0, 0);
-    struct comms_op receive = {.kind = OP_KIND_RECEIVE,
-                               .dtype = DTYPE_I32,
-                               .count_elements = 4,
+    struct comms_op receive = {.terms.kind = OP_KIND_RECEIVE,
+                               .terms.dtype = DTYPE_I32,
+                               .terms.count_elements = 4,
                                .peer_rank = 1,
                                .output = {buffer.memory, 0}};
     struct error error;
     assert_int_equal(comms_submit(members[0]->handle, &receive, world.now_ns, &error), STATUS_LIMIT);
     assert_non_null(strstr(error.text, "user 1000 holds"));
     budget_release(world.account, BUDGET_OPERATIONS, taken);
-    post_well(members[0], &(struct comms_op){.kind = OP_KIND_BARRIER});
-    post_well(members[1], &(struct comms_op){.kind = OP_KIND_BARRIER});
+    post_well(members[0], &(struct comms_op){.terms.kind = OP_KIND_BARRIER});
+    post_well(members[1], &(struct comms_op){.terms.kind = OP_KIND_BARRIER});
     run(&world, 10 * TIME_MS);
     assert_int_equal(members[0]->results[1].status, STATUS_OK);
     leave_all(&world);
@@ -143,7 +143,7 @@ static void test_collective_refused(void **state)
                 if (rank != refused) {
                     assert_error(&members[rank]->results[1], STATUS_LIMIT, "user 1000 holds");
                 }
-                post_well(members[rank], &(struct comms_op){.kind = OP_KIND_BARRIER});
+                post_well(members[rank], &(struct comms_op){.terms.kind = OP_KIND_BARRIER});
             }
             run(&world, 20 * TIME_MS);
             for (uint32_t rank = 0; rank < SIZE; rank++) {
@@ -231,7 +231,7 @@ static void test_memory_is_charged(void **state)
     form_ops(members, 1, SIZE, 0, "ranks");
     size_t before = in_use();
     for (uint32_t i = 0; i < OPS; i++) {
-        post_well(members[0], &(struct comms_op){.kind = OP_KIND_BARRIER});
+        post_well(members[0], &(struct comms_op){.terms.kind = OP_KIND_BARRIER});
     }
     assert_in_range(in_use() - before, 0, used(world.account, BUDGET_OPERATIONS));
     uint64_t taken = exhaust(world.account);

@@ -32,10 +32,10 @@ static void layouts_start(struct layouts *layouts)
 static void layouts_post(struct layouts *layouts, enum op_kind kind, const uint64_t counts[RANKS])
 {
     for (uint32_t rank = 0; rank < RANKS; rank++) {
-        struct comms_op op = {.kind = kind,
-                              .dtype = DTYPE_I32,
-                              .count_elements = counts[rank],
-                              .has_layouts = true,
+        struct comms_op op = {.terms.kind = kind,
+                              .terms.dtype = DTYPE_I32,
+                              .terms.count_elements = counts[rank],
+                              .terms.has_layouts = true,
                               .input = {layouts->input[rank].memory, 0},
                               .output = {layouts->output[rank].memory, 0},
                               .input_layout = {layouts->memory[rank], 0},
@@ -55,7 +55,7 @@ static void layouts_expect_mismatch(struct layouts *layouts, const char *text)
         for (uint32_t i = 0; i < ELEMENTS; i++) {
             assert_int_equal(layouts->output[rank].elements[i], FILL);
         }
-        post_well(member, &(struct comms_op){.kind = OP_KIND_BARRIER});
+        post_well(member, &(struct comms_op){.terms.kind = OP_KIND_BARRIER});
     }
     run(&world, 20 * TIME_MS);
     for (uint32_t rank = 0; rank < RANKS; rank++) {
@@ -138,9 +138,9 @@ static void test_found_early(void **state)
             assert_int_equal(members[1]->completed, 1);
             assert_int_equal(members[2]->completed, 1);
         }
-        post_well(members[rank], &(struct comms_op){.kind = OP_KIND_ALL_TO_ALL,
-                                                    .dtype = DTYPE_I32,
-                                                    .has_layouts = true,
+        post_well(members[rank], &(struct comms_op){.terms.kind = OP_KIND_ALL_TO_ALL,
+                                                    .terms.dtype = DTYPE_I32,
+                                                    .terms.has_layouts = true,
                                                     .input = {input.memory, 0},
                                                     .output = {output.memory, 0},
                                                     .input_layout = {memory[rank], 0},

@@ -18,21 +18,21 @@ static void test_results(void **state)
             inputs[rank] = buffer_new(COUNT, (int32_t)rank * 1000, 3 + (int32_t)rank);
             sums[rank] = buffer_new(COUNT, -1, 0);
             roots[rank] = buffer_new(COUNT, -1, 0);
-            struct comms_op sum = {.kind = OP_KIND_ALL_REDUCE,
-                                   .dtype = DTYPE_I32,
-                                   .reduce = REDUCE_SUM,
-                                   .count_elements = COUNT,
+            struct comms_op sum = {.terms.kind = OP_KIND_ALL_REDUCE,
+                                   .terms.dtype = DTYPE_I32,
+                                   .terms.reduce = REDUCE_SUM,
+                                   .terms.count_elements = COUNT,
                                    .input = {inputs[rank].memory, 0},
                                    .output = {sums[rank].memory, 0}};
-            struct comms_op root = {.kind = OP_KIND_BROADCAST,
-                                    .dtype = DTYPE_I32,
-                                    .count_elements = COUNT - 1,
-                                    .root_rank = 3,
+            struct comms_op root = {.terms.kind = OP_KIND_BROADCAST,
+                                    .terms.dtype = DTYPE_I32,
+                                    .terms.count_elements = COUNT - 1,
+                                    .terms.root_rank = 3,
                                     .input = {rank == 3 ? inputs[3].memory : NULL, rank == 3 ? 4 : 0},
                                     .output = {roots[rank].memory, 0}};
             post_well(members[rank], &sum);
             post_well(members[rank], &root);
-            post_well(members[rank], &(struct comms_op){.kind = OP_KIND_BARRIER});
+            post_well(members[rank], &(struct comms_op){.terms.kind = OP_KIND_BARRIER});
             assert_int_equal(members[rank]->completed, 0);
             run(&world, rank * TIME_MS);
         }
@@ -68,10 +68,10 @@ static void test_averages_are_of_all_ranks(void **state)
     form_ops(members, 2, 4, 0, "mean");
     for (uint32_t rank = 0; rank < 4; rank++) {
         buffers[rank] = buffer_new(3, 100 * (int32_t)rank, 4);
-        struct comms_op op = {.kind = OP_KIND_ALL_REDUCE,
-                              .dtype = DTYPE_I32,
-                              .reduce = REDUCE_AVG,
-                              .count_elements = 3,
+        struct comms_op op = {.terms.kind = OP_KIND_ALL_REDUCE,
+                              .terms.dtype = DTYPE_I32,
+                              .terms.reduce = REDUCE_AVG,
+                              .terms.count_elements = 3,
                               .input = {buffers[rank].memory, 0},
                               .output = {buffers[rank].memory, 0}};
         post_well(members[rank], &op);
@@ -128,14 +128,14 @@ static void test_bad_calls(void **state)
     assert_int_equal(post_barrier(early, 0, &error), STATUS_IN_PROGRESS);
     form_ops(members, 1, 2, 0, "bad");
     struct buffer buffer = buffer_new(4, 0, 1); /* 20 bytes */
-    const struct comms_op good = {.kind = OP_KIND_ALL_REDUCE,
-                                  .dtype = DTYPE_I32,
-                                  .reduce = REDUCE_SUM,
-                                  .count_elements = 4,
+    const struct comms_op good = {.terms.kind = OP_KIND_ALL_REDUCE,
+                                  .terms.dtype = DTYPE_I32,
+                                  .terms.reduce = REDUCE_SUM,
+                                  .terms.count_elements = 4,
                                   .input = {buffer.memory, 0},
                                   .output = {buffer.memory, 0}};
     struct comms_op op = good;
-    op.reduce = REDUCE_PREMUL_SUM;
+    op.terms.reduce = REDUCE_PREMUL_SUM;
     assert_int_equal(post(members[0], &op, &error), STATUS_UNSUPPORTED);
     assert_non_null(strstr(error.text, "premul_sum of i32"));
     op = good;
@@ -147,11 +147,11 @@ static void test_bad_calls(void **state)
     assert_int_equal(post(members[0], &op, &error), STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(error.text, "output: 16 bytes at offset 5"));
     op = good;
-    op.count_elements = UINT64_MAX / 2;
+    op.terms.count_elements = UINT64_MAX / 2;
     assert_int_equal(post(members[0], &op, &error), STATUS_INVALID_ARGUMENT);
     op = good;
-    op.kind = OP_KIND_BROADCAST;
-    op.root_rank = 2;
+    op.terms.kind = OP_KIND_BROADCAST;
+    op.terms.root_rank = 2;
     assert_int_equal(post(members[0], &op, &error), STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(error.text, "root 2 of 2"));
     /* None of them took a number, nor hurt. */
@@ -178,6 +178,40 @@ static void assert_op_ended(const struct member *member, enum status status, con
     assert_int_equal(member->aborted_count, 0);
 }
 
+/* All of a bucket is reduced as the first is: counts of a smaller type would reach beyond the buffers. */
+static void test_a_bucket_is_of_one_type_and_operator(void **state)
+{
+    (void)state;
+    struct member *members[1];
+    struct error error;
+    world_start(&world, 1, 1, NULL);
+    form_ops(members, 1, 1, 0, "bucket");
+    struct buffer buffer = buffer_new(4, 0, 1);
+    struct comms_op op = {.terms = {.kind = OP_KIND_ALL_REDUCE,
+                                    .dtype = DTYPE_I32,
+                                    .reduce = REDUCE_SUM,
+                                    .count_elements = 1,
+                                    .bucket_ops = 2},
+                          .input = {buffer.memory, 0},
+                          .output = {buffer.memory, 0}};
+    post_well(members[0], &op);
+    op.terms.bucket_index = 1;
+    op.terms.dtype = DTYPE_U8;
+    op.terms.count_elements = 16;
+    assert_int_equal(post(members[0], &op, &error), STATUS_INVALID_ARGUMENT);
+    op.terms.dtype = DTYPE_I32;
+    op.terms.count_elements = 3;
+    op.terms.reduce = REDUCE_MAX;
+    assert_int_equal(post(members[0], &op, &error), STATUS_INVALID_ARGUMENT);
+    op.terms.reduce = REDUCE_SUM;
+    post_well(members[0], &op);
+    run(&world, TIME_S);
+    assert_int_equal(members[0]->completed, 2);
+    assert_int_equal(members[0]->results[2].status, STATUS_OK);
+    world_stop(&world);
+    buffer_free(&buffer);
+}
+
 static void test_mismatch_on_one_node(void **state)
 {
     (void)state;
@@ -188,16 +222,16 @@ static void test_mismatch_on_one_node(void **state)
     connect_all(&world);
     form_ops(members, 2, 4, 0, "odd");
     assert_int_equal(post_barrier(members[1], 0, &error), STATUS_OK);
-    post_well(members[0], &(struct comms_op){.kind = OP_KIND_ALL_REDUCE,
-                                             .dtype = DTYPE_F32,
-                                             .reduce = REDUCE_SUM,
-                                             .count_elements = 10,
+    post_well(members[0], &(struct comms_op){.terms.kind = OP_KIND_ALL_REDUCE,
+                                             .terms.dtype = DTYPE_F32,
+                                             .terms.reduce = REDUCE_SUM,
+                                             .terms.count_elements = 10,
                                              .input = {buffers[0].memory, 0},
                                              .output = {buffers[0].memory, 0}});
-    post_well(members[2], &(struct comms_op){.kind = OP_KIND_BROADCAST,
-                                             .dtype = DTYPE_I32,
-                                             .count_elements = 10,
-                                             .root_rank = 0,
+    post_well(members[2], &(struct comms_op){.terms.kind = OP_KIND_BROADCAST,
+                                             .terms.dtype = DTYPE_I32,
+                                             .terms.count_elements = 10,
+                                             .terms.root_rank = 0,
                                              .output = {buffers[1].memory, 0}});
     run(&world, 10 * TIME_MS);
     assert_int_equal(post_barrier(members[3], 0, &error), STATUS_OK);
@@ -231,10 +265,10 @@ static void test_mismatch_between_nodes(void **state)
     connect_all(&world);
     form_ops(members, 2, 2, 0, "odd");
     for (uint32_t rank = 0; rank < 2; rank++) {
-        post_well(members[rank], &(struct comms_op){.kind = OP_KIND_ALL_REDUCE,
-                                                    .dtype = DTYPE_I32,
-                                                    .reduce = rank == 0 ? REDUCE_SUM : REDUCE_MAX,
-                                                    .count_elements = 10,
+        post_well(members[rank], &(struct comms_op){.terms.kind = OP_KIND_ALL_REDUCE,
+                                                    .terms.dtype = DTYPE_I32,
+                                                    .terms.reduce = rank == 0 ? REDUCE_SUM : REDUCE_MAX,
+                                                    .terms.count_elements = 10,
                                                     .input = {buffers[rank].memory, 0},
                                                     .output = {buffers[rank].memory, 0}});
     }
@@ -320,9 +354,9 @@ static void test_messages_are_seen(void **state)
     connect_all(&world);
     form_ops(members, 2, 4, 0, "look");
     struct buffer buffer = buffer_new(10, 1, 1);
-    struct comms_op receive = {.kind = OP_KIND_RECEIVE,
-                               .dtype = DTYPE_I32,
-                               .count_elements = 10,
+    struct comms_op receive = {.terms.kind = OP_KIND_RECEIVE,
+                               .terms.dtype = DTYPE_I32,
+                               .terms.count_elements = 10,
                                .peer_rank = 3,
                                .tag = 7,
                                .timeout_ms = 3000,
@@ -353,6 +387,7 @@ int main(void)
         cmocka_unit_test(test_averages_are_of_all_ranks),
         cmocka_unit_test(test_owners_post_from_within_their_callbacks),
         cmocka_unit_test(test_bad_calls),
+        cmocka_unit_test(test_a_bucket_is_of_one_type_and_operator),
         cmocka_unit_test(test_mismatch_on_one_node),
         cmocka_unit_test(test_mismatch_between_nodes),
         cmocka_unit_test(test_what_is_seen),

@@ -141,10 +141,10 @@ static void test_words_of_verdicts(void **state)
     struct buffer buffer = buffer_new(4, 0, 0);
     size_t before = in_use();
     for (unsigned i = 0; i < VERDICTS; i++) {
-        post_well(members[0], &(struct comms_op){.kind = OP_KIND_BARRIER});
-        post_well(members[1], &(struct comms_op){.kind = OP_KIND_BROADCAST,
-                                                 .dtype = DTYPE_I32,
-                                                 .count_elements = 4,
+        post_well(members[0], &(struct comms_op){.terms.kind = OP_KIND_BARRIER});
+        post_well(members[1], &(struct comms_op){.terms.kind = OP_KIND_BROADCAST,
+                                                 .terms.dtype = DTYPE_I32,
+                                                 .terms.count_elements = 4,
                                                  .output = {buffer.memory, 0}});
         run(&world, TIME_MS);
         assert_int_equal(members[0]->completed, i + 1);

@@ -81,7 +81,7 @@ static void comm_disagreed(void *context, uint64_t seq, uint32_t other, const ch
 {
     struct node *node = context;
     (void)now_ns;
-    assert_string_equal(how, "");
+    assert_string_equal(how, "they differ in: count");
     node->disputes++;
     node->disputed_seq = seq;
     node->disputed_node = other;
@@ -249,21 +249,19 @@ static void op_prepare(struct cluster *cluster, struct op_buffers *op, bool in_p
     }
 }
 
-static void op_submit(struct cluster *cluster, struct op_buffers *op, uint32_t i, struct exec_comm *comm)
+static void op_submit(struct op_buffers *op, uint32_t i, struct exec_comm *comm)
 {
     struct exec_rank ranks[RANKS_MAX];
-    uint32_t size = rank_number(cluster->count, 0);
     for (uint32_t r = 0; r < ranks_of(i); r++) {
         ranks[r] = (struct exec_rank){.input = op->in[i][r], .output = op->out[i][r], .factor = 1};
     }
-    struct exec_call call = {.kind = op->kind,
-                             .dtype = DTYPE_I64,
-                             .reduce = op->avg ? REDUCE_AVG : REDUCE_SUM,
+    struct exec_call call = {.terms.kind = op->kind,
+                             .terms.dtype = DTYPE_I64,
+                             .terms.reduce = op->avg ? REDUCE_AVG : REDUCE_SUM,
                              .seq = op->seq,
-                             .count_elements = op->count,
-                             .root_rank = rank_number(op->root_node, op->root_local),
-                             .divisor = op->avg ? size : 0,
-                             .part_count = 1,
+                             .terms.count_elements = op->count,
+                             .terms.root_rank = rank_number(op->root_node, op->root_local),
+                             .terms.bucket_ops = 1,
                              .rank_count = ranks_of(i),
                              .ranks = ranks,
                              .done = op_done,
@@ -356,7 +354,7 @@ static void check_counts(uint32_t nodes, double loss)
             op.root_local = op.kind == OP_KIND_BROADCAST ? ranks_of(op.root_node) - 1 : 0;
             op_prepare(&cluster, &op, variant % 2 == 1);
             for (uint32_t i = 0; i < nodes; i++) {
-                op_submit(&cluster, &op, i, cluster.nodes[i].comm);
+                op_submit(&op, i, cluster.nodes[i].comm);
             }
             op_wait(&cluster, &op);
             op_check(&cluster, &op);
@@ -402,7 +400,7 @@ static void test_large_in_place_average(void **state)
         struct op_buffers op = {.seq = seq, .count = 100003, .kind = OP_KIND_ALL_REDUCE, .avg = true};
         op_prepare(&cluster, &op, seq == 2);
         for (uint32_t i = 0; i < 3; i++) {
-            op_submit(&cluster, &op, i, cluster.nodes[i].comm);
+            op_submit(&op, i, cluster.nodes[i].comm);
         }
         op_wait(&cluster, &op);
         op_check(&cluster, &op);
@@ -423,7 +421,7 @@ static void test_large_payloads_are_not_copied(void **state)
     op_prepare(&cluster, &op, false);
     network_counters(cluster.network, &before);
     for (uint32_t i = 0; i < 3; i++) {
-        op_submit(&cluster, &op, i, cluster.nodes[i].comm);
+        op_submit(&op, i, cluster.nodes[i].comm);
     }
     op_wait(&cluster, &op);
     op_check(&cluster, &op);
@@ -449,15 +447,15 @@ static void test_many_queued_and_a_late_node(void **state)
             .seq = k + 1, .count = k * 3 % 1500, .kind = k % 5 == 4 ? OP_KIND_BARRIER : OP_KIND_ALL_REDUCE};
         ops[k].count = ops[k].kind == OP_KIND_BARRIER ? 0 : ops[k].count;
         op_prepare(&cluster, &ops[k], k % 2 == 0);
-        op_submit(&cluster, &ops[k], 0, cluster.nodes[0].comm);
-        op_submit(&cluster, &ops[k], 1, cluster.nodes[1].comm);
+        op_submit(&ops[k], 0, cluster.nodes[0].comm);
+        op_submit(&ops[k], 1, cluster.nodes[1].comm);
     }
     for (int turns = 0; turns < 3000; turns++) {
         turn(&cluster);
     }
     assert_int_equal(ops[OPS_MAX - 1].outcomes[0].calls, 0);
     for (uint64_t k = 0; k < OPS_MAX; k++) {
-        op_submit(&cluster, &ops[k], 2, cluster.nodes[2].comm);
+        op_submit(&ops[k], 2, cluster.nodes[2].comm);
     }
     for (uint64_t k = 0; k < OPS_MAX; k++) {
         op_wait(&cluster, &ops[k]);
@@ -476,13 +474,13 @@ static void test_parked_then_claimed(void **state)
     struct op_buffers op = {.seq = 1, .count = 5000, .kind = OP_KIND_ALL_REDUCE};
     op_prepare(&cluster, &op, false);
     comm_make(&cluster, 0, 99, 4096, &cluster.nodes[0].comm);
-    op_submit(&cluster, &op, 0, cluster.nodes[0].comm);
+    op_submit(&op, 0, cluster.nodes[0].comm);
     for (int turns = 0; turns < 2000; turns++) {
         turn(&cluster);
     }
     assert_int_equal(op.outcomes[0].calls, 0);
     comm_make(&cluster, 1, 99, 4096, &cluster.nodes[1].comm);
-    op_submit(&cluster, &op, 1, cluster.nodes[1].comm);
+    op_submit(&op, 1, cluster.nodes[1].comm);
     op_wait(&cluster, &op);
     op_check(&cluster, &op);
     op_free(&cluster, &op);
@@ -504,8 +502,8 @@ static void test_a_disagreement_ends_one_operation(void **state)
         op_prepare(&cluster, &next, false);
         for (uint32_t i = 0; i < 2; i++) {
             op_prepare(&cluster, &ops[i], false);
-            op_submit(&cluster, &ops[i], i, cluster.nodes[i].comm);
-            op_submit(&cluster, &next, i, cluster.nodes[i].comm);
+            op_submit(&ops[i], i, cluster.nodes[i].comm);
+            op_submit(&next, i, cluster.nodes[i].comm);
         }
         for (int turns = 0; turns < 20000; turns++) {
             turn(&cluster);
@@ -545,7 +543,7 @@ static void test_abort_in_flight(void **state)
         ops[k] = (struct op_buffers){.seq = k + 1, .count = 200000, .kind = OP_KIND_ALL_REDUCE};
         op_prepare(&cluster, &ops[k], true);
         for (uint32_t i = 0; i < 3; i++) {
-            op_submit(&cluster, &ops[k], i, cluster.nodes[i].comm);
+            op_submit(&ops[k], i, cluster.nodes[i].comm);
         }
     }
     for (int turns = 0; turns < 200; turns++) {

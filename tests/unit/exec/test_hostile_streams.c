@@ -203,7 +203,7 @@ static void test_another_call_keeps_the_connection(void **state)
     all_reduce(&outcome);
     struct data_header header = template();
     struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA);
-    header.count_elements++;
+    header.terms.count_elements++;
     assert_true(hostile_say_data(&hostile, stream, &header));
     hostile_turns(&hostile, 50);
     assert_int_equal(hostile.disputes, 1);

@@ -96,12 +96,12 @@ static void submit(struct exec_comm *comm, uint64_t seq, unsigned *done)
         ranks[i].input = setup.in[i];
         ranks[i].output = setup.out[i];
     }
-    struct exec_call call = {.kind = OP_KIND_ALL_REDUCE,
-                             .dtype = DTYPE_I32,
-                             .reduce = REDUCE_SUM,
+    struct exec_call call = {.terms.kind = OP_KIND_ALL_REDUCE,
+                             .terms.dtype = DTYPE_I32,
+                             .terms.reduce = REDUCE_SUM,
                              .seq = seq,
-                             .count_elements = ELEMENTS,
-                             .part_count = 1,
+                             .terms.count_elements = ELEMENTS,
+                             .terms.bucket_ops = 1,
                              .rank_count = RANKS,
                              .ranks = ranks,
                              .done = op_done,

@@ -121,6 +121,7 @@ void lane_device_release(struct exec_lane *lane)
         lane_device_return_memory(lane);
         free(lane->device->cliques);
         free(lane->device);
+        lane->device = NULL;
     }
 }
 

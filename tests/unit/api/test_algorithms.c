@@ -2,6 +2,21 @@
 
 /* What commd would pick, and what it predicts: asked for by whoever may connect. */
 
+/* Two sizes, between 64 nodes. The reply is the caller's to free. */
+static Commd__Client__Event *ask(struct client *client, const char *kind, uint64_t sizes[2])
+{
+    Commd__Client__AlgorithmsQuery query = COMMD__CLIENT__ALGORITHMS_QUERY__INIT;
+    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
+    query.kind = (char *)(uintptr_t)kind;
+    query.size_bytes = sizes;
+    query.n_size_bytes = 2;
+    query.node_count = 64;
+    request.body_case = COMMD__CLIENT__REQUEST__BODY_ALGORITHMS;
+    request.algorithms = &query;
+    return client_expect_reply(client, client_send(client, &request, -1),
+                               COMMD__CLIENT__REPLY__BODY_ALGORITHMS);
+}
+
 /* What no number can say is the largest one. */
 static void test_predictions_for_sizes_without_end(void **state)
 {
@@ -9,16 +24,7 @@ static void test_predictions_for_sizes_without_end(void **state)
     struct node *node = node_new();
     struct client client = client_new(node);
     uint64_t sizes[] = {UINT64_C(1) << 40, UINT64_MAX};
-    Commd__Client__AlgorithmsQuery query = COMMD__CLIENT__ALGORITHMS_QUERY__INIT;
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    query.kind = (char *)"broadcast";
-    query.size_bytes = sizes;
-    query.n_size_bytes = 2;
-    query.node_count = 64;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_ALGORITHMS;
-    request.algorithms = &query;
-    Commd__Client__Event *event = client_expect_reply(&client, client_send(&client, &request, -1),
-                                                      COMMD__CLIENT__REPLY__BODY_ALGORITHMS);
+    Commd__Client__Event *event = ask(&client, "broadcast", sizes);
     const Commd__Client__AlgorithmsReply *reply = event->reply->algorithms;
     size_t half = reply->n_algorithms / 2;
     assert_true(half > 0);
@@ -42,16 +48,7 @@ static void test_a_barrier_has_no_size(void **state)
     struct node *node = node_new();
     struct client client = client_new(node);
     uint64_t sizes[] = {8, 1u << 20};
-    Commd__Client__AlgorithmsQuery query = COMMD__CLIENT__ALGORITHMS_QUERY__INIT;
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    query.kind = (char *)"barrier";
-    query.size_bytes = sizes;
-    query.n_size_bytes = 2;
-    query.node_count = 64;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_ALGORITHMS;
-    request.algorithms = &query;
-    Commd__Client__Event *event = client_expect_reply(&client, client_send(&client, &request, -1),
-                                                      COMMD__CLIENT__REPLY__BODY_ALGORITHMS);
+    Commd__Client__Event *event = ask(&client, "barrier", sizes);
     const Commd__Client__AlgorithmsReply *reply = event->reply->algorithms;
     uint32_t picked = 0;
     for (size_t i = 0; i < reply->n_algorithms; i++) {

@@ -61,43 +61,38 @@ static bool add_override(struct command_line *line, const char *key, const char 
     return true;
 }
 
+/* From OPTION_SETTING on: the settings that have options of their own. */
+static const char *const option_settings[] = {"node_name", "socket_path", "log_level"};
+enum { OPTION_STANDALONE = 256, OPTION_CHECK, OPTION_VERSION, OPTION_SETTING };
+
+static const struct option options[] = {
+    {"config", required_argument, NULL, 'c'},
+    {"standalone", no_argument, NULL, OPTION_STANDALONE},
+    {"check-config", no_argument, NULL, OPTION_CHECK},
+    {"node", required_argument, NULL, OPTION_SETTING},
+    {"socket", required_argument, NULL, OPTION_SETTING + 1},
+    {"log-level", required_argument, NULL, OPTION_SETTING + 2},
+    {"set", required_argument, NULL, 's'},
+    {"version", no_argument, NULL, OPTION_VERSION},
+    {"help", no_argument, NULL, 'h'},
+    {NULL, 0, NULL, 0},
+};
+
 /* Returns -1 to go on, otherwise the exit code. */
 static int parse_command_line(int argc, char **argv, struct command_line *line)
 {
-    enum { OPTION_STANDALONE = 256, OPTION_CHECK, OPTION_NODE, OPTION_SOCKET, OPTION_LEVEL, OPTION_VERSION };
-    static const struct option options[] = {
-        {"config", required_argument, NULL, 'c'},
-        {"standalone", no_argument, NULL, OPTION_STANDALONE},
-        {"check-config", no_argument, NULL, OPTION_CHECK},
-        {"node", required_argument, NULL, OPTION_NODE},
-        {"socket", required_argument, NULL, OPTION_SOCKET},
-        {"log-level", required_argument, NULL, OPTION_LEVEL},
-        {"set", required_argument, NULL, 's'},
-        {"version", no_argument, NULL, OPTION_VERSION},
-        {"help", no_argument, NULL, 'h'},
-        {NULL, 0, NULL, 0},
-    };
-    const char *path = NULL;
+    struct conf_options *conf = &line->daemon.conf;
     bool fine = true;
     for (int option; fine && (option = getopt_long(argc, argv, "c:s:h", options, NULL)) != -1;) {
         switch (option) {
         case 'c':
-            path = optarg;
+            conf->path = optarg;
             break;
         case OPTION_STANDALONE:
-            line->daemon.conf.standalone = true;
+            conf->standalone = true;
             break;
         case OPTION_CHECK:
             line->check_only = true;
-            break;
-        case OPTION_NODE:
-            fine = add_override(line, "node_name", optarg);
-            break;
-        case OPTION_SOCKET:
-            fine = add_override(line, "socket_path", optarg);
-            break;
-        case OPTION_LEVEL:
-            fine = add_override(line, "log_level", optarg);
             break;
         case 's':
             fine = add_override(line, "", optarg);
@@ -109,7 +104,8 @@ static int parse_command_line(int argc, char **argv, struct command_line *line)
             fputs(usage_text, stdout);
             return EXIT_SUCCESS;
         default:
-            fine = false;
+            fine = option >= OPTION_SETTING &&
+                   add_override(line, option_settings[option - OPTION_SETTING], optarg);
             break;
         }
     }
@@ -121,11 +117,11 @@ static int parse_command_line(int argc, char **argv, struct command_line *line)
         fputs("Try 'commd --help'.\n", stderr);
         return EXIT_USAGE;
     }
-    line->daemon.conf.path = path != NULL                   ? path
-                             : line->daemon.conf.standalone ? NULL
-                                                            : COMMD_SYSCONFDIR "/commd/commd.conf";
-    line->daemon.conf.overrides = line->overrides;
-    line->daemon.conf.override_count = line->override_count;
+    if (conf->path == NULL && !conf->standalone) {
+        conf->path = COMMD_SYSCONFDIR "/commd/commd.conf";
+    }
+    conf->overrides = line->overrides;
+    conf->override_count = line->override_count;
     return -1;
 }
 

@@ -407,16 +407,17 @@ static bool daemon_user_may(void *context, uint32_t uid, const char *node)
     return conf_user_may(daemon->conf, uid, node);
 }
 
-static enum status daemon_make(struct daemon *daemon, struct error *error)
+/* What the rest is made with. The reaper comes before there are threads and GPUs. */
+static enum status daemon_make_base(struct daemon *daemon, struct error *error)
 {
-    struct error gpus_absent;
     enum status status = configuration_load(&daemon->options->conf, &daemon->conf, error);
-    if (status == STATUS_OK) {
-        daemon_set_log_level(daemon->conf);
-        (void)guard_start();
-        status = loop_new(&daemon->loop, error);
+    if (status != STATUS_OK) {
+        return status;
     }
-    if (status == STATUS_OK) { /* before there are threads and GPUs */
+    daemon_set_log_level(daemon->conf);
+    (void)guard_start();
+    status = loop_new(&daemon->loop, error);
+    if (status == STATUS_OK) {
         status = fd_reaper_new(daemon->loop, NULL, &daemon->fd_reaper, error);
     }
     if (status == STATUS_OK) {
@@ -425,54 +426,56 @@ static enum status daemon_make(struct daemon *daemon, struct error *error)
     if (status == STATUS_OK) {
         daemon_sockets_await_predecessor(daemon->conf);
     }
-    if (status == STATUS_OK) {
-        status = daemon_make_net(daemon, error);
+    return status;
+}
+
+static enum status daemon_make_engines(struct daemon *daemon, struct error *error)
+{
+    struct error gpus_absent;
+    enum status status = exec_new(daemon->net, daemon_wake_exec, daemon, &daemon->exec, error);
+    if (status != STATUS_OK) {
+        return status;
     }
-    if (status == STATUS_OK) {
-        status = daemon_make_mesh(daemon, error);
+    exec_set_clock(daemon->exec, loop_now_ns);
+    status = p2p_new(daemon->net, daemon_wake_p2p, daemon, &daemon->p2p, error);
+    if (status != STATUS_OK) {
+        return status;
     }
-    if (status == STATUS_OK) {
-        status = exec_new(daemon->net, daemon_wake_exec, daemon, &daemon->exec, error);
+    p2p_set_clock(daemon->p2p, loop_now_ns);
+    status = gpus_open(daemon->conf, &daemon->gpus, &gpus_absent, error);
+    if (status != STATUS_OK) {
+        return status;
     }
-    if (status == STATUS_OK) {
-        exec_set_clock(daemon->exec, loop_now_ns);
-        status = p2p_new(daemon->net, daemon_wake_p2p, daemon, &daemon->p2p, error);
+    snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "%s", gpus_absent.text);
+    if (daemon->gpus != NULL) {
+        exec_set_gpus(daemon->exec, daemon->gpus);
+        p2p_set_gpus(daemon->p2p, daemon->gpus);
     }
-    if (status == STATUS_OK) {
-        p2p_set_clock(daemon->p2p, loop_now_ns);
-    }
-    if (status == STATUS_OK) {
-        status = gpus_open(daemon->conf, &daemon->gpus, &gpus_absent, error);
-    }
-    if (status == STATUS_OK) {
-        snprintf(daemon->gpus_absent, sizeof daemon->gpus_absent, "%s", gpus_absent.text);
-        if (daemon->gpus != NULL) {
-            exec_set_gpus(daemon->exec, daemon->gpus);
-            p2p_set_gpus(daemon->p2p, daemon->gpus);
-        }
-    }
-    if (status == STATUS_OK) {
-        status = daemon_make_workers(daemon, error);
-    }
-    struct comms_options comms_options = {.rail_count = daemon->rail_count,
-                                          .mesh = daemon->mesh,
-                                          .exec = daemon->exec,
-                                          .p2p = daemon->p2p,
-                                          .user_may = daemon_user_may,
-                                          .user_may_context = daemon,
-                                          .slice_bytes = status == STATUS_OK ? daemon->conf->slice_bytes : 0,
-                                          .algorithms = status == STATUS_OK ? daemon->conf->algorithms : ""};
-    if (status == STATUS_OK) {
-        status = random_secure(&comms_options.seed_secure, sizeof comms_options.seed_secure, error);
-    }
-    if (status == STATUS_OK) {
-        status = comms_new(&comms_options, &daemon->comms, error);
-    }
-    if (status == STATUS_OK) {
-        status = daemon_make_signals(daemon, error);
-    }
-    if (status == STATUS_OK) {
-        status = daemon_make_api(daemon, error);
+    return STATUS_OK;
+}
+
+static enum status daemon_make_comms(struct daemon *daemon, struct error *error)
+{
+    struct comms_options options = {.rail_count = daemon->rail_count,
+                                    .mesh = daemon->mesh,
+                                    .exec = daemon->exec,
+                                    .p2p = daemon->p2p,
+                                    .user_may = daemon_user_may,
+                                    .user_may_context = daemon,
+                                    .slice_bytes = daemon->conf->slice_bytes,
+                                    .algorithms = daemon->conf->algorithms};
+    enum status status = random_secure(&options.seed_secure, sizeof options.seed_secure, error);
+    return status != STATUS_OK ? status : comms_new(&options, &daemon->comms, error);
+}
+
+static enum status daemon_make(struct daemon *daemon, struct error *error)
+{
+    static enum status (*const parts[])(struct daemon * daemon, struct error * error) = {
+        daemon_make_base,    daemon_make_net,   daemon_make_mesh,    daemon_make_engines,
+        daemon_make_workers, daemon_make_comms, daemon_make_signals, daemon_make_api};
+    enum status status = STATUS_OK;
+    for (size_t i = 0; i < sizeof parts / sizeof parts[0] && status == STATUS_OK; i++) {
+        status = parts[i](daemon, error);
     }
     return status;
 }

@@ -32,7 +32,7 @@ struct bench_options {
     enum reduce reduce;
     uint32_t root;
     uint64_t min_bytes, max_bytes;
-    uint64_t step_factor;
+    uint32_t step_factor;
     double seconds_per_size;
     uint32_t iterations; /* 0: as many as fit in that time */
     bool in_place, out_of_place;

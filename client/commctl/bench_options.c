@@ -113,22 +113,37 @@ static bool parse_seconds(const char *text, double *out)
     return end != text && *end == '\0' && *out >= 0 && *out <= 3600;
 }
 
-/* Null when the option's argument is fine, else what was expected. */
-static const char *take_option(int option, struct bench_options *options, bool *ranks_given)
+/* As take_option(), of options that are numbers. */
+static const char *take_number(int option, struct bench_options *options)
 {
-    uint32_t factor = 2;
+    const struct {
+        int option;
+        uint32_t low, high, *out;
+        const char *expected;
+    } numbers[] = {
+        {OPTION_SIZE, 1, 65536, &options->size, "how many ranks in all, 1 to 65536"},
+        {OPTION_FIRST_RANK, 0, 65535, &options->first_rank, "a rank"},
+        {OPTION_RANKS, 1, BENCH_RANKS_MAX, &options->ranks, "how many ranks here, 1 to 256"},
+        {OPTION_ROOT, 0, 65535, &options->root, "a rank"},
+        {OPTION_STEP_FACTOR, 2, 1024, &options->step_factor, "2 to 1024"},
+        {OPTION_ITERATIONS, 1, BENCH_ITERATIONS_MAX, &options->iterations, "1 to 20000"},
+    };
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++) {
+        if (numbers[i].option == option) {
+            bool fine = parse_u32(optarg, numbers[i].low, numbers[i].high, numbers[i].out);
+            return fine ? NULL : numbers[i].expected;
+        }
+    }
+    return "see commctl(1)";
+}
+
+/* Null when the option's argument is fine, else what was expected. */
+static const char *take_option(int option, struct bench_options *options)
+{
     switch (option) {
     case OPTION_COMMUNICATOR:
         options->communicator = optarg;
         return *optarg != '\0' ? NULL : "a name";
-    case OPTION_SIZE:
-        return parse_u32(optarg, 1, 65536, &options->size) ? NULL : "how many ranks in all, 1 to 65536";
-    case OPTION_FIRST_RANK:
-        return parse_u32(optarg, 0, 65535, &options->first_rank) ? NULL : "a rank";
-    case OPTION_RANKS:
-        *ranks_given = true;
-        return parse_u32(optarg, 1, BENCH_RANKS_MAX, &options->ranks) ? NULL
-                                                                      : "how many ranks here, 1 to 256";
     case OPTION_OPERATION:
         options->operations = optarg;
         return operations_are_known(optarg)
@@ -141,24 +156,14 @@ static const char *take_option(int option, struct bench_options *options, bool *
                                                       "i8, u64, u32, u16, u8, bool, complex64 or complex128";
     case OPTION_REDUCE:
         return parse_reduce(optarg, &options->reduce) ? NULL : "sum, min or max";
-    case OPTION_ROOT:
-        return parse_u32(optarg, 0, 65535, &options->root) ? NULL : "a rank";
     case OPTION_MIN_BYTES:
         return size_parse(optarg, &options->min_bytes) && options->min_bytes > 0 ? NULL
                                                                                  : "a size like 8 or 64k";
     case OPTION_MAX_BYTES:
         return size_parse(optarg, &options->max_bytes) && options->max_bytes > 0 ? NULL
                                                                                  : "a size like 64k or 256m";
-    case OPTION_STEP_FACTOR:
-        if (!parse_u32(optarg, 2, 1024, &factor)) {
-            return "2 to 1024";
-        }
-        options->step_factor = factor;
-        return NULL;
     case OPTION_SECONDS:
         return parse_seconds(optarg, &options->seconds_per_size) ? NULL : "seconds, 0 to 3600";
-    case OPTION_ITERATIONS:
-        return parse_u32(optarg, 1, BENCH_ITERATIONS_MAX, &options->iterations) ? NULL : "1 to 20000";
     case OPTION_IN_PLACE:
         options->out_of_place = false;
         return NULL;
@@ -175,7 +180,7 @@ static const char *take_option(int option, struct bench_options *options, bool *
         options->json = strcmp(optarg, "json") == 0;
         return options->json || strcmp(optarg, "text") == 0 ? NULL : "text or json";
     default:
-        return "see commctl(1)";
+        return take_number(option, options);
     }
 }
 
@@ -204,7 +209,8 @@ enum exit_code bench_options_parse(int argc, char **argv, struct bench_options *
         if (option == '?') {
             return EXIT_CODE_USAGE;
         }
-        const char *expected = take_option(option, options, &ranks_given);
+        ranks_given = ranks_given || option == OPTION_RANKS;
+        const char *expected = take_option(option, options);
         if (expected != NULL) {
             char what[128];
             snprintf(what, sizeof what, "%s %s", option == 'f' ? "-f" : long_options[index].name, optarg);

@@ -243,6 +243,35 @@ static enum status server_listen(struct api *api, const struct api_options *opti
     return status;
 }
 
+/* What may fail. What was made before a failure is freed with the rest. */
+static enum status server_make(struct api *api, const struct api_options *options, struct error *error)
+{
+    enum status status = budget_new(NULL, &api->budget, error);
+    if (status == STATUS_OK &&
+        (api->cluster_name == NULL || api->network_address == NULL || api->gpus_absent == NULL)) {
+        status = error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
+    }
+    if (status == STATUS_OK) {
+        status = server_find_admins(api, options, error);
+    }
+    if (status == STATUS_OK) {
+        status = loop_timer_new(api->loop, api_greetings_due, api, &api->greetings, error);
+    }
+    if (status == STATUS_OK) {
+        status = loop_timer_new(api->loop, api_crowd_due, api, &api->crowd, error);
+    }
+    if (status == STATUS_OK) {
+        status = api_heart_new(api, error);
+    }
+    if (status == STATUS_OK) {
+        status = server_listen(api, options, API_ROLE_CLIENT, error);
+    }
+    if (status == STATUS_OK && options->admin_socket_path != NULL) {
+        status = server_listen(api, options, API_ROLE_ADMIN, error);
+    }
+    return status;
+}
+
 enum status api_new(struct loop *loop, const struct api_options *options, uint64_t now_ns, struct api **out,
                     struct error *error)
 {
@@ -280,39 +309,13 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
     api->ipc_handles = options->ipc_handles;
     api->unmapper = options->unmapper;
     api->gpus_absent = strdup(options->gpus_absent == NULL ? "" : options->gpus_absent);
-    enum status status = budget_new(NULL, &api->budget, error);
+    enum status status = server_make(api, options, error);
     if (status != STATUS_OK) {
-        goto failed;
-    }
-    if (api->cluster_name == NULL || api->network_address == NULL || api->gpus_absent == NULL) {
-        status = error_set(error, STATUS_NO_MEMORY, "no memory for the client socket");
-    }
-    if (status == STATUS_OK) {
-        status = server_find_admins(api, options, error);
-    }
-    if (status == STATUS_OK) {
-        status = loop_timer_new(loop, api_greetings_due, api, &api->greetings, error);
-    }
-    if (status == STATUS_OK) {
-        status = loop_timer_new(loop, api_crowd_due, api, &api->crowd, error);
-    }
-    if (status == STATUS_OK) {
-        status = api_heart_new(api, error);
-    }
-    if (status == STATUS_OK) {
-        status = server_listen(api, options, API_ROLE_CLIENT, error);
-    }
-    if (status == STATUS_OK && options->admin_socket_path != NULL) {
-        status = server_listen(api, options, API_ROLE_ADMIN, error);
-    }
-    if (status != STATUS_OK) {
-        goto failed;
+        api_free(api);
+        return status;
     }
     *out = api;
     return STATUS_OK;
-failed:
-    api_free(api);
-    return status;
 }
 
 void api_free(struct api *api)

@@ -245,6 +245,34 @@ static int member_order(const struct comms_member *a, const struct comms_member 
     return a->rank < b->rank ? -1 : a->rank > b->rank;
 }
 
+/* Charged to its user, of no communicator yet. */
+static enum status member_new(const struct comms_client *client, const struct comms_terms *terms,
+                              const struct comms_member_handler *handler, uint64_t now_ns,
+                              struct comms_member **out, struct error *error)
+{
+    struct error why;
+    if (budget_charge(client->account, BUDGET_COMMUNICATORS, 1, &why) != STATUS_OK) {
+        return error_set(error, why.status, "communicator \"%s\", rank %u: %s", terms->name, terms->rank,
+                         why.text);
+    }
+    struct comms_member *member = calloc(1, sizeof *member);
+    if (member == NULL) {
+        budget_release(client->account, BUDGET_COMMUNICATORS, 1);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for rank %u", terms->name,
+                         terms->rank);
+    }
+    uint64_t timeout_ns;
+    member->client = *client;
+    member->handler = *handler;
+    member->rank = terms->rank;
+    member->form_timeout_ms = terms->form_timeout_ms != 0 ? terms->form_timeout_ms : COMMS_TIMEOUT_DEFAULT_MS;
+    member->form_deadline_ns = checked_mul_u64(member->form_timeout_ms, TIME_MS, &timeout_ns)
+                                   ? time_after(now_ns, timeout_ns)
+                                   : TIME_NEVER;
+    *out = member;
+    return STATUS_OK;
+}
+
 enum status comms_member_join(struct comms *comms, const struct comms_client *client,
                               const struct comms_terms *terms, const struct comms_member_handler *handler,
                               uint64_t now_ns, struct comms_member **out, struct error *error)
@@ -267,8 +295,8 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
     comm = communicator_find(comms, client->uid, terms->name);
     if (comm != NULL && comm->state == COMMS_COMM_FORMED && terms->rank < comm->terms.size &&
         comm->has_left[terms->rank]) {
-        communicator_unname(
-            comm); /* the rank begins the next of that name before others have left this one */
+        /* The rank begins the next of that name before others have left this one. */
+        communicator_unname(comm);
         comm = NULL;
     }
     if (comm != NULL) {
@@ -277,16 +305,10 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
             return status;
         }
     }
-    struct error why;
-    if (budget_charge(client->account, BUDGET_COMMUNICATORS, 1, &why) != STATUS_OK) {
-        return error_set(error, why.status, "communicator \"%s\", rank %u: %s", terms->name, terms->rank,
-                         why.text);
-    }
-    struct comms_member *member = calloc(1, sizeof *member);
-    if (member == NULL) {
-        budget_release(client->account, BUDGET_COMMUNICATORS, 1);
-        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for rank %u", terms->name,
-                         terms->rank);
+    struct comms_member *member;
+    status = member_new(client, terms, handler, now_ns, &member, error);
+    if (status != STATUS_OK) {
+        return status;
     }
     if (comm == NULL) {
         status = communicator_new(comms, terms->name, &asked, now_ns, &comm, error);
@@ -296,15 +318,7 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
             return status;
         }
     }
-    uint64_t timeout_ns;
     member->comm = comm;
-    member->client = *client;
-    member->handler = *handler;
-    member->rank = terms->rank;
-    member->form_timeout_ms = terms->form_timeout_ms != 0 ? terms->form_timeout_ms : COMMS_TIMEOUT_DEFAULT_MS;
-    member->form_deadline_ns = checked_mul_u64(member->form_timeout_ms, TIME_MS, &timeout_ns)
-                                   ? time_after(now_ns, timeout_ns)
-                                   : TIME_NEVER;
     DL_INSERT_INORDER(comm->members, member, member_order);
     comm->member_count++;
     comm->rank_count++;

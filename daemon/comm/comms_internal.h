@@ -343,7 +343,7 @@ void comms_names_free(struct comms *comms);
 /* The key's first bytes, up to the end of its name. */
 size_t comms_key_make(struct comms_key *key, uid_t owner_uid, const char *name);
 
-/* formation.c: announcements, promises; formation_end.c: ranks that go, deadlines. */
+/* formation.c: claims, announcements; formation_end.c: ranks that go, deadlines. */
 void comms_formation_work(struct communicator *comm, uint64_t now_ns);
 void comms_formation_deadline(struct communicator *comm, uint64_t now_ns);
 void comms_formation_announce_to(struct communicator *comm, uint32_t node);
@@ -356,7 +356,6 @@ void comms_formation_drop_member(struct comms_member *member, const struct error
 void comms_formation_hold_refusals(struct communicator *comm, uint64_t now_ns);
 /* Forgets a node's ranks. */
 void comms_formation_drop_claim(struct communicator *comm, struct comms_claim *claim, const char *why);
-void comms_formation_unpromise(struct communicator *comm);
 struct comms_claim *comms_formation_claim(const struct communicator *comm, uint32_t node);
 struct comms_claim *comms_formation_claim_make(struct communicator *comm, uint32_t node);
 /* A node that claims the rank, or null. */
@@ -364,6 +363,14 @@ const struct comms_claim *comms_formation_claimant(const struct communicator *co
 void comms_formation_free(struct communicator *comm);
 /* Bits by rank of those that are known; null without memory. *known gets how many. To be freed. */
 uint8_t *comms_formation_known(const struct communicator *comm, uint32_t *known);
+/* promise.c: the id that a node promises to all nodes of a communicator. */
+/* All ranks are known, once each: orders the nodes and makes the id. Nothing is kept without memory. */
+enum status comms_promise_make(struct communicator *comm, struct error *error) COMM_MUST_USE;
+/* All nodes have promised the id that this node did. */
+bool comms_promise_is_mutual(const struct communicator *comm);
+/* Does nothing where there is none. */
+void comms_promise_take_back(struct communicator *comm);
+void comms_promise_free(struct communicator *comm);
 /* The terms on the wire: what they say is the communicator's, valid as long as that. */
 void comms_terms_to_wire(const struct communicator *comm, Commd__Mesh__CommTerms *out);
 bool comms_terms_are_sound(const Commd__Mesh__CommTerms *terms);

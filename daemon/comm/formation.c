@@ -1,9 +1,7 @@
 #include <stdlib.h>
-#include <string.h>
 
 #include <utlist.h>
 
-#include "daemon/base/hash.h"
 #include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
 
@@ -70,7 +68,7 @@ void comms_formation_drop_claim(struct communicator *comm, struct comms_claim *c
         comms_text_add(&text, "%s", why);
     }
     if (communicator_node_index(comm, claim->node) < comm->node_count) {
-        comms_formation_unpromise(comm);
+        comms_promise_take_back(comm);
     }
     free(claim->ranks);
     claim->ranks = NULL;
@@ -190,165 +188,7 @@ void comms_formation_withdraw(struct communicator *comm, const struct error *cau
     }
 }
 
-/* --- Promises --- */
-
-static void promise_free(struct communicator *comm)
-{
-    if (comm->has_id) {
-        HASH_DELETE(hh_id, comm->comms->by_id, comm);
-        comm->has_id = false;
-    }
-    free(comm->nodes);
-    free(comm->node_names);
-    free(comm->node_of_rank);
-    free(comm->has_left);
-    free(comm->left_messages);
-    free(comm->locals);
-    comms_verdicts_free(comm);
-    comm->nodes = NULL;
-    comm->node_names = NULL;
-    comm->node_of_rank = NULL;
-    comm->has_left = NULL;
-    comm->left_messages = NULL;
-    comm->locals = NULL;
-    comm->node_count = 0;
-    comm->local_count = 0;
-    comm->left_seq = UINT64_MAX;
-    comm->comm_id = 0;
-}
-
-static void promise_forget(struct communicator *comm)
-{
-    if (table_has(comm, hh_promise)) {
-        HASH_DELETE(hh_promise, comm->comms->by_promise, comm);
-        comm->hh_promise = (UT_hash_handle){0};
-    }
-}
-
-static void promise_remember(struct communicator *comm)
-{
-    promise_forget(comm);
-    comm->last_promised_id = comm->comm_id;
-    HASH_ADD(hh_promise, comm->comms->by_promise, last_promised_id, sizeof comm->last_promised_id, comm);
-}
-
-void comms_formation_free(struct communicator *comm)
-{
-    struct comms_claim *claim, *next;
-    HASH_ITER (hh, comm->claims, claim, next) {
-        HASH_DEL(comm->claims, claim);
-        free(claim->ranks);
-        free(claim);
-    }
-    promise_forget(comm);
-    promise_free(comm);
-}
-
-void comms_formation_unpromise(struct communicator *comm)
-{
-    if (comm->comm_id != 0) {
-        promise_free(comm);
-        comm->update_wanted = true;
-        communicator_queue(comm);
-    }
-}
-
-static int node_order(const void *a, const void *b)
-{
-    const struct communicator_node *left = a;
-    const struct communicator_node *right = b;
-    return left->lowest_rank < right->lowest_rank ? -1 : left->lowest_rank > right->lowest_rank;
-}
-
-static uint64_t make_id(const struct communicator *comm)
-{
-    uint64_t id = hash_bytes(0, comm->name, strlen(comm->name));
-    for (uint32_t i = 0; i < comm->node_count; i++) {
-        uint8_t nonce[8];
-        for (unsigned j = 0; j < sizeof nonce; j++) {
-            nonce[j] = (uint8_t)(comm->nodes[i].nonce >> (8 * j));
-        }
-        const char *name = communicator_node_name(comm, comm->nodes[i].node);
-        id = hash_bytes(id, name, strlen(name));
-        id = hash_bytes(id, nonce, sizeof nonce);
-    }
-    return id != 0 ? id : 1;
-}
-
-static bool promise_allocate(struct communicator *comm, uint32_t node_count)
-{
-    comm->nodes = calloc(node_count, sizeof *comm->nodes);
-    comm->node_names = calloc(node_count, sizeof *comm->node_names);
-    comm->node_of_rank = calloc(comm->terms.size, sizeof *comm->node_of_rank);
-    comm->has_left = calloc(comm->terms.size, sizeof *comm->has_left);
-    comm->left_messages = calloc(comm->terms.size, sizeof *comm->left_messages);
-    comm->locals = calloc(comm->rank_count, sizeof(struct comms_member *));
-    return comm->nodes != NULL && comm->node_names != NULL && comm->node_of_rank != NULL &&
-           comm->has_left != NULL && comm->left_messages != NULL && comm->locals != NULL;
-}
-
-/* All ranks are known, once each: orders the nodes and makes the id. */
-static enum status promise(struct communicator *comm, struct error *error)
-{
-    const struct comms_claim *claim, *next;
-    struct comms_member *member;
-    uint32_t node_count = 1;
-    HASH_ITER (hh, comm->claims, claim, next) {
-        node_count += claim->rank_count > 0;
-    }
-    if (node_count > COLL_NODES_MAX || !promise_allocate(comm, node_count)) {
-        promise_free(comm);
-        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for %u ranks on %u nodes",
-                         comm->name, comm->terms.size, node_count);
-    }
-    DL_FOREACH(comm->members, member)
-    {
-        if (!member->refused) {
-            member->local_index = comm->local_count;
-            comm->locals[comm->local_count++] = member;
-        }
-    }
-    comm->nodes[comm->node_count++] = (struct communicator_node){.node = COMMS_NODE_OWN,
-                                                                 .nonce = comm->nonce,
-                                                                 .lowest_rank = comm->locals[0]->rank,
-                                                                 .rank_count = comm->local_count};
-    HASH_ITER (hh, comm->claims, claim, next) {
-        if (claim->rank_count > 0) {
-            comm->nodes[comm->node_count++] = (struct communicator_node){.node = claim->node,
-                                                                         .nonce = claim->nonce,
-                                                                         .lowest_rank = claim->ranks[0],
-                                                                         .rank_count = claim->rank_count};
-        }
-    }
-    qsort(comm->nodes, comm->node_count, sizeof *comm->nodes, node_order);
-    for (uint32_t i = 0; i < comm->node_count; i++) {
-        comm->node_names[i] = communicator_node_name(comm, comm->nodes[i].node);
-        if (comm->nodes[i].node == COMMS_NODE_OWN) {
-            comm->own_index = i;
-            for (uint32_t j = 0; j < comm->local_count; j++) {
-                comm->node_of_rank[comm->locals[j]->rank] = i;
-            }
-            continue;
-        }
-        claim = comms_formation_claim(comm, comm->nodes[i].node);
-        for (uint32_t j = 0; j < claim->rank_count; j++) {
-            comm->node_of_rank[claim->ranks[j]] = i;
-        }
-    }
-    comm->comm_id = make_id(comm);
-    promise_remember(comm);
-    if (communicator_find_id(comm->comms, comm->comm_id) == NULL) {
-        HASH_ADD(hh_id, comm->comms->by_id, comm_id, sizeof comm->comm_id, comm);
-        comm->has_id = table_has(comm, hh_id);
-    }
-    if (!comm->has_id && communicator_find_id(comm->comms, comm->comm_id) == NULL) {
-        comm->comm_id = 0;
-        promise_free(comm);
-        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
-    }
-    comm->update_wanted = true;
-    return STATUS_OK;
-}
+/* --- Which ranks are known --- */
 
 uint8_t *comms_formation_known(const struct communicator *comm, uint32_t *known)
 {
@@ -394,15 +234,15 @@ static bool is_complete(const struct communicator *comm)
     return bits != NULL && known == comm->terms.size;
 }
 
-static bool all_promised(const struct communicator *comm)
+void comms_formation_free(struct communicator *comm)
 {
-    for (uint32_t i = 0; i < comm->node_count; i++) {
-        if (i != comm->own_index &&
-            comms_formation_claim(comm, comm->nodes[i].node)->comm_id != comm->comm_id) {
-            return false;
-        }
+    struct comms_claim *claim, *next;
+    HASH_ITER (hh, comm->claims, claim, next) {
+        HASH_DEL(comm->claims, claim);
+        free(claim->ranks);
+        free(claim);
     }
-    return true;
+    comms_promise_free(comm);
 }
 
 /* --- Formed --- */
@@ -476,16 +316,23 @@ static struct budget_account *own_account(const struct communicator *comm)
     return member != NULL ? member->client.account : NULL;
 }
 
+/* The mesh's indices, by the communicator's; 0 for this node. To be freed; null without memory. */
+static uint32_t *peers_of(const struct communicator *comm)
+{
+    uint32_t *peers = calloc(comm->node_count, sizeof *peers);
+    for (uint32_t i = 0; i < comm->node_count && peers != NULL; i++) {
+        peers[i] = i == comm->own_index ? 0 : comm->nodes[i].node;
+    }
+    return peers;
+}
+
 static enum status make_exec(struct communicator *comm, struct error *error)
 {
     comm->ops = calloc(COMMS_PENDING_OPS_MAX, sizeof(struct communicator_op *));
-    uint32_t *peers = calloc(comm->node_count, sizeof *peers);
+    uint32_t *peers = peers_of(comm);
     enum status status = STATUS_OK;
     if (comm->ops == NULL || peers == NULL) {
         status = error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
-    }
-    for (uint32_t i = 0; i < comm->node_count && status == STATUS_OK; i++) {
-        peers[i] = i == comm->own_index ? 0 : comm->nodes[i].node;
     }
     struct exec_comm_options options = {
         .comm_id = comm->comm_id,
@@ -521,15 +368,12 @@ static enum status make_exec(struct communicator *comm, struct error *error)
 /* Once there is an exec. */
 static enum status make_p2p(struct communicator *comm, uint64_t now_ns, struct error *error)
 {
-    uint32_t *peers = calloc(comm->node_count, sizeof *peers);
+    uint32_t *peers = peers_of(comm);
     struct budget_account **accounts = calloc((size_t)comm->local_count + 1, sizeof(struct budget_account *));
     enum status status = STATUS_NO_MEMORY;
     if (peers == NULL || accounts == NULL) {
         error_set(error, status, "communicator \"%s\": no memory", comm->name);
         goto cleanup;
-    }
-    for (uint32_t i = 0; i < comm->node_count; i++) {
-        peers[i] = i == comm->own_index ? 0 : comm->nodes[i].node;
     }
     for (uint32_t i = 0; i < comm->local_count; i++) {
         accounts[i] = comm->locals[i] != NULL ? comm->locals[i]->client.account : NULL;
@@ -606,7 +450,7 @@ void comms_formation_hold_refusals(struct communicator *comm, uint64_t now_ns)
 {
     struct comms_member *member, *next;
     comm->refusal_ns = TIME_NEVER;
-    comms_formation_unpromise(comm);
+    comms_promise_take_back(comm);
     DL_FOREACH_SAFE(comm->members, member, next)
     {
         if (member->refusal_waits && !member->refused) {
@@ -633,7 +477,7 @@ void comms_formation_work(struct communicator *comm, uint64_t now_ns)
         comm->announce_wanted = false;
         announce(comm);
     }
-    if (comm->comm_id == 0 && is_complete(comm) && promise(comm, &error) != STATUS_OK) {
+    if (comm->comm_id == 0 && is_complete(comm) && comms_promise_make(comm, &error) != STATUS_OK) {
         communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
         return;
     }
@@ -641,7 +485,7 @@ void comms_formation_work(struct communicator *comm, uint64_t now_ns)
         comm->update_wanted = false;
         update(comm);
     }
-    if (comm->comm_id != 0 && all_promised(comm)) {
+    if (comm->comm_id != 0 && comms_promise_is_mutual(comm)) {
         formed(comm, now_ns);
     }
 }

@@ -339,8 +339,9 @@ static void announce_to_forming(struct communicator *comm, uint32_t node,
 {
     struct communicator_terms asked;
     struct error error;
-    struct comms_claim *claim = comms_formation_claim_make(comm, node);
-    if (claim == NULL) {
+    struct comms_claim *claim;
+    if (comms_formation_claim_make(comm, node, &claim, &error) != STATUS_OK) {
+        communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
         return;
     }
     if (announce->answered_nonce == comm->nonce && announce->answered_revision <= comm->revision &&

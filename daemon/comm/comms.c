@@ -251,13 +251,13 @@ static enum status member_new(const struct comms_client *client, const struct co
                               struct comms_member **out, struct error *error)
 {
     struct error why;
-    if (budget_charge(client->account, BUDGET_COMMUNICATORS, 1, &why) != STATUS_OK) {
+    if (communicator_charge_rank(client->account, &why) != STATUS_OK) {
         return error_set(error, why.status, "communicator \"%s\", rank %u: %s", terms->name, terms->rank,
                          why.text);
     }
     struct comms_member *member = calloc(1, sizeof *member);
     if (member == NULL) {
-        budget_release(client->account, BUDGET_COMMUNICATORS, 1);
+        communicator_uncharge_rank(client->account);
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory for rank %u", terms->name,
                          terms->rank);
     }
@@ -311,9 +311,9 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
         return status;
     }
     if (comm == NULL) {
-        status = communicator_new(comms, terms->name, &asked, now_ns, &comm, error);
+        status = communicator_new(comms, client->account, terms->name, &asked, now_ns, &comm, error);
         if (status != STATUS_OK) {
-            budget_release(client->account, BUDGET_COMMUNICATORS, 1);
+            communicator_uncharge_rank(client->account);
             free(member);
             return status;
         }

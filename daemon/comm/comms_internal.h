@@ -178,6 +178,10 @@ struct communicator_node {
     bool answered; /* in this round of missing.c */
 };
 
+/* Of commd's memory, for each node that has spoken of the communicator, beside its ranks. */
+#define COMMS_NODE_COST_BYTES                                                                                \
+    (sizeof(struct comms_claim) + sizeof(struct communicator_node) + sizeof(const char *))
+
 /* What a communicator is known by, on all nodes. Hashed up to the name's end. */
 struct comms_key {
     uint32_t owner_uid;
@@ -197,6 +201,8 @@ struct communicator {
     uint32_t generation;
     bool named; /* in comms->by_key */
     struct timer_node timer;
+    struct budget_account *account; /* of who joined first here: charged for what the communicator holds */
+    uint64_t charged_bytes;
 
     struct comms_member *members; /* ascending by rank; refused ones too */
     uint32_t member_count;        /* with refused ones */
@@ -250,6 +256,7 @@ struct communicator {
     struct ranges verdicts; /* operations that ended by one, with its status; at most COMMS_VERDICTS_MAX */
     struct comms_verdict *verdict_texts[COMMS_VERDICT_TEXTS_MAX]; /* a ring */
     uint32_t verdict_text_count;                                  /* ever */
+    bool verdicts_charged;
     uint32_t refusing_count; /* members with refusals that are to be told; nothing begins meanwhile */
     uint64_t refusals_ns;    /* when to try that again, while other nodes have too much to read; TIME_NEVER */
     uint64_t op_deadline_ns; /* no operation's passes before, and nothing is to be asked */
@@ -299,8 +306,12 @@ struct comms {
 /* comm.c: what a communicator is, how it fails and ends, what its owners are told. */
 struct communicator *communicator_find(const struct comms *comms, uid_t owner_uid, const char *name);
 struct communicator *communicator_find_id(const struct comms *comms, uint64_t comm_id);
-enum status communicator_new(struct comms *comms, const char *name, const struct communicator_terms *terms,
-                             uint64_t now_ns, struct communicator **out, struct error *error) COMM_MUST_USE;
+/* account: see struct communicator. */
+enum status communicator_new(struct comms *comms, struct budget_account *account, const char *name,
+                             const struct communicator_terms *terms, uint64_t now_ns,
+                             struct communicator **out, struct error *error) COMM_MUST_USE;
+/* So many bytes more, until it is freed. LIMIT. */
+enum status communicator_charge(struct communicator *comm, uint64_t bytes, struct error *error) COMM_MUST_USE;
 void communicator_free(struct communicator *comm);
 /* Nothing uses buffers of its ranks. */
 bool communicator_is_idle(const struct communicator *comm);
@@ -326,6 +337,9 @@ bool communicator_may_log(const struct communicator *comm, struct user_log *logs
 /* A rank takes part in no operation after last_seq. why: for who needs it later; empty: it left in good
  * order. */
 void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t last_seq, const char *why);
+/* What a rank holds, from its join until it is removed. LIMIT. */
+enum status communicator_charge_rank(struct budget_account *account, struct error *error) COMM_MUST_USE;
+void communicator_uncharge_rank(struct budget_account *account);
 void communicator_remove_member(struct comms_member *member);
 const char *communicator_own_name(const struct communicator *comm);
 const char *communicator_node_name(const struct communicator *comm, uint32_t node);
@@ -357,7 +371,9 @@ void comms_formation_hold_refusals(struct communicator *comm, uint64_t now_ns);
 /* Forgets a node's ranks. */
 void comms_formation_drop_claim(struct communicator *comm, struct comms_claim *claim, const char *why);
 struct comms_claim *comms_formation_claim(const struct communicator *comm, uint32_t node);
-struct comms_claim *comms_formation_claim_make(struct communicator *comm, uint32_t node);
+/* LIMIT, NO_MEMORY. */
+enum status comms_formation_claim_make(struct communicator *comm, uint32_t node, struct comms_claim **out,
+                                       struct error *error) COMM_MUST_USE;
 /* A node that claims the rank, or null. */
 const struct comms_claim *comms_formation_claimant(const struct communicator *comm, uint32_t rank);
 void comms_formation_free(struct communicator *comm);

@@ -50,8 +50,33 @@ void communicator_send(struct communicator *comm, uint32_t node, const Commd__Me
 
 /* --- Beginning and end --- */
 
-enum status communicator_new(struct comms *comms, const char *name, const struct communicator_terms *terms,
-                             uint64_t now_ns, struct communicator **out, struct error *error)
+enum status communicator_charge(struct communicator *comm, uint64_t bytes, struct error *error)
+{
+    struct error why;
+    if (budget_charge(comm->account, BUDGET_COMMUNICATOR_BYTES, bytes, &why) != STATUS_OK) {
+        return error_set(error, why.status, "communicator \"%s\": %s", comm->key.name, why.text);
+    }
+    comm->charged_bytes += bytes;
+    return STATUS_OK;
+}
+
+/* What it holds whatever happens; nodes, verdicts, exec and p2p are charged as they come. */
+static uint64_t comm_cost_bytes(const struct communicator *comm, uint32_t size)
+{
+    uint64_t of_rank = sizeof *comm->node_of_rank + sizeof *comm->has_left + sizeof *comm->left_messages +
+                       sizeof *comm->claims->ranks;
+    return sizeof *comm + sizeof(struct timer_node *) + COMMS_NODE_COST_BYTES +
+           COMMS_PENDING_OPS_MAX * sizeof *comm->ops + size * of_rank;
+}
+
+static void comm_uncharge(const struct communicator *comm)
+{
+    budget_release(comm->account, BUDGET_COMMUNICATOR_BYTES, comm->charged_bytes);
+}
+
+enum status communicator_new(struct comms *comms, struct budget_account *account, const char *name,
+                             const struct communicator_terms *terms, uint64_t now_ns,
+                             struct communicator **out, struct error *error)
 {
     if (comms->comm_count >= COMMS_COMMS_MAX) {
         return error_set(error, STATUS_LIMIT, "communicator \"%s\": this node has %d communicators already",
@@ -63,9 +88,15 @@ enum status communicator_new(struct comms *comms, const char *name, const struct
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", name);
     }
     comm->comms = comms;
+    comm->account = account;
     size_t key_bytes = comms_key_make(&comm->key, terms->owner_uid, name);
+    if (communicator_charge(comm, comm_cost_bytes(comm, terms->size), error) != STATUS_OK) {
+        free(comm);
+        return STATUS_LIMIT;
+    }
     HASH_ADD_KEYPTR(hh_key, comms->by_key, &comm->key, key_bytes, comm);
     if (!table_has(comm, hh_key)) {
+        comm_uncharge(comm);
         free(comm);
         return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", name);
     }
@@ -115,6 +146,7 @@ void communicator_free(struct communicator *comm)
     timer_heap_remove(&comms->timers, &comm->timer);
     DL_DELETE(comms->comms, comm);
     comms->comm_count--;
+    comm_uncharge(comm);
     free(comm);
 }
 
@@ -245,6 +277,8 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
 
 /* --- Members --- */
 
+#define MEMBER_COST_BYTES (sizeof(struct comms_member) + sizeof(struct comms_member *))
+
 void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t last_seq, const char *why)
 {
     if (comm->has_left[rank]) {
@@ -259,6 +293,25 @@ void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t l
     }
 }
 
+enum status communicator_charge_rank(struct budget_account *account, struct error *error)
+{
+    enum status status = budget_charge(account, BUDGET_COMMUNICATORS, 1, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = budget_charge(account, BUDGET_COMMUNICATOR_BYTES, MEMBER_COST_BYTES, error);
+    if (status != STATUS_OK) {
+        budget_release(account, BUDGET_COMMUNICATORS, 1);
+    }
+    return status;
+}
+
+void communicator_uncharge_rank(struct budget_account *account)
+{
+    budget_release(account, BUDGET_COMMUNICATOR_BYTES, MEMBER_COST_BYTES);
+    budget_release(account, BUDGET_COMMUNICATORS, 1);
+}
+
 void communicator_remove_member(struct comms_member *member)
 {
     struct communicator *comm = member->comm;
@@ -271,7 +324,7 @@ void communicator_remove_member(struct comms_member *member)
     trace_comm_left(comm->comm_id, 0, 0, member->rank, 0, 0);
     comms_records_end(member);
     comms_verdict_forget_own(member);
-    budget_release(member->client.account, BUDGET_COMMUNICATORS, 1);
+    communicator_uncharge_rank(member->client.account);
     DL_DELETE(comm->members, member);
     comm->member_count--;
     if (!member->refused) {

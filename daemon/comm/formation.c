@@ -22,21 +22,29 @@ struct comms_claim *comms_formation_claim(const struct communicator *comm, uint3
     return claim;
 }
 
-struct comms_claim *comms_formation_claim_make(struct communicator *comm, uint32_t node)
+enum status comms_formation_claim_make(struct communicator *comm, uint32_t node, struct comms_claim **out,
+                                       struct error *error)
 {
     struct comms_claim *claim = comms_formation_claim(comm, node);
-    if (claim == NULL) {
-        claim = calloc(1, sizeof *claim);
-        if (claim != NULL) {
-            claim->node = node;
-            HASH_ADD(hh, comm->claims, node, sizeof claim->node, claim);
-        }
-        if (claim != NULL && !table_has(claim, hh)) {
-            free(claim);
-            claim = NULL;
-        }
+    *out = claim;
+    if (claim != NULL) {
+        return STATUS_OK;
     }
-    return claim;
+    enum status status = communicator_charge(comm, COMMS_NODE_COST_BYTES, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    claim = calloc(1, sizeof *claim);
+    if (claim != NULL) {
+        claim->node = node;
+        HASH_ADD(hh, comm->claims, node, sizeof claim->node, claim);
+    }
+    if (claim == NULL || !table_has(claim, hh)) {
+        free(claim);
+        return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
+    }
+    *out = claim;
+    return STATUS_OK;
 }
 
 static bool claim_has(const struct comms_claim *claim, uint32_t rank)
@@ -306,16 +314,6 @@ static uint32_t agreed_rails(const struct communicator *comm)
     return rails > 0 ? rails : 1;
 }
 
-/* What other nodes send for the communicator is charged to its first rank here. */
-static struct budget_account *own_account(const struct communicator *comm)
-{
-    const struct comms_member *member = comm->members;
-    while (member != NULL && member->refused) {
-        member = member->next;
-    }
-    return member != NULL ? member->client.account : NULL;
-}
-
 /* The mesh's indices, by the communicator's; 0 for this node. To be freed; null without memory. */
 static uint32_t *peers_of(const struct communicator *comm)
 {
@@ -349,7 +347,7 @@ static enum status make_exec(struct communicator *comm, struct error *error)
         .failed = on_exec_failed,
         .disagreed = comms_dispute_found,
         .context = comm,
-        .account = own_account(comm),
+        .account = comm->account,
         .rail_count = agreed_rails(comm),
         .network = agreed_network(comm),
         .overrides = &comm->terms.overrides,
@@ -389,7 +387,7 @@ static enum status make_p2p(struct communicator *comm, uint64_t now_ns, struct e
         .node_names = comm->node_names,
         .name = comm->name,
         .accounts = accounts,
-        .account = own_account(comm),
+        .account = comm->account,
         .done = comms_p2p_done,
         .failed = on_exec_failed,
         .context = comm,

@@ -49,28 +49,39 @@ static uint64_t posted_by_all(const struct communicator *comm)
     return seq;
 }
 
-static bool verdict_keep(struct communicator *comm, uint64_t seq, uint64_t ops, const struct error *cause)
+#define VERDICTS_COST_BYTES                                                                                  \
+    (COMMS_VERDICTS_MAX * sizeof(struct range) + COMMS_VERDICT_TEXTS_MAX * sizeof(struct comms_verdict))
+
+static enum status verdict_keep(struct communicator *comm, uint64_t seq, uint64_t ops,
+                                const struct error *cause, struct error *error)
 {
     uint64_t posted_seq = posted_by_all(comm);
+    if (!comm->verdicts_charged && communicator_charge(comm, VERDICTS_COST_BYTES, error) != STATUS_OK) {
+        return STATUS_LIMIT;
+    }
+    comm->verdicts_charged = true;
     if (comm->verdicts.count == comm->verdicts.capacity) {
         ranges_drop_below(&comm->verdicts, posted_seq + 1);
     }
     if (!ranges_add(&comm->verdicts, seq, ops, (uint32_t)cause->status, COMMS_VERDICTS_MAX)) {
-        return false;
+        goto no_memory;
     }
     if (posted_seq >= seq + ops - 1) {
-        return true;
+        return STATUS_OK;
     }
     struct comms_verdict **place = &comm->verdict_texts[comm->verdict_text_count % COMMS_VERDICT_TEXTS_MAX];
     if (*place == NULL) { /* the texts are large */
         *place = malloc(sizeof **place);
     }
     if (*place == NULL) {
-        return false;
+        goto no_memory;
     }
     **place = (struct comms_verdict){.seq = seq, .ops = ops, .cause = *cause};
     comm->verdict_text_count++;
-    return true;
+    return STATUS_OK;
+
+no_memory:
+    return error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
 }
 
 void comms_verdicts_free(struct communicator *comm)
@@ -90,8 +101,7 @@ static void verdict_apply(struct communicator *comm, uint64_t seq, uint64_t ops,
     if (log_limit_pass(&comm->comms->verdict_limit, now_ns, NULL)) {
         log_warning("%s", cause->text);
     }
-    if (!verdict_keep(comm, seq, ops, cause)) {
-        error_set(&failure, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
+    if (verdict_keep(comm, seq, ops, cause, &failure) != STATUS_OK) {
         communicator_fail(comm, &failure, COMMS_TELL_NODES, now_ns);
         return;
     }

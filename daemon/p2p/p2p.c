@@ -155,6 +155,7 @@ static void comm_release(struct p2p_comm *comm)
     for (uint32_t i = 0; comm->locals != NULL && i < comm->local_count; i++) {
         budget_close(comm->locals[i].account);
     }
+    budget_release(comm->options.account, BUDGET_COMMUNICATOR_BYTES, comm->charged_bytes);
     budget_close(comm->options.account);
     p2p_result_drop(comm->last_result);
     staging_release(comm);
@@ -167,14 +168,30 @@ static void comm_release(struct p2p_comm *comm)
     free(comm);
 }
 
+/* What it takes without any message. */
+static enum status comm_charge(struct p2p_comm *comm, struct error *error)
+{
+    const struct p2p_comm_options *options = &comm->options;
+    uint64_t of_rank = sizeof *comm->node_of_rank + sizeof *comm->local_of_rank + sizeof *comm->gone;
+    uint64_t of_node = sizeof *comm->peers + sizeof *comm->links + sizeof(struct p2p_link);
+    struct error why;
+    for (uint32_t rank = 0; rank < options->size; rank++) {
+        comm->local_count += options->node_of_rank[rank] == options->node_index ? 1 : 0;
+    }
+    uint64_t bytes = sizeof *comm + options->size * of_rank + options->node_count * of_node +
+                     (comm->local_count + UINT64_C(1)) * sizeof *comm->locals;
+    if (budget_charge(options->account, BUDGET_COMMUNICATOR_BYTES, bytes, &why) != STATUS_OK) {
+        return error_set(error, why.status, "communicator \"%s\": %s", options->name, why.text);
+    }
+    comm->charged_bytes = bytes;
+    return STATUS_OK;
+}
+
 /* What the options give is copied. False: there is no memory. */
 static bool comm_fill(struct p2p_comm *comm)
 {
     const struct p2p_comm_options *options = &comm->options;
     size_t size = options->size, nodes = options->node_count;
-    for (uint32_t rank = 0; rank < size; rank++) {
-        comm->local_count += options->node_of_rank[rank] == options->node_index ? 1 : 0;
-    }
     comm->peers = calloc(nodes, sizeof *comm->peers);
     comm->node_of_rank = calloc(size, sizeof *comm->node_of_rank);
     comm->local_of_rank = calloc(size, sizeof *comm->local_of_rank);
@@ -222,6 +239,10 @@ enum status p2p_comm_new(struct p2p *p2p, const struct p2p_comm_options *options
     comm->credit_bytes = P2P_CREDITS_MAX_BYTES / others < P2P_CREDIT_MAX_BYTES
                              ? P2P_CREDITS_MAX_BYTES / others
                              : P2P_CREDIT_MAX_BYTES;
+    if (comm_charge(comm, error) != STATUS_OK) {
+        comm_release(comm);
+        return STATUS_LIMIT;
+    }
     bool filled = comm_fill(comm);
     if (filled) {
         HASH_ADD(hh, p2p->comms, comm_id, sizeof comm->comm_id, comm);

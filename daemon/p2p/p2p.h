@@ -90,7 +90,8 @@ struct p2p_comm_options {
     /* Of this node's ranks, ascending: whose account is charged for what is stored for each. Null, or null
      * for one: nothing is charged. Read during the call. */
     struct budget_account *const *accounts;
-    /* Of its owner: what the network keeps of payloads is charged to it. Null: nothing is. Referred to. */
+    /* Of its owner: the communicator, and what the network keeps of payloads, are charged to it. Null:
+     * nothing is. Referred to. */
     struct budget_account *account;
     /*
      * A message is over, well or not: exactly once for each that was posted, from p2p_run, never from within
@@ -103,6 +104,7 @@ struct p2p_comm_options {
     void (*failed)(void *context, const struct error *cause, uint64_t now_ns);
     void *context;
 };
+/* LIMIT, NO_MEMORY. */
 enum status p2p_comm_new(struct p2p *p2p, const struct p2p_comm_options *options, struct p2p_comm **out,
                          struct error *error) COMM_MUST_USE;
 /* Every message ends with `cause`, those that GPUs or the network are at once these have let go. */

@@ -175,6 +175,7 @@ struct p2p_comm {
     struct fair_entry turn; /* among p2p->busy */
     uint32_t round;         /* the last one in which it was stepped */
     uint64_t comm_id;
+    uint64_t charged_bytes; /* of its account, without its messages */
     uint32_t *peers;
     uint32_t *node_of_rank;
     uint32_t *local_of_rank; /* size; UINT32_MAX for other nodes' */

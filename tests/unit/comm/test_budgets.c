@@ -269,6 +269,65 @@ static void test_communicators_refused(void **state)
     world_stop(&world);
 }
 
+/* What a communicator holds is charged in bytes: itself and its ranks at the join, other nodes as they speak,
+ * what exec and p2p take when it forms. */
+static void test_communicators_bytes(void **state)
+{
+    (void)state;
+    enum { LARGE = 60000 };
+    struct budget_account *poor;
+    world_start(&world, 3, 1, NULL);
+    budget_start(&poor);
+    struct member *first = join(&world, 0, "one", 0, 1);
+    uint64_t joined = used(world.account, BUDGET_COMMUNICATOR_BYTES);
+    assert_in_range(joined, COMMS_PENDING_OPS_MAX * sizeof(void *), 65536);
+    run(&world, 10 * TIME_MS);
+    uint64_t formed = used(world.account, BUDGET_COMMUNICATOR_BYTES);
+    assert_true(formed > joined);
+    leave(first, COMMS_LEAVE_ORDERLY);
+    run(&world, 10 * TIME_MS);
+    assert_int_equal(used(world.account, BUDGET_COMMUNICATOR_BYTES), 0);
+
+    first = join(&world, 0, "large", 0, LARGE);
+    uint64_t large = used(world.account, BUDGET_COMMUNICATOR_BYTES);
+    assert_in_range(large - joined, LARGE * 16, LARGE * 24);
+    struct member *second = join(&world, 0, "large", 1, LARGE);
+    uint64_t with_second = used(world.account, BUDGET_COMMUNICATOR_BYTES);
+    assert_in_range(with_second - large, 512, 8192);
+    run(&world, 10 * TIME_MS); /* nodes b and c have answered */
+    assert_in_range(used(world.account, BUDGET_COMMUNICATOR_BYTES) - with_second, 2 * 64, 2 * 512);
+
+    budget_set_ceiling(budget, BUDGET_COMMUNICATOR_BYTES, used(world.account, BUDGET_COMMUNICATOR_BYTES));
+    struct member *refused = join(&world, 0, "other", 0, 1);
+    assert_error(&refused->join_result, STATUS_LIMIT, "user_limit_communicator_bytes");
+    assert_non_null(second->handle);
+    leave_all(&world);
+    budget_end(poor);
+    world_stop(&world);
+}
+
+/* Over the budget when it forms: every rank hears LIMIT and why, and what was charged comes back. */
+static void test_no_bytes_to_form(void **state)
+{
+    (void)state;
+    struct budget_account *poor;
+    world_start(&world, 3, 1, NULL);
+    budget_start(&poor);
+    struct member *members[2] = {join(&world, 0, "late", 0, 2), NULL};
+    run(&world, 10 * TIME_MS);
+    uint64_t waiting = used(world.account, BUDGET_COMMUNICATOR_BYTES);
+    budget_set_ceiling(budget, BUDGET_COMMUNICATOR_BYTES, 2 * waiting + 64);
+    members[1] = join(&world, 1, "late", 1, 2);
+    run(&world, TIME_S);
+    for (unsigned i = 0; i < 2; i++) {
+        assert_int_equal(members[i]->formed_count, 1);
+        assert_error(&members[i]->formed, STATUS_LIMIT, "user_limit_communicator_bytes");
+    }
+    leave_all(&world);
+    budget_end(poor);
+    world_stop(&world);
+}
+
 int main(void)
 {
     log_set_level(LOG_LEVEL_ERROR);
@@ -276,6 +335,7 @@ int main(void)
         cmocka_unit_test(test_many_messages),         cmocka_unit_test(test_message_refused),
         cmocka_unit_test(test_collective_refused),    cmocka_unit_test(test_memory_is_charged),
         cmocka_unit_test(test_communicators_refused), cmocka_unit_test(test_refused_early),
+        cmocka_unit_test(test_communicators_bytes),   cmocka_unit_test(test_no_bytes_to_form),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -441,6 +441,54 @@ static void test_at_random(void **state)
     }
 }
 
+static enum status comm_try(struct p2p *p2p, struct budget_account *account, struct p2p_comm **out,
+                            struct error *error)
+{
+    static const uint32_t node_of_rank[4] = {0}, peers[1] = {0};
+    static const char *const names[1] = {"a"};
+    struct p2p_comm_options options = {.comm_id = 1,
+                                       .size = 4,
+                                       .node_of_rank = node_of_rank,
+                                       .node_count = 1,
+                                       .peers = peers,
+                                       .node_names = names,
+                                       .name = "alone",
+                                       .account = account,
+                                       .failed = on_failed};
+    return p2p_comm_new(p2p, &options, out, error);
+}
+
+/* One beyond the ceiling is refused, and what the other took comes back. */
+static void test_communicators_are_charged(void **state)
+{
+    (void)state;
+    struct budget *budget;
+    struct budget_account *account;
+    struct budget_info info;
+    struct p2p *p2p;
+    struct p2p_comm *comm;
+    struct error error;
+    assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
+    assert_int_equal(budget_open(budget, 1000, NULL, &account, NULL), STATUS_OK);
+    assert_int_equal(p2p_new(NULL, on_wake, NULL, &p2p, NULL), STATUS_OK);
+    assert_int_equal(comm_try(p2p, account, &comm, &error), STATUS_OK);
+    budget_account_info(account, &info);
+    uint64_t bytes = info.used[BUDGET_COMMUNICATOR_BYTES];
+    assert_in_range(bytes, 512, 8192);
+    p2p_comm_free(comm);
+    budget_account_info(account, &info);
+    assert_int_equal(info.used[BUDGET_COMMUNICATOR_BYTES], 0);
+    budget_set_ceiling(budget, BUDGET_COMMUNICATOR_BYTES, bytes - 1);
+    assert_int_equal(comm_try(p2p, account, &comm, &error), STATUS_LIMIT);
+    assert_non_null(strstr(error.text, "communicator \"alone\""));
+    assert_non_null(strstr(error.text, "user_limit_communicator_bytes"));
+    budget_account_info(account, &info);
+    assert_int_equal(info.used[BUDGET_COMMUNICATOR_BYTES], 0);
+    p2p_free(p2p);
+    budget_close(account);
+    budget_free(budget);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -456,6 +504,7 @@ int main(void)
         cmocka_unit_test(test_a_rank_that_leaves_with_messages_pending),
         cmocka_unit_test(test_a_store_that_is_full),
         cmocka_unit_test(test_at_random),
+        cmocka_unit_test(test_communicators_are_charged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

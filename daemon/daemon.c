@@ -436,6 +436,7 @@ static enum status daemon_make_engines(struct daemon *daemon, struct error *erro
     if (status != STATUS_OK) {
         return status;
     }
+    net_set_clock(daemon->net, loop_now_ns);
     exec_set_clock(daemon->exec, loop_now_ns);
     status = p2p_new(daemon->net, daemon_wake_p2p, daemon, &daemon->p2p, error);
     if (status != STATUS_OK) {

@@ -194,6 +194,7 @@ static enum status worker_make(struct worker *worker, const struct quic_options 
     }
     if (status == STATUS_OK) {
         exec_set_gpus(worker->exec, worker->workers->gpus);
+        net_set_clock(worker->net, loop_now_ns);
         exec_set_clock(worker->exec, loop_now_ns);
     }
     if (status == STATUS_OK) {

@@ -56,8 +56,9 @@ enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream
     struct exec_comm *comm = lane->comm;
     if (lane->streams[node] == NULL) {
         struct error why;
-        enum status status = net_stream_open_for(comm->exec->net, comm->peers[node], NET_STREAM_DATA,
-                                                 comm->options.owner_uid, &lane->streams[node], &why);
+        enum status status =
+            net_stream_open_for(comm->exec->net, comm->peers[node], NET_STREAM_DATA, comm->options.owner_uid,
+                                comm->options.account, &lane->streams[node], &why);
         if (status == STATUS_LIMIT) {
             return error_set(error, status, "\"%s\": node %s: %s", comm->options.name,
                              comm->options.node_names[node], why.text);

@@ -18,6 +18,13 @@ void net_set_stream_handler(struct net *net, enum net_stream_kind kind,
     }
 }
 
+void net_set_clock(struct net *net, uint64_t (*clock)(void))
+{
+    if (net != NULL) {
+        net->spending.clock = clock;
+    }
+}
+
 void net_free(struct net *net)
 {
     if (net != NULL) {
@@ -86,7 +93,7 @@ static struct net_users_streams *users_streams_of(struct net *net, uint32_t peer
 }
 
 enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,
-                                struct net_stream **out, struct error *error)
+                                struct budget_account *account, struct net_stream **out, struct error *error)
 {
     uint32_t line = fair_line_of(uid);
     struct net_users_streams *users = users_streams_of(net, peer);
@@ -104,10 +111,18 @@ enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_
     enum status status = net_stream_open(net, peer, kind, out, error);
     if (status == STATUS_OK) {
         (*out)->users_line = line + 1;
+        net_stream_charge(*out, account);
         users->count++;
         users->of_line[line]++;
     }
     return status;
+}
+
+void net_stream_charge(struct net_stream *stream, struct budget_account *account)
+{
+    struct budget_account *before = stream->account;
+    stream->account = account != NULL ? budget_ref(account) : NULL;
+    budget_close(before);
 }
 
 static void users_stream_over(struct net_stream *stream)

@@ -7,6 +7,7 @@
 
 #include "daemon/base/error.h"
 #include "daemon/base/fair.h"
+#include "daemon/base/spending.h"
 
 /*
  * Bytes between nodes: an interface, and quic.h, which implements it with ngtcp2. Tests have another
@@ -157,20 +158,26 @@ struct net {
     uint32_t users_peers;
     struct net_peer_handler peer_handler;
     struct net_stream_handler stream_handlers[NET_STREAM_KIND_COUNT];
+    struct spending_shares spending;
 };
 
 struct net_stream {
     struct net *net;
     uint32_t peer;
     enum net_stream_kind kind;
-    uint32_t users_line; /* the line of the user that it was opened for, and 1; 0: nobody's */
-    void *user;          /* the stream handler's (incoming) or the opener's (outgoing); null at first */
+    uint32_t users_line;            /* the line of the user that it was opened for, and 1; 0: nobody's */
+    struct budget_account *account; /* see net_stream_charge */
+    void *user; /* the stream handler's (incoming) or the opener's (outgoing); null at first */
 };
 
 /* Handlers are set once, before the first net_add_peer. */
 void net_set_peer_handler(struct net *net, const struct net_peer_handler *handler);
 void net_set_stream_handler(struct net *net, enum net_stream_kind kind,
                             const struct net_stream_handler *handler);
+
+/* What events of the network take of processor time, decryption and handlers included, is charged to the
+ * accounts of streams, in proportion to their bytes. Null, at first: nothing is. Null for net is accepted. */
+void net_set_clock(struct net *net, uint64_t (*clock)(void));
 
 /* Closes every connection (peers are told), ends every send, and frees. No handler is called any more but
  * sent. */
@@ -219,9 +226,14 @@ void net_keep_alive(struct net *net, uint32_t peer, bool keep);
  * kind. */
 enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind,
                             struct net_stream **out, struct error *error) COMM_MUST_USE;
-/* The same for a user, whose share counts it until it is finished or reset. LIMIT: also beyond that share. */
+/* The same for a user, whose share counts it until it is finished or reset. LIMIT: also beyond that share.
+ * account: see net_stream_charge. */
 enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,
-                                struct net_stream **out, struct error *error) COMM_MUST_USE;
+                                struct budget_account *account, struct net_stream **out,
+                                struct error *error) COMM_MUST_USE;
+/* Whose bytes the stream carries, in either direction: see net_set_clock. Null, at first: nobody's. The
+ * stream refers to the account until it is over. */
+void net_stream_charge(struct net_stream *stream, struct budget_account *account);
 
 /*
  * Queues header (copied, at most NET_STREAM_HEADER_MAX_BYTES) and payload as the stream's next bytes. With
@@ -256,6 +268,13 @@ void net_stream_resume(struct net_stream *stream);
  * is left with its sender, so that it takes no memory here, and no time of the network's.
  */
 void net_stream_expect(struct net_stream *stream, uint64_t size);
+
+/* For implementations: the stream has carried so many bytes, in an event that began at now_ns; the end of an
+ * event is spending_shares_end. Before a stream is freed, net_stream_charge(stream, NULL). */
+static inline void net_stream_carried(struct net_stream *stream, uint64_t size, uint64_t now_ns)
+{
+    spending_share(&stream->net->spending, stream->account, size, now_ns);
+}
 
 /* For implementations: the offset up to which a stream may be sent. */
 static inline uint64_t net_stream_limit(const struct net_stream *stream, uint64_t consumed_end,

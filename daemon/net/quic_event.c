@@ -184,6 +184,7 @@ void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns)
         quic_dial(endpoint, peer, now_ns);
     }
     quic_flush(endpoint, now_ns);
+    spending_shares_end(&endpoint->base.spending);
     endpoint->in_event = outer;
     bool blocked = endpoint->blocked.size > 0;
     if (endpoint->done != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||

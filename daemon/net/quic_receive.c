@@ -94,6 +94,7 @@ void quic_receiver_close(struct quic_receiver *receiver, const struct error *cau
             ngtcp2_conn_set_stream_user_data(connection->transport, receiver->id, NULL);
         }
     }
+    net_stream_charge(&receiver->stream.base, NULL);
     free(receiver);
 }
 
@@ -209,6 +210,7 @@ int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver
     } else if (wanted) {
         used = quic_receiver_call(receiver, bytes, size, connection->endpoint->now_ns);
     }
+    net_stream_carried(&receiver->stream.base, size, connection->endpoint->now_ns);
     if (!receiver->stopped && !quic_receiver_keep(receiver, bytes + used, size - used)) {
         quic_connection_abort(connection, STATUS_NO_MEMORY, "no memory for what a stream holds back");
         return NGTCP2_ERR_CALLBACK_FAILURE;
@@ -278,6 +280,7 @@ static void quic_receiver_again(struct quic_receiver *receiver, uint64_t now_ns)
     static const uint8_t nothing[1];
     const uint8_t *bytes = receiver->buffer == NULL ? nothing : receiver->buffer + receiver->buffer_first;
     size_t used = quic_receiver_call(receiver, bytes, receiver->buffer_bytes, now_ns);
+    net_stream_carried(&receiver->stream.base, used, now_ns);
     receiver->buffer_first += used;
     receiver->buffer_bytes -= used;
     if (receiver->buffer_bytes == 0) {

@@ -155,6 +155,7 @@ void quic_sender_sent(struct quic_sender *sender, size_t size, bool fin)
 {
     sender->sent_end += size;
     sender->turn_bytes += size;
+    net_stream_carried(&sender->stream.base, size, sender->endpoint->now_ns);
     while (sender->unsent != NULL && sender->unsent->end_offset <= sender->sent_end) {
         sender->unsent = sender->unsent->next;
     }
@@ -187,6 +188,7 @@ void quic_sender_free(struct quic_sender *sender)
     } else {
         DL_DELETE(sender->endpoint->lost_senders, sender);
     }
+    net_stream_charge(&sender->stream.base, NULL);
     free(sender);
 }
 

@@ -185,6 +185,9 @@ static bool find_comm(struct stream_reader *reader)
             reader->group = group;
             reader->node = node;
             DL_APPEND(group->readers, reader);
+            if (reader->stream != NULL) {
+                net_stream_charge(reader->stream, group->account);
+            }
             const char *wrong = kind->claim(reader);
             if (wrong != NULL) {
                 stream_reader_violates(reader, wrong);

@@ -38,7 +38,8 @@ struct stream_group {
     const uint32_t *peers; /* node_count: the net's peer of each node; our own is ignored */
     uint32_t node_count;
     uint32_t node_index; /* ours */
-    /* What the network keeps of the streams, as nobody takes it, is charged to it; null: nothing is. */
+    /* The streams' part of the network's time, and what it keeps of them, as nobody takes it, are charged to
+     * it; null: nothing is. */
     struct budget_account *account;
     struct stream_reader *readers;
 };

@@ -108,7 +108,7 @@ static bool out_send(struct p2p_out *out, const struct message_header *header, c
     message_header_encode(header, bytes);
     if (out->stream == NULL) {
         status = net_stream_open_for(comm->p2p->net, comm->peers[link->node], NET_STREAM_MESSAGE,
-                                     comm->options.owner_uid, &out->stream, &error);
+                                     comm->options.owner_uid, comm->options.account, &out->stream, &error);
     }
     if (status == STATUS_OK) {
         status = net_stream_send(out->stream, bytes, sizeof bytes, payload, payload_bytes, sent, context);
@@ -307,7 +307,7 @@ enum status link_open_payload(struct p2p_message *send, const void *payload, uin
     struct error error;
     message_header_encode(&header, encoded);
     enum status status = net_stream_open_for(comm->p2p->net, comm->peers[node], NET_STREAM_MESSAGE,
-                                             comm->options.owner_uid, &stream, &error);
+                                             comm->options.owner_uid, comm->options.account, &stream, &error);
     if (status != STATUS_OK) {
         return status;
     }

@@ -89,6 +89,13 @@ static uint32_t pipe_piece_bytes(const struct pipe_sender *sender, uint64_t avai
     return available < size ? (uint32_t)available : size;
 }
 
+/* Each packet is an event of its own. */
+static void pipe_carried(struct net_stream *stream, uint32_t size, uint64_t now_ns)
+{
+    net_stream_carried(stream, size, now_ns);
+    spending_shares_end(&stream->net->spending);
+}
+
 /* Sends what the window allows. Never calls a handler. */
 static void pipe_sender_push(struct pipe_sender *sender)
 {
@@ -110,6 +117,7 @@ static void pipe_sender_push(struct pipe_sender *sender)
         packet->fin = sender->finishing && sender->sent_end == sender->queued_end;
         sender->fin_sent = packet->fin;
         pipe_end_asks(sender->end);
+        pipe_carried(&sender->stream.base, packet->size, sender->net->network->now_ns);
         pipe_packet_send(packet);
     }
 }
@@ -172,6 +180,7 @@ static void pipe_sender_settle(struct pipe_sender *sender)
     pipe_event_cancel(sender->net->network, &sender->deferred);
     sender->channel->sender = NULL;
     pipe_channel_unref(sender->channel);
+    net_stream_charge(&sender->stream.base, NULL);
     free(sender);
 }
 
@@ -261,6 +270,7 @@ static void pipe_receiver_close(struct pipe_receiver *receiver, const struct err
         handler->closed(handler->context, &receiver->stream.base, cause, now_ns);
     }
     pipe_channel_unref(receiver->channel);
+    net_stream_charge(&receiver->stream.base, NULL);
     free(receiver->buffer);
     free(receiver);
 }
@@ -301,6 +311,7 @@ static size_t pipe_receiver_call(struct pipe_receiver *receiver, const uint8_t *
         pipe_event_cancel(receiver->end->host->network, &receiver->deferred); /* nothing to come again */
     }
     receiver->consumed_end += used;
+    pipe_carried(&receiver->stream.base, (uint32_t)used, now_ns);
     pipe_receiver_announce(receiver);
     return used;
 }

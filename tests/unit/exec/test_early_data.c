@@ -109,11 +109,53 @@ static void test_beyond_the_ceiling_the_communicator_fails(void **state)
     end();
 }
 
+static uint64_t later_ns(void)
+{
+    return hostile.now_ns + 1000;
+}
+
+static uint64_t spent_ns(void)
+{
+    struct budget_info info;
+    budget_account_info(account, &info);
+    return info.spent_ns;
+}
+
+/* The network's time for data and messages, on their way in and out: 1,000 ns for each packet here. */
+static void test_the_networks_time_is_charged(void **state)
+{
+    (void)state;
+    begin(UINT64_C(1) << 30);
+    net_set_clock(hostile.net, later_ns);
+    struct data_header header = hostile.data[hostile.data_count - 1];
+    struct net_stream *stream = hostile_open(&hostile, NET_STREAM_DATA);
+    assert_non_null(stream);
+    header.seq++;
+    header.payload_bytes = 1 << 20;
+    assert_true(hostile_say_data(&hostile, stream, &header));
+    uint64_t came = spent_ns();
+    assert_true(came >= 1000);
+    unsigned char bytes[100] = {0};
+    assert_true(hostile_say(&hostile, stream, bytes, sizeof bytes));
+
+    struct hostile_buffer sent = hostile_buffer_new(64);
+    struct hostile_outcome sending = {0};
+    uint64_t before = spent_ns();
+    assert_true(hostile_post(&hostile, true, 7, &sent, &sending));
+    hostile_turns(&hostile, 50);
+    assert_true(spent_ns() >= before + 1000); /* an envelope, to node b */
+    net_set_clock(hostile.net, NULL);
+    hostile_leave(&hostile);
+    end();
+    hostile_buffer_free(&sent);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_little_comes_before_its_operation),
         cmocka_unit_test(test_beyond_the_ceiling_the_communicator_fails),
+        cmocka_unit_test(test_the_networks_time_is_charged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -567,22 +567,25 @@ static void test_users_share_the_streams(void **state)
     struct error error;
     pair_start(&pair, 111, &good, true);
     for (uint32_t i = 0; i < FIRST; i++) {
-        assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], &streams[i], &error),
-                         STATUS_OK);
+        assert_int_equal(
+            net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], NULL, &streams[i], &error),
+            STATUS_OK);
     }
-    assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], &more, &error),
+    assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], NULL, &more, &error),
                      STATUS_LIMIT);
     assert_non_null(strstr(error.text, "user 1000 has 49152 streams open"));
     for (uint32_t i = 0; i < 8; i++) { /* another user still finds some */
-        assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[1], &seconds[i], &error),
-                         STATUS_OK);
+        assert_int_equal(
+            net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[1], NULL, &seconds[i], &error),
+            STATUS_OK);
     }
-    assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], &more, &error),
+    assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], NULL, &more, &error),
                      STATUS_LIMIT);
     for (uint32_t i = 0; i < FIRST; i++) {
         i % 2 == 0 ? net_stream_reset(streams[i]) : net_stream_finish(streams[i]);
     }
-    assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], &more, &error), STATUS_OK);
+    assert_int_equal(net_stream_open_for(pair.a->net, 0, NET_STREAM_DATA, uids[0], NULL, &more, &error),
+                     STATUS_OK);
     net_stream_reset(more);
     for (uint32_t i = 0; i < 8; i++) {
         net_stream_reset(seconds[i]);

@@ -137,6 +137,73 @@ static void keys_are_updated_under_load(void **state)
     assert_true(updates >= 3);
 }
 
+static unsigned looks;
+
+static uint64_t later_ns(void)
+{
+    looks++;
+    return loop_now_ns() + 1000;
+}
+
+static uint64_t spent_ns(const struct budget_account *account)
+{
+    struct budget_info info;
+    budget_account_info(account, &info);
+    return info.spent_ns;
+}
+
+static bool sinks_are_open(const void *context)
+{
+    (void)context;
+    return b->sinks != NULL && b->sinks->next != NULL && b->sinks->stream != NULL &&
+           b->sinks->next->stream != NULL;
+}
+
+/* Each event with bytes takes 1,000 ns here, of the accounts that these are of. */
+static void time_is_charged_to_whose_bytes_take_it(void **state)
+{
+    (void)state;
+    enum { STREAMS = 2 };
+    static const size_t sizes[STREAMS] = {8u << 20, 1u << 20};
+    struct budget *budget;
+    struct budget_account *senders[STREAMS], *receiver;
+    struct quic_source *sources[STREAMS];
+    make_nodes(9, 1452, 10 * TIME_S);
+    connect_nodes();
+    assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
+    assert_int_equal(budget_open(budget, 999, NULL, &receiver, NULL), STATUS_OK);
+    looks = 0;
+    net_set_clock(a->net, later_ns);
+    net_set_clock(b->net, later_ns);
+    for (uint32_t i = 0; i < STREAMS; i++) {
+        assert_int_equal(budget_open(budget, 1000 + i, NULL, &senders[i], NULL), STATUS_OK);
+        sources[i] = quic_source_new(a, 0, i + 1, sizes[i], 1u << 18, false);
+        net_stream_charge(sources[i]->stream, senders[i]);
+    }
+    assert_true(quic_run_until(loop, sinks_are_open, NULL, 5000));
+    net_stream_charge(b->sinks->stream, receiver);
+    for (uint32_t i = 0; i < STREAMS; i++) {
+        net_stream_finish(sources[i]->stream);
+    }
+    assert_true(quic_run_until_count(loop, &sources[0]->done, sources[0]->sends, 10000));
+    assert_true(quic_run_until_count(loop, &sources[1]->done, sources[1]->sends, 10000));
+    quic_run_for(loop, 100);
+    uint64_t spent[] = {spent_ns(senders[0]), spent_ns(senders[1]), spent_ns(receiver)};
+    assert_true(spent[1] >= 500 && spent[0] > 2 * spent[1]);
+    assert_true(spent[2] >= 500);
+    /* Every look at the clock is charged, but for what the other sink's bytes, which are nobody's, took. */
+    assert_in_range(spent[0] + spent[1] + spent[2], looks * UINT64_C(500), looks * UINT64_C(1000));
+    unsigned before = looks;
+    quic_run_for(loop, 1000); /* what is nobody's costs no look */
+    assert_int_equal(looks, before);
+    for (uint32_t i = 0; i < STREAMS; i++) {
+        quic_source_free(sources[i]);
+        budget_close(senders[i]);
+    }
+    budget_close(receiver);
+    budget_free(budget);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -148,6 +215,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(rebinding_fails_nothing, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(a_path_that_shrinks_stalls_nothing_for_long, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(keys_are_updated_under_load, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(time_is_charged_to_whose_bytes_take_it, setup_loop, teardown),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests_name("quic_datagrams", tests, setup_files, teardown_files);

@@ -67,11 +67,6 @@ const char *budget_kind_key(enum budget_kind kind)
     return kinds[kind].key;
 }
 
-const char *budget_kind_text(enum budget_kind kind)
-{
-    return kinds[kind].text;
-}
-
 static uint64_t memories_max(void)
 {
     unsigned long long mappings = 0;

@@ -65,7 +65,6 @@ enum budget_kind {
 
 /* A row of the list above. */
 const char *budget_kind_key(enum budget_kind kind);
-const char *budget_kind_text(enum budget_kind kind);
 
 #define BUDGET_GROUP_MAX_BYTES 255 /* of a control group's path; what is longer is told apart by its hash */
 

@@ -51,11 +51,6 @@ bool log_level_from_text(const char *text, enum log_level *out)
     return false;
 }
 
-const char *log_level_text(enum log_level level)
-{
-    return (unsigned)level < LOG_LEVEL_COUNT ? log_levels[level].text : "unknown";
-}
-
 void log_set_sink(log_sink *sink, void *context)
 {
     log_sink_function = sink;

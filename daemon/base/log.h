@@ -20,7 +20,6 @@ enum log_level { LOG_LEVEL_ERROR, LOG_LEVEL_WARNING, LOG_LEVEL_INFO, LOG_LEVEL_D
 void log_set_level(enum log_level level);
 /* "error", "warning", "info", "debug". False, leaving *out untouched, for any other text or null. */
 bool log_level_from_text(const char *text, enum log_level *out);
-const char *log_level_text(enum log_level level);
 
 /*
  * Where lines go instead of standard error, for tests; null restores. `line` is the escaped message alone,

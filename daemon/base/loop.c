@@ -4,12 +4,9 @@
 #include <errno.h>
 #include <event2/event.h>
 #include <event2/event_struct.h>
-#include <pthread.h>
-#include <stdatomic.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/eventfd.h>
 #include <sys/queue.h>
 #include <sys/timerfd.h>
 #include <time.h>
@@ -51,17 +48,6 @@ struct loop_signal_watch {
     void *context;
 };
 
-struct loop_task {
-    loop_task_function *function;
-    void *context;
-};
-
-struct loop_task_queue {
-    struct loop_task *tasks;
-    size_t count;
-    size_t capacity;
-};
-
 struct loop {
     struct event_base *base;
     LIST_HEAD(, loop_watch) watches;
@@ -74,17 +60,7 @@ struct loop {
     int timer_fd;
     struct event timer_event;
     uint64_t programmed_ns; /* when timer_fd fires; TIME_NEVER when not armed */
-
-    int wake_fd;
-    struct event wake_event;
-    atomic_bool stop;
-    pthread_mutex_t mutex; /* guards posted */
-    struct loop_task_queue posted;
-    struct loop_task_queue running; /* owned by the loop's thread: the batch that is being run */
 };
-
-/* The loop whose turn this thread is in: what is posted from there needs no wake-up. */
-static _Thread_local struct loop *loop_of_thread;
 
 uint64_t loop_now_ns(void)
 {
@@ -101,20 +77,14 @@ static void loop_log_libevent(int severity, const char *message)
     log_line(severity == EVENT_LOG_ERR ? LOG_LEVEL_ERROR : LOG_LEVEL_DEBUG, "libevent: %s", message);
 }
 
-static void loop_drain_fd(evutil_socket_t fd, short what, void *context)
-{
-    (void)what;
-    (void)context;
-    uint64_t count;
-    if (read(fd, &count, sizeof(count)) < 0 && errno != EAGAIN && errno != EINTR) {
-        log_error("event loop: reading a wake-up: %s", strerrordesc_np(errno));
-    }
-}
-
 static void loop_timer_fd_fired(evutil_socket_t fd, short what, void *context)
 {
     struct loop *loop = context;
-    loop_drain_fd(fd, what, NULL);
+    uint64_t count;
+    (void)what;
+    if (read(fd, &count, sizeof(count)) < 0 && errno != EAGAIN && errno != EINTR) {
+        log_error("event loop: reading the timer: %s", strerrordesc_np(errno));
+    }
     loop->programmed_ns = TIME_NEVER;
 }
 
@@ -133,12 +103,6 @@ static struct event_base *loop_new_base(void)
     return base;
 }
 
-static bool loop_add_internal_fd(struct loop *loop, struct event *event, int fd, event_callback_fn function)
-{
-    return event_assign(event, loop->base, fd, EV_READ | EV_PERSIST, function, loop) == 0 &&
-           event_add(event, NULL) == 0;
-}
-
 enum status loop_new(struct loop **out, struct error *error)
 {
     event_set_log_callback(loop_log_libevent);
@@ -146,19 +110,11 @@ enum status loop_new(struct loop **out, struct error *error)
     if (loop == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "event loop: out of memory");
     }
-    pthread_mutex_init(&loop->mutex, NULL);
-    atomic_init(&loop->stop, false);
     loop->programmed_ns = TIME_NEVER;
-    loop->wake_fd = -1;
     enum status status = STATUS_OK;
     loop->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_NONBLOCK | TFD_CLOEXEC);
     if (loop->timer_fd < 0) {
         status = error_set_errno(error, errno, "event loop: timerfd_create");
-        goto fail;
-    }
-    loop->wake_fd = eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
-    if (loop->wake_fd < 0) {
-        status = error_set_errno(error, errno, "event loop: eventfd");
         goto fail;
     }
     loop->base = loop_new_base();
@@ -167,10 +123,10 @@ enum status loop_new(struct loop **out, struct error *error)
                            "event loop: libevent offers no event base (too many open files?)");
         goto fail;
     }
-    if (!loop_add_internal_fd(loop, &loop->timer_event, loop->timer_fd, loop_timer_fd_fired) ||
-        !loop_add_internal_fd(loop, &loop->wake_event, loop->wake_fd, loop_drain_fd)) {
-        status =
-            error_set(error, STATUS_SYSTEM, "event loop: libevent does not take its own file descriptors");
+    if (event_assign(&loop->timer_event, loop->base, loop->timer_fd, EV_READ | EV_PERSIST,
+                     loop_timer_fd_fired, loop) != 0 ||
+        event_add(&loop->timer_event, NULL) != 0) {
+        status = error_set(error, STATUS_SYSTEM, "event loop: libevent does not take the timer");
         goto fail;
     }
     *out = loop;
@@ -181,22 +137,11 @@ fail:
     return status;
 }
 
-static void loop_close_fd(struct event *event, int fd)
-{
-    if (event_initialized(event)) {
-        event_del(event);
-    }
-    if (fd >= 0) {
-        close(fd);
-    }
-}
-
 void loop_free(struct loop *loop)
 {
     if (loop == NULL) {
         return;
     }
-    assert(loop_of_thread != loop);
     struct loop_watch *next_watch;
     for (struct loop_watch *watch = LIST_FIRST(&loop->watches); watch != NULL; watch = next_watch) {
         next_watch = LIST_NEXT(watch, entry);
@@ -214,15 +159,16 @@ void loop_free(struct loop *loop)
         event_del(&signal->event);
         free(signal);
     }
-    loop_close_fd(&loop->wake_event, loop->wake_fd);
-    loop_close_fd(&loop->timer_event, loop->timer_fd);
+    if (event_initialized(&loop->timer_event)) {
+        event_del(&loop->timer_event);
+    }
+    if (loop->timer_fd >= 0) {
+        close(loop->timer_fd);
+    }
     if (loop->base != NULL) {
         event_base_free(loop->base);
     }
     timer_heap_free(&loop->heap);
-    free(loop->posted.tasks);
-    free(loop->running.tasks);
-    pthread_mutex_destroy(&loop->mutex);
     free(loop);
 }
 
@@ -397,14 +343,9 @@ static void loop_run_timers(struct loop *loop)
     }
 }
 
-/*
- * Makes timer_fd fire at deadline_ns. When it fires earlier already and that does no harm (not `exact`), it
- * is left so: deadlines that move on with every packet then cost a system call each time they are reached,
- * not each time they move.
- */
-static void loop_program(struct loop *loop, uint64_t deadline_ns, bool exact)
+static void loop_program(struct loop *loop, uint64_t deadline_ns)
 {
-    if (deadline_ns == loop->programmed_ns || (!exact && deadline_ns > loop->programmed_ns)) {
+    if (deadline_ns == loop->programmed_ns) {
         return;
     }
     struct itimerspec at = {0};
@@ -422,130 +363,31 @@ static void loop_program(struct loop *loop, uint64_t deadline_ns, bool exact)
     loop->programmed_ns = deadline_ns;
 }
 
-/* --- tasks --- */
-
-static enum status loop_task_append(struct loop_task_queue *queue, struct loop_task task)
-{
-    if (queue->count == queue->capacity) {
-        if (queue->capacity == LOOP_TASKS_MAX) {
-            return STATUS_LIMIT;
-        }
-        size_t capacity = queue->capacity > 0 ? 2 * queue->capacity : 64;
-        struct loop_task *tasks = reallocarray(queue->tasks, capacity, sizeof(*tasks));
-        if (tasks == NULL) {
-            return STATUS_NO_MEMORY;
-        }
-        queue->tasks = tasks;
-        queue->capacity = capacity;
-    }
-    queue->tasks[queue->count++] = task;
-    return STATUS_OK;
-}
-_Static_assert((LOOP_TASKS_MAX & (LOOP_TASKS_MAX - 1)) == 0 && LOOP_TASKS_MAX >= 64,
-               "doubling 64 reaches it");
-
-/* The counter is full only when a wake-up is pending anyway. write(2) on an eventfd is async-signal-safe. */
-static void loop_wake(const struct loop *loop)
-{
-    uint64_t one = 1;
-    ssize_t written;
-    do {
-        written = write(loop->wake_fd, &one, sizeof(one));
-    } while (written < 0 && errno == EINTR);
-}
-
-enum status loop_post(struct loop *loop, loop_task_function *function, void *context)
-{
-    pthread_mutex_lock(&loop->mutex);
-    bool was_empty = loop->posted.count == 0;
-    enum status status =
-        loop_task_append(&loop->posted, (struct loop_task){.function = function, .context = context});
-    pthread_mutex_unlock(&loop->mutex);
-    if (status == STATUS_OK && was_empty && loop_of_thread != loop) {
-        loop_wake(loop);
-    }
-    return status;
-}
-
-static bool loop_has_tasks(struct loop *loop)
-{
-    pthread_mutex_lock(&loop->mutex);
-    bool any = loop->posted.count > 0;
-    pthread_mutex_unlock(&loop->mutex);
-    return any;
-}
-
-/* Runs what was posted until now; what these tasks post waits for the next turn, so that I/O has its share.
- */
-static void loop_run_tasks(struct loop *loop)
-{
-    pthread_mutex_lock(&loop->mutex);
-    struct loop_task_queue batch = loop->posted;
-    loop->posted = loop->running;
-    pthread_mutex_unlock(&loop->mutex);
-    for (size_t i = 0; i < batch.count; i++) {
-        batch.tasks[i].function(batch.tasks[i].context, loop_now_ns());
-    }
-    batch.count = 0;
-    loop->running = batch;
-}
-
 /* --- turns --- */
 
-/* limit_ns: when to give up waiting; TIME_NEVER for no limit, 0 for no wait. */
-static enum status loop_turn(struct loop *loop, uint64_t limit_ns, bool exact, struct error *error)
+enum status loop_run_once(struct loop *loop, uint64_t timeout_ms, struct error *error)
 {
-    uint64_t deadline_ns = limit_ns;
+    uint64_t deadline_ns = 0;
+    uint64_t timeout_ns;
+    if (timeout_ms > 0) {
+        bool fits = !__builtin_mul_overflow(timeout_ms, (uint64_t)TIME_MS, &timeout_ns);
+        deadline_ns = fits ? time_after(loop_now_ns(), timeout_ns) : TIME_NEVER;
+    }
     const struct timer_node *first = timer_heap_first(&loop->heap);
     if (first != NULL) {
         deadline_ns = time_min(deadline_ns, first->deadline_ns);
     }
     int flags = EVLOOP_ONCE;
-    if (loop_has_tasks(loop) || (deadline_ns != TIME_NEVER && deadline_ns <= loop_now_ns())) {
+    if (deadline_ns != TIME_NEVER && deadline_ns <= loop_now_ns()) {
         flags = EVLOOP_ONCE | EVLOOP_NONBLOCK; /* NONBLOCK alone goes on for as long as anything is ready */
     } else {
-        loop_program(loop, deadline_ns, exact);
+        loop_program(loop, deadline_ns);
     }
-    struct loop *outer = loop_of_thread;
-    loop_of_thread = loop;
     errno = 0;
-    int result = event_base_loop(loop->base, flags);
-    if (result >= 0) {
-        loop_run_tasks(loop);
-        loop_run_timers(loop);
-    }
-    loop_of_thread = outer;
-    if (result < 0) {
+    if (event_base_loop(loop->base, flags) < 0) {
         return error_set(error, STATUS_INTERNAL, "event loop: libevent's %s backend failed (errno: %s)",
                          event_base_get_method(loop->base), strerrordesc_np(errno));
     }
+    loop_run_timers(loop);
     return STATUS_OK;
-}
-
-enum status loop_run(struct loop *loop, struct error *error)
-{
-    while (!atomic_exchange(&loop->stop, false)) {
-        enum status status = loop_turn(loop, TIME_NEVER, false, error);
-        if (status != STATUS_OK) {
-            return status;
-        }
-    }
-    return STATUS_OK;
-}
-
-enum status loop_run_once(struct loop *loop, uint64_t timeout_ms, struct error *error)
-{
-    uint64_t limit_ns = 0;
-    uint64_t timeout_ns;
-    if (timeout_ms > 0) {
-        bool fits = !__builtin_mul_overflow(timeout_ms, (uint64_t)TIME_MS, &timeout_ns);
-        limit_ns = fits ? time_after(loop_now_ns(), timeout_ns) : TIME_NEVER;
-    }
-    return loop_turn(loop, limit_ns, true, error);
-}
-
-void loop_stop(struct loop *loop)
-{
-    atomic_store(&loop->stop, true);
-    loop_wake(loop);
 }

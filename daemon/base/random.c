@@ -55,12 +55,6 @@ uint64_t random_below(struct random *random, uint64_t limit)
     }
 }
 
-bool random_chance(struct random *random, double probability)
-{
-    double uniform = (double)(random_u64(random) >> 11) * 0x1p-53; /* [0, 1), every multiple of 2^-53 */
-    return uniform < probability;
-}
-
 enum status random_secure(void *out, size_t size, struct error *error)
 {
     unsigned char *at = out;

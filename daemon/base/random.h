@@ -1,7 +1,6 @@
 #ifndef DAEMON_BASE_RANDOM_H
 #define DAEMON_BASE_RANDOM_H
 
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -22,10 +21,6 @@ uint64_t random_u64(struct random *random);
 
 /* Uniform in [0, limit), without bias. limit is at least 1. */
 uint64_t random_below(struct random *random, uint64_t limit);
-
-/* True with the given probability: never at 0 or below, always at 1 or above. Takes one number in any case.
- */
-bool random_chance(struct random *random, double probability);
 
 /* Fills out with the kernel's random bytes, getrandom(2), waiting until the kernel's pool is ready at boot.
  * Thread-safe. */

@@ -183,9 +183,18 @@ enum status gpu_queue_reduce(struct gpu_queue *queue, const struct host_reductio
 
 /* --- Order --- */
 
+/* In the queue's order, *word = value, in host memory known to CUDA by that device address. */
+static enum status queue_write(struct gpu_queue *queue, cuda_pointer word, uint64_t value,
+                               struct error *error)
+{
+    enum status status = queue_enter(queue, error);
+    return status == STATUS_OK ? QUEUE_CALL(queue, error, stream_write_value, queue->stream, word, value, 0)
+                               : status;
+}
+
 enum status gpu_queue_mark(struct gpu_queue *queue, uint64_t *mark, struct error *error)
 {
-    enum status status = gpu_queue_write(queue, queue->done_at, queue->last_mark + 1, error);
+    enum status status = queue_write(queue, queue->done_at, queue->last_mark + 1, error);
     if (status == STATUS_OK) {
         *mark = ++queue->last_mark;
     } else if (queue_enter(queue, NULL) == STATUS_OK) {
@@ -223,11 +232,4 @@ bool gpu_queue_is_done(struct gpu_queue *queue, uint64_t mark, uint64_t now_ns, 
         *status = gpu_queue_check(queue, error);
     }
     return *status != STATUS_OK;
-}
-
-enum status gpu_queue_write(struct gpu_queue *queue, cuda_pointer word, uint64_t value, struct error *error)
-{
-    enum status status = queue_enter(queue, error);
-    return status == STATUS_OK ? QUEUE_CALL(queue, error, stream_write_value, queue->stream, word, value, 0)
-                               : status;
 }

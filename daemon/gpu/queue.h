@@ -62,8 +62,4 @@ enum status gpu_queue_check(struct gpu_queue *queue, struct error *error) COMM_M
 bool gpu_queue_is_done(struct gpu_queue *queue, uint64_t mark, uint64_t now_ns, enum status *status,
                        struct error *error);
 
-/* In the queue's order, *word = value, in host memory known to CUDA by that device address. */
-enum status gpu_queue_write(struct gpu_queue *queue, cuda_pointer word, uint64_t value,
-                            struct error *error) COMM_MUST_USE;
-
 #endif

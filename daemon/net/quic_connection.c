@@ -157,6 +157,58 @@ static ngtcp2_conn *quic_transport_of(ngtcp2_crypto_conn_ref *reference)
     return connection->transport;
 }
 
+/*
+ * ngtcp2 does not notice that a path carries less than it did: a link's MTU was lowered, or the route
+ * changed. What goes unanswered is small for a while then; should the path be dead instead, no harm is done.
+ */
+static void quic_connection_suspect_mtu(struct quic_connection *connection, uint64_t now_ns)
+{
+    ngtcp2_conn_info info;
+    size_t bytes = ngtcp2_conn_get_path_max_tx_udp_payload_size2(connection->transport);
+    uint64_t limit_ns = QUIC_BLACK_HOLE_TIMEOUTS * ngtcp2_conn_get_pto2(connection->transport);
+    limit_ns = limit_ns > QUIC_BLACK_HOLE_MIN_NS ? limit_ns : QUIC_BLACK_HOLE_MIN_NS;
+    if (connection->state != QUIC_STATE_UP || connection->unanswered_ns == 0 ||
+        bytes <= NGTCP2_MAX_UDP_PAYLOAD_SIZE || now_ns < connection->small_until_ns ||
+        now_ns - connection->unanswered_ns < limit_ns) {
+        return;
+    }
+    ngtcp2_conn_get_conn_info2(connection->transport, &info);
+    if (info.bytes_in_flight == 0) {
+        return;
+    }
+    if (connection->small_until_ns != 0 &&
+        now_ns - connection->small_until_ns > QUIC_BLACK_HOLE_HOLD_MAX_NS) {
+        connection->small_hold_ns = QUIC_BLACK_HOLE_HOLD_NS;
+    }
+    char text[QUIC_CONNECTION_TEXT_MAX_BYTES];
+    log_info("network: no answer from %s to datagrams of up to %zu bytes: smaller ones for %llu s",
+             quic_connection_text(connection, text), bytes,
+             (unsigned long long)(connection->small_hold_ns / TIME_S));
+    connection->small_until_ns = now_ns + connection->small_hold_ns;
+    connection->small_hold_ns = time_min(2 * connection->small_hold_ns, QUIC_BLACK_HOLE_HOLD_MAX_NS);
+}
+
+static void quic_connection_timer(void *context, uint64_t now_ns)
+{
+    struct quic_connection *connection = context;
+    struct quic_endpoint *endpoint = connection->endpoint;
+    if (connection->transport == NULL) {
+        quic_connection_free(connection);
+        return;
+    }
+    endpoint->in_event = true;
+    endpoint->now_ns = now_ns;
+    quic_connection_suspect_mtu(connection, now_ns);
+    int failure = ngtcp2_conn_handle_expiry(connection->transport, now_ns);
+    if (failure != 0) {
+        quic_connection_fail(connection, failure);
+    } else {
+        quic_work_flush(connection);
+    }
+    endpoint->in_event = false;
+    quic_settle(endpoint, now_ns);
+}
+
 static struct quic_connection *quic_connection_new(struct quic_endpoint *endpoint,
                                                    const struct quic_address *remote)
 {
@@ -357,58 +409,6 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
         quic_connection_hold(connection);
     }
     return 0;
-}
-
-/*
- * ngtcp2 does not notice that a path carries less than it did: a link's MTU was lowered, or the route
- * changed. What goes unanswered is small for a while then; should the path be dead instead, no harm is done.
- */
-static void quic_connection_suspect_mtu(struct quic_connection *connection, uint64_t now_ns)
-{
-    ngtcp2_conn_info info;
-    size_t bytes = ngtcp2_conn_get_path_max_tx_udp_payload_size2(connection->transport);
-    uint64_t limit_ns = QUIC_BLACK_HOLE_TIMEOUTS * ngtcp2_conn_get_pto2(connection->transport);
-    limit_ns = limit_ns > QUIC_BLACK_HOLE_MIN_NS ? limit_ns : QUIC_BLACK_HOLE_MIN_NS;
-    if (connection->state != QUIC_STATE_UP || connection->unanswered_ns == 0 ||
-        bytes <= NGTCP2_MAX_UDP_PAYLOAD_SIZE || now_ns < connection->small_until_ns ||
-        now_ns - connection->unanswered_ns < limit_ns) {
-        return;
-    }
-    ngtcp2_conn_get_conn_info2(connection->transport, &info);
-    if (info.bytes_in_flight == 0) {
-        return;
-    }
-    if (connection->small_until_ns != 0 &&
-        now_ns - connection->small_until_ns > QUIC_BLACK_HOLE_HOLD_MAX_NS) {
-        connection->small_hold_ns = QUIC_BLACK_HOLE_HOLD_NS;
-    }
-    char text[QUIC_CONNECTION_TEXT_MAX_BYTES];
-    log_info("network: no answer from %s to datagrams of up to %zu bytes: smaller ones for %llu s",
-             quic_connection_text(connection, text), bytes,
-             (unsigned long long)(connection->small_hold_ns / TIME_S));
-    connection->small_until_ns = now_ns + connection->small_hold_ns;
-    connection->small_hold_ns = time_min(2 * connection->small_hold_ns, QUIC_BLACK_HOLE_HOLD_MAX_NS);
-}
-
-void quic_connection_timer(void *context, uint64_t now_ns)
-{
-    struct quic_connection *connection = context;
-    struct quic_endpoint *endpoint = connection->endpoint;
-    if (connection->transport == NULL) {
-        quic_connection_free(connection);
-        return;
-    }
-    endpoint->in_event = true;
-    endpoint->now_ns = now_ns;
-    quic_connection_suspect_mtu(connection, now_ns);
-    int failure = ngtcp2_conn_handle_expiry(connection->transport, now_ns);
-    if (failure != 0) {
-        quic_connection_fail(connection, failure);
-    } else {
-        quic_work_flush(connection);
-    }
-    endpoint->in_event = false;
-    quic_settle(endpoint, now_ns);
 }
 
 void quic_connection_arm(struct quic_connection *connection)

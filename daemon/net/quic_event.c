@@ -7,7 +7,8 @@
 
 /* --- Noting what is to be done --- */
 
-void quic_wake(struct quic_endpoint *endpoint)
+/* Makes quic_settle run soon. */
+static void quic_wake(struct quic_endpoint *endpoint)
 {
     if (!endpoint->wake_set && !endpoint->in_event && !endpoint->freeing) {
         endpoint->wake_set = true;

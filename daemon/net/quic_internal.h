@@ -315,8 +315,6 @@ struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *nam
 
 /* --- quic_event.c --- */
 
-/* Makes quic_settle run soon. */
-void quic_wake(struct quic_endpoint *endpoint);
 /* Does what the event has left to do. */
 void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns);
 /* Calls `sent` for every done message. */
@@ -357,8 +355,6 @@ struct quic_connection *quic_connection_accept(struct quic_endpoint *endpoint, c
                                                const struct quic_datagram *datagram);
 /* 0, or what ngtcp2 returned, which is noted already. */
 int quic_connection_read(struct quic_connection *connection, const struct quic_datagram *datagram);
-/* For the connection's timer. */
-void quic_connection_timer(void *context, uint64_t now_ns);
 void quic_connection_arm(struct quic_connection *connection);
 /*
  * Something is to be sent, but it may wait for a moment, an eighth of a round trip at most: for an answer

@@ -88,7 +88,7 @@ static struct p2p_result *result_get(struct p2p_comm *comm, const struct error *
 }
 
 /* Texts are large: most results share one. */
-void message_set_result(struct p2p_message *message, const struct error *result)
+static void message_set_result(struct p2p_message *message, const struct error *result)
 {
     struct p2p_comm *comm = message->comm;
     if (message->result != NULL) {

@@ -122,6 +122,20 @@ static bool out_send(struct p2p_out *out, const struct message_header *header, c
     return status == STATUS_OK;
 }
 
+static void flush_list_add(struct p2p_link *link)
+{
+    if (!link->flushing) {
+        link->flushing = true;
+        DL_APPEND(link->comm->flushing, link);
+    }
+}
+
+static void link_flush_soon(struct p2p_link *link)
+{
+    flush_list_add(link);
+    p2p_comm_set_busy(link->comm);
+}
+
 static void out_sent(struct p2p_out *out, uint32_t payload_bytes)
 {
     struct p2p_link *link = out->link;
@@ -399,20 +413,6 @@ void link_accepted(struct p2p_message *send)
 }
 
 /* --- Flushing --- */
-
-static void flush_list_add(struct p2p_link *link)
-{
-    if (!link->flushing) {
-        link->flushing = true;
-        DL_APPEND(link->comm->flushing, link);
-    }
-}
-
-void link_flush_soon(struct p2p_link *link)
-{
-    flush_list_add(link);
-    p2p_comm_set_busy(link->comm);
-}
 
 /* Whether something waits, and no acknowledgement will tell when to go on. */
 static bool is_stuck(const struct p2p_link *link)

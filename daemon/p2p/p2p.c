@@ -361,7 +361,7 @@ struct p2p_pair *pair_make(struct p2p_comm *comm, uint32_t rank, uint32_t peer, 
     return pair;
 }
 
-void pair_end_later(struct p2p_comm *comm, struct p2p_pair *pair)
+static void pair_end_later(struct p2p_comm *comm, struct p2p_pair *pair)
 {
     if (!pair->ending && pair->messages != NULL) {
         pair->ending = true;

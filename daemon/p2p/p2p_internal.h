@@ -252,7 +252,6 @@ const char *p2p_node_name(const struct p2p_comm *comm, uint32_t rank);
 struct p2p_pair *pair_make(struct p2p_comm *comm, uint32_t rank, uint32_t peer, bool force,
                            struct error *error);
 struct p2p_pair *pair_find(const struct p2p_comm *comm, uint32_t rank, uint32_t peer);
-void pair_end_later(struct p2p_comm *comm, struct p2p_pair *pair);
 
 /* ending.c: how messages end. */
 /* It is looked at in the next turn. */
@@ -268,7 +267,6 @@ void message_give_up(struct p2p_message *message, const struct error *result, bo
 void message_leaving_step(struct p2p_message *message, uint64_t now_ns);
 /* That use of it is over. */
 void p2p_result_drop(struct p2p_result *result);
-void message_set_result(struct p2p_message *message, const struct error *result);
 /* "The send of rank 3 (node b), tag 7, ended first: deadline passed". */
 void message_set_peer_ended(const struct p2p_comm *comm, struct error *error, enum status status, bool sends,
                             uint32_t rank, uint32_t tag);
@@ -309,9 +307,8 @@ struct p2p_link *link_new(struct p2p_comm *comm, uint32_t node);
 void link_release(struct p2p_link *link);
 /* give_up: what is queued is not sent. */
 void link_reset(struct p2p_link *link, bool give_up);
-/* Hands to the network what it has room for: now, or in the next turn. */
+/* Hands to the network what it has room for. */
 void link_flush(struct p2p_link *link);
-void link_flush_soon(struct p2p_link *link);
 void links_flush(struct p2p_comm *comm);
 /* Queues a send. */
 void link_queue_send(struct p2p_link *link, struct p2p_message *send);

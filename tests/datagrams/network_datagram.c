@@ -16,6 +16,7 @@
 #include "proto/types.h"
 #include "tests/datagrams/stranger.h"
 #include "tests/datagrams/virtual_time.h"
+#include "tests/lib/chance.h"
 #include "tests/lib/test_pki.h"
 #include "tests/network/network.h"
 

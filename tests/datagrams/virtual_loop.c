@@ -8,7 +8,7 @@
 #define FD_MAX 4096
 
 struct loop {
-    bool stopped;
+    char unused; /* all loops share `virtual` */
 };
 
 struct loop_timer {
@@ -100,23 +100,7 @@ enum status loop_run_once(struct loop *loop, uint64_t timeout_ms, struct error *
     return STATUS_OK;
 }
 
-enum status loop_run(struct loop *loop, struct error *error)
-{
-    while (!loop->stopped) {
-        if (virtual_next_ns() == TIME_NEVER) {
-            return error_set(error, STATUS_INTERNAL, "the loop waits for nothing");
-        }
-        virtual_advance(virtual_next_ns());
-    }
-    return STATUS_OK;
-}
-
-void loop_stop(struct loop *loop)
-{
-    loop->stopped = true;
-}
-
-/* Neither signals nor other threads. */
+/* There are no signals. */
 enum status loop_signal(struct loop *loop, int signal_number, loop_signal_function *function, void *context,
                         struct error *error)
 {
@@ -124,14 +108,6 @@ enum status loop_signal(struct loop *loop, int signal_number, loop_signal_functi
     (void)function;
     (void)context;
     return error_set(error, STATUS_INTERNAL, "signal %d in virtual time", signal_number);
-}
-
-enum status loop_post(struct loop *loop, loop_task_function *function, void *context)
-{
-    (void)loop;
-    (void)function;
-    (void)context;
-    return STATUS_INTERNAL;
 }
 
 static void timer_fired(struct virtual_event *event)

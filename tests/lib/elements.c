@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "daemon/host/convert.h"
+#include "kernels/convert_bits.h"
 
 size_t element_parts(enum dtype dtype)
 {
@@ -72,9 +72,9 @@ double element_real(enum dtype dtype, const void *array, size_t part)
         return (double)f32;
     case 2:
         memcpy(&bits, at, sizeof bits);
-        return (double)(dtype == DTYPE_F16 ? convert_f16_to_f32(bits) : convert_bf16_to_f32(bits));
+        return (double)(dtype == DTYPE_F16 ? bits_f16_to_f32(bits) : bits_bf16_to_f32(bits));
     default:
-        return (double)(dtype == DTYPE_F8E4M3 ? convert_f8e4m3_to_f32(*at) : convert_f8e5m2_to_f32(*at));
+        return (double)(dtype == DTYPE_F8E4M3 ? bits_f8e4m3_to_f32(*at) : bits_f8e5m2_to_f32(*at));
     }
 }
 
@@ -91,11 +91,11 @@ void element_put_real(enum dtype dtype, void *array, size_t part, double value)
         memcpy(at, &f32, sizeof f32);
         return;
     case 2:
-        bits = dtype == DTYPE_F16 ? convert_f32_to_f16(f32) : convert_f32_to_bf16(f32);
+        bits = dtype == DTYPE_F16 ? bits_f32_to_f16(f32) : bits_f32_to_bf16(f32);
         memcpy(at, &bits, sizeof bits);
         return;
     default:
-        *at = dtype == DTYPE_F8E4M3 ? convert_f32_to_f8e4m3(f32) : convert_f32_to_f8e5m2(f32);
+        *at = dtype == DTYPE_F8E4M3 ? bits_f32_to_f8e4m3(f32) : bits_f32_to_f8e5m2(f32);
         return;
     }
 }

@@ -1,6 +1,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "tests/lib/chance.h"
 #include "tests/lib/stage_model.h"
 
 /* Operations at random, for the model. */

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "daemon/coll/slice.h"
+#include "tests/lib/chance.h"
 #include "tests/lib/stage_model_internal.h"
 
 uint64_t stage_mix(uint64_t a, uint64_t b)

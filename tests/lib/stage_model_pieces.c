@@ -1,6 +1,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "tests/lib/chance.h"
 #include "tests/lib/stage_model_internal.h"
 
 /* Pieces, carried out on symbolic values. */

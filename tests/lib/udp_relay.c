@@ -12,6 +12,7 @@
 
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
+#include "tests/lib/chance.h"
 
 #define RELAY_DATAGRAM_MAX_BYTES 65536
 #define RELAY_BURST 256 /* datagrams of one socket before others have their turn */

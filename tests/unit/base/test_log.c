@@ -87,7 +87,6 @@ static void test_level_texts(void **state)
     for (size_t i = 0; i < 4; i++) {
         enum log_level level = LOG_LEVEL_DEBUG;
         assert_true(log_level_from_text(texts[i], &level));
-        assert_string_equal(log_level_text(level), texts[i]);
         assert_int_equal(level, i);
     }
     enum log_level untouched = LOG_LEVEL_WARNING;

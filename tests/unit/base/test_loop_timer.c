@@ -288,49 +288,6 @@ static void test_run_once_waits_no_longer_than_told(void **state)
     assert_int_equal(timed.calls, 1);
 }
 
-struct postponed {
-    struct loop *loop;
-    struct loop_timer *timer;
-    uint64_t deadline_ns;
-    uint64_t fired_ns;
-    unsigned calls;
-};
-
-static void postponed_fire(void *context, uint64_t now_ns)
-{
-    struct postponed *postponed = context;
-    postponed->calls++;
-    postponed->fired_ns = now_ns;
-    loop_stop(postponed->loop);
-}
-
-static void postpone(void *context, uint64_t now_ns)
-{
-    struct postponed *postponed = context;
-    postponed->deadline_ns = now_ns + 40 * TIME_MS;
-    loop_timer_set(postponed->timer, postponed->deadline_ns);
-}
-
-/* In loop_run, a deadline that moves on leaves an early wake-up behind; the timer is still neither early nor
- * lost. */
-static void test_run_keeps_postponed_timers(void **state)
-{
-    struct fixture *fixture = *state;
-    struct error error;
-    struct postponed postponed = {.loop = fixture->loop};
-    assert_int_equal(loop_timer_new(fixture->loop, postponed_fire, &postponed, &postponed.timer, &error),
-                     STATUS_OK);
-    loop_timer_set(postponed.timer, loop_now_ns() + 50 * TIME_MS);
-    struct watched watched;
-    watch_ready_fd(fixture, &watched);
-    turn(fixture->loop, 20); /* ended by the watch, with the wake-up for 20 ms still to come */
-    assert_int_equal(watched.calls, 1);
-    assert_int_equal(loop_post(fixture->loop, postpone, &postponed), STATUS_OK);
-    assert_int_equal(loop_run(fixture->loop, &error), STATUS_OK);
-    assert_int_equal(postponed.calls, 1);
-    assert_true(postponed.fired_ns >= postponed.deadline_ns);
-}
-
 int main(void)
 {
 #define LOOP_TEST(function) cmocka_unit_test_setup_teardown(function, fixture_make, fixture_free)
@@ -344,7 +301,6 @@ int main(void)
         LOOP_TEST(test_timers_free_themselves_and_each_other),
         LOOP_TEST(test_run_once_does_not_end_for_nothing),
         LOOP_TEST(test_run_once_waits_no_longer_than_told),
-        LOOP_TEST(test_run_keeps_postponed_timers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

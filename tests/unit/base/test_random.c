@@ -8,6 +8,7 @@
 #include <string.h>
 
 #include "daemon/base/random.h"
+#include "tests/lib/chance.h"
 
 /*
  * xoshiro256** worked by hand from the state {1, 2, 3, 4}, after its definition: result rotl(s1 * 5, 7) * 9,

@@ -9,6 +9,7 @@
 
 #include "daemon/base/random.h"
 #include "daemon/coll/schedule.h"
+#include "tests/lib/chance.h"
 
 /*
  * Schedules written out line by line, right or wrong, as algorithms that coll_check takes; and

@@ -7,6 +7,7 @@
 
 #include "daemon/coll/registry.h"
 #include "tests/checker/check.h"
+#include "tests/lib/chance.h"
 #include "tests/unit/coll/layouts.h"
 
 /*

@@ -3,7 +3,7 @@
 #include <pthread.h>
 
 #include "daemon/gpu/nccl_library.h"
-#include "daemon/host/convert.h"
+#include "kernels/convert_bits.h"
 
 #define RANKS 3
 
@@ -160,7 +160,7 @@ static void native_type(int unused)
     (void)unused;
     begin();
     for (int rank = 0; rank < RANKS; rank++) {
-        uint16_t number = convert_f32_to_f16(rank == 0 ? 2048.0f : 1.0f);
+        uint16_t number = bits_f32_to_f16(rank == 0 ? 2048.0f : 1.0f);
         send[rank] = buffer(rank, &number, sizeof number);
     }
     OK(nccl->group_start());
@@ -169,7 +169,7 @@ static void native_type(int unused)
     }
     OK(nccl->group_end());
     read_back(0, &back, send[0], sizeof back);
-    float sum = convert_f16_to_f32(back);
+    float sum = bits_f16_to_f32(back);
     CHECK(sum == 2048.0f || sum == 2050.0f); /* by the order; once rounded it would always be 2050 */
 }
 CASE(native_type)

@@ -11,8 +11,8 @@
 #include <cmocka.h>
 
 #include "daemon/host/compress.h"
-#include "daemon/host/convert.h"
 #include "daemon/host/reduce.h"
+#include "kernels/convert_bits.h"
 
 #define COUNT_MAX 5000
 #define BYTES_MAX (COUNT_MAX * 7)
@@ -144,7 +144,7 @@ static void check_f8_block(const float *x, const float *decoded, const unsigned 
         assert_true(!signbit(x[i]) == !signbit(decoded[i]));
         /* No other finite code of an f32 value is nearer. */
         for (unsigned code = 0; code < 0x7f; code++) {
-            double other = (double)convert_f8e4m3_to_f32((uint8_t)code) * scale;
+            double other = (double)bits_f8e4m3_to_f32((uint8_t)code) * scale;
             assert_true(other > (double)FLT_MAX || lost <= fabs(fabs((double)x[i]) - other));
         }
     }
@@ -193,7 +193,7 @@ static void check_bf16(float x, float decoded)
     assert_true(lost <= fmax(fabs((double)x) * 0x1p-8, 0x1p-134));
     assert_true(!signbit(x) == !signbit(decoded));
     if (fabsf(x) <= 0x1.fep127f) {
-        assert_true(bits_of(decoded) == bits_of(convert_bf16_to_f32(convert_f32_to_bf16(x))));
+        assert_true(bits_of(decoded) == bits_of(bits_bf16_to_f32(bits_f32_to_bf16(x))));
     }
 }
 

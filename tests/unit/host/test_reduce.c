@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "daemon/host/convert.h"
+#include "kernels/convert_bits.h"
 
 /* host_reduce against a reference of higher precision, at every level. test_reduce_into.c: in place. */
 
@@ -237,7 +237,7 @@ static void test_short_floats_accumulate_in_f32(void **state)
     uint16_t result = 0;
     void *out[1] = {&result};
     for (int k = 0; k < 9; k++) {
-        values[k] = convert_f32_to_f16(k == 0 ? 2048.0f : 1.0f);
+        values[k] = bits_f32_to_f16(k == 0 ? 2048.0f : 1.0f);
         in[k] = &values[k];
     }
     struct host_reduction reduction = {.dtype = DTYPE_F16,
@@ -248,7 +248,7 @@ static void test_short_floats_accumulate_in_f32(void **state)
                                        .inputs = in,
                                        .outputs = out};
     host_reduce(&reduction);
-    assert_int_equal(result, convert_f32_to_f16(2056.0f));
+    assert_int_equal(result, bits_f32_to_f16(2056.0f));
 }
 
 int main(void)

@@ -16,6 +16,7 @@
 #include "daemon/base/random.h"
 #include "daemon/base/time.h"
 #include "proto/types.h"
+#include "tests/lib/chance.h"
 #include "tests/network/network.h"
 
 /*

@@ -1,3 +1,4 @@
+#include "tests/lib/chance.h"
 #include "tests/unit/net/network_nodes.h"
 
 /* Anything at any time, on both networks of tests/network. */

@@ -8,7 +8,7 @@
 
 #include <cmocka.h>
 
-#include "daemon/host/convert.h"
+#include "kernels/convert_bits.h"
 
 /*
  * The reference works on values, not bits: a short type is its sorted list of finite non-negative values, and
@@ -85,35 +85,35 @@ struct conversion {
 
 static float f16_up(unsigned code)
 {
-    return convert_f16_to_f32((uint16_t)code);
+    return bits_f16_to_f32((uint16_t)code);
 }
 static unsigned f16_down(float value)
 {
-    return convert_f32_to_f16(value);
+    return bits_f32_to_f16(value);
 }
 static float bf16_up(unsigned code)
 {
-    return convert_bf16_to_f32((uint16_t)code);
+    return bits_bf16_to_f32((uint16_t)code);
 }
 static unsigned bf16_down(float value)
 {
-    return convert_f32_to_bf16(value);
+    return bits_f32_to_bf16(value);
 }
 static float e4m3_up(unsigned code)
 {
-    return convert_f8e4m3_to_f32((uint8_t)code);
+    return bits_f8e4m3_to_f32((uint8_t)code);
 }
 static unsigned e4m3_down(float value)
 {
-    return convert_f32_to_f8e4m3(value);
+    return bits_f32_to_f8e4m3(value);
 }
 static float e5m2_up(unsigned code)
 {
-    return convert_f8e5m2_to_f32((uint8_t)code);
+    return bits_f8e5m2_to_f32((uint8_t)code);
 }
 static unsigned e5m2_down(float value)
 {
-    return convert_f32_to_f8e5m2(value);
+    return bits_f32_to_f8e5m2(value);
 }
 
 static const struct conversion f16 = {&format_f16, 0x8000, false, f16_up, f16_down};
@@ -203,9 +203,9 @@ static void test_f8e5m2(void **state)
 static void test_carry_into_the_exponent(void **state)
 {
     (void)state;
-    assert_int_equal(convert_f32_to_f16(1.9998f), 0x4000); /* 2.0: the carry that a predecessor lost */
-    assert_int_equal(convert_f32_to_f16(65519.996f), 0x7bff);
-    assert_int_equal(convert_f32_to_f16(65520.0f), 0x7c00);
+    assert_int_equal(bits_f32_to_f16(1.9998f), 0x4000); /* 2.0: the carry that a predecessor lost */
+    assert_int_equal(bits_f32_to_f16(65519.996f), 0x7bff);
+    assert_int_equal(bits_f32_to_f16(65520.0f), 0x7c00);
 }
 
 int main(void)

@@ -128,6 +128,15 @@ uint64_t coll_stage_slice_offset(const struct coll_stage_op *op, uint64_t slice)
     return stage_slice_of(op, slice).offset_elements;
 }
 
+uint64_t coll_stage_alone_slice_bytes(const struct coll_stage_op *op, uint64_t slice_bytes,
+                                      uint64_t most_bytes)
+{
+    enum stage_family family = stage_family_of(op->terms.kind);
+    bool has_blocks = family == STAGE_BLOCKS || family == STAGE_PAIRS;
+    uint64_t most = has_blocks ? slice_bytes : most_bytes / op->map->local_count;
+    return slice_bytes < most ? slice_bytes : most;
+}
+
 /* --- Domains --- */
 
 uint32_t stage_slots(const struct coll_stage_op *op, uint32_t part)
@@ -141,6 +150,11 @@ uint32_t stage_slots(const struct coll_stage_op *op, uint32_t part)
         seen |= bit;
     }
     return count;
+}
+
+static void hand_over(struct stage_plan *plan)
+{
+    plan->stopped |= !plan->emit(plan->context, &plan->piece);
 }
 
 static uint32_t domain_of(const struct coll_stage_op *op, const struct coll_stage_place *place)
@@ -182,7 +196,7 @@ static void put_by_sources(struct stage_plan *plan)
         seen |= UINT64_C(1) << domain;
         piece->domain = domain;
         piece->source_count = places_of(op, domain, all, all_count, piece->sources);
-        plan->emit(plan->context, piece);
+        hand_over(plan);
         piece->targets[0].offset_elements += plan->slot_elements;
     }
 }
@@ -203,7 +217,7 @@ static void put_by_targets(struct stage_plan *plan)
             seen |= UINT64_C(1) << domain;
             piece->domain = domain;
             piece->target_count = places_of(op, domain, all, all_count, piece->targets);
-            plan->emit(plan->context, piece);
+            hand_over(plan);
         }
     }
 }
@@ -216,13 +230,13 @@ void stage_put(struct stage_plan *plan)
     }
     assert(piece->source_count <= COLL_STAGE_PLACES_MAX && piece->target_count <= COLL_STAGE_PLACES_MAX);
     if (plan->slice.op->mode != COLL_STAGE_STAGED) {
-        plan->emit(plan->context, piece);
+        hand_over(plan);
     } else if (piece->sources[0].buffer == COLL_STAGE_INPUT) {
         put_by_sources(plan);
     } else if (piece->targets[0].buffer == COLL_STAGE_OUTPUT) {
         put_by_targets(plan);
     } else {
-        plan->emit(plan->context, piece);
+        hand_over(plan);
     }
 }
 
@@ -239,37 +253,36 @@ static uint64_t vector_elements(const struct stage_slice *slice)
                                                                   : slice->count_elements;
 }
 
-void coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, uint64_t slice,
-                     coll_stage_emit *emit, void *context)
+bool coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, uint64_t slice,
+                     struct coll_stage_cursor *cursor, coll_stage_emit *emit, void *context)
 {
     struct stage_plan plan;
     if ((op->mode == COLL_STAGE_ALONE && step != COLL_STAGE_LOCAL) ||
-        (op->mode != COLL_STAGE_STAGED && step == COLL_STAGE_COMBINE)) {
-        return;
+        (op->mode != COLL_STAGE_STAGED && step == COLL_STAGE_COMBINE) ||
+        (step == COLL_STAGE_IN && coll_stage_lends_input(op))) {
+        return true;
     }
     plan.slice = stage_slice_of(op, slice);
     plan.emit = emit;
     plan.context = context;
+    plan.at = cursor;
+    plan.looks = COLL_STAGE_LOOKS;
+    plan.stopped = false;
     plan.slot_elements = stage_has_slots(op) ? slot_elements(vector_elements(&plan.slice)) : 0;
-    if (step == COLL_STAGE_IN && coll_stage_lends_input(op)) {
-        return;
-    }
     switch (stage_family_of(op->terms.kind)) {
     case STAGE_VECTOR:
-        stage_vector_step(&plan, step);
-        return;
+        return stage_vector_step(&plan, step);
     case STAGE_BLOCKS:
-        stage_blocks_step(&plan, step);
-        return;
+        return stage_blocks_step(&plan, step);
     case STAGE_PAIRS:
-        stage_pairs_step(&plan, step);
-        return;
+        return stage_pairs_step(&plan, step);
     case STAGE_SCAN:
         stage_scan_step(&plan, step);
-        return;
+        return true;
     case STAGE_NONE:
-        return;
+        break;
     }
+    return true;
 }
 
 uint64_t coll_stage_pieces_max(const struct coll_stage_op *op)

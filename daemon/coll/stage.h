@@ -116,8 +116,17 @@ struct coll_stage_piece {
     struct coll_stage_place targets[COLL_STAGE_PLACES_MAX];
 };
 
-/* Takes one piece, which is the plan's again when it returns. */
-typedef void coll_stage_emit(void *context, const struct coll_stage_piece *piece);
+/* Takes one piece, which is the plan's again when it returns. False: no more for now. */
+typedef bool coll_stage_emit(void *context, const struct coll_stage_piece *piece);
+
+/* How far a step has come; zero before its first piece. */
+struct coll_stage_cursor {
+    uint32_t phase;
+    uint32_t node, local;
+    uint64_t item;  /* the next part, block or pair */
+    uint64_t begin; /* elements before it */
+    uint64_t base;  /* where what this phase goes through begins in the slice's memory */
+};
 /* Takes the next elements of a vector. */
 typedef void coll_stage_extent(void *context, const struct coll_stage_place *place, uint64_t count_elements);
 
@@ -150,6 +159,14 @@ uint64_t coll_stage_slice_offset(const struct coll_stage_op *op, uint64_t slice)
 
 /* Elements of the block of the rank at `position`, as far as this node knows. */
 uint64_t coll_stage_block_count(const struct coll_stage_op *op, uint32_t position);
+
+/*
+ * ALONE: about how many bytes of the vector a slice is to have, so that what all ranks bring to it is at most
+ * most_bytes, and the slice at most slice_bytes. Only kinds without blocks: with many ranks, a block's part
+ * of a small slice is too short.
+ */
+uint64_t coll_stage_alone_slice_bytes(const struct coll_stage_op *op, uint64_t slice_bytes,
+                                      uint64_t most_bytes);
 
 /*
  * The all_to_all within a node: elements of each of its slices, for about slice_bytes; at least
@@ -185,9 +202,16 @@ void coll_stage_lay_out_input(const struct coll_stage_op *op, uint64_t slice, co
 /* Whether OUT writes where the schedule's sends may still be read from. */
 bool coll_stage_out_writes_vector(const struct coll_stage_op *op);
 
-/* The pieces of one step of a slice; LOCAL of UNSTAGED: of one of coll_stage_local_slices. */
-void coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, uint64_t slice,
-                     coll_stage_emit *emit, void *context);
+/*
+ * The pieces of one step of a slice, from the cursor on; LOCAL of UNSTAGED: of one of
+ * coll_stage_local_slices. Returns whether the step is over: when emit wants no more, it is called again
+ * later. What one part, block or pair has comes in one call, a scan as a whole; and a call looks at no more
+ * than COLL_STAGE_LOOKS of them, so it takes a bounded time, whatever counts ranks give.
+ */
+#define COLL_STAGE_LOOKS 16384u
+bool coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, uint64_t slice,
+                     struct coll_stage_cursor *cursor, coll_stage_emit *emit, void *context)
+    __attribute__((warn_unused_result));
 
 /* The most pieces that any step of a slice has. */
 uint64_t coll_stage_pieces_max(const struct coll_stage_op *op);

@@ -78,7 +78,7 @@ static bool next_block(const struct stage_slice *slice, struct block_walk *walk)
     if (walk->position == op->map->size) {
         return false;
     }
-    if (walk->position == 0) {
+    if (walk->layout == NULL) {
         walk->layout = known_layout(op);
     }
     block->begin += block->count_elements;
@@ -268,17 +268,24 @@ static void combine_blocks(struct stage_plan *plan)
     stage_put(plan);
 }
 
-void stage_blocks_step(struct stage_plan *plan, enum coll_stage_step step)
+bool stage_blocks_step(struct stage_plan *plan, enum coll_stage_step step)
 {
-    struct block_walk walk = {0};
+    struct coll_stage_cursor *at = plan->at;
+    struct block_walk walk = {.position = (uint32_t)at->item, .block.begin = at->begin};
     if (step == COLL_STAGE_COMBINE) {
         combine_blocks(plan);
-        return;
+        return true;
     }
     if (step == COLL_STAGE_LOCAL && plan->slice.op->mode != COLL_STAGE_ALONE) {
-        return;
+        return true;
     }
-    while (next_block(&plan->slice, &walk)) {
+    while (walk.position < plan->slice.op->map->size) {
+        if (!stage_goes_on(plan)) {
+            return false;
+        }
+        (void)next_block(&plan->slice, &walk);
+        at->item = walk.position;
+        at->begin = walk.block.begin + walk.block.count_elements;
         if (step == COLL_STAGE_LOCAL) {
             block_local(plan, &walk.block);
         } else if (step == COLL_STAGE_IN) {
@@ -287,4 +294,5 @@ void stage_blocks_step(struct stage_plan *plan, enum coll_stage_step step)
             block_out(plan, &walk.block);
         }
     }
+    return true;
 }

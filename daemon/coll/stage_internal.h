@@ -21,6 +21,9 @@ struct stage_plan {
     struct stage_slice slice;
     coll_stage_emit *emit;
     void *context;
+    struct coll_stage_cursor *at;
+    uint32_t looks;                /* at parts, blocks or pairs that this call has left */
+    bool stopped;                  /* emit wants no more */
     uint64_t slot_elements;        /* STAGED sums: from one domain's part of the vector to the next one's */
     struct coll_stage_piece piece; /* last: its places are written as they are needed */
 };
@@ -72,6 +75,12 @@ static inline void stage_source(struct stage_plan *plan, struct coll_stage_place
 static inline void stage_target(struct stage_plan *plan, struct coll_stage_place place)
 {
     plan->piece.targets[plan->piece.target_count++] = place;
+}
+
+/* Before the next part, block or pair: whether this call is to go on. */
+static inline bool stage_goes_on(struct stage_plan *plan)
+{
+    return !plan->stopped && plan->looks-- > 0;
 }
 
 /* Hands the piece over, unless it is empty; staged, one for each domain that has a part in it. */
@@ -138,21 +147,21 @@ static inline uint64_t stage_within(uint64_t offset, uint64_t part, uint64_t lim
     return part < left ? part : left;
 }
 
-/* --- The families --- */
+/* --- The families: steps return whether they are over --- */
 
 /* Kinds without blocks, cut by their one vector: all_reduce, reduce, broadcast. */
-void stage_vector_step(struct stage_plan *plan, enum coll_stage_step step);
+bool stage_vector_step(struct stage_plan *plan, enum coll_stage_step step);
 void stage_vector_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
 void stage_vector_lay_out_input(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
 
 /* Kinds with a block for each rank: all_gather, reduce_scatter, gather, scatter. */
-void stage_blocks_step(struct stage_plan *plan, enum coll_stage_step step);
+bool stage_blocks_step(struct stage_plan *plan, enum coll_stage_step step);
 uint64_t stage_blocks_measure(const struct stage_slice *slice, uint64_t *offsets);
 void stage_blocks_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
 void stage_blocks_lay_out_input(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
 
 /* all_to_all: a block for each pair of ranks. */
-void stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step);
+bool stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step);
 /* Elements of all pairs of ranks of this node; UINT64_MAX beyond 64 bits. */
 uint64_t stage_pairs_total(const struct coll_stage_op *op);
 /* Where each node's blocks begin in what this one sends, and in what it gets. */

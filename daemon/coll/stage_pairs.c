@@ -88,25 +88,33 @@ static uint64_t first_pair(const struct coll_stage_op *op, uint64_t at, uint64_t
     return pair;
 }
 
-static void exchange_locally(struct stage_plan *plan)
+/* A slice's pairs begin anywhere on the line, so the first one is looked for. */
+static bool exchange_locally(struct stage_plan *plan)
 {
     const struct coll_stage_op *op = plan->slice.op;
+    struct coll_stage_cursor *at = plan->at;
     uint32_t locals = op->map->local_count;
     uint64_t slice_begin = plan->slice.index * op->local_slice_elements;
     uint64_t slice_end = slice_begin + op->local_slice_elements;
-    uint64_t begin;
-    uint64_t pair = first_pair(op, slice_begin, &begin);
-    for (; pair < (uint64_t)locals * locals && begin < slice_end; pair++) {
-        uint32_t from = (uint32_t)(pair / locals), to = (uint32_t)(pair % locals);
-        uint64_t end = begin + pair_count(op, from, to);
+    if (at->item == 0) {
+        at->item = first_pair(op, slice_begin, &at->begin);
+    }
+    while (at->item < (uint64_t)locals * locals && at->begin < slice_end) {
+        if (!stage_goes_on(plan)) {
+            return false;
+        }
+        uint32_t from = (uint32_t)(at->item / locals), to = (uint32_t)(at->item % locals);
+        uint64_t begin = at->begin, end = begin + pair_count(op, from, to);
         uint64_t first = begin > slice_begin ? begin : slice_begin;
         uint64_t last = end < slice_end ? end : slice_end;
+        at->item++;
+        at->begin = end;
         if (first < last) {
             stage_put_copy(plan, pair_source(op, from, to, first - begin),
                            pair_target(op, from, to, first - begin), last - first);
         }
-        begin = end;
     }
+    return true;
 }
 
 /* --- Vectors --- */
@@ -130,78 +138,79 @@ void stage_pairs_measure(const struct stage_slice *slice, uint64_t *sent, uint64
     received[map->node_count] = in;
 }
 
-/* Calls `visit` for each block that is sent, or got, in its order: with the local rank, the other rank, and
- * the block's part and place in the vector. */
-typedef void visit_block(void *context, uint32_t local, uint32_t other, struct part part, uint64_t begin);
-
-static uint64_t for_sent(const struct stage_slice *slice, visit_block *visit, void *context)
-{
-    const struct coll_map *map = slice->op->map;
-    uint64_t begin = 0;
-    for (uint32_t node = 0; node < map->node_count; node++) {
-        for (uint32_t local = 0; local < map->local_count; local++) {
-            for (uint32_t k = map->node_first[node]; k < map->node_first[node + 1]; k++) {
-                struct part part = part_of(slice, &slice->op->ranks[local].input_layout, map->order[k]);
-                visit(context, local, map->order[k], part, begin);
-                begin += part.count_elements;
-            }
-        }
-    }
-    return begin;
-}
-
-static void for_received(const struct stage_slice *slice, visit_block *visit, void *context)
-{
-    const struct coll_map *map = slice->op->map;
-    uint64_t begin = 0;
-    for (uint32_t k = 0; k < map->size; k++) {
-        for (uint32_t local = 0; local < map->local_count; local++) {
-            struct part part = part_of(slice, &slice->op->ranks[local].output_layout, map->order[k]);
-            visit(context, local, map->order[k], part, begin);
-            begin += part.count_elements;
-        }
-    }
-}
-
-struct lay_out {
-    const struct coll_stage_op *op;
-    bool input;
-    uint64_t memory_begin;
-    coll_stage_extent *extent;
-    void *context;
+/* A block between a rank of this node and any other: the slice's part of it, and its place in the vector. */
+struct block {
+    uint32_t local, other;
+    struct part part;
+    uint64_t begin;
 };
 
-static void lay_out_block(void *context, uint32_t local, uint32_t other, struct part part, uint64_t begin)
+/* The next one that is sent, from zeros on: by (node, sending rank, receiving rank). */
+static bool next_sent(const struct stage_slice *slice, struct coll_stage_cursor *at, struct block *out)
 {
-    const struct lay_out *to = context;
-    const struct coll_stage_rank *rank = &to->op->ranks[local];
-    struct coll_stage_place place = stage_memory(to->memory_begin + begin);
-    if (to->op->mode != COLL_STAGE_STAGED && to->input) {
-        place = stage_input(local, stage_block_begin(to->op, &rank->input_layout, other) + part.offset);
-    } else if (to->op->mode != COLL_STAGE_STAGED) {
-        place = stage_output(local, stage_block_begin(to->op, &rank->output_layout, other) + part.offset);
+    const struct coll_map *map = slice->op->map;
+    if (at->node == map->node_count) {
+        return false;
     }
-    to->extent(to->context, &place, part.count_elements);
+    uint32_t first = map->node_first[at->node];
+    out->local = at->local;
+    out->other = map->order[first + at->item];
+    out->part = part_of(slice, &slice->op->ranks[out->local].input_layout, out->other);
+    out->begin = at->begin;
+    at->begin += out->part.count_elements;
+    if (first + ++at->item == map->node_first[at->node + 1]) {
+        at->item = 0;
+        at->local = (at->local + 1) % map->local_count;
+        at->node += at->local == 0;
+    }
+    return true;
 }
 
-static void skip_block(void *context, uint32_t local, uint32_t other, struct part part, uint64_t begin)
+/* The next one that is got, from zeros on: by (sending rank, receiving rank). */
+static bool next_received(const struct stage_slice *slice, struct coll_stage_cursor *at, struct block *out)
 {
-    (void)context;
-    (void)local;
-    (void)other;
-    (void)part;
-    (void)begin;
+    const struct coll_map *map = slice->op->map;
+    if (at->item == map->size) {
+        return false;
+    }
+    out->local = at->local;
+    out->other = map->order[at->item];
+    out->part = part_of(slice, &slice->op->ranks[out->local].output_layout, out->other);
+    out->begin = at->begin;
+    at->begin += out->part.count_elements;
+    at->local = (at->local + 1) % map->local_count;
+    at->item += at->local == 0;
+    return true;
+}
+
+static uint64_t sent_elements(const struct stage_slice *slice)
+{
+    struct coll_stage_cursor at = {0};
+    struct block block;
+    while (next_sent(slice, &at, &block)) {
+    }
+    return at.begin;
 }
 
 void stage_pairs_lay_out(const struct stage_slice *slice, enum coll_space space, coll_stage_extent *extent,
                          void *context)
 {
-    struct lay_out to = {.op = slice->op, .input = space == COLL_INPUT, .extent = extent, .context = context};
-    if (space == COLL_INPUT) {
-        (void)for_sent(slice, lay_out_block, &to);
-    } else if (space == COLL_WORK) {
-        to.memory_begin = slice->op->mode == COLL_STAGE_STAGED ? for_sent(slice, skip_block, NULL) : 0;
-        for_received(slice, lay_out_block, &to);
+    const struct coll_stage_op *op = slice->op;
+    bool staged = op->mode == COLL_STAGE_STAGED;
+    bool input = space == COLL_INPUT;
+    struct coll_stage_cursor at = {.base = staged && !input ? sent_elements(slice) : 0};
+    struct block block;
+    while (input ? next_sent(slice, &at, &block) : next_received(slice, &at, &block)) {
+        const struct coll_stage_rank *rank = &op->ranks[block.local];
+        struct coll_stage_place place = stage_memory(at.base + block.begin);
+        if (!staged && input) {
+            uint64_t begin = stage_block_begin(op, &rank->input_layout, block.other);
+            place = stage_input(block.local, begin + block.part.offset);
+        } else if (!staged) {
+            uint64_t begin = stage_block_begin(op, &rank->output_layout, block.other);
+            place = stage_output(block.local, begin + block.part.offset);
+        }
+        extent(context, &place, block.part.count_elements);
     }
 }
 
@@ -212,61 +221,92 @@ static bool goes_straight(const struct coll_stage_op *op, uint32_t from, uint32_
     return op->ranks[from].input_domain == op->ranks[to].output_domain;
 }
 
-static void sent_in(void *context, uint32_t local, uint32_t other, struct part part, uint64_t begin)
+static void sent_in(struct stage_plan *plan, const struct block *block)
 {
-    struct stage_plan *plan = context;
     const struct coll_stage_op *op = plan->slice.op;
-    const struct coll_layout *layout = &op->ranks[local].input_layout;
-    uint32_t to = op->map->local_of_rank[other];
-    struct coll_stage_place source = stage_input(local, stage_block_begin(op, layout, other) + part.offset);
-    if (to == UINT32_MAX) {
-        stage_put_copy(plan, source, stage_memory(begin), part.count_elements);
-        return;
+    const struct part *part = &block->part;
+    uint64_t begin = stage_block_begin(op, &op->ranks[block->local].input_layout, block->other);
+    uint32_t to = op->map->local_of_rank[block->other];
+    struct coll_stage_place source = stage_input(block->local, begin + part->offset);
+    struct coll_stage_place target = stage_memory(block->begin);
+    uint64_t count = part->count_elements;
+    if (to != UINT32_MAX) {
+        target =
+            goes_straight(op, block->local, to) ? pair_target(op, block->local, to, part->offset) : target;
+        count = stage_within(part->offset, count, pair_count(op, block->local, to));
     }
-    bool straight = goes_straight(op, local, to);
-    stage_put_copy(plan, source, straight ? pair_target(op, local, to, part.offset) : stage_memory(begin),
-                   stage_within(part.offset, part.count_elements, pair_count(op, local, to)));
+    stage_put_copy(plan, source, target, count);
 }
 
 /* What did not go straight: from where it was read to. */
-static void sent_out(void *context, uint32_t local, uint32_t other, struct part part, uint64_t begin)
+static void sent_out(struct stage_plan *plan, const struct block *block)
 {
-    struct stage_plan *plan = context;
     const struct coll_stage_op *op = plan->slice.op;
-    uint32_t to = op->map->local_of_rank[other];
-    if (to != UINT32_MAX && !goes_straight(op, local, to)) {
-        stage_put_copy(plan, stage_memory(begin), pair_target(op, local, to, part.offset),
-                       stage_within(part.offset, part.count_elements, pair_count(op, local, to)));
+    const struct part *part = &block->part;
+    uint32_t to = op->map->local_of_rank[block->other];
+    if (to != UINT32_MAX && !goes_straight(op, block->local, to)) {
+        stage_put_copy(plan, stage_memory(block->begin), pair_target(op, block->local, to, part->offset),
+                       stage_within(part->offset, part->count_elements, pair_count(op, block->local, to)));
     }
 }
 
-struct received_out {
-    struct stage_plan *plan;
-    uint64_t memory_begin;
-};
-
-static void received_out(void *context, uint32_t local, uint32_t other, struct part part, uint64_t begin)
+static void received_out(struct stage_plan *plan, const struct block *block)
 {
-    struct received_out *out = context;
-    const struct coll_stage_op *op = out->plan->slice.op;
-    const struct coll_layout *layout = &op->ranks[local].output_layout;
-    if (op->map->local_of_rank[other] == UINT32_MAX) {
-        stage_put_copy(out->plan, stage_memory(out->memory_begin + begin),
-                       stage_output(local, stage_block_begin(op, layout, other) + part.offset),
-                       part.count_elements);
+    const struct coll_stage_op *op = plan->slice.op;
+    uint64_t begin = stage_block_begin(op, &op->ranks[block->local].output_layout, block->other);
+    if (op->map->local_of_rank[block->other] == UINT32_MAX) {
+        stage_put_copy(plan, stage_memory(plan->at->base + block->begin),
+                       stage_output(block->local, begin + block->part.offset), block->part.count_elements);
     }
 }
 
-void stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step)
+static bool go_through_sent(struct stage_plan *plan,
+                            void (*put)(struct stage_plan *plan, const struct block *block))
+{
+    struct block block;
+    while (plan->at->node < plan->slice.op->map->node_count) {
+        if (!stage_goes_on(plan)) {
+            return false;
+        }
+        (void)next_sent(&plan->slice, plan->at, &block);
+        put(plan, &block);
+    }
+    return true;
+}
+
+/* What this node's ranks sent each other, then what others sent, which lies behind it. */
+static bool go_out(struct stage_plan *plan)
+{
+    struct coll_stage_cursor *at = plan->at;
+    struct block block;
+    if (at->phase == 0) {
+        if (!go_through_sent(plan, sent_out)) {
+            return false;
+        }
+        *at = (struct coll_stage_cursor){.phase = 1, .base = at->begin};
+    }
+    while (at->item < plan->slice.op->map->size) {
+        if (!stage_goes_on(plan)) {
+            return false;
+        }
+        (void)next_received(&plan->slice, at, &block);
+        received_out(plan, &block);
+    }
+    return true;
+}
+
+bool stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step)
 {
     bool staged = plan->slice.op->mode == COLL_STAGE_STAGED;
-    if (step == COLL_STAGE_LOCAL && !staged) {
-        exchange_locally(plan);
-    } else if (step == COLL_STAGE_IN && staged) {
-        (void)for_sent(&plan->slice, sent_in, plan);
-    } else if (step == COLL_STAGE_OUT && staged) {
-        struct received_out out = {.plan = plan};
-        out.memory_begin = for_sent(&plan->slice, sent_out, plan);
-        for_received(&plan->slice, received_out, &out);
+    switch (step) {
+    case COLL_STAGE_LOCAL:
+        return staged || exchange_locally(plan);
+    case COLL_STAGE_IN:
+        return !staged || go_through_sent(plan, sent_in);
+    case COLL_STAGE_COMBINE:
+        break;
+    case COLL_STAGE_OUT:
+        return !staged || go_out(plan);
     }
+    return true;
 }

@@ -123,13 +123,16 @@ static void share_out(struct stage_plan *plan, const struct share *share)
     stage_put(plan);
 }
 
-void stage_vector_step(struct stage_plan *plan, enum coll_stage_step step)
+bool stage_vector_step(struct stage_plan *plan, enum coll_stage_step step)
 {
     const struct coll_stage_op *op = plan->slice.op;
-    uint64_t part_begin = 0;
-    for (uint32_t part = 0; part < op->terms.bucket_ops; part_begin += op->part_counts[part++]) {
+    struct coll_stage_cursor *at = plan->at;
+    for (; at->item < op->terms.bucket_ops; at->begin += op->part_counts[at->item++]) {
         struct share share;
-        if (!share_of(&plan->slice, part, part_begin, &share)) {
+        if (!stage_goes_on(plan)) {
+            return false;
+        }
+        if (!share_of(&plan->slice, (uint32_t)at->item, at->begin, &share)) {
             continue;
         }
         switch (step) {
@@ -151,6 +154,7 @@ void stage_vector_step(struct stage_plan *plan, enum coll_stage_step step)
             break;
         }
     }
+    return true;
 }
 
 void stage_vector_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context)

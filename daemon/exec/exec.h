@@ -80,10 +80,12 @@ void exec_set_clock(struct exec *exec, uint64_t (*clock)(void));
 void exec_free(struct exec *exec);
 
 /*
- * Does a bounded amount of work: about one slice of at most EXEC_RUN_STEPS communicators. Users take turns,
- * so nobody waits longer for one who has many communicators. Returns whether more is waiting.
+ * Does a bounded amount of work: one turn of at most EXEC_RUN_STEPS communicators, and for about EXEC_RUN_NS
+ * by the clock of exec_set_clock. Users take turns, so nobody waits longer for one who has many
+ * communicators. Returns whether more is waiting.
  */
 #define EXEC_RUN_STEPS 16u
+#define EXEC_RUN_NS 200000u  /* then the network is looked at */
 #define EXEC_RUN_LOOKS 1024u /* at communicators that could do nothing */
 bool exec_run(struct exec *exec, uint64_t now_ns);
 

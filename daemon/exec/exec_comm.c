@@ -256,28 +256,75 @@ static bool lane_is_free(const struct exec_lane *lane)
     return lane->state == LANE_IDLE && lane->unacknowledged == 0;
 }
 
-/* Without other nodes: one slice after the other, a few a step. Returns whether more can be done at once. */
+/* Which lane it is in a trace. */
+static uint32_t local_row(const struct exec_comm *comm)
+{
+    bool alone = comm->options.node_count == 1;
+    return alone ? lane_row(&comm->lanes[0]) : TRACE_LANE_ROW(comm->share_index, TRACE_LANE_LOCAL);
+}
+
+/* Goes on with the slice that is under way within the node. *over: it is done. */
+static enum status comm_run_local(struct exec_comm *comm, uint64_t *left_bytes, bool *over,
+                                  struct error *error)
+{
+    struct exec_op *op = comm->first_op;
+    *over = stage_run(&comm->lanes[0], op, COLL_STAGE_LOCAL, op->slice, &op->cursor, left_bytes);
+    op->is_within_slice = !*over;
+    if (*over) {
+        trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, local_row(comm),
+                         (uint32_t)op->slice, 0);
+    }
+    return op_check_memories(comm, op, error);
+}
+
+static void comm_begin_local(struct exec_comm *comm, uint64_t slice)
+{
+    struct exec_op *op = comm->first_op;
+    op->is_within_slice = true;
+    op->slice = slice;
+    op->cursor = (struct coll_stage_cursor){0};
+    trace_slice_started(comm->comm_id, op->call.seq, op->call.terms.kind, local_row(comm), (uint32_t)slice,
+                        op->stage.slice_bytes);
+}
+
+/* False: other threads have taken what was left. */
+static bool comm_take_slice(struct exec_comm *comm, enum status *status, struct error *error)
+{
+    struct exec_op *op = comm->first_op;
+    struct exec_lane *lane = &comm->lanes[0];
+    uint64_t slice = op->next_slice;
+    if (op->claims != NULL && !spread_claim(op, &slice)) {
+        return false;
+    }
+    op->next_slice++;
+    comm_begin_local(comm, slice);
+    lane->staged = false;
+    *status = lane_reserve(lane, coll_stage_memory_elements(&op->stage, slice) * op->element_bytes, error);
+    return true;
+}
+
+/* Without other nodes: one slice after the other. Returns whether more can be done at once. */
 static bool comm_step_alone(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
-    for (int i = 0; i < EXEC_LOCAL_STEP_SLICES && op->slices_done < op->own_slices; i++) {
+    uint64_t left_bytes = EXEC_TURN_BYTES;
+    while (left_bytes > 0 && op->slices_done < op->own_slices) {
         struct error error;
-        uint64_t slice = op->next_slice;
-        if (op->claims != NULL && !spread_claim(op, &slice)) {
+        enum status status = STATUS_OK;
+        bool over = false;
+        if (!op->is_within_slice && !comm_take_slice(comm, &status, &error)) {
             op->slices_done = op->own_slices;
             return false;
         }
-        trace_slice_started(comm->comm_id, op->call.seq, op->call.terms.kind, lane_row(&comm->lanes[0]),
-                            (uint32_t)slice, op->stage.slice_bytes);
-        if (lane_run_alone(&comm->lanes[0], op, slice, &error) != STATUS_OK) {
+        if (status == STATUS_OK) {
+            status = comm_run_local(comm, &left_bytes, &over, &error);
+        }
+        if (status != STATUS_OK) {
             exec_comm_fail(comm, &error, now_ns);
             return false;
         }
-        trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, lane_row(&comm->lanes[0]),
-                         (uint32_t)slice, 0);
-        op->slices_done++;
-        op->next_slice++;
-        if (op->claims != NULL) {
+        op->slices_done += over ? 1 : 0;
+        if (over && op->claims != NULL) {
             spread_claim_done(comm, op);
         }
     }
@@ -285,17 +332,19 @@ static bool comm_step_alone(struct exec_comm *comm, uint64_t now_ns)
 }
 
 /* Beside the lanes: what an all_to_all exchanges within this node. */
-static void comm_exchange(struct exec_comm *comm)
+static void comm_exchange(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
-    for (int i = 0; i < EXEC_LOCAL_STEP_SLICES && op->local_slices_done < op->local_slices; i++) {
-        uint32_t row = TRACE_LANE_ROW(comm->share_index, TRACE_LANE_LOCAL);
-        uint64_t slice = op->local_slices_done++;
-        trace_slice_started(comm->comm_id, op->call.seq, op->call.terms.kind, row, (uint32_t)slice,
-                            op->stage.slice_bytes);
-        stage_run(&comm->lanes[0], op, COLL_STAGE_LOCAL, slice);
-        trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, row, (uint32_t)slice, 0);
+    uint64_t left_bytes = EXEC_TURN_BYTES;
+    struct error error;
+    bool over = false;
+    if (!op->is_within_slice) {
+        comm_begin_local(comm, op->local_slices_done);
     }
+    if (comm_run_local(comm, &left_bytes, &over, &error) != STATUS_OK) {
+        exec_comm_fail(comm, &error, now_ns);
+    }
+    op->local_slices_done += over ? 1 : 0;
 }
 
 /* A user whose operations work in much memory has the slices of each of them one after the other. */
@@ -329,8 +378,8 @@ static bool comm_start_slice(struct exec_comm *comm, uint64_t now_ns)
         exec_comm_fail(comm, &error, now_ns);
         return false;
     }
-    if (lane->state != LANE_STAGE_IN) {
-        lane_advance(lane, now_ns);
+    lane_advance(lane, now_ns);
+    if (!lane_comes_in(lane)) {
         receive_resume(comm);
     }
     return true;
@@ -342,14 +391,14 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
     bool arrived = false;
+    comm->turn_left_bytes = EXEC_TURN_BYTES;
     for (int l = 0; l < EXEC_LANES_MAX && !comm->failed; l++) {
         struct exec_lane *lane = &comm->lanes[l];
-        bool was_in = lane->state == LANE_STAGE_IN;
-        if (was_in || lane->state == LANE_STAGE_OUT ||
-            (lane->state == LANE_DRAIN && lane->unacknowledged == 0)) {
+        bool came_in = lane_comes_in(lane);
+        if (lane->state != LANE_IDLE && lane->state != LANE_ROUNDS) { /* receives move those */
             lane_advance(lane, now_ns);
         }
-        arrived |= was_in && lane->state != LANE_STAGE_IN;
+        arrived |= came_in && !lane_comes_in(lane);
     }
     if (arrived) {
         receive_resume(comm); /* what has come for them can be taken */
@@ -359,10 +408,10 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
     }
     bool started = comm_start_slice(comm, now_ns);
     if (!comm->failed && op->local_slices_done < op->local_slices) {
-        comm_exchange(comm);
+        comm_exchange(comm, now_ns);
         return true;
     }
-    return started && op->next_slice < op->stage.slice_count;
+    return comm->turn_left_bytes == 0 || (started && op->next_slice < op->stage.slice_count);
 }
 
 static void comm_agree(struct exec_comm *comm, uint64_t now_ns)

@@ -23,7 +23,10 @@
 #define EXEC_AGREEMENT_SLICE UINT32_MAX              /* its messages' slice */
 #define EXEC_MESSAGE_MAX_BYTES (UINT64_C(256) << 20) /* a larger transfer goes in several messages */
 #define EXEC_SEND_PIECES_MAX 16                      /* a send of more pieces is gathered first */
-#define EXEC_LOCAL_STEP_SLICES 4                     /* within the node, before others have their turn */
+/* What a communicator does on the host in one turn, before others have theirs: about 100 us. Each place of a
+ * piece costs something beside its bytes. */
+#define EXEC_TURN_BYTES (UINT64_C(1) << 20)
+#define EXEC_PLACE_BYTES 128u
 #define EXEC_NODES_SEVERAL UINT32_MAX
 #define EXEC_SPARES_MAX 32 /* blocks of memory of slices that are kept for the next operation */
 #define EXEC_SPARES_MAX_BYTES ((size_t)16 << 20)
@@ -78,6 +81,10 @@ struct exec_op {
     uint32_t root_node;
     uint64_t local_slices; /* all_to_all: of what stays on this node, beside the slices of the others */
     uint64_t local_slices_done;
+    /* Alone, or of these: the one under way, from turn to turn. */
+    bool is_within_slice;
+    uint64_t slice;
+    struct coll_stage_cursor cursor;
     uint64_t unacknowledged;              /* sends whose payload the network still holds */
     uint64_t holes_seen;                  /* memory_hole_count when its memories were last looked at */
     struct exec_device *device;           /* what GPUs and streams have to do with it; null: nothing */
@@ -86,10 +93,13 @@ struct exec_op {
 
 enum lane_state {
     LANE_IDLE,
-    LANE_STAGE_IN,  /* a GPU brings the slice */
+    LANE_STAGE_IN,  /* pieces of the stage plan, in as many turns as they take */
+    LANE_DEVICE_IN, /* a GPU brings the slice */
+    LANE_COMBINE,   /* pieces */
     LANE_ROUNDS,    /* rounds under way */
-    LANE_STAGE_OUT, /* a GPU takes it */
-    LANE_DRAIN      /* rounds done; buffers are written to once the network holds none of it any more */
+    LANE_DRAIN,     /* rounds done; buffers are written to once the network holds none of it any more */
+    LANE_STAGE_OUT, /* pieces */
+    LANE_DEVICE_OUT /* a GPU takes it */
 };
 
 /* The rounds of one slice. */
@@ -118,9 +128,10 @@ struct exec_lane {
     size_t memory_bytes;
     unsigned char *encoded; /* compression: this node's part of the sum */
     uint64_t encoded_bytes;
-    uint64_t *offsets;              /* node_count + 1 block offsets, then as many of what is sent */
-    struct net_stream **streams;    /* outgoing, by node; opened on first use */
-    struct stream_reader **sources; /* incoming, by node: the one stream that may feed the lane */
+    uint64_t *offsets;               /* node_count + 1 block offsets, then as many of what is sent */
+    struct net_stream **streams;     /* outgoing, by node; opened on first use */
+    struct stream_reader **sources;  /* incoming, by node: the one stream that may feed the lane */
+    struct coll_stage_cursor cursor; /* of the step of the stage plan under way */
     bool is_cut; /* a source ended within a payload: nothing more is taken, until the communicator ends */
 };
 
@@ -143,11 +154,12 @@ struct exec_comm {
     struct exec_op **last_op;
     uint32_t op_count;
     struct exec_lane lanes[EXEC_LANES_MAX + 1];
-    uint64_t last_seq;       /* of the last operation that was begun */
-    uint64_t queued_seq;     /* of the operation that was queued last */
-    struct ranges cancelled; /* at most EXEC_CANCELLED_MAX */
-    bool cancelled_behind;   /* one behind the first is to be ended */
-    bool failed;             /* no op advances any more */
+    uint64_t turn_left_bytes; /* what its lanes may still do on the host before its next turn */
+    uint64_t last_seq;        /* of the last operation that was begun */
+    uint64_t queued_seq;      /* of the operation that was queued last */
+    struct ranges cancelled;  /* at most EXEC_CANCELLED_MAX */
+    bool cancelled_behind;    /* one behind the first is to be ended */
+    bool failed;              /* no op advances any more */
     bool aborted;
     struct error cause;
     struct exec_comm *cut_prev, *cut_next; /* of exec->cut */
@@ -363,8 +375,13 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
                        struct error *error) COMM_MUST_USE;
 enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op,
                                  struct error *error) COMM_MUST_USE;
-/* After a receive or at the start: goes through rounds as far as it can. */
+/* After a receive, at the start, and in each of its communicator's turns: goes on as far as it can. */
 void lane_advance(struct exec_lane *lane, uint64_t now_ns);
+/* A slice of which nothing is taken or sent yet. */
+static inline bool lane_comes_in(const struct exec_lane *lane)
+{
+    return lane->state == LANE_STAGE_IN || lane->state == LANE_DEVICE_IN || lane->state == LANE_COMBINE;
+}
 /* The next receive that the lane waits for; null when none. */
 const struct coll_transfer *lane_next_receive(const struct exec_lane *lane);
 /* Elements of the next message of that receive. */
@@ -382,12 +399,13 @@ struct exec_op *lane_op(const struct exec_lane *lane);
 enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out,
                         struct error *error) COMM_MUST_USE;
 
-/* A slice of an operation that runs alone: from its beginning to its end. */
-enum status lane_run_alone(struct exec_lane *lane, struct exec_op *op, uint64_t slice,
-                           struct error *error) COMM_MUST_USE;
-
-/* stage_run.c: carries out one step of a slice's plan; staged, GPUs' pieces are put in their queues. */
-void stage_run(struct exec_lane *lane, const struct exec_op *op, enum coll_stage_step step, uint64_t slice);
+/*
+ * stage_run.c: carries out one step of a slice's plan from the cursor on; staged, GPUs' pieces are put in
+ * their queues. What it costs is taken off left_bytes; none left: the rest is for another turn. Returns
+ * whether the step is over.
+ */
+bool stage_run(struct exec_lane *lane, const struct exec_op *op, enum coll_stage_step step, uint64_t slice,
+               struct coll_stage_cursor *cursor, uint64_t *left_bytes) COMM_MUST_USE;
 /* Where the place lies. */
 unsigned char *stage_at(const struct exec_lane *lane, const struct exec_op *op,
                         const struct coll_stage_place *place);

@@ -179,7 +179,7 @@ static void put_reduction(struct put *put, const struct coll_stage_piece *piece,
     }
 }
 
-static void put_piece(void *context, const struct coll_stage_piece *piece)
+static bool put_piece(void *context, const struct coll_stage_piece *piece)
 {
     struct put *put = context;
     if (piece->action == COLL_STAGE_COPY) {
@@ -193,11 +193,13 @@ static void put_piece(void *context, const struct coll_stage_piece *piece)
             put_reduction(put, piece, put->gpus[g], begin, count);
         }
     }
+    return true;
 }
 
 enum status gpu_direct_put(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     struct put put = {.comm = comm, .op = op, .error = error};
+    struct coll_stage_cursor cursor = {0};
     put.status = op_measure(comm, op, error);
     if (put.status != STATUS_OK) {
         return put.status;
@@ -211,7 +213,8 @@ enum status gpu_direct_put(struct exec_comm *comm, struct exec_op *op, struct er
     if (put.copies == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for copies", comm->options.name);
     }
-    coll_stage_plan(&op->stage, COLL_STAGE_LOCAL, 0, put_piece, &put);
+    while (!coll_stage_plan(&op->stage, COLL_STAGE_LOCAL, 0, &cursor, put_piece, &put)) {
+    }
     for (uint32_t g = 0; g < put.gpu_count; g++) {
         flush_copies(&put, g);
     }

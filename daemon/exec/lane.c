@@ -320,6 +320,12 @@ static enum status lane_begin(struct exec_lane *lane, struct error *error)
     return status == STATUS_OK && lane->round_count > 0 ? lane_begin_round(lane, error) : status;
 }
 
+static void lane_stage(struct exec_lane *lane, enum lane_state state)
+{
+    lane->state = state;
+    lane->cursor = (struct coll_stage_cursor){0};
+}
+
 enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slice, struct error *error)
 {
     lane->slice = slice;
@@ -334,17 +340,8 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
     if (status != STATUS_OK) {
         return status;
     }
-    stage_run(lane, op, COLL_STAGE_IN, slice);
-    status = op_check_memories(lane->comm, op, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    if (lane->staged) {
-        lane->state = LANE_STAGE_IN;
-        lane->comm->exec->pacer.waits = true;
-        return lane_device_end(lane, error);
-    }
-    return lane_begin(lane, error);
+    lane_stage(lane, LANE_STAGE_IN);
+    return STATUS_OK;
 }
 
 enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, struct error *error)
@@ -384,31 +381,31 @@ static void lane_end(struct exec_lane *lane)
     exec_wake(lane->comm->exec);
 }
 
-static void lane_finish(struct exec_lane *lane, uint64_t now_ns)
+/* After the last round. */
+static void lane_finish(struct exec_lane *lane)
 {
-    struct exec_op *op = lane_op(lane);
-    struct error error;
     if (lane->index == EXEC_AGREEMENT_LANE) {
         lane_trace_done(lane);
         lane->state = LANE_IDLE;
-        op->agreed = true;
+        lane_op(lane)->agreed = true;
         exec_wake(lane->comm->exec);
-        return;
-    }
-    if (lane_end_writes(lane, op)) {
+    } else if (lane_end_writes(lane, lane_op(lane))) {
         lane->state = LANE_DRAIN;
-        return;
+    } else {
+        lane_stage(lane, LANE_STAGE_OUT);
     }
-    stage_run(lane, op, COLL_STAGE_OUT, lane->slice);
-    if (!lane->staged) {
-        lane_end(lane);
-        return;
+}
+
+/* Goes on with the pieces of that step. False: the rest is for another turn. */
+static bool lane_run_stage(struct exec_lane *lane, enum coll_stage_step step)
+{
+    struct exec_comm *comm = lane->comm;
+    bool over = comm->turn_left_bytes > 0 &&
+                stage_run(lane, lane_op(lane), step, lane->slice, &lane->cursor, &comm->turn_left_bytes);
+    if (!over) {
+        exec_wake(comm->exec);
     }
-    lane->state = LANE_STAGE_OUT;
-    if (lane_device_end(lane, &error) != STATUS_OK) {
-        exec_comm_fail(lane->comm, &error, now_ns);
-    }
-    exec_wake(lane->comm->exec);
+    return over;
 }
 
 /* Whether a GPU is done with the slice; a failure of it fails the communicator. */
@@ -428,48 +425,94 @@ static bool lane_is_off_device(struct exec_lane *lane, uint64_t now_ns)
     return status == STATUS_OK;
 }
 
-void lane_advance(struct exec_lane *lane, uint64_t now_ns)
+/* Everything of IN is put. */
+static enum status lane_staged_in(struct exec_lane *lane, struct error *error)
 {
-    struct error error;
-    if (lane->comm->failed) {
-        return;
+    enum status status = op_check_memories(lane->comm, lane_op(lane), error);
+    if (status != STATUS_OK || !lane->staged) {
+        return status == STATUS_OK ? lane_begin(lane, error) : status;
     }
+    lane->state = LANE_DEVICE_IN;
+    lane->comm->exec->pacer.waits = true;
+    return lane_device_end(lane, error);
+}
+
+/* Everything of OUT is put. */
+static enum status lane_staged_out(struct exec_lane *lane, struct error *error)
+{
+    if (!lane->staged) {
+        lane_end(lane);
+        return STATUS_OK;
+    }
+    lane->state = LANE_DEVICE_OUT;
+    exec_wake(lane->comm->exec);
+    return lane_device_end(lane, error);
+}
+
+/* The next round, or the end. *moved: false while a receive is missing. */
+static enum status lane_next_round(struct exec_lane *lane, bool *moved, struct error *error)
+{
+    *moved = lane->receives_done == lane->transfers.receive_count;
+    if (!*moved) {
+        return STATUS_OK;
+    }
+    if (lane->round_count > 0) {
+        trace_round_received(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
+                             lane_row(lane), (uint32_t)lane->slice, lane->round);
+    }
+    if (lane->round_count > 0 && ++lane->round < lane->round_count) {
+        return lane_begin_round(lane, error);
+    }
+    lane_finish(lane);
+    return STATUS_OK;
+}
+
+/* From a state to the next one; *moved: false when something has to happen first. */
+static enum status lane_move(struct exec_lane *lane, uint64_t now_ns, bool *moved, struct error *error)
+{
+    *moved = false;
     switch (lane->state) {
     case LANE_IDLE:
-        return;
+        break;
+    case LANE_STAGE_IN:
+        *moved = lane_run_stage(lane, COLL_STAGE_IN);
+        return *moved ? lane_staged_in(lane, error) : STATUS_OK;
+    case LANE_DEVICE_IN:
+        *moved = lane_is_off_device(lane, now_ns);
+        if (*moved) {
+            lane_stage(lane, LANE_COMBINE);
+        }
+        break;
+    case LANE_COMBINE:
+        *moved = lane_run_stage(lane, COLL_STAGE_COMBINE);
+        return *moved ? lane_begin(lane, error) : STATUS_OK;
+    case LANE_ROUNDS:
+        return lane_next_round(lane, moved, error);
     case LANE_DRAIN:
-        lane_finish(lane, now_ns);
-        return;
+        *moved = lane->unacknowledged == 0;
+        if (*moved) {
+            lane_stage(lane, LANE_STAGE_OUT);
+        }
+        break;
     case LANE_STAGE_OUT:
+        *moved = lane_run_stage(lane, COLL_STAGE_OUT);
+        return *moved ? lane_staged_out(lane, error) : STATUS_OK;
+    case LANE_DEVICE_OUT:
         if (lane_is_off_device(lane, now_ns)) {
             lane_end(lane);
         }
-        return;
-    case LANE_STAGE_IN:
-        if (!lane_is_off_device(lane, now_ns)) {
-            return;
-        }
-        stage_run(lane, lane_op(lane), COLL_STAGE_COMBINE, lane->slice);
-        if (lane_begin(lane, &error) != STATUS_OK) {
-            exec_comm_fail(lane->comm, &error, now_ns);
-            return;
-        }
-        break;
-    case LANE_ROUNDS:
         break;
     }
-    while (lane->receives_done == lane->transfers.receive_count) {
-        if (lane->round_count > 0) {
-            trace_round_received(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
-                                 lane_row(lane), (uint32_t)lane->slice, lane->round);
-        }
-        if (lane->round_count == 0 || ++lane->round == lane->round_count) {
-            lane_finish(lane, now_ns);
-            return;
-        }
-        if (lane_begin_round(lane, &error) != STATUS_OK) {
+    return STATUS_OK;
+}
+
+void lane_advance(struct exec_lane *lane, uint64_t now_ns)
+{
+    struct error error;
+    bool moved = true;
+    while (moved && !lane->comm->failed) {
+        if (lane_move(lane, now_ns, &moved, &error) != STATUS_OK) {
             exec_comm_fail(lane->comm, &error, now_ns);
-            return;
         }
     }
 }

@@ -115,7 +115,10 @@ static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_o
     bool gathers = op->schedule_kind != op->call.terms.kind;
     bool for_caches = op->stage.mode == COLL_STAGE_ALONE;
     uint64_t slice_bytes = comm->options.slice_bytes / (gathers ? comm->map.run_count : 1);
-    slice_bytes = for_caches && slice_bytes > EXEC_LOCAL_SLICE_BYTES ? EXEC_LOCAL_SLICE_BYTES : slice_bytes;
+    if (for_caches) {
+        slice_bytes = slice_bytes < EXEC_LOCAL_SLICE_BYTES ? slice_bytes : EXEC_LOCAL_SLICE_BYTES;
+        slice_bytes = coll_stage_alone_slice_bytes(&op->stage, slice_bytes, EXEC_TURN_BYTES);
+    }
     if (op->call.terms.kind == OP_KIND_ALL_TO_ALL) {
         slice_bytes = coll_exchange_slice_bytes(slice_bytes, comm->options.size, comm->options.node_count);
     }

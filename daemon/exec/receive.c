@@ -106,8 +106,8 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
     if (agreement && !op->agreeing) {
         return MATCH_WAIT;
     }
-    if (lane->state == LANE_STAGE_IN && lane->slice == header->slice) {
-        return MATCH_WAIT; /* ours is on its way from a GPU */
+    if (lane_comes_in(lane) && lane->slice == header->slice) {
+        return MATCH_WAIT; /* ours is being brought in */
     }
     if (lane->state != LANE_ROUNDS || (!agreement && lane->slice > header->slice)) {
         return set_fault(incoming, "data of a slice that is done", error);

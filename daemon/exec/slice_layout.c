@@ -77,15 +77,3 @@ enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct erro
     }
     return status == STATUS_OK ? lay_out_scratch(lane, op, memory, scratch, error) : status;
 }
-
-enum status lane_run_alone(struct exec_lane *lane, struct exec_op *op, uint64_t slice, struct error *error)
-{
-    lane->staged = false;
-    uint64_t elements = coll_stage_memory_elements(&op->stage, slice);
-    enum status status = lane_reserve(lane, elements * op->element_bytes, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
-    stage_run(lane, op, COLL_STAGE_LOCAL, slice);
-    return op_check_memories(lane->comm, op, error);
-}

@@ -70,20 +70,28 @@ static void run_on_host(const struct exec_lane *lane, const struct exec_op *op,
 struct run {
     const struct exec_lane *lane;
     const struct exec_op *op;
+    uint64_t *left_bytes;
 };
 
-static void run_piece(void *context, const struct coll_stage_piece *piece)
+static bool run_piece(void *context, const struct coll_stage_piece *piece)
 {
     const struct run *run = context;
+    uint64_t places = piece->source_count + piece->target_count;
+    uint64_t cost = EXEC_PLACE_BYTES * places;
     if (piece->domain == COLL_STAGE_HOST) {
+        cost += places * piece->count_elements * run->op->element_bytes;
         run_on_host(run->lane, run->op, piece);
     } else {
         lane_device_put(run->lane, run->op, piece);
     }
+    *run->left_bytes -= cost < *run->left_bytes ? cost : *run->left_bytes;
+    return *run->left_bytes > 0;
 }
 
-void stage_run(struct exec_lane *lane, const struct exec_op *op, enum coll_stage_step step, uint64_t slice)
+bool stage_run(struct exec_lane *lane, const struct exec_op *op, enum coll_stage_step step, uint64_t slice,
+               struct coll_stage_cursor *cursor, uint64_t *left_bytes)
 {
-    struct run run = {.lane = lane, .op = op};
-    coll_stage_plan(&op->stage, step, slice, run_piece, &run);
+    struct run run = {.lane = lane, .op = op, .left_bytes = left_bytes};
+    *left_bytes -= *left_bytes < EXEC_PLACE_BYTES ? *left_bytes : EXEC_PLACE_BYTES;
+    return coll_stage_plan(&op->stage, step, slice, cursor, run_piece, &run);
 }

@@ -167,11 +167,12 @@ static bool change_piece(struct world *world, struct coll_stage_piece *piece)
     return true;
 }
 
-static void take_piece(void *context, const struct coll_stage_piece *emitted)
+/* Now and then it wants no more: the plan goes on from there. */
+static bool take_piece(void *context, const struct coll_stage_piece *emitted)
 {
     struct world *world = context;
     if (world->failed) {
-        return;
+        return true;
     }
     struct coll_stage_piece *piece = stage_need(1, sizeof *piece);
     memcpy(piece, emitted, offsetof(struct coll_stage_piece, sources));
@@ -196,6 +197,7 @@ static void take_piece(void *context, const struct coll_stage_piece *emitted)
     while (world->deferred_count > 0 && !world->failed && random_chance(world->random, 0.3)) {
         run_deferred(world);
     }
+    return random_chance(world->random, 0.7);
 }
 
 void stage_run_step(struct world *world, uint32_t node, uint64_t slice, enum coll_stage_step step)
@@ -207,7 +209,9 @@ void stage_run_step(struct world *world, uint32_t node, uint64_t slice, enum col
     world->slice = slice;
     world->step = step;
     world->step_pieces = 0;
-    coll_stage_plan(&world->node->op, step, slice, take_piece, world);
+    struct coll_stage_cursor cursor = {0};
+    while (!coll_stage_plan(&world->node->op, step, slice, &cursor, take_piece, world)) {
+    }
     while (world->deferred_count > 0 && !world->failed) {
         run_deferred(world);
     }

@@ -17,9 +17,11 @@
 enum {
     RANKS = 2,
     MANY = 500,
-    SLICE_ELEMENTS = 4,
-    ELEMENTS = 200, /* several steps */
-    ELEMENT_BYTES = 4
+    SLICE_ELEMENTS = 4096,
+    ELEMENTS = 1 << 18, /* several turns */
+    ELEMENT_BYTES = 4,
+    CROWD = 200, /* ranks of a communicator whose pieces are many, and small */
+    CROWD_TURNS = CROWD * CROWD * 128 / (1 << 20)
 };
 
 struct setup {
@@ -152,6 +154,98 @@ static void test_many_communicators(void **state)
     setup_stop();
 }
 
+/* With as many clock's looks as nanoseconds, a run ends after a few turns of the 500 that wait. */
+static uint64_t slow_tick(void)
+{
+    return ticks += EXEC_RUN_NS / 2;
+}
+
+static void test_runs_are_short(void **state)
+{
+    (void)state;
+    setup_start();
+    exec_set_clock(setup.exec, slow_tick);
+    for (unsigned i = 0; i < MANY; i++) {
+        submit(setup.comms[i], 1, &setup.done[0]);
+    }
+    unsigned runs = 0;
+    while (setup.done[0] < MANY) {
+        unsigned before = setup.done[0];
+        (void)exec_run(setup.exec, TIME_S);
+        assert_in_range(setup.done[0] - before, 0, 3);
+        runs++;
+    }
+    assert_true(runs > MANY);
+    setup_stop();
+}
+
+/* One operation of many ranks on this node, of one element for each: how many turns it takes. */
+static unsigned crowd_turns(enum op_kind kind)
+{
+    static const uint32_t node_of_rank[CROWD] = {0}, peers[1] = {0};
+    static const char *const names[1] = {"a"};
+    static uint8_t in[CROWD][CROWD], out[CROWD][CROWD];
+    struct exec_rank ranks[CROWD] = {{0}};
+    struct exec_comm *comm;
+    unsigned done = 0, turns = 0;
+    struct exec_comm_options options = {.comm_id = 1,
+                                        .size = CROWD,
+                                        .node_of_rank = node_of_rank,
+                                        .node_count = 1,
+                                        .peers = peers,
+                                        .node_names = names,
+                                        .slice_bytes = EXEC_SLICE_BYTES_DEFAULT,
+                                        .name = "crowd",
+                                        .failed = comm_failed};
+    assert_int_equal(exec_new(NULL, no_wake, NULL, &setup.exec, NULL), STATUS_OK);
+    assert_int_equal(exec_comm_new(setup.exec, &options, &comm, NULL), STATUS_OK);
+    for (unsigned i = 0; i < CROWD; i++) {
+        for (unsigned k = 0; k < CROWD; k++) {
+            in[i][k] = (uint8_t)(i * 7 + k * 3);
+            out[i][k] = 0xa5;
+        }
+        ranks[i] = (struct exec_rank){.input = in[i], .output = out[i]};
+    }
+    struct exec_call call = {.terms.kind = kind,
+                             .terms.dtype = DTYPE_U8,
+                             .terms.reduce = REDUCE_MAX,
+                             .terms.count_elements = 1,
+                             .terms.bucket_ops = 1,
+                             .seq = 1,
+                             .rank_count = CROWD,
+                             .ranks = ranks,
+                             .done = op_done,
+                             .context = &done};
+    assert_int_equal(exec_submit(comm, &call, NULL), STATUS_OK);
+    for (; done == 0; turns++) {
+        assert_true(turns < 1000);
+        (void)exec_run(setup.exec, TIME_S);
+    }
+    for (unsigned i = 0; i < CROWD; i++) {
+        for (unsigned k = 0; k < CROWD && kind == OP_KIND_ALL_TO_ALL; k++) {
+            assert_int_equal(out[i][k], in[k][i]);
+        }
+        uint8_t most = 0;
+        for (unsigned k = 0; k < CROWD; k++) {
+            most = in[k][i] > most ? in[k][i] : most;
+        }
+        assert_true(kind != OP_KIND_REDUCE_SCATTER || out[i][0] == most);
+    }
+    exec_comm_free(comm);
+    exec_free(setup.exec);
+    return turns;
+}
+
+/* It is the pieces that take the time, not the bytes: they are what a turn is bounded by. */
+static void test_small_pieces_take_turns(void **state)
+{
+    (void)state;
+    assert_true(crowd_turns(OP_KIND_ALL_TO_ALL) >= 2 * CROWD_TURNS);
+    assert_true(crowd_turns(OP_KIND_REDUCE_SCATTER) >= CROWD_TURNS);
+    assert_true(crowd_turns(OP_KIND_ALL_GATHER) >= CROWD_TURNS);
+    assert_int_equal(crowd_turns(OP_KIND_BROADCAST), 1);
+}
+
 /* Communicators that wait for nothing in the same run are stepped, too: none is left out. */
 static void test_none_is_left_out(void **state)
 {
@@ -245,10 +339,9 @@ static void test_communicators_are_charged(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many_communicators),
-        cmocka_unit_test(test_none_is_left_out),
-        cmocka_unit_test(test_time_is_charged),
-        cmocka_unit_test(test_communicators_are_charged),
+        cmocka_unit_test(test_many_communicators),      cmocka_unit_test(test_runs_are_short),
+        cmocka_unit_test(test_small_pieces_take_turns), cmocka_unit_test(test_none_is_left_out),
+        cmocka_unit_test(test_time_is_charged),         cmocka_unit_test(test_communicators_are_charged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

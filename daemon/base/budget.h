@@ -53,7 +53,7 @@ struct budget_account;
     X(MEMORIES, "memories", "registered memories", BUDGET_MEMORIES_MAX, UINT64_MAX)                          \
     X(CHUNKS, "gpu_chunks", "parts of virtual memory on GPUs", 1u << 18, 1u << 18)                           \
     X(EARLY, "early_bytes", "bytes that were sent for calls that are not posted", 384u << 20, 128u << 20)    \
-    X(LANES, "lane_bytes", "bytes that operations between nodes work in", 256u << 20, 96u << 20)             \
+    X(LANES, "lane_bytes", "bytes that operations and messages work in", 256u << 20, 96u << 20)              \
     X(DESCRIPTORS, "descriptors", "file descriptors", BUDGET_DESCRIPTORS_MAX, BUDGET_DESCRIPTORS_MAX)
 
 enum budget_kind {

@@ -55,7 +55,7 @@ struct p2p_message;
 #define P2P_RUN_LOOKS 1024u /* at communicators that could do nothing */
 #define P2P_TURN_MAX 1024   /* messages that end in one turn; the rest has its turn later */
 /* Pinned memory that messages of one communicator go through from and to GPUs, each way: a GPU that does not
- * get to it holds no other communicator up. Beyond, they wait their turn. */
+ * get to it holds no other communicator up. Beyond, they wait their turn. Charged as BUDGET_LANES. */
 #define P2P_PIPES_MAX_BYTES (UINT64_C(32) << 20)
 
 /* p2p_run is wanted soon. */
@@ -90,8 +90,8 @@ struct p2p_comm_options {
     /* Of this node's ranks, ascending: whose account is charged for what is stored for each. Null, or null
      * for one: nothing is charged. Read during the call. */
     struct budget_account *const *accounts;
-    /* Of its owner: the communicator, and what the network keeps of payloads, are charged to it. Null:
-     * nothing is. Referred to. */
+    /* Of its owner: the communicator, pinned memory, and what the network keeps of payloads are charged to
+     * it. Null: nothing is. Referred to. */
     struct budget_account *account;
     /*
      * A message is over, well or not: exactly once for each that was posted, from p2p_run, never from within

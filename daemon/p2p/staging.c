@@ -74,6 +74,40 @@ static struct p2p_message *send_of(const struct p2p_message *receive)
 }
 
 /*
+ * Pinned memory for a pipe is the communicator's user's. WAIT: it is for a pipe of the same way and
+ * communicator to be over. So no message waits for another communicator, or for operations: where these hold
+ * all that the user may have, it ends with LIMIT.
+ */
+enum room { ROOM_HAS, ROOM_WAIT, ROOM_REFUSED };
+
+static enum room take_room(struct p2p_message *owner, enum message_way way, uint64_t bytes,
+                           struct error *error)
+{
+    struct p2p_comm *comm = owner->comm;
+    struct budget_account *account = comm->options.account;
+    uint64_t held_bytes = comm->pipe_bytes[way];
+    bool is_first = comm->crowded[way] == NULL || owner->is_next;
+    if (bytes == 0) {
+        return ROOM_HAS;
+    }
+    if (!is_first || held_bytes + bytes > P2P_PIPES_MAX_BYTES ||
+        (held_bytes > 0 && budget_is_scarce(account, BUDGET_LANES))) {
+        return ROOM_WAIT;
+    }
+    if (budget_charge(account, BUDGET_LANES, bytes, error) == STATUS_OK) {
+        comm->pipe_bytes[way] += bytes;
+        return ROOM_HAS;
+    }
+    return held_bytes > 0 ? ROOM_WAIT : ROOM_REFUSED;
+}
+
+static void give_room_back(struct p2p_comm *comm, enum message_way way, uint64_t bytes)
+{
+    comm->pipe_bytes[way] -= bytes;
+    budget_release(comm->options.account, BUDGET_LANES, bytes);
+}
+
+/*
  * Of `owner`, one of the two; the one that is of another node is null. False: not now, and it stands among
  * those that wait for memory; or it has ended.
  */
@@ -86,9 +120,14 @@ static bool begin_pipe(struct p2p_message *owner, enum message_way way, const st
     struct p2p_transfer *transfer = message_transfer(owner);
     struct message_pipe_end from, to;
     struct error error;
-    bool is_first = comm->crowded[way] == NULL || owner->is_next;
-    if (memory_bytes > 0 && (!is_first || comm->pipe_bytes[way] + memory_bytes > P2P_PIPES_MAX_BYTES)) {
+    switch (take_room(owner, way, memory_bytes, &error)) {
+    case ROOM_HAS:
+        break;
+    case ROOM_WAIT:
         message_crowd(owner, way);
+        return false;
+    case ROOM_REFUSED:
+        fail(owner, &error);
         return false;
     }
     enum status status = transfer != NULL ? pipe_end(source, MESSAGE_WAY_OUT, &from, &error)
@@ -100,11 +139,11 @@ static bool begin_pipe(struct p2p_message *owner, enum message_way way, const st
         status = message_pipe_new(comm->p2p->gpus, &from, &to, direct, bytes, &transfer->pipe, &error);
     }
     if (status != STATUS_OK) {
+        give_room_back(comm, way, memory_bytes);
         fail(owner, &error);
         return false;
     }
     transfer->pipe_bytes = memory_bytes;
-    comm->pipe_bytes[way] += memory_bytes;
     if (owner->is_next) {
         owner->is_next = false;
         staging_wake_next(comm, way);
@@ -126,7 +165,7 @@ void staging_free_pipe(struct p2p_message *message)
     struct p2p_comm *comm = message->comm;
     struct p2p_transfer *transfer = message->transfer;
     enum message_way way = message->sends ? MESSAGE_WAY_OUT : MESSAGE_WAY_IN;
-    comm->pipe_bytes[way] -= transfer->pipe_bytes;
+    give_room_back(comm, way, transfer->pipe_bytes);
     if (transfer->pipe_bytes > 0) {
         staging_wake_next(comm, way);
     }

@@ -64,6 +64,7 @@ struct posted {
 };
 
 static struct nodes nodes;
+static struct budget_account *nodes_account; /* of both nodes' communicators that are made; null: nobody's */
 
 static void node_woken(void *context)
 {
@@ -176,6 +177,7 @@ static void nodes_comm(uint32_t i)
                                        .peers = peers,
                                        .node_names = nodes.names,
                                        .name = "test",
+                                       .account = nodes_account,
                                        .done = message_done,
                                        .failed = node_failed,
                                        .context = &nodes.at[i]};

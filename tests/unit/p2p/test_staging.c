@@ -407,6 +407,68 @@ static void test_too_long(void **state)
     case_run(too_long);
 }
 
+/* --- Charged --- */
+
+static uint64_t pinned_bytes(void)
+{
+    struct budget_info info;
+    budget_account_info(nodes_account, &info);
+    return info.used[BUDGET_LANES];
+}
+
+/* What messages go through is charged to their user. Those of one communicator wait for each other's; one
+ * that finds nothing to wait for ends with LIMIT, and so does its other side. */
+static void charged(int unused)
+{
+    enum { COUNT = 6 };
+    static struct posted sends[COUNT], receives[COUNT];
+    struct buffer sources[COUNT], sinks[COUNT];
+    struct budget *budget;
+    (void)unused;
+    CHECK_RESULT(budget_new(NULL, &budget, NULL), STATUS_OK);
+    CHECK_RESULT(budget_open(budget, 1000, NULL, &nodes_account, NULL), STATUS_OK);
+    nodes_start(NULL);
+    for (uint32_t i = 0; i < COUNT; i++) {
+        sources[i] = buffer_new(0, RING);
+        sinks[i] = buffer_new(1, RING);
+        buffer_fill(&sources[i], i);
+    }
+    static const uint64_t ceilings[] = {0, 2 * RING, RING};
+    for (uint32_t c = 0; c < 3; c++) {
+        uint64_t most = 0;
+        budget_set_ceiling(budget, BUDGET_LANES, ceilings[c]);
+        for (uint32_t i = 0; i < COUNT; i++) {
+            message_send(&sends[i], 0, 1, i, &sources[i]);
+            message_receive(&receives[i], 1, 0, i, &sinks[i]);
+        }
+        while (nodes.under_way > 0) {
+            nodes_turn();
+            most = pinned_bytes() > most ? pinned_bytes() : most;
+        }
+        CHECK(pinned_bytes() == 0);
+        CHECK(most >= RING && (ceilings[c] == 0 || most <= ceilings[c]));
+        for (uint32_t i = 0; i < COUNT; i++) {
+            CHECK_RESULT(sends[i].result.status, c < 2 ? STATUS_OK : STATUS_LIMIT);
+            CHECK_RESULT(receives[i].result.status, c < 2 ? STATUS_OK : STATUS_LIMIT);
+            CHECK(c < 2 || strstr(sends[i].result.text, "user_limit_lane_bytes") != NULL);
+        }
+    }
+    for (uint32_t i = 0; i < COUNT; i++) {
+        buffer_check(&sinks[i], i, RING);
+        buffer_free(&sources[i]);
+        buffer_free(&sinks[i]);
+    }
+    nodes_stop();
+    budget_close(nodes_account);
+    budget_free(budget);
+}
+
+static void test_charged(void **state)
+{
+    (void)state;
+    case_run(charged);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -414,7 +476,7 @@ int main(void)
         cmocka_unit_test(test_late_gpus),    cmocka_unit_test(test_stages_overlap),
         cmocka_unit_test(test_many_at_once), cmocka_unit_test(test_both_ways_at_once),
         cmocka_unit_test(test_in_order),     cmocka_unit_test(test_streams_are_waited_for),
-        cmocka_unit_test(test_too_long),
+        cmocka_unit_test(test_too_long),     cmocka_unit_test(test_charged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -19,7 +19,7 @@ SIM_SUPPORT := $(call objects_of,$(filter-out tests/sim/test_%,$(wildcard tests/
 FAILURE_TEST := $(BUILD)/tests/failures/check_failures
 FAILURE_RANK := $(BUILD)/tests/failures/failure_rank
 FAIL_CALLS_OBJECT := $(BUILD)/tests/failures/fail_calls.o
-FAIL_PLAN_OBJECT := $(BUILD)/tests/failures/fail_plan.o
+FAIL_PARTS := $(BUILD)/tests/failures/fail_plan.o $(BUILD)/tests/failures/failure_run.o
 DOUBLE_OBJECTS := $(call objects_of,$(wildcard tests/cuda_double/*.c))
 CUDA_DOUBLE := $(BUILD)/tests/libcuda_double.so
 NCCL_DOUBLE := $(BUILD)/tests/libnccl_double.so
@@ -28,7 +28,7 @@ HOSTILE_COMMD := $(BUILD)/tests/attacks/hostile_commd
 HOSTILE_NETWORK := $(BUILD)/tests/attacks/hostile_network.o
 # A loop and sockets in the place of the daemon's, for programs that want these.
 DATAGRAM_OBJECTS := $(call objects_of,$(wildcard tests/datagrams/*.c))
-TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PLAN_OBJECT) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(HOSTILE_NETWORK) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS) $(DATAGRAM_OBJECTS)
+TEST_OBJECTS := $(FAIL_CALLS_OBJECT) $(FAIL_PARTS) $(addsuffix .o,$(TEST_PROGRAMS) $(HOSTILE_COMMD)) $(HOSTILE_NETWORK) $(TEST_SUPPORT) $(SIM_SUPPORT) $(SURFACE_PARTS) $(GPU_SUPPORT) $(DOUBLE_OBJECTS) $(FUZZ_MAIN) $(FUZZ_SUPPORT_OBJECTS) $(DATAGRAM_OBJECTS)
 
 $(TEST_OBJECTS): | $(PROTO_HEADERS)
 $(BUILD)/tests/%.o: CPPFLAGS_ALL += -Iclient/include
@@ -43,7 +43,7 @@ TEST_ARCHIVES := $(BUILD)/tests/support.a $(BUILD)/client/commctl.a $(BUILD)/cli
 
 $(TEST_PROGRAMS): EXTRA_LIBS = -lcmocka -ljansson $(COMMD_LIBS) -lm
 # In virtual time.
-DATAGRAM_TESTS := $(addprefix $(BUILD)/tests/unit/net/,test_contract test_contract_connections test_chaos test_quic_datagrams test_quic_streams test_quic_strangers)
+DATAGRAM_TESTS := $(addprefix $(BUILD)/tests/unit/net/,test_contract test_contract_ends test_contract_connections test_chaos test_quic_datagrams test_quic_streams test_quic_strangers)
 $(filter-out $(DATAGRAM_TESTS),$(UNIT_TESTS)) $(SYSTEM_PROGRAMS) $(BENCHES): %: %.o $(TEST_ARCHIVES)
 	$(link)
 $(DATAGRAM_TESTS): %: %.o $(DATAGRAM_OBJECTS) $(TEST_ARCHIVES)
@@ -64,7 +64,7 @@ FAIL_CALLS := malloc calloc realloc reallocarray aligned_alloc strdup strndup mm
     socketpair getsockopt setsockopt getsockname send sendmsg recv recvmsg sendmmsg recvmmsg read write poll pipe2 eventfd memfd_create \
     ftruncate fstat chmod timerfd_create timerfd_settime getrandom pthread_create event_add event_base_new_with_config \
     protobuf_c_message_unpack
-$(FAILURE_TEST): %: %.o $(FAIL_CALLS_OBJECT) $(FAIL_PLAN_OBJECT) $(TEST_ARCHIVES) | $(FAILURE_RANK) $(BUILD)/commctl
+$(FAILURE_TEST): %: %.o $(FAIL_CALLS_OBJECT) $(FAIL_PARTS) $(TEST_ARCHIVES) | $(FAILURE_RANK) $(BUILD)/commctl
 	$(link)
 $(FAILURE_RANK): %: %.o $(FAIL_CALLS_OBJECT) $(BUILD)/libcommclient.a
 	$(link)

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "tests/sim/conditions.h"
 #include "tests/sim/sim_buffers.h"
 #include "tests/sim/sim_comm.h"
 
@@ -67,12 +68,6 @@ static const struct contradiction contradictions[] = {
      {"1000 f32, sum", "bf16 on the wire"}},
 };
 #define CONTRADICTIONS (sizeof contradictions / sizeof contradictions[0])
-
-static const struct network_conditions rough = {.loss = 0.02,
-                                                .duplication = 0.01,
-                                                .delay_ns = 50 * TIME_US,
-                                                .jitter_ns = 100 * TIME_US,
-                                                .packet_bytes = 8192};
 
 static struct sim_comm *form(struct cluster **cluster, uint32_t seed, uint32_t nodes,
                              const uint32_t *node_of_rank, uint32_t size)

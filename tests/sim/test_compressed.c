@@ -7,6 +7,7 @@
 
 #include <cmocka.h>
 
+#include "tests/sim/conditions.h"
 #include "tests/sim/sim_comm.h"
 
 /*
@@ -15,12 +16,6 @@
  */
 enum { NODES = 4, RANKS = 7, COUNT = 6000 };
 static const uint32_t node_of_rank[RANKS] = {0, 1, 2, 3, 1, 0, 2};
-static const struct network_conditions rough = {.loss = 0.02,
-                                                .duplication = 0.01,
-                                                .delay_ns = 50 * TIME_US,
-                                                .jitter_ns = 100 * TIME_US,
-                                                .packet_bytes = 8192};
-
 static struct sim_comm *start(struct cluster **cluster, uint32_t seed)
 {
     *cluster = cluster_new(&(struct cluster_options){.seed = cluster_seed(seed),

@@ -8,15 +8,10 @@
 #include <cmocka.h>
 
 #include "tests/sim/cluster.h"
+#include "tests/sim/conditions.h"
 #include "tests/sim/sim_comm.h"
 
 /* Whole clusters in trouble: nothing hangs, everybody hears the same, the survivors go on. */
-
-static const struct network_conditions rough = {.loss = 0.02,
-                                                .duplication = 0.01,
-                                                .delay_ns = 50 * TIME_US,
-                                                .jitter_ns = 100 * TIME_US,
-                                                .packet_bytes = 8192};
 
 /* 20 ms at least for the larger calls below: something to break. */
 static const struct network_conditions narrow = {.loss = 0.02,

@@ -396,4 +396,19 @@ static inline struct net_stream *pair_open(struct node *node)
     return stream;
 }
 
+/* Setups of a group of tests. */
+static inline int use_pipes(void **state)
+{
+    (void)state;
+    on_datagrams = false;
+    return 0;
+}
+
+static inline int use_datagrams(void **state)
+{
+    (void)state;
+    on_datagrams = true;
+    return 0;
+}
+
 #endif

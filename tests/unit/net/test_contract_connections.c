@@ -421,20 +421,6 @@ static void test_a_freed_net_makes_its_peers_suspicious(void **state)
     pair_stop(&pair);
 }
 
-static int use_pipes(void **state)
-{
-    (void)state;
-    on_datagrams = false;
-    return 0;
-}
-
-static int use_datagrams(void **state)
-{
-    (void)state;
-    on_datagrams = true;
-    return 0;
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {

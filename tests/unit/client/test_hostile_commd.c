@@ -1,0 +1,86 @@
+#include "client/lib/internal.h"
+#include "tests/unit/client/client_pair.h"
+
+/* A whole client on rings whose commd writes what it likes. */
+
+static bool so_many_submits(const struct fake_counts *counts, uint64_t value)
+{
+    return counts->submits >= value;
+}
+
+static void test_hostile_commd(void **state)
+{
+    (void)state;
+    for (unsigned abuse = 0; abuse < FAKE_ABUSE_COUNT; abuse++) {
+        for (uint64_t at_op = 1; at_op <= 300; at_op += 299) {
+            struct pair pair = pair_start(&(struct fake_script){.rings = true});
+            comm_t *comm = pair_comm(&pair, "hostile", 0, 1);
+            struct fake_script script = {.rings = true,
+                                         .action = FAKE_ABUSE_RINGS,
+                                         .action_at_op = at_op,
+                                         .abuse = (enum fake_abuse)abuse};
+            comm_result_t result = COMM_OK;
+            void *byte;
+            assert_int_equal(comm_mem_alloc(pair.client, 1, COMM_DEVICE_HOST, &byte), COMM_OK);
+            fake_daemon_set(pair.daemon, &script);
+            for (uint64_t i = 0; i < 400 && result == COMM_OK; i++) {
+                /* The head is looked at when something is put: there the one that is spoilt has no answer. */
+                bool last = abuse == FAKE_ABUSE_HEAD && i + 1 == at_op;
+                result = comm_all_reduce(comm, byte, byte, 1, COMM_U8, COMM_SUM, NULL);
+                if (last) {
+                    fake_daemon_wait(pair.daemon, so_many_submits, at_op);
+                }
+                if (result == COMM_OK && !last) {
+                    result = comm_sync(comm, 0);
+                }
+            }
+            if (result != COMM_PROTOCOL) {
+                fail_msg("abuse %u at %u: %s", abuse, (unsigned)at_op, comm_result_text(result));
+            }
+            assert_error_says("commd's ring holds what cannot be");
+            assert_int_equal(comm_sync(comm, 0), COMM_PROTOCOL); /* and stays so */
+            pair_stop(&pair);
+        }
+    }
+}
+
+/* What is no event, or an event of what is not, comes by rings as it would on the socket. */
+static void test_wrong_events(void **state)
+{
+    (void)state;
+    static const enum fake_action actions[] = {FAKE_GARBAGE,      FAKE_EMPTY_EVENT,   FAKE_OTHER_TICKET,
+                                               FAKE_OTHER_HANDLE, FAKE_OTHER_REQUEST, FAKE_OVERSIZE};
+    for (size_t i = 0; i < sizeof actions / sizeof actions[0]; i++) {
+        struct pair pair = pair_start(&(struct fake_script){.rings = true});
+        comm_t *comm = pair_comm(&pair, "wrong", 0, 1);
+        struct fake_script script = {.rings = true, .action = actions[i], .action_at_op = 1};
+        unsigned char byte = 1;
+        fake_daemon_set(pair.daemon, &script);
+        assert_int_equal(comm_all_reduce(comm, &byte, &byte, 1, COMM_U8, COMM_SUM, NULL), COMM_OK);
+        assert_int_equal(comm_sync(comm, 0), COMM_PROTOCOL);
+        pair_stop(&pair);
+    }
+}
+
+/* commd sends by its rings from its answer on: a client that cannot have them has no connection. */
+static void test_rings_that_are_not_sealed(void **state)
+{
+    (void)state;
+    const struct fake_script script = {.rings = true, .rings_not_sealed = true};
+    struct fake_daemon *daemon = fake_daemon_start(&script);
+    comm_client_t *client = NULL;
+    assert_int_equal(pair_open(daemon, 0, &client), COMM_PROTOCOL);
+    assert_error_says("memory that is not sealed");
+    assert_null(client);
+    fake_daemon_stop(daemon);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_hostile_commd),
+        cmocka_unit_test(test_wrong_events),
+        cmocka_unit_test(test_rings_that_are_not_sealed),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

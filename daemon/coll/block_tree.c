@@ -34,11 +34,8 @@ static void block_tree_step(const struct coll_call *call, uint32_t distance, boo
     uint32_t other = is_child ? coll_node_before(call, self, distance) : child_node;
     uint32_t left = call->node_count - child;
     uint32_t blocks = left < distance ? left : distance;
-    if (is_child == to_root) {
-        coll_add_circle(call, other, COLL_STORE, child_node, blocks, out->sends, &out->send_count);
-    } else {
-        coll_add_circle(call, other, COLL_STORE, child_node, blocks, out->receives, &out->receive_count);
-    }
+    coll_add_circle(call, other, COLL_STORE, child_node, blocks,
+                    is_child == to_root ? coll_sends(out) : coll_receives(out));
 }
 
 static void block_tree_gather_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
@@ -61,11 +58,8 @@ static void block_tree_estimate(const struct coll_call *call, struct coll_estima
     uint32_t rounds = block_tree_round_count(call);
     uint32_t to_first = call->node_count - call->root_node;
     bool wraps = call->root_node > 0 && (to_first & (to_first - 1)) != 0;
-    *out = (struct coll_estimate){.rounds = rounds,
-                                  .messages = rounds + wraps,
-                                  .senders = rounds > 0,
-                                  .path_elements = elements,
-                                  .busy_elements = elements};
+    *out = coll_estimate_of(rounds, elements);
+    out->messages += wraps;
 }
 
 const struct coll_algorithm coll_tree_gather = {

@@ -40,9 +40,8 @@ static void bruck_all_gather_round(const struct coll_call *call, uint32_t round,
     uint32_t blocks = bruck_blocks(call, distance);
     uint32_t from = coll_node_after(call, self, distance);
     coll_round_begin(out);
-    coll_add_circle(call, coll_node_before(call, self, distance), COLL_STORE, self, blocks, out->sends,
-                    &out->send_count);
-    coll_add_circle(call, from, COLL_STORE, from, blocks, out->receives, &out->receive_count);
+    coll_add_circle(call, coll_node_before(call, self, distance), COLL_STORE, self, blocks, coll_sends(out));
+    coll_add_circle(call, from, COLL_STORE, from, blocks, coll_receives(out));
 }
 
 /* The last node's blocks pass the end of the vector whenever they are two. */
@@ -50,15 +49,10 @@ static void bruck_all_gather_estimate(const struct coll_call *call, struct coll_
 {
     double elements = coll_all_but_own(call);
     uint32_t rounds = bruck_round_count(call);
-    uint32_t messages = rounds;
+    *out = coll_estimate_of(rounds, elements);
     for (uint32_t round = 0; round < rounds; round++) {
-        messages += bruck_blocks(call, UINT32_C(1) << round) >= 2;
+        out->messages += bruck_blocks(call, UINT32_C(1) << round) >= 2;
     }
-    *out = (struct coll_estimate){.rounds = rounds,
-                                  .messages = messages,
-                                  .senders = rounds > 0,
-                                  .path_elements = elements,
-                                  .busy_elements = elements};
 }
 
 /* --- all_to_all --- */
@@ -102,15 +96,15 @@ static uint32_t bruck_transfers_max(const struct coll_call *call)
 
 /* Appends a message of `blocks` blocks of equal size, unless they are empty. */
 static void bruck_add(const struct coll_call *call, uint32_t node, enum coll_space space, uint64_t first,
-                      uint32_t blocks, struct coll_transfer *transfers, uint32_t *count)
+                      uint32_t blocks, struct coll_side side)
 {
     uint64_t each = bruck_block_elements(call);
     if (each > 0 && blocks > 0) {
-        transfers[(*count)++] = (struct coll_transfer){.node = node,
-                                                       .action = COLL_STORE,
-                                                       .space = space,
-                                                       .offset_elements = first * each,
-                                                       .count_elements = blocks * each};
+        side.transfers[(*side.count)++] = (struct coll_transfer){.node = node,
+                                                                 .action = COLL_STORE,
+                                                                 .space = space,
+                                                                 .offset_elements = first * each,
+                                                                 .count_elements = blocks * each};
     }
 }
 
@@ -128,13 +122,12 @@ static void bruck_sends(const struct coll_call *call, uint32_t self, uint32_t st
     for (uint32_t base = step; base < nodes; base += 2 * step) {
         uint32_t end = (uint32_t)coll_least(base + step, nodes);
         uint32_t rest = end - base - 1;
-        bruck_add(call, to, COLL_INPUT, coll_node_after(call, self, base), 1, out->sends, &out->send_count);
+        bruck_add(call, to, COLL_INPUT, coll_node_after(call, self, base), 1, coll_sends(out));
         uint32_t scratch = bruck_scratch_block(call, end);
         uint32_t first = coll_node_before(call, to, end - 1); /* the node that its first block is of */
         uint32_t before_wrap = base == step && rest > nodes - first ? nodes - first : rest;
-        bruck_add(call, to, COLL_SCRATCH, scratch, before_wrap, out->sends, &out->send_count);
-        bruck_add(call, to, COLL_SCRATCH, scratch + before_wrap, rest - before_wrap, out->sends,
-                  &out->send_count);
+        bruck_add(call, to, COLL_SCRATCH, scratch, before_wrap, coll_sends(out));
+        bruck_add(call, to, COLL_SCRATCH, scratch + before_wrap, rest - before_wrap, coll_sends(out));
     }
 }
 
@@ -147,17 +140,15 @@ static void bruck_receives(const struct coll_call *call, uint32_t self, uint32_t
         uint32_t end = (uint32_t)coll_least(base + step, nodes);
         uint32_t rest = end - base - 1;
         if (base > step) { /* not there yet */
-            bruck_add(call, from, COLL_SCRATCH, bruck_scratch_block(call, base + 1), 1, out->receives,
-                      &out->receive_count);
-            bruck_add(call, from, COLL_SCRATCH, bruck_scratch_block(call, end), rest, out->receives,
-                      &out->receive_count);
+            bruck_add(call, from, COLL_SCRATCH, bruck_scratch_block(call, base + 1), 1, coll_receives(out));
+            bruck_add(call, from, COLL_SCRATCH, bruck_scratch_block(call, end), rest, coll_receives(out));
             continue;
         }
         uint32_t first = coll_node_before(call, self, end - 1);
         uint32_t before_wrap = rest > nodes - first ? nodes - first : rest;
-        bruck_add(call, from, COLL_WORK, from, 1, out->receives, &out->receive_count);
-        bruck_add(call, from, COLL_WORK, first, before_wrap, out->receives, &out->receive_count);
-        bruck_add(call, from, COLL_WORK, 0, rest - before_wrap, out->receives, &out->receive_count);
+        bruck_add(call, from, COLL_WORK, from, 1, coll_receives(out));
+        bruck_add(call, from, COLL_WORK, first, before_wrap, coll_receives(out));
+        bruck_add(call, from, COLL_WORK, 0, rest - before_wrap, coll_receives(out));
     }
 }
 

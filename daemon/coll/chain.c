@@ -22,10 +22,9 @@ static void chain_step(const struct coll_call *call, uint32_t first, uint32_t at
     uint32_t position = coll_node_before(call, call->node_index, first);
     coll_round_begin(out);
     if (position == at) {
-        coll_add_all(call, coll_node_after(call, call->node_index, 1), action, out->sends, &out->send_count);
+        coll_add_all(call, coll_node_after(call, call->node_index, 1), action, coll_sends(out));
     } else if (position == at + 1) {
-        coll_add_all(call, coll_node_before(call, call->node_index, 1), action, out->receives,
-                     &out->receive_count);
+        coll_add_all(call, coll_node_before(call, call->node_index, 1), action, coll_receives(out));
     }
 }
 
@@ -42,11 +41,9 @@ static void chain_reduce_round(const struct coll_call *call, uint32_t round, str
     uint32_t from_root = coll_from_root(call);
     coll_round_begin(out);
     if (from_root == sender) {
-        coll_add_all(call, coll_node_before(call, call->node_index, 1), COLL_REDUCE, out->sends,
-                     &out->send_count);
+        coll_add_all(call, coll_node_before(call, call->node_index, 1), COLL_REDUCE, coll_sends(out));
     } else if (from_root + 1 == sender) {
-        coll_add_all(call, coll_node_after(call, call->node_index, 1), COLL_REDUCE, out->receives,
-                     &out->receive_count);
+        coll_add_all(call, coll_node_after(call, call->node_index, 1), COLL_REDUCE, coll_receives(out));
     }
 }
 

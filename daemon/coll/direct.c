@@ -42,8 +42,8 @@ static void direct_exchange(const struct coll_call *call, bool reducing, struct 
     for (uint32_t step = 1; step < call->node_count; step++) {
         uint32_t to = coll_node_before(call, self, step);
         uint32_t from = coll_node_after(call, self, step);
-        coll_add_part(call, to, reducing ? to : self, action, out->sends, &out->send_count);
-        coll_add_part(call, from, reducing ? self : from, action, out->receives, &out->receive_count);
+        coll_add_part(call, to, reducing ? to : self, action, coll_sends(out));
+        coll_add_part(call, from, reducing ? self : from, action, coll_receives(out));
     }
 }
 
@@ -67,36 +67,35 @@ static void direct_all_reduce_round(const struct coll_call *call, uint32_t round
     direct_exchange(call, round == 0, out);
 }
 
-static void direct_gather_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+/* The root with each other node, whose block it is. */
+static void direct_rooted(const struct coll_call *call, struct coll_side of_root, struct coll_side of_others)
 {
     uint32_t self = call->node_index;
-    assert(round == 0 && self < call->node_count);
-    (void)round;
-    coll_round_begin(out);
+    assert(self < call->node_count);
     if (self != call->root_node) {
-        coll_add_part(call, call->root_node, self, COLL_STORE, out->sends, &out->send_count);
+        coll_add_part(call, call->root_node, self, COLL_STORE, of_others);
         return;
     }
     for (uint32_t step = 1; step < call->node_count; step++) {
-        uint32_t from = coll_node_after(call, self, step);
-        coll_add_part(call, from, from, COLL_STORE, out->receives, &out->receive_count);
+        uint32_t other = coll_node_after(call, self, step);
+        coll_add_part(call, other, other, COLL_STORE, of_root);
     }
+}
+
+static void direct_gather_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
+{
+    assert(round == 0);
+    (void)round;
+    coll_round_begin(out);
+    direct_rooted(call, coll_receives(out), coll_sends(out));
 }
 
 static void direct_scatter_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
 {
-    uint32_t self = call->node_index;
-    assert(round == 0 && self < call->node_count);
+    assert(round == 0);
     (void)round;
     coll_round_begin(out);
-    if (self != call->root_node) {
-        coll_add_part(call, call->root_node, self, COLL_STORE, out->receives, &out->receive_count);
-        return;
-    }
-    for (uint32_t step = 1; step < call->node_count; step++) {
-        uint32_t to = coll_node_after(call, self, step);
-        coll_add_part(call, to, to, COLL_STORE, out->sends, &out->send_count);
-    }
+    direct_rooted(call, coll_sends(out), coll_receives(out));
 }
 
 static void direct_all_to_all_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
@@ -124,10 +123,7 @@ static void direct_exchange_estimate(const struct coll_call *call, struct coll_e
 static void direct_all_reduce_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
     direct_exchange_estimate(call, out);
-    out->rounds *= 2;
-    out->messages *= 2;
-    out->path_elements *= 2;
-    out->busy_elements *= 2;
+    coll_estimate_double(out);
 }
 
 static void direct_scatter_estimate(const struct coll_call *call, struct coll_estimate *out)

@@ -30,7 +30,7 @@ static void dissemination_round(const struct coll_call *call, uint32_t round, st
 static void dissemination_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
     uint32_t rounds = dissemination_round_count(call);
-    *out = (struct coll_estimate){.rounds = rounds, .messages = rounds, .senders = rounds > 0};
+    *out = coll_estimate_of(rounds, 0);
 }
 
 const struct coll_algorithm coll_dissemination_barrier = {

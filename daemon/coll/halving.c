@@ -40,13 +40,12 @@ static void halving_range(const struct coll_call *call, const struct coll_fold *
 }
 
 static void halving_add(const struct coll_call *call, const struct coll_fold *fold, uint32_t other,
-                        uint32_t number, uint32_t width, enum coll_action action,
-                        struct coll_transfer *transfers, uint32_t *count)
+                        uint32_t number, uint32_t width, enum coll_action action, struct coll_side side)
 {
     uint64_t begin;
     uint64_t end;
     halving_range(call, fold, number, width, &begin, &end);
-    coll_add_range(call, coll_fold_node(fold, other), action, begin, end, transfers, count);
+    coll_add_range(call, coll_fold_node(fold, other), action, begin, end, side);
 }
 
 /* Ranges of 2 × width become ranges of width. */
@@ -56,8 +55,8 @@ static void halving_step(const struct coll_call *call, const struct coll_fold *f
     uint32_t number;
     if (halving_is_active(call, fold, &number)) {
         uint32_t other = number ^ width;
-        halving_add(call, fold, other, other, width, COLL_REDUCE, out->sends, &out->send_count);
-        halving_add(call, fold, other, number, width, COLL_REDUCE, out->receives, &out->receive_count);
+        halving_add(call, fold, other, other, width, COLL_REDUCE, coll_sends(out));
+        halving_add(call, fold, other, number, width, COLL_REDUCE, coll_receives(out));
     }
 }
 
@@ -68,8 +67,8 @@ static void doubling_step(const struct coll_call *call, const struct coll_fold *
     uint32_t number;
     if (halving_is_active(call, fold, &number)) {
         uint32_t other = number ^ width;
-        halving_add(call, fold, other, number, width, COLL_STORE, out->sends, &out->send_count);
-        halving_add(call, fold, other, other, width, COLL_STORE, out->receives, &out->receive_count);
+        halving_add(call, fold, other, number, width, COLL_STORE, coll_sends(out));
+        halving_add(call, fold, other, other, width, COLL_STORE, coll_receives(out));
     }
 }
 
@@ -84,9 +83,9 @@ static void gathering_step(const struct coll_call *call, const struct coll_fold 
     uint32_t differing = number ^ coll_fold_number(fold, call->root_node);
     uint32_t other = number ^ width;
     if (differing % (2 * width) == width) {
-        halving_add(call, fold, other, number, width, COLL_STORE, out->sends, &out->send_count);
+        halving_add(call, fold, other, number, width, COLL_STORE, coll_sends(out));
     } else if (differing % (2 * width) == 0) {
-        halving_add(call, fold, other, other, width, COLL_STORE, out->receives, &out->receive_count);
+        halving_add(call, fold, other, other, width, COLL_STORE, coll_receives(out));
     }
 }
 

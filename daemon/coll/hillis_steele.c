@@ -20,10 +20,10 @@ static void hillis_steele_round(const struct coll_call *call, uint32_t round, st
     uint32_t distance = UINT32_C(1) << round;
     coll_round_begin(out);
     if (self + distance < call->node_count) {
-        coll_add_all(call, self + distance, COLL_PREFIX, out->sends, &out->send_count);
+        coll_add_all(call, self + distance, COLL_PREFIX, coll_sends(out));
     }
     if (self >= distance) {
-        coll_add_all(call, self - distance, COLL_PREFIX, out->receives, &out->receive_count);
+        coll_add_all(call, self - distance, COLL_PREFIX, coll_receives(out));
     }
 }
 
@@ -31,11 +31,7 @@ static void hillis_steele_estimate(const struct coll_call *call, struct coll_est
 {
     uint32_t rounds = hillis_steele_round_count(call);
     double elements = (double)call->count_elements * rounds;
-    *out = (struct coll_estimate){.rounds = rounds,
-                                  .messages = rounds,
-                                  .senders = rounds > 0,
-                                  .path_elements = elements,
-                                  .busy_elements = elements};
+    *out = coll_estimate_of(rounds, elements);
 }
 
 const struct coll_algorithm coll_hillis_steele_scan = {

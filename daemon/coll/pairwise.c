@@ -26,11 +26,7 @@ static void pairwise_estimate(const struct coll_call *call, struct coll_estimate
 {
     double elements = coll_all_but_own(call);
     uint32_t rounds = pairwise_round_count(call);
-    *out = (struct coll_estimate){.rounds = rounds,
-                                  .messages = rounds,
-                                  .senders = rounds > 0,
-                                  .path_elements = elements,
-                                  .busy_elements = elements};
+    *out = coll_estimate_of(rounds, elements);
 }
 
 const struct coll_algorithm coll_pairwise_all_to_all = {

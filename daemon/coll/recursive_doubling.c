@@ -34,9 +34,8 @@ static void recursive_doubling_round(const struct coll_call *call, uint32_t roun
     uint32_t bit = UINT32_C(1) << step;
     uint32_t other = coll_fold_node(&fold, number ^ bit);
     bool is_lower = (number & bit) == 0;
-    coll_add_all(call, other, is_lower ? COLL_REDUCE_BEFORE : COLL_REDUCE, out->sends, &out->send_count);
-    coll_add_all(call, other, is_lower ? COLL_REDUCE : COLL_REDUCE_BEFORE, out->receives,
-                 &out->receive_count);
+    coll_add_all(call, other, is_lower ? COLL_REDUCE_BEFORE : COLL_REDUCE, coll_sends(out));
+    coll_add_all(call, other, is_lower ? COLL_REDUCE : COLL_REDUCE_BEFORE, coll_receives(out));
 }
 
 static void recursive_doubling_estimate(const struct coll_call *call, struct coll_estimate *out)

@@ -31,9 +31,9 @@ static void ring_step(const struct coll_call *call, uint32_t behind, enum coll_a
     assert(self < call->node_count && behind < call->node_count);
     coll_round_begin(out);
     coll_add_part(call, coll_node_after(call, self, 1), coll_node_before(call, self, behind), action,
-                  out->sends, &out->send_count);
+                  coll_sends(out));
     coll_add_part(call, coll_node_before(call, self, 1), coll_node_before(call, self, behind + 1), action,
-                  out->receives, &out->receive_count);
+                  coll_receives(out));
 }
 
 static void ring_reduce_scatter_round(const struct coll_call *call, uint32_t round, struct coll_round *out)
@@ -62,20 +62,13 @@ static void ring_phase_estimate(const struct coll_call *call, struct coll_estima
 {
     double elements = coll_all_but_own(call);
     uint32_t rounds = ring_phase_rounds(call);
-    *out = (struct coll_estimate){.rounds = rounds,
-                                  .messages = rounds,
-                                  .senders = rounds > 0,
-                                  .path_elements = elements,
-                                  .busy_elements = elements};
+    *out = coll_estimate_of(rounds, elements);
 }
 
 static void ring_both_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
     ring_phase_estimate(call, out);
-    out->rounds *= 2;
-    out->messages *= 2;
-    out->path_elements *= 2;
-    out->busy_elements *= 2;
+    coll_estimate_double(out);
 }
 
 const struct coll_algorithm coll_ring_all_reduce = {

@@ -33,11 +33,11 @@ static void scatter_step(const struct coll_call *call, uint32_t distance, struct
     uint32_t from_root = coll_from_root(call);
     if (from_root % (2 * distance) == distance) {
         coll_add_parts(call, coll_node_before(call, call->node_index, distance), COLL_STORE, nodes, from_root,
-                       (uint32_t)coll_least(from_root + distance, nodes), out->receives, &out->receive_count);
+                       (uint32_t)coll_least(from_root + distance, nodes), coll_receives(out));
     } else if (from_root % (2 * distance) == 0 && from_root + distance < nodes) {
         coll_add_parts(call, coll_node_after(call, call->node_index, distance), COLL_STORE, nodes,
                        from_root + distance, (uint32_t)coll_least(from_root + 2 * distance, nodes),
-                       out->sends, &out->send_count);
+                       coll_sends(out));
     }
 }
 
@@ -48,12 +48,11 @@ static void all_gather_step(const struct coll_call *call, uint32_t step, struct 
     uint32_t sent = (from_root + nodes - step) % nodes;
     uint32_t received = (from_root + 2 * nodes - step - 1) % nodes;
     if (!scatter_leaves(call, (from_root + 1) % nodes, sent)) {
-        coll_add_part(call, coll_node_after(call, call->node_index, 1), sent, COLL_STORE, out->sends,
-                      &out->send_count);
+        coll_add_part(call, coll_node_after(call, call->node_index, 1), sent, COLL_STORE, coll_sends(out));
     }
     if (!scatter_leaves(call, from_root, received)) {
-        coll_add_part(call, coll_node_before(call, call->node_index, 1), received, COLL_STORE, out->receives,
-                      &out->receive_count);
+        coll_add_part(call, coll_node_before(call, call->node_index, 1), received, COLL_STORE,
+                      coll_receives(out));
     }
 }
 
@@ -75,11 +74,7 @@ static void scatter_all_gather_estimate(const struct coll_call *call, struct col
 {
     double elements = 2 * coll_all_but_own(call);
     uint32_t rounds = scatter_all_gather_round_count(call);
-    *out = (struct coll_estimate){.rounds = rounds,
-                                  .messages = rounds,
-                                  .senders = rounds > 0,
-                                  .path_elements = elements,
-                                  .busy_elements = elements};
+    *out = coll_estimate_of(rounds, elements);
 }
 
 const struct coll_algorithm coll_scatter_all_gather_broadcast = {

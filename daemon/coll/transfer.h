@@ -49,52 +49,65 @@ static inline uint64_t coll_part_begin(const struct coll_call *call, uint32_t pa
     return least * index + coll_least(index, call->count_elements % parts);
 }
 
+/* Where transfers of a round are appended: its sends, or its receives. */
+struct coll_side {
+    struct coll_transfer *transfers;
+    uint32_t *count;
+};
+
+static inline struct coll_side coll_sends(struct coll_round *round)
+{
+    return (struct coll_side){round->sends, &round->send_count};
+}
+
+static inline struct coll_side coll_receives(struct coll_round *round)
+{
+    return (struct coll_side){round->receives, &round->receive_count};
+}
+
 /* Appends a transfer within COLL_WORK, unless it is empty and the call keeps no such. */
 static inline void coll_add_range(const struct coll_call *call, uint32_t node, enum coll_action action,
-                                  uint64_t begin, uint64_t end, struct coll_transfer *transfers,
-                                  uint32_t *count)
+                                  uint64_t begin, uint64_t end, struct coll_side side)
 {
     if (end > begin || call->keeps_empty) {
-        transfers[(*count)++] = (struct coll_transfer){.node = node,
-                                                       .action = action,
-                                                       .space = COLL_WORK,
-                                                       .offset_elements = begin,
-                                                       .count_elements = end - begin};
+        side.transfers[(*side.count)++] = (struct coll_transfer){.node = node,
+                                                                 .action = action,
+                                                                 .space = COLL_WORK,
+                                                                 .offset_elements = begin,
+                                                                 .count_elements = end - begin};
     }
 }
 
 /* Appends the transfer of parts first .. end - 1 of `parts`. */
 static inline void coll_add_parts(const struct coll_call *call, uint32_t node, enum coll_action action,
-                                  uint32_t parts, uint32_t first, uint32_t end,
-                                  struct coll_transfer *transfers, uint32_t *count)
+                                  uint32_t parts, uint32_t first, uint32_t end, struct coll_side side)
 {
     coll_add_range(call, node, action, coll_part_begin(call, parts, first), coll_part_begin(call, parts, end),
-                   transfers, count);
+                   side);
 }
 
 /* Appends the transfer of one of node_count parts: a node's block. */
 static inline void coll_add_part(const struct coll_call *call, uint32_t node, uint32_t part,
-                                 enum coll_action action, struct coll_transfer *transfers, uint32_t *count)
+                                 enum coll_action action, struct coll_side side)
 {
-    coll_add_parts(call, node, action, call->node_count, part, part + 1, transfers, count);
+    coll_add_parts(call, node, action, call->node_count, part, part + 1, side);
 }
 
 /* Appends the transfers, at most two, of `blocks` blocks from `first` on, around the circle. */
 static inline void coll_add_circle(const struct coll_call *call, uint32_t node, enum coll_action action,
-                                   uint32_t first, uint32_t blocks, struct coll_transfer *transfers,
-                                   uint32_t *count)
+                                   uint32_t first, uint32_t blocks, struct coll_side side)
 {
     uint32_t nodes = call->node_count;
     uint32_t before_wrap = blocks < nodes - first ? blocks : nodes - first;
-    coll_add_parts(call, node, action, nodes, first, first + before_wrap, transfers, count);
-    coll_add_parts(call, node, action, nodes, 0, blocks - before_wrap, transfers, count);
+    coll_add_parts(call, node, action, nodes, first, first + before_wrap, side);
+    coll_add_parts(call, node, action, nodes, 0, blocks - before_wrap, side);
 }
 
 /* Appends the transfer of the whole vector (scans: of the running value). */
 static inline void coll_add_all(const struct coll_call *call, uint32_t node, enum coll_action action,
-                                struct coll_transfer *transfers, uint32_t *count)
+                                struct coll_side side)
 {
-    coll_add_range(call, node, action, 0, call->count_elements, transfers, count);
+    coll_add_range(call, node, action, 0, call->count_elements, side);
 }
 
 /* Appends a round's transfers of an all_to_all: the blocks for `to`, and of `from`, without detour. */
@@ -102,12 +115,11 @@ static inline void coll_add_block_pair(const struct coll_call *call, uint32_t to
                                        struct coll_round *out)
 {
     uint32_t sent = out->send_count;
-    coll_add_range(call, to, COLL_STORE, call->send_offsets[to], call->send_offsets[to + 1], out->sends,
-                   &out->send_count);
+    coll_add_range(call, to, COLL_STORE, call->send_offsets[to], call->send_offsets[to + 1], coll_sends(out));
     if (out->send_count > sent) {
         out->sends[sent].space = COLL_INPUT;
     }
-    coll_add_part(call, from, from, COLL_STORE, out->receives, &out->receive_count);
+    coll_add_part(call, from, from, COLL_STORE, coll_receives(out));
 }
 
 /* (nodes - 1) / nodes of the vector, for estimates. */
@@ -181,11 +193,7 @@ static inline void coll_fold_exchange(const struct coll_call *call, const struct
     if (forth) {
         action = (active & 1) != 0 ? COLL_REDUCE_BEFORE : COLL_REDUCE;
     }
-    if (goes_on == forth) {
-        coll_add_range(call, other, action, begin, end, out->receives, &out->receive_count);
-    } else {
-        coll_add_range(call, other, action, begin, end, out->sends, &out->send_count);
-    }
+    coll_add_range(call, other, action, begin, end, goes_on == forth ? coll_receives(out) : coll_sends(out));
 }
 
 /* A round of nothing yet. */
@@ -193,6 +201,25 @@ static inline void coll_round_begin(struct coll_round *out)
 {
     out->send_count = 0;
     out->receive_count = 0;
+}
+
+/* The node that has most sends, or receives, one message in each round, and so many elements in all. */
+static inline struct coll_estimate coll_estimate_of(uint32_t rounds, double elements)
+{
+    return (struct coll_estimate){.rounds = rounds,
+                                  .messages = rounds,
+                                  .senders = rounds > 0,
+                                  .path_elements = elements,
+                                  .busy_elements = elements};
+}
+
+/* What takes the same again in the other direction. */
+static inline void coll_estimate_double(struct coll_estimate *out)
+{
+    out->rounds *= 2;
+    out->messages *= 2;
+    out->path_elements *= 2;
+    out->busy_elements *= 2;
 }
 
 /* transfers_max of many. */

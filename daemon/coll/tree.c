@@ -30,10 +30,9 @@ static void tree_broadcast_round(const struct coll_call *call, uint32_t round, s
     uint32_t distance = UINT32_C(1) << round;
     coll_round_begin(out);
     if (from_root < distance && from_root + distance < call->node_count) {
-        coll_add_all(call, coll_node_after(call, self, distance), COLL_STORE, out->sends, &out->send_count);
+        coll_add_all(call, coll_node_after(call, self, distance), COLL_STORE, coll_sends(out));
     } else if (from_root >= distance && from_root < 2 * distance) {
-        coll_add_all(call, coll_node_before(call, self, distance), COLL_STORE, out->receives,
-                     &out->receive_count);
+        coll_add_all(call, coll_node_before(call, self, distance), COLL_STORE, coll_receives(out));
     }
 }
 
@@ -46,10 +45,9 @@ static void tree_reduce_round(const struct coll_call *call, uint32_t round, stru
     uint32_t distance = UINT32_C(1) << round;
     coll_round_begin(out);
     if (from_root % (2 * distance) == distance) {
-        coll_add_all(call, coll_node_before(call, self, distance), COLL_REDUCE, out->sends, &out->send_count);
+        coll_add_all(call, coll_node_before(call, self, distance), COLL_REDUCE, coll_sends(out));
     } else if (from_root % (2 * distance) == 0 && from_root + distance < call->node_count) {
-        coll_add_all(call, coll_node_after(call, self, distance), COLL_REDUCE, out->receives,
-                     &out->receive_count);
+        coll_add_all(call, coll_node_after(call, self, distance), COLL_REDUCE, coll_receives(out));
     }
 }
 
@@ -68,11 +66,7 @@ static void tree_estimate(const struct coll_call *call, struct coll_estimate *ou
 {
     uint32_t rounds = tree_round_count(call);
     double elements = (double)call->count_elements * rounds;
-    *out = (struct coll_estimate){.rounds = rounds,
-                                  .messages = rounds,
-                                  .senders = rounds > 0,
-                                  .path_elements = elements,
-                                  .busy_elements = elements};
+    *out = coll_estimate_of(rounds, elements);
 }
 
 /* The root receives in one half and sends in the other. */

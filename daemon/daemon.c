@@ -124,12 +124,14 @@ static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
     any |= api_poll(daemon->api, now_ns);
     if (daemon->exec_woken) {
         daemon->exec_woken = false;
-        daemon->exec_woken |= exec_run(daemon->exec, now_ns);
+        bool more = exec_run(daemon->exec, now_ns); /* sets it, too */
+        daemon->exec_woken |= more;
         any = true;
     }
     if (daemon->p2p_woken) {
         daemon->p2p_woken = false;
-        daemon->p2p_woken |= p2p_run(daemon->p2p, now_ns);
+        bool more = p2p_run(daemon->p2p, now_ns);
+        daemon->p2p_woken |= more;
         any = true;
     }
     if (comms_next_deadline_ns(daemon->comms) <= now_ns) {

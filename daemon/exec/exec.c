@@ -32,8 +32,10 @@ void exec_free(struct exec *exec)
     free(exec);
 }
 
+/* The communicator may have had its turn of a round that is not over: there is another round then. */
 void exec_wake(struct exec *exec)
 {
+    exec->more = true;
     exec->wake(exec->wake_context);
 }
 

@@ -188,7 +188,7 @@ struct exec {
     struct spending spending;
     uint32_t round;        /* in which all of these are stepped, some more than once */
     uint32_t unstepped;    /* of these, in this round */
-    bool more;             /* one that was stepped in this round could do more */
+    bool more;             /* another round is wanted */
     struct exec_comm *cut; /* communicators with a cut_ns, in its order */
     struct stream_readers readers;
     uint64_t now_ns; /* of the call under way: parked streams expire by it */

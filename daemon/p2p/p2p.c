@@ -45,8 +45,10 @@ void p2p_free(struct p2p *p2p)
     }
 }
 
+/* As exec_wake: the communicator may have had its turn of a round that is not over. */
 void p2p_wake(struct p2p *p2p)
 {
+    p2p->more = true;
     p2p->wake(p2p->wake_context);
 }
 

@@ -215,7 +215,7 @@ struct p2p {
     struct fair busy;   /* of these: with messages, or something to say */
     uint32_t round;     /* in which all of these are stepped, some more than once */
     uint32_t unstepped; /* of these, in this round */
-    bool more;          /* one that was stepped in this round could do more */
+    bool more;          /* another round is wanted */
     struct stream_readers readers;
     struct pacer pacer;
     uint64_t now_ns; /* of the call under way */

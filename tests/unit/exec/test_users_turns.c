@@ -11,12 +11,14 @@
 #include "daemon/base/budget.h"
 #include "daemon/base/time.h"
 #include "daemon/exec/exec.h"
+#include "tests/lib/hostile_node.h"
 
 /* Communicators of two users in one exec: one user with many, all of them busy, and one with one. */
 
 enum {
     RANKS = 2,
     MANY = 500,
+    OTHERS = 5,
     SLICE_ELEMENTS = 4096,
     ELEMENTS = 1 << 18, /* several turns */
     ELEMENT_BYTES = 4,
@@ -179,6 +181,53 @@ static void test_runs_are_short(void **state)
     setup_stop();
 }
 
+/* What comes for a communicator between two runs, after its turn of the same round, is not forgotten. */
+static void test_news_within_a_round(void **state)
+{
+    (void)state;
+    static struct hostile hostile;
+    static const struct hostile_call call = {
+        .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_U8, .count_elements = 64};
+    const struct error cause = {.status = STATUS_TIMED_OUT};
+    struct hostile_buffer in[HOSTILE_LOCAL_RANKS], out[HOSTILE_LOCAL_RANKS];
+    struct hostile_outcome outcome;
+    memset(&setup, 0, sizeof setup);
+    hostile_start(&hostile, SLICE_ELEMENTS * ELEMENT_BYTES);
+    exec_set_clock(hostile.exec, slow_tick);
+    setup.exec = hostile.exec;
+    for (unsigned i = 0; i < OTHERS; i++) {
+        setup.comms[i] = comm_new(i + 1, 1000 + i);
+    }
+    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
+        in[i] = hostile_buffer_new(64);
+        out[i] = hostile_buffer_new(64);
+    }
+    for (unsigned runs = 1; runs < 2 * OTHERS; runs++) {
+        uint64_t seq = hostile_submit(&hostile, &call, in, out, &outcome);
+        hostile_turns(&hostile, HOSTILE_TURNS);
+        for (unsigned i = 0; i < OTHERS; i++) {
+            submit(setup.comms[i], runs, &setup.done[0]);
+        }
+        for (unsigned run = 0; run < runs; run++) {
+            (void)exec_run(hostile.exec, hostile.now_ns);
+        }
+        assert_int_equal(outcome.calls, 0); /* node b sends nothing */
+        exec_cancel(hostile.comm, seq, 1, &cause, hostile.now_ns);
+        while (exec_run(hostile.exec, hostile.now_ns)) {
+        }
+        assert_int_equal(outcome.calls, 1);
+        assert_int_equal(setup.done[0], runs * OTHERS);
+    }
+    for (unsigned i = 0; i < OTHERS; i++) {
+        exec_comm_free(setup.comms[i]);
+    }
+    hostile_stop(&hostile);
+    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
+        hostile_buffer_free(&in[i]);
+        hostile_buffer_free(&out[i]);
+    }
+}
+
 /* One operation of many ranks on this node, of one element for each: how many turns it takes. */
 static unsigned crowd_turns(enum op_kind kind)
 {
@@ -339,9 +388,10 @@ static void test_communicators_are_charged(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_many_communicators),      cmocka_unit_test(test_runs_are_short),
-        cmocka_unit_test(test_small_pieces_take_turns), cmocka_unit_test(test_none_is_left_out),
-        cmocka_unit_test(test_time_is_charged),         cmocka_unit_test(test_communicators_are_charged),
+        cmocka_unit_test(test_many_communicators),        cmocka_unit_test(test_runs_are_short),
+        cmocka_unit_test(test_news_within_a_round),       cmocka_unit_test(test_small_pieces_take_turns),
+        cmocka_unit_test(test_none_is_left_out),          cmocka_unit_test(test_time_is_charged),
+        cmocka_unit_test(test_communicators_are_charged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

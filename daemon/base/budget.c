@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
+#include <unistd.h>
 
 #include <utlist.h>
 
@@ -88,9 +89,17 @@ static uint64_t descriptors_max(void)
     return most < BUDGET_DESCRIPTORS_MAX ? most : BUDGET_DESCRIPTORS_MAX;
 }
 
+static uint64_t bounces_max(void)
+{
+    long pages = sysconf(_SC_PHYS_PAGES), page_bytes = sysconf(_SC_PAGESIZE);
+    uint64_t most = pages > 0 && page_bytes > 0 ? (uint64_t)pages * (uint64_t)page_bytes / 4 : 0;
+    return most > BUDGET_BOUNCES_MIN_BYTES ? most : BUDGET_BOUNCES_MIN_BYTES;
+}
+
 static uint64_t kind_max(enum budget_kind kind)
 {
     return kind == BUDGET_MEMORIES      ? memories_max()
+           : kind == BUDGET_BOUNCES     ? bounces_max()
            : kind == BUDGET_DESCRIPTORS ? descriptors_max()
                                         : kinds[kind].all;
 }

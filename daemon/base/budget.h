@@ -39,6 +39,8 @@ struct budget_account;
 #define BUDGET_SESSIONS_MAX 4096
 #define BUDGET_DESCRIPTORS_MAX 49152u /* or three quarters of RLIMIT_NOFILE, if that is less */
 
+#define BUDGET_BOUNCES_MIN_BYTES (UINT64_C(256) << 20) /* or a quarter of the machine's memory, if more */
+
 /* NAME, key in commd.conf, words for people, all, a user's ceiling where commd.conf says none. */
 #define BUDGET_KIND_LIST(X)                                                                                  \
     X(SESSIONS, "sessions", "sessions", BUDGET_SESSIONS_MAX, BUDGET_SESSIONS_MAX)                            \
@@ -54,6 +56,7 @@ struct budget_account;
     X(CHUNKS, "gpu_chunks", "parts of virtual memory on GPUs", 1u << 18, 1u << 18)                           \
     X(EARLY, "early_bytes", "bytes that were sent for calls that are not posted", 384u << 20, 128u << 20)    \
     X(LANES, "lane_bytes", "bytes that operations and messages work in", 256u << 20, 96u << 20)              \
+    X(BOUNCES, "bounce_bytes", "bytes of bounce buffers of GPUs", BUDGET_BOUNCES_MIN_BYTES, UINT64_MAX)      \
     X(DESCRIPTORS, "descriptors", "file descriptors", BUDGET_DESCRIPTORS_MAX, BUDGET_DESCRIPTORS_MAX)
 
 enum budget_kind {

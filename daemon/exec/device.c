@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/budget.h"
 #include "daemon/exec/exec_internal.h"
 
 /*
@@ -78,7 +79,9 @@ void device_release(struct exec_comm *comm, struct exec_op *op)
         return;
     }
     for (uint32_t i = 0; i < op->device->bounce_count; i++) {
-        gpu_pinned_free(comm->exec->gpus, op->device->bounces[i].host);
+        const struct device_bounce *bounce = &op->device->bounces[i];
+        gpu_pinned_free(comm->exec->gpus, bounce->host);
+        budget_release(comm->options.account, BUDGET_BOUNCES, gpu_pinned_size(bounce->bytes));
     }
     free(op->device->bounces);
     free(op->device);
@@ -166,9 +169,15 @@ static enum status bounce_add(struct exec_comm *comm, struct exec_device *device
                               uint64_t bytes, bool written, struct device_bounce **out, struct error *error)
 {
     struct device_bounce *bounce = &device->bounces[device->bounce_count];
+    uint64_t pinned_bytes = gpu_pinned_size(bytes);
     void *host = NULL;
-    enum status status = gpu_pinned_alloc(comm->exec->gpus, bytes, &host, error);
+    enum status status = budget_charge(comm->options.account, BUDGET_BOUNCES, pinned_bytes, error);
     if (status != STATUS_OK) {
+        return status;
+    }
+    status = gpu_pinned_alloc(comm->exec->gpus, bytes, &host, error);
+    if (status != STATUS_OK) {
+        budget_release(comm->options.account, BUDGET_BOUNCES, pinned_bytes);
         return status;
     }
     *bounce =

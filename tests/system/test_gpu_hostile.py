@@ -3,6 +3,7 @@
 import fcntl
 import os
 import select
+import signal
 import socket
 import unittest
 
@@ -435,6 +436,28 @@ class Hostile(cluster.StandaloneTest):
                     self.client.submit(self.submission(kind, output=(memory, offset)))
                     self.client.submit(self.submission(kind, input=(memory, offset)))
         self.done()
+
+    def limit_bounces(self, bytes_or_0):
+        path = self.cluster.config_path("solo")
+        lines = [line for line in path.read_text().splitlines() if "user_limit" not in line]
+        path.write_text("\n".join(lines + [f"user_limit_bounce_bytes = {bytes_or_0};"]) + "\n")
+        self.cluster.daemons["solo"].send_signal(signal.SIGHUP)
+        self.cluster.wait(lambda: all((user["kinds"]["bounce_bytes"]["ceiling"] == bytes_or_0) == (bytes_or_0 > 0)
+                                      for user in self.cluster.json("solo", "users")["users"]), "reloaded")
+
+    def test_bounce_buffers_are_charged(self):
+        """Pinned memory into which whole buffers are copied is its user's, and comes back."""
+        self.share()
+        self.limit_bounces(4096)
+        try:
+            self.join()
+            self.refused(LIMIT, "user_limit_bounce_bytes", dtype=F32, compression=1, count=2000)
+            self.join(handle=2)
+            for _ in range(3):
+                self.done(handle=2, dtype=F32, compression=1, count=1000)
+        finally:
+            self.limit_bounces(0)
+        self.done(handle=2, dtype=F32, compression=1, count=2000)
 
     def test_ranks_that_share_their_buffers(self):
         self.share()

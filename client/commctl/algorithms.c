@@ -69,6 +69,46 @@ static bool parse_sizes(char *text, Commd__Client__AlgorithmsQuery *query)
     return query->n_size_bytes > 0;
 }
 
+/* Null when it is fine, else what was expected. */
+static const char *take_option(int option, char *text, Commd__Client__AlgorithmsQuery *query, char **names)
+{
+    switch (option) {
+    case 's':
+        return parse_sizes(text, query) ? NULL : "1 to 8 sizes like 8 or 64k, with commas between";
+    case 'n':
+        return parse_nodes(text, query, names) ? NULL : "1 to 1000000 nodes, or names with commas between";
+    default:
+        query->overrides = text;
+        return NULL;
+    }
+}
+
+static enum exit_code parse(int argc, char **argv, Commd__Client__AlgorithmsQuery *query, char **names)
+{
+    static const struct option no_names[] = {{NULL, 0, NULL, 0}};
+    optind = 0;
+    for (int option; (option = getopt(argc, argv, "s:n:a:")) != -1;) {
+        char given[64], name[32];
+        if (option == '?') {
+            fputs(usage, stderr);
+            return EXIT_CODE_USAGE;
+        }
+        snprintf(given, sizeof given, "%s", optarg);
+        const char *expected = take_option(option, optarg, query, names);
+        if (expected != NULL) {
+            return usage_wrong("algorithms", usage_option_name(no_names, option, name), given, expected,
+                               usage);
+        }
+    }
+    if (optind + 1 < argc) {
+        return usage_wrong("algorithms", argv[optind + 1], NULL, "one operation", usage);
+    }
+    if (optind < argc) {
+        query->kind = argv[optind];
+    }
+    return EXIT_CODE_OK;
+}
+
 enum exit_code verb_algorithms(struct commctl *commctl, int argc, char **argv)
 {
     uint64_t sizes[SIZES_MAX] = {8, 4096, 65536, 1u << 20, 16u << 20, 256u << 20};
@@ -76,28 +116,15 @@ enum exit_code verb_algorithms(struct commctl *commctl, int argc, char **argv)
     Commd__Client__AlgorithmsQuery query = COMMD__CLIENT__ALGORITHMS_QUERY__INIT;
     query.size_bytes = sizes;
     query.n_size_bytes = 6;
-    bool fine = true;
-    optind = 0;
-    for (int option; fine && (option = getopt(argc, argv, "s:n:a:")) != -1;) {
-        fine = option == 's'   ? parse_sizes(optarg, &query)
-               : option == 'n' ? parse_nodes(optarg, &query, names)
-                               : option == 'a';
-        if (option == 'a') {
-            query.overrides = optarg;
-        }
-    }
-    if (!fine || optind + 1 < argc) {
-        fputs(usage, stderr);
-        return EXIT_CODE_USAGE;
-    }
-    if (optind < argc) {
-        query.kind = argv[optind];
+    enum exit_code code = parse(argc, argv, &query, names);
+    if (code != EXIT_CODE_OK) {
+        return code;
     }
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_ALGORITHMS;
     request.algorithms = &query;
     Commd__Client__Event *event;
-    enum exit_code code = connection_request(commctl, &request, &event);
+    code = connection_request(commctl, &request, &event);
     if (code == EXIT_CODE_OK && event->reply->body_case == COMMD__CLIENT__REPLY__BODY_ALGORITHMS) {
         json_t *object = json_of_message(&event->reply->algorithms->base);
         json_object_set_new(object, "several", json_boolean(query.n_size_bytes > 1));

@@ -50,8 +50,7 @@ static const struct option long_options[] = {
 
 static enum exit_code wrong(const char *what, const char *expected)
 {
-    fprintf(stderr, "commctl: bench: %s: expected %s\n", what, expected);
-    return EXIT_CODE_USAGE;
+    return usage_wrong("bench", what, NULL, expected, "");
 }
 
 static bool parse_u32(const char *text, uint32_t low, uint32_t high, uint32_t *out)
@@ -203,18 +202,16 @@ void bench_options_default(struct bench_options *options)
 enum exit_code bench_options_parse(int argc, char **argv, struct bench_options *options)
 {
     bool ranks_given = false;
-    int index = 0;
     optind = 0; /* the options before the verb were another parser's */
-    for (int option; (option = getopt_long(argc, argv, "f:", long_options, &index)) != -1;) {
+    for (int option; (option = getopt_long(argc, argv, "f:", long_options, NULL)) != -1;) {
         if (option == '?') {
             return EXIT_CODE_USAGE;
         }
         ranks_given = ranks_given || option == OPTION_RANKS;
         const char *expected = take_option(option, options);
         if (expected != NULL) {
-            char what[128];
-            snprintf(what, sizeof what, "%s %s", option == 'f' ? "-f" : long_options[index].name, optarg);
-            return wrong(what, expected);
+            char name[32];
+            return usage_wrong("bench", usage_option_name(long_options, option, name), optarg, expected, "");
         }
     }
     if (optind < argc) {

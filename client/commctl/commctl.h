@@ -1,6 +1,7 @@
 #ifndef CLIENT_COMMCTL_COMMCTL_H
 #define CLIENT_COMMCTL_COMMCTL_H
 
+#include <getopt.h>
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -63,6 +64,13 @@ void table_print(const json_t *rows, const struct column *columns, size_t column
 bool size_parse(const char *text, uint64_t *bytes);
 /* One value as text, in a buffer of the caller's. */
 void table_format(const json_t *value, enum column_format format, char *text, size_t size);
+
+/* usage.c: says on standard error which part of a call is wrong, what was given (null: nothing) and what is
+ * allowed, then the usage. Returns EXIT_CODE_USAGE. */
+enum exit_code usage_wrong(const char *verb, const char *what, const char *given, const char *expected,
+                           const char *usage);
+/* Of the options that getopt_long knows: "--slice", "-n". */
+const char *usage_option_name(const struct option *options, int option, char text[32]);
 
 /* Verbs: argv[0] is the verb. */
 typedef enum exit_code verb_function(struct commctl *commctl, int argc, char **argv);

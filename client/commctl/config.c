@@ -62,6 +62,14 @@ enum exit_code verb_config(struct commctl *commctl, int argc, char **argv)
     if ((argc == 2 || argc == 3) && strcmp(argv[1], "check") == 0) {
         return config_check(argc == 3 ? argv[2] : NULL);
     }
-    fprintf(stderr, "usage: commctl config show | commctl config check [FILE]\n");
-    return EXIT_CODE_USAGE;
+    bool known = argc > 1 && (strcmp(argv[1], "show") == 0 || strcmp(argv[1], "check") == 0);
+    return usage_wrong("config",
+                       argc < 2 ? "nothing"
+                       : known  ? argv[argc - 1]
+                                : argv[1],
+                       NULL,
+                       known && argv[1][0] == 's' ? "no argument after show"
+                       : known                    ? "one file after check"
+                                                  : "show or check",
+                       "usage: commctl config show | commctl config check [FILE]\n");
 }

@@ -40,7 +40,9 @@ static bool parse_user(const char *text, uint32_t *uid)
     return user != NULL;
 }
 
-static enum exit_code parse_options(int argc, char **argv, bool takes_uid, struct control_options *out)
+/* target: what the one argument is. */
+static enum exit_code parse_options(int argc, char **argv, bool takes_uid, const char *target,
+                                    const char *usage, struct control_options *out)
 {
     static const struct option options[] = {
         {"reason", required_argument, NULL, 'r'}, {"uid", required_argument, NULL, 'u'}, {NULL, 0, NULL, 0}};
@@ -51,16 +53,18 @@ static enum exit_code parse_options(int argc, char **argv, bool takes_uid, struc
             out->reason = optarg;
         } else if (option == 'u' && takes_uid) {
             if (!parse_user(optarg, &out->uid)) {
-                fprintf(stderr, "commctl: --uid %s: expected a user's number or name\n", optarg);
-                return EXIT_CODE_USAGE;
+                return usage_wrong(argv[0], "--uid", optarg, "a user's number or name", usage);
             }
             out->has_uid = true;
+        } else if (option == 'u') {
+            return usage_wrong(argv[0], "--uid", optarg, "PID and --reason alone", usage);
         } else {
+            fputs(usage, stderr);
             return EXIT_CODE_USAGE;
         }
     }
     if (optind + 1 != argc) {
-        return EXIT_CODE_USAGE;
+        return usage_wrong(argv[0], optind == argc ? "nothing" : argv[optind + 1], NULL, target, usage);
     }
     out->target = argv[optind];
     return EXIT_CODE_OK;
@@ -77,8 +81,9 @@ static enum exit_code request_done(struct commctl *commctl, Commd__Client__Reque
 enum exit_code verb_abort(struct commctl *commctl, int argc, char **argv)
 {
     struct control_options options;
-    if (parse_options(argc, argv, true, &options) != EXIT_CODE_OK) {
-        fputs("usage: commctl abort COMMUNICATOR [--uid USER] [--reason TEXT]\n", stderr);
+    if (parse_options(argc, argv, true, "the name of one communicator",
+                      "usage: commctl abort COMMUNICATOR [--uid USER] [--reason TEXT]\n",
+                      &options) != EXIT_CODE_OK) {
         return EXIT_CODE_USAGE;
     }
     Commd__Client__CommAbort body = COMMD__CLIENT__COMM_ABORT__INIT;
@@ -95,11 +100,14 @@ enum exit_code verb_abort(struct commctl *commctl, int argc, char **argv)
 enum exit_code verb_disconnect(struct commctl *commctl, int argc, char **argv)
 {
     struct control_options options;
+    static const char usage[] = "usage: commctl disconnect PID [--reason TEXT]\n";
+    static const char expected[] = "the number of one process, 1 to 2147483647";
     uint32_t pid = 0;
-    if (parse_options(argc, argv, false, &options) != EXIT_CODE_OK ||
-        !parse_number(options.target, INT_MAX, &pid) || pid == 0) {
-        fputs("usage: commctl disconnect PID [--reason TEXT]\n", stderr);
+    if (parse_options(argc, argv, false, expected, usage, &options) != EXIT_CODE_OK) {
         return EXIT_CODE_USAGE;
+    }
+    if (!parse_number(options.target, INT_MAX, &pid) || pid == 0) {
+        return usage_wrong("disconnect", "PID", options.target, expected, usage);
     }
     Commd__Client__Disconnect body = COMMD__CLIENT__DISCONNECT__INIT;
     body.pid = pid;

@@ -101,10 +101,8 @@ static void print_gpus(const json_t *answer)
 
 enum exit_code verb_gpus(struct commctl *commctl, int argc, char **argv)
 {
-    if (argc > 1) {
-        fprintf(stderr, "commctl gpus: unexpected argument: %s\n", argv[1]);
-        return EXIT_CODE_USAGE;
-    }
+    (void)argc;
+    (void)argv;
     Commd__Client__GpusQuery query = COMMD__CLIENT__GPUS_QUERY__INIT;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_GPUS;

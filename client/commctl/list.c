@@ -6,15 +6,6 @@
 
 #define CERTIFICATE_WARN_S (UINT64_C(30) * 86400) /* commd's log warns from then on, too */
 
-static enum exit_code no_arguments(int argc, char **argv)
-{
-    if (argc > 1) {
-        fprintf(stderr, "commctl %s: unexpected argument: %s\n", argv[0], argv[1]);
-        return EXIT_CODE_USAGE;
-    }
-    return EXIT_CODE_OK;
-}
-
 static void print_field(const json_t *object, const char *title, const char *key, enum column_format format)
 {
     char text[256];
@@ -83,16 +74,14 @@ static void print_status(const json_t *status)
 
 enum exit_code verb_status(struct commctl *commctl, int argc, char **argv)
 {
-    enum exit_code code = no_arguments(argc, argv);
-    if (code != EXIT_CODE_OK) {
-        return code;
-    }
+    (void)argc;
+    (void)argv;
     Commd__Client__StatusQuery query = COMMD__CLIENT__STATUS_QUERY__INIT;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_STATUS;
     request.status = &query;
     Commd__Client__Event *event;
-    code = connection_request(commctl, &request, &event);
+    enum exit_code code = connection_request(commctl, &request, &event);
     if (code != EXIT_CODE_OK) {
         return code;
     }
@@ -178,13 +167,11 @@ enum exit_code list_fetch(struct commctl *commctl, const struct list *list, json
 static enum exit_code show_list(struct commctl *commctl, int argc, char **argv, const struct list *list,
                                 const struct column *columns, size_t column_count, json_t **kept)
 {
-    enum exit_code code = no_arguments(argc, argv);
-    if (code != EXIT_CODE_OK) {
-        return code;
-    }
+    (void)argc;
+    (void)argv;
     json_t *rows = json_array();
     long long others;
-    code = list_fetch(commctl, list, rows, &others);
+    enum exit_code code = list_fetch(commctl, list, rows, &others);
     if (code == EXIT_CODE_OK && commctl->json) {
         output_object(commctl, json_pack("{sO,sI}", list->name, rows, "others", (json_int_t)others), NULL);
     } else if (code == EXIT_CODE_OK) {

@@ -46,15 +46,38 @@ static const struct verb verbs[] = {
     {"pki", "init | request NAME | issue NAME", "make the cluster's authority and the nodes' certificates",
      verb_pki, false},
     {"version", "", "versions of commctl and of the commd that runs", verb_version, false},
-    {"help", "", "this text", verb_help, false},
+    {"help", "[VERB]", "this text, or what a verb takes", verb_help, false},
 };
 #define VERB_COUNT (sizeof verbs / sizeof verbs[0])
+
+static const struct verb *find_verb(const char *name)
+{
+    for (size_t i = 0; i < VERB_COUNT; i++) {
+        if (strcmp(verbs[i].name, name) == 0) {
+            return &verbs[i];
+        }
+    }
+    fprintf(stderr, "commctl: unknown verb: %s\nTry 'commctl help'.\n", name);
+    return NULL;
+}
+
+static void print_verb(const struct verb *verb)
+{
+    printf("usage: commctl [OPTION...] %s %s\n\n%s: %s. commctl(1) has all options.\n", verb->name,
+           verb->arguments, verb->name, verb->help);
+}
 
 static enum exit_code verb_help(struct commctl *commctl, int argc, char **argv)
 {
     (void)commctl;
-    (void)argc;
-    (void)argv;
+    if (argc > 1) {
+        const struct verb *verb = find_verb(argv[1]);
+        if (verb == NULL) {
+            return EXIT_CODE_USAGE;
+        }
+        print_verb(verb);
+        return EXIT_CODE_OK;
+    }
     puts("usage: commctl [OPTION...] [VERB [ARGUMENT...]]\n");
     for (size_t i = 0; i < VERB_COUNT; i++) {
         char call[64];
@@ -206,9 +229,12 @@ static bool asks_for_help(int argc, char **argv)
 static enum exit_code run_verb(struct commctl *commctl, const struct verb *verb, int argc, char **argv)
 {
     if (asks_for_help(argc, argv)) {
-        printf("usage: commctl [OPTION...] %s %s\n\n%s: %s. commctl(1) has all options.\n", verb->name,
-               verb->arguments, verb->name, verb->help);
+        print_verb(verb);
         return EXIT_CODE_OK;
+    }
+    if (verb->arguments[0] == '\0' && argc > 1) {
+        fprintf(stderr, "commctl: %s: unexpected argument: %s\n", verb->name, argv[1]);
+        return EXIT_CODE_USAGE;
     }
     if (commctl->watch_s > 0 && !verb->watchable) {
         fprintf(stderr, "commctl: %s cannot be watched\n", verb->name);
@@ -248,13 +274,11 @@ int main(int argc, char **argv)
     char *default_verb[] = {(char *)"status", NULL};
     char **arguments = optind < argc ? argv + optind : default_verb;
     int count = optind < argc ? argc - optind : 1;
-    for (size_t i = 0; i < VERB_COUNT; i++) {
-        if (strcmp(verbs[i].name, arguments[0]) == 0) {
-            exit_code = (int)run_verb(&commctl, &verbs[i], count, arguments);
-            connection_close(&commctl);
-            return exit_code;
-        }
+    const struct verb *verb = find_verb(arguments[0]);
+    if (verb == NULL) {
+        return EXIT_CODE_USAGE;
     }
-    fprintf(stderr, "commctl: unknown verb: %s\nTry 'commctl help'.\n", arguments[0]);
-    return EXIT_CODE_USAGE;
+    exit_code = (int)run_verb(&commctl, verb, count, arguments);
+    connection_close(&commctl);
+    return exit_code;
 }

@@ -1,6 +1,6 @@
-#include <getopt.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "client/commctl/commctl.h"
@@ -33,27 +33,31 @@ static enum exit_code ping_once(struct commctl *commctl, const char *node)
     return code;
 }
 
+static const char usage[] = "usage: commctl ping [-n COUNT] NODE\n";
+
+static enum exit_code parse(int argc, char **argv, long *count, const char **node)
+{
+    for (int i = 1; i < argc; i++) {
+        if (strcmp(argv[i], "-n") == 0 && i + 1 < argc) {
+            char *end;
+            *count = strtol(argv[++i], &end, 10);
+            if (end == argv[i] || *end != '\0' || *count < 1 || *count > PINGS_MAX) {
+                return usage_wrong("ping", "-n", argv[i], "how often, 1 to 1000000", usage);
+            }
+        } else if (*node != NULL || argv[i][0] == '-') {
+            return usage_wrong("ping", argv[i], NULL, "one node, and perhaps -n COUNT", usage);
+        } else {
+            *node = argv[i];
+        }
+    }
+    return *node != NULL ? EXIT_CODE_OK : usage_wrong("ping", "NODE", NULL, "a node's name", usage);
+}
+
 enum exit_code verb_ping(struct commctl *commctl, int argc, char **argv)
 {
     long count = 3;
     const char *node = NULL;
-    for (int i = 1; i < argc; i++) {
-        char *end = NULL;
-        if (argv[i][0] == '-' && argv[i][1] == 'n' && argv[i][2] == '\0' && i + 1 < argc) {
-            count = strtol(argv[++i], &end, 10);
-        }
-        if (end != NULL ? (*end != '\0' || count < 1 || count > PINGS_MAX)
-                        : node != NULL || argv[i][0] == '-') {
-            node = NULL;
-            break;
-        }
-        node = end == NULL ? argv[i] : node;
-    }
-    if (node == NULL) {
-        fprintf(stderr, "usage: commctl ping [-n COUNT] NODE\n");
-        return EXIT_CODE_USAGE;
-    }
-    enum exit_code code = EXIT_CODE_OK;
+    enum exit_code code = parse(argc, argv, &count, &node);
     for (long i = 0; i < count && code == EXIT_CODE_OK; i++) {
         if (i > 0) {
             nanosleep(&(struct timespec){.tv_nsec = 200000000}, NULL);

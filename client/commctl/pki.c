@@ -45,25 +45,37 @@ static enum exit_code pki_usage(void)
     return EXIT_CODE_USAGE;
 }
 
-static bool subject_is_right(const struct pki_command *command, const char *name)
+/* Null when it is right, else what was expected. */
+static const char *expected_subject(const struct pki_command *command, const char *name)
 {
     switch (command->subject) {
     case PKI_NOBODY:
-        return name == NULL;
+        return name == NULL ? NULL : "options alone";
     case PKI_NODE:
-        return name != NULL && pki_name_is_valid(name);
+        return name != NULL && pki_name_is_valid(name)
+                   ? NULL
+                   : "a node's name: letters, digits and hyphens, at most 63, not \"ca\"";
     case PKI_ANYTHING:
-        return name != NULL;
+        return name != NULL ? NULL : "a node's name, a serial number or a file";
     case PKI_ANYTHING_OR_NOBODY:
-        return true;
+        return NULL;
     }
-    return false;
+    return NULL;
 }
 
-static bool pki_parse(struct pki *pki, const struct pki_command *command, int argc, char **argv)
+static enum exit_code pki_wrong(const struct pki_command *command, const char *what, const char *given,
+                                const char *expected)
+{
+    char verb[32];
+    (void)snprintf(verb, sizeof verb, "pki %s", command->name);
+    (void)usage_wrong(verb, what, given, expected, "");
+    return pki_usage();
+}
+
+static enum exit_code pki_parse(struct pki *pki, const struct pki_command *command, int argc, char **argv)
 {
     for (int i = 2; i < argc; i++) {
-        char *end = NULL;
+        char *end;
         if (strcmp(argv[i], "--dir") == 0 && i + 1 < argc) {
             pki->folder = argv[++i];
         } else if (strcmp(argv[i], "--request") == 0 && i + 1 < argc && command->takes_request) {
@@ -73,16 +85,27 @@ static bool pki_parse(struct pki *pki, const struct pki_command *command, int ar
         } else if (strcmp(argv[i], "--days") == 0 && i + 1 < argc && command->takes_days) {
             pki->days = strtol(argv[++i], &end, 10);
             if (*end != '\0' || pki->days == 0 || pki->days > 36500 || pki->days < -36500) {
-                return false;
+                return pki_wrong(command, "--days", argv[i], "days, 1 to 36500, or -36500 to -1");
             }
-        } else if (pki->name == NULL && argv[i][0] != '-' && argv[i][0] != '\0') {
-            pki->name = argv[i];
+        } else if (argv[i][0] == '-' && i + 1 == argc) {
+            return pki_wrong(command, argv[i], NULL, "an option of this command, with its argument");
+        } else if (pki->name != NULL || argv[i][0] == '-' || argv[i][0] == '\0') {
+            return pki_wrong(command, argv[i], NULL, "one name at most, and options of this command");
         } else {
-            return false;
+            pki->name = argv[i];
         }
     }
-    return subject_is_right(command, pki->name) && !(pki->new_key && pki->request_path != NULL) &&
-           strlen(pki->folder) + NODE_NAME_MAX_BYTES + 8 < sizeof pki->path;
+    const char *expected = expected_subject(command, pki->name);
+    if (expected != NULL) {
+        return pki_wrong(command, pki->name != NULL ? pki->name : "nothing", NULL, expected);
+    }
+    if (pki->new_key && pki->request_path != NULL) {
+        return pki_wrong(command, "--new-key and --request", NULL, "one of them, or none");
+    }
+    if (strlen(pki->folder) + NODE_NAME_MAX_BYTES + 8 >= sizeof pki->path) {
+        return pki_wrong(command, "--dir", pki->folder, "a shorter path");
+    }
+    return EXIT_CODE_OK;
 }
 
 enum exit_code verb_pki(struct commctl *commctl, int argc, char **argv)
@@ -91,8 +114,11 @@ enum exit_code verb_pki(struct commctl *commctl, int argc, char **argv)
     for (size_t i = 0; argc >= 2 && i < sizeof pki_commands / sizeof pki_commands[0]; i++) {
         const struct pki_command *command = &pki_commands[i];
         if (strcmp(argv[1], command->name) == 0) {
-            return pki_parse(&pki, command, argc, argv) ? command->run(&pki) : pki_usage();
+            enum exit_code code = pki_parse(&pki, command, argc, argv);
+            return code == EXIT_CODE_OK ? command->run(&pki) : code;
         }
     }
+    (void)usage_wrong("pki", argc >= 2 ? argv[1] : "nothing", NULL,
+                      "init, request, issue, renew, revoke or show", "");
     return pki_usage();
 }

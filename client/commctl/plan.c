@@ -62,46 +62,58 @@ static bool parse_positive(const char *text, double *out)
     return end != text && *end == '\0' && *out > 0 && *out < 1e9;
 }
 
-static bool parse_plan(int argc, char **argv, struct plan *plan)
+/* Null when it is fine, else what was expected. */
+static const char *take_option(int option, char *text, struct plan *plan)
+{
+    double nodes;
+    switch (option) {
+    case 'n':
+        if (!parse_positive(text, &nodes) || nodes != (double)(uint64_t)nodes) {
+            return "a whole number of nodes, at least 1";
+        }
+        plan->nodes = (uint64_t)nodes;
+        return NULL;
+    case 's':
+        return parse_sizes(text, plan) ? NULL : "1 to 32 sizes like 8 or 64k, with commas between";
+    case 'l':
+        return parse_positive(text, &plan->latency_us) ? NULL : "microseconds, more than 0 and less than 1e9";
+    case 'b':
+        return parse_positive(text, &plan->gbit_per_s) ? NULL : "Gbit/s, more than 0 and less than 1e9";
+    case 'c':
+        return size_parse(text, &plan->slice_bytes) && plan->slice_bytes > 0 ? NULL : "a size like 64k or 1m";
+    case 'a':
+        plan->overrides = text;
+        return NULL;
+    default:
+        plan->svg_path = text;
+        return NULL;
+    }
+}
+
+static enum exit_code parse_plan(int argc, char **argv, struct plan *plan)
 {
     static const struct option options[] = {
         {"svg", required_argument, NULL, 'o'}, {"slice", required_argument, NULL, 'c'}, {NULL, 0, NULL, 0}};
-    bool fine = true;
-    double nodes;
     optind = 0;
-    for (int option; fine && (option = getopt_long(argc, argv, "n:s:l:b:a:", options, NULL)) != -1;) {
-        switch (option) {
-        case 'n':
-            fine = parse_positive(optarg, &nodes) && nodes == (double)(uint64_t)nodes;
-            plan->nodes = fine ? (uint64_t)nodes : 0;
-            break;
-        case 's':
-            fine = parse_sizes(optarg, plan);
-            break;
-        case 'l':
-            fine = parse_positive(optarg, &plan->latency_us);
-            break;
-        case 'b':
-            fine = parse_positive(optarg, &plan->gbit_per_s);
-            break;
-        case 'c':
-            fine = size_parse(optarg, &plan->slice_bytes) && plan->slice_bytes > 0;
-            break;
-        case 'a':
-            plan->overrides = optarg;
-            break;
-        case 'o':
-            plan->svg_path = optarg;
-            break;
-        default:
-            fine = false;
-            break;
+    for (int option; (option = getopt_long(argc, argv, "n:s:l:b:a:", options, NULL)) != -1;) {
+        char given[64], name[32];
+        if (option == '?') {
+            (void)fputs(usage, stderr);
+            return EXIT_CODE_USAGE;
+        }
+        (void)snprintf(given, sizeof given, "%s", optarg);
+        const char *expected = take_option(option, optarg, plan);
+        if (expected != NULL) {
+            return usage_wrong("plan", usage_option_name(options, option, name), given, expected, usage);
         }
     }
-    if (fine && optind < argc) {
-        plan->operation = argv[optind++];
+    if (optind + 1 < argc) {
+        return usage_wrong("plan", argv[optind + 1], NULL, "one operation", usage);
     }
-    return fine && optind == argc;
+    if (optind < argc) {
+        plan->operation = argv[optind];
+    }
+    return EXIT_CODE_OK;
 }
 
 /* Beside this program, where both are installed, or by PATH. */
@@ -228,12 +240,12 @@ enum exit_code verb_plan(struct commctl *commctl, int argc, char **argv)
                         .overrides = "",
                         .sizes = {8, 4096, 65536, 1u << 20, 16u << 20, 256u << 20},
                         .size_count = 6};
-    if (!parse_plan(argc, argv, &plan)) {
-        (void)fputs(usage, stderr);
-        return EXIT_CODE_USAGE;
+    enum exit_code code = parse_plan(argc, argv, &plan);
+    if (code != EXIT_CODE_OK) {
+        return code;
     }
     json_t *rows = json_array();
-    enum exit_code code = ask_commd(&plan, rows);
+    code = ask_commd(&plan, rows);
     if (code == EXIT_CODE_OK && plan.svg_path != NULL) {
         char title[160];
         struct plan fine = plan;

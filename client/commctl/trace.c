@@ -271,37 +271,40 @@ static enum exit_code write_trace(const struct trace_options *options, const str
     return failed ? EXIT_CODE_FAILURE : code;
 }
 
-static bool parse(int argc, char **argv, struct trace_options *options)
+static enum exit_code parse(int argc, char **argv, struct trace_options *options)
 {
     static const struct option names[] = {
         {"seconds", required_argument, NULL, 's'}, {"output", required_argument, NULL, 'o'}, {0}};
     optind = 0;
     for (int option; (option = getopt_long(argc, argv, "s:o:", names, NULL)) != -1;) {
-        char *end = NULL;
-        if (option == 's') {
-            options->seconds = strtod(optarg, &end);
-        } else if (option == 'o') {
-            options->path = strcmp(optarg, "-") == 0 ? NULL : optarg;
+        char *end;
+        if (option == '?') {
+            fputs(usage, stderr);
+            return EXIT_CODE_USAGE;
         }
-        if (option == '?' || (end != NULL && (end == optarg || *end != '\0')) ||
-            !(options->seconds > 0 && options->seconds <= SECONDS_MAX)) {
-            return false;
+        if (option == 'o') {
+            options->path = strcmp(optarg, "-") == 0 ? NULL : optarg;
+            continue;
+        }
+        options->seconds = strtod(optarg, &end);
+        if (end == optarg || *end != '\0' || !(options->seconds > 0 && options->seconds <= SECONDS_MAX)) {
+            return usage_wrong("trace", "--seconds", optarg, "seconds, more than 0 and at most 3600", usage);
         }
     }
     options->files = argv + optind;
     options->file_count = argc - optind;
-    return true;
+    return EXIT_CODE_OK;
 }
 
 enum exit_code verb_trace(struct commctl *commctl, int argc, char **argv)
 {
     struct trace_options options = {.seconds = SECONDS_DEFAULT};
     struct trace_fetched fetched = {.node_name = NULL};
-    if (!parse(argc, argv, &options)) {
-        fputs(usage, stderr);
-        return EXIT_CODE_USAGE;
+    enum exit_code code = parse(argc, argv, &options);
+    if (code != EXIT_CODE_OK) {
+        return code;
     }
-    enum exit_code code = fetch(commctl, &options, &fetched);
+    code = fetch(commctl, &options, &fetched);
     if (code == EXIT_CODE_OK) {
         code = write_trace(&options, &fetched);
     }

@@ -55,6 +55,51 @@ class Silent(unittest.TestCase):
             self.assertEqual((done.returncode, done.stderr), (0, ""), verb)
             self.assertIn(f"commctl [OPTION...] {verb}", done.stdout)
 
+    def test_what_is_wrong_with_a_call(self):
+        """Which option or argument, what was given, and what is allowed."""
+        sizes = "sizes like 8 or 64k, with commas between"
+        for arguments, says in (
+                (["-f", "xml"], "--format xml: expected text or json"),
+                (["--watch=never"], "--watch never: expected seconds, 0.1 to 86400"),
+                (["trace", "--seconds", "x"], "trace: --seconds x: expected seconds, more than 0 and at most 3600"),
+                (["trace", "-s", "0"], "trace: --seconds 0: expected seconds"), (["trace", "-s", "nan"], "--seconds nan: expected"),
+                (["trace", "-s", "3601"], "--seconds 3601: expected"), (["trace", "-s", ""], "--seconds : expected"),
+                (["trace", "--bogus"], "unrecognized option '--bogus'"), (["trace", "--seconds"], "requires an argument"),
+                (["algorithms", "-s", "8,x"], f"algorithms: -s 8,x: expected 1 to 8 {sizes}"),
+                (["algorithms", "-s", "1,2,3,4,5,6,7,8,9"], "expected 1 to 8 sizes"), (["algorithms", "-s", ","], f"-s ,: expected 1 to 8 {sizes}"),
+                (["algorithms", "-n", "0"], "algorithms: -n 0: expected 1 to 1000000 nodes, or names with commas between"),
+                (["algorithms", "-n", "1000001"], "-n 1000001: expected 1 to"), (["algorithms", "-n", ""], "-n : expected 1 to"),
+                (["algorithms", "all_reduce", "barrier"], "algorithms: barrier: expected one operation"),
+                (["plan", "-n", "1.5"], "plan: -n 1.5: expected a whole number of nodes, at least 1"), (["plan", "-n", "-1"], "-n -1: expected a whole"),
+                (["plan", "-s", "8,x"], f"plan: -s 8,x: expected 1 to 32 {sizes}"),
+                (["plan", "-l", "0"], "plan: -l 0: expected microseconds, more than 0"), (["plan", "-b", "fast"], "plan: -b fast: expected Gbit/s, more than 0"),
+                (["plan", "--slice", "0"], "plan: --slice 0: expected a size like 64k or 1m"), (["plan", "all_reduce", "x"], "plan: x: expected one operation"),
+                (["ping"], "ping: NODE: expected a node's name"), (["ping", "-n", "0", "b"], "ping: -n 0: expected how often, 1 to 1000000"),
+                (["ping", "-n", "", "b"], "ping: -n : expected how often"), (["ping", "b", "c"], "ping: c: expected one node"),
+                (["ping", "-x", "b"], "ping: -x: expected one node"), (["ping", "b", "-n"], "ping: -n: expected one node, and perhaps -n COUNT"),
+                (["abort"], "abort: nothing: expected the name of one communicator"), (["abort", "a", "b"], "abort: b: expected the name of one"),
+                (["abort", "a", "--uid", "no such user"], "abort: --uid no such user: expected a user's number or name"),
+                (["disconnect"], "disconnect: nothing: expected the number of one process"),
+                (["disconnect", "x"], "disconnect: PID x: expected the number of one process, 1 to 2147483647"),
+                (["disconnect", "0"], "PID 0: expected the number"), (["disconnect", "--uid", "0", "1"], "disconnect: --uid 0: expected PID and --reason alone"),
+                (["config"], "config: nothing: expected show or check"), (["config", "x"], "config: x: expected show or check"),
+                (["config", "show", "x"], "config: x: expected no argument after show"), (["config", "check", "x", "y"], "config: y: expected one file"),
+                (["pki"], "pki: nothing: expected init, request, issue, renew, revoke or show"), (["pki", "x"], "pki: x: expected init"),
+                (["pki", "init", "x"], "pki init: x: expected options alone"), (["pki", "init", "--days", "x"], "pki init: --days x: expected days, 1 to 36500"),
+                (["pki", "init", "--days", "0"], "--days 0: expected days"), (["pki", "init", "--days", "36501"], "--days 36501: expected days"),
+                (["pki", "init", "--dir"], "pki init: --dir: expected an option of this command, with its argument"),
+                (["pki", "request", "a", "--days", "5"], "pki request: --days: expected one name at most, and options of this command"),
+                (["pki", "issue"], "pki issue: nothing: expected a node's name"), (["pki", "issue", "ca"], "pki issue: ca: expected a node's name"),
+                (["pki", "revoke"], "pki revoke: nothing: expected a node's name, a serial number or a file"),
+                (["pki", "renew", "a", "--new-key", "--request", "x"], "pki renew: --new-key and --request: expected one of them"),
+                (["bench", "--min-bytes", "0"], "bench: --min-bytes 0: expected a size"), (["bench", "-f", "xml"], "bench: --format xml: expected text or json"),
+                (["nodes", "x"], "unexpected argument: x"), (["users", "x"], "unexpected argument: x"), (["gpus", "x"], "unexpected argument: x"),
+                (["version", "x"], "unexpected argument: x"), (["help", "x"], "unknown verb: x"), (["--watch", "ping", "b"], "ping cannot be watched"),
+                (["frobnicate"], "unknown verb: frobnicate")):
+            done = commctl(self.path, *arguments)
+            self.assertEqual(done.returncode, 2, f"{arguments}: {done.stderr}")
+            self.assertIn(says, done.stderr, arguments)
+
     def test_a_time_that_is_none(self):
         for text in ("0", "-1", "x", "", "nan", "3601", "1s"):
             done = subprocess.run([BUILD / "commctl", "--socket", self.path, "-t", text, "status"], stderr=subprocess.PIPE, text=True, timeout=20, check=False)

@@ -23,6 +23,52 @@ static void quic_close_text(struct quic_connection *connection, const char *text
              text);
 }
 
+/* What a node sends that breaks a rule of QUIC, by its code for transport errors (RFC 9000, 20.1). Null: the
+ * code is no violation. */
+static const char *quic_violation_text(uint64_t code)
+{
+    switch (code) {
+    case NGTCP2_FLOW_CONTROL_ERROR:
+        return "more bytes than it was allowed";
+    case NGTCP2_STREAM_LIMIT_ERROR:
+        return "more streams than it was allowed";
+    case NGTCP2_STREAM_STATE_ERROR:
+        return "a frame for a stream that cannot have it";
+    case NGTCP2_FINAL_SIZE_ERROR:
+        return "a stream with two different ends";
+    case NGTCP2_FRAME_ENCODING_ERROR:
+        return "a malformed frame";
+    case NGTCP2_TRANSPORT_PARAMETER_ERROR:
+        return "wrong transport parameters";
+    case NGTCP2_CONNECTION_ID_LIMIT_ERROR:
+        return "more connection IDs than it was allowed";
+    case NGTCP2_PROTOCOL_VIOLATION:
+        return "what has no place there, such as an acknowledgement of a packet that was never sent";
+    case NGTCP2_INVALID_TOKEN:
+        return "an invalid token";
+    case NGTCP2_CRYPTO_BUFFER_EXCEEDED:
+        return "more handshake data than there is room for";
+    case NGTCP2_KEY_UPDATE_ERROR:
+        return "a wrong update of keys";
+    default:
+        return NULL;
+    }
+}
+
+/* The connection fails for that code, which is also what ngtcp2 calls it. */
+static void quic_connection_broken(struct quic_connection *connection, const char *who, int failure,
+                                   struct error *cause)
+{
+    const char *sent = quic_violation_text(connection->close.error_code);
+    if (sent == NULL) {
+        error_set(cause, STATUS_PROTOCOL, "%s: the connection cannot go on (%s)", who,
+                  ngtcp2_strerror(failure));
+        return;
+    }
+    error_set(cause, STATUS_PROTOCOL, "%s broke a rule of QUIC: it sent %s (%s)", who, sent,
+              ngtcp2_strerror(failure));
+}
+
 /* Printable, as it came from outside. */
 static void quic_reason_text(const ngtcp2_ccerr *close, char out[QUIC_CLOSE_TEXT_MAX_BYTES + 1])
 {
@@ -58,8 +104,13 @@ static void quic_connection_closed_by_peer(struct quic_connection *connection, s
         error_set(cause, quic_alert_status(alert), "%s %s: %s", who, verb,
                   reason[0] != '\0' ? reason : quic_alert_text(alert));
     } else {
+        const char *sent = quic_violation_text(close->error_code);
         error_set(cause, connection->state == QUIC_STATE_UP ? STATUS_PROTOCOL : STATUS_UNREACHABLE,
-                  "%s %s: %s (QUIC error 0x%llx)", who, verb, reason[0] != '\0' ? reason : "no reason given",
+                  "%s %s: %s%s (QUIC error 0x%llx)", who, verb,
+                  reason[0] == '\0' && sent != NULL ? "it says that it was sent " : "",
+                  reason[0] != '\0' ? reason
+                  : sent != NULL    ? sent
+                                    : "no reason given",
                   (unsigned long long)close->error_code);
     }
 }
@@ -130,7 +181,7 @@ void quic_connection_fail(struct quic_connection *connection, int failure)
         error_set(&cause, STATUS_NO_MEMORY, "%s: no memory for its connection", who);
         break;
     default:
-        error_set(&cause, STATUS_PROTOCOL, "%s: %s", who, ngtcp2_strerror(failure));
+        quic_connection_broken(connection, who, failure, &cause);
         break;
     }
     quic_connection_note(connection, &cause);

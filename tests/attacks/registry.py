@@ -168,7 +168,7 @@ NODE = [
     Node("rapid_reset", "reduce", ""),
     Node("one_byte_frames", "reduce", ""),
     Node("no_window", "reduce", ""),
-    Node("ack_unsent", "reduce", "held off.*ERR_PROTO", True),
+    Node("ack_unsent", "reduce", "held off.*never sent.*ERR_PROTO", True),
     Node("ack_range", "reduce", "held off.*ERR_ACK_FRAME"),
     Node("ack_never", "reduce", ""),
     Node("challenge_flood", "reduce", ""),

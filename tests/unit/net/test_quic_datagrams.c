@@ -204,6 +204,48 @@ static void time_is_charged_to_whose_bytes_take_it(void **state)
     budget_free(budget);
 }
 
+/* Both sides name the other and the rule in words, and the code beside them. */
+static void violations_are_told_in_words(void **state)
+{
+    (void)state;
+    static const struct {
+        int failure;
+        const char *here, *there;
+    } cases[] = {
+        {NGTCP2_ERR_PROTO, "such as an acknowledgement of a packet that was never sent (ERR_PROTO)",
+         "such as an acknowledgement of a packet that was never sent (QUIC error 0xa)"},
+        {NGTCP2_ERR_FLOW_CONTROL, "it sent more bytes than it was allowed (ERR_FLOW_CONTROL)",
+         "it was sent more bytes than it was allowed (QUIC error 0x3)"},
+        {NGTCP2_ERR_STREAM_LIMIT, "it sent more streams than it was allowed (ERR_STREAM_LIMIT)",
+         "more streams than it was allowed (QUIC error 0x4)"},
+        {NGTCP2_ERR_STREAM_STATE, "it sent a frame for a stream that cannot have it (ERR_STREAM_STATE)",
+         "a frame for a stream that cannot have it (QUIC error 0x5)"},
+        {NGTCP2_ERR_FINAL_SIZE, "it sent a stream with two different ends (ERR_FINAL_SIZE)",
+         "a stream with two different ends (QUIC error 0x6)"},
+        {NGTCP2_ERR_FRAME_ENCODING, "it sent a malformed frame (ERR_FRAME_ENCODING)",
+         "a malformed frame (QUIC error 0x7)"},
+        {NGTCP2_ERR_CONNECTION_ID_LIMIT, "more connection IDs than it was allowed (ERR_CONNECTION_ID_LIMIT)",
+         "more connection IDs than it was allowed (QUIC error 0x9)"},
+        {NGTCP2_ERR_CRYPTO_BUFFER_EXCEEDED, "it sent more handshake data than there is room for (ERR_CRYPTO",
+         "more handshake data than there is room for (QUIC error 0xd)"},
+        {NGTCP2_ERR_NO_VIABLE_PATH, "the connection cannot go on (ERR_NO_VIABLE_PATH)",
+         "no reason given (QUIC error 0x10)"},
+    };
+    make_nodes(10, 1452, 10 * TIME_S);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        connect_nodes();
+        struct quic_endpoint *endpoint = (struct quic_endpoint *)a->net;
+        quic_connection_fail(endpoint->peers[0]->up, cases[i].failure);
+        assert_true(quic_run_until(loop, both_down, NULL, 10000));
+        assert_int_equal(a->down_cause.status, STATUS_PROTOCOL);
+        assert_int_equal(b->down_cause.status, STATUS_PROTOCOL);
+        assert_text(a->down_cause.text, "node b (");
+        assert_text(a->down_cause.text, cases[i].here);
+        assert_text(b->down_cause.text, "node a (");
+        assert_text(b->down_cause.text, cases[i].there);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -216,6 +258,7 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_path_that_shrinks_stalls_nothing_for_long, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(keys_are_updated_under_load, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(time_is_charged_to_whose_bytes_take_it, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(violations_are_told_in_words, setup_loop, teardown),
     };
     log_set_level(LOG_LEVEL_ERROR);
     return cmocka_run_group_tests_name("quic_datagrams", tests, setup_files, teardown_files);

@@ -25,6 +25,7 @@
 #include "daemon/host/reduce.h"
 #include "daemon/mesh/mesh.h"
 #include "daemon/net/quic.h"
+#include "daemon/net/stream_parking.h"
 #include "daemon/nodes.h"
 #include "daemon/sockets.h"
 #include "daemon/workers.h"
@@ -37,6 +38,7 @@ struct daemon {
     struct fd_reaper *fd_reaper;
     struct unmapper *unmapper;
     struct net *net; /* null: standalone */
+    struct stream_parking parking;
     struct mesh *mesh;
     struct gpu_devices *gpus;               /* null: none */
     char gpus_absent[ERROR_TEXT_MAX_BYTES]; /* why */
@@ -272,7 +274,11 @@ static enum status daemon_make_net(struct daemon *daemon, struct error *error)
         return STATUS_OK;
     }
     struct quic_options options = configuration_quic(conf);
-    return net_quic_new(daemon->loop, &options, &daemon->net, error);
+    enum status status = net_quic_new(daemon->loop, &options, &daemon->net, error);
+    if (status == STATUS_OK) {
+        net_set_parking(daemon->net, &daemon->parking);
+    }
+    return status;
 }
 
 static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
@@ -326,6 +332,7 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
     struct workers_options options = {.loop = daemon->loop,
                                       .exec = daemon->exec,
                                       .gpus = daemon->gpus,
+                                      .parking = &daemon->parking,
                                       .thread_count = threads,
                                       .rail_count = rails,
                                       .quic = conf->standalone ? NULL : &quic,
@@ -501,6 +508,7 @@ static void daemon_free(struct daemon *daemon)
     gpu_devices_close(daemon->gpus);
     mesh_free(daemon->mesh);
     net_free(daemon->net);
+    stream_parking_free(&daemon->parking);
     unmapper_free(daemon->unmapper);
     loop_timer_free(daemon->watchdog);
     loop_timer_free(daemon->tick);
@@ -577,6 +585,7 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
 enum status daemon_run(const struct daemon_options *options, struct error *error)
 {
     struct daemon daemon = {.options = options};
+    stream_parking_init(&daemon.parking);
     enum status status = daemon_make(&daemon, error);
     if (status == STATUS_OK) {
         status = daemon_loop(&daemon, error);

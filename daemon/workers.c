@@ -42,6 +42,7 @@ struct workers {
     uint32_t count;
     uint32_t rail_count;
     struct gpu_devices *gpus;
+    struct stream_parking *parking;
 };
 
 uint32_t workers_threads_default(long processors)
@@ -195,6 +196,7 @@ static enum status worker_make(struct worker *worker, const struct quic_options 
     if (status == STATUS_OK) {
         exec_set_gpus(worker->exec, worker->workers->gpus);
         net_set_clock(worker->net, loop_now_ns);
+        net_set_parking(worker->net, worker->workers->parking);
         exec_set_clock(worker->exec, loop_now_ns);
     }
     if (status == STATUS_OK) {
@@ -263,6 +265,7 @@ enum status workers_new(const struct workers_options *options, struct workers **
     workers->count = options->thread_count;
     workers->rail_count = options->rail_count;
     workers->gpus = options->gpus;
+    workers->parking = options->parking;
     enum status status = STATUS_OK;
     for (uint32_t i = 0; i < workers->count; i++) {
         workers->list[i].workers = workers;

@@ -12,10 +12,12 @@
  */
 struct workers;
 
+struct stream_parking;
 struct workers_options {
     struct loop *loop;               /* main's */
     struct exec *exec;               /* main's */
     struct gpu_devices *gpus;        /* null: none. Outlive the workers */
+    struct stream_parking *parking;  /* all rails'; outlives them */
     uint32_t thread_count;           /* main's included; 1: none other */
     uint32_t rail_count;             /* likewise; at most thread_count */
     const struct quic_options *quic; /* of rail 0; null without a network. Not kept */

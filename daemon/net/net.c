@@ -25,6 +25,13 @@ void net_set_clock(struct net *net, uint64_t (*clock)(void))
     }
 }
 
+void net_set_parking(struct net *net, struct stream_parking *parking)
+{
+    if (net != NULL) {
+        net->parking = parking;
+    }
+}
+
 void net_free(struct net *net)
 {
     if (net != NULL) {

@@ -152,6 +152,8 @@ struct net_users_streams {
 };
 
 /* The head of every implementation's endpoint and stream; zero at first. */
+struct stream_parking;
+
 struct net {
     const struct net_operations *operations;
     struct net_users_streams *users_streams; /* by peer */
@@ -159,6 +161,7 @@ struct net {
     struct net_peer_handler peer_handler;
     struct net_stream_handler stream_handlers[NET_STREAM_KIND_COUNT];
     struct spending_shares spending;
+    struct stream_parking *parking; /* see net_set_parking */
 };
 
 struct net_stream {
@@ -178,6 +181,10 @@ void net_set_stream_handler(struct net *net, enum net_stream_kind kind,
 /* What events of the network take of processor time, decryption and handlers included, is charged to the
  * accounts of streams, in proportion to their bytes. Null, at first: nothing is. Null for net is accepted. */
 void net_set_clock(struct net *net, uint64_t (*clock)(void));
+
+/* Threads of one node share what streams may keep that are parked (stream_reader.h). Before anything comes;
+ * outlives the net's readers. Null, at first: each has all of it. Null for net is accepted. */
+void net_set_parking(struct net *net, struct stream_parking *parking);
 
 /* Closes every connection (peers are told), ends every send, and frees. No handler is called any more but
  * sent. */

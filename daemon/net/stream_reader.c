@@ -35,36 +35,19 @@ static void set_charge(struct stream_reader *reader, uint64_t bytes)
 
 /* --- Parked streams --- */
 
-/* False: that peer has STREAM_PARKED_MAX of them, or there is no memory to count it. */
-static bool may_park(struct stream_readers *readers, uint32_t peer)
+static struct stream_parking *parking_of(struct stream_readers *readers)
 {
-    if (peer >= readers->parked_capacity) {
-        uint32_t capacity = peer + peer / 2 + 8; /* peers are fewer than NET_PEERS_MAX */
-        struct stream_parked *parked = realloc(readers->parked_of, capacity * sizeof *parked);
-        if (parked == NULL) {
-            return false;
-        }
-        memset(parked + readers->parked_capacity, 0, (capacity - readers->parked_capacity) * sizeof *parked);
-        readers->parked_of = parked;
-        readers->parked_capacity = capacity;
-    }
-    return readers->parked_of[peer].count < STREAM_PARKED_MAX;
+    struct stream_parking *shared = readers->net != NULL ? readers->net->parking : NULL;
+    return shared != NULL ? shared : &readers->own_parking;
 }
 
-/* A stream that is parked is nobody's yet. False: it keeps more than its peer may. */
+/* What a stream that is parked costs is nobody's yet. False: it is more than its peer may. */
 static bool count_parked(struct stream_reader *reader, uint64_t bytes)
 {
-    struct stream_readers *readers = reader->readers;
-    struct stream_parked *parked = &readers->parked_of[reader->peer];
-    uint64_t of_peer = parked->bytes - reader->kept_bytes + bytes;
-    uint64_t of_all = readers->parked_bytes - reader->kept_bytes + bytes;
-    if (bytes > reader->kept_bytes &&
-        (of_all > STREAM_PARKED_MAX_BYTES || of_peer > STREAM_PARKED_MAX_BYTES - of_all)) {
+    if (!stream_parking_count(parking_of(reader->readers), reader->peer, reader->parked_bytes, bytes)) {
         return false;
     }
-    parked->bytes = of_peer;
-    readers->parked_bytes = of_all;
-    reader->kept_bytes = bytes;
+    reader->parked_bytes = bytes;
     return true;
 }
 
@@ -73,23 +56,24 @@ static void park(struct stream_reader *reader, uint64_t expires_ns)
 {
     reader->group = NULL;
     reader->expires_ns = expires_ns;
-    reader->readers->parked_of[reader->peer].count++;
     DL_APPEND(*list_of(reader), reader);
 }
 
 static void unpark(struct stream_reader *reader)
 {
     (void)count_parked(reader, 0);
-    reader->readers->parked_of[reader->peer].count--;
+    reader->kept_bytes = 0;
     DL_DELETE(*list_of(reader), reader);
 }
 
 static void set_kept(struct stream_reader *reader, uint64_t bytes)
 {
     if (reader->group == NULL) {
-        if (!count_parked(reader, bytes)) {
+        if (!count_parked(reader, STREAM_PARKED_COST_BYTES + bytes)) {
             stream_reader_reset(reader);
+            return;
         }
+        reader->kept_bytes = bytes;
         return;
     }
     reader->kept_bytes = bytes;
@@ -100,18 +84,21 @@ static void set_kept(struct stream_reader *reader, uint64_t bytes)
 
 /* --- One stream --- */
 
-/* Null without memory, or when that peer has too many streams parked. */
+/* Null without memory, or when that peer has too much parked. */
 static struct stream_reader *reader_new(struct stream_readers *readers, struct net_stream *stream,
                                         uint64_t now_ns)
 {
-    struct stream_reader *reader =
-        may_park(readers, stream->peer) ? calloc(1, readers->kind->reader_bytes) : NULL;
+    struct stream_reader *reader = calloc(1, readers->kind->reader_bytes);
     if (reader == NULL) {
         return NULL;
     }
     reader->readers = readers;
     reader->stream = stream;
     reader->peer = stream->peer;
+    if (!count_parked(reader, STREAM_PARKED_COST_BYTES)) {
+        free(reader);
+        return NULL;
+    }
     stream->user = reader;
     park(reader, time_after(now_ns, STREAM_PARKED_NS));
     return reader;
@@ -341,6 +328,7 @@ void stream_readers_register(struct stream_readers *readers, const struct stream
                              struct net *net, void *owner, uint64_t *now_ns)
 {
     *readers = (struct stream_readers){.kind = kind, .net = net, .owner = owner, .now_ns = now_ns};
+    stream_parking_init(&readers->own_parking);
     struct net_stream_handler handler = {readers, receive_bytes, stream_closed, stream_kept};
     net_set_stream_handler(net, kind->stream_kind, &handler);
 }
@@ -358,7 +346,7 @@ void stream_readers_free(struct stream_readers *readers)
     while (readers->expired != NULL) {
         stream_reader_free(readers->expired);
     }
-    free(readers->parked_of);
+    stream_parking_free(&readers->own_parking);
 }
 
 /* --- Those that wait --- */
@@ -406,6 +394,7 @@ void stream_readers_detach(struct stream_readers *readers, struct stream_group *
         set_kept(reader, 0);
         readers->kind->let_go(reader);
         DL_DELETE(group->readers, reader);
+        (void)count_parked(reader, STREAM_PARKED_COST_BYTES);
         park(reader, TIME_NEVER); /* until the network says that it is closed */
         stream_reader_reset(reader);
     }
@@ -419,7 +408,7 @@ void stream_readers_expire(struct stream_readers *readers, uint64_t now_ns)
             stream_reader_free(reader);
             continue;
         }
-        unpark(reader);
+        DL_DELETE(readers->parked, reader);
         park(reader, TIME_NEVER);
         stream_reader_reset(reader);
     }

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "daemon/net/net.h"
+#include "daemon/net/stream_parking.h"
 
 /*
  * Incoming streams of one kind, which carry messages of a header and a payload. Collectives and messages
@@ -20,14 +21,8 @@
 struct stream_reader;
 
 #define STREAM_HEADER_MAX_BYTES 80
-/* Streams of one kind from one peer whose communicator is not known here yet; beyond: reset. */
-#define STREAM_PARKED_MAX 2048
-/*
- * What the network keeps of all parked streams of one kind, on one thread. One peer may have half of it: at
- * most as much as is left free, so that a peer that comes anew finds room. A stream that brings more is
- * reset; its sender's communicator gets no further there, and ends at its deadline.
- */
-#define STREAM_PARKED_MAX_BYTES (UINT64_C(32) << 20)
+/* Streams whose communicator is not known here yet are bounded by stream_parking.h: one that brings more is
+ * reset; its sender's communicator gets no further there, and ends at its deadline. */
 #define STREAM_PARKED_NS (60ull * 1000000000ull) /* then they are reset */
 
 enum stream_ready { STREAM_READY, STREAM_WAIT };
@@ -72,11 +67,6 @@ struct stream_reader_kind {
     void (*crowded)(struct stream_reader *reader, const struct error *why);
 };
 
-struct stream_parked {
-    uint32_t count;
-    uint64_t bytes;
-};
-
 /* All streams of a kind. All zero before stream_readers_register. */
 struct stream_readers {
     const struct stream_reader_kind *kind;
@@ -85,9 +75,7 @@ struct stream_readers {
     uint64_t *now_ns; /* the owner's clock: set to the time of each call of the net */
     /* In the order of their deadlines; and those whose deadline has passed, until their stream is closed. */
     struct stream_reader *parked, *expired;
-    struct stream_parked *parked_of; /* by peer, of both lists */
-    uint32_t parked_capacity;
-    uint64_t parked_bytes; /* of all peers */
+    struct stream_parking own_parking; /* unless the net shares one with others */
 };
 
 struct stream_reader {
@@ -105,6 +93,7 @@ struct stream_reader {
     bool expecting;         /* the network was told that the payload will be taken */
     uint64_t kept_bytes;    /* that the network keeps, as nobody took them */
     uint64_t charged_bytes; /* of these: to the communicator's account */
+    uint64_t parked_bytes;  /* that it is counted as while parked */
     bool stalled;
     bool resetting;
     uint64_t expires_ns; /* while parked */

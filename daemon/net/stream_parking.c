@@ -1,0 +1,49 @@
+#include "daemon/net/stream_parking.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+void stream_parking_init(struct stream_parking *parking)
+{
+    (void)pthread_mutex_init(&parking->lock, NULL); /* the default one: it cannot fail */
+}
+
+void stream_parking_free(struct stream_parking *parking)
+{
+    (void)pthread_mutex_destroy(&parking->lock);
+    free(parking->of_peer);
+}
+
+static bool make_peer(struct stream_parking *parking, uint32_t peer)
+{
+    if (peer < parking->peers) {
+        return true;
+    }
+    uint32_t peers = peer + peer / 2 + 8; /* peers are fewer than NET_PEERS_MAX */
+    uint64_t *of_peer = realloc(parking->of_peer, peers * sizeof *of_peer);
+    if (of_peer == NULL) {
+        return false;
+    }
+    memset(of_peer + parking->peers, 0, (peers - parking->peers) * sizeof *of_peer);
+    parking->of_peer = of_peer;
+    parking->peers = peers;
+    return true;
+}
+
+bool stream_parking_count(struct stream_parking *parking, uint32_t peer, uint64_t from, uint64_t to)
+{
+    if (from == to) {
+        return true;
+    }
+    (void)pthread_mutex_lock(&parking->lock); /* it fails only where it is used wrongly */
+    bool fits = make_peer(parking, peer);
+    if (fits) {
+        uint64_t of_all = parking->bytes - from + to, of_peer = parking->of_peer[peer] - from + to;
+        fits =
+            to < from || (of_all <= STREAM_PARKED_MAX_BYTES && of_peer <= STREAM_PARKED_MAX_BYTES - of_all);
+        parking->bytes = fits ? of_all : parking->bytes;
+        parking->of_peer[peer] = fits ? of_peer : parking->of_peer[peer];
+    }
+    (void)pthread_mutex_unlock(&parking->lock);
+    return fits;
+}

@@ -1,0 +1,41 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "daemon/net/stream_parking.h"
+
+/* What is kept of streams that are nobody's yet, on all threads of a node. */
+
+#define HALF (STREAM_PARKED_MAX_BYTES / 2)
+
+static void test_one_bound_for_all(void **state)
+{
+    (void)state;
+    struct stream_parking parking = {0};
+    stream_parking_init(&parking);
+    assert_true(stream_parking_count(&parking, 7, 0, HALF)); /* of two threads, say, each a part */
+    assert_false(stream_parking_count(&parking, 7, 0, 1));
+    assert_true(stream_parking_count(&parking, 300, 0, HALF / 2)); /* a peer that comes anew finds room */
+    assert_false(stream_parking_count(&parking, 300, 0, 1));
+    assert_true(stream_parking_count(&parking, 0, 0, HALF / 4));
+    assert_false(stream_parking_count(&parking, 7, HALF, HALF + 1));
+    assert_true(stream_parking_count(&parking, 7, HALF, HALF)); /* as before */
+    assert_int_equal(parking.bytes, HALF + HALF / 2 + HALF / 4);
+
+    assert_true(stream_parking_count(&parking, 7, HALF, HALF - 10));
+    assert_true(stream_parking_count(&parking, 7, HALF - 10, 0));
+    assert_true(stream_parking_count(&parking, 300, HALF / 2, 0));
+    assert_true(stream_parking_count(&parking, 0, HALF / 4, 0));
+    assert_int_equal(parking.bytes, 0);
+    assert_true(stream_parking_count(&parking, 300, 0, HALF));
+    stream_parking_free(&parking);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_bound_for_all)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

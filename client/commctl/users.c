@@ -14,12 +14,14 @@ static const struct column columns[] = {
     {"user", "USER", COLUMN_TEXT},
     {"sessions", "SESSIONS", COLUMN_NUMBER},
     {"communicators", "RANKS", COLUMN_NUMBER},
+    {"communicator_bytes", "COMMUNICATORS", COLUMN_BYTES},
     {"operation_bytes", "OPERATIONS", COLUMN_BYTES},
+    {"lane_bytes", "WORK MEMORY", COLUMN_BYTES},
     {"queued_bytes", "QUEUED", COLUMN_BYTES},
     {"address_bytes", "REGISTERED", COLUMN_BYTES},
     {"descriptors", "FDS", COLUMN_NUMBER},
     {"refused", "REFUSED", COLUMN_TEXT},
-    {"loop", "LOOP", COLUMN_TEXT},
+    {"loop", "TIME", COLUMN_TEXT},
     {"group", "GROUP", COLUMN_TEXT},
 };
 

@@ -1,5 +1,6 @@
 #include "tests/lib/hostile_node.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -315,6 +316,18 @@ void hostile_turns(struct hostile *hostile, uint32_t count)
     for (uint32_t i = 0; i < count; i++) {
         turn(hostile);
     }
+}
+
+bool hostile_was_dropped(struct hostile *hostile, const char *what)
+{
+    hostile_turns(hostile, 50);
+    bool dropped = hostile->downs == 1 && hostile->down.status == STATUS_PROTOCOL;
+    if (!dropped || strstr(hostile->down.text, what) == NULL) {
+        fprintf(stderr, "%u ends of the connection, the last: \"%s\", not \"%s\"\n", hostile->downs,
+                hostile->down.text, what);
+        return false;
+    }
+    return true;
 }
 
 void hostile_connect(struct hostile *hostile)

@@ -79,6 +79,8 @@ void hostile_stop(struct hostile *hostile);
 void hostile_turns(struct hostile *hostile, uint32_t count);
 /* Dials again after the connection was lost. */
 void hostile_connect(struct hostile *hostile);
+/* Node a has ended the connection for what node b did, with these words; else prints what happened. */
+bool hostile_was_dropped(struct hostile *hostile, const char *what);
 /* Node a gives its communicator up, and forgets it. */
 void hostile_leave(struct hostile *hostile);
 

@@ -1,32 +1,17 @@
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <string.h>
 
-#include <cmocka.h>
-
-#include "daemon/base/budget.h"
-#include "tests/lib/hostile_node.h"
+#include "tests/unit/exec/charged.h"
 
 /* What another node sends for operations that are not posted here: little of it comes, and its user pays. */
 #define COUNT 4096
 #define SLICE (1 << 20)
-#define USER 1000
 
-static struct hostile hostile;
-static struct hostile_buffer in[HOSTILE_LOCAL_RANKS], out[HOSTILE_LOCAL_RANKS];
-static struct hostile_outcome outcome;
-static struct budget *budget;
-static struct budget_account *account;
 static const struct hostile_call all_reduce_call = {
     .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_U8, .count_elements = COUNT};
 
 static uint64_t early_bytes(void)
 {
-    struct budget_info info;
-    budget_account_info(account, &info);
-    return info.used[BUDGET_EARLY];
+    return charged(BUDGET_EARLY);
 }
 
 /* A stream of node b with a header of the operation after the present one, and as much as may follow. */
@@ -48,33 +33,14 @@ static struct net_stream *send_early(uint64_t bytes)
 
 static void begin(uint64_t ceiling)
 {
-    uint64_t all[BUDGET_KINDS];
-    for (int kind = 0; kind < BUDGET_KINDS; kind++) {
-        all[kind] = UINT64_C(1) << 30;
-    }
-    assert_int_equal(budget_new(all, &budget, NULL), STATUS_OK);
-    budget_set_ceiling(budget, BUDGET_EARLY, ceiling);
-    assert_int_equal(budget_open(budget, USER, NULL, &account, NULL), STATUS_OK);
-    hostile_start_charged(&hostile, SLICE, account);
-    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
-        in[i] = hostile_buffer_new(COUNT);
-        out[i] = hostile_buffer_new(COUNT);
-    }
-    assert_int_not_equal(hostile_submit(&hostile, &all_reduce_call, in, out, &outcome), 0);
+    charged_begin(BUDGET_EARLY, ceiling, SLICE, &all_reduce_call);
     hostile_turns(&hostile, 50);
     assert_true(hostile.data_count > 0);
 }
 
 static void end(void)
 {
-    hostile_stop(&hostile);
-    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
-        hostile_buffer_free(&in[i]);
-        hostile_buffer_free(&out[i]);
-    }
-    assert_int_equal(early_bytes(), 0);
-    budget_close(account);
-    budget_free(budget);
+    charged_end(BUDGET_EARLY);
 }
 
 static void test_little_comes_before_its_operation(void **state)

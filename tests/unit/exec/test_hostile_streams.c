@@ -57,16 +57,6 @@ static struct data_header template(void)
     return hostile.data[hostile.data_count - 1];
 }
 
-static void assert_dropped(const char *what)
-{
-    hostile_turns(&hostile, 50);
-    assert_int_equal(hostile.downs, 1);
-    assert_int_equal(hostile.down.status, STATUS_PROTOCOL);
-    if (strstr(hostile.down.text, what) == NULL) {
-        fail_msg("dropped for \"%s\", not \"%s\"", hostile.down.text, what);
-    }
-}
-
 /* The bytes of one operation's second stream would be those of whatever the lane does next. */
 static void test_a_second_stream_for_a_lane(void **state)
 {
@@ -83,7 +73,7 @@ static void test_a_second_stream_for_a_lane(void **state)
     assert_true(hostile_say(&hostile, half, payload, header.payload_bytes / 2));
     (void)hostile_say_data(&hostile, whole, &header);
     (void)hostile_say(&hostile, whole, payload, header.payload_bytes);
-    assert_dropped("a second stream of data for one lane");
+    assert_true(hostile_was_dropped(&hostile, "a second stream of data for one lane"));
     assert_int_equal(hostile.failures, 1);
     assert_int_equal(hostile.failure.status, STATUS_PROTOCOL);
     assert_non_null(strstr(hostile.failure.text, "node b sent a second stream"));
@@ -145,7 +135,7 @@ static void test_half_a_payload(void **state)
         assert_true(hostile_say(&hostile, stream, payload, header.payload_bytes / 2));
         if (resets == 0) {
             net_stream_finish(stream);
-            assert_dropped("half a message");
+            assert_true(hostile_was_dropped(&hostile, "half a message"));
         } else {
             net_stream_reset(stream);
             hostile_turns(&hostile, 50);
@@ -186,7 +176,7 @@ static void test_headers_that_cost_the_connection(void **state)
         data_header_encode(&header, bytes);
         bytes[0] ^= which == MAGIC;
         assert_true(hostile_say(&hostile, stream, bytes, sizeof bytes));
-        assert_dropped(whats[which]);
+        assert_true(hostile_was_dropped(&hostile, whats[which]));
         net_stream_reset(stream);
         hostile_stop(&hostile);
         buffers_free();
@@ -393,7 +383,8 @@ static void test_payloads_that_nothing_waits_for(void **state)
             assert_int_equal(outcome.calls, 1);
             (void)hostile_say_message(&hostile, stream, &header);
         }
-        assert_dropped(which == 2 ? "that belong on two" : "a payload that no receive waits for");
+        assert_true(hostile_was_dropped(&hostile, which == 2 ? "that belong on two"
+                                                             : "a payload that no receive waits for"));
         net_stream_reset(envelopes);
         net_stream_reset(stream);
         net_stream_reset(other);
@@ -428,7 +419,7 @@ static void test_streams_of_messages(void **state)
             net_stream_finish(stream);
             stream = NULL;
         }
-        assert_dropped(whats[which]);
+        assert_true(hostile_was_dropped(&hostile, whats[which]));
         net_stream_reset(other);
         if (stream != NULL) {
             net_stream_reset(stream);

@@ -1,65 +1,28 @@
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <cmocka.h>
-
-#include "daemon/base/budget.h"
-#include "tests/lib/hostile_node.h"
+#include "tests/unit/exec/charged.h"
 
 /* Memory that slices between nodes work in is its user's: one that never gets on holds little of commd's. */
 #define SLICE (64u << 10)
 #define SLICES 32
 #define COUNT (SLICES * SLICE)
 #define ROOT 1 /* node b's: node a reduces in memory of its own */
-#define USER 1000
 
-static struct hostile hostile;
-static struct hostile_buffer in[HOSTILE_LOCAL_RANKS], out[HOSTILE_LOCAL_RANKS];
-static struct hostile_outcome outcome;
-static struct budget *budget;
-static struct budget_account *account;
 static const struct hostile_call reduce_call = {
     .kind = OP_KIND_REDUCE, .dtype = DTYPE_U8, .count_elements = COUNT, .root_rank = ROOT};
 
 static uint64_t lane_bytes(void)
 {
-    struct budget_info info;
-    budget_account_info(account, &info);
-    return info.used[BUDGET_LANES];
+    return charged(BUDGET_LANES);
 }
 
 /* A reduction of node a's ranks, to whose root nobody listens. */
 static void begin(uint64_t ceiling)
 {
-    uint64_t all[BUDGET_KINDS];
-    for (int kind = 0; kind < BUDGET_KINDS; kind++) {
-        all[kind] = UINT64_C(1) << 40;
-    }
-    assert_int_equal(budget_new(all, &budget, NULL), STATUS_OK);
-    budget_set_ceiling(budget, BUDGET_LANES, ceiling);
-    assert_int_equal(budget_open(budget, USER, NULL, &account, NULL), STATUS_OK);
-    hostile_start_charged(&hostile, SLICE, account);
-    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
-        in[i] = hostile_buffer_new(COUNT);
-        out[i] = hostile_buffer_new(COUNT);
-    }
-    outcome = (struct hostile_outcome){0};
-    assert_int_not_equal(hostile_submit(&hostile, &reduce_call, in, out, &outcome), 0);
+    charged_begin(BUDGET_LANES, ceiling, SLICE, &reduce_call);
 }
 
 static void end(void)
 {
-    hostile_stop(&hostile);
-    for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
-        hostile_buffer_free(&in[i]);
-        hostile_buffer_free(&out[i]);
-    }
-    assert_int_equal(lane_bytes(), 0);
-    budget_close(account);
-    budget_free(budget);
+    charged_end(BUDGET_LANES);
 }
 
 static void test_slices_are_charged_until_their_operation_ends(void **state)

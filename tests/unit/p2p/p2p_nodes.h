@@ -13,6 +13,7 @@
 #include "daemon/base/time.h"
 #include "daemon/p2p/p2p_internal.h"
 #include "tests/network/network.h"
+#include "tests/unit/p2p/p2p_node.h"
 
 /*
  * One communicator on a few nodes of an in-memory network, with virtual time: rank r is of node r % nodes.
@@ -20,16 +21,6 @@
  */
 #define NODES_MAX 4u
 #define TURNS_MAX 4000000u
-
-struct node {
-    char name[8];
-    struct net *net;
-    struct p2p *p2p;
-    struct p2p_comm *comm;
-    bool woken;
-    uint32_t ups, failures;
-    struct error failure;
-};
 
 struct world {
     struct network *network;
@@ -51,26 +42,6 @@ struct post {
     uint64_t count;
 };
 
-static void on_wake(void *context)
-{
-    ((struct node *)context)->woken = true;
-}
-
-static void on_up(void *context, uint32_t peer, uint64_t now_ns)
-{
-    (void)peer;
-    (void)now_ns;
-    ((struct node *)context)->ups++;
-}
-
-static void on_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
-{
-    (void)context;
-    (void)peer;
-    (void)cause;
-    (void)now_ns;
-}
-
 static void on_done(void *context, struct p2p_message *message, const struct error *result, uint64_t now_ns)
 {
     struct post *post = (struct post *)message;
@@ -85,28 +56,13 @@ static void on_done(void *context, struct p2p_message *message, const struct err
     world.pending--;
 }
 
-static void on_failed(void *context, const struct error *cause, uint64_t now_ns)
-{
-    struct node *node = context;
-    (void)now_ns;
-    node->failures++;
-    node->failure = *cause;
-}
-
 static inline void turn(void)
 {
     uint64_t next_ns = network_next_ns(world.network);
     world.now_ns = next_ns == TIME_NEVER || next_ns <= world.now_ns ? world.now_ns + TIME_US : next_ns;
     network_advance(world.network, world.now_ns);
     for (uint32_t i = 0; i < world.node_count; i++) {
-        struct node *node = &world.nodes[i];
-        if (world.now_ns >= p2p_next_deadline_ns(node->p2p)) {
-            p2p_tick(node->p2p, world.now_ns);
-        }
-        if (node->woken) {
-            node->woken = false;
-            node->woken |= p2p_run(node->p2p, world.now_ns);
-        }
+        node_turn(&world.nodes[i], world.now_ns);
     }
 }
 
@@ -148,9 +104,9 @@ static inline void start(uint32_t node_count, uint32_t size, struct budget_accou
         world.names[i] = node->name;
         node->net = network_add(world.network, node->name);
         struct net_peer_handler handler = {
-            .context = node, .peer_up = on_up, .peer_down = on_down, .connect_failed = on_down};
+            .context = node, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
         net_set_peer_handler(node->net, &handler);
-        assert_int_equal(p2p_new(node->net, on_wake, node, &node->p2p, NULL), STATUS_OK);
+        assert_int_equal(p2p_new(node->net, node_woken, node, &node->p2p, NULL), STATUS_OK);
     }
     for (uint32_t i = 0; i < node_count; i++) {
         for (uint32_t other = 0; other < node_count; other++) {
@@ -189,7 +145,7 @@ static inline void start(uint32_t node_count, uint32_t size, struct budget_accou
                                            .name = "test",
                                            .accounts = accounts != NULL ? own : NULL,
                                            .done = on_done,
-                                           .failed = on_failed,
+                                           .failed = node_failed,
                                            .context = &world.nodes[i]};
         assert_int_equal(p2p_comm_new(world.nodes[i].p2p, &options, &world.nodes[i].comm, NULL), STATUS_OK);
     }

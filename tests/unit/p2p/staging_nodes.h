@@ -11,6 +11,7 @@
 #include "proto/message_header.h"
 #include "tests/network/network.h"
 #include "tests/unit/cuda_double/case.h"
+#include "tests/unit/p2p/p2p_node.h"
 
 /*
  * Messages of two nodes that share the GPUs of this process, which are doubles, on a network of pipes: rank
@@ -25,17 +26,6 @@
 #define ON_HOST (-1)
 
 struct nodes;
-
-struct node {
-    char name[8];
-    struct net *net;
-    struct p2p *p2p;
-    struct p2p_comm *comm;
-    bool woken;
-    uint32_t ups;
-    uint32_t failures;
-    struct error failure;
-};
 
 struct nodes {
     struct network *network;
@@ -66,34 +56,6 @@ struct posted {
 static struct nodes nodes;
 static struct budget_account *nodes_account; /* of both nodes' communicators that are made; null: nobody's */
 
-static void node_woken(void *context)
-{
-    ((struct node *)context)->woken = true;
-}
-
-static void node_up(void *context, uint32_t peer, uint64_t now_ns)
-{
-    (void)peer;
-    (void)now_ns;
-    ((struct node *)context)->ups++;
-}
-
-static void node_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
-{
-    (void)context;
-    (void)peer;
-    (void)cause;
-    (void)now_ns;
-}
-
-static void node_failed(void *context, const struct error *cause, uint64_t now_ns)
-{
-    struct node *node = context;
-    (void)now_ns;
-    node->failures++;
-    node->failure = *cause;
-}
-
 /* As a daemon's loop: who is not woken does not run. */
 static void nodes_turn(void)
 {
@@ -101,14 +63,7 @@ static void nodes_turn(void)
     nodes.now_ns = next_ns == TIME_NEVER || next_ns <= nodes.now_ns ? nodes.now_ns + TIME_US : next_ns;
     network_advance(nodes.network, nodes.now_ns);
     for (uint32_t i = 0; i < NODES; i++) {
-        struct node *node = &nodes.at[i];
-        if (nodes.now_ns >= p2p_next_deadline_ns(node->p2p)) {
-            p2p_tick(node->p2p, nodes.now_ns);
-        }
-        if (node->woken) {
-            node->woken = false;
-            node->woken |= p2p_run(node->p2p, nodes.now_ns);
-        }
+        node_turn(&nodes.at[i], nodes.now_ns);
     }
 }
 

@@ -94,17 +94,23 @@ static void aborted(int turns)
     nodes_stop();
 }
 
+/* After so many turns each: on GPUs with and without a delay, that reach each other or not. */
+static void run_after_each(void (*run)(int turns), const int *turns, size_t count, const char *delay_us)
+{
+    for (size_t t = 0; t < count; t++) {
+        setenv("CUDA_DOUBLE_DELAY_US", t % 2 == 0 ? "0" : delay_us, 1);
+        setenv("CUDA_DOUBLE_PEER", t % 3 == 0 ? "0" : "1", 1);
+        case_run_with(run, turns[t]);
+    }
+    unsetenv("CUDA_DOUBLE_DELAY_US");
+    unsetenv("CUDA_DOUBLE_PEER");
+}
+
 static void test_aborted_at_any_time(void **state)
 {
     static const int turns[] = {0, 1, 2, 5, 10, 20, 40, 80, 160, 320, 640, 1280};
     (void)state;
-    for (size_t t = 0; t < sizeof turns / sizeof turns[0]; t++) {
-        setenv("CUDA_DOUBLE_DELAY_US", t % 2 == 0 ? "0" : "2000", 1);
-        setenv("CUDA_DOUBLE_PEER", t % 3 == 0 ? "0" : "1", 1);
-        case_run_with(aborted, turns[t]);
-    }
-    unsetenv("CUDA_DOUBLE_DELAY_US");
-    unsetenv("CUDA_DOUBLE_PEER");
+    run_after_each(aborted, turns, sizeof turns / sizeof turns[0], "2000");
 }
 
 /* A host is gone in the middle of it. */
@@ -259,13 +265,7 @@ static void test_cancelled_at_any_time(void **state)
 {
     static const int turns[] = {0, 2, 4, 8, 16, 40, 80};
     (void)state;
-    for (size_t t = 0; t < sizeof turns / sizeof turns[0]; t++) {
-        setenv("CUDA_DOUBLE_DELAY_US", t % 2 == 0 ? "0" : "1000", 1);
-        setenv("CUDA_DOUBLE_PEER", t % 3 == 0 ? "1" : "0", 1);
-        case_run_with(cancelled, turns[t]);
-    }
-    unsetenv("CUDA_DOUBLE_DELAY_US");
-    unsetenv("CUDA_DOUBLE_PEER");
+    run_after_each(cancelled, turns, sizeof turns / sizeof turns[0], "1000");
 }
 
 /* However many wait when the communicator ends: a turn ends a bounded number of them. */

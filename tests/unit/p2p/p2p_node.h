@@ -1,0 +1,57 @@
+#ifndef TESTS_UNIT_P2P_P2P_NODE_H
+#define TESTS_UNIT_P2P_P2P_NODE_H
+
+#include "daemon/p2p/p2p_internal.h"
+
+/* A node with messages, on a network in memory. */
+struct node {
+    char name[8];
+    struct net *net;
+    struct p2p *p2p;
+    struct p2p_comm *comm;
+    bool woken;
+    uint32_t ups, failures;
+    struct error failure;
+};
+
+static inline void node_woken(void *context)
+{
+    ((struct node *)context)->woken = true;
+}
+
+static inline void node_up(void *context, uint32_t peer, uint64_t now_ns)
+{
+    (void)peer;
+    (void)now_ns;
+    ((struct node *)context)->ups++;
+}
+
+static inline void node_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
+{
+    (void)context;
+    (void)peer;
+    (void)cause;
+    (void)now_ns;
+}
+
+static inline void node_failed(void *context, const struct error *cause, uint64_t now_ns)
+{
+    struct node *node = context;
+    (void)now_ns;
+    node->failures++;
+    node->failure = *cause;
+}
+
+/* As a daemon's loop: who is not woken does not run. */
+static inline void node_turn(struct node *node, uint64_t now_ns)
+{
+    if (now_ns >= p2p_next_deadline_ns(node->p2p)) {
+        p2p_tick(node->p2p, now_ns);
+    }
+    if (node->woken) {
+        node->woken = false;
+        node->woken |= p2p_run(node->p2p, now_ns);
+    }
+}
+
+#endif

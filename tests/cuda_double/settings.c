@@ -84,7 +84,7 @@ void settings_delay(void)
     uint64_t pause_us = (step ^ (step >> 31)) % (values.delay_us + 1u);
     struct timespec pause = {.tv_sec = (time_t)(pause_us / 1000000),
                              .tv_nsec = (long)(pause_us % 1000000 * 1000)};
-    (void)nanosleep(&pause, NULL);
+    (void)nanosleep(&pause, NULL); /* it stands for the time that a GPU takes */
 }
 
 static void rule_add(const char *text)

@@ -60,7 +60,7 @@ static cuda_result wait_value_run(struct work *work, struct stream *stream)
         if (gives_up || met || result != CUDA_RESULT_OK) {
             return gives_up ? CUDA_RESULT_OK : result;
         }
-        (void)nanosleep(&pause, NULL);
+        (void)nanosleep(&pause, NULL); /* another process may write the word: nobody would wake us */
         pause.tv_nsec = pause.tv_nsec < POLL_NS_LAST ? pause.tv_nsec * 2 : POLL_NS_LAST;
     }
 }

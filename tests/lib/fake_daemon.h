@@ -121,8 +121,9 @@ struct fake_counts {
     uint64_t withdrawn;    /* memories, of any kind */
     uint64_t memory_bytes; /* the last one's */
     uint64_t memory_address;
-    uint64_t rooms; /* that were asked for, where the script refuses some */
-    uint64_t busy;  /* answers, of the script's busy_answers */
+    uint64_t abuses; /* of rings, carried out */
+    uint64_t rooms;  /* that were asked for, where the script refuses some */
+    uint64_t busy;   /* answers, of the script's busy_answers */
     unsigned char memory_uuid[16];
     unsigned char memory_handle[64];
     bool wants_rings; /* the last client that greeted */

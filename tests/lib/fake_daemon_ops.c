@@ -245,6 +245,9 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
         return;
     case FAKE_ABUSE_RINGS:
         fake_rings_abuse(session->rings, script->abuse);
+        pthread_mutex_lock(&daemon->lock);
+        daemon->counts.abuses++;
+        fake_unlock(daemon);
         return;
     }
 }

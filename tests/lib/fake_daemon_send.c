@@ -3,24 +3,16 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <unistd.h>
 
 /* Sending: it blocks, as nastily as it may, and reads nothing meanwhile. */
-
-static bool client_is_gone(const struct fake_session *session)
-{
-    char byte;
-    return recv(session->fd, &byte, sizeof byte, MSG_PEEK | MSG_DONTWAIT) == 0;
-}
 
 static void put_bytes(struct fake_session *session, const void *bytes, size_t size)
 {
     while (!fake_rings_put(session->rings, bytes, size)) {
-        if (client_is_gone(session)) {
+        if (!fake_rings_await_room(session->rings, size, session->fd)) {
             session->closing = true;
             return;
         }
-        usleep(100);
     }
 }
 

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <stdatomic.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -86,6 +87,17 @@ bool fake_rings_put(struct fake_rings *rings, const void *packet, size_t size_by
         ring_bell(rings);
     }
     return result == RING_OK;
+}
+
+bool fake_rings_await_room(struct fake_rings *rings, size_t size_bytes, int fd)
+{
+    struct pollfd polled[2] = {{.fd = rings->bell[0], .events = POLLIN}, {.fd = fd, .events = POLLRDHUP}};
+    if (ring_producer_sleep(&rings->out, size_bytes)) {
+        (void)poll(polled, 2, -1);
+        (void)fake_rings_heard(rings); /* who sleeps at it next looks at the ring first */
+    }
+    ring_producer_wakes(&rings->out);
+    return polled[1].revents == 0;
 }
 
 size_t fake_rings_take(struct fake_rings *rings, void *packet, size_t room_bytes)

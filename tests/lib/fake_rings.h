@@ -36,6 +36,8 @@ void fake_rings_free(struct fake_rings *rings);
 void fake_rings_client_fds(const struct fake_rings *rings, int fds[CLIENT_RING_FDS]);
 /* False: full. Rings when the client sleeps. */
 bool fake_rings_put(struct fake_rings *rings, const void *packet, size_t size_bytes);
+/* Waits at our bell until the client has made room. False: the client, at the other end of fd, is gone. */
+bool fake_rings_await_room(struct fake_rings *rings, size_t size_bytes, int fd);
 /* The next packet's size; 0: there is none. Rings when the client waits for room. */
 size_t fake_rings_take(struct fake_rings *rings, void *packet, size_t room_bytes);
 /* How often the client has rung since the last time (or more rarely, had its bell been full). */

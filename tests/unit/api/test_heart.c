@@ -42,13 +42,25 @@ static unsigned greet(struct client *client, bool asks, int fds[8])
     return (unsigned)(fds_bytes / sizeof fds[0]);
 }
 
+static void time_is_over(void *context, uint64_t now_ns)
+{
+    (void)now_ns;
+    *(bool *)context = true;
+}
+
 static uint64_t beats_within(struct node *node, const struct client_heartbeat *page, uint64_t time_ns)
 {
     uint64_t before = page->beats;
-    for (uint64_t end_ns = loop_now_ns() + time_ns; loop_now_ns() < end_ns;) {
-        node_turn(node);
-        (void)usleep(1000);
+    struct loop_timer *timer;
+    struct error error;
+    bool over = false;
+    assert_int_equal(loop_timer_new(node->loop, time_is_over, &over, &timer, &error), STATUS_OK);
+    loop_timer_set(timer, loop_now_ns() + time_ns);
+    while (!over) { /* each turn waits for a beat, or for the end */
+        assert_int_equal(loop_run_once(node->loop, UINT64_MAX, &error), STATUS_OK);
+        node_turns(node, 10);
     }
+    loop_timer_free(timer);
     return page->beats - before;
 }
 

@@ -15,7 +15,6 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
-#include <time.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
@@ -371,12 +370,6 @@ static void require(bool condition, int code)
     }
 }
 
-static void pause_ms(unsigned ms)
-{
-    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = (long)(ms % 1000) * 1000000};
-    nanosleep(&pause, NULL);
-}
-
 /* Says on `control` when everything is logged, and waits there until the other end has begun to read. */
 static void log_more_than_fits(int control)
 {
@@ -487,9 +480,9 @@ static void test_a_reader_that_is_gone_ends_nobody(void **state)
     assert_int_equal(status, 0);
 }
 
+/* Says on `control` when everything is logged. */
 static void log_a_little(int control)
 {
-    (void)control;
     fcntl(STDERR_FILENO, F_SETFL, O_NONBLOCK); /* as another process may do with a shared description */
     char text[LOST_LINE_BYTES + 1];
     memset(text, 'x', LOST_LINE_BYTES);
@@ -497,6 +490,7 @@ static void log_a_little(int control)
     for (unsigned i = 0; i < 200; i++) { /* more than the pipe has room for, less than the queue */
         log_info("%s", text);
     }
+    require(write(control, "", 1) == 1, 17);
     log_writer_stop(1000 * CHILD_LIMIT_S);
     require(log_lines_lost() == 0, 16);
 }
@@ -504,19 +498,22 @@ static void log_a_little(int control)
 static void test_a_slow_reader_gets_every_line(void **state)
 {
     (void)state;
-    int fds[2];
+    int fds[2], control[2];
     assert_int_equal(pipe(fds), 0);
+    assert_int_equal(socketpair(AF_UNIX, SOCK_STREAM, 0, control), 0);
     assert_true(fcntl(fds[1], F_SETPIPE_SZ, PIPE_SMALL_BYTES) >= PIPE_SMALL_BYTES);
-    pid_t child = fork_logging(fds[1], log_a_little, -1);
+    pid_t child = fork_logging(fds[1], log_a_little, control[1]);
     close(fds[1]);
+    close(control[1]);
     char bytes[1000];
+    assert_int_equal(read(control[0], bytes, 1), 1);
+    close(control[0]);
     ssize_t got;
     unsigned lines = 0;
     while ((got = read(fds[0], bytes, sizeof bytes)) > 0) {
         for (ssize_t i = 0; i < got; i++) {
             lines += bytes[i] == '\n';
         }
-        pause_ms(1);
     }
     close(fds[0]);
     assert_int_equal(lines, 200);

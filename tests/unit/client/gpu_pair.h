@@ -134,6 +134,10 @@ static inline comm_result_t reduce_on(comm_t *comm, void *buffer, size_t count, 
     return comm_all_reduce(comm, buffer, buffer, count, COMM_U8, COMM_SUM, &options);
 }
 
+/*
+ * For what has no event to wait for: that a stream of the double's threads, or a request, has not ended, or
+ * when it has, by the calls that only ask. Bounded by its callers.
+ */
 static inline void sleep_ms(long ms)
 {
     struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};

@@ -3,9 +3,9 @@
 
 /* A whole client on rings whose commd writes what it likes. */
 
-static bool so_many_submits(const struct fake_counts *counts, uint64_t value)
+static bool so_many_abuses(const struct fake_counts *counts, uint64_t value)
 {
-    return counts->submits >= value;
+    return counts->abuses >= value;
 }
 
 static void test_hostile_commd(void **state)
@@ -28,7 +28,7 @@ static void test_hostile_commd(void **state)
                 bool last = abuse == FAKE_ABUSE_HEAD && i + 1 == at_op;
                 result = comm_all_reduce(comm, byte, byte, 1, COMM_U8, COMM_SUM, NULL);
                 if (last) {
-                    fake_daemon_wait(pair.daemon, so_many_submits, at_op);
+                    fake_daemon_wait(pair.daemon, so_many_abuses, 1);
                 }
                 if (result == COMM_OK && !last) {
                     result = comm_sync(comm, 0);

@@ -113,6 +113,10 @@ __attribute__((unused)) static cuda_pointer case_alloc(size_t bytes)
     return pointer;
 }
 
+/*
+ * Lets the double's threads, or other processes, go on for a while: what they must not do would show. No
+ * result depends on its being long enough; a busy machine sees less, and fails nothing.
+ */
 __attribute__((unused)) static void case_sleep_ms(long ms)
 {
     struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};

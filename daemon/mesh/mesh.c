@@ -232,7 +232,6 @@ void mesh_node_info(const struct mesh *mesh, uint32_t node, struct mesh_node_inf
         .instance = peer->instance,
         .version_text = peer->version_text,
         .heartbeat_round_trip_ns = peer->heartbeat.round_trip_ns,
-        .measured_bytes_per_s = peer->link.bytes_per_s,
         .last_error = peer->last_error,
     };
     net_peer_statistics(mesh->net, node, &out->net);

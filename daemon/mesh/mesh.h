@@ -147,7 +147,6 @@ struct mesh_node_info {
     uint64_t instance;                /* 0 before the first Hello */
     const char *version_text;         /* the peer's; "" before the first Hello */
     uint64_t heartbeat_round_trip_ns; /* last; 0 when none */
-    uint64_t measured_bytes_per_s;    /* 0 when not known */
     const char *last_error;           /* why it was last lost or not reached; "" when never */
     struct net_peer_statistics net;
 };

@@ -223,7 +223,6 @@ struct quic_connection {
 
     uint8_t *close_packet; /* sent again to whoever goes on sending */
     size_t close_packet_bytes;
-    struct quic_address close_local;
     uint64_t closed_received;
 };
 

@@ -66,7 +66,7 @@ bool size_parse(const char *text, uint64_t *bytes);
 void table_format(const json_t *value, enum column_format format, char *text, size_t size);
 
 /* usage.c: says on standard error which part of a call is wrong, what was given (null: nothing) and what is
- * allowed, then the usage. Returns EXIT_CODE_USAGE. */
+ * allowed, then the usage. verb: null for options before it. Returns EXIT_CODE_USAGE. */
 enum exit_code usage_wrong(const char *verb, const char *what, const char *given, const char *expected,
                            const char *usage);
 /* Of the options that getopt_long knows: "--slice", "-n". */

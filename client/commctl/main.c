@@ -165,21 +165,18 @@ static int parse_options(int argc, char **argv, struct commctl *commctl)
         case 'f':
             commctl->json = strcmp(optarg, "json") == 0;
             if (!commctl->json && strcmp(optarg, "text") != 0) {
-                fprintf(stderr, "commctl: --format %s: expected text or json\n", optarg);
-                return EXIT_CODE_USAGE;
+                return usage_wrong(NULL, "--format", optarg, "text or json", "");
             }
             break;
         case 'w':
             commctl->watch_s = 1;
             if (optarg != NULL && !parse_seconds(optarg, 0.1, 86400, &commctl->watch_s)) {
-                fprintf(stderr, "commctl: --watch %s: expected seconds, 0.1 to 86400\n", optarg);
-                return EXIT_CODE_USAGE;
+                return usage_wrong(NULL, "--watch", optarg, "seconds, 0.1 to 86400", "");
             }
             break;
         case 't':
             if (!parse_seconds(optarg, 0.01, 3600, &timeout_s)) {
-                fprintf(stderr, "commctl: --timeout %s: expected seconds, 0.01 to 3600\n", optarg);
-                return EXIT_CODE_USAGE;
+                return usage_wrong(NULL, "--timeout", optarg, "seconds, 0.01 to 3600", "");
             }
             commctl->timeout_ms = (uint32_t)(timeout_s * 1000);
             commctl->timeout_given = true;

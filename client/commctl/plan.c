@@ -15,6 +15,7 @@
 /* Asks the commd program, not a running one: a cluster that is planned need not exist. */
 
 #define SIZES_MAX 32
+#define NODES_MAX 16384 /* commd plans for no more */
 #define ARGUMENTS_MAX (SIZES_MAX + 10)
 #define LINE_MAX_BYTES 4096
 
@@ -68,8 +69,8 @@ static const char *take_option(int option, char *text, struct plan *plan)
     double nodes;
     switch (option) {
     case 'n':
-        if (!parse_positive(text, &nodes) || nodes != (double)(uint64_t)nodes) {
-            return "a whole number of nodes, at least 1";
+        if (!parse_positive(text, &nodes) || nodes != (double)(uint64_t)nodes || nodes > NODES_MAX) {
+            return "a whole number of nodes, 1 to 16384";
         }
         plan->nodes = (uint64_t)nodes;
         return NULL;

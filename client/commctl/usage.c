@@ -5,8 +5,13 @@
 enum exit_code usage_wrong(const char *verb, const char *what, const char *given, const char *expected,
                            const char *usage)
 {
-    fprintf(stderr, "commctl: %s: %s%s%s: expected %s\n%s", verb, what, given != NULL ? " " : "",
-            given != NULL ? given : "", expected, usage);
+    fprintf(stderr, "commctl: %s%s%s%s", verb != NULL ? verb : "", verb != NULL ? ": " : "", what,
+            given != NULL ? " " : "");
+    fprintf(stderr, "%s: expected %s\n%s",
+            given == NULL    ? ""
+            : *given != '\0' ? given
+                             : "\"\"",
+            expected, usage);
     return EXIT_CODE_USAGE;
 }
 

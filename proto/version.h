@@ -3,7 +3,7 @@
 
 #define COMMD_VERSION_TEXT "0.1.0"
 
-#define CLIENT_PROTOCOL_VERSION 1
+#define CLIENT_PROTOCOL_VERSION 2
 #define MESH_PROTOCOL_VERSION 4
 
 #define CLIENT_SOCKET_DEFAULT "/run/commd/commd.sock"

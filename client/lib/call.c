@@ -9,8 +9,9 @@ comm_result_t call_begin(struct client_call *call, const char *name, enum op_kin
                          const struct comm_comm *comm, comm_dtype_t dtype, size_t count,
                          const comm_call_options_t *options)
 {
-    *call = (struct client_call){
-        .name = name, .kind = kind, .count = count, .bucket_ops = 1, .options = COMM_CALL_OPTIONS_INIT};
+    *call = (struct client_call){.name = name,
+                                 .terms = {.kind = kind, .count_elements = count, .bucket_ops = 1},
+                                 .options = COMM_CALL_OPTIONS_INIT};
     if (comm == NULL) {
         return error_report(COMM_INVALID_ARGUMENT, "%s: the communicator is a null pointer", name);
     }
@@ -32,23 +33,31 @@ comm_result_t call_begin(struct client_call *call, const char *name, enum op_kin
                             "%s on \"%s\": persistent, but there is no place for the handle", name,
                             comm->name);
     }
-    if (!dtype_from_wire((unsigned)dtype, &call->dtype)) {
+    if (!dtype_from_wire((unsigned)dtype, &call->terms.dtype)) {
         return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": %d is no element type", name, comm->name,
                             (int)dtype);
     }
+    if (!compression_from_wire((unsigned)call->options.compression, &call->terms.compression) ||
+        call->options.top_k_permille > OP_TOP_K_MAX_PERMILLE) {
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": compression %d of %u of a thousand elements", name, comm->name,
+                            (int)call->options.compression, call->options.top_k_permille);
+    }
+    call->terms.top_k_permille = (uint16_t)call->options.top_k_permille;
     return COMM_OK;
 }
 
 comm_result_t call_set_reduce(struct client_call *call, const struct comm_comm *comm, comm_op_t op)
 {
-    if (!reduce_from_wire((unsigned)op, &call->reduce)) {
+    if (!reduce_from_wire((unsigned)op, &call->terms.reduce)) {
         return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": %d is no operator", call->name, comm->name,
                             (int)op);
     }
-    bool is_scan = call->kind == OP_KIND_SCAN || call->kind == OP_KIND_EXCLUSIVE_SCAN;
-    if (!reduce_is_defined(call->dtype, call->reduce) || (is_scan && call->reduce == REDUCE_AVG)) {
+    bool is_scan = call->terms.kind == OP_KIND_SCAN || call->terms.kind == OP_KIND_EXCLUSIVE_SCAN;
+    if (!reduce_is_defined(call->terms.dtype, call->terms.reduce) ||
+        (is_scan && call->terms.reduce == REDUCE_AVG)) {
         return error_report(COMM_UNSUPPORTED, "%s on \"%s\": %s of %s has no meaning", call->name, comm->name,
-                            reduce_text(call->reduce), dtype_text(call->dtype));
+                            reduce_text(call->terms.reduce), dtype_text(call->terms.dtype));
     }
     return COMM_OK;
 }
@@ -59,7 +68,7 @@ comm_result_t call_set_root(struct client_call *call, const struct comm_comm *co
         return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": root %u of %u ranks", call->name,
                             comm->name, root, comm->size);
     }
-    call->root = root;
+    call->terms.root_rank = root;
     return COMM_OK;
 }
 
@@ -67,11 +76,11 @@ static comm_result_t check_range(const struct client_call *call, const struct co
                                  size_t elements, const char *which)
 {
     size_t size_bytes;
-    if (__builtin_mul_overflow(elements, dtype_size_bytes(call->dtype), &size_bytes) ||
+    if (__builtin_mul_overflow(elements, dtype_size_bytes(call->terms.dtype), &size_bytes) ||
         size_bytes > PTRDIFF_MAX) {
         return error_report(COMM_INVALID_ARGUMENT,
                             "%s on \"%s\": the %s of %zu elements of %s exceeds the address space",
-                            call->name, comm->name, which, elements, dtype_text(call->dtype));
+                            call->name, comm->name, which, elements, dtype_text(call->terms.dtype));
     }
     if (size_bytes > 0 && at == NULL) {
         return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": the %s of %zu elements is a null pointer",
@@ -80,7 +89,7 @@ static comm_result_t check_range(const struct client_call *call, const struct co
     if ((uintptr_t)at + size_bytes < size_bytes) {
         return error_report(COMM_INVALID_ARGUMENT,
                             "%s on \"%s\": the %s of %zu elements of %s at %p exceeds the address space",
-                            call->name, comm->name, which, elements, dtype_text(call->dtype), at);
+                            call->name, comm->name, which, elements, dtype_text(call->terms.dtype), at);
     }
     return COMM_OK;
 }
@@ -89,10 +98,10 @@ comm_result_t call_set_buffer(const struct client_call *call, const struct comm_
                               struct call_buffer *buffer, const void *at, size_t blocks, const char *which)
 {
     size_t elements;
-    if (__builtin_mul_overflow(call->count, blocks, &elements)) {
+    if (__builtin_mul_overflow(call->terms.count_elements, blocks, &elements)) {
         return error_report(COMM_INVALID_ARGUMENT,
                             "%s on \"%s\": %zu blocks of %zu elements exceed the address space", call->name,
-                            comm->name, blocks, call->count);
+                            comm->name, blocks, (size_t)call->terms.count_elements);
     }
     *buffer = (struct call_buffer){.at = elements > 0 ? (void *)(uintptr_t)at : NULL, .elements = elements};
     return check_range(call, comm, at, elements, which);
@@ -141,7 +150,7 @@ comm_result_t call_set_layout(const struct client_call *call, const struct comm_
 comm_result_t call_check_overlap(const struct client_call *call, const struct comm_comm *comm,
                                  size_t own_block)
 {
-    size_t element_bytes = dtype_size_bytes(call->dtype);
+    size_t element_bytes = dtype_size_bytes(call->terms.dtype);
     const unsigned char *input = call->input.at;
     const unsigned char *output = call->output.at;
     size_t input_bytes = call->input.elements * element_bytes;

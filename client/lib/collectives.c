@@ -72,8 +72,8 @@ comm_result_t comm_all_gather_v(comm_t *comm, const void *send, void *receive, c
         result = call_set_layout(&call, comm, &call.output, receive, counts, displacements, "receive buffer");
     }
     if (result == COMM_OK) {
-        call.has_layouts = true;
-        call.count = counts[comm->rank];
+        call.terms.has_layouts = 1;
+        call.terms.count_elements = counts[comm->rank];
         result = call_set_buffer(&call, comm, &call.input, send, 1, "send buffer");
     }
     if (result == COMM_OK) {
@@ -109,8 +109,8 @@ comm_result_t comm_reduce_scatter_v(comm_t *comm, const void *send, void *receiv
         result = call_set_layout(&call, comm, &call.input, send, counts, NULL, "send buffer");
     }
     if (result == COMM_OK) {
-        call.has_layouts = true;
-        call.count = counts[comm->rank];
+        call.terms.has_layouts = 1;
+        call.terms.count_elements = counts[comm->rank];
         result = call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer");
     }
     if (result == COMM_OK) {
@@ -137,12 +137,12 @@ comm_result_t comm_gather(comm_t *comm, const void *send, void *receive, size_t 
 static comm_result_t check_own_count(const struct client_call *call, const struct comm_comm *comm,
                                      const size_t *counts)
 {
-    if (counts[comm->rank] == call->count) {
+    if (counts[comm->rank] == call->terms.count_elements) {
         return COMM_OK;
     }
     return error_report(COMM_INVALID_ARGUMENT,
                         "%s on \"%s\": the root's own block has %zu elements, but its count is %zu",
-                        call->name, comm->name, call->count, counts[comm->rank]);
+                        call->name, comm->name, (size_t)call->terms.count_elements, counts[comm->rank]);
 }
 
 comm_result_t comm_gather_v(comm_t *comm, const void *send, size_t send_count, void *receive,
@@ -152,7 +152,7 @@ comm_result_t comm_gather_v(comm_t *comm, const void *send, size_t send_count, v
     struct client_call call;
     comm_result_t result =
         call_begin(&call, "comm_gather_v", OP_KIND_GATHER, comm, dtype, send_count, options);
-    call.has_layouts = true;
+    call.terms.has_layouts = 1;
     result = result == COMM_OK ? call_set_root(&call, comm, root) : result;
     result = result == COMM_OK ? call_set_buffer(&call, comm, &call.input, send, 1, "send buffer") : result;
     if (result == COMM_OK && comm->rank == root) {
@@ -187,7 +187,7 @@ comm_result_t comm_scatter_v(comm_t *comm, const void *send, const size_t *count
     struct client_call call;
     comm_result_t result =
         call_begin(&call, "comm_scatter_v", OP_KIND_SCATTER, comm, dtype, receive_count, options);
-    call.has_layouts = true;
+    call.terms.has_layouts = 1;
     result = result == COMM_OK ? call_set_root(&call, comm, root) : result;
     result =
         result == COMM_OK ? call_set_buffer(&call, comm, &call.output, receive, 1, "receive buffer") : result;
@@ -227,7 +227,7 @@ comm_result_t comm_all_to_all_v(comm_t *comm, const void *send, const size_t *se
     struct client_call call;
     comm_result_t result =
         call_begin(&call, "comm_all_to_all_v", OP_KIND_ALL_TO_ALL, comm, dtype, 0, options);
-    call.has_layouts = true;
+    call.terms.has_layouts = 1;
     if (result == COMM_OK) {
         result =
             call_set_layout(&call, comm, &call.input, send, send_counts, send_displacements, "send buffer");

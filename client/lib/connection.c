@@ -94,8 +94,23 @@ static bool hand_out_reply(struct comm_client *client, Commd__Client__Event *eve
     return false; /* otherwise nobody waits for it, or not any more */
 }
 
+static void dispatch_record(struct comm_client *client, const uint8_t *bytes, size_t size)
+{
+    struct completion_record completion;
+    const char *what;
+    if (completion_record_read(bytes, size, &completion, &what)) {
+        ops_handle_completion(client, &completion);
+    } else {
+        client_lose(client, COMM_PROTOCOL, "%s: commd sent a completion with a wrong %s", client->path, what);
+    }
+}
+
 static void dispatch(struct comm_client *client, const uint8_t *bytes, size_t size)
 {
+    if (packet_is_record(bytes, size)) {
+        dispatch_record(client, bytes, size);
+        return;
+    }
     Commd__Client__Event *event = commd__client__event__unpack(NULL, size, bytes);
     if (event == NULL) {
         client_lose(client, COMM_PROTOCOL, "%s: commd sent %zu bytes that are no event", client->path, size);
@@ -106,9 +121,6 @@ static void dispatch(struct comm_client *client, const uint8_t *bytes, size_t si
         if (hand_out_reply(client, event)) {
             return;
         }
-        break;
-    case COMMD__CLIENT__EVENT__BODY_COMPLETE:
-        ops_handle_complete(client, event->complete);
         break;
     case COMMD__CLIENT__EVENT__BODY_ABORTED:
         ops_handle_aborted(client, event->aborted);
@@ -314,7 +326,7 @@ static void wait_to_send(struct comm_client *client, uint64_t deadline_ns)
     }
 }
 
-static comm_result_t send_in_ring(struct comm_client *client, const uint8_t *packet, size_t size,
+static comm_result_t send_in_ring(struct comm_client *client, const void *packet, size_t size,
                                   uint64_t deadline_ns)
 {
     while (client->lost == COMM_OK) {
@@ -345,14 +357,20 @@ comm_result_t client_send(struct comm_client *client, const Commd__Client__Reque
         return COMM_INTERNAL;
     }
     commd__client__request__pack(request, packet);
+    return client_send_packet(client, packet, size, fd, deadline_ns);
+}
+
+comm_result_t client_send_packet(struct comm_client *client, const void *packet, size_t size_bytes, int fd,
+                                 uint64_t deadline_ns)
+{
     if (client->rings != NULL && fd < 0) {
-        return send_in_ring(client, packet, size, deadline_ns);
+        return send_in_ring(client, packet, size_bytes, deadline_ns);
     }
     union {
         struct cmsghdr header;
         char space[CMSG_SPACE(sizeof(int))];
     } control;
-    struct iovec part = {.iov_base = packet, .iov_len = size};
+    struct iovec part = {.iov_base = (void *)(uintptr_t)packet, .iov_len = size_bytes};
     struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1};
     if (fd >= 0) {
         message.msg_control = &control;

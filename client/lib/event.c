@@ -36,6 +36,13 @@ void member_drop_reached(struct comm_comm *comm)
     comm->wait_count = kept;
 }
 
+void member_add_waits(const struct comm_comm *comm, struct submit_record *record)
+{
+    for (uint32_t i = 0; i < comm->wait_count; i++) {
+        fence_add(record, RECORD_WAIT, &comm->waits[i]);
+    }
+}
+
 static void records_drop_reached(struct member_records *records)
 {
     while (records->count > 0 && fence_is_reached(&records->marks[records->first])) {
@@ -75,7 +82,7 @@ static comm_result_t records_make_room(struct comm_comm *comm)
 /* commd sets the word after everything so far; with the client's lock, which it may let go of. */
 static comm_result_t record(struct comm_comm *comm, struct fence_slot *slot, struct fence_mark *mark)
 {
-    struct wire_fences fences = {.wait_count = 0};
+    struct submit_record event;
     comm_result_t result = records_make_room(comm);
     if (result != COMM_OK) {
         return result;
@@ -84,19 +91,11 @@ static comm_result_t record(struct comm_comm *comm, struct fence_slot *slot, str
     struct member_records *records = &comm->records;
     records->marks[(records->first + records->count++) % RECORDS_MAX] = *mark;
     member_drop_reached(comm);
-    for (uint32_t i = 0; i < comm->wait_count; i++) {
-        wire_fence_add_wait(&fences, &comm->waits[i]);
-    }
-    Commd__Client__Record body = COMMD__CLIENT__RECORD__INIT;
-    body.handle = comm->handle;
-    body.waits = fences.waits;
-    body.n_waits = fences.wait_count;
-    body.word = wire_fence_set_word(&fences, mark);
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_RECORD;
-    request.record = &body;
-    request.id = ++comm->client->last_request_id;
-    result = client_send(comm->client, &request, -1, clock_after_ms((uint64_t)comm->op_timeout_ms));
+    submit_record_begin(&event, RECORD_EVENT, comm->handle);
+    fence_add(&event, RECORD_ENDED, mark);
+    member_add_waits(comm, &event);
+    result = client_send_packet(comm->client, &event, submit_record_bytes(&event), -1,
+                                clock_after_ms((uint64_t)comm->op_timeout_ms));
     if (result != COMM_OK) {
         fence_reach(mark);
         member_fail(comm, result, "%s: commd does not read its socket: a record on \"%s\" could not be sent",

@@ -380,27 +380,9 @@ void fences_release(struct client_fences *fences)
 
 /* --- Messages --- */
 
-void wire_fence_set(struct wire_fences *fences, size_t index, const struct fence_mark *mark)
+void fence_add(struct submit_record *record, enum record_what what, const struct fence_mark *mark)
 {
     const struct fence_area *area = mark->slot->area;
-    Commd__Client__Range *word = &fences->words[index];
-    commd__client__range__init(word);
-    word->memory = area->memory_id;
-    word->offset_bytes = (uint64_t)((uintptr_t)word_of(mark->slot, mark->word) - (uintptr_t)area->lines);
-    commd__client__fence__init(&fences->fences[index]);
-    fences->fences[index].word = word;
-    fences->fences[index].value = mark->value;
-}
-
-void wire_fence_add_wait(struct wire_fences *fences, const struct fence_mark *mark)
-{
-    wire_fence_set(fences, fences->wait_count, mark);
-    fences->waits[fences->wait_count] = &fences->fences[fences->wait_count];
-    fences->wait_count++;
-}
-
-Commd__Client__Fence *wire_fence_set_word(struct wire_fences *fences, const struct fence_mark *mark)
-{
-    wire_fence_set(fences, CLIENT_FENCES_MAX, mark);
-    return &fences->fences[CLIENT_FENCES_MAX];
+    uintptr_t offset_bytes = (uintptr_t)word_of(mark->slot, mark->word) - (uintptr_t)area->lines;
+    submit_record_add(record, what, area->memory_id, offset_bytes, mark->value);
 }

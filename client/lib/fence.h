@@ -10,6 +10,7 @@
 
 #include "proto/client.pb-c.h"
 #include "proto/cuda_driver.h"
+#include "proto/records.h"
 #include "proto/version.h"
 
 /*
@@ -84,18 +85,8 @@ comm_result_t fences_join_gpu(struct comm_client *client, struct client_gpu *gpu
 /* commd is gone: lets go of every stream that waits for it. Any thread. */
 void fences_release(struct client_fences *fences);
 
-/* What a message says of fences. */
-struct wire_fences {
-    Commd__Client__Fence fences[CLIENT_FENCES_MAX + 1];
-    Commd__Client__Range words[CLIENT_FENCES_MAX + 1];
-    Commd__Client__Fence *waits[CLIENT_FENCES_MAX];
-    size_t wait_count;
-};
-void wire_fence_set(struct wire_fences *fences, size_t index, const struct fence_mark *mark);
-/* At most CLIENT_FENCES_MAX. */
-void wire_fence_add_wait(struct wire_fences *fences, const struct fence_mark *mark);
-/* The one that is to be set. */
-Commd__Client__Fence *wire_fence_set_word(struct wire_fences *fences, const struct fence_mark *mark);
+/* Adds the word to a submission: RECORD_ENDED, or RECORD_WAIT. */
+void fence_add(struct submit_record *record, enum record_what what, const struct fence_mark *mark);
 
 /* --- watchdog.c --- */
 

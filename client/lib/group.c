@@ -87,11 +87,12 @@ void group_forget(struct comm_comm *comm)
 /* Whether the one may run as one with the other. */
 static bool goes_with(const struct client_entry *entry, const struct client_entry *first)
 {
-    return entry->comm == first->comm && entry->call->kind == OP_KIND_ALL_REDUCE &&
-           first->call->kind == OP_KIND_ALL_REDUCE && entry->call->dtype == first->call->dtype &&
-           entry->call->reduce == first->call->reduce &&
-           entry->call->options.compression == COMM_COMPRESSION_NONE &&
-           first->call->options.compression == COMM_COMPRESSION_NONE &&
+    return entry->comm == first->comm && entry->call->terms.kind == OP_KIND_ALL_REDUCE &&
+           first->call->terms.kind == OP_KIND_ALL_REDUCE &&
+           entry->call->terms.dtype == first->call->terms.dtype &&
+           entry->call->terms.reduce == first->call->terms.reduce &&
+           entry->call->terms.compression == COMPRESSION_NONE &&
+           first->call->terms.compression == COMPRESSION_NONE &&
            entry->call->options.timeout_ms == first->call->options.timeout_ms;
 }
 
@@ -101,9 +102,9 @@ static void make_buckets(struct client_entry *entries, size_t count)
     for (size_t first = 0; first < count;) {
         size_t end = first;
         size_t size_bytes = 0;
-        while (end < count && end - first < CALL_BUCKET_OPS_MAX &&
-               goes_with(&entries[end], &entries[first])) {
-            size_t more = entries[end].call->count * dtype_size_bytes(entries[end].call->dtype);
+        while (end < count && end - first < OP_BUCKET_OPS_MAX && goes_with(&entries[end], &entries[first])) {
+            size_t more =
+                entries[end].call->terms.count_elements * dtype_size_bytes(entries[end].call->terms.dtype);
             if (end > first && more > CALL_BUCKET_MAX_BYTES - size_bytes) {
                 break;
             }
@@ -112,8 +113,8 @@ static void make_buckets(struct client_entry *entries, size_t count)
         }
         end = end == first ? first + 1 : end;
         for (size_t i = first; i < end; i++) {
-            entries[i].call->bucket_ops = (uint32_t)(end - first);
-            entries[i].call->bucket_index = (uint32_t)(i - first);
+            entries[i].call->terms.bucket_ops = (uint16_t)(end - first);
+            entries[i].call->terms.bucket_index = (uint16_t)(i - first);
         }
         first = end;
     }

@@ -12,6 +12,7 @@
 #include "client/lib/gpu/devices.h"
 #include "proto/client.pb-c.h"
 #include "proto/heartbeat.h"
+#include "proto/records.h"
 #include "proto/ring.h"
 #include "proto/status.h"
 #include "proto/trace_event.h"
@@ -324,6 +325,8 @@ void client_take_all(struct comm_client *client);
  */
 comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
                           uint64_t deadline_ns);
+comm_result_t client_send_packet(struct comm_client *client, const void *packet, size_t size_bytes, int fd,
+                                 uint64_t deadline_ns);
 
 /* One request and what is expected of its reply. */
 struct client_question {
@@ -419,7 +422,7 @@ comm_result_t member_check(const struct comm_comm *comm);
 
 /* The communicator's table of operations in flight. False without memory. */
 bool ops_init(struct comm_comm *comm);
-void ops_handle_complete(struct comm_client *client, const Commd__Client__Complete *complete);
+void ops_handle_completion(struct comm_client *client, const struct completion_record *completion);
 void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted);
 /* Lets go of the communicator's operations, whatever they were. */
 void ops_forget(struct comm_comm *comm);
@@ -440,10 +443,11 @@ void ops_progress(const struct comm_request *request, uint64_t began_ns);
 /* Puts it last in the list, which owns it from then on, and gives it its number and deadline. */
 void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
 /*
- * Sends what was appended. When it cannot be sent, the communicators of all of them fail. May let go of the
- * lock. Not reported: see member_check.
+ * Sends what was appended: records, in one packet. When it cannot be sent for timeout_ms and
+ * DAEMON_MARGIN_MS, the communicators of all of them fail. May let go of the lock. Not reported: see
+ * member_check.
  */
-void ops_send(struct comm_client *client, Commd__Client__Submit **submits, size_t count);
+void ops_send(struct comm_client *client, const void *packet, size_t size_bytes, uint32_t timeout_ms);
 /*
  * Waits, with the lock let go, until one more collective, with `staged_bytes` of staging, may be in flight.
  * A message never waits: another rank may need it before anything that is in flight can end. Reports the
@@ -455,7 +459,6 @@ void op_free(struct comm_client *client, struct client_op *op, bool clean);
 
 /* --- call.c: what a call is, checked; no lock --- */
 
-#define CALL_BUCKET_OPS_MAX 256u /* all_reduces of a group that run as one */
 #define CALL_BUCKET_MAX_BYTES ((size_t)64 << 20)
 
 /* One buffer of a call. Blocks by rank where there is a layout; otherwise one piece. */
@@ -468,20 +471,13 @@ struct call_buffer {
 
 struct client_call {
     const char *name;
-    enum op_kind kind;
-    enum dtype dtype;
-    enum reduce reduce;
-    size_t count;
-    uint32_t root;
+    struct op_terms terms;
     uint32_t peer;
     uint32_t tag;
-    bool has_layouts;
     bool stages_input; /* the input is copied even where commd has mapped it, on the host */
     bool keeps_output; /* the output holds already what commd would write */
     struct call_buffer input;
     struct call_buffer output;
-    uint32_t bucket_ops;
-    uint32_t bucket_index;
     comm_call_options_t options;
 };
 
@@ -540,6 +536,8 @@ void events_free_all(struct comm_client *client);
 void records_forget(struct comm_comm *comm);
 /* Forgets what operations need not wait for any more. */
 void member_drop_reached(struct comm_comm *comm);
+/* Adds the rest to a submission. */
+void member_add_waits(const struct comm_comm *comm, struct submit_record *record);
 
 /* --- group.c --- */
 

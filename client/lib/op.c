@@ -142,30 +142,31 @@ static struct comm_comm *event_comm(struct comm_client *client, uint32_t handle,
     return comm;
 }
 
-void ops_handle_complete(struct comm_client *client, const Commd__Client__Complete *complete)
+void ops_handle_completion(struct comm_client *client, const struct completion_record *completion)
 {
-    struct comm_comm *comm = event_comm(client, complete->handle, "a completion");
+    struct comm_comm *comm = event_comm(client, completion->handle, "a completion");
     if (comm == NULL) {
         return;
     }
-    struct client_op *op = list_take(comm, complete->ticket);
+    struct client_op *op = list_take(comm, completion->ticket);
     if (op == NULL) {
         client_lose(client, COMM_PROTOCOL,
                     "%s: \"%s\": commd completed operation %" PRIu64 ", which is not in flight", client->path,
-                    comm->name, complete->ticket);
+                    comm->name, completion->ticket);
         return;
     }
-    comm_result_t result = complete->status == STATUS_OK ? COMM_OK : failure_from_wire(complete->status);
-    const char *text = complete->text[0] != '\0' ? complete->text : comm_result_text(result);
+    comm_result_t result = completion->status == STATUS_OK ? COMM_OK : failure_from_wire(completion->status);
+    const char *text = completion->text[0] != '\0' ? completion->text : comm_result_text(result);
     for (uint32_t i = 0; result == COMM_OK && i < op->copy_count; i++) {
         size_t size_bytes = op->copies[i].size_bytes;
-        size_t came = (size_t)complete->count_elements * dtype_size_bytes(op->dtype);
+        size_t came = (size_t)completion->count_elements * dtype_size_bytes(op->dtype);
         bool shorter = op->kind == OP_KIND_RECEIVE && came < size_bytes;
         memcpy(op->copies[i].to, op->copies[i].from, shorter ? came : size_bytes);
     }
     trace_op_seen(client->trace, comm, op, result);
-    op_tell(comm, op, result, text,
-            (comm_received_t){.source = complete->source_rank, .count = (size_t)complete->count_elements});
+    op_tell(
+        comm, op, result, text,
+        (comm_received_t){.source = completion->source_rank, .count = (size_t)completion->count_elements});
     if (result == COMM_OK && op->slot != NULL) { /* commd has set its word, or is about to */
         fence_give(&client->fences, op->slot, false);
         op->slot = NULL;
@@ -327,38 +328,35 @@ void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_m
     list_append(comm, op);
 }
 
-void ops_send(struct comm_client *client, Commd__Client__Submit **submits, size_t count)
+static void fail_unsent(struct comm_client *client, const struct submit_record *record, comm_result_t result)
 {
-    Commd__Client__SubmitList list = COMMD__CLIENT__SUBMIT_LIST__INIT;
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    const struct comm_comm *first = count > 0 ? member_by_handle(client, submits[0]->handle) : NULL;
-    if (first == NULL) {
+    struct comm_comm *comm = member_by_handle(client, record->handle);
+    if (comm == NULL) {
         return;
     }
-    uint64_t send_by_ns = clock_after_ms((uint64_t)first->op_timeout_ms + DAEMON_MARGIN_MS);
-    if (count == 1) {
-        request.body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT;
-        request.submit = submits[0];
-    } else {
-        request.body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST;
-        request.submit_list = &list;
-        list.submits = submits;
-        list.n_submits = count;
+    member_fail(comm, result,
+                "%s: commd does not read its socket: operation %" PRIu64 " on \"%s\" could not be sent",
+                client->path, record->ticket, comm->name);
+    struct client_op *unsent = list_take(comm, record->ticket);
+    if (unsent != NULL) {
+        op_tell(comm, unsent, comm->failure, comm->failure_text, (comm_received_t){0});
+        op_free(client, unsent, true);
     }
-    comm_result_t result = client_send(client, &request, -1, send_by_ns);
-    for (size_t i = 0; result != COMM_OK && i < count; i++) {
-        struct comm_comm *comm = member_by_handle(client, submits[i]->handle);
-        if (comm == NULL) {
-            continue;
+}
+
+void ops_send(struct comm_client *client, const void *packet, size_t size_bytes, uint32_t timeout_ms)
+{
+    uint64_t send_by_ns = clock_after_ms((uint64_t)timeout_ms + DAEMON_MARGIN_MS);
+    comm_result_t result = client_send_packet(client, packet, size_bytes, -1, send_by_ns);
+    size_t record_bytes = 0;
+    for (size_t at = 0; result != COMM_OK && at < size_bytes; at += record_bytes) {
+        struct submit_record record;
+        const char *what;
+        record_bytes = submit_record_read((const char *)packet + at, size_bytes - at, &record, &what);
+        if (record_bytes == 0) {
+            return; /* never: they are our own */
         }
-        member_fail(comm, result,
-                    "%s: commd does not read its socket: operation %" PRIu64 " on \"%s\" could not be sent",
-                    client->path, submits[i]->ticket, comm->name);
-        struct client_op *unsent = list_take(comm, submits[i]->ticket);
-        if (unsent != NULL) {
-            op_tell(comm, unsent, comm->failure, comm->failure_text, (comm_received_t){0});
-            op_free(client, unsent, true);
-        }
+        fail_unsent(client, &record, result);
     }
 }
 

@@ -5,16 +5,17 @@
 
 /* Calls become operations: where commd finds their buffers, and the messages that say so. */
 
-#define SUBMIT_LIST_MAX 64 /* in one packet: of at most about 120 bytes each, within REQUEST_MAX_BYTES */
-#define FENCE_MAX_BYTES 32 /* of them, more */
-#define LIST_FENCES_MAX ((REQUEST_MAX_BYTES - SUBMIT_LIST_MAX * 120) / FENCE_MAX_BYTES)
-
 /* One operation on its way to commd. */
 struct submission {
     struct client_op *op;
-    Commd__Client__Submit body;
-    Commd__Client__Range ranges[5];
-    struct wire_fences *fences; /* null: none */
+    struct submit_record record;
+};
+
+/* Several, in one packet. */
+struct submit_packet {
+    size_t size_bytes;
+    uint32_t timeout_ms; /* of the first one's communicator */
+    unsigned char bytes[REQUEST_MAX_BYTES];
 };
 
 /* --- Where commd finds the buffers --- */
@@ -25,11 +26,10 @@ static struct client_memory *use_memory(struct client_memory *memory)
     return memory;
 }
 
-static void set_range(Commd__Client__Range *range, const struct client_memory *memory, const void *at)
+static void add_range(struct submission *out, enum record_what what, const struct client_memory *memory,
+                      const void *at)
 {
-    commd__client__range__init(range);
-    range->memory = memory->id;
-    range->offset_bytes = memory_offset_bytes(memory, at);
+    submit_record_add(&out->record, what, memory->id, memory_offset_bytes(memory, at), 0);
 }
 
 /* A staging block, counted for the operation. May let go of the lock. */
@@ -50,7 +50,7 @@ static comm_result_t take_block(struct comm_comm *comm, struct client_op *op, en
 
 static size_t buffer_bytes(const struct client_call *call, const struct call_buffer *buffer)
 {
-    return buffer->elements * dtype_size_bytes(call->dtype);
+    return buffer->elements * dtype_size_bytes(call->terms.dtype);
 }
 
 static comm_result_t place_input(struct comm_comm *comm, const struct client_call *call,
@@ -61,7 +61,6 @@ static comm_result_t place_input(struct comm_comm *comm, const struct client_cal
     if (call->input.at == NULL) {
         return COMM_OK;
     }
-    out->body.input = &out->ranges[0];
     struct client_memory *found;
     comm_result_t result = memory_locate(comm, call, call->input.at, size_bytes, &found);
     if (result != COMM_OK) {
@@ -70,7 +69,7 @@ static comm_result_t place_input(struct comm_comm *comm, const struct client_cal
     /* On a GPU commd takes care of what is in place. */
     if (found != NULL && (!call->stages_input || found->gpu != NULL)) {
         out->op->uses[USE_INPUT] = use_memory(found);
-        set_range(&out->ranges[0], found, call->input.at);
+        add_range(out, RECORD_INPUT, found, call->input.at);
         return COMM_OK;
     }
     result = take_block(comm, out->op, USE_INPUT, size_bytes);
@@ -79,7 +78,7 @@ static comm_result_t place_input(struct comm_comm *comm, const struct client_cal
         client_leave(client); /* nobody else knows the block yet */
         memcpy(block->base, call->input.at, size_bytes);
         pthread_mutex_lock(&client->lock);
-        set_range(&out->ranges[0], block, block->base);
+        add_range(out, RECORD_INPUT, block, block->base);
     }
     return result;
 }
@@ -87,7 +86,7 @@ static comm_result_t place_input(struct comm_comm *comm, const struct client_cal
 static void add_copy(struct client_op *op, const struct client_call *call, const unsigned char *block,
                      size_t begin, size_t count)
 {
-    size_t element_bytes = dtype_size_bytes(call->dtype);
+    size_t element_bytes = dtype_size_bytes(call->terms.dtype);
     if (count > 0) {
         op->copies[op->copy_count++] =
             (struct client_copy){.to = (unsigned char *)call->output.at + begin * element_bytes,
@@ -123,7 +122,6 @@ static comm_result_t place_output(struct comm_comm *comm, const struct client_ca
     if (call->output.at == NULL) {
         return COMM_OK;
     }
-    out->body.output = &out->ranges[1];
     struct client_memory *found;
     comm_result_t result = memory_locate(comm, call, call->output.at, size_bytes, &found);
     if (result != COMM_OK) {
@@ -131,7 +129,7 @@ static comm_result_t place_output(struct comm_comm *comm, const struct client_ca
     }
     if (found != NULL) {
         op->uses[USE_OUTPUT] = use_memory(found);
-        set_range(&out->ranges[1], found, call->output.at);
+        add_range(out, RECORD_OUTPUT, found, call->output.at);
         return COMM_OK;
     }
     struct client_memory *input = op->uses[USE_INPUT];
@@ -142,7 +140,7 @@ static comm_result_t place_output(struct comm_comm *comm, const struct client_ca
         result = take_block(comm, op, USE_OUTPUT, size_bytes);
     }
     if (result == COMM_OK) {
-        set_range(&out->ranges[1], op->uses[USE_OUTPUT], op->uses[USE_OUTPUT]->base);
+        add_range(out, RECORD_OUTPUT, op->uses[USE_OUTPUT], op->uses[USE_OUTPUT]->base);
         plan_copies(op, comm, call, op->uses[USE_OUTPUT]->base);
     }
     return result;
@@ -174,13 +172,11 @@ static comm_result_t place_layouts(struct comm_comm *comm, const struct client_c
     uint64_t *numbers = (uint64_t *)(void *)block->base;
     if (has_input) {
         write_layout(numbers, &call->input, comm->size);
-        set_range(&out->ranges[2], block, block->base);
-        out->body.input_layout = &out->ranges[2];
+        add_range(out, RECORD_INPUT_LAYOUT, block, block->base);
     }
     if (has_output) {
         write_layout(numbers + 2 * (size_t)comm->size, &call->output, comm->size);
-        set_range(&out->ranges[3], block, block->base + layout_bytes);
-        out->body.output_layout = &out->ranges[3];
+        add_range(out, RECORD_OUTPUT_LAYOUT, block, block->base + layout_bytes);
     }
     return COMM_OK;
 }
@@ -189,12 +185,11 @@ static comm_result_t place_residual(struct comm_comm *comm, const struct client_
                                     struct submission *out)
 {
     float *residual = call->options.residual;
-    size_t size_bytes = call->count * sizeof(float);
+    size_t size_bytes = call->terms.count_elements * sizeof(float);
     struct client_op *op = out->op;
     if (call->options.compression == COMM_COMPRESSION_NONE || residual == NULL || size_bytes == 0) {
         return COMM_OK;
     }
-    out->body.residual = &out->ranges[4];
     struct client_memory *found;
     comm_result_t result = memory_locate(comm, call, residual, size_bytes, &found);
     if (result != COMM_OK) {
@@ -202,81 +197,47 @@ static comm_result_t place_residual(struct comm_comm *comm, const struct client_
     }
     if (found != NULL) {
         op->uses[USE_RESIDUAL] = use_memory(found);
-        set_range(&out->ranges[4], found, residual);
+        add_range(out, RECORD_RESIDUAL, found, residual);
         return COMM_OK;
     }
     result = take_block(comm, op, USE_RESIDUAL, size_bytes);
     if (result == COMM_OK) {
         unsigned char *block = op->uses[USE_RESIDUAL]->base;
         memcpy(block, residual, size_bytes);
-        set_range(&out->ranges[4], op->uses[USE_RESIDUAL], block);
+        add_range(out, RECORD_RESIDUAL, op->uses[USE_RESIDUAL], block);
         op->copies[op->copy_count++] =
             (struct client_copy){.to = residual, .from = block, .size_bytes = size_bytes};
     }
     return result;
 }
 
-/* What it waits for, and what tells its end. */
-static comm_result_t place_fences(struct comm_comm *comm, const struct stream_order *order,
-                                  struct submission *out)
+/* What tells its end, and what it waits for. */
+static void place_fences(const struct comm_comm *comm, const struct stream_order *order,
+                         struct submit_record *record)
 {
-    member_drop_reached(comm);
-    if (order->slot == NULL && comm->wait_count == 0) {
-        return COMM_OK;
-    }
-    out->fences = malloc(sizeof *out->fences);
-    if (out->fences == NULL) {
-        return error_report(COMM_NO_MEMORY, "\"%s\": no memory for an operation", comm->name);
-    }
-    out->fences->wait_count = 0;
-    for (uint32_t i = 0; i < comm->wait_count; i++) {
-        wire_fence_add_wait(out->fences, &comm->waits[i]);
-    }
     if (order->slot != NULL) {
-        if (!fence_is_reached(&order->ready)) {
-            wire_fence_add_wait(out->fences, &order->ready);
-        }
-        out->body.ended = wire_fence_set_word(out->fences, &order->ended);
+        fence_add(record, RECORD_ENDED, &order->ended);
     }
-    out->body.waits = out->fences->waits;
-    out->body.n_waits = out->fences->wait_count;
-    return COMM_OK;
+    member_add_waits(comm, record);
+    if (order->slot != NULL && !fence_is_reached(&order->ready)) {
+        fence_add(record, RECORD_WAIT, &order->ready);
+    }
 }
 
 /* --- Operations --- */
-
-static void fill_body(const struct comm_comm *comm, const struct client_call *call,
-                      Commd__Client__Submit *body)
-{
-    body->handle = comm->handle;
-    body->kind = call->kind;
-    body->dtype = call->dtype;
-    body->reduce = call->reduce;
-    body->count_elements = call->count;
-    body->root_rank = call->root;
-    body->factor = call->options.factor;
-    body->timeout_ms = call->options.timeout_ms;
-    body->has_layouts = call->has_layouts;
-    body->peer_rank = call->peer;
-    body->tag = call->tag;
-    body->bucket_ops = call->bucket_ops;
-    body->bucket_index = call->bucket_index;
-    body->compression = call->options.compression;
-    body->top_k_permille = call->options.top_k_permille;
-}
 
 /* Everything but its place in the list. May let go of the lock, and wait. Reported. */
 static comm_result_t prepare(struct comm_comm *comm, const struct client_call *call,
                              const struct stream_order *order, struct submission *out)
 {
     size_t copies = (call->output.counts != NULL ? comm->size : 1) + 1;
-    *out = (struct submission){.op = calloc(1, sizeof *out->op + copies * sizeof out->op->copies[0])};
-    commd__client__submit__init(&out->body);
+    out->op = calloc(1, sizeof *out->op + copies * sizeof out->op->copies[0]);
     if (out->op == NULL) {
         return error_report(COMM_NO_MEMORY, "\"%s\": no memory for an operation", comm->name);
     }
-    out->op->kind = call->kind;
-    out->op->dtype = call->dtype;
+    submit_record_begin(&out->record, RECORD_OPERATION, comm->handle);
+    out->op->kind = call->terms.kind;
+    out->op->dtype = call->terms.dtype;
     if (order->slot != NULL) { /* a program may have nothing but its streams to wait for */
         client_take_events(comm->client);
     }
@@ -284,15 +245,20 @@ static comm_result_t prepare(struct comm_comm *comm, const struct client_call *c
     result = result == COMM_OK ? place_output(comm, call, out) : result;
     result = result == COMM_OK ? place_layouts(comm, call, out) : result;
     result = result == COMM_OK ? place_residual(comm, call, out) : result;
-    result = result == COMM_OK ? ops_make_room(comm, call->kind, 0) : result;
-    result = result == COMM_OK ? place_fences(comm, order, out) : result;
+    result = result == COMM_OK ? ops_make_room(comm, call->terms.kind, 0) : result;
     if (result != COMM_OK) {
         op_free(comm->client, out->op, true);
         return result;
     }
     out->op->slot = order->slot;
     out->op->ended = order->ended;
-    fill_body(comm, call, &out->body);
+    member_drop_reached(comm);
+    place_fences(comm, order, &out->record);
+    out->record.terms = call->terms;
+    out->record.factor = call->options.factor;
+    out->record.timeout_ms = call->options.timeout_ms;
+    out->record.peer_rank = call->peer;
+    out->record.tag = call->tag;
     return COMM_OK;
 }
 
@@ -307,57 +273,56 @@ static void append(struct comm_comm *comm, const struct client_call *call, struc
         request->ended = false;
     }
     ops_append(comm, submission->op, timeout_ms);
-    submission->body.ticket = submission->op->ticket;
+    submission->record.ticket = submission->op->ticket;
 }
 
 /* Whether to make room for it could have to wait for those that are not sent yet. */
 static bool needs_room(const struct comm_comm *comm, const struct client_call *call)
 {
     size_t wanted = buffer_bytes(call, &call->input) + buffer_bytes(call, &call->output);
-    return !op_kind_is_message(call->kind) &&
+    return !op_kind_is_message(call->terms.kind) &&
            (comm->collectives_in_flight + 1 >= comm->client->pending_ops_max ||
             comm->staged_bytes + 4 * wanted + 4 * STAGING_MIN_BYTES >= STAGING_FLIGHT_MAX_BYTES);
 }
 
-static void send_all(struct comm_client *client, struct submission *submissions, size_t count)
+static void packet_add(struct submit_packet *packet, const struct comm_comm *comm,
+                       const struct submit_record *record)
 {
-    Commd__Client__Submit *bodies[SUBMIT_LIST_MAX];
-    for (size_t i = 0; i < count; i++) {
-        bodies[i] = &submissions[i].body;
-    }
-    ops_send(client, bodies, count);
-    for (size_t i = 0; i < count; i++) {
-        free(submissions[i].fences);
+    size_t record_bytes = submit_record_bytes(record);
+    packet->timeout_ms = packet->size_bytes == 0 ? comm->op_timeout_ms : packet->timeout_ms;
+    memcpy(packet->bytes + packet->size_bytes, record, record_bytes);
+    packet->size_bytes += record_bytes;
+}
+
+static void packet_send(struct comm_client *client, struct submit_packet *packet)
+{
+    if (packet->size_bytes > 0) {
+        ops_send(client, packet->bytes, packet->size_bytes, packet->timeout_ms);
+        packet->size_bytes = 0;
     }
 }
 
 comm_result_t call_submit_entries(struct comm_client *client, struct client_entry *entries, size_t count)
 {
-    struct submission *submissions =
-        calloc(count < SUBMIT_LIST_MAX ? count : SUBMIT_LIST_MAX, sizeof *submissions);
-    size_t waiting = 0, fences = 0;
-    comm_result_t result =
-        submissions != NULL ? COMM_OK : error_report(COMM_NO_MEMORY, "no memory for %zu operations", count);
+    struct submission submission;
+    struct submit_packet packet;
+    comm_result_t result = COMM_OK;
     size_t submitted = 0;
-    for (; submitted < count && result == COMM_OK; submitted++) {
+    packet.size_bytes = packet.timeout_ms = 0;
+    for (; submitted < count; submitted++) {
         struct client_entry *entry = &entries[submitted];
-        if (waiting == SUBMIT_LIST_MAX || fences + CLIENT_FENCES_MAX + 1 > LIST_FENCES_MAX ||
-            (waiting > 0 && needs_room(entry->comm, entry->call))) {
-            send_all(client, submissions, waiting);
-            waiting = 0;
-            fences = 0;
+        bool full = packet.size_bytes > sizeof packet.bytes - sizeof submission.record;
+        if (full || (packet.size_bytes > 0 && needs_room(entry->comm, entry->call))) {
+            packet_send(client, &packet);
         }
-        struct submission *submission = &submissions[waiting];
-        result = prepare(entry->comm, entry->call, &entry->order, submission);
+        result = prepare(entry->comm, entry->call, &entry->order, &submission);
         if (result != COMM_OK) {
             break;
         }
-        fences += submission->body.n_waits + (submission->body.ended != NULL);
-        append(entry->comm, entry->call, entry->request, submission);
-        waiting++;
+        append(entry->comm, entry->call, entry->request, &submission);
+        packet_add(&packet, entry->comm, &submission.record);
     }
-    send_all(client, submissions, waiting);
-    free(submissions);
+    packet_send(client, &packet);
     for (size_t i = submitted; i < count; i++) {
         stream_abandon(entries[i].comm, &entries[i].order);
     }
@@ -375,7 +340,8 @@ static comm_result_t submit_one(struct comm_comm *comm, const struct client_call
     comm_result_t result = prepare(comm, call, order, &submission);
     if (result == COMM_OK) {
         append(comm, call, request, &submission);
-        send_all(comm->client, &submission, 1);
+        ops_send(comm->client, &submission.record, submit_record_bytes(&submission.record),
+                 comm->op_timeout_ms);
         result = member_check(comm);
         if (result != COMM_OK && request != NULL && request->op != NULL) {
             request->op->request = NULL;

@@ -45,9 +45,6 @@ bool api_admin_may_ask(Commd__Client__Request__BodyCase kind)
     case COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER:
     case COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER:
     case COMMD__CLIENT__REQUEST__BODY_MEM_MAP:
-    case COMMD__CLIENT__REQUEST__BODY_SUBMIT:
-    case COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST:
-    case COMMD__CLIENT__REQUEST__BODY_RECORD:
     case COMMD__CLIENT__REQUEST__BODY__NOT_SET:
     case _COMMD__CLIENT__REQUEST__BODY__CASE_IS_INT_SIZE:
         break;
@@ -87,7 +84,7 @@ static bool count_comm(void *context, const struct communicator_info *info)
 
 static bool count_op(void *context, const struct comms_op_info *info)
 {
-    ((Commd__Client__StatusReply *)context)->ops_pending += !op_kind_is_message(info->kind);
+    ((Commd__Client__StatusReply *)context)->ops_pending += !op_kind_is_message(info->terms.kind);
     return true;
 }
 
@@ -368,11 +365,11 @@ static bool visit_op(void *context, const struct comms_op_info *info)
     row.comm_name = (char *)info->comm_name;
     row.owner_uid = info->owner_uid;
     row.seq = info->seq;
-    row.kind = (char *)op_kind_text(info->kind);
-    row.dtype = (char *)dtype_text(info->dtype);
-    row.reduce = (char *)reduce_text(info->reduce);
-    row.count_elements = info->count_elements;
-    row.root_rank = info->root_rank;
+    row.kind = (char *)op_kind_text(info->terms.kind);
+    row.dtype = (char *)dtype_text(info->terms.dtype);
+    row.reduce = (char *)reduce_text(info->terms.reduce);
+    row.count_elements = info->terms.count_elements;
+    row.root_rank = info->terms.root_rank;
     row.age_ms = info->age_ns / TIME_MS;
     row.deadline_in_ms = info->deadline_in_ns / TIME_MS;
     row.running = info->running;

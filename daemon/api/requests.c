@@ -46,19 +46,14 @@ static void comm_formed(void *context, struct comms_member *member, const struct
 static void comm_send_complete(struct api_session *session, uint32_t handle,
                                const struct comms_completion *completion)
 {
-    Commd__Client__Complete complete = COMMD__CLIENT__COMPLETE__INIT;
-    complete.handle = handle;
-    complete.ticket = completion->ticket;
-    complete.status = completion->result->status;
-    complete.source_rank = completion->source_rank;
-    complete.count_elements = completion->count_elements;
+    struct completion_record record;
+    completion_record_begin(&record, handle, completion->ticket);
+    record.source_rank = completion->source_rank;
+    record.count_elements = completion->count_elements;
     if (completion->result->status != STATUS_OK) {
-        complete.text = (char *)completion->result->text;
+        completion_record_fail(&record, completion->result->status, completion->result->text);
     }
-    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
-    event.body_case = COMMD__CLIENT__EVENT__BODY_COMPLETE;
-    event.complete = &complete;
-    api_session_send(session, &event);
+    api_session_send_record(session, &record, completion_record_bytes(&record));
 }
 
 static void comm_completed(void *context, struct comms_member *member,
@@ -199,141 +194,111 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
     api_session_reply_done(session, request_id);
 }
 
-static enum status submit_range(struct api_session *session, const Commd__Client__Range *range,
-                                const char *which, struct comms_op_range *out, struct error *error)
-{
-    if (range == NULL) {
-        return STATUS_OK;
-    }
-    struct api_memory *registered = api_session_memory(session, range->memory);
-    if (registered == NULL) {
-        return error_set(error, STATUS_NOT_FOUND, "%s: memory %u is not registered", which, range->memory);
-    }
-    out->memory = registered->memory;
-    out->offset_bytes = range->offset_bytes;
-    return STATUS_OK;
-}
-
-static enum status submit_ranges(struct api_session *session, const Commd__Client__Submit *request,
+static enum status submit_ranges(struct api_session *session, const struct submit_record *record,
                                  struct comms_op *op, struct error *error)
 {
     const struct {
-        const Commd__Client__Range *range;
-        const char *which;
+        enum record_what what;
+        const char *text;
         struct comms_op_range *out;
     } ranges[] = {
-        {request->input, "input", &op->input},
-        {request->output, "output", &op->output},
-        {request->input_layout, "counts for the input", &op->input_layout},
-        {request->output_layout, "counts for the output", &op->output_layout},
-        {request->residual, "residual", &op->residual},
+        {RECORD_INPUT, "input", &op->input},
+        {RECORD_OUTPUT, "output", &op->output},
+        {RECORD_INPUT_LAYOUT, "counts for the input", &op->input_layout},
+        {RECORD_OUTPUT_LAYOUT, "counts for the output", &op->output_layout},
+        {RECORD_RESIDUAL, "residual", &op->residual},
     };
     for (size_t i = 0; i < sizeof ranges / sizeof *ranges; i++) {
-        enum status status = submit_range(session, ranges[i].range, ranges[i].which, ranges[i].out, error);
-        if (status != STATUS_OK) {
-            return status;
+        const struct record_entry *entry = submit_record_find(record, ranges[i].what);
+        struct api_memory *memory = entry != NULL ? api_session_memory(session, entry->memory) : NULL;
+        if (memory != NULL) {
+            *ranges[i].out = (struct comms_op_range){memory->memory, entry->offset_bytes};
+        } else if (entry != NULL) {
+            return error_set(error, STATUS_NOT_FOUND, "%s: memory %u is not registered", ranges[i].text,
+                             entry->memory);
         }
     }
     return STATUS_OK;
 }
 
 /* A word that cannot be is left without memory: comms refuses that, or has nobody to tell. */
-static void submit_fence(struct api_session *session, const Commd__Client__Fence *fence,
-                         struct comms_fence *out)
+static struct comms_fence submit_fence(struct api_session *session, const struct record_entry *entry)
 {
-    struct api_memory *memory =
-        fence != NULL && fence->word != NULL ? api_session_memory(session, fence->word->memory) : NULL;
-    *out = (struct comms_fence){0};
-    if (memory != NULL) {
-        out->word =
-            (struct comms_op_range){.memory = memory->memory, .offset_bytes = fence->word->offset_bytes};
-        out->value = fence->value;
-    }
+    struct api_memory *memory = entry != NULL ? api_session_memory(session, entry->memory) : NULL;
+    return memory != NULL ? (struct comms_fence){{memory->memory, entry->offset_bytes}, entry->value}
+                          : (struct comms_fence){.value = 0};
 }
 
-static uint32_t submit_waits(struct api_session *session, Commd__Client__Fence *const *fences, size_t count,
+_Static_assert(COMMS_FENCES_MAX == CLIENT_FENCES_MAX, "a record's waits are an operation's");
+
+static uint32_t submit_waits(struct api_session *session, const struct submit_record *record,
                              struct comms_fence out[COMMS_FENCES_MAX])
 {
-    for (size_t i = 0; i < count && i < COMMS_FENCES_MAX; i++) {
-        submit_fence(session, fences[i], &out[i]);
+    uint32_t count = 0;
+    for (unsigned i = 0; i < record->entry_count; i++) {
+        if (record->entries[i].what == RECORD_WAIT) {
+            out[count++] = submit_fence(session, &record->entries[i]);
+        }
     }
-    return count > COMMS_FENCES_MAX ? COMMS_FENCES_MAX + 1 : (uint32_t)count; /* one more: comms refuses it */
+    return count;
 }
 
-void api_record(struct api_session *session, const Commd__Client__Record *request)
+static void submit_event(struct api_session *session, const struct submit_record *record)
 {
     struct error error;
-    struct comms_fence waits[COMMS_FENCES_MAX], word;
-    const struct api_comm *comm = session_comm(session, request->handle);
-    uint32_t wait_count = submit_waits(session, request->waits, request->n_waits, waits);
-    submit_fence(session, request->word, &word);
+    struct comms_fence waits[COMMS_FENCES_MAX];
+    struct comms_fence word = submit_fence(session, submit_record_find(record, RECORD_ENDED));
+    const struct api_comm *comm = session_comm(session, record->handle);
     if (comm == NULL) {
         comms_fence_set(&word);
-    } else if (comms_record(comm->member, waits, wait_count, &word, &error) != STATUS_OK) {
-        api_session_log(session, LOG_LEVEL_INFO, "a record refused: %s", error.text);
+        return;
+    }
+    uint32_t wait_count = submit_waits(session, record, waits);
+    if (comms_record(comm->member, waits, wait_count, &word, &error) != STATUS_OK) {
+        api_session_log(session, LOG_LEVEL_INFO, "an event refused: %s", error.text);
     }
 }
 
-static enum status submit_op(struct api_session *session, struct api_comm *comm,
-                             const Commd__Client__Submit *request, uint64_t now_ns, struct error *error)
+static enum status submit_op(struct api_session *session, const struct submit_record *record,
+                             const struct comms_fence *ended, uint64_t now_ns, struct error *error)
 {
-    struct comms_op op = {.ticket = request->ticket,
-                          .terms = {.count_elements = request->count_elements,
-                                    .root_rank = request->root_rank,
-                                    .has_layouts = request->has_layouts != 0},
-                          .factor = request->factor,
-                          .timeout_ms = request->timeout_ms,
-                          .peer_rank = request->peer_rank,
-                          .tag = request->tag};
-    if (!op_kind_from_wire(request->kind, &op.terms.kind)) {
-        return error_set(error, STATUS_UNSUPPORTED, "operation kind %u is not known here", request->kind);
-    }
-    if (!dtype_from_wire(request->dtype, &op.terms.dtype)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "element type %u is not known", request->dtype);
-    }
-    if (!reduce_from_wire(request->reduce, &op.terms.reduce)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "operator %u is not known", request->reduce);
-    }
-    if (!compression_from_wire(request->compression, &op.terms.compression)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "compression %u is not known", request->compression);
-    }
-    if (request->bucket_ops > OP_BUCKET_OPS_MAX || request->bucket_index >= OP_BUCKET_OPS_MAX ||
-        request->top_k_permille > OP_TOP_K_MAX_PERMILLE) {
-        return error_set(error, STATUS_INVALID_ARGUMENT,
-                         "%u operations in a bucket, or %u of a thousand elements", request->bucket_ops,
-                         request->top_k_permille);
-    }
-    op.terms.top_k_permille = (uint16_t)request->top_k_permille;
-    op.terms.bucket_ops = request->bucket_ops > 1 ? (uint16_t)request->bucket_ops : 1;
-    op.terms.bucket_index = request->bucket_ops > 1 ? (uint16_t)request->bucket_index : 0;
     const char *what;
-    if (!op_terms_are_valid(&op.terms, &what)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "%s: its %s is not valid",
-                         op_kind_text(op.terms.kind), what);
-    }
     struct comms_fence waits[COMMS_FENCES_MAX];
-    op.waits = waits;
-    op.wait_count = submit_waits(session, request->waits, request->n_waits, waits);
-    submit_fence(session, request->ended, &op.ended);
-    enum status status = submit_ranges(session, request, &op, error);
+    struct api_comm *comm = session_comm(session, record->handle);
+    if (comm == NULL) {
+        return error_set(error, STATUS_NOT_FOUND, "no communicator has handle %u", record->handle);
+    }
+    if (!op_terms_are_valid(&record->terms, &what)) {
+        return error_set(error, STATUS_INVALID_ARGUMENT, "an operation whose %s is not valid", what);
+    }
+    struct comms_op op = {.ticket = record->ticket,
+                          .terms = record->terms,
+                          .factor = record->factor,
+                          .timeout_ms = record->timeout_ms,
+                          .peer_rank = record->peer_rank,
+                          .tag = record->tag,
+                          .waits = waits,
+                          .wait_count = submit_waits(session, record, waits),
+                          .ended = *ended};
+    enum status status = submit_ranges(session, record, &op, error);
     return status == STATUS_OK ? comms_submit(comm->member, &op, now_ns, error) : status;
 }
 
-void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns)
+void api_submit(struct api_session *session, const struct submit_record *record, uint64_t now_ns)
 {
     struct error error;
-    struct api_comm *comm = session_comm(session, request->handle);
-    if (comm == NULL) {
-        error_set(&error, STATUS_NOT_FOUND, "no communicator has handle %u", request->handle);
-    } else if (submit_op(session, comm, request, now_ns, &error) == STATUS_OK) {
+    if (record->kind == RECORD_EVENT) {
+        submit_event(session, record);
+        return;
+    }
+    struct comms_fence ended = submit_fence(session, submit_record_find(record, RECORD_ENDED));
+    if (submit_op(session, record, &ended, now_ns, &error) == STATUS_OK) {
         session->ops_submitted++;
         return;
     }
-    struct comms_fence ended;
-    submit_fence(session, request->ended, &ended);
     comms_fence_set(&ended);
-    struct comms_completion refused = {.ticket = request->ticket, .result = &error};
-    comm_send_complete(session, request->handle, &refused);
+    struct comms_completion refused = {.ticket = record->ticket, .result = &error};
+    comm_send_complete(session, record->handle, &refused);
 }
 
 void api_session_forget(struct api_session *session)

@@ -154,32 +154,61 @@ void api_session_flush(struct api_session *session)
     }
 }
 
-void api_session_send(struct api_session *session, const Commd__Client__Event *event)
+/* The next packet, to be filled; null: the session ends. */
+static struct api_packet *packet_new(struct api_session *session, size_t size_bytes)
 {
-    if (session->broken) {
-        return;
-    }
-    size_t size_bytes = commd__client__event__get_packed_size(event);
     struct api_packet *packet = NULL;
+    if (session->broken) {
+        return NULL;
+    }
     if (session->out_count >= API_SESSION_PACKETS_MAX) {
         session_drop_slow(session);
-        return;
+        return NULL;
     }
     if (size_bytes > CLIENT_PACKET_MAX_BYTES || (packet = malloc(sizeof *packet + size_bytes)) == NULL) {
         api_session_log(session, LOG_LEVEL_ERROR, "dropped, an answer of %zu bytes cannot be made",
                         size_bytes);
         api_session_break(session);
-        return;
+        return NULL;
     }
     packet->next = NULL;
     packet->on_socket = session->offers_fds;
+    packet->size_bytes = size_bytes;
     session->offers_fds = false;
-    packet->size_bytes = commd__client__event__pack(event, packet->bytes);
+    return packet;
+}
+
+static void packet_queue(struct api_session *session, struct api_packet *packet)
+{
     *session->out_last = packet;
     session->out_last = &packet->next;
     session->out_count++;
     session->out_bytes += sizeof *packet + packet->size_bytes;
     api_session_flush(session);
+}
+
+void api_session_send(struct api_session *session, const Commd__Client__Event *event)
+{
+    struct api_packet *packet = packet_new(session, commd__client__event__get_packed_size(event));
+    if (packet != NULL) {
+        commd__client__event__pack(event, packet->bytes);
+        packet_queue(session, packet);
+    }
+}
+
+void api_session_send_record(struct api_session *session, const struct completion_record *record,
+                             size_t size_bytes)
+{
+    bool in_ring =
+        session->rings != NULL && !session->broken && session->out_first == NULL && !session->offers_fds;
+    if (in_ring && api_rings_put(session, record, size_bytes) == RING_OK) {
+        return; /* else it waits, or flushing it finds what is wrong */
+    }
+    struct api_packet *packet = packet_new(session, size_bytes);
+    if (packet != NULL) {
+        memcpy(packet->bytes, record, size_bytes);
+        packet_queue(session, packet);
+    }
 }
 
 void api_session_reply(struct api_session *session, Commd__Client__Reply *reply)
@@ -272,21 +301,29 @@ void api_session_has_too_much(struct api_session *session, uint64_t request_id)
     api_session_end(session, error.text);
 }
 
+/* Whether it may ask that now. False: it is told why not, and ends. */
+static bool session_may(struct api_session *session, uint64_t request_id, bool is_hello, bool admin_may)
+{
+    struct error error;
+    if (!session->greeted && !is_hello) {
+        error_set(&error, STATUS_PROTOCOL, "the first request must be Hello");
+    } else if (session->role == API_ROLE_ADMIN && !admin_may) {
+        error_set(&error, STATUS_PERMISSION,
+                  "this is the administrators' socket: communicators and memory are had on the clients' one");
+    } else {
+        return true;
+    }
+    api_session_reply_error(session, request_id, &error);
+    api_session_end(session, error.text);
+    return false;
+}
+
 static void session_dispatch(struct api_session *session, const Commd__Client__Request *request, int fd,
                              uint64_t now_ns)
 {
     struct error error;
-    if (!session->greeted && request->body_case != COMMD__CLIENT__REQUEST__BODY_HELLO) {
-        error_set(&error, STATUS_PROTOCOL, "the first request must be Hello");
-        api_session_reply_error(session, request->id, &error);
-        api_session_end(session, error.text);
-        return;
-    }
-    if (session->role == API_ROLE_ADMIN && !api_admin_may_ask(request->body_case)) {
-        error_set(&error, STATUS_PERMISSION,
-                  "this is the administrators' socket: communicators and memory are had on the clients' one");
-        api_session_reply_error(session, request->id, &error);
-        api_session_end(session, error.text);
+    if (!session_may(session, request->id, request->body_case == COMMD__CLIENT__REQUEST__BODY_HELLO,
+                     api_admin_may_ask(request->body_case))) {
         return;
     }
     switch (request->body_case) {
@@ -308,9 +345,6 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     case COMMD__CLIENT__REQUEST__BODY_MEM_MAP:
         api_memory_map(session, request->id, request->mem_map, fd);
         return;
-    case COMMD__CLIENT__REQUEST__BODY_RECORD:
-        api_record(session, request->record);
-        return;
     case COMMD__CLIENT__REQUEST__BODY_GPUS:
         api_gpus(session, request->id);
         return;
@@ -323,11 +357,6 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
     case COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER:
         api_memory_deregister(session, request->id, request->mem_deregister);
         return;
-    case COMMD__CLIENT__REQUEST__BODY_SUBMIT:
-        api_submit(session, request->submit, now_ns);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST: /* has been taken, if there was nothing beside it */
-        break;
     case COMMD__CLIENT__REQUEST__BODY_STATUS:
         api_admin_status(session, request->id, now_ns);
         return;
@@ -369,38 +398,6 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
 }
 
 /*
- * Where requests are unpacked: most are small, and none outlives its packet. The loop's thread alone unpacks,
- * one at a time.
- */
-static struct {
-    size_t used;
-    _Alignas(16) unsigned char bytes[16384];
-} arena;
-
-static void *arena_alloc(void *context, size_t size)
-{
-    (void)context;
-    size_t rounded = (size + 15) & ~(size_t)15;
-    if (rounded < size || rounded > sizeof arena.bytes - arena.used) {
-        return malloc(size);
-    }
-    void *at = arena.bytes + arena.used;
-    arena.used += rounded;
-    return at;
-}
-
-static void arena_free(void *context, void *pointer)
-{
-    (void)context;
-    unsigned char *at = pointer;
-    if (at < arena.bytes || at >= arena.bytes + sizeof arena.bytes) {
-        free(pointer);
-    }
-}
-
-static ProtobufCAllocator arena_allocator = {.alloc = arena_alloc, .free = arena_free};
-
-/*
  * There is room for more descriptors than a packet can have: one was left out because this process can hold
  * no more. That is no fault of the client's.
  */
@@ -421,20 +418,19 @@ void api_session_take(struct api_session *session, const uint8_t *bytes, const s
                       uint64_t now_ns)
 {
     struct error error;
-    const uint8_t *list;
-    size_t list_size;
     size_t size = (size_t)packet->size_bytes;
     Commd__Client__Request *request = NULL;
-    arena.used = 0;
     if ((packet->flags & MSG_TRUNC) != 0) {
         error_set(&error, STATUS_PROTOCOL, "a packet larger than %d bytes", CLIENT_PACKET_MAX_BYTES);
     } else if (packet->fds > CLIENT_PACKET_FDS_MAX) {
         error_set(&error, STATUS_PROTOCOL, "more than %d file descriptor with a packet",
                   CLIENT_PACKET_FDS_MAX);
-    } else if (session->greeted && api_list_find(bytes, size, &list, &list_size)) {
-        api_list_begin(session, list, list_size, now_ns);
+    } else if (packet_is_record(bytes, size)) {
+        if (session_may(session, 0, false, false)) {
+            api_list_begin(session, bytes, size, now_ns);
+        }
         return;
-    } else if ((request = commd__client__request__unpack(&arena_allocator, size, bytes)) == NULL) {
+    } else if ((request = commd__client__request__unpack(NULL, size, bytes)) == NULL) {
         error_set(&error, STATUS_PROTOCOL, "a packet of %zu bytes that is no request", size);
     } else {
         if (packet_lacks_fd(packet) && session->greeted) {
@@ -442,7 +438,7 @@ void api_session_take(struct api_session *session, const uint8_t *bytes, const s
         } else {
             session_dispatch(session, request, packet->fd, now_ns);
         }
-        commd__client__request__free_unpacked(request, &arena_allocator);
+        commd__client__request__free_unpacked(request, NULL);
         return;
     }
     api_session_reply_error(session, 0, &error);
@@ -453,18 +449,6 @@ void api_session_packet(struct api_session *session, const uint8_t *bytes, size_
 {
     const struct api_packet_in packet = {.size_bytes = (ssize_t)size, .fd = -1};
     api_session_take(session, bytes, &packet, now_ns);
-}
-
-bool api_session_submit(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns)
-{
-    arena.used = 0;
-    Commd__Client__Submit *submit = commd__client__submit__unpack(&arena_allocator, size, bytes);
-    if (submit == NULL) {
-        return false;
-    }
-    api_submit(session, submit, now_ns);
-    commd__client__submit__free_unpacked(submit, &arena_allocator);
-    return true;
 }
 
 /* Of a session that is not read now: whether its client is gone. */

@@ -9,6 +9,7 @@
 #include "daemon/gpu/devices.h"
 #include "proto/client.pb-c.h"
 #include "proto/heartbeat.h"
+#include "proto/records.h"
 #include "proto/ring.h"
 #include "proto/version.h"
 
@@ -131,7 +132,7 @@ struct api_session {
     struct {
         uint8_t *bytes; /* null: there is none */
         size_t size, at;
-    } list;                   /* submits that have not had their turn; nothing else is read before */
+    } list;                   /* submissions that have not had their turn; nothing else is read before */
     bool unread_waits;        /* something is on the socket of a session that is not read now */
     uint64_t ping_request_id; /* 0: no ping under way */
     bool traces;              /* it has everything recorded */
@@ -256,12 +257,13 @@ void api_session_watch(struct api_session *session);
 /* One packet. Its descriptor stays the caller's. */
 void api_session_take(struct api_session *session, const uint8_t *bytes, const struct api_packet_in *packet,
                       uint64_t now_ns);
-/* One packed Submit. False: it is none. */
-bool api_session_submit(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns);
 void api_session_has_too_much(struct api_session *session, uint64_t request_id);
 void api_session_drop_packets(struct api_session *session, unsigned count);
 /* Queues an event; a session that cannot take it is dropped. */
 void api_session_send(struct api_session *session, const Commd__Client__Event *event);
+/* Likewise; in a ring with room at once. size_bytes: completion_record_bytes. */
+void api_session_send_record(struct api_session *session, const struct completion_record *record,
+                             size_t size_bytes);
 void api_session_reply(struct api_session *session, Commd__Client__Reply *reply);
 void api_session_reply_done(struct api_session *session, uint64_t request_id);
 void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error);
@@ -289,7 +291,7 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
                uint64_t now_ns);
 
 /* session_turn.c */
-#define API_LIST_PIECE 8 /* submits of a list, in a turn */
+#define API_LIST_PIECE 8 /* submissions of a packet, in a turn */
 /* Releases go on that waited for other nodes to read: a loop_timer_function of the api. */
 void api_crowd_due(void *context, uint64_t now_ns);
 #define API_CROWD_WAIT_NS (10 * TIME_MS)
@@ -299,15 +301,8 @@ enum turn_result api_session_turn(void *context, uint64_t now_ns);
  * After turns_serve: the last session of a user takes the account with it, whose line a turn is served on.
  */
 void api_sessions_free_gone(struct api *api);
-/* Does the first of a list's submits, and keeps the others for its turns. */
+/* Does the first of a packet's submissions, and keeps the others for its turns. */
 void api_list_begin(struct api_session *session, const uint8_t *list, size_t size, uint64_t now_ns);
-
-/* submit_list.c */
-/* Whether a packet is a list of submits and nothing else: its bytes. */
-bool api_list_find(const uint8_t *packet, size_t size, const uint8_t **list, size_t *list_size);
-/* The next submit of a list, from *at on, which is moved behind it. False: there is none. */
-bool api_list_next(const uint8_t *list, size_t list_size, size_t *at, const uint8_t **submit,
-                   size_t *submit_size);
 
 /* heart.c */
 enum status api_heart_new(struct api *api, struct error *error) COMM_MUST_USE;
@@ -370,8 +365,7 @@ void api_comm_table(struct api_session *session, uint64_t request_id,
                     const Commd__Client__CommTable *request);
 void api_comm_destroy(struct api_session *session, uint64_t request_id,
                       const Commd__Client__CommDestroy *request, uint64_t now_ns);
-void api_record(struct api_session *session, const Commd__Client__Record *request);
-void api_submit(struct api_session *session, const Commd__Client__Submit *request, uint64_t now_ns);
+void api_submit(struct api_session *session, const struct submit_record *record, uint64_t now_ns);
 /* What others would tell it. */
 void api_session_forget(struct api_session *session);
 /* Gives back a communicator or a memory. False: it holds none. */

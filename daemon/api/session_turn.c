@@ -6,25 +6,10 @@
 
 #include "daemon/api/session.h"
 
-/* What a session does when it is its account's turn: one packet, some submits of a list, or, once its client
+/* What a session does when it is its account's turn: one packet, some submissions of one, or, once its client
  * is gone, one of the things that it held. */
 
-/* --- Lists of submits --- */
-
-/* Some submits from *at on. False: what follows is none. */
-static bool list_work(struct api_session *session, const uint8_t *list, size_t size, size_t *at,
-                      uint64_t now_ns)
-{
-    for (unsigned i = 0; i < API_LIST_PIECE && *at < size && api_session_reads(session); i++) {
-        const uint8_t *submit;
-        size_t submit_size;
-        if (!api_list_next(list, size, at, &submit, &submit_size) ||
-            !api_session_submit(session, submit, submit_size, now_ns)) {
-            return false;
-        }
-    }
-    return true;
-}
+/* --- Submissions --- */
 
 static void list_end(struct api_session *session)
 {
@@ -41,11 +26,24 @@ static void list_refuse(struct api_session *session, const struct error *error)
     api_session_end(session, error->text);
 }
 
-static void list_is_broken(struct api_session *session)
+/* Some of them from *at on. False: what follows is none, and the session ends. */
+static bool list_work(struct api_session *session, const uint8_t *list, size_t size, size_t *at,
+                      uint64_t now_ns)
 {
-    struct error error;
-    error_set(&error, STATUS_PROTOCOL, "a list of submits that is none");
-    list_refuse(session, &error);
+    struct submit_record record;
+    const char *what;
+    for (unsigned i = 0; i < API_LIST_PIECE && *at < size && api_session_reads(session); i++) {
+        size_t record_bytes = submit_record_read(list + *at, size - *at, &record, &what);
+        if (record_bytes == 0) {
+            struct error error;
+            error_set(&error, STATUS_PROTOCOL, "a submission with a wrong %s", what);
+            list_refuse(session, &error);
+            return false;
+        }
+        *at += record_bytes;
+        api_submit(session, &record, now_ns);
+    }
+    return true;
 }
 
 void api_list_begin(struct api_session *session, const uint8_t *list, size_t size, uint64_t now_ns)
@@ -53,7 +51,6 @@ void api_list_begin(struct api_session *session, const uint8_t *list, size_t siz
     struct error error;
     size_t at = 0;
     if (!list_work(session, list, size, &at, now_ns)) {
-        list_is_broken(session);
         return;
     }
     if (at == size) {
@@ -65,7 +62,7 @@ void api_list_begin(struct api_session *session, const uint8_t *list, size_t siz
         session->list.bytes = malloc(left);
         if (session->list.bytes == NULL) {
             budget_release(session->account, BUDGET_QUEUED, left);
-            status = error_set(&error, STATUS_NO_MEMORY, "no memory for a list of submits");
+            status = error_set(&error, STATUS_NO_MEMORY, "no memory for a list of submissions");
         }
     }
     if (status != STATUS_OK) {
@@ -80,7 +77,6 @@ void api_list_begin(struct api_session *session, const uint8_t *list, size_t siz
 static enum turn_result list_turn(struct api_session *session, uint64_t now_ns)
 {
     if (!list_work(session, session->list.bytes, session->list.size, &session->list.at, now_ns)) {
-        list_is_broken(session);
         list_end(session);
         return TURN_DONE;
     }

@@ -255,11 +255,7 @@ struct comms_op_info {
     const char *comm_name;
     uid_t owner_uid;
     uint64_t seq; /* of a message: its number among those of this node */
-    enum op_kind kind;
-    enum dtype dtype;
-    enum reduce reduce;
-    uint64_t count_elements;
-    uint32_t root_rank;
+    struct op_terms terms;
     uint64_t age_ns; /* since the first local rank posted it */
     uint64_t deadline_in_ns;
     bool running;              /* in exec, or waiting for local ranks */

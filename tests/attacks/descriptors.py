@@ -12,7 +12,7 @@ import time
 
 from memory import ADD_SEALS, MIB, SEAL_SHRINK, alone, libc, sealed, touch
 from sessions import Rings
-from wire import SAID, Wire, message, tries, until
+from wire import ALL_REDUCE, SAID, U8, VERSION, Wire, message, operation, tries, until
 
 GROW, WRITE, FUTURE_WRITE = 4, 8, 16  # seals
 HUGE = 4  # MFD_HUGETLB
@@ -72,7 +72,7 @@ def sealed_later(path, end_s, index):
         fd = sealed(MIB)
         libc.fallocate(fd, 0, 0, MIB)
         wire.ask(wire.REGISTER, {1: memory, 2: MIB}, fd)
-        wire.tell(wire.SUBMIT, {1: 1, 2: memory, 3: 0, 4: 13, 6: MIB // 2, 10: {1: memory, 2: 0}, 11: {1: memory, 2: MIB // 2}})
+        wire.post(operation(1, memory, ALL_REDUCE, U8, MIB // 2, input=(memory, 0), output=(memory, MIB // 2)))
         os.ftruncate(fd, 64 * MIB)
         for seal in (FUTURE_WRITE, WRITE, GROW):
             try:
@@ -111,7 +111,7 @@ def same(path, end_s, index):
     while until(end_s):
         for memory in range(1, min(count, 500) + 1):
             ticket += 1
-            wire.tell(wire.SUBMIT, {1: 1, 2: ticket, 3: 0, 4: 13, 6: MIB // 4, 10: {1: memory, 2: 0}, 11: {1: memory + count // 2, 2: MIB // 8}})
+            wire.post(operation(1, ticket, ALL_REDUCE, U8, MIB // 4, input=(memory, 0), output=(memory + count // 2, MIB // 8)))
         wire.read_what_comes()
 
 
@@ -159,7 +159,7 @@ def handed_out(path, end_s, index):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect(path)
-            connection.send(message([(1, 1), (2, message([(1, 1), (2, "attack"), (4, "rings"), (4, "heartbeat")]))]))
+            connection.send(message([(1, 1), (2, message([(1, VERSION), (2, "attack"), (4, "rings"), (4, "heartbeat")]))]))
             _, control, _, _ = connection.recvmsg(65536, socket.CMSG_SPACE(8 * 4))
         except OSError:
             continue

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 
-from wire import ALL_REDUCE, U8, Wire, tries, until
+from wire import ALL_REDUCE, U8, Wire, operation, tries, until
 from operations import HOST
 
 ADD_SEALS, SEAL_SHRINK = 1033, 2
@@ -41,7 +41,7 @@ def alone(path, name):
 
 def touch(wire, ticket, memory, size):
     """commd reads and writes all of it."""
-    return wire.submit({1: 1, 2: ticket, 3: ALL_REDUCE, 4: U8, 6: size // 2, 10: {1: memory, 2: 0}, 11: {1: memory, 2: size // 2}})
+    return wire.submit(operation(1, ticket, ALL_REDUCE, U8, size // 2, input=(memory, 0), output=(memory, size // 2)))
 
 
 def sparse(path, end_s, index):
@@ -82,7 +82,7 @@ def punched_meanwhile(path, end_s, index):
     while until(end_s):
         for _ in range(4):
             ticket += 1
-            wire.tell(wire.SUBMIT, {1: 1, 2: ticket, 3: ALL_REDUCE, 4: U8, 6: size // 2, 10: {1: 1, 2: 0}, 11: {1: 1, 2: size // 2}})
+            wire.post(operation(1, ticket, ALL_REDUCE, U8, size // 2, input=(1, 0), output=(1, size // 2)))
         for at in range(0, size, MIB):
             libc.fallocate(fd, PUNCH_HOLE | KEEP_SIZE, at, MIB)
         wire.complete(ticket)
@@ -110,7 +110,7 @@ def punched_slowly(path, end_s, index):
     while until(end_s):
         ticket += 1
         at = size // 2 + 4096 * ticket % (size // 2)
-        wire.submit({1: 1, 2: ticket, 3: ALL_REDUCE, 4: U8, 6: 64, 10: {1: 1, 2: at}, 11: {1: 1, 2: at}})
+        wire.submit(operation(1, ticket, ALL_REDUCE, U8, 64, input=(1, at), output=(1, at)))
     os.kill(puncher, signal.SIGKILL)
 
 

@@ -4,9 +4,9 @@ import pathlib
 import signal
 import time
 
-from wire import ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, RECEIVE, REDUCE, SAID, SEND, U8, HostMemory, Wire, message, tries, until
+from wire import ALL_REDUCE, ALL_TO_ALL, BARRIER, BROADCAST, RECEIVE, REDUCE, SAID, SEND, U8, VERSION, HostMemory, Wire, event, operation, tries, until
 
-SCAN, F32 = 9, 1
+SCAN, F32, I64 = 9, 1, 6
 HANDLES = 1020
 FORM_S = 5
 ONE_SIDED = 400
@@ -28,9 +28,9 @@ def formed(path, name):
 
 
 def lists(path, end_s, index):
-    """100 connections, each with a list of 30,000 submits that name nothing, again and again."""
+    """100 connections, each with a packet of 900 submits that name nothing, again and again."""
     held = tries(100, lambda _: Wire(path))
-    packet = message([(1, 1), (Wire.SUBMIT_LIST, b"\x0a\x00" * 30000)])
+    packet = operation(0, 0, BARRIER) * 900
     while until(end_s):
         for wire in held:
             wire.connection.setblocking(False)
@@ -45,7 +45,7 @@ def lists(path, end_s, index):
 def waiting_receives(path, end_s, index):
     """65,536 receives that nothing matches."""
     wire = formed(path, f"receives-{index}")
-    bodies = (message([(1, 1), (2, ticket), (3, RECEIVE), (4, U8), (6, 16), (11, message([(1, 1)])), (14, 0), (15, ticket)]) for ticket in range(1, 65537))
+    bodies = (operation(1, ticket, RECEIVE, U8, 16, output=(1, 0), tag=ticket) for ticket in range(1, 65537))
     try:
         wire.submit_many(bodies)
     except OSError:
@@ -72,7 +72,7 @@ def messages(path, end_s, index):
     while until(end_s):
         tag += 1
         try:
-            wire.tell(wire.SUBMIT, {1: 1, 2: tag, 3: SEND, 4: U8, 6: 16384, 10: {1: 1, 2: 0}, 14: 0, 15: tag})
+            wire.post(operation(1, tag, SEND, U8, 16384, input=(1, 0), tag=tag))
         except OSError:
             pass
         if tag % 64 == 0:
@@ -113,7 +113,7 @@ def forms(path, end_s, index):
             break
         handles.append(handle)
     while until(end_s):
-        wire.submit_many(message([(1, handle), (2, handle), (3, BARRIER)]) for handle in handles)
+        wire.submit_many(operation(handle, handle, BARRIER) for handle in handles)
         wire.read_what_comes()
 
 
@@ -128,11 +128,10 @@ def layouts(path, end_s, index):
     formed_count = 0
     while formed_count < size and time.monotonic() < began_s + 2:
         formed_count += wire.read_what_comes()
-    zeros = {1: 1, 2: 0}
-    fields = [(3, ALL_TO_ALL), (4, U8), (20, 1), (10, {1: 1, 2: 1 << 19}), (11, {1: 1, 2: 1 << 18}), (12, zeros), (13, zeros)]
+    fields = {"has_layouts": 1, "input": (1, 1 << 19), "output": (1, 1 << 18), "input_layout": (1, 0), "output_layout": (1, 0)}
     for handle in range(1, posting + 1):
         try:
-            wire.submit_many(message([(1, handle), (2, handle * 1024 + number), *fields]) for number in range(1024))
+            wire.submit_many(operation(handle, handle * 1024 + number, ALL_TO_ALL, U8, **fields) for number in range(1024))
         except OSError:
             pass
         wire.read_what_comes()
@@ -145,9 +144,8 @@ def layouts(path, end_s, index):
 def records(path, end_s, index):
     """2,000 records that wait for words which never change."""
     wire = formed(path, f"records-{index}")
-    record = {1: 1, 2: {1: {1: 1, 2: 8}, 2: 1 << 40}, 3: {1: {1: 1, 2: 16}, 2: 1}}
     for _ in range(2000):
-        wire.tell(wire.RECORD, record)
+        wire.post(event(1, (1, 16, 1), [(1, 8, 1 << 40)]))
     while until(end_s):
         wire.read_what_comes()
         time.sleep(0.05)
@@ -156,7 +154,7 @@ def records(path, end_s, index):
 def barriers(path, end_s, index):
     """Operations as fast as they go, 1,024 at once."""
     wire = formed(path, f"barriers-{index}")
-    bodies = [message([(1, 1), (2, ticket), (3, BARRIER)]) for ticket in range(1, 1025)]
+    bodies = [operation(1, ticket, BARRIER) for ticket in range(1, 1025)]
     while until(end_s):
         try:
             wire.submit_many(bodies)
@@ -170,7 +168,7 @@ def foreign_ids(path, end_s, index):
     wire = Wire(path)
     while until(end_s):
         for handle in range(0, 300, 7):
-            wire.submit({1: handle, 2: handle + 1, 3: 0, 4: 6, 6: 8192, 10: {1: handle}, 11: {1: handle}})
+            wire.submit(operation(handle, handle + 1, ALL_REDUCE, I64, 8192, input=(handle, 0), output=(handle, 0)))
             wire.ask(wire.COMM_DESTROY, {1: handle})
             wire.ask(wire.DEREGISTER, {1: handle})
 
@@ -180,7 +178,7 @@ def stopped(path, end_s, index):
     first, second = Wire(path), Wire(path)
     first.tell(first.COMM_INIT, {1: 1, 2: f"stopped-{index}", 3: 0, 4: 2, 5: HOST, 6: 20000})
     init(second, 1, f"stopped-{index}", 1, 2)
-    first.submit_many(message([(1, 1), (2, ticket), (3, BARRIER)]) for ticket in range(1, 1000))
+    first.submit_many(operation(1, ticket, BARRIER) for ticket in range(1, 1000))
     child = os.fork()
     if child == 0:
         time.sleep(max(0, end_s - time.monotonic() - 0.2))
@@ -208,8 +206,7 @@ def across(path, name, count, size_bytes):
 def one_sided(path, end_s, index):
     """Broadcasts of 8 MiB on communicators of two nodes, of which the other node's ranks take none."""
     here, there = across(path, f"one-sided-{index}", ONE_SIDED, 8 << 20)
-    whole = {1: 1, 2: 0}
-    here.submit_many(message([(1, handle), (2, handle), (3, BROADCAST), (4, U8), (6, 8 << 20), (10, whole)]) for handle in range(1, ONE_SIDED + 1))
+    here.submit_many(operation(handle, handle, BROADCAST, U8, 8 << 20, input=(1, 0)) for handle in range(1, ONE_SIDED + 1))
     while until(end_s):
         here.read_what_comes()
         there.read_what_comes()
@@ -219,8 +216,7 @@ def one_sided(path, end_s, index):
 def one_sided_reduces(path, end_s, index):
     """Reductions of 8 MiB to a root on the other node, which takes none: this node works in memory of its own."""
     here, there = across(path, f"one-sided-reduces-{index}", ONE_SIDED, 8 << 20)
-    whole = {1: 1, 2: 0}
-    here.submit_many(message([(1, handle), (2, handle), (3, REDUCE), (4, U8), (6, 8 << 20), (7, 1), (10, whole)]) for handle in range(1, ONE_SIDED + 1))
+    here.submit_many(operation(handle, handle, REDUCE, U8, 8 << 20, root=1, input=(1, 0)) for handle in range(1, ONE_SIDED + 1))
     while until(end_s):
         here.read_what_comes()
         there.read_what_comes()
@@ -236,10 +232,9 @@ def half_read(path, end_s, index):
     ticket = 0
     while until(end_s):
         ticket += 1
-        body = message([(1, 1), (2, ticket), (3, BARRIER)])
         try:
-            reads.tell(reads.SUBMIT, {1: 1, 2: ticket, 3: BARRIER})
-            never.connection.send(message([(1, ticket), (never.SUBMIT, body)]))
+            reads.post(operation(1, ticket, BARRIER))
+            never.post(operation(1, ticket, BARRIER))
         except OSError:
             pass
         reads.read_what_comes()
@@ -259,8 +254,7 @@ def thousand_ranks(path, end_s, index):
         while answers < size:
             wire.event()
             answers += 1
-        wire.submit_many(message([(1, rank + 1), (2, rank + 1), (3, ALL_REDUCE), (4, U8), (6, 32), (10, {1: 1, 2: 0}), (11, {1: 1, 2: 64 * rank + 64})])
-                         for rank in range(size))
+        wire.submit_many(operation(rank + 1, rank + 1, ALL_REDUCE, U8, 32, input=(1, 0), output=(1, 64 * rank + 64)) for rank in range(size))
         for _ in range(size):
             wire.event()
         for rank in range(size):
@@ -279,8 +273,7 @@ def contradictions(path, end_s, index):
         wire.event()
         answers += 1
     while until(end_s):
-        wire.submit_many(message([(1, rank + 1), (2, ticket + rank), (3, ALL_REDUCE), (4, U8), (6, rank + 1), (10, {1: 1, 2: 0}), (11, {1: 1, 2: 4096})])
-                         for rank in range(ranks))
+        wire.submit_many(operation(rank + 1, ticket + rank, ALL_REDUCE, U8, rank + 1, input=(1, 0), output=(1, 4096)) for rank in range(ranks))
         ticket += ranks
         for _ in range(ranks):
             wire.event()
@@ -297,7 +290,7 @@ def names(path, end_s, index):
         try:
             if number % 100 == 1:
                 wire = Wire(path, greets=False)
-                wire.ask(wire.HELLO, {1: 1, 2: forged * (1 + number % 7)})
+                wire.ask(wire.HELLO, {1: VERSION, 2: forged * (1 + number % 7)})
             for name in (f"n{number}-" + "\u00e9" * 60, forged, "%s%n%p" * 9 + str(number), "n" * 127 + str(number), f"n{number}"):
                 wire.tell(wire.COMM_INIT, {1: 1, 2: name, 3: 0, 4: 2, 5: HOST, 6: 1})
                 wire.ask(wire.COMM_INIT, {1: 2, 2: name, 3: 1, 4: 3, 5: HOST, 6: 1, 9: forged})
@@ -329,8 +322,8 @@ def blocks(path, end_s, index):
         kind = ALL_TO_ALL if ticket % 2 == 0 else SCAN
         ticket += 1
         for wire in wires:
-            wire.submit_many(message([(1, handle), (2, ticket << 16 | handle), (3, kind), (4, U8), (6, 1 if kind == ALL_TO_ALL else size), (10, {1: 1, 2: 0}),
-                                      (11, {1: 1, 2: 1 << 19})]) for handle in range(1, each + 1))
+            wire.submit_many(operation(handle, ticket << 16 | handle, kind, U8, 1 if kind == ALL_TO_ALL else size, input=(1, 0), output=(1, 1 << 19))
+                             for handle in range(1, each + 1))
         for wire in wires:
             for _ in range(each):
                 wire.event()
@@ -356,8 +349,8 @@ def bulk(path, end_s, index):
         ticket += 1
         for wire in wires:
             for handle in range(1, count + 1):
-                wire.tell(wire.SUBMIT, {1: handle, 2: ticket << 8 | handle, 3: ALL_REDUCE, 4: F32, 6: 4 << 20, 10: {1: 1, 2: 0}, 11: {1: 1, 2: 32 << 20},
-                                        17: handle % 4, 18: 10 if handle % 4 == 3 else 0})
+                wire.post(operation(handle, ticket << 8 | handle, ALL_REDUCE, F32, 4 << 20, input=(1, 0), output=(1, 32 << 20), compression=handle % 4,
+                                    top_k=10 if handle % 4 == 3 else 0))
         for wire in wires:
             for _ in range(count):
                 wire.event()

@@ -8,7 +8,7 @@ import time
 
 import operations
 import sessions
-from wire import BARRIER, SAID, Wire, message, parse, tries, until
+from wire import BARRIER, SAID, Wire, operation, parse, tries, until
 from operations import HOST
 
 
@@ -87,7 +87,7 @@ def forked(path, end_s, index):
             os._exit(0)
         os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(rank, 0)
-    first.submit_many([message([(1, 1), (2, 1), (3, BARRIER)])])
+    first.post(operation(1, 1, BARRIER))
     while until(end_s) or (until(end_s + TOLD_S) and not SAID.counts):
         first.read_what_comes()
         time.sleep(0.01)
@@ -118,7 +118,7 @@ def stolen(path, end_s, index):
         thief = Wire.__new__(Wire)
         thief.connection, thief.last_id, thief.others = socket.socket(fileno=taken), 1 << 20, []
         thief.connection.settimeout(5)
-        thief.submit_many(message([(1, 1), (2, ticket), (3, BARRIER)]) for ticket in range(1, 100))
+        thief.submit_many(operation(1, ticket, BARRIER) for ticket in range(1, 100))
         thief.connection.send(b"\xff" * 100)
         try:
             while True:

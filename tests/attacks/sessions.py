@@ -7,7 +7,7 @@ import socket
 import struct
 import time
 
-from wire import Wire, message, tries, until
+from wire import ALL_REDUCE, BARRIER, U8, VERSION, Wire, message, operation, tries, until
 
 SESSIONS = 5000
 QUERIES = {9: {}, 10: {}, 11: {}, 12: {}, 13: {}, 15: {}, 17: {1: ""}, 20: {}}
@@ -32,9 +32,9 @@ def with_hello(path, end_s, index):
 
 
 def unread(path, end_s, index):
-    """300 connections that read no answers: 30,000 to a list of submits, then long ones."""
+    """300 connections that read no answers: 900 to a packet of submits, then long ones."""
     held = tries(300, lambda _: Wire(path))
-    packet = message([(1, 1), (Wire.SUBMIT_LIST, b"\x0a\x00" * 30000)])
+    packet = operation(0, 0, BARRIER) * 900
     for wire in held:
         wire.connection.setblocking(False)
         for each in (packet, packet, *(message([(1, 2), (kind, b"")]) for kind in (15, 17, 9, 15, 17))):
@@ -59,7 +59,7 @@ def queries(path, end_s, index):
 def churn(path, end_s, index):
     """Connections that die at any point of their first words."""
     lot = random.Random(index)
-    hello = message([(1, 1), (2, message({1: 1, 2: "attack"}))])
+    hello = message([(1, 1), (2, message({1: VERSION, 2: "attack"}))])
     while until(end_s):
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         connection.settimeout(1)
@@ -77,7 +77,7 @@ def churn(path, end_s, index):
 
 
 def garbage(path, end_s, index):
-    """Packets of any bytes, and requests with wrong fields."""
+    """Packets of any bytes, and requests and submissions with wrong fields."""
     lot = random.Random(index)
     while until(end_s):
         try:
@@ -85,7 +85,9 @@ def garbage(path, end_s, index):
             for _ in range(20):
                 kind = lot.randrange(2, 25)
                 body = bytes(lot.randrange(256) for _ in range(lot.randrange(40)))
-                wire.connection.send(body if lot.random() < 0.1 else message([(1, 5), (kind, body)]))
+                wrong = bytearray(operation(1, 1, ALL_REDUCE, U8, 64, input=(1, 0), output=(1, 64), waits=[(1, 0, 1)]))
+                wrong[lot.randrange(len(wrong))] = lot.randrange(256)
+                wire.connection.send(lot.choice((body, bytes(wrong), wrong[:lot.randrange(1, len(wrong))], *[message([(1, 5), (kind, body)])] * 7)))
             while wire.event():
                 pass
         except OSError:
@@ -117,7 +119,7 @@ class Rings:
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.connection.settimeout(1)
         self.connection.connect(path)
-        self.connection.send(message([(1, 1), (2, message([(1, 1), (2, "attack"), (4, "rings")]))]))
+        self.connection.send(message([(1, 1), (2, message([(1, VERSION), (2, "attack"), (4, "rings")]))]))
         _, control, _, _ = self.connection.recvmsg(65536, socket.CMSG_SPACE(3 * 4))
         self.fds = array.array("i")
         for _, _, data in control:

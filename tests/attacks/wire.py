@@ -10,7 +10,7 @@ import time
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "system"))
 from cluster import Library  # noqa: E402
-from raw_client import HostMemory, RawClient, message, number, parse  # noqa: E402,F401
+from raw_client import VERSION, HostMemory, RawClient, event, message, operation, parse  # noqa: E402,F401
 
 SEND_TIMEOUT_S = 0.5
 BUSY_TRIES = 500
@@ -40,7 +40,7 @@ SAID = Said()
 class Wire(RawClient):
     """Counts errors, also those that come before the connection is closed."""
 
-    SUBMIT_LIST, COMM_DESTROY = 16, 5
+    COMM_DESTROY = 5
 
     def __init__(self, path, greets=True):
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -50,24 +50,21 @@ class Wire(RawClient):
         try:
             self.connection.connect(path)
             if greets:
-                self.ask(self.HELLO, {1: 1, 2: "attack"})
+                self.ask(self.HELLO, {1: VERSION, 2: "attack"})
         except OSError:
             self.connection.close()
             raise
         self.connection.settimeout(SEND_TIMEOUT_S)
 
     def event(self):
-        data = self.connection.recv(65536)
-        if data == b"":
-            raise ConnectionError("commd has closed the connection")
-        event = parse(data)
+        event = super().event()
         reply = parse(event[1]) if 1 in event else {}
         if 2 in reply:
             error = parse(reply[2])
             SAID.add(error.get(1, 0), error.get(2, b"").decode(errors="replace"))
-        complete = parse(event[2]) if 2 in event else {}
-        if complete.get(3, 0):
-            SAID.add(complete[3], complete.get(4, b"").decode(errors="replace"))
+        _, status, text = event.get("completion", (0, 0, ""))
+        if status:
+            SAID.add(status, text)
         return event
 
     def read_what_comes(self, limit=100000):
@@ -84,25 +81,16 @@ class Wire(RawClient):
         self.connection.settimeout(timeout_s or SEND_TIMEOUT_S)
         return count
 
-    def submit_many(self, bodies):
-        """Packed submits, in as few packets as hold them."""
-        packet = []
-        size = 0
-        for body in bodies:
-            entry = b"\x0a" + number(len(body)) + body
-            if size + len(entry) > 60000:
-                self.tell(self.SUBMIT_LIST, b"".join(packet))
+    def submit_many(self, submissions):
+        """In as few packets as hold them."""
+        packet, size = [], 0
+        for submission in submissions:
+            if size + len(submission) > 65536:
+                self.post(*packet)
                 packet, size = [], 0
-            packet.append(entry)
-            size += len(entry)
-        self.tell(self.SUBMIT_LIST, b"".join(packet))
-
-    def tell(self, kind, body, fd=None):
-        if isinstance(body, bytes):
-            self.last_id += 1
-            self.connection.send(message([(1, self.last_id), (kind, body)]))
-            return self.last_id
-        return super().tell(kind, body, fd)
+            packet.append(submission)
+            size += len(submission)
+        self.post(*packet)
 
 
 def tries(count, make):

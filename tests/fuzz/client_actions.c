@@ -16,50 +16,41 @@
 
 /* --- Where commd may write --- */
 
-static void touch(struct fuzz_session *session, const Commd__Client__Range *range, uint64_t size)
+static void touch(struct fuzz_session *session, const struct record_entry *range, uint64_t offset_bytes,
+                  uint64_t size)
 {
-    if (range == NULL) {
-        return;
-    }
-    uint8_t files = session->files_of_memory[range->memory % FUZZ_FILES];
+    uint8_t files = range != NULL ? session->files_of_memory[range->memory % FUZZ_FILES] : 0;
     for (int i = 0; i < FUZZ_FILES; i++) {
         if ((files >> i & 1) != 0) {
-            fuzz_file_touch(&session->all->files[i], range->offset_bytes, size);
+            fuzz_file_touch(&session->all->files[i], offset_bytes, size);
         }
     }
 }
 
-static void touch_whole(struct fuzz_session *session, const Commd__Client__Range *range)
+static void on_submitted(void *context, const struct submit_record *submit)
 {
-    if (range != NULL) {
-        Commd__Client__Range whole = *range;
-        whole.offset_bytes = 0;
-        touch(session, &whole, UINT64_MAX);
-    }
-}
-
-static void touch_submit(struct fuzz_session *session, const Commd__Client__Submit *submit)
-{
-    enum dtype dtype;
-    enum op_kind kind;
+    struct fuzz_session *session = context;
+    const struct record_entry *ended = submit_record_find(submit, RECORD_ENDED);
+    const struct record_entry *output = submit_record_find(submit, RECORD_OUTPUT);
+    const struct record_entry *residual = submit_record_find(submit, RECORD_RESIDUAL);
+    const struct op_terms *terms = &submit->terms;
+    const char *what;
     uint64_t bytes = 0;
-    if (submit->timeout_ms * TIME_MS > FUZZ_PATIENCE_NS / 2) {
-        session->all->waits_long = true;
-    }
-    if (submit->ended != NULL) {
-        touch(session, submit->ended->word, sizeof(uint64_t));
-    }
-    if (!dtype_from_wire(submit->dtype, &dtype) || !op_kind_from_wire(submit->kind, &kind)) {
+    session->all->waits_long |= submit->timeout_ms * TIME_MS > FUZZ_PATIENCE_NS / 2;
+    touch(session, ended, ended != NULL ? ended->offset_bytes : 0, sizeof(uint64_t));
+    if (submit->kind == RECORD_EVENT || !op_terms_are_valid(terms, &what)) {
         return;
     }
-    uint64_t blocks = op_kind_has_blocks(kind) ? BLOCKS_MAX : 1;
-    if (submit->has_layouts || __builtin_mul_overflow(submit->count_elements, 16 * blocks, &bytes)) {
-        touch_whole(session, submit->output);
-        touch_whole(session, submit->residual);
+    uint64_t blocks = op_kind_has_blocks(terms->kind) ? BLOCKS_MAX : 1;
+    if (terms->has_layouts || __builtin_mul_overflow(terms->count_elements, 16 * blocks, &bytes)) {
+        touch(session, output, 0, UINT64_MAX);
+        touch(session, residual, 0, UINT64_MAX);
         return;
     }
-    touch(session, submit->output, submit->count_elements * dtype_size_bytes(dtype) * blocks);
-    touch(session, submit->residual, submit->count_elements * sizeof(float));
+    touch(session, output, output != NULL ? output->offset_bytes : 0,
+          terms->count_elements * dtype_size_bytes(terms->dtype) * blocks);
+    touch(session, residual, residual != NULL ? residual->offset_bytes : 0,
+          terms->count_elements * sizeof(float));
 }
 
 static void on_asked(void *context, const Commd__Client__Request *request)
@@ -70,19 +61,6 @@ static void on_asked(void *context, const Commd__Client__Request *request)
         if (session->sent_file >= 0) {
             session->files_of_memory[request->mem_register->memory % FUZZ_FILES] |=
                 (uint8_t)(1u << session->sent_file);
-        }
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_SUBMIT:
-        touch_submit(session, request->submit);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST:
-        for (size_t i = 0; i < request->submit_list->n_submits; i++) {
-            touch_submit(session, request->submit_list->submits[i]);
-        }
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_RECORD:
-        if (request->record->word != NULL) {
-            touch(session, request->record->word->word, sizeof(uint64_t));
         }
         return;
     case COMMD__CLIENT__REQUEST__BODY_COMM_INIT:
@@ -105,6 +83,7 @@ static void connect_session(struct fuzz_session *session)
     memset(session->files_of_memory, 0, sizeof session->files_of_memory);
     session->sent_file = -1;
     session->client.asked = on_asked;
+    session->client.submitted = on_submitted;
     session->client.asked_context = session;
     fuzz_client_connect(&session->client, &session->all->node, session->uid);
 }
@@ -239,9 +218,6 @@ void fuzz_sessions_end(struct fuzz_sessions *all)
     }
     fuzz_node_stop(&all->node);
     for (unsigned i = 0; i < FUZZ_FILES; i++) {
-        if (all->node.lists_cut) {
-            fuzz_file_touch(&all->files[i], 0, UINT64_MAX);
-        }
         fuzz_file_check(&all->files[i]);
         fuzz_file_close(&all->files[i]);
     }

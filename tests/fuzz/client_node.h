@@ -6,6 +6,7 @@
 #include "daemon/exec/exec.h"
 #include "daemon/mesh/mesh.h"
 #include "proto/client.pb-c.h"
+#include "proto/records.h"
 #include "proto/ring.h"
 #include "tests/fuzz/input.h"
 
@@ -26,7 +27,6 @@ struct fuzz_node {
     struct comms *comms;
     struct api *api;
     bool woken;
-    bool lists_cut; /* some were carried out in part: where commd wrote is not known */
 };
 
 /* What a client asked for and was told. Counts are of packets that commd has to have read. */
@@ -38,14 +38,14 @@ struct fuzz_client {
     unsigned submits[FUZZ_TICKETS], completes[FUZZ_TICKETS];
     bool destroys;   /* a communicator, whose pending operations are not told of any more */
     unsigned not_ok; /* completions and replies that are errors */
-    /* Null, or told of each request that went. */
+    /* Null, or told of each request and submission that went. */
     void (*asked)(void *context, const Commd__Client__Request *request);
+    void (*submitted)(void *context, const struct submit_record *record);
     void *asked_context;
     /* Rings, once the reply to a Hello brought them. */
     int bell_of_daemon, bell;
     unsigned char *shared; /* two rings, the client's first */
     struct ring out, in;
-    bool cuts_list; /* what it asked for is not known */
     bool scribbles; /* in its rings: what it asked for, or is told there, is not known any more */
 };
 

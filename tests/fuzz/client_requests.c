@@ -41,107 +41,92 @@ static uint32_t take_small(struct fuzz_input *input, uint32_t usual)
     return byte < 240 ? byte % usual : (uint32_t)fuzz_number(input);
 }
 
-static void take_range(struct fuzz_input *input, Commd__Client__Range *range)
+static void take_range(struct fuzz_input *input, enum record_what what, struct record_entry *range)
 {
-    commd__client__range__init(range);
-    range->memory = take_small(input, FUZZ_FILES);
+    *range = (struct record_entry){.what = (uint8_t)what, .memory = take_small(input, FUZZ_FILES)};
     range->offset_bytes = fuzz_number(input);
     if (fuzz_below(input, 4) != 0) {
         range->offset_bytes = range->offset_bytes % 64 * 16;
     }
 }
 
-struct fence_space {
-    Commd__Client__Fence fence;
-    Commd__Client__Range word;
-};
-
-static void take_fence(struct fuzz_input *input, struct fence_space *space)
+/* False: none. */
+static bool take_fence(struct fuzz_input *input, enum record_what what, struct record_entry *fence)
 {
-    commd__client__fence__init(&space->fence);
-    take_range(input, &space->word);
-    space->fence.word = fuzz_below(input, 16) == 0 ? NULL : &space->word;
-    space->fence.value = fuzz_below(input, 4) == 0 ? fuzz_number(input) : 0;
+    take_range(input, what, fence);
+    bool is_one = fuzz_below(input, 16) != 0;
+    fence->value = fuzz_below(input, 4) == 0 ? fuzz_number(input) : 0;
+    return is_one;
 }
 
-struct submit_space {
-    Commd__Client__Submit submit;
-    Commd__Client__Range ranges[5];
-    struct fence_space waits[CLIENT_FENCES_MAX + 1], ended;
-    Commd__Client__Fence *wait_list[CLIENT_FENCES_MAX + 1];
-};
-
-static void take_ranges(struct fuzz_input *input, struct submit_space *space)
+static void add_entry(struct submit_record *record, const struct record_entry *entry)
 {
-    Commd__Client__Submit *submit = &space->submit;
-    Commd__Client__Range **places[] = {&submit->input, &submit->output, &submit->input_layout,
-                                       &submit->output_layout, &submit->residual};
+    if (record->entry_count < RECORD_ENTRIES_MAX) {
+        record->entries[record->entry_count++] = *entry;
+    }
+}
+
+static void take_ranges(struct fuzz_input *input, struct submit_record *submit)
+{
     uint8_t which = fuzz_u8(input);
-    for (size_t i = 0; i < sizeof places / sizeof *places; i++) {
+    for (unsigned i = 0; i < RECORD_RESIDUAL; i++) {
         if ((which >> i & 1) != 0) {
-            take_range(input, &space->ranges[i]);
-            *places[i] = &space->ranges[i];
+            struct record_entry range;
+            take_range(input, (enum record_what)(RECORD_INPUT + i), &range);
+            add_entry(submit, &range);
         }
     }
-    submit->has_layouts = (which & 32) != 0;
+    submit->terms.has_layouts = (which & 32) != 0;
 }
 
-static void take_fences(struct fuzz_input *input, struct submit_space *space)
+static void take_fences(struct fuzz_input *input, struct submit_record *record)
 {
+    struct record_entry waits[CLIENT_FENCES_MAX + 1], ended;
     uint8_t which = fuzz_u8(input);
     if (which < 160) {
         return;
     }
-    size_t count = which < 250 ? which % 4u : CLIENT_FENCES_MAX + which % 2u;
+    size_t count = which < 250 ? which % 4u : CLIENT_FENCES_MAX + which % 2u, taken = 0;
     for (size_t i = 0; i < count; i++) {
-        take_fence(input, &space->waits[i]);
-        space->wait_list[i] = &space->waits[i].fence;
+        taken += take_fence(input, RECORD_WAIT, &waits[taken]);
     }
-    space->submit.waits = space->wait_list;
-    space->submit.n_waits = count;
-    if ((which & 8) != 0) {
-        take_fence(input, &space->ended);
-        space->submit.ended = &space->ended.fence;
+    if ((which & 8) != 0 && take_fence(input, RECORD_ENDED, &ended)) {
+        add_entry(record, &ended);
+    }
+    for (size_t i = 0; i < taken; i++) {
+        add_entry(record, &waits[i]);
     }
 }
 
-static void take_submit(struct fuzz_input *input, struct submit_space *space)
+static void take_submit(struct fuzz_input *input, struct submit_record *submit)
 {
-    Commd__Client__Submit *submit = &space->submit;
-    commd__client__submit__init(submit);
-    submit->handle = take_small(input, 4);
+    submit_record_begin(submit, RECORD_OPERATION, take_small(input, 4));
     submit->ticket = fuzz_u8(input);
-    submit->kind = take_small(input, OP_KIND_COUNT);
-    submit->dtype = take_small(input, DTYPE_COUNT);
-    submit->reduce = take_small(input, REDUCE_COUNT);
-    submit->count_elements = fuzz_number(input);
-    submit->root_rank = take_small(input, 4);
+    submit->terms.kind = (enum op_kind)(uint8_t)take_small(input, OP_KIND_COUNT);
+    submit->terms.dtype = (enum dtype)(uint8_t)take_small(input, DTYPE_COUNT);
+    submit->terms.reduce = (enum reduce)(uint8_t)take_small(input, REDUCE_COUNT);
+    submit->terms.count_elements = fuzz_number(input);
+    submit->terms.root_rank = take_small(input, 4);
     submit->factor = fuzz_below(input, 8) == 0 ? 1.5 : 1;
     submit->timeout_ms = take_timeout_ms(input);
     submit->peer_rank = fuzz_below(input, 8) == 0 ? COMM_ANY_SOURCE_RANK : take_small(input, 4);
     submit->tag = take_small(input, 3);
     if (fuzz_below(input, 4) == 0) {
-        submit->bucket_ops = take_small(input, 4);
-        submit->bucket_index = take_small(input, 4);
-        submit->compression = take_small(input, COMPRESSION_COUNT);
-        submit->top_k_permille = (uint32_t)fuzz_number(input);
+        submit->terms.bucket_ops = (uint16_t)take_small(input, 4);
+        submit->terms.bucket_index = (uint16_t)take_small(input, 4);
+        submit->terms.compression = (enum compression)(uint8_t)take_small(input, COMPRESSION_COUNT);
+        submit->terms.top_k_permille = (uint16_t)fuzz_number(input);
     }
-    take_ranges(input, space);
-    take_fences(input, space);
+    take_ranges(input, submit);
+    take_fences(input, submit);
 }
 
 /* --- Sending --- */
 
 /* As it is, or with bytes changed, or cut. */
-static void send_request(struct fuzz_session *session, struct fuzz_input *input,
-                         const Commd__Client__Request *request, int fd)
+static void send_packet(struct fuzz_session *session, struct fuzz_input *input, uint8_t *packet, size_t size,
+                        int fd)
 {
-    static uint8_t packet[2 * CLIENT_PACKET_MAX_BYTES];
-    size_t size = commd__client__request__get_packed_size(request);
-    if (size > sizeof packet) {
-        return;
-    }
-    commd__client__request__pack(request, packet);
     uint8_t mutations = fuzz_u8(input);
     for (unsigned i = 0; mutations >= 240 && i <= mutations % MUTATIONS_MAX; i++) {
         size_t at = (size_t)fuzz_u8(input) % size;
@@ -151,6 +136,17 @@ static void send_request(struct fuzz_session *session, struct fuzz_input *input,
         size = fuzz_u8(input) % size;
     }
     (void)fuzz_client_send(&session->client, packet, size, &fd, fd >= 0 ? 1 : 0);
+}
+
+static void send_request(struct fuzz_session *session, struct fuzz_input *input,
+                         const Commd__Client__Request *request, int fd)
+{
+    static uint8_t packet[2 * CLIENT_PACKET_MAX_BYTES];
+    size_t size = commd__client__request__get_packed_size(request);
+    if (size <= sizeof packet) {
+        commd__client__request__pack(request, packet);
+        send_packet(session, input, packet, size, fd);
+    }
 }
 
 static int take_file(struct fuzz_session *session, struct fuzz_input *input)
@@ -236,54 +232,47 @@ static void send_map(struct fuzz_session *session, struct fuzz_input *input, Com
     send_request(session, input, request, fd);
 }
 
-static void send_submit(struct fuzz_session *session, struct fuzz_input *input,
-                        Commd__Client__Request *request)
+static void send_submit(struct fuzz_session *session, struct fuzz_input *input)
 {
-    static struct submit_space space;
-    take_submit(input, &space);
-    request->body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT;
-    request->submit = &space.submit;
-    send_request(session, input, request, -1);
+    struct submit_record submit;
+    take_submit(input, &submit);
+    send_packet(session, input, (uint8_t *)&submit, submit_record_bytes(&submit), -1);
 }
 
 /* A few different ones, and the last of them again and again. */
-static void send_list(struct fuzz_session *session, struct fuzz_input *input, Commd__Client__Request *request)
+static void send_list(struct fuzz_session *session, struct fuzz_input *input)
 {
-    static struct submit_space spaces[4];
-    static Commd__Client__Submit *submits[LIST_MAX];
+    static uint8_t packet[2 * CLIENT_PACKET_MAX_BYTES];
+    struct submit_record submit;
     uint8_t count = fuzz_u8(input);
-    size_t different = count % (sizeof spaces / sizeof *spaces + 1);
+    size_t different = count % 5u, size = 0;
     size_t all = count < 240 || different == 0 ? different : LIST_MAX;
-    for (size_t i = 0; i < all; i++) {
+    for (size_t i = 0; i < all && size + sizeof submit <= sizeof packet; i++) {
         if (i < different) {
-            take_submit(input, &spaces[i]);
+            take_submit(input, &submit);
         }
-        submits[i] = &spaces[i < different ? i : different - 1].submit;
+        memcpy(packet + size, &submit, submit_record_bytes(&submit));
+        size += submit_record_bytes(&submit);
     }
-    Commd__Client__SubmitList list = COMMD__CLIENT__SUBMIT_LIST__INIT;
-    list.submits = submits;
-    list.n_submits = all;
-    request->body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST;
-    request->submit_list = &list;
-    send_request(session, input, request, -1);
+    if (size > 0) {
+        send_packet(session, input, packet, size, -1);
+    }
 }
 
-static void send_record(struct fuzz_session *session, struct fuzz_input *input,
-                        Commd__Client__Request *request)
+static void send_event(struct fuzz_session *session, struct fuzz_input *input)
 {
-    static struct submit_space space;
-    struct fence_space word;
-    Commd__Client__Record record = COMMD__CLIENT__RECORD__INIT;
-    commd__client__submit__init(&space.submit);
-    record.handle = take_small(input, 4);
-    take_fences(input, &space);
-    take_fence(input, &word);
-    record.waits = space.submit.waits;
-    record.n_waits = space.submit.n_waits;
-    record.word = &word.fence;
-    request->body_case = COMMD__CLIENT__REQUEST__BODY_RECORD;
-    request->record = &record;
-    send_request(session, input, request, -1);
+    struct submit_record event, fences;
+    struct record_entry word;
+    submit_record_begin(&event, RECORD_EVENT, take_small(input, 4));
+    submit_record_begin(&fences, RECORD_EVENT, 0);
+    take_fences(input, &fences);
+    if (take_fence(input, RECORD_ENDED, &word)) {
+        add_entry(&event, &word);
+    }
+    for (unsigned i = 0; i < fences.entry_count; i++) { /* at times with a second word to set */
+        add_entry(&event, &fences.entries[i]);
+    }
+    send_packet(session, input, (uint8_t *)&event, submit_record_bytes(&event), -1);
 }
 
 static void send_algorithms(struct fuzz_session *session, struct fuzz_input *input,
@@ -425,10 +414,10 @@ void fuzz_request_send(struct fuzz_session *session, struct fuzz_input *input)
         send_small(session, input, &request, COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY);
         return;
     case 7:
-        send_list(session, input, &request);
+        send_list(session, input);
         return;
     case 8:
-        send_record(session, input, &request);
+        send_event(session, input);
         return;
     case 9:
         send_query(session, input, &request);
@@ -446,7 +435,7 @@ void fuzz_request_send(struct fuzz_session *session, struct fuzz_input *input)
         send_map(session, input, &request);
         return;
     default:
-        send_submit(session, input, &request);
+        send_submit(session, input);
         return;
     }
 }

@@ -47,20 +47,16 @@ void fuzz_victim_start(struct fuzz_victim *victim, struct fuzz_node *node, bool 
 void fuzz_victim_end(struct fuzz_victim *victim, struct fuzz_node *node)
 {
     uint8_t expected[VICTIM_BYTES];
-    Commd__Client__Range input = COMMD__CLIENT__RANGE__INIT;
-    Commd__Client__Range output = COMMD__CLIENT__RANGE__INIT;
-    output.offset_bytes = VICTIM_BYTES / 2;
-    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
+    struct submit_record submit;
+    submit_record_begin(&submit, RECORD_OPERATION, 0);
     submit.ticket = 1;
-    submit.kind = OP_KIND_ALL_REDUCE;
-    submit.dtype = DTYPE_U32;
-    submit.count_elements = VICTIM_ELEMENTS;
-    submit.input = &input;
-    submit.output = &output;
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT;
-    request.submit = &submit;
-    fuzz_require(fuzz_client_request(&victim->client, &request, -1));
+    submit.terms.kind = OP_KIND_ALL_REDUCE;
+    submit.terms.dtype = DTYPE_U32;
+    submit.terms.count_elements = VICTIM_ELEMENTS;
+    submit_record_add(&submit, RECORD_INPUT, 0, 0, 0);
+    submit_record_add(&submit, RECORD_OUTPUT, 0, VICTIM_BYTES / 2, 0);
+    fuzz_require(
+        fuzz_client_send(&victim->client, (const uint8_t *)&submit, submit_record_bytes(&submit), NULL, 0));
     fuzz_node_turns(node, VICTIM_TURNS);
     (void)fuzz_client_read(&victim->client);
     fuzz_require(!victim->client.ended && victim->client.completes[1] == 1);

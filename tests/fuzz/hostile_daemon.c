@@ -13,6 +13,7 @@
 
 #include "proto/client.pb-c.h"
 #include "proto/heartbeat.h"
+#include "proto/records.h"
 #include "proto/types.h"
 #include "proto/version.h"
 #include "tests/fuzz/input.h"
@@ -26,13 +27,9 @@
 
 /* What the client waits for. */
 struct pending {
-    Commd__Client__Request__BodyCase kind;
+    Commd__Client__Request__BodyCase kind; /* NOT_SET: an operation */
     uint64_t id;
-    uint32_t handle;
-    uint64_t ticket;
-    uint32_t output_memory; /* of a Submit */
-    uint64_t output_offset;
-    bool writes;
+    struct submit_record record; /* of an operation */
 };
 
 static struct hostile {
@@ -66,20 +63,43 @@ int clock_gettime(clockid_t clock, struct timespec *time)
 
 /* --- What comes --- */
 
+static struct pending *pending_new(Commd__Client__Request__BodyCase kind)
+{
+    static struct pending none;
+    struct pending *pending =
+        hostile.pending_count < PENDING_MAX ? &hostile.pending[hostile.pending_count++] : &none;
+    *pending = (struct pending){.kind = kind};
+    return pending;
+}
+
+/* The library says nothing wrong, whatever it heard. */
+static void note_submissions(const uint8_t *packet, size_t size)
+{
+    struct submit_record record;
+    const char *what;
+    size_t record_bytes;
+    for (size_t at = 0; at < size; at += record_bytes) {
+        record_bytes = submit_record_read(packet + at, size - at, &record, &what);
+        if (record_bytes == 0) {
+            fuzz_require(hostile.scribbled);
+            return;
+        }
+        if (record.kind == RECORD_OPERATION) {
+            memcpy(&pending_new(COMMD__CLIENT__REQUEST__BODY__NOT_SET)->record, &record, record_bytes);
+        }
+    }
+}
+
 static void note_request(const uint8_t *packet, size_t size, int fd)
 {
-    Commd__Client__Request *request = commd__client__request__unpack(NULL, size, packet);
-    if (request == NULL) {
-        fuzz_require(hostile.scribbled); /* the library says nothing wrong, whatever it heard */
+    if (packet_is_record(packet, size)) {
+        note_submissions(packet, size);
         return;
     }
-    struct pending pending = {.kind = request->body_case, .id = request->id};
-    const Commd__Client__Submit *submit =
-        request->body_case == COMMD__CLIENT__REQUEST__BODY_SUBMIT ? request->submit : NULL;
-    size_t count = 1;
-    if (request->body_case == COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST) {
-        count = request->submit_list->n_submits;
-        pending.kind = COMMD__CLIENT__REQUEST__BODY_SUBMIT;
+    Commd__Client__Request *request = commd__client__request__unpack(NULL, size, packet);
+    if (request == NULL) {
+        fuzz_require(hostile.scribbled);
+        return;
     }
     if (request->body_case == COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER && fd >= 0) {
         int *file = &hostile.files[request->mem_register->memory % FILES_MAX];
@@ -88,22 +108,7 @@ static void note_request(const uint8_t *packet, size_t size, int fd)
         }
         *file = dup(fd);
     }
-    for (size_t i = 0; i < count && hostile.pending_count < PENDING_MAX; i++) {
-        const Commd__Client__Submit *each =
-            submit != NULL || count == 0 || request->body_case != COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST
-                ? submit
-                : request->submit_list->submits[i];
-        if (each != NULL) {
-            pending.handle = each->handle;
-            pending.ticket = each->ticket;
-            pending.writes = each->output != NULL;
-            pending.output_memory = each->output != NULL ? each->output->memory : 0;
-            pending.output_offset = each->output != NULL ? each->output->offset_bytes : 0;
-        }
-        if (pending.kind != COMMD__CLIENT__REQUEST__BODY_RECORD) {
-            hostile.pending[hostile.pending_count++] = pending;
-        }
-    }
+    pending_new(request->body_case)->id = request->id;
     commd__client__request__free_unpacked(request, NULL);
 }
 
@@ -183,19 +188,23 @@ static void say_bytes(const uint8_t *bytes, size_t size, bool by_socket)
 }
 
 /* As it is, or with bytes changed. */
-static void say(const Commd__Client__Event *event, bool mutated)
+static void say_packet(uint8_t *packet, size_t size, bool mutated)
 {
-    static uint8_t packet[2 * CLIENT_PACKET_MAX_BYTES];
-    size_t size = commd__client__event__get_packed_size(event);
-    if (size > sizeof packet) {
-        return;
-    }
-    commd__client__event__pack(event, packet);
     for (unsigned i = 0; mutated && size > 0 && i < 3; i++) {
         size_t at = fuzz_u8(hostile.input) % size;
         packet[at] = fuzz_u8(hostile.input);
     }
     say_bytes(packet, size, fuzz_below(hostile.input, 16) == 15);
+}
+
+static void say(const Commd__Client__Event *event, bool mutated)
+{
+    static uint8_t packet[2 * CLIENT_PACKET_MAX_BYTES];
+    size_t size = commd__client__event__get_packed_size(event);
+    if (size <= sizeof packet) {
+        commd__client__event__pack(event, packet);
+        say_packet(packet, size, mutated);
+    }
 }
 
 static void say_reply(Commd__Client__Reply *reply, bool mutated)
@@ -223,31 +232,31 @@ static void say_error(uint64_t id)
 static void write_output(const struct pending *pending)
 {
     size_t taken;
-    int file = hostile.files[pending->output_memory % FILES_MAX];
-    if (pending->writes && file >= 0) {
+    const struct record_entry *output = submit_record_find(&pending->record, RECORD_OUTPUT);
+    int file = hostile.files[output != NULL ? output->memory % FILES_MAX : 0];
+    if (output != NULL && file >= 0) {
         const uint8_t *bytes = fuzz_bytes(hostile.input, fuzz_below(hostile.input, 96), &taken);
-        (void)!pwrite(file, bytes, taken, (off_t)pending->output_offset);
+        (void)!pwrite(file, bytes, taken, (off_t)output->offset_bytes);
     }
 }
 
-static void say_complete(const struct pending *pending, bool wrong, bool mutated)
+static void say_completion(const struct pending *pending, bool wrong, bool mutated)
 {
-    Commd__Client__Complete complete = COMMD__CLIENT__COMPLETE__INIT;
-    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
+    struct completion_record completion;
     write_output(pending);
-    complete.handle = pending->handle;
-    complete.ticket = pending->ticket;
+    completion_record_begin(&completion, pending->record.handle, pending->record.ticket);
     if (wrong) {
-        complete.handle += fuzz_below(hostile.input, 3);
-        complete.ticket += fuzz_number(hostile.input);
-        complete.status = (uint32_t)fuzz_number(hostile.input);
-        complete.text = (char *)(uintptr_t) "why";
-        complete.source_rank = (uint32_t)fuzz_number(hostile.input);
-        complete.count_elements = fuzz_number(hostile.input);
+        completion.handle += fuzz_below(hostile.input, 3);
+        completion.ticket += fuzz_number(hostile.input);
+        uint16_t status = (uint16_t)fuzz_number(hostile.input);
+        if (status != STATUS_OK) {
+            completion_record_fail(&completion, STATUS_LIMIT, "why");
+            completion.status = status;
+        }
+        completion.source_rank = (uint32_t)fuzz_number(hostile.input);
+        completion.count_elements = fuzz_number(hostile.input);
     }
-    event.body_case = COMMD__CLIENT__EVENT__BODY_COMPLETE;
-    event.complete = &complete;
-    say(&event, mutated);
+    say_packet((uint8_t *)&completion, completion_record_bytes(&completion), mutated);
 }
 
 static void say_aborted(void)
@@ -365,8 +374,8 @@ static void answer(const struct pending *pending, bool wrong, bool mutated)
     case COMMD__CLIENT__REQUEST__BODY_COMM_TABLE:
         answer_table(&reply, wrong, mutated);
         return;
-    case COMMD__CLIENT__REQUEST__BODY_SUBMIT:
-        say_complete(pending, wrong, mutated);
+    case COMMD__CLIENT__REQUEST__BODY__NOT_SET:
+        say_completion(pending, wrong, mutated);
         return;
     default:
         reply.body_case = COMMD__CLIENT__REPLY__BODY_DONE;

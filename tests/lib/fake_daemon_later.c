@@ -1,5 +1,7 @@
 #include "tests/lib/fake_daemon_parts.h"
 
+#include <stdlib.h>
+
 /* What is said later, first in, first out: when its time has come and its words are reached. */
 
 void fake_delay(struct fake_session *session, const struct fake_delayed *what)
@@ -14,21 +16,17 @@ static bool is_due(struct fake_session *session, const struct fake_delayed *dela
     if (delayed->due_ns > fake_now_ns()) {
         return false;
     }
-    if (delayed->submit != NULL && delayed->ticket != 0) {
-        return fake_words_are_reached(session, delayed->submit->waits, delayed->submit->n_waits);
+    if (delayed->record == NULL) {
+        return true;
     }
-    return delayed->record == NULL || fake_find_comm(session, delayed->handle) == NULL ||
-           fake_words_are_reached(session, delayed->record->waits, delayed->record->n_waits);
+    bool is_event = delayed->record->kind == RECORD_EVENT;
+    bool nobody_waits = is_event ? fake_find_comm(session, delayed->handle) == NULL : delayed->ticket == 0;
+    return nobody_waits || fake_words_are_reached(session, delayed->record);
 }
 
 void fake_free_delayed(struct fake_delayed *delayed)
 {
-    if (delayed->submit != NULL) {
-        commd__client__submit__free_unpacked(delayed->submit, NULL);
-    }
-    if (delayed->record != NULL) {
-        commd__client__record__free_unpacked(delayed->record, NULL);
-    }
+    free(delayed->record);
 }
 
 void fake_say_delayed(struct fake_daemon *daemon, struct fake_session *session)
@@ -41,14 +39,14 @@ void fake_say_delayed(struct fake_daemon *daemon, struct fake_session *session)
         if (next->init_request_id != 0) {
             struct fake_script script = fake_current_script(daemon);
             fake_send_formed(session, &script, next->init_request_id);
-        } else if (next->record != NULL) {
+        } else if (next->record->kind == RECORD_EVENT) {
             fake_carry_out(daemon, session, next->record);
         } else if (next->ticket != 0) {
-            bool done = next->state == FAKE_WAITS ? fake_perform(daemon, session, next->submit)
+            bool done = next->state == FAKE_WAITS ? fake_perform(daemon, session, next->record)
                                                   : next->state == FAKE_DONE;
-            fake_finish(daemon, session, next->submit, done);
+            fake_finish(daemon, session, next->record, done);
         } else {
-            fake_set_word(session, next->submit->ended);
+            fake_set_word(session, next->record);
         }
         fake_free_delayed(next);
         session->delayed_head++;

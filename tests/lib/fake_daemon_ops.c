@@ -1,53 +1,58 @@
 #include "tests/lib/fake_daemon_parts.h"
 
 #include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
 
 /* Operations and records: their words, what they do, and what the script has happen in their place. */
 
-static _Atomic uint64_t *word_of(struct fake_session *session, const Commd__Client__Fence *fence)
+static _Atomic uint64_t *word_of(struct fake_session *session, const struct record_entry *fence)
 {
-    const Commd__Client__Range *range = fence->word;
-    const struct fake_memory *memory =
-        range != NULL && range->memory != 0 ? fake_find_memory(session, range->memory) : NULL;
-    fake_must(memory != NULL && memory->base != NULL && range->offset_bytes % 8 == 0 &&
-                  range->offset_bytes <= memory->size_bytes - 8,
+    const struct fake_memory *memory = fence->memory != 0 ? fake_find_memory(session, fence->memory) : NULL;
+    fake_must(memory != NULL && memory->base != NULL && fence->offset_bytes % 8 == 0 &&
+                  fence->offset_bytes <= memory->size_bytes - 8,
               "a word that is none");
-    return (_Atomic uint64_t *)(void *)(memory->base + range->offset_bytes);
+    return (_Atomic uint64_t *)(void *)(memory->base + fence->offset_bytes);
 }
 
-bool fake_words_are_reached(struct fake_session *session, Commd__Client__Fence *const *fences, size_t count)
+bool fake_words_are_reached(struct fake_session *session, const struct submit_record *record)
 {
-    fake_must(count <= CLIENT_FENCES_MAX, "more words than there may be");
-    for (size_t i = 0; i < count; i++) {
-        if ((int64_t)(atomic_load(word_of(session, fences[i])) - fences[i]->value) < 0) {
-            return false;
-        }
+    bool reached = true;
+    for (unsigned i = 0; i < record->entry_count; i++) {
+        const struct record_entry *entry = &record->entries[i];
+        reached = reached && (entry->what != RECORD_WAIT ||
+                              (int64_t)(atomic_load(word_of(session, entry)) - entry->value) >= 0);
     }
-    return true;
+    return reached;
 }
 
-void fake_set_word(struct fake_session *session, const Commd__Client__Fence *fence)
+static unsigned count_waits(const struct submit_record *record)
 {
-    if (fence != NULL) {
-        atomic_store(word_of(session, fence), fence->value);
+    unsigned waits = 0;
+    for (unsigned i = 0; i < record->entry_count; i++) {
+        waits += record->entries[i].what == RECORD_WAIT;
+    }
+    return waits;
+}
+
+void fake_set_word(struct fake_session *session, const struct submit_record *record)
+{
+    const struct record_entry *ended = submit_record_find(record, RECORD_ENDED);
+    if (ended != NULL) {
+        atomic_store(word_of(session, ended), ended->value);
     }
 }
 
-/* Messages have no copy of their own: through bytes and back. */
-static Commd__Client__Submit *copy_submit(const Commd__Client__Submit *submit)
+static struct submit_record *copy_record(const struct submit_record *record)
 {
-    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES];
-    return commd__client__submit__unpack(NULL, commd__client__submit__pack(submit, bytes), bytes);
-}
-
-static Commd__Client__Record *copy_record(const Commd__Client__Record *record)
-{
-    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES];
-    return commd__client__record__unpack(NULL, commd__client__record__pack(record, bytes), bytes);
+    struct submit_record *copy = malloc(sizeof *copy);
+    fake_must(copy != NULL, "malloc");
+    memcpy(copy, record, submit_record_bytes(record));
+    return copy;
 }
 
 static bool is_on_gpu(struct fake_daemon *daemon, struct fake_session *session,
-                      const Commd__Client__Range *range)
+                      const struct record_entry *range)
 {
     const struct fake_memory *memory =
         range != NULL && range->memory != 0 ? fake_find_memory(session, range->memory) : NULL;
@@ -59,7 +64,7 @@ static bool is_on_gpu(struct fake_daemon *daemon, struct fake_session *session,
     return memory != NULL && memory->base == NULL;
 }
 
-static unsigned char *range_address(struct fake_session *session, const Commd__Client__Range *range,
+static unsigned char *range_address(struct fake_session *session, const struct record_entry *range,
                                     uint64_t size)
 {
     const struct fake_memory *memory =
@@ -73,36 +78,36 @@ static unsigned char *range_address(struct fake_session *session, const Commd__C
 
 /* Does it; false where commd would refuse. */
 bool fake_perform(struct fake_daemon *daemon, struct fake_session *session,
-                  const Commd__Client__Submit *submit)
+                  const struct submit_record *submit)
 {
     const struct fake_comm *comm = submit->handle != 0 ? fake_find_comm(session, submit->handle) : NULL;
-    enum dtype dtype;
-    enum reduce reduce;
-    if (comm == NULL || !dtype_from_wire(submit->dtype, &dtype) ||
-        !reduce_from_wire(submit->reduce, &reduce)) {
+    const struct op_terms *terms = &submit->terms;
+    const struct record_entry *read = submit_record_find(submit, RECORD_INPUT);
+    const struct record_entry *written = submit_record_find(submit, RECORD_OUTPUT);
+    const char *what;
+    if (comm == NULL || !op_terms_are_valid(terms, &what)) {
         return false;
     }
-    uint64_t size = submit->count_elements * dtype_size_bytes(dtype);
+    uint64_t size = terms->count_elements * dtype_size_bytes(terms->dtype);
     if (size == 0) {
-        return submit->input == NULL && submit->output == NULL;
+        return read == NULL && written == NULL;
     }
-    if (is_on_gpu(daemon, session, submit->input) || is_on_gpu(daemon, session, submit->output)) {
+    if (is_on_gpu(daemon, session, read) || is_on_gpu(daemon, session, written)) {
         return true;
     }
-    const unsigned char *input = range_address(session, submit->input, size);
-    unsigned char *output = range_address(session, submit->output, size);
-    bool is_root = submit->root_rank == comm->rank;
-    if (submit->kind == OP_KIND_ALL_REDUCE && input != NULL && output != NULL) {
+    const unsigned char *input = range_address(session, read, size);
+    unsigned char *output = range_address(session, written, size);
+    bool is_root = terms->root_rank == comm->rank;
+    if (terms->kind == OP_KIND_ALL_REDUCE && input != NULL && output != NULL) {
         for (uint64_t i = 0; i < size; i++) {
             output[i] = fake_daemon_byte(input[i]);
         }
         return true;
     }
-    if (submit->kind == OP_KIND_BARRIER) {
+    if (terms->kind == OP_KIND_BARRIER) {
         return true;
     }
-    if (submit->kind != OP_KIND_BROADCAST || output == NULL ||
-        (is_root ? input != output : submit->input != NULL)) {
+    if (terms->kind != OP_KIND_BROADCAST || output == NULL || (is_root ? input != output : read != NULL)) {
         return false;
     }
     for (uint64_t i = 0; i < size && !is_root; i++) {
@@ -111,25 +116,27 @@ bool fake_perform(struct fake_daemon *daemon, struct fake_session *session,
     return true;
 }
 
-static void note_submit(struct fake_counts *counts, const Commd__Client__Submit *submit)
+static void note_submit(struct fake_counts *counts, const struct submit_record *submit)
 {
+    const struct record_entry *input = submit_record_find(submit, RECORD_INPUT);
+    const struct record_entry *output = submit_record_find(submit, RECORD_OUTPUT);
     counts->submits++;
-    counts->input_present = submit->input != NULL;
-    counts->output_present = submit->output != NULL;
-    counts->input_memory = submit->input != NULL ? submit->input->memory : 0;
-    counts->output_memory = submit->output != NULL ? submit->output->memory : 0;
-    counts->input_offset_bytes = submit->input != NULL ? submit->input->offset_bytes : 0;
-    counts->output_offset_bytes = submit->output != NULL ? submit->output->offset_bytes : 0;
+    counts->input_present = input != NULL;
+    counts->output_present = output != NULL;
+    counts->input_memory = input != NULL ? input->memory : 0;
+    counts->output_memory = output != NULL ? output->memory : 0;
+    counts->input_offset_bytes = input != NULL ? input->offset_bytes : 0;
+    counts->output_offset_bytes = output != NULL ? output->offset_bytes : 0;
     counts->timeout_ms = submit->timeout_ms;
     counts->factor = submit->factor;
-    counts->fences = (uint32_t)submit->n_waits;
-    counts->ended_present = submit->ended != NULL;
+    counts->fences = count_waits(submit);
+    counts->ended_present = submit_record_find(submit, RECORD_ENDED) != NULL;
 }
 
-void fake_finish(struct fake_daemon *daemon, struct fake_session *session,
-                 const Commd__Client__Submit *submit, bool done)
+void fake_finish(struct fake_daemon *daemon, struct fake_session *session, const struct submit_record *submit,
+                 bool done)
 {
-    fake_set_word(session, submit->ended);
+    fake_set_word(session, submit);
     if (!done) {
         pthread_mutex_lock(&daemon->lock);
         daemon->counts.refused++;
@@ -140,45 +147,43 @@ void fake_finish(struct fake_daemon *daemon, struct fake_session *session,
 }
 
 static void complete(struct fake_daemon *daemon, struct fake_session *session,
-                     const Commd__Client__Submit *submit, uint32_t delay_ms)
+                     const struct submit_record *submit, uint32_t delay_ms)
 {
     struct fake_delayed delayed = {.due_ns = fake_now_ns() + delay_ms * UINT64_C(1000000),
                                    .handle = submit->handle,
                                    .ticket = submit->ticket};
-    if (fake_words_are_reached(session, submit->waits, submit->n_waits)) {
+    if (fake_words_are_reached(session, submit)) {
         delayed.state = fake_perform(daemon, session, submit) ? FAKE_DONE : FAKE_REFUSED;
         if (delay_ms == 0 && session->delayed_head == session->delayed_tail) {
             fake_finish(daemon, session, submit, delayed.state == FAKE_DONE);
             return;
         }
     }
-    delayed.submit = copy_submit(submit);
+    delayed.record = copy_record(submit);
     fake_delay(session, &delayed);
 }
 
 void fake_carry_out(struct fake_daemon *daemon, struct fake_session *session,
-                    const Commd__Client__Record *record)
+                    const struct submit_record *event)
 {
-    fake_set_word(session, record->word);
+    fake_set_word(session, event);
     pthread_mutex_lock(&daemon->lock);
     daemon->counts.records++;
-    daemon->counts.record_waits = record->n_waits;
+    daemon->counts.record_waits = count_waits(event);
     fake_unlock(daemon);
 }
 
-void fake_handle_record(struct fake_daemon *daemon, struct fake_session *session,
-                        const Commd__Client__Record *record)
+static void handle_event(struct fake_daemon *daemon, struct fake_session *session,
+                         const struct submit_record *event)
 {
-    fake_must(record->handle != 0 && fake_find_comm(session, record->handle) != NULL,
-              "a record of no communicator");
-    if (session->delayed_head == session->delayed_tail &&
-        fake_words_are_reached(session, record->waits, record->n_waits)) {
-        fake_carry_out(daemon, session, record);
+    fake_must(event->handle != 0 && fake_find_comm(session, event->handle) != NULL,
+              "an event of no communicator");
+    if (session->delayed_head == session->delayed_tail && fake_words_are_reached(session, event)) {
+        fake_carry_out(daemon, session, event);
         return;
     }
-    fake_delay(session, &(struct fake_delayed){.due_ns = fake_now_ns(),
-                                               .handle = record->handle,
-                                               .record = copy_record(record)});
+    fake_delay(session, &(struct fake_delayed){
+                            .due_ns = fake_now_ns(), .handle = event->handle, .record = copy_record(event)});
 }
 
 static void abort_comm(struct fake_session *session, uint32_t handle, uint32_t status)
@@ -193,21 +198,22 @@ static void abort_comm(struct fake_session *session, uint32_t handle, uint32_t s
     fake_send_event(session, &event);
 }
 
-static void act(struct fake_daemon *daemon, struct fake_session *session, const Commd__Client__Submit *submit,
+static void act(struct fake_daemon *daemon, struct fake_session *session, const struct submit_record *submit,
                 const struct fake_script *script)
 {
     static const uint8_t oversize[CLIENT_PACKET_MAX_BYTES + 1];
     static const uint8_t unknown_field[] = {0xf8, 0x07, 0x01}; /* number 127, which no event has */
+    struct completion_record other;
     switch (script->action) {
     case FAKE_COMPLETE:
         complete(daemon, session, submit, script->op_delay_ms);
         return;
     case FAKE_FAIL:
-        fake_set_word(session, submit->ended);
+        fake_set_word(session, submit);
         fake_send_complete(session, submit->handle, submit->ticket, script->op_status, script->op_text);
         return;
     case FAKE_ABORT:
-        fake_set_word(session, submit->ended);
+        fake_set_word(session, submit);
         fake_send_complete(session, submit->handle, submit->ticket, script->op_status, script->op_text);
         abort_comm(session, submit->handle, script->op_status);
         return;
@@ -222,6 +228,11 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
     case FAKE_EMPTY_EVENT:
         fake_send_bytes(session, unknown_field,
                         sizeof unknown_field); /* one of no bytes would be an end of file */
+        return;
+    case FAKE_OTHER_RECORD:
+        completion_record_begin(&other, submit->handle, submit->ticket);
+        other.version++;
+        fake_send_bytes(session, &other, completion_record_bytes(&other));
         return;
     case FAKE_OVERSIZE:
         fake_send_bytes(session, oversize, sizeof oversize);
@@ -252,8 +263,8 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
     }
 }
 
-void fake_handle_submit(struct fake_daemon *daemon, struct fake_session *session,
-                        const Commd__Client__Submit *submit)
+static void handle_submit(struct fake_daemon *daemon, struct fake_session *session,
+                          const struct submit_record *submit)
 {
     session->pending++;
     pthread_mutex_lock(&daemon->lock);
@@ -267,4 +278,14 @@ void fake_handle_submit(struct fake_daemon *daemon, struct fake_session *session
     }
     fake_unlock(daemon);
     act(daemon, session, submit, &script);
+}
+
+void fake_handle_record(struct fake_daemon *daemon, struct fake_session *session,
+                        const struct submit_record *record)
+{
+    if (record->kind == RECORD_EVENT) {
+        handle_event(daemon, session, record);
+    } else {
+        handle_submit(daemon, session, record);
+    }
 }

@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "proto/client.pb-c.h"
+#include "proto/records.h"
 #include "proto/status.h"
 #include "proto/types.h"
 #include "proto/version.h"
@@ -37,11 +38,10 @@ struct fake_memory {
 struct fake_delayed {
     uint64_t due_ns;
     uint32_t handle;
-    uint64_t ticket;                                    /* of a Complete */
+    uint64_t ticket;                                    /* of a completion; 0: nobody is told */
     uint64_t init_request_id;                           /* or of a CommInitReply */
-    Commd__Client__Submit *submit;                      /* a copy */
+    struct submit_record *record;                       /* a copy */
     enum { FAKE_WAITS, FAKE_DONE, FAKE_REFUSED } state; /* done when its words are reached */
-    Commd__Client__Record *record;                      /* a copy */
 };
 
 struct fake_session {
@@ -116,19 +116,19 @@ void fake_handle_deregister(struct fake_daemon *daemon, struct fake_session *ses
                             const Commd__Client__MemDeregister *request);
 
 /* fake_daemon_ops.c */
-bool fake_words_are_reached(struct fake_session *session, Commd__Client__Fence *const *fences, size_t count);
-void fake_set_word(struct fake_session *session, const Commd__Client__Fence *fence);
+bool fake_words_are_reached(struct fake_session *session, const struct submit_record *record);
+/* The one that tells the end, if there is one. */
+void fake_set_word(struct fake_session *session, const struct submit_record *record);
 /* Does it; false where commd would refuse. */
 bool fake_perform(struct fake_daemon *daemon, struct fake_session *session,
-                  const Commd__Client__Submit *submit);
-void fake_finish(struct fake_daemon *daemon, struct fake_session *session,
-                 const Commd__Client__Submit *submit, bool done);
+                  const struct submit_record *submit);
+void fake_finish(struct fake_daemon *daemon, struct fake_session *session, const struct submit_record *submit,
+                 bool done);
 void fake_carry_out(struct fake_daemon *daemon, struct fake_session *session,
-                    const Commd__Client__Record *record);
-void fake_handle_submit(struct fake_daemon *daemon, struct fake_session *session,
-                        const Commd__Client__Submit *submit);
+                    const struct submit_record *event);
+/* An operation or an event. */
 void fake_handle_record(struct fake_daemon *daemon, struct fake_session *session,
-                        const Commd__Client__Record *record);
+                        const struct submit_record *record);
 
 /* fake_daemon_later.c: what is delayed belongs to the queue. */
 void fake_delay(struct fake_session *session, const struct fake_delayed *what);

@@ -95,14 +95,11 @@ void fake_send_error(struct fake_session *session, uint64_t request_id, enum sta
 void fake_send_complete(struct fake_session *session, uint32_t handle, uint64_t ticket, uint32_t status,
                         const char *text)
 {
-    Commd__Client__Complete complete = COMMD__CLIENT__COMPLETE__INIT;
-    complete.handle = handle;
-    complete.ticket = ticket;
-    complete.status = status;
-    complete.text = (char *)(text != NULL ? text : "");
-    Commd__Client__Event event = COMMD__CLIENT__EVENT__INIT;
-    event.body_case = COMMD__CLIENT__EVENT__BODY_COMPLETE;
-    event.complete = &complete;
+    struct completion_record completion;
+    completion_record_begin(&completion, handle, ticket);
+    if (status != STATUS_OK) {
+        completion_record_fail(&completion, (enum status)status, text);
+    }
     session->pending--;
-    fake_send_event(session, &event);
+    fake_send_bytes(session, &completion, completion_record_bytes(&completion));
 }

@@ -78,16 +78,28 @@ static void handle_request(struct fake_daemon *daemon, struct fake_session *sess
         fake_handle_deregister(daemon, session, request->id, request->mem_deregister);
     } else if (body == COMMD__CLIENT__REQUEST__BODY_MEM_MAP) {
         fake_handle_map(daemon, session, request->id, request->mem_map, fd);
-    } else if (body == COMMD__CLIENT__REQUEST__BODY_SUBMIT) {
-        fake_handle_submit(daemon, session, request->submit);
-    } else if (body == COMMD__CLIENT__REQUEST__BODY_SUBMIT_LIST) {
-        for (size_t i = 0; i < request->submit_list->n_submits; i++) {
-            fake_handle_submit(daemon, session, request->submit_list->submits[i]);
-        }
-    } else if (body == COMMD__CLIENT__REQUEST__BODY_RECORD) {
-        fake_handle_record(daemon, session, request->record);
     } else {
         fake_must(false, "a request of another kind");
+    }
+}
+
+static void handle_packet(struct fake_daemon *daemon, struct fake_session *session, const uint8_t *bytes,
+                          size_t size, int fd)
+{
+    if (!packet_is_record(bytes, size)) {
+        Commd__Client__Request *request = commd__client__request__unpack(NULL, size, bytes);
+        fake_must(request != NULL, "a packet that is no request");
+        handle_request(daemon, session, request, fd);
+        commd__client__request__free_unpacked(request, NULL);
+        return;
+    }
+    for (size_t at = 0; at < size;) {
+        struct submit_record record;
+        const char *what;
+        size_t record_bytes = submit_record_read(bytes + at, size - at, &record, &what);
+        fake_must(record_bytes > 0, "a packet that holds no submission");
+        fake_handle_record(daemon, session, &record);
+        at += record_bytes;
     }
 }
 
@@ -114,10 +126,7 @@ static void read_session(struct fake_daemon *daemon, struct fake_session *sessio
     if (first != NULL && first->cmsg_type == SCM_RIGHTS) {
         memcpy(&fd, CMSG_DATA(first), sizeof fd);
     }
-    Commd__Client__Request *request = commd__client__request__unpack(NULL, (size_t)size, bytes);
-    fake_must(request != NULL, "a packet that is no request");
-    handle_request(daemon, session, request, fd);
-    commd__client__request__free_unpacked(request, NULL);
+    handle_packet(daemon, session, bytes, (size_t)size, fd);
     if (fd >= 0) {
         close(fd);
     }
@@ -130,10 +139,7 @@ static void read_rings(struct fake_daemon *daemon, struct fake_session *session)
     (void)fake_rings_heard(session->rings);
     while (!session->closing && !daemon->stopped_reading &&
            (size = fake_rings_take(session->rings, bytes, sizeof bytes)) > 0) {
-        Commd__Client__Request *request = commd__client__request__unpack(NULL, size, bytes);
-        fake_must(request != NULL, "a packet that is no request");
-        handle_request(daemon, session, request, -1);
-        commd__client__request__free_unpacked(request, NULL);
+        handle_packet(daemon, session, bytes, size, -1);
     }
 }
 

@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 
-from raw_client import message
+from raw_client import VERSION, message
 
 KINDS = range(2, 24)
 REGISTER, MAP, VIRTUAL_MEMORY = 6, 18, 77
@@ -38,7 +38,7 @@ def send(connection, packet, fds):
 
 def as_memory_of_gpu(path, file, uuid):
     connection = connect(path)
-    connection.send(message([(1, 1), (2, {1: 1, 2: "hostile"})]))
+    connection.send(message([(1, 1), (2, {1: VERSION, 2: "hostile"})]))
     connection.recv(65536)
     connection.send(message([(1, 2), (REGISTER, {1: VIRTUAL_MEMORY, 2: 4 * UNIT, 3: uuid, 5: 1})]))
     connection.recv(65536)
@@ -55,7 +55,7 @@ def everything(path, file, sent=0):
             connection = connect(path)
             try:
                 if greeting is not None:
-                    send(connection, message([(1, 1), (2, {1: 1, 2: "hostile"})]), [file] * greeting)
+                    send(connection, message([(1, 1), (2, {1: VERSION, 2: "hostile"})]), [file] * greeting)
                     connection.recv(65536)
                 send(connection, packet, [file] * count)
                 if sent % 2 == 0:
@@ -70,7 +70,7 @@ def greeted(path):
     for number in range(UNREAD_CONNECTIONS):
         connection = connect(path)
         if number % 4 != 0:
-            send(connection, message([(1, 1), (2, {1: 1, 2: "hostile"})]), [])
+            send(connection, message([(1, 1), (2, {1: VERSION, 2: "hostile"})]), [])
             connection.recv(65536)
         yield connection
 

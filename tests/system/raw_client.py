@@ -1,4 +1,4 @@
-"""commd's protocol for clients by hand (proto/client.proto): for what no library would send."""
+"""commd's protocol for clients by hand (proto/client.proto, proto/records.h): for what no library would send."""
 import array
 import fcntl
 import mmap
@@ -7,6 +7,10 @@ import socket
 import struct
 
 WORD_BYTES = 8
+VERSION = 2  # CLIENT_PROTOCOL_VERSION
+RECORD_MARK, RECORD_VERSION = 7, 1
+OPERATION, EVENT = 1, 2  # kinds of records
+ENTRIES = {"input": 1, "output": 2, "input_layout": 3, "output_layout": 4, "residual": 5, "ended": 6, "waits": 7}
 
 
 def number(value):
@@ -56,8 +60,31 @@ def parse(data):
     return fields
 
 
+def record(kind, head, entries):
+    """A submission: its head, and {name: (memory, offset[, value])}, None for none; of waits a list."""
+    places = [(ENTRIES[name], place) for name, given in entries.items() for place in (given if name == "waits" else [given]) if place is not None]
+    packed = b"".join(struct.pack("<B3xIQQ", what, *place, *[0] * (3 - len(place))) for what, place in sorted(places, key=lambda entry: entry[0]))
+    return struct.pack("<4B", RECORD_MARK, RECORD_VERSION, kind, len(places)) + head + packed
+
+
+def operation(handle, ticket, kind, dtype=0, count=0, reduce=0, root=0, factor=0.0, timeout_ms=0, peer=0, tag=0, compression=0, top_k=0, has_layouts=0,
+              bucket_ops=1, bucket_index=0, **entries):
+    terms = struct.pack("<6BHIHHQQ", kind, dtype, reduce, compression, has_layouts, 0, top_k, root, bucket_ops, bucket_index, count, 0)
+    return record(OPERATION, struct.pack("<IQ", handle, ticket) + terms + struct.pack("<dQII", factor, timeout_ms, peer, tag), entries)
+
+
+def event(handle, ended=None, waits=()):
+    return record(EVENT, struct.pack("<I64x", handle), {"ended": ended, "waits": waits})
+
+
+def completion(packet):
+    """(ticket, status, text)."""
+    _, ticket, _, _, status, length = struct.unpack_from("<4xIQQIHH", packet)
+    return ticket, status, packet[32:32 + length].decode(errors="replace")
+
+
 class RawClient:
-    HELLO, COMM_INIT, REGISTER, DEREGISTER, SUBMIT, MAP, RECORD = 2, 3, 6, 7, 8, 18, 19
+    HELLO, COMM_INIT, REGISTER, DEREGISTER, MAP = 2, 3, 6, 7, 18
 
     def __init__(self, path):
         self.connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -65,7 +92,7 @@ class RawClient:
         self.connection.connect(path)
         self.last_id = 0
         self.others = []  # what came while an answer was waited for
-        self.ask(self.HELLO, {1: 1, 2: "raw"})
+        self.ask(self.HELLO, {1: VERSION, 2: "raw"})
 
     def close(self):
         self.connection.close()
@@ -78,10 +105,11 @@ class RawClient:
         return self.last_id
 
     def event(self):
+        """Fields of an Event; of a completion {"completion": (ticket, status, text)}."""
         data = self.connection.recv(65536)
         if data == b"":
             raise ConnectionError("commd has closed the connection")
-        return parse(data)
+        return {"completion": completion(data)} if data[0] == RECORD_MARK else parse(data)
 
     def ask(self, kind, body, fd=None):
         """(status, text) of the reply."""
@@ -98,15 +126,17 @@ class RawClient:
         """(status, text) of an operation."""
         while True:
             for event in self.others:
-                complete = parse(event[2]) if 2 in event else {}
-                if complete.get(2) == ticket:
+                if event.get("completion", (None,))[0] == ticket:
                     self.others.remove(event)
-                    return complete.get(3, 0), complete.get(4, b"").decode()
+                    return event["completion"][1:]
             self.others.append(self.event())
 
-    def submit(self, body):
-        self.tell(self.SUBMIT, body)
-        return self.complete(body[2] if isinstance(body, dict) else dict(body)[2])
+    def post(self, *records):
+        self.connection.send(b"".join(records))
+
+    def submit(self, submission):
+        self.post(submission)
+        return self.complete(struct.unpack_from("<Q", submission, 8)[0])
 
 
 class HostMemory:

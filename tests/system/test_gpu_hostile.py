@@ -10,9 +10,9 @@ import unittest
 import cluster
 from cluster import BUILD
 from gpu import UNIT, Gpu
-from raw_client import HostMemory, RawClient
+from raw_client import HostMemory, RawClient, event, operation, parse
 
-INVALID_ARGUMENT, UNSUPPORTED, PERMISSION, NOT_FOUND, LIMIT, TIMED_OUT, PROTOCOL, BUSY = 2, 3, 5, 6, 8, 10, 11, 24
+INVALID_ARGUMENT, PERMISSION, NOT_FOUND, LIMIT, TIMED_OUT, PROTOCOL, BUSY = 2, 5, 6, 8, 10, 11, 24
 F32, I64 = 1, 6
 ALL_REDUCE, BROADCAST, ALL_GATHER_V, ALL_TO_ALL, SEND, RECEIVE = 0, 1, 4, 8, 11, 12
 COMM, WORDS, BUFFER, OTHER = 1, 10, 20, 21  # handle, memories
@@ -71,25 +71,10 @@ class Hostile(cluster.StandaloneTest):
         return None
 
     def submission(self, kind=ALL_REDUCE, handle=COMM, **fields):
-        """Fields of a Submit, its end told in the first word."""
-        names = {"dtype": 4, "reduce": 5, "count": 6, "root": 7, "timeout_ms": 9, "input": 10, "output": 11, "input_layout": 12, "output_layout": 13,
-                 "peer": 14, "tag": 15, "compression": 17, "residual": 19, "has_layouts": 20, "ended": 23}
+        """An operation, its end told in the first word."""
         given = {"dtype": I64, "count": ELEMENTS, "input": (BUFFER, 0), "output": (BUFFER, 0), "ended": (WORDS, 0, self.ticket + 1)}
-        given.update(fields)
         self.ticket += 1
-        waits = given.pop("waits", [])
-        body = [(1, handle), (2, self.ticket), (3, kind)]
-        for name, value in given.items():
-            if value is not None:
-                body.append((names[name], self.wire(value)))
-        return body + [(22, self.wire(wait)) for wait in waits]
-
-    def wire(self, value):
-        """(memory, offset) is a Range, (memory, offset, value) a Fence."""
-        if not isinstance(value, tuple):
-            return value
-        place = {1: value[0], 2: value[1]}
-        return place if len(value) == 2 else {1: place, 2: value[2]}
+        return operation(handle, self.ticket, kind, **{**given, **fields})
 
     def refused(self, expected, text, kind=ALL_REDUCE, told=True, **fields):
         status, said = self.client.submit(self.submission(kind, **fields))
@@ -201,7 +186,7 @@ class Hostile(cluster.StandaloneTest):
             with self.subTest(withdrawn=withdrawn):
                 pointer, memory, word = self.gpu.alloc(2 * UNIT), 40 + withdrawn, 16 + 8 * withdrawn
                 self.register(memory, 2 * UNIT, handle=self.gpu.ipc_handle(pointer), address=pointer)
-                self.client.tell(self.client.SUBMIT, self.submission(input=(memory, 0), output=(memory, 0), waits=[(WORDS, word, 1)]))
+                self.client.post(self.submission(input=(memory, 0), output=(memory, 0), waits=[(WORDS, word, 1)]))
                 if withdrawn:
                     self.client.ask(self.client.DEREGISTER, {1: memory})
                 fields = self.again(pointer, 2 * UNIT)
@@ -238,7 +223,7 @@ class Hostile(cluster.StandaloneTest):
     def test_withdrawn_if_unused(self):
         self.share()
         self.join()
-        self.client.tell(self.client.SUBMIT, self.submission(waits=[(WORDS, 16, 1)]))
+        self.client.post(self.submission(waits=[(WORDS, 16, 1)]))
         for _ in range(3):
             status, text = self.client.ask(self.client.DEREGISTER, {1: BUFFER, 2: 1})
             self.assertEqual(status, BUSY, text)
@@ -285,7 +270,7 @@ class Hostile(cluster.StandaloneTest):
         self.register(30, 4 * UNIT, virtual=1)
         self.map(30, UNIT, fds[0])
         self.join()
-        self.client.tell(self.client.SUBMIT, self.submission(input=(30, 0), output=(30, 8000), waits=[(WORDS, 16, 1)]))
+        self.client.post(self.submission(input=(30, 0), output=(30, 8000), waits=[(WORDS, 16, 1)]))
         waits = self.ticket
         for count, fd in enumerate(fds[1:], 2):
             self.map(30, UNIT, fd)
@@ -466,7 +451,7 @@ class Hostile(cluster.StandaloneTest):
         self.assertGreater(first, 0)
         for offset in (0, 8, 4000):
             for kind in (ALL_REDUCE, ALL_TO_ALL):
-                self.client.tell(self.client.SUBMIT, self.submission(kind, input=(BUFFER, UNIT), count=ELEMENTS))
+                self.client.post(self.submission(kind, input=(BUFFER, UNIT), count=ELEMENTS))
                 one = self.ticket
                 self.client.submit(self.submission(kind, handle=2, input=(BUFFER, UNIT), output=(BUFFER, offset)))
                 self.client.complete(one)
@@ -507,15 +492,20 @@ class Hostile(cluster.StandaloneTest):
         self.share()
         self.join()
         self.done(waits=[(WORDS, 16, 0)] * 16)
-        for count in (17, 500):
-            self.refused(LIMIT, "words", waits=[(WORDS, 16, 0)] * count)
+        for submission in (self.submission(waits=[(WORDS, 16, 0)] * 17), event(COMM, (WORDS, 8, 1), [(WORDS, 16, 0)] * 17)):
+            other = RawClient(self.cluster.socket("solo"))
+            other.post(submission)
+            error = parse(parse(other.connection.recv(65536))[1])[2]
+            self.assertIn(b"a submission with a wrong number of waits", error)
+            self.assertEqual(other.connection.recv(65536), b"", "the session is ended")
+            other.close()
 
     def test_refusals_tell_the_end(self):
         self.share()
         self.refused(NOT_FOUND, "no communicator", handle=77)
         self.join()
-        self.refused(UNSUPPORTED, "not known", kind=99)
-        self.refused(INVALID_ARGUMENT, "not known", dtype=99)
+        self.refused(INVALID_ARGUMENT, "whose kind is not valid", kind=99)
+        self.refused(INVALID_ARGUMENT, "whose dtype is not valid", dtype=99)
         self.refused(NOT_FOUND, "not registered", input=(99, 0))
         self.refused(INVALID_ARGUMENT, "root", kind=BROADCAST, root=5)
         self.refused(INVALID_ARGUMENT, "send to rank 9", kind=SEND, peer=9)
@@ -523,18 +513,15 @@ class Hostile(cluster.StandaloneTest):
 
     def test_records(self):
         self.share()
-        self.client.tell(self.client.RECORD, {1: 77, 3: {1: {1: WORDS, 2: 64}, 2: 5}})
+        self.client.post(event(77, (WORDS, 64, 5)))
         self.join()
         self.assertEqual(self.words.word(64), 5, "nobody waits for a record of a communicator that is none")
-        self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 72}, 2: 6})] + [(2, self.wire((WORDS, 16, 0)))] * 17)
-        self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 80}, 2: 6}), (2, self.wire((WORDS, 4, 0)))])
-        self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 88}, 2: 6}), (2, self.wire((WORDS, 16, 0)))])
-        self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 4}, 2: 6})])
-        self.client.tell(self.client.RECORD, [(1, COMM)])
+        self.client.post(event(COMM, (WORDS, 80, 6), [(WORDS, 4, 0)]))
+        self.client.post(event(COMM, (WORDS, 88, 6), [(WORDS, 16, 0)]), event(COMM, (WORDS, 4, 6)), event(COMM))
         for _ in range(1100):
-            self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 96}, 2: 9}), (2, self.wire((WORDS, 16, 1 << 20)))])
+            self.client.post(event(COMM, (WORDS, 96, 9), [(WORDS, 16, 1 << 20)]))
         self.done()
-        self.assertEqual([self.words.word(offset) for offset in (72, 80, 88)], [6, 6, 6])
+        self.assertEqual([self.words.word(offset) for offset in (80, 88)], [6, 6])
         self.assertEqual(self.words.word(96), 9, "the ones that were too many were told at once")
 
     def test_a_word_that_is_never_reached(self):
@@ -553,14 +540,14 @@ class Hostile(cluster.StandaloneTest):
         self.join(op_timeout_ms=60000)
         never = (WORDS, 16, 1)
         for kind in (SEND, RECEIVE, ALL_REDUCE):
-            self.client.tell(self.client.SUBMIT, self.submission(kind, peer=0, waits=[never]))
-        self.client.tell(self.client.RECORD, [(1, COMM), (3, {1: {1: WORDS, 2: 72}, 2: 6}), (2, self.wire(never))])
+            self.client.post(self.submission(kind, peer=0, waits=[never]))
+        self.client.post(event(COMM, (WORDS, 72, 6), [never]))
         self.client.ask(self.client.DEREGISTER, {1: BUFFER})
 
     def test_memory_withdrawn_while_it_is_used(self):
         self.share()
         self.join()
-        self.client.tell(self.client.SUBMIT, self.submission(waits=[(WORDS, 16, 1)]))
+        self.client.post(self.submission(waits=[(WORDS, 16, 1)]))
         self.client.ask(self.client.DEREGISTER, {1: BUFFER})
         self.words.set_word(16, 1)
         self.assertEqual(self.client.complete(self.ticket)[0], 0)

@@ -11,7 +11,7 @@ import unittest
 
 import cluster
 from cluster import Cluster, Library
-from raw_client import RawClient, parse
+from raw_client import RawClient, operation, parse
 
 ALL_REDUCE, U8, HOST, SUM = 0, 13, 1, 0  # HOST: -1 as a sint32
 TICKET = 7
@@ -85,7 +85,7 @@ class SparseClient(RawClient):
         return self.ask(self.REGISTER, {1: memory, 2: size}, fd)
 
     def all_reduce(self, handle, count, memory, output=0):
-        return self.tell(self.SUBMIT, {1: handle, 2: TICKET, 3: ALL_REDUCE, 4: U8, 5: SUM, 6: count, 10: {1: memory, 2: 0}, 11: {1: memory, 2: output}})
+        self.post(operation(handle, TICKET, ALL_REDUCE, U8, count, SUM, input=(memory, 0), output=(memory, output)))
 
     def joined(self, request):
         """Waits for the reply to a COMM_INIT."""

@@ -7,6 +7,7 @@ import unittest
 
 import cluster
 from cluster import BUILD, Cluster, Library, run
+from raw_client import VERSION, operation
 
 
 class Standalone(cluster.StandaloneTest):
@@ -44,14 +45,16 @@ class Standalone(cluster.StandaloneTest):
         self.answer_and_end(b"\x08\x01" * 40000, "larger than 65536")
 
     def test_first_request_is_not_hello(self):
-        self.answer_and_end(bytes([0x08, 7, 0x42, 0x00]), "Hello")
+        self.answer_and_end(bytes([0x08, 7, 0x4a, 0x00]), "Hello")
+        self.answer_and_end(operation(1, 1, 2), "Hello")
 
     def test_other_version(self):
-        self.answer_and_end(bytes([0x08, 7, 0x12, 2, 0x08, 99]), "version")
+        for version in (VERSION - 1, 99):
+            self.answer_and_end(bytes([0x08, 7, 0x12, 2, 0x08, version]), f"speaks version {VERSION} of the client protocol, the library version {version}")
 
     def test_too_many_descriptors(self):
         with self.connect() as connection:
-            connection.send(bytes([0x08, 1, 0x12, 2, 0x08, 1]))
+            connection.send(bytes([0x08, 1, 0x12, 2, 0x08, VERSION]))
             connection.recv(65536)
             connection.sendmsg([b"\x08\x02"], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, struct.pack("3i", 0, 1, 2))])
             self.assertIn(b"file descriptor", connection.recv(65536))

@@ -15,7 +15,7 @@ from failure_case import read_until
 
 RING_BYTES = 65536
 HEADER_BYTES = 192  # struct ring_shared: tail, head, who sleeps, each on a line of its own
-HELLO = b"\x08\x01\x12\x0e\x08\x01\x12\x03bad\x22\x05rings"  # Request 1: Hello {1, "bad", features: "rings"}
+HELLO = b"\x08\x01\x12\x0e\x08\x02\x12\x03bad\x22\x05rings"  # Request 1: Hello {2, "bad", features: "rings"}
 
 
 class RawClient:

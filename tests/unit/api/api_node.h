@@ -301,20 +301,17 @@ static inline uint64_t client_send(struct client *client, Commd__Client__Request
     return client->last_id;
 }
 
-/* The next event, which the caller frees; null when the daemon has closed the connection. */
-static inline Commd__Client__Event *client_receive(struct client *client)
+/* The next packet's size; 0 when the daemon has closed the connection. */
+static inline size_t client_receive_packet(struct client *client, uint8_t bytes[CLIENT_PACKET_MAX_BYTES + 1])
 {
-    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES + 1];
     for (unsigned turns = 0; turns < TURNS_MAX; turns++) {
-        ssize_t size = recv(client->fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        ssize_t size = recv(client->fd, bytes, CLIENT_PACKET_MAX_BYTES + 1, MSG_DONTWAIT);
         if (size > 0) {
             assert_true((size_t)size <= CLIENT_PACKET_MAX_BYTES);
-            Commd__Client__Event *event = commd__client__event__unpack(NULL, (size_t)size, bytes);
-            assert_non_null(event);
-            return event;
+            return (size_t)size;
         }
         if (size == 0 || errno == ECONNRESET) {
-            return NULL;
+            return 0;
         }
         assert_true(errno == EAGAIN || errno == EWOULDBLOCK);
         if (turns > TURNS_AT_ONCE) {
@@ -324,7 +321,17 @@ static inline Commd__Client__Event *client_receive(struct client *client)
         node_turn(client->node);
     }
     fail_msg("no answer");
-    return NULL;
+    return 0;
+}
+
+/* The next event, which the caller frees; null when the daemon has closed the connection. */
+static inline Commd__Client__Event *client_receive(struct client *client)
+{
+    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES + 1];
+    size_t size = client_receive_packet(client, bytes);
+    Commd__Client__Event *event = size > 0 ? commd__client__event__unpack(NULL, size, bytes) : NULL;
+    assert_true(size == 0 || event != NULL);
+    return event;
 }
 
 static inline void event_free(Commd__Client__Event *event)
@@ -373,18 +380,18 @@ static inline void client_expect_closed(struct client *client)
 static inline void client_expect_complete(struct client *client, uint32_t handle, uint64_t ticket,
                                           enum status status, const char *text)
 {
-    Commd__Client__Event *event = client_receive(client);
-    assert_non_null(event);
-    assert_int_equal(event->body_case, COMMD__CLIENT__EVENT__BODY_COMPLETE);
-    if (event->complete->status != status) {
-        fail_msg("status %u, not %u: %s", event->complete->status, status, event->complete->text);
+    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES + 1];
+    struct completion_record completion;
+    const char *what;
+    assert_true(completion_record_read(bytes, client_receive_packet(client, bytes), &completion, &what));
+    if (completion.status != status) {
+        fail_msg("status %u, not %u: %s", completion.status, status, completion.text);
     }
-    assert_int_equal(event->complete->handle, handle);
-    assert_int_equal(event->complete->ticket, ticket);
+    assert_int_equal(completion.handle, handle);
+    assert_int_equal(completion.ticket, ticket);
     if (text != NULL) {
-        assert_contains(event->complete->text, text);
+        assert_contains(completion.text, text);
     }
-    event_free(event);
 }
 
 static inline uint64_t client_send_hello(struct client *client, uint32_t version, const char *program)
@@ -497,12 +504,19 @@ static inline uint64_t client_send_destroy(struct client *client, uint32_t handl
     return client_send(client, &request, -1);
 }
 
-static inline void client_submit(struct client *client, Commd__Client__Submit *submit)
+/* An operation without buffers. */
+static inline struct submit_record submit_of(uint32_t handle, uint64_t ticket, enum op_kind kind)
 {
-    Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
-    request.body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT;
-    request.submit = submit;
-    client_send(client, &request, -1);
+    struct submit_record submit;
+    submit_record_begin(&submit, RECORD_OPERATION, handle);
+    submit.ticket = ticket;
+    submit.terms.kind = kind;
+    return submit;
+}
+
+static inline void client_submit(struct client *client, const struct submit_record *submit)
+{
+    client_send_raw(client, (const uint8_t *)submit, submit_record_bytes(submit), NULL, 0);
 }
 
 #endif

@@ -86,14 +86,11 @@ static void expect_ops(struct client *client, size_t rows, uint64_t others)
 /* One operation that waits for another rank. */
 static void post_barrier(struct client *client, const char *name)
 {
-    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
+    struct submit_record submit = submit_of(1, 1, OP_KIND_BARRIER);
     client_send_init(client, 1, name, 0, 2);
     uint64_t id = client_send_init(client, 2, name, 1, 2);
     event_free(client_expect_reply(client, id - 1, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
     event_free(client_expect_reply(client, id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
-    submit.handle = 1;
-    submit.ticket = 1;
-    submit.kind = OP_KIND_BARRIER;
     client_submit(client, &submit);
     client_check(client);
 }

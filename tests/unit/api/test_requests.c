@@ -235,10 +235,7 @@ static void test_left_before_formed(void **state)
     struct client client = client_new(node);
     uint64_t init_id = client_send_init(&client, 4, "comm", 0, 2);
     expect_table_error(&client, 4);
-    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
-    submit.handle = 4;
-    submit.ticket = 31;
-    submit.kind = OP_KIND_BARRIER;
+    struct submit_record submit = submit_of(4, 31, OP_KIND_BARRIER);
     client_submit(&client, &submit);
     client_expect_complete(&client, 4, 31, STATUS_IN_PROGRESS, "");
     uint64_t id = client_send_destroy(&client, 4);
@@ -298,30 +295,29 @@ static void pair_free(struct pair *pair)
     node_free(pair->node);
 }
 
+/* An all-reduce in place, or from the first range to the second. */
+static struct submit_record reduce_of(uint64_t ticket, enum dtype dtype, uint64_t count, uint32_t memory,
+                                      uint64_t input, uint64_t output)
+{
+    struct submit_record submit = submit_of(PAIR_HANDLE, ticket, OP_KIND_ALL_REDUCE);
+    submit.terms.dtype = dtype;
+    submit.terms.reduce = REDUCE_SUM;
+    submit.terms.count_elements = count;
+    submit_record_add(&submit, RECORD_INPUT, memory, input, 0);
+    submit_record_add(&submit, RECORD_OUTPUT, memory, output, 0);
+    return submit;
+}
+
 /* A sum of one f32 that is good, and one that is to be spoilt. */
 struct refusal {
     struct pair pair;
-    Commd__Client__Range range, others, beyond, wraps;
-    Commd__Client__Submit good, bad;
+    struct submit_record good, bad;
     uint64_t refused;
 };
 
 static void refusal_start(struct refusal *refusal)
 {
-    *refusal = (struct refusal){
-        .pair = pair_new(), .range = COMMD__CLIENT__RANGE__INIT, .good = COMMD__CLIENT__SUBMIT__INIT};
-    refusal->range.memory = PAIR_MEMORY;
-    refusal->others = refusal->beyond = refusal->wraps = refusal->range;
-    refusal->others.memory = PAIR_MEMORY + 1;
-    refusal->beyond.offset_bytes = PAIR_BYTES - 3;
-    refusal->wraps.offset_bytes = UINT64_MAX - 1;
-    refusal->good.handle = PAIR_HANDLE;
-    refusal->good.kind = OP_KIND_ALL_REDUCE;
-    refusal->good.dtype = DTYPE_F32;
-    refusal->good.reduce = REDUCE_SUM;
-    refusal->good.count_elements = 1;
-    refusal->good.input = &refusal->range;
-    refusal->good.output = &refusal->range;
+    *refusal = (struct refusal){.pair = pair_new(), .good = reduce_of(0, DTYPE_F32, 1, PAIR_MEMORY, 0, 0)};
     refusal->bad = refusal->good;
 }
 
@@ -343,7 +339,7 @@ static void refusal_end(struct refusal *refusal)
     memcpy(pair->bytes[0], &(float){1.5f}, 4);
     memcpy(pair->bytes[1], &(float){2.25f}, 4);
     client_submit(&pair->clients[0], &refusal->good);
-    refusal->good.input = refusal->good.output = &refusal->others;
+    refusal->good.entries[0].memory = refusal->good.entries[1].memory = PAIR_MEMORY + 1;
     client_submit(&pair->clients[1], &refusal->good);
     for (unsigned i = 0; i < 2; i++) {
         float sum;
@@ -358,26 +354,33 @@ static void test_submits_refused(void **state)
 {
     (void)state;
     struct refusal refusal;
-    Commd__Client__Submit *bad = &refusal.bad;
+    struct submit_record *bad = &refusal.bad;
+    struct op_terms *terms = &bad->terms;
     refusal_start(&refusal);
     bad->handle = PAIR_HANDLE + 1;
     expect_refused(&refusal, STATUS_NOT_FOUND, "no communicator has handle 4");
-    bad->kind = OP_KIND_COUNT;
-    expect_refused(&refusal, STATUS_UNSUPPORTED, "operation kind 13 is not known here");
-    bad->kind = UINT32_MAX;
-    expect_refused(&refusal, STATUS_UNSUPPORTED, "operation kind 4294967295 is not known here");
-    bad->dtype = DTYPE_COUNT;
-    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "element type 17 is not known");
-    bad->dtype = UINT32_MAX;
-    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "element type 4294967295 is not known");
-    bad->reduce = REDUCE_COUNT;
-    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "operator 11 is not known");
-    bad->reduce = UINT32_MAX;
-    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "operator 4294967295 is not known");
-    bad->kind = OP_KIND_BROADCAST;
-    bad->root_rank = 2;
+    for (unsigned number = OP_KIND_COUNT; number <= UINT8_MAX; number += UINT8_MAX - OP_KIND_COUNT) {
+        terms->kind = (enum op_kind)number;
+        expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "an operation whose kind is not valid");
+    }
+    for (unsigned number = DTYPE_COUNT; number <= UINT8_MAX; number += UINT8_MAX - DTYPE_COUNT) {
+        terms->dtype = (enum dtype)number;
+        expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "an operation whose dtype is not valid");
+    }
+    terms->reduce = (enum reduce)REDUCE_COUNT;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "an operation whose reduce is not valid");
+    terms->compression = (enum compression)COMPRESSION_COUNT;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "an operation whose compression is not valid");
+    terms->top_k_permille = OP_TOP_K_MAX_PERMILLE + 1;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "an operation whose top_k_permille is not valid");
+    terms->bucket_ops = OP_BUCKET_OPS_MAX + 1;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "an operation whose bucket_ops is not valid");
+    terms->bucket_ops = 0;
+    expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "an operation whose bucket_index is not valid");
+    terms->kind = OP_KIND_BROADCAST;
+    terms->root_rank = 2;
     expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "2");
-    bad->reduce = REDUCE_BAND;
+    terms->reduce = REDUCE_BAND;
     expect_refused(&refusal, STATUS_UNSUPPORTED, "band");
     refusal_end(&refusal);
 }
@@ -386,31 +389,33 @@ static void test_ranges_refused(void **state)
 {
     (void)state;
     struct refusal refusal;
-    Commd__Client__Submit *bad = &refusal.bad;
+    struct submit_record *bad = &refusal.bad;
+    struct record_entry *input = &bad->entries[0], *output = &bad->entries[1];
     refusal_start(&refusal);
-    bad->count_elements = UINT64_MAX;
+    bad->terms.count_elements = UINT64_MAX;
     expect_refused(&refusal, STATUS_INVALID_ARGUMENT,
                    "input: 18446744073709551615 elements of 4 bytes are too many");
-    bad->count_elements = 1ull << 62; /* times 4 is 0 modulo 2^64 */
+    bad->terms.count_elements = 1ull << 62; /* times 4 is 0 modulo 2^64 */
     expect_refused(&refusal, STATUS_INVALID_ARGUMENT,
                    "input: 4611686018427387904 elements of 4 bytes are too many");
-    bad->dtype = DTYPE_U8;
-    bad->count_elements = (1ull << 62) - 1;
+    bad->terms.dtype = DTYPE_U8;
+    bad->terms.count_elements = (1ull << 62) - 1;
     expect_refused(&refusal, STATUS_INVALID_ARGUMENT,
                    "input: 4611686018427387903 elements of 1 bytes are too many");
-    bad->input = &refusal.others;
+    input->memory = PAIR_MEMORY + 1;
     expect_refused(&refusal, STATUS_NOT_FOUND, "input: memory 8 is not registered");
-    bad->output = &refusal.others;
+    output->memory = PAIR_MEMORY + 1;
     expect_refused(&refusal, STATUS_NOT_FOUND, "output: memory 8 is not registered");
-    bad->input = &refusal.beyond;
+    input->offset_bytes = PAIR_BYTES - 3;
     expect_refused(&refusal, STATUS_INVALID_ARGUMENT,
                    "input: 4 bytes at offset 65533 lie beyond the memory of 65536 bytes");
-    bad->output = &refusal.wraps;
+    output->offset_bytes = UINT64_MAX - 1;
     expect_refused(&refusal, STATUS_INVALID_ARGUMENT,
                    "output: 4 bytes at offset 18446744073709551614 lie beyond the memory");
-    bad->input = NULL;
+    bad->entries[0] = bad->entries[1];
+    bad->entry_count = 1;
     expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "input");
-    bad->output = NULL;
+    bad->entry_count = 1;
     expect_refused(&refusal, STATUS_INVALID_ARGUMENT, "output");
     refusal_end(&refusal);
 }
@@ -422,31 +427,19 @@ static void test_unaligned(void **state)
     enum { COUNT = 1001 };
     struct pair pair = pair_new();
     for (unsigned shift = 0; shift < 4; shift++) {
-        Commd__Client__Range ranges[2][2];
-        Commd__Client__Submit submits[2];
         for (unsigned i = 0; i < 2; i++) {
+            struct submit_record submit =
+                reduce_of(shift, DTYPE_I32, COUNT, PAIR_MEMORY + i, shift + i, 16384 + shift + 2 * i);
             memset(pair.bytes[i], 0xee, PAIR_BYTES);
-            commd__client__range__init(&ranges[i][0]);
-            commd__client__range__init(&ranges[i][1]);
-            ranges[i][0].memory = ranges[i][1].memory = PAIR_MEMORY + i;
-            ranges[i][0].offset_bytes = shift + i;
-            ranges[i][1].offset_bytes = 16384 + shift + 2 * i;
             for (uint32_t k = 0; k < COUNT; k++) {
                 int32_t value = (int32_t)(k * 7 + i * 1000003);
-                memcpy(pair.bytes[i] + ranges[i][0].offset_bytes + 4 * k, &value, 4);
+                memcpy(pair.bytes[i] + shift + i + 4 * k, &value, 4);
             }
-            commd__client__submit__init(&submits[i]);
-            submits[i].handle = PAIR_HANDLE;
-            submits[i].ticket = shift;
-            submits[i].dtype = DTYPE_I32;
-            submits[i].count_elements = COUNT;
-            submits[i].input = &ranges[i][0];
-            submits[i].output = &ranges[i][1];
-            client_submit(&pair.clients[i], &submits[i]);
+            client_submit(&pair.clients[i], &submit);
         }
         for (unsigned i = 0; i < 2; i++) {
             client_expect_complete(&pair.clients[i], PAIR_HANDLE, shift, STATUS_OK, NULL);
-            const unsigned char *output = pair.bytes[i] + ranges[i][1].offset_bytes;
+            const unsigned char *output = pair.bytes[i] + 16384 + shift + 2 * i;
             for (uint32_t k = 0; k < COUNT; k++) {
                 int32_t value;
                 memcpy(&value, output + 4 * k, 4);
@@ -464,14 +457,7 @@ static void test_deregistered_under_way(void **state)
 {
     (void)state;
     struct pair pair = pair_new();
-    Commd__Client__Range range = COMMD__CLIENT__RANGE__INIT;
-    range.memory = PAIR_MEMORY;
-    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
-    submit.handle = PAIR_HANDLE;
-    submit.ticket = 5;
-    submit.dtype = DTYPE_U8;
-    submit.count_elements = PAIR_BYTES;
-    submit.input = submit.output = &range;
+    struct submit_record submit = reduce_of(5, DTYPE_U8, PAIR_BYTES, PAIR_MEMORY, 0, 0);
     memset(pair.bytes[0], 3, PAIR_BYTES);
     memset(pair.bytes[1], 4, PAIR_BYTES);
     client_submit(&pair.clients[0], &submit);
@@ -480,8 +466,7 @@ static void test_deregistered_under_way(void **state)
     client_submit(&pair.clients[0], &submit); /* the number is of nothing any more */
     client_expect_complete(&pair.clients[0], PAIR_HANDLE, 6, STATUS_NOT_FOUND, "memory 7 is not registered");
     assert_int_equal(client_mappings(), 4);
-    range.memory = PAIR_MEMORY + 1;
-    submit.ticket = 5;
+    submit = reduce_of(5, DTYPE_U8, PAIR_BYTES, PAIR_MEMORY + 1, 0, 0);
     client_submit(&pair.clients[1], &submit);
     for (unsigned i = 0; i < 2; i++) {
         client_expect_complete(&pair.clients[i], PAIR_HANDLE, 5, STATUS_OK, NULL);
@@ -496,9 +481,7 @@ static void test_pending_ops_max(void **state)
 {
     (void)state;
     struct pair pair = pair_new();
-    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
-    submit.handle = PAIR_HANDLE;
-    submit.kind = OP_KIND_BARRIER;
+    struct submit_record submit = submit_of(PAIR_HANDLE, 0, OP_KIND_BARRIER);
     for (submit.ticket = 1; submit.ticket <= COMMS_PENDING_OPS_MAX; submit.ticket++) {
         client_submit(&pair.clients[0], &submit);
     }
@@ -516,13 +499,7 @@ static void test_disconnect(void **state)
 {
     (void)state;
     struct pair pair = pair_new();
-    Commd__Client__Range range = COMMD__CLIENT__RANGE__INIT;
-    range.memory = PAIR_MEMORY + 1;
-    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
-    submit.handle = PAIR_HANDLE;
-    submit.dtype = DTYPE_U8;
-    submit.count_elements = 100;
-    submit.input = submit.output = &range;
+    struct submit_record submit = reduce_of(0, DTYPE_U8, 100, PAIR_MEMORY + 1, 0, 0);
     for (submit.ticket = 40; submit.ticket < 43; submit.ticket++) {
         client_submit(&pair.clients[1], &submit);
     }
@@ -557,14 +534,8 @@ static void test_all_disconnect(void **state)
     unsigned fds = count_fds();
     for (unsigned round = 0; round < 20; round++) {
         struct pair pair = pair_new();
-        Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
-        Commd__Client__Range range = COMMD__CLIENT__RANGE__INIT;
-        submit.handle = PAIR_HANDLE;
-        submit.dtype = DTYPE_U8;
-        submit.count_elements = PAIR_BYTES;
-        submit.input = submit.output = &range;
         for (unsigned i = 0; i < 2; i++) {
-            range.memory = PAIR_MEMORY + i;
+            struct submit_record submit = reduce_of(0, DTYPE_U8, PAIR_BYTES, PAIR_MEMORY + i, 0, 0);
             client_submit(&pair.clients[i], &submit);
         }
         node_turns(pair.node, round / 2);

@@ -40,7 +40,8 @@ static void test_hello(void **state)
 static void test_wrong_version(void **state)
 {
     (void)state;
-    static const uint32_t versions[] = {0, CLIENT_PROTOCOL_VERSION + 1, UINT32_MAX};
+    static const uint32_t versions[] = {0, CLIENT_PROTOCOL_VERSION - 1, CLIENT_PROTOCOL_VERSION + 1,
+                                        UINT32_MAX};
     struct node *node = node_new();
     for (size_t i = 0; i < 3; i++) {
         struct client client = client_connect(node);
@@ -66,7 +67,7 @@ static void test_before_hello(void **state)
     for (unsigned kind = 0; kind < 5; kind++) {
         struct client client = client_connect(node);
         int fd = client_memfd(4096);
-        Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
+        struct submit_record submit = submit_of(0, 0, OP_KIND_BARRIER);
         switch (kind) {
         case 0:
             client_send_status(&client, -1);
@@ -85,7 +86,7 @@ static void test_before_hello(void **state)
             break;
         }
         close(fd);
-        client_expect_error(&client, 1, STATUS_PROTOCOL, "the first request must be Hello");
+        client_expect_error(&client, kind != 3, STATUS_PROTOCOL, "the first request must be Hello");
         client_expect_closed(&client);
         client_free(&client);
         assert_int_equal(count_fds(), fds);
@@ -158,21 +159,20 @@ static void test_mutated(void **state)
     unsigned fds = count_fds();
     for (unsigned round = 0; round < 3000; round++) {
         struct client client = client_new(node);
-        Commd__Client__Range range = COMMD__CLIENT__RANGE__INIT;
-        Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
         Commd__Client__CommInit init = COMMD__CLIENT__COMM_INIT__INIT;
         Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
         request.id = 300;
+        uint8_t bytes[256];
+        size_t size;
         if (round % 2 == 0) {
-            submit.handle = 5;
-            submit.ticket = 1000;
-            submit.dtype = DTYPE_I16;
-            submit.count_elements = 70000;
+            struct submit_record submit = submit_of(5, 1000, OP_KIND_ALL_REDUCE);
+            submit.terms.dtype = DTYPE_I16;
+            submit.terms.count_elements = 70000;
             submit.factor = 2.5;
-            submit.input = &range;
-            submit.output = &range;
-            request.body_case = COMMD__CLIENT__REQUEST__BODY_SUBMIT;
-            request.submit = &submit;
+            submit_record_add(&submit, RECORD_INPUT, 0, 0, 0);
+            submit_record_add(&submit, RECORD_OUTPUT, 0, 0, 0);
+            size = submit_record_bytes(&submit);
+            memcpy(bytes, &submit, size);
         } else {
             init.handle = 5;
             init.name = (char *)"training/7";
@@ -181,9 +181,8 @@ static void test_mutated(void **state)
             init.algorithms = (char *)"all_reduce=ring";
             request.body_case = COMMD__CLIENT__REQUEST__BODY_COMM_INIT;
             request.comm_init = &init;
+            size = commd__client__request__pack(&request, bytes);
         }
-        uint8_t bytes[256];
-        size_t size = commd__client__request__pack(&request, bytes);
         for (unsigned i = 0; i <= round % 4; i++) {
             bytes[random_below(&source, size)] = (uint8_t)random_below(&source, 256);
         }
@@ -447,10 +446,7 @@ static void test_slow_reader_is_dropped(void **state)
         event_free(client_expect_reply(&slow, slow_id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
         event_free(client_expect_reply(&other, other_id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
         for (uint32_t k = 0; k < COMMS_PENDING_OPS_MAX; k++) {
-            Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
-            submit.handle = i;
-            submit.ticket = k;
-            submit.kind = OP_KIND_BARRIER;
+            struct submit_record submit = submit_of(i, k, OP_KIND_BARRIER);
             client_submit(&slow, &submit);
         }
     }

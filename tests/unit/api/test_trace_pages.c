@@ -50,15 +50,12 @@ static size_t record_count(const Commd__Client__Event *event)
 /* A barrier of two ranks of one client, from its posts to its completions. */
 static void run_barrier(struct client *client, const char *name)
 {
-    Commd__Client__Submit submit = COMMD__CLIENT__SUBMIT__INIT;
     client_send_init(client, 1, name, 0, 2);
     uint64_t id = client_send_init(client, 2, name, 1, 2);
     event_free(client_expect_reply(client, id - 1, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
     event_free(client_expect_reply(client, id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
     for (uint32_t handle = 1; handle <= 2; handle++) {
-        submit.handle = handle;
-        submit.ticket = 5;
-        submit.kind = OP_KIND_BARRIER;
+        struct submit_record submit = submit_of(handle, 5, OP_KIND_BARRIER);
         client_submit(client, &submit);
     }
     client_expect_complete(client, 1, 5, STATUS_OK, NULL);

@@ -2,23 +2,17 @@
 
 /* Users take turns: what one of them sends in a packet, or leaves behind, holds nobody else up. */
 
-enum { MANY = 30000 };
+enum { MANY = CLIENT_PACKET_MAX_BYTES / SUBMIT_RECORD_MIN_BYTES };
 
-/* A packet of that many submits with nothing in them, of a communicator that is not there. */
+/* A packet of submissions with nothing in them, of a communicator that is not there. */
 static size_t list_of_empty_submits(uint8_t *bytes, size_t count)
 {
-    size_t size = 0, length = 2 * count;
-    bytes[size++] = 0x82; /* field 16, bytes */
-    bytes[size++] = 0x01;
-    for (; length >= 0x80; length >>= 7) {
-        bytes[size++] = (uint8_t)(length | 0x80);
-    }
-    bytes[size++] = (uint8_t)length;
+    struct submit_record submit = submit_of(5, 0, OP_KIND_BARRIER);
     for (size_t i = 0; i < count; i++) {
-        bytes[size++] = 0x0a;
-        bytes[size++] = 0;
+        submit.ticket = i;
+        memcpy(bytes + i * SUBMIT_RECORD_MIN_BYTES, &submit, SUBMIT_RECORD_MIN_BYTES);
     }
-    return size;
+    return count * SUBMIT_RECORD_MIN_BYTES;
 }
 
 static unsigned take_completions(struct client *client)
@@ -56,27 +50,38 @@ static void test_long_list(void **state)
     node_free(node);
 }
 
-/* A list that is broken somewhere ends the session there; one beside other fields is none. */
+/* What is broken somewhere ends the session there; what comes before is answered. */
 static void test_broken_lists(void **state)
 {
     (void)state;
+    enum { SUBMITS = 20 };
     static const struct {
-        uint8_t bytes[12];
-        size_t size;
+        size_t at, size; /* a byte that is turned around, unless it is beyond; how much is sent */
+        const char *text;
     } lists[] = {
-        {{0x82, 0x01, 0x04, 0x0a, 0x00, 0x12, 0x00}, 7},             /* another field in it */
-        {{0x82, 0x01, 0x04, 0x0a, 0x00, 0x0a, 0x05}, 7},             /* a submit that reaches beyond it */
-        {{0x82, 0x01, 0x03, 0x0a, 0x01, 0xff}, 6},                   /* no submit */
-        {{0x4a, 0x00, 0x82, 0x01, 0x02, 0x0a, 0x00}, 7},             /* a query before it */
-        {{0x82, 0x01, 0x7f, 0x0a, 0x00}, 5},                         /* cut off */
-        {{0x08, 0x82, 0x01, 0x02}, 4},                               /* an id alone */
-        {{0x82, 0x01, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01}, 9}, /* as long as can be said */
+        {SIZE_MAX, SUBMITS * SUBMIT_RECORD_MIN_BYTES - 1, "size"},
+        {SIZE_MAX, 19 * SUBMIT_RECORD_MIN_BYTES + 1, "size"},
+        {19 * SUBMIT_RECORD_MIN_BYTES, SUBMITS * SUBMIT_RECORD_MIN_BYTES, "mark"},
+        {19 * SUBMIT_RECORD_MIN_BYTES + 1, SUBMITS * SUBMIT_RECORD_MIN_BYTES, "version"},
+        {19 * SUBMIT_RECORD_MIN_BYTES + 2, SUBMITS * SUBMIT_RECORD_MIN_BYTES, "kind"},
+        {19 * SUBMIT_RECORD_MIN_BYTES + 3, SUBMITS * SUBMIT_RECORD_MIN_BYTES, "entry_count"},
     };
     for (unsigned i = 0; i < sizeof lists / sizeof *lists; i++) {
+        uint8_t bytes[SUBMITS * SUBMIT_RECORD_MIN_BYTES];
+        char text[64];
         struct node *node = node_new();
         struct client client = client_new(node);
-        assert_true(client_try_send(&client, lists[i].bytes, lists[i].size, NULL, 0));
-        node_turns(node, 10);
+        (void)list_of_empty_submits(bytes, SUBMITS);
+        if (lists[i].at < sizeof bytes) {
+            bytes[lists[i].at] ^= 0xff;
+        }
+        assert_true(client_try_send(&client, bytes, lists[i].size, NULL, 0));
+        for (uint64_t ticket = 0; ticket < SUBMITS - 1; ticket++) {
+            client_expect_complete(&client, 5, ticket, STATUS_NOT_FOUND, "no communicator has handle 5");
+        }
+        snprintf(text, sizeof text, "a submission with a wrong %s", lists[i].text);
+        client_expect_error(&client, 0, STATUS_PROTOCOL, text);
+        client_expect_closed(&client);
         assert_int_equal(sessions(node), 0);
         client_free(&client);
         node_free(node);

@@ -48,16 +48,27 @@ static void test_hostile_commd(void **state)
 static void test_wrong_events(void **state)
 {
     (void)state;
-    static const enum fake_action actions[] = {FAKE_GARBAGE,      FAKE_EMPTY_EVENT,   FAKE_OTHER_TICKET,
-                                               FAKE_OTHER_HANDLE, FAKE_OTHER_REQUEST, FAKE_OVERSIZE};
-    for (size_t i = 0; i < sizeof actions / sizeof actions[0]; i++) {
+    static const struct {
+        enum fake_action action;
+        const char *text;
+    } wrongs[] = {
+        {FAKE_GARBAGE, "that are no event"},
+        {FAKE_EMPTY_EVENT, "an event of an unknown kind"},
+        {FAKE_OTHER_RECORD, "a completion with a wrong version"},
+        {FAKE_OTHER_TICKET, "which is not in flight"},
+        {FAKE_OTHER_HANDLE, "which never was"},
+        {FAKE_OTHER_REQUEST, "which was not made"},
+        {FAKE_OVERSIZE, "are the most"},
+    };
+    for (size_t i = 0; i < sizeof wrongs / sizeof wrongs[0]; i++) {
         struct pair pair = pair_start(&(struct fake_script){.rings = true});
         comm_t *comm = pair_comm(&pair, "wrong", 0, 1);
-        struct fake_script script = {.rings = true, .action = actions[i], .action_at_op = 1};
+        struct fake_script script = {.rings = true, .action = wrongs[i].action, .action_at_op = 1};
         unsigned char byte = 1;
         fake_daemon_set(pair.daemon, &script);
         assert_int_equal(comm_all_reduce(comm, &byte, &byte, 1, COMM_U8, COMM_SUM, NULL), COMM_OK);
         assert_int_equal(comm_sync(comm, 0), COMM_PROTOCOL);
+        assert_non_null(strstr(comm_last_error(), wrongs[i].text));
         pair_stop(&pair);
     }
 }

@@ -323,7 +323,7 @@ static void test_what_is_seen(void **state)
     assert_int_equal(seen.info.age_ns, 900 * TIME_MS);
     assert_int_equal(seen.info.deadline_in_ns, 2100 * TIME_MS);
     assert_false(seen.info.running);
-    assert_int_equal(seen.info.kind, OP_KIND_BARRIER);
+    assert_int_equal(seen.info.terms.kind, OP_KIND_BARRIER);
     assert_int_equal(post_barrier(members[0], 0, &error), STATUS_OK);
     run(&world, 10 * TIME_MS);
     comms_visit_ops(world.nodes[0].comms, world.now_ns, see, &seen);
@@ -369,8 +369,8 @@ static void test_messages_are_seen(void **state)
     assert_int_equal(seen.count, COMMS_VISIT_MESSAGES_MAX);
     assert_string_equal(seen.arrived, "2 (pid 102)");
     assert_string_equal(seen.waits, "recv from rank 3 (node b), tag 7: nothing has come");
-    assert_int_equal(seen.info.kind, OP_KIND_RECEIVE);
-    assert_int_equal(seen.info.count_elements, 10);
+    assert_int_equal(seen.info.terms.kind, OP_KIND_RECEIVE);
+    assert_int_equal(seen.info.terms.count_elements, 10);
     assert_int_equal(seen.info.age_ns, TIME_S);
     assert_int_equal(seen.info.deadline_in_ns, 2 * TIME_S);
     leave_all(&world);

@@ -360,7 +360,7 @@ uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t ind
     if (family == STAGE_SCAN) {
         return stage_scan_memory(&slice);
     }
-    if (op->mode == COLL_STAGE_ALONE) {
+    if (op->mode == COLL_STAGE_ALONE || (family == STAGE_PAIRS && op->mode == COLL_STAGE_UNSTAGED)) {
         return 0;
     }
     coll_stage_lay_out(op, index, COLL_WORK, memory_end, &end);
@@ -397,8 +397,11 @@ void coll_stage_lay_out(const struct coll_stage_op *op, uint64_t index, enum col
     }
 }
 
-uint32_t coll_stage_extents_max(const struct coll_stage_op *op)
+uint32_t coll_stage_extents_max(const struct coll_stage_op *op, enum coll_space space)
 {
+    if (space == COLL_SCRATCH || (space == COLL_INPUT && stage_family_of(op->terms.kind) != STAGE_PAIRS)) {
+        return 0;
+    }
     switch (stage_family_of(op->terms.kind)) {
     case STAGE_VECTOR:
         return op->terms.bucket_ops;

@@ -189,7 +189,7 @@ uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t sli
  * At most coll_stage_extents_max of them. */
 void coll_stage_lay_out(const struct coll_stage_op *op, uint64_t slice, enum coll_space space,
                         coll_stage_extent *extent, void *context);
-uint32_t coll_stage_extents_max(const struct coll_stage_op *op);
+uint32_t coll_stage_extents_max(const struct coll_stage_op *op, enum coll_space space);
 
 /*
  * keeps_input: where the first values of COLL_WORK lie, element by element, until the schedule writes them;

@@ -119,19 +119,33 @@ static bool exchange_locally(struct stage_plan *plan)
 
 /* --- Vectors --- */
 
+/* Of this node's ranks and one other rank: what is sent to it, and got. */
+static void measure_rank(const struct stage_slice *slice, uint32_t other, uint64_t *out, uint64_t *in)
+{
+    const struct coll_stage_op *op = slice->op;
+    for (uint32_t local = 0; local < op->map->local_count; local++) {
+        *out += part_of(slice, &op->ranks[local].input_layout, other).count_elements;
+        *in += part_of(slice, &op->ranks[local].output_layout, other).count_elements;
+    }
+}
+
 void stage_pairs_measure(const struct stage_slice *slice, uint64_t *sent, uint64_t *received)
 {
     const struct coll_map *map = slice->op->map;
+    const struct coll_layout equal = {0};
+    uint64_t part = part_of(slice, &equal, 0).count_elements;
     uint64_t out = 0, in = 0;
     for (uint32_t node = 0; node < map->node_count; node++) {
+        uint64_t ranks = map->node_first[node + 1] - map->node_first[node];
         sent[node] = out;
         received[node] = in;
+        if (!slice->op->terms.has_layouts) {
+            out += ranks * map->local_count * part;
+            in = out;
+            continue;
+        }
         for (uint32_t k = map->node_first[node]; k < map->node_first[node + 1]; k++) {
-            for (uint32_t local = 0; local < map->local_count; local++) {
-                const struct coll_stage_rank *rank = &slice->op->ranks[local];
-                out += part_of(slice, &rank->input_layout, map->order[k]).count_elements;
-                in += part_of(slice, &rank->output_layout, map->order[k]).count_elements;
-            }
+            measure_rank(slice, map->order[k], &out, &in);
         }
     }
     sent[map->node_count] = out;

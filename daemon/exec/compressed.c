@@ -36,11 +36,6 @@ uint64_t compressed_max_bytes(const struct exec_lane *lane, const struct coll_tr
                                    transfer->count_elements);
 }
 
-static enum status no_memory(const struct exec_lane *lane, struct error *error)
-{
-    return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory to compress into", lane->comm->options.name);
-}
-
 /* In the second round the part of the sum that is this node's is encoded, and becomes what others decode. */
 enum status compressed_begin_round(struct exec_lane *lane, struct error *error)
 {
@@ -50,10 +45,9 @@ enum status compressed_begin_round(struct exec_lane *lane, struct error *error)
     }
     const struct coll_transfer *own = &lane->transfers.sends[0];
     uint64_t room = compressed_max_bytes(lane, own);
-    free(lane->encoded);
-    lane->encoded = malloc((size_t)room);
-    if (lane->encoded == NULL) {
-        return no_memory(lane, error);
+    enum status status = lane_reserve_encoded(lane, room, error);
+    if (status != STATUS_OK) {
+        return status;
     }
     lane->encoded_bytes =
         host_compress(op->call.terms.compression, op->call.terms.top_k_permille, values_at(lane, own),
@@ -67,9 +61,10 @@ enum status compressed_send(struct exec_lane *lane, const struct coll_transfer *
     const struct exec_op *op = lane_op(lane);
     bool summed = lane->round + 1 == lane->round_count;
     uint64_t bytes = summed ? lane->encoded_bytes : compressed_max_bytes(lane, transfer);
-    struct lane_copy *copy = lane_copy_new(lane, bytes);
-    if (copy == NULL) {
-        return no_memory(lane, error);
+    struct lane_copy *copy = NULL;
+    enum status status = lane_copy_new(lane, bytes, &copy, error);
+    if (status != STATUS_OK) {
+        return status;
     }
     if (summed) {
         memcpy(lane_copy_bytes(copy), lane->encoded, (size_t)bytes);

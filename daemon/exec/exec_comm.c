@@ -49,7 +49,7 @@ static enum status comm_charge(struct exec_comm *comm, struct error *error)
 {
     uint64_t nodes = comm->options.node_count, shares = comm->options.rail_count;
     uint64_t of_lane = nodes * (sizeof(struct net_stream *) + sizeof(struct stream_reader *)) +
-                       2 * (nodes + 1) * sizeof(uint64_t);
+                       2 * (nodes + 1) * sizeof(uint64_t) + EXEC_TABLES_KEPT_BYTES;
     uint64_t of_share =
         sizeof *comm + (EXEC_LANES_MAX + 1) * of_lane + (nodes + comm->options.size) * sizeof(uint32_t);
     struct error why;

@@ -28,6 +28,9 @@
 #define EXEC_TURN_BYTES (UINT64_C(1) << 20)
 #define EXEC_PLACE_BYTES 128u
 #define EXEC_NODES_SEVERAL UINT32_MAX
+/* Of a lane's tables of where a slice lies: kept between operations, and part of what a communicator is
+ * charged for. */
+#define EXEC_TABLES_KEPT_BYTES 2048u
 #define EXEC_SPARES_MAX 32 /* blocks of memory of slices that are kept for the next operation */
 #define EXEC_SPARES_MAX_BYTES ((size_t)16 << 20)
 /* How long a node that resets a stream within a message has to say why: its Abort comes on another stream.
@@ -124,10 +127,11 @@ struct exec_lane {
     struct lane_device *device;    /* null: none ever did */
     struct exec_vector vectors[3]; /* by coll_space */
     struct exec_lent lent;         /* of COLL_WORK: what the only local rank's input still has */
+    uint64_t table_bytes;          /* of all of these */
     unsigned char *memory;         /* for vectors that lie in no rank's buffer */
     size_t memory_bytes;
     unsigned char *encoded; /* compression: this node's part of the sum */
-    uint64_t encoded_bytes;
+    uint64_t encoded_bytes, encoded_capacity_bytes;
     uint64_t *offsets;               /* node_count + 1 block offsets, then as many of what is sent */
     struct net_stream **streams;     /* outgoing, by node; opened on first use */
     struct stream_reader **sources;  /* incoming, by node: the one stream that may feed the lane */
@@ -284,6 +288,11 @@ unsigned char *lane_memory(const struct exec_lane *lane);
 /* At least so much; what it held is gone. LIMIT: its user's operations work in as much as they may;
  * NO_MEMORY. */
 enum status lane_reserve(struct exec_lane *lane, uint64_t wanted_bytes, struct error *error) COMM_MUST_USE;
+/* Empties the vector, one of the lane's, with room for so many pieces. LIMIT, NO_MEMORY: likewise. */
+enum status lane_table(struct exec_lane *lane, struct exec_vector *vector, uint64_t element_bytes,
+                       uint32_t pieces, struct error *error) COMM_MUST_USE;
+/* Compression: for this node's part of the sum; what it held is gone. LIMIT, NO_MEMORY: likewise. */
+enum status lane_reserve_encoded(struct exec_lane *lane, uint64_t bytes, struct error *error) COMM_MUST_USE;
 /* Nothing of it is on its way any more. */
 void lane_return_memory(struct exec_lane *lane);
 void exec_free_spares(struct exec *exec);
@@ -418,9 +427,10 @@ struct stage_buffers {
 struct host_reduction stage_reduction(const struct exec_lane *lane, const struct exec_op *op,
                                       const struct coll_stage_piece *piece, struct stage_buffers *buffers);
 
-/* Memory to send from; gone once sent, or when sending fails. */
+/* Memory to send from, its user's; gone once sent, or when sending fails. LIMIT, NO_MEMORY. */
 struct lane_copy;
-struct lane_copy *lane_copy_new(struct exec_lane *lane, uint64_t bytes);
+enum status lane_copy_new(struct exec_lane *lane, uint64_t bytes, struct lane_copy **out,
+                          struct error *error) COMM_MUST_USE;
 unsigned char *lane_copy_bytes(struct lane_copy *copy);
 enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_copy *copy,
                            uint64_t payload_bytes, struct error *error) COMM_MUST_USE;

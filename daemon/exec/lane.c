@@ -26,14 +26,21 @@ static void lane_sent(void *context, enum status result, uint64_t now_ns)
 /* What is sent from memory made for it. */
 struct lane_copy {
     struct exec_lane *lane;
+    uint64_t charged_bytes;
     unsigned char bytes[];
 };
+
+static void lane_copy_free(struct lane_copy *copy)
+{
+    budget_release(copy->lane->comm->options.account, BUDGET_LANES, copy->charged_bytes);
+    free(copy);
+}
 
 static void lane_copy_sent(void *context, enum status result, uint64_t now_ns)
 {
     struct lane_copy *copy = context;
     lane_sent(copy->lane, result, now_ns);
-    free(copy);
+    lane_copy_free(copy);
 }
 
 static enum status send_failed(const struct exec_lane *lane, uint32_t node, enum status status,
@@ -129,20 +136,29 @@ enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_co
         status = status == STATUS_OK ? status : send_failed(lane, node, status, error);
     }
     if (status != STATUS_OK) {
-        free(copy);
+        lane_copy_free(copy);
         return status;
     }
     lane_holds(lane, node);
     return STATUS_OK;
 }
 
-struct lane_copy *lane_copy_new(struct exec_lane *lane, uint64_t bytes)
+enum status lane_copy_new(struct exec_lane *lane, uint64_t bytes, struct lane_copy **out, struct error *error)
 {
-    struct lane_copy *copy = malloc(sizeof *copy + (size_t)bytes);
-    if (copy != NULL) {
-        copy->lane = lane;
+    const struct exec_comm_options *options = &lane->comm->options;
+    struct error why;
+    if (budget_charge(options->account, BUDGET_LANES, bytes, &why) != STATUS_OK) {
+        return error_set(error, why.status, "\"%s\": %s", options->name, why.text);
     }
-    return copy;
+    struct lane_copy *copy = malloc(sizeof *copy + (size_t)bytes);
+    if (copy == NULL) {
+        budget_release(options->account, BUDGET_LANES, bytes);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory to send from", options->name);
+    }
+    copy->lane = lane;
+    copy->charged_bytes = bytes;
+    *out = copy;
+    return STATUS_OK;
 }
 
 unsigned char *lane_copy_bytes(struct lane_copy *copy)
@@ -169,9 +185,10 @@ static enum status send_gathered(struct exec_lane *lane, const struct coll_trans
         lane_header(lane, bytes, header);
         return send_bytes(lane, transfer->node, header, small, bytes, true, error);
     }
-    struct lane_copy *copy = lane_copy_new(lane, bytes);
-    if (copy == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory to send from", lane->comm->options.name);
+    struct lane_copy *copy = NULL;
+    enum status status = lane_copy_new(lane, bytes, &copy, error);
+    if (status != STATUS_OK) {
+        return status;
     }
     vector_value_gather(vector, lent, offset, elements, copy->bytes);
     return lane_send_copy(lane, transfer->node, copy, bytes, error);
@@ -355,10 +372,8 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
     lane->call = (struct coll_call){
         .kind = OP_KIND_BARRIER, .node_count = options->node_count, .node_index = options->node_index};
     lane->lent.count = 0;
-    if (!vector_begin(&lane->vectors[COLL_WORK], op->element_bytes, 0)) {
-        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", options->name);
-    }
-    return lane_begin(lane, error);
+    enum status status = lane_table(lane, &lane->vectors[COLL_WORK], op->element_bytes, 0, error);
+    return status == STATUS_OK ? lane_begin(lane, error) : status;
 }
 
 /* Whether the end of the slice writes to what may still be being sent. */
@@ -575,13 +590,12 @@ void lane_reset_streams(struct exec_lane *lane, bool give_up)
 
 void lane_release(struct exec_lane *lane)
 {
+    lane_device_release(lane);
+    lane_return_memory(lane);
     for (uint32_t space = 0; space < 3; space++) {
         vector_free(&lane->vectors[space]);
     }
     vector_free(&lane->lent.from);
-    lane_device_release(lane);
-    lane_return_memory(lane);
-    free(lane->encoded);
     free(lane->offsets);
     free(lane->transfers.sends);
     free(lane->streams);

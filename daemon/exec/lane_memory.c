@@ -3,9 +3,10 @@
 #include "daemon/exec/exec_internal.h"
 
 /*
- * Memory for the parts of slices that lie in no rank's buffer, pinned where GPUs are at it. While an
- * operation runs it is charged to the communicator's owner; then it goes to the exec's spare blocks, or to
- * the GPUs' kept ones, so that the next operation need not have new pages made.
+ * Memory for the parts of slices that lie in no rank's buffer, pinned where GPUs are at it, and for the
+ * tables of where the others lie. While an operation runs it is charged to the communicator's owner; then it
+ * goes to the exec's spare blocks, or to the GPUs' kept ones, so that the next operation need not have new
+ * pages made.
  */
 
 static unsigned char *spare_take(struct exec *exec, size_t wanted_bytes, size_t *size_bytes)
@@ -42,6 +43,54 @@ void exec_free_spares(struct exec *exec)
     exec->spare_bytes = 0;
 }
 
+static enum status charge(const struct exec_lane *lane, uint64_t bytes, struct error *error)
+{
+    const struct exec_comm_options *options = &lane->comm->options;
+    struct error why;
+    enum status status = budget_charge(options->account, BUDGET_LANES, bytes, &why);
+    return status == STATUS_OK ? status : error_set(error, status, "\"%s\": %s", options->name, why.text);
+}
+
+/* What of a lane's tables is charged: beyond what its communicator is charged for. */
+static uint64_t tables_charge(uint64_t bytes)
+{
+    return bytes > EXEC_TABLES_KEPT_BYTES ? bytes - EXEC_TABLES_KEPT_BYTES : 0;
+}
+
+enum status lane_table(struct exec_lane *lane, struct exec_vector *vector, uint64_t element_bytes,
+                       uint32_t pieces, struct error *error)
+{
+    struct exec_comm *comm = lane->comm;
+    uint64_t bytes = lane->table_bytes;
+    if (vector_table_bytes(vector) < VECTOR_TABLE_BYTES(pieces)) {
+        bytes += VECTOR_TABLE_BYTES(pieces) - vector_table_bytes(vector);
+    }
+    uint64_t more = tables_charge(bytes) - tables_charge(lane->table_bytes);
+    enum status status = charge(lane, more, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    if (!vector_begin(vector, element_bytes, pieces)) {
+        budget_release(comm->options.account, BUDGET_LANES, more);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", comm->options.name);
+    }
+    lane->table_bytes = bytes;
+    return STATUS_OK;
+}
+
+static void return_tables(struct exec_lane *lane)
+{
+    if (lane->table_bytes <= EXEC_TABLES_KEPT_BYTES) {
+        return;
+    }
+    for (uint32_t space = 0; space < 3; space++) {
+        vector_free(&lane->vectors[space]);
+    }
+    vector_free(&lane->lent.from);
+    budget_release(lane->comm->options.account, BUDGET_LANES, tables_charge(lane->table_bytes));
+    lane->table_bytes = 0;
+}
+
 unsigned char *lane_memory(const struct exec_lane *lane)
 {
     return lane->staged ? lane_device_memory(lane) : lane->memory;
@@ -50,7 +99,6 @@ unsigned char *lane_memory(const struct exec_lane *lane)
 enum status lane_reserve(struct exec_lane *lane, uint64_t wanted_bytes, struct error *error)
 {
     struct exec_comm *comm = lane->comm;
-    struct error why;
     if (lane->staged) {
         return lane_device_reserve(lane, wanted_bytes, error);
     }
@@ -63,18 +111,51 @@ enum status lane_reserve(struct exec_lane *lane, uint64_t wanted_bytes, struct e
     if (memory == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", comm->options.name);
     }
-    if (budget_charge(comm->options.account, BUDGET_LANES, size_bytes, &why) != STATUS_OK) {
+    enum status status = charge(lane, size_bytes, error);
+    if (status != STATUS_OK) {
         spare_give(comm->exec, memory, size_bytes);
-        return error_set(error, why.status, "\"%s\": %s", comm->options.name, why.text);
+        return status;
     }
     lane->memory = memory;
     lane->memory_bytes = size_bytes;
     return STATUS_OK;
 }
 
+static void return_encoded(struct exec_lane *lane)
+{
+    if (lane->encoded != NULL) {
+        budget_release(lane->comm->options.account, BUDGET_LANES, lane->encoded_capacity_bytes);
+        free(lane->encoded);
+        lane->encoded = NULL;
+        lane->encoded_capacity_bytes = 0;
+    }
+}
+
+enum status lane_reserve_encoded(struct exec_lane *lane, uint64_t bytes, struct error *error)
+{
+    struct exec_comm *comm = lane->comm;
+    if (bytes <= lane->encoded_capacity_bytes) {
+        return STATUS_OK;
+    }
+    return_encoded(lane);
+    enum status status = charge(lane, bytes, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    lane->encoded = malloc((size_t)bytes);
+    if (lane->encoded == NULL) {
+        budget_release(comm->options.account, BUDGET_LANES, bytes);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", comm->options.name);
+    }
+    lane->encoded_capacity_bytes = bytes;
+    return STATUS_OK;
+}
+
 void lane_return_memory(struct exec_lane *lane)
 {
     lane_device_return_memory(lane);
+    return_tables(lane);
+    return_encoded(lane);
     if (lane->memory != NULL) {
         budget_release(lane->comm->options.account, BUDGET_LANES, lane->memory_bytes);
         spare_give(lane->comm->exec, lane->memory, lane->memory_bytes);

@@ -23,6 +23,8 @@ struct data_reader {
     uint8_t partial[DTYPE_SIZE_MAX_BYTES]; /* of an element that the last piece ended in */
     uint32_t partial_have;
     unsigned char *encoded; /* a compressed payload, until it is whole */
+    uint64_t encoded_bytes;
+    struct budget_account *encoded_account; /* whose they are; it may outlive the communicator */
 };
 
 _Static_assert(DATA_HEADER_BYTES <= STREAM_HEADER_MAX_BYTES, "a reader has room for it");
@@ -172,13 +174,22 @@ static enum match match(struct data_reader *incoming, uint64_t now_ns, struct er
 
 /* --- Payloads --- */
 
+static void free_encoded(struct data_reader *incoming)
+{
+    if (incoming->encoded != NULL) {
+        budget_release(incoming->encoded_account, BUDGET_LANES, incoming->encoded_bytes);
+        budget_close(incoming->encoded_account);
+        free(incoming->encoded);
+        incoming->encoded = NULL;
+    }
+}
+
 static void message_over(struct data_reader *incoming)
 {
     stream_reader_next_message(&incoming->reader);
     incoming->lane = NULL;
     incoming->dropping = false;
-    free(incoming->encoded);
-    incoming->encoded = NULL;
+    free_encoded(incoming);
 }
 
 static void data_done(struct stream_reader *reader, uint64_t now_ns)
@@ -355,14 +366,28 @@ static size_t data_take(struct stream_reader *reader, const uint8_t *bytes, size
 }
 
 /* A compressed payload is decoded once it is whole. */
-static bool payload_has_room(struct data_reader *incoming)
+static enum status payload_make_room(struct data_reader *incoming, struct error *error)
 {
     if (incoming->dropping || incoming->encoded != NULL || incoming->header.payload_bytes == 0 ||
         !compressed_applies(incoming->lane, lane_op(incoming->lane))) {
-        return true;
+        return STATUS_OK;
     }
-    incoming->encoded = malloc((size_t)incoming->header.payload_bytes);
-    return incoming->encoded != NULL;
+    struct budget_account *account = incoming->lane->comm->options.account;
+    uint64_t bytes = incoming->header.payload_bytes;
+    const char *name = incoming->lane->comm->options.name;
+    struct error why;
+    enum status status = budget_charge(account, BUDGET_LANES, bytes, &why);
+    if (status != STATUS_OK) {
+        return error_set(error, status, "\"%s\": %s", name, why.text);
+    }
+    incoming->encoded = malloc((size_t)bytes);
+    if (incoming->encoded == NULL) {
+        budget_release(account, BUDGET_LANES, bytes);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", name);
+    }
+    incoming->encoded_account = account != NULL ? budget_ref(account) : NULL;
+    incoming->encoded_bytes = bytes;
+    return STATUS_OK;
 }
 
 static enum stream_ready data_begin(struct stream_reader *reader, uint64_t now_ns)
@@ -370,9 +395,7 @@ static enum stream_ready data_begin(struct stream_reader *reader, uint64_t now_n
     struct data_reader *incoming = data_of(reader);
     struct error error;
     enum match ready = match(incoming, now_ns, &error);
-    if (ready == MATCH_READY && !payload_has_room(incoming)) {
-        error_set(&error, STATUS_NO_MEMORY, "\"%s\": no memory for what node %s sends",
-                  comm_of(reader)->options.name, comm_of(reader)->options.node_names[reader->node]);
+    if (ready == MATCH_READY && payload_make_room(incoming, &error) != STATUS_OK) {
         ready = MATCH_FAULT;
     }
     if (ready == MATCH_FAULT) {

@@ -2,11 +2,6 @@
 
 /* Where the vectors of a slice lie: in the ranks' buffers, or in the lane's memory, as its plan says. */
 
-static enum status lane_no_memory(const struct exec_lane *lane, struct error *error)
-{
-    return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for a slice", lane->comm->options.name);
-}
-
 struct lay_out {
     struct exec_lane *lane;
     const struct exec_op *op;
@@ -23,11 +18,12 @@ static enum status lay_out_space(struct exec_lane *lane, const struct exec_op *o
                                  struct error *error)
 {
     struct lay_out to = {.lane = lane, .op = op, .vector = &lane->vectors[space]};
-    if (!vector_begin(to.vector, op->element_bytes, coll_stage_extents_max(&op->stage))) {
-        return lane_no_memory(lane, error);
+    enum status status =
+        lane_table(lane, to.vector, op->element_bytes, coll_stage_extents_max(&op->stage, space), error);
+    if (status == STATUS_OK) {
+        coll_stage_lay_out(&op->stage, lane->slice, space, add_extent, &to);
     }
-    coll_stage_lay_out(&op->stage, lane->slice, space, add_extent, &to);
-    return STATUS_OK;
+    return status;
 }
 
 /* Where one rank's input is its node's contribution, it is not copied: the vector's first values are there.
@@ -39,12 +35,13 @@ static enum status lay_out_input(struct exec_lane *lane, const struct exec_op *o
     if (!coll_stage_lends_input(&op->stage)) {
         return STATUS_OK;
     }
-    if (!vector_begin(to.vector, op->element_bytes, coll_stage_extents_max(&op->stage))) {
-        return lane_no_memory(lane, error);
+    enum status status =
+        lane_table(lane, to.vector, op->element_bytes, coll_stage_extents_max(&op->stage, COLL_WORK), error);
+    if (status == STATUS_OK) {
+        coll_stage_lay_out_input(&op->stage, lane->slice, add_extent, &to);
+        vector_lend(&lane->lent);
     }
-    coll_stage_lay_out_input(&op->stage, lane->slice, add_extent, &to);
-    vector_lend(&lane->lent);
-    return STATUS_OK;
+    return status;
 }
 
 /* Behind the plan's memory; most algorithms need none. */
@@ -52,11 +49,11 @@ static enum status lay_out_scratch(struct exec_lane *lane, const struct exec_op 
                                    uint64_t elements, struct error *error)
 {
     const struct coll_stage_place place = {.buffer = COLL_STAGE_MEMORY, .offset_elements = begin};
-    if (!vector_begin(&lane->vectors[COLL_SCRATCH], op->element_bytes, 1)) {
-        return lane_no_memory(lane, error);
+    enum status status = lane_table(lane, &lane->vectors[COLL_SCRATCH], op->element_bytes, 1, error);
+    if (status == STATUS_OK) {
+        vector_add(&lane->vectors[COLL_SCRATCH], stage_at(lane, op, &place), elements);
     }
-    vector_add(&lane->vectors[COLL_SCRATCH], stage_at(lane, op, &place), elements);
-    return STATUS_OK;
+    return status;
 }
 
 enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct error *error)

@@ -17,6 +17,13 @@ struct exec_vector {
     uint32_t element_bytes;
 };
 
+/* Bytes of the tables of a vector with room for so many pieces; and of that vector. */
+#define VECTOR_TABLE_BYTES(pieces) (((uint64_t)(pieces) + 1) * (sizeof(uint64_t) + sizeof(unsigned char *)))
+static inline uint64_t vector_table_bytes(const struct exec_vector *vector)
+{
+    return vector->starts == NULL ? 0 : VECTOR_TABLE_BYTES(vector->capacity);
+}
+
 /* Empty, with room for so many pieces; keeps its memory for the next time. False without memory. */
 bool vector_begin(struct exec_vector *vector, uint64_t element_bytes, uint32_t pieces)
     __attribute__((warn_unused_result));

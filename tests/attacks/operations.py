@@ -332,6 +332,25 @@ def blocks(path, end_s, index):
         memory.close()
 
 
+def blocks_across(path, end_s, index):
+    """all_to_all of 500 ranks on each of two nodes: half a million blocks of a byte on either."""
+    places = [path] * 2 + [str(pathlib.Path(path).with_name("b.sock"))] * 2
+    wires, size = [Wire(place) for place in places], 1000
+    memories = crowd(path, f"blocks-across-{index}", wires, size)
+    ticket, each = 0, size // len(wires)
+    while until(end_s):
+        ticket += 1
+        for wire in wires:
+            wire.submit_many(message([(1, handle), (2, ticket << 16 | handle), (3, ALL_TO_ALL), (4, U8), (6, 1), (10, {1: 1, 2: 0}), (11, {1: 1, 2: 1 << 19})])
+                             for handle in range(1, each + 1))
+        for wire in wires:
+            for _ in range(each):
+                wire.event()
+        SAID.counts["operations"] += 1
+    for memory in memories:
+        memory.close()
+
+
 def bulk(path, end_s, index):
     """All-reduces of 16 MiB among 8 ranks here, on 16 communicators at once, as they are and compressed."""
     wires = [Wire(path) for _ in range(8)]

@@ -361,7 +361,7 @@ static void lay_out(struct world *world, uint32_t index, uint64_t slice)
         coll_stage_lay_out(&node->op, slice, space, map_extent, &to);
         state->maps[space] = to.map;
         state->counts[space] = to.count;
-        if (to.extents > coll_stage_extents_max(&node->op)) {
+        if (to.extents > coll_stage_extents_max(&node->op, space)) {
             stage_wrong(world, "more extents than coll_stage_extents_max");
         }
     }

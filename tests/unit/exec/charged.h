@@ -40,8 +40,8 @@ static inline void charged_begin(enum budget_kind kind, uint64_t ceiling, uint64
     assert_int_equal(budget_open(budget, USER, NULL, &account, NULL), STATUS_OK);
     hostile_start_charged(&hostile, slice_bytes, account);
     for (uint32_t i = 0; i < HOSTILE_LOCAL_RANKS; i++) {
-        in[i] = hostile_buffer_new(call->count_elements);
-        out[i] = hostile_buffer_new(call->count_elements);
+        in[i] = hostile_buffer_new(hostile_input_bytes(call));
+        out[i] = hostile_buffer_new(hostile_output_bytes(call));
     }
     outcome = (struct hostile_outcome){0};
     assert_int_not_equal(hostile_submit(&hostile, call, in, out, &outcome), 0);

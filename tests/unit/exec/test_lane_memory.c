@@ -14,10 +14,16 @@ static uint64_t lane_bytes(void)
     return charged(BUDGET_LANES);
 }
 
-/* A reduction of node a's ranks, to whose root nobody listens. */
+/* An operation of node a's ranks to which node b does nothing. */
+static void begin_call(const struct hostile_call *call, uint64_t ceiling)
+{
+    charged_begin(BUDGET_LANES, ceiling, SLICE, call);
+}
+
+/* A reduction, to whose root nobody listens. */
 static void begin(uint64_t ceiling)
 {
-    charged_begin(BUDGET_LANES, ceiling, SLICE, &reduce_call);
+    begin_call(&reduce_call, ceiling);
 }
 
 static void end(void)
@@ -60,12 +66,38 @@ static void test_beyond_the_ceiling_the_communicator_fails(void **state)
     end();
 }
 
+/* What is encoded, and the copies that are sent of it, are commd's memory, too. */
+static void test_compressed_copies_are_charged(void **state)
+{
+    (void)state;
+    const struct hostile_call call = {.kind = OP_KIND_ALL_REDUCE,
+                                      .dtype = DTYPE_F32,
+                                      .count_elements = SLICE / 4,
+                                      .compression = COMPRESSION_BF16};
+    uint64_t most = 0;
+    begin_call(&call, UINT64_C(1) << 30);
+    for (int turn = 0; turn < 256; turn++) {
+        hostile_turns(&hostile, 1);
+        most = lane_bytes() > most ? lane_bytes() : most;
+    }
+    /* Half of the slice's elements go to node b, at half their size. */
+    assert_in_range(most, SLICE / 4, SLICE);
+    end();
+    begin_call(&call, SLICE / 8);
+    hostile_turns(&hostile, 4);
+    assert_int_equal(hostile.failures, 1);
+    assert_int_equal(hostile.failure.status, STATUS_LIMIT);
+    assert_non_null(strstr(hostile.failure.text, "user_limit_lane_bytes"));
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_slices_are_charged_until_their_operation_ends),
         cmocka_unit_test(test_from_half_of_the_ceiling_on_one_slice_at_a_time),
         cmocka_unit_test(test_beyond_the_ceiling_the_communicator_fails),
+        cmocka_unit_test(test_compressed_copies_are_charged),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

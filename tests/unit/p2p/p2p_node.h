@@ -5,7 +5,7 @@
 
 /* A node with messages, on a network in memory. */
 struct node {
-    char name[8];
+    char name[12];
     struct net *net;
     struct p2p *p2p;
     struct p2p_comm *comm;

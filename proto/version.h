@@ -3,8 +3,11 @@
 
 #define COMMD_VERSION_TEXT "0.1.0"
 
+/* The newest version, and the oldest that this software still speaks: proto/version_range.h. */
 #define CLIENT_PROTOCOL_VERSION 2
+#define CLIENT_PROTOCOL_OLDEST 2
 #define MESH_PROTOCOL_VERSION 4
+#define MESH_PROTOCOL_OLDEST 4
 
 #define CLIENT_SOCKET_DEFAULT "/run/commd/commd.sock"
 #define CLIENT_SOCKET_ENVIRONMENT "COMMD_SOCKET"

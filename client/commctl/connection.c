@@ -150,6 +150,7 @@ static enum exit_code greet(struct commctl *commctl, Commd__Client__Event **even
 {
     Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
     hello.protocol_version = CLIENT_PROTOCOL_VERSION;
+    hello.oldest_version = CLIENT_PROTOCOL_OLDEST;
     hello.program = (char *)"commctl";
     hello.version_text = (char *)COMMD_VERSION_TEXT;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;

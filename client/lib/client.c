@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "client/lib/internal.h"
+#include "proto/version_range.h"
 
 static comm_result_t connect_failure(const char *path, int reason, uint32_t timeout_ms)
 {
@@ -60,13 +61,15 @@ static comm_result_t open_socket(const char *path, uint32_t timeout_ms, int *out
 
 static comm_result_t take_hello(struct comm_client *client, const Commd__Client__HelloReply *reply)
 {
-    if (reply->protocol_version != CLIENT_PROTOCOL_VERSION) {
-        return error_report(
-            COMM_VERSION,
-            "%s: commd (%s) speaks version %u of the client protocol, this library (%s) version %u: "
-            "use the same release of both",
-            client->path, reply->version_text, reply->protocol_version, COMMD_VERSION_TEXT,
-            CLIENT_PROTOCOL_VERSION);
+    const struct version_range ours = {CLIENT_PROTOCOL_OLDEST, CLIENT_PROTOCOL_VERSION};
+    const struct version_range chosen = {0, reply->protocol_version};
+    char text[VERSION_RANGE_TEXT_BYTES];
+    if (version_choose(ours, chosen) == 0) {
+        return error_report(COMM_VERSION,
+                            "%s: commd (%s) speaks version %u of the client protocol, this library (%s) %s: "
+                            "use the same release of both",
+                            client->path, reply->version_text, reply->protocol_version, COMMD_VERSION_TEXT,
+                            version_range_text(ours, text, sizeof text));
     }
     if (reply->pending_ops_max == 0) {
         return error_report(COMM_PROTOCOL, "%s: commd allows no operation at all", client->path);
@@ -174,6 +177,7 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
     read_program_name(program, sizeof program);
     Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
     hello.protocol_version = CLIENT_PROTOCOL_VERSION;
+    hello.oldest_version = CLIENT_PROTOCOL_OLDEST;
     hello.program = program;
     hello.version_text = (char *)COMMD_VERSION_TEXT;
     char *features[] = {(char *)CLIENT_FEATURE_RINGS, (char *)CLIENT_FEATURE_HEARTBEAT};

@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "daemon/api/session.h"
+#include "proto/version_range.h"
 
 /* How a session begins: who it is, and what both sides can. */
 
@@ -18,11 +19,15 @@ static bool hello_asks_for(const Commd__Client__Hello *hello, const char *featur
 void api_hello(struct api_session *session, uint64_t request_id, const Commd__Client__Hello *hello,
                uint64_t now_ns)
 {
+    const struct version_range ours = {CLIENT_PROTOCOL_OLDEST, CLIENT_PROTOCOL_VERSION};
+    const struct version_range theirs = {hello->oldest_version, hello->protocol_version};
+    const uint32_t version = version_choose(ours, theirs);
+    char text_ours[VERSION_RANGE_TEXT_BYTES], text_theirs[VERSION_RANGE_TEXT_BYTES];
     struct error error;
-    if (hello->protocol_version != CLIENT_PROTOCOL_VERSION) {
-        error_set(&error, STATUS_VERSION,
-                  "this commd (%s) speaks version %u of the client protocol, the library version %u",
-                  COMMD_VERSION_TEXT, CLIENT_PROTOCOL_VERSION, hello->protocol_version);
+    if (version == 0) {
+        error_set(&error, STATUS_VERSION, "this commd (%s) speaks %s of the client protocol, the library %s",
+                  COMMD_VERSION_TEXT, version_range_text(ours, text_ours, sizeof text_ours),
+                  version_range_text(theirs, text_theirs, sizeof text_theirs));
         api_session_reply_error(session, request_id, &error);
         api_session_end(session, error.text);
         return;
@@ -48,7 +53,7 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
         }
     }
     Commd__Client__HelloReply answer = COMMD__CLIENT__HELLO_REPLY__INIT;
-    answer.protocol_version = CLIENT_PROTOCOL_VERSION;
+    answer.protocol_version = version;
     answer.version_text = (char *)COMMD_VERSION_TEXT;
     answer.node_name = (char *)mesh_own_name(session->api->mesh);
     answer.pending_ops_max = COMMS_PENDING_OPS_MAX;

@@ -5,6 +5,7 @@
 
 #include "daemon/base/log.h"
 #include "proto/version.h"
+#include "proto/version_range.h"
 
 /* What a peer says is shown to people: printable, cut. */
 static void text_copy(const char *from, char *out, size_t size)
@@ -21,6 +22,7 @@ void mesh_send_hello(struct mesh_peer *peer)
     const struct mesh_options *options = &peer->mesh->options;
     Commd__Mesh__Hello hello = COMMD__MESH__HELLO__INIT;
     hello.protocol_version = MESH_PROTOCOL_VERSION;
+    hello.oldest_version = MESH_PROTOCOL_OLDEST;
     hello.node_name = (char *)options->node_name;
     hello.cluster_name = (char *)options->cluster_name;
     hello.instance = options->instance;
@@ -39,11 +41,13 @@ static enum status hello_check(const struct mesh_peer *peer, const Commd__Mesh__
                                struct error *cause)
 {
     const struct mesh_options *options = &peer->mesh->options;
-    char text[64];
-    if (hello->protocol_version != MESH_PROTOCOL_VERSION) {
-        return error_set(cause, STATUS_VERSION, "node %s speaks mesh protocol %u, node %s speaks %u",
-                         peer->name, hello->protocol_version, options->node_name,
-                         (unsigned)MESH_PROTOCOL_VERSION);
+    const struct version_range ours = {MESH_PROTOCOL_OLDEST, MESH_PROTOCOL_VERSION};
+    const struct version_range theirs = {hello->oldest_version, hello->protocol_version};
+    char text[64], text_ours[VERSION_RANGE_TEXT_BYTES], text_theirs[VERSION_RANGE_TEXT_BYTES];
+    if (version_choose(ours, theirs) == 0) {
+        return error_set(cause, STATUS_VERSION, "node %s speaks %s of the mesh protocol, node %s %s",
+                         peer->name, version_range_text(theirs, text_theirs, sizeof text_theirs),
+                         options->node_name, version_range_text(ours, text_ours, sizeof text_ours));
     }
     if (strcmp(hello->cluster_name, options->cluster_name) != 0) {
         text_copy(hello->cluster_name, text, sizeof text);

@@ -394,15 +394,23 @@ static inline void client_expect_complete(struct client *client, uint32_t handle
     }
 }
 
-static inline uint64_t client_send_hello(struct client *client, uint32_t version, const char *program)
+/* oldest: of the versions that it speaks; 0: it says none. */
+static inline uint64_t client_send_hello_range(struct client *client, uint32_t oldest, uint32_t version,
+                                               const char *program)
 {
     Commd__Client__Hello hello = COMMD__CLIENT__HELLO__INIT;
+    hello.oldest_version = oldest;
     hello.protocol_version = version;
     hello.program = (char *)program;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_HELLO;
     request.hello = &hello;
     return client_send(client, &request, -1);
+}
+
+static inline uint64_t client_send_hello(struct client *client, uint32_t version, const char *program)
+{
+    return client_send_hello_range(client, 0, version, program);
 }
 
 static inline uint64_t client_send_status(struct client *client, int fd)

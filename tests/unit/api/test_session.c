@@ -37,6 +37,32 @@ static void test_hello(void **state)
     node_free(node);
 }
 
+/* A library that knows newer versions, and this one still: this one is spoken. One that has given it up is
+ * told what both speak. */
+static void test_versions_meet(void **state)
+{
+    (void)state;
+    struct node *node = node_new();
+    struct client client = client_connect(node);
+    uint64_t id =
+        client_send_hello_range(&client, CLIENT_PROTOCOL_VERSION, CLIENT_PROTOCOL_VERSION + 7, "newer");
+    Commd__Client__Event *event = client_expect_reply(&client, id, COMMD__CLIENT__REPLY__BODY_HELLO);
+    assert_int_equal(event->reply->hello->protocol_version, CLIENT_PROTOCOL_VERSION);
+    event_free(event);
+    client_check(&client);
+    client_free(&client);
+
+    client = client_connect(node);
+    char text[160];
+    snprintf(text, sizeof text, "of the client protocol, the library versions %u to %u",
+             CLIENT_PROTOCOL_VERSION + 1, CLIENT_PROTOCOL_VERSION + 7);
+    id = client_send_hello_range(&client, CLIENT_PROTOCOL_VERSION + 1, CLIENT_PROTOCOL_VERSION + 7, "newest");
+    client_expect_error(&client, id, STATUS_VERSION, text);
+    client_expect_closed(&client);
+    client_free(&client);
+    node_free(node);
+}
+
 static void test_wrong_version(void **state)
 {
     (void)state;
@@ -491,6 +517,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_hello),
+        cmocka_unit_test(test_versions_meet),
         cmocka_unit_test(test_wrong_version),
         cmocka_unit_test(test_before_hello),
         cmocka_unit_test(test_unknown_request),

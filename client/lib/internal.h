@@ -523,6 +523,8 @@ comm_result_t call_submit_entries(struct comm_client *client, struct client_entr
 
 /* Null without memory. Without the lock. */
 struct comm_request *request_new(struct comm_comm *comm);
+/* With its text and call; no operation points to it. Null is accepted. */
+void request_free(struct comm_request *request);
 /* It ends with this result. */
 void request_end(struct comm_request *request, comm_result_t result, const char *text);
 /* A group is done with it: returns it, or null when it was freed meanwhile. Null is accepted. */

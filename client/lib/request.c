@@ -15,12 +15,13 @@ struct comm_request *request_new(struct comm_comm *comm)
     return request;
 }
 
-/* Its text, too. */
-static void request_free(struct comm_request *request)
+void request_free(struct comm_request *request)
 {
-    free(request->text);
-    free(request->call);
-    free(request);
+    if (request != NULL) {
+        free(request->text);
+        free(request->call);
+        free(request);
+    }
 }
 
 void request_end(struct comm_request *request, comm_result_t result, const char *text)

@@ -375,7 +375,7 @@ static comm_result_t submit_now(struct comm_comm *comm, const struct client_call
         stream_abandon(comm, order);
     }
     if (result != COMM_OK) {
-        free(request);
+        request_free(request); /* it may have ended, and have a text */
         return result;
     }
     result = stream_end(comm, call, order);

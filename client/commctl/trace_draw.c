@@ -1,7 +1,5 @@
 #include <inttypes.h>
-#include <stdarg.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "client/commctl/trace.h"
 #include "proto/status.h"

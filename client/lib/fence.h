@@ -4,7 +4,6 @@
 #include <commclient.h>
 
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 

@@ -1,7 +1,6 @@
 #include "daemon/base/error.h"
 
 #include <stdarg.h>
-#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>

@@ -1,6 +1,5 @@
 #include "daemon/coll/overrides.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 

@@ -1,5 +1,4 @@
 #include <assert.h>
-#include <stdbool.h>
 
 #include "daemon/coll/registry.h"
 #include "daemon/coll/transfer.h"

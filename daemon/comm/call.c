@@ -1,6 +1,5 @@
 #include "daemon/comm/call.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -4,7 +4,6 @@
 
 #include <utlist.h>
 
-#include "daemon/base/log.h"
 #include "daemon/comm/comms_internal.h"
 
 /* A cause that came from another node: its status and text, nothing added. */

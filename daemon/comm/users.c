@@ -1,5 +1,3 @@
-#include <stdlib.h>
-
 #include <utlist.h>
 
 #include "daemon/comm/comms_internal.h"

@@ -6,8 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "proto/types.h"
-
 #define EXPECTED "expected { name = \"...\"; nodes = [ \"...\", ... ]; }"
 
 static enum status no_memory(struct error *error)

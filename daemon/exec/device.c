@@ -1,7 +1,5 @@
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/base/budget.h"
 #include "daemon/exec/exec_internal.h"

@@ -1,8 +1,6 @@
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/exec/exec_internal.h"
-#include "daemon/host/copy.h"
 #include "daemon/host/reduce.h"
 
 /*

@@ -2,7 +2,6 @@
 #define DAEMON_HOST_MEMORY_H
 
 #include <stdbool.h>
-#include <stddef.h>
 #include <stdint.h>
 #include <sys/types.h>
 

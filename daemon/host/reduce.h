@@ -1,7 +1,6 @@
 #ifndef DAEMON_HOST_REDUCE_H
 #define DAEMON_HOST_REDUCE_H
 
-#include <stddef.h>
 #include <stdint.h>
 
 #include "daemon/base/error.h"

@@ -1,7 +1,6 @@
 #include "daemon/mesh/mesh_internal.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 /*
  * What links can do, measured in the background: one probe at a time, of one peer after the other. A probe is

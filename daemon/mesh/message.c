@@ -1,6 +1,5 @@
 #include "daemon/mesh/mesh_internal.h"
 
-#include <stdio.h>
 #include <string.h>
 
 #include "daemon/base/log.h"

@@ -1,5 +1,4 @@
 #include <openssl/rand.h>
-#include <string.h>
 
 #include "daemon/net/quic_internal.h"
 

@@ -1,6 +1,5 @@
 #include "tests/checker/check_plan.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdbool.h>

@@ -1,6 +1,5 @@
 #include "tests/checker/check_plan.h"
 
-#include <assert.h>
 #include <inttypes.h>
 #include <stdbool.h>
 #include <stdlib.h>

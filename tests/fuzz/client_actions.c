@@ -5,7 +5,6 @@
 
 #include "daemon/base/time.h"
 #include "proto/types.h"
-#include "proto/version.h"
 #include "tests/fuzz/client_node.h"
 
 /* Sequences of what clients do, and what must hold of commd and their memory meanwhile and at the end. */

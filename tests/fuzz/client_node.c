@@ -1,7 +1,6 @@
 #include "tests/fuzz/client_node.h"
 
 #include <errno.h>
-#include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>

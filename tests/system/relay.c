@@ -9,7 +9,6 @@
 #include <stdlib.h>
 
 #include "daemon/base/loop.h"
-#include "daemon/base/time.h"
 #include "tests/lib/udp_relay.h"
 
 static void stop(void *context, int signal_number, uint64_t now_ns)

@@ -3,7 +3,6 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/wait.h>
-#include <time.h>
 
 /*
  * Processes that connect and end while others have their socket. Each is a real process; the daemon is this

@@ -1,7 +1,5 @@
 #include "tests/unit/api/api_node.h"
 
-#include <time.h>
-
 #include "daemon/base/long_call.h"
 
 /* The heartbeat that a client of the socket gets to see. */

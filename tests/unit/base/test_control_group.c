@@ -7,7 +7,6 @@
 
 #include <signal.h>
 #include <stdbool.h>
-#include <string.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>

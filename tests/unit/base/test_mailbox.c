@@ -7,7 +7,6 @@
 
 #include <pthread.h>
 #include <semaphore.h>
-#include <stdlib.h>
 
 #include "daemon/base/mailbox.h"
 

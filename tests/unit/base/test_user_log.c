@@ -5,8 +5,6 @@
 
 #include <cmocka.h>
 
-#include <stdlib.h>
-
 #include "daemon/base/time.h"
 #include "daemon/base/user_log.h"
 

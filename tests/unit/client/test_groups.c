@@ -1,5 +1,3 @@
-#include <stdlib.h>
-
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 

@@ -1,5 +1,4 @@
 #include <pthread.h>
-#include <signal.h>
 #include <sys/wait.h>
 
 #include "client/lib/internal.h"

@@ -3,7 +3,6 @@
 #include <openssl/pem.h>
 #include <openssl/ssl.h>
 #include <sys/stat.h>
-#include <time.h>
 
 #include "daemon/net/quic_internal.h"
 

@@ -122,10 +122,7 @@ void api_admin_status(struct api_session *session, uint64_t request_id, uint64_t
     }
     answer.resident_bytes = resident_bytes();
     answer.log_lines_lost = log_lines_lost();
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_STATUS;
-    reply.status = &answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, STATUS, status, &answer);
     api_session_reply(session, &reply);
 }
 
@@ -216,10 +213,7 @@ static void reply_nodes(struct api_session *session, uint64_t request_id, uint64
         next++;
     }
     answer.cursor = next < total ? next : 0;
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_NODES;
-    reply.nodes = &answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, NODES, nodes, &answer);
     api_session_reply(session, &reply);
 }
 
@@ -243,8 +237,8 @@ void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t 
         return;
     }
     if (session->nodes.asked) {
-        error_set(&error, STATUS_LIMIT, "one list of nodes at a time on a connection");
-        api_session_reply_error(session, request_id, &error);
+        api_session_reply_failure(session, request_id, STATUS_LIMIT,
+                                  "one list of nodes at a time on a connection");
         return;
     }
     session->nodes.first = (uint32_t)first - 1;
@@ -269,28 +263,46 @@ struct page {
     void *rows[CLIENT_LIST_PAGE_MAX];
 };
 
-/* Whether the row at hand belongs to the page; sets *more to false when the visit is to stop. */
-static bool page_wants(struct page *page, size_t row_bytes, uint64_t *seen, bool *more)
-{
-    *more = true;
-    if ((*seen)++ < page->skip) {
-        return false;
-    }
-    if (page->count == CLIENT_LIST_PAGE_MAX || page->bytes + row_bytes > PAGE_BYTES_MAX) {
-        page->next = *seen - 1;
-        *more = false;
-        return false;
-    }
-    page->bytes += row_bytes + 8;
-    return true;
-}
-
 struct list_visit {
     const struct api_session *session; /* who asks */
     struct page page;
     uint64_t seen;
     uint64_t others; /* that it may not see */
 };
+
+/* A row that the session may see. False: the visit is to stop. */
+static bool page_add(struct list_visit *visit, const ProtobufCMessage *row)
+{
+    struct page *page = &visit->page;
+    if (visit->seen++ < page->skip) {
+        return true;
+    }
+    size_t size = protobuf_c_message_get_packed_size(row);
+    if (page->count == CLIENT_LIST_PAGE_MAX || page->bytes + size > PAGE_BYTES_MAX) {
+        page->next = visit->seen - 1;
+        return false;
+    }
+    page->bytes += size + 8;
+    uint8_t *packed = malloc(size + 1);
+    if (packed == NULL) {
+        return false;
+    }
+    protobuf_c_message_pack(row, packed);
+    ProtobufCMessage *copy = protobuf_c_message_unpack(row->descriptor, NULL, size, packed);
+    free(packed);
+    if (copy == NULL) {
+        return false;
+    }
+    page->rows[page->count++] = copy;
+    return true;
+}
+
+static void page_free(struct page *page)
+{
+    for (size_t i = 0; i < page->count; i++) {
+        protobuf_c_message_free_unpacked(page->rows[i], NULL);
+    }
+}
 
 static bool visit_comm(void *context, const struct communicator_info *info)
 {
@@ -317,22 +329,7 @@ static bool visit_comm(void *context, const struct communicator_info *info)
     row.ops_completed = info->ops_completed;
     row.bytes_reduced = info->bytes_reduced;
     row.error = (char *)(info->error != NULL ? info->error : "");
-    size_t size = commd__client__comm_info__get_packed_size(&row);
-    bool more;
-    if (page_wants(&visit->page, size, &visit->seen, &more)) {
-        uint8_t *packed = malloc(size + 1);
-        if (packed == NULL) {
-            return false;
-        }
-        commd__client__comm_info__pack(&row, packed);
-        visit->page.rows[visit->page.count] = commd__client__comm_info__unpack(NULL, size, packed);
-        free(packed);
-        if (visit->page.rows[visit->page.count] == NULL) {
-            return false;
-        }
-        visit->page.count++;
-    }
-    return more;
+    return page_add(visit, &row.base);
 }
 
 void api_admin_comms(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
@@ -344,14 +341,9 @@ void api_admin_comms(struct api_session *session, uint64_t request_id, uint64_t 
     answer.n_comms = visit.page.count;
     answer.cursor = visit.page.next;
     answer.others = visit.others;
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_COMMS;
-    reply.comms = &answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, COMMS, comms, &answer);
     api_session_reply(session, &reply);
-    for (size_t i = 0; i < visit.page.count; i++) {
-        commd__client__comm_info__free_unpacked(visit.page.rows[i], NULL);
-    }
+    page_free(&visit.page);
 }
 
 static bool visit_op(void *context, const struct comms_op_info *info)
@@ -376,22 +368,7 @@ static bool visit_op(void *context, const struct comms_op_info *info)
     row.arrived_ranks = (char *)info->arrived_ranks;
     row.missing_ranks = (char *)info->missing_ranks;
     row.waiting_for = (char *)(info->waiting_for != NULL ? info->waiting_for : "");
-    size_t size = commd__client__op_info__get_packed_size(&row);
-    bool more;
-    if (page_wants(&visit->page, size, &visit->seen, &more)) {
-        uint8_t *packed = malloc(size + 1);
-        if (packed == NULL) {
-            return false;
-        }
-        commd__client__op_info__pack(&row, packed);
-        visit->page.rows[visit->page.count] = commd__client__op_info__unpack(NULL, size, packed);
-        free(packed);
-        if (visit->page.rows[visit->page.count] == NULL) {
-            return false;
-        }
-        visit->page.count++;
-    }
-    return more;
+    return page_add(visit, &row.base);
 }
 
 void api_admin_ops(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
@@ -403,14 +380,9 @@ void api_admin_ops(struct api_session *session, uint64_t request_id, uint64_t af
     answer.n_ops = visit.page.count;
     answer.cursor = visit.page.next;
     answer.others = visit.others;
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_OPS;
-    reply.ops = &answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, OPS, ops, &answer);
     api_session_reply(session, &reply);
-    for (size_t i = 0; i < visit.page.count; i++) {
-        commd__client__op_info__free_unpacked(visit.page.rows[i], NULL);
-    }
+    page_free(&visit.page);
 }
 
 void api_admin_clients(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
@@ -446,10 +418,7 @@ void api_admin_clients(struct api_session *session, uint64_t request_id, uint64_
         row->ops_completed = each->ops_completed;
         pointers[answer.n_clients++] = row;
     }
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_CLIENTS;
-    reply.clients = &answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, CLIENTS, clients, &answer);
     api_session_reply(session, &reply);
 }
 
@@ -461,17 +430,12 @@ static void ping_done(void *context, enum status result, uint64_t round_trip_ns,
     uint64_t request_id = session->ping_request_id;
     session->ping_request_id = 0;
     if (result != STATUS_OK) {
-        struct error error;
-        error_set(&error, result, "no answer: %s", status_text(result));
-        api_session_reply_error(session, request_id, &error);
+        api_session_reply_failure(session, request_id, result, "no answer: %s", status_text(result));
         return;
     }
     Commd__Client__PingReply answer = COMMD__CLIENT__PING_REPLY__INIT;
     answer.round_trip_ns = round_trip_ns;
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_PING;
-    reply.ping = &answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, PING, ping, &answer);
     api_session_reply(session, &reply);
 }
 
@@ -531,9 +495,7 @@ void api_admin_config(struct api_session *session, uint64_t request_id)
 {
     struct settings *settings = calloc(1, sizeof *settings);
     if (settings == NULL) {
-        struct error error;
-        error_set(&error, STATUS_NO_MEMORY, "no memory for the settings");
-        api_session_reply_error(session, request_id, &error);
+        api_session_reply_failure(session, request_id, STATUS_NO_MEMORY, "no memory for the settings");
         return;
     }
     settings->shows_private = session->role == API_ROLE_ADMIN;
@@ -542,10 +504,7 @@ void api_admin_config(struct api_session *session, uint64_t request_id)
     answer.settings = settings->pointers;
     answer.n_settings = settings->count;
     answer.hidden = settings->hidden;
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_CONFIG;
-    reply.config = &answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, CONFIG, config, &answer);
     api_session_reply(session, &reply);
     for (size_t i = 0; i < settings->count; i++) {
         free(settings->rows[i].key);

@@ -163,10 +163,7 @@ void api_algorithms(struct api_session *session, uint64_t request_id,
     enum status status = all != NULL ? algorithms_fill(session->api, request, all, &error)
                                      : error_set(&error, STATUS_NO_MEMORY, "no memory for an answer");
     if (status == STATUS_OK) {
-        Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-        reply.id = request_id;
-        reply.body_case = COMMD__CLIENT__REPLY__BODY_ALGORITHMS;
-        reply.algorithms = &all->answer;
+        Commd__Client__Reply reply = API_REPLY(request_id, ALGORITHMS, algorithms, &all->answer);
         api_session_reply(session, &reply);
     } else {
         api_session_reply_error(session, request_id, &error);

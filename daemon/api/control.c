@@ -132,7 +132,6 @@ static void disconnect(struct api_session *session, const struct author *author)
 void api_disconnect(struct api_session *session, uint64_t request_id,
                     const Commd__Client__Disconnect *request)
 {
-    struct error error;
     struct author author;
     struct api_session *each, *next;
     unsigned count = 0;
@@ -151,9 +150,8 @@ void api_disconnect(struct api_session *session, uint64_t request_id,
         }
     }
     if (count == 0) {
-        error_set(&error, STATUS_NOT_FOUND, "no client%s has pid %u",
-                  session->role == API_ROLE_ADMIN ? "" : " of yours", request->pid);
-        api_session_reply_error(session, request_id, &error);
+        api_session_reply_failure(session, request_id, STATUS_NOT_FOUND, "no client%s has pid %u",
+                                  session->role == API_ROLE_ADMIN ? "" : " of yours", request->pid);
         return;
     }
     api_session_reply_done(session, request_id);

@@ -134,9 +134,6 @@ void api_gpus(struct api_session *session, uint64_t request_id)
         }
         pointers[answer.n_gpus++] = &rows[gpu].info;
     }
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_GPUS;
-    reply.gpus = &answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, GPUS, gpus, &answer);
     api_session_reply(session, &reply);
 }

@@ -23,19 +23,15 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
     const struct version_range theirs = {hello->oldest_version, hello->protocol_version};
     const uint32_t version = version_choose(ours, theirs);
     char text_ours[VERSION_RANGE_TEXT_BYTES], text_theirs[VERSION_RANGE_TEXT_BYTES];
-    struct error error;
     if (version == 0) {
-        error_set(&error, STATUS_VERSION, "this commd (%s) speaks %s of the client protocol, the library %s",
-                  COMMD_VERSION_TEXT, version_range_text(ours, text_ours, sizeof text_ours),
-                  version_range_text(theirs, text_theirs, sizeof text_theirs));
-        api_session_reply_error(session, request_id, &error);
-        api_session_end(session, error.text);
+        api_session_reply_end(session, request_id, STATUS_VERSION,
+                              "this commd (%s) speaks %s of the client protocol, the library %s",
+                              COMMD_VERSION_TEXT, version_range_text(ours, text_ours, sizeof text_ours),
+                              version_range_text(theirs, text_theirs, sizeof text_theirs));
         return;
     }
     if (session->greeted) {
-        error_set(&error, STATUS_PROTOCOL, "a second Hello");
-        api_session_reply_error(session, request_id, &error);
-        api_session_end(session, error.text);
+        api_session_reply_end(session, request_id, STATUS_PROTOCOL, "a second Hello");
         return;
     }
     if (session->role == API_ROLE_CLIENT &&
@@ -74,10 +70,7 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
         session->offers_fds = true;
         features[answer.n_features++] = (char *)CLIENT_FEATURE_HEARTBEAT;
     }
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_HELLO;
-    reply.hello = &answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, HELLO, hello, &answer);
     api_session_reply(session, &reply);
     log_debug("client %d (%s), uid %u: connected", (int)session->client.pid, session->program,
               (unsigned)session->client.uid);

@@ -295,8 +295,8 @@ void api_memory_deregister(struct api_session *session, uint64_t request_id,
     struct api_memory *memory = api_session_memory(session, request->memory);
     struct error error;
     if (memory == NULL) {
-        error_set(&error, STATUS_NOT_FOUND, "memory %u is not registered", request->memory);
-        api_session_reply_error(session, request_id, &error);
+        api_session_reply_failure(session, request_id, STATUS_NOT_FOUND, "memory %u is not registered",
+                                  request->memory);
         return;
     }
     if (request->if_unused && memory_is_used(memory->memory)) {

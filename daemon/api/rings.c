@@ -194,10 +194,7 @@ bool api_rings_take(struct api_session *session, uint64_t now_ns)
     rings->busy_ns = now_ns;
     rings->bells_for_nothing = 0;
     if (result != RING_OK) {
-        struct error error;
-        error_set(&error, STATUS_PROTOCOL, "its ring holds what cannot be");
-        api_session_reply_error(session, 0, &error);
-        api_session_end(session, error.text);
+        api_session_reply_end(session, 0, STATUS_PROTOCOL, "its ring holds what cannot be");
         return true;
     }
     if (session->ending && ++rings->last_taken > RING_LAST_PACKETS_MAX) {

@@ -1,6 +1,7 @@
 #include "daemon/api/session.h"
 
 #include <errno.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -222,10 +223,7 @@ void api_session_reply(struct api_session *session, Commd__Client__Reply *reply)
 void api_session_reply_done(struct api_session *session, uint64_t request_id)
 {
     Commd__Client__Done done = COMMD__CLIENT__DONE__INIT;
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_DONE;
-    reply.done = &done;
+    Commd__Client__Reply reply = API_REPLY(request_id, DONE, done, &done);
     api_session_reply(session, &reply);
 }
 
@@ -234,11 +232,31 @@ void api_session_reply_error(struct api_session *session, uint64_t request_id, c
     Commd__Client__Error message = COMMD__CLIENT__ERROR__INIT;
     message.status = error->status;
     message.text = (char *)error->text;
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_ERROR;
-    reply.error = &message;
+    Commd__Client__Reply reply = API_REPLY(request_id, ERROR, error, &message);
     api_session_reply(session, &reply);
+}
+
+void api_session_reply_failure(struct api_session *session, uint64_t request_id, enum status status,
+                               const char *format, ...)
+{
+    struct error error;
+    va_list arguments;
+    va_start(arguments, format);
+    error_set_list(&error, status, format, arguments);
+    va_end(arguments);
+    api_session_reply_error(session, request_id, &error);
+}
+
+void api_session_reply_end(struct api_session *session, uint64_t request_id, enum status status,
+                           const char *format, ...)
+{
+    struct error error;
+    va_list arguments;
+    va_start(arguments, format);
+    error_set_list(&error, status, format, arguments);
+    va_end(arguments);
+    api_session_reply_error(session, request_id, &error);
+    api_session_end(session, error.text);
 }
 
 void api_session_end(struct api_session *session, const char *why)
@@ -291,110 +309,70 @@ void api_session_refuse(struct api *api, enum api_role role, int fd, const struc
 
 void api_session_has_too_much(struct api_session *session, uint64_t request_id)
 {
-    struct error error;
-    error_set(
-        &error, STATUS_LIMIT,
+    api_session_reply_end(
+        session, request_id, STATUS_LIMIT,
         "%u file descriptors wait to be closed, too many of them of user %u: who serves their files does "
         "not answer",
         fd_reaper_count(session->api->fd_reaper), (unsigned)session->client.uid);
-    api_session_reply_error(session, request_id, &error);
-    api_session_end(session, error.text);
 }
 
 /* Whether it may ask that now. False: it is told why not, and ends. */
 static bool session_may(struct api_session *session, uint64_t request_id, bool is_hello, bool admin_may)
 {
-    struct error error;
     if (!session->greeted && !is_hello) {
-        error_set(&error, STATUS_PROTOCOL, "the first request must be Hello");
-    } else if (session->role == API_ROLE_ADMIN && !admin_may) {
-        error_set(&error, STATUS_PERMISSION,
-                  "this is the administrators' socket: communicators and memory are had on the clients' one");
-    } else {
-        return true;
+        api_session_reply_end(session, request_id, STATUS_PROTOCOL, "the first request must be Hello");
+        return false;
     }
-    api_session_reply_error(session, request_id, &error);
-    api_session_end(session, error.text);
-    return false;
+    if (session->role == API_ROLE_ADMIN && !admin_may) {
+        api_session_reply_end(
+            session, request_id, STATUS_PERMISSION,
+            "this is the administrators' socket: communicators and memory are had on the clients' one");
+        return false;
+    }
+    return true;
 }
+
+/* A case of a switch. */
+#define HANDLE(KIND, call)                                                                                   \
+    case COMMD__CLIENT__REQUEST__BODY_##KIND:                                                                \
+        call;                                                                                                \
+        return
 
 static void session_dispatch(struct api_session *session, const Commd__Client__Request *request, int fd,
                              uint64_t now_ns)
 {
-    struct error error;
-    if (!session_may(session, request->id, request->body_case == COMMD__CLIENT__REQUEST__BODY_HELLO,
+    uint64_t id = request->id;
+    if (!session_may(session, id, request->body_case == COMMD__CLIENT__REQUEST__BODY_HELLO,
                      api_admin_may_ask(request->body_case))) {
         return;
     }
     switch (request->body_case) {
-    case COMMD__CLIENT__REQUEST__BODY_HELLO:
-        api_hello(session, request->id, request->hello, now_ns);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_COMM_INIT:
-        api_comm_init(session, request->id, request->comm_init, now_ns);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_COMM_TABLE:
-        api_comm_table(session, request->id, request->comm_table);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_COMM_DESTROY:
-        api_comm_destroy(session, request->id, request->comm_destroy, now_ns);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_MEM_REGISTER:
-        api_memory_register(session, request->id, request->mem_register, fd);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_MEM_MAP:
-        api_memory_map(session, request->id, request->mem_map, fd);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_GPUS:
-        api_gpus(session, request->id);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_USERS:
-        api_users(session, request->id, request->users->after);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_TRACE:
-        api_trace(session, request->id, request->trace);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER:
-        api_memory_deregister(session, request->id, request->mem_deregister);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_STATUS:
-        api_admin_status(session, request->id, now_ns);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_NODES:
-        api_admin_nodes(session, request->id, request->nodes->after, now_ns);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_COMMS:
-        api_admin_comms(session, request->id, request->comms->after, now_ns);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_CLIENTS:
-        api_admin_clients(session, request->id, request->clients->after, now_ns);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_OPS:
-        api_admin_ops(session, request->id, request->ops->after, now_ns);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_PING:
-        api_admin_ping(session, request->id, request->ping, now_ns);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_CONFIG:
-        api_admin_config(session, request->id);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_COMM_ABORT:
-        api_comm_abort(session, request->id, request->comm_abort, now_ns);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_DISCONNECT:
-        api_disconnect(session, request->id, request->disconnect);
-        return;
-    case COMMD__CLIENT__REQUEST__BODY_ALGORITHMS:
-        api_algorithms(session, request->id, request->algorithms);
-        return;
+        HANDLE(HELLO, api_hello(session, id, request->hello, now_ns));
+        HANDLE(COMM_INIT, api_comm_init(session, id, request->comm_init, now_ns));
+        HANDLE(COMM_TABLE, api_comm_table(session, id, request->comm_table));
+        HANDLE(COMM_DESTROY, api_comm_destroy(session, id, request->comm_destroy, now_ns));
+        HANDLE(MEM_REGISTER, api_memory_register(session, id, request->mem_register, fd));
+        HANDLE(MEM_MAP, api_memory_map(session, id, request->mem_map, fd));
+        HANDLE(GPUS, api_gpus(session, id));
+        HANDLE(USERS, api_users(session, id, request->users->after));
+        HANDLE(TRACE, api_trace(session, id, request->trace));
+        HANDLE(MEM_DEREGISTER, api_memory_deregister(session, id, request->mem_deregister));
+        HANDLE(STATUS, api_admin_status(session, id, now_ns));
+        HANDLE(NODES, api_admin_nodes(session, id, request->nodes->after, now_ns));
+        HANDLE(COMMS, api_admin_comms(session, id, request->comms->after, now_ns));
+        HANDLE(CLIENTS, api_admin_clients(session, id, request->clients->after, now_ns));
+        HANDLE(OPS, api_admin_ops(session, id, request->ops->after, now_ns));
+        HANDLE(PING, api_admin_ping(session, id, request->ping, now_ns));
+        HANDLE(CONFIG, api_admin_config(session, id));
+        HANDLE(COMM_ABORT, api_comm_abort(session, id, request->comm_abort, now_ns));
+        HANDLE(DISCONNECT, api_disconnect(session, id, request->disconnect));
+        HANDLE(ALGORITHMS, api_algorithms(session, id, request->algorithms));
     case COMMD__CLIENT__REQUEST__BODY__NOT_SET:
     case _COMMD__CLIENT__REQUEST__BODY__CASE_IS_INT_SIZE:
         break;
     }
-    error_set(&error, STATUS_PROTOCOL, "a request of a kind that this commd (%s) does not know",
-              COMMD_VERSION_TEXT);
-    api_session_reply_error(session, request->id, &error);
-    api_session_end(session, error.text);
+    api_session_reply_end(session, id, STATUS_PROTOCOL,
+                          "a request of a kind that this commd (%s) does not know", COMMD_VERSION_TEXT);
 }
 
 /*

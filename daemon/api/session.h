@@ -264,9 +264,21 @@ void api_session_send(struct api_session *session, const Commd__Client__Event *e
 /* Likewise; in a ring with room at once. size_bytes: completion_record_bytes. */
 void api_session_send_record(struct api_session *session, const struct completion_record *record,
                              size_t size_bytes);
+/* A reply of a kind, with its body: API_REPLY(request_id, STATUS, status, &answer). */
+#define API_REPLY(request_id, KIND, member, body_at)                                                         \
+    {                                                                                                        \
+        .base = PROTOBUF_C_MESSAGE_INIT(&commd__client__reply__descriptor), .id = (request_id),              \
+        .body_case = COMMD__CLIENT__REPLY__BODY_##KIND, .member = (body_at)                                  \
+    }
 void api_session_reply(struct api_session *session, Commd__Client__Reply *reply);
 void api_session_reply_done(struct api_session *session, uint64_t request_id);
 void api_session_reply_error(struct api_session *session, uint64_t request_id, const struct error *error);
+/* The same with a text of its own. */
+void api_session_reply_failure(struct api_session *session, uint64_t request_id, enum status status,
+                               const char *format, ...) __attribute__((format(printf, 4, 5)));
+/* The session ends after it: what was asked is none that a client may ask. */
+void api_session_reply_end(struct api_session *session, uint64_t request_id, enum status status,
+                           const char *format, ...) __attribute__((format(printf, 4, 5)));
 /* After the reply that says why: the session ends once that is sent. One log line. */
 void api_session_end(struct api_session *session, const char *why);
 

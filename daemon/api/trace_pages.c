@@ -124,8 +124,7 @@ void api_trace(struct api_session *session, uint64_t request_id, const Commd__Cl
     }
     struct page *page = calloc(1, sizeof *page);
     if (page == NULL) {
-        error_set(&error, STATUS_NO_MEMORY, "no memory for a page of the trace");
-        api_session_reply_error(session, request_id, &error);
+        api_session_reply_failure(session, request_id, STATUS_NO_MEMORY, "no memory for a page of the trace");
         return;
     }
     page->session = session;
@@ -137,10 +136,7 @@ void api_trace(struct api_session *session, uint64_t request_id, const Commd__Cl
     page->answer.now_ns = loop_now_ns();
     page->answer.areas = areas;
     page->answer.node_name = (char *)mesh_own_name(session->api->mesh);
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_TRACE;
-    reply.trace = &page->answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, TRACE, trace, &page->answer);
     api_session_reply(session, &reply);
     free(page);
 }

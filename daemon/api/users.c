@@ -86,9 +86,7 @@ void api_users(struct api_session *session, uint64_t request_id, uint64_t after)
 {
     struct users *users = calloc(1, sizeof *users);
     if (users == NULL) {
-        struct error error;
-        error_set(&error, STATUS_NO_MEMORY, "no memory for the list of users");
-        api_session_reply_error(session, request_id, &error);
+        api_session_reply_failure(session, request_id, STATUS_NO_MEMORY, "no memory for the list of users");
         return;
     }
     users->session = session;
@@ -97,10 +95,7 @@ void api_users(struct api_session *session, uint64_t request_id, uint64_t after)
     users->answer.users = users->pointers;
     /* From the first on, for those of others are counted on each page. */
     budget_visit_accounts(session->api->budget, 0, visit_account, users);
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_USERS;
-    reply.users = &users->answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, USERS, users, &users->answer);
     api_session_reply(session, &reply);
     free(users);
 }

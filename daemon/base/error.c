@@ -1,6 +1,5 @@
 #include "daemon/base/error.h"
 
-#include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
@@ -41,54 +40,47 @@ __attribute__((format(printf, 3, 0))) static size_t error_append(char *text, siz
     return strlen(text);
 }
 
-__attribute__((format(printf, 3, 4))) static size_t error_append_text(char *text, size_t length,
-                                                                      const char *format, ...)
+__attribute__((format(printf, 2, 3))) static void error_add(struct error *error, const char *format, ...)
 {
     va_list arguments;
     va_start(arguments, format);
-    length = error_append(text, length, format, arguments);
+    (void)error_append(error->text, strlen(error->text), format, arguments);
     va_end(arguments);
-    return length;
 }
 
-/* Texts are built aside, because arguments may point into the error that is being filled. */
-static enum status error_store(struct error *error, enum status status, const char *text)
+enum status error_set_list(struct error *error, enum status status, const char *format, va_list arguments)
 {
-    error->status = status;
-    memcpy(error->text, text, strlen(text) + 1);
+    if (error != NULL) {
+        char text[ERROR_TEXT_MAX_BYTES]; /* arguments may point into the error that is being filled */
+        size_t length = error_append(text, 0, format, arguments);
+        error->status = status;
+        memcpy(error->text, text, length + 1);
+    }
     return status;
 }
 
 enum status error_set(struct error *error, enum status status, const char *format, ...)
 {
-    if (error == NULL) {
-        return status;
-    }
-    char text[ERROR_TEXT_MAX_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    error_append(text, 0, format, arguments);
+    (void)error_set_list(error, status, format, arguments);
     va_end(arguments);
-    return error_store(error, status, text);
+    return status;
 }
 
 enum status error_set_errno(struct error *error, int errnum, const char *format, ...)
 {
-    if (error == NULL) {
-        return STATUS_SYSTEM;
-    }
-    char text[ERROR_TEXT_MAX_BYTES];
     va_list arguments;
     va_start(arguments, format);
-    size_t length = error_append(text, 0, format, arguments);
+    (void)error_set_list(error, STATUS_SYSTEM, format, arguments);
     va_end(arguments);
     const char *cause = strerrordesc_np(errnum); /* thread-safe, and never translated */
-    if (cause != NULL) {
-        error_append_text(text, length, ": %s", cause);
-    } else {
-        error_append_text(text, length, ": error number %d", errnum);
+    if (error != NULL && cause != NULL) {
+        error_add(error, ": %s", cause);
+    } else if (error != NULL) {
+        error_add(error, ": error number %d", errnum);
     }
-    return error_store(error, STATUS_SYSTEM, text);
+    return STATUS_SYSTEM;
 }
 
 enum status error_prefix(struct error *error, const char *format, ...)
@@ -96,11 +88,11 @@ enum status error_prefix(struct error *error, const char *format, ...)
     if (error == NULL) {
         return STATUS_INTERNAL;
     }
-    char text[ERROR_TEXT_MAX_BYTES];
+    struct error old = *error;
     va_list arguments;
     va_start(arguments, format);
-    size_t length = error_append(text, 0, format, arguments);
+    (void)error_set_list(error, old.status, format, arguments);
     va_end(arguments);
-    error_append_text(text, length, ": %s", error->text);
-    return error_store(error, error->status, text);
+    error_add(error, ": %s", old.text);
+    return old.status;
 }

@@ -1,6 +1,8 @@
 #ifndef DAEMON_BASE_ERROR_H
 #define DAEMON_BASE_ERROR_H
 
+#include <stdarg.h>
+
 #include "proto/status.h"
 
 #define ERROR_TEXT_MAX_BYTES 512
@@ -22,6 +24,10 @@ struct error {
  */
 enum status error_set(struct error *error, enum status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* As error_set, with its arguments in a list. */
+enum status error_set_list(struct error *error, enum status status, const char *format, va_list arguments)
+    __attribute__((format(printf, 3, 0)));
 
 /* As error_set with STATUS_SYSTEM, followed by ": " and the text of errnum. */
 enum status error_set_errno(struct error *error, int errnum, const char *format, ...)

@@ -111,9 +111,7 @@ static void acknowledge(struct comms *comms, uint32_t node, const Commd__Mesh__A
     body.answer = true;
     body.answered_nonce = announce->nonce;
     body.answered_revision = announce->revision;
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
-    message.announce = &body;
+    Commd__Mesh__Message message = MESH_MESSAGE(ANNOUNCE, announce, &body);
     send_to(comms, node, &message);
 }
 
@@ -132,9 +130,7 @@ static void send_refusal(const struct communicator *comm, uint32_t node, uint64_
     body.n_ranks = rank_count;
     body.ranks = ranks;
     body.terms = &terms;
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_REFUSE;
-    message.refuse = &body;
+    Commd__Mesh__Message message = MESH_MESSAGE(REFUSE, refuse, &body);
     if (log_limit_pass(&comm->comms->refusal_limit, comm->comms->now_ns, NULL)) {
         log_info("communicator \"%s\": node %s refused: %s", comm->name, communicator_node_name(comm, node),
                  error->text);

@@ -338,9 +338,7 @@ static void send_leave(struct communicator *comm, uint32_t rank, uint64_t last_s
     body.ranks = &rank;
     body.last_seq = last_seq;
     body.text = (char *)why;
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_LEAVE;
-    message.leave = &body;
+    Commd__Mesh__Message message = MESH_MESSAGE(LEAVE, leave, &body);
     for (uint32_t i = 0; i < comm->node_count; i++) {
         if (i != comm->own_index) {
             body.messages = p2p_sent_count(comm->p2p, i);

@@ -212,9 +212,7 @@ static void comm_tell_abort(struct communicator *comm, const struct error *cause
     body.status = cause->status;
     body.text = (char *)cause->text;
     body.origin_node = (char *)communicator_own_name(comm);
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_ABORT;
-    message.abort = &body;
+    Commd__Mesh__Message message = MESH_MESSAGE(ABORT, abort, &body);
     for (uint32_t i = 0; i < comm->node_count; i++) {
         if (i != comm->own_index) {
             communicator_send(comm, comm->nodes[i].node, &message);

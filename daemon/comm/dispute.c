@@ -143,9 +143,7 @@ void comms_dispute_found(void *context, uint64_t seq, uint32_t node, const char 
     body.ops = op->terms.bucket_ops;
     body.call = call;
     body.how = (char *)how;
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_DISPUTE;
-    message.dispute = &body;
+    Commd__Mesh__Message message = MESH_MESSAGE(DISPUTE, dispute, &body);
     communicator_send(comm, comm->nodes[node].node, &message);
 }
 

@@ -182,9 +182,7 @@ void comms_formation_withdraw(struct communicator *comm, const struct error *cau
     body.nonce = comm->nonce;
     body.status = cause->status;
     body.text = (char *)cause->text;
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_WITHDRAW;
-    message.withdraw = &body;
+    Commd__Mesh__Message message = MESH_MESSAGE(WITHDRAW, withdraw, &body);
     if (comm->state == COMMS_COMM_FORMED) {
         for (uint32_t i = 0; i < comm->node_count; i++) {
             if (i != comm->own_index) {

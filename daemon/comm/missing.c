@@ -29,9 +29,7 @@ static void send_step(struct communicator *comm, uint32_t index, Commd__Mesh__Mi
         body.count = known->count;
         body.text = (char *)known->text;
     }
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_MISSING;
-    message.missing = &body;
+    Commd__Mesh__Message message = MESH_MESSAGE(MISSING, missing, &body);
     communicator_send(comm, comm->nodes[index].node, &message);
 }
 

@@ -129,9 +129,7 @@ static void verdict_send(struct communicator *comm, uint32_t index, uint64_t seq
     body.status = cause->status;
     body.text = (char *)cause->text;
     body.final = final;
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_VERDICT;
-    message.verdict = &body;
+    Commd__Mesh__Message message = MESH_MESSAGE(VERDICT, verdict, &body);
     communicator_send(comm, comm->nodes[index].node, &message);
 }
 

@@ -41,9 +41,7 @@ static void heartbeat_send(struct mesh_peer *peer, uint64_t now_ns)
     Commd__Mesh__Heartbeat body = COMMD__MESH__HEARTBEAT__INIT;
     body.number = heartbeat->number;
     body.sent_ns = now_ns;
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_HEARTBEAT;
-    message.heartbeat = &body;
+    Commd__Mesh__Message message = MESH_MESSAGE(HEARTBEAT, heartbeat, &body);
     enum status status = mesh_peer_send(peer, &message);
     (void)status; /* what cannot be sent is not answered */
 }

@@ -34,9 +34,7 @@ static bool link_send_train(struct mesh_peer *peer, uint64_t now_ns)
         echo.token = ++mesh->ping_token;
         echo.padding.data = padding;
         echo.padding.len = part;
-        Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-        message.body_case = COMMD__MESH__MESSAGE__BODY_ECHO;
-        message.echo = &echo;
+        Commd__Mesh__Message message = MESH_MESSAGE(ECHO, echo, &echo);
         if (mesh_send(mesh, peer->index, &message) != STATUS_OK) {
             return false;
         }

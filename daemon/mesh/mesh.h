@@ -86,6 +86,13 @@ enum status mesh_move_node(struct mesh *mesh, uint32_t node, const char *address
 uint64_t mesh_next_deadline_ns(const struct mesh *mesh);
 void mesh_tick(struct mesh *mesh, uint64_t now_ns);
 
+/* A message of a kind, with its body: MESH_MESSAGE(LEAVE, leave, &body). */
+#define MESH_MESSAGE(KIND, member, body_at)                                                                  \
+    {                                                                                                        \
+        .base = PROTOBUF_C_MESSAGE_INIT(&commd__mesh__message__descriptor),                                  \
+        .body_case = COMMD__MESH__MESSAGE__BODY_##KIND, .member = (body_at)                                  \
+    }
+
 /*
  * Sends a message on the control stream. UNREACHABLE when the node is not up. A peer that does not read (the
  * stream's queue is full) is disconnected, and LIMIT returned.

@@ -26,9 +26,7 @@ void mesh_send_hello(struct mesh_peer *peer)
     hello.cluster_name = (char *)options->cluster_name;
     hello.instance = options->instance;
     hello.version_text = (char *)options->version_text;
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_HELLO;
-    message.hello = &hello;
+    Commd__Mesh__Message message = MESH_MESSAGE(HELLO, hello, &hello);
     if (mesh_peer_send(peer, &message) != STATUS_OK && !peer->closing) {
         struct error cause;
         error_set(&cause, STATUS_NO_MEMORY, "node %s: no greeting could be sent", peer->name);
@@ -95,9 +93,7 @@ static void on_heartbeat(struct mesh_peer *peer, const Commd__Mesh__Message *mes
     Commd__Mesh__HeartbeatAnswer body = COMMD__MESH__HEARTBEAT_ANSWER__INIT;
     body.number = message->heartbeat->number;
     body.sent_ns = message->heartbeat->sent_ns;
-    Commd__Mesh__Message reply = COMMD__MESH__MESSAGE__INIT;
-    reply.body_case = COMMD__MESH__MESSAGE__BODY_HEARTBEAT_ANSWER;
-    reply.heartbeat_answer = &body;
+    Commd__Mesh__Message reply = MESH_MESSAGE(HEARTBEAT_ANSWER, heartbeat_answer, &body);
     answer(peer, &reply);
 }
 
@@ -112,9 +108,7 @@ static void on_echo(struct mesh_peer *peer, const Commd__Mesh__Message *message,
     (void)now_ns;
     Commd__Mesh__EchoAnswer body = COMMD__MESH__ECHO_ANSWER__INIT;
     body.token = message->echo->token;
-    Commd__Mesh__Message reply = COMMD__MESH__MESSAGE__INIT;
-    reply.body_case = COMMD__MESH__MESSAGE__BODY_ECHO_ANSWER;
-    reply.echo_answer = &body;
+    Commd__Mesh__Message reply = MESH_MESSAGE(ECHO_ANSWER, echo_answer, &body);
     answer(peer, &reply);
 }
 

@@ -44,9 +44,7 @@ enum status mesh_ping(struct mesh *mesh, uint32_t node, uint64_t timeout_ns, mes
     ping->context = context;
     Commd__Mesh__Echo echo = COMMD__MESH__ECHO__INIT;
     echo.token = ping->token;
-    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
-    message.body_case = COMMD__MESH__MESSAGE__BODY_ECHO;
-    message.echo = &echo;
+    Commd__Mesh__Message message = MESH_MESSAGE(ECHO, echo, &echo);
     enum status status = mesh_send(mesh, node, &message);
     if (status != STATUS_OK) {
         free(ping);

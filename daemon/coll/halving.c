@@ -48,27 +48,16 @@ static void halving_add(const struct coll_call *call, const struct coll_fold *fo
     coll_add_range(call, coll_fold_node(fold, other), action, begin, end, side);
 }
 
-/* Ranges of 2 × width become ranges of width. */
+/* Halving: ranges of 2 × width become ranges of width; doubling: the other way round. */
 static void halving_step(const struct coll_call *call, const struct coll_fold *fold, uint32_t width,
-                         struct coll_round *out)
+                         bool doubles, struct coll_round *out)
 {
     uint32_t number;
     if (halving_is_active(call, fold, &number)) {
         uint32_t other = number ^ width;
-        halving_add(call, fold, other, other, width, COLL_REDUCE, coll_sends(out));
-        halving_add(call, fold, other, number, width, COLL_REDUCE, coll_receives(out));
-    }
-}
-
-/* And the other way round. */
-static void doubling_step(const struct coll_call *call, const struct coll_fold *fold, uint32_t width,
-                          struct coll_round *out)
-{
-    uint32_t number;
-    if (halving_is_active(call, fold, &number)) {
-        uint32_t other = number ^ width;
-        halving_add(call, fold, other, number, width, COLL_STORE, coll_sends(out));
-        halving_add(call, fold, other, other, width, COLL_STORE, coll_receives(out));
+        enum coll_action action = doubles ? COLL_STORE : COLL_REDUCE;
+        halving_add(call, fold, other, doubles ? number : other, width, action, coll_sends(out));
+        halving_add(call, fold, other, doubles ? other : number, width, action, coll_receives(out));
     }
 }
 
@@ -112,9 +101,9 @@ static void halving_doubling_round(const struct coll_call *call, uint32_t round,
     if (folding || step == 2 * fold.rounds) {
         coll_fold_exchange(call, &fold, folding, 0, call->count_elements, out);
     } else if (step < fold.rounds) {
-        halving_step(call, &fold, halving_width(&fold, step), out);
+        halving_step(call, &fold, halving_width(&fold, step), false, out);
     } else {
-        doubling_step(call, &fold, UINT32_C(1) << (step - fold.rounds), out);
+        halving_step(call, &fold, UINT32_C(1) << (step - fold.rounds), true, out);
     }
 }
 
@@ -149,7 +138,7 @@ static void scatter_gather_round(const struct coll_call *call, uint32_t round, s
     if (fold.pairs > 0 && round == 0) {
         coll_fold_exchange(call, &fold, true, 0, call->count_elements, out);
     } else if (step < fold.rounds) {
-        halving_step(call, &fold, halving_width(&fold, step), out);
+        halving_step(call, &fold, halving_width(&fold, step), false, out);
     } else {
         gathering_step(call, &fold, UINT32_C(1) << (step - fold.rounds), out);
     }
@@ -202,7 +191,7 @@ static void halving_round(const struct coll_call *call, uint32_t round, struct c
     if (folding) {
         coll_fold_exchange(call, &fold, true, 0, call->count_elements, out);
     } else if (step < fold.rounds) {
-        halving_step(call, &fold, halving_width(&fold, step), out);
+        halving_step(call, &fold, halving_width(&fold, step), false, out);
     } else if (coll_fold_is_paired(&fold, lower)) {
         coll_fold_exchange(call, &fold, false, call->block_offsets[lower], call->block_offsets[lower + 1],
                            out);

@@ -224,13 +224,11 @@ static size_t place(const size_t *counts, size_t *displacements, size_t gap)
     return at;
 }
 
-void layouts(size_t most)
+static void layouts_gathered(size_t most)
 {
-    size_t counts[SIZE_MAX_RANKS], displacements[SIZE_MAX_RANKS], sent[SIZE_MAX_RANKS], from[SIZE_MAX_RANKS];
+    size_t counts[SIZE_MAX_RANKS], displacements[SIZE_MAX_RANKS];
     uint32_t root = (uint32_t)(turn % size);
-    size_t own = 0;
     for (uint32_t r = 0; r < size; r++) {
-        own += r < rank ? block(r, 77, most) : 0;
         counts[r] = block(r, 77, most);
     }
     size_t extent = place(counts, displacements, 3);
@@ -255,6 +253,18 @@ void layouts(size_t most)
             check_at("comm_gather_v", displacements[r] + i, value(r, i));
         }
     }
+}
+
+static void layouts_scattered(size_t most)
+{
+    size_t counts[SIZE_MAX_RANKS], displacements[SIZE_MAX_RANKS];
+    uint32_t root = (uint32_t)(turn % size);
+    size_t own = 0;
+    for (uint32_t r = 0; r < size; r++) {
+        own += r < rank ? block(r, 77, most) : 0;
+        counts[r] = block(r, 77, most);
+    }
+    (void)place(counts, displacements, 3);
     poison(most);
     expect_ok(comm_scatter_v(comm, at(input), counts, displacements, at(output), counts[rank], COMM_I64, root,
                              NULL),
@@ -271,12 +281,17 @@ void layouts(size_t most)
     for (size_t i = 0; i < counts[rank]; i++) {
         check_at("comm_reduce_scatter_v", i, sum_of(0, size, own + i));
     }
+}
+
+static void layouts_exchanged(size_t most)
+{
+    size_t counts[SIZE_MAX_RANKS], displacements[SIZE_MAX_RANKS], sent[SIZE_MAX_RANKS], from[SIZE_MAX_RANKS];
     for (uint32_t r = 0; r < size; r++) {
         sent[r] = block(rank, r, most);
         counts[r] = block(r, rank, most);
     }
     (void)place(sent, from, 2);
-    extent = place(counts, displacements, 1);
+    size_t extent = place(counts, displacements, 1);
     poison(extent);
     expect_ok(
         comm_all_to_all_v(comm, at(input), sent, from, at(output), counts, displacements, COMM_I64, NULL),
@@ -292,4 +307,11 @@ void layouts(size_t most)
         }
         check_poison("comm_all_to_all_v", displacements[r] + counts[r], displacements[r] + counts[r] + 1);
     }
+}
+
+void layouts(size_t most)
+{
+    layouts_gathered(most);
+    layouts_scattered(most);
+    layouts_exchanged(most);
 }

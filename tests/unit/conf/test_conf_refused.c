@@ -65,73 +65,74 @@ static void test_numbers_do_not_wrap(void **state)
     assert_refused("/*\n\n*/ slice_bytes =\n 99999999999999999999;\n" OWN, 4, "slice_bytes = 99999999999");
 }
 
+static const struct {
+    const char *line;
+    const char *part;
+} scalars[] = {
+    {"no_such_key = 1;", "no_such_key: unknown key"},
+    {"Slice_Bytes = 4096;", "Slice_Bytes: unknown key"},
+    {"node = { name = \"a\"; };", "node: unknown key"},
+    /* Another type. */
+    {"slice_bytes = \"4096\";", "slice_bytes: expected a whole number"},
+    {"slice_bytes = 4096.0;", "slice_bytes: expected a whole number"},
+    {"slice_bytes = 1e30;", "slice_bytes: expected a whole number"},
+    {"slice_bytes = true;", "slice_bytes: expected a whole number"},
+    {"slice_bytes = [ 4096 ];", "slice_bytes: expected a whole number"},
+    {"slice_bytes = { };", "slice_bytes: expected a whole number"},
+    {"cluster_name = 5;", "cluster_name: expected a text in double quotes"},
+    {"cluster_name = false;", "cluster_name: expected a text in double quotes"},
+    {"cluster_name = ( \"x\" );", "cluster_name: expected a text in double quotes"},
+    /* Addresses. */
+    {"listen = \"\";", "listen = \"\": expected an address: \"host:port\" or \"[IPv6]:port\""},
+    {"listen = \"127.0.0.1\";", "listen = \"127.0.0.1\": expected an address"},
+    {"listen = \":7400\";", "expected an address"},
+    {"listen = \"host:\";", "expected an address"},
+    {"listen = \"host:65536\";", "expected an address"},
+    {"listen = \"host:100000\";", "expected an address"},
+    {"listen = \"host:-1\";", "expected an address"},
+    {"listen = \"host:74x\";", "expected an address"},
+    {"listen = \"::1:7400\";", "expected an address"},
+    {"listen = \"[::1]7400\";", "expected an address"},
+    {"listen = \"[::1:7400\";", "expected an address"},
+    {"listen = \"[]:7400\";", "expected an address"},
+    {"listen = \"::1]:7400\";", "expected an address"},
+    /* Permissions. */
+    {"socket_mode = \"\";", "socket_mode = \"\": expected file permissions in octal, as \"0660\""},
+    {"socket_mode = \"0888\";", "expected file permissions"},
+    {"socket_mode = \"1777\";", "expected file permissions"},
+    {"socket_mode = \"-1\";", "expected file permissions"},
+    {"socket_mode = \" 660\";", "expected file permissions"},
+    {"socket_mode = \"660 \";", "expected file permissions"},
+    {"socket_mode = \"00660\";", "expected file permissions"},
+    {"socket_mode = 438;", "socket_mode: expected a text in double quotes"},
+    /* Levels, names, paths. */
+    {"log_level = \"loud\";", "log_level = \"loud\": expected error, warning, info or debug"},
+    {"log_level = \"INFO\";", "expected error, warning, info or debug"},
+    {"gpus = \"on\";", "gpus = \"on\": expected auto or off"},
+    {"gpu_peer_access = \"\";", "gpu_peer_access = \"\": expected auto or off"},
+    {"cuda_ipc_handles = \"off\";", "cuda_ipc_handles = \"off\": expected auto, accept or refuse"},
+    {"cuda_ipc_handles = true;", "cuda_ipc_handles: expected a text in double quotes"},
+    {"socket_path = \"\";", "socket_path = \"\": expected a file's path"},
+    {"certificate = \"\";", "certificate = \"\": expected a file's path"},
+    {"key = \"\";", "key = \"\": expected a file's path"},
+    {"authority = \"\";", "authority = \"\": expected a file's path"},
+    /* Syntax: libconfig's own words. */
+    {"slice_bytes = ;", "syntax error"},
+    {"slice_bytes 4096;", "syntax error"},
+    {"= 3;", "syntax error"},
+    {"nodes = ( );", "duplicate setting name"},
+    {"node_name = \"a\";", "duplicate setting name"},
+    {"@include \"other.conf\"", "@include: expected the whole configuration in this file"},
+    {"  @include \"/tmp\"", "@include: expected the whole configuration in this file"},
+};
+
 static void test_scalars_refused(void **state)
 {
     (void)state;
-    static const struct {
-        const char *line;
-        const char *part;
-    } cases[] = {
-        {"no_such_key = 1;", "no_such_key: unknown key"},
-        {"Slice_Bytes = 4096;", "Slice_Bytes: unknown key"},
-        {"node = { name = \"a\"; };", "node: unknown key"},
-        /* Another type. */
-        {"slice_bytes = \"4096\";", "slice_bytes: expected a whole number"},
-        {"slice_bytes = 4096.0;", "slice_bytes: expected a whole number"},
-        {"slice_bytes = 1e30;", "slice_bytes: expected a whole number"},
-        {"slice_bytes = true;", "slice_bytes: expected a whole number"},
-        {"slice_bytes = [ 4096 ];", "slice_bytes: expected a whole number"},
-        {"slice_bytes = { };", "slice_bytes: expected a whole number"},
-        {"cluster_name = 5;", "cluster_name: expected a text in double quotes"},
-        {"cluster_name = false;", "cluster_name: expected a text in double quotes"},
-        {"cluster_name = ( \"x\" );", "cluster_name: expected a text in double quotes"},
-        /* Addresses. */
-        {"listen = \"\";", "listen = \"\": expected an address: \"host:port\" or \"[IPv6]:port\""},
-        {"listen = \"127.0.0.1\";", "listen = \"127.0.0.1\": expected an address"},
-        {"listen = \":7400\";", "expected an address"},
-        {"listen = \"host:\";", "expected an address"},
-        {"listen = \"host:65536\";", "expected an address"},
-        {"listen = \"host:100000\";", "expected an address"},
-        {"listen = \"host:-1\";", "expected an address"},
-        {"listen = \"host:74x\";", "expected an address"},
-        {"listen = \"::1:7400\";", "expected an address"},
-        {"listen = \"[::1]7400\";", "expected an address"},
-        {"listen = \"[::1:7400\";", "expected an address"},
-        {"listen = \"[]:7400\";", "expected an address"},
-        {"listen = \"::1]:7400\";", "expected an address"},
-        /* Permissions. */
-        {"socket_mode = \"\";", "socket_mode = \"\": expected file permissions in octal, as \"0660\""},
-        {"socket_mode = \"0888\";", "expected file permissions"},
-        {"socket_mode = \"1777\";", "expected file permissions"},
-        {"socket_mode = \"-1\";", "expected file permissions"},
-        {"socket_mode = \" 660\";", "expected file permissions"},
-        {"socket_mode = \"660 \";", "expected file permissions"},
-        {"socket_mode = \"00660\";", "expected file permissions"},
-        {"socket_mode = 438;", "socket_mode: expected a text in double quotes"},
-        /* Levels, names, paths. */
-        {"log_level = \"loud\";", "log_level = \"loud\": expected error, warning, info or debug"},
-        {"log_level = \"INFO\";", "expected error, warning, info or debug"},
-        {"gpus = \"on\";", "gpus = \"on\": expected auto or off"},
-        {"gpu_peer_access = \"\";", "gpu_peer_access = \"\": expected auto or off"},
-        {"cuda_ipc_handles = \"off\";", "cuda_ipc_handles = \"off\": expected auto, accept or refuse"},
-        {"cuda_ipc_handles = true;", "cuda_ipc_handles: expected a text in double quotes"},
-        {"socket_path = \"\";", "socket_path = \"\": expected a file's path"},
-        {"certificate = \"\";", "certificate = \"\": expected a file's path"},
-        {"key = \"\";", "key = \"\": expected a file's path"},
-        {"authority = \"\";", "authority = \"\": expected a file's path"},
-        /* Syntax: libconfig's own words. */
-        {"slice_bytes = ;", "syntax error"},
-        {"slice_bytes 4096;", "syntax error"},
-        {"= 3;", "syntax error"},
-        {"nodes = ( );", "duplicate setting name"},
-        {"node_name = \"a\";", "duplicate setting name"},
-        {"@include \"other.conf\"", "@include: expected the whole configuration in this file"},
-        {"  @include \"/tmp\"", "@include: expected the whole configuration in this file"},
-    };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+    for (size_t i = 0; i < sizeof scalars / sizeof scalars[0]; i++) {
         char text[512];
-        snprintf(text, sizeof text, OWN "\n%s\n", cases[i].line);
-        assert_refused(text, 4, cases[i].part);
+        snprintf(text, sizeof text, OWN "\n%s\n", scalars[i].line);
+        assert_refused(text, 4, scalars[i].part);
     }
     assert_refused("slice_bytes = 4096;\ncluster_name = \"x\";\nslice_bytes = 4096;\n" OWN, 3,
                    "duplicate setting name");

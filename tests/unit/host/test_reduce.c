@@ -6,55 +6,64 @@
 
 /* host_reduce against a reference of higher precision, at every level. test_reduce_into.c: in place. */
 
+/* Of real number i, in a wider type: what the sum of the inputs is, and of their magnitudes. */
+static void reduce_real(const struct host_reduction *reduction, const void *const *originals, size_t i,
+                        long double *value, long double *magnitude)
+{
+    enum dtype dtype = reduction->dtype;
+    *value = 0;
+    *magnitude = 0;
+    if (element_parts(dtype) == 2 && reduction->reduce == REDUCE_PROD) {
+        long double real = 1, imaginary = 0;
+        for (uint32_t k = 0; k < reduction->input_count; k++) {
+            long double a = (long double)element_real(dtype, originals[k], i & ~(size_t)1);
+            long double b = (long double)element_real(dtype, originals[k], i | 1);
+            long double next = real * a - imaginary * b;
+            imaginary = real * b + imaginary * a;
+            real = next;
+        }
+        *value = (i & 1) != 0 ? imaginary : real;
+        *magnitude = fabsl(real) + fabsl(imaginary);
+    } else {
+        for (uint32_t k = 0; k < reduction->input_count; k++) {
+            long double x = (long double)element_real(dtype, originals[k], i);
+            x *= reduction->factors != NULL ? (long double)reduction->factors[k] : 1;
+            bool first = k == 0;
+            switch (reduction->reduce) {
+            case REDUCE_PROD:
+                *value = first ? x : *value * x;
+                *magnitude = fabsl(*value);
+                break;
+            case REDUCE_MIN:
+                *value = first || x < *value ? x : *value;
+                break;
+            case REDUCE_MAX:
+                *value = first || x > *value ? x : *value;
+                break;
+            case REDUCE_SUM:
+            case REDUCE_AVG:
+            case REDUCE_PREMUL_SUM:
+            case REDUCE_BAND:
+            case REDUCE_BOR:
+            case REDUCE_BXOR:
+            case REDUCE_LAND:
+            case REDUCE_LOR:
+                *value += x;
+                *magnitude += fabsl(x);
+                break;
+            }
+        }
+    }
+}
+
 static void check_reals(const struct host_reduction *reduction, const void *const *originals,
                         const unsigned char *output)
 {
     enum dtype dtype = reduction->dtype;
-    bool is_complex = element_parts(dtype) == 2;
     size_t reals = (size_t)reduction->count_elements * element_parts(dtype);
     for (size_t i = 0; i < reals; i++) {
-        long double value = 0, magnitude = 0;
-        if (is_complex && reduction->reduce == REDUCE_PROD) {
-            long double real = 1, imaginary = 0;
-            for (uint32_t k = 0; k < reduction->input_count; k++) {
-                long double a = (long double)element_real(dtype, originals[k], i & ~(size_t)1);
-                long double b = (long double)element_real(dtype, originals[k], i | 1);
-                long double next = real * a - imaginary * b;
-                imaginary = real * b + imaginary * a;
-                real = next;
-            }
-            value = (i & 1) != 0 ? imaginary : real;
-            magnitude = fabsl(real) + fabsl(imaginary);
-        } else {
-            for (uint32_t k = 0; k < reduction->input_count; k++) {
-                long double x = (long double)element_real(dtype, originals[k], i);
-                x *= reduction->factors != NULL ? (long double)reduction->factors[k] : 1;
-                bool first = k == 0;
-                switch (reduction->reduce) {
-                case REDUCE_PROD:
-                    value = first ? x : value * x;
-                    magnitude = fabsl(value);
-                    break;
-                case REDUCE_MIN:
-                    value = first || x < value ? x : value;
-                    break;
-                case REDUCE_MAX:
-                    value = first || x > value ? x : value;
-                    break;
-                case REDUCE_SUM:
-                case REDUCE_AVG:
-                case REDUCE_PREMUL_SUM:
-                case REDUCE_BAND:
-                case REDUCE_BOR:
-                case REDUCE_BXOR:
-                case REDUCE_LAND:
-                case REDUCE_LOR:
-                    value += x;
-                    magnitude += fabsl(x);
-                    break;
-                }
-            }
-        }
+        long double value, magnitude;
+        reduce_real(reduction, originals, i, &value, &magnitude);
         if (reduction->divisor > 1) {
             value /= (long double)reduction->divisor;
             magnitude /= (long double)reduction->divisor;

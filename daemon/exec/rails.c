@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/array.h"
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
 #include "daemon/exec/rails_internal.h"
@@ -370,18 +371,9 @@ bool rails_address(const char *address, uint32_t rail, char *out, size_t size)
 
 static bool peers_reserve(struct rails *rails, uint32_t count)
 {
-    if (count <= rails->peer_capacity) {
-        return true;
-    }
-    uint32_t capacity = count + count / 2 + 8;
-    struct rails_peer *peers = realloc(rails->peers, capacity * sizeof *peers);
-    if (peers == NULL) {
-        return false;
-    }
-    memset(peers + rails->peer_capacity, 0, (capacity - rails->peer_capacity) * sizeof *peers);
-    rails->peers = peers;
-    rails->peer_capacity = capacity;
-    return true;
+    struct rails_peer *peers = array_reserve(rails->peers, &rails->peer_capacity, sizeof *peers, count);
+    rails->peers = peers != NULL ? peers : rails->peers;
+    return peers != NULL;
 }
 
 /* Tells every rail of a peer's address, which is that rail's. */

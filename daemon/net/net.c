@@ -1,7 +1,6 @@
 #include "daemon/net/net.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include "daemon/base/array.h"
 
 void net_set_peer_handler(struct net *net, const struct net_peer_handler *handler)
 {
@@ -86,17 +85,14 @@ enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind
 /* Null without memory. */
 static struct net_users_streams *users_streams_of(struct net *net, uint32_t peer)
 {
-    if (peer >= net->users_peers) {
-        uint32_t peers = peer + peer / 2 + 8; /* peers are fewer than NET_PEERS_MAX */
-        struct net_users_streams *all = realloc(net->users_streams, peers * sizeof *all);
-        if (all == NULL) {
-            return NULL;
-        }
-        memset(all + net->users_peers, 0, (peers - net->users_peers) * sizeof *all);
-        net->users_streams = all;
-        net->users_peers = peers;
+    /* Peers are fewer than NET_PEERS_MAX. */
+    struct net_users_streams *all =
+        array_reserve(net->users_streams, &net->users_peers, sizeof *all, peer + 1);
+    if (all == NULL) {
+        return NULL;
     }
-    return &net->users_streams[peer];
+    net->users_streams = all;
+    return &all[peer];
 }
 
 enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,

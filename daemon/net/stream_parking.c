@@ -1,7 +1,6 @@
 #include "daemon/net/stream_parking.h"
 
-#include <stdlib.h>
-#include <string.h>
+#include "daemon/base/array.h"
 
 void stream_parking_init(struct stream_parking *parking)
 {
@@ -16,18 +15,10 @@ void stream_parking_free(struct stream_parking *parking)
 
 static bool make_peer(struct stream_parking *parking, uint32_t peer)
 {
-    if (peer < parking->peers) {
-        return true;
-    }
-    uint32_t peers = peer + peer / 2 + 8; /* peers are fewer than NET_PEERS_MAX */
-    uint64_t *of_peer = realloc(parking->of_peer, peers * sizeof *of_peer);
-    if (of_peer == NULL) {
-        return false;
-    }
-    memset(of_peer + parking->peers, 0, (peers - parking->peers) * sizeof *of_peer);
-    parking->of_peer = of_peer;
-    parking->peers = peers;
-    return true;
+    /* Peers are fewer than NET_PEERS_MAX. */
+    uint64_t *of_peer = array_reserve(parking->of_peer, &parking->peers, sizeof *of_peer, peer + 1);
+    parking->of_peer = of_peer != NULL ? of_peer : parking->of_peer;
+    return of_peer != NULL;
 }
 
 bool stream_parking_count(struct stream_parking *parking, uint32_t peer, uint64_t from, uint64_t to)

@@ -14,11 +14,6 @@ COMM_MUST_USE static inline bool checked_add_size(size_t a, size_t b, size_t *ou
     return !__builtin_add_overflow(a, b, out);
 }
 
-COMM_MUST_USE static inline bool checked_mul_size(size_t a, size_t b, size_t *out)
-{
-    return !__builtin_mul_overflow(a, b, out);
-}
-
 COMM_MUST_USE static inline bool checked_add_u64(uint64_t a, uint64_t b, uint64_t *out)
 {
     return !__builtin_add_overflow(a, b, out);

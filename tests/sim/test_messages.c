@@ -182,6 +182,30 @@ static void check_bytes(const struct post *receive, const struct post *send)
     assert_int_equal(receive->bytes[send->count], 0xa5);
 }
 
+/* Each receive has the first message of its source that fits it, and that no other one has. */
+static void check_matches(void)
+{
+    static bool taken[POSTS_MAX];
+    memset(taken, 0, sizeof taken);
+    for (uint32_t r = 0; r < world.post_count; r++) {
+        const struct post *receive = &world.posts[r];
+        assert_int_equal(receive->result.status, STATUS_OK);
+        if (receive->sends) {
+            continue;
+        }
+        uint32_t s = 0; /* the first message that is not taken, of the source that it says */
+        while (s < world.post_count &&
+               !(world.posts[s].sends && !taken[s] && world.posts[s].peer == receive->rank &&
+                 world.posts[s].tag == receive->tag && world.posts[s].rank == receive->source)) {
+            s++;
+        }
+        assert_true(s < world.post_count);
+        assert_true(receive->peer == COMM_ANY_SOURCE_RANK || receive->peer == receive->source);
+        taken[s] = true;
+        check_bytes(receive, &world.posts[s]);
+    }
+}
+
 /*
  * Everything at random; then every receive has a message that fits it, every message one receive, and of one
  * sender, receiver and tag the k-th receive, in the order posted, has the k-th message (receives that take
@@ -190,7 +214,6 @@ static void check_bytes(const struct post *receive, const struct post *send)
 static void run_random(uint32_t seed)
 {
     enum { TAGS = 3, MESSAGES = 300 };
-    static bool taken[POSTS_MAX];
     start(seed, 1 + seed % 4, 2 + seed % 7, seed % 3 * 0.02, 0);
     struct random *random = &world.cluster->random;
     int64_t balance[RANKS_MAX][RANKS_MAX][TAGS]; /* sends less receives; by receiver, sender, tag */
@@ -233,24 +256,7 @@ static void run_random(uint32_t seed)
         }
     }
     assert_true(cluster_run_until(world.cluster, all_done, &world, 60 * TIME_S));
-    memset(taken, 0, sizeof taken);
-    for (uint32_t r = 0; r < world.post_count; r++) {
-        const struct post *receive = &world.posts[r];
-        assert_int_equal(receive->result.status, STATUS_OK);
-        if (receive->sends) {
-            continue;
-        }
-        uint32_t s = 0; /* the first message that is not taken, of the source that it says */
-        while (s < world.post_count &&
-               !(world.posts[s].sends && !taken[s] && world.posts[s].peer == receive->rank &&
-                 world.posts[s].tag == receive->tag && world.posts[s].rank == receive->source)) {
-            s++;
-        }
-        assert_true(s < world.post_count);
-        assert_true(receive->peer == COMM_ANY_SOURCE_RANK || receive->peer == receive->source);
-        taken[s] = true;
-        check_bytes(receive, &world.posts[s]);
-    }
+    check_matches();
     stop();
 }
 

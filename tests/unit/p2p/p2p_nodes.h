@@ -84,30 +84,10 @@ static inline void settle(uint32_t pending)
     }
 }
 
-/* accounts: of ranks, or null. */
-static inline void start(uint32_t node_count, uint32_t size, struct budget_account *const *accounts)
+/* Each node with each other. */
+static inline void connect_all(void)
 {
-    struct network_conditions conditions = {
-        .delay_ns = 20 * TIME_US, .jitter_ns = 20 * TIME_US, .packet_bytes = 65536};
-    uint32_t peers[NODES_MAX], node_of_rank[64], unused;
-    memset(&world, 0, sizeof world);
-    world.now_ns = TIME_S;
-    world.node_count = node_count;
-    world.size = size;
-    for (uint32_t rank = 0; rank < size; rank++) {
-        node_of_rank[rank] = rank % node_count;
-    }
-    world.network = network_new_pipes(4711, &conditions);
-    for (uint32_t i = 0; i < node_count; i++) {
-        struct node *node = &world.nodes[i];
-        (void)snprintf(node->name, sizeof node->name, "n%u", i);
-        world.names[i] = node->name;
-        node->net = network_add(world.network, node->name);
-        struct net_peer_handler handler = {
-            .context = node, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
-        net_set_peer_handler(node->net, &handler);
-        assert_int_equal(p2p_new(node->net, node_woken, node, &node->p2p, NULL), STATUS_OK);
-    }
+    uint32_t unused, node_count = world.node_count;
     for (uint32_t i = 0; i < node_count; i++) {
         for (uint32_t other = 0; other < node_count; other++) {
             if (other != i) {
@@ -126,6 +106,33 @@ static inline void start(uint32_t node_count, uint32_t size, struct budget_accou
             turn();
         }
     }
+}
+
+/* accounts: of ranks, or null. */
+static inline void start(uint32_t node_count, uint32_t size, struct budget_account *const *accounts)
+{
+    struct network_conditions conditions = {
+        .delay_ns = 20 * TIME_US, .jitter_ns = 20 * TIME_US, .packet_bytes = 65536};
+    uint32_t peers[NODES_MAX], node_of_rank[64];
+    memset(&world, 0, sizeof world);
+    world.now_ns = TIME_S;
+    world.node_count = node_count;
+    world.size = size;
+    for (uint32_t rank = 0; rank < size; rank++) {
+        node_of_rank[rank] = rank % node_count;
+    }
+    world.network = network_new_pipes(4711, &conditions);
+    for (uint32_t i = 0; i < node_count; i++) {
+        struct node *node = &world.nodes[i];
+        (void)snprintf(node->name, sizeof node->name, "n%u", i);
+        world.names[i] = node->name;
+        node->net = network_add(world.network, node->name);
+        struct net_peer_handler handler = {
+            .context = node, .peer_up = node_up, .peer_down = node_down, .connect_failed = node_down};
+        net_set_peer_handler(node->net, &handler);
+        assert_int_equal(p2p_new(node->net, node_woken, node, &node->p2p, NULL), STATUS_OK);
+    }
+    connect_all();
     for (uint32_t i = 0; i < node_count; i++) {
         struct budget_account *own[64];
         uint32_t own_count = 0;

@@ -98,7 +98,7 @@ enum status device_queue(struct exec_comm *comm, uint32_t gpu, struct gpu_queue 
         }
     }
     if (comm->queues[gpu] == NULL) {
-        status = gpu_queue_new(comm->exec->gpus, gpu, &comm->queues[gpu], error);
+        status = gpu_queue_new(comm->exec->gpus, gpu, comm->options.account, &comm->queues[gpu], error);
     }
     *out = comm->queues[gpu];
     return status;

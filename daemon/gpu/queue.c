@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/budget.h"
 #include "daemon/gpu/cuda_internal.h"
 #include "daemon/gpu/grid.h"
 
@@ -11,6 +12,7 @@ _Static_assert(GPU_QUEUE_BUFFERS_MAX == KERNELS_MANY_MAX, "the room in the kerne
 struct gpu_queue {
     struct gpu_devices *gpus;
     uint32_t gpu;
+    struct budget_account *account; /* the charge keeps it */
     cuda_stream stream;
     _Atomic uint64_t *done; /* pinned: the last mark that was reached */
     cuda_pointer done_at;   /* its device address */
@@ -33,16 +35,23 @@ static enum status queue_enter(const struct gpu_queue *queue, struct error *erro
     return cuda_enter(queue->gpus, queue->gpu, error);
 }
 
-enum status gpu_queue_new(struct gpu_devices *gpus, uint32_t gpu, struct gpu_queue **out, struct error *error)
+enum status gpu_queue_new(struct gpu_devices *gpus, uint32_t gpu, struct budget_account *account,
+                          struct gpu_queue **out, struct error *error)
 {
-    struct gpu_queue *queue = calloc(1, sizeof *queue);
     void *word = NULL;
+    enum status status = budget_charge(account, BUDGET_COMMUNICATOR_BYTES, GPU_QUEUE_COST_BYTES, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    struct gpu_queue *queue = calloc(1, sizeof *queue);
     if (queue == NULL) {
+        budget_release(account, BUDGET_COMMUNICATOR_BYTES, GPU_QUEUE_COST_BYTES);
         return error_set(error, STATUS_NO_MEMORY, "no memory for a queue of GPU %u", gpu);
     }
+    queue->account = account;
     queue->gpus = gpus;
     queue->gpu = gpu;
-    enum status status = gpu_pinned_alloc(gpus, sizeof *queue->done, &word, error);
+    status = gpu_pinned_alloc(gpus, sizeof *queue->done, &word, error);
     if (status == STATUS_OK) {
         queue->done = word;
         atomic_store(queue->done, 0);
@@ -74,6 +83,7 @@ void gpu_queue_free(struct gpu_queue *queue)
         }
     }
     gpu_pinned_free(queue->gpus, (void *)(uintptr_t)queue->done);
+    budget_release(queue->account, BUDGET_COMMUNICATOR_BYTES, GPU_QUEUE_COST_BYTES);
     free(queue);
 }
 

@@ -16,9 +16,14 @@
  * gpu_pinned_alloc.
  */
 struct gpu_queue;
+struct budget_account;
 
-enum status gpu_queue_new(struct gpu_devices *gpus, uint32_t gpu, struct gpu_queue **out,
-                          struct error *error) COMM_MUST_USE;
+/* Of the host's memory: what is pinned for its word, and as much again for the driver's stream. */
+#define GPU_QUEUE_COST_BYTES 8192u
+/* account: charged for the queue until it is freed (BUDGET_COMMUNICATOR_BYTES); null: nobody is. LIMIT,
+ * NO_MEMORY, or what the driver said. */
+enum status gpu_queue_new(struct gpu_devices *gpus, uint32_t gpu, struct budget_account *account,
+                          struct gpu_queue **out, struct error *error) COMM_MUST_USE;
 /* Once every mark of it is reached, or its GPU failed: otherwise it waits. Null is accepted. */
 void gpu_queue_free(struct gpu_queue *queue);
 

@@ -34,7 +34,8 @@ static enum status queue_of(struct p2p_comm *comm, uint32_t gpu, enum message_wa
         }
     }
     struct gpu_queue **queue = &comm->gpu_queues[gpu * MESSAGE_WAYS + (uint32_t)way];
-    enum status status = *queue == NULL ? gpu_queue_new(comm->p2p->gpus, gpu, queue, error) : STATUS_OK;
+    enum status status =
+        *queue == NULL ? gpu_queue_new(comm->p2p->gpus, gpu, comm->options.account, queue, error) : STATUS_OK;
     *out = *queue;
     return status;
 }

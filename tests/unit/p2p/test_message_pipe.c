@@ -7,7 +7,7 @@
 static struct gpu_queue *queue_of(uint32_t gpu)
 {
     struct gpu_queue *queue = NULL;
-    CHECK_RESULT(gpu_queue_new(nodes.gpus, gpu, &queue, NULL), STATUS_OK);
+    CHECK_RESULT(gpu_queue_new(nodes.gpus, gpu, NULL, &queue, NULL), STATUS_OK);
     return queue;
 }
 

@@ -409,11 +409,11 @@ static void test_too_long(void **state)
 
 /* --- Charged --- */
 
-static uint64_t pinned_bytes(void)
+static uint64_t used(enum budget_kind kind)
 {
     struct budget_info info;
     budget_account_info(nodes_account, &info);
-    return info.used[BUDGET_LANES];
+    return info.used[kind];
 }
 
 /* What messages go through is charged to their user. Those of one communicator wait for each other's; one
@@ -434,6 +434,7 @@ static void charged(int unused)
         buffer_fill(&sources[i], i);
     }
     static const uint64_t ceilings[] = {0, 2 * RING, RING};
+    uint64_t communicators = used(BUDGET_COMMUNICATOR_BYTES);
     for (uint32_t c = 0; c < 3; c++) {
         uint64_t most = 0;
         budget_set_ceiling(budget, BUDGET_LANES, ceilings[c]);
@@ -443,9 +444,9 @@ static void charged(int unused)
         }
         while (nodes.under_way > 0) {
             nodes_turn();
-            most = pinned_bytes() > most ? pinned_bytes() : most;
+            most = used(BUDGET_LANES) > most ? used(BUDGET_LANES) : most;
         }
-        CHECK(pinned_bytes() == 0);
+        CHECK(used(BUDGET_LANES) == 0);
         CHECK(most >= RING && (ceilings[c] == 0 || most <= ceilings[c]));
         for (uint32_t i = 0; i < COUNT; i++) {
             CHECK_RESULT(sends[i].result.status, c < 2 ? STATUS_OK : STATUS_LIMIT);
@@ -458,7 +459,9 @@ static void charged(int unused)
         buffer_free(&sources[i]);
         buffer_free(&sinks[i]);
     }
+    CHECK(used(BUDGET_COMMUNICATOR_BYTES) == communicators + NODES * GPU_QUEUE_COST_BYTES);
     nodes_stop();
+    CHECK(used(BUDGET_COMMUNICATOR_BYTES) == 0);
     budget_close(nodes_account);
     budget_free(budget);
 }

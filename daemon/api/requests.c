@@ -36,10 +36,7 @@ static void comm_formed(void *context, struct comms_member *member, const struct
     answer.local_rank = view.local_rank;
     answer.local_size = view.local_size;
     answer.node_count = view.node_count;
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = comm->init_request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_COMM_INIT;
-    reply.comm_init = &answer;
+    Commd__Client__Reply reply = API_REPLY(comm->init_request_id, COMM_INIT, comm_init, &answer);
     api_session_reply(comm->session, &reply);
 }
 
@@ -147,11 +144,10 @@ void api_comm_init(struct api_session *session, uint64_t request_id, const Commd
 
 void api_comm_table(struct api_session *session, uint64_t request_id, const Commd__Client__CommTable *request)
 {
-    struct error error;
     struct api_comm *comm = session_comm(session, request->handle);
     if (comm == NULL || !comm->formed) {
-        error_set(&error, STATUS_NOT_FOUND, "no formed communicator has handle %u", request->handle);
-        api_session_reply_error(session, request_id, &error);
+        api_session_reply_failure(session, request_id, STATUS_NOT_FOUND,
+                                  "no formed communicator has handle %u", request->handle);
         return;
     }
     struct communicator_view view;
@@ -167,10 +163,7 @@ void api_comm_table(struct api_session *session, uint64_t request_id, const Comm
         uint32_t left = view.node_count - request->first_node;
         answer.n_node_names = left < CLIENT_TABLE_NODES_MAX ? left : CLIENT_TABLE_NODES_MAX;
     }
-    Commd__Client__Reply reply = COMMD__CLIENT__REPLY__INIT;
-    reply.id = request_id;
-    reply.body_case = COMMD__CLIENT__REPLY__BODY_COMM_TABLE;
-    reply.comm_table = &answer;
+    Commd__Client__Reply reply = API_REPLY(request_id, COMM_TABLE, comm_table, &answer);
     api_session_reply(session, &reply);
 }
 
@@ -179,15 +172,13 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
 {
     struct api_comm *comm = session_comm(session, request->handle);
     if (comm == NULL) {
-        struct error error;
-        error_set(&error, STATUS_NOT_FOUND, "no communicator has handle %u", request->handle);
-        api_session_reply_error(session, request_id, &error);
+        api_session_reply_failure(session, request_id, STATUS_NOT_FOUND, "no communicator has handle %u",
+                                  request->handle);
         return;
     }
     if (!comm->formed) {
-        struct error error;
-        error_set(&error, STATUS_ABORTED, "the communicator was left before it had formed");
-        api_session_reply_error(session, comm->init_request_id, &error);
+        api_session_reply_failure(session, comm->init_request_id, STATUS_ABORTED,
+                                  "the communicator was left before it had formed");
     }
     comms_member_leave(comm->member, COMMS_LEAVE_ORDERLY, now_ns);
     comm_forget(comm);

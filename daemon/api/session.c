@@ -236,27 +236,34 @@ void api_session_reply_error(struct api_session *session, uint64_t request_id, c
     api_session_reply(session, &reply);
 }
 
+__attribute__((format(printf, 5, 0))) static void reply_list(struct api_session *session, uint64_t request_id,
+                                                             bool ends, enum status status,
+                                                             const char *format, va_list arguments)
+{
+    struct error error;
+    error_set_list(&error, status, format, arguments);
+    api_session_reply_error(session, request_id, &error);
+    if (ends) {
+        api_session_end(session, error.text);
+    }
+}
+
 void api_session_reply_failure(struct api_session *session, uint64_t request_id, enum status status,
                                const char *format, ...)
 {
-    struct error error;
     va_list arguments;
     va_start(arguments, format);
-    error_set_list(&error, status, format, arguments);
+    reply_list(session, request_id, false, status, format, arguments);
     va_end(arguments);
-    api_session_reply_error(session, request_id, &error);
 }
 
 void api_session_reply_end(struct api_session *session, uint64_t request_id, enum status status,
                            const char *format, ...)
 {
-    struct error error;
     va_list arguments;
     va_start(arguments, format);
-    error_set_list(&error, status, format, arguments);
+    reply_list(session, request_id, true, status, format, arguments);
     va_end(arguments);
-    api_session_reply_error(session, request_id, &error);
-    api_session_end(session, error.text);
 }
 
 void api_session_end(struct api_session *session, const char *why)

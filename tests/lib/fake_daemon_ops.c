@@ -198,12 +198,28 @@ static void abort_comm(struct fake_session *session, uint32_t handle, uint32_t s
     fake_send_event(session, &event);
 }
 
+/* Of a version that there is not. */
+static void send_other_record(struct fake_session *session, const struct submit_record *submit)
+{
+    struct completion_record other;
+    completion_record_begin(&other, submit->handle, submit->ticket);
+    other.version++;
+    fake_send_bytes(session, &other, completion_record_bytes(&other));
+}
+
+static void abuse_rings(struct fake_daemon *daemon, const struct fake_session *session, enum fake_abuse abuse)
+{
+    fake_rings_abuse(session->rings, abuse);
+    pthread_mutex_lock(&daemon->lock);
+    daemon->counts.abuses++;
+    fake_unlock(daemon);
+}
+
 static void act(struct fake_daemon *daemon, struct fake_session *session, const struct submit_record *submit,
                 const struct fake_script *script)
 {
     static const uint8_t oversize[CLIENT_PACKET_MAX_BYTES + 1];
     static const uint8_t unknown_field[] = {0xf8, 0x07, 0x01}; /* number 127, which no event has */
-    struct completion_record other;
     switch (script->action) {
     case FAKE_COMPLETE:
         complete(daemon, session, submit, script->op_delay_ms);
@@ -230,9 +246,7 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
                         sizeof unknown_field); /* one of no bytes would be an end of file */
         return;
     case FAKE_OTHER_RECORD:
-        completion_record_begin(&other, submit->handle, submit->ticket);
-        other.version++;
-        fake_send_bytes(session, &other, completion_record_bytes(&other));
+        send_other_record(session, submit);
         return;
     case FAKE_OVERSIZE:
         fake_send_bytes(session, oversize, sizeof oversize);
@@ -255,10 +269,7 @@ static void act(struct fake_daemon *daemon, struct fake_session *session, const 
         daemon->stopped_reading = true;
         return;
     case FAKE_ABUSE_RINGS:
-        fake_rings_abuse(session->rings, script->abuse);
-        pthread_mutex_lock(&daemon->lock);
-        daemon->counts.abuses++;
-        fake_unlock(daemon);
+        abuse_rings(daemon, session, script->abuse);
         return;
     }
 }

@@ -256,97 +256,6 @@ static bool lane_is_free(const struct exec_lane *lane)
     return lane->state == LANE_IDLE && lane->unacknowledged == 0;
 }
 
-/* Which lane it is in a trace. */
-static uint32_t local_row(const struct exec_comm *comm)
-{
-    bool alone = comm->options.node_count == 1;
-    return alone ? lane_row(&comm->lanes[0]) : TRACE_LANE_ROW(comm->share_index, TRACE_LANE_LOCAL);
-}
-
-/* Goes on with the slice that is under way within the node. *over: it is done. */
-static enum status comm_run_local(struct exec_comm *comm, uint64_t *left_bytes, bool *over,
-                                  struct error *error)
-{
-    struct exec_op *op = comm->first_op;
-    *over = stage_run(&comm->lanes[0], op, COLL_STAGE_LOCAL, op->slice, &op->cursor, left_bytes);
-    op->is_within_slice = !*over;
-    if (*over) {
-        trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, local_row(comm),
-                         (uint32_t)op->slice, 0);
-    }
-    return op_check_memories(comm, op, error);
-}
-
-static void comm_begin_local(struct exec_comm *comm, uint64_t slice)
-{
-    struct exec_op *op = comm->first_op;
-    op->is_within_slice = true;
-    op->slice = slice;
-    op->cursor = (struct coll_stage_cursor){0};
-    trace_slice_started(comm->comm_id, op->call.seq, op->call.terms.kind, local_row(comm), (uint32_t)slice,
-                        op->stage.slice_bytes);
-}
-
-/* False: other threads have taken what was left. */
-static bool comm_take_slice(struct exec_comm *comm, enum status *status, struct error *error)
-{
-    struct exec_op *op = comm->first_op;
-    struct exec_lane *lane = &comm->lanes[0];
-    uint64_t slice = op->next_slice;
-    if (op->claims != NULL && !spread_claim(op, &slice)) {
-        return false;
-    }
-    op->next_slice++;
-    comm_begin_local(comm, slice);
-    lane->staged = false;
-    *status = lane_reserve(lane, coll_stage_memory_elements(&op->stage, slice) * op->element_bytes, error);
-    return true;
-}
-
-/* Without other nodes: one slice after the other. Returns whether more can be done at once. */
-static bool comm_step_alone(struct exec_comm *comm, uint64_t now_ns)
-{
-    struct exec_op *op = comm->first_op;
-    uint64_t left_bytes = EXEC_TURN_BYTES;
-    while (left_bytes > 0 && op->slices_done < op->own_slices) {
-        struct error error;
-        enum status status = STATUS_OK;
-        bool over = false;
-        if (!op->is_within_slice && !comm_take_slice(comm, &status, &error)) {
-            op->slices_done = op->own_slices;
-            return false;
-        }
-        if (status == STATUS_OK) {
-            status = comm_run_local(comm, &left_bytes, &over, &error);
-        }
-        if (status != STATUS_OK) {
-            exec_comm_fail(comm, &error, now_ns);
-            return false;
-        }
-        op->slices_done += over ? 1 : 0;
-        if (over && op->claims != NULL) {
-            spread_claim_done(comm, op);
-        }
-    }
-    return op->slices_done < op->own_slices;
-}
-
-/* Beside the lanes: what an all_to_all exchanges within this node. */
-static void comm_exchange(struct exec_comm *comm, uint64_t now_ns)
-{
-    struct exec_op *op = comm->first_op;
-    uint64_t left_bytes = EXEC_TURN_BYTES;
-    struct error error;
-    bool over = false;
-    if (!op->is_within_slice) {
-        comm_begin_local(comm, op->local_slices_done);
-    }
-    if (comm_run_local(comm, &left_bytes, &over, &error) != STATUS_OK) {
-        exec_comm_fail(comm, &error, now_ns);
-    }
-    op->local_slices_done += over ? 1 : 0;
-}
-
 /* A user whose operations work in much memory has the slices of each of them one after the other. */
 static bool slice_waits(struct exec_comm *comm)
 {
@@ -408,7 +317,7 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
     }
     bool started = comm_start_slice(comm, now_ns);
     if (!comm->failed && op->local_slices_done < op->local_slices) {
-        comm_exchange(comm, now_ns);
+        local_exchange(comm, now_ns);
         return true;
     }
     return comm->turn_left_bytes == 0 || (started && op->next_slice < op->stage.slice_count);
@@ -526,7 +435,7 @@ static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
     if (comm->failed || (!op->begun && !comm_start_op(comm, now_ns, &more))) {
         return more;
     }
-    more = comm->options.node_count == 1 && !op->is_staged ? comm_step_alone(comm, now_ns)
+    more = comm->options.node_count == 1 && !op->is_staged ? local_step(comm, now_ns)
                                                            : comm_step_lanes(comm, now_ns);
     if (!comm->failed && op->agrees && !op->agreeing && op->slices_done == op->own_slices) {
         comm_agree(comm, now_ns); /* whether sizes agree is known only now */

@@ -271,6 +271,12 @@ void exec_set_cut(struct exec_comm *comm, uint32_t node, uint64_t now_ns);
 void exec_forget_cut(struct exec_comm *comm);
 bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq);
 
+/* local.c: slices that need no other node, for one turn. */
+/* Of a communicator on one node. Returns whether more can be done at once. */
+bool local_step(struct exec_comm *comm, uint64_t now_ns);
+/* Of what an all_to_all exchanges within this node, beside the lanes. */
+void local_exchange(struct exec_comm *comm, uint64_t now_ns);
+
 /* op.c: what an operation is made of, once it begins. */
 enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
                    struct error *error) COMM_MUST_USE;
@@ -405,8 +411,6 @@ void lane_stop(struct exec_lane *lane);
 void lane_reset_streams(struct exec_lane *lane, bool give_up);
 void lane_release(struct exec_lane *lane);
 struct exec_op *lane_op(const struct exec_lane *lane);
-enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out,
-                        struct error *error) COMM_MUST_USE;
 
 /*
  * stage_run.c: carries out one step of a slice's plan from the cursor on; staged, GPUs' pieces are put in
@@ -427,6 +431,18 @@ struct stage_buffers {
 struct host_reduction stage_reduction(const struct exec_lane *lane, const struct exec_op *op,
                                       const struct coll_stage_piece *piece, struct stage_buffers *buffers);
 
+/* lane_send.c */
+/* The lane's stream to that node, opened on first use. LIMIT, NODE_LOST. */
+enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out,
+                        struct error *error) COMM_MUST_USE;
+/* One transfer of the lane's round. */
+enum status lane_send(struct exec_lane *lane, const struct coll_transfer *transfer,
+                      struct error *error) COMM_MUST_USE;
+/* Of one message: a larger transfer goes in several. */
+static inline uint64_t lane_message_max_elements(const struct exec_lane *lane)
+{
+    return EXEC_MESSAGE_MAX_BYTES / lane_op(lane)->element_bytes;
+}
 /* Memory to send from, its user's; gone once sent, or when sending fails. LIMIT, NO_MEMORY. */
 struct lane_copy;
 enum status lane_copy_new(struct exec_lane *lane, uint64_t bytes, struct lane_copy **out,

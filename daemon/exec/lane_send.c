@@ -1,0 +1,243 @@
+#include <assert.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "daemon/exec/exec_internal.h"
+
+/* What lanes send: messages of a header and a payload, from where the payload lies, or from a copy. */
+
+/* A send that was given up is no news from here: see receive_closed. */
+static void lane_sent(void *context, enum status result, uint64_t now_ns)
+{
+    (void)result;
+    (void)now_ns;
+    struct exec_lane *lane = context;
+    lane->unacknowledged--;
+    lane_op(lane)->unacknowledged--;
+    exec_wake(lane->comm->exec);
+}
+
+/* What is sent from memory made for it. */
+struct lane_copy {
+    struct exec_lane *lane;
+    uint64_t charged_bytes;
+    unsigned char bytes[];
+};
+
+static void lane_copy_free(struct lane_copy *copy)
+{
+    budget_release(copy->lane->comm->options.account, BUDGET_LANES, copy->charged_bytes);
+    free(copy);
+}
+
+static void lane_copy_sent(void *context, enum status result, uint64_t now_ns)
+{
+    struct lane_copy *copy = context;
+    lane_sent(copy->lane, result, now_ns);
+    lane_copy_free(copy);
+}
+
+static enum status send_failed(const struct exec_lane *lane, uint32_t node, enum status status,
+                               struct error *error)
+{
+    const struct exec_comm_options *options = &lane->comm->options;
+    const struct exec_op *op = lane_op(lane);
+    char rail[24] = "";
+    if (lane->comm->share_count > 1) {
+        (void)snprintf(rail, sizeof rail, " on rail %u", lane->comm->share_index);
+    }
+    return error_set(
+        error, STATUS_NODE_LOST, "op %llu %s on \"%s\": node %s: sending to node %s%s failed: %s",
+        (unsigned long long)op->call.seq, op_kind_text(op->call.terms.kind), options->name,
+        options->node_names[options->node_index], options->node_names[node], rail, status_text(status));
+}
+
+enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out, struct error *error)
+{
+    struct exec_comm *comm = lane->comm;
+    if (lane->streams[node] == NULL) {
+        struct error why;
+        enum status status =
+            net_stream_open_for(comm->exec->net, comm->peers[node], NET_STREAM_DATA, comm->options.owner_uid,
+                                comm->options.account, &lane->streams[node], &why);
+        if (status == STATUS_LIMIT) {
+            return error_set(error, status, "\"%s\": node %s: %s", comm->options.name,
+                             comm->options.node_names[node], why.text);
+        }
+        if (status != STATUS_OK) {
+            return send_failed(lane, node, status, error);
+        }
+    }
+    *out = lane->streams[node];
+    return STATUS_OK;
+}
+
+static void lane_header(const struct exec_lane *lane, uint64_t payload_bytes, uint8_t out[DATA_HEADER_BYTES])
+{
+    const struct exec_comm *comm = lane->comm;
+    const struct exec_op *op = lane_op(lane);
+    bool agreement = lane->index == EXEC_AGREEMENT_LANE;
+    struct data_header header = {.comm_id = comm->comm_id,
+                                 .seq = op->call.seq,
+                                 .generation = comm->options.generation,
+                                 .slice = agreement ? EXEC_AGREEMENT_SLICE : (uint32_t)lane->slice,
+                                 .round = lane->round,
+                                 .algorithm = op->algorithm->id,
+                                 .payload_bytes = payload_bytes,
+                                 .terms = op->call.terms};
+    data_header_encode(&header, out);
+}
+
+static void lane_holds(struct exec_lane *lane, uint32_t node)
+{
+    bool alone = lane->unacknowledged == 0 || lane->unacknowledged_node == node;
+    lane->unacknowledged_node = alone ? node : EXEC_NODES_SEVERAL;
+    lane->unacknowledged++;
+    lane_op(lane)->unacknowledged++;
+}
+
+/* One message whose payload is at one place; `copied`: the place may change at once. */
+static enum status send_bytes(struct exec_lane *lane, uint32_t node, const uint8_t *header,
+                              const unsigned char *payload, uint64_t payload_bytes, bool copied,
+                              struct error *error)
+{
+    struct net_stream *stream = NULL;
+    enum status status = lane_stream(lane, node, &stream, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    status = net_stream_send(stream, header, header == NULL ? 0 : DATA_HEADER_BYTES, payload,
+                             (size_t)payload_bytes, copied ? NULL : lane_sent, lane);
+    if (status != STATUS_OK) {
+        return send_failed(lane, node, status, error);
+    }
+    if (!copied) {
+        lane_holds(lane, node);
+    }
+    return STATUS_OK;
+}
+
+enum status lane_send_copy(struct exec_lane *lane, uint32_t node, struct lane_copy *copy,
+                           uint64_t payload_bytes, struct error *error)
+{
+    uint8_t header[DATA_HEADER_BYTES];
+    struct net_stream *stream = NULL;
+    enum status status = lane_stream(lane, node, &stream, error);
+    lane_header(lane, payload_bytes, header);
+    if (status == STATUS_OK) {
+        status = net_stream_send(stream, header, sizeof header, copy->bytes, (size_t)payload_bytes,
+                                 lane_copy_sent, copy);
+        status = status == STATUS_OK ? status : send_failed(lane, node, status, error);
+    }
+    if (status != STATUS_OK) {
+        lane_copy_free(copy);
+        return status;
+    }
+    lane_holds(lane, node);
+    return STATUS_OK;
+}
+
+enum status lane_copy_new(struct exec_lane *lane, uint64_t bytes, struct lane_copy **out, struct error *error)
+{
+    const struct exec_comm_options *options = &lane->comm->options;
+    struct error why;
+    if (budget_charge(options->account, BUDGET_LANES, bytes, &why) != STATUS_OK) {
+        return error_set(error, why.status, "\"%s\": %s", options->name, why.text);
+    }
+    struct lane_copy *copy = malloc(sizeof *copy + (size_t)bytes);
+    if (copy == NULL) {
+        budget_release(options->account, BUDGET_LANES, bytes);
+        return error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory to send from", options->name);
+    }
+    copy->lane = lane;
+    copy->charged_bytes = bytes;
+    *out = copy;
+    return STATUS_OK;
+}
+
+unsigned char *lane_copy_bytes(struct lane_copy *copy)
+{
+    return copy->bytes;
+}
+
+static const struct exec_lent *lane_lent(const struct exec_lane *lane, enum coll_space space)
+{
+    static const struct exec_lent nothing;
+    return space == COLL_WORK ? &lane->lent : &nothing;
+}
+
+static enum status send_gathered(struct exec_lane *lane, const struct coll_transfer *transfer,
+                                 uint64_t offset, uint64_t elements, struct error *error)
+{
+    uint64_t bytes = elements * lane_op(lane)->element_bytes;
+    const struct exec_vector *vector = &lane->vectors[transfer->space];
+    const struct exec_lent *lent = lane_lent(lane, transfer->space);
+    uint8_t header[DATA_HEADER_BYTES];
+    if (bytes <= EXEC_COPY_MAX_BYTES) {
+        unsigned char small[EXEC_COPY_MAX_BYTES];
+        vector_value_gather(vector, lent, offset, elements, small);
+        lane_header(lane, bytes, header);
+        return send_bytes(lane, transfer->node, header, small, bytes, true, error);
+    }
+    struct lane_copy *copy = NULL;
+    enum status status = lane_copy_new(lane, bytes, &copy, error);
+    if (status != STATUS_OK) {
+        return status;
+    }
+    vector_value_gather(vector, lent, offset, elements, copy->bytes);
+    return lane_send_copy(lane, transfer->node, copy, bytes, error);
+}
+
+/* One message of a transfer. */
+static enum status send_message(struct exec_lane *lane, const struct coll_transfer *transfer, uint64_t offset,
+                                uint64_t elements, struct error *error)
+{
+    const struct exec_op *op = lane_op(lane);
+    const struct exec_vector *vector = &lane->vectors[transfer->space];
+    const struct exec_lent *lent = lane_lent(lane, transfer->space);
+    uint64_t bytes = elements * op->element_bytes;
+    bool small = bytes <= EXEC_COPY_MAX_BYTES;
+    uint32_t pieces = vector_value_pieces(vector, lent, offset, elements, EXEC_SEND_PIECES_MAX + 1);
+    bool gathered = pieces > 1 && (small || pieces > EXEC_SEND_PIECES_MAX);
+    uint8_t header[DATA_HEADER_BYTES];
+    const uint8_t *next_header = header;
+    assert(vector_holds(vector, offset, elements));
+    if (gathered || (lane->algorithm->copies_sends && !small)) {
+        return send_gathered(lane, transfer, offset, elements, error);
+    }
+    lane_header(lane, bytes, header);
+    if (elements == 0) {
+        return send_bytes(lane, transfer->node, header, NULL, 0, true, error);
+    }
+    while (elements > 0) {
+        uint64_t together;
+        const unsigned char *from = vector_value_at(vector, lent, offset, &together);
+        together = together < elements ? together : elements;
+        enum status status =
+            send_bytes(lane, transfer->node, next_header, from, together * op->element_bytes, small, error);
+        if (status != STATUS_OK) {
+            return status;
+        }
+        next_header = NULL;
+        offset += together;
+        elements -= together;
+    }
+    return STATUS_OK;
+}
+
+enum status lane_send(struct exec_lane *lane, const struct coll_transfer *transfer, struct error *error)
+{
+    if (compressed_applies(lane, lane_op(lane))) {
+        return compressed_send(lane, transfer, error);
+    }
+    uint64_t offset = transfer->offset_elements;
+    uint64_t left = transfer->count_elements;
+    enum status status;
+    do {
+        uint64_t elements = left < lane_message_max_elements(lane) ? left : lane_message_max_elements(lane);
+        status = send_message(lane, transfer, offset, elements, error);
+        offset += elements;
+        left -= elements;
+    } while (left > 0 && status == STATUS_OK);
+    return status;
+}

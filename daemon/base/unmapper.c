@@ -8,6 +8,7 @@
 #include <string.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
+#include <time.h>
 #include <unistd.h>
 
 struct unmapping_queue {
@@ -62,6 +63,13 @@ static bool is_stopping(struct unmapper *unmapper)
     return stopping;
 }
 
+static void rest(uint64_t time_ns)
+{
+    struct timespec pause = {.tv_nsec =
+                                 (long)(time_ns < UNMAPPER_REST_MAX_NS ? time_ns : UNMAPPER_REST_MAX_NS)};
+    (void)nanosleep(&pause, NULL);
+}
+
 static void unmap_in_pieces(struct unmapper *unmapper, const struct unmapping *unmapping)
 {
     uint64_t piece_bytes = UNMAPPER_PIECE_BYTES;
@@ -72,7 +80,11 @@ static void unmap_in_pieces(struct unmapper *unmapper, const struct unmapping *u
         piece_bytes = left_bytes < piece_bytes ? left_bytes : piece_bytes;
         (void)munmap((unsigned char *)unmapping->base + at, piece_bytes);
         at += piece_bytes;
-        bool is_quick = loop_now_ns() - begun_ns < UNMAPPER_QUICK_NS;
+        uint64_t took_ns = loop_now_ns() - begun_ns;
+        bool is_quick = took_ns < UNMAPPER_QUICK_NS;
+        if (!is_quick && at < unmapping->size_bytes) {
+            rest(took_ns);
+        }
         piece_bytes = is_quick ? 2 * piece_bytes : UNMAPPER_PIECE_BYTES;
         piece_bytes = piece_bytes < UNMAPPER_PIECE_MAX_BYTES ? piece_bytes : UNMAPPER_PIECE_MAX_BYTES;
     }

@@ -7,7 +7,8 @@
 
 /*
  * Unmaps large memory on a thread of its own: the kernel takes about 45 ms for each GiB, in which a loop
- * would serve nobody. It goes in pieces, since other threads' mappings wait for the one under way.
+ * would serve nobody. It goes in pieces, since other threads' mappings wait for the one under way; after each
+ * piece the thread rests for as long, so that it takes no more than half of a processor from others.
  *
  * What is queued lives in its owner's memory, so nothing is refused here. Owners keep what they hold charged
  * until `done` is called: a user's budget thus bounds how much of his is queued, and with the budget used up
@@ -15,7 +16,8 @@
  */
 struct unmapper;
 
-#define UNMAPPER_PIECE_BYTES (UINT64_C(64) << 20)
+#define UNMAPPER_PIECE_BYTES (UINT64_C(8) << 20)
+#define UNMAPPER_REST_MAX_NS 2000000u
 /*
  * Addresses without pages cost next to nothing, and there may be 2^46 bytes of them: while pieces take less
  * than UNMAPPER_QUICK_NS, each is twice as large as the one before, up to this.

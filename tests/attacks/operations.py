@@ -341,8 +341,7 @@ def blocks_across(path, end_s, index):
     while until(end_s):
         ticket += 1
         for wire in wires:
-            wire.submit_many(message([(1, handle), (2, ticket << 16 | handle), (3, ALL_TO_ALL), (4, U8), (6, 1), (10, {1: 1, 2: 0}), (11, {1: 1, 2: 1 << 19})])
-                             for handle in range(1, each + 1))
+            wire.submit_many(operation(handle, ticket << 16 | handle, ALL_TO_ALL, U8, 1, input=(1, 0), output=(1, 1 << 19)) for handle in range(1, each + 1))
         for wire in wires:
             for _ in range(each):
                 wire.event()

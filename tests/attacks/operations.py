@@ -313,41 +313,34 @@ def crowd(path, name, wires, size):
     return memories
 
 
-def blocks(path, end_s, index):
-    """all_to_all and scans of 1,000 ranks, all here: a million blocks of a byte."""
-    wires, size = [Wire(path) for _ in range(4)], 1000
-    memories = crowd(path, f"blocks-{index}", wires, size)
+def crowd_works(places, name, end_s, kinds):
+    """Operations of 1,000 ranks on connections to these places, one kind after the other: a byte for each pair of ranks, or as many in all."""
+    wires, size = [Wire(place) for place in places], 1000
+    memories = crowd(places[0], name, wires, size)
     ticket, each = 0, size // len(wires)
     while until(end_s):
-        kind = ALL_TO_ALL if ticket % 2 == 0 else SCAN
+        kind = kinds[ticket % len(kinds)]
+        count = 1 if kind == ALL_TO_ALL else size
         ticket += 1
         for wire in wires:
-            wire.submit_many(operation(handle, ticket << 16 | handle, kind, U8, 1 if kind == ALL_TO_ALL else size, input=(1, 0), output=(1, 1 << 19))
-                             for handle in range(1, each + 1))
+            wire.submit_many(operation(handle, ticket << 16 | handle, kind, U8, count, input=(1, 0), output=(1, 1 << 19)) for handle in range(1, each + 1))
         for wire in wires:
             for _ in range(each):
                 wire.event()
         SAID.counts["operations"] += 1
     for memory in memories:
         memory.close()
+
+
+def blocks(path, end_s, index):
+    """all_to_all and scans of 1,000 ranks, all here: a million blocks of a byte."""
+    crowd_works([path] * 4, f"blocks-{index}", end_s, (ALL_TO_ALL, SCAN))
 
 
 def blocks_across(path, end_s, index):
     """all_to_all of 500 ranks on each of two nodes: half a million blocks of a byte on either."""
-    places = [path] * 2 + [str(pathlib.Path(path).with_name("b.sock"))] * 2
-    wires, size = [Wire(place) for place in places], 1000
-    memories = crowd(path, f"blocks-across-{index}", wires, size)
-    ticket, each = 0, size // len(wires)
-    while until(end_s):
-        ticket += 1
-        for wire in wires:
-            wire.submit_many(operation(handle, ticket << 16 | handle, ALL_TO_ALL, U8, 1, input=(1, 0), output=(1, 1 << 19)) for handle in range(1, each + 1))
-        for wire in wires:
-            for _ in range(each):
-                wire.event()
-        SAID.counts["operations"] += 1
-    for memory in memories:
-        memory.close()
+    there = str(pathlib.Path(path).with_name("b.sock"))
+    crowd_works([path, path, there, there], f"blocks-across-{index}", end_s, (ALL_TO_ALL,))
 
 
 def bulk(path, end_s, index):

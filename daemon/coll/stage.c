@@ -285,60 +285,59 @@ bool coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, 
     return true;
 }
 
-uint64_t coll_stage_pieces_max(const struct coll_stage_op *op)
-{
-    uint64_t domains = op->mode == COLL_STAGE_STAGED ? op->map->local_count : 1;
-    domains = domains < COLL_STAGE_DOMAINS_MAX ? domains : COLL_STAGE_DOMAINS_MAX;
-    switch (stage_family_of(op->terms.kind)) {
-    case STAGE_VECTOR:
-        return op->terms.bucket_ops * domains;
-    case STAGE_BLOCKS:
-        return op->map->size * domains;
-    case STAGE_PAIRS:
-        return (uint64_t)op->map->local_count * op->map->size;
-    case STAGE_SCAN: /* a fold and a copy of each rank, staged one more; and what runs have */
-        return UINT64_C(3) * op->map->local_count + op->map->run_count;
-    case STAGE_NONE:
-        break;
-    }
-    return 0;
-}
-
 /* --- Vectors of a slice --- */
 
-struct coll_call coll_stage_call(const struct coll_stage_op *op, uint64_t index, uint64_t *offsets)
+/* A scan that gathers has one part of the vector for each run of ranks. */
+static void measure_runs(const struct stage_slice *slice, uint64_t *offsets)
+{
+    const struct coll_map *map = slice->op->map;
+    for (uint32_t node = 0; node <= map->node_count; node++) {
+        offsets[node] = map->run_first[node] * slice->count_elements;
+    }
+}
+
+bool coll_stage_measure(struct coll_stage_op *op, uint64_t index, struct coll_stage_cursor *cursor,
+                        uint64_t *offsets)
 {
     struct stage_slice slice = stage_slice_of(op, index);
-    struct coll_call call = {.kind = coll_stage_schedule_kind(op->terms.kind, op->map),
-                             .node_count = op->map->node_count,
-                             .node_index = op->map->node_index,
-                             .keeps_empty = coll_stage_sizes_are_private(op),
-                             .count_elements = slice.count_elements};
+    uint64_t *sent = offsets + op->map->node_count + 1;
     switch (stage_family_of(op->terms.kind)) {
     case STAGE_BLOCKS:
-        call.count_elements = stage_blocks_measure(&slice, offsets);
-        call.block_offsets = offsets;
+        (void)stage_blocks_measure(&slice, offsets);
         break;
     case STAGE_PAIRS:
-        stage_pairs_measure(&slice, offsets + op->map->node_count + 1, offsets);
-        call.count_elements = offsets[op->map->node_count];
-        call.block_offsets = offsets;
-        call.send_offsets = offsets + op->map->node_count + 1;
+        if (!stage_pairs_measure(&slice, cursor, sent, offsets)) {
+            return false;
+        }
+        op->sent_elements = sent[op->map->node_count];
+        op->received_elements = offsets[op->map->node_count];
         break;
     case STAGE_SCAN:
         if (stage_scan_gathers(op)) {
-            for (uint32_t node = 0; node <= op->map->node_count; node++) {
-                offsets[node] = op->map->run_first[node] * slice.count_elements;
-            }
-            call.count_elements = op->map->run_count * slice.count_elements;
-            call.block_offsets = offsets;
+            measure_runs(&slice, offsets);
         }
         break;
     case STAGE_VECTOR:
     case STAGE_NONE:
         break;
     }
-    return call;
+    return true;
+}
+
+struct coll_call coll_stage_call(const struct coll_stage_op *op, uint64_t index, const uint64_t *offsets)
+{
+    struct stage_slice slice = stage_slice_of(op, index);
+    enum stage_family family = stage_family_of(op->terms.kind);
+    bool has_blocks =
+        family == STAGE_BLOCKS || family == STAGE_PAIRS || (family == STAGE_SCAN && stage_scan_gathers(op));
+    return (struct coll_call){
+        .kind = coll_stage_schedule_kind(op->terms.kind, op->map),
+        .node_count = op->map->node_count,
+        .node_index = op->map->node_index,
+        .keeps_empty = coll_stage_sizes_are_private(op),
+        .count_elements = has_blocks ? offsets[op->map->node_count] : slice.count_elements,
+        .block_offsets = has_blocks ? offsets : NULL,
+        .send_offsets = family == STAGE_PAIRS ? offsets + op->map->node_count + 1 : NULL};
 }
 
 /* How far extents reach in the slice's memory. */
@@ -351,6 +350,25 @@ static void memory_end(void *context, const struct coll_stage_place *place, uint
     }
 }
 
+/* Of COLL_WORK, where that takes no longer with more ranks on the node. */
+static void lay_out_at_once(const struct stage_slice *slice, coll_stage_extent *extent, void *context)
+{
+    switch (stage_family_of(slice->op->terms.kind)) {
+    case STAGE_VECTOR:
+        stage_vector_lay_out(slice, extent, context);
+        return;
+    case STAGE_BLOCKS:
+        stage_blocks_lay_out(slice, extent, context);
+        return;
+    case STAGE_SCAN:
+        stage_scan_lay_out(slice, extent, context);
+        return;
+    case STAGE_PAIRS:
+    case STAGE_NONE:
+        return;
+    }
+}
+
 uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t index)
 {
     struct stage_slice slice = stage_slice_of(op, index);
@@ -360,11 +378,13 @@ uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t ind
     if (family == STAGE_SCAN) {
         return stage_scan_memory(&slice);
     }
-    if (op->mode == COLL_STAGE_ALONE || (family == STAGE_PAIRS && op->mode == COLL_STAGE_UNSTAGED)) {
+    if (op->mode == COLL_STAGE_ALONE) {
         return 0;
     }
-    coll_stage_lay_out(op, index, COLL_WORK, memory_end, &end);
-    coll_stage_lay_out(op, index, COLL_INPUT, memory_end, &end);
+    if (family == STAGE_PAIRS) {
+        return stage_pairs_memory(&slice);
+    }
+    lay_out_at_once(&slice, memory_end, &end);
     for (uint32_t part = 0; stage_has_slots(op) && part < op->terms.bucket_ops; part++) {
         uint32_t of_part = stage_slots(op, part);
         slots = of_part > slots ? of_part : slots;
@@ -372,29 +392,17 @@ uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t ind
     return slots == 1 ? end : slots * slot_elements(vector_elements(&slice));
 }
 
-void coll_stage_lay_out(const struct coll_stage_op *op, uint64_t index, enum coll_space space,
-                        coll_stage_extent *extent, void *context)
+bool coll_stage_lay_out(const struct coll_stage_op *op, uint64_t index, enum coll_space space,
+                        struct coll_stage_cursor *cursor, coll_stage_extent *extent, void *context)
 {
     struct stage_slice slice = stage_slice_of(op, index);
-    if (space != COLL_WORK && stage_family_of(op->terms.kind) != STAGE_PAIRS) {
-        return;
+    if (stage_family_of(op->terms.kind) == STAGE_PAIRS) {
+        return stage_pairs_lay_out(&slice, space, cursor, extent, context);
     }
-    switch (stage_family_of(op->terms.kind)) {
-    case STAGE_VECTOR:
-        stage_vector_lay_out(&slice, extent, context);
-        return;
-    case STAGE_BLOCKS:
-        stage_blocks_lay_out(&slice, extent, context);
-        return;
-    case STAGE_PAIRS:
-        stage_pairs_lay_out(&slice, space, extent, context);
-        return;
-    case STAGE_SCAN:
-        stage_scan_lay_out(&slice, extent, context);
-        return;
-    case STAGE_NONE:
-        return;
+    if (space == COLL_WORK) {
+        lay_out_at_once(&slice, extent, context);
     }
+    return true;
 }
 
 uint32_t coll_stage_extents_max(const struct coll_stage_op *op, enum coll_space space)
@@ -408,7 +416,7 @@ uint32_t coll_stage_extents_max(const struct coll_stage_op *op, enum coll_space 
     case STAGE_BLOCKS:
         return op->map->size;
     case STAGE_PAIRS:
-        return op->map->local_count * op->map->size;
+        return stage_pairs_in_memory(op) ? 1 : op->map->local_count * op->map->size;
     case STAGE_SCAN:
         return 1;
     case STAGE_NONE:

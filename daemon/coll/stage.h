@@ -42,6 +42,12 @@
 
 /* Pairs of an all_to_all within a node that one local slice goes through: elements of each, at least. */
 #define COLL_STAGE_PAIR_BYTES 64
+/* An all_to_all of more blocks than this takes other ways: beyond so many pairs on the node, with layouts, a
+ * local slice is what one rank sends; and unstaged, blocks between this node's ranks and all others, of so
+ * many bytes in the mean at most, are packed into the slice's memory: a table of where each lies would cost
+ * more. */
+#define COLL_STAGE_MANY_BLOCKS 4096u
+#define COLL_STAGE_PACKED_BLOCK_BYTES 256u
 
 enum coll_stage_mode {
     COLL_STAGE_ALONE,    /* one node, all buffers within one domain: from inputs straight to outputs */
@@ -82,7 +88,9 @@ struct coll_stage_op {
     uint64_t element_bytes;
     uint64_t slice_bytes; /* of kinds without blocks, which are cut by it */
     uint64_t slice_count;
-    uint64_t local_slice_elements; /* coll_stage_local_slice_elements */
+    uint64_t local_slice_elements;             /* coll_stage_local_slice_elements */
+    uint64_t many_blocks;                      /* COLL_STAGE_MANY_BLOCKS; tests have others */
+    uint64_t sent_elements, received_elements; /* all_to_all with layouts: once coll_stage_measure is over */
 };
 
 enum coll_stage_buffer {
@@ -171,24 +179,32 @@ uint64_t coll_stage_alone_slice_bytes(const struct coll_stage_op *op, uint64_t s
 /*
  * The all_to_all within a node: elements of each of its slices, for about slice_bytes; at least
  * COLL_STAGE_PAIR_BYTES for each pair of ranks. And how many slices that makes: 0 where nothing is to be done
- * (another kind, or staged); of an operation that runs ALONE it is its slice_count.
+ * (another kind, or staged); of an operation that runs ALONE it is its slice_count. Takes no longer with more
+ * pairs: see COLL_STAGE_MANY_BLOCKS.
  */
 uint64_t coll_stage_local_slice_elements(const struct coll_stage_op *op, uint64_t slice_bytes);
 uint64_t coll_stage_local_slices(const struct coll_stage_op *op);
 
 /*
- * What the schedule needs to know of the slice. offsets has 2 × (node_count + 1) entries, which the call
- * refers to. Returns the call of the asking node; keeps_empty and blocks_are_equal as the operation has them.
+ * Counts what of the slice's vectors goes to each node, and comes from it, into offsets, which has
+ * 2 × (node_count + 1) entries; from the cursor on. Returns whether that is over: else it is called again
+ * later, as coll_stage_plan. What follows below is for a slice that is measured; but for all_to_all, any is.
  */
-struct coll_call coll_stage_call(const struct coll_stage_op *op, uint64_t slice, uint64_t *offsets);
+bool coll_stage_measure(struct coll_stage_op *op, uint64_t slice, struct coll_stage_cursor *cursor,
+                        uint64_t *offsets) __attribute__((warn_unused_result));
+
+/* What the schedule needs to know of the slice: the call of the asking node, which refers to the offsets;
+ * root_node and blocks_are_equal are the caller's. */
+struct coll_call coll_stage_call(const struct coll_stage_op *op, uint64_t slice, const uint64_t *offsets);
 
 /* Elements of the slice's memory, the schedule's scratch aside. */
 uint64_t coll_stage_memory_elements(const struct coll_stage_op *op, uint64_t slice);
 
-/* Where the slice's vector lies (COLL_WORK), or what an all_to_all sends (COLL_INPUT): its extents, in order.
- * At most coll_stage_extents_max of them. */
-void coll_stage_lay_out(const struct coll_stage_op *op, uint64_t slice, enum coll_space space,
-                        coll_stage_extent *extent, void *context);
+/* Where the slice's vector lies (COLL_WORK), or what an all_to_all sends (COLL_INPUT): its extents, in order,
+ * from the cursor on; at most coll_stage_extents_max of them. Returns whether it is over, as above. */
+bool coll_stage_lay_out(const struct coll_stage_op *op, uint64_t slice, enum coll_space space,
+                        struct coll_stage_cursor *cursor, coll_stage_extent *extent, void *context)
+    __attribute__((warn_unused_result));
 uint32_t coll_stage_extents_max(const struct coll_stage_op *op, enum coll_space space);
 
 /*
@@ -212,8 +228,5 @@ bool coll_stage_out_writes_vector(const struct coll_stage_op *op);
 bool coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, uint64_t slice,
                      struct coll_stage_cursor *cursor, coll_stage_emit *emit, void *context)
     __attribute__((warn_unused_result));
-
-/* The most pieces that any step of a slice has. */
-uint64_t coll_stage_pieces_max(const struct coll_stage_op *op);
 
 #endif

@@ -162,12 +162,18 @@ void stage_blocks_lay_out_input(const struct stage_slice *slice, coll_stage_exte
 
 /* all_to_all: a block for each pair of ranks. */
 bool stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step);
-/* Elements of all pairs of ranks of this node; UINT64_MAX beyond 64 bits. */
+/* Elements of all pairs of ranks of this node, about: of many pairs some are counted. UINT64_MAX beyond 64
+ * bits. */
 uint64_t stage_pairs_total(const struct coll_stage_op *op);
-/* Where each node's blocks begin in what this one sends, and in what it gets. */
-void stage_pairs_measure(const struct stage_slice *slice, uint64_t *sent, uint64_t *received);
-void stage_pairs_lay_out(const struct stage_slice *slice, enum coll_space space, coll_stage_extent *extent,
-                         void *context);
+/* Where each node's blocks begin in what this one sends, and in what it gets; false: the rest is for another
+ * call. */
+bool stage_pairs_measure(const struct stage_slice *slice, struct coll_stage_cursor *at, uint64_t *sent,
+                         uint64_t *received);
+/* Whether the vectors lie in the slice's memory; and how much of that they need. */
+bool stage_pairs_in_memory(const struct coll_stage_op *op);
+uint64_t stage_pairs_memory(const struct stage_slice *slice);
+bool stage_pairs_lay_out(const struct stage_slice *slice, enum coll_space space, struct coll_stage_cursor *at,
+                         coll_stage_extent *extent, void *context);
 
 /* scan, exclusive_scan. */
 void stage_scan_step(struct stage_plan *plan, enum coll_stage_step step);

@@ -3,9 +3,10 @@
 
 /*
  * The stage plan of all_to_all. What a node sends (COLL_INPUT) lies by (node, sending rank, receiving rank),
- * what it gets (COLL_WORK) likewise. What stays on the node goes from input to output: unstaged in slices of
- * its own, which are ranges of the line of all pairs' blocks, by (sending rank, receiving rank); staged,
- * where one domain has both buffers, with the others; else through its place among what is sent.
+ * what it gets (COLL_WORK) likewise: in the ranks' buffers, or, staged or packed, in the slice's memory. What
+ * stays on the node goes from input to output: unstaged in slices of its own, which are ranges of the line of
+ * all pairs' blocks, by (sending rank, receiving rank); staged, where one domain has both buffers, with the
+ * others; else through its place among what is sent.
  */
 
 /* The slice's part of one block, between a rank of this node and any other. */
@@ -46,6 +47,13 @@ static struct coll_stage_place pair_target(const struct coll_stage_op *op, uint3
     return stage_output(to, stage_block_begin(op, &op->ranks[to].output_layout, rank) + offset);
 }
 
+/* Whether all pairs are counted, to cut the line of their blocks in equal slices. */
+static bool pairs_are_counted(const struct coll_stage_op *op)
+{
+    uint64_t locals = op->map->local_count;
+    return !op->terms.has_layouts || locals * locals <= op->many_blocks;
+}
+
 uint64_t stage_pairs_total(const struct coll_stage_op *op)
 {
     uint64_t locals = op->map->local_count;
@@ -53,14 +61,15 @@ uint64_t stage_pairs_total(const struct coll_stage_op *op)
     if (!op->terms.has_layouts) {
         return checked_mul_u64(locals * locals, op->terms.count_elements, &total) ? total : UINT64_MAX;
     }
-    for (uint32_t from = 0; from < locals; from++) {
-        for (uint32_t to = 0; to < locals; to++) {
-            if (!checked_add_u64(total, pair_count(op, from, to), &total)) {
-                return UINT64_MAX;
-            }
+    uint64_t seen = pairs_are_counted(op) ? locals : 1;
+    for (uint64_t i = 0; i < locals * seen; i++) {
+        uint32_t from = (uint32_t)(i / seen);
+        uint32_t to = (uint32_t)((from + i % seen) % locals);
+        if (!checked_add_u64(total, pair_count(op, from, to), &total)) {
+            return UINT64_MAX;
         }
     }
-    return total;
+    return checked_mul_u64(total, locals / seen, &total) ? total : UINT64_MAX;
 }
 
 uint64_t coll_stage_local_slice_elements(const struct coll_stage_op *op, uint64_t slice_bytes)
@@ -74,6 +83,9 @@ uint64_t coll_stage_local_slices(const struct coll_stage_op *op)
 {
     if (op->terms.kind != OP_KIND_ALL_TO_ALL || op->mode == COLL_STAGE_STAGED) {
         return 0;
+    }
+    if (!pairs_are_counted(op)) {
+        return op->map->local_count;
     }
     uint64_t total = stage_pairs_total(op);
     return total == 0 ? 1 : (total - 1) / op->local_slice_elements + 1;
@@ -89,7 +101,7 @@ static uint64_t first_pair(const struct coll_stage_op *op, uint64_t at, uint64_t
 }
 
 /* A slice's pairs begin anywhere on the line, so the first one is looked for. */
-static bool exchange_locally(struct stage_plan *plan)
+static bool exchange_range(struct stage_plan *plan)
 {
     const struct coll_stage_op *op = plan->slice.op;
     struct coll_stage_cursor *at = plan->at;
@@ -117,6 +129,26 @@ static bool exchange_locally(struct stage_plan *plan)
     return true;
 }
 
+/* What one rank sends to the others here; no piece is larger than a slice that is counted. */
+static bool exchange_of_one(struct stage_plan *plan)
+{
+    const struct coll_stage_op *op = plan->slice.op;
+    struct coll_stage_cursor *at = plan->at;
+    uint32_t from = (uint32_t)plan->slice.index;
+    while (at->item < op->map->local_count) {
+        if (!stage_goes_on(plan)) {
+            return false;
+        }
+        uint32_t to = (uint32_t)at->item;
+        uint64_t first = at->begin, left = pair_count(op, from, to) - first;
+        uint64_t count = left < op->local_slice_elements ? left : op->local_slice_elements;
+        at->item += count == left;
+        at->begin = count == left ? 0 : first + count;
+        stage_put_copy(plan, pair_source(op, from, to, first), pair_target(op, from, to, first), count);
+    }
+    return true;
+}
+
 /* --- Vectors --- */
 
 /* Of this node's ranks and one other rank: what is sent to it, and got. */
@@ -129,27 +161,64 @@ static void measure_rank(const struct stage_slice *slice, uint32_t other, uint64
     }
 }
 
-void stage_pairs_measure(const struct stage_slice *slice, uint64_t *sent, uint64_t *received)
+/* Node after node; a rank's blocks are looked at together. */
+bool stage_pairs_measure(const struct stage_slice *slice, struct coll_stage_cursor *at, uint64_t *sent,
+                         uint64_t *received)
 {
     const struct coll_map *map = slice->op->map;
     const struct coll_layout equal = {0};
     uint64_t part = part_of(slice, &equal, 0).count_elements;
-    uint64_t out = 0, in = 0;
-    for (uint32_t node = 0; node < map->node_count; node++) {
-        uint64_t ranks = map->node_first[node + 1] - map->node_first[node];
-        sent[node] = out;
-        received[node] = in;
-        if (!slice->op->terms.has_layouts) {
-            out += ranks * map->local_count * part;
-            in = out;
-            continue;
+    uint32_t looks = COLL_STAGE_LOOKS / map->local_count;
+    sent[0] = received[0] = 0;
+    for (; at->node < map->node_count; at->node++, at->item = at->begin = at->base = 0) {
+        uint64_t ranks = map->node_first[at->node + 1] - map->node_first[at->node];
+        uint64_t equal_elements = slice->op->terms.has_layouts ? 0 : ranks * map->local_count * part;
+        for (; slice->op->terms.has_layouts && at->item < ranks; at->item++) {
+            if (looks-- == 0) {
+                return false;
+            }
+            measure_rank(slice, map->order[map->node_first[at->node] + at->item], &at->begin, &at->base);
         }
-        for (uint32_t k = map->node_first[node]; k < map->node_first[node + 1]; k++) {
-            measure_rank(slice, map->order[k], &out, &in);
-        }
+        sent[at->node + 1] = sent[at->node] + at->begin + equal_elements;
+        received[at->node + 1] = received[at->node] + at->base + equal_elements;
     }
-    sent[map->node_count] = out;
-    received[map->node_count] = in;
+    return true;
+}
+
+/* What the slice sends, and gets, in all: with layouts there is one slice. */
+static uint64_t sent_elements(const struct stage_slice *slice)
+{
+    const struct coll_stage_op *op = slice->op;
+    const struct coll_layout equal = {0};
+    return op->terms.has_layouts
+               ? op->sent_elements
+               : (uint64_t)op->map->local_count * op->map->size * part_of(slice, &equal, 0).count_elements;
+}
+
+static uint64_t received_elements(const struct stage_slice *slice)
+{
+    return slice->op->terms.has_layouts ? slice->op->received_elements : sent_elements(slice);
+}
+
+static bool is_packed(const struct coll_stage_op *op)
+{
+    uint64_t blocks = (uint64_t)op->map->local_count * op->map->size;
+    uint64_t most = COLL_STAGE_PACKED_BLOCK_BYTES / op->element_bytes;
+    if (op->mode != COLL_STAGE_UNSTAGED || blocks <= op->many_blocks) {
+        return false;
+    }
+    return op->terms.has_layouts ? (op->sent_elements + op->received_elements) / 2 / blocks < most
+                                 : op->terms.count_elements / op->slice_count < most;
+}
+
+bool stage_pairs_in_memory(const struct coll_stage_op *op)
+{
+    return op->mode == COLL_STAGE_STAGED || is_packed(op);
+}
+
+uint64_t stage_pairs_memory(const struct stage_slice *slice)
+{
+    return stage_pairs_in_memory(slice->op) ? sent_elements(slice) + received_elements(slice) : 0;
 }
 
 /* A block between a rank of this node and any other: the slice's part of it, and its place in the vector. */
@@ -197,38 +266,44 @@ static bool next_received(const struct stage_slice *slice, struct coll_stage_cur
     return true;
 }
 
-static uint64_t sent_elements(const struct stage_slice *slice)
+/* In the slice's memory: what is sent, and what is got behind it. */
+static void lay_out_memory(const struct stage_slice *slice, bool input, coll_stage_extent *extent,
+                           void *context)
 {
-    struct coll_stage_cursor at = {0};
-    struct block block;
-    while (next_sent(slice, &at, &block)) {
-    }
-    return at.begin;
+    uint64_t sent = sent_elements(slice);
+    struct coll_stage_place place = stage_memory(input ? 0 : sent);
+    extent(context, &place, input ? sent : received_elements(slice));
 }
 
-void stage_pairs_lay_out(const struct stage_slice *slice, enum coll_space space, coll_stage_extent *extent,
-                         void *context)
+static struct coll_stage_place place_of_block(const struct coll_stage_op *op, const struct block *block,
+                                              bool input)
 {
-    const struct coll_stage_op *op = slice->op;
-    bool staged = op->mode == COLL_STAGE_STAGED;
+    const struct coll_stage_rank *rank = &op->ranks[block->local];
+    uint64_t begin = stage_block_begin(op, input ? &rank->input_layout : &rank->output_layout, block->other) +
+                     block->part.offset;
+    return input ? stage_input(block->local, begin) : stage_output(block->local, begin);
+}
+
+bool stage_pairs_lay_out(const struct stage_slice *slice, enum coll_space space, struct coll_stage_cursor *at,
+                         coll_stage_extent *extent, void *context)
+{
     bool input = space == COLL_INPUT;
-    struct coll_stage_cursor at = {.base = staged && !input ? sent_elements(slice) : 0};
     struct block block;
-    while (input ? next_sent(slice, &at, &block) : next_received(slice, &at, &block)) {
-        const struct coll_stage_rank *rank = &op->ranks[block.local];
-        struct coll_stage_place place = stage_memory(at.base + block.begin);
-        if (!staged && input) {
-            uint64_t begin = stage_block_begin(op, &rank->input_layout, block.other);
-            place = stage_input(block.local, begin + block.part.offset);
-        } else if (!staged) {
-            uint64_t begin = stage_block_begin(op, &rank->output_layout, block.other);
-            place = stage_output(block.local, begin + block.part.offset);
+    if (stage_pairs_in_memory(slice->op)) {
+        lay_out_memory(slice, input, extent, context);
+        return true;
+    }
+    for (uint32_t looks = 0; looks < COLL_STAGE_LOOKS; looks++) {
+        if (input ? !next_sent(slice, at, &block) : !next_received(slice, at, &block)) {
+            return true;
         }
+        struct coll_stage_place place = place_of_block(slice->op, &block, input);
         extent(context, &place, block.part.count_elements);
     }
+    return false;
 }
 
-/* --- Staged --- */
+/* --- Through the slice's memory --- */
 
 static bool goes_straight(const struct coll_stage_op *op, uint32_t from, uint32_t to)
 {
@@ -244,6 +319,9 @@ static void sent_in(struct stage_plan *plan, const struct block *block)
     struct coll_stage_place source = stage_input(block->local, begin + part->offset);
     struct coll_stage_place target = stage_memory(block->begin);
     uint64_t count = part->count_elements;
+    if (to != UINT32_MAX && op->mode != COLL_STAGE_STAGED) {
+        return; /* LOCAL has it */
+    }
     if (to != UINT32_MAX) {
         target =
             goes_straight(op, block->local, to) ? pair_target(op, block->local, to, part->offset) : target;
@@ -274,6 +352,30 @@ static void received_out(struct stage_plan *plan, const struct block *block)
     }
 }
 
+/* Whether what a rank sends to a node's ranks is one range of its input. */
+static bool blocks_lie_together(const struct stage_slice *slice)
+{
+    const struct coll_stage_op *op = slice->op;
+    return op->mode != COLL_STAGE_STAGED && !op->terms.has_layouts && op->slice_count == 1 &&
+           coll_map_is_contiguous(op->map);
+}
+
+/* The next one that is sent, or all of one rank to one node as one. */
+static void next_sent_together(const struct stage_slice *slice, struct coll_stage_cursor *at,
+                               struct block *out)
+{
+    uint64_t begin = at->begin, left = 1;
+    if (blocks_lie_together(slice)) {
+        left = slice->op->map->node_first[at->node + 1] - slice->op->map->node_first[at->node];
+        at->item = left - 1;
+    }
+    (void)next_sent(slice, at, out);
+    out->other = left > 1 ? out->other - (uint32_t)(left - 1) : out->other;
+    out->part.count_elements *= left;
+    out->begin = begin;
+    at->begin = begin + out->part.count_elements;
+}
+
 static bool go_through_sent(struct stage_plan *plan,
                             void (*put)(struct stage_plan *plan, const struct block *block))
 {
@@ -282,7 +384,7 @@ static bool go_through_sent(struct stage_plan *plan,
         if (!stage_goes_on(plan)) {
             return false;
         }
-        (void)next_sent(&plan->slice, plan->at, &block);
+        next_sent_together(&plan->slice, plan->at, &block);
         put(plan, &block);
     }
     return true;
@@ -294,10 +396,10 @@ static bool go_out(struct stage_plan *plan)
     struct coll_stage_cursor *at = plan->at;
     struct block block;
     if (at->phase == 0) {
-        if (!go_through_sent(plan, sent_out)) {
+        if (plan->slice.op->mode == COLL_STAGE_STAGED && !go_through_sent(plan, sent_out)) {
             return false;
         }
-        *at = (struct coll_stage_cursor){.phase = 1, .base = at->begin};
+        *at = (struct coll_stage_cursor){.phase = 1, .base = sent_elements(&plan->slice)};
     }
     while (at->item < plan->slice.op->map->size) {
         if (!stage_goes_on(plan)) {
@@ -311,16 +413,19 @@ static bool go_out(struct stage_plan *plan)
 
 bool stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step)
 {
-    bool staged = plan->slice.op->mode == COLL_STAGE_STAGED;
+    const struct coll_stage_op *op = plan->slice.op;
     switch (step) {
     case COLL_STAGE_LOCAL:
-        return staged || exchange_locally(plan);
+        if (op->mode == COLL_STAGE_STAGED) {
+            return true;
+        }
+        return pairs_are_counted(op) ? exchange_range(plan) : exchange_of_one(plan);
     case COLL_STAGE_IN:
-        return !staged || go_through_sent(plan, sent_in);
+        return !stage_pairs_in_memory(op) || go_through_sent(plan, sent_in);
     case COLL_STAGE_COMBINE:
         break;
     case COLL_STAGE_OUT:
-        return !staged || go_out(plan);
+        return !stage_pairs_in_memory(op) || go_out(plan);
     }
     return true;
 }

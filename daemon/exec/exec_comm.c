@@ -303,11 +303,11 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
     comm->turn_left_bytes = EXEC_TURN_BYTES;
     for (int l = 0; l < EXEC_LANES_MAX && !comm->failed; l++) {
         struct exec_lane *lane = &comm->lanes[l];
-        bool came_in = lane_comes_in(lane);
-        if (lane->state != LANE_IDLE && lane->state != LANE_ROUNDS) { /* receives move those */
+        bool waited = lane_comes_in(lane) || lane_is_sending(lane);
+        if (waited || (lane->state != LANE_IDLE && lane->state != LANE_ROUNDS)) { /* receives move those */
             lane_advance(lane, now_ns);
         }
-        arrived |= came_in && !lane_comes_in(lane);
+        arrived |= waited && !lane_comes_in(lane);
     }
     if (arrived) {
         receive_resume(comm); /* what has come for them can be taken */

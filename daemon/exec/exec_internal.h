@@ -19,10 +19,12 @@
 
 /* What the files of daemon/exec share. */
 
-#define EXEC_AGREEMENT_LANE EXEC_LANES_MAX           /* its index: the barrier beside the data */
-#define EXEC_AGREEMENT_SLICE UINT32_MAX              /* its messages' slice */
-#define EXEC_MESSAGE_MAX_BYTES (UINT64_C(256) << 20) /* a larger transfer goes in several messages */
-#define EXEC_SEND_PIECES_MAX 16                      /* a send of more pieces is gathered first */
+#define EXEC_AGREEMENT_LANE EXEC_LANES_MAX /* its index: the barrier beside the data */
+#define EXEC_AGREEMENT_SLICE UINT32_MAX    /* its messages' slice */
+/* A larger transfer goes in several messages, of which each is copied, if at all, within one turn. All nodes
+ * have the same. */
+#define EXEC_MESSAGE_MAX_BYTES (UINT64_C(1) << 20)
+#define EXEC_SEND_PIECES_MAX 16 /* a message of more pieces is gathered first */
 /* What a communicator does on the host in one turn, before others have theirs: about 100 us. Each place of a
  * piece costs something beside its bytes. */
 #define EXEC_TURN_BYTES (UINT64_C(1) << 20)
@@ -96,6 +98,8 @@ struct exec_op {
 
 enum lane_state {
     LANE_IDLE,
+    LANE_MEASURE,   /* what goes to whom is counted, in as many turns as it takes */
+    LANE_LAY_OUT,   /* likewise, where the vectors lie */
     LANE_STAGE_IN,  /* pieces of the stage plan, in as many turns as they take */
     LANE_DEVICE_IN, /* a GPU brings the slice */
     LANE_COMBINE,   /* pieces */
@@ -118,6 +122,8 @@ struct exec_lane {
     uint32_t round_count;
     struct coll_round transfers;
     uint32_t transfers_capacity;
+    uint32_t sends_done;
+    uint64_t sent_elements; /* of the send under way, in messages that the network has */
     uint32_t receives_done;
     uint64_t received_elements; /* of the receive under way, in messages that are complete */
     bool prefix_begun;          /* scans: the prefix holds something */
@@ -135,7 +141,8 @@ struct exec_lane {
     uint64_t *offsets;               /* node_count + 1 block offsets, then as many of what is sent */
     struct net_stream **streams;     /* outgoing, by node; opened on first use */
     struct stream_reader **sources;  /* incoming, by node: the one stream that may feed the lane */
-    struct coll_stage_cursor cursor; /* of the step of the stage plan under way */
+    struct coll_stage_cursor cursor; /* of what the state goes through */
+    enum coll_space space;           /* LAY_OUT: whose vector */
     bool is_cut; /* a source ended within a payload: nothing more is taken, until the communicator ends */
 };
 
@@ -304,7 +311,10 @@ void lane_return_memory(struct exec_lane *lane);
 void exec_free_spares(struct exec *exec);
 
 /* slice_layout.c: where a slice's vectors lie. */
-enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct error *error) COMM_MUST_USE;
+/* Room for them, and for their tables; the slice is measured. */
+enum status lane_prepare(struct exec_lane *lane, struct exec_op *op, struct error *error) COMM_MUST_USE;
+/* From the lane's cursor on. Returns whether it is over. */
+bool lane_lay_out(struct exec_lane *lane, const struct exec_op *op) COMM_MUST_USE;
 
 /* device.c: operations with buffers on GPUs, or that wait for streams. */
 enum device_step {
@@ -395,7 +405,13 @@ void lane_advance(struct exec_lane *lane, uint64_t now_ns);
 /* A slice of which nothing is taken or sent yet. */
 static inline bool lane_comes_in(const struct exec_lane *lane)
 {
-    return lane->state == LANE_STAGE_IN || lane->state == LANE_DEVICE_IN || lane->state == LANE_COMBINE;
+    return lane->state == LANE_MEASURE || lane->state == LANE_LAY_OUT || lane->state == LANE_STAGE_IN ||
+           lane->state == LANE_DEVICE_IN || lane->state == LANE_COMBINE;
+}
+/* The round has sends that the network does not have yet. */
+static inline bool lane_is_sending(const struct exec_lane *lane)
+{
+    return lane->state == LANE_ROUNDS && lane->sends_done < lane->transfers.send_count;
 }
 /* The next receive that the lane waits for; null when none. */
 const struct coll_transfer *lane_next_receive(const struct exec_lane *lane);
@@ -435,9 +451,8 @@ struct host_reduction stage_reduction(const struct exec_lane *lane, const struct
 /* The lane's stream to that node, opened on first use. LIMIT, NODE_LOST. */
 enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream **out,
                         struct error *error) COMM_MUST_USE;
-/* One transfer of the lane's round. */
-enum status lane_send(struct exec_lane *lane, const struct coll_transfer *transfer,
-                      struct error *error) COMM_MUST_USE;
+/* The next message of the round's first send that is not done. What it costs is taken off the turn. */
+enum status lane_send(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
 /* Of one message: a larger transfer goes in several. */
 static inline uint64_t lane_message_max_elements(const struct exec_lane *lane)
 {

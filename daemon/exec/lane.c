@@ -25,6 +25,25 @@ static void lane_expect(const struct exec_lane *lane)
     }
 }
 
+/* As much as the turn has room for; the agreement, which sends no more than a header, is not left waiting. */
+static enum status lane_go_on_sending(struct exec_lane *lane, struct error *error)
+{
+    struct exec_comm *comm = lane->comm;
+    while (lane_is_sending(lane)) {
+        if (comm->turn_left_bytes == 0 && lane->index != EXEC_AGREEMENT_LANE) {
+            exec_wake(comm->exec);
+            return STATUS_OK;
+        }
+        enum status status = lane_send(lane, error);
+        if (status != STATUS_OK) {
+            return status;
+        }
+    }
+    trace_round_sent(comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind, lane_row(lane),
+                     (uint32_t)lane->slice, lane->round);
+    return STATUS_OK;
+}
+
 /* What it sends is of buffers that are whole. */
 static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
 {
@@ -34,6 +53,8 @@ static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
     }
     lane->transfers.send_count = 0;
     lane->transfers.receive_count = 0;
+    lane->sends_done = 0;
+    lane->sent_elements = 0;
     lane->receives_done = 0;
     lane->received_elements = 0;
     lane->algorithm->round(&lane->call, lane->round, &lane->transfers);
@@ -44,15 +65,7 @@ static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
         }
     }
     lane_expect(lane);
-    for (uint32_t i = 0; i < lane->transfers.send_count; i++) {
-        enum status status = lane_send(lane, &lane->transfers.sends[i], error);
-        if (status != STATUS_OK) {
-            return status;
-        }
-    }
-    trace_round_sent(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
-                     lane_row(lane), (uint32_t)lane->slice, lane->round);
-    return STATUS_OK;
+    return lane_go_on_sending(lane, error);
 }
 
 /* Room for the transfers of a round. */
@@ -81,6 +94,7 @@ static enum status lane_begin(struct exec_lane *lane, struct error *error)
     lane->receives_done = 0;
     lane->received_elements = 0;
     lane->prefix_begun = false;
+    lane->sends_done = 0;
     lane->transfers.send_count = 0;
     lane->transfers.receive_count = 0;
     lane->round_count = 0;
@@ -105,15 +119,8 @@ enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slic
                         (uint32_t)slice, op->stage.slice_bytes);
     lane->algorithm = op->algorithm;
     lane->staged = op->is_staged;
-    enum status status = lane->staged ? lane_device_begin(lane, op, error) : STATUS_OK;
-    if (status == STATUS_OK) {
-        status = lane_lay_out(lane, op, error);
-    }
-    if (status != STATUS_OK) {
-        return status;
-    }
-    lane_stage(lane, LANE_STAGE_IN);
-    return STATUS_OK;
+    lane_stage(lane, LANE_MEASURE);
+    return lane->staged ? lane_device_begin(lane, op, error) : STATUS_OK;
 }
 
 enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, struct error *error)
@@ -164,6 +171,31 @@ static void lane_finish(struct exec_lane *lane)
     } else {
         lane_stage(lane, LANE_STAGE_OUT);
     }
+}
+
+/* The rest of what goes through many blocks is for another turn. */
+static bool lane_looked(struct exec_lane *lane, bool over)
+{
+    uint64_t cost = over ? EXEC_PLACE_BYTES : EXEC_TURN_BYTES / 2;
+    uint64_t *left = &lane->comm->turn_left_bytes;
+    *left -= cost < *left ? cost : *left;
+    if (!over) {
+        exec_wake(lane->comm->exec);
+    }
+    return over;
+}
+
+static enum status lane_measure(struct exec_lane *lane, bool *moved, struct error *error)
+{
+    struct exec_op *op = lane_op(lane);
+    *moved = lane_looked(lane, lane->comm->turn_left_bytes > 0 &&
+                                   coll_stage_measure(&op->stage, lane->slice, &lane->cursor, lane->offsets));
+    if (!*moved) {
+        return STATUS_OK;
+    }
+    lane_stage(lane, LANE_LAY_OUT);
+    lane->space = COLL_WORK;
+    return lane_prepare(lane, op, error);
 }
 
 /* Goes on with the pieces of that step. False: the rest is for another turn. */
@@ -219,12 +251,14 @@ static enum status lane_staged_out(struct exec_lane *lane, struct error *error)
     return lane_device_end(lane, error);
 }
 
-/* The next round, or the end. *moved: false while a receive is missing. */
+/* The next round, or the end. *moved: false while a receive is missing, or not all is sent. */
 static enum status lane_next_round(struct exec_lane *lane, bool *moved, struct error *error)
 {
-    *moved = lane->receives_done == lane->transfers.receive_count;
+    enum status status = lane_is_sending(lane) ? lane_go_on_sending(lane, error) : STATUS_OK;
+    *moved =
+        status == STATUS_OK && !lane_is_sending(lane) && lane->receives_done == lane->transfers.receive_count;
     if (!*moved) {
-        return STATUS_OK;
+        return status;
     }
     if (lane->round_count > 0) {
         trace_round_received(lane->comm->comm_id, lane_op(lane)->call.seq, lane_op(lane)->call.terms.kind,
@@ -243,6 +277,14 @@ static enum status lane_move(struct exec_lane *lane, uint64_t now_ns, bool *move
     *moved = false;
     switch (lane->state) {
     case LANE_IDLE:
+        break;
+    case LANE_MEASURE:
+        return lane_measure(lane, moved, error);
+    case LANE_LAY_OUT:
+        *moved = lane_looked(lane, lane->comm->turn_left_bytes > 0 && lane_lay_out(lane, lane_op(lane)));
+        if (*moved) {
+            lane_stage(lane, LANE_STAGE_IN);
+        }
         break;
     case LANE_STAGE_IN:
         *moved = lane_run_stage(lane, COLL_STAGE_IN);

@@ -166,6 +166,12 @@ static const struct exec_lent *lane_lent(const struct exec_lane *lane, enum coll
     return space == COLL_WORK ? &lane->lent : &nothing;
 }
 
+static void spend(struct exec_lane *lane, uint64_t cost)
+{
+    uint64_t *left = &lane->comm->turn_left_bytes;
+    *left -= cost < *left ? cost : *left;
+}
+
 static enum status send_gathered(struct exec_lane *lane, const struct coll_transfer *transfer,
                                  uint64_t offset, uint64_t elements, struct error *error)
 {
@@ -173,6 +179,7 @@ static enum status send_gathered(struct exec_lane *lane, const struct coll_trans
     const struct exec_vector *vector = &lane->vectors[transfer->space];
     const struct exec_lent *lent = lane_lent(lane, transfer->space);
     uint8_t header[DATA_HEADER_BYTES];
+    spend(lane, bytes);
     if (bytes <= EXEC_COPY_MAX_BYTES) {
         unsigned char small[EXEC_COPY_MAX_BYTES];
         vector_value_gather(vector, lent, offset, elements, small);
@@ -225,19 +232,25 @@ static enum status send_message(struct exec_lane *lane, const struct coll_transf
     return STATUS_OK;
 }
 
-enum status lane_send(struct exec_lane *lane, const struct coll_transfer *transfer, struct error *error)
+enum status lane_send(struct exec_lane *lane, struct error *error)
 {
-    if (compressed_applies(lane, lane_op(lane))) {
-        return compressed_send(lane, transfer, error);
-    }
-    uint64_t offset = transfer->offset_elements;
-    uint64_t left = transfer->count_elements;
+    const struct coll_transfer *transfer = &lane->transfers.sends[lane->sends_done];
+    uint64_t left = transfer->count_elements - lane->sent_elements;
+    uint64_t elements = left < lane_message_max_elements(lane) ? left : lane_message_max_elements(lane);
     enum status status;
-    do {
-        uint64_t elements = left < lane_message_max_elements(lane) ? left : lane_message_max_elements(lane);
-        status = send_message(lane, transfer, offset, elements, error);
-        offset += elements;
-        left -= elements;
-    } while (left > 0 && status == STATUS_OK);
+    spend(lane, EXEC_PLACE_BYTES);
+    if (compressed_applies(lane, lane_op(lane))) {
+        elements = left;
+        spend(lane, elements * lane_op(lane)->element_bytes);
+        status = compressed_send(lane, transfer, error);
+    } else {
+        status =
+            send_message(lane, transfer, transfer->offset_elements + lane->sent_elements, elements, error);
+    }
+    lane->sent_elements += elements;
+    if (lane->sent_elements == transfer->count_elements) {
+        lane->sends_done++;
+        lane->sent_elements = 0;
+    }
     return status;
 }

@@ -117,6 +117,9 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
     if ((!agreement && lane->slice < header->slice) || header->round > lane->round) {
         return MATCH_WAIT;
     }
+    if (lane_is_sending(lane) && lane->algorithm->copies_sends) {
+        return MATCH_WAIT; /* for the copies: it is written over */
+    }
     const struct coll_transfer *receive = lane_next_receive(lane);
     if (header->round < lane->round || receive == NULL || !expected_later(lane, incoming->reader.node)) {
         return set_fault(incoming, "data that nothing waits for", error);
@@ -286,6 +289,10 @@ static void apply_elements(const struct data_reader *incoming, const struct coll
     uint64_t offset = receive->offset_elements + lane->received_elements + first;
     bool lent = receive->space == COLL_WORK && lane->lent.count > 0;
     bool reduces = receive->action == COLL_REDUCE || receive->action == COLL_REDUCE_BEFORE;
+    if (receive->action == COLL_STORE && !lent) {
+        vector_store(vector, offset, count, bytes);
+        return;
+    }
     while (count > 0) {
         uint64_t together, behind, there = UINT64_MAX;
         unsigned char *target = vector_at(vector, offset, &together);

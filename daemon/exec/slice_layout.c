@@ -14,18 +14,6 @@ static void add_extent(void *context, const struct coll_stage_place *place, uint
     vector_add(to->vector, stage_at(to->lane, to->op, place), count_elements);
 }
 
-static enum status lay_out_space(struct exec_lane *lane, const struct exec_op *op, enum coll_space space,
-                                 struct error *error)
-{
-    struct lay_out to = {.lane = lane, .op = op, .vector = &lane->vectors[space]};
-    enum status status =
-        lane_table(lane, to.vector, op->element_bytes, coll_stage_extents_max(&op->stage, space), error);
-    if (status == STATUS_OK) {
-        coll_stage_lay_out(&op->stage, lane->slice, space, add_extent, &to);
-    }
-    return status;
-}
-
 /* Where one rank's input is its node's contribution, it is not copied: the vector's first values are there.
  */
 static enum status lay_out_input(struct exec_lane *lane, const struct exec_op *op, struct error *error)
@@ -56,7 +44,7 @@ static enum status lay_out_scratch(struct exec_lane *lane, const struct exec_op 
     return status;
 }
 
-enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct error *error)
+enum status lane_prepare(struct exec_lane *lane, struct exec_op *op, struct error *error)
 {
     lane->call = coll_stage_call(&op->stage, lane->slice, lane->offsets);
     lane->call.root_node = op_kind_has_root(op->call.terms.kind) ? op->root_node : 0;
@@ -67,10 +55,23 @@ enum status lane_lay_out(struct exec_lane *lane, struct exec_op *op, struct erro
     uint64_t scratch = has_scratch ? op->algorithm->scratch_elements(&lane->call) : 0;
     enum status status = lane_reserve(lane, (memory + scratch) * op->element_bytes, error);
     for (enum coll_space space = COLL_WORK; space <= COLL_INPUT && status == STATUS_OK; space++) {
-        status = lay_out_space(lane, op, space, error);
+        uint32_t extents = coll_stage_extents_max(&op->stage, space);
+        status = lane_table(lane, &lane->vectors[space], op->element_bytes, extents, error);
     }
     if (status == STATUS_OK) {
         status = lay_out_input(lane, op, error);
     }
     return status == STATUS_OK ? lay_out_scratch(lane, op, memory, scratch, error) : status;
+}
+
+bool lane_lay_out(struct exec_lane *lane, const struct exec_op *op)
+{
+    for (; lane->space <= COLL_INPUT; lane->space++) {
+        struct lay_out to = {.lane = lane, .op = op, .vector = &lane->vectors[lane->space]};
+        if (!coll_stage_lay_out(&op->stage, lane->slice, lane->space, &lane->cursor, add_extent, &to)) {
+            return false;
+        }
+        lane->cursor = (struct coll_stage_cursor){0};
+    }
+    return true;
 }

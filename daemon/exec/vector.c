@@ -165,10 +165,59 @@ uint32_t vector_value_pieces(const struct exec_vector *vector, const struct exec
     return pieces;
 }
 
+/* From piece to piece, of which there may be many. False: no more. */
+struct walk {
+    const struct exec_vector *vector;
+    uint32_t piece;
+    uint64_t offset, left;
+};
+
+static bool walk_next(struct walk *walk, unsigned char **at, size_t *bytes)
+{
+    const struct exec_vector *vector = walk->vector;
+    if (walk->left == 0) {
+        return false;
+    }
+    uint64_t count = vector->starts[walk->piece + 1] - walk->offset;
+    count = count < walk->left ? count : walk->left;
+    *at = vector->pieces[walk->piece] + (walk->offset - vector->starts[walk->piece]) * vector->element_bytes;
+    *bytes = (size_t)(count * vector->element_bytes);
+    walk->piece++;
+    walk->offset += count;
+    walk->left -= count;
+    return true;
+}
+
+void vector_store(const struct exec_vector *vector, uint64_t offset, uint64_t count,
+                  const unsigned char *values)
+{
+    assert(vector_holds(vector, offset, count));
+    struct walk walk = {
+        .vector = vector, .piece = vector_find(vector, offset), .offset = offset, .left = count};
+    unsigned char *at;
+    for (size_t bytes; walk_next(&walk, &at, &bytes); values += bytes) {
+        memcpy(at, values, bytes);
+    }
+}
+
+static void gather(const struct exec_vector *vector, uint64_t offset, uint64_t count, unsigned char *out)
+{
+    struct walk walk = {
+        .vector = vector, .piece = vector_find(vector, offset), .offset = offset, .left = count};
+    unsigned char *at;
+    for (size_t bytes; walk_next(&walk, &at, &bytes); out += bytes) {
+        memcpy(out, at, bytes);
+    }
+}
+
 void vector_value_gather(const struct exec_vector *vector, const struct exec_lent *lent, uint64_t offset,
                          uint64_t count, unsigned char *out)
 {
     assert(vector_holds(vector, offset, count));
+    if (lent->count == 0) {
+        gather(vector, offset, count, out);
+        return;
+    }
     while (count > 0) {
         uint64_t together;
         const unsigned char *from = vector_value_at(vector, lent, offset, &together);

@@ -50,6 +50,10 @@ static inline bool vector_holds(const struct exec_vector *vector, uint64_t offse
  */
 unsigned char *vector_at(const struct exec_vector *vector, uint64_t offset, uint64_t *together);
 
+/* Writes to a range that the vector holds. */
+void vector_store(const struct exec_vector *vector, uint64_t offset, uint64_t count,
+                  const unsigned char *values);
+
 /*
  * What of a vector lies elsewhere: ranges that were not written yet have their first values in `from`, which
  * is as long as the vector. At most VECTOR_LENT_MAX ranges; beyond, the shortest is copied to where it

@@ -82,6 +82,7 @@ static void draw_modes(struct stage_case *drawn, struct random *random)
     for (uint32_t node = 0; node < drawn->node_count; node++) {
         enum coll_stage_mode direct = drawn->node_count == 1 ? COLL_STAGE_ALONE : COLL_STAGE_UNSTAGED;
         drawn->modes[node] = random_chance(random, 0.5) ? direct : COLL_STAGE_STAGED;
+        drawn->has_many_blocks[node] = random_chance(random, 0.5);
     }
     drawn->has_memory = random_chance(random, 0.5);
     uint32_t domains = 1 + pick(random, 4);

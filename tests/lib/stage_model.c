@@ -235,7 +235,8 @@ void stage_node_init(struct world *world, uint32_t index)
                                       .ranks = node->ranks,
                                       .element_bytes = 1,
                                       .slice_bytes = drawn->slice_bytes,
-                                      .local_slice_elements = drawn->local_slice_elements};
+                                      .local_slice_elements = drawn->local_slice_elements,
+                                      .many_blocks = drawn->has_many_blocks[index] ? 0 : UINT64_MAX};
     init_ranks(node, drawn);
     protect_inputs(node);
     if (!coll_stage_total(&node->op, &node->op.total_elements)) {
@@ -342,6 +343,9 @@ static void lay_out(struct world *world, uint32_t index, uint64_t slice)
     struct slice_state *state = &node->slices[slice];
     world->node = node;
     world->slice = slice;
+    struct coll_stage_cursor at = {0};
+    while (!coll_stage_measure(&node->op, slice, &at, state->offsets)) {
+    }
     state->call = coll_stage_call(&node->op, slice, state->offsets);
     state->memory_elements = coll_stage_memory_elements(&node->op, slice);
     state->memory = stage_heap_add(node, state->memory_elements);
@@ -358,7 +362,9 @@ static void lay_out(struct world *world, uint32_t index, uint64_t slice)
     }
     for (enum coll_space space = COLL_WORK; space <= COLL_INPUT; space++) {
         struct map_context to = {.world = world};
-        coll_stage_lay_out(&node->op, slice, space, map_extent, &to);
+        at = (struct coll_stage_cursor){0};
+        while (!coll_stage_lay_out(&node->op, slice, space, &at, map_extent, &to)) {
+        }
         state->maps[space] = to.map;
         state->counts[space] = to.count;
         if (to.extents > coll_stage_extents_max(&node->op, space)) {

@@ -70,7 +70,6 @@ struct world {
     struct node *node;
     uint64_t slice;
     enum coll_stage_step step;
-    uint64_t step_pieces;
     struct coll_stage_piece *deferred[DEFERRED_MAX]; /* of other domains than the host's, in order */
     uint32_t deferred_count;
     bool failed;

@@ -178,7 +178,6 @@ static bool take_piece(void *context, const struct coll_stage_piece *emitted)
     memcpy(piece, emitted, offsetof(struct coll_stage_piece, sources));
     memcpy(piece->sources, emitted->sources, emitted->source_count * sizeof piece->sources[0]);
     memcpy(piece->targets, emitted->targets, emitted->target_count * sizeof piece->targets[0]);
-    world->step_pieces++;
     bool kept = world->fault->pieces++ != world->fault->at || change_piece(world, piece);
     if (kept) {
         check_piece(world, piece);
@@ -208,7 +207,6 @@ void stage_run_step(struct world *world, uint32_t node, uint64_t slice, enum col
     world->node = &world->nodes[node];
     world->slice = slice;
     world->step = step;
-    world->step_pieces = 0;
     struct coll_stage_cursor cursor = {0};
     while (!coll_stage_plan(&world->node->op, step, slice, &cursor, take_piece, world)) {
     }
@@ -217,9 +215,5 @@ void stage_run_step(struct world *world, uint32_t node, uint64_t slice, enum col
     }
     while (world->deferred_count > 0) {
         free(world->deferred[--world->deferred_count]);
-    }
-    if (world->step_pieces > coll_stage_pieces_max(&world->node->op)) {
-        stage_wrong(world, "step %d has %llu pieces, more than coll_stage_pieces_max", (int)step,
-                    (unsigned long long)world->step_pieces);
     }
 }

@@ -240,6 +240,34 @@ void stage_put(struct stage_plan *plan)
     }
 }
 
+void stage_put_gathered(struct stage_plan *plan)
+{
+    struct coll_stage_piece *piece = &plan->piece;
+    piece->action = piece->source_count > 1 ? COLL_STAGE_COPY_EACH : COLL_STAGE_COPY;
+    stage_put(plan);
+    piece->source_count = 0;
+}
+
+void stage_put_each(struct stage_plan *plan, struct coll_stage_place source, struct coll_stage_place target,
+                    uint64_t count_elements)
+{
+    const struct coll_stage_piece *piece = &plan->piece;
+    uint64_t bytes = (piece->source_count + UINT64_C(1)) * plan->slice.op->element_bytes;
+    if (count_elements == 0) {
+        return;
+    }
+    if (piece->source_count > 0 &&
+        (piece->source_count == COLL_STAGE_PLACES_MAX || piece->count_elements != count_elements ||
+         count_elements > COLL_STAGE_EACH_BYTES / bytes)) {
+        stage_put_gathered(plan);
+    }
+    if (piece->source_count == 0) {
+        stage_piece(plan, COLL_STAGE_COPY, count_elements);
+    }
+    stage_source(plan, source);
+    stage_target(plan, target);
+}
+
 static uint64_t slot_elements(uint64_t vector_elements)
 {
     return (vector_elements + SLOT_ALIGN_ELEMENTS - 1) / SLOT_ALIGN_ELEMENTS * SLOT_ALIGN_ELEMENTS;
@@ -268,6 +296,7 @@ bool coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, 
     plan.at = cursor;
     plan.looks = COLL_STAGE_LOOKS;
     plan.stopped = false;
+    plan.piece.source_count = 0;
     plan.slot_elements = stage_has_slots(op) ? slot_elements(vector_elements(&plan.slice)) : 0;
     switch (stage_family_of(op->terms.kind)) {
     case STAGE_VECTOR:

@@ -48,6 +48,7 @@
  * more. */
 #define COLL_STAGE_MANY_BLOCKS 4096u
 #define COLL_STAGE_PACKED_BLOCK_BYTES 256u
+#define COLL_STAGE_EACH_BYTES 65536u /* of all that one COPY_EACH copies; a larger block goes by itself */
 
 enum coll_stage_mode {
     COLL_STAGE_ALONE,    /* one node, all buffers within one domain: from inputs straight to outputs */
@@ -107,9 +108,10 @@ struct coll_stage_place {
 };
 
 enum coll_stage_action {
-    COLL_STAGE_COPY,   /* the one source to every target */
-    COLL_STAGE_REDUCE, /* the sources, folded from the first to the last, to every target */
-    COLL_STAGE_DIVIDE  /* the same, divided by the operation's divisor */
+    COLL_STAGE_COPY,      /* the one source to every target */
+    COLL_STAGE_COPY_EACH, /* each source to the target of the same number: of many blocks, on the host */
+    COLL_STAGE_REDUCE,    /* the sources, folded from the first to the last, to every target */
+    COLL_STAGE_DIVIDE     /* the same, divided by the operation's divisor */
 };
 
 /* One source may be one target, element by element; no other places of a piece overlap. */
@@ -224,7 +226,7 @@ bool coll_stage_out_writes_vector(const struct coll_stage_op *op);
  * later. What one part, block or pair has comes in one call, a scan as a whole; and a call looks at no more
  * than COLL_STAGE_LOOKS of them, so it takes a bounded time, whatever counts ranks give.
  */
-#define COLL_STAGE_LOOKS 16384u
+#define COLL_STAGE_LOOKS 4096u
 bool coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, uint64_t slice,
                      struct coll_stage_cursor *cursor, coll_stage_emit *emit, void *context)
     __attribute__((warn_unused_result));

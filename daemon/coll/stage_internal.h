@@ -96,6 +96,12 @@ static inline void stage_put_copy(struct stage_plan *plan, struct coll_stage_pla
     stage_put(plan);
 }
 
+/* As stage_put_copy, together with those before it that have as many elements; stage_put_gathered is to
+ * follow in the same call. */
+void stage_put_each(struct stage_plan *plan, struct coll_stage_place source, struct coll_stage_place target,
+                    uint64_t count_elements);
+void stage_put_gathered(struct stage_plan *plan);
+
 /* How results reach the outputs. */
 static inline enum coll_stage_action stage_result_action(const struct coll_stage_op *op)
 {

@@ -22,6 +22,22 @@ static struct part part_of(const struct stage_slice *slice, const struct coll_la
     return part;
 }
 
+static bool has_many_blocks(const struct coll_stage_op *op)
+{
+    return op->mode != COLL_STAGE_STAGED && (uint64_t)op->map->local_count * op->map->size > op->many_blocks;
+}
+
+/* Many small pieces would each cost more than what they copy. */
+static void put_block(struct stage_plan *plan, struct coll_stage_place source, struct coll_stage_place target,
+                      uint64_t count_elements)
+{
+    if (has_many_blocks(plan->slice.op)) {
+        stage_put_each(plan, source, target, count_elements);
+    } else {
+        stage_put_copy(plan, source, target, count_elements);
+    }
+}
+
 /* --- On the node --- */
 
 /* Elements that both ranks of this node say go from the one to the other. */
@@ -122,8 +138,8 @@ static bool exchange_range(struct stage_plan *plan)
         at->item++;
         at->begin = end;
         if (first < last) {
-            stage_put_copy(plan, pair_source(op, from, to, first - begin),
-                           pair_target(op, from, to, first - begin), last - first);
+            put_block(plan, pair_source(op, from, to, first - begin),
+                      pair_target(op, from, to, first - begin), last - first);
         }
     }
     return true;
@@ -144,7 +160,7 @@ static bool exchange_of_one(struct stage_plan *plan)
         uint64_t count = left < op->local_slice_elements ? left : op->local_slice_elements;
         at->item += count == left;
         at->begin = count == left ? 0 : first + count;
-        stage_put_copy(plan, pair_source(op, from, to, first), pair_target(op, from, to, first), count);
+        put_block(plan, pair_source(op, from, to, first), pair_target(op, from, to, first), count);
     }
     return true;
 }
@@ -204,7 +220,7 @@ static bool is_packed(const struct coll_stage_op *op)
 {
     uint64_t blocks = (uint64_t)op->map->local_count * op->map->size;
     uint64_t most = COLL_STAGE_PACKED_BLOCK_BYTES / op->element_bytes;
-    if (op->mode != COLL_STAGE_UNSTAGED || blocks <= op->many_blocks) {
+    if (op->mode != COLL_STAGE_UNSTAGED || !has_many_blocks(op)) {
         return false;
     }
     return op->terms.has_layouts ? (op->sent_elements + op->received_elements) / 2 / blocks < most
@@ -327,7 +343,7 @@ static void sent_in(struct stage_plan *plan, const struct block *block)
             goes_straight(op, block->local, to) ? pair_target(op, block->local, to, part->offset) : target;
         count = stage_within(part->offset, count, pair_count(op, block->local, to));
     }
-    stage_put_copy(plan, source, target, count);
+    put_block(plan, source, target, count);
 }
 
 /* What did not go straight: from where it was read to. */
@@ -337,8 +353,8 @@ static void sent_out(struct stage_plan *plan, const struct block *block)
     const struct part *part = &block->part;
     uint32_t to = op->map->local_of_rank[block->other];
     if (to != UINT32_MAX && !goes_straight(op, block->local, to)) {
-        stage_put_copy(plan, stage_memory(block->begin), pair_target(op, block->local, to, part->offset),
-                       stage_within(part->offset, part->count_elements, pair_count(op, block->local, to)));
+        put_block(plan, stage_memory(block->begin), pair_target(op, block->local, to, part->offset),
+                  stage_within(part->offset, part->count_elements, pair_count(op, block->local, to)));
     }
 }
 
@@ -347,8 +363,8 @@ static void received_out(struct stage_plan *plan, const struct block *block)
     const struct coll_stage_op *op = plan->slice.op;
     uint64_t begin = stage_block_begin(op, &op->ranks[block->local].output_layout, block->other);
     if (op->map->local_of_rank[block->other] == UINT32_MAX) {
-        stage_put_copy(plan, stage_memory(plan->at->base + block->begin),
-                       stage_output(block->local, begin + block->part.offset), block->part.count_elements);
+        put_block(plan, stage_memory(plan->at->base + block->begin),
+                  stage_output(block->local, begin + block->part.offset), block->part.count_elements);
     }
 }
 
@@ -411,7 +427,7 @@ static bool go_out(struct stage_plan *plan)
     return true;
 }
 
-bool stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step)
+static bool go_on(struct stage_plan *plan, enum coll_stage_step step)
 {
     const struct coll_stage_op *op = plan->slice.op;
     switch (step) {
@@ -428,4 +444,13 @@ bool stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step)
         return !stage_pairs_in_memory(op) || go_out(plan);
     }
     return true;
+}
+
+bool stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step)
+{
+    bool over = go_on(plan, step);
+    if (has_many_blocks(plan->slice.op)) {
+        stage_put_gathered(plan);
+    }
+    return over;
 }

@@ -208,6 +208,7 @@ enum status gpu_direct_put(struct exec_comm *comm, struct exec_op *op, struct er
     op->stage.has_memory = false;
     op->stage.slice_count = 1;
     op->stage.local_slice_elements = UINT64_MAX;
+    op->stage.many_blocks = UINT64_MAX;
     put.gpu_count = device_gpus(op, put.gpus);
     put.copies = calloc(put.gpu_count, sizeof *put.copies);
     if (put.copies == NULL) {

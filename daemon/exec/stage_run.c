@@ -1,3 +1,5 @@
+#include <string.h>
+
 #include "daemon/exec/exec_internal.h"
 #include "daemon/host/copy.h"
 #include "daemon/host/reduce.h"
@@ -51,10 +53,23 @@ struct host_reduction stage_reduction(const struct exec_lane *lane, const struct
                                    .streams = op->streams};
 }
 
+static void copy_each(const struct exec_lane *lane, const struct exec_op *op,
+                      const struct coll_stage_piece *piece)
+{
+    size_t bytes = (size_t)(piece->count_elements * op->element_bytes);
+    for (uint32_t i = 0; i < piece->source_count; i++) {
+        memcpy(stage_at(lane, op, &piece->targets[i]), stage_at(lane, op, &piece->sources[i]), bytes);
+    }
+}
+
 static void run_on_host(const struct exec_lane *lane, const struct exec_op *op,
                         const struct coll_stage_piece *piece)
 {
     struct stage_buffers buffers;
+    if (piece->action == COLL_STAGE_COPY_EACH) {
+        copy_each(lane, op, piece);
+        return;
+    }
     if (piece->action != COLL_STAGE_COPY) {
         struct host_reduction reduction = stage_reduction(lane, op, piece, &buffers);
         host_reduce(&reduction);

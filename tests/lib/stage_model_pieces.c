@@ -167,12 +167,10 @@ static bool change_piece(struct world *world, struct coll_stage_piece *piece)
     return true;
 }
 
-/* Now and then it wants no more: the plan goes on from there. */
-static bool take_piece(void *context, const struct coll_stage_piece *emitted)
+static void take_one(struct world *world, const struct coll_stage_piece *emitted)
 {
-    struct world *world = context;
     if (world->failed) {
-        return true;
+        return;
     }
     struct coll_stage_piece *piece = stage_need(1, sizeof *piece);
     memcpy(piece, emitted, offsetof(struct coll_stage_piece, sources));
@@ -195,6 +193,35 @@ static bool take_piece(void *context, const struct coll_stage_piece *emitted)
     }
     while (world->deferred_count > 0 && !world->failed && random_chance(world->random, 0.3)) {
         run_deferred(world);
+    }
+}
+
+/* As many pieces of one source and one target. */
+static void take_each(struct world *world, const struct coll_stage_piece *emitted)
+{
+    static struct coll_stage_piece piece;
+    if (emitted->source_count != emitted->target_count || world->node->op.mode == COLL_STAGE_STAGED) {
+        stage_wrong(world, "step %d of slice %llu: an unsound piece", (int)world->step,
+                    (unsigned long long)world->slice);
+    }
+    memcpy(&piece, emitted, offsetof(struct coll_stage_piece, sources));
+    piece.action = COLL_STAGE_COPY;
+    piece.source_count = piece.target_count = 1;
+    for (uint32_t i = 0; i < emitted->source_count; i++) {
+        piece.sources[0] = emitted->sources[i];
+        piece.targets[0] = emitted->targets[i];
+        take_one(world, &piece);
+    }
+}
+
+/* Now and then it wants no more: the plan goes on from there. */
+static bool take_piece(void *context, const struct coll_stage_piece *emitted)
+{
+    struct world *world = context;
+    if (emitted->action == COLL_STAGE_COPY_EACH) {
+        take_each(world, emitted);
+    } else {
+        take_one(world, emitted);
     }
     return random_chance(world->random, 0.7);
 }

@@ -31,6 +31,7 @@ struct api;
 #define API_SESSION_MEMORIES_MAX 16384 /* registered memories of one client; beyond: LIMIT */
 #define API_SESSION_RESERVED_SHARE 2   /* memories of one client, times a GPU's memory; beyond: LIMIT */
 #define API_SESSION_PACKETS_MAX 65536  /* packets that wait for a client to read; beyond: it is dropped */
+#define API_SENDS_MAX 64               /* packets that go to a client's socket one after the other */
 #define API_SESSION_PAUSE_PACKETS 256  /* from here on, no more requests of it are read */
 #define API_SESSION_PAUSE_BYTES 131072 /* and from here on */
 #define API_SESSION_FDS 2              /* of one session: its socket, a pidfd; those of rings besides */

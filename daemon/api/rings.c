@@ -211,6 +211,7 @@ bool api_poll(struct api *api, uint64_t now_ns)
 {
     struct api_session *session, *next;
     api->now_ns = now_ns;
+    api->sends_left = API_SENDS_MAX;
     api_accept_again(api);
     DL_FOREACH_SAFE2(api->awake, session, next, awake_next)
     {

@@ -131,10 +131,21 @@ static void session_drop_slow(struct api_session *session)
     api_session_break(session);
 }
 
+/* What waits is charged, and looked for. */
+static void session_flushed(struct api_session *session)
+{
+    if (!api_session_charge_queued(session)) {
+        session_drop_slow(session);
+    }
+    api_session_watch(session);
+}
+
 void api_session_flush(struct api_session *session)
 {
-    while (session->out_first != NULL && !session->broken) {
+    uint32_t sends_left = API_SENDS_MAX;
+    while (session->out_first != NULL && !session->broken && sends_left > 0) {
         struct api_packet *packet = session->out_first;
+        sends_left -= !packet_takes_ring(session, packet);
         if (!session_send_packet(session, packet)) {
             break;
         }
@@ -146,10 +157,7 @@ void api_session_flush(struct api_session *session)
         session->out_bytes -= sizeof *packet + packet->size_bytes;
         free(packet);
     }
-    if (!api_session_charge_queued(session)) {
-        session_drop_slow(session);
-    }
-    api_session_watch(session);
+    session_flushed(session);
     if (session->closing && session->out_first == NULL) {
         api_session_break(session);
     }
@@ -179,13 +187,22 @@ static struct api_packet *packet_new(struct api_session *session, size_t size_by
     return packet;
 }
 
+/* An operation of many ranks ends for all at once: what is beyond API_SENDS_MAX goes when the loop finds the
+ * socket writable. */
 static void packet_queue(struct api_session *session, struct api_packet *packet)
 {
+    struct api *api = session->api;
+    bool waits = session->rings == NULL && (session->out_first != NULL || api->sends_left == 0);
     *session->out_last = packet;
     session->out_last = &packet->next;
     session->out_count++;
     session->out_bytes += sizeof *packet + packet->size_bytes;
-    api_session_flush(session);
+    if (waits) {
+        session_flushed(session);
+    } else {
+        api->sends_left -= session->rings == NULL;
+        api_session_flush(session);
+    }
 }
 
 void api_session_send(struct api_session *session, const Commd__Client__Event *event)

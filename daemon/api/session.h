@@ -178,7 +178,8 @@ struct api {
     struct api_session *awake; /* whose rings are polled */
     struct api_session *bells; /* whose doorbell is to be rung */
     uint64_t last_session_id;
-    uint64_t now_ns; /* of the last api_poll: for what tells no time */
+    uint64_t now_ns;     /* of the last api_poll: for what tells no time */
+    uint32_t sends_left; /* until the next: packets that go to sockets at once */
     uint64_t ops_completed;
     uint64_t ops_failed;
     uint32_t tracing_sessions; /* that have everything recorded */

@@ -120,12 +120,46 @@ static void test_release_in_pieces(void **state)
     node_free(node);
 }
 
+/* An operation of many ranks ends for all of a client's at once: they hear of it in pieces, in order. */
+static void test_answers_in_pieces(void **state)
+{
+    (void)state;
+    enum { RANKS = 3 * API_SENDS_MAX + 7 };
+    struct node *node = node_new();
+    struct client client = client_new(node);
+    struct api_session *session = node->api->sessions;
+    assert_int_equal(HASH_COUNT(session), 1);
+    for (uint64_t ticket = 0; ticket < RANKS; ticket++) {
+        struct completion_record record;
+        completion_record_begin(&record, 0, ticket);
+        api_session_send_record(session, &record, completion_record_bytes(&record));
+    }
+    struct completion_record taken;
+    uint64_t at_once = 0, ticket = 0;
+    while (recv(client.fd, &taken, sizeof taken, MSG_DONTWAIT) > 0) {
+        at_once++;
+        assert_int_equal(taken.ticket, ticket++);
+    }
+    assert_in_range(at_once, 1, API_SENDS_MAX);
+    for (unsigned turn = 0; turn < 1000 && ticket < RANKS; turn++) {
+        node_turn(node);
+        while (recv(client.fd, &taken, sizeof taken, MSG_DONTWAIT) > 0) {
+            assert_int_equal(taken.ticket, ticket++);
+        }
+    }
+    assert_int_equal(ticket, RANKS);
+    client_check(&client);
+    client_free(&client);
+    node_free(node);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_long_list),
         cmocka_unit_test(test_broken_lists),
         cmocka_unit_test(test_release_in_pieces),
+        cmocka_unit_test(test_answers_in_pieces),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -92,24 +92,53 @@ static void make_folder(const char *path)
     }
 }
 
+/* What kept commd from making the file, and what the administrator can do. */
+static enum status refuse_path(const struct api_listener_options *options, const char *call, int why_errno,
+                               struct error *error)
+{
+    struct error why;
+    char *copy = strdup(options->path);
+    const char *folder = copy != NULL ? dirname(copy) : "of the socket";
+    (void)error_set_errno(&why, why_errno, "%s: %s", options->path, call);
+    enum status status = why.status;
+    if (why_errno == ENOENT) {
+        error_set(error, status, "%s: make the folder %s, or give another path (%s)", why.text, folder,
+                  options->path_setting);
+    } else if (why_errno == EACCES || why_errno == EPERM) {
+        error_set(error, status, "%s: let uid %u write to the folder %s, or give another path (%s)", why.text,
+                  (unsigned)geteuid(), folder, options->path_setting);
+    } else {
+        error_set(error, status, "%s: give another path (%s)", why.text, options->path_setting);
+    }
+    free(copy);
+    return status;
+}
+
 static enum status bind_socket(struct api_listener *listener, const struct api_listener_options *options,
                                struct error *error)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     if (strlen(options->path) >= sizeof address.sun_path) {
-        return error_set(error, STATUS_CONFIG, "%s: a socket's path has at most %zu bytes", options->path,
-                         sizeof address.sun_path - 1);
+        return error_set(error, STATUS_CONFIG,
+                         "%s: a socket's path has at most %zu bytes: give a shorter one (%s)", options->path,
+                         sizeof address.sun_path - 1, options->path_setting);
     }
     strcpy(address.sun_path, options->path);
     struct stat file;
     if (lstat(options->path, &file) == 0) {
         if (!S_ISSOCK(file.st_mode)) {
-            return error_set(error, STATUS_CONFIG, "%s: exists and is no socket", options->path);
+            return error_set(error, STATUS_CONFIG,
+                             "%s: exists and is no socket: remove it, or give another path (%s)",
+                             options->path, options->path_setting);
         }
         if (socket_answers(&address)) {
-            return error_set(error, STATUS_ALREADY_EXISTS, "%s: another commd is running", options->path);
+            return error_set(error, STATUS_ALREADY_EXISTS,
+                             "%s: another commd is running: stop it, or give another path (%s)",
+                             options->path, options->path_setting);
         }
-        unlink(options->path);
+        if (unlink(options->path) != 0) {
+            return refuse_path(options, "unlink", errno, error);
+        }
     }
     listener->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (listener->fd < 0) {
@@ -123,7 +152,7 @@ static enum status bind_socket(struct api_listener *listener, const struct api_l
     int bind_errno = errno;
     umask(mask);
     if (bound < 0) {
-        return error_set_errno(error, bind_errno, "%s: bind", options->path);
+        return refuse_path(options, "bind", bind_errno, error);
     }
     listener->owns_file = true;
     enum status status = permit_bound(options, error);

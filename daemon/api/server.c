@@ -219,6 +219,7 @@ static enum status server_listen(struct api *api, const struct api_options *opti
                                                     .mode = options->socket_mode,
                                                     .mode_given = options->socket_mode_given,
                                                     .group = options->socket_group,
+                                                    .path_setting = "socket_path, --socket",
                                                     .mode_setting = "socket_mode",
                                                     .group_setting = "socket_group"};
     if (role == API_ROLE_ADMIN) {
@@ -227,6 +228,7 @@ static enum status server_listen(struct api *api, const struct api_options *opti
                                                          .mode = api->has_admin_group ? 0660 : 0600,
                                                          .mode_given = true,
                                                          .group = options->admin_group,
+                                                         .path_setting = "admin_socket_path",
                                                          .mode_setting = "the administrators' mode",
                                                          .group_setting = "admin_group"};
     }

@@ -196,7 +196,7 @@ struct api_listener_options {
     bool mode_given;   /* else a socket that was passed keeps its mode */
     const char *group; /* "" or null: left alone */
     /* The settings' names, for messages. */
-    const char *mode_setting, *group_setting;
+    const char *path_setting, *mode_setting, *group_setting;
 };
 /*
  * Fills listener->fd, path and owns_file: a listening socket with the mode and the group. CONFIG when a

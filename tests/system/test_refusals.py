@@ -2,6 +2,7 @@
 """What bad input gets: a clear error to whoever sent it, and nothing lost for anybody else."""
 import contextlib
 import os
+import pathlib
 import socket
 import struct
 import time
@@ -122,7 +123,23 @@ class Standalone(cluster.StandaloneTest):
     def test_second_daemon_on_the_socket(self):
         second = run(BUILD / "commd", "--standalone", "--socket", self.cluster.socket("solo"), check=False, timeout=10)
         self.assertNotEqual(second.returncode, 0)
-        self.assertIn("another commd is running", second.stderr)
+        self.assertIn("another commd is running: stop it, or give another path (socket_path, --socket)", second.stderr)
+
+    def refused_path(self, path, *texts, become=()):
+        result = run(*become, BUILD / "commd", "--standalone", "--socket", path, check=False, timeout=10)
+        self.assertNotEqual(result.returncode, 0)
+        for text in (str(path), "(socket_path, --socket)", *texts):
+            self.assertIn(text, result.stderr)
+
+    def test_paths_without_a_place(self):
+        folder = pathlib.Path(self.cluster.socket("solo")).parent / "folder"
+        self.refused_path(folder / "commd.sock", f"make the folder {folder}, or give another path")
+        self.refused_path(folder / ("x" * 120), "107 bytes: give a shorter one")
+        nobody = os.geteuid() or 65534
+        become = ["setpriv", f"--reuid={nobody}", f"--regid={nobody}", "--clear-groups"] if os.geteuid() == 0 else []
+        folder.mkdir(mode=0o555)
+        folder.parent.chmod(0o755)
+        self.refused_path(folder / "commd.sock", f"let uid {nobody} write to the folder {folder}", become=become)
 
 
 class Configuration(unittest.TestCase):

@@ -156,7 +156,7 @@ static void test_paths_refused(void **state)
     expect_refused(node, &options, STATUS_CONFIG, "exists and is no socket");
     assert_int_equal(unlink(node->path), 0);
     assert_int_equal(mkdir(node->path, 0700), 0);
-    expect_refused(node, &options, STATUS_CONFIG, "exists and is no socket");
+    expect_refused(node, &options, STATUS_CONFIG, "remove it, or give another path (socket_path, --socket)");
     assert_int_equal(rmdir(node->path), 0);
     char longest[sizeof(((struct sockaddr_un *)NULL)->sun_path) + 1];
     memset(longest, 'x', sizeof longest - 1);
@@ -167,7 +167,10 @@ static void test_paths_refused(void **state)
     char missing[160];
     snprintf(missing, sizeof missing, "%s/no/such.sock", node->folder);
     options.socket_path = missing;
-    expect_refused(node, &options, STATUS_SYSTEM, "bind: No such file or directory");
+    expect_refused(node, &options, STATUS_SYSTEM, "bind: No such file or directory: make the folder ");
+    expect_refused(node, &options, STATUS_SYSTEM, "/no, or give another path (socket_path, --socket)");
+    options.socket_path = "/proc/self/status/commd.sock"; /* what should be a folder is a file */
+    expect_refused(node, &options, STATUS_SYSTEM, "bind: Not a directory: give another path (socket_path");
     options.socket_path = node->path;
     options.socket_group = "no-such-group-here";
     expect_refused(node, &options, STATUS_CONFIG, "there is no group \"no-such-group-here\"");
@@ -176,7 +179,7 @@ static void test_paths_refused(void **state)
     expect_refused(node, &options, STATUS_CONFIG, "admin_group: there is no group \"no-such-group-here\"");
     options.admin_group = "";
     options.admin_socket_path = longest;
-    expect_refused(node, &options, STATUS_CONFIG, "a socket's path has at most 107 bytes");
+    expect_refused(node, &options, STATUS_CONFIG, "107 bytes: give a shorter one (admin_socket_path)");
     assert_int_equal(access(node->path, F_OK), -1); /* nothing is left of it */
     assert_int_equal(count_fds(), fds);
     api_free(NULL);

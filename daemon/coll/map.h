@@ -34,6 +34,12 @@ struct coll_map {
 bool coll_map_init(struct coll_map *map, const uint32_t *node_of_rank, uint32_t size, uint32_t node_count,
                    uint32_t node_index) __attribute__((warn_unused_result));
 void coll_map_free(struct coll_map *map);
+/* What its arrays take at most. */
+static inline uint64_t coll_map_bytes(uint32_t size, uint32_t node_count)
+{
+    return size * (2 * sizeof(uint32_t) + sizeof(struct coll_run)) +
+           2 * (node_count + UINT64_C(1)) * sizeof(uint32_t);
+}
 
 /* The rank of the communicator that is our `local`-th. */
 static inline uint32_t coll_map_local_rank(const struct coll_map *map, uint32_t local)

@@ -93,19 +93,19 @@ bool exec_run(struct exec *exec, uint64_t now_ns);
 uint64_t exec_next_deadline_ns(const struct exec *exec);
 void exec_tick(struct exec *exec, uint64_t now_ns);
 
-/* One communicator, as this node takes part in it. */
+/* One communicator, as this node takes part in it. What these point to is copied. */
 struct exec_comm_options {
     uint64_t comm_id; /* the same on all nodes, and never that of another communicator */
     uint32_t generation;
-    uint32_t owner_uid;           /* whose turns it takes */
-    uint32_t size;                /* ranks */
-    const uint32_t *node_of_rank; /* size; copied. Nodes are ordered by their lowest rank */
-    uint32_t node_count;          /* 1..COLL_NODES_MAX */
-    uint32_t node_index;          /* ours */
-    const uint32_t *peers; /* node_count: net's peer index of each node; ignored for ourselves. Copied. */
-    const char *const *node_names; /* node_count, for messages; outlive the exec_comm */
+    uint32_t owner_uid;            /* whose turns it takes */
+    uint32_t size;                 /* ranks */
+    const uint32_t *node_of_rank;  /* size. Nodes are ordered by their lowest rank */
+    uint32_t node_count;           /* 1..COLL_NODES_MAX */
+    uint32_t node_index;           /* ours */
+    const uint32_t *peers;         /* node_count: net's peer index of each node; ignored for ourselves */
+    const char *const *node_names; /* node_count, for messages */
     uint64_t slice_bytes;          /* agreed by all nodes */
-    const char *name;              /* for messages; outlives the exec_comm */
+    const char *name;              /* for messages */
     /* Its owner's: what other nodes send for calls that are not posted is charged to it, on any thread. Null:
      * nothing is. The exec keeps a reference. */
     struct budget_account *account;
@@ -123,7 +123,7 @@ struct exec_comm_options {
     void *context;
     uint32_t rail_count;         /* agreed by all nodes; 0 and 1: the exec's own alone. On one node ignored */
     struct coll_network network; /* agreed by all nodes: what algorithms are chosen by */
-    const struct coll_overrides *overrides; /* agreed by all nodes; null for none. Outlive the exec_comm */
+    const struct coll_overrides *overrides; /* agreed by all nodes; null for none */
 };
 enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,
                           struct error *error) COMM_MUST_USE;

@@ -1,6 +1,5 @@
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include <utlist.h>
 
@@ -17,21 +16,14 @@ static void comm_release(struct exec_comm *comm)
     }
     ranges_free(&comm->cancelled);
     device_free_queues(comm);
-    coll_map_free(&comm->map);
-    free(comm->node_of_rank);
-    free(comm->peers);
-    budget_release(comm->options.account, BUDGET_COMMUNICATOR_BYTES, comm->charged_bytes);
-    budget_close(comm->options.account);
+    exec_map_release(comm->shared_map);
     free(comm);
 }
 
 static bool comm_allocate(struct exec_comm *comm)
 {
     size_t nodes = comm->options.node_count;
-    size_t size = comm->options.size;
-    comm->peers = calloc(nodes, sizeof *comm->peers);
-    comm->node_of_rank = calloc(size, sizeof *comm->node_of_rank);
-    bool complete = comm->peers != NULL && comm->node_of_rank != NULL;
+    bool complete = true;
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE && complete; i++) {
         struct exec_lane *lane = &comm->lanes[i];
         lane->comm = comm;
@@ -44,61 +36,53 @@ static bool comm_allocate(struct exec_comm *comm)
     return complete;
 }
 
-/* What it takes, with the shares of all rails. What it has by node is much of it in a large cluster. */
-static enum status comm_charge(struct exec_comm *comm, struct error *error)
+/* What the shares of all rails take. What each has by node is much of it in a large cluster. */
+static uint64_t comm_shares_bytes(const struct exec *exec, const struct exec_comm_options *options)
 {
-    uint64_t nodes = comm->options.node_count, shares = comm->options.rail_count;
+    uint64_t nodes = options->node_count, shares = options->rail_count;
     uint64_t of_lane = nodes * (sizeof(struct net_stream *) + sizeof(struct stream_reader *)) +
                        2 * (nodes + 1) * sizeof(uint64_t) + EXEC_TABLES_KEPT_BYTES;
-    uint64_t of_share =
-        sizeof *comm + (EXEC_LANES_MAX + 1) * of_lane + (nodes + comm->options.size) * sizeof(uint32_t);
-    struct error why;
-    if (comm->exec->rails != NULL && nodes == 1) {
-        shares = comm->exec->rails->count;
+    if (exec->rails != NULL && nodes == 1) {
+        shares = exec->rails->count;
     }
-    uint64_t bytes = of_share * (shares > 1 ? shares : 1);
-    if (budget_charge(comm->options.account, BUDGET_COMMUNICATOR_BYTES, bytes, &why) != STATUS_OK) {
-        return error_set(error, why.status, "communicator \"%s\": %s", comm->options.name, why.text);
-    }
-    comm->charged_bytes = bytes;
-    return STATUS_OK;
+    return (sizeof(struct exec_comm) + (EXEC_LANES_MAX + 1) * of_lane) * (shares > 1 ? shares : 1);
 }
 
 enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,
                           struct error *error)
 {
-    return comm_new_part(exec, options, 0, 1, out, error);
+    struct exec_map *map;
+    enum status status = exec_map_new(options, comm_shares_bytes(exec, options), &map, error);
+    if (status == STATUS_OK) {
+        status = comm_new_part(exec, map, &map->options, 0, 1, out, error);
+        exec_map_release(map);
+    }
+    return status;
 }
 
-enum status comm_new_part(struct exec *exec, const struct exec_comm_options *options, uint32_t share_index,
-                          uint32_t share_count, struct exec_comm **out, struct error *error)
+enum status comm_new_part(struct exec *exec, struct exec_map *map, const struct exec_comm_options *options,
+                          uint32_t share_index, uint32_t share_count, struct exec_comm **out,
+                          struct error *error)
 {
     struct exec_comm *comm = calloc(1, sizeof *comm);
     if (comm == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
     }
     comm->exec = exec;
+    comm->shared_map = exec_map_ref(map);
+    comm->map = map->ranks;
     comm->options = *options;
-    comm->options.account = options->account != NULL ? budget_ref(options->account) : NULL;
+    comm->peers = options->peers;
     comm->comm_id = options->comm_id;
     comm->last_op = &comm->first_op;
     comm->share_index = share_index;
     comm->share_count = options->node_count == 1 ? 1 : share_count;
-    if (share_index == 0 && comm_charge(comm, error) != STATUS_OK) {
-        enum status refused = error->status;
-        comm_release(comm);
-        return refused;
+    bool complete = comm_allocate(comm);
+    if (complete) {
+        HASH_ADD(hh, exec->comms, comm_id, sizeof comm->comm_id, comm);
+        complete = table_has(comm, hh);
     }
-    if (!comm_allocate(comm) || !coll_map_init(&comm->map, options->node_of_rank, options->size,
-                                               options->node_count, options->node_index)) {
-        comm_release(comm);
-        return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
-    }
-    memcpy(comm->peers, options->peers, options->node_count * sizeof *comm->peers);
-    memcpy(comm->node_of_rank, options->node_of_rank, options->size * sizeof *comm->node_of_rank);
-    comm->options.node_of_rank = comm->node_of_rank;
-    HASH_ADD(hh, exec->comms, comm_id, sizeof comm->comm_id, comm);
-    if (!table_has(comm, hh)) {
+    if (!complete) {
         comm_release(comm);
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
     }

@@ -11,6 +11,7 @@
 #include "daemon/base/trace.h"
 #include "daemon/coll/slice.h"
 #include "daemon/exec/exec.h"
+#include "daemon/exec/exec_map.h"
 #include "daemon/exec/vector.h"
 #include "daemon/gpu/queue.h"
 #include "daemon/host/reduce.h"
@@ -77,8 +78,7 @@ struct exec_op {
     uint64_t slices_done;
     struct exec_spread *spread; /* it runs on several rails */
     struct exec_claims *claims; /* and on one node alone: slices are taken by whoever is free */
-    struct exec_spread *claims_spread;
-    bool holds_slice; /* of a rail: claimed before the operation was looked at */
+    bool holds_slice;           /* of a rail: claimed before the operation was looked at */
     uint64_t held_slice;
     bool agrees;   /* the agreement lane has to come to its end too */
     bool agreeing; /* it has begun */
@@ -151,16 +151,13 @@ struct exec_comm {
     struct exec_shared *shared; /* null without rails */
     uint32_t share_index; /* the rail that this is: slices with this number modulo share_count are its */
     uint32_t share_count;
-    struct fair_entry turn;         /* among exec->busy */
-    uint32_t round;                 /* the last one in which it was stepped */
-    struct exec_comm *leaving_next; /* of a rail's exec */
-    void *left_context;
+    struct fair_entry turn; /* among exec->busy */
+    uint32_t round;         /* the last one in which it was stepped */
     uint64_t comm_id;
-    struct exec_comm_options options;
-    uint64_t charged_bytes; /* of its account, for all rails' shares */
-    uint32_t *peers;
-    uint32_t *node_of_rank;
-    struct coll_map map;
+    struct exec_map *shared_map;      /* which what is const below lies in */
+    struct exec_comm_options options; /* the map's, but for a rail's callbacks */
+    const uint32_t *peers;
+    struct coll_map map;      /* arrays are the shared one's */
     struct exec_op *first_op; /* the first one runs */
     struct exec_op **last_op;
     uint32_t op_count;
@@ -190,8 +187,7 @@ struct exec_spare {
 
 struct exec {
     struct net *net;
-    struct rails *rails;       /* other threads that share the work of this one; null without */
-    struct exec_comm *leaving; /* of a rail: to be freed when idle */
+    struct rails *rails; /* other threads that share the work of this one; null without */
     exec_wake_function *wake;
     void *wake_context;
     struct exec_comm *comms;
@@ -236,14 +232,13 @@ enum status shared_new(struct exec_comm *comm, struct error *error) COMM_MUST_US
 void shared_cancel(struct exec_comm *comm, uint64_t seq, uint64_t count, const struct error *cause);
 void shared_abort(struct exec_comm *comm, const struct error *cause);
 void shared_leave(struct exec_comm *comm);
-/* On a rail: it is idle, and nobody asks for it any more. */
-void shared_left(struct exec_comm *comm);
 
 /* exec_comm.c */
 void comm_free_now(struct exec_comm *comm);
 /* A rail's share of a communicator. */
-enum status comm_new_part(struct exec *exec, const struct exec_comm_options *options, uint32_t share_index,
-                          uint32_t share_count, struct exec_comm **out, struct error *error) COMM_MUST_USE;
+enum status comm_new_part(struct exec *exec, struct exec_map *map, const struct exec_comm_options *options,
+                          uint32_t share_index, uint32_t share_count, struct exec_comm **out,
+                          struct error *error) COMM_MUST_USE;
 enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
                           struct error *error) COMM_MUST_USE;
 /* What the first operation, begun, waits for, as far as this exec knows; for people. */

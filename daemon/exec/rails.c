@@ -509,23 +509,6 @@ enum status rails_new(const struct rails_options *options, struct rails **out, s
     return STATUS_OK;
 }
 
-static bool rail_free_leaving(struct exec *exec)
-{
-    struct exec_comm *comm = exec->leaving;
-    exec->leaving = NULL;
-    while (comm != NULL) {
-        struct exec_comm *next = comm->leaving_next;
-        if (exec_comm_idle(comm)) {
-            shared_left(comm);
-        } else {
-            comm->leaving_next = exec->leaving;
-            exec->leaving = comm;
-        }
-        comm = next;
-    }
-    return exec->leaving != NULL;
-}
-
 bool rails_rail_is_busy(const struct exec *exec)
 {
     return exec->comms != NULL;
@@ -536,9 +519,6 @@ bool rails_run_rail(struct exec *exec, struct mailbox *mailbox, uint64_t now_ns)
     bool any = mailbox_run(mailbox, now_ns);
     bool more = exec_run(exec, now_ns);
     spread_publish_waits(exec);
-    if (exec->leaving != NULL) {
-        (void)rail_free_leaving(exec);
-    }
     return any || more;
 }
 

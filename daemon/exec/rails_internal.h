@@ -1,7 +1,6 @@
 #ifndef DAEMON_EXEC_RAILS_INTERNAL_H
 #define DAEMON_EXEC_RAILS_INTERNAL_H
 
-#include "daemon/coll/overrides.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/rails.h"
 
@@ -46,17 +45,18 @@ struct rails {
 
 /* A rail's part of one operation. */
 struct spread_part {
-    struct mail mail;
+    struct mail mail, disagreed;
     struct exec_spread *spread;
     uint32_t rail;
     bool over;             /* the home knows */
     _Atomic uint64_t wait; /* what the rail says of it: wait_pack */
     struct error result;
+    uint32_t disputed_node;
+    char disputed_how[128];
 };
 
 struct exec_spread {
     struct exec_op *op; /* null once it is over here */
-    struct exec_comm *comm;
     struct exec_shared *shared;
     struct exec_call call; /* arrays are the op's, and this one's when that is over */
     uint64_t op_slices;
@@ -68,30 +68,24 @@ struct exec_spread {
     struct spread_part parts[];
 };
 
-/* What a rail knows of a communicator. Mails of it are one at a time each. */
+/* A rail's share of a communicator. Mails of it are one at a time each. */
 struct shared_rail {
     struct exec_shared *shared;
     uint32_t rail;
-    struct exec_comm *comm; /* that rail's thread's */
-    struct mail create, abort, leave, left, failed, disagreed;
-    bool abort_sent;
+    struct exec_comm *comm; /* that rail's thread's, as left */
+    bool left;              /* nobody asks for it any more */
+    struct mail create, abort, leave, failed;
     struct error failure;
-    uint64_t disputed_seq;
-    uint32_t disputed_node;
-    char disputed_how[128];
 };
 
 struct exec_shared {
     struct rails *rails;
-    struct exec_comm *home;           /* null once it left */
-    uint32_t rail_count;              /* that slices are spread over, the home among them */
-    uint32_t rails_left;              /* other rails that have not left */
-    struct exec_comm_options options; /* with the copies below */
-    struct coll_overrides overrides;
-    char *name;
-    char **node_names;
-    uint32_t *peers;
-    uint32_t *node_of_rank;
+    struct exec_map *map;
+    struct exec_comm *home; /* null once it left */
+    atomic_uint
+        references;      /* the home's, those of rails that have not left, and those of mails to the home */
+    uint32_t rail_count; /* that slices are spread over, the home among them */
+    bool aborted;        /* for that cause: */
     struct error abort_cause;
     struct shared_rail of_rail[EXEC_RAILS_MAX];
 };

@@ -1,6 +1,5 @@
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "daemon/exec/rails_internal.h"
 
@@ -14,6 +13,14 @@ static void put(const struct exec_shared *shared, uint32_t rail, struct mail *ma
     mailbox_put(rails_mailbox(shared->rails, rail), mail);
 }
 
+static void shared_release(struct exec_shared *shared)
+{
+    if (atomic_fetch_sub(&shared->references, 1) == 1) {
+        exec_map_release(shared->map);
+        free(shared);
+    }
+}
+
 /* --- Communicators: what the rails tell the home --- */
 
 static void home_failed(void *context, uint64_t now_ns)
@@ -22,6 +29,7 @@ static void home_failed(void *context, uint64_t now_ns)
     if (at->shared->home != NULL) {
         exec_comm_fail(at->shared->home, &at->failure, now_ns);
     }
+    shared_release(at->shared);
 }
 
 static void rail_failed(void *context, const struct error *cause, uint64_t now_ns)
@@ -29,96 +37,46 @@ static void rail_failed(void *context, const struct error *cause, uint64_t now_n
     struct shared_rail *at = context;
     (void)now_ns;
     at->failure = *cause;
+    atomic_fetch_add(&at->shared->references, 1);
     put(at->shared, 0, &at->failed, home_failed, at);
 }
 
 static void home_disagreed(void *context, uint64_t now_ns)
 {
-    const struct shared_rail *at = context;
-    struct exec_comm *home = at->shared->home;
-    struct exec_op *op = home == NULL ? NULL : home->first_op;
-    if (op != NULL && op->call.seq == at->disputed_seq && !op->disputed) {
+    const struct spread_part *part = context;
+    struct exec_op *op = part->spread->op;
+    if (op != NULL && !op->disputed) {
+        const struct exec_comm_options *options = &part->spread->shared->home->options;
         op->disputed = true;
-        home->options.disagreed(home->options.context, at->disputed_seq, at->disputed_node, at->disputed_how,
-                                now_ns);
+        options->disagreed(options->context, op->call.seq, part->disputed_node, part->disputed_how, now_ns);
     }
 }
 
+/* Of the first operation, once. */
 static void rail_disagreed(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns)
 {
-    struct shared_rail *at = context;
+    const struct shared_rail *at = context;
+    struct spread_part *part = at->comm->first_op->call.context;
+    (void)seq;
     (void)now_ns;
-    at->disputed_seq = seq;
-    at->disputed_node = node;
-    (void)snprintf(at->disputed_how, sizeof at->disputed_how, "%s", how);
-    put(at->shared, 0, &at->disagreed, home_disagreed, at);
+    part->disputed_node = node;
+    (void)snprintf(part->disputed_how, sizeof part->disputed_how, "%s", how);
+    put(at->shared, 0, &part->disagreed, home_disagreed, part);
 }
 
 /* --- Communicators: their life on the rails --- */
 
-static void shared_free(struct exec_shared *shared)
-{
-    for (uint32_t i = 0; shared->node_names != NULL && i < shared->options.node_count; i++) {
-        free(shared->node_names[i]);
-    }
-    free(shared->node_names);
-    free(shared->name);
-    free(shared->peers);
-    free(shared->node_of_rank);
-    budget_close(shared->options.account);
-    free(shared);
-}
-
-static void shared_release(struct exec_shared *shared)
-{
-    if (shared->home == NULL && shared->rails_left == 0) {
-        shared_free(shared);
-    }
-}
-
-static bool shared_copy(struct exec_shared *shared, const struct exec_comm_options *options)
-{
-    size_t nodes = options->node_count;
-    size_t size = options->size;
-    shared->options = *options;
-    shared->options.account = options->account != NULL ? budget_ref(options->account) : NULL;
-    shared->name = strdup(options->name);
-    shared->node_names = calloc(nodes, sizeof *shared->node_names);
-    shared->peers = calloc(nodes, sizeof *shared->peers);
-    shared->node_of_rank = calloc(size, sizeof *shared->node_of_rank);
-    bool complete = shared->name != NULL && shared->node_names != NULL && shared->peers != NULL &&
-                    shared->node_of_rank != NULL;
-    for (size_t i = 0; i < nodes && complete; i++) {
-        shared->node_names[i] = strdup(options->node_names[i]);
-        complete = shared->node_names[i] != NULL;
-    }
-    if (!complete) {
-        return false;
-    }
-    memcpy(shared->peers, options->peers, nodes * sizeof *shared->peers);
-    memcpy(shared->node_of_rank, options->node_of_rank, size * sizeof *shared->node_of_rank);
-    if (options->overrides != NULL) {
-        shared->overrides = *options->overrides;
-        shared->options.overrides = &shared->overrides;
-    }
-    shared->options.name = shared->name;
-    shared->options.node_names = (const char *const *)shared->node_names;
-    shared->options.peers = shared->peers;
-    shared->options.node_of_rank = shared->node_of_rank;
-    return true;
-}
-
 static void rail_create(void *context, uint64_t now_ns)
 {
     struct shared_rail *at = context;
-    struct exec_comm_options options = at->shared->options;
+    struct exec_shared *shared = at->shared;
+    struct exec_comm_options options = shared->map->options;
     struct error error;
     options.failed = rail_failed;
     options.disagreed = rail_disagreed;
     options.context = at;
-    if (comm_new_part(at->shared->rails->execs[at->rail], &options, at->rail, at->shared->rail_count,
+    if (comm_new_part(shared->rails->execs[at->rail], shared->map, &options, at->rail, shared->rail_count,
                       &at->comm, &error) != STATUS_OK) {
-        at->comm = NULL;
         rail_failed(at, &error, now_ns);
     }
 }
@@ -137,21 +95,19 @@ enum status shared_new(struct exec_comm *comm, struct error *error)
         return STATUS_OK;
     }
     struct exec_shared *shared = calloc(1, sizeof *shared);
-    if (shared == NULL || !shared_copy(shared, options)) {
-        if (shared != NULL) {
-            shared_free(shared);
-        }
+    if (shared == NULL) {
         return error_set(error, STATUS_NO_MEMORY, "no memory for communicator \"%s\"", options->name);
     }
     shared->rails = rails;
+    shared->map = exec_map_ref(comm->shared_map);
     shared->home = comm;
     shared->rail_count = rail_count;
-    shared->rails_left = rail_count - 1;
+    atomic_init(&shared->references, rail_count);
     comm->shared = shared;
     comm->share_count = alone ? 1 : rail_count;
     for (uint32_t node = 0; node < options->node_count; node++) {
         if (node != options->node_index) {
-            rails_want(rails, shared->peers[node], rail_count);
+            rails_want(rails, comm->peers[node], rail_count);
         }
     }
     for (uint32_t rail = 1; rail < rail_count; rail++) {
@@ -208,44 +164,33 @@ static void rail_abort(void *context, uint64_t now_ns)
 void shared_abort(struct exec_comm *comm, const struct error *cause)
 {
     struct exec_shared *shared = comm->shared;
-    for (uint32_t rail = 1; shared != NULL && rail < shared->rail_count; rail++) {
-        struct shared_rail *at = &shared->of_rail[rail];
-        if (!at->abort_sent) {
-            at->abort_sent = true;
-            shared->abort_cause = rail == 1 ? *cause : shared->abort_cause;
-            put(shared, rail, &at->abort, rail_abort, at);
-        }
+    if (shared == NULL || shared->aborted) {
+        return;
+    }
+    shared->aborted = true;
+    shared->abort_cause = *cause;
+    for (uint32_t rail = 1; rail < shared->rail_count; rail++) {
+        put(shared, rail, &shared->of_rail[rail].abort, rail_abort, &shared->of_rail[rail]);
     }
 }
 
-static void home_left(void *context, uint64_t now_ns)
+/* Parts that came late may still be under way. */
+static void rail_free_if_left(struct shared_rail *at)
 {
-    struct shared_rail *at = context;
-    (void)now_ns;
-    at->shared->rails_left--;
-    shared_release(at->shared);
+    if (at->left && (at->comm == NULL || exec_comm_idle(at->comm))) {
+        if (at->comm != NULL) {
+            comm_free_now(at->comm);
+        }
+        shared_release(at->shared);
+    }
 }
 
-/* A part that came late may still be under way: then the rail frees it when it is idle. */
 static void rail_leave(void *context, uint64_t now_ns)
 {
     struct shared_rail *at = context;
     (void)now_ns;
-    if (at->comm != NULL) {
-        at->comm->leaving_next = at->comm->exec->leaving;
-        at->comm->exec->leaving = at->comm;
-        at->comm->left_context = at;
-        exec_wake(at->comm->exec);
-    } else {
-        put(at->shared, 0, &at->left, home_left, at);
-    }
-}
-
-void shared_left(struct exec_comm *comm)
-{
-    struct shared_rail *at = comm->left_context;
-    comm_free_now(comm);
-    put(at->shared, 0, &at->left, home_left, at);
+    at->left = true;
+    rail_free_if_left(at);
 }
 
 void shared_leave(struct exec_comm *comm)
@@ -254,14 +199,13 @@ void shared_leave(struct exec_comm *comm)
     if (shared == NULL) {
         return;
     }
-    for (uint32_t node = 0; node < shared->options.node_count; node++) {
-        if (node != shared->options.node_index) {
-            rails_unwant(shared->rails, shared->peers[node], shared->rail_count);
+    for (uint32_t node = 0; node < comm->options.node_count; node++) {
+        if (node != comm->options.node_index) {
+            rails_unwant(shared->rails, comm->peers[node], shared->rail_count);
         }
     }
     for (uint32_t rail = 1; rail < shared->rail_count; rail++) {
-        struct shared_rail *at = &shared->of_rail[rail];
-        put(shared, rail, &at->leave, rail_leave, at);
+        put(shared, rail, &shared->of_rail[rail].leave, rail_leave, &shared->of_rail[rail]);
     }
     shared->home = NULL;
     comm->shared = NULL;
@@ -289,10 +233,11 @@ static void home_part_over(void *context, uint64_t now_ns)
         if (part->result.status != STATUS_OK && spread->result.status == STATUS_OK) {
             spread->result = part->result;
         }
-        if (part->result.status != STATUS_OK && !spread->comm->failed && !spread->op->cancelled) {
-            exec_comm_fail(spread->comm, &part->result, now_ns);
+        struct exec_comm *comm = spread->shared->home;
+        if (part->result.status != STATUS_OK && !comm->failed && !spread->op->cancelled) {
+            exec_comm_fail(comm, &part->result, now_ns);
         }
-        exec_wake(spread->comm->exec);
+        exec_wake(comm->exec);
     }
     spread_free_if_over(spread);
 }
@@ -301,9 +246,11 @@ static void home_part_over(void *context, uint64_t now_ns)
 static void rail_part_done(void *context, const struct error *result, uint64_t now_ns)
 {
     struct spread_part *part = context;
+    struct shared_rail *at = &part->spread->shared->of_rail[part->rail];
     (void)now_ns;
     part->result = *result;
-    put(part->spread->shared, 0, &part->mail, home_part_over, part);
+    put(at->shared, 0, &part->mail, home_part_over, part);
+    rail_free_if_left(at);
 }
 
 static bool claim(struct exec_claims *claims, uint64_t slice_count, uint64_t *slice)
@@ -317,7 +264,7 @@ static void rail_part_begin(void *context, uint64_t now_ns)
     struct spread_part *part = context;
     struct exec_spread *spread = part->spread;
     struct exec_comm *comm = spread->shared->of_rail[part->rail].comm;
-    bool local = spread->shared->options.node_count == 1;
+    bool local = spread->shared->map->options.node_count == 1;
     struct error error = {.status = STATUS_OK};
     struct exec_op *op = NULL;
     uint64_t slice = 0;
@@ -327,7 +274,8 @@ static void rail_part_begin(void *context, uint64_t now_ns)
         return;
     }
     if (comm == NULL) {
-        error_set(&error, STATUS_NO_MEMORY, "\"%s\": no memory on rail %u", spread->shared->name, part->rail);
+        error_set(&error, STATUS_NO_MEMORY, "\"%s\": no memory on rail %u", spread->shared->map->options.name,
+                  part->rail);
         rail_part_done(part, &error, now_ns);
         return;
     }
@@ -339,7 +287,6 @@ static void rail_part_begin(void *context, uint64_t now_ns)
         return;
     }
     op->claims = local ? &spread->claims : NULL;
-    op->claims_spread = spread;
     op->holds_slice = local;
     op->held_slice = slice;
 }
@@ -350,7 +297,7 @@ uint32_t spread_missing_rail(const struct exec_comm *comm, uint32_t rail_count, 
     for (*node = 0; *node < comm->options.node_count; (*node)++) {
         uint32_t missing = *node == comm->options.node_index
                                ? 0
-                               : rails_missing_link(shared->rails, shared->peers[*node], rail_count);
+                               : rails_missing_link(shared->rails, comm->peers[*node], rail_count);
         if (missing > 0) {
             return missing;
         }
@@ -391,7 +338,6 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     }
     spread->op = op;
     spread->op_slices = op->stage.slice_count;
-    spread->comm = comm;
     spread->shared = shared;
     spread->call = op->call;
     spread->part_count = rails - 1;
@@ -401,7 +347,6 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     atomic_store_explicit(&spread->claims.left, op->stage.slice_count, memory_order_relaxed);
     op->spread = spread;
     op->claims = local ? &spread->claims : NULL;
-    op->claims_spread = spread;
     for (uint32_t i = 0; i < spread->part_count; i++) {
         struct spread_part *part = &spread->parts[i];
         part->spread = spread;
@@ -426,7 +371,7 @@ static void home_all_done(void *context, uint64_t now_ns)
     struct exec_spread *spread = context;
     (void)now_ns;
     if (spread->op != NULL) {
-        exec_wake(spread->comm->exec);
+        exec_wake(spread->shared->home->exec);
     }
 }
 
@@ -434,7 +379,7 @@ void spread_claim_done(struct exec_comm *comm, struct exec_op *op)
 {
     bool last = atomic_fetch_sub(&op->claims->left, 1) == 1;
     if (last && comm->share_index > 0) {
-        struct exec_spread *spread = op->claims_spread;
+        struct exec_spread *spread = ((struct spread_part *)op->call.context)->spread;
         put(spread->shared, 0, &spread->all_done, home_all_done, spread);
     }
 }

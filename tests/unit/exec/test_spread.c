@@ -7,12 +7,14 @@
 
 #include "daemon/base/budget.h"
 #include "daemon/base/time.h"
+#include "daemon/coll/map.h"
 #include "daemon/exec/exec.h"
 #include "daemon/exec/rails.h"
 
 /* A communicator that ends on its home before a rail has read its mail. */
 
 #define RAILS 2
+#define LARGE 1000u /* ranks */
 
 static struct exec *execs[RAILS];
 static struct net *nets[RAILS]; /* null: a node alone */
@@ -72,20 +74,14 @@ static uint32_t accounts(struct budget *budget)
     return count;
 }
 
-static void test_the_account_outlives_what_is_on_its_way_to_a_rail(void **state)
+static struct exec_comm *comm_new(uint32_t size, struct budget_account *account)
 {
-    (void)state;
     static const char *const names[] = {"a"};
-    static const uint32_t zeros[2];
-    struct budget *budget;
-    struct budget_account *account;
+    static const uint32_t zeros[LARGE];
     struct exec_comm *comm;
-    start();
-    assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
-    assert_int_equal(budget_open(budget, 1000, NULL, &account, NULL), STATUS_OK);
     struct exec_comm_options options = {.comm_id = 1,
                                         .generation = 1,
-                                        .size = 2,
+                                        .size = size,
                                         .node_of_rank = zeros,
                                         .node_count = 1,
                                         .peers = zeros,
@@ -95,6 +91,18 @@ static void test_the_account_outlives_what_is_on_its_way_to_a_rail(void **state)
                                         .network = coll_network_default,
                                         .account = account};
     assert_int_equal(exec_comm_new(execs[0], &options, &comm, NULL), STATUS_OK);
+    return comm;
+}
+
+static void test_the_account_outlives_what_is_on_its_way_to_a_rail(void **state)
+{
+    (void)state;
+    struct budget *budget;
+    struct budget_account *account;
+    start();
+    assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
+    assert_int_equal(budget_open(budget, 1000, NULL, &account, NULL), STATUS_OK);
+    struct exec_comm *comm = comm_new(2, account);
     exec_comm_free(comm);
     budget_close(account); /* its last session is gone */
     assert_int_equal(accounts(budget), 1);
@@ -104,10 +112,45 @@ static void test_the_account_outlives_what_is_on_its_way_to_a_rail(void **state)
     stop();
 }
 
+static uint64_t charged(const struct budget_account *account)
+{
+    struct budget_info info;
+    budget_account_info(account, &info);
+    return info.used[BUDGET_COMMUNICATOR_BYTES];
+}
+
+/* However many rails there are; and until the last of them has let go. */
+static void test_the_map_of_ranks_is_charged_once(void **state)
+{
+    (void)state;
+    struct budget *budget;
+    struct budget_account *account;
+    start();
+    assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
+    assert_int_equal(budget_open(budget, 1000, NULL, &account, NULL), STATUS_OK);
+    struct exec_comm *comm = comm_new(2, account);
+    uint64_t small_bytes = charged(account);
+    exec_comm_free(comm);
+    assert_int_equal(charged(account), small_bytes);
+    run();
+    assert_int_equal(charged(account), 0);
+    comm = comm_new(LARGE, account);
+    uint64_t ranks = LARGE - 2;
+    assert_int_equal(charged(account) - small_bytes,
+                     ranks * sizeof(uint32_t) + coll_map_bytes(LARGE, 1) - coll_map_bytes(2, 1));
+    exec_comm_free(comm);
+    run();
+    assert_int_equal(charged(account), 0);
+    budget_close(account);
+    budget_free(budget);
+    stop();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_the_account_outlives_what_is_on_its_way_to_a_rail),
+        cmocka_unit_test(test_the_map_of_ranks_is_charged_once),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

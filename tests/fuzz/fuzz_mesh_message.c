@@ -143,7 +143,10 @@ static void run(struct target *target, uint64_t span_ns)
         mesh_tick(target->mesh, target->now_ns);
         exec_tick(target->exec, target->now_ns);
         p2p_tick(target->p2p, target->now_ns);
-        while (exec_run(target->exec, target->now_ns) | p2p_run(target->p2p, target->now_ns)) {
+        bool has_more = true;
+        while (has_more) {
+            bool exec_has_more = exec_run(target->exec, target->now_ns);
+            has_more = p2p_run(target->p2p, target->now_ns) || exec_has_more;
         }
         comms_tick(target->comms, target->now_ns);
         uint64_t next_ns = time_min(network_next_ns(target->network), mesh_next_deadline_ns(target->mesh));

@@ -184,7 +184,8 @@ static void log_write(const char *line, size_t size)
 
 /* The message after the prefix, escaped and terminated, in `line` of LOG_LINE_MAX_BYTES; returns its length.
  */
-static size_t log_format(char *line, size_t prefix_bytes, const char *format, va_list arguments)
+__attribute__((format(printf, 3, 0))) static size_t log_format(char *line, size_t prefix_bytes,
+                                                               const char *format, va_list arguments)
 {
     char message[LOG_LINE_MAX_BYTES];
     int wanted = vsnprintf(message, sizeof(message), format, arguments);

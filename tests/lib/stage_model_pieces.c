@@ -65,7 +65,6 @@ static bool overlap(const struct world *world, const struct coll_stage_place *a,
 
 static void check_piece(struct world *world, const struct coll_stage_piece *piece)
 {
-    uint32_t same = 0;
     bool unsound = piece->count_elements == 0 || piece->source_count == 0 || piece->target_count == 0 ||
                    (piece->action == COLL_STAGE_COPY && piece->source_count != 1) ||
                    (piece->near != COLL_STAGE_ALL && piece->near >= world->node->map.local_count);
@@ -91,7 +90,6 @@ static void check_piece(struct world *world, const struct coll_stage_piece *piec
         for (uint32_t s = 0; s < piece->source_count; s++) {
             bool one =
                 stage_heap_place(world, &piece->sources[s]) == stage_heap_place(world, &piece->targets[t]);
-            same += one;
             unsound = unsound ||
                       (!one && overlap(world, &piece->sources[s], &piece->targets[t], piece->count_elements));
         }

@@ -38,7 +38,7 @@ static enum status lay_out_scratch(struct exec_lane *lane, const struct exec_op 
 {
     const struct coll_stage_place place = {.buffer = COLL_STAGE_MEMORY, .offset_elements = begin};
     enum status status = lane_table(lane, &lane->vectors[COLL_SCRATCH], op->element_bytes, 1, error);
-    if (status == STATUS_OK) {
+    if (status == STATUS_OK && elements > 0) {
         vector_add(&lane->vectors[COLL_SCRATCH], stage_at(lane, op, &place), elements);
     }
     return status;

@@ -112,24 +112,26 @@ static bool worker_spin(struct worker *worker)
 static void *worker_main(void *context)
 {
     struct worker *worker = context;
+    struct rails *rails = worker->workers->rails;
     struct error error;
     enum status status = STATUS_OK;
     while (!worker->stopping && status == STATUS_OK) {
         worker->woken = false;
-        bool more = rails_run_rail(worker->exec, worker_mailbox(worker), loop_now_ns()) || worker->woken;
+        bool more = rails_run_rail(rails, worker->index, loop_now_ns()) || worker->woken;
         if (worker->stopping) {
             break;
         }
         if (!worker->has_network && (more || worker_spin(worker))) {
             continue;
         }
-        loop_timer_set(worker->tick, exec_next_deadline_ns(worker->exec));
+        loop_timer_set(worker->tick, rails_rail_deadline_ns(rails, worker->index));
         bool wait = !more && mailbox_sleep(worker_mailbox(worker));
         status = loop_run_once(worker->loop, wait ? WORKER_TURN_MAX_MS : 0, &error);
     }
     /* Communicators were aborted before: the network lets go of their buffers in its next turns. */
-    for (int i = 0; i < WORKER_LAST_TURNS && status == STATUS_OK && rails_rail_is_busy(worker->exec); i++) {
-        (void)rails_run_rail(worker->exec, worker_mailbox(worker), loop_now_ns());
+    for (int i = 0; i < WORKER_LAST_TURNS && status == STATUS_OK && rails_rail_is_busy(rails, worker->index);
+         i++) {
+        (void)rails_run_rail(rails, worker->index, loop_now_ns());
         status = loop_run_once(worker->loop, 1, &error);
     }
     if (status != STATUS_OK) {

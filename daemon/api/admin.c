@@ -131,7 +131,7 @@ static uint64_t nodes_total(const struct api *api)
     return (uint64_t)mesh_node_count(api->mesh) + 1; /* row 0 is this node */
 }
 
-/* traffic: of the rails but the first; null when there are none. */
+/* traffic: of the rails but the first. It outlives the row. */
 static void fill_node(const struct api *api, uint32_t node, const struct rails_traffic *traffic,
                       uint64_t now_ns, Commd__Client__NodeInfo *row)
 {
@@ -145,23 +145,15 @@ static void fill_node(const struct api *api, uint32_t node, const struct rails_t
     row->version_text = (char *)info.version_text;
     row->heartbeat_round_trip_ns = info.heartbeat_round_trip_ns;
     row->round_trip_ns = info.net.round_trip_ns;
-    row->sent_bytes = info.net.sent_bytes;
-    row->received_bytes = info.net.received_bytes;
-    row->lost_packets = info.net.lost_packets;
+    row->sent_bytes = info.net.sent_bytes + traffic->sent_bytes;
+    row->received_bytes = info.net.received_bytes + traffic->received_bytes;
+    row->lost_packets = info.net.lost_packets + traffic->lost_packets;
     row->datagram_bytes = info.net.datagram_bytes;
     row->connected_count = info.net.connected_count;
     row->certificate_ends_s = info.net.certificate_ends_s;
-    row->last_error = (char *)info.last_error;
-    row->rails_needed = 1;
-    row->rails_connected = info.net.up;
-    if (traffic != NULL) {
-        row->sent_bytes += traffic->sent_bytes;
-        row->received_bytes += traffic->received_bytes;
-        row->lost_packets += traffic->lost_packets;
-        row->rails_needed += traffic->needed;
-        row->rails_connected += traffic->connected;
-        row->last_error = traffic->missing[0] != '\0' ? (char *)traffic->missing : row->last_error;
-    }
+    row->rails_needed = 1 + traffic->needed;
+    row->rails_connected = info.net.up + traffic->connected;
+    row->last_error = (char *)(traffic->missing[0] != '\0' ? traffic->missing : info.last_error);
 }
 
 static uint64_t own_certificate_ends_s(const struct api *api)
@@ -171,13 +163,12 @@ static uint64_t own_certificate_ends_s(const struct api *api)
     return statistics.certificate_ends_s;
 }
 
-/* traffic: of the nodes that the rails were asked for, or null. */
-static void reply_nodes(struct api_session *session, uint64_t request_id, uint64_t after,
-                        const struct rails_traffic *traffic, uint64_t now_ns)
+void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
 {
     const struct api *api = session->api;
     Commd__Client__NodeInfo rows[CLIENT_LIST_PAGE_MAX];
     Commd__Client__NodeInfo *pointers[CLIENT_LIST_PAGE_MAX];
+    struct rails_traffic traffic[CLIENT_LIST_PAGE_MAX] = {0};
     Commd__Client__NodesReply answer = COMMD__CLIENT__NODES_REPLY__INIT;
     uint64_t total = nodes_total(api);
     answer.nodes = pointers;
@@ -200,10 +191,11 @@ static void reply_nodes(struct api_session *session, uint64_t request_id, uint64
             row->version_text = (char *)COMMD_VERSION_TEXT;
             row->certificate_ends_s = own_certificate_ends_s(api);
         } else {
-            /* Nodes may have been added since the rails were asked. */
-            uint64_t asked = next - 1 - session->nodes.first;
-            bool known = traffic != NULL && asked < session->nodes.count;
-            fill_node(api, (uint32_t)(next - 1), known ? &traffic[asked] : NULL, now_ns, row);
+            struct rails_traffic *of_node = &traffic[answer.n_nodes];
+            if (api->rails != NULL) {
+                rails_traffic(api->rails, (uint32_t)(next - 1), of_node);
+            }
+            fill_node(api, (uint32_t)(next - 1), of_node, now_ns, row);
         }
         page_bytes += commd__client__node_info__get_packed_size(row) + 8;
         if (page_bytes > PAGE_BYTES_MAX) {
@@ -215,42 +207,6 @@ static void reply_nodes(struct api_session *session, uint64_t request_id, uint64
     answer.cursor = next < total ? next : 0;
     Commd__Client__Reply reply = API_REPLY(request_id, NODES, nodes, &answer);
     api_session_reply(session, &reply);
-}
-
-static void nodes_answered(void *context, const struct rails_traffic *traffic, uint64_t now_ns)
-{
-    struct api_session *session = context;
-    session->nodes.asked = false;
-    reply_nodes(session, session->nodes.request_id, session->nodes.after, traffic, now_ns);
-}
-
-/* What the rails carried is theirs to say. */
-void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t after, uint64_t now_ns)
-{
-    const struct api *api = session->api;
-    struct error error;
-    uint64_t end = nodes_total(api);
-    uint64_t first = after == 0 ? 1 : after;
-    end = end > after && end - after > CLIENT_LIST_PAGE_MAX ? after + CLIENT_LIST_PAGE_MAX : end;
-    if (api->rails == NULL || rails_network_count(api->rails) < 2 || first >= end) {
-        reply_nodes(session, request_id, after, NULL, now_ns);
-        return;
-    }
-    if (session->nodes.asked) {
-        api_session_reply_failure(session, request_id, STATUS_LIMIT,
-                                  "one list of nodes at a time on a connection");
-        return;
-    }
-    session->nodes.first = (uint32_t)first - 1;
-    session->nodes.count = (uint32_t)(end - first);
-    if (rails_ask_traffic(api->rails, session->nodes.first, session->nodes.count, nodes_answered, session,
-                          &error) != STATUS_OK) {
-        api_session_reply_error(session, request_id, &error);
-        return;
-    }
-    session->nodes.asked = true;
-    session->nodes.request_id = request_id;
-    session->nodes.after = after;
 }
 
 /* A page of packed rows: visits give texts that live during the call alone, so rows are copied by packing. */

@@ -296,9 +296,6 @@ void api_session_forget(struct api_session *session)
 {
     mesh_ping_forget(session->api->mesh, session);
     api_trace_forget(session);
-    if (session->nodes.asked) {
-        rails_forget_traffic(session->api->rails, session);
-    }
 }
 
 bool api_session_release_one(struct api_session *session, uint64_t now_ns)

@@ -136,11 +136,6 @@ struct api_session {
     bool unread_waits;        /* something is on the socket of a session that is not read now */
     uint64_t ping_request_id; /* 0: no ping under way */
     bool traces;              /* it has everything recorded */
-    struct {
-        bool asked; /* the rails are to answer */
-        uint64_t request_id, after;
-        uint32_t first, count; /* of the nodes that they were asked for */
-    } nodes;
     UT_hash_handle hh;
 };
 

@@ -13,46 +13,69 @@
 
 /* --- Orders to a rail's network, and news from it --- */
 
-enum link_news { LINK_UP, LINK_DOWN, LINK_FAILED };
+enum link_word {
+    ORDER_ADD, /* a new peer */
+    ORDER_MOVE,
+    ORDER_REMOVE,
+    ORDER_CONNECT,
+    ORDER_DISCONNECT,
+    ORDER_KEEP_ALIVE,
+    ORDER_LET_IDLE, /* the transport drops it when it stays idle */
+    NEWS_UP,
+    NEWS_DOWN,
+    NEWS_FAILED
+};
 
 struct link_mail {
     struct mail mail;
-    struct rails *rails;
-    uint32_t rail;
+    struct rails_endpoint *endpoint;
+    struct rails_peer *at; /* of ORDER_ADD */
     uint32_t peer;
-    enum link_news news;
-    bool keep;            /* an order: keep the connection alive; otherwise dial */
-    bool closed_by_peer;  /* of LINK_DOWN */
-    char *name, *address; /* an order: a new peer */
+    enum link_word word;
+    bool closed_by_peer; /* of NEWS_DOWN */
     struct error cause;
+    char address[]; /* of ORDER_ADD and ORDER_MOVE */
 };
 
-static struct link_mail *link_mail_new(struct rails *rails, uint32_t rail, uint32_t peer)
+static struct link_mail *link_mail_new(struct rails_endpoint *endpoint, uint32_t peer, enum link_word word,
+                                       const char *address, const struct error *cause)
 {
-    struct link_mail *mail = calloc(1, sizeof *mail);
+    size_t address_bytes = address != NULL ? strlen(address) + 1 : 0;
+    struct link_mail *mail = calloc(1, sizeof *mail + address_bytes);
     if (mail == NULL) {
-        log_error("rail %u: no memory", rail);
+        log_error("rail %u: no memory", endpoint->rail);
         return NULL;
     }
-    mail->rails = rails;
-    mail->rail = rail;
+    mail->endpoint = endpoint;
     mail->peer = peer;
+    mail->word = word;
+    if (address_bytes > 0) {
+        memcpy(mail->address, address, address_bytes);
+    }
+    if (cause != NULL) {
+        mail->cause = *cause;
+    }
     return mail;
 }
 
-static void link_mail_put(struct link_mail *mail, uint32_t to_rail,
-                          void (*deliver)(void *context, uint64_t now_ns))
+static void on_order(void *context, uint64_t now_ns);
+static void on_news(void *context, uint64_t now_ns);
+
+static void link_mail_put(struct link_mail *mail)
 {
-    mail->mail.deliver = deliver;
+    bool is_news = mail->word >= NEWS_UP;
+    mail->mail.deliver = is_news ? on_news : on_order;
     mail->mail.context = mail;
-    mailbox_put(rails_mailbox(mail->rails, to_rail), &mail->mail);
+    mailbox_put(rails_mailbox(mail->endpoint->rails, is_news ? 0 : mail->endpoint->rail), &mail->mail);
 }
 
-static void link_mail_free(struct link_mail *mail)
+static void order(struct rails *rails, uint32_t rail, uint32_t peer, enum link_word word,
+                  const struct error *cause)
 {
-    free(mail->name);
-    free(mail->address);
-    free(mail);
+    struct link_mail *mail = link_mail_new(&rails->endpoints[rail], peer, word, NULL, cause);
+    if (mail != NULL) {
+        link_mail_put(mail);
+    }
 }
 
 /* --- Links, as the home knows them --- */
@@ -101,82 +124,75 @@ static void fail_communicators(struct rails *rails, uint32_t rail, uint32_t peer
     }
 }
 
-static void do_disconnect(void *context, uint64_t now_ns);
-
 /* A connection of a node that is down for the mesh. */
 static void refuse(struct rails *rails, uint32_t rail, uint32_t peer)
 {
-    struct link_mail *mail = link_mail_new(rails, rail, peer);
-    if (mail != NULL) {
-        error_set(&mail->cause, STATUS_UNREACHABLE,
-                  "node %s takes no connection of node %s on rail %u before rail 0", rails->node_name,
-                  rails->peers[peer].name, rail);
-        link_mail_put(mail, rail, do_disconnect);
+    struct error cause;
+    error_set(&cause, STATUS_UNREACHABLE, "node %s takes no connection of node %s on rail %u before rail 0",
+              rails->node_name, rails->peers[peer]->name, rail);
+    order(rails, rail, peer, ORDER_DISCONNECT, &cause);
+}
+
+static void link_is_up(struct rails *rails, uint32_t rail, uint32_t peer)
+{
+    struct rails_link *link = &rails->peers[peer]->links[rail];
+    if (rails->peers[peer]->is_down) {
+        refuse(rails, rail, peer);
     }
+    link->up = true;
+    link->dialling = false;
+    link->wait_ns = 0;
+    exec_wake(rails->execs[0]);
 }
 
 static void on_news(void *context, uint64_t now_ns)
 {
     struct link_mail *mail = context;
-    struct rails *rails = mail->rails;
-    struct rails_peer *peer = &rails->peers[mail->peer];
-    struct rails_link *link = &peer->links[mail->rail];
-    switch (mail->news) {
-    case LINK_UP:
-        if (peer->is_down) {
-            refuse(rails, mail->rail, mail->peer);
-        }
-        link->up = true;
-        link->dialling = false;
-        link->wait_ns = 0;
-        exec_wake(rails->execs[0]);
-        break;
-    case LINK_DOWN:
-        if (link->wanted > 0) {
-            log_warning("rail %u to node %s is lost: %s", mail->rail, peer->name, mail->cause.text);
-        }
-        link_is_down(rails, link, &mail->cause, now_ns);
-        fail_communicators(rails, mail->rail, mail->peer, &mail->cause, now_ns);
+    struct rails *rails = mail->endpoint->rails;
+    uint32_t rail = mail->endpoint->rail;
+    const struct rails_peer *peer = rails->peers[mail->peer];
+    bool is_lost = mail->word == NEWS_DOWN;
+    if (mail->word == NEWS_UP) {
+        link_is_up(rails, rail, mail->peer);
+        free(mail);
+        return;
+    }
+    if (peer->links[rail].wanted > 0) {
+        log_warning("rail %u to node %s%s: %s", rail, peer->name, is_lost ? " is lost" : "",
+                    mail->cause.text);
+    }
+    link_is_down(rails, &rails->peers[mail->peer]->links[rail], &mail->cause, now_ns);
+    if (is_lost) {
+        fail_communicators(rails, rail, mail->peer, &mail->cause, now_ns);
         /* The node's offence, not the rail's: see stream_reader_violates. Of ours it thinks itself. */
         if (mail->cause.status == STATUS_PROTOCOL && !mail->closed_by_peer) {
             net_disconnect(rails->execs[0]->net, mail->peer, &mail->cause);
         }
-        break;
-    case LINK_FAILED:
-        if (link->wanted > 0) {
-            log_warning("rail %u to node %s: %s", mail->rail, peer->name, mail->cause.text);
-        }
-        link_is_down(rails, link, &mail->cause, now_ns);
-        break;
     }
-    link_mail_free(mail);
+    free(mail);
 }
 
-/* On the rail's thread. */
-static void tell(void *context, uint32_t peer, enum link_news news, const struct error *cause)
+/* --- On the rail's thread --- */
+
+static void tell(struct rails_endpoint *endpoint, uint32_t peer, enum link_word news,
+                 const struct error *cause)
 {
-    const struct rails_endpoint *endpoint = context;
-    struct link_mail *mail = link_mail_new(endpoint->rails, endpoint->rail, peer);
-    if (mail == NULL) {
-        return;
-    }
-    mail->news = news;
-    if (cause != NULL) {
+    struct link_mail *mail = link_mail_new(endpoint, peer, news, NULL, cause);
+    if (mail != NULL) {
         struct net_peer_statistics statistics;
         net_peer_statistics(endpoint->rails->nets[endpoint->rail], peer, &statistics);
         mail->closed_by_peer = statistics.closed_by_peer;
-        mail->cause = *cause;
+        link_mail_put(mail);
     }
-    link_mail_put(mail, 0, on_news);
 }
 
 static void peer_up(void *context, uint32_t peer, uint64_t now_ns)
 {
     (void)now_ns;
-    tell(context, peer, LINK_UP, NULL);
+    tell(context, peer, NEWS_UP, NULL);
 }
 
-/* On the rail's thread. Communicators without work on it go on over the next connection, with new streams. */
+/* Communicators without work on it go on over the next connection, with new streams. */
 static void drop_streams(struct exec *exec, uint32_t peer)
 {
     struct exec_comm *comm, *next;
@@ -194,106 +210,92 @@ static void drop_streams(struct exec *exec, uint32_t peer)
 
 static void peer_down(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
 {
-    const struct rails_endpoint *endpoint = context;
+    struct rails_endpoint *endpoint = context;
     (void)now_ns;
     drop_streams(endpoint->rails->execs[endpoint->rail], peer);
-    tell(context, peer, LINK_DOWN, cause);
+    tell(context, peer, NEWS_DOWN, cause);
 }
 
 static void connect_failed(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
 {
     (void)now_ns;
-    tell(context, peer, LINK_FAILED, cause);
+    tell(context, peer, NEWS_FAILED, cause);
 }
 
-/* On the rail's thread. */
-static void do_connect(void *context, uint64_t now_ns)
+static enum status add_peer(struct rails_endpoint *endpoint, const struct link_mail *mail,
+                            struct error *error)
 {
-    struct link_mail *mail = context;
-    struct error error;
-    (void)now_ns;
-    if (net_connect(mail->rails->nets[mail->rail], mail->peer, &error) != STATUS_OK) {
-        tell(&mail->rails->endpoints[mail->rail], mail->peer, LINK_FAILED, &error);
-    }
-    link_mail_free(mail);
-}
-
-static void do_keep_alive(void *context, uint64_t now_ns)
-{
-    struct link_mail *mail = context;
-    (void)now_ns;
-    net_keep_alive(mail->rails->nets[mail->rail], mail->peer, mail->keep);
-    link_mail_free(mail);
-}
-
-static void do_add_peer(void *context, uint64_t now_ns)
-{
-    struct link_mail *mail = context;
-    struct error error;
     uint32_t index;
-    (void)now_ns;
-    if (net_add_peer(mail->rails->nets[mail->rail], mail->name, mail->address, &index, &error) != STATUS_OK) {
-        log_error("rail %u: node %s: %s", mail->rail, mail->name, error.text);
-    } else if (index != mail->peer) {
-        log_error("rail %u: node %s is its peer %u, not %u", mail->rail, mail->name, index, mail->peer);
-    } else if (index >= mail->rails->endpoints[mail->rail].peer_count) { /* not one that was removed */
-        mail->rails->endpoints[mail->rail].peer_count = index + 1;
+    struct rails_link **links =
+        array_reserve(endpoint->links, &endpoint->link_capacity, sizeof *links, mail->peer + 1);
+    if (links == NULL) {
+        return error_set(error, STATUS_NO_MEMORY, "no memory");
     }
-    link_mail_free(mail);
+    endpoint->links = links;
+    links[mail->peer] = &mail->at->links[endpoint->rail];
+    enum status status =
+        net_add_peer(endpoint->rails->nets[endpoint->rail], mail->at->name, mail->address, &index, error);
+    if (status == STATUS_OK && index != mail->peer) {
+        return error_set(error, STATUS_INTERNAL, "it is peer %u, not %u", index, mail->peer);
+    }
+    if (status == STATUS_OK && index >= endpoint->peer_count) { /* not one that was removed */
+        endpoint->peer_count = index + 1;
+    }
+    return status;
 }
 
-static void do_remove_peer(void *context, uint64_t now_ns)
+static void on_order(void *context, uint64_t now_ns)
 {
     struct link_mail *mail = context;
+    struct rails_endpoint *endpoint = mail->endpoint;
+    struct net *net = endpoint->rails->nets[endpoint->rail];
+    bool known = mail->word == ORDER_ADD || mail->peer < endpoint->peer_count;
+    struct error error = {.status = STATUS_OK};
+    enum status status = STATUS_OK;
     (void)now_ns;
-    if (mail->peer < mail->rails->endpoints[mail->rail].peer_count) {
-        net_remove_peer(mail->rails->nets[mail->rail], mail->peer, &mail->cause);
+    switch (known ? mail->word : NEWS_UP) {
+    case ORDER_ADD:
+        status = add_peer(endpoint, mail, &error);
+        break;
+    case ORDER_MOVE:
+        status = net_move_peer(net, mail->peer, mail->address, &error);
+        break;
+    case ORDER_REMOVE:
+        net_remove_peer(net, mail->peer, &mail->cause);
+        break;
+    case ORDER_CONNECT:
+        if (net_connect(net, mail->peer, &error) != STATUS_OK) {
+            tell(endpoint, mail->peer, NEWS_FAILED, &error);
+        }
+        break;
+    case ORDER_DISCONNECT:
+        net_disconnect(net, mail->peer, &mail->cause);
+        break;
+    case ORDER_KEEP_ALIVE:
+    case ORDER_LET_IDLE:
+        net_keep_alive(net, mail->peer, mail->word == ORDER_KEEP_ALIVE);
+        break;
+    case NEWS_UP:
+    case NEWS_DOWN:
+    case NEWS_FAILED:
+        break; /* to the home */
     }
-    link_mail_free(mail);
-}
-
-static void do_disconnect(void *context, uint64_t now_ns)
-{
-    struct link_mail *mail = context;
-    (void)now_ns;
-    if (mail->peer < mail->rails->endpoints[mail->rail].peer_count) {
-        net_disconnect(mail->rails->nets[mail->rail], mail->peer, &mail->cause);
+    if (status != STATUS_OK) {
+        log_error("rail %u: peer %u at %s: %s", endpoint->rail, mail->peer, mail->address, error.text);
     }
-    link_mail_free(mail);
-}
-
-static void do_move_peer(void *context, uint64_t now_ns)
-{
-    struct link_mail *mail = context;
-    struct error error;
-    (void)now_ns;
-    if (mail->peer < mail->rails->endpoints[mail->rail].peer_count &&
-        net_move_peer(mail->rails->nets[mail->rail], mail->peer, mail->address, &error) != STATUS_OK) {
-        log_error("rail %u: node %s: %s", mail->rail, mail->name, error.text);
-    }
-    link_mail_free(mail);
+    free(mail);
 }
 
 /* --- Wanted ones --- */
 
-static void order(struct rails *rails, uint32_t rail, uint32_t peer, bool keep,
-                  void (*deliver)(void *context, uint64_t now_ns))
-{
-    struct link_mail *mail = link_mail_new(rails, rail, peer);
-    if (mail != NULL) {
-        mail->keep = keep;
-        link_mail_put(mail, rail, deliver);
-    }
-}
-
 static void dial(struct rails *rails, uint32_t peer, uint64_t now_ns)
 {
-    struct rails_peer *at = &rails->peers[peer];
+    struct rails_peer *at = rails->peers[peer];
     for (uint32_t rail = 1; rail < rails->network_count && at->dials && !at->is_down; rail++) {
         struct rails_link *link = &at->links[rail];
         if (link->wanted > 0 && !link->up && !link->dialling && link->retry_ns <= now_ns) {
             link->dialling = true;
-            order(rails, rail, peer, true, do_connect);
+            order(rails, rail, peer, ORDER_CONNECT, NULL);
         }
     }
 }
@@ -301,8 +303,8 @@ static void dial(struct rails *rails, uint32_t peer, uint64_t now_ns)
 void rails_want(struct rails *rails, uint32_t peer, uint32_t rail_count)
 {
     for (uint32_t rail = 1; rail < rail_count; rail++) {
-        if (rails->peers[peer].links[rail].wanted++ == 0) {
-            order(rails, rail, peer, true, do_keep_alive);
+        if (rails->peers[peer]->links[rail].wanted++ == 0) {
+            order(rails, rail, peer, ORDER_KEEP_ALIVE, NULL);
         }
     }
     dial(rails, peer, rails->now_ns);
@@ -311,8 +313,8 @@ void rails_want(struct rails *rails, uint32_t peer, uint32_t rail_count)
 void rails_unwant(struct rails *rails, uint32_t peer, uint32_t rail_count)
 {
     for (uint32_t rail = 1; rail < rail_count; rail++) {
-        if (--rails->peers[peer].links[rail].wanted == 0) {
-            order(rails, rail, peer, false, do_keep_alive); /* the transport drops it when it stays idle */
+        if (--rails->peers[peer]->links[rail].wanted == 0) {
+            order(rails, rail, peer, ORDER_LET_IDLE, NULL);
         }
     }
 }
@@ -320,23 +322,18 @@ void rails_unwant(struct rails *rails, uint32_t peer, uint32_t rail_count)
 uint32_t rails_missing_link(const struct rails *rails, uint32_t peer, uint32_t rail_count)
 {
     for (uint32_t rail = 1; rail < rail_count; rail++) {
-        if (!rails->peers[peer].links[rail].up) {
+        if (!rails->peers[peer]->links[rail].up) {
             return rail;
         }
     }
     return 0;
 }
 
-uint32_t rails_network_count(const struct rails *rails)
-{
-    return rails->network_count;
-}
-
 uint64_t rails_next_deadline_ns(const struct rails *rails)
 {
     uint64_t earliest_ns = TIME_NEVER;
     for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
-        const struct rails_peer *at = &rails->peers[peer];
+        const struct rails_peer *at = rails->peers[peer];
         for (uint32_t rail = 1; rail < rails->network_count && at->dials && !at->is_down; rail++) {
             const struct rails_link *link = &at->links[rail];
             bool waits = link->wanted > 0 && !link->up && !link->dialling;
@@ -369,62 +366,61 @@ bool rails_address(const char *address, uint32_t rail, char *out, size_t size)
     return length > 0 && (size_t)length < size;
 }
 
-static bool peers_reserve(struct rails *rails, uint32_t count)
-{
-    struct rails_peer *peers = array_reserve(rails->peers, &rails->peer_capacity, sizeof *peers, count);
-    rails->peers = peers != NULL ? peers : rails->peers;
-    return peers != NULL;
-}
-
 /* Tells every rail of a peer's address, which is that rail's. */
-static enum status peer_address(struct rails *rails, uint32_t peer, const char *address,
-                                void (*deliver)(void *context, uint64_t now_ns), struct error *error)
+static enum status peer_address(struct rails *rails, uint32_t peer, const char *address, enum link_word word,
+                                struct error *error)
 {
-    const char *name = rails->peers[peer].name;
+    struct rails_peer *at = rails->peers[peer];
     char of_rail[512];
     if (rails->network_count > 1 &&
         !rails_address(address, rails->network_count - 1, of_rail, sizeof of_rail)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "node %s: rail %u of \"%s\" has no port", name,
+        return error_set(error, STATUS_INVALID_ARGUMENT, "node %s: rail %u of \"%s\" has no port", at->name,
                          rails->network_count - 1, address);
     }
     for (uint32_t rail = 1; rail < rails->network_count; rail++) {
-        struct link_mail *mail = link_mail_new(rails, rail, peer);
         (void)rails_address(address, rail, of_rail, sizeof of_rail);
-        if (mail != NULL) {
-            mail->name = strdup(name);
-            mail->address = strdup(of_rail);
+        struct link_mail *mail = link_mail_new(&rails->endpoints[rail], peer, word, of_rail, NULL);
+        if (mail == NULL) {
+            return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", at->name);
         }
-        if (mail == NULL || mail->name == NULL || mail->address == NULL) {
-            if (mail != NULL) {
-                link_mail_free(mail);
-            }
-            return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
-        }
-        link_mail_put(mail, rail, deliver);
+        mail->at = at;
+        link_mail_put(mail);
     }
     return STATUS_OK;
+}
+
+/* Where it is, or a new one; null without memory. */
+static struct rails_peer *peer_place(struct rails *rails, uint32_t peer, const char *name)
+{
+    struct rails_peer **peers =
+        array_reserve(rails->peers, &rails->peer_capacity, sizeof(struct rails_peer *), peer + 1);
+    rails->peers = peers != NULL ? peers : rails->peers;
+    if (peers != NULL && peers[peer] == NULL) {
+        peers[peer] = calloc(1, sizeof *peers[peer] + strlen(name) + 1);
+        if (peers[peer] != NULL) {
+            memcpy(peers[peer]->name, name, strlen(name) + 1);
+        }
+    }
+    return peers != NULL ? peers[peer] : NULL;
 }
 
 enum status rails_add_peer(struct rails *rails, uint32_t peer, const char *name, const char *address,
                            struct error *error)
 {
-    if (!peers_reserve(rails, peer + 1)) {
+    struct rails_peer *at = peer <= rails->peer_count ? peer_place(rails, peer, name) : NULL;
+    if (at == NULL) { /* or there was none for the one before */
         return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
     }
     rails->peer_count = rails->peer_count > peer ? rails->peer_count : peer + 1;
-    struct rails_peer *at = &rails->peers[peer];
-    if (at->name == NULL && (at->name = strdup(name)) == NULL) {
-        return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
-    }
     at->dials = strcmp(rails->node_name, name) < 0;
-    return peer_address(rails, peer, address, do_add_peer, error);
+    return peer_address(rails, peer, address, ORDER_ADD, error);
 }
 
 /* An attempt under way is called off, and nobody tells of it. */
 static void forget_attempts(struct rails *rails, uint32_t peer)
 {
     for (uint32_t rail = 1; rail < rails->network_count; rail++) {
-        struct rails_link *link = &rails->peers[peer].links[rail];
+        struct rails_link *link = &rails->peers[peer]->links[rail];
         link->dialling = false;
         link->retry_ns = 0;
         link->wait_ns = 0;
@@ -433,29 +429,23 @@ static void forget_attempts(struct rails *rails, uint32_t peer)
 
 void rails_remove_peer(struct rails *rails, uint32_t peer, const struct error *cause)
 {
-    rails->peers[peer].dials = false;
+    rails->peers[peer]->dials = false;
     forget_attempts(rails, peer);
     for (uint32_t rail = 1; rail < rails->network_count; rail++) {
-        struct link_mail *mail = link_mail_new(rails, rail, peer);
-        if (mail != NULL) {
-            mail->cause = *cause;
-            link_mail_put(mail, rail, do_remove_peer);
-        }
+        order(rails, rail, peer, ORDER_REMOVE, cause);
     }
 }
 
 void exec_node_down(struct exec *exec, uint32_t peer, const struct error *cause)
 {
     struct rails *rails = exec->rails;
-    if (rails != NULL && peer < rails->peer_count) {
-        rails->peers[peer].is_down = true;
+    if (rails == NULL || peer >= rails->peer_count) {
+        return;
     }
-    for (uint32_t rail = 1; rails != NULL && peer < rails->peer_count && rail < rails->network_count;
-         rail++) {
-        struct link_mail *mail = rails->peers[peer].links[rail].up ? link_mail_new(rails, rail, peer) : NULL;
-        if (mail != NULL) {
-            mail->cause = *cause;
-            link_mail_put(mail, rail, do_disconnect);
+    rails->peers[peer]->is_down = true;
+    for (uint32_t rail = 1; rail < rails->network_count; rail++) {
+        if (rails->peers[peer]->links[rail].up) {
+            order(rails, rail, peer, ORDER_DISCONNECT, cause);
         }
     }
 }
@@ -464,14 +454,14 @@ void exec_node_up(struct exec *exec, uint32_t peer, uint64_t now_ns)
 {
     struct rails *rails = exec->rails;
     if (rails != NULL && peer < rails->peer_count) {
-        rails->peers[peer].is_down = false;
+        rails->peers[peer]->is_down = false;
         dial(rails, peer, now_ns);
     }
 }
 
 enum status rails_move_peer(struct rails *rails, uint32_t peer, const char *address, struct error *error)
 {
-    enum status status = peer_address(rails, peer, address, do_move_peer, error);
+    enum status status = peer_address(rails, peer, address, ORDER_MOVE, error);
     if (status == STATUS_OK) {
         forget_attempts(rails, peer);
     }
@@ -494,7 +484,8 @@ enum status rails_new(const struct rails_options *options, struct rails **out, s
     rails->reconnect_max_ns = options->reconnect_max_ns;
     for (uint32_t rail = 0; rail < rails->count; rail++) {
         rails->execs[rail] = options->execs[rail];
-        rails->endpoints[rail] = (struct rails_endpoint){.rails = rails, .rail = rail};
+        rails->endpoints[rail] =
+            (struct rails_endpoint){.rails = rails, .rail = rail, .publish_ns = TIME_NEVER};
         if (rail > 0 && rail < rails->network_count) {
             struct net_peer_handler handler = {.context = &rails->endpoints[rail],
                                                .peer_up = peer_up,
@@ -509,16 +500,22 @@ enum status rails_new(const struct rails_options *options, struct rails **out, s
     return STATUS_OK;
 }
 
-bool rails_rail_is_busy(const struct exec *exec)
+bool rails_rail_is_busy(const struct rails *rails, uint32_t rail)
 {
-    return exec->comms != NULL;
+    return rails->execs[rail]->comms != NULL;
 }
 
-bool rails_run_rail(struct exec *exec, struct mailbox *mailbox, uint64_t now_ns)
+uint64_t rails_rail_deadline_ns(const struct rails *rails, uint32_t rail)
 {
-    bool any = mailbox_run(mailbox, now_ns);
-    bool more = exec_run(exec, now_ns);
-    spread_publish_waits(exec);
+    return time_min(exec_next_deadline_ns(rails->execs[rail]), rails->endpoints[rail].publish_ns);
+}
+
+bool rails_run_rail(struct rails *rails, uint32_t rail, uint64_t now_ns)
+{
+    bool any = mailbox_run(rails_mailbox(rails, rail), now_ns);
+    bool more = exec_run(rails->execs[rail], now_ns);
+    spread_publish_waits(rails->execs[rail]);
+    rails_publish_traffic(&rails->endpoints[rail], now_ns);
     return any || more;
 }
 
@@ -530,14 +527,17 @@ void rails_free(struct rails *rails, uint64_t now_ns)
     for (bool any = true; any;) {
         any = false;
         for (uint32_t rail = 1; rail < rails->count; rail++) {
-            any |= rails_run_rail(rails->execs[rail], rails_mailbox(rails, rail), now_ns);
+            any |= rails_run_rail(rails, rail, now_ns);
         }
         any |= mailbox_run(rails_mailbox(rails, 0), now_ns);
         any |= exec_run(rails->execs[0], now_ns);
     }
     rails->execs[0]->rails = NULL;
     for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
-        free(rails->peers[peer].name);
+        free(rails->peers[peer]);
+    }
+    for (uint32_t rail = 1; rail < rails->count; rail++) {
+        free(rails->endpoints[rail].links);
     }
     free(rails->peers);
     free(rails);

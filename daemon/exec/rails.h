@@ -12,7 +12,8 @@
  * with the home, which is rail 0. Rails without work cost nothing: they have connections only to nodes that
  * a communicator shares them with.
  *
- * The home's thread calls everything here but rails_run_rail; what it tells a rail goes by mail.
+ * The home's thread calls everything here but rails_run_rail and rails_rail_...; what it tells a rail goes by
+ * mail.
  */
 struct rails;
 
@@ -53,25 +54,16 @@ enum status rails_move_peer(struct rails *rails, uint32_t peer, const char *addr
 /* "host:port" with the port of a rail. False when there is none, or it would be too large. */
 bool rails_address(const char *address, uint32_t rail, char *out, size_t size);
 
-uint32_t rails_network_count(const struct rails *rails);
-
-/* What all rails but the home's carried to and from one node. */
+/* What all rails but the home's carried to and from one node, as of about RAILS_PUBLISH_NS ago. */
+#define RAILS_PUBLISH_NS 100000000u
 struct rails_traffic {
     uint32_t needed;    /* of these rails: those that a communicator uses to that node */
     uint32_t connected; /* of the needed ones */
     uint64_t sent_bytes, received_bytes, lost_packets;
     char missing[ERROR_TEXT_MAX_BYTES]; /* a needed rail that is not connected, and why; "" when none */
 };
-/* `count` of them, valid during the call. */
-typedef void rails_traffic_function(void *context, const struct rails_traffic *traffic, uint64_t now_ns);
-/*
- * Asks the rails, for `count` peers from `first` on: done is called once all have answered, never from
- * within. NOT_FOUND when one of the peers is not known, or the home's is the only rail; NO_MEMORY.
- */
-enum status rails_ask_traffic(struct rails *rails, uint32_t first, uint32_t count,
-                              rails_traffic_function *done, void *context, struct error *error) COMM_MUST_USE;
-/* Questions of a context that goes away are forgotten: done is not called. */
-void rails_forget_traffic(struct rails *rails, const void *context);
+/* Of a peer that is not known: nothing. */
+void rails_traffic(const struct rails *rails, uint32_t peer, struct rails_traffic *out);
 
 /* Connections that are wanted and not there are tried again. */
 uint64_t rails_next_deadline_ns(const struct rails *rails);
@@ -79,9 +71,11 @@ void rails_tick(struct rails *rails, uint64_t now_ns);
 
 /* Before a rail's thread ends: whether its exec still has communicators, which its network may have to let go
  * of. */
-bool rails_rail_is_busy(const struct exec *exec);
+bool rails_rail_is_busy(const struct rails *rails, uint32_t rail);
 
 /* What a rail's thread does between its waits, its mailbox included. Returns whether more is waiting. */
-bool rails_run_rail(struct exec *exec, struct mailbox *mailbox, uint64_t now_ns);
+bool rails_run_rail(struct rails *rails, uint32_t rail, uint64_t now_ns);
+/* When that thread is to run at the latest, and to call exec_tick. */
+uint64_t rails_rail_deadline_ns(const struct rails *rails, uint32_t rail);
 
 #endif

@@ -6,9 +6,10 @@
 
 /* What rails.c and spread.c share. All of it is the home thread's but where it says otherwise. */
 
-/* The connection of one rail to one node. */
+/* The connection of one rail to one node, and those before it. */
 struct rails_link {
-    uint32_t wanted; /* by so many communicators */
+    _Atomic uint64_t sent_bytes, received_bytes, lost_packets; /* the rail says, from time to time */
+    uint32_t wanted;                                           /* by so many communicators */
     bool up;
     bool dialling;
     uint64_t retry_ns; /* when to dial again */
@@ -16,11 +17,12 @@ struct rails_link {
     struct error why;  /* the last failure */
 };
 
+/* Where it is as long as the rails are. */
 struct rails_peer {
-    char *name;
     bool dials;                              /* we do */
     bool is_down;                            /* for the mesh: rails follow it */
     struct rails_link links[EXEC_RAILS_MAX]; /* the first is unused */
+    char name[];
 };
 
 struct rails {
@@ -31,15 +33,18 @@ struct rails {
     struct mailbox *mailboxes;
     char node_name[NODE_NAME_MAX_BYTES + 1];
     uint64_t reconnect_min_ns, reconnect_max_ns;
-    struct rails_peer *peers; /* by the net's index */
+    struct rails_peer **peers; /* by the net's index */
     uint32_t peer_count;
     uint32_t peer_capacity;
-    uint64_t now_ns;                    /* of the last tick */
-    struct traffic_question *questions; /* rails_traffic.c */
+    uint64_t now_ns; /* of the last tick */
     struct rails_endpoint {
         struct rails *rails;
         uint32_t rail;
-        uint32_t peer_count; /* that its network knows; the rail's thread's */
+        /* The rail's thread's: */
+        uint32_t peer_count;       /* that its network knows */
+        struct rails_link **links; /* to these */
+        uint32_t link_capacity;
+        uint64_t publish_ns; /* TIME_NEVER: nothing new was carried since it last was */
     } endpoints[EXEC_RAILS_MAX];
 };
 
@@ -89,6 +94,9 @@ struct exec_shared {
     struct error abort_cause;
     struct shared_rail of_rail[EXEC_RAILS_MAX];
 };
+
+/* rails_traffic.c, on the rail's thread, after its turn. */
+void rails_publish_traffic(struct rails_endpoint *endpoint, uint64_t now_ns);
 
 /* A communicator needs connections of the first rail_count rails to that node; or does not any more. */
 void rails_want(struct rails *rails, uint32_t peer, uint32_t rail_count);

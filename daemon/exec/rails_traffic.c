@@ -1,142 +1,55 @@
 #include <stdio.h>
-#include <stdlib.h>
 
-#include <utlist.h>
-
+#include "daemon/base/time.h"
 #include "daemon/exec/rails_internal.h"
 
-/*
- * What the rails' connections carried, for people. A connection belongs to its rail's thread, so each rail
- * looks at its own and sends what it saw; the home adds it up. Nobody counts while nobody asks.
- */
+/* What the rails' connections carried, for people: a connection is its rail's, and so are its counters. */
 
-struct traffic_part {
-    struct mail mail;
-    struct traffic_question *question;
-    uint32_t rail;
-};
-
-struct traffic_question {
-    struct traffic_question *prev, *next;
-    struct rails *rails;
-    uint32_t first, count;        /* of peers */
-    rails_traffic_function *done; /* null: forgotten */
-    void *context;
-    uint32_t parts_left;
-    struct traffic_part parts[EXEC_RAILS_MAX]; /* the first is unused */
-    struct rails_traffic *sums;                /* count */
-    struct net_peer_statistics *seen;          /* count of each rail's; the first rail's are unused */
-};
-
-static void question_free(struct traffic_question *question)
+/* Returns whether there was anything new. */
+static bool publish(struct rails_link *link, const struct net_peer_statistics *seen)
 {
-    free(question->sums);
-    free(question->seen);
-    free(question);
+    bool is_new = atomic_exchange_explicit(&link->sent_bytes, seen->sent_bytes, memory_order_relaxed) !=
+                  seen->sent_bytes;
+    is_new |= atomic_exchange_explicit(&link->received_bytes, seen->received_bytes, memory_order_relaxed) !=
+              seen->received_bytes;
+    atomic_store_explicit(&link->lost_packets, seen->lost_packets, memory_order_relaxed);
+    return is_new;
 }
 
-static void add_link(struct rails_traffic *sum, uint32_t rail, const struct rails_link *link,
-                     const struct net_peer_statistics *seen)
+/* Something may have come or gone in the turn: it is published together with what follows. */
+void rails_publish_traffic(struct rails_endpoint *endpoint, uint64_t now_ns)
 {
-    sum->sent_bytes += seen->sent_bytes;
-    sum->received_bytes += seen->received_bytes;
-    sum->lost_packets += seen->lost_packets;
-    if (link->wanted == 0) {
+    const struct net *net = endpoint->rails->nets[endpoint->rail];
+    if (net == NULL || now_ns < endpoint->publish_ns) {
+        bool waits = net == NULL || endpoint->publish_ns != TIME_NEVER;
+        endpoint->publish_ns = waits ? endpoint->publish_ns : time_after(now_ns, RAILS_PUBLISH_NS);
         return;
     }
-    sum->needed++;
-    sum->connected += seen->up;
-    if (!seen->up && sum->missing[0] == '\0') {
-        (void)snprintf(sum->missing, sizeof sum->missing, "rail %u is not connected%s%s", rail,
-                       link->why.text[0] == '\0' ? "" : ": ", link->why.text);
+    bool is_new = false;
+    for (uint32_t peer = 0; peer < endpoint->peer_count; peer++) {
+        struct net_peer_statistics seen;
+        net_peer_statistics(net, peer, &seen);
+        is_new |= publish(endpoint->links[peer], &seen);
     }
+    endpoint->publish_ns = is_new ? time_after(now_ns, RAILS_PUBLISH_NS) : TIME_NEVER;
 }
 
-static void question_answer(struct traffic_question *question, uint64_t now_ns)
+void rails_traffic(const struct rails *rails, uint32_t peer, struct rails_traffic *out)
 {
-    const struct rails *rails = question->rails;
-    for (uint32_t rail = 1; rail < rails->network_count; rail++) {
-        for (uint32_t i = 0; i < question->count; i++) {
-            add_link(&question->sums[i], rail, &rails->peers[question->first + i].links[rail],
-                     &question->seen[rail * question->count + i]);
+    *out = (struct rails_traffic){0};
+    for (uint32_t rail = 1; peer < rails->peer_count && rail < rails->network_count; rail++) {
+        const struct rails_link *link = &rails->peers[peer]->links[rail];
+        out->sent_bytes += atomic_load_explicit(&link->sent_bytes, memory_order_relaxed);
+        out->received_bytes += atomic_load_explicit(&link->received_bytes, memory_order_relaxed);
+        out->lost_packets += atomic_load_explicit(&link->lost_packets, memory_order_relaxed);
+        if (link->wanted == 0) {
+            continue;
         }
-    }
-    question->done(question->context, question->sums, now_ns);
-}
-
-static void home_part_seen(void *context, uint64_t now_ns)
-{
-    const struct traffic_part *part = context;
-    struct traffic_question *question = part->question;
-    if (--question->parts_left > 0) {
-        return;
-    }
-    DL_DELETE(question->rails->questions, question);
-    if (question->done != NULL) {
-        question_answer(question, now_ns);
-    }
-    question_free(question);
-}
-
-/* On the rail's thread. */
-static void rail_look(void *context, uint64_t now_ns)
-{
-    struct traffic_part *part = context;
-    const struct traffic_question *question = part->question;
-    struct rails *rails = question->rails;
-    (void)now_ns;
-    for (uint32_t i = 0; i < question->count; i++) {
-        if (question->first + i < rails->endpoints[part->rail].peer_count) {
-            net_peer_statistics(rails->nets[part->rail], question->first + i,
-                                &question->seen[part->rail * question->count + i]);
-        }
-    }
-    part->mail = (struct mail){.deliver = home_part_seen, .context = part};
-    mailbox_put(rails_mailbox(rails, 0), &part->mail);
-}
-
-enum status rails_ask_traffic(struct rails *rails, uint32_t first, uint32_t count,
-                              rails_traffic_function *done, void *context, struct error *error)
-{
-    if (rails->network_count < 2 || count == 0 || first >= rails->peer_count ||
-        count > rails->peer_count - first) {
-        return error_set(error, STATUS_NOT_FOUND, "no rails to these nodes");
-    }
-    struct traffic_question *question = calloc(1, sizeof *question);
-    if (question != NULL) {
-        question->sums = calloc(count, sizeof *question->sums);
-        question->seen = calloc((size_t)rails->network_count * count, sizeof *question->seen);
-    }
-    if (question == NULL || question->sums == NULL || question->seen == NULL) {
-        if (question != NULL) {
-            question_free(question);
-        }
-        return error_set(error, STATUS_NO_MEMORY, "no memory to ask the rails");
-    }
-    question->rails = rails;
-    question->first = first;
-    question->count = count;
-    question->done = done;
-    question->context = context;
-    question->parts_left = rails->network_count - 1;
-    DL_APPEND(rails->questions, question);
-    for (uint32_t rail = 1; rail < rails->network_count; rail++) {
-        struct traffic_part *part = &question->parts[rail];
-        part->question = question;
-        part->rail = rail;
-        part->mail = (struct mail){.deliver = rail_look, .context = part};
-        mailbox_put(rails_mailbox(rails, rail), &part->mail);
-    }
-    return STATUS_OK;
-}
-
-void rails_forget_traffic(struct rails *rails, const void *context)
-{
-    struct traffic_question *question;
-    DL_FOREACH(rails->questions, question)
-    {
-        if (question->context == context) {
-            question->done = NULL;
+        out->needed++;
+        out->connected += link->up;
+        if (!link->up && out->missing[0] == '\0') {
+            (void)snprintf(out->missing, sizeof out->missing, "rail %u is not connected%s%s", rail,
+                           link->why.text[0] == '\0' ? "" : ": ", link->why.text);
         }
     }
 }

@@ -61,7 +61,7 @@ void spread_describe_start(const struct exec_comm *comm, const struct exec_op *o
     }
     uint32_t rail = spread_missing_rail(comm, spread_rails(comm->shared, op), &node);
     if (rail > 0) {
-        const struct rails_peer *peer = &comm->shared->rails->peers[comm->peers[node]];
+        const struct rails_peer *peer = comm->shared->rails->peers[comm->peers[node]];
         const char *why = peer->links[rail].why.text;
         (void)snprintf(text, size, "rail %u has no connection to node %s (UDP port of its address + %u)%s%s",
                        rail, comm->options.node_names[node], rail, why[0] == '\0' ? "" : ": ", why);

@@ -139,7 +139,7 @@ static bool node_run_rails(struct cluster_node *node, uint64_t now_ns)
     for (uint32_t rail = 1; node->rails != NULL && rail < node->cluster->rail_count; rail++) {
         /* Sometimes it has read its mail, and the home is faster. */
         bool read = node->cluster->rail_turns++ % 3 == 0 && mailbox_run(&node->mailboxes[rail], now_ns);
-        any |= read || rails_run_rail(node->rail_execs[rail], &node->mailboxes[rail], now_ns);
+        any |= read || rails_run_rail(node->rails, rail, now_ns);
     }
     return any;
 }

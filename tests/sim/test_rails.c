@@ -47,30 +47,16 @@ static struct sim_comm *comm_of_all(struct cluster *cluster, const char *name, u
 
 /* --- What they carry --- */
 
-struct answer {
-    unsigned count;
-    struct rails_traffic traffic[4];
-    uint32_t peers;
-};
-
-static void answered(void *context, const struct rails_traffic *traffic, uint64_t now_ns)
+/* After what the rails carried was published. */
+static struct rails_traffic traffic_to(struct cluster *cluster, uint32_t node, uint32_t peer)
 {
-    struct answer *answer = context;
-    (void)now_ns;
-    answer->count++;
-    memcpy(answer->traffic, traffic, answer->peers * sizeof *traffic);
-}
-
-static struct answer ask(struct cluster *cluster, uint32_t node, uint32_t first, uint32_t peers)
-{
-    struct error error;
-    struct answer answer = {.peers = peers};
-    assert_int_equal(rails_ask_traffic(cluster->nodes[node].rails, first, peers, answered, &answer, &error),
-                     STATUS_OK);
-    assert_int_equal(answer.count, 0);
+    struct rails_traffic traffic;
+    for (uint32_t i = 0; i < 2; i++) {
+        cluster_run(cluster, RAILS_PUBLISH_NS);
+    }
     cluster_run(cluster, 0);
-    assert_int_equal(answer.count, 1);
-    return answer;
+    rails_traffic(cluster->nodes[node].rails, peer, &traffic);
+    return traffic;
 }
 
 static void test_traffic_of_all_rails(void **state)
@@ -78,15 +64,15 @@ static void test_traffic_of_all_rails(void **state)
     (void)state;
     struct cluster *cluster = cluster_of(200, 3, &calm);
     const struct cluster_node *node = &cluster->nodes[0];
-    struct answer before = ask(cluster, 0, 0, 2);
-    assert_int_equal(before.traffic[0].needed, 0);
-    assert_int_equal(before.traffic[0].sent_bytes, 0);
+    struct rails_traffic before = traffic_to(cluster, 0, 0);
+    assert_int_equal(before.needed, 0);
+    assert_int_equal(before.sent_bytes, 0);
 
     static const uint32_t node_of_rank[] = {0, 1};
     struct sim_comm *comm = sim_comm_new(cluster, "pair", 2, node_of_rank);
     sim_comm_form(comm, NULL, 10 * TIME_S);
     sim_comm_run(comm, &spread);
-    struct answer after = ask(cluster, 0, 0, 2);
+    struct rails_traffic after = traffic_to(cluster, 0, 0);
     uint64_t sent_bytes = 0;
     for (uint32_t rail = 1; rail < RAILS; rail++) {
         struct net_peer_statistics seen;
@@ -94,38 +80,19 @@ static void test_traffic_of_all_rails(void **state)
         assert_true(seen.sent_bytes > spread.count * 4 / RAILS / 2);
         sent_bytes += seen.sent_bytes;
     }
-    assert_int_equal(after.traffic[0].sent_bytes, sent_bytes);
-    assert_true(after.traffic[0].received_bytes > 0);
-    assert_int_equal(after.traffic[0].needed, RAILS - 1);
-    assert_int_equal(after.traffic[0].connected, RAILS - 1);
-    assert_string_equal(after.traffic[0].missing, "");
+    assert_int_equal(after.sent_bytes, sent_bytes);
+    assert_true(after.received_bytes > 0);
+    assert_int_equal(after.needed, RAILS - 1);
+    assert_int_equal(after.connected, RAILS - 1);
+    assert_string_equal(after.missing, "");
     /* The third node is no member: nothing is needed to it. */
-    assert_int_equal(after.traffic[1].needed, 0);
-    assert_int_equal(after.traffic[1].sent_bytes, 0);
-    struct answer one = ask(cluster, 0, 1, 1);
-    assert_int_equal(one.traffic[0].needed, 0);
+    struct rails_traffic third = traffic_to(cluster, 0, 1);
+    assert_int_equal(third.needed, 0);
+    assert_int_equal(third.sent_bytes, 0);
+    struct rails_traffic unknown = traffic_to(cluster, 0, 2);
+    assert_int_equal(unknown.needed, 0);
     sim_comm_free(comm);
     cluster_free(cluster);
-}
-
-static void test_a_question_that_is_forgotten(void **state)
-{
-    (void)state;
-    struct cluster *cluster = cluster_of(201, 3, &calm);
-    struct rails *rails = cluster->nodes[1].rails;
-    struct answer answer = {.peers = 2};
-    struct error error;
-    assert_int_equal(rails_ask_traffic(rails, 0, 3, answered, &answer, &error), STATUS_NOT_FOUND);
-    assert_int_equal(rails_ask_traffic(rails, 2, 1, answered, &answer, &error), STATUS_NOT_FOUND);
-    assert_int_equal(rails_ask_traffic(rails, 0, 2, answered, &answer, &error), STATUS_OK);
-    rails_forget_traffic(rails, &answer);
-    cluster_run(cluster, TIME_MS);
-    assert_int_equal(answer.count, 0);
-    /* And one that is still under way at the end. */
-    assert_int_equal(rails_ask_traffic(rails, 0, 2, answered, &answer, &error), STATUS_OK);
-    rails_forget_traffic(rails, &answer);
-    cluster_free(cluster);
-    assert_int_equal(answer.count, 0);
 }
 
 /* --- One of them in trouble --- */
@@ -182,9 +149,8 @@ static void assert_works(struct cluster *cluster, const char *name)
     for (uint32_t i = 0; i < 3; i++) {
         sim_comm_run(comm, &spread);
     }
-    struct answer answer = ask(cluster, 0, 0, cluster->node_count - 1);
     for (uint32_t i = 0; i + 1 < cluster->node_count; i++) {
-        assert_int_equal(answer.traffic[i].connected, RAILS - 1);
+        assert_int_equal(traffic_to(cluster, 0, i).connected, RAILS - 1);
     }
     sim_comm_free(comm);
 }
@@ -360,10 +326,10 @@ static void test_a_rail_that_cannot_be_connected(void **state)
     op = sim_comm_post_all(comm, &spread);
     cluster_run(cluster, 7 * TIME_S);
     assert_false(sim_op_done(op));
-    struct answer answer = ask(cluster, 0, 0, 1);
-    assert_int_equal(answer.traffic[0].needed, RAILS - 1);
-    assert_int_equal(answer.traffic[0].connected, RAILS - 2);
-    assert_non_null(strstr(answer.traffic[0].missing, "rail 2 is not connected: "));
+    struct rails_traffic traffic = traffic_to(cluster, 0, 0);
+    assert_int_equal(traffic.needed, RAILS - 1);
+    assert_int_equal(traffic.connected, RAILS - 2);
+    assert_non_null(strstr(traffic.missing, "rail 2 is not connected: "));
     cut(cluster, 2, 0, 1, false);
     sim_op_finish(op, 10 * TIME_S);
     sim_op_free(op);
@@ -436,7 +402,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_traffic_of_all_rails),
-        cmocka_unit_test(test_a_question_that_is_forgotten),
         cmocka_unit_test(test_a_rail_is_lost_under_way),
         cmocka_unit_test(test_a_connection_breaks_under_way),
         cmocka_unit_test(test_a_rail_is_silent_for_a_while),

@@ -47,7 +47,7 @@ static void run(void)
     for (uint32_t turn = 0; turn < 100; turn++) {
         (void)mailbox_run(&mailboxes[0], TIME_S);
         (void)exec_run(execs[0], TIME_S);
-        (void)rails_run_rail(execs[1], &mailboxes[1], TIME_S);
+        (void)rails_run_rail(rails, 1, TIME_S);
     }
 }
 

@@ -116,8 +116,8 @@ test-unit: $(UNIT_TESTS) $(FUZZ_TARGETS) ## run the unit tests and replay the fu
 	@$(run_tests) $^
 test-sim: $(SIM_TESTS) ## run whole clusters in memory
 	@$(run_tests) $^
-check-sim: $(BUILD)/tests/sim/test_property ## draw 100,000 operations at random and run them in memory (minutes)
-	@export COMMD_CASES=$${COMMD_CASES:-100000} COMMD_TEST_TIMEOUT_S=7200; $(run_tests) $<
+check-sim: $(addprefix $(BUILD)/tests/sim/,test_property test_traffic) ## draw 100,000 cases of each kind at random and run them in memory (an hour)
+	@export COMMD_CASES=$${COMMD_CASES:-100000} COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_TIMEOUT_S:-14400}; $(run_tests) $^
 check-failures: ## fail the allocations and system calls of commd and the library at each call site, under AddressSanitizer (FAILURES=100|sites|all)
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) run-failures
 run-failures: $(FAILURE_TEST)

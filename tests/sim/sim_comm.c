@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "tests/sim/sim_buffers.h"
+#include "tests/sim/sim_messages.h"
 
 #define SIM_STAGGER_NS (200 * TIME_US) /* between what ranks do "at random times", at most */
 
@@ -36,6 +37,10 @@ static void on_completed(void *context, struct comms_member *member,
     assert_false(rank->calling);
     assert_true(member == rank->member);
     assert_true(rank->formed && rank->formed_result.status == STATUS_OK);
+    if (seq >= SIM_MESSAGE_TICKETS) {
+        sim_message_completed(rank, completion);
+        return;
+    }
     assert_int_equal(seq, rank->completed_seq + 1);
     assert_true(seq <= rank->posted_seq);
     rank->completed_seq = seq;
@@ -266,7 +271,7 @@ bool sim_comm_idle(const void *context)
             return false;
         }
     }
-    return true;
+    return sim_messages_done(comm);
 }
 
 void sim_op_finish(struct sim_op *op, uint64_t span_ns)
@@ -334,6 +339,30 @@ void sim_comm_forget_node(struct sim_comm *comm, uint32_t node)
     }
 }
 
+static bool part_is_used(const struct sim_part *part)
+{
+    const struct memory *all[] = {part->input.memory, part->output.memory, part->input.layout_memory,
+                                  part->output.layout_memory};
+    for (uint32_t i = part->in_place ? 2 : 0; i < 4; i++) { /* in place, the buffers refer to one memory */
+        if (all[i] != NULL && memory_is_used(all[i])) {
+            return true;
+        }
+    }
+    return false;
+}
+
+bool sim_comm_memory_is_used(const struct sim_comm *comm)
+{
+    for (const struct sim_op *op = comm->ops; op != NULL; op = op->next) {
+        for (uint32_t rank = 0; rank < comm->size; rank++) {
+            if (part_is_used(&op->parts[rank])) {
+                return true;
+            }
+        }
+    }
+    return sim_messages_use_memory(comm);
+}
+
 void sim_comm_free(struct sim_comm *comm)
 {
     for (uint32_t i = 0; i < comm->size; i++) {
@@ -344,6 +373,7 @@ void sim_comm_free(struct sim_comm *comm)
     while (comm->ops != NULL) {
         sim_op_free(comm->ops);
     }
+    sim_messages_free(comm);
     free(comm->ranks);
     free(comm);
 }

@@ -90,6 +90,8 @@ struct sim_comm {
     struct sim_rank *ranks;
     uint64_t op_count;
     struct sim_op *ops; /* not freed yet */
+    uint64_t message_count;
+    struct sim_message *messages; /* sim_messages.h */
 };
 
 struct sim_options {
@@ -119,12 +121,12 @@ void sim_op_post(struct sim_op *op, uint32_t rank);
 struct sim_op *sim_comm_post_all(struct sim_comm *comm, const struct sim_call *call);
 /* Every posted part is done. */
 bool sim_op_done(const void *op);
-/* Whether every posted part of every operation of the communicator is done. */
+/* Whether every posted part of every operation of the communicator is done, and every message. */
 bool sim_comm_idle(const void *comm);
 /* Runs until it is done well on every rank, and checks the outputs. */
 void sim_op_finish(struct sim_op *op, uint64_t span_ns);
-/* What those ranks have for which it ended well: right, and the same bits; and what is only read is
- * untouched. */
+/* What those ranks have for which it ended well: right, and the same bits. What is only read is untouched,
+ * and what lies between blocks, also where it failed. */
 void sim_op_check(const struct sim_op *op);
 /* Its parts must be done. */
 void sim_op_free(struct sim_op *op);
@@ -135,6 +137,8 @@ void sim_comm_run(struct sim_comm *comm, const struct sim_call *call);
 void sim_comm_leave(struct sim_comm *comm, uint32_t rank, enum comms_leave how);
 /* The processes on this node die with it: after cluster_kill, before cluster_bury. */
 void sim_comm_forget_node(struct sim_comm *comm, uint32_t node);
+/* Whether anybody else refers to a buffer of its operations and messages. */
+bool sim_comm_memory_is_used(const struct sim_comm *comm);
 /* Leaves with every member, and frees operations and all. */
 void sim_comm_free(struct sim_comm *comm);
 

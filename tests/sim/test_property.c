@@ -4,27 +4,20 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <sys/time.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <cmocka.h>
 
+#include "tests/sim/cases.h"
 #include "tests/sim/sim_comm.h"
 
 /*
  * Any operation, of any size, type, operator, root and layout, on any set of nodes and ranks, by any
- * algorithm, over any network: right, or the smallest case like it that is wrong is printed. COMMD_CASES says
- * how many (2,000), COMMD_SEED where to begin; COMMD_CASE="..." runs the one that was printed.
+ * algorithm, over any network.
  */
 #define CASES_DEFAULT 2000
-#define CASES_A_PROCESS 100
 #define CASE_NODES_MAX 9
 #define CASE_RANKS_MAX 24
 #define CASE_DATAGRAM_NODES_MAX 4
-#define BATCH_CPU_S 180 /* not by the clock: other work on the machine makes nothing wrong */
-#define SHRINK_TRIES_MAX 400
 
 /* All that there is to a case, as numbers that can be made smaller one by one. */
 enum {
@@ -187,51 +180,6 @@ static void case_run(const uint64_t *fields)
     cluster_free(cluster);
 }
 
-/* --- Cases in processes of their own, so that a failure is a result --- */
-
-static uint64_t batch_fields[CASES_A_PROCESS][CASE_FIELDS];
-static uint32_t batch_count;
-static volatile uint32_t *batch_at; /* shared: which one is under way */
-
-static void run_batch(void **state)
-{
-    (void)state;
-    for (uint32_t i = 0; i < batch_count; i++) {
-        *batch_at = i;
-        case_run(batch_fields[i]);
-    }
-}
-
-/* Whether all are right; quiet: without a word. */
-static bool batch_passes(bool quiet)
-{
-    (void)fflush(stdout);
-    (void)fflush(stderr);
-    pid_t child = fork();
-    assert_true(child >= 0);
-    if (child == 0) {
-        if (quiet &&
-            (freopen("/dev/null", "w", stdout) == NULL || freopen("/dev/null", "w", stderr) == NULL)) {
-            _exit(2);
-        }
-        (void)setitimer(ITIMER_PROF, &(struct itimerval){.it_value = {.tv_sec = BATCH_CPU_S}}, NULL);
-        const struct CMUnitTest test[] = {cmocka_unit_test(run_batch)};
-        int failed = cmocka_run_group_tests_name("cases", test, NULL, NULL);
-        (void)fflush(stdout);
-        _exit(failed == 0 ? 0 : 1);
-    }
-    int status = 0;
-    assert_true(waitpid(child, &status, 0) == child);
-    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
-}
-
-static bool one_passes(const uint64_t *fields, bool quiet)
-{
-    memcpy(batch_fields[0], fields, sizeof batch_fields[0]);
-    batch_count = 1;
-    return batch_passes(quiet);
-}
-
 static bool case_is_valid(const uint64_t *fields)
 {
     return fields[CASE_NODES] >= 1 && fields[CASE_RANKS] >= fields[CASE_NODES] && fields[CASE_OPS] >= 1 &&
@@ -241,98 +189,21 @@ static bool case_is_valid(const uint64_t *fields)
                             (enum reduce)fields[CASE_REDUCE]);
 }
 
-/* Makes one number after the other smaller as long as the case stays wrong. */
-static void case_shrink(uint64_t *fields)
+static void case_describe(const uint64_t *fields, char *text, size_t size)
 {
-    bool smaller = true;
-    for (uint32_t tries = 0; smaller && tries < SHRINK_TRIES_MAX;) {
-        smaller = false;
-        for (uint32_t field = CASE_COUNT; field < CASE_FIELDS; field++) {
-            uint64_t was = fields[field];
-            const uint64_t candidates[] = {0, 1, was / 2, was == 0 ? 0 : was - 1};
-            for (uint32_t i = 0; i < 4 && fields[field] == was && tries < SHRINK_TRIES_MAX; i++) {
-                if (candidates[i] >= was) {
-                    continue;
-                }
-                fields[field] = candidates[i];
-                tries++;
-                if (!case_is_valid(fields) || one_passes(fields, true)) {
-                    fields[field] = was;
-                }
-            }
-            smaller = smaller || fields[field] != was;
-        }
-    }
-}
-
-static void case_print(const uint64_t *fields)
-{
-    (void)fprintf(stderr, "# the smallest case like it: %s of %llu %s\n# COMMD_CASE=\"",
-                  op_kind_text((enum op_kind)fields[CASE_KIND]), (unsigned long long)fields[CASE_COUNT],
-                  dtype_text((enum dtype)fields[CASE_DTYPE]));
-    for (uint32_t i = 0; i < CASE_FIELDS; i++) {
-        (void)fprintf(stderr, "%s%llu", i == 0 ? "" : " ", (unsigned long long)fields[i]);
-    }
-    (void)fprintf(stderr, "\"  (");
-    for (uint32_t i = 0; i < CASE_FIELDS; i++) {
-        (void)fprintf(stderr, "%s%s", i == 0 ? "" : " ", field_names[i]);
-    }
-    (void)fprintf(stderr, ")\n");
-}
-
-static uint64_t number_from(const char *name, uint64_t otherwise)
-{
-    const char *text = getenv(name);
-    return text == NULL || text[0] == '\0' ? otherwise : strtoull(text, NULL, 0);
-}
-
-static void test_random_operations(void **state)
-{
-    (void)state;
-    uint64_t cases = number_from("COMMD_CASES", CASES_DEFAULT);
-    uint64_t seed = cluster_seed(100);
-    for (uint64_t begin = 0; begin < cases; begin += CASES_A_PROCESS) {
-        uint64_t left = cases - begin;
-        batch_count = left < CASES_A_PROCESS ? (uint32_t)left : CASES_A_PROCESS;
-        for (uint32_t i = 0; i < batch_count; i++) {
-            case_draw(seed, begin + i, batch_fields[i]);
-        }
-        if (batch_passes(true)) {
-            continue;
-        }
-        uint64_t fields[CASE_FIELDS];
-        memcpy(fields, batch_fields[*batch_at], sizeof fields);
-        case_print(fields);
-        case_shrink(fields);
-        case_print(fields);
-        (void)one_passes(fields, false);
-        fail_msg("case %llu of %llu is wrong", (unsigned long long)begin + *batch_at,
-                 (unsigned long long)cases);
-    }
-}
-
-static void test_the_case_given(void **state)
-{
-    const char *text = getenv("COMMD_CASE");
-    uint64_t fields[CASE_FIELDS];
-    char *end = NULL;
-    (void)state;
-    for (uint32_t i = 0; i < CASE_FIELDS; i++) {
-        fields[i] = strtoull(text, &end, 10);
-        text = end;
-    }
-    assert_true(case_is_valid(fields));
-    case_run(fields);
+    (void)snprintf(text, size, "%s of %llu %s", op_kind_text((enum op_kind)fields[CASE_KIND]),
+                   (unsigned long long)fields[CASE_COUNT], dtype_text((enum dtype)fields[CASE_DTYPE]));
 }
 
 int main(void)
 {
-    batch_at = mmap(NULL, sizeof *batch_at, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (batch_at == MAP_FAILED) {
-        return 1;
-    }
-    const struct CMUnitTest all[] = {cmocka_unit_test(test_random_operations)};
-    const struct CMUnitTest given[] = {cmocka_unit_test(test_the_case_given)};
-    return cluster_report(getenv("COMMD_CASE") == NULL ? cmocka_run_group_tests(all, NULL, NULL)
-                                                       : cmocka_run_group_tests(given, NULL, NULL));
+    return cases_main(&(struct cases){.count = CASES_DEFAULT,
+                                      .which = 100,
+                                      .field_count = CASE_FIELDS,
+                                      .first_shrunk = CASE_COUNT,
+                                      .field_names = field_names,
+                                      .draw = case_draw,
+                                      .is_valid = case_is_valid,
+                                      .run = case_run,
+                                      .describe = case_describe});
 }

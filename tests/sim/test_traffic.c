@@ -1,0 +1,594 @@
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "tests/sim/cases.h"
+#include "tests/sim/sim_messages.h"
+
+/*
+ * Everything at once, on a few nodes: collectives, some of them grouped, messages, deadlines that pass, and a
+ * rank that leaves, dies, loses its node or just posts nothing more. Every call ends; what ended well is
+ * right; what no deadline and no departure touched ends well; memory and budgets come back.
+ */
+#define CASES_DEFAULT 300
+#define CASE_NODES_MAX 5
+#define CASE_RANKS_MAX 8
+#define CASE_COLLECTIVES_MAX 12
+#define CASE_MESSAGES_MAX 40
+#define STEPS_MAX (CASE_COLLECTIVES_MAX + 2 * CASE_MESSAGES_MAX)
+#define TIMEOUT_MS UINT64_C(8000) /* a node that died silently is found before */
+#define SPAN_NS (60 * TIME_S)
+#define ELEMENTS_MAX 40001
+
+/* What becomes of one rank in the midst. */
+enum departure {
+    DEPARTURE_NONE,
+    DEPARTURE_LEAVES,
+    DEPARTURE_DIES,
+    DEPARTURE_HOST_DIES,
+    DEPARTURE_DAEMON_DIES,
+    DEPARTURE_SILENT, /* posts nothing more */
+    DEPARTURES
+};
+static const char *const departure_texts[DEPARTURES] = {
+    "nobody departs", "a rank leaves", "a rank dies", "a host dies", "a daemon dies", "a rank falls silent"};
+
+/* Tags: of the first two a receive names its source, of the third none does, of the fourth some do. */
+enum { TAG_ANY_SOURCE = 2, TAG_EITHER, TAGS };
+
+enum {
+    CASE_SEED,
+    CASE_COLLECTIVES,
+    CASE_MESSAGES,
+    CASE_NODES,
+    CASE_RANKS,
+    CASE_DEPARTURE,
+    CASE_DEPARTURE_PERMILLE, /* of the steps are taken before */
+    CASE_SHORT_PERCENT,      /* of the calls have a deadline that may pass */
+    CASE_LONELY_PERCENT,     /* of the messages have no other half */
+    CASE_GROUPED,
+    CASE_SLICE_BYTES,
+    CASE_DELAY_US,
+    CASE_JITTER_US,
+    CASE_LOSS_PERMILLE,
+    CASE_RAILS,
+    CASE_DATAGRAMS,
+    CASE_FIELDS
+};
+static const char *const field_names[CASE_FIELDS] = {
+    "seed",          "collectives",    "messages", "nodes", "ranks", "departure", "departure_permille",
+    "short_percent", "lonely_percent", "grouped",  "slice", "delay", "jitter",    "loss",
+    "rails",         "datagrams"};
+
+static void case_draw(uint64_t seed, uint64_t number, uint64_t *fields)
+{
+    static const uint64_t slices[] = {4096, 8192, 65536};
+    static const uint64_t delays_us[] = {20, 20, 300, 1500};
+    struct random random;
+    random_seed(&random, seed * 0x9e3779b97f4a7c15u + number);
+    fields[CASE_SEED] = random_u64(&random) % 1000000;
+    fields[CASE_COLLECTIVES] = random_below(&random, CASE_COLLECTIVES_MAX + 1);
+    fields[CASE_MESSAGES] = random_below(&random, CASE_MESSAGES_MAX + 1);
+    fields[CASE_NODES] = 1 + random_below(&random, CASE_NODES_MAX);
+    fields[CASE_RANKS] = fields[CASE_NODES] + random_below(&random, CASE_RANKS_MAX - fields[CASE_NODES] + 1);
+    fields[CASE_DEPARTURE] = random_below(&random, 2) * random_below(&random, DEPARTURES);
+    fields[CASE_DEPARTURE_PERMILLE] = random_below(&random, 1000);
+    fields[CASE_SHORT_PERCENT] = random_below(&random, 3) == 0 ? random_below(&random, 40) : 0;
+    fields[CASE_LONELY_PERCENT] = random_below(&random, 3) == 0 ? random_below(&random, 20) : 0;
+    fields[CASE_GROUPED] = random_below(&random, 2);
+    fields[CASE_SLICE_BYTES] = slices[random_below(&random, 3)];
+    fields[CASE_DELAY_US] = delays_us[random_below(&random, 4)];
+    fields[CASE_JITTER_US] = random_below(&random, 2) * random_below(&random, 500);
+    fields[CASE_DATAGRAMS] = fields[CASE_NODES] > 1 && random_below(&random, 8) == 0;
+    fields[CASE_LOSS_PERMILLE] = fields[CASE_DATAGRAMS] * random_below(&random, 20);
+    fields[CASE_RAILS] = random_below(&random, 2) * random_below(&random, CLUSTER_RAILS_MAX);
+}
+
+static bool case_is_valid(const uint64_t *fields)
+{
+    return fields[CASE_COLLECTIVES] <= CASE_COLLECTIVES_MAX && fields[CASE_MESSAGES] <= CASE_MESSAGES_MAX &&
+           fields[CASE_NODES] >= 1 && fields[CASE_NODES] <= CASE_NODES_MAX &&
+           fields[CASE_RANKS] >= fields[CASE_NODES] && fields[CASE_RANKS] <= CASE_RANKS_MAX &&
+           fields[CASE_DEPARTURE] < DEPARTURES && fields[CASE_SLICE_BYTES] >= 4096 &&
+           fields[CASE_RAILS] < CLUSTER_RAILS_MAX && fields[CASE_DATAGRAMS] <= 1;
+}
+
+static void case_describe(const uint64_t *fields, char *text, size_t size)
+{
+    (void)snprintf(text, size, "%llu collectives and %llu messages on %llu nodes; %s",
+                   (unsigned long long)fields[CASE_COLLECTIVES], (unsigned long long)fields[CASE_MESSAGES],
+                   (unsigned long long)fields[CASE_NODES], departure_texts[fields[CASE_DEPARTURE]]);
+}
+
+/* --- What is posted --- */
+
+struct step {
+    bool is_message, joined; /* joined: the next step of the rank follows at once */
+    uint32_t index;
+};
+
+struct world {
+    const uint64_t *fields;
+    struct random random;
+    struct cluster *cluster;
+    struct sim_comm *comm;
+    uint32_t ranks;
+    struct sim_call calls[CASE_COLLECTIVES_MAX];
+    struct sim_op *ops[CASE_COLLECTIVES_MAX];
+    struct sim_message_call message_calls[2 * CASE_MESSAGES_MAX];
+    uint32_t message_count; /* halves */
+    struct step steps[CASE_RANKS_MAX][STEPS_MAX];
+    uint32_t step_count[CASE_RANKS_MAX], step_at[CASE_RANKS_MAX];
+    uint32_t departed; /* CASE_RANKS_MAX: nobody has */
+    bool gone[CASE_RANKS_MAX];
+    struct budget *budgets[CASE_NODES_MAX];
+    struct budget_account *accounts[CASE_NODES_MAX];
+};
+
+static uint64_t draw_timeout_ms(struct world *world)
+{
+    bool is_short = random_below(&world->random, 100) < world->fields[CASE_SHORT_PERCENT];
+    return is_short ? 1 + random_below(&world->random, 8) : 0;
+}
+
+static void draw_collective(struct world *world, struct sim_call *call)
+{
+    static const enum dtype dtypes[] = {DTYPE_U8, DTYPE_I32, DTYPE_F32, DTYPE_F64};
+    static const uint64_t counts[] = {0, 1, 3, 7, 64, 1000, 1025, 4097, 20011};
+    struct random *random = &world->random;
+    do {
+        call->kind = (enum op_kind)random_below(random, OP_KIND_COUNT);
+    } while (op_kind_is_message(call->kind));
+    call->dtype = dtypes[random_below(random, 4)];
+    call->reduce = op_kind_reduces(call->kind) && random_below(random, 2) == 0 ? REDUCE_MAX : REDUCE_SUM;
+    call->count = counts[random_below(random, op_kind_has_blocks(call->kind) ? 8 : 9)];
+    call->root = (uint32_t)random_below(random, world->ranks);
+    call->in_place = random_below(random, 3) == 0;
+    call->has_layouts = random_below(random, 4) == 0;
+    call->layout_seed = random_u64(random);
+    call->timeout_ms = draw_timeout_ms(world);
+}
+
+/* Some all_reduces run as one: those of a group. */
+static void draw_collectives(struct world *world)
+{
+    uint32_t count = (uint32_t)world->fields[CASE_COLLECTIVES];
+    for (uint32_t i = 0; i < count;) {
+        uint32_t left = count - i, ops = 1;
+        draw_collective(world, &world->calls[i]);
+        if (world->fields[CASE_GROUPED] != 0 && left > 1 && random_below(&world->random, 3) == 0) {
+            ops = 2 + (uint32_t)random_below(&world->random, left < 4 ? left - 1 : 3);
+            world->calls[i].kind = OP_KIND_ALL_REDUCE;
+            world->calls[i].has_layouts = false;
+        }
+        for (uint32_t k = 0; k < ops; k++) {
+            struct sim_call *call = &world->calls[i + k];
+            *call = world->calls[i];
+            call->count = k == 0 ? call->count : random_below(&world->random, 3000);
+            call->bucket_ops = ops;
+            call->bucket_index = k;
+        }
+        i += ops;
+    }
+}
+
+static void draw_message(struct world *world)
+{
+    static const uint64_t counts[] = {0, 1, 7, 333, 16384, 16385, ELEMENTS_MAX};
+    static const enum dtype dtype_of_tag[TAGS] = {DTYPE_U8, DTYPE_I32, DTYPE_U8, DTYPE_F64};
+    struct random *random = &world->random;
+    uint32_t tag = (uint32_t)random_below(random, TAGS);
+    struct sim_message_call send = {.sends = true,
+                                    .rank = (uint32_t)random_below(random, world->ranks),
+                                    .peer = (uint32_t)random_below(random, world->ranks),
+                                    .tag = tag,
+                                    .dtype = dtype_of_tag[tag],
+                                    .count = counts[random_below(random, 7)],
+                                    .timeout_ms = draw_timeout_ms(world)};
+    bool any = tag == TAG_ANY_SOURCE || (tag == TAG_EITHER && random_below(random, 2) == 0);
+    struct sim_message_call receive = {.rank = send.peer,
+                                       .peer = any ? COMM_ANY_SOURCE_RANK : send.rank,
+                                       .tag = tag,
+                                       .dtype = send.dtype,
+                                       .count = ELEMENTS_MAX,
+                                       .timeout_ms = draw_timeout_ms(world)};
+    if (tag < TAG_ANY_SOURCE && random_below(random, 20) == 0) {
+        receive.count = random_below(random, 400); /* may be too little */
+    }
+    bool lonely = random_below(random, 100) < world->fields[CASE_LONELY_PERCENT];
+    bool is_send = random_below(random, 2) == 0;
+    if (!lonely || is_send) {
+        world->message_calls[world->message_count++] = send;
+    }
+    if (!lonely || !is_send) {
+        world->message_calls[world->message_count++] = receive;
+    }
+}
+
+/* Collectives in the order of all, messages anywhere between. */
+static void draw_steps(struct world *world)
+{
+    uint32_t collectives = (uint32_t)world->fields[CASE_COLLECTIVES];
+    for (uint32_t rank = 0; rank < world->ranks; rank++) {
+        struct step *steps = world->steps[rank];
+        uint32_t count = 0;
+        for (uint32_t i = 0; i < collectives; i++) {
+            bool joined = world->calls[i].bucket_index + 1 < world->calls[i].bucket_ops;
+            steps[count++] = (struct step){.joined = joined, .index = i};
+        }
+        for (uint32_t i = 0; i < world->message_count; i++) {
+            if (world->message_calls[i].rank == rank) {
+                uint32_t at = (uint32_t)random_below(&world->random, count + 1);
+                memmove(&steps[at + 1], &steps[at], (count - at) * sizeof steps[0]);
+                steps[at] = (struct step){.is_message = true,
+                                          .joined = world->fields[CASE_GROUPED] != 0 &&
+                                                    random_below(&world->random, 3) == 0,
+                                          .index = i};
+                count++;
+            }
+        }
+        world->step_count[rank] = count;
+    }
+}
+
+/* --- A run --- */
+
+static void rank_departs(struct world *world)
+{
+    enum departure departure = (enum departure)world->fields[CASE_DEPARTURE];
+    uint32_t rank = world->departed = (uint32_t)random_below(&world->random, world->ranks);
+    struct cluster_node *node = world->comm->ranks[rank].node;
+    switch (departure) {
+    case DEPARTURE_NONE:
+        world->departed = CASE_RANKS_MAX;
+        return;
+    case DEPARTURE_SILENT:
+        world->step_at[rank] = world->step_count[rank];
+        return;
+    case DEPARTURE_LEAVES:
+    case DEPARTURE_DIES:
+        world->gone[rank] = true;
+        sim_comm_leave(world->comm, rank,
+                       departure == DEPARTURE_LEAVES ? COMMS_LEAVE_ORDERLY : COMMS_LEAVE_LOST);
+        return;
+    case DEPARTURE_HOST_DIES:
+    case DEPARTURE_DAEMON_DIES:
+        for (uint32_t i = 0; i < world->ranks; i++) {
+            world->gone[i] = world->comm->ranks[i].node == node;
+        }
+        (departure == DEPARTURE_HOST_DIES ? cluster_kill : cluster_crash)(world->cluster, node->index);
+        sim_comm_forget_node(world->comm, node->index);
+        cluster_bury(world->cluster, node->index);
+        return;
+    case DEPARTURES:
+        return;
+    }
+}
+
+static void take_step(struct world *world, uint32_t rank)
+{
+    const struct step *step;
+    do {
+        step = &world->steps[rank][world->step_at[rank]++];
+        if (world->comm->ranks[rank].member == NULL) {
+            continue;
+        }
+        if (step->is_message) {
+            (void)sim_message_post(world->comm, &world->message_calls[step->index]);
+        } else {
+            sim_op_post(world->ops[step->index], rank);
+        }
+    } while (step->joined && world->step_at[rank] < world->step_count[rank]);
+}
+
+static void pause_at_random(struct world *world)
+{
+    struct random *random = &world->random;
+    uint64_t draw = random_below(random, 40);
+    if (draw < 12) {
+        cluster_run(world->cluster, random_below(random, draw == 0 ? 4 * TIME_MS : 200 * TIME_US));
+    }
+}
+
+static uint32_t steps_left(const struct world *world)
+{
+    uint32_t left = 0;
+    for (uint32_t rank = 0; rank < world->ranks; rank++) {
+        left += world->step_count[rank] - world->step_at[rank];
+    }
+    return left;
+}
+
+static void take_steps(struct world *world)
+{
+    uint32_t left = steps_left(world);
+    uint32_t departs_at = left - left * (uint32_t)(world->fields[CASE_DEPARTURE_PERMILLE] % 1000) / 1000;
+    for (bool over = false; left > 0;) {
+        if (!over && left <= departs_at) {
+            over = true;
+            rank_departs(world);
+        }
+        uint32_t rank = (uint32_t)random_below(&world->random, world->ranks);
+        if (world->step_at[rank] < world->step_count[rank]) {
+            take_step(world, rank);
+            pause_at_random(world);
+        }
+        left = steps_left(world);
+    }
+}
+
+/* --- What must be --- */
+
+static bool somebody_is_gone(const struct world *world)
+{
+    return world->departed < CASE_RANKS_MAX && world->fields[CASE_DEPARTURE] != DEPARTURE_SILENT;
+}
+
+/* Whether an end may say so, with what is known of the case. What a deadline ended holds its buffers until a
+ * host that died is given up: the communicator may end before, with the deadline as the cause. */
+static void check_status(const struct world *world, const struct error *result, bool may_time_out,
+                         const char *what, uint64_t number, uint32_t rank)
+{
+    enum status status = result->status;
+    may_time_out |= world->fields[CASE_SHORT_PERCENT] != 0 && somebody_is_gone(world) &&
+                    world->comm->ranks[rank].aborted &&
+                    world->comm->ranks[rank].abort_cause.status == STATUS_TIMED_OUT;
+    bool lost = status == STATUS_RANK_LOST || status == STATUS_NODE_LOST || status == STATUS_ABORTED;
+    if (status != STATUS_OK && !(may_time_out && status == STATUS_TIMED_OUT) &&
+        !(lost && somebody_is_gone(world))) {
+        fail_msg("%s %llu, rank %u: %s: %s", what, (unsigned long long)number, rank, status_name(status),
+                 result->text);
+    }
+}
+
+static void check_op(const struct world *world, const struct sim_op *op)
+{
+    uint64_t last =
+        op->seq - 1 + op->call.bucket_ops - op->call.bucket_index - 1; /* all of them run as one */
+    bool silent = world->fields[CASE_DEPARTURE] == DEPARTURE_SILENT && world->departed < CASE_RANKS_MAX &&
+                  !world->ops[last]->parts[world->departed].posted;
+    for (uint32_t rank = 0; rank < world->ranks; rank++) {
+        const struct sim_part *part = &op->parts[rank];
+        if (part->refused.status != STATUS_OK) {
+            check_status(world, &part->refused, false, "refused operation", op->seq, rank);
+        } else if (part->done) {
+            check_status(world, &part->result, op->call.timeout_ms != 0 || silent, "operation", op->seq,
+                         rank);
+        } else if (part->posted && !world->gone[rank]) {
+            fail_msg("operation %llu (%s) does not end on rank %u", (unsigned long long)op->seq,
+                     op_kind_text(op->call.kind), rank);
+        }
+    }
+    sim_op_check(op);
+}
+
+/* Of a sender, receiver and tag that receives name. */
+struct channel {
+    uint32_t count[2]; /* receives, sends */
+    struct sim_message *messages[2][CASE_MESSAGES_MAX];
+    bool has_short;
+};
+
+static void find_channel(const struct world *world, uint32_t from, uint32_t to, uint32_t tag,
+                         struct channel *channel)
+{
+    memset(channel, 0, sizeof *channel);
+    for (struct sim_message *each = world->comm->messages; each != NULL; each = each->next) {
+        uint32_t sender = each->call.sends ? each->call.rank : each->call.peer;
+        uint32_t receiver = each->call.sends ? each->call.peer : each->call.rank;
+        if (sender == from && receiver == to && each->call.tag == tag) {
+            channel->messages[each->call.sends][channel->count[each->call.sends]++] = each;
+            channel->has_short = channel->has_short || each->call.timeout_ms != 0;
+        }
+    }
+}
+
+/* Nobody departed and no deadline passed: the n-th receive has the n-th send, if there is room. */
+static void check_channel(const struct channel *channel)
+{
+    for (uint32_t side = 0; side < 2; side++) {
+        for (uint32_t i = 0; i < channel->count[side]; i++) {
+            const struct sim_message *message = channel->messages[side][i];
+            const struct sim_message *other =
+                i < channel->count[1 - side] ? channel->messages[1 - side][i] : NULL;
+            const struct sim_message *send = side == 1 ? message : other;
+            const struct sim_message *receive = side == 1 ? other : message;
+            enum status status = sim_message_outcome(message)->status;
+            bool fits = send != NULL && receive != NULL && send->call.count <= receive->call.count;
+            bool right = status == (fits ? STATUS_OK : other == NULL ? STATUS_TIMED_OUT : STATUS_MISMATCH);
+            if (!right && !(side == 1 && status == STATUS_OK)) { /* an eager send has ended before */
+                fail_msg("message %llu (%s of %llu, %s): %s: %s", (unsigned long long)message->number,
+                         side == 1 ? "send" : "receive", (unsigned long long)message->call.count,
+                         other == NULL ? "without another half"
+                         : fits        ? "fits"
+                                       : "does not fit",
+                         status_name(status), sim_message_outcome(message)->text);
+            }
+        }
+    }
+}
+
+/* A sender may have left: what it was told went well is received. */
+static void check_sent_is_received(const struct channel *channel)
+{
+    for (uint32_t i = 0; i < channel->count[1] && i < channel->count[0]; i++) {
+        const struct sim_message *send = channel->messages[1][i], *receive = channel->messages[0][i];
+        enum status status = sim_message_outcome(receive)->status;
+        if (send->done && sim_message_outcome(send)->status == STATUS_OK && status != STATUS_OK &&
+            status != STATUS_MISMATCH) {
+            fail_msg("message %llu was sent well, and receive %llu says %s", (unsigned long long)send->number,
+                     (unsigned long long)receive->number, sim_message_outcome(receive)->text);
+        }
+    }
+}
+
+static void check_channels(const struct world *world)
+{
+    struct channel channel;
+    for (uint32_t from = 0; from < world->ranks; from++) {
+        for (uint32_t to = 0; to < world->ranks; to++) {
+            for (uint32_t tag = 0; tag < TAG_ANY_SOURCE; tag++) {
+                find_channel(world, from, to, tag, &channel);
+                if (channel.has_short) {
+                    continue;
+                }
+                if (!somebody_is_gone(world)) {
+                    check_channel(&channel);
+                } else if (!world->gone[to] && !world->comm->ranks[to].aborted) {
+                    check_sent_is_received(&channel);
+                }
+            }
+        }
+    }
+}
+
+/* Any receive may have waited for another's message, or have been in its way. */
+static void check_message(const struct world *world, const struct sim_message *message)
+{
+    const struct sim_message_call *call = &message->call;
+    if (world->gone[call->rank]) {
+        return;
+    }
+    if (!message->done) {
+        fail_msg("message %llu does not end on rank %u", (unsigned long long)message->number, call->rank);
+    }
+    const struct error *result = sim_message_outcome(message);
+    if (result->status == STATUS_MISMATCH && call->tag < TAG_ANY_SOURCE) {
+        return; /* check_channel */
+    }
+    bool named_is_gone = call->peer != COMM_ANY_SOURCE_RANK && world->gone[call->peer];
+    check_status(world, result, call->timeout_ms != 0 || !named_is_gone, "message", message->number,
+                 call->rank);
+}
+
+static void check_communicator(const struct world *world)
+{
+    for (uint32_t rank = 0; rank < world->ranks; rank++) {
+        const struct sim_rank *who = &world->comm->ranks[rank];
+        if (who->aborted && !somebody_is_gone(world)) {
+            fail_msg("rank %u: the communicator ended: %s", rank, who->abort_cause.text);
+        }
+    }
+    if (world->departed == CASE_RANKS_MAX) { /* it goes on */
+        sim_comm_run(world->comm, &(struct sim_call){.kind = OP_KIND_ALL_REDUCE,
+                                                     .dtype = DTYPE_I32,
+                                                     .reduce = REDUCE_SUM,
+                                                     .count = 1000});
+    }
+}
+
+/* --- The end --- */
+
+static bool all_memory_is_back(const void *context)
+{
+    return !sim_comm_memory_is_used(((const struct world *)context)->comm);
+}
+
+static bool budgets_are_back(const void *context)
+{
+    const struct world *world = context;
+    for (uint32_t i = 0; i < world->fields[CASE_NODES]; i++) {
+        struct budget_info info;
+        budget_account_info(world->accounts[i], &info);
+        for (uint32_t kind = 0; kind < BUDGET_KINDS; kind++) {
+            if (info.used[kind] != 0) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+static void world_start(struct world *world, const uint64_t *fields)
+{
+    uint32_t node_of_rank[CASE_RANKS_MAX];
+    memset(world, 0, sizeof *world);
+    world->fields = fields;
+    world->ranks = (uint32_t)fields[CASE_RANKS];
+    world->departed = CASE_RANKS_MAX;
+    random_seed(&world->random, fields[CASE_SEED]);
+    struct network_conditions conditions = {.loss = (double)fields[CASE_LOSS_PERMILLE] / 1000,
+                                            .delay_ns = fields[CASE_DELAY_US] * TIME_US,
+                                            .jitter_ns = fields[CASE_JITTER_US] * TIME_US,
+                                            .packet_bytes = 4096};
+    world->cluster = cluster_new(&(struct cluster_options){.seed = fields[CASE_SEED],
+                                                           .node_count = (uint32_t)fields[CASE_NODES],
+                                                           .conditions = conditions,
+                                                           .rail_count = 1 + (uint32_t)fields[CASE_RAILS],
+                                                           .datagrams = fields[CASE_DATAGRAMS] != 0});
+    for (uint32_t i = 0; i < world->ranks; i++) {
+        node_of_rank[i] =
+            i < fields[CASE_NODES] ? i : (uint32_t)random_below(&world->random, fields[CASE_NODES]);
+    }
+    world->comm = sim_comm_new(world->cluster, "case", world->ranks, node_of_rank);
+    for (uint32_t i = 0; i < fields[CASE_NODES]; i++) {
+        assert_int_equal(budget_new(NULL, &world->budgets[i], NULL), STATUS_OK);
+        assert_int_equal(budget_open(world->budgets[i], 1000, NULL, &world->accounts[i], NULL), STATUS_OK);
+    }
+    for (uint32_t i = 0; i < world->ranks; i++) {
+        world->comm->ranks[i].client.account = world->accounts[node_of_rank[i]];
+    }
+    sim_comm_form(world->comm,
+                  &(struct sim_options){
+                      .slice_bytes = fields[CASE_SLICE_BYTES], .op_timeout_ms = TIMEOUT_MS, .algorithms = ""},
+                  SPAN_NS);
+}
+
+static void world_stop(struct world *world)
+{
+    for (uint32_t i = 0; i < world->ranks; i++) {
+        sim_comm_leave(world->comm, i, COMMS_LEAVE_ORDERLY);
+    }
+    assert_true(cluster_run_until(world->cluster, all_memory_is_back, world, SPAN_NS));
+    assert_true(cluster_run_until(world->cluster, budgets_are_back, world, SPAN_NS));
+    sim_comm_free(world->comm);
+    cluster_free(world->cluster);
+    for (uint32_t i = 0; i < world->fields[CASE_NODES]; i++) {
+        budget_close(world->accounts[i]);
+        budget_free(world->budgets[i]);
+    }
+}
+
+static void case_run(const uint64_t *fields)
+{
+    static struct world world;
+    world_start(&world, fields);
+    draw_collectives(&world);
+    for (uint32_t i = 0; i < fields[CASE_MESSAGES]; i++) {
+        draw_message(&world);
+    }
+    draw_steps(&world);
+    for (uint32_t i = 0; i < fields[CASE_COLLECTIVES]; i++) {
+        world.ops[i] = sim_op_new(world.comm, &world.calls[i]);
+    }
+    take_steps(&world);
+    (void)cluster_run_until(world.cluster, sim_comm_idle, world.comm, SPAN_NS);
+    for (uint32_t i = 0; i < fields[CASE_COLLECTIVES]; i++) {
+        check_op(&world, world.ops[i]);
+    }
+    for (const struct sim_message *each = world.comm->messages; each != NULL; each = each->next) {
+        check_message(&world, each);
+    }
+    sim_messages_check(world.comm);
+    check_channels(&world);
+    check_communicator(&world);
+    world_stop(&world);
+}
+
+int main(void)
+{
+    return cases_main(&(struct cases){.count = CASES_DEFAULT,
+                                      .which = 101,
+                                      .field_count = CASE_FIELDS,
+                                      .first_shrunk = CASE_COLLECTIVES,
+                                      .field_names = field_names,
+                                      .draw = case_draw,
+                                      .is_valid = case_is_valid,
+                                      .run = case_run,
+                                      .describe = case_describe});
+}

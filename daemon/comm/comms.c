@@ -304,7 +304,7 @@ enum status comms_member_join(struct comms *comms, const struct comms_client *cl
             return status;
         }
     }
-    struct comms_member *member;
+    struct comms_member *member = NULL;
     status = member_new(client, terms, handler, now_ns, &member, error);
     if (status != STATUS_OK) {
         return status;

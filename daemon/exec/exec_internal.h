@@ -220,11 +220,6 @@ void spread_result(const struct exec_op *op, struct error *result);
 void spread_release(struct exec_op *op);
 /* Whether that rail has work of the operation left. */
 bool spread_needs(const struct exec_op *op, uint32_t rail);
-/* For people: what keeps it from beginning; what other rails have left of it. */
-void spread_describe_start(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size);
-void spread_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size);
-/* On a rail's thread, after its turn: lets the home see what its operations wait for. */
-void spread_publish_waits(const struct exec *exec);
 /* Takes the next slice of a local operation. False: there is none left. */
 bool spread_claim(struct exec_op *op, uint64_t *slice);
 void spread_claim_done(struct exec_comm *comm, struct exec_op *op);
@@ -241,21 +236,6 @@ enum status comm_new_part(struct exec *exec, struct exec_map *map, const struct 
                           struct error *error) COMM_MUST_USE;
 enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
                           struct error *error) COMM_MUST_USE;
-/* What the first operation, begun, waits for, as far as this exec knows; for people. */
-enum exec_waiting {
-    EXEC_WAITING_NOT,
-    EXEC_WAITING_DATA, /* a receive */
-    EXEC_WAITING_SENT, /* acknowledgements */
-    EXEC_WAITING_WORD  /* the agreement; the home's alone */
-};
-struct exec_wait {
-    enum exec_waiting waiting;
-    uint32_t node; /* EXEC_NODES_SEVERAL: of sends alone */
-    uint32_t round;
-    uint64_t slice;
-};
-struct exec_wait exec_comm_wait(const struct exec_comm *comm);
-void comm_wait_text(const struct exec_comm *comm, const struct exec_wait *wait, char *text, size_t size);
 void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
 /* It has an operation now. */

@@ -514,7 +514,7 @@ bool rails_run_rail(struct rails *rails, uint32_t rail, uint64_t now_ns)
 {
     bool any = mailbox_run(rails_mailbox(rails, rail), now_ns);
     bool more = exec_run(rails->execs[rail], now_ns);
-    spread_publish_waits(rails->execs[rail]);
+    rails_publish_waits(rails->execs[rail]);
     rails_publish_traffic(&rails->endpoints[rail], now_ns);
     return any || more;
 }

@@ -48,13 +48,28 @@ struct rails {
     } endpoints[EXEC_RAILS_MAX];
 };
 
+/* What an operation waits for, as far as one exec knows. One word, so that the home never reads half of a
+ * rail's. */
+enum exec_waiting {
+    EXEC_WAITING_NOT,
+    EXEC_WAITING_DATA,         /* a receive */
+    EXEC_WAITING_SENT,         /* acknowledgements of that node */
+    EXEC_WAITING_SENT_SEVERAL, /* of several */
+    EXEC_WAITING_WORD          /* the agreement; the home's alone */
+};
+struct exec_wait {
+    uint32_t waiting : 3, round : 15, node : 14;
+    uint32_t slice;
+};
+_Static_assert(COLL_NODES_MAX <= 1 << 14, "nodes fit");
+
 /* A rail's part of one operation. */
 struct spread_part {
     struct mail mail, disagreed;
     struct exec_spread *spread;
     uint32_t rail;
-    bool over;             /* the home knows */
-    _Atomic uint64_t wait; /* what the rail says of it: wait_pack */
+    bool over; /* the home knows */
+    _Atomic(struct exec_wait) wait;
     struct error result;
     uint32_t disputed_node;
     char disputed_how[128];
@@ -95,7 +110,9 @@ struct exec_shared {
     struct shared_rail of_rail[EXEC_RAILS_MAX];
 };
 
-/* rails_traffic.c, on the rail's thread, after its turn. */
+/* wait.c, on the rail's thread, after its turn: lets the home see what its operations wait for. */
+void rails_publish_waits(const struct exec *exec);
+/* rails_traffic.c, likewise. */
 void rails_publish_traffic(struct rails_endpoint *endpoint, uint64_t now_ns);
 
 /* A communicator needs connections of the first rail_count rails to that node; or does not any more. */

@@ -1,10 +1,10 @@
 #include <stdio.h>
 
-#include "daemon/exec/exec_internal.h"
+#include "daemon/exec/rails_internal.h"
 
-/* What an operation waits for, for people. */
+/* What an operation waits for, for people. A rail says so after each of its turns. */
 
-struct exec_wait exec_comm_wait(const struct exec_comm *comm)
+static struct exec_wait comm_wait(const struct exec_comm *comm)
 {
     struct exec_wait wait = {.waiting = EXEC_WAITING_NOT};
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
@@ -12,39 +12,97 @@ struct exec_wait exec_comm_wait(const struct exec_comm *comm)
         const struct coll_transfer *receive = lane_next_receive(lane);
         if (receive != NULL) {
             wait.waiting = i == EXEC_AGREEMENT_LANE ? EXEC_WAITING_WORD : EXEC_WAITING_DATA;
-            wait.node = receive->node;
-            wait.round = lane->round;
-            wait.slice = lane->slice;
+            wait.node = receive->node & (COLL_NODES_MAX - 1);
+            wait.round = lane->round & INT16_MAX;
+            wait.slice = (uint32_t)lane->slice;
             return wait;
         }
         if (lane->unacknowledged > 0) {
-            bool other = wait.waiting == EXEC_WAITING_SENT && wait.node != lane->unacknowledged_node;
-            wait.waiting = EXEC_WAITING_SENT;
-            wait.node = other ? EXEC_NODES_SEVERAL : lane->unacknowledged_node;
+            uint32_t node = lane->unacknowledged_node;
+            bool several = node == EXEC_NODES_SEVERAL || wait.waiting == EXEC_WAITING_SENT_SEVERAL ||
+                           (wait.waiting == EXEC_WAITING_SENT && wait.node != node);
+            wait.waiting = several ? EXEC_WAITING_SENT_SEVERAL : EXEC_WAITING_SENT;
+            wait.node = several ? 0 : node & (COLL_NODES_MAX - 1);
         }
     }
     return wait;
 }
 
-void comm_wait_text(const struct exec_comm *comm, const struct exec_wait *wait, char *text, size_t size)
+/* The part of an operation is there until the home is told that it is over, which is after this. */
+void rails_publish_waits(const struct exec *exec)
 {
-    bool several = wait->node == EXEC_NODES_SEVERAL;
-    const char *node = several ? "" : comm->options.node_names[wait->node];
-    switch (wait->waiting) {
+    for (const struct exec_comm *comm = exec->comms; comm != NULL; comm = comm->hh.next) {
+        const struct exec_op *op = comm->first_op;
+        if (op != NULL && comm->options.node_count > 1) {
+            struct spread_part *part = op->call.context;
+            atomic_store_explicit(&part->wait, comm_wait(comm), memory_order_relaxed);
+        }
+    }
+}
+
+static void wait_text(const struct exec_comm *comm, const struct exec_wait *wait, char *text, size_t size)
+{
+    const char *node = comm->options.node_names[wait->node];
+    switch ((enum exec_waiting)wait->waiting) {
     case EXEC_WAITING_NOT:
         (void)snprintf(text, size, "at work");
         break;
     case EXEC_WAITING_DATA:
-        (void)snprintf(text, size, "round %u of slice %llu: waiting for data from node %s", wait->round,
-                       (unsigned long long)wait->slice, node);
+        (void)snprintf(text, size, "round %u of slice %u: waiting for data from node %s", wait->round,
+                       wait->slice, node);
         break;
     case EXEC_WAITING_SENT:
-        (void)snprintf(text, size, "what was sent to %s%s is not acknowledged yet",
-                       several ? "several nodes" : "node ", node);
+        (void)snprintf(text, size, "what was sent to node %s is not acknowledged yet", node);
+        break;
+    case EXEC_WAITING_SENT_SEVERAL:
+        (void)snprintf(text, size, "what was sent to several nodes is not acknowledged yet");
         break;
     case EXEC_WAITING_WORD:
         (void)snprintf(text, size, "waiting for word of node %s, or of those behind it", node);
         break;
+    }
+}
+
+/* What keeps it from beginning. */
+static void spread_describe_start(const struct exec_comm *comm, const struct exec_op *op, char *text,
+                                  size_t size)
+{
+    uint32_t node;
+    if (comm->shared == NULL) {
+        return;
+    }
+    uint32_t rail = spread_missing_rail(comm, spread_rails(comm->shared, op), &node);
+    if (rail > 0) {
+        const struct rails_peer *peer = comm->shared->rails->peers[comm->peers[node]];
+        const char *why = peer->links[rail].why.text;
+        (void)snprintf(text, size, "rail %u has no connection to node %s (UDP port of its address + %u)%s%s",
+                       rail, comm->options.node_names[node], rail, why[0] == '\0' ? "" : ": ", why);
+    }
+}
+
+/* The first rail that says whom it waits for; else the first that is not done. */
+static void spread_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size)
+{
+    const struct exec_spread *spread = op->spread;
+    uint32_t rail = 0;
+    struct exec_wait wait = {.waiting = EXEC_WAITING_NOT};
+    if (spread == NULL || spread->parts_left == 0) {
+        return;
+    }
+    if (comm->options.node_count == 1) {
+        (void)snprintf(text, size, "%u other threads have not done their slices", spread->parts_left);
+        return;
+    }
+    for (uint32_t i = 0; i < spread->part_count && wait.waiting == EXEC_WAITING_NOT; i++) {
+        const struct spread_part *part = &spread->parts[i];
+        if (!part->over) {
+            wait = atomic_load_explicit(&part->wait, memory_order_relaxed);
+            rail = rail == 0 || wait.waiting != EXEC_WAITING_NOT ? part->rail : rail;
+        }
+    }
+    int length = snprintf(text, size, "rail %u: ", rail);
+    if (length >= 0 && (size_t)length < size) {
+        wait_text(comm, &wait, text + length, size - (size_t)length);
     }
 }
 
@@ -59,7 +117,7 @@ void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t si
         spread_describe_start(comm, op, text, size);
         return;
     }
-    struct exec_wait wait = exec_comm_wait(comm);
+    struct exec_wait wait = comm_wait(comm);
     if (wait.waiting == EXEC_WAITING_NOT) {
         spread_describe(comm, op, text, size);
         return;
@@ -67,6 +125,6 @@ void exec_comm_describe_wait(const struct exec_comm *comm, char *text, size_t si
     int length =
         op->spread != NULL && wait.waiting != EXEC_WAITING_WORD ? snprintf(text, size, "rail 0: ") : 0;
     if (length >= 0 && (size_t)length < size) {
-        comm_wait_text(comm, &wait, text + length, size - (size_t)length);
+        wait_text(comm, &wait, text + length, size - (size_t)length);
     }
 }

@@ -45,8 +45,8 @@ void comms_free(struct comms *comms)
     while (comms->comms != NULL) {
         struct communicator *comm = comms->comms;
         if (!communicator_is_idle(comm)) {
-            exec_comm_abort(comm->exec, &cause, 0);
-            p2p_comm_abort(comm->p2p, &cause, 0);
+            exec_comm_abort(comm->exec, &cause);
+            p2p_comm_abort(comm->p2p, &cause);
         }
         while (comm->members != NULL) {
             communicator_remove_member(comm->members);

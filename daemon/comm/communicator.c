@@ -265,8 +265,8 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
     if (formed) {
         comms_op_fail_waiting(comm);
         comms_p2p_fail(comm);
-        exec_comm_abort(comm->exec, &comm->cause, now_ns);
-        p2p_comm_abort(comm->p2p, &comm->cause, now_ns);
+        exec_comm_abort(comm->exec, &comm->cause);
+        p2p_comm_abort(comm->p2p, &comm->cause);
         comm->overdue_ns = time_after(now_ns, COMMS_OVERDUE_NS);
     }
     communicator_arm(comm);

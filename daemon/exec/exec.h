@@ -184,7 +184,7 @@ void exec_cancel(struct exec_comm *comm, uint64_t seq, uint64_t count, const str
  * Gives up everything queued: streams are reset, and every op's done follows with `cause`, some possibly only
  * after the network has let go of its buffers. Later calls change nothing.
  */
-void exec_comm_abort(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
+void exec_comm_abort(struct exec_comm *comm, const struct error *cause);
 
 /* Frees a communicator; its ops must all be done (true of exec_comm_idle). What was sent is still delivered.
  */

@@ -476,9 +476,8 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
 
 /* --- The end --- */
 
-void exec_comm_abort(struct exec_comm *comm, const struct error *cause, uint64_t now_ns)
+void exec_comm_abort(struct exec_comm *comm, const struct error *cause)
 {
-    (void)now_ns;
     if (comm->aborted) {
         return;
     }

@@ -29,7 +29,7 @@ enum link_word {
 struct link_mail {
     struct mail mail;
     struct rails_endpoint *endpoint;
-    struct rails_peer *at; /* of ORDER_ADD */
+    struct rails_peer *at; /* of an order */
     uint32_t peer;
     enum link_word word;
     bool closed_by_peer; /* of NEWS_DOWN */
@@ -37,45 +37,45 @@ struct link_mail {
     char address[]; /* of ORDER_ADD and ORDER_MOVE */
 };
 
-static struct link_mail *link_mail_new(struct rails_endpoint *endpoint, uint32_t peer, enum link_word word,
-                                       const char *address, const struct error *cause)
+static void on_order(void *context, uint64_t now_ns);
+static void on_news(void *context, uint64_t now_ns);
+
+/* From the home's thread to the rail's; news from there to the home's. False without memory. */
+static bool link_send(struct rails_endpoint *endpoint, uint32_t peer, enum link_word word,
+                      const char *address, const struct error *cause)
 {
+    struct rails *rails = endpoint->rails;
+    bool is_news = word >= NEWS_UP;
     size_t address_bytes = address != NULL ? strlen(address) + 1 : 0;
     struct link_mail *mail = calloc(1, sizeof *mail + address_bytes);
     if (mail == NULL) {
         log_error("rail %u: no memory", endpoint->rail);
-        return NULL;
+        return false;
     }
+    mail->mail = (struct mail){.deliver = is_news ? on_news : on_order, .context = mail};
     mail->endpoint = endpoint;
     mail->peer = peer;
     mail->word = word;
-    if (address_bytes > 0) {
+    mail->at = is_news ? NULL : rails->peers[peer];
+    if (address != NULL) {
         memcpy(mail->address, address, address_bytes);
     }
     if (cause != NULL) {
         mail->cause = *cause;
     }
-    return mail;
-}
-
-static void on_order(void *context, uint64_t now_ns);
-static void on_news(void *context, uint64_t now_ns);
-
-static void link_mail_put(struct link_mail *mail)
-{
-    bool is_news = mail->word >= NEWS_UP;
-    mail->mail.deliver = is_news ? on_news : on_order;
-    mail->mail.context = mail;
-    mailbox_put(rails_mailbox(mail->endpoint->rails, is_news ? 0 : mail->endpoint->rail), &mail->mail);
+    if (word == NEWS_DOWN) {
+        struct net_peer_statistics statistics;
+        net_peer_statistics(rails->nets[endpoint->rail], peer, &statistics);
+        mail->closed_by_peer = statistics.closed_by_peer;
+    }
+    mailbox_put(rails_mailbox(rails, is_news ? 0 : endpoint->rail), &mail->mail);
+    return true;
 }
 
 static void order(struct rails *rails, uint32_t rail, uint32_t peer, enum link_word word,
                   const struct error *cause)
 {
-    struct link_mail *mail = link_mail_new(&rails->endpoints[rail], peer, word, NULL, cause);
-    if (mail != NULL) {
-        link_mail_put(mail);
-    }
+    (void)link_send(&rails->endpoints[rail], peer, word, NULL, cause);
 }
 
 /* --- Links, as the home knows them --- */
@@ -124,20 +124,16 @@ static void fail_communicators(struct rails *rails, uint32_t rail, uint32_t peer
     }
 }
 
-/* A connection of a node that is down for the mesh. */
-static void refuse(struct rails *rails, uint32_t rail, uint32_t peer)
-{
-    struct error cause;
-    error_set(&cause, STATUS_UNREACHABLE, "node %s takes no connection of node %s on rail %u before rail 0",
-              rails->node_name, rails->peers[peer]->name, rail);
-    order(rails, rail, peer, ORDER_DISCONNECT, &cause);
-}
-
 static void link_is_up(struct rails *rails, uint32_t rail, uint32_t peer)
 {
+    const struct rails_peer *at = rails->peers[peer];
     struct rails_link *link = &rails->peers[peer]->links[rail];
-    if (rails->peers[peer]->is_down) {
-        refuse(rails, rail, peer);
+    if (at->is_down) {
+        struct error cause;
+        error_set(&cause, STATUS_UNREACHABLE,
+                  "node %s takes no connection of node %s on rail %u before rail 0", rails->node_name,
+                  at->name, rail);
+        order(rails, rail, peer, ORDER_DISCONNECT, &cause);
     }
     link->up = true;
     link->dialling = false;
@@ -145,28 +141,32 @@ static void link_is_up(struct rails *rails, uint32_t rail, uint32_t peer)
     exec_wake(rails->execs[0]);
 }
 
+static void link_is_lost(struct rails *rails, const struct link_mail *mail, uint64_t now_ns)
+{
+    fail_communicators(rails, mail->endpoint->rail, mail->peer, &mail->cause, now_ns);
+    /* The node's offence, not the rail's: see stream_reader_violates. Of ours it thinks itself. */
+    if (mail->cause.status == STATUS_PROTOCOL && !mail->closed_by_peer) {
+        net_disconnect(rails->execs[0]->net, mail->peer, &mail->cause);
+    }
+}
+
 static void on_news(void *context, uint64_t now_ns)
 {
     struct link_mail *mail = context;
     struct rails *rails = mail->endpoint->rails;
     uint32_t rail = mail->endpoint->rail;
-    const struct rails_peer *peer = rails->peers[mail->peer];
-    bool is_lost = mail->word == NEWS_DOWN;
+    struct rails_peer *peer = rails->peers[mail->peer];
     if (mail->word == NEWS_UP) {
         link_is_up(rails, rail, mail->peer);
-        free(mail);
-        return;
-    }
-    if (peer->links[rail].wanted > 0) {
-        log_warning("rail %u to node %s%s: %s", rail, peer->name, is_lost ? " is lost" : "",
-                    mail->cause.text);
-    }
-    link_is_down(rails, &rails->peers[mail->peer]->links[rail], &mail->cause, now_ns);
-    if (is_lost) {
-        fail_communicators(rails, rail, mail->peer, &mail->cause, now_ns);
-        /* The node's offence, not the rail's: see stream_reader_violates. Of ours it thinks itself. */
-        if (mail->cause.status == STATUS_PROTOCOL && !mail->closed_by_peer) {
-            net_disconnect(rails->execs[0]->net, mail->peer, &mail->cause);
+    } else {
+        bool is_lost = mail->word == NEWS_DOWN;
+        if (peer->links[rail].wanted > 0) {
+            log_warning("rail %u to node %s%s: %s", rail, peer->name, is_lost ? " is lost" : "",
+                        mail->cause.text);
+        }
+        link_is_down(rails, &peer->links[rail], &mail->cause, now_ns);
+        if (is_lost) {
+            link_is_lost(rails, mail, now_ns);
         }
     }
     free(mail);
@@ -174,22 +174,10 @@ static void on_news(void *context, uint64_t now_ns)
 
 /* --- On the rail's thread --- */
 
-static void tell(struct rails_endpoint *endpoint, uint32_t peer, enum link_word news,
-                 const struct error *cause)
-{
-    struct link_mail *mail = link_mail_new(endpoint, peer, news, NULL, cause);
-    if (mail != NULL) {
-        struct net_peer_statistics statistics;
-        net_peer_statistics(endpoint->rails->nets[endpoint->rail], peer, &statistics);
-        mail->closed_by_peer = statistics.closed_by_peer;
-        link_mail_put(mail);
-    }
-}
-
 static void peer_up(void *context, uint32_t peer, uint64_t now_ns)
 {
     (void)now_ns;
-    tell(context, peer, NEWS_UP, NULL);
+    (void)link_send(context, peer, NEWS_UP, NULL, NULL);
 }
 
 /* Communicators without work on it go on over the next connection, with new streams. */
@@ -213,13 +201,13 @@ static void peer_down(void *context, uint32_t peer, const struct error *cause, u
     struct rails_endpoint *endpoint = context;
     (void)now_ns;
     drop_streams(endpoint->rails->execs[endpoint->rail], peer);
-    tell(context, peer, NEWS_DOWN, cause);
+    (void)link_send(context, peer, NEWS_DOWN, NULL, cause);
 }
 
 static void connect_failed(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns)
 {
     (void)now_ns;
-    tell(context, peer, NEWS_FAILED, cause);
+    (void)link_send(context, peer, NEWS_FAILED, NULL, cause);
 }
 
 static enum status add_peer(struct rails_endpoint *endpoint, const struct link_mail *mail,
@@ -265,7 +253,7 @@ static void on_order(void *context, uint64_t now_ns)
         break;
     case ORDER_CONNECT:
         if (net_connect(net, mail->peer, &error) != STATUS_OK) {
-            tell(endpoint, mail->peer, NEWS_FAILED, &error);
+            (void)link_send(endpoint, mail->peer, NEWS_FAILED, NULL, &error);
         }
         break;
     case ORDER_DISCONNECT:
@@ -370,21 +358,18 @@ bool rails_address(const char *address, uint32_t rail, char *out, size_t size)
 static enum status peer_address(struct rails *rails, uint32_t peer, const char *address, enum link_word word,
                                 struct error *error)
 {
-    struct rails_peer *at = rails->peers[peer];
+    const char *name = rails->peers[peer]->name;
     char of_rail[512];
     if (rails->network_count > 1 &&
         !rails_address(address, rails->network_count - 1, of_rail, sizeof of_rail)) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "node %s: rail %u of \"%s\" has no port", at->name,
+        return error_set(error, STATUS_INVALID_ARGUMENT, "node %s: rail %u of \"%s\" has no port", name,
                          rails->network_count - 1, address);
     }
     for (uint32_t rail = 1; rail < rails->network_count; rail++) {
         (void)rails_address(address, rail, of_rail, sizeof of_rail);
-        struct link_mail *mail = link_mail_new(&rails->endpoints[rail], peer, word, of_rail, NULL);
-        if (mail == NULL) {
-            return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", at->name);
+        if (!link_send(&rails->endpoints[rail], peer, word, of_rail, NULL)) {
+            return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
         }
-        mail->at = at;
-        link_mail_put(mail);
     }
     return STATUS_OK;
 }

@@ -155,9 +155,10 @@ void shared_cancel(struct exec_comm *comm, uint64_t seq, uint64_t count, const s
 
 static void rail_abort(void *context, uint64_t now_ns)
 {
-    struct shared_rail *at = context;
+    const struct shared_rail *at = context;
+    (void)now_ns;
     if (at->comm != NULL) {
-        exec_comm_abort(at->comm, &at->shared->abort_cause, now_ns);
+        exec_comm_abort(at->comm, &at->shared->abort_cause);
     }
 }
 

@@ -273,9 +273,8 @@ void p2p_comm_fail(struct p2p_comm *comm, const struct error *cause)
     }
 }
 
-void p2p_comm_abort(struct p2p_comm *comm, const struct error *cause, uint64_t now_ns)
+void p2p_comm_abort(struct p2p_comm *comm, const struct error *cause)
 {
-    (void)now_ns;
     if (comm->aborted) {
         return;
     }

@@ -108,7 +108,7 @@ struct p2p_comm_options {
 enum status p2p_comm_new(struct p2p *p2p, const struct p2p_comm_options *options, struct p2p_comm **out,
                          struct error *error) COMM_MUST_USE;
 /* Every message ends with `cause`, those that GPUs or the network are at once these have let go. */
-void p2p_comm_abort(struct p2p_comm *comm, const struct error *cause, uint64_t now_ns);
+void p2p_comm_abort(struct p2p_comm *comm, const struct error *cause);
 bool p2p_comm_idle(const struct p2p_comm *comm);
 /* It must be idle. What was sent is still delivered. Null is accepted. */
 void p2p_comm_free(struct p2p_comm *comm);

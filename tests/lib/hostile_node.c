@@ -348,8 +348,8 @@ void hostile_leave(struct hostile *hostile)
         return;
     }
     error_set(&cause, STATUS_ABORTED, "left");
-    exec_comm_abort(hostile->comm, &cause, hostile->now_ns);
-    p2p_comm_abort(hostile->p2p_comm, &cause, hostile->now_ns);
+    exec_comm_abort(hostile->comm, &cause);
+    p2p_comm_abort(hostile->p2p_comm, &cause);
     for (uint32_t i = 0;
          !exec_comm_idle(hostile->comm) || !p2p_comm_idle(hostile->p2p_comm) || hostile->pending > 0; i++) {
         require(i < TURNS_MAX);

@@ -552,7 +552,7 @@ static void test_abort_in_flight(void **state)
     struct error cause;
     error_set(&cause, STATUS_RANK_LOST, "rank 1 is gone");
     for (uint32_t i = 0; i < 3; i++) {
-        exec_comm_abort(cluster.nodes[i].comm, &cause, cluster.now_ns);
+        exec_comm_abort(cluster.nodes[i].comm, &cause);
     }
     for (uint64_t k = 0; k < 3; k++) {
         op_wait(&cluster, &ops[k]);

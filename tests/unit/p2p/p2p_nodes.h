@@ -168,7 +168,7 @@ static inline void stop(void)
     struct error cause;
     error_set(&cause, STATUS_ABORTED, "over");
     for (uint32_t i = 0; i < world.node_count; i++) {
-        p2p_comm_abort(world.nodes[i].comm, &cause, world.now_ns);
+        p2p_comm_abort(world.nodes[i].comm, &cause);
     }
     settle(0);
     for (uint32_t i = 0; i < world.node_count; i++) {

@@ -177,7 +177,7 @@ __attribute__((unused)) static void nodes_abort(uint32_t i, const char *text)
 {
     struct error cause;
     error_set(&cause, STATUS_RANK_LOST, "%s", text);
-    p2p_comm_abort(nodes.at[i].comm, &cause, nodes.now_ns);
+    p2p_comm_abort(nodes.at[i].comm, &cause);
 }
 
 /* Every message has ended, and every GPU is what it was. */

@@ -80,7 +80,7 @@ static void crowd_stop(struct crowd *crowd)
 {
     const struct error cause = {.status = STATUS_ABORTED};
     for (uint32_t i = 0; i < COMMS; i++) {
-        p2p_comm_abort(crowd->comms[i], &cause, TIME_S);
+        p2p_comm_abort(crowd->comms[i], &cause);
     }
     crowd_run(crowd);
     for (uint32_t i = 0; i < COMMS; i++) {

@@ -256,7 +256,7 @@ bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq);
 /* local.c: slices that need no other node, for one turn. */
 /* Of a communicator on one node. Returns whether more can be done at once. */
 bool local_step(struct exec_comm *comm, uint64_t now_ns);
-/* Of what an all_to_all exchanges within this node, beside the lanes. */
+/* Of what an all_to_all exchanges within this node, with what the lanes leave of the turn. */
 void local_exchange(struct exec_comm *comm, uint64_t now_ns);
 
 /* op.c: what an operation is made of, once it begins. */

@@ -80,13 +80,15 @@ bool local_step(struct exec_comm *comm, uint64_t now_ns)
 void local_exchange(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
-    uint64_t left_bytes = EXEC_TURN_BYTES;
     struct error error;
     bool over = false;
+    if (comm->turn_left_bytes == 0) {
+        return;
+    }
     if (!op->is_within_slice) {
         local_begin(comm, op->local_slices_done);
     }
-    if (local_run(comm, &left_bytes, &over, &error) != STATUS_OK) {
+    if (local_run(comm, &comm->turn_left_bytes, &over, &error) != STATUS_OK) {
         exec_comm_fail(comm, &error, now_ns);
     }
     op->local_slices_done += over ? 1 : 0;

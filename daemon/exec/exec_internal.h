@@ -25,6 +25,8 @@
 /* A larger transfer goes in several messages, of which each is copied, if at all, within one turn. All nodes
  * have the same. */
 #define EXEC_MESSAGE_MAX_BYTES (UINT64_C(1) << 20)
+/* Sends of a lane that are not acknowledged, before the next message of a transfer. */
+#define EXEC_SENDS_AHEAD_MAX 64
 #define EXEC_SEND_PIECES_MAX 16 /* a message of more pieces is gathered first */
 /* What a communicator does on the host in one turn, before others have theirs: about 100 us. Each place of a
  * piece costs something beside its bytes. */

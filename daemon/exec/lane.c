@@ -25,11 +25,22 @@ static void lane_expect(const struct exec_lane *lane)
     }
 }
 
+/* Within a large transfer: the rest is for when the network has less of it. A transfer of an algorithm that
+ * copies what it sends is one of a slice, and other nodes wait for all of it. */
+static bool lane_is_far_ahead(const struct exec_lane *lane)
+{
+    return lane->sent_elements > 0 && lane->unacknowledged >= EXEC_SENDS_AHEAD_MAX &&
+           !lane->algorithm->copies_sends;
+}
+
 /* As much as the turn has room for; the agreement, which sends no more than a header, is not left waiting. */
 static enum status lane_go_on_sending(struct exec_lane *lane, struct error *error)
 {
     struct exec_comm *comm = lane->comm;
     while (lane_is_sending(lane)) {
+        if (lane_is_far_ahead(lane)) {
+            return STATUS_OK; /* lane_sent wakes it */
+        }
         if (comm->turn_left_bytes == 0 && lane->index != EXEC_AGREEMENT_LANE) {
             exec_wake(comm->exec);
             return STATUS_OK;

@@ -1,3 +1,4 @@
+#include "daemon/exec/exec_internal.h"
 #include "tests/unit/exec/charged.h"
 
 /* Memory that slices between nodes work in is its user's: one that never gets on holds little of commd's. */
@@ -91,6 +92,27 @@ static void test_compressed_copies_are_charged(void **state)
     end();
 }
 
+/* The network is given no more of a large transfer than it can be busy with; a node that takes none of it is
+ * sent no more. */
+static void test_a_large_transfer_waits_for_acknowledgements(void **state)
+{
+    (void)state;
+    enum { MESSAGES = EXEC_SENDS_AHEAD_MAX + 16 };
+    struct hostile_call call = reduce_call;
+    call.count_elements = MESSAGES * EXEC_MESSAGE_MAX_BYTES;
+    charged_begin(BUDGET_LANES, UINT64_C(1) << 30, call.count_elements, &call);
+    const struct exec_lane *lane = &hostile.comm->lanes[0];
+    for (int turn = 0; turn < 100000 && lane->unacknowledged < EXEC_SENDS_AHEAD_MAX; turn++) {
+        hostile_turns(&hostile, 1);
+    }
+    hostile_turns(&hostile, 2 * MESSAGES);
+    assert_int_equal(lane->unacknowledged, EXEC_SENDS_AHEAD_MAX);
+    assert_in_range(lane->sent_elements / EXEC_MESSAGE_MAX_BYTES, EXEC_SENDS_AHEAD_MAX,
+                    EXEC_SENDS_AHEAD_MAX + 8); /* some are */
+    assert_int_equal(hostile.failures, 0);
+    end();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -98,6 +120,7 @@ int main(void)
         cmocka_unit_test(test_from_half_of_the_ceiling_on_one_slice_at_a_time),
         cmocka_unit_test(test_beyond_the_ceiling_the_communicator_fails),
         cmocka_unit_test(test_compressed_copies_are_charged),
+        cmocka_unit_test(test_a_large_transfer_waits_for_acknowledgements),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

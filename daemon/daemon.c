@@ -81,7 +81,7 @@ static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
         time_min(mesh_next_deadline_ns(daemon->mesh), comms_next_deadline_ns(daemon->comms));
     deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(daemon->exec));
     deadline_ns = time_min(deadline_ns, p2p_next_deadline_ns(daemon->p2p));
-    deadline_ns = time_min(deadline_ns, workers_next_deadline_ns(daemon->workers));
+    deadline_ns = time_min(deadline_ns, rails_next_deadline_ns(workers_rails(daemon->workers)));
     deadline_ns = time_min(deadline_ns, daemon->certificates_ns);
     if (daemon->draining) {
         deadline_ns = time_min(deadline_ns, time_after(now_ns, DRAIN_POLL_NS));
@@ -99,7 +99,7 @@ static void daemon_tick(void *context, uint64_t now_ns)
     }
     exec_tick(daemon->exec, now_ns);
     p2p_tick(daemon->p2p, now_ns);
-    workers_tick(daemon->workers, now_ns);
+    rails_tick(workers_rails(daemon->workers), now_ns);
     comms_tick(daemon->comms, now_ns);
     if (daemon->draining && (comms_idle(daemon->comms) || now_ns >= daemon->drain_deadline_ns)) {
         daemon->stopping = true;
@@ -258,7 +258,7 @@ static void daemon_reload(void *context, int signal_number, uint64_t now_ns)
     daemon_set_log_level(conf);
     api_set_ipc_handles(daemon->api, ipc_handles(conf));
     daemon_set_user_limits(daemon, conf);
-    nodes_update(daemon->mesh, daemon->workers, conf, now_ns);
+    nodes_update(daemon->mesh, workers_rails(daemon->workers), conf, now_ns);
     daemon_use_certificates(daemon, certificates);
     conf_free(daemon->conf);
     daemon->conf = conf;
@@ -341,7 +341,7 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
                                       .reconnect_max_ns = conf->reconnect_max_ms * TIME_MS};
     enum status status = workers_new(&options, &daemon->workers, error);
     for (size_t i = 0; i < conf->node_count && status == STATUS_OK; i++) {
-        status = nodes_add(daemon->mesh, daemon->workers, &conf->nodes[i], error);
+        status = nodes_add(daemon->mesh, workers_rails(daemon->workers), &conf->nodes[i], error);
     }
     daemon->spins = processors > 1;
     daemon->rail_count = rails;

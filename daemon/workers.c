@@ -334,26 +334,9 @@ void workers_free(struct workers *workers)
 
 /* --- Main's thread --- */
 
-enum status workers_add_node(struct workers *workers, uint32_t node, const char *name, const char *address,
-                             struct error *error)
-{
-    return rails_add_peer(workers->rails, node, name, address, error);
-}
-
 struct rails *workers_rails(const struct workers *workers)
 {
     return workers->rails;
-}
-
-void workers_remove_node(struct workers *workers, uint32_t node, const struct error *cause)
-{
-    rails_remove_peer(workers->rails, node, cause);
-}
-
-enum status workers_move_node(struct workers *workers, uint32_t node, const char *address,
-                              struct error *error)
-{
-    return rails_move_peer(workers->rails, node, address, error);
 }
 
 enum status workers_use_certificates(struct workers *workers, struct quic_tls *tls, struct error *error)
@@ -378,16 +361,6 @@ enum status workers_use_certificates(struct workers *workers, struct quic_tls *t
 bool workers_run(struct workers *workers, uint64_t now_ns)
 {
     return mailbox_run(&workers->mailboxes[0], now_ns);
-}
-
-uint64_t workers_next_deadline_ns(const struct workers *workers)
-{
-    return rails_next_deadline_ns(workers->rails);
-}
-
-void workers_tick(struct workers *workers, uint64_t now_ns)
-{
-    rails_tick(workers->rails, now_ns);
 }
 
 bool workers_sleep(struct workers *workers)

@@ -31,23 +31,16 @@ enum status workers_new(const struct workers_options *options, struct workers **
 /* Ends the threads. After every communicator was freed, before main's exec is. Null is accepted. */
 void workers_free(struct workers *workers);
 
-enum status workers_add_node(struct workers *workers, uint32_t node, const char *name, const char *address,
-                             struct error *error) COMM_MUST_USE;
 /* For as long as the workers are. */
 struct rails *workers_rails(const struct workers *workers);
-/* As rails_remove_peer and rails_move_peer. */
-void workers_remove_node(struct workers *workers, uint32_t node, const struct error *cause);
-enum status workers_move_node(struct workers *workers, uint32_t node, const char *address,
-                              struct error *error) COMM_MUST_USE;
 /* Every rail's network but the home's uses these certificates soon: see net_quic_use. NO_MEMORY: some may
  * not. */
 enum status workers_use_certificates(struct workers *workers, struct quic_tls *tls,
                                      struct error *error) COMM_MUST_USE;
 
-/* What is to be done on main's thread between its waits. Returns whether there was anything. */
+/* What other threads have for main's, between its waits; beside rails_tick. Returns whether there was
+ * anything. */
 bool workers_run(struct workers *workers, uint64_t now_ns);
-uint64_t workers_next_deadline_ns(const struct workers *workers);
-void workers_tick(struct workers *workers, uint64_t now_ns);
 /* Before main waits. False: workers_run first. */
 bool workers_sleep(struct workers *workers);
 

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "daemon/base/array.h"
+#include "daemon/base/hash.h"
 #include "daemon/base/log.h"
 #include "daemon/base/time.h"
 #include "daemon/exec/rails_internal.h"
@@ -86,9 +87,7 @@ static void link_is_down(struct rails *rails, struct rails_link *link, const str
     link->up = false;
     link->dialling = false;
     link->why = *why;
-    link->wait_ns = link->wait_ns < rails->reconnect_min_ns ? rails->reconnect_min_ns : link->wait_ns;
-    link->retry_ns = time_after(now_ns, link->wait_ns);
-    link->wait_ns = time_min(2 * link->wait_ns, rails->reconnect_max_ns);
+    backoff_failed(&link->dial, rails->reconnect_min_ns, rails->reconnect_max_ns, &rails->random, now_ns);
 }
 
 /* The node of the communicator that is that peer; node_count when none is. */
@@ -137,7 +136,7 @@ static void link_is_up(struct rails *rails, uint32_t rail, uint32_t peer)
     }
     link->up = true;
     link->dialling = false;
-    link->wait_ns = 0;
+    link->dial.failures = 0;
     exec_wake(rails->execs[0]);
 }
 
@@ -281,7 +280,7 @@ static void dial(struct rails *rails, uint32_t peer, uint64_t now_ns)
     struct rails_peer *at = rails->peers[peer];
     for (uint32_t rail = 1; rail < rails->network_count && at->dials && !at->is_down; rail++) {
         struct rails_link *link = &at->links[rail];
-        if (link->wanted > 0 && !link->up && !link->dialling && link->retry_ns <= now_ns) {
+        if (link->wanted > 0 && !link->up && !link->dialling && link->dial.next_ns <= now_ns) {
             link->dialling = true;
             order(rails, rail, peer, ORDER_CONNECT, NULL);
         }
@@ -325,7 +324,7 @@ uint64_t rails_next_deadline_ns(const struct rails *rails)
         for (uint32_t rail = 1; rail < rails->network_count && at->dials && !at->is_down; rail++) {
             const struct rails_link *link = &at->links[rail];
             bool waits = link->wanted > 0 && !link->up && !link->dialling;
-            earliest_ns = !waits ? earliest_ns : time_min(earliest_ns, link->retry_ns);
+            earliest_ns = !waits ? earliest_ns : time_min(earliest_ns, link->dial.next_ns);
         }
     }
     return earliest_ns;
@@ -407,8 +406,7 @@ static void forget_attempts(struct rails *rails, uint32_t peer)
     for (uint32_t rail = 1; rail < rails->network_count; rail++) {
         struct rails_link *link = &rails->peers[peer]->links[rail];
         link->dialling = false;
-        link->retry_ns = 0;
-        link->wait_ns = 0;
+        link->dial = (struct backoff){0};
     }
 }
 
@@ -467,6 +465,7 @@ enum status rails_new(const struct rails_options *options, struct rails **out, s
     (void)snprintf(rails->node_name, sizeof rails->node_name, "%s", options->node_name);
     rails->reconnect_min_ns = options->reconnect_min_ns;
     rails->reconnect_max_ns = options->reconnect_max_ns;
+    random_seed(&rails->random, hash_bytes(0, options->node_name, strlen(options->node_name)));
     for (uint32_t rail = 0; rail < rails->count; rail++) {
         rails->execs[rail] = options->execs[rail];
         rails->endpoints[rail] =

@@ -1,6 +1,7 @@
 #ifndef DAEMON_EXEC_RAILS_INTERNAL_H
 #define DAEMON_EXEC_RAILS_INTERNAL_H
 
+#include "daemon/base/backoff.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/rails.h"
 
@@ -12,9 +13,8 @@ struct rails_link {
     uint32_t wanted;                                           /* by so many communicators */
     bool up;
     bool dialling;
-    uint64_t retry_ns; /* when to dial again */
-    uint64_t wait_ns;  /* before the next one after that */
-    struct error why;  /* the last failure */
+    struct backoff dial;
+    struct error why; /* the last failure */
 };
 
 /* Where it is as long as the rails are. */
@@ -33,6 +33,7 @@ struct rails {
     struct mailbox *mailboxes;
     char node_name[NODE_NAME_MAX_BYTES + 1];
     uint64_t reconnect_min_ns, reconnect_max_ns;
+    struct random random;
     struct rails_peer **peers; /* by the net's index */
     uint32_t peer_count;
     uint32_t peer_capacity;

@@ -128,8 +128,7 @@ static enum status node_add_again(struct mesh *mesh, struct mesh_peer *peer, con
     if (peer->state == MESH_NODE_REMOVED) { /* else its old connection is ending */
         peer->state = MESH_NODE_DOWN;
     }
-    peer->failures = 0;
-    peer->dial_ns = 0;
+    peer->dial = (struct backoff){0};
     mesh_peer_arm(peer);
     return STATUS_OK;
 }

@@ -1,6 +1,7 @@
 #ifndef DAEMON_MESH_MESH_INTERNAL_H
 #define DAEMON_MESH_MESH_INTERNAL_H
 
+#include "daemon/base/backoff.h"
 #include "daemon/base/random.h"
 #include "daemon/base/table.h"
 #include "daemon/base/time.h"
@@ -45,11 +46,10 @@ struct mesh_peer {
     char *address;
     enum mesh_node_state state;
     uint64_t since_ns;
-    bool closing; /* given up by us: peer_down is to come */
-    bool dials;   /* our name is the lower one */
-    bool removed; /* the state follows once the connection is over */
-    uint64_t dial_ns;
-    uint32_t failures; /* since it was last up */
+    bool closing;        /* given up by us: peer_down is to come */
+    bool dials;          /* our name is the lower one */
+    bool removed;        /* the state follows once the connection is over */
+    struct backoff dial; /* failures since it was last up */
     uint64_t held_off_until_ns;
     uint64_t hold_off_ns; /* the length of the last one; 0: there was none */
     uint64_t greeting_deadline_ns;

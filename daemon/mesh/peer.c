@@ -7,8 +7,6 @@
 
 #include "daemon/base/log.h"
 
-#define DIAL_DOUBLINGS_MAX 20
-
 struct mesh_peer *mesh_peer_at(const struct mesh *mesh, uint32_t node)
 {
     assert(node < mesh->peer_count);
@@ -28,7 +26,7 @@ static uint64_t peer_deadline_ns(const struct mesh_peer *peer)
     }
     switch (peer->state) {
     case MESH_NODE_DOWN:
-        return peer->dials ? peer->dial_ns : TIME_NEVER;
+        return peer->dials ? peer->dial.next_ns : TIME_NEVER;
     case MESH_NODE_CONNECTING:
         return TIME_NEVER; /* the network says how it ends */
     case MESH_NODE_GREETING:
@@ -51,18 +49,11 @@ void mesh_peer_arm(struct mesh_peer *peer)
     }
 }
 
-/* Exponential back-off; each wait is between half of it and the whole, so that nodes that lost each other at
- * once do not meet again at once. */
 static void peer_back_off(struct mesh_peer *peer, uint64_t now_ns)
 {
     const struct mesh_options *options = &peer->mesh->options;
-    uint32_t doublings = peer->failures < DIAL_DOUBLINGS_MAX ? peer->failures : DIAL_DOUBLINGS_MAX;
-    uint64_t wait_ns = options->reconnect_max_ns;
-    if (options->reconnect_min_ns <= options->reconnect_max_ns >> doublings) {
-        wait_ns = options->reconnect_min_ns << doublings;
-    }
-    peer->failures++;
-    peer->dial_ns = time_after(now_ns, wait_ns - random_below(&peer->mesh->random, wait_ns / 2 + 1));
+    backoff_failed(&peer->dial, options->reconnect_min_ns, options->reconnect_max_ns, &peer->mesh->random,
+                   now_ns);
 }
 
 /* It broke the protocol: neither side's attempts count until then. */
@@ -86,7 +77,7 @@ void mesh_peer_end_hold_off(struct mesh_peer *peer, uint64_t now_ns)
     peer->held_off_until_ns = 0;
     peer->hold_off_ns = 0;
     if (held && peer->state == MESH_NODE_DOWN) {
-        peer->dial_ns = now_ns;
+        peer->dial.next_ns = now_ns;
         mesh_peer_arm(peer);
     }
 }
@@ -160,7 +151,7 @@ void mesh_peer_greeted(struct mesh_peer *peer, uint64_t now_ns)
 {
     const struct mesh_handler *handler = &peer->mesh->handler;
     peer_set_state(peer, MESH_NODE_UP, now_ns);
-    peer->failures = 0;
+    peer->dial.failures = 0;
     mesh_heartbeat_start(peer, now_ns);
     mesh_peer_arm(peer);
     log_info("node %s is up: commd %s, instance %016llx", peer->name, peer->version_text,
@@ -213,7 +204,9 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
     if (cause->status == STATUS_PROTOCOL) {
         peer_hold_off(peer, now_ns);
     }
-    peer->dial_ns = peer->dial_ns > peer->held_off_until_ns ? peer->dial_ns : peer->held_off_until_ns;
+    if (peer->dial.next_ns < peer->held_off_until_ns) {
+        peer->dial.next_ns = peer->held_off_until_ns;
+    }
     mesh_peer_arm(peer);
     if (!was_held_off) { /* else what it did stays its last error */
         peer_note_down(peer, was_up, ours, cause);
@@ -277,8 +270,7 @@ enum status mesh_move_node(struct mesh *mesh, uint32_t node, const char *address
     log_info("node %s moves from %s to %s", peer->name, peer->address, address);
     free(peer->address);
     peer->address = copy;
-    peer->failures = 0;
-    peer->dial_ns = now_ns;
+    peer->dial = (struct backoff){.next_ns = now_ns};
     if (peer->state == MESH_NODE_CONNECTING) { /* that attempt was called off */
         peer_set_state(peer, MESH_NODE_DOWN, now_ns);
     }

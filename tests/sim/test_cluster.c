@@ -5,6 +5,7 @@
 
 #include <cmocka.h>
 
+#include "daemon/coll/stage.h"
 #include "tests/lib/own_process.h"
 #include "tests/sim/cluster.h"
 #include "tests/sim/conditions.h"
@@ -281,6 +282,42 @@ static void test_deadlines_that_pass_under_way(void **state)
     assert_true(late > 20 && well > 20);
 }
 
+/*
+ * An all_to_all of many ranks on a node has more blocks than a table is worth: small ones are packed, and
+ * what takes long goes in turns. A node of few ranks does neither, and they understand each other.
+ */
+static void test_many_blocks(void **state)
+{
+    (void)state;
+    static const struct sim_call calls[] = {
+        {.kind = OP_KIND_ALL_TO_ALL, .dtype = DTYPE_U8, .count = 1},
+        {.kind = OP_KIND_ALL_TO_ALL, .dtype = DTYPE_I64, .count = 3},
+        {.kind = OP_KIND_ALL_TO_ALL, .dtype = DTYPE_I64, .count = 40}, /* too large to be packed */
+        {.kind = OP_KIND_ALL_TO_ALL, .dtype = DTYPE_I16, .count = 5, .has_layouts = true, .layout_seed = 1},
+        {.kind = OP_KIND_ALL_TO_ALL, .dtype = DTYPE_I64, .count = 90, .has_layouts = true, .layout_seed = 2},
+    };
+    enum { ON_TWO = 70, ON_THIRD = 5, RANKS = 2 * ON_TWO + ON_THIRD };
+    assert_true(ON_TWO * ON_TWO > COLL_STAGE_MANY_BLOCKS && ON_THIRD * RANKS < COLL_STAGE_MANY_BLOCKS);
+    for (uint32_t turn = 0; turn < 4; turn++) {
+        struct cluster *cluster = cluster_new(&(struct cluster_options){.seed = cluster_seed(650 + turn),
+                                                                        .node_count = 3,
+                                                                        .slice_bytes = turn < 2 ? 0 : 4096,
+                                                                        .datagrams = turn == 1});
+        uint32_t node_of_rank[RANKS];
+        for (uint32_t rank = 0; rank < RANKS; rank++) {
+            bool third = rank >= 2 * ON_TWO;
+            node_of_rank[rank] = third ? 2 : turn % 2 == 0 ? rank / ON_TWO : rank % 2;
+        }
+        struct sim_comm *comm = sim_comm_new(cluster, "crowd", RANKS, node_of_rank);
+        sim_comm_form(comm, NULL, 10 * TIME_S);
+        for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+            sim_comm_run(comm, &calls[i]);
+        }
+        sim_comm_free(comm);
+        cluster_free(cluster);
+    }
+}
+
 static void test_a_contradiction_names_both_calls(void **state)
 {
     (void)state;
@@ -466,6 +503,7 @@ int main(void)
         cmocka_unit_test(test_200_nodes),
         cmocka_unit_test(test_a_deadline_that_passes),
         cmocka_unit_test(test_deadlines_that_pass_under_way),
+        cmocka_unit_test(test_many_blocks),
         cmocka_unit_test(test_a_contradiction_names_both_calls),
         cmocka_unit_test(test_what_has_no_use_is_not_compared),
         cmocka_unit_test(test_many_communicators_at_once),

@@ -94,7 +94,7 @@ bool exec_run(struct exec *exec, uint64_t now_ns)
 void exec_set_cut(struct exec_comm *comm, uint32_t node, uint64_t now_ns)
 {
     if (comm->cut_ns == 0 && !comm->failed) {
-        comm->cut_ns = time_after(now_ns, EXEC_CUT_NS);
+        comm->cut_ns = time_after(now_ns, STREAM_CUT_NS);
         comm->cut_node = node;
         DL_APPEND2(comm->exec->cut, comm, cut_prev, cut_next);
     }

@@ -38,9 +38,6 @@
 #define EXEC_TABLES_KEPT_BYTES 2048u
 #define EXEC_SPARES_MAX 32 /* blocks of memory of slices that are kept for the next operation */
 #define EXEC_SPARES_MAX_BYTES ((size_t)16 << 20)
-/* How long a node that resets a stream within a message has to say why: its Abort comes on another stream.
- */
-#define EXEC_CUT_NS 1000000000ull
 /* Of this node's buffers: the host's, and those of GPUs that reach each other's memory. */
 #define EXEC_CLIQUE_HOST 0
 #define EXEC_CLIQUES_MAX (1 + GPU_DEVICES_MAX)
@@ -248,7 +245,7 @@ void exec_comm_rest(struct exec_comm *comm);
 void exec_wake(struct exec *exec);
 /*
  * A message will never be whole: its stream was reset. A node that gives a communicator up says why in its
- * Abort, on another stream: it has EXEC_CUT_NS to come, so that all ranks get that cause. Then it fails.
+ * Abort, on another stream: it has STREAM_CUT_NS to come, so that all ranks get that cause. Then it fails.
  */
 void exec_set_cut(struct exec_comm *comm, uint32_t node, uint64_t now_ns);
 /* The communicator ends: nobody waits for the reason any more. */

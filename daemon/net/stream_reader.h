@@ -25,6 +25,11 @@ struct stream_reader;
  * reset; its sender's communicator gets no further there, and ends at its deadline. */
 #define STREAM_PARKED_NS (60ull * 1000000000ull) /* then they are reset */
 
+/* How long a node that reset a stream within a message has to say why, on another stream. A node that died
+ * before it could is found meanwhile (heartbeat_timeout_ms where commd.conf says none), as is a link that
+ * stood still for 2 s. */
+#define STREAM_CUT_NS (5ull * 1000000000ull)
+
 enum stream_ready { STREAM_READY, STREAM_WAIT };
 
 /* The streams of one communicator; it lies in the owner's communicator. All but `readers` is the owner's. */

@@ -132,7 +132,7 @@ static void message_cut(struct stream_reader *reader, uint64_t now_ns)
 {
     struct p2p_arrival *arrival = message_of(reader)->taken;
     if (arrival != NULL && arrival->cut_ns == 0) {
-        arrival->cut_ns = time_after(now_ns, P2P_CUT_NS);
+        arrival->cut_ns = time_after(now_ns, STREAM_CUT_NS);
         DL_APPEND(comm_of(reader)->p2p->cut, arrival);
     }
 }

@@ -20,10 +20,7 @@
                                 */
 #define P2P_IN_FLIGHT_MAX 2048 /* sends of one stream that are not acknowledged, of NET_STREAM_QUEUE_MAX */
 #define P2P_IN_FLIGHT_MAX_BYTES (UINT64_C(4) << 20) /* and of the eager payloads among them */
-/* How long a node that resets the stream of a payload has to say why: it does so on its stream of envelopes.
- */
-#define P2P_CUT_NS TIME_S
-#define P2P_RETRY_NS (5 * TIME_MS) /* when the network has no memory, or no further stream */
+#define P2P_RETRY_NS (5 * TIME_MS)                  /* when the network has no memory, or no further stream */
 
 enum message_state {
     MESSAGE_HELD,     /* a send: waits for its stream, for its pair's before it, or to be copied from a GPU */

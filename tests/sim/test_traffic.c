@@ -335,9 +335,10 @@ static void check_status(const struct world *world, const struct error *result, 
                          const char *what, uint64_t number, uint32_t rank)
 {
     enum status status = result->status;
-    may_time_out |= world->fields[CASE_SHORT_PERCENT] != 0 && somebody_is_gone(world) &&
-                    world->comm->ranks[rank].aborted &&
-                    world->comm->ranks[rank].abort_cause.status == STATUS_TIMED_OUT;
+    const struct sim_rank *who = &world->comm->ranks[rank];
+    bool by_other = strstr(result->text, "ended first") != NULL; /* the other half of a message */
+    bool by_cause = who->aborted && who->abort_cause.status == STATUS_TIMED_OUT && somebody_is_gone(world);
+    may_time_out |= world->fields[CASE_SHORT_PERCENT] != 0 && (by_other || by_cause);
     bool lost = status == STATUS_RANK_LOST || status == STATUS_NODE_LOST || status == STATUS_ABORTED;
     if (status != STATUS_OK && !(may_time_out && status == STATUS_TIMED_OUT) &&
         !(lost && somebody_is_gone(world))) {

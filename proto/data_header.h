@@ -22,6 +22,8 @@
 #define DATA_HEADER_MAGIC 0x44444d43u /* the bytes "CMDD" */
 #define DATA_HEADER_VERSION 2         /* changes with the layout above */
 #define DATA_PAYLOAD_MAX_BYTES (1ull << 30)
+/* What is not compressed goes in messages of so many bytes, as whole elements, and one of the rest. */
+#define DATA_MESSAGE_BYTES (1ull << 20)
 
 struct data_header {
     uint64_t comm_id;

@@ -6,8 +6,8 @@
 /* The newest version, and the oldest that this software still speaks: proto/version_range.h. */
 #define CLIENT_PROTOCOL_VERSION 2
 #define CLIENT_PROTOCOL_OLDEST 2
-#define MESH_PROTOCOL_VERSION 4
-#define MESH_PROTOCOL_OLDEST 4
+#define MESH_PROTOCOL_VERSION 5
+#define MESH_PROTOCOL_OLDEST 5
 
 #define CLIENT_SOCKET_DEFAULT "/run/commd/commd.sock"
 #define CLIENT_SOCKET_ENVIRONMENT "COMMD_SOCKET"

@@ -22,9 +22,6 @@
 
 #define EXEC_AGREEMENT_LANE EXEC_LANES_MAX /* its index: the barrier beside the data */
 #define EXEC_AGREEMENT_SLICE UINT32_MAX    /* its messages' slice */
-/* A larger transfer goes in several messages, of which each is copied, if at all, within one turn. All nodes
- * have the same. */
-#define EXEC_MESSAGE_MAX_BYTES (UINT64_C(1) << 20)
 /* Sends of a lane that are not acknowledged, before the next message of a transfer. */
 #define EXEC_SENDS_AHEAD_MAX 64
 #define EXEC_SEND_PIECES_MAX 16 /* a message of more pieces is gathered first */
@@ -427,10 +424,10 @@ enum status lane_stream(struct exec_lane *lane, uint32_t node, struct net_stream
                         struct error *error) COMM_MUST_USE;
 /* The next message of the round's first send that is not done. What it costs is taken off the turn. */
 enum status lane_send(struct exec_lane *lane, struct error *error) COMM_MUST_USE;
-/* Of one message: a larger transfer goes in several. */
+/* Of one message: a larger transfer goes in several, of which each is copied, if at all, within one turn. */
 static inline uint64_t lane_message_max_elements(const struct exec_lane *lane)
 {
-    return EXEC_MESSAGE_MAX_BYTES / lane_op(lane)->element_bytes;
+    return DATA_MESSAGE_BYTES / lane_op(lane)->element_bytes;
 }
 /* Memory to send from, its user's; gone once sent, or when sending fails. LIMIT, NO_MEMORY. */
 struct lane_copy;

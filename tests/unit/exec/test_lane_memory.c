@@ -99,7 +99,7 @@ static void test_a_large_transfer_waits_for_acknowledgements(void **state)
     (void)state;
     enum { MESSAGES = EXEC_SENDS_AHEAD_MAX + 16 };
     struct hostile_call call = reduce_call;
-    call.count_elements = MESSAGES * EXEC_MESSAGE_MAX_BYTES;
+    call.count_elements = MESSAGES * DATA_MESSAGE_BYTES;
     charged_begin(BUDGET_LANES, UINT64_C(1) << 30, call.count_elements, &call);
     const struct exec_lane *lane = &hostile.comm->lanes[0];
     for (int turn = 0; turn < 100000 && lane->unacknowledged < EXEC_SENDS_AHEAD_MAX; turn++) {
@@ -107,7 +107,7 @@ static void test_a_large_transfer_waits_for_acknowledgements(void **state)
     }
     hostile_turns(&hostile, 2 * MESSAGES);
     assert_int_equal(lane->unacknowledged, EXEC_SENDS_AHEAD_MAX);
-    assert_in_range(lane->sent_elements / EXEC_MESSAGE_MAX_BYTES, EXEC_SENDS_AHEAD_MAX,
+    assert_in_range(lane->sent_elements / DATA_MESSAGE_BYTES, EXEC_SENDS_AHEAD_MAX,
                     EXEC_SENDS_AHEAD_MAX + 8); /* some are */
     assert_int_equal(hostile.failures, 0);
     end();

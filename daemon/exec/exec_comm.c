@@ -395,7 +395,7 @@ static bool comm_start_op(struct exec_comm *comm, uint64_t now_ns, bool *more)
     return false;
 }
 
-static bool comm_step_op(struct exec_comm *comm, uint64_t now_ns)
+bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
     if (op == NULL) {
@@ -467,11 +467,6 @@ struct exec_comm *exec_comm_next(struct exec *exec)
     exec->unstepped -= comm->round != exec->round ? 1 : 0;
     comm->round = exec->round;
     return comm;
-}
-
-bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
-{
-    return comm_step_op(comm, now_ns); /* may free the communicator, if that was the last */
 }
 
 /* --- The end --- */

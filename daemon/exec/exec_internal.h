@@ -233,6 +233,7 @@ enum status comm_new_part(struct exec *exec, struct exec_map *map, const struct 
 enum status comm_queue_op(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,
                           struct error *error) COMM_MUST_USE;
 void exec_comm_fail(struct exec_comm *comm, const struct error *cause, uint64_t now_ns);
+/* May free the communicator, if its operation was the last. Returns whether more can be done at once. */
 bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns);
 /* It has an operation now. */
 void exec_comm_set_busy(struct exec_comm *comm);

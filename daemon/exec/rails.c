@@ -40,6 +40,7 @@ struct link_mail {
 
 static void on_order(void *context, uint64_t now_ns);
 static void on_news(void *context, uint64_t now_ns);
+static void dial(struct rails *rails, uint32_t peer, uint64_t now_ns);
 
 /* From the home's thread to the rail's; news from there to the home's. False without memory. */
 static bool link_send(struct rails_endpoint *endpoint, uint32_t peer, enum link_word word,
@@ -164,6 +165,7 @@ static void on_news(void *context, uint64_t now_ns)
                         mail->cause.text);
         }
         link_is_down(rails, &peer->links[rail], &mail->cause, now_ns);
+        dial(rails, mail->peer, now_ns);
         if (is_lost) {
             link_is_lost(rails, mail, now_ns);
         }
@@ -280,9 +282,14 @@ static void dial(struct rails *rails, uint32_t peer, uint64_t now_ns)
     struct rails_peer *at = rails->peers[peer];
     for (uint32_t rail = 1; rail < rails->network_count && at->dials && !at->is_down; rail++) {
         struct rails_link *link = &at->links[rail];
-        if (link->wanted > 0 && !link->up && !link->dialling && link->dial.next_ns <= now_ns) {
-            link->dialling = true;
+        if (link->wanted == 0 || link->up || link->dialling) {
+            continue;
+        }
+        link->dialling = link->dial.next_ns <= now_ns;
+        if (link->dialling) {
             order(rails, rail, peer, ORDER_CONNECT, NULL);
+        } else {
+            rails->dial_ns = time_min(rails->dial_ns, link->dial.next_ns);
         }
     }
 }
@@ -318,21 +325,16 @@ uint32_t rails_missing_link(const struct rails *rails, uint32_t peer, uint32_t r
 
 uint64_t rails_next_deadline_ns(const struct rails *rails)
 {
-    uint64_t earliest_ns = TIME_NEVER;
-    for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
-        const struct rails_peer *at = rails->peers[peer];
-        for (uint32_t rail = 1; rail < rails->network_count && at->dials && !at->is_down; rail++) {
-            const struct rails_link *link = &at->links[rail];
-            bool waits = link->wanted > 0 && !link->up && !link->dialling;
-            earliest_ns = !waits ? earliest_ns : time_min(earliest_ns, link->dial.next_ns);
-        }
-    }
-    return earliest_ns;
+    return rails->dial_ns;
 }
 
 void rails_tick(struct rails *rails, uint64_t now_ns)
 {
     rails->now_ns = now_ns;
+    if (now_ns < rails->dial_ns) {
+        return;
+    }
+    rails->dial_ns = TIME_NEVER;
     for (uint32_t peer = 0; peer < rails->peer_count; peer++) {
         dial(rails, peer, now_ns);
     }
@@ -397,6 +399,7 @@ enum status rails_add_peer(struct rails *rails, uint32_t peer, const char *name,
     }
     rails->peer_count = rails->peer_count > peer ? rails->peer_count : peer + 1;
     at->dials = strcmp(rails->node_name, name) < 0;
+    rails->dial_ns = 0; /* it may have been wanted before it was removed */
     return peer_address(rails, peer, address, ORDER_ADD, error);
 }
 
@@ -408,6 +411,7 @@ static void forget_attempts(struct rails *rails, uint32_t peer)
         link->dialling = false;
         link->dial = (struct backoff){0};
     }
+    rails->dial_ns = 0;
 }
 
 void rails_remove_peer(struct rails *rails, uint32_t peer, const struct error *cause)
@@ -479,6 +483,7 @@ enum status rails_new(const struct rails_options *options, struct rails **out, s
             net_set_peer_handler(rails->nets[rail], &handler);
         }
     }
+    rails->dial_ns = TIME_NEVER;
     rails->execs[0]->rails = rails;
     *out = rails;
     return STATUS_OK;

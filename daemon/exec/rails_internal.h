@@ -37,7 +37,8 @@ struct rails {
     struct rails_peer **peers; /* by the net's index */
     uint32_t peer_count;
     uint32_t peer_capacity;
-    uint64_t now_ns; /* of the last tick */
+    uint64_t now_ns;  /* of the last tick */
+    uint64_t dial_ns; /* no link is to be dialled before; TIME_NEVER: none is */
     struct rails_endpoint {
         struct rails *rails;
         uint32_t rail;
@@ -103,10 +104,9 @@ struct exec_shared {
     struct rails *rails;
     struct exec_map *map;
     struct exec_comm *home; /* null once it left */
-    atomic_uint
-        references;      /* the home's, those of rails that have not left, and those of mails to the home */
-    uint32_t rail_count; /* that slices are spread over, the home among them */
-    bool aborted;        /* for that cause: */
+    atomic_uint references; /* the home's, those of rails that have not left, of mails to the home */
+    uint32_t rail_count;    /* that slices are spread over, the home among them */
+    bool aborted;           /* for that cause: */
     struct error abort_cause;
     struct shared_rail of_rail[EXEC_RAILS_MAX];
 };

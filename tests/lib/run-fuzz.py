@@ -12,7 +12,7 @@ the target's output is in BUILD/logs, and the exit code is 1.
 
 `merge` adds the fewest inputs of BUILD/corpus/TARGET that cover what tests/fuzz/corpus/TARGET does not. Files that
 people named stay; files of an earlier merge are chosen anew. At most MERGED_FILES_MAX of at most MERGED_FILE_BYTES_MAX
-bytes, and MERGED_BYTES_MAX in all: the smallest are taken, and what is left out is counted.
+bytes, and MERGED_BYTES_MAX in all: those that cover most are taken, and what is left out is counted.
 """
 import concurrent.futures
 import os
@@ -151,7 +151,7 @@ def merge_target(build, target):
     chosen = build / "merged" / target
     shutil.rmtree(chosen, ignore_errors=True)
     shutil.copytree(committed, chosen)
-    result = subprocess.run([str(build / f"fuzz_{target}"), "-merge=1", f"-timeout={INPUT_TIMEOUT_S}",
+    result = subprocess.run([str(build / f"fuzz_{target}"), "-set_cover_merge=1", f"-timeout={INPUT_TIMEOUT_S}",
                              f"-rss_limit_mb={MEMORY_LIMIT_MIB}", f"-max_len={MERGED_FILE_BYTES_MAX}", str(chosen), str(grown)],
                             cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
                             env=dict(ENVIRONMENT, **os.environ), check=False)
@@ -161,7 +161,8 @@ def merge_target(build, target):
         return False
     found = [path for path in chosen.iterdir() if MERGED_NAME.fullmatch(path.name)]
     kept = left_out = kept_bytes = 0
-    for path in sorted(found, key=lambda path: (path.stat().st_size, path.name)):
+    # A cover of sets is chosen greedily, and written in that order: what adds most comes first.
+    for path in sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name)):
         size = path.stat().st_size
         if kept >= MERGED_FILES_MAX or size > MERGED_FILE_BYTES_MAX or kept_bytes + size > MERGED_BYTES_MAX:
             left_out += 1

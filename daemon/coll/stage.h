@@ -42,10 +42,10 @@
 
 /* Pairs of an all_to_all within a node that one local slice goes through: elements of each, at least. */
 #define COLL_STAGE_PAIR_BYTES 64
-/* An all_to_all of more blocks than this takes other ways: beyond so many pairs on the node, with layouts, a
- * local slice is what one rank sends; and unstaged, blocks between this node's ranks and all others, of so
- * many bytes in the mean at most, are packed into the slice's memory: a table of where each lies would cost
- * more. */
+/* An all_to_all of more blocks than this goes other ways. With layouts, and so many pairs on the node, a
+ * local slice is what one rank sends. Unstaged, with so many blocks between this node's ranks and all others,
+ * small blocks are packed into the slice's memory: a table of where each lies would cost more. Small blocks
+ * have COLL_STAGE_PACKED_BLOCK_BYTES at most, in the mean. */
 #define COLL_STAGE_MANY_BLOCKS 4096u
 #define COLL_STAGE_PACKED_BLOCK_BYTES 256u
 #define COLL_STAGE_EACH_BYTES 65536u /* of all that one COPY_EACH copies; a larger block goes by itself */
@@ -188,9 +188,9 @@ uint64_t coll_stage_local_slice_elements(const struct coll_stage_op *op, uint64_
 uint64_t coll_stage_local_slices(const struct coll_stage_op *op);
 
 /*
- * Counts what of the slice's vectors goes to each node, and comes from it, into offsets, which has
- * 2 × (node_count + 1) entries; from the cursor on. Returns whether that is over: else it is called again
- * later, as coll_stage_plan. What follows below is for a slice that is measured; but for all_to_all, any is.
+ * Counts how much of the slice goes to each node, and how much comes from it, into offsets, which has
+ * 2 × (node_count + 1) entries. It begins at the cursor, and returns whether it is over: if not, it is called
+ * again later, as coll_stage_plan is. The functions below need a slice that is measured.
  */
 bool coll_stage_measure(struct coll_stage_op *op, uint64_t slice, struct coll_stage_cursor *cursor,
                         uint64_t *offsets) __attribute__((warn_unused_result));

@@ -25,8 +25,8 @@ static void lane_expect(const struct exec_lane *lane)
     }
 }
 
-/* Within a large transfer: the rest is for when the network has less of it. A transfer of an algorithm that
- * copies what it sends is one of a slice, and other nodes wait for all of it. */
+/* Whether the rest of a large transfer waits until the network has less of it. Not where the algorithm copies
+ * what it sends: nothing of its round is received before all of it is sent. */
 static bool lane_is_far_ahead(const struct exec_lane *lane)
 {
     return lane->sent_elements > 0 && lane->unacknowledged >= EXEC_SENDS_AHEAD_MAX &&
@@ -184,7 +184,7 @@ static void lane_finish(struct exec_lane *lane)
     }
 }
 
-/* The rest of what goes through many blocks is for another turn. */
+/* After a look at many blocks: what it cost is taken off the turn, and the rest is for another one. */
 static bool lane_looked(struct exec_lane *lane, bool over)
 {
     uint64_t cost = over ? EXEC_PLACE_BYTES : EXEC_TURN_BYTES / 2;

@@ -229,11 +229,10 @@ void stage_put(struct stage_plan *plan)
         return;
     }
     assert(piece->source_count <= COLL_STAGE_PLACES_MAX && piece->target_count <= COLL_STAGE_PLACES_MAX);
-    if (plan->slice.op->mode != COLL_STAGE_STAGED) {
-        hand_over(plan);
-    } else if (piece->sources[0].buffer == COLL_STAGE_INPUT) {
+    bool staged = plan->slice.op->mode == COLL_STAGE_STAGED;
+    if (staged && piece->sources[0].buffer == COLL_STAGE_INPUT) {
         put_by_sources(plan);
-    } else if (piece->targets[0].buffer == COLL_STAGE_OUTPUT) {
+    } else if (staged && piece->targets[0].buffer == COLL_STAGE_OUTPUT) {
         put_by_targets(plan);
     } else {
         hand_over(plan);

@@ -126,7 +126,8 @@ struct coll_stage_piece {
     struct coll_stage_place targets[COLL_STAGE_PLACES_MAX];
 };
 
-/* Takes one piece, which is the plan's again when it returns. False: no more for now. */
+/* Takes one piece, which is the plan's again when it returns. False: no more for now, but what was begun: the
+ * other domains' parts of a piece, or the last block of many. */
 typedef bool coll_stage_emit(void *context, const struct coll_stage_piece *piece);
 
 /* How far a step has come; zero before its first piece. */

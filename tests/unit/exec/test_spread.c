@@ -94,14 +94,20 @@ static struct exec_comm *comm_new(uint32_t size, struct budget_account *account)
     return comm;
 }
 
+/* For communicators of one user. */
+static void start_charged(struct budget **budget, struct budget_account **account)
+{
+    start();
+    assert_int_equal(budget_new(NULL, budget, NULL), STATUS_OK);
+    assert_int_equal(budget_open(*budget, 1000, NULL, account, NULL), STATUS_OK);
+}
+
 static void test_the_account_outlives_what_is_on_its_way_to_a_rail(void **state)
 {
     (void)state;
     struct budget *budget;
     struct budget_account *account;
-    start();
-    assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
-    assert_int_equal(budget_open(budget, 1000, NULL, &account, NULL), STATUS_OK);
+    start_charged(&budget, &account);
     struct exec_comm *comm = comm_new(2, account);
     exec_comm_free(comm);
     budget_close(account); /* its last session is gone */
@@ -125,9 +131,7 @@ static void test_the_map_of_ranks_is_charged_once(void **state)
     (void)state;
     struct budget *budget;
     struct budget_account *account;
-    start();
-    assert_int_equal(budget_new(NULL, &budget, NULL), STATUS_OK);
-    assert_int_equal(budget_open(budget, 1000, NULL, &account, NULL), STATUS_OK);
+    start_charged(&budget, &account);
     struct exec_comm *comm = comm_new(2, account);
     uint64_t small_bytes = charged(account);
     exec_comm_free(comm);

@@ -240,7 +240,8 @@ COMM_API COMM_CHECK comm_result_t comm_mem_alloc(comm_client_t *client, size_t s
  * Frees it; waits for operations that still use it, and on a GPU, as cudaFree does, for its streams. Null is
  * accepted. Memory not from comm_mem_alloc: COMM_NOT_FOUND. COMM_UNSUPPORTED while a stream of the GPU is
  * being captured, which cannot be waited for: CUDA ends the capture, and the memory is there as before. What
- * is on a GPU is freed when commd has closed it, or after 5 seconds, or when commd has ended.
+ * is on a GPU is freed when commd has closed it, or after 5 seconds, or when commd has ended. Of the host's,
+ * commd keeps up to 256 KiB mapped until the client's next call.
  */
 COMM_API comm_result_t comm_mem_free(comm_client_t *client, void *memory);
 

@@ -348,16 +348,19 @@ static comm_result_t send_in_ring(struct comm_client *client, const void *packet
     return client->lost;
 }
 
+/* Returns its size. Every text in a request is checked to be short enough before. */
+static size_t pack(const Commd__Client__Request *request, uint8_t packet[REQUEST_MAX_BYTES])
+{
+    size_t size = commd__client__request__get_packed_size(request);
+    return size <= REQUEST_MAX_BYTES ? commd__client__request__pack(request, packet) : 0;
+}
+
 comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
                           uint64_t deadline_ns)
 {
-    uint8_t packet[REQUEST_MAX_BYTES]; /* every text in a request is checked to be shorter before */
-    size_t size = commd__client__request__get_packed_size(request);
-    if (size > sizeof packet) {
-        return COMM_INTERNAL;
-    }
-    commd__client__request__pack(request, packet);
-    return client_send_packet(client, packet, size, fd, deadline_ns);
+    uint8_t packet[REQUEST_MAX_BYTES];
+    size_t size = pack(request, packet);
+    return size > 0 ? client_send_packet(client, packet, size, fd, deadline_ns) : COMM_INTERNAL;
 }
 
 comm_result_t client_send_packet(struct comm_client *client, const void *packet, size_t size_bytes, int fd,
@@ -468,4 +471,15 @@ void client_tell(struct comm_client *client, Commd__Client__Request *request)
 {
     request->id = ++client->last_request_id;
     (void)client_send(client, request, -1, clock_after_ms(FINISH_TIMEOUT_MS));
+}
+
+void client_tell_quietly(struct comm_client *client, Commd__Client__Request *request)
+{
+    uint8_t packet[REQUEST_MAX_BYTES];
+    request->id = ++client->last_request_id;
+    size_t size = pack(request, packet);
+    if (client->rings == NULL || size == 0 ||
+        rings_send_quietly(client->rings, packet, size) != RING_OK) {
+        client_tell(client, request);
+    }
 }

@@ -253,6 +253,7 @@ struct comm_client {
     int hello_fds[CLIENT_HELLO_FDS]; /* that came with Hello's reply, until taken */
     size_t hello_fd_count;
     size_t memory_count;
+    uint64_t withdrawn_quietly_bytes; /* since commd was last woken for such */
     size_t memory_capacity;
     struct client_trace *trace; /* null: none is written */
     struct staging_pool staging;
@@ -345,6 +346,8 @@ comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *req
                          bool *unanswered);
 /* Tells without waiting for the answer; whatever comes of it is not reported. May let go of the lock. */
 void client_tell(struct comm_client *client, Commd__Client__Request *request);
+/* The same where it is early enough that commd hears it with what is sent next. */
+void client_tell_quietly(struct comm_client *client, Commd__Client__Request *request);
 
 /* --- heart.c --- */
 
@@ -403,6 +406,8 @@ void rings_close(struct client_rings *rings);
 bool rings_wait(struct client_rings *rings, int socket_fd, short events, uint64_t deadline_ns);
 /* FULL: commd rings when there is room again. */
 enum ring_result rings_send(struct client_rings *rings, const void *packet, size_t size_bytes);
+/* The same without a bell: a commd that sleeps takes it with what follows. */
+enum ring_result rings_send_quietly(struct client_rings *rings, const void *packet, size_t size_bytes);
 /* After packets were taken. */
 void rings_taken(struct client_rings *rings);
 

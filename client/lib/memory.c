@@ -96,8 +96,10 @@ void memory_remove(struct comm_client *client, const struct client_memory *memor
 
 #define BUSY_POLL_MIN_NS 200000u
 #define BUSY_POLL_MAX_NS 20000000u
+#define WITHDRAWN_QUIETLY_MAX_BYTES ((uint64_t)256 << 10) /* freed, and commd may still have it mapped */
 
-void memory_withdraw(struct comm_client *client, uint32_t id)
+static void withdraw(struct comm_client *client, uint32_t id,
+                     void (*tell)(struct comm_client *client, Commd__Client__Request *request))
 {
     Commd__Client__MemDeregister body = COMMD__CLIENT__MEM_DEREGISTER__INIT;
     body.memory = id;
@@ -105,8 +107,24 @@ void memory_withdraw(struct comm_client *client, uint32_t id)
     request.body_case = COMMD__CLIENT__REQUEST__BODY_MEM_DEREGISTER;
     request.mem_deregister = &body;
     if (client->lost == COMM_OK) {
-        client_tell(client, &request);
+        tell(client, &request);
     }
+}
+
+void memory_withdraw(struct comm_client *client, uint32_t id)
+{
+    withdraw(client, id, client_tell);
+}
+
+/*
+ * Of memory that the library made. To wake commd takes longer than to free a few pages; what it has not been
+ * woken for is bounded.
+ */
+static void withdraw_some(struct comm_client *client, uint32_t id, uint64_t size_bytes)
+{
+    bool is_little = size_bytes <= WITHDRAWN_QUIETLY_MAX_BYTES - client->withdrawn_quietly_bytes;
+    client->withdrawn_quietly_bytes = is_little ? client->withdrawn_quietly_bytes + size_bytes : 0;
+    withdraw(client, id, is_little ? client_tell_quietly : client_tell);
 }
 
 static bool gives_up(const Commd__Client__Request *request)
@@ -482,7 +500,9 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
         withdraw_closed(client, id, clock_after_ms(BUSY_TIMEOUT_MS));
     }
     memory_remove(client, memory);
-    if (memory->gpu == NULL) {
+    if (memory->gpu == NULL && owned) {
+        withdraw_some(client, id, memory->size_bytes);
+    } else if (memory->gpu == NULL) {
         memory_withdraw(client, id);
     }
     client_leave(client);

@@ -87,6 +87,11 @@ enum ring_result rings_send(struct client_rings *rings, const void *packet, size
     return result;
 }
 
+enum ring_result rings_send_quietly(struct client_rings *rings, const void *packet, size_t size_bytes)
+{
+    return ring_put(&rings->out, packet, size_bytes);
+}
+
 void rings_taken(struct client_rings *rings)
 {
     if (ring_wake_producer(&rings->in)) {

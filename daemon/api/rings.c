@@ -193,6 +193,7 @@ bool api_rings_take(struct api_session *session, uint64_t now_ns)
     }
     rings->busy_ns = now_ns;
     rings->bells_for_nothing = 0;
+    session->api->took_requests = true;
     if (result != RING_OK) {
         api_session_reply_end(session, 0, STATUS_PROTOCOL, "its ring holds what cannot be");
         return true;
@@ -227,9 +228,10 @@ bool api_poll(struct api *api, uint64_t now_ns)
             rings_set_asleep(session);
         }
     }
-    bool any = turns_serve(&api->turns, now_ns);
+    api->took_requests = false;
+    (void)turns_serve(&api->turns, now_ns);
     api_sessions_free_gone(api);
-    return any;
+    return api->took_requests;
 }
 
 bool api_is_awake(const struct api *api)

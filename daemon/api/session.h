@@ -173,6 +173,7 @@ struct api {
     struct api_session *awake; /* whose rings are polled */
     struct api_session *bells; /* whose doorbell is to be rung */
     uint64_t last_session_id;
+    bool took_requests;  /* from rings, in this api_poll */
     uint64_t now_ns;     /* of the last api_poll: for what tells no time */
     uint32_t sends_left; /* until the next: packets that go to sockets at once */
     uint64_t ops_completed;

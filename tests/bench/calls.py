@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """How long calls beside operations take: calls.py NAME RANK SIZE REPEATS, one process a rank; rank 0 prints {"call": microseconds}, medians.
 
-comm_init forms a communicator of all ranks, a new name each time; comm_mem_alloc makes memory that is shared with commd, and is timed with the first
+comm_init forms a communicator of all ranks, a new name each time, and is timed from an all-reduce on, after which all ranks begin it at once: the first
+one would wait for ranks that are not yet done with what came before. comm_mem_alloc makes memory that is shared with commd, and is timed with the first
 write to all of it: whether pages come with the call or later is not what matters.
 """
 import ctypes
@@ -34,22 +35,30 @@ def alloc_and_write(library, client, size, memory):
     return result
 
 
+def meet(library, comm, size):
+    value = ctypes.c_int64(1)
+    result = library.comm_all_reduce(comm, ctypes.byref(value), ctypes.byref(value), 1, library.DTYPES["i64"], 0, None) or library.comm_sync(comm, 0)
+    if result != 0 or value.value != size:
+        raise Failed(f"all_reduce: {result}, {value.value}")
+
+
 def measure(library, name, rank, size, repeats):
     times = {}
     for repeat in range(repeats):
         client = ctypes.c_void_p()
         timed(times, "comm_client_open", library.comm_client_open, None, ctypes.byref(client))
-        comm = ctypes.c_void_p()
+        met, comm = ctypes.c_void_p(), ctypes.c_void_p()
+        if library.comm_init(client, f"{name}-{repeat}-met".encode(), rank, size, -1, None, ctypes.byref(met)) != 0:
+            raise Failed("comm_init")
+        meet(library, met, size)
         timed(times, "comm_init", library.comm_init, client, f"{name}-{repeat}".encode(), rank, size, -1, None, ctypes.byref(comm))
-        value = ctypes.c_int64(1)
-        result = library.comm_all_reduce(comm, ctypes.byref(value), ctypes.byref(value), 1, library.DTYPES["i64"], 0, None) or library.comm_sync(comm, 0)
-        if result != 0 or value.value != size:
-            raise Failed(f"all_reduce: {result}, {value.value}")
+        meet(library, comm, size)
         for bytes_each in (1 << 16, 1 << 23):
             memory = ctypes.c_void_p()
             timed(times, f"comm_mem_alloc {bytes_each >> 10} KiB", alloc_and_write, library, client, bytes_each, memory)
             timed(times, f"comm_mem_free {bytes_each >> 10} KiB", library.comm_mem_free, client, memory)
         library.comm_destroy(comm)
+        library.comm_destroy(met)
         library.comm_client_close(client)
     return {call: statistics.median(of) for call, of in times.items()}
 

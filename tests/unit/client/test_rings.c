@@ -194,6 +194,21 @@ static void test_packets_wrap(void **state)
     sides_free(&sides);
 }
 
+static void test_quiet_packets_wait_for_the_next_bell(void **state)
+{
+    (void)state;
+    struct sides sides = sides_make();
+    unsigned char got[64];
+    assert_true(ring_consumer_sleep(&sides.commd->in));
+    assert_int_equal(rings_send_quietly(sides.client, "one", 3), RING_OK);
+    assert_int_equal(fake_rings_heard(sides.commd), 0);
+    assert_int_equal(rings_send(sides.client, "three", 5), RING_OK);
+    assert_int_equal(fake_rings_heard(sides.commd), 1);
+    assert_int_equal(fake_rings_take(sides.commd, got, sizeof got), 3);
+    assert_int_equal(fake_rings_take(sides.commd, got, sizeof got), 5);
+    sides_free(&sides);
+}
+
 static void test_bell_rings_for_who_sleeps(void **state)
 {
     (void)state;
@@ -582,6 +597,7 @@ int main(void)
         cmocka_unit_test(test_descriptors_that_cannot_be_used),
         cmocka_unit_test(test_more_descriptors_than_there_is_room_for),
         cmocka_unit_test(test_packets_wrap),
+        cmocka_unit_test(test_quiet_packets_wait_for_the_next_bell),
         cmocka_unit_test(test_bell_rings_for_who_sleeps),
         cmocka_unit_test(test_a_bell_that_is_full),
         cmocka_unit_test(test_full),

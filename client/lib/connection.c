@@ -478,8 +478,7 @@ void client_tell_quietly(struct comm_client *client, Commd__Client__Request *req
     uint8_t packet[REQUEST_MAX_BYTES];
     request->id = ++client->last_request_id;
     size_t size = pack(request, packet);
-    if (client->rings == NULL || size == 0 ||
-        rings_send_quietly(client->rings, packet, size) != RING_OK) {
+    if (client->rings == NULL || size == 0 || rings_send_quietly(client->rings, packet, size) != RING_OK) {
         client_tell(client, request);
     }
 }

@@ -98,9 +98,9 @@ void api_free(struct api *api);
 
 /*
  * Sessions' work, between the loop's turns: users take turns in it (daemon/base/turns.h). api_poll does some,
- * for about TURNS_SERVE_NS, and returns whether rings held requests, which come in rows: another may follow at
- * once. api_ring_bells then tells clients that sleep.
- * Before the loop waits, api_sleep makes clients ring from now on; false: poll first.
+ * for about TURNS_SERVE_NS, and returns whether rings held requests, which come in rows: another may follow
+ * at once. api_ring_bells then tells clients that sleep. Before the loop waits, api_sleep makes clients ring
+ * from now on; false: poll first.
  */
 bool api_poll(struct api *api, uint64_t now_ns);
 void api_ring_bells(struct api *api);

@@ -305,8 +305,7 @@ bool coll_stage_plan(const struct coll_stage_op *op, enum coll_stage_step step, 
     case STAGE_PAIRS:
         return stage_pairs_step(&plan, step);
     case STAGE_SCAN:
-        stage_scan_step(&plan, step);
-        return true;
+        return stage_scan_step(&plan, step);
     case STAGE_NONE:
         break;
     }

@@ -42,6 +42,8 @@
 
 /* Pairs of an all_to_all within a node that one local slice goes through: elements of each, at least. */
 #define COLL_STAGE_PAIR_BYTES 64
+/* Between nodes, what a piece on the host touches, of kinds without blocks: about 50 us of work. */
+#define COLL_STAGE_STRIP_BYTES (UINT64_C(512) << 10)
 /* An all_to_all of more blocks than this goes other ways. With layouts, and so many pairs on the node, a
  * local slice is what one rank sends. Unstaged, with so many blocks between this node's ranks and all others,
  * small blocks are packed into the slice's memory: a table of where each lies would cost more. Small blocks
@@ -91,6 +93,7 @@ struct coll_stage_op {
     uint64_t slice_count;
     uint64_t local_slice_elements;             /* coll_stage_local_slice_elements */
     uint64_t many_blocks;                      /* COLL_STAGE_MANY_BLOCKS; tests have others */
+    uint64_t strip_bytes;                      /* COLL_STAGE_STRIP_BYTES; likewise */
     uint64_t sent_elements, received_elements; /* all_to_all with layouts: once coll_stage_measure is over */
 };
 
@@ -134,9 +137,10 @@ typedef bool coll_stage_emit(void *context, const struct coll_stage_piece *piece
 struct coll_stage_cursor {
     uint32_t phase;
     uint32_t node, local;
-    uint64_t item;  /* the next part, block or pair */
-    uint64_t begin; /* elements before it */
-    uint64_t base;  /* where what this phase goes through begins in the slice's memory */
+    uint64_t item;   /* the next part, block or pair */
+    uint64_t begin;  /* elements before it */
+    uint64_t base;   /* where what this phase goes through begins in the slice's memory */
+    uint64_t within; /* elements of the part, or of the slice, that are done: of kinds without blocks */
 };
 /* Takes the next elements of a vector. */
 typedef void coll_stage_extent(void *context, const struct coll_stage_place *place, uint64_t count_elements);

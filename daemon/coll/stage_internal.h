@@ -6,12 +6,16 @@
 
 /* What the files of the stage plans share. Private to daemon/coll. */
 
+#define STAGE_STRIP_MULTIPLE 64u /* elements: of the processors' vectors */
+
 /* One slice of an operation. */
 struct stage_slice {
     const struct coll_stage_op *op;
     uint64_t index;
     uint64_t offset_elements; /* kinds without blocks: of the slice in the operation's vector */
     uint64_t count_elements;  /* and how many it has there */
+    uint64_t strip_begin;     /* scans: the part of it that is planned, and how many elements that has */
+    uint64_t strip_elements;
 };
 
 struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_t index);
@@ -75,6 +79,18 @@ static inline void stage_source(struct stage_plan *plan, struct coll_stage_place
 static inline void stage_target(struct stage_plan *plan, struct coll_stage_place place)
 {
     plan->piece.targets[plan->piece.target_count++] = place;
+}
+
+/*
+ * Elements of the next piece, of `left` that are all alike and for which it has so many places: what several
+ * pieces do as well as one is not one long piece. GPUs have whole ones, and slices within a node are short.
+ */
+static inline uint64_t stage_strip(const struct coll_stage_op *op, uint64_t left, uint64_t places)
+{
+    uint64_t strip = op->strip_bytes / op->element_bytes / places;
+    strip -= strip > STAGE_STRIP_MULTIPLE ? strip % STAGE_STRIP_MULTIPLE : 0;
+    strip += strip == 0 ? 1 : 0;
+    return op->mode != COLL_STAGE_UNSTAGED || left < strip ? left : strip;
 }
 
 /* Before the next part, block or pair: whether this call is to go on. */
@@ -182,7 +198,7 @@ bool stage_pairs_lay_out(const struct stage_slice *slice, enum coll_space space,
                          coll_stage_extent *extent, void *context);
 
 /* scan, exclusive_scan. */
-void stage_scan_step(struct stage_plan *plan, enum coll_stage_step step);
+bool stage_scan_step(struct stage_plan *plan, enum coll_stage_step step);
 uint64_t stage_scan_memory(const struct stage_slice *slice);
 void stage_scan_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
 bool stage_scan_gathers(const struct coll_stage_op *op);

@@ -26,7 +26,7 @@ static uint64_t extra_count(const struct coll_stage_op *op)
 
 static struct coll_stage_place value_place(const struct stage_slice *slice, uint64_t index)
 {
-    return stage_memory(index * slice->count_elements);
+    return stage_memory(index * slice->count_elements + slice->strip_begin);
 }
 
 /* Before the ranks of a run: of the first node's, and alone, nothing is. */
@@ -51,13 +51,16 @@ static struct coll_stage_place own_place(const struct stage_slice *slice, uint32
 static struct coll_stage_place input_place(const struct stage_slice *slice, uint32_t local)
 {
     bool staged = slice->op->mode == COLL_STAGE_STAGED;
-    return stage_scaled(staged ? own_place(slice, local) : stage_input(local, slice->offset_elements), local);
+    return stage_scaled(staged ? own_place(slice, local)
+                               : stage_input(local, slice->offset_elements + slice->strip_begin),
+                        local);
 }
 
 static struct coll_stage_place output_place(const struct stage_slice *slice, uint32_t local)
 {
     bool staged = slice->op->mode == COLL_STAGE_STAGED;
-    return staged ? own_place(slice, local) : stage_output(local, slice->offset_elements);
+    return staged ? own_place(slice, local)
+                  : stage_output(local, slice->offset_elements + slice->strip_begin);
 }
 
 uint64_t stage_scan_memory(const struct stage_slice *slice)
@@ -81,7 +84,7 @@ void stage_scan_lay_out(const struct stage_slice *slice, coll_stage_extent *exte
 static void fold_locals(struct stage_plan *plan, uint32_t first, uint32_t count,
                         struct coll_stage_place target)
 {
-    stage_piece(plan, COLL_STAGE_REDUCE, plan->slice.count_elements);
+    stage_piece(plan, COLL_STAGE_REDUCE, plan->slice.strip_elements);
     for (uint32_t local = first; local < first + count; local++) {
         stage_source(plan, input_place(&plan->slice, local));
     }
@@ -108,7 +111,7 @@ static void read_inputs(struct stage_plan *plan)
 {
     for (uint32_t local = 0; local < plan->slice.op->map->local_count; local++) {
         stage_put_copy(plan, stage_input(local, plan->slice.offset_elements), own_place(&plan->slice, local),
-                       plan->slice.count_elements);
+                       plan->slice.strip_elements);
     }
 }
 
@@ -118,7 +121,7 @@ static void read_inputs(struct stage_plan *plan)
 static void fold_one(struct stage_plan *plan, const struct coll_stage_place *left, uint32_t local,
                      struct coll_stage_place target)
 {
-    stage_piece(plan, COLL_STAGE_REDUCE, plan->slice.count_elements);
+    stage_piece(plan, COLL_STAGE_REDUCE, plan->slice.strip_elements);
     if (left != NULL) {
         stage_source(plan, *left);
     }
@@ -156,7 +159,7 @@ static void scan_exclusive(struct stage_plan *plan, uint32_t first, uint32_t cou
             fold_one(plan, has_left ? &left : NULL, local, next);
         }
         if (has_left) {
-            stage_put_copy(plan, left, output_place(&plan->slice, local), plan->slice.count_elements);
+            stage_put_copy(plan, left, output_place(&plan->slice, local), plan->slice.strip_elements);
         }
         left = next;
         has_left = true;
@@ -188,9 +191,9 @@ static void scan_runs(struct stage_plan *plan)
         }
         struct coll_stage_place value = value_place(&plan->slice, run->slot);
         if (own_left > 0 && r == 0) {
-            stage_put_copy(plan, value, before, plan->slice.count_elements);
+            stage_put_copy(plan, value, before, plan->slice.strip_elements);
         } else if (own_left > 0) {
-            stage_piece(plan, COLL_STAGE_REDUCE, plan->slice.count_elements);
+            stage_piece(plan, COLL_STAGE_REDUCE, plan->slice.strip_elements);
             stage_source(plan, before);
             stage_source(plan, value);
             stage_target(plan, before);
@@ -207,7 +210,7 @@ static void write_outputs(struct stage_plan *plan)
     for (uint32_t local = 0; local < op->map->local_count; local++) {
         if (!exclusive || coll_map_local_rank(op->map, local) > 0) {
             stage_put_copy(plan, own_place(&plan->slice, local),
-                           stage_output(local, plan->slice.offset_elements), plan->slice.count_elements);
+                           stage_output(local, plan->slice.offset_elements), plan->slice.strip_elements);
         }
     }
 }
@@ -225,7 +228,7 @@ static void scan_alone(struct stage_plan *plan)
         return;
     }
     for (uint32_t last = op->map->local_count; last > skipped; last--) {
-        stage_piece(plan, COLL_STAGE_REDUCE, plan->slice.count_elements);
+        stage_piece(plan, COLL_STAGE_REDUCE, plan->slice.strip_elements);
         plan->piece.near = 0;
         for (uint32_t local = 0; local < last - skipped; local++) {
             stage_source(plan, input_place(&plan->slice, local));
@@ -235,7 +238,7 @@ static void scan_alone(struct stage_plan *plan)
     }
 }
 
-void stage_scan_step(struct stage_plan *plan, enum coll_stage_step step)
+static void scan_strip(struct stage_plan *plan, enum coll_stage_step step)
 {
     const struct coll_stage_op *op = plan->slice.op;
     bool staged = op->mode == COLL_STAGE_STAGED;
@@ -267,4 +270,21 @@ void stage_scan_step(struct stage_plan *plan, enum coll_stage_step step)
         }
         return;
     }
+}
+
+bool stage_scan_step(struct stage_plan *plan, enum coll_stage_step step)
+{
+    struct stage_slice *slice = &plan->slice;
+    struct coll_stage_cursor *at = plan->at;
+    uint64_t places = slice->op->map->local_count * UINT64_C(3);
+    while (at->within < slice->count_elements) {
+        if (!stage_goes_on(plan)) {
+            return false;
+        }
+        slice->strip_begin = at->within;
+        slice->strip_elements = stage_strip(slice->op, slice->count_elements - at->within, places);
+        scan_strip(plan, step);
+        at->within += slice->strip_elements;
+    }
+    return true;
 }

@@ -27,6 +27,16 @@ static bool share_of(const struct stage_slice *slice, uint32_t part, uint64_t pa
     return true;
 }
 
+/* The next strip of it. */
+static void share_cut(const struct coll_stage_op *op, struct share *share, struct coll_stage_cursor *at)
+{
+    uint64_t left = share->count_elements - at->within;
+    share->from += at->within;
+    share->begin += at->within;
+    share->count_elements = stage_strip(op, left, op->map->local_count + UINT64_C(1));
+    at->within += share->count_elements;
+}
+
 /* Where the slice's vector has it. */
 static struct coll_stage_place place_of(const struct coll_stage_op *op, const struct share *share)
 {
@@ -127,14 +137,18 @@ bool stage_vector_step(struct stage_plan *plan, enum coll_stage_step step)
 {
     const struct coll_stage_op *op = plan->slice.op;
     struct coll_stage_cursor *at = plan->at;
-    for (; at->item < op->terms.bucket_ops; at->begin += op->part_counts[at->item++]) {
+    while (at->item < op->terms.bucket_ops) {
         struct share share;
         if (!stage_goes_on(plan)) {
             return false;
         }
-        if (!share_of(&plan->slice, (uint32_t)at->item, at->begin, &share)) {
+        if (!share_of(&plan->slice, (uint32_t)at->item, at->begin, &share) ||
+            at->within == share.count_elements) {
+            at->within = 0;
+            at->begin += op->part_counts[at->item++];
             continue;
         }
+        share_cut(op, &share, at);
         switch (step) {
         case COLL_STAGE_LOCAL:
             if (op->mode == COLL_STAGE_ALONE && op->terms.kind == OP_KIND_BROADCAST) {

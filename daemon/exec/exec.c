@@ -16,6 +16,7 @@ enum status exec_new(struct net *net, exec_wake_function *wake, void *wake_conte
     exec->wake = wake;
     exec->wake_context = wake_context;
     exec->pacer.next_ns = TIME_NEVER;
+    exec->lend_after_bytes = EXEC_LEND_AFTER_BYTES;
     stream_readers_register(&exec->readers, &data_reader_kind, net, exec, &exec->now_ns);
     *out = exec;
     return STATUS_OK;
@@ -75,6 +76,7 @@ bool exec_run(struct exec *exec, uint64_t now_ns)
             continue;
         }
         spending_turn(&exec->spending, comm->options.account);
+        exec_serve(exec, comm->options.account, now_ns);
         if (exec_comm_step(comm, now_ns)) { /* may free it */
             exec->more = true;
             steps--;
@@ -84,11 +86,12 @@ bool exec_run(struct exec *exec, uint64_t now_ns)
         }
     }
     spending_turn(&exec->spending, NULL);
+    bool lent = loans_run(exec);
     if (exec->unstepped > 0) {
         return true;
     }
     bool polls = pacer_end(&exec->pacer, now_ns);
-    return exec->more || polls;
+    return exec->more || polls || lent;
 }
 
 void exec_set_cut(struct exec_comm *comm, uint32_t node, uint64_t now_ns)

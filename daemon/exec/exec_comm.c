@@ -302,7 +302,7 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
     bool started = comm_start_slice(comm, now_ns);
     if (!comm->failed && op->local_slices_done < op->local_slices) {
         local_exchange(comm, now_ns);
-        return true;
+        return !comm->exchange_loan.is_out;
     }
     return comm->turn_left_bytes == 0 || (started && op->next_slice < op->stage.slice_count);
 }
@@ -406,7 +406,7 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
     }
     if (comm->aborted || op->cancelled) {
         if (op->unacknowledged > 0 || !spread_is_done(op, true) || !device_is_idle(comm, op, now_ns) ||
-            !lanes_are_off_devices(comm, now_ns)) {
+            !lanes_are_off_devices(comm, now_ns) || !loans_are_back(comm)) {
             return false; /* the network, another thread or a GPU still holds its buffers */
         }
         struct error cause = comm->aborted ? comm->cause : op->result;

@@ -4,6 +4,7 @@
 #include <stdatomic.h>
 
 #include "daemon/base/fair.h"
+#include "daemon/base/mailbox.h"
 #include "daemon/base/pacer.h"
 #include "daemon/base/ranges.h"
 #include "daemon/base/spending.h"
@@ -30,6 +31,11 @@
 #define EXEC_TURN_BYTES (UINT64_C(1) << 20)
 #define EXEC_PLACE_BYTES 128u
 #define EXEC_NODES_SEVERAL UINT32_MAX
+/* Users share a thread while each of them had a turn so recently. */
+#define EXEC_SHARED_NS (10 * TIME_MS)
+/* What a step of a stage does on a thread that users share, before another thread is lent the rest. Tests
+ * have less. */
+#define EXEC_LEND_AFTER_BYTES (UINT64_C(128) << 10)
 /* Of a lane's tables of where a slice lies: kept between operations, and part of what a communicator is
  * charged for. */
 #define EXEC_TABLES_KEPT_BYTES 2048u
@@ -105,6 +111,20 @@ enum lane_state {
     LANE_DEVICE_OUT /* a GPU takes it */
 };
 
+/* The rest of one step of a stage, while another thread carries it out (loan.c). Zero at first. */
+struct exec_loan {
+    struct mail mail; /* there, and back */
+    struct fair_entry turn;
+    struct exec_lane *lane;
+    const struct exec_op *op;
+    enum coll_stage_step step;
+    uint64_t slice;
+    struct coll_stage_cursor cursor;
+    struct exec *borrower;
+    bool is_out;
+    bool is_done; /* it came back, and nobody has asked yet */
+};
+
 /* The rounds of one slice. */
 struct exec_lane {
     struct exec_comm *comm;
@@ -138,7 +158,8 @@ struct exec_lane {
     struct net_stream **streams;     /* outgoing, by node; opened on first use */
     struct stream_reader **sources;  /* incoming, by node: the one stream that may feed the lane */
     struct coll_stage_cursor cursor; /* of what the state goes through */
-    enum coll_space space;           /* LAY_OUT: whose vector */
+    struct exec_loan loan;
+    enum coll_space space; /* LAY_OUT: whose vector */
     bool is_cut; /* a source ended within a payload: nothing more is taken, until the communicator ends */
 };
 
@@ -158,12 +179,13 @@ struct exec_comm {
     struct exec_op **last_op;
     uint32_t op_count;
     struct exec_lane lanes[EXEC_LANES_MAX + 1];
-    uint64_t turn_left_bytes; /* what its lanes may still do on the host before its next turn */
-    uint64_t last_seq;        /* of the last operation that was begun */
-    uint64_t queued_seq;      /* of the operation that was queued last */
-    struct ranges cancelled;  /* at most EXEC_CANCELLED_MAX */
-    bool cancelled_behind;    /* one behind the first is to be ended */
-    bool failed;              /* no op advances any more */
+    struct exec_loan exchange_loan; /* of what an all_to_all exchanges within this node */
+    uint64_t turn_left_bytes;       /* what its lanes may still do on the host before its next turn */
+    uint64_t last_seq;              /* of the last operation that was begun */
+    uint64_t queued_seq;            /* of the operation that was queued last */
+    struct ranges cancelled;        /* at most EXEC_CANCELLED_MAX */
+    bool cancelled_behind;          /* one behind the first is to be ended */
+    bool failed;                    /* no op advances any more */
     bool aborted;
     struct error cause;
     struct exec_comm *cut_prev, *cut_next; /* of exec->cut */
@@ -189,6 +211,13 @@ struct exec {
     struct exec_comm *comms;
     struct fair busy; /* of these: with operations */
     struct spending spending;
+    struct exec_user {
+        const struct budget_account *account; /* compared, never looked into */
+        uint64_t served_ns;
+    } last_user, other_user; /* who had the last turn, and who had it last of all others */
+    struct fair loans;       /* of other execs, to this one */
+    uint32_t lent;           /* so far */
+    uint64_t lend_after_bytes;
     uint32_t round;        /* in which all of these are stepped, some more than once */
     uint32_t unstepped;    /* of these, in this round */
     bool more;             /* another round is wanted */
@@ -255,6 +284,26 @@ bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq);
 bool local_step(struct exec_comm *comm, uint64_t now_ns);
 /* Of what an all_to_all exchanges within this node, with what the lanes leave of the turn. */
 void local_exchange(struct exec_comm *comm, uint64_t now_ns);
+
+/*
+ * loan.c: where users share the home's thread, long steps of stages are carried out by threads that have
+ * nothing else. A thread that computes all the time is made to wait for its next turn by the system's
+ * scheduler; one that mostly waits goes first when it is woken, and so do the operations of the others.
+ */
+/* That user's turn begins. */
+void exec_serve(struct exec *exec, const struct budget_account *account, uint64_t now_ns);
+/* Whether other users had turns a moment ago, and threads for long work are there. */
+bool exec_lends(const struct exec_comm *comm);
+/*
+ * Goes on with that step of the slice's plan, as stage_run, or finds that a loan of it is over. Not over:
+ * the communicator is woken when it can go on.
+ */
+bool loan_run_stage(struct exec_loan *loan, struct exec_lane *lane, enum coll_stage_step step, uint64_t slice,
+                    struct coll_stage_cursor *cursor, uint64_t *left_bytes) COMM_MUST_USE;
+/* Whether other threads are done with the first operation's buffers. */
+bool loans_are_back(const struct exec_comm *comm);
+/* The borrower's thread: one turn of them. Returns whether there are more. */
+bool loans_run(struct exec *exec);
 
 /* op.c: what an operation is made of, once it begins. */
 enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,

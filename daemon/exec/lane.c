@@ -126,6 +126,7 @@ static void lane_stage(struct exec_lane *lane, enum lane_state state)
 enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slice, struct error *error)
 {
     lane->slice = slice;
+    lane->loan.is_done = false; /* of an operation that was cancelled */
     trace_slice_started(lane->comm->comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
                         (uint32_t)slice, op->stage.slice_bytes);
     lane->algorithm = op->algorithm;
@@ -212,13 +213,7 @@ static enum status lane_measure(struct exec_lane *lane, bool *moved, struct erro
 /* Goes on with the pieces of that step. False: the rest is for another turn. */
 static bool lane_run_stage(struct exec_lane *lane, enum coll_stage_step step)
 {
-    struct exec_comm *comm = lane->comm;
-    bool over = comm->turn_left_bytes > 0 &&
-                stage_run(lane, lane_op(lane), step, lane->slice, &lane->cursor, &comm->turn_left_bytes);
-    if (!over) {
-        exec_wake(comm->exec);
-    }
-    return over;
+    return loan_run_stage(&lane->loan, lane, step, lane->slice, &lane->cursor, &lane->comm->turn_left_bytes);
 }
 
 /* Whether a GPU is done with the slice; a failure of it fails the communicator. */

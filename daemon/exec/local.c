@@ -10,13 +10,12 @@ static uint32_t local_row(const struct exec_comm *comm)
     return alone ? lane_row(&comm->lanes[0]) : TRACE_LANE_ROW(comm->share_index, TRACE_LANE_LOCAL);
 }
 
-/* Goes on with the slice that is under way within the node. *over: it is done. */
-static enum status local_run(struct exec_comm *comm, uint64_t *left_bytes, bool *over, struct error *error)
+/* Went on with the slice that is under way within the node. over: it is done. */
+static enum status local_ran(struct exec_comm *comm, bool over, struct error *error)
 {
     struct exec_op *op = comm->first_op;
-    *over = stage_run(&comm->lanes[0], op, COLL_STAGE_LOCAL, op->slice, &op->cursor, left_bytes);
-    op->is_within_slice = !*over;
-    if (*over) {
+    op->is_within_slice = !over;
+    if (over) {
         trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, local_row(comm),
                          (uint32_t)op->slice, 0);
     }
@@ -33,13 +32,14 @@ static void local_begin(struct exec_comm *comm, uint64_t slice)
                         op->stage.slice_bytes);
 }
 
-/* False: other threads have taken what was left. */
+/* False: other threads have taken what was left, or are to take it. */
 static bool local_take_slice(struct exec_comm *comm, enum status *status, struct error *error)
 {
     struct exec_op *op = comm->first_op;
     struct exec_lane *lane = &comm->lanes[0];
     uint64_t slice = op->next_slice;
-    if (op->claims != NULL && !spread_claim(op, &slice)) {
+    bool others_do = comm->share_index == 0 && exec_lends(comm);
+    if (op->claims != NULL && (others_do || !spread_claim(op, &slice))) {
         return false;
     }
     op->next_slice++;
@@ -63,7 +63,8 @@ bool local_step(struct exec_comm *comm, uint64_t now_ns)
             return false;
         }
         if (status == STATUS_OK) {
-            status = local_run(comm, &left_bytes, &over, &error);
+            over = stage_run(&comm->lanes[0], op, COLL_STAGE_LOCAL, op->slice, &op->cursor, &left_bytes);
+            status = local_ran(comm, over, &error);
         }
         if (status != STATUS_OK) {
             exec_comm_fail(comm, &error, now_ns);
@@ -81,14 +82,16 @@ void local_exchange(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
     struct error error;
-    bool over = false;
     if (comm->turn_left_bytes == 0) {
         return;
     }
     if (!op->is_within_slice) {
+        comm->exchange_loan.is_done = false; /* of an operation that was cancelled */
         local_begin(comm, op->local_slices_done);
     }
-    if (local_run(comm, &comm->turn_left_bytes, &over, &error) != STATUS_OK) {
+    bool over = loan_run_stage(&comm->exchange_loan, &comm->lanes[0], COLL_STAGE_LOCAL, op->slice,
+                               &op->cursor, &comm->turn_left_bytes);
+    if (local_ran(comm, over, &error) != STATUS_OK) {
         exec_comm_fail(comm, &error, now_ns);
     }
     op->local_slices_done += over ? 1 : 0;

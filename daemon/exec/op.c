@@ -26,7 +26,8 @@ static void op_describe(const struct exec_comm *comm, struct exec_op *op)
                                .part_counts = op->part_counts,
                                .ranks = op->stage_ranks,
                                .element_bytes = op->element_bytes,
-                               .many_blocks = COLL_STAGE_MANY_BLOCKS};
+                               .many_blocks = COLL_STAGE_MANY_BLOCKS,
+                               .strip_bytes = COLL_STAGE_STRIP_BYTES};
 }
 
 enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct exec_op **out,

@@ -83,6 +83,8 @@ static void draw_modes(struct stage_case *drawn, struct random *random)
         enum coll_stage_mode direct = drawn->node_count == 1 ? COLL_STAGE_ALONE : COLL_STAGE_UNSTAGED;
         drawn->modes[node] = random_chance(random, 0.5) ? direct : COLL_STAGE_STAGED;
         drawn->has_many_blocks[node] = random_chance(random, 0.5);
+        drawn->strip_bytes[node] =
+            random_chance(random, 0.5) ? COLL_STAGE_STRIP_BYTES : random_below(random, 200);
     }
     drawn->has_memory = random_chance(random, 0.5);
     uint32_t domains = 1 + pick(random, 4);

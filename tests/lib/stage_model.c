@@ -236,7 +236,8 @@ void stage_node_init(struct world *world, uint32_t index)
                                       .element_bytes = 1,
                                       .slice_bytes = drawn->slice_bytes,
                                       .local_slice_elements = drawn->local_slice_elements,
-                                      .many_blocks = drawn->has_many_blocks[index] ? 0 : UINT64_MAX};
+                                      .many_blocks = drawn->has_many_blocks[index] ? 0 : UINT64_MAX,
+                                      .strip_bytes = drawn->strip_bytes[index]};
     init_ranks(node, drawn);
     protect_inputs(node);
     if (!coll_stage_total(&node->op, &node->op.total_elements)) {

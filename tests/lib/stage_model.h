@@ -29,7 +29,8 @@ struct stage_case {
     const struct coll_algorithm *algorithm;     /* null: the first one that serves */
     enum coll_stage_mode modes[STAGE_CASE_NODES_MAX];
     bool has_many_blocks[STAGE_CASE_NODES_MAX]; /* all_to_all: any number is many */
-    bool has_memory;                            /* ALONE */
+    uint64_t strip_bytes[STAGE_CASE_NODES_MAX];
+    bool has_memory; /* ALONE */
     struct {
         uint64_t input_counts[STAGE_CASE_RANKS_MAX], input_displacements[STAGE_CASE_RANKS_MAX];
         uint64_t output_counts[STAGE_CASE_RANKS_MAX], output_displacements[STAGE_CASE_RANKS_MAX];

@@ -10,6 +10,7 @@
 
 #include "daemon/base/hash.h"
 #include "daemon/base/log.h"
+#include "daemon/exec/exec_internal.h"
 
 #define CLUSTER_PORT 4700
 #define CLUSTER_SCAN_NS (200 * TIME_US)    /* between looks at the nodes' deadlines while anything happens */
@@ -45,19 +46,23 @@ static void node_start_rails(struct cluster_node *node)
 {
     struct cluster *cluster = node->cluster;
     struct error error = {0};
-    for (uint32_t rail = 0; rail < cluster->rail_count; rail++) {
+    for (uint32_t rail = 0; rail < cluster->exec_count; rail++) {
         node->mailboxes[rail] = (struct mailbox){.newest = NULL};
         if (rail == 0) {
             continue;
         }
-        node->rail_nets[rail] = network_add(cluster->rail_networks[rail], node->name);
+        node->rail_nets[rail] =
+            rail < cluster->rail_count ? network_add(cluster->rail_networks[rail], node->name) : NULL;
         if (exec_new(node->rail_nets[rail], cluster_wake, node, &node->rail_execs[rail], &error) !=
             STATUS_OK) {
             fail_msg("%s: %s", node->name, error.text);
         }
     }
     node->rail_execs[0] = node->exec;
-    struct rails_options options = {.count = cluster->rail_count,
+    if (cluster->exec_count > cluster->rail_count) {
+        node->exec->lend_after_bytes = 1;
+    }
+    struct rails_options options = {.count = cluster->exec_count,
                                     .network_count = cluster->rail_count,
                                     .execs = node->rail_execs,
                                     .nets = node->rail_nets,
@@ -65,7 +70,7 @@ static void node_start_rails(struct cluster_node *node)
                                     .node_name = node->name,
                                     .reconnect_min_ns = 20 * TIME_MS,
                                     .reconnect_max_ns = 200 * TIME_MS};
-    if (cluster->rail_count > 1 && rails_new(&options, &node->rails, &error) != STATUS_OK) {
+    if (cluster->exec_count > 1 && rails_new(&options, &node->rails, &error) != STATUS_OK) {
         fail_msg("%s: %s", node->name, error.text);
     }
 }
@@ -144,6 +149,35 @@ static bool node_run_rails(struct cluster_node *node, uint64_t now_ns)
     return any;
 }
 
+/* One turn of each worker. */
+static void node_run_workers(struct cluster_node *node, uint64_t now_ns)
+{
+    const struct cluster *cluster = node->cluster;
+    node->workers_go_on = false;
+    for (uint32_t i = cluster->rail_count; node->rails != NULL && i < cluster->exec_count; i++) {
+        node->workers_go_on |= rails_run_rail(node->rails, i, now_ns);
+    }
+}
+
+static bool node_workers_have_work(const struct cluster_node *node)
+{
+    const struct cluster *cluster = node->cluster;
+    bool any = node->workers_go_on;
+    for (uint32_t i = cluster->rail_count; node->rails != NULL && i < cluster->exec_count; i++) {
+        any |= !mailbox_is_empty(&node->mailboxes[i]);
+    }
+    return any;
+}
+
+/* Somebody else's turn, where the node has workers. */
+static void node_serve_another(struct cluster_node *node, uint64_t now_ns)
+{
+    static const char another;
+    if (node->cluster->exec_count > node->cluster->rail_count) {
+        exec_serve(node->exec, (const struct budget_account *)&another, now_ns);
+    }
+}
+
 /* Lets exec work as long as it wants to, on every node, as if it took no time. */
 static void cluster_pump(struct cluster *cluster)
 {
@@ -156,6 +190,7 @@ static void cluster_pump(struct cluster *cluster)
             bool mail = node->rails != NULL && node_run_rails(node, cluster->now_ns);
             if (node->exec != NULL && (node->woken || mail)) {
                 node->woken = false;
+                node_serve_another(node, cluster->now_ns);
                 node->woken |= exec_run(node->exec, cluster->now_ns);
                 node->woken |= p2p_run(node->p2p, cluster->now_ns);
                 again |= node->woken || mail;
@@ -171,16 +206,18 @@ static void node_stop(struct cluster_node *node)
     node->alive = false;
     for (unsigned i = 0; i < 10; i++) {
         cluster_pump(node->cluster);
+        node_run_workers(node, node->cluster->now_ns);
         comms_tick(node->comms, node->cluster->now_ns);
         cluster_advance(node->cluster, node->cluster->now_ns);
     }
     comms_free(node->comms);
     for (unsigned i = 0; i < 10 && node->rails != NULL; i++) {
         (void)node_run_rails(node, node->cluster->now_ns);
+        node_run_workers(node, node->cluster->now_ns);
         cluster_advance(node->cluster, node->cluster->now_ns);
     }
     rails_free(node->rails, node->cluster->now_ns);
-    for (uint32_t rail = 1; rail < node->cluster->rail_count; rail++) {
+    for (uint32_t rail = 1; rail < node->cluster->exec_count; rail++) {
         exec_free(node->rail_execs[rail]);
         net_free(node->rail_nets[rail]);
     }
@@ -218,7 +255,8 @@ struct cluster *cluster_new(const struct cluster_options *options)
     random_seed(&cluster->random, options->seed);
     cluster->network = cluster_network_new(options, 0);
     cluster->rail_count = options->rail_count == 0 ? 1 : options->rail_count;
-    assert_true(cluster->rail_count <= CLUSTER_RAILS_MAX);
+    assert_true(cluster->rail_count <= CLUSTER_RAILS_MAX && options->worker_count <= CLUSTER_WORKERS_MAX);
+    cluster->exec_count = cluster->rail_count + options->worker_count;
     for (uint32_t rail = 1; rail < cluster->rail_count; rail++) {
         cluster->rail_networks[rail] = cluster_network_new(options, rail);
     }
@@ -322,6 +360,9 @@ static uint64_t node_deadline_ns(const struct cluster_node *node)
     for (uint32_t rail = 1; node->rails != NULL && rail < node->cluster->rail_count; rail++) {
         deadline_ns = time_min(deadline_ns, exec_next_deadline_ns(node->rail_execs[rail]));
     }
+    if (node_workers_have_work(node)) {
+        deadline_ns = time_min(deadline_ns, node->cluster->now_ns + CLUSTER_SCAN_NS);
+    }
     if (node->rails != NULL) {
         deadline_ns = time_min(deadline_ns, rails_next_deadline_ns(node->rails));
     }
@@ -348,6 +389,7 @@ static void cluster_scan(struct cluster *cluster)
         for (uint32_t rail = 1; node->rails != NULL && rail < cluster->rail_count; rail++) {
             exec_tick(node->rail_execs[rail], now_ns);
         }
+        node_run_workers(node, now_ns);
         if (node->rails != NULL && rails_next_deadline_ns(node->rails) <= now_ns) {
             rails_tick(node->rails, now_ns);
         }

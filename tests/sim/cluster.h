@@ -20,6 +20,8 @@
  */
 #define CLUSTER_NODES_MAX 256
 #define CLUSTER_RAILS_MAX 4
+#define CLUSTER_WORKERS_MAX 2
+#define CLUSTER_EXECS_MAX (CLUSTER_RAILS_MAX + CLUSTER_WORKERS_MAX)
 
 struct cluster;
 
@@ -31,10 +33,11 @@ struct cluster_node {
     struct mesh *mesh;
     struct exec *exec;
     struct p2p *p2p;
-    struct rails *rails; /* null when there is one rail */
-    struct mailbox mailboxes[CLUSTER_RAILS_MAX];
-    struct net *rail_nets[CLUSTER_RAILS_MAX]; /* the first is unused */
-    struct exec *rail_execs[CLUSTER_RAILS_MAX];
+    struct rails *rails; /* null when there is one rail, and no worker */
+    struct mailbox mailboxes[CLUSTER_EXECS_MAX];
+    struct net *rail_nets[CLUSTER_EXECS_MAX]; /* the first is unused; workers have none */
+    struct exec *rail_execs[CLUSTER_EXECS_MAX];
+    bool workers_go_on;
     struct comms *comms;
     bool alive;
     bool crashed; /* its host lives */
@@ -46,6 +49,7 @@ struct cluster {
     struct network *network;
     struct network *rail_networks[CLUSTER_RAILS_MAX]; /* the first is unused */
     uint32_t rail_count;
+    uint32_t exec_count; /* rails, and workers behind them */
     struct cluster_node *nodes;
     uint32_t node_count;
     uint64_t slice_bytes;
@@ -63,7 +67,10 @@ struct cluster_options {
     struct network_conditions conditions;
     uint64_t slice_bytes; /* 0: the default */
     uint32_t rail_count;  /* 0: 1 */
-    bool datagrams;       /* else pipes */
+    /* Threads without a network. Where there are any, other users always share the home's, so that it lends
+     * them whatever takes more than one piece. They are slow: one turn every 200 us. */
+    uint32_t worker_count;
+    bool datagrams; /* else pipes */
 };
 
 /* COMMD_SEED of the environment, else a fixed one; mixed with `which` so that tests differ. */

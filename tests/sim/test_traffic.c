@@ -57,13 +57,14 @@ enum {
     CASE_JITTER_US,
     CASE_LOSS_PERMILLE,
     CASE_RAILS,
+    CASE_WORKERS,
     CASE_DATAGRAMS,
     CASE_FIELDS
 };
 static const char *const field_names[CASE_FIELDS] = {
     "seed",          "collectives",    "messages", "nodes", "ranks", "departure", "departure_permille",
     "short_percent", "lonely_percent", "grouped",  "slice", "delay", "jitter",    "loss",
-    "rails",         "datagrams"};
+    "rails",         "workers",        "datagrams"};
 
 static void case_draw(uint64_t seed, uint64_t number, uint64_t *fields)
 {
@@ -87,6 +88,7 @@ static void case_draw(uint64_t seed, uint64_t number, uint64_t *fields)
     fields[CASE_DATAGRAMS] = fields[CASE_NODES] > 1 && random_below(&random, 8) == 0;
     fields[CASE_LOSS_PERMILLE] = fields[CASE_DATAGRAMS] * random_below(&random, 20);
     fields[CASE_RAILS] = random_below(&random, 2) * random_below(&random, CLUSTER_RAILS_MAX);
+    fields[CASE_WORKERS] = random_below(&random, 2) * random_below(&random, CLUSTER_WORKERS_MAX + 1);
 }
 
 static bool case_is_valid(const uint64_t *fields)
@@ -95,7 +97,8 @@ static bool case_is_valid(const uint64_t *fields)
            fields[CASE_NODES] >= 1 && fields[CASE_NODES] <= CASE_NODES_MAX &&
            fields[CASE_RANKS] >= fields[CASE_NODES] && fields[CASE_RANKS] <= CASE_RANKS_MAX &&
            fields[CASE_DEPARTURE] < DEPARTURES && fields[CASE_SLICE_BYTES] >= 4096 &&
-           fields[CASE_RAILS] < CLUSTER_RAILS_MAX && fields[CASE_DATAGRAMS] <= 1;
+           fields[CASE_RAILS] < CLUSTER_RAILS_MAX && fields[CASE_WORKERS] <= CLUSTER_WORKERS_MAX &&
+           fields[CASE_DATAGRAMS] <= 1;
 }
 
 static void case_describe(const uint64_t *fields, char *text, size_t size)
@@ -525,6 +528,7 @@ static void world_start(struct world *world, const uint64_t *fields)
                                                            .node_count = (uint32_t)fields[CASE_NODES],
                                                            .conditions = conditions,
                                                            .rail_count = 1 + (uint32_t)fields[CASE_RAILS],
+                                                           .worker_count = (uint32_t)fields[CASE_WORKERS],
                                                            .datagrams = fields[CASE_DATAGRAMS] != 0});
     for (uint32_t i = 0; i < world->ranks; i++) {
         node_of_rank[i] =

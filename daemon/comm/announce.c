@@ -327,6 +327,7 @@ static bool claim_store(struct communicator *comm, struct comms_claim *claim,
     claim->latency_ns = announce->latency_ns;
     claim->bytes_per_s = announce->bytes_per_s;
     claim->rails = announce->rails;
+    claim->says_reach = announce->says_reach;
     return true;
 }
 

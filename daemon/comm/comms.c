@@ -102,6 +102,7 @@ static void comms_expire(struct communicator *comm, uint64_t now_ns)
             communicator_fail(comm, &comm->exec_cause, COMMS_TELL_NODES, now_ns);
         } else {
             comms_op_deadlines(comm, now_ns);
+            comms_reach_step(comm, now_ns);
         }
         if (now_ns >= comm->record_poll_ns || now_ns >= comm->refusals_ns) {
             comm->refusals_ns = TIME_NEVER;

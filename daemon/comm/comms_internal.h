@@ -64,6 +64,7 @@ struct comms_claim {
     uint64_t comm_id;                 /* that it promised; 0 for none */
     uint64_t latency_ns, bytes_per_s; /* of its links */
     uint32_t rails;
+    bool says_reach;
     uint64_t acknowledged_revision; /* of ours: it knew that when it sent what comes after */
     uint32_t *ranks;
     uint32_t rank_count;
@@ -175,7 +176,8 @@ struct communicator_node {
     uint32_t lowest_rank;
     uint32_t rank_count;
     uint32_t left_count;
-    bool answered; /* in this round of missing.c */
+    bool answered;          /* in this round of missing.c */
+    uint32_t reached_rails; /* that it has named, as bits; 0: it has not yet */
 };
 
 /* Of commd's memory, for each node that has spoken of the communicator, beside its ranks. */
@@ -259,6 +261,9 @@ struct communicator {
     bool verdicts_charged;
     uint32_t refusing_count; /* members with refusals that are to be told; nothing begins meanwhile */
     uint64_t refusals_ns;    /* when to try that again, while other nodes have too much to read; TIME_NEVER */
+    bool agrees_rails;       /* reach.c */
+    uint64_t reach_ns;       /* when to look at its rails again; TIME_NEVER once it has said them */
+    uint64_t reach_until_ns;
     uint64_t op_deadline_ns; /* no operation's passes before, and nothing is to be asked */
     struct comms_missing missing;
     uint64_t missing_round_ns;    /* of the first node: when it asked all */
@@ -484,6 +489,16 @@ const struct comms_missing *comms_missing_of(const struct communicator *comm, ui
 /* False: the node may not say so. */
 bool comms_missing_received(struct communicator *comm, uint32_t node, const Commd__Mesh__Missing *said,
                             uint64_t now_ns);
+
+/* reach.c: which rails the communicator uses. */
+/* Whether its nodes agree on them. Each has said what rails it has. */
+bool comms_reach_is_agreed(const struct communicator *comm);
+/* It is formed. */
+void comms_reach_begin(struct communicator *comm, uint64_t now_ns);
+/* When reach_ns has come. */
+void comms_reach_step(struct communicator *comm, uint64_t now_ns);
+/* False: the node may not say so. */
+bool comms_reach_received(struct communicator *comm, uint32_t node, const Commd__Mesh__Reach *said);
 
 /* op.c */
 void comms_op_done(void *context, const struct error *result, uint64_t now_ns);

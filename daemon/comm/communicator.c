@@ -107,6 +107,7 @@ enum status communicator_new(struct comms *comms, struct budget_account *account
     comm->timer.index = TIMER_NODE_DISARMED;
     comm->left_seq = UINT64_MAX;
     comm->op_deadline_ns = TIME_NEVER;
+    comm->reach_ns = TIME_NEVER;
     comm->record_poll_ns = TIME_NEVER;
     comm->overdue_ns = TIME_NEVER;
     comm->refusal_ns = TIME_NEVER;
@@ -182,6 +183,7 @@ static uint64_t comm_deadline_ns(const struct communicator *comm)
         break;
     case COMMS_COMM_FORMED:
         deadline_ns = time_min(time_min(comm->op_deadline_ns, comm->record_poll_ns), comm->refusals_ns);
+        deadline_ns = time_min(deadline_ns, comm->reach_ns);
         if (comm->exec_failed) {
             deadline_ns = time_min(deadline_ns, comm->exec_cause_ns);
         }

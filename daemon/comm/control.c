@@ -202,6 +202,14 @@ static void on_missing(struct comms *comms, uint32_t node, const Commd__Mesh__Mi
     }
 }
 
+static void on_reach(struct comms *comms, uint32_t node, const Commd__Mesh__Reach *reach)
+{
+    struct communicator *comm = find_by_id(comms, reach->comm_id, node);
+    if (comm != NULL && !comms_reach_received(comm, node, reach)) {
+        mesh_violation(comms->mesh, node, "a second time which rails it reaches");
+    }
+}
+
 void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Message *message,
                             uint64_t now_ns)
 {
@@ -223,6 +231,8 @@ void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Mes
         on_verdict(comms, node, message->verdict, now_ns);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MISSING) {
         on_missing(comms, node, message->missing, now_ns);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_REACH) {
+        on_reach(comms, node, message->reach);
     }
 }
 

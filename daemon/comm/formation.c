@@ -117,6 +117,7 @@ static void announcement_fill(const struct communicator *comm, struct announceme
     out->body.latency_ns = comm->latency_ns;
     out->body.bytes_per_s = comm->bytes_per_s;
     out->body.rails = comm->comms->rail_count;
+    out->body.says_reach = true;
     out->body.comm_id = comm->comm_id;
     out->message.body_case = COMMD__MESH__MESSAGE__BODY_ANNOUNCE;
     out->message.announce = &out->body;
@@ -330,6 +331,7 @@ static enum status make_exec(struct communicator *comm, struct error *error)
     if (comm->ops == NULL || peers == NULL) {
         status = error_set(error, STATUS_NO_MEMORY, "communicator \"%s\": no memory", comm->name);
     }
+    comm->agrees_rails = comms_reach_is_agreed(comm);
     struct exec_comm_options options = {
         .comm_id = comm->comm_id,
         .generation = 1, /* on the wire the id tells incarnations apart: each has its own */
@@ -347,6 +349,7 @@ static enum status make_exec(struct communicator *comm, struct error *error)
         .context = comm,
         .account = comm->account,
         .rail_count = agreed_rails(comm),
+        .rails_wait = comm->agrees_rails,
         .network = agreed_network(comm),
         .overrides = &comm->terms.overrides,
     };
@@ -434,6 +437,7 @@ static void formed(struct communicator *comm, uint64_t now_ns)
     trace_comm(comm->comm_id, comm->terms.owner_uid, comm->name);
     trace_comm_formed(comm->comm_id, 0, 0, 0, 0, comm->terms.size);
     comms_verdicts_begin(comm, now_ns);
+    comms_reach_begin(comm, now_ns);
     char left_out[COMMS_LEFT_OUT_BYTES];
     if (communicator_may_log(comm, &comm->comms->formed_log, now_ns, left_out)) {
         log_info("communicator \"%s\" of uid %u formed: %u ranks, %u here, on %u nodes, id %016llx%s",

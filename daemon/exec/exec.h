@@ -122,11 +122,19 @@ struct exec_comm_options {
     void (*disagreed)(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns);
     void *context;
     uint32_t rail_count;         /* agreed by all nodes; 0 and 1: the exec's own alone. On one node ignored */
+    bool rails_wait;             /* operations of several slices wait for exec_comm_use_rails */
     struct coll_network network; /* agreed by all nodes: what algorithms are chosen by */
     const struct coll_overrides *overrides; /* agreed by all nodes; null for none */
 };
 enum status exec_comm_new(struct exec *exec, const struct exec_comm_options *options, struct exec_comm **out,
                           struct error *error) COMM_MUST_USE;
+
+/* The communicator's rails, as bits, on which this node has connections to all of its nodes: 0's always. And
+ * all that it has. */
+uint32_t exec_comm_reached_rails(const struct exec_comm *comm);
+uint32_t exec_comm_all_rails(const struct exec_comm *comm);
+/* All nodes have agreed that they use these alone, rail 0 among them. Once. */
+void exec_comm_use_rails(struct exec_comm *comm, uint32_t rails);
 
 /* One rank of this node in an operation. Everything stays valid until the operation is done. */
 struct exec_rank {

@@ -77,6 +77,7 @@ enum status comm_new_part(struct exec *exec, struct exec_map *map, const struct 
     comm->last_op = &comm->first_op;
     comm->share_index = share_index;
     comm->share_count = options->node_count == 1 ? 1 : share_count;
+    comm_use_rails(comm, rails_of(comm->share_count), !options->rails_wait);
     bool complete = comm_allocate(comm);
     if (complete) {
         HASH_ADD(hh, exec->comms, comm_id, sizeof comm->comm_id, comm);
@@ -266,7 +267,7 @@ static bool comm_start_slice(struct exec_comm *comm, uint64_t now_ns)
         return false;
     }
     uint64_t slice = op->next_slice;
-    op->next_slice += comm->share_count;
+    op->next_slice = spread_next_slice(comm, slice + 1, op->stage.slice_count);
     if (lane_start(lane, op, slice, &error) != STATUS_OK) {
         exec_comm_fail(comm, &error, now_ns);
         return false;

@@ -168,6 +168,8 @@ struct exec_comm {
     struct exec_shared *shared; /* null without rails */
     uint32_t share_index; /* the rail that this is: slices with this number modulo share_count are its */
     uint32_t share_count;
+    uint32_t rails; /* as bits: those of share_count that are used */
+    bool rails_agreed;
     struct fair_entry turn; /* among exec->busy */
     uint32_t round;         /* the last one in which it was stepped */
     uint64_t comm_id;
@@ -252,6 +254,43 @@ enum status shared_new(struct exec_comm *comm, struct error *error) COMM_MUST_US
 void shared_cancel(struct exec_comm *comm, uint64_t seq, uint64_t count, const struct error *cause);
 void shared_abort(struct exec_comm *comm, const struct error *cause);
 void shared_leave(struct exec_comm *comm);
+
+/*
+ * Which of share_count rails has a slice: the one of its number. Those of rails that are not used are the
+ * others', in turn. What lane it goes through does not depend on them: another node may know earlier.
+ */
+static inline uint32_t slice_rail(const struct exec_comm *comm, uint64_t slice)
+{
+    uint32_t rail = (uint32_t)(slice % comm->share_count);
+    if ((comm->rails >> rail & 1) != 0) {
+        return rail;
+    }
+    uint32_t before = (uint32_t)(slice / comm->share_count % (uint32_t)__builtin_popcount(comm->rails));
+    for (rail = 0; (comm->rails >> rail & 1) == 0 || before-- > 0; rail++) {
+    }
+    return rail;
+}
+/* Of so many slices, how many a rail has. */
+uint64_t spread_slices(const struct exec_comm *comm, uint32_t rail, uint64_t slice_count);
+/* The first slice that the exec has at `slice` or behind it; beyond slice_count when there is none. */
+static inline uint64_t spread_next_slice(const struct exec_comm *comm, uint64_t slice, uint64_t slice_count)
+{
+    while (slice < slice_count && slice_rail(comm, slice) != comm->share_index) {
+        slice++;
+    }
+    return slice;
+}
+
+/* All of so many, at most EXEC_RAILS_MAX. */
+static inline uint32_t rails_of(uint32_t count)
+{
+    return (UINT32_C(1) << count) - 1;
+}
+static inline void comm_use_rails(struct exec_comm *comm, uint32_t rails, bool agreed)
+{
+    comm->rails = rails;
+    comm->rails_agreed = agreed;
+}
 
 /* exec_comm.c */
 void comm_free_now(struct exec_comm *comm);

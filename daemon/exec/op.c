@@ -227,9 +227,12 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         return status;
     }
     bool one_node = comm->options.node_count == 1;
-    uint32_t first = comm->share_count == 1 ? 0 : comm->share_index;
-    op->own_slices = (op->stage.slice_count + comm->share_count - 1 - first) / comm->share_count;
-    op->next_slice = first;
+    if (one_node) { /* slices are taken by whoever is free */
+        op->own_slices = op->stage.slice_count;
+    } else {
+        op->own_slices = spread_slices(comm, comm->share_index, op->stage.slice_count);
+        op->next_slice = spread_next_slice(comm, 0, op->stage.slice_count);
+    }
     op->agrees = !one_node && comm->share_index == 0 && coll_stage_needs_agreement(&op->stage);
     if (one_node || comm->share_index > 0) {
         op->local_slices = 0; /* they are the slices, or the first rail's */

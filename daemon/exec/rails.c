@@ -313,14 +313,9 @@ void rails_unwant(struct rails *rails, uint32_t peer, uint32_t rail_count)
     }
 }
 
-uint32_t rails_missing_link(const struct rails *rails, uint32_t peer, uint32_t rail_count)
+bool rails_has_link(const struct rails *rails, uint32_t peer, uint32_t rail)
 {
-    for (uint32_t rail = 1; rail < rail_count; rail++) {
-        if (!rails->peers[peer]->links[rail].up) {
-            return rail;
-        }
-    }
-    return 0;
+    return rails->peers[peer]->links[rail].up;
 }
 
 uint64_t rails_next_deadline_ns(const struct rails *rails)

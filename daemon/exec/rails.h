@@ -8,9 +8,9 @@
  * Several execs that share the work of one, the home: each on a thread of its own, the first ones with a
  * network endpoint of their own. The slices of an operation are spread over them: within a node they are
  * taken by whoever is free, between nodes slice s is the work of rail s modulo the communicator's rail_count,
- * so that all nodes find it on the same connection. Small operations, messages, and what nodes agree on stay
- * with the home, which is rail 0. Rails without work cost nothing: they have connections only to nodes that
- * a communicator shares them with.
+ * so that all nodes find it on the same connection; of rails that not all nodes reach, others do the work.
+ * Small operations, messages, and what nodes agree on stay with the home, which is rail 0. Rails without work
+ * cost nothing: they have connections only to nodes that a communicator shares them with.
  *
  * The home's thread calls everything here but rails_run_rail and rails_rail_...; what it tells a rail goes by
  * mail.

@@ -96,7 +96,7 @@ struct shared_rail {
     uint32_t rail;
     struct exec_comm *comm; /* that rail's thread's, as left */
     bool left;              /* nobody asks for it any more */
-    struct mail create, abort, leave, failed;
+    struct mail create, use, abort, leave, failed;
     struct error failure;
 };
 
@@ -106,6 +106,7 @@ struct exec_shared {
     struct exec_comm *home; /* null once it left */
     atomic_uint references; /* the home's, those of rails that have not left, of mails to the home */
     uint32_t rail_count;    /* that slices are spread over, the home among them */
+    uint32_t used_rails;    /* once all nodes have agreed */
     bool aborted;           /* for that cause: */
     struct error abort_cause;
     struct shared_rail of_rail[EXEC_RAILS_MAX];
@@ -119,12 +120,10 @@ void rails_publish_traffic(struct rails_endpoint *endpoint, uint64_t now_ns);
 /* A communicator needs connections of the first rail_count rails to that node; or does not any more. */
 void rails_want(struct rails *rails, uint32_t peer, uint32_t rail_count);
 void rails_unwant(struct rails *rails, uint32_t peer, uint32_t rail_count);
-/* Of the first rail_count rails to that node, one without a connection; 0 when all have one. */
-uint32_t rails_missing_link(const struct rails *rails, uint32_t peer, uint32_t rail_count);
-/* The rails that an operation of so many slices is spread over. */
-uint32_t spread_rails(const struct exec_shared *shared, const struct exec_op *op);
-/* One of the first rail_count rails without a connection to a node of the communicator, the node; or 0. */
-uint32_t spread_missing_rail(const struct exec_comm *comm, uint32_t rail_count, uint32_t *node);
+bool rails_has_link(const struct rails *rails, uint32_t peer, uint32_t rail);
+/* A rail that the operation is spread over, without a connection to a node of the communicator, the node; or
+ * 0. */
+uint32_t spread_missing_rail(const struct exec_comm *comm, const struct exec_op *op, uint32_t *node);
 static inline struct mailbox *rails_mailbox(const struct rails *rails, uint32_t rail)
 {
     return &rails->mailboxes[rail];

@@ -92,10 +92,10 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
 {
     const struct data_header *header = &incoming->header;
     bool agreement = header->slice == EXEC_AGREEMENT_SLICE;
-    uint32_t share_count = comm_of(&incoming->reader)->share_count;
+    const struct exec_comm *comm = comm_of(&incoming->reader);
     if (agreement ? !op->agrees
                   : header->slice >= op->stage.slice_count ||
-                        header->slice % share_count != comm_of(&incoming->reader)->share_index) {
+                        slice_rail(comm, header->slice) != comm->share_index) {
         return set_fault(incoming, "a slice that the operation does not have", error);
     }
     struct exec_lane *lane = incoming->feeds;

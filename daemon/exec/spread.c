@@ -105,6 +105,7 @@ enum status shared_new(struct exec_comm *comm, struct error *error)
     atomic_init(&shared->references, rail_count);
     comm->shared = shared;
     comm->share_count = alone ? 1 : rail_count;
+    comm_use_rails(comm, rails_of(comm->share_count), !options->rails_wait);
     for (uint32_t node = 0; node < options->node_count; node++) {
         if (node != options->node_index) {
             rails_want(rails, comm->peers[node], rail_count);
@@ -292,23 +293,95 @@ static void rail_part_begin(void *context, uint64_t now_ns)
     op->held_slice = slice;
 }
 
-uint32_t spread_missing_rail(const struct exec_comm *comm, uint32_t rail_count, uint32_t *node)
+uint64_t spread_slices(const struct exec_comm *comm, uint32_t rail, uint64_t slice_count)
 {
-    const struct exec_shared *shared = comm->shared;
-    for (*node = 0; *node < comm->options.node_count; (*node)++) {
-        uint32_t missing = *node == comm->options.node_index
-                               ? 0
-                               : rails_missing_link(shared->rails, comm->peers[*node], rail_count);
-        if (missing > 0) {
-            return missing;
+    /* Which rail has a slice repeats itself. */
+    uint64_t period = comm->share_count * (uint64_t)__builtin_popcount(comm->rails);
+    uint64_t in_period = 0, in_rest = 0;
+    for (uint64_t slice = 0; slice < period; slice++) {
+        uint64_t is_its = slice_rail(comm, slice) == rail ? 1 : 0;
+        in_period += is_its;
+        in_rest += slice < slice_count % period ? is_its : 0;
+    }
+    return slice_count / period * in_period + in_rest;
+}
+
+/* Which node of the communicator the rail has no connection to; node_count: it has all. */
+static uint32_t unreached_node(const struct exec_comm *comm, uint32_t rail)
+{
+    uint32_t node = 0;
+    while (
+        node < comm->options.node_count &&
+        (node == comm->options.node_index || rails_has_link(comm->shared->rails, comm->peers[node], rail))) {
+        node++;
+    }
+    return node;
+}
+
+uint32_t spread_missing_rail(const struct exec_comm *comm, const struct exec_op *op, uint32_t *node)
+{
+    for (uint32_t rail = 1; rail < comm->share_count; rail++) {
+        bool needed = (comm->rails >> rail & 1) != 0 && spread_slices(comm, rail, op->stage.slice_count) > 0;
+        *node = needed ? unreached_node(comm, rail) : comm->options.node_count;
+        if (*node < comm->options.node_count) {
+            return rail;
         }
     }
     return 0;
 }
 
-uint32_t spread_rails(const struct exec_shared *shared, const struct exec_op *op)
+uint32_t exec_comm_all_rails(const struct exec_comm *comm)
 {
-    return op->stage.slice_count < shared->rail_count ? (uint32_t)op->stage.slice_count : shared->rail_count;
+    return rails_of(comm->share_count);
+}
+
+uint32_t exec_comm_reached_rails(const struct exec_comm *comm)
+{
+    uint32_t reached = 1;
+    for (uint32_t rail = 1; rail < comm->share_count; rail++) {
+        reached |= unreached_node(comm, rail) == comm->options.node_count ? UINT32_C(1) << rail : 0;
+    }
+    return reached;
+}
+
+static void rail_use(void *context, uint64_t now_ns)
+{
+    const struct shared_rail *at = context;
+    (void)now_ns;
+    if (at->comm != NULL) {
+        comm_use_rails(at->comm, at->shared->used_rails, true);
+    }
+}
+
+void exec_comm_use_rails(struct exec_comm *comm, uint32_t rails)
+{
+    struct exec_shared *shared = comm->shared;
+    comm_use_rails(comm, rails & rails_of(comm->share_count), true);
+    if (shared == NULL) {
+        return;
+    }
+    shared->used_rails = comm->rails;
+    for (uint32_t rail = 1; rail < shared->rail_count; rail++) {
+        put(shared, rail, &shared->of_rail[rail].use, rail_use, &shared->of_rail[rail]);
+    }
+    exec_wake(comm->exec);
+}
+
+/* How many parts the operation has beside the home's, and whose they are. */
+static uint32_t parts_of(const struct exec_comm *comm, const struct exec_op *op,
+                         uint32_t rails[EXEC_RAILS_MAX])
+{
+    const struct exec_shared *shared = comm->shared;
+    bool local = comm->options.node_count == 1;
+    uint32_t count = 0;
+    for (uint32_t rail = 1; rail < shared->rail_count; rail++) {
+        bool has_part =
+            local ? rail < op->stage.slice_count : spread_slices(comm, rail, op->stage.slice_count) > 0;
+        if (has_part) {
+            rails[count++] = rail;
+        }
+    }
+    return count;
 }
 
 enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struct error *error)
@@ -324,12 +397,13 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     if (op->stage.slice_count < 2 || (local && op->is_staged)) { /* GPUs do the work */
         return SPREAD_NOT;
     }
-    uint32_t rails = spread_rails(shared, op);
     uint32_t node;
-    if (!local && spread_missing_rail(comm, rails, &node) > 0) {
+    if (!local && (!comm->rails_agreed || spread_missing_rail(comm, op, &node) > 0)) {
         return SPREAD_WAITS;
     }
-    struct exec_spread *spread = calloc(1, sizeof *spread + (rails - 1) * sizeof spread->parts[0]);
+    uint32_t rails[EXEC_RAILS_MAX];
+    uint32_t part_count = parts_of(comm, op, rails);
+    struct exec_spread *spread = calloc(1, sizeof *spread + part_count * sizeof spread->parts[0]);
     if (spread == NULL) {
         if (local) {
             return SPREAD_NOT; /* the home does all of it */
@@ -341,8 +415,8 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     spread->op_slices = op->stage.slice_count;
     spread->shared = shared;
     spread->call = op->call;
-    spread->part_count = rails - 1;
-    spread->parts_left = rails - 1;
+    spread->part_count = part_count;
+    spread->parts_left = part_count;
     spread->result.status = STATUS_OK;
     atomic_store_explicit(&spread->claims.next, 0, memory_order_relaxed);
     atomic_store_explicit(&spread->claims.left, op->stage.slice_count, memory_order_relaxed);
@@ -351,7 +425,7 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     for (uint32_t i = 0; i < spread->part_count; i++) {
         struct spread_part *part = &spread->parts[i];
         part->spread = spread;
-        part->rail = i + 1;
+        part->rail = rails[i];
         put(shared, part->rail, &part->mail, rail_part_begin, part);
     }
     return SPREAD_BEGUN;
@@ -395,7 +469,12 @@ bool spread_is_done(const struct exec_op *op, bool given_up)
 bool spread_needs(const struct exec_op *op, uint32_t rail)
 {
     const struct exec_spread *spread = op->spread;
-    return spread != NULL && rail > 0 && rail <= spread->part_count && !spread->parts[rail - 1].over;
+    for (uint32_t i = 0; spread != NULL && i < spread->part_count; i++) {
+        if (spread->parts[i].rail == rail) {
+            return !spread->parts[i].over;
+        }
+    }
+    return false;
 }
 
 void spread_result(const struct exec_op *op, struct error *result)

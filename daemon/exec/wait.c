@@ -71,8 +71,10 @@ static void spread_describe_start(const struct exec_comm *comm, const struct exe
     if (comm->shared == NULL) {
         return;
     }
-    uint32_t rail = spread_missing_rail(comm, spread_rails(comm->shared, op), &node);
-    if (rail > 0) {
+    uint32_t rail = spread_missing_rail(comm, op, &node);
+    if (rail == 0 && !comm->rails_agreed) {
+        (void)snprintf(text, size, "waiting until all nodes have said which rails they reach");
+    } else if (rail > 0) {
         const struct rails_peer *peer = comm->shared->rails->peers[comm->peers[node]];
         const char *why = peer->links[rail].why.text;
         (void)snprintf(text, size, "rail %u has no connection to node %s (UDP port of its address + %u)%s%s",

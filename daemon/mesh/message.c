@@ -143,6 +143,7 @@ static message_function *const message_functions[] = {
     [COMMD__MESH__MESSAGE__BODY_DISPUTE] = on_other,
     [COMMD__MESH__MESSAGE__BODY_VERDICT] = on_other,
     [COMMD__MESH__MESSAGE__BODY_MISSING] = on_other,
+    [COMMD__MESH__MESSAGE__BODY_REACH] = on_other,
 };
 
 static void message_received(struct mesh_peer *peer, const uint8_t *bytes, size_t size, uint64_t now_ns)

@@ -368,6 +368,8 @@ static void say_replaced(struct target *target, const uint8_t *packed, size_t si
         replace(target, &message->verdict->comm_id);
     } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_MISSING) {
         replace(target, &message->missing->comm_id);
+    } else if (message->body_case == COMMD__MESH__MESSAGE__BODY_REACH) {
+        replace(target, &message->reach->comm_id);
     }
     say_message(target, message);
     commd__mesh__message__free_unpacked(message, NULL);

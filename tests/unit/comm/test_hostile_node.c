@@ -129,6 +129,17 @@ static void say_missing(uint64_t seq, Commd__Mesh__Missing__Step step)
     say(&message);
 }
 
+static void say_reach(uint32_t rails)
+{
+    Commd__Mesh__Reach body = COMMD__MESH__REACH__INIT;
+    Commd__Mesh__Message message = COMMD__MESH__MESSAGE__INIT;
+    body.comm_id = heard.comm_id;
+    body.rails = rails;
+    message.body_case = COMMD__MESH__MESSAGE__BODY_REACH;
+    message.reach = &body;
+    say(&message);
+}
+
 static void say_leave(uint64_t last_seq, uint32_t rank)
 {
     uint32_t ranks[] = {1, rank};
@@ -227,12 +238,12 @@ static void test_messages_after_leaving(void **state)
 static void test_what_costs_the_connection(void **state)
 {
     (void)state;
-    enum { DISPUTE, VERDICT, FINAL, LEAVE, BEYOND, ANNOUNCE, SUMMARY, CASES };
+    enum { DISPUTE, VERDICT, FINAL, LEAVE, BEYOND, ANNOUNCE, SUMMARY, REACH, CASES };
     static const char *const whats[CASES] = {
         "a dispute on operations that cannot be",        "a verdict on operations that cannot be",
         "a verdict that is not its to say, or not ours", "that a rank leaves which it does not have",
         "that a rank leaves which it does not have",     "a malformed announcement of ranks",
-        "of missing ranks what is not its to say"};
+        "of missing ranks what is not its to say",       "a second time which rails it reaches"};
     for (int which = 0; which < CASES; which++) {
         struct mesh_node_info info;
         hostile_start();
@@ -265,6 +276,11 @@ static void test_what_costs_the_connection(void **state)
             say_missing(0, COMMD__MESH__MISSING__STEP__ANSWER);
             assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
             say_missing(1, COMMD__MESH__MISSING__STEP__SUMMARY);
+            break;
+        case REACH: /* this node has one rail: once comes to nothing */
+            say_reach(UINT32_MAX);
+            assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
+            say_reach(0);
             break;
         default:
             break;

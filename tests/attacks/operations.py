@@ -313,14 +313,14 @@ def crowd(path, name, wires, size):
     return memories
 
 
-def crowd_works(places, name, end_s, kinds):
-    """Operations of 1,000 ranks on connections to these places, one kind after the other: a byte for each pair of ranks, or as many in all."""
+def crowd_works(places, name, end_s, kinds, most=1000):
+    """Operations of 1,000 ranks on connections to these places, one kind after the other: a byte for each pair of ranks, or that many in all."""
     wires, size = [Wire(place) for place in places], 1000
     memories = crowd(places[0], name, wires, size)
     ticket, each = 0, size // len(wires)
     while until(end_s):
         kind = kinds[ticket % len(kinds)]
-        count = 1 if kind == ALL_TO_ALL else size
+        count = 1 if kind == ALL_TO_ALL else most
         ticket += 1
         for wire in wires:
             wire.submit_many(operation(handle, ticket << 16 | handle, kind, U8, count, input=(1, 0), output=(1, 1 << 19)) for handle in range(1, each + 1))
@@ -341,6 +341,12 @@ def blocks_across(path, end_s, index):
     """all_to_all of 500 ranks on each of two nodes: half a million blocks of a byte on either."""
     there = str(pathlib.Path(path).with_name("b.sock"))
     crowd_works([path, path, there, there], f"blocks-across-{index}", end_s, (ALL_TO_ALL,))
+
+
+def sums_across(path, end_s, index):
+    """All-reduces and scans of 512 KiB, by 500 ranks on each of two nodes: 250 MiB go into one slice."""
+    there = str(pathlib.Path(path).with_name("b.sock"))
+    crowd_works([path, path, there, there], f"sums-across-{index}", end_s, (ALL_REDUCE, SCAN), 1 << 19)
 
 
 def bulk(path, end_s, index):

@@ -102,6 +102,7 @@ LOCAL = [
     Local("operations.thousand_ranks", 1, (), False),
     Local("operations.blocks", 1, (), False),
     Local("operations.blocks_across", 1, (), False),
+    Local("operations.sums_across", 1, (), False),
     Local("operations.bulk", 1, (), False),
     Local("operations.contradictions", 1, ("MISMATCH",), False),
     Local("operations.names", 1, ("INVALID_ARGUMENT",), log_forbids="^[^\\n]{0,40}FORGED"),

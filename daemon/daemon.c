@@ -499,6 +499,7 @@ static void daemon_free(struct daemon *daemon)
         struct error cause;
         error_set(&cause, STATUS_SHUTTING_DOWN, "node %s: commd is shutting down", daemon->conf->node_name);
         comms_abort_all(daemon->comms, &cause, loop_now_ns());
+        exec_await_loans(daemon->exec, loop_now_ns());
     }
     api_free(daemon->api);
     comms_free(daemon->comms);

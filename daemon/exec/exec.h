@@ -198,6 +198,9 @@ void exec_comm_abort(struct exec_comm *comm, const struct error *cause);
  */
 bool exec_comm_idle(const struct exec_comm *comm);
 void exec_comm_free(struct exec_comm *comm);
+/* Waits for the steps of stages that other threads carry out: before communicators are freed while operations
+ * run, at the end of the daemon. Each takes milliseconds. */
+void exec_await_loans(struct exec *exec, uint64_t now_ns);
 
 /*
  * For people: what the current operation waits for ("round 3 of slice 2: nothing from node b yet"), empty

@@ -1,3 +1,5 @@
+#include <sched.h>
+
 #include "daemon/base/time.h"
 #include "daemon/exec/rails_internal.h"
 
@@ -110,4 +112,22 @@ bool loans_are_back(const struct exec_comm *comm)
         back &= !comm->lanes[i].loan.is_out;
     }
     return back;
+}
+
+static bool any_is_out(const struct exec *exec)
+{
+    const struct exec_comm *comm, *next;
+    bool any = false;
+    HASH_ITER (hh, exec->comms, comm, next) {
+        any |= !loans_are_back(comm);
+    }
+    return any;
+}
+
+void exec_await_loans(struct exec *exec, uint64_t now_ns)
+{
+    while (any_is_out(exec)) {
+        (void)mailbox_run(rails_mailbox(exec->rails, 0), now_ns);
+        (void)sched_yield();
+    }
 }

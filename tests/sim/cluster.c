@@ -210,6 +210,10 @@ static void node_stop(struct cluster_node *node)
         comms_tick(node->comms, node->cluster->now_ns);
         cluster_advance(node->cluster, node->cluster->now_ns);
     }
+    while (node_workers_have_work(node)) {
+        node_run_workers(node, node->cluster->now_ns);
+    }
+    exec_await_loans(node->exec, node->cluster->now_ns);
     comms_free(node->comms);
     for (unsigned i = 0; i < 10 && node->rails != NULL; i++) {
         (void)node_run_rails(node, node->cluster->now_ns);

@@ -107,13 +107,47 @@ enum compression {
 #define COMM_ANY_SOURCE_RANK UINT32_MAX
 
 /* What an operation has, by its kind: what of a call is used, checked and compared. */
-bool op_kind_reduces(enum op_kind kind);    /* an operator */
-bool op_kind_has_root(enum op_kind kind);   /* a root rank */
-bool op_kind_has_blocks(enum op_kind kind); /* count is that of one rank's block, or there are layouts */
-bool op_kind_is_message(enum op_kind kind); /* send, recv */
+#define OP_KIND_BIT(name) (1u << OP_KIND_##name)
+#define OP_KINDS_WITH_OPERATOR                                                                               \
+    (OP_KIND_BIT(ALL_REDUCE) | OP_KIND_BIT(REDUCE) | OP_KIND_BIT(REDUCE_SCATTER) | OP_KIND_BIT(SCAN) |       \
+     OP_KIND_BIT(EXCLUSIVE_SCAN))
+#define OP_KINDS_WITH_ROOT                                                                                   \
+    (OP_KIND_BIT(BROADCAST) | OP_KIND_BIT(REDUCE) | OP_KIND_BIT(GATHER) | OP_KIND_BIT(SCATTER))
+#define OP_KINDS_WITH_BLOCKS                                                                                 \
+    (OP_KIND_BIT(ALL_GATHER) | OP_KIND_BIT(REDUCE_SCATTER) | OP_KIND_BIT(GATHER) | OP_KIND_BIT(SCATTER) |    \
+     OP_KIND_BIT(ALL_TO_ALL))
+#define OP_KINDS_OF_MESSAGES (OP_KIND_BIT(SEND) | OP_KIND_BIT(RECEIVE))
 
-/* Element size in bytes. dtype must be in the list. */
-size_t dtype_size_bytes(enum dtype dtype);
+static inline bool op_kind_reduces(enum op_kind kind)
+{
+    return (OP_KINDS_WITH_OPERATOR >> kind & 1u) != 0;
+}
+static inline bool op_kind_has_root(enum op_kind kind)
+{
+    return (OP_KINDS_WITH_ROOT >> kind & 1u) != 0;
+}
+/* Its count is that of one rank's block, or there are layouts. */
+static inline bool op_kind_has_blocks(enum op_kind kind)
+{
+    return (OP_KINDS_WITH_BLOCKS >> kind & 1u) != 0;
+}
+static inline bool op_kind_is_message(enum op_kind kind)
+{
+    return (OP_KINDS_OF_MESSAGES >> kind & 1u) != 0;
+}
+
+/* Element size in bytes; 0 for a number that is not in the list. */
+static inline size_t dtype_size_bytes(enum dtype dtype)
+{
+    switch (dtype) {
+#define X(name, number, text, size_bytes)                                                                    \
+    case DTYPE_##name:                                                                                       \
+        return size_bytes;
+        DTYPE_LIST(X)
+#undef X
+    }
+    return 0;
+}
 
 /* "f32", "sum", "all_reduce"; "unknown" for a number that is not in the list. Static storage. */
 const char *dtype_text(enum dtype dtype);
@@ -123,10 +157,38 @@ const char *compression_text(enum compression compression);
 
 /* Checked conversion of a number off the wire. Returns false, leaving *out untouched, when not in the list.
  */
-bool dtype_from_wire(unsigned number, enum dtype *out);
-bool reduce_from_wire(unsigned number, enum reduce *out);
-bool op_kind_from_wire(unsigned number, enum op_kind *out);
-bool compression_from_wire(unsigned number, enum compression *out);
+static inline bool dtype_from_wire(unsigned number, enum dtype *out)
+{
+    if (number >= DTYPE_COUNT) {
+        return false;
+    }
+    *out = (enum dtype)number;
+    return true;
+}
+static inline bool reduce_from_wire(unsigned number, enum reduce *out)
+{
+    if (number >= REDUCE_COUNT) {
+        return false;
+    }
+    *out = (enum reduce)number;
+    return true;
+}
+static inline bool op_kind_from_wire(unsigned number, enum op_kind *out)
+{
+    if (number >= OP_KIND_COUNT) {
+        return false;
+    }
+    *out = (enum op_kind)number;
+    return true;
+}
+static inline bool compression_from_wire(unsigned number, enum compression *out)
+{
+    if (number >= COMPRESSION_COUNT) {
+        return false;
+    }
+    *out = (enum compression)number;
+    return true;
+}
 
 /*
  * Which operators have a meaning for which element types:

@@ -93,7 +93,7 @@ struct exec_op {
     uint64_t slice;
     struct coll_stage_cursor cursor;
     uint64_t unacknowledged;              /* sends whose payload the network still holds */
-    uint64_t holes_seen;                  /* memory_hole_count when its memories were last looked at */
+    uint64_t holes_seen;                  /* guard_hole_count when its memories were last looked at */
     struct exec_device *device;           /* what GPUs and streams have to do with it; null: nothing */
     struct coll_stage_rank stage_ranks[]; /* call.rank_count × terms.bucket_ops */
 };

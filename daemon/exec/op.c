@@ -4,6 +4,7 @@
 #include "daemon/base/checked.h"
 #include "daemon/exec/exec_internal.h"
 #include "daemon/host/copy.h"
+#include "daemon/host/guard.h"
 
 _Static_assert(EXEC_LANES_MAX == COLL_LANES, "predictions are for the lanes that there are");
 
@@ -76,7 +77,7 @@ void op_free(struct exec_op *op)
 
 enum status op_check_memories(const struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
-    uint64_t holes = memory_hole_count();
+    uint64_t holes = guard_hole_count();
     if (holes == op->holes_seen) {
         return STATUS_OK;
     }

@@ -38,7 +38,7 @@ static uint32_t oldest_patch, patch_count;
 static uint64_t patched_bytes;
 static uint32_t split_count; /* of all mappings */
 
-static _Atomic uint64_t hole_count;
+_Atomic uint64_t guard_holes;
 static int userfault_fd = -1;
 static uint64_t page_bytes;
 static struct sigaction previous_bus, previous_segv;
@@ -201,7 +201,7 @@ static bool patch_hole(const unsigned char *address, bool is_bus)
         known = is_patched(guard, offset_bytes) || put_patch(guard, offset_bytes);
         (void)atomic_compare_exchange_strong(&guard->broken, &none,
                                              offset_bytes / page_bytes * page_bytes + 1);
-        (void)atomic_fetch_add(&hole_count, 1);
+        (void)atomic_fetch_add(&guard_holes, 1);
     }
     release_lock();
     return known;
@@ -319,16 +319,4 @@ void guard_remove(struct guard *guard)
         forget_patches(guard);
     }
     release_lock();
-}
-
-uint64_t guard_hole_count(void)
-{
-    return atomic_load(&hole_count);
-}
-
-bool guard_is_broken(const struct guard *guard, uint64_t *offset_bytes)
-{
-    uint64_t broken = atomic_load(&guard->broken);
-    *offset_bytes = broken == 0 ? 0 : broken - 1;
-    return broken != 0;
 }

@@ -59,9 +59,20 @@ enum status guard_add(struct guard *guard, void *base, uint64_t size_bytes,
 /* Before the mapping is unmapped, and after its last use. */
 void guard_remove(struct guard *guard);
 
+extern _Atomic uint64_t guard_holes;
+
 /* Any thread. How often a thread met a hole, in all mappings: unchanged means that none broke meanwhile. */
-uint64_t guard_hole_count(void);
+static inline uint64_t guard_hole_count(void)
+{
+    return atomic_load(&guard_holes);
+}
+
 /* Any thread. *offset_bytes: of the first missing page. */
-bool guard_is_broken(const struct guard *guard, uint64_t *offset_bytes);
+static inline bool guard_is_broken(const struct guard *guard, uint64_t *offset_bytes)
+{
+    uint64_t broken = atomic_load(&guard->broken);
+    *offset_bytes = broken == 0 ? 0 : broken - 1;
+    return broken != 0;
+}
 
 #endif

@@ -211,11 +211,6 @@ enum status memory_check(const struct memory *memory, struct error *error)
                      memory->owner_id, (int)memory->owner_process, (unsigned long long)offset_bytes);
 }
 
-uint64_t memory_hole_count(void)
-{
-    return guard_hole_count();
-}
-
 bool memory_is_used(const struct memory *memory)
 {
     return memory->references > 1;

@@ -42,11 +42,10 @@ void memory_set_owner(struct memory *memory, pid_t process, uint32_t id);
 /*
  * Any thread, with a reference. INVALID_ARGUMENT when somebody has touched a page that the client never made,
  * or has taken out again: what was read there was zero, what was written there is lost, and the memory is of
- * no use any more. The text names process, memory and offset.
+ * no use any more. The text names process, memory and offset. guard_hole_count says whether any can have
+ * broken.
  */
 enum status memory_check(const struct memory *memory, struct error *error) COMM_MUST_USE;
-/* Any thread. How often that has happened to any memory: unchanged means that none broke meanwhile. */
-uint64_t memory_hole_count(void);
 
 /* Whose an allocation is, and where it is there. */
 struct memory_origin {

@@ -134,12 +134,12 @@ static void test_whole_memory_stays_whole(void **state)
     (void)state;
     unsigned char *bytes;
     int fd = full_memfd(4 * PAGE, 7);
-    uint64_t holes = memory_hole_count();
+    uint64_t holes = guard_hole_count();
     struct memory *memory = import(fd, 4 * PAGE, &bytes);
     memset(bytes, 8, 4 * PAGE);
     assert_int_equal(bytes[4 * PAGE - 1], 8);
     assert_int_equal(memory_check(memory, NULL), STATUS_OK);
-    assert_int_equal(memory_hole_count(), holes);
+    assert_int_equal(guard_hole_count(), holes);
     memory_unref(memory);
     close(fd);
 }
@@ -152,11 +152,11 @@ static void test_a_hole_reads_as_zero_and_makes_no_page(void **state)
     int fd = full_memfd(8 * PAGE, 7);
     struct memory *memory = import(fd, 8 * PAGE, &bytes);
     memory_set_owner(memory, 4711, 42);
-    uint64_t holes = memory_hole_count();
+    uint64_t holes = guard_hole_count();
     punch(fd, 3 * PAGE, PAGE);
     assert_int_equal(bytes[3 * PAGE + 5], 0);
     assert_int_equal(pages_of(fd), 7);
-    assert_true(memory_hole_count() > holes);
+    assert_true(guard_hole_count() > holes);
     assert_broken(memory, "memory 42 of process 4711 had no page at offset 12288");
     for (uint64_t i = 0; i < 8 * PAGE; i++) { /* its neighbours keep what they have */
         assert_int_equal(bytes[i], i / PAGE == 3 ? 0 : 7);

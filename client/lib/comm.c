@@ -68,11 +68,6 @@ void member_fail(struct comm_comm *comm, comm_result_t failure, const char *form
     comm->failure = failure;
 }
 
-comm_result_t member_check(const struct comm_comm *comm)
-{
-    return comm->failure != COMM_OK ? error_repeat(comm->failure, comm->failure_text) : COMM_OK;
-}
-
 /* --- Joining --- */
 
 static bool name_is_good(const char *name)

@@ -13,13 +13,6 @@
 #define SEND_RETRY_MS 10u                      /* when another thread reads, and the socket is full */
 #define SOCKET_LOOKS 64u /* so many looks at the ring for one at the socket, which tells of commd's end */
 
-uint64_t clock_ns(void)
-{
-    struct timespec now;
-    clock_gettime(CLOCK_MONOTONIC, &now);
-    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
-}
-
 uint64_t clock_after_ms(uint64_t ms)
 {
     return clock_ns() + ms * 1000000u;

@@ -7,6 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 #include <sys/types.h>
+#include <time.h>
 
 #include "client/lib/fence.h"
 #include "client/lib/gpu/devices.h"
@@ -298,7 +299,13 @@ static inline void trace_op_seen(struct client_trace *trace, struct comm_comm *c
 
 /* --- connection.c --- */
 
-uint64_t clock_ns(void); /* CLOCK_MONOTONIC */
+/* CLOCK_MONOTONIC */
+static inline uint64_t clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
+}
 uint64_t clock_after_ms(uint64_t ms);
 /* For poll: until the deadline, but not for ever. */
 int poll_timeout_ms(uint64_t deadline_ns);
@@ -421,7 +428,10 @@ void member_drop(struct comm_comm *comm, uint64_t deadline_ns);
 void member_fail(struct comm_comm *comm, comm_result_t failure, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 /* COMM_OK, or reports why nothing can be submitted any more. */
-comm_result_t member_check(const struct comm_comm *comm);
+static inline comm_result_t member_check(const struct comm_comm *comm)
+{
+    return comm->failure == COMM_OK ? COMM_OK : error_repeat(comm->failure, comm->failure_text);
+}
 
 /* --- op.c --- */
 

@@ -156,7 +156,8 @@ void ops_handle_completion(struct comm_client *client, const struct completion_r
         return;
     }
     comm_result_t result = completion->status == STATUS_OK ? COMM_OK : failure_from_wire(completion->status);
-    const char *text = completion->text[0] != '\0' ? completion->text : comm_result_text(result);
+    bool has_text = result == COMM_OK || completion->text[0] != '\0';
+    const char *text = has_text ? completion->text : comm_result_text(result);
     for (uint32_t i = 0; result == COMM_OK && i < op->copy_count; i++) {
         size_t size_bytes = op->copies[i].size_bytes;
         size_t came = (size_t)completion->count_elements * dtype_size_bytes(op->dtype);

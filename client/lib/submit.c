@@ -48,6 +48,15 @@ static comm_result_t take_block(struct comm_comm *comm, struct client_op *op, en
     return result;
 }
 
+/* The caller's memory that holds all of the range; null: none, and its bytes are copied. */
+static comm_result_t locate(struct comm_comm *comm, const struct client_call *call, const void *at,
+                            size_t size_bytes, struct client_memory **out)
+{
+    *out = memory_find(comm->client, at, size_bytes);
+    bool on_host = comm->client->gpus == NULL || (*out != NULL && (*out)->gpu == NULL);
+    return on_host ? COMM_OK : gpu_memory_locate(comm, call, at, size_bytes, out);
+}
+
 static size_t buffer_bytes(const struct client_call *call, const struct call_buffer *buffer)
 {
     return buffer->elements * dtype_size_bytes(call->terms.dtype);
@@ -62,7 +71,7 @@ static comm_result_t place_input(struct comm_comm *comm, const struct client_cal
         return COMM_OK;
     }
     struct client_memory *found;
-    comm_result_t result = memory_locate(comm, call, call->input.at, size_bytes, &found);
+    comm_result_t result = locate(comm, call, call->input.at, size_bytes, &found);
     if (result != COMM_OK) {
         return result;
     }
@@ -123,7 +132,7 @@ static comm_result_t place_output(struct comm_comm *comm, const struct client_ca
         return COMM_OK;
     }
     struct client_memory *found;
-    comm_result_t result = memory_locate(comm, call, call->output.at, size_bytes, &found);
+    comm_result_t result = locate(comm, call, call->output.at, size_bytes, &found);
     if (result != COMM_OK) {
         return result;
     }
@@ -191,7 +200,7 @@ static comm_result_t place_residual(struct comm_comm *comm, const struct client_
         return COMM_OK;
     }
     struct client_memory *found;
-    comm_result_t result = memory_locate(comm, call, residual, size_bytes, &found);
+    comm_result_t result = locate(comm, call, residual, size_bytes, &found);
     if (result != COMM_OK) {
         return result;
     }

@@ -120,12 +120,12 @@ comm_result_t chunk_export(const struct client_chunk *chunk, int *out);
 /* --- gpu_memory.c: with the client's lock --- */
 
 /*
- * The memory that commd has mapped and holds all of the range, registered now if it was not; null for memory
- * of the host that is in none. May let go of the lock. Refuses memory of another device than the
- * communicator's. Reported.
+ * Of a client that uses GPUs: the memory that commd has mapped and holds all of the range, registered now if
+ * it was not; null for memory of the host that is in none. May let go of the lock. Refuses memory of another
+ * device than the communicator's. Reported.
  */
-comm_result_t memory_locate(struct comm_comm *comm, const struct client_call *call, const void *at,
-                            size_t size_bytes, struct client_memory **out);
+comm_result_t gpu_memory_locate(struct comm_comm *comm, const struct client_call *call, const void *at,
+                                size_t size_bytes, struct client_memory **out);
 /* comm_mem_alloc on a GPU; without the lock. Reported. */
 comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int ordinal, void **out);
 /* Waits for the GPU's work, before gpu_memory_free; without the lock. UNSUPPORTED: a stream is being

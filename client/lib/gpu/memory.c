@@ -361,17 +361,12 @@ static comm_result_t locate(struct comm_comm *comm, const unsigned char *at, siz
     return COMM_OK;
 }
 
-comm_result_t memory_locate(struct comm_comm *comm, const struct client_call *call, const void *at,
-                            size_t size_bytes, struct client_memory **out)
+comm_result_t gpu_memory_locate(struct comm_comm *comm, const struct client_call *call, const void *at,
+                                size_t size_bytes, struct client_memory **out)
 {
-    struct comm_client *client = comm->client;
     struct gpu_scope scope;
-    *out = memory_find(client, at, size_bytes);
-    if (client->gpus == NULL || (*out != NULL && (*out)->gpu == NULL)) {
-        return COMM_OK;
-    }
     *out = NULL;
-    comm_result_t result = gpu_scope_enter(comm->gpu != NULL ? comm->gpu : client->gpus, &scope);
+    comm_result_t result = gpu_scope_enter(comm->gpu != NULL ? comm->gpu : comm->client->gpus, &scope);
     if (result == COMM_OK) {
         result = locate(comm, at, size_bytes, out);
         gpu_scope_leave(&scope);

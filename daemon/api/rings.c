@@ -170,42 +170,34 @@ void api_ring_bells(struct api *api)
     }
 }
 
-/* Tells a client that waits for room; not after each packet, for a look costs about as much as one. */
-static void rings_tell_room(struct api_rings *rings)
+bool api_rings_take(struct api_session *session, uint8_t *bytes, size_t room_bytes, size_t *size_bytes,
+                    uint64_t now_ns)
 {
-    rings->taken = 0;
-    if (ring_wake_producer(&rings->in)) {
-        api_bell_ring(rings);
-    }
-}
-
-bool api_rings_take(struct api_session *session, uint64_t now_ns)
-{
-    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* the loop's thread alone reads sessions */
     struct api_rings *rings = session->rings;
-    size_t size_bytes;
-    enum ring_result result = ring_take(&rings->in, bytes, sizeof bytes, &size_bytes);
-    if (result == RING_NOTHING) {
-        if (rings->taken > 0) {
-            rings_tell_room(rings);
-        }
-        return false;
+    enum ring_result result = ring_take(&rings->in, bytes, room_bytes, size_bytes);
+    if (result == RING_NOTHING || (session->ending && ++rings->last_taken > RING_LAST_PACKETS_MAX)) {
+        return false; /* of one that is ending: another process holds the ring, and goes on */
     }
     rings->busy_ns = now_ns;
     rings->bells_for_nothing = 0;
     session->api->took_requests = true;
     if (result != RING_OK) {
+        *size_bytes = 0;
         api_session_reply_end(session, 0, STATUS_PROTOCOL, "its ring holds what cannot be");
-        return true;
-    }
-    if (session->ending && ++rings->last_taken > RING_LAST_PACKETS_MAX) {
-        return false; /* another process holds it, and goes on */
-    }
-    api_session_packet(session, bytes, size_bytes, now_ns);
-    if (++rings->taken >= RING_PACKETS_PER_TELL || !api_session_reads(session)) {
-        rings_tell_room(rings);
     }
     return true;
+}
+
+void api_rings_taken(struct api_session *session)
+{
+    struct api_rings *rings = session->rings;
+    if (++rings->taken < RING_PACKETS_PER_TELL && api_session_reads(session) && ring_has_packet(&rings->in)) {
+        return; /* a look costs about as much as a packet */
+    }
+    rings->taken = 0;
+    if (ring_wake_producer(&rings->in)) {
+        api_bell_ring(rings);
+    }
 }
 
 bool api_poll(struct api *api, uint64_t now_ns)

@@ -416,7 +416,7 @@ static void session_refuse_fd(struct api_session *session, uint64_t request_id)
     api_session_reply_error(session, request_id, &error);
 }
 
-void api_session_take(struct api_session *session, const uint8_t *bytes, const struct api_packet_in *packet,
+bool api_session_take(struct api_session *session, const uint8_t *bytes, const struct api_packet_in *packet,
                       uint64_t now_ns)
 {
     struct error error;
@@ -428,10 +428,7 @@ void api_session_take(struct api_session *session, const uint8_t *bytes, const s
         error_set(&error, STATUS_PROTOCOL, "more than %d file descriptor with a packet",
                   CLIENT_PACKET_FDS_MAX);
     } else if (packet_is_record(bytes, size)) {
-        if (session_may(session, 0, false, false)) {
-            api_list_begin(session, bytes, size, now_ns);
-        }
-        return;
+        return session_may(session, 0, false, false);
     } else if ((request = commd__client__request__unpack(NULL, size, bytes)) == NULL) {
         error_set(&error, STATUS_PROTOCOL, "a packet of %zu bytes that is no request", size);
     } else {
@@ -441,16 +438,11 @@ void api_session_take(struct api_session *session, const uint8_t *bytes, const s
             session_dispatch(session, request, packet->fd, now_ns);
         }
         commd__client__request__free_unpacked(request, NULL);
-        return;
+        return false;
     }
     api_session_reply_error(session, 0, &error);
     api_session_end(session, error.text);
-}
-
-void api_session_packet(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns)
-{
-    const struct api_packet_in packet = {.size_bytes = (ssize_t)size, .fd = -1};
-    api_session_take(session, bytes, &packet, now_ns);
+    return false;
 }
 
 /* Of a session that is not read now: whether its client is gone. */

@@ -235,8 +235,6 @@ void api_pass_fds(int fd, bool may);
 /* session.c */
 /* Whether more of it may be read now. */
 bool api_session_reads(const struct api_session *session);
-/* One packet without descriptors. */
-void api_session_packet(struct api_session *session, const uint8_t *bytes, size_t size, uint64_t now_ns);
 /* Sends what waits, as far as it goes. */
 void api_session_flush(struct api_session *session);
 enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_t now_ns,
@@ -251,8 +249,11 @@ void api_session_free(struct api_session *session, uint64_t now_ns);
 void api_session_break(struct api_session *session);
 /* Watches for what it waits for now. */
 void api_session_watch(struct api_session *session);
-/* One packet. Its descriptor stays the caller's. */
-void api_session_take(struct api_session *session, const uint8_t *bytes, const struct api_packet_in *packet,
+/*
+ * One packet. Its descriptor stays the caller's. True: it holds submissions, which the client may make and
+ * the caller is to do.
+ */
+bool api_session_take(struct api_session *session, const uint8_t *bytes, const struct api_packet_in *packet,
                       uint64_t now_ns);
 void api_session_has_too_much(struct api_session *session, uint64_t request_id);
 void api_session_drop_packets(struct api_session *session, unsigned count);
@@ -310,8 +311,6 @@ enum turn_result api_session_turn(void *context, uint64_t now_ns);
  * After turns_serve: the last session of a user takes the account with it, whose line a turn is served on.
  */
 void api_sessions_free_gone(struct api *api);
-/* Does the first of a packet's submissions, and keeps the others for its turns. */
-void api_list_begin(struct api_session *session, const uint8_t *list, size_t size, uint64_t now_ns);
 
 /* heart.c */
 enum status api_heart_new(struct api *api, struct error *error) COMM_MUST_USE;
@@ -347,8 +346,13 @@ void api_rings_sent(struct api_session *session);
 void api_rings_free(struct api_session *session);
 /* Something may have changed: what it holds is looked at. */
 void api_rings_awake(struct api_session *session, uint64_t now_ns);
-/* Takes one packet, and does it. False: there is none. */
-bool api_rings_take(struct api_session *session, uint64_t now_ns);
+/*
+ * Takes one packet. False: there is none. *size_bytes 0: the ring holds what cannot be, and the session ends.
+ */
+bool api_rings_take(struct api_session *session, uint8_t *bytes, size_t room_bytes, size_t *size_bytes,
+                    uint64_t now_ns);
+/* After each: a client that waits for room is told, once in a while and when the ring is empty. */
+void api_rings_taken(struct api_session *session);
 /* FULL: tried again when the client rings. The client's own bell is rung by api_ring_bells. */
 enum ring_result api_rings_put(struct api_session *session, const void *packet, size_t size_bytes);
 

@@ -46,7 +46,8 @@ static bool list_work(struct api_session *session, const uint8_t *list, size_t s
     return true;
 }
 
-void api_list_begin(struct api_session *session, const uint8_t *list, size_t size, uint64_t now_ns)
+/* Does the first of a packet's submissions, and keeps the others for its turns. */
+static void list_begin(struct api_session *session, const uint8_t *list, size_t size, uint64_t now_ns)
 {
     struct error error;
     size_t at = 0;
@@ -120,14 +121,31 @@ static enum turn_result socket_turn(struct api_session *session, uint64_t now_ns
         session->readable = false;
         return session->dead ? socket_ends(session) : TURN_NOTHING;
     }
-    if (packet.size_bytes > 0) {
-        api_session_take(session, bytes, &packet, now_ns);
+    if (packet.size_bytes > 0 && api_session_take(session, bytes, &packet, now_ns)) {
+        list_begin(session, bytes, (size_t)packet.size_bytes, now_ns);
     }
     if (packet.fds > 0) {
         fd_reaper_put(session->api->fd_reaper, session->client.uid, packet.fd);
     }
     bool last = session->dead && ++session->last_packets >= API_LAST_PACKETS_MAX;
     return packet.size_bytes <= 0 || last ? socket_ends(session) : TURN_MORE;
+}
+
+static enum turn_result ring_turn(struct api_session *session, uint64_t now_ns)
+{
+    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* as above */
+    size_t size;
+    if (!api_rings_take(session, bytes, sizeof bytes, &size, now_ns)) {
+        return TURN_NOTHING;
+    }
+    const struct api_packet_in packet = {.size_bytes = (ssize_t)size, .fd = -1};
+    if (size > 0 && api_session_take(session, bytes, &packet, now_ns)) {
+        list_begin(session, bytes, size, now_ns);
+    }
+    api_rings_taken(session);
+    bool rests = api_session_reads(session) && session->list.bytes == NULL && !session->readable &&
+                 !session->ending && !session->dead && !ring_has_packet(&session->rings->in);
+    return rests ? TURN_DONE : TURN_MORE;
 }
 
 /* --- Its end --- */
@@ -238,8 +256,11 @@ enum turn_result api_session_turn(void *context, uint64_t now_ns)
     if (session->list.bytes != NULL) {
         return list_turn(session, now_ns);
     }
-    if (session->rings != NULL && !takes_socket_next(session) && api_rings_take(session, now_ns)) {
-        return TURN_MORE;
+    if (session->rings != NULL && !takes_socket_next(session)) {
+        enum turn_result result = ring_turn(session, now_ns);
+        if (result != TURN_NOTHING) {
+            return result;
+        }
     }
     if (session->ending) {
         api_session_break(session);

@@ -302,7 +302,7 @@ struct comms {
     struct communicator *by_id;
     struct communicator *by_promise; /* by the last id that was promised, taken back or not */
     struct fair queue;               /* work for the next tick */
-    uint32_t tells_left;             /* of this tick */
+    uint32_t tells_left;             /* of this tick, or of the operation that has ended */
     struct comms_names *names;       /* by uid; names.c */
     uint32_t name_count;
     struct timer_heap timers;

@@ -131,7 +131,6 @@ static void op_finish(struct communicator_op *op, bool succeeded)
     if (op->owed_count == 0) {
         op_free(op);
     }
-    communicator_queue(comm);
 }
 
 static uint64_t op_bucket_first(const struct communicator_op *op)
@@ -139,14 +138,13 @@ static uint64_t op_bucket_first(const struct communicator_op *op)
     return op->seq - op->terms.bucket_index;
 }
 
-/* `context` is the first of its bucket. */
+/* `context` is the first of its bucket. Its ranks are told at once. */
 void comms_op_done(void *context, const struct error *result, uint64_t now_ns)
 {
     struct communicator_op *first = context;
     struct communicator *comm = first->comm;
     uint64_t seq = first->seq;
     uint32_t ops = first->terms.bucket_ops;
-    (void)now_ns;
     for (uint32_t i = 0; i < ops; i++) {
         struct communicator_op *op = comms_op_at(comm, seq + i);
         if (result->status != STATUS_OK && comm->state != COMMS_COMM_FAILED) {
@@ -154,18 +152,23 @@ void comms_op_done(void *context, const struct error *result, uint64_t now_ns)
         }
         op_finish(op, result->status == STATUS_OK);
     }
+    comm->comms->now_ns = now_ns;
+    comm->comms->tells_left = COMMS_TICK_TELLS;
+    communicator_work(comm, now_ns); /* may free it */
 }
 
 void comms_op_end(struct communicator_op *op, const struct error *cause, uint64_t now_ns)
 {
+    struct communicator *comm = op->comm;
     if (op->finished) {
         return;
     }
     op_set_cause(op, cause);
     if (op->running) {
-        exec_cancel(op->comm->exec, op_bucket_first(op), 1, cause, now_ns);
+        exec_cancel(comm->exec, op_bucket_first(op), 1, cause, now_ns);
     } else {
         op_finish(op, false);
+        communicator_queue(comm);
     }
 }
 

@@ -324,16 +324,17 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
     struct error error;
-    enum spread_state spread = spread_begin(comm, op, &error);
+    bool measured = op_measure(comm, op, &error) == STATUS_OK;
+    enum spread_state spread = measured ? spread_begin(comm, op, &error) : SPREAD_FAILED;
     if (spread == SPREAD_WAITS) {
         return false;
     }
-    bool begun = spread != SPREAD_FAILED && op_begin(comm, op, &error) == STATUS_OK;
     comm->last_seq = op->call.seq;
-    if (!begun) {
+    if (spread == SPREAD_FAILED) {
         exec_comm_fail(comm, &error, now_ns);
         return false;
     }
+    op_begin(comm, op);
     trace_op_started(comm->comm_id, op->call.seq, op->call.terms.kind, comm->share_index, 0,
                      op->stage.slice_count);
     if (op->agrees && !coll_stage_sizes_are_private(&op->stage)) {

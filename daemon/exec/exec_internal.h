@@ -238,7 +238,7 @@ struct exec {
 
 /* spread.c: one operation on several rails. */
 enum spread_state { SPREAD_NOT, SPREAD_WAITS, SPREAD_BEGUN, SPREAD_FAILED };
-/* Called until it is not SPREAD_WAITS, which is while a rail has no connection yet. */
+/* It is measured. Called until it is not SPREAD_WAITS, which is while a rail has no connection yet. */
 enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struct error *error);
 /* Whether other rails are done with it; given up: also with its buffers. */
 bool spread_is_done(const struct exec_op *op, bool given_up);
@@ -350,8 +350,8 @@ enum status op_new(struct exec_comm *comm, const struct exec_call *call, struct 
 void op_free(struct exec_op *op);
 /* What of it is a pure function of the call: root, size, slices. */
 enum status op_measure(const struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
-/* Chooses algorithm and slices. */
-enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error) COMM_MUST_USE;
+/* Chooses algorithm and slices. It is measured. */
+void op_begin(const struct exec_comm *comm, struct exec_op *op);
 /* INVALID_ARGUMENT: a client's memory that the operation uses has broken (memory_check). */
 enum status op_check_memories(const struct exec_comm *comm, struct exec_op *op,
                               struct error *error) COMM_MUST_USE;

@@ -153,7 +153,9 @@ enum status lane_reserve_encoded(struct exec_lane *lane, uint64_t bytes, struct 
 
 void lane_return_memory(struct exec_lane *lane)
 {
-    lane_device_return_memory(lane);
+    if (lane->device != NULL) {
+        lane_device_return_memory(lane);
+    }
     return_tables(lane);
     return_encoded(lane);
     if (lane->memory != NULL) {

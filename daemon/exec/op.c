@@ -221,12 +221,8 @@ static bool reducing_one_copies(const struct exec_op *op)
            op->call.terms.reduce != REDUCE_LOR && op->call.terms.dtype != DTYPE_BOOL;
 }
 
-enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *error)
+void op_begin(const struct exec_comm *comm, struct exec_op *op)
 {
-    enum status status = op_measure(comm, op, error);
-    if (status != STATUS_OK) {
-        return status;
-    }
     bool one_node = comm->options.node_count == 1;
     if (one_node) { /* slices are taken by whoever is free */
         op->own_slices = op->stage.slice_count;
@@ -247,5 +243,4 @@ enum status op_begin(struct exec_comm *comm, struct exec_op *op, struct error *e
         op_choose(comm, op);
     }
     op->begun = true;
-    return STATUS_OK;
 }

@@ -78,9 +78,8 @@ struct spread_part {
 };
 
 struct exec_spread {
-    struct exec_op *op; /* null once it is over here */
+    struct exec_op *op; /* the home's; null once it is over here */
     struct exec_shared *shared;
-    struct exec_call call; /* arrays are the op's, and this one's when that is over */
     uint64_t op_slices;
     struct exec_claims claims;
     struct mail all_done; /* the last claim was another thread's */

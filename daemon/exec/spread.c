@@ -219,8 +219,6 @@ void shared_leave(struct exec_comm *comm)
 static void spread_free_if_over(struct exec_spread *spread)
 {
     if (spread->op == NULL && spread->parts_left == 0) {
-        free((void *)(uintptr_t)spread->call.part_counts);
-        free((void *)(uintptr_t)spread->call.ranks);
         free(spread);
     }
 }
@@ -270,7 +268,8 @@ static void rail_part_begin(void *context, uint64_t now_ns)
     struct error error = {.status = STATUS_OK};
     struct exec_op *op = NULL;
     uint64_t slice = 0;
-    /* As long as this slice is left, what the call points to is there. */
+    /* The home ends the operation after this slice, or, between nodes, after this part: until then it is
+     * there. */
     if (local && !claim(&spread->claims, spread->op_slices, &slice)) {
         rail_part_done(part, &error, now_ns); /* others were faster */
         return;
@@ -281,7 +280,7 @@ static void rail_part_begin(void *context, uint64_t now_ns)
         rail_part_done(part, &error, now_ns);
         return;
     }
-    struct exec_call call = spread->call;
+    struct exec_call call = spread->op->call;
     call.done = rail_part_done;
     call.context = part;
     if (comm_queue_op(comm, &call, &op, &error) != STATUS_OK) {
@@ -390,9 +389,6 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     if (shared == NULL) {
         return SPREAD_NOT;
     }
-    if (op_measure(comm, op, error) != STATUS_OK) {
-        return SPREAD_FAILED;
-    }
     bool local = comm->options.node_count == 1;
     if (op->stage.slice_count < 2 || (local && op->is_staged)) { /* GPUs do the work */
         return SPREAD_NOT;
@@ -414,7 +410,6 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     spread->op = op;
     spread->op_slices = op->stage.slice_count;
     spread->shared = shared;
-    spread->call = op->call;
     spread->part_count = part_count;
     spread->parts_left = part_count;
     spread->result.status = STATUS_OK;
@@ -491,8 +486,6 @@ void spread_release(struct exec_op *op)
         return;
     }
     spread->op = NULL;
-    op->ranks = NULL; /* its own from now on */
-    op->part_counts = NULL;
     op->spread = NULL;
     op->claims = NULL;
     spread_free_if_over(spread);

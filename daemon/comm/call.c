@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "daemon/base/budget.h"
 #include "daemon/base/checked.h"
 #include "daemon/base/hash.h"
 
@@ -309,6 +310,17 @@ void comms_buffers_release(struct comms_buffers *buffers)
     free(buffers->input_layout);
     free(buffers->output_layout);
     *buffers = (struct comms_buffers){0};
+}
+
+void comms_buffers_free(struct comms_buffers *buffers)
+{
+    if (buffers != NULL) {
+        struct budget_account *account = buffers->account;
+        uint64_t charged_bytes = buffers->charged_bytes;
+        comms_buffers_release(buffers);
+        budget_release(account, BUDGET_OPERATIONS, charged_bytes);
+        free(buffers);
+    }
 }
 
 /* --- */

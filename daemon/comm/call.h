@@ -8,12 +8,14 @@
  * daemon/comm.
  */
 
-/* Of the rank at hand. Layouts are its own copies. */
+/* Of the rank at hand, from its post until nothing uses them any more. Layouts are its own copies. */
 struct comms_buffers {
     struct memory *input_memory, *output_memory, *residual_memory; /* references, where needed */
     uint64_t *input_layout, *output_layout; /* 2 × size: counts, displacements; null for none */
     struct comms_fences *fences;            /* null: none */
     struct exec_rank exec;
+    struct budget_account *account; /* of a collective's: charged as long as these are held */
+    uint64_t charged_bytes;
 };
 
 /*
@@ -23,5 +25,7 @@ struct comms_buffers {
 enum status comms_call_check(const struct comms_op *op, uint32_t rank, uint32_t size, struct op_terms *terms,
                              struct comms_buffers *buffers, struct error *error) COMM_MUST_USE;
 void comms_buffers_release(struct comms_buffers *buffers);
+/* The same of what an operation holds, and what is charged for it. Null is accepted. */
+void comms_buffers_free(struct comms_buffers *buffers);
 
 #endif

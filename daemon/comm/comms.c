@@ -352,7 +352,7 @@ static bool member_has_pending(const struct comms_member *member)
 {
     const struct communicator_op *op;
     for (op = member->comm->pending; op != NULL && op->seq <= member->posted_seq; op = op->next) {
-        if (op->posts[member->local_index].part != NULL) {
+        if (op->posts[member->local_index].buffers != NULL) {
             return true;
         }
     }

@@ -105,20 +105,13 @@ struct comms_member {
 #define COMMS_OVERDUE_NS (2 * TIME_S)
 #define COMMS_RECORD_POLL_NS (200 * TIME_US) /* between looks at words that records wait for */
 
-/* What an operation holds for a local rank, from its post until nothing uses the buffers any more. */
-struct communicator_part {
-    struct comms_buffers buffers;
-    struct budget_account *account; /* of its owner: charged as long as the part is */
-    uint64_t charged_bytes;
-};
-
 /*
  * One local rank's place in an operation. Small: an operation has one for each local rank before they post,
  * and one that is refused has no more.
  */
 struct communicator_post {
     uint64_t ticket;
-    struct communicator_part *part; /* null before the post, after the end, and where it was refused */
+    struct comms_buffers *buffers; /* null before the post, after the end, and where it was refused */
     uint32_t rank;
     bool posted;
     bool owed; /* the owner is still to be told */
@@ -512,7 +505,11 @@ void comms_p2p_fail(struct communicator *comm);
 /* Operations and messages whose deadline has passed end, each alone. */
 void comms_op_deadlines(struct communicator *comm, uint64_t now_ns);
 /* Null when it has ended, was not posted here yet, or the communicator is not formed. */
-struct communicator_op *comms_op_at(const struct communicator *comm, uint64_t seq);
+static inline struct communicator_op *comms_op_at(const struct communicator *comm, uint64_t seq)
+{
+    struct communicator_op *op = comm->ops != NULL ? comm->ops[seq % COMMS_PENDING_OPS_MAX] : NULL;
+    return op != NULL && op->seq == seq ? op : NULL; /* no ops: it is not formed yet */
+}
 /* Hands on what every local rank has posted, in order. */
 void comms_op_start_ready(struct communicator *comm, uint64_t now_ns);
 /* Ends it with a cause of its own, as soon as nothing uses its buffers. */
@@ -522,8 +519,6 @@ void comms_op_settle(struct communicator_op *op, struct comms_member *member);
 /* Of a member's posts none is owed any more. Takes time for each that is, and no more than for all pending.
  */
 void comms_op_settle_all(struct comms_member *member);
-/* What one member has, until it is handed over. Null is accepted. */
-void comms_part_free(struct communicator_part *part);
 /* Fails the communicator when an operation that is pending needs a rank that left, or when none is pending
  * any more and a rank's process is gone. */
 void comms_op_check_left(struct communicator *comm, uint64_t now_ns);

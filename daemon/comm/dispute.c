@@ -21,7 +21,7 @@ void comms_dispute_local(struct communicator_op *op, const struct error *cause, 
 static bool counts_between(const struct communicator_op *op, const struct communicator_post *from,
                            const struct communicator_post *to, uint64_t *sent, uint64_t *expected)
 {
-    const struct exec_rank *sender = &from->part->buffers.exec, *receiver = &to->part->buffers.exec;
+    const struct exec_rank *sender = &from->buffers->exec, *receiver = &to->buffers->exec;
     switch (op->terms.kind) {
     case OP_KIND_ALL_TO_ALL:
         *sent = sender->input_layout.counts[to->rank];
@@ -58,7 +58,7 @@ static bool counts_equal(const struct communicator_op *op, const struct communic
                          const struct communicator_post *other)
 {
     bool gathers = op->terms.kind == OP_KIND_ALL_GATHER;
-    const struct exec_rank *a = &one->part->buffers.exec, *b = &other->part->buffers.exec;
+    const struct exec_rank *a = &one->buffers->exec, *b = &other->buffers->exec;
     return memcmp(gathers ? a->output_layout.counts : a->input_layout.counts,
                   gathers ? b->output_layout.counts : b->input_layout.counts,
                   op->comm->terms.size * sizeof(uint64_t)) == 0;
@@ -83,7 +83,7 @@ static bool post_agrees(const struct communicator_op *op, const struct communica
                         struct error *cause)
 {
     const struct communicator_post *other = op->posts;
-    while (other < op->posts + op->comm->local_count && (other == post || other->part == NULL)) {
+    while (other < op->posts + op->comm->local_count && (other == post || other->buffers == NULL)) {
         other++;
     }
     if (other == op->posts + op->comm->local_count || counts_equal(op, other, post)) {
@@ -109,7 +109,7 @@ void comms_dispute_layouts(struct communicator_op *op, uint32_t local_index, uin
     } else {
         for (uint32_t i = 0; i < op->comm->local_count && agrees; i++) { /* itself, too */
             const struct communicator_post *other = &op->posts[i];
-            agrees = other->part == NULL ||
+            agrees = other->buffers == NULL ||
                      (posts_fit(op, post, other, &cause) && posts_fit(op, other, post, &cause));
         }
     }

@@ -6,40 +6,16 @@
 #include "daemon/base/hash.h"
 #include "daemon/comm/comms_internal.h"
 
-struct communicator_op *comms_op_at(const struct communicator *comm, uint64_t seq)
-{
-    if (comm->ops == NULL) {
-        return NULL; /* not formed yet */
-    }
-    struct communicator_op *op = comm->ops[seq % COMMS_PENDING_OPS_MAX];
-    return op != NULL && op->seq == seq ? op : NULL;
-}
-
 bool comms_op_any_pending(const struct communicator *comm)
 {
     return comm->pending != NULL;
 }
 
-void comms_part_free(struct communicator_part *part)
-{
-    if (part != NULL) {
-        comms_buffers_release(&part->buffers);
-        budget_release(part->account, BUDGET_OPERATIONS, part->charged_bytes);
-        free(part);
-    }
-}
-
-static void part_release(struct communicator_post *post)
-{
-    struct communicator_part *part = post->part;
-    post->part = NULL;
-    comms_part_free(part);
-}
-
 static void op_release(struct communicator_op *op)
 {
     for (uint32_t i = 0; i < op->comm->local_count; i++) {
-        part_release(&op->posts[i]);
+        comms_buffers_free(op->posts[i].buffers);
+        op->posts[i].buffers = NULL;
     }
 }
 
@@ -190,8 +166,8 @@ void comms_op_overdue(struct communicator *comm)
     {
         op->overdue = true;
         for (uint32_t i = 0; i < comm->local_count; i++) {
-            const struct communicator_part *part = op->posts[i].part;
-            comms_fences_signal(part != NULL ? part->buffers.fences : NULL);
+            const struct comms_buffers *buffers = op->posts[i].buffers;
+            comms_fences_signal(buffers != NULL ? buffers->fences : NULL);
         }
     }
 }
@@ -401,7 +377,7 @@ static enum status op_start(struct communicator_op *first, struct error *error)
         const struct communicator_op *op = comms_op_at(comm, first->seq + part);
         counts[part] = op->terms.count_elements;
         for (uint32_t i = 0; i < comm->local_count; i++) {
-            ranks[(size_t)part * comm->local_count + i] = op->posts[i].part->buffers.exec;
+            ranks[(size_t)part * comm->local_count + i] = op->posts[i].buffers->exec;
         }
     }
     struct exec_call call = {

@@ -105,7 +105,7 @@ static void number_use(struct comms_member *member, const struct op_terms *terms
 }
 
 static void op_post(struct communicator_op *op, struct comms_member *member, const struct comms_op *call,
-                    struct communicator_part *part)
+                    struct comms_buffers *buffers)
 {
     struct communicator *comm = op->comm;
     struct communicator_post *post = &op->posts[member->local_index];
@@ -114,7 +114,7 @@ static void op_post(struct communicator_op *op, struct comms_member *member, con
     post->owed = true;
     post->rank = member->rank;
     post->ticket = call->ticket;
-    post->part = part;
+    post->buffers = buffers;
     op->posted_count++;
     trace_op_posted(comm->comm_id, op->seq, op->terms.kind, member->rank, 0,
                     op->terms.count_elements * dtype_size_bytes(op->terms.dtype));
@@ -151,13 +151,13 @@ static uint64_t op_cost_bytes(const struct communicator *comm)
            EXEC_OP_COST_BYTES;
 }
 
-/* One rank's part: its entries here and in exec, and copies of layouts. */
+/* One rank's part: its buffers here and in exec, and copies of layouts. */
 static uint64_t part_cost_bytes(const struct communicator *comm, const struct comms_op *asked)
 {
     uint64_t layouts =
         (asked->input_layout.memory != NULL ? 1u : 0u) + (asked->output_layout.memory != NULL ? 1u : 0u);
     bool fenced = asked->wait_count > 0 || asked->ended.word.memory != NULL;
-    return sizeof(struct communicator_part) + sizeof(struct exec_rank) +
+    return sizeof(struct comms_buffers) + sizeof(struct exec_rank) +
            layouts * 2 * comm->terms.size * sizeof(uint64_t) + (fenced ? sizeof(struct comms_fences) : 0);
 }
 
@@ -187,9 +187,9 @@ static enum status op_refuse(struct comms_member *member, const struct comms_op 
     return error->status;
 }
 
-/* op_bytes are charged for the operation, if this is its first post. Takes the part. */
+/* op_bytes are charged for the operation, if this is its first post. Takes the buffers. */
 static enum status post_op(struct comms_member *member, const struct comms_op *asked,
-                           const struct op_terms *terms, struct communicator_part *part, uint64_t op_bytes,
+                           const struct op_terms *terms, struct comms_buffers *buffers, uint64_t op_bytes,
                            uint64_t now_ns, struct error *error)
 {
     struct communicator *comm = member->comm;
@@ -200,19 +200,19 @@ static enum status post_op(struct comms_member *member, const struct comms_op *a
     if (op == NULL) {
         op = op_new(member, terms, seq, now_ns);
         if (op == NULL) {
-            budget_release(part->account, BUDGET_OPERATIONS, op_bytes);
-            comms_part_free(part);
+            budget_release(buffers->account, BUDGET_OPERATIONS, op_bytes);
+            comms_buffers_free(buffers);
             error_set(&verdict, STATUS_LIMIT, "no memory for an operation");
             return op_refuse(member, asked, terms, &verdict, now_ns, error);
         }
-        op->account = part->account;
+        op->account = buffers->account;
         op->charged_bytes = op_bytes;
     }
     number_use(member, terms);
-    op_post(op, member, asked, part);
+    op_post(op, member, asked, buffers);
     if (op->finished) { /* before this rank came */
-        op->posts[member->local_index].part = NULL;
-        comms_part_free(part);
+        op->posts[member->local_index].buffers = NULL;
+        comms_buffers_free(buffers);
         communicator_queue(comm);
     } else if (comms_verdict_find(comm, seq, &verdict)) {
         comms_op_end(op, &verdict, now_ns);
@@ -262,13 +262,15 @@ enum status comms_submit(struct comms_member *member, const struct comms_op *op,
         comms_buffers_release(&buffers);
         return op_refuse(member, op, &terms, &why, now_ns, error);
     }
-    struct communicator_part *part = malloc(sizeof *part);
-    if (part == NULL) {
+    struct comms_buffers *held = malloc(sizeof *held);
+    if (held == NULL) {
         comms_buffers_release(&buffers);
         budget_release(member->client.account, BUDGET_OPERATIONS, op_bytes + part_bytes);
         error_set(&why, STATUS_LIMIT, "no memory for an operation");
         return op_refuse(member, op, &terms, &why, now_ns, error);
     }
-    *part = (struct communicator_part){buffers, member->client.account, part_bytes};
-    return post_op(member, op, &terms, part, op_bytes, now_ns, error);
+    *held = buffers;
+    held->account = member->client.account;
+    held->charged_bytes = part_bytes;
+    return post_op(member, op, &terms, held, op_bytes, now_ns, error);
 }

@@ -171,8 +171,8 @@ static bool visit_comm_uses(const struct communicator *comm, comms_use_visit *vi
     DL_FOREACH(comm->pending, op)
     {
         for (uint32_t i = 0; i < comm->local_count; i++) {
-            const struct communicator_part *part = op->posts[i].part;
-            if (part != NULL && !visit_buffers(comm, &part->buffers, visit, context)) {
+            const struct comms_buffers *buffers = op->posts[i].buffers;
+            if (buffers != NULL && !visit_buffers(comm, buffers, visit, context)) {
                 return false;
             }
         }

@@ -14,12 +14,6 @@ void api_session_break(struct api_session *session)
     turn_queue(&session->api->turns, &session->turn);
 }
 
-bool api_session_reads(const struct api_session *session)
-{
-    return !session->closing && !session->broken && session->out_count < API_SESSION_PAUSE_PACKETS &&
-           session->out_bytes < API_SESSION_PAUSE_BYTES;
-}
-
 static bool packet_takes_ring(const struct api_session *session, const struct api_packet *packet)
 {
     return session->rings != NULL && !packet->on_socket &&

@@ -234,7 +234,11 @@ void api_pass_fds(int fd, bool may);
 
 /* session.c */
 /* Whether more of it may be read now. */
-bool api_session_reads(const struct api_session *session);
+static inline bool api_session_reads(const struct api_session *session)
+{
+    return !session->closing && !session->broken && session->out_count < API_SESSION_PAUSE_PACKETS &&
+           session->out_bytes < API_SESSION_PAUSE_BYTES;
+}
 /* Sends what waits, as far as it goes. */
 void api_session_flush(struct api_session *session);
 enum status api_session_new(struct api *api, enum api_role role, int fd, uint64_t now_ns,

@@ -81,11 +81,6 @@ void timer_heap_remove(struct timer_heap *heap, struct timer_node *node)
     }
 }
 
-struct timer_node *timer_heap_first(const struct timer_heap *heap)
-{
-    return heap->count > 0 ? heap->nodes[0] : NULL;
-}
-
 void timer_heap_free(struct timer_heap *heap)
 {
     free(heap->nodes);

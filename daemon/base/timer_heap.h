@@ -36,7 +36,10 @@ void timer_heap_set(struct timer_heap *heap, struct timer_node *node, uint64_t d
 void timer_heap_remove(struct timer_heap *heap, struct timer_node *node);
 
 /* The node that is next, or null. */
-struct timer_node *timer_heap_first(const struct timer_heap *heap);
+static inline struct timer_node *timer_heap_first(const struct timer_heap *heap)
+{
+    return heap->count > 0 ? heap->nodes[0] : 0;
+}
 
 void timer_heap_free(struct timer_heap *heap);
 

@@ -25,7 +25,7 @@ tmpfilesdir ?= $(PREFIX)/lib/tmpfiles.d
 .SUFFIXES:
 
 one_of = $(if $(filter $2,$($1)),,$(error $1=$($1): expected one of: $2))
-$(call one_of,VARIANT,release debug asan tsan)
+$(call one_of,VARIANT,release debug asan tsan hops)
 $(call one_of,CUDA,auto yes no)
 $(call one_of,DEPS,install check)
 
@@ -65,6 +65,8 @@ VARIANT_CFLAGS_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=al
 VARIANT_LDFLAGS_asan := -fsanitize=address,undefined
 VARIANT_CFLAGS_tsan := -O1 -fsanitize=thread
 VARIANT_LDFLAGS_tsan := -fsanitize=thread
+# As release, and each function tells when it is entered and left: tests/hops. Not those of headers, which are no file of their own.
+VARIANT_CFLAGS_hops := -O2 -finstrument-functions -finstrument-functions-exclude-file-list=.h,gen/
 
 CPPFLAGS_ALL = -D_GNU_SOURCE -I. -I$(BUILD)/gen $(DEPS_CPPFLAGS) -DCOMMD_SYSCONFDIR='"$(sysconfdir)"' $(CPPFLAGS)
 CFLAGS_ALL = -std=gnu17 -g -fno-omit-frame-pointer -fPIC -fvisibility=hidden -fstack-protector-strong -pthread \

@@ -73,6 +73,15 @@ $(BUILD)/tests/fuzz/fuzz_quic $(BUILD)/fuzz_quic: $(BUILD)/tests/datagrams/virtu
 $(FUZZ_TARGETS): %: %.o $(FUZZ_MAIN) $(FUZZ_SUPPORT) $(TEST_ARCHIVES)
 	$(link)
 
+# What functions of a program are entered and left, of programs of VARIANT=hops.
+HOPS_RANK := $(BUILD)/tests/hops/hops_rank
+HOPS_TRACER := $(BUILD)/tests/hops/tracer.so
+$(HOPS_RANK): EXTRA_LIBS = -lprotobuf-c
+$(HOPS_RANK): %: %.o $(BUILD)/libcommclient.a
+	$(link)
+$(HOPS_TRACER): tests/hops/tracer.c $(FLAGS_STAMP)
+	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared -std=gnu17 -D_GNU_SOURCE -O2 -fPIC -pthread $(WARNINGS) -o $@ $<
+
 # A double of the CUDA driver and of NCCL, one library under two names: tests/cuda_double/cuda_double.h says what it does.
 $(CUDA_DOUBLE): $(DOUBLE_OBJECTS) $(BUILD)/libcommd.a
 	$(Q)mkdir -p $(@D) && echo "  LINK    $@" && $(CC) -shared $(LDFLAGS_SHARED) $(no_undefined_$(VARIANT)) -o $@ $(filter %.o %.a,$^) -lm
@@ -127,6 +136,12 @@ test-system: all $(SYSTEM_PROGRAMS) $(HOSTILE_COMMD) $(NCCL_DOUBLE) ## run real 
 ONLY ?=
 check-attacks: all $(HOSTILE_COMMD) ## attack real daemons beside a pair of ranks and hold commd to the bars (10 minutes; ONLY=name,...)
 	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/attacks/check_attacks.py --out $(BUILD)/attacks.json $(if $(ONLY),--only $(ONLY))
+HOPS_MAX ?= 50
+HOPS_OPTIONS ?=
+hops: ## list the calls from file to file that an all-reduce of 8 bytes takes on one node; at most HOPS_MAX=50 may be hops (HOPS_OPTIONS=--hops: these alone)
+	@$(MAKE) VARIANT=hops BUILD=$(call folder_of,hops) run-hops
+run-hops: $(HOPS_RANK) $(HOPS_TRACER) $(BUILD)/commd $(BUILD)/commctl
+	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/hops/count_hops.py --most $(HOPS_MAX) $(HOPS_OPTIONS)
 test-memory: $(MEMORY_TESTS)
 	@$(run_tests) $^
 
@@ -245,5 +260,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-unit test-sim check-sim test-system check-attacks test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan check-failures run-failures fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-ab \
+.PHONY: tests test test-unit test-sim check-sim test-system check-attacks test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -141,7 +141,7 @@ HOPS_OPTIONS ?=
 hops: ## list the calls from file to file that an all-reduce of 8 bytes takes on one node; at most HOPS_MAX=50 may be hops (HOPS_OPTIONS=--hops: these alone)
 	@$(MAKE) VARIANT=hops BUILD=$(call folder_of,hops) run-hops
 run-hops: $(HOPS_RANK) $(HOPS_TRACER) $(BUILD)/commd $(BUILD)/commctl
-	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/hops/count_hops.py --most $(HOPS_MAX) $(HOPS_OPTIONS)
+	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/hops/count_hops.py --most $(HOPS_MAX) --listed-in daemon/README.md $(HOPS_OPTIONS)
 test-memory: $(MEMORY_TESTS)
 	@$(run_tests) $^
 

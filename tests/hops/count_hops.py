@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """How many calls an operation takes from file to file: an all-reduce of 8 bytes of two ranks on one node, from comm_all_reduce to its end.
 
-    make hops        # builds VARIANT=hops and runs this
+    make hops        # builds VARIANT=hops, runs this, and compares the list in daemon/README.md
 
 Two real processes and a real commd run it, again and again; tracer.c records each function that they enter and leave. What is looked at is the rank
 that calls last: its call, what commd's main thread does from the packet in the ring to the doorbells, the rank's comm_sync. Of all operations, the
@@ -13,6 +13,7 @@ a question (how many bytes has an f64?): marked with a dot, and counted beside. 
 import argparse
 import collections
 import pathlib
+import re
 import struct
 import subprocess
 import sys
@@ -146,10 +147,18 @@ def crossing(part):
             yield call.goes_on, call.file, call.function, sum(1 for above in call.callers() if above.crosses())
 
 
+def unlisted(document, hops, count):
+    """What the document's list of hops lacks."""
+    text = document.read_text()
+    lacking = sorted({function for function in hops if not re.search(rf"\b{function}\b", text)})
+    return lacking if f"There are {count}:" in text else [*lacking, f"their number, {count}"]
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--memory", choices=("shared", "plain"), default="plain", help="of comm_mem_alloc, or the program's own, which is copied")
     parser.add_argument("--most", type=int, help="fails where there are more hops")
+    parser.add_argument("--listed-in", type=pathlib.Path, metavar="FILE", help="fails where this document's list is not the same")
     parser.add_argument("--hops", action="store_true", help="leaves out what is no hop")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="commd-hops-") as folder:
@@ -169,6 +178,9 @@ def main():
           f"{times} of {sum(seen.values())} operations went this way")
     if options.most is not None and sum(hops) > options.most:
         sys.exit(f"hops: {sum(hops)}; at most {options.most} were expected")
+    lacking = [] if options.listed_in is None else unlisted(options.listed_in, (function for part in way for is_hop, _, function, _ in part if is_hop), sum(hops))
+    if lacking:
+        sys.exit(f"hops: {options.listed_in} lacks: {', '.join(lacking)}")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,8 @@ void trace_close(struct client_trace *trace)
 static const char *escaped(const char *name, char out[2 * COMM_NAME_MAX_BYTES + 1])
 {
     char *to = out;
-    for (; *name != '\0' && to < out + 2 * COMM_NAME_MAX_BYTES - 1; name++) {
+    const char *last = out + (size_t)2 * COMM_NAME_MAX_BYTES;
+    for (; *name != '\0' && to < last - 1; name++) {
         if (*name == '"' || *name == '\\') {
             *to++ = '\\';
         }

@@ -127,8 +127,12 @@ class Runner:
     def run_all(self, paths):
         programs = [path for path in paths if not path.endswith(".py")]
         with concurrent.futures.ThreadPoolExecutor(max_workers=PROGRAMS_AT_ONCE) as pool:
-            for done in concurrent.futures.as_completed([pool.submit(self.run, path) for path in programs]):
-                self.report(*done.result())
+            try:
+                for done in concurrent.futures.as_completed([pool.submit(self.run, path) for path in programs]):
+                    self.report(*done.result())
+            except KeyboardInterrupt:
+                self.stop_all()  # the pool would run all the others first
+                raise
         for path in paths:
             if path.endswith(".py"):
                 self.report(*self.run(path))

@@ -3,6 +3,9 @@ objects_of = $(patsubst %.c,$(BUILD)/%.o,$1)
 programs_of = $(patsubst %.c,$(BUILD)/%,$1)
 
 UNIT_TESTS := $(call programs_of,$(wildcard tests/unit/*/test_*.c))
+# Those that start threads: their own or commd's, the library's, the CUDA double's. A simulation runs on one thread.
+STARTS_THREADS := pthread_create|log_writer_start|unmapper_new|comm_client_open|client_pair|gpu_pair|staging_nodes|cuda_double|CUDA_DOUBLE
+THREADED_TESTS := $(call programs_of,$(shell grep -lE '$(STARTS_THREADS)' tests/unit/*/test_*.c))
 SIM_TESTS := $(call programs_of,$(wildcard tests/sim/test_*.c))
 FUZZ_TARGETS := $(call programs_of,$(wildcard tests/fuzz/fuzz_*.c))
 # What several fuzz targets share.
@@ -110,9 +113,9 @@ $(INTERFACES_CHECKED): tests/gpu/check_interfaces.cc $(FLAGS_STAMP)
 	    $(CUDA_HOST_COMPILER) -std=c++17 -I. -isystem $(CUDA_INCLUDE) -Wall -Wextra -Wno-invalid-offsetof -Werror -MMD -MP -c -o $@ $<
 endif
 
-# A sanitized program takes several times as long; gcc's and clang's thread sanitizers need addresses of few random bits.
+# A sanitized program takes several times as long; sanitizers of gcc and clang need addresses of few random bits.
 test_timeout_s := $(if $(filter release,$(VARIANT)),300,1200)
-fixed_addresses := $(if $(filter tsan,$(VARIANT)),$(shell setarch -R true 2>/dev/null && echo setarch -R))
+fixed_addresses := $(if $(filter asan tsan,$(VARIANT)),$(shell setarch -R true 2>/dev/null && echo setarch -R))
 run_tests := COMMD_BUILD=$(abspath $(BUILD)) COMMD_TEST_TIMEOUT_S=$${COMMD_TEST_TIMEOUT_S:-$(test_timeout_s)} \
     $(fixed_addresses) python3 tests/lib/run-tests.py
 MEMORY_TESTS := $(UNIT_TESTS) $(SIM_TESTS) $(FUZZ_TARGETS) $(if $(filter tsan,$(VARIANT)),,$(FAILURE_TEST))
@@ -144,6 +147,8 @@ run-hops: $(HOPS_RANK) $(HOPS_TRACER) $(BUILD)/commd $(BUILD)/commctl
 	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/hops/count_hops.py --most $(HOPS_MAX) --listed-in daemon/README.md $(HOPS_OPTIONS)
 test-memory: $(MEMORY_TESTS)
 	@$(run_tests) $^
+test-threads: $(THREADED_TESTS)
+	@$(run_tests) $^
 
 # On a machine with a GPU. What runs needs neither a toolkit nor a compiler: tests/gpu/README.md says how it is built elsewhere and carried
 # there. Code 77: there is no GPU.
@@ -170,6 +175,8 @@ check-asan: ## run the unit tests, simulations and corpora under AddressSanitize
 	@$(MAKE) VARIANT=asan BUILD=$(call folder_of,asan) test-memory
 check-tsan: ## the same under ThreadSanitizer
 	@$(MAKE) VARIANT=tsan BUILD=$(call folder_of,tsan) test-memory
+check-threads: ## run the unit tests that start threads under ThreadSanitizer
+	@$(MAKE) VARIANT=tsan BUILD=$(call folder_of,tsan) test-threads
 
 # clang's libFuzzer with both sanitizers, in a folder of its own. TARGETS="frame ring" chooses; no TARGETS: all. Loops that are
 # to be vectorised are not, under the sanitizers: no warning says so.
@@ -230,12 +237,15 @@ C_FILES = $(shell find proto daemon client kernels tests -name '*.[ch]' -o -name
 # Not the tests: their assertions are unknown to it.
 TIDY_FILES = $(filter %.c,$(filter proto/% daemon/% client/%,$(C_FILES)))
 SHELL_FILES = $(shell find tests client config systemd .ci -name '*.sh') .ci/run
+# The code is formatted for this version, and follows the checks that it has.
+LINT_LLVM ?= 14
+with_llvm = @if $1 --version 2>/dev/null | grep -q 'version $(LINT_LLVM)[.]'; then $2; else echo "lint: $1 $(LINT_LLVM) is not installed: left out"; fi
 with_tool = @if command -v $1 >/dev/null; then $2; else echo "lint: $1 is not installed: left out"; fi
 
 check-layers: ## check that every file includes only what stands below it
 	@python3 tests/lib/check-layers.py
 check-format:
-	$(call with_tool,clang-format,echo $(C_FILES) | xargs clang-format --dry-run -Werror)
+	$(call with_llvm,clang-format,echo $(C_FILES) | xargs clang-format --dry-run -Werror)
 format: ## format the C sources
 	@echo $(C_FILES) | xargs clang-format -i
 check-shell:
@@ -255,10 +265,10 @@ check-library: $(BUILD)/libcommclient.so $(BUILD)/libcommclient.a
 	$(call with_tool,c++,echo '#include "client/include/commclient.h"' | c++ -std=c++11 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c++ -I. -)
 	@echo '#include "client/include/commclient.h"' | $(CC) -std=c99 -Wall -Wextra -Wpedantic -Werror -fsyntax-only -x c -I. -
 check-tidy: | $(PROTO_HEADERS)
-	$(call with_tool,clang-tidy,printf '%s\n' $(TIDY_FILES) | xargs -P$$(nproc) -n4 sh -c \
+	$(call with_llvm,clang-tidy,printf '%s\n' $(TIDY_FILES) | xargs -P$$(nproc) -n4 sh -c \
 	    'clang-tidy --quiet "$$@" -- -std=gnu17 $(subst ','\'',$(CPPFLAGS_ALL)) -Iclient/include 2>/dev/null' clang-tidy)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test test-unit test-sim check-sim test-system check-attacks test-memory check-gpu bench-gpu gpu-bundle check-asan check-tsan check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-ab \
+.PHONY: tests test test-unit test-sim check-sim test-system check-attacks test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -43,8 +43,8 @@ void completion_record_fail(struct completion_record *record, enum status status
 /* Of what comes before the entries; null: none. */
 static const char *wrong_field(const struct submit_record *record)
 {
-    static const char nothing[SUBMIT_RECORD_MIN_BYTES - offsetof(struct submit_record, ticket)];
-    const char *rest = (const char *)record + offsetof(struct submit_record, ticket);
+    static const char nothing[SUBMIT_RECORD_MIN_BYTES - offsetof(struct submit_record, terms)];
+    const char *rest = (const char *)record + offsetof(struct submit_record, terms);
     bool is_event = record->kind == RECORD_EVENT;
     return record->mark != RECORD_MARK                              ? "mark"
            : record->version != RECORD_VERSION                      ? "version"

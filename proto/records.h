@@ -24,7 +24,9 @@
 enum record_kind {
     RECORD_OPERATION = 1, /* answered by a completion of its ticket, also when it is refused */
     RECORD_EVENT = 2, /* when all that the rank submitted before has ended, and the waits are reached, commd
-                         sets the word of its RECORD_ENDED. No answer. All but its head and fences is zero */
+                         sets the word of its RECORD_ENDED. No answer. A ticket other than 0: messages with
+                         higher tickets do not count, though they came before it. All but its head, ticket
+                         and fences is zero */
     RECORD_COMPLETION = 3
 };
 
@@ -60,7 +62,7 @@ struct submit_record {
     uint8_t kind; /* enum record_kind */
     uint8_t entry_count;
     uint32_t handle; /* of the communicator */
-    uint64_t ticket; /* comes back in the completion */
+    uint64_t ticket; /* comes back in the completion; a rank's ascend */
     /* As the rank says them. hash and has_residual are zero: commd makes them of what it reads. */
     struct op_terms terms;
     double factor;       /* premul_sum */

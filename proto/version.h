@@ -21,6 +21,8 @@
 
 #define CLIENT_FEATURE_RINGS "rings"
 #define CLIENT_FEATURE_HEARTBEAT "heartbeat" /* proto/heartbeat.h */
+/* The ticket of a RECORD_EVENT (proto/records.h) counts. */
+#define CLIENT_FEATURE_RECORDS_BY_TICKET "records_by_ticket"
 /* Of each direction, the client's first; what is larger than half goes by the socket. */
 #define CLIENT_RING_BYTES 65536u
 /* With the Hello's reply: the memory, commd's doorbell and the client's (Unix sockets; a byte rings). */

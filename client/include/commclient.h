@@ -277,10 +277,18 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
 /*
  * Buffers: any address of the process. Within memory from comm_mem_alloc or comm_mem_register nothing is
  * copied; anything else of the host is staged: copied in on submission and copied out when the operation is
- * waited for (comm_sync, comm_barrier, comm_wait, comm_test). Buffers must stay as they are until then. The
- * calls return as soon as the operation is submitted. With 1,024 collectives of a communicator in flight, or
- * 1 GiB of their buffers staged, the next collective waits for one to end; a send or receive never does.
+ * waited for (comm_sync, comm_barrier, comm_wait, comm_test). Buffers must stay as they are until then.
  * Memory for staging is kept for the next operation: beyond 16 MiB, for one second.
+ *
+ * No call that submits an operation waits for another operation to end. commd takes 1,024 collectives of a
+ * communicator at a time, and 1 GiB of their staged buffers, or one larger collective. The library holds
+ * those beyond, and sends them in order as earlier ones end; a thread of its own does so while the program
+ * is elsewhere. The buffers of a held collective are read when it is sent, and its deadline counts from then.
+ * Sends and receives are never held: a message that is submitted after any number of collectives goes out
+ * before those that are held. A communicator holds at most 1,048,576 collectives and records of events;
+ * beyond 131,072 each call that adds one may take a millisecond. With more, the call fails with COMM_LIMIT
+ * and has submitted nothing. What commd refuses for its user's budget ends with COMM_LIMIT, too. If there is
+ * no memory to stage a held collective for as long as its deadline says, the communicator fails.
  *
  * A rank on a GPU takes buffers on that GPU, and of the host. Memory of cudaMalloc, and virtual memory with
  * POSIX descriptors as handles (PyTorch's expandable segments), is registered when it is first used, each
@@ -336,8 +344,8 @@ enum comm_compression {
  * stream is the legacy default stream of the communicator's GPU; COMM_STREAM_NONE is none: such an operation
  * is ordered by events alone, or by the caller. Ranks on the host have no streams: null, or COMM_STREAM_NONE.
  *
- *   - Buffers of the host that are staged are read at the call, and written when the operation is waited for:
- *     the stream's order does not hold for them.
+ *   - Buffers of the host that are staged are read at the call, or later where the operation is held, and
+ *     written when the operation is waited for: the stream's order does not hold for them.
  *   - COMM_STREAM_NONE: first synchronize with whatever wrote the buffers. cudaMemcpy does not do so: from
  *     pageable memory it returns before the GPU has all of it, and between buffers on GPUs it waits for
  * nothing.
@@ -353,7 +361,7 @@ enum comm_compression {
  *   - A stream that is being captured is refused with COMM_UNSUPPORTED, and the capture stays valid.
  *   - When commd ends, streams that wait for it go on, with what their buffers then hold; the next call says
  *     COMM_DAEMON_LOST.
- *   - The operation's deadline counts from the call.
+ *   - The operation's deadline counts from the call, or from when a held operation is sent.
  */
 #define COMM_STREAM_NONE ((void *)-1)
 
@@ -588,7 +596,8 @@ COMM_API COMM_CHECK comm_result_t comm_event_record(comm_event_t *event, void *s
 /*
  * The event is reached when every operation that was submitted on this rank of the communicator has ended,
  * and the events that it was to wait for are reached. Also when the communicator fails. Refused in a group,
- * whose operations are not submitted yet. With 1,024 of a communicator that are not reached, waits for one.
+ * whose operations are not submitted yet. With 1,024 of a communicator that are not reached, the next ones
+ * are held, as collectives are.
  */
 COMM_API COMM_CHECK comm_result_t comm_event_record_comm(comm_event_t *event, comm_t *comm);
 

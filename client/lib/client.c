@@ -94,6 +94,7 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
 {
     bool has_rings = has_feature(reply, CLIENT_FEATURE_RINGS);
     bool has_heart = has_feature(reply, CLIENT_FEATURE_HEARTBEAT);
+    client->records_by_ticket = has_feature(reply, CLIENT_FEATURE_RECORDS_BY_TICKET);
     size_t ring_fds = has_rings ? CLIENT_RING_FDS : 0;
     size_t heart_fds = has_heart ? CLIENT_HEARTBEAT_FDS : 0;
     if (client->hello_fd_count != ring_fds + heart_fds) {
@@ -180,7 +181,8 @@ static comm_result_t greet(struct comm_client *client, uint64_t deadline_ns)
     hello.oldest_version = CLIENT_PROTOCOL_OLDEST;
     hello.program = program;
     hello.version_text = (char *)COMMD_VERSION_TEXT;
-    char *features[] = {(char *)CLIENT_FEATURE_RINGS, (char *)CLIENT_FEATURE_HEARTBEAT};
+    char *features[] = {(char *)CLIENT_FEATURE_RINGS, (char *)CLIENT_FEATURE_HEARTBEAT,
+                        (char *)CLIENT_FEATURE_RECORDS_BY_TICKET};
     size_t left_out = rings ? 0 : 1;
     hello.features = features + left_out;
     hello.n_features = sizeof features / sizeof features[0] - left_out;
@@ -219,6 +221,7 @@ static struct comm_client *client_new(const char *path)
     pthread_mutex_init(&client->lock, NULL);
     fences_init(&client->fences);
     staging_init(&client->staging);
+    held_init(&client->feeder);
     return client;
 failed:
     if (client != NULL) {
@@ -232,6 +235,7 @@ static void client_free(struct comm_client *client)
 {
     events_free_all(client);
     fences_close(&client->fences);
+    held_close(client);
     staging_free_all(client);
     memory_free_all(client);
     gpus_close(client);

@@ -281,18 +281,24 @@ static void read_socket(struct comm_client *client, uint64_t deadline_ns, short 
     pthread_cond_broadcast(&client->changed);
 }
 
+static void await_change(struct comm_client *client, uint64_t deadline_ns)
+{
+    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
+                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
+    (void)pthread_cond_timedwait(&client->changed, &client->lock, &until);
+}
+
 void client_progress(struct comm_client *client, uint64_t deadline_ns)
 {
     if (client->lost != COMM_OK) {
         return;
     }
-    if (!client->reading) {
+    if (client->reading) {
+        await_change(client, deadline_ns);
+    } else {
         read_socket(client, deadline_ns, POLLIN);
-        return;
     }
-    struct timespec until = {.tv_sec = (time_t)(deadline_ns / 1000000000u),
-                             .tv_nsec = (long)(deadline_ns % 1000000000u)};
-    (void)pthread_cond_timedwait(&client->changed, &client->lock, &until);
+    held_feed(client);
 }
 
 /* --- Requests --- */
@@ -307,10 +313,7 @@ static void wait_to_send(struct comm_client *client, uint64_t deadline_ns)
         uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS); /* the bell may have rung for another */
         read_socket(client, soon_ns < deadline_ns ? soon_ns : deadline_ns, POLLIN);
     } else if (client->rings != NULL) {
-        uint64_t until_ns = clock_after_ms(SEND_RETRY_MS);
-        struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
-                                 .tv_nsec = (long)(until_ns % 1000000000u)};
-        (void)pthread_cond_timedwait(&client->changed, &client->lock, &until);
+        await_change(client, clock_after_ms(SEND_RETRY_MS));
     } else if (!client->reading) {
         read_socket(client, deadline_ns, POLLIN | POLLOUT);
     } else {

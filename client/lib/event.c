@@ -36,11 +36,16 @@ void member_drop_reached(struct comm_comm *comm)
     comm->wait_count = kept;
 }
 
-void member_add_waits(const struct comm_comm *comm, struct submit_record *record)
+uint32_t member_collect_waits(struct comm_comm *comm, const struct stream_order *order,
+                              struct fence_mark out[CLIENT_FENCES_MAX])
 {
-    for (uint32_t i = 0; i < comm->wait_count; i++) {
-        fence_add(record, RECORD_WAIT, &comm->waits[i]);
+    member_drop_reached(comm);
+    uint32_t count = comm->wait_count;
+    memcpy(out, comm->waits, count * sizeof *out);
+    if (order != NULL && order->slot != NULL && !fence_is_reached(&order->ready)) {
+        out[count++] = order->ready;
     }
+    return count;
 }
 
 static void records_drop_reached(struct member_records *records)
@@ -61,47 +66,69 @@ void records_forget(struct comm_comm *comm)
     *records = (struct member_records){0};
 }
 
-/* commd keeps so many of a rank. */
-static comm_result_t records_make_room(struct comm_comm *comm)
+bool records_have_room(struct comm_comm *comm)
 {
-    struct member_records *records = &comm->records;
-    if (records->marks == NULL) {
-        records->marks = calloc(RECORDS_MAX, sizeof *records->marks);
-        if (records->marks == NULL) {
-            return error_report(COMM_NO_MEMORY, "\"%s\": no memory for a record", comm->name);
-        }
-    }
-    records_drop_reached(records);
-    while (records->count == RECORDS_MAX && comm->failure == COMM_OK) {
-        client_progress(comm->client, clock_ns() + WAIT_POLL_NS);
-        records_drop_reached(records);
-    }
-    return member_check(comm);
+    records_drop_reached(&comm->records);
+    return comm->records.count < RECORDS_MAX;
 }
 
-/* commd sets the word after everything so far; with the client's lock, which it may let go of. */
-static comm_result_t record(struct comm_comm *comm, struct fence_slot *slot, struct fence_mark *mark)
+void records_take_room(struct comm_comm *comm, const struct fence_mark *mark)
 {
-    struct submit_record event;
-    comm_result_t result = records_make_room(comm);
-    if (result != COMM_OK) {
-        return result;
-    }
-    *mark = fence_next(&comm->client->fences, slot, FENCE_ENDED);
     struct member_records *records = &comm->records;
     records->marks[(records->first + records->count++) % RECORDS_MAX] = *mark;
-    member_drop_reached(comm);
-    submit_record_begin(&event, RECORD_EVENT, comm->handle);
-    fence_add(&event, RECORD_ENDED, mark);
-    member_add_waits(comm, &event);
-    result = client_send_packet(comm->client, &event, submit_record_bytes(&event), -1,
-                                clock_after_ms((uint64_t)comm->op_timeout_ms));
+}
+
+void record_make(const struct comm_comm *comm, const struct fence_mark *mark, uint64_t ticket,
+                 const struct fence_mark *waits, uint32_t wait_count, struct submit_record *out)
+{
+    submit_record_begin(out, RECORD_EVENT, comm->handle);
+    out->ticket = comm->client->records_by_ticket ? ticket : 0;
+    fence_add(out, RECORD_ENDED, mark);
+    for (uint32_t i = 0; i < wait_count; i++) {
+        fence_add(out, RECORD_WAIT, &waits[i]);
+    }
+}
+
+/* May let go of the lock. */
+static void record_send(struct comm_comm *comm, const struct fence_mark *mark)
+{
+    struct submit_record event;
+    struct fence_mark waits[CLIENT_FENCES_MAX];
+    uint32_t wait_count = member_collect_waits(comm, NULL, waits);
+    records_take_room(comm, mark);
+    record_make(comm, mark, comm->last_ticket, waits, wait_count, &event);
+    comm_result_t result = client_send_packet(comm->client, &event, submit_record_bytes(&event), -1,
+                                              clock_after_ms((uint64_t)comm->op_timeout_ms));
     if (result != COMM_OK) {
         fence_reach(mark);
         member_fail(comm, result, "%s: commd does not read its socket: a record on \"%s\" could not be sent",
                     comm->client->path, comm->name);
     }
-    return member_check(comm);
+}
+
+/*
+ * commd sets the word after everything so far, and nothing that comes later: an event may be waited for
+ * before that. With the client's lock, which it may let go of.
+ */
+static comm_result_t record(struct comm_comm *comm, struct fence_slot *slot, struct fence_mark *mark)
+{
+    comm_result_t result = member_check(comm);
+    if (result == COMM_OK && comm->records.marks == NULL) {
+        comm->records.marks = calloc(RECORDS_MAX, sizeof *comm->records.marks);
+        if (comm->records.marks == NULL) {
+            result = error_report(COMM_NO_MEMORY, "\"%s\": no memory for a record", comm->name);
+        }
+    }
+    if (result != COMM_OK) {
+        return result;
+    }
+    *mark = fence_next(&comm->client->fences, slot, FENCE_ENDED);
+    if (!held_record_must_wait(comm)) {
+        record_send(comm, mark);
+    } else if ((result = held_push_record(comm, mark)) != COMM_OK) {
+        fence_reach(mark);
+    }
+    return result == COMM_OK ? member_check(comm) : result;
 }
 
 /* --- Events --- */
@@ -258,6 +285,12 @@ comm_result_t comm_event_record(comm_event_t *event, void *stream)
     return result == COMM_OK ? COMM_OK : error_within(result, "comm_event_record");
 }
 
+/* Beyond the deadlines of what is in flight: nobody knows when commd must have said that it is reached. */
+static bool may_take_long(const struct comm_comm *comm)
+{
+    return comm->wait_count > 0 || comm->held != NULL;
+}
+
 /* With the event's lock. */
 static comm_result_t record_on_comm(struct comm_event *event, struct comm_comm *comm)
 {
@@ -271,7 +304,7 @@ static comm_result_t record_on_comm(struct comm_event *event, struct comm_comm *
     if (result == COMM_OK) {
         event->last = mark;
         event->recorded = true;
-        event->deadline_ns = comm->wait_count > 0 ? UINT64_MAX : ops_latest_ns(comm);
+        event->deadline_ns = may_take_long(comm) ? UINT64_MAX : ops_latest_ns(comm);
     }
     client_leave(comm->client);
     return result;
@@ -462,7 +495,7 @@ comm_result_t comm_sync_stream(comm_t *comm, uint32_t timeout_ms)
     if (result == COMM_OK) {
         result = record(comm, slot, &mark);
         uint64_t ticket = comm->last_ticket;
-        uint64_t latest_ns = comm->wait_count > 0 ? UINT64_MAX : ops_latest_ns(comm);
+        uint64_t latest_ns = may_take_long(comm) ? UINT64_MAX : ops_latest_ns(comm);
         comm_result_t ended = result == COMM_OK ? ops_finish(comm, ticket, deadline_ns) : result;
         if (ended == COMM_OK) {
             ended = await_mark(comm->client, &mark, deadline_ns < latest_ns ? deadline_ns : latest_ns,

@@ -178,9 +178,9 @@ static bool area_add(struct comm_client *client, struct fence_area *area)
     for (uint32_t i = 0; i < AREA_LINES; i++) {
         struct fence_slot *slot = &area->slots[i];
         if (!slot->retired && fence_slot_rests(slot)) { /* another client's may be waited for yet */
-            slot->next = NULL;
-            *fences->last = slot;
-            fences->last = &slot->next;
+            slot->next = fences->first;                 /* before those that have not come to rest */
+            fences->last = slot->next == NULL ? &slot->next : fences->last;
+            fences->first = slot;
         }
     }
     pthread_mutex_unlock(&fences->lock);

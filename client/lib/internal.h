@@ -11,6 +11,7 @@
 
 #include "client/lib/fence.h"
 #include "client/lib/gpu/devices.h"
+#include "client/lib/held.h"
 #include "proto/client.pb-c.h"
 #include "proto/heartbeat.h"
 #include "proto/records.h"
@@ -22,8 +23,9 @@
 
 /*
  * What the library's files share. One lock a client guards everything of it. Whoever waits reads the socket,
- * one thread at a time, and hands out what arrives; the others wait for it to do so. There is no thread of
- * the library's own but one for a client whose operations are ordered against CUDA streams (watchdog.c).
+ * one thread at a time, and hands out what arrives; the others wait for it to do so. The library has threads
+ * of its own only while they are needed: for a client whose operations are ordered against CUDA streams
+ * (watchdog.c), that holds collectives (held.c), or that keeps memory for staging (staging.c).
  *
  * Functions that take a client or a communicator expect its lock held, unless they say otherwise. Those that
  * may send or wait let go of it meanwhile, and say so: nothing that another thread may change is to be
@@ -62,7 +64,7 @@
 #define STAGING_KEPT_BYTES ((size_t)16 << 20) /* of these, beyond: freed when not used for so long */
 #define STAGING_KEPT_NS 1000000000u
 #define STAGING_FLIGHT_MAX_BYTES                                                                             \
-    ((size_t)1024 << 20) /* of a communicator's collectives in flight; beyond, submission waits */
+    ((size_t)1024 << 20) /* of a communicator's collectives in flight; beyond, they are held */
 
 /* A part of memory on a GPU that was mapped at once; the whole of it unless it is virtual memory. */
 struct client_chunk {
@@ -125,9 +127,12 @@ struct client_copy {
 
 enum client_use { USE_INPUT, USE_OUTPUT, USE_LAYOUTS, USE_RESIDUAL, USE_COUNT };
 
-/* An operation in flight, in its communicator's list, oldest first. */
+/* An operation in flight or held, in its communicator's list, oldest first. */
 struct client_op {
     struct client_op *prev, *next;
+    struct client_held *held;         /* what it waits in; null: commd has it */
+    bool staging;                     /* held, and its buffers are being copied: it does not end meanwhile */
+    bool dropped;                     /* likewise: then it ends */
     struct client_op *next_in_bucket; /* of the communicator's table by ticket */
     uint64_t ticket;
     uint64_t submitted_ns;
@@ -181,16 +186,20 @@ struct comm_comm {
     uint32_t *node_of_rank;
     char **node_names;
     char *name;
-    struct client_op *ops;      /* in flight, oldest first */
+    struct client_op *ops;      /* in flight or held, oldest first */
     struct client_op **buckets; /* the same by ticket */
     uint32_t bucket_count;      /* a power of two */
     struct member_records records;
     struct fence_mark
         waits[COMM_WAITS_MAX]; /* of comm_event_wait_comm: until they are reached, for every op */
     uint32_t wait_count;
-    uint32_t in_flight;
+    uint32_t op_count;              /* in flight or held */
     uint32_t collectives_in_flight; /* of these */
     size_t staged_bytes;            /* of the collectives in flight */
+    struct client_held *held;       /* oldest first; see held.c */
+    uint32_t held_count;
+    uint64_t held_retry_ns; /* not to be fed before */
+    bool leaving;           /* what is held is not sent any more */
     uint64_t last_ticket;
     uint64_t heard_ns;     /* when commd last said something of this communicator */
     comm_result_t failure; /* the first one; stays */
@@ -258,6 +267,8 @@ struct comm_client {
     size_t memory_capacity;
     struct client_trace *trace; /* null: none is written */
     struct staging_pool staging;
+    struct client_feeder feeder;
+    bool records_by_ticket; /* commd knows up to which operation a record counts */
     unsigned char packet[CLIENT_PACKET_MAX_BYTES];
 };
 
@@ -320,7 +331,8 @@ void client_leave(struct comm_client *client);
 void client_lose(struct comm_client *client, comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Lets something happen, with the lock let go; returns latest at the deadline. */
+/* Lets something happen, with the lock let go, and feeds commd; returns latest at the deadline, or after what
+ * feeding takes. */
 void client_progress(struct comm_client *client, uint64_t deadline_ns);
 /* Takes the events that are there already, unless another thread is at it. Does not let go of the lock. */
 void client_take_events(struct comm_client *client);
@@ -463,12 +475,12 @@ void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_m
  * member_check.
  */
 void ops_send(struct comm_client *client, const void *packet, size_t size_bytes, uint32_t timeout_ms);
-/*
- * Waits, with the lock let go, until one more collective, with `staged_bytes` of staging, may be in flight.
- * A message never waits: another rank may need it before anything that is in flight can end. Reports the
- * communicator's failure.
- */
-comm_result_t ops_make_room(struct comm_comm *comm, enum op_kind kind, size_t staged_bytes);
+/* Whether one more collective, with `staged_bytes` of staging, may be in flight. */
+bool ops_have_room(const struct comm_comm *comm, size_t staged_bytes);
+/* One that was held is sent: it counts as in flight, and its deadline from now on. */
+void ops_release(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
+/* Ends one in the list without commd's word, with the communicator's failure if it has one. */
+void ops_drop(struct comm_comm *comm, struct client_op *op);
 /* Gives back what an operation uses, lets its stream go on, and frees it; clean: commd is done with it. */
 void op_free(struct comm_client *client, struct client_op *op, bool clean);
 
@@ -534,6 +546,25 @@ struct client_entry {
 };
 comm_result_t call_submit_entries(struct comm_client *client, struct client_entry *entries, size_t count);
 
+/* Several records, in one packet. */
+struct submit_packet {
+    size_t size_bytes;
+    uint32_t timeout_ms; /* of the first one's communicator */
+    unsigned char bytes[REQUEST_MAX_BYTES];
+};
+/* Sends what is there before where it would be too much; then, and in packet_send, lets go of the lock. */
+void packet_add(struct comm_client *client, struct submit_packet *packet, const struct comm_comm *comm,
+                const struct submit_record *record);
+void packet_send(struct comm_client *client, struct submit_packet *packet);
+
+/* Finds or makes staging for what commd has not mapped, and copies; what is there already stays. May let go
+ * of the lock. Reported. */
+comm_result_t submit_stage(struct comm_comm *comm, const struct client_call *call, struct client_op *op);
+/* All but its ticket, of an operation whose buffers are all where commd finds them. */
+void submit_make_record(const struct comm_comm *comm, const struct client_call *call,
+                        const struct client_op *op, const struct fence_mark *waits, uint32_t wait_count,
+                        struct submit_record *out);
+
 /* --- request.c --- */
 
 /* Null without memory. Without the lock. */
@@ -553,8 +584,15 @@ void events_free_all(struct comm_client *client);
 void records_forget(struct comm_comm *comm);
 /* Forgets what operations need not wait for any more. */
 void member_drop_reached(struct comm_comm *comm);
-/* Adds the rest to a submission. */
-void member_add_waits(const struct comm_comm *comm, struct submit_record *record);
+/* What an operation or a record that is submitted now waits for, besides its stream's word. */
+uint32_t member_collect_waits(struct comm_comm *comm, const struct stream_order *order,
+                              struct fence_mark out[CLIENT_FENCES_MAX]);
+/* commd keeps RECORDS_MAX records of a rank: whether there is room for one, and to take it. */
+bool records_have_room(struct comm_comm *comm);
+void records_take_room(struct comm_comm *comm, const struct fence_mark *mark);
+/* waits: what is to be reached before. */
+void record_make(const struct comm_comm *comm, const struct fence_mark *mark, uint64_t ticket,
+                 const struct fence_mark *waits, uint32_t wait_count, struct submit_record *out);
 
 /* --- group.c --- */
 

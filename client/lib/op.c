@@ -50,7 +50,7 @@ static void op_tell(struct comm_comm *comm, struct client_op *op, comm_result_t 
     }
 }
 
-/* --- What is in flight: a list, and a table by ticket --- */
+/* --- What is in flight or held: a list, and a table by ticket --- */
 
 #define BUCKETS_MIN 64u
 
@@ -85,16 +85,18 @@ static void buckets_grow(struct comm_comm *comm)
 
 static void list_append(struct comm_comm *comm, struct client_op *op)
 {
-    if (comm->in_flight >= comm->bucket_count) {
+    if (comm->op_count >= comm->bucket_count) {
         buckets_grow(comm);
     }
     struct client_op **bucket = bucket_of(comm, op->ticket);
     op->next_in_bucket = *bucket;
     *bucket = op;
     DL_APPEND(comm->ops, op);
-    comm->in_flight++;
-    comm->collectives_in_flight += !op_kind_is_message(op->kind);
-    comm->staged_bytes += op->staged_bytes;
+    comm->op_count++;
+    if (op->held == NULL) {
+        comm->collectives_in_flight += !op_kind_is_message(op->kind);
+        comm->staged_bytes += op->staged_bytes;
+    }
 }
 
 /* Takes the operation out; null when it is not there. */
@@ -110,21 +112,36 @@ static struct client_op *list_take(struct comm_comm *comm, uint64_t ticket)
     }
     *link = op->next_in_bucket;
     DL_DELETE(comm->ops, op);
-    comm->in_flight--;
-    comm->collectives_in_flight -= !op_kind_is_message(op->kind);
-    comm->staged_bytes -= op->staged_bytes;
+    comm->op_count--;
+    if (op->held == NULL) {
+        comm->collectives_in_flight -= !op_kind_is_message(op->kind);
+        comm->staged_bytes -= op->staged_bytes;
+    }
     return op;
+}
+
+void ops_drop(struct comm_comm *comm, struct client_op *op)
+{
+    bool was_sent = op->held == NULL, failed = comm->failure != COMM_OK;
+    if (op->staging) {
+        op->dropped = true;
+        return;
+    }
+    (void)list_take(comm, op->ticket);
+    op_tell(comm, op, failed ? comm->failure : COMM_ABORTED,
+            failed ? comm->failure_text : "the communicator was left", (comm_received_t){0});
+    held_free(comm, op->held);
+    op_free(comm->client, op, !was_sent);
 }
 
 void ops_forget(struct comm_comm *comm)
 {
-    while (comm->ops != NULL) {
-        struct client_op *op = list_take(comm, comm->ops->ticket);
-        bool failed = comm->failure != COMM_OK;
-        op_tell(comm, op, failed ? comm->failure : COMM_ABORTED,
-                failed ? comm->failure_text : "the communicator was left", (comm_received_t){0});
-        op_free(comm->client, op, false);
+    struct client_op *op, *next;
+    DL_FOREACH_SAFE(comm->ops, op, next)
+    {
+        ops_drop(comm, op);
     }
+    held_forget_records(comm);
 }
 
 /* --- What commd says --- */
@@ -193,6 +210,9 @@ void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted
  */
 static uint64_t frozen_ns(const struct comm_comm *comm, const struct client_op *op, uint64_t began_ns)
 {
+    if (op->held != NULL) {
+        return UINT64_MAX; /* those before it tell */
+    }
     uint64_t latest_ns = op->deadline_ns > began_ns ? op->deadline_ns : began_ns;
     latest_ns = latest_ns > comm->heard_ns ? latest_ns : comm->heard_ns;
     return latest_ns + (uint64_t)DAEMON_MARGIN_MS * NS_PER_MS;
@@ -242,7 +262,7 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
             return error_report(COMM_TIMED_OUT,
                                 "\"%s\": %u operations have not ended yet; the oldest is operation %" PRIu64
                                 ", %s, submitted %" PRIu64 " ms ago",
-                                comm->name, comm->in_flight, op->ticket, op_kind_text(op->kind),
+                                comm->name, comm->op_count, op->ticket, op_kind_text(op->kind),
                                 (now_ns - op->submitted_ns) / NS_PER_MS);
         }
         if (now_ns >= frozen_ns(comm, op, began_ns)) {
@@ -254,6 +274,9 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
             break;
         }
     }
+    if (comm->failure != COMM_OK) {
+        held_await(comm); /* the caller may free what is being copied */
+    }
     comm_result_t result = member_check(comm);
     if (result == COMM_OK && comm->op_failure != COMM_OK) {
         result = error_repeat(comm->op_failure, comm->op_failure_text);
@@ -262,13 +285,24 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
     return result;
 }
 
+/* The operation that tells whether commd is at work: for one that is held, the oldest. */
+static const struct client_op *oldest_of(const struct comm_comm *comm, const struct client_op *op)
+{
+    return op->held != NULL ? comm->ops : op;
+}
+
 void ops_progress(const struct comm_request *request, uint64_t began_ns)
 {
     struct comm_comm *comm = request->comm;
     struct client_op *op = request->op;
     uint64_t ticket = op->ticket;
-    client_progress(comm->client, frozen_ns(comm, op, began_ns));
-    if (request->op != op || op->ticket != ticket || clock_ns() < frozen_ns(comm, op, began_ns)) {
+    if (op->dropped) {
+        held_await(comm);
+        return;
+    }
+    client_progress(comm->client, frozen_ns(comm, oldest_of(comm, op), began_ns));
+    if (request->op != op || op->ticket != ticket ||
+        clock_ns() < frozen_ns(comm, oldest_of(comm, op), began_ns)) {
         return;
     }
     member_fail(comm, COMM_TIMED_OUT,
@@ -276,9 +310,7 @@ void ops_progress(const struct comm_request *request, uint64_t began_ns)
                 " on \"%s\", %s, is past its deadline, and commd "
                 "has not said so",
                 comm->client->path, ticket, comm->name, op_kind_text(op->kind));
-    op = list_take(comm, ticket);
-    op_tell(comm, op, comm->failure, comm->failure_text, (comm_received_t){0});
-    op_free(comm->client, op, false);
+    ops_drop(comm, op);
 }
 
 void ops_finish_request(struct comm_request *request)
@@ -289,34 +321,23 @@ void ops_finish_request(struct comm_request *request)
     }
 }
 
-/* Until one operation or more has ended; a failure of one is not this call's business. */
-static void wait_for_one(struct comm_comm *comm)
+/* --- Sending --- */
+
+bool ops_have_room(const struct comm_comm *comm, size_t staged_bytes)
 {
-    uint32_t before = comm->in_flight;
-    uint64_t began_ns = clock_ns();
-    while (comm->in_flight >= before && comm->failure == COMM_OK && comm->ops != NULL) {
-        uint64_t late_ns = frozen_ns(comm, comm->ops, began_ns);
-        client_progress(comm->client, late_ns);
-        if (comm->ops != NULL && clock_ns() >= frozen_ns(comm, comm->ops, began_ns)) {
-            (void)ops_finish(comm, comm->ops->ticket, UINT64_MAX); /* fails the communicator */
-        }
-    }
+    /* One operation is let through however large it is. */
+    bool too_much = staged_bytes > 0 && comm->staged_bytes > 0 &&
+                    (comm->staged_bytes >= STAGING_FLIGHT_MAX_BYTES ||
+                     staged_bytes > STAGING_FLIGHT_MAX_BYTES - comm->staged_bytes);
+    return comm->collectives_in_flight < comm->client->pending_ops_max && !too_much;
 }
 
-comm_result_t ops_make_room(struct comm_comm *comm, enum op_kind kind, size_t staged_bytes)
+void ops_release(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms)
 {
-    while (comm->failure == COMM_OK && comm->collectives_in_flight > 0 && !op_kind_is_message(kind)) {
-        bool full = comm->collectives_in_flight >= comm->client->pending_ops_max;
-        /* One operation is let through however large it is. */
-        bool too_much = staged_bytes > 0 && comm->staged_bytes > 0 &&
-                        (comm->staged_bytes >= STAGING_FLIGHT_MAX_BYTES ||
-                         staged_bytes > STAGING_FLIGHT_MAX_BYTES - comm->staged_bytes);
-        if (!full && !too_much) {
-            break;
-        }
-        wait_for_one(comm);
-    }
-    return member_check(comm);
+    op->held = NULL;
+    op->deadline_ns = clock_ns() + (uint64_t)timeout_ms * NS_PER_MS;
+    comm->collectives_in_flight++;
+    comm->staged_bytes += op->staged_bytes;
 }
 
 void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms)

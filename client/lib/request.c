@@ -130,6 +130,7 @@ comm_result_t comm_test(comm_request_t **handle, int *done, comm_received_t *rec
     }
     if ((*handle)->op != NULL) {
         client_take_events(client);
+        held_feed(client);
     }
     result = check_submitted("comm_test", *handle);
     if ((*handle)->op != NULL || result != COMM_OK) {

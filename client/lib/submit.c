@@ -5,19 +5,6 @@
 
 /* Calls become operations: where commd finds their buffers, and the messages that say so. */
 
-/* One operation on its way to commd. */
-struct submission {
-    struct client_op *op;
-    struct submit_record record;
-};
-
-/* Several, in one packet. */
-struct submit_packet {
-    size_t size_bytes;
-    uint32_t timeout_ms; /* of the first one's communicator */
-    unsigned char bytes[REQUEST_MAX_BYTES];
-};
-
 /* --- Where commd finds the buffers --- */
 
 static struct client_memory *use_memory(struct client_memory *memory)
@@ -26,26 +13,38 @@ static struct client_memory *use_memory(struct client_memory *memory)
     return memory;
 }
 
-static void add_range(struct submission *out, enum record_what what, const struct client_memory *memory,
-                      const void *at)
-{
-    submit_record_add(&out->record, what, memory->id, memory_offset_bytes(memory, at), 0);
-}
-
 /* A staging block, counted for the operation. May let go of the lock. */
 static comm_result_t take_block(struct comm_comm *comm, struct client_op *op, enum client_use use,
                                 size_t size_bytes)
 {
     struct client_memory *block;
-    comm_result_t result = ops_make_room(comm, op->kind, size_bytes);
-    if (result == COMM_OK) {
-        result = staging_take(comm->client, size_bytes, &block);
-    }
+    comm_result_t result = staging_take(comm->client, size_bytes, &block);
     if (result == COMM_OK) {
         op->uses[use] = use_memory(block);
         op->staged_bytes += op_kind_is_message(op->kind) ? 0 : block->size_bytes;
     }
     return result;
+}
+
+static size_t buffer_bytes(const struct client_call *call, const struct call_buffer *buffer)
+{
+    return buffer->elements * dtype_size_bytes(call->terms.dtype);
+}
+
+static size_t residual_bytes(const struct client_call *call)
+{
+    bool has_residual = call->options.compression != COMM_COMPRESSION_NONE && call->options.residual != NULL;
+    return has_residual ? call->terms.count_elements * sizeof(float) : 0;
+}
+
+static size_t layout_bytes(const struct comm_comm *comm)
+{
+    return 2 * (size_t)comm->size * sizeof(uint64_t);
+}
+
+static bool has_layouts(const struct client_call *call)
+{
+    return call->input.counts != NULL || call->output.counts != NULL;
 }
 
 /* The caller's memory that holds all of the range; null: none, and its bytes are copied. */
@@ -57,37 +56,66 @@ static comm_result_t locate(struct comm_comm *comm, const struct client_call *ca
     return on_host ? COMM_OK : gpu_memory_locate(comm, call, at, size_bytes, out);
 }
 
-static size_t buffer_bytes(const struct client_call *call, const struct call_buffer *buffer)
+/* Whether commd has mapped the memory: then it is used. */
+static comm_result_t find_memory(struct comm_comm *comm, const struct client_call *call, const void *at,
+                                 size_t size_bytes, struct client_op *op, enum client_use use)
 {
-    return buffer->elements * dtype_size_bytes(call->terms.dtype);
-}
-
-static comm_result_t place_input(struct comm_comm *comm, const struct client_call *call,
-                                 struct submission *out)
-{
-    struct comm_client *client = comm->client;
-    size_t size_bytes = buffer_bytes(call, &call->input);
-    if (call->input.at == NULL) {
-        return COMM_OK;
-    }
-    struct client_memory *found;
-    comm_result_t result = locate(comm, call, call->input.at, size_bytes, &found);
-    if (result != COMM_OK) {
+    struct client_memory *found = NULL;
+    comm_result_t result = locate(comm, call, at, size_bytes, &found);
+    if (result != COMM_OK || found == NULL) {
         return result;
     }
     /* On a GPU commd takes care of what is in place. */
-    if (found != NULL && (!call->stages_input || found->gpu != NULL)) {
-        out->op->uses[USE_INPUT] = use_memory(found);
-        add_range(out, RECORD_INPUT, found, call->input.at);
-        return COMM_OK;
+    if (use != USE_INPUT || !call->stages_input || found->gpu != NULL) {
+        op->uses[use] = use_memory(found);
     }
-    result = take_block(comm, out->op, USE_INPUT, size_bytes);
+    return COMM_OK;
+}
+
+static comm_result_t find_buffers(struct comm_comm *comm, const struct client_call *call,
+                                  struct client_op *op)
+{
+    comm_result_t result = member_check(comm);
+    if (result == COMM_OK && call->input.at != NULL) {
+        result = find_memory(comm, call, call->input.at, buffer_bytes(call, &call->input), op, USE_INPUT);
+    }
+    if (result == COMM_OK && call->output.at != NULL) {
+        result = find_memory(comm, call, call->output.at, buffer_bytes(call, &call->output), op, USE_OUTPUT);
+    }
+    if (result == COMM_OK && residual_bytes(call) > 0) {
+        result = find_memory(comm, call, call->options.residual, residual_bytes(call), op, USE_RESIDUAL);
+    }
+    return result;
+}
+
+/* One block does for both buffers where the operation is in place. */
+static bool shares_block(const struct client_call *call)
+{
+    return !call->stages_input && call->input.at == call->output.at &&
+           call->input.elements == call->output.elements;
+}
+
+/* What is left to be staged, of an operation whose buffers were looked for. */
+static size_t staged_bytes(const struct comm_comm *comm, const struct client_call *call,
+                           const struct client_op *op)
+{
+    bool stages_input = call->input.at != NULL && op->uses[USE_INPUT] == NULL;
+    bool stages_output = call->output.at != NULL && op->uses[USE_OUTPUT] == NULL;
+    size_t sum = stages_input ? buffer_bytes(call, &call->input) : 0;
+    sum += stages_output && !(stages_input && shares_block(call)) ? buffer_bytes(call, &call->output) : 0;
+    sum += has_layouts(call) ? 2 * layout_bytes(comm) : 0;
+    return sum + (op->uses[USE_RESIDUAL] == NULL ? residual_bytes(call) : 0);
+}
+
+/* Takes a block and copies into it, with the lock let go: nobody else knows the block yet. */
+static comm_result_t stage_copy(struct comm_comm *comm, struct client_op *op, enum client_use use,
+                                const void *from, size_t size_bytes)
+{
+    comm_result_t result = take_block(comm, op, use, size_bytes);
     if (result == COMM_OK) {
-        struct client_memory *block = out->op->uses[USE_INPUT];
-        client_leave(client); /* nobody else knows the block yet */
-        memcpy(block->base, call->input.at, size_bytes);
-        pthread_mutex_lock(&client->lock);
-        add_range(out, RECORD_INPUT, block, block->base);
+        client_leave(comm->client);
+        memcpy(op->uses[use]->base, from, size_bytes);
+        pthread_mutex_lock(&comm->client->lock);
     }
     return result;
 }
@@ -123,33 +151,17 @@ static void plan_copies(struct client_op *op, const struct comm_comm *comm, cons
     }
 }
 
-static comm_result_t place_output(struct comm_comm *comm, const struct client_call *call,
-                                  struct submission *out)
+static comm_result_t stage_output(struct comm_comm *comm, const struct client_call *call,
+                                  struct client_op *op)
 {
-    struct client_op *op = out->op;
-    size_t size_bytes = buffer_bytes(call, &call->output);
-    if (call->output.at == NULL) {
-        return COMM_OK;
-    }
-    struct client_memory *found;
-    comm_result_t result = locate(comm, call, call->output.at, size_bytes, &found);
-    if (result != COMM_OK) {
-        return result;
-    }
-    if (found != NULL) {
-        op->uses[USE_OUTPUT] = use_memory(found);
-        add_range(out, RECORD_OUTPUT, found, call->output.at);
-        return COMM_OK;
-    }
     struct client_memory *input = op->uses[USE_INPUT];
-    if (input != NULL && input->slab != NULL && !call->stages_input && call->input.at == call->output.at &&
-        call->input.elements == call->output.elements) {
-        op->uses[USE_OUTPUT] = use_memory(input); /* one block does for both */
+    comm_result_t result = COMM_OK;
+    if (input != NULL && input->slab != NULL && shares_block(call)) {
+        op->uses[USE_OUTPUT] = use_memory(input);
     } else {
-        result = take_block(comm, op, USE_OUTPUT, size_bytes);
+        result = take_block(comm, op, USE_OUTPUT, buffer_bytes(call, &call->output));
     }
     if (result == COMM_OK) {
-        add_range(out, RECORD_OUTPUT, op->uses[USE_OUTPUT], op->uses[USE_OUTPUT]->base);
         plan_copies(op, comm, call, op->uses[USE_OUTPUT]->base);
     }
     return result;
@@ -158,178 +170,207 @@ static comm_result_t place_output(struct comm_comm *comm, const struct client_ca
 static void write_layout(uint64_t *numbers, const struct call_buffer *buffer, uint32_t size)
 {
     uint64_t packed = 0;
-    for (uint32_t rank = 0; rank < size; rank++) {
+    for (uint32_t rank = 0; buffer->counts != NULL && rank < size; rank++) {
         numbers[rank] = buffer->counts[rank];
         numbers[size + rank] = buffer->displacements != NULL ? buffer->displacements[rank] : packed;
         packed += buffer->counts[rank];
     }
 }
 
-static comm_result_t place_layouts(struct comm_comm *comm, const struct client_call *call,
-                                   struct submission *out)
+static comm_result_t stage_layouts(struct comm_comm *comm, const struct client_call *call,
+                                   struct client_op *op)
 {
-    bool has_input = call->input.counts != NULL, has_output = call->output.counts != NULL;
-    size_t layout_bytes = 2 * (size_t)comm->size * sizeof(uint64_t);
-    if (!has_input && !has_output) {
-        return COMM_OK;
-    }
-    comm_result_t result = take_block(comm, out->op, USE_LAYOUTS, 2 * layout_bytes);
-    if (result != COMM_OK) {
-        return result;
-    }
-    struct client_memory *block = out->op->uses[USE_LAYOUTS];
-    uint64_t *numbers = (uint64_t *)(void *)block->base;
-    if (has_input) {
-        write_layout(numbers, &call->input, comm->size);
-        add_range(out, RECORD_INPUT_LAYOUT, block, block->base);
-    }
-    if (has_output) {
-        write_layout(numbers + 2 * (size_t)comm->size, &call->output, comm->size);
-        add_range(out, RECORD_OUTPUT_LAYOUT, block, block->base + layout_bytes);
-    }
-    return COMM_OK;
-}
-
-static comm_result_t place_residual(struct comm_comm *comm, const struct client_call *call,
-                                    struct submission *out)
-{
-    float *residual = call->options.residual;
-    size_t size_bytes = call->terms.count_elements * sizeof(float);
-    struct client_op *op = out->op;
-    if (call->options.compression == COMM_COMPRESSION_NONE || residual == NULL || size_bytes == 0) {
-        return COMM_OK;
-    }
-    struct client_memory *found;
-    comm_result_t result = locate(comm, call, residual, size_bytes, &found);
-    if (result != COMM_OK) {
-        return result;
-    }
-    if (found != NULL) {
-        op->uses[USE_RESIDUAL] = use_memory(found);
-        add_range(out, RECORD_RESIDUAL, found, residual);
-        return COMM_OK;
-    }
-    result = take_block(comm, op, USE_RESIDUAL, size_bytes);
+    comm_result_t result = take_block(comm, op, USE_LAYOUTS, 2 * layout_bytes(comm));
     if (result == COMM_OK) {
-        unsigned char *block = op->uses[USE_RESIDUAL]->base;
-        memcpy(block, residual, size_bytes);
-        add_range(out, RECORD_RESIDUAL, op->uses[USE_RESIDUAL], block);
-        op->copies[op->copy_count++] =
-            (struct client_copy){.to = residual, .from = block, .size_bytes = size_bytes};
+        uint64_t *numbers = (uint64_t *)(void *)op->uses[USE_LAYOUTS]->base;
+        write_layout(numbers, &call->input, comm->size);
+        write_layout(numbers + 2 * (size_t)comm->size, &call->output, comm->size);
     }
     return result;
 }
 
-/* What tells its end, and what it waits for. */
-static void place_fences(const struct comm_comm *comm, const struct stream_order *order,
-                         struct submit_record *record)
+static comm_result_t stage_residual(struct comm_comm *comm, const struct client_call *call,
+                                    struct client_op *op)
 {
-    if (order->slot != NULL) {
-        fence_add(record, RECORD_ENDED, &order->ended);
+    float *residual = call->options.residual;
+    size_t size_bytes = residual_bytes(call);
+    comm_result_t result = stage_copy(comm, op, USE_RESIDUAL, residual, size_bytes);
+    if (result == COMM_OK) {
+        op->copies[op->copy_count++] = (struct client_copy){
+            .to = residual, .from = op->uses[USE_RESIDUAL]->base, .size_bytes = size_bytes};
     }
-    member_add_waits(comm, record);
-    if (order->slot != NULL && !fence_is_reached(&order->ready)) {
-        fence_add(record, RECORD_WAIT, &order->ready);
+    return result;
+}
+
+comm_result_t submit_stage(struct comm_comm *comm, const struct client_call *call, struct client_op *op)
+{
+    comm_result_t result = COMM_OK;
+    if (call->input.at != NULL && op->uses[USE_INPUT] == NULL) {
+        result = stage_copy(comm, op, USE_INPUT, call->input.at, buffer_bytes(call, &call->input));
     }
+    if (result == COMM_OK && call->output.at != NULL && op->uses[USE_OUTPUT] == NULL) {
+        result = stage_output(comm, call, op);
+    }
+    if (result == COMM_OK && has_layouts(call) && op->uses[USE_LAYOUTS] == NULL) {
+        result = stage_layouts(comm, call, op);
+    }
+    if (result == COMM_OK && residual_bytes(call) > 0 && op->uses[USE_RESIDUAL] == NULL) {
+        result = stage_residual(comm, call, op);
+    }
+    return result;
+}
+
+/* --- Records --- */
+
+/* at: of the caller's; a staging block is used from its begin on. */
+static void add_range(struct submit_record *record, enum record_what what, const struct client_memory *memory,
+                      const void *at, size_t offset_bytes)
+{
+    if (memory != NULL) {
+        uint64_t begin = memory_offset_bytes(memory, memory->slab != NULL ? memory->base : at);
+        submit_record_add(record, what, memory->id, begin + offset_bytes, 0);
+    }
+}
+
+void submit_make_record(const struct comm_comm *comm, const struct client_call *call,
+                        const struct client_op *op, const struct fence_mark *waits, uint32_t wait_count,
+                        struct submit_record *out)
+{
+    struct client_memory *const *uses = op->uses;
+    submit_record_begin(out, RECORD_OPERATION, comm->handle);
+    add_range(out, RECORD_INPUT, uses[USE_INPUT], call->input.at, 0);
+    add_range(out, RECORD_OUTPUT, uses[USE_OUTPUT], call->output.at, 0);
+    add_range(out, RECORD_INPUT_LAYOUT, call->input.counts != NULL ? uses[USE_LAYOUTS] : NULL, NULL, 0);
+    add_range(out, RECORD_OUTPUT_LAYOUT, call->output.counts != NULL ? uses[USE_LAYOUTS] : NULL, NULL,
+              layout_bytes(comm));
+    add_range(out, RECORD_RESIDUAL, uses[USE_RESIDUAL], call->options.residual, 0);
+    if (op->slot != NULL) {
+        fence_add(out, RECORD_ENDED, &op->ended);
+    }
+    for (uint32_t i = 0; i < wait_count; i++) {
+        fence_add(out, RECORD_WAIT, &waits[i]);
+    }
+    out->terms = call->terms;
+    out->factor = call->options.factor;
+    out->timeout_ms = call->options.timeout_ms;
+    out->peer_rank = call->peer;
+    out->tag = call->tag;
 }
 
 /* --- Operations --- */
 
-/* Everything but its place in the list. May let go of the lock, and wait. Reported. */
-static comm_result_t prepare(struct comm_comm *comm, const struct client_call *call,
-                             const struct stream_order *order, struct submission *out)
+static struct client_op *op_new(const struct comm_comm *comm, const struct client_call *call)
 {
     size_t copies = (call->output.counts != NULL ? comm->size : 1) + 1;
-    out->op = calloc(1, sizeof *out->op + copies * sizeof out->op->copies[0]);
-    if (out->op == NULL) {
-        return error_report(COMM_NO_MEMORY, "\"%s\": no memory for an operation", comm->name);
+    struct client_op *op = calloc(1, sizeof *op + copies * sizeof op->copies[0]);
+    if (op != NULL) {
+        op->kind = call->terms.kind;
+        op->dtype = call->terms.dtype;
     }
-    submit_record_begin(&out->record, RECORD_OPERATION, comm->handle);
-    out->op->kind = call->terms.kind;
-    out->op->dtype = call->terms.dtype;
-    if (order->slot != NULL) { /* a program may have nothing but its streams to wait for */
+    return op;
+}
+
+/* Makes room where that needs no waiting, looks for the buffers, and stages them or has them wait. */
+static comm_result_t place(struct comm_comm *comm, const struct client_call *call,
+                           const struct stream_order *order, struct submit_packet *packet,
+                           struct client_op *op)
+{
+    if (order->slot != NULL ||
+        comm->held != NULL) { /* a program may have nothing but its streams to wait for */
         client_take_events(comm->client);
+        held_feed(comm->client);
     }
-    comm_result_t result = place_input(comm, call, out);
-    result = result == COMM_OK ? place_output(comm, call, out) : result;
-    result = result == COMM_OK ? place_layouts(comm, call, out) : result;
-    result = result == COMM_OK ? place_residual(comm, call, out) : result;
-    result = result == COMM_OK ? ops_make_room(comm, call->terms.kind, 0) : result;
+    comm_result_t result = find_buffers(comm, call, op);
     if (result != COMM_OK) {
-        op_free(comm->client, out->op, true);
         return result;
     }
-    out->op->slot = order->slot;
-    out->op->ended = order->ended;
-    member_drop_reached(comm);
-    place_fences(comm, order, &out->record);
-    out->record.terms = call->terms;
-    out->record.factor = call->options.factor;
-    out->record.timeout_ms = call->options.timeout_ms;
-    out->record.peer_rank = call->peer;
-    out->record.tag = call->tag;
+    size_t staged = staged_bytes(comm, call, op);
+    bool waits = held_must_wait(comm, op->kind, staged);
+    if (!waits) {
+        result = submit_stage(comm, call, op);
+        waits = result == COMM_OK && held_must_wait(comm, op->kind, 0);
+    }
+    if (waits) {
+        packet_send(comm->client, packet); /* first those before it */
+        result = held_new(comm, call, staged, order, op);
+    }
+    return result == COMM_OK ? member_check(comm) : result;
+}
+
+/*
+ * The operation gets its place in the list, and its record one in the packet, unless it is held. May let go
+ * of the lock. Reported.
+ */
+static comm_result_t submit(struct comm_comm *comm, const struct client_call *call,
+                            struct comm_request *request, const struct stream_order *order,
+                            struct submit_packet *packet)
+{
+    uint32_t timeout_ms = call->options.timeout_ms != 0 ? call->options.timeout_ms : comm->op_timeout_ms;
+    struct client_op *op = op_new(comm, call);
+    if (op == NULL) {
+        return error_report(COMM_NO_MEMORY, "\"%s\": no memory for an operation", comm->name);
+    }
+    comm_result_t result = place(comm, call, order, packet, op);
+    if (result != COMM_OK) {
+        held_free(comm, op->held);
+        op_free(comm->client, op, true);
+        return result;
+    }
+    /* From here to the list nobody else gets the lock. */
+    op->slot = order->slot;
+    op->ended = order->ended;
+    op->request = request;
+    if (request != NULL) {
+        request->op = op;
+        request->ended = false;
+    }
+    ops_append(comm, op, timeout_ms);
+    if (op->held != NULL) {
+        held_push(comm, op->held);
+        return COMM_OK;
+    }
+    struct submit_record record;
+    struct fence_mark waits[CLIENT_FENCES_MAX];
+    uint32_t wait_count = member_collect_waits(comm, order, waits);
+    submit_make_record(comm, call, op, waits, wait_count, &record);
+    record.ticket = op->ticket;
+    packet_add(comm->client, packet, comm, &record);
     return COMM_OK;
 }
 
-/* From here to the list nobody else gets the lock. */
-static void append(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
-                   struct submission *submission)
-{
-    uint32_t timeout_ms = call->options.timeout_ms != 0 ? call->options.timeout_ms : comm->op_timeout_ms;
-    submission->op->request = request;
-    if (request != NULL) {
-        request->op = submission->op;
-        request->ended = false;
-    }
-    ops_append(comm, submission->op, timeout_ms);
-    submission->record.ticket = submission->op->ticket;
-}
-
-/* Whether to make room for it could have to wait for those that are not sent yet. */
-static bool needs_room(const struct comm_comm *comm, const struct client_call *call)
-{
-    size_t wanted = buffer_bytes(call, &call->input) + buffer_bytes(call, &call->output);
-    return !op_kind_is_message(call->terms.kind) &&
-           (comm->collectives_in_flight + 1 >= comm->client->pending_ops_max ||
-            comm->staged_bytes + 4 * wanted + 4 * STAGING_MIN_BYTES >= STAGING_FLIGHT_MAX_BYTES);
-}
-
-static void packet_add(struct submit_packet *packet, const struct comm_comm *comm,
-                       const struct submit_record *record)
+void packet_add(struct comm_client *client, struct submit_packet *packet, const struct comm_comm *comm,
+                const struct submit_record *record)
 {
     size_t record_bytes = submit_record_bytes(record);
+    if (packet->size_bytes + record_bytes > sizeof packet->bytes) {
+        packet_send(client, packet);
+    }
     packet->timeout_ms = packet->size_bytes == 0 ? comm->op_timeout_ms : packet->timeout_ms;
     memcpy(packet->bytes + packet->size_bytes, record, record_bytes);
     packet->size_bytes += record_bytes;
 }
 
-static void packet_send(struct comm_client *client, struct submit_packet *packet)
+void packet_send(struct comm_client *client, struct submit_packet *packet)
 {
-    if (packet->size_bytes > 0) {
-        ops_send(client, packet->bytes, packet->size_bytes, packet->timeout_ms);
-        packet->size_bytes = 0;
+    size_t size_bytes = packet->size_bytes;
+    packet->size_bytes = 0;
+    if (size_bytes > 0) {
+        ops_send(client, packet->bytes, size_bytes, packet->timeout_ms);
     }
 }
 
 comm_result_t call_submit_entries(struct comm_client *client, struct client_entry *entries, size_t count)
 {
-    struct submission submission;
     struct submit_packet packet;
     comm_result_t result = COMM_OK;
     size_t submitted = 0;
     packet.size_bytes = packet.timeout_ms = 0;
     for (; submitted < count; submitted++) {
         struct client_entry *entry = &entries[submitted];
-        bool full = packet.size_bytes > sizeof packet.bytes - sizeof submission.record;
-        if (full || (packet.size_bytes > 0 && needs_room(entry->comm, entry->call))) {
-            packet_send(client, &packet);
-        }
-        result = prepare(entry->comm, entry->call, &entry->order, &submission);
+        result = submit(entry->comm, entry->call, entry->request, &entry->order, &packet);
         if (result != COMM_OK) {
             break;
         }
-        append(entry->comm, entry->call, entry->request, &submission);
-        packet_add(&packet, entry->comm, &submission.record);
     }
     packet_send(client, &packet);
     for (size_t i = submitted; i < count; i++) {
@@ -345,18 +386,17 @@ comm_result_t call_submit_entries(struct comm_client *client, struct client_entr
 static comm_result_t submit_one(struct comm_comm *comm, const struct client_call *call,
                                 struct comm_request *request, struct stream_order *order)
 {
-    struct submission submission;
-    comm_result_t result = prepare(comm, call, order, &submission);
-    if (result == COMM_OK) {
-        append(comm, call, request, &submission);
-        ops_send(comm->client, &submission.record, submit_record_bytes(&submission.record),
-                 comm->op_timeout_ms);
-        result = member_check(comm);
-        if (result != COMM_OK && request != NULL && request->op != NULL) {
-            request->op->request = NULL;
-        }
-    } else {
+    struct submit_packet packet;
+    packet.size_bytes = packet.timeout_ms = 0;
+    comm_result_t result = submit(comm, call, request, order, &packet);
+    if (result != COMM_OK) {
         stream_abandon(comm, order);
+        return result;
+    }
+    packet_send(comm->client, &packet);
+    result = member_check(comm);
+    if (result != COMM_OK && request != NULL && request->op != NULL) {
+        request->op->request = NULL;
     }
     return result;
 }

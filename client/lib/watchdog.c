@@ -25,7 +25,7 @@ static int take_what_is_there(struct comm_client *client)
         return BUSY_MS;
     }
     for (const struct comm_comm *comm = client->comms; comm != NULL; comm = comm->next) {
-        busy = busy || comm->in_flight > 0;
+        busy = busy || comm->op_count > 0;
     }
     if (busy) {
         client_take_all(client);

@@ -54,7 +54,7 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
     answer.node_name = (char *)mesh_own_name(session->api->mesh);
     answer.pending_ops_max = COMMS_PENDING_OPS_MAX;
     answer.packet_max_bytes = CLIENT_PACKET_MAX_BYTES;
-    char *features[2];
+    char *features[3];
     answer.features = features;
     if (session->role == API_ROLE_CLIENT && hello_asks_for(hello, CLIENT_FEATURE_RINGS)) {
         struct error error_of_rings;
@@ -69,6 +69,9 @@ void api_hello(struct api_session *session, uint64_t request_id, const Commd__Cl
         api_heart_listen(session, now_ns);
         session->offers_fds = true;
         features[answer.n_features++] = (char *)CLIENT_FEATURE_HEARTBEAT;
+    }
+    if (session->role == API_ROLE_CLIENT && hello_asks_for(hello, CLIENT_FEATURE_RECORDS_BY_TICKET)) {
+        features[answer.n_features++] = (char *)CLIENT_FEATURE_RECORDS_BY_TICKET;
     }
     Commd__Client__Reply reply = API_REPLY(request_id, HELLO, hello, &answer);
     api_session_reply(session, &reply);

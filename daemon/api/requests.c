@@ -245,7 +245,8 @@ static void submit_event(struct api_session *session, const struct submit_record
         return;
     }
     uint32_t wait_count = submit_waits(session, record, waits);
-    if (comms_record(comm->member, waits, wait_count, &word, &error) != STATUS_OK) {
+    uint64_t ticket = record->ticket != 0 ? record->ticket : UINT64_MAX;
+    if (comms_record(comm->member, ticket, waits, wait_count, &word, &error) != STATUS_OK) {
         api_session_log(session, LOG_LEVEL_INFO, "an event refused: %s", error.text);
     }
 }

@@ -192,10 +192,12 @@ enum status comms_submit(struct comms_member *member, const struct comms_op *op,
 
 /*
  * When what this member submitted before has ended and the waits are reached, or the communicator failed, the
- * word is set; also on failure of the call. INVALID_ARGUMENT, LIMIT, IN_PROGRESS, NO_MEMORY.
+ * word is set; also on failure of the call. Messages with tickets above that one do not count.
+ * INVALID_ARGUMENT, LIMIT, IN_PROGRESS, NO_MEMORY.
  */
-enum status comms_record(struct comms_member *member, const struct comms_fence *waits, uint32_t wait_count,
-                         const struct comms_fence *word, struct error *error) COMM_MUST_USE;
+enum status comms_record(struct comms_member *member, uint64_t ticket, const struct comms_fence *waits,
+                         uint32_t wait_count, const struct comms_fence *word,
+                         struct error *error) COMM_MUST_USE;
 /* Sets the word at once, if it is one. */
 void comms_fence_set(const struct comms_fence *fence);
 

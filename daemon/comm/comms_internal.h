@@ -459,8 +459,8 @@ enum status comms_p2p_submit(struct comms_member *member, const struct comms_op 
                              struct error *error) COMM_MUST_USE;
 /* Tells the owner of one that ended. The member may be gone afterwards. Returns whether there was one. */
 bool comms_p2p_tell(struct comms_member *member, uint64_t now_ns);
-/* Whether a message of the member, up to that one, has not ended. */
-bool comms_p2p_is_pending(const struct comms_member *member, uint64_t last_message_id);
+/* Whether a message of the member, up to that one and that ticket, has not ended. */
+bool comms_p2p_is_pending(const struct comms_member *member, uint64_t last_message_id, uint64_t last_ticket);
 /* The member leaves: nobody is told any more. */
 void comms_p2p_leave(struct comms_member *member);
 bool comms_p2p_pending(const struct comms_member *member);

@@ -104,13 +104,14 @@ struct comms_record {
     struct comms_record *prev, *next;
     uint64_t seq;        /* the last operation before it */
     uint64_t message_id; /* the last message before it */
+    uint64_t ticket;     /* of messages those with higher ones do not count */
     struct comms_fences *fences;
 };
 
 #define RECORD_COST_BYTES (sizeof(struct comms_record) + sizeof(struct comms_fences))
 
-enum status comms_record(struct comms_member *member, const struct comms_fence *waits, uint32_t wait_count,
-                         const struct comms_fence *word, struct error *error)
+enum status comms_record(struct comms_member *member, uint64_t ticket, const struct comms_fence *waits,
+                         uint32_t wait_count, const struct comms_fence *word, struct error *error)
 {
     struct communicator *comm = member->comm;
     if (comm->state != COMMS_COMM_FORMED || member->record_count >= COMMS_RECORDS_MAX) {
@@ -140,6 +141,7 @@ enum status comms_record(struct comms_member *member, const struct comms_fence *
     }
     record->seq = member->posted_seq;
     record->message_id = comm->last_message_id;
+    record->ticket = ticket;
     DL_APPEND(member->records, record);
     member->record_count++;
     communicator_queue(comm);
@@ -163,7 +165,7 @@ bool comms_records_step(struct comms_member *member)
         const struct comms_fences *fences = record->fences;
         if (comm->state == COMMS_COMM_FORMED) {
             if ((comm->pending != NULL && comm->pending->seq <= record->seq) ||
-                comms_p2p_is_pending(member, record->message_id)) {
+                comms_p2p_is_pending(member, record->message_id, record->ticket)) {
                 return false; /* their end will tell */
             }
             if (fences != NULL && !fences_are_reached(fences->waits, fences->wait_count)) {

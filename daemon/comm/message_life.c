@@ -251,10 +251,10 @@ enum status comms_p2p_submit(struct comms_member *member, const struct comms_op 
     return STATUS_OK;
 }
 
-bool comms_p2p_is_pending(const struct comms_member *member, uint64_t last_message_id)
+bool comms_p2p_is_pending(const struct comms_member *member, uint64_t last_message_id, uint64_t last_ticket)
 {
     const struct comms_p2p *oldest = member->points != NULL ? member->points->pending : NULL;
-    return oldest != NULL && oldest->message_id <= last_message_id;
+    return oldest != NULL && oldest->message_id <= last_message_id && oldest->ticket <= last_ticket;
 }
 
 bool comms_p2p_tell(struct comms_member *member, uint64_t now_ns)

@@ -1,0 +1,349 @@
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <utlist.h>
+
+#include "client/lib/internal.h"
+
+/*
+ * commd takes a limited number of collectives of a communicator at a time, and a limited part of their
+ * buffers is staged. What is beyond that is held here, in order, with a copy of its call, so that no call
+ * waits for it: the program may be about to submit the very message without which nothing in flight can end.
+ * Messages overtake what is held. Nothing is staged of what is held, so it takes little memory.
+ *
+ * Held ones are sent by whoever waits in the library, when something has ended. While the program is
+ * elsewhere a thread, the feeder, does it: another rank may wait for the collective.
+ */
+
+#define NS_PER_MS 1000000u
+
+/* What is fed in one packet with others; larger ones have those before them sent first, as copying takes
+ * time. */
+#define FED_TOGETHER_MAX_BYTES ((size_t)64 << 10)
+
+/* --- The queue --- */
+
+static bool is_fed(const struct comm_comm *comm)
+{
+    return comm->held != NULL || comm->client->feeder.at == comm;
+}
+
+bool held_must_wait(struct comm_comm *comm, enum op_kind kind, size_t staged_bytes)
+{
+    return !op_kind_is_message(kind) && (is_fed(comm) || !ops_have_room(comm, staged_bytes));
+}
+
+bool held_record_must_wait(struct comm_comm *comm)
+{
+    return is_fed(comm) || !records_have_room(comm);
+}
+
+static struct client_held *held_alloc(struct comm_comm *comm, const struct stream_order *order)
+{
+    struct fence_mark waits[CLIENT_FENCES_MAX];
+    uint32_t wait_count = member_collect_waits(comm, order, waits);
+    struct client_held *held = calloc(1, sizeof *held + wait_count * sizeof *waits);
+    if (held != NULL) {
+        held->wait_count = wait_count;
+        memcpy(held->waits, waits, wait_count * sizeof *waits);
+    }
+    return held;
+}
+
+static comm_result_t check_room(struct comm_comm *comm)
+{
+    const struct client_feeder *feeder = &comm->client->feeder;
+    if (comm->held_count >= feeder->many) {
+        client_progress(comm->client, clock_ns() + HELD_PAUSE_NS);
+    }
+    return comm->held_count < feeder->max
+               ? COMM_OK
+               : error_report(COMM_LIMIT,
+                              "\"%s\": %u operations are submitted that commd has no place for yet, and "
+                              "these are the most: wait for some of them first",
+                              comm->name, comm->held_count);
+}
+
+comm_result_t held_new(struct comm_comm *comm, const struct client_call *call, size_t staged_bytes,
+                       const struct stream_order *order, struct client_op *op)
+{
+    comm_result_t result = check_room(comm);
+    if (result != COMM_OK) {
+        return result;
+    }
+    op->held = held_alloc(comm, order);
+    if (op->held == NULL || (op->held->call = call_copy(call, comm->size)) == NULL) {
+        return error_report(COMM_NO_MEMORY, "%s on \"%s\": no memory for an operation", call->name,
+                            comm->name);
+    }
+    op->held->op = op;
+    op->held->staged_bytes = staged_bytes;
+    return COMM_OK;
+}
+
+static void start_feeder(struct comm_client *client);
+
+void held_push(struct comm_comm *comm, struct client_held *held)
+{
+    DL_APPEND(comm->held, held);
+    comm->held_count++;
+    comm->client->feeder.held_count++;
+    start_feeder(comm->client);
+}
+
+comm_result_t held_push_record(struct comm_comm *comm, const struct fence_mark *mark)
+{
+    uint64_t ticket = comm->last_ticket;
+    comm_result_t result = check_room(comm);
+    if (result != COMM_OK) {
+        return result;
+    }
+    struct client_held *held = held_alloc(comm, NULL);
+    if (held == NULL) {
+        return error_report(COMM_NO_MEMORY, "\"%s\": no memory for a record", comm->name);
+    }
+    held->mark = *mark;
+    held->ticket = ticket;
+    held_push(comm, held);
+    return COMM_OK;
+}
+
+static void take_out(struct comm_comm *comm, struct client_held *held)
+{
+    if (held->prev == NULL) {
+        return; /* it is in no list */
+    }
+    DL_DELETE(comm->held, held);
+    held->prev = held->next = NULL;
+    comm->held_count--;
+    comm->client->feeder.held_count--;
+}
+
+void held_free(struct comm_comm *comm, struct client_held *held)
+{
+    if (held != NULL) {
+        take_out(comm, held);
+        free(held->call);
+        free(held);
+    }
+}
+
+void held_forget_records(struct comm_comm *comm)
+{
+    struct client_held *held, *next;
+    DL_FOREACH_SAFE(comm->held, held, next)
+    {
+        if (held->op == NULL) {
+            fence_reach(&held->mark);
+            held_free(comm, held);
+        }
+    }
+}
+
+/* --- Feeding --- */
+
+static bool can_feed(struct comm_comm *comm)
+{
+    const struct client_held *held = comm->held;
+    if (held == NULL || comm->leaving) {
+        return false;
+    }
+    if (comm->failure != COMM_OK) {
+        return true; /* they end */
+    }
+    if (held->op == NULL) {
+        return records_have_room(comm);
+    }
+    return ops_have_room(comm, held->staged_bytes) &&
+           (held->failed_ns == 0 || clock_ns() >= comm->held_retry_ns);
+}
+
+static void end_all(struct comm_comm *comm)
+{
+    while (comm->held != NULL) {
+        if (comm->held->op != NULL) {
+            ops_drop(comm, comm->held->op);
+        } else {
+            held_forget_records(comm);
+        }
+    }
+}
+
+/* There is no memory to stage it: it is tried again, until its time is over. To leave it out would give its
+ * number to the next collective. */
+static void put_back(struct comm_comm *comm, struct client_held *held, uint32_t timeout_ms,
+                     comm_result_t result)
+{
+    uint64_t now_ns = clock_ns();
+    held->failed_ns = held->failed_ns != 0 ? held->failed_ns : now_ns;
+    comm->held_retry_ns = now_ns + HELD_RETRY_NS;
+    DL_PREPEND(comm->held, held);
+    comm->held_count++;
+    comm->client->feeder.held_count++;
+    if (now_ns - held->failed_ns >= (uint64_t)timeout_ms * NS_PER_MS) {
+        member_fail(comm, result, "%s on \"%s\": its buffers could not be staged for %u ms: %s",
+                    held->call->name, comm->name, timeout_ms, comm_last_error());
+    }
+}
+
+static void feed_op(struct comm_comm *comm, struct client_held *held, struct submit_packet *packet)
+{
+    struct client_op *op = held->op;
+    const struct client_call *call = held->call;
+    uint32_t timeout_ms = call->options.timeout_ms != 0 ? call->options.timeout_ms : comm->op_timeout_ms;
+    take_out(comm, held);
+    op->staging = true;
+    if (held->staged_bytes > FED_TOGETHER_MAX_BYTES) {
+        packet_send(comm->client, packet);
+    }
+    comm_result_t result = op->dropped ? COMM_OK : submit_stage(comm, call, op);
+    op->staging = false;
+    if (op->dropped) {
+        ops_drop(comm, op);
+        return;
+    }
+    if (result != COMM_OK) {
+        put_back(comm, held, timeout_ms, result);
+        return;
+    }
+    struct submit_record record;
+    submit_make_record(comm, call, op, held->waits, held->wait_count, &record);
+    record.ticket = op->ticket;
+    ops_release(comm, op, timeout_ms);
+    packet_add(comm->client, packet, comm, &record);
+    held_free(comm, held);
+}
+
+static void feed_record(struct comm_comm *comm, struct client_held *held, struct submit_packet *packet)
+{
+    struct submit_record record;
+    records_take_room(comm, &held->mark);
+    record_make(comm, &held->mark, held->ticket, held->waits, held->wait_count, &record);
+    take_out(comm, held);
+    packet_add(comm->client, packet, comm, &record);
+    held_free(comm, held);
+}
+
+static void feed(struct comm_comm *comm)
+{
+    struct submit_packet packet;
+    packet.size_bytes = packet.timeout_ms = 0;
+    while (can_feed(comm)) {
+        if (comm->failure != COMM_OK) {
+            end_all(comm);
+        } else if (comm->held->op != NULL) {
+            feed_op(comm, comm->held, &packet);
+        } else {
+            feed_record(comm, comm->held, &packet);
+        }
+    }
+    packet_send(comm->client, &packet);
+}
+
+static struct comm_comm *find_hungry(struct comm_client *client)
+{
+    struct comm_comm *comm = client->comms;
+    while (comm != NULL && !can_feed(comm)) {
+        comm = comm->next;
+    }
+    return comm;
+}
+
+void held_feed(struct comm_client *client)
+{
+    struct comm_comm *comm;
+    while (client->feeder.held_count > 0 && client->feeder.at == NULL && client->lost == COMM_OK &&
+           (comm = find_hungry(client)) != NULL) {
+        client->feeder.at = comm;
+        feed(comm);
+        client->feeder.at = NULL;
+        pthread_cond_broadcast(&client->changed);
+    }
+}
+
+void held_await(struct comm_comm *comm)
+{
+    struct comm_client *client = comm->client;
+    while (client->feeder.at == comm) {
+        (void)pthread_cond_wait(&client->changed, &client->lock);
+    }
+}
+
+void held_leave(struct comm_comm *comm)
+{
+    held_await(comm);
+    comm->leaving = true;
+}
+
+/* --- The feeder --- */
+
+static void *feed_on(void *argument)
+{
+    struct comm_client *client = argument;
+    struct client_feeder *feeder = &client->feeder;
+    bool idle = false;
+    pthread_mutex_lock(&client->lock);
+    while (!feeder->closing && !(idle && feeder->held_count == 0)) {
+        feeder->rests = feeder->held_count == 0;
+        uint64_t until_ns = clock_ns() + (feeder->rests ? HELD_LINGER_NS : HELD_LOOK_NS);
+        struct timespec until = {.tv_sec = (time_t)(until_ns / 1000000000u),
+                                 .tv_nsec = (long)(until_ns % 1000000000u)};
+        int waited = pthread_cond_timedwait(&feeder->wake, &client->lock, &until);
+        idle = feeder->rests && waited != 0;
+        feeder->rests = false;
+        if (feeder->held_count > 0 && client->lost == COMM_OK) {
+            client_take_events(client);
+            held_feed(client);
+        }
+    }
+    feeder->runs = false;
+    pthread_mutex_unlock(&client->lock);
+    return NULL;
+}
+
+/* Without a thread held ones are sent when the program calls the library. */
+static void start_feeder(struct comm_client *client)
+{
+    struct client_feeder *feeder = &client->feeder;
+    sigset_t all, before;
+    if (feeder->runs || feeder->closing) {
+        if (feeder->rests) {
+            feeder->rests = false;
+            pthread_cond_signal(&feeder->wake);
+        }
+        return;
+    }
+    if (feeder->has_thread) {
+        pthread_join(feeder->thread, NULL); /* it has done all but return */
+    }
+    sigfillset(&all); /* signals are the program's */
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    feeder->has_thread = pthread_create(&feeder->thread, NULL, feed_on, client) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    feeder->runs = feeder->has_thread;
+}
+
+void held_init(struct client_feeder *feeder)
+{
+    pthread_condattr_t attributes;
+    feeder->max = HELD_MAX;
+    feeder->many = HELD_MANY;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&feeder->wake, &attributes);
+    pthread_condattr_destroy(&attributes);
+}
+
+void held_close(struct comm_client *client)
+{
+    struct client_feeder *feeder = &client->feeder;
+    pthread_mutex_lock(&client->lock);
+    feeder->closing = true;
+    pthread_cond_signal(&feeder->wake);
+    pthread_mutex_unlock(&client->lock);
+    if (feeder->has_thread) {
+        pthread_join(feeder->thread, NULL);
+    }
+    pthread_cond_destroy(&feeder->wake);
+}

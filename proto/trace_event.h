@@ -68,6 +68,8 @@ enum trace_event { TRACE_EVENTS(TRACE_EVENT_NUMBER) TRACE_EVENT_COUNT };
 
 /* Rails are network threads, and within a node the threads that share an operation's slices. */
 #define TRACE_LANE_ROW(rail, lane) ((uint32_t)(rail) << 8 | (uint32_t)(lane))
+#define TRACE_LANE_NCCL 252u      /* operations that NCCL carries out among GPUs: each is one slice */
+#define TRACE_LANE_GPUS 253u      /* those that kernels and copies in GPUs' queues do alone, likewise */
 #define TRACE_LANE_AGREEMENT 254u /* the barrier beside the data */
 #define TRACE_LANE_LOCAL 255u     /* an all-to-all's slices that stay within the node */
 

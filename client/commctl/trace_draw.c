@@ -206,7 +206,11 @@ static size_t draw_slice(const struct drawing *drawing, uint32_t row,
                       : used < count ? records[used]->time_ns
                                      : drawing->fetched->end_ns;
     uint32_t lane = first->row & 255;
-    (void)snprintf(name, sizeof name, lane == TRACE_LANE_AGREEMENT ? "agreement" : "slice %u", first->slice);
+    bool is_on_gpus = lane == TRACE_LANE_GPUS || lane == TRACE_LANE_NCCL;
+    (void)snprintf(name, sizeof name, "%s", is_on_gpus ? "on GPUs" : "agreement");
+    if (!is_on_gpus && lane != TRACE_LANE_AGREEMENT) {
+        (void)snprintf(name, sizeof name, "slice %u", first->slice);
+    }
     (void)snprintf(more, sizeof more, ",\"slice\":%u,\"lane\":%u,\"rail\":%u,\"bytes\":%" PRIu64 "%s",
                    first->slice, lane, first->row >> 8, number(first->value),
                    ended ? "" : ",\"unfinished\":true");
@@ -222,6 +226,10 @@ static void draw_lane(const struct drawing *drawing, const struct trace_record *
     uint64_t place = 1000000 + first->row;
     if (lane == TRACE_LANE_AGREEMENT) {
         row = put_row(drawing, first->comm_id, place, "agreement");
+    } else if (lane == TRACE_LANE_GPUS) {
+        row = put_row(drawing, first->comm_id, place, "GPUs");
+    } else if (lane == TRACE_LANE_NCCL) {
+        row = put_row(drawing, first->comm_id, place, "GPUs by NCCL");
     } else if (lane == TRACE_LANE_LOCAL) {
         row = put_row(drawing, first->comm_id, place, "within the node");
     } else if (rail == 0) {

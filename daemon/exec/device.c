@@ -306,6 +306,35 @@ static void device_expect_marks(struct exec_device *device, const struct exec_op
     }
 }
 
+/* Of an operation that runs on GPUs from end to end, as one slice; NCCL is at it, or kernels alone. */
+static uint32_t trace_row(const struct exec_op *op)
+{
+    return TRACE_LANE_ROW(0, op->device->group_begun ? TRACE_LANE_NCCL : TRACE_LANE_GPUS);
+}
+
+/* Its work is being put in the queues. */
+static void trace_begun(const struct exec_comm *comm, const struct exec_op *op)
+{
+    const struct op_terms *terms = &op->call.terms;
+    trace_op_started(comm->comm_id, op->call.seq, terms->kind, 0, 0, 1);
+    trace_slice_started(comm->comm_id, op->call.seq, terms->kind, trace_row(op), 0,
+                        terms->count_elements * dtype_size_bytes(terms->dtype));
+}
+
+/* Calls NCCL where that is free; then its kernels are in the queues. */
+static enum device_step device_group(struct exec_comm *comm, struct exec_op *op, struct error *error)
+{
+    struct exec_device *device = op->device;
+    bool had_begun = device->group_begun;
+    enum device_step step = gpu_nccl_step(comm, op, &device->group_begun, error);
+    if (device->group_begun && !had_begun) {
+        trace_begun(comm, op);
+    }
+    return step == DEVICE_STEP_WAITS    ? device_wait(comm)
+           : step == DEVICE_STEP_FAILED ? device_failed(comm, error)
+                                        : step;
+}
+
 enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns,
                                struct error *error)
 {
@@ -323,6 +352,7 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
         if (gpu_direct_serves(comm, op)) {
             device->state = DEVICE_LOCAL;
             device_expect_marks(device, op);
+            trace_begun(comm, op);
             if (gpu_direct_put(comm, op, error) != STATUS_OK) {
                 return device_failed(comm, error);
             }
@@ -347,15 +377,19 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
         }
         return device_before(comm, op, now_ns, error);
     case DEVICE_GROUP:
-        step = gpu_nccl_step(comm, op, &device->group_begun, error);
+        step = device_group(comm, op, error);
         if (step != DEVICE_STEP_GO) {
-            return step == DEVICE_STEP_WAITS ? device_wait(comm) : device_failed(comm, error);
+            return step;
         }
         device->state = DEVICE_LOCAL;
         return device_before(comm, op, now_ns, error);
     case DEVICE_LOCAL:
         step = device_finish(comm, device, now_ns, error);
-        return step == DEVICE_STEP_GO ? DEVICE_STEP_ENDED : step;
+        if (step != DEVICE_STEP_GO) {
+            return step;
+        }
+        trace_slice_done(comm->comm_id, op->call.seq, op->call.terms.kind, trace_row(op), 0, 0);
+        return DEVICE_STEP_ENDED;
     case DEVICE_COPIES_IN:
         step = device_finish(comm, device, now_ns, error);
         device->state = step == DEVICE_STEP_GO ? DEVICE_RUNS : device->state;

@@ -131,6 +131,30 @@ class Trace(unittest.TestCase):
                 self.assertRegex(drawing.row(bar), r"^ring rank 0 messages")
                 self.assertEqual(bar["args"]["status"], "OK")
 
+    def test_operations_on_gpus_alone(self):
+        """Each has one bar, in a row of its communicator's: by kernels where the GPUs reach each other's memory, else by NCCL."""
+        for peer, row in (("1", "gpus GPUs"), ("0", "gpus GPUs by NCCL")):
+            environment = {"CUDA_DOUBLE_PEER": peer}
+            with self.subTest(row), Cluster("a", gpus=2, client_environment=environment, daemon_environment={"COMMD_TRACE": "op", **environment}) as cluster:
+                ranks = [cluster.client("a", BUILD / "tests/system/surface", "gpus", rank, 2, 2, rank) for rank in range(2)]
+                for process in ranks:
+                    output, errors = process.communicate(timeout=120)
+                    self.assertEqual(process.returncode, 0, errors)
+                drawing = self.take(cluster, "a", "--seconds", "60")
+                self.check_bars(drawing)
+                bars = [bar for bar in drawing.named("on GPUs") if drawing.row(bar) == row]
+                self.assertGreater(len(bars), 0)
+                ranks_bars = {(bar["args"]["seq"], bar["args"]["rank"]): bar for bar in drawing.bars if drawing.row(bar).startswith("gpus rank ") and "ticket" in bar["args"]}
+                for bar in bars:  # it lies within the bars of the ranks
+                    self.assertNotIn("unfinished", bar["args"])
+                    for rank in range(2):
+                        around = ranks_bars[bar["args"]["seq"], rank]
+                        self.assertEqual(bar["args"]["kind"], around["args"]["kind"])
+                        self.assertLessEqual(around["ts"], bar["ts"])
+                        self.assertGreaterEqual(around["ts"] + around["dur"], bar["ts"] + bar["dur"])
+                started = {bar["args"]["seq"] for bar in drawing.named("running")}
+                self.assertLessEqual({bar["args"]["seq"] for bar in bars}, started)
+
     def test_refusals(self):
         with Cluster("a", namespaces=False) as cluster:
             for arguments in (["--seconds", "0"], ["--seconds", "nan"], ["--seconds", "x"], ["--what"]):

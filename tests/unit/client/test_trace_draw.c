@@ -151,6 +151,26 @@ static void test_a_lane(void **state)
     json_decref(events);
 }
 
+/* What runs on GPUs alone has rows of its own: in their queues, and by NCCL. */
+static void test_gpus(void **state)
+{
+    uint32_t queues = TRACE_LANE_ROW(0, TRACE_LANE_GPUS), nccl = TRACE_LANE_ROW(0, TRACE_LANE_NCCL);
+    struct trace_record records[] = {
+        record(10, TRACE_SLICE_STARTED, 5, queues, 0, 4096), record(25, TRACE_SLICE_DONE, 5, queues, 0, 0),
+        record(30, TRACE_SLICE_STARTED, 6, nccl, 0, 4096),   record(42, TRACE_SLICE_DONE, 6, nccl, 0, 0),
+        record(45, TRACE_SLICE_STARTED, 7, nccl, 0, 4096), /* under way */
+    };
+    (void)state;
+    json_t *events = draw(records, sizeof records / sizeof *records, 50000);
+    expect_bar(events, "on GPUs", 10, 15, "tr\"ain GPUs");
+    expect_bar(events, "on GPUs", 30, 12, "tr\"ain GPUs by NCCL");
+    expect_bar(events, "on GPUs", 45, 5, "tr\"ain GPUs by NCCL");
+    assert_int_equal(count_bars(events), 3);
+    assert_false(is_unfinished(bar_at(events, "on GPUs", 30)));
+    assert_true(is_unfinished(bar_at(events, "on GPUs", 45)));
+    json_decref(events);
+}
+
 static void test_ranks(void **state)
 {
     struct trace_record records[] = {
@@ -222,10 +242,8 @@ static void test_anything(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_a_lane),
-        cmocka_unit_test(test_ranks),
-        cmocka_unit_test(test_one_instant),
-        cmocka_unit_test(test_anything),
+        cmocka_unit_test(test_a_lane),      cmocka_unit_test(test_gpus),     cmocka_unit_test(test_ranks),
+        cmocka_unit_test(test_one_instant), cmocka_unit_test(test_anything),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

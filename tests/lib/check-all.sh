@@ -1,0 +1,46 @@
+#!/usr/bin/env bash
+# Everything that a change should pass: the README's test command; the lint; the unit tests, simulations and corpora under
+# AddressSanitizer and UBSan; and what has threads under ThreadSanitizer. It runs every part, also after one has failed,
+# and fails if one did. Its last line is the first part's: "N passed, N failed[, N skipped]".
+set -uo pipefail
+cd "$(dirname "$0")/../.." || exit
+
+scratch=$(mktemp -d)
+trap 'rm -rf "$scratch"' EXIT
+failed=()
+
+part() {
+    local name=$1 began=$SECONDS outcome=fine
+    shift
+    echo "all: $name: $*"
+    "$@" || { outcome=failed failed+=("$name"); }
+    echo "all: $name: $outcome after $((SECONDS - began)) s"
+}
+
+tests() { make test | tee "$scratch/tests"; }
+
+# A sanitized program may not start: where the kernel gives addresses more random bits than the sanitizer knows
+# (vm.mmap_rnd_bits), or where a container forbids what the sanitizer needs. The addresses are random: several tries.
+sanitizer_runs() {
+    local fixed=() try
+    setarch -R true 2>/dev/null && fixed=(setarch -R)
+    echo 'int main(void) { return 0; }' |
+        ${CC:-cc} "-fsanitize=$1" -fPIE -pie -pthread -x c - -o "$scratch/sanitized" || return
+    for try in {1..20}; do
+        "${fixed[@]}" "$scratch/sanitized" || { echo "all: try $try: a program with -fsanitize=$1 does not start"; return 1; }
+    done
+}
+sanitized() {
+    local name=$1 sanitizer=$2
+    shift 2
+    if sanitizer_runs "$sanitizer"; then part "$name" "$@"; else echo "all: $name: left out: see above"; fi
+}
+
+part tests tests
+part lint make lint
+# Fewer random cases: a sanitized program takes several times as long.
+sanitized memory address,undefined env COMMD_CASES=200 make check-asan
+sanitized threads thread make check-threads
+[ ${#failed[@]} = 0 ] || echo "all: failed: ${failed[*]}"
+tail -n 1 "$scratch/tests"
+[ ${#failed[@]} = 0 ]

@@ -119,7 +119,10 @@ def of_commd(calls, begin_ns, end_ns):
     meanwhile = [call for call in calls if begin_ns <= call.begin_ns <= end_ns]
     submits = [call for call in meanwhile if call.function == "api_submit"]
     answers = [call for call in meanwhile if call.function == "comm_completed"]
-    if len(submits) != 1 or len(answers) != 2:
+    if len(answers) != 2:
+        return None
+    submits = [call for call in submits if call.begin_ns < answers[0].begin_ns]  # the other rank goes on at once
+    if len(submits) != 1:
         return None
     turn = next(call for call in submits[0].callers() if call.function == "api_session_turn")
     bells = next((call for call in meanwhile if call.function == "api_ring_bells" and call.begin_ns > answers[-1].begin_ns), None)

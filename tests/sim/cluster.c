@@ -173,7 +173,7 @@ static bool node_workers_have_work(const struct cluster_node *node)
 static void node_serve_another(struct cluster_node *node, uint64_t now_ns)
 {
     static const char another;
-    if (node->cluster->exec_count > node->cluster->rail_count) {
+    if (node->cluster->exec_count > node->cluster->rail_count && !node->cluster->users_are_alone) {
         exec_serve(node->exec, (const struct budget_account *)&another, now_ns);
     }
 }

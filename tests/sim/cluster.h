@@ -49,7 +49,8 @@ struct cluster {
     struct network *network;
     struct network *rail_networks[CLUSTER_RAILS_MAX]; /* the first is unused */
     uint32_t rail_count;
-    uint32_t exec_count; /* rails, and workers behind them */
+    uint32_t exec_count;  /* rails, and workers behind them */
+    bool users_are_alone; /* a test may set it: nobody shares the home's thread from now on */
     struct cluster_node *nodes;
     uint32_t node_count;
     uint64_t slice_bytes;

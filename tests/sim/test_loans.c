@@ -91,7 +91,9 @@ static void test_nothing_is_lent_while_a_user_is_alone(void **state)
     (void)state;
     static const struct sim_call call = {
         .kind = OP_KIND_ALL_REDUCE, .dtype = DTYPE_F32, .reduce = REDUCE_SUM, .count = 100000};
-    struct sim_comm *comm = start(330, 2, 0, 16384);
+    struct sim_comm *comm = start(330, 2, 2, 1 << 20);
+    comm->cluster->users_are_alone = true;
+    cluster_run(comm->cluster, 2 * EXEC_SHARED_NS); /* the others' turns are long ago */
     sim_comm_run(comm, &call);
     assert_int_equal(lent(comm), 0);
     stop(comm);

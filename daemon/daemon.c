@@ -69,6 +69,7 @@ struct daemon {
 /* About what it costs to be woken, and to wake. */
 #define SPIN_MAX_NS (50 * TIME_US)
 #define SPIN_MIN_NS (4 * TIME_US)
+#define SPIN_PAYS_NS (2 * SPIN_MAX_NS) /* a wait with being woken, and what came */
 /* Who gives way for longer shares its processor: it is woken sooner than it gets its turn. */
 #define SPIN_CROWDED_NS (2 * TIME_MS)
 #define SPIN_REST_MIN_NS (10 * TIME_MS) /* no spinning for so long then; longer while it stays so */
@@ -523,7 +524,6 @@ static void daemon_free(struct daemon *daemon)
 static void daemon_found_work(struct daemon *daemon, uint64_t now_ns, uint64_t *spin_until_ns)
 {
     if (daemon->spins && now_ns >= daemon->spin_rest_until_ns) {
-        daemon->spin_ns = daemon->spin_ns * 2 < SPIN_MAX_NS ? daemon->spin_ns * 2 : SPIN_MAX_NS;
         *spin_until_ns = time_after(now_ns, daemon->spin_ns);
     }
 }
@@ -543,17 +543,26 @@ static void daemon_give_way(struct daemon *daemon, uint64_t *spin_until_ns)
     }
 }
 
+/* After a wait that a spin would have seen the end of, the next spin is longer; after others, shorter. */
+static void daemon_waited(struct daemon *daemon, uint64_t waited_ns)
+{
+    uint64_t next_ns = waited_ns < SPIN_PAYS_NS ? 2 * daemon->spin_ns : daemon->spin_ns / 2;
+    daemon->spin_ns = next_ns < SPIN_MIN_NS ? SPIN_MIN_NS : time_min(next_ns, SPIN_MAX_NS);
+}
+
 /* Descriptors and timers; waits for them unless there is more to do. */
 static enum status daemon_turn(struct daemon *daemon, bool spin, struct error *error)
 {
     bool wait = !spin && !daemon->exec_woken && !daemon->p2p_woken && workers_sleep(daemon->workers) &&
                 api_sleep(daemon->api);
-    if (wait) {
-        daemon->spin_ns = daemon->spin_ns / 2 > SPIN_MIN_NS ? daemon->spin_ns / 2 : SPIN_MIN_NS;
-    }
     /* Any turn may have moved a deadline: all are looked at before the next wait. */
-    daemon_arm(daemon, loop_now_ns());
-    return loop_run_once(daemon->loop, wait ? TURN_MAX_MS : 0, error);
+    uint64_t began_ns = loop_now_ns();
+    daemon_arm(daemon, began_ns);
+    enum status status = loop_run_once(daemon->loop, wait ? TURN_MAX_MS : 0, error);
+    if (wait) {
+        daemon_waited(daemon, loop_now_ns() - began_ns);
+    }
+    return status;
 }
 
 static enum status daemon_loop(struct daemon *daemon, struct error *error)

@@ -16,7 +16,8 @@ void stream_parking_free(struct stream_parking *parking)
 static bool make_peer(struct stream_parking *parking, uint32_t peer)
 {
     /* Peers are fewer than NET_PEERS_MAX. */
-    uint64_t *of_peer = array_reserve(parking->of_peer, &parking->peers, sizeof *of_peer, peer + 1);
+    struct stream_parking_peer *of_peer =
+        array_reserve(parking->of_peer, &parking->peers, sizeof *of_peer, peer + 1);
     parking->of_peer = of_peer != NULL ? of_peer : parking->of_peer;
     return of_peer != NULL;
 }
@@ -29,12 +30,22 @@ bool stream_parking_count(struct stream_parking *parking, uint32_t peer, uint64_
     (void)pthread_mutex_lock(&parking->lock); /* it fails only where it is used wrongly */
     bool fits = make_peer(parking, peer);
     if (fits) {
-        uint64_t of_all = parking->bytes - from + to, of_peer = parking->of_peer[peer] - from + to;
+        uint64_t of_all = parking->bytes - from + to, of_peer = parking->of_peer[peer].bytes - from + to;
         fits =
             to < from || (of_all <= STREAM_PARKED_MAX_BYTES && of_peer <= STREAM_PARKED_MAX_BYTES - of_all);
         parking->bytes = fits ? of_all : parking->bytes;
-        parking->of_peer[peer] = fits ? of_peer : parking->of_peer[peer];
+        parking->of_peer[peer].bytes = fits ? of_peer : parking->of_peer[peer].bytes;
     }
+    (void)pthread_mutex_unlock(&parking->lock);
+    return fits;
+}
+
+bool stream_parking_begun(struct stream_parking *parking, uint32_t peer, bool has_begun)
+{
+    (void)pthread_mutex_lock(&parking->lock);
+    uint32_t *begun = &parking->of_peer[peer].begun;
+    *begun += has_begun ? 1 : -1u;
+    bool fits = *begun <= STREAM_BEGUN_MAX;
     (void)pthread_mutex_unlock(&parking->lock);
     return fits;
 }

@@ -82,6 +82,17 @@ static void set_kept(struct stream_reader *reader, uint64_t bytes)
     }
 }
 
+static void set_begun(struct stream_reader *reader, bool has_begun)
+{
+    if (reader->has_begun == has_begun) {
+        return;
+    }
+    reader->has_begun = has_begun;
+    if (!stream_parking_begun(parking_of(reader->readers), reader->peer, has_begun) && has_begun) {
+        stream_reader_violates(reader, "the beginnings of too many headers, and the rest of none");
+    }
+}
+
 /* --- One stream --- */
 
 /* Null without memory, or when that peer has too much parked. */
@@ -106,6 +117,7 @@ static struct stream_reader *reader_new(struct stream_readers *readers, struct n
 
 void stream_reader_free(struct stream_reader *reader)
 {
+    set_begun(reader, false);
     if (reader->group != NULL) {
         set_kept(reader, 0);
         reader->readers->kind->let_go(reader);
@@ -285,6 +297,7 @@ static size_t receive_bytes(void *context, struct net_stream *stream, const uint
     }
     size_t used = read_bytes(reader, bytes, size, now_ns);
     set_kept(reader, size - used);
+    set_begun(reader, reader->group == NULL && !reader->in_message && !reader->resetting);
     return used;
 }
 

@@ -93,6 +93,7 @@ struct stream_reader {
     uint8_t header[STREAM_HEADER_MAX_BYTES];
     uint32_t header_have;
     bool in_message; /* the header is whole */
+    bool has_begun;  /* and its first one is not: counted so */
     uint64_t comm_id, payload_bytes;
     uint64_t taken_bytes;   /* of the payload */
     bool expecting;         /* the network was told that the payload will be taken */

@@ -165,7 +165,7 @@ NODE = [
     Node("hello_again", "reduce", ""),
     Node("echo_flood", "reduce", "", True),
     Node("announce_flood", "reduce", "", True),
-    Node("stream_flood", "reduce", "", True),
+    Node("stream_flood", "reduce", "beginnings of too many headers", True),
     Node("stream_garbage", "reduce", "malformed"),
     Node("rapid_reset", "reduce", ""),
     Node("one_byte_frames", "reduce", ""),

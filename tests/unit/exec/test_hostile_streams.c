@@ -219,14 +219,19 @@ static void test_parked_streams_are_bounded(void **state)
     all_reduce(&outcome);
     struct data_header header = template();
     for (uint32_t i = 0; i < COUNT_ALL; i++) {
-        uint8_t bytes[DATA_HEADER_BYTES];
-        streams[i] = hostile_open(&hostile, i % 2 == 0 ? NET_STREAM_DATA : NET_STREAM_MESSAGE);
+        uint8_t bytes[STREAM_HEADER_MAX_BYTES];
+        bool of_data = i % 2 == 0;
+        struct message_header message = {.kind = MESSAGE_ENVELOPE, .dtype = DTYPE_U8, .id = 1, .to_rank = 1};
+        streams[i] = hostile_open(&hostile, of_data ? NET_STREAM_DATA : NET_STREAM_MESSAGE);
         assert_non_null(streams[i]);
-        header.comm_id = 1000 + i;
-        data_header_encode(&header, bytes);
-        assert_int_equal(
-            net_stream_send(streams[i], NULL, 0, bytes, i % 2 == 0 ? sizeof bytes : 8, NULL, NULL),
-            STATUS_OK);
+        header.comm_id = message.comm_id = 1000 + i;
+        if (of_data) {
+            data_header_encode(&header, bytes);
+        } else {
+            message_header_encode(&message, bytes);
+        }
+        size_t size = of_data ? DATA_HEADER_BYTES : MESSAGE_HEADER_BYTES;
+        assert_int_equal(net_stream_send(streams[i], NULL, 0, bytes, size, NULL, NULL), STATUS_OK);
     }
     hostile_turns(&hostile, 2 * COUNT_ALL);
     assert_int_equal(hostile.downs, 0);
@@ -242,6 +247,47 @@ static void test_parked_streams_are_bounded(void **state)
     assert_true(hostile_say_data(&hostile, stream, &header));
     assert_true(hostile_say_data(&hostile, stream, &header));
     net_stream_reset(stream);
+    hostile_stop(&hostile);
+    stream_parking_free(&parking);
+    buffers_free();
+}
+
+/* Beginnings of headers, of both kinds together: what comes whole counts no more, and one more than so many
+ * costs the connection. */
+static void test_beginnings_of_headers_are_bounded(void **state)
+{
+    (void)state;
+    enum { COUNT_ALL = STREAM_BEGUN_MAX + 1 };
+    struct hostile_outcome outcome;
+    static struct net_stream *streams[COUNT_ALL];
+    uint8_t bytes[DATA_HEADER_BYTES];
+    hostile_start(&hostile, SLICE);
+    struct stream_parking parking = {0};
+    stream_parking_init(&parking);
+    net_set_parking(hostile.net, &parking);
+    buffers_new();
+    all_reduce(&outcome);
+    struct data_header header = template();
+    header.comm_id = 1000;
+    data_header_encode(&header, bytes);
+    for (uint32_t i = 0; i < COUNT_ALL; i++) {
+        streams[i] = hostile_open(&hostile, i % 2 == 0 ? NET_STREAM_DATA : NET_STREAM_MESSAGE);
+        assert_true(hostile_say(&hostile, streams[i], bytes, 9));
+        if (i == 0) {
+            assert_true(hostile_say(&hostile, streams[i], bytes + 9, sizeof bytes - 9));
+        }
+    }
+    assert_int_equal(hostile.downs, 0);
+    struct net_stream *one_more = hostile_open(&hostile, NET_STREAM_DATA);
+    (void)hostile_say(&hostile, one_more, bytes, 9);
+    assert_true(hostile_was_dropped(&hostile, "the beginnings of too many headers"));
+    for (uint32_t i = 0; i < COUNT_ALL; i++) {
+        net_stream_reset(streams[i]);
+    }
+    net_stream_reset(one_more);
+    hostile_leave(&hostile);
+    assert_int_equal(parking.bytes, 0);
+    assert_int_equal(parking.of_peer[0].begun, 0);
     hostile_stop(&hostile);
     stream_parking_free(&parking);
     buffers_free();
@@ -462,6 +508,7 @@ int main(void)
         cmocka_unit_test(test_headers_that_cost_the_connection),
         cmocka_unit_test(test_another_call_keeps_the_connection),
         cmocka_unit_test(test_parked_streams_are_bounded),
+        cmocka_unit_test(test_beginnings_of_headers_are_bounded),
         cmocka_unit_test(test_parked_bytes_are_bounded),
         cmocka_unit_test(test_parked_streams_expire_in_turn),
         cmocka_unit_test(test_payloads_that_nothing_waits_for),

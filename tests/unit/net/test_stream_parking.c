@@ -34,8 +34,27 @@ static void test_one_bound_for_all(void **state)
     stream_parking_free(&parking);
 }
 
+static void test_beginnings_of_headers(void **state)
+{
+    (void)state;
+    struct stream_parking parking = {0};
+    stream_parking_init(&parking);
+    assert_true(stream_parking_count(&parking, 3, 0, STREAM_PARKED_COST_BYTES));
+    assert_true(stream_parking_count(&parking, 4, 0, STREAM_PARKED_COST_BYTES));
+    for (unsigned i = 0; i < STREAM_BEGUN_MAX; i++) {
+        assert_true(stream_parking_begun(&parking, 3, true));
+    }
+    assert_false(stream_parking_begun(&parking, 3, true));
+    assert_true(stream_parking_begun(&parking, 4, true)); /* each peer has its own */
+    assert_true(stream_parking_begun(&parking, 3, false));
+    assert_true(stream_parking_begun(&parking, 3, false));
+    assert_true(stream_parking_begun(&parking, 3, true));
+    stream_parking_free(&parking);
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_bound_for_all)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_one_bound_for_all),
+                                       cmocka_unit_test(test_beginnings_of_headers)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

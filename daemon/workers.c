@@ -3,7 +3,6 @@
 #include <errno.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/thread.h"
 #include "daemon/base/time.h"
 
 #define WORKER_TURN_MAX_MS 3600000u
@@ -221,14 +221,8 @@ static enum status worker_make_doorbell(struct worker *worker, struct loop *loop
 
 static enum status worker_start(struct worker *worker, struct error *error)
 {
-    sigset_t all, before;
     char name[16];
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS); /* holes in clients' memory: dev/guard.h */
-    sigdelset(&all, SIGSEGV);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are main's */
-    int failed = pthread_create(&worker->thread, NULL, worker_main, worker);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int failed = thread_start(&worker->thread, NULL, worker_main, worker);
     if (failed != 0) {
         return error_set(error, STATUS_SYSTEM, "a thread cannot be started: %s", strerror(failed));
     }

@@ -1,4 +1,5 @@
 #include <errno.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +11,16 @@
 
 #include "client/lib/internal.h"
 #include "proto/version_range.h"
+
+int client_thread_start(struct comm_client *client, void *(*function)(void *), pthread_t *out)
+{
+    sigset_t all, before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* a thread begins with its maker's mask */
+    int failed = pthread_create(out, NULL, function, client);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    return failed;
+}
 
 static comm_result_t connect_failure(const char *path, int reason, uint32_t timeout_ms)
 {

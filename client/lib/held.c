@@ -1,4 +1,3 @@
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -306,7 +305,6 @@ static void *feed_on(void *argument)
 static void start_feeder(struct comm_client *client)
 {
     struct client_feeder *feeder = &client->feeder;
-    sigset_t all, before;
     if (feeder->runs || feeder->closing) {
         if (feeder->rests) {
             feeder->rests = false;
@@ -317,10 +315,7 @@ static void start_feeder(struct comm_client *client)
     if (feeder->has_thread) {
         pthread_join(feeder->thread, NULL); /* it has done all but return */
     }
-    sigfillset(&all); /* signals are the program's */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    feeder->has_thread = pthread_create(&feeder->thread, NULL, feed_on, client) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    feeder->has_thread = client_thread_start(client, feed_on, &feeder->thread) == 0;
     feeder->runs = feeder->has_thread;
 }
 

@@ -1,4 +1,3 @@
-#include <signal.h>
 #include <stdlib.h>
 
 #include <utlist.h>
@@ -91,17 +90,13 @@ static void *keep(void *argument)
 static void start_keeper(struct comm_client *client)
 {
     struct staging_pool *pool = &client->staging;
-    sigset_t all, before;
     if (pool->keeper_runs || pool->closing) {
         return;
     }
     if (pool->has_keeper) {
         pthread_join(pool->keeper, NULL); /* it has done all but return */
     }
-    sigfillset(&all); /* signals are the program's */
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    pool->has_keeper = pthread_create(&pool->keeper, NULL, keep, client) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pool->has_keeper = client_thread_start(client, keep, &pool->keeper) == 0;
     pool->keeper_runs = pool->has_keeper;
 }
 

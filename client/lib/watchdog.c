@@ -1,6 +1,5 @@
 #include <errno.h>
 #include <poll.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -65,7 +64,6 @@ comm_result_t watchdog_start(struct comm_client *client)
 {
     struct client_fences *fences = &client->fences;
     int reason = 0;
-    sigset_t all, before;
     pthread_mutex_lock(&fences->lock);
     if (fences->watched) {
         pthread_mutex_unlock(&fences->lock);
@@ -74,10 +72,7 @@ comm_result_t watchdog_start(struct comm_client *client)
     fences->watchdog_fd = eventfd(0, EFD_CLOEXEC);
     reason = fences->watchdog_fd < 0 ? errno : 0;
     if (reason == 0) {
-        sigfillset(&all); /* signals are the program's */
-        pthread_sigmask(SIG_SETMASK, &all, &before);
-        reason = pthread_create(&fences->watchdog, NULL, watch, client);
-        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        reason = client_thread_start(client, watch, &fences->watchdog);
     }
     if (reason != 0 && fences->watchdog_fd >= 0) {
         close(fences->watchdog_fd);

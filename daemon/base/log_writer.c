@@ -4,13 +4,13 @@
 #include <poll.h>
 #include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "daemon/base/log.h"
+#include "daemon/base/thread.h"
 
 #define WRITER_STACK_BYTES 131072
 
@@ -177,20 +177,16 @@ enum status log_writer_start(struct error *error)
 {
     pthread_attr_t attributes;
     pthread_condattr_t monotonic;
-    sigset_t all, before;
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, WRITER_STACK_BYTES);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&writer.ended, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    sigfillset(&all);
-    (void)pthread_sigmask(SIG_BLOCK, &all, &before);
     pthread_mutex_lock(&writer.lock);
-    int failure = pthread_create(&writer.thread, &attributes, writer_run, NULL);
+    int failure = thread_start(&writer.thread, &attributes, writer_run, NULL);
     writer.state = failure == 0 ? WRITER_RUNS : WRITER_ABSENT;
     pthread_mutex_unlock(&writer.lock);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
     return failure == 0 ? STATUS_OK : error_set_errno(error, failure, "a thread that writes log lines");
 }

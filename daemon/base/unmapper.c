@@ -2,7 +2,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +9,8 @@
 #include <sys/mman.h>
 #include <time.h>
 #include <unistd.h>
+
+#include "daemon/base/thread.h"
 
 struct unmapping_queue {
     struct unmapping *first;
@@ -144,11 +145,7 @@ static void on_done(void *context, unsigned events, uint64_t now_ns)
 
 static enum status start_thread(struct unmapper *unmapper, struct error *error)
 {
-    sigset_t all, before;
-    sigfillset(&all);
-    (void)pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are main's */
-    int failed = pthread_create(&unmapper->thread, NULL, unmapper_main, unmapper);
-    (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int failed = thread_start(&unmapper->thread, NULL, unmapper_main, unmapper);
     if (failed != 0) {
         return error_set(error, STATUS_SYSTEM, "a thread cannot be started: %s", strerror(failed));
     }

@@ -179,8 +179,7 @@ void net_set_stream_handler(struct net *net, enum net_stream_kind kind,
                             const struct net_stream_handler *handler);
 
 /* What events of the network take of processor time, decryption and handlers included, is charged to the
- * accounts of streams, in proportion to their bytes, and how long one event may receive is bounded by it.
- * Null, at first: neither. Null for net is accepted. */
+ * accounts of streams, in proportion to their bytes. Null, at first: nothing is. Null for net is accepted. */
 void net_set_clock(struct net *net, uint64_t (*clock)(void));
 
 /* Threads of one node share what streams may keep that are parked (stream_reader.h). Before anything comes;

@@ -122,7 +122,10 @@ static int quic_on_stream_data(ngtcp2_conn *transport, uint32_t flags, int64_t i
 {
     (void)transport;
     (void)offset;
-    return quic_receiver_bytes(context, stream, id, bytes, size, (flags & NGTCP2_STREAM_DATA_FLAG_FIN) != 0);
+    struct quic_connection *connection = context;
+    connection->endpoint->received_pieces++;
+    return quic_receiver_bytes(connection, stream, id, bytes, size,
+                               (flags & NGTCP2_STREAM_DATA_FLAG_FIN) != 0);
 }
 
 static int quic_on_stream_acknowledged(ngtcp2_conn *transport, int64_t id, uint64_t offset, uint64_t size,

@@ -201,14 +201,6 @@ void quic_woken(void *context, uint64_t now_ns)
     quic_settle(endpoint, now_ns);
 }
 
-/* Packets may hold a thousand frames each: it is also by the clock, where there is one, that others have
- * their turn. */
-static bool quic_may_receive(const struct quic_endpoint *endpoint, size_t count, uint64_t began_ns)
-{
-    uint64_t (*clock)(void) = endpoint->base.spending.clock;
-    return count < QUIC_RECEIVE_BUDGET && (clock == NULL || clock() - began_ns < QUIC_RECEIVE_MAX_NS);
-}
-
 void quic_socket_ready(void *context, unsigned events, uint64_t now_ns)
 {
     struct quic_endpoint *endpoint = context;
@@ -220,7 +212,8 @@ void quic_socket_ready(void *context, unsigned events, uint64_t now_ns)
     if ((events & LOOP_READ) != 0) {
         size_t count = 0;
         bool more = true;
-        while (more && quic_may_receive(endpoint, count, now_ns)) {
+        endpoint->received_pieces = 0;
+        while (more && count < QUIC_RECEIVE_BUDGET && endpoint->received_pieces < QUIC_RECEIVE_PIECES) {
             count += quic_socket_receive(&endpoint->socket, quic_datagram_received, endpoint, &more);
         }
         if (count == 0 || endpoint->socket.has_errors) { /* they make it ready, too */

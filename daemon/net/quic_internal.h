@@ -55,8 +55,8 @@
     (256ull * NET_STREAM_WINDOW_BYTES)          /* the most that a peer makes us keep: 1 GiB */
 #define QUIC_CONTROL_RESERVE_BYTES (1ull << 20) /* of that window: for control streams alone */
 #define QUIC_RETRY_TOKEN_TIMEOUT_NS (10 * TIME_S)
-#define QUIC_RECEIVE_BUDGET 256u              /* datagrams read before others have their turn */
-#define QUIC_RECEIVE_MAX_NS (500 * TIME_US)   /* and so long; then the batch that has been begun is ended */
+#define QUIC_RECEIVE_BUDGET 256u  /* datagrams read before others have their turn */
+#define QUIC_RECEIVE_PIECES 2048u /* and pieces of streams: a datagram may hold a thousand of them */
 #define QUIC_STREAM_QUANTUM_BYTES (64u << 10) /* of one stream before the next one has its turn */
 #define QUIC_VECTORS_MAX 16u                  /* pieces of one stream offered to one packet */
 #define QUIC_FLUSH_BATCHES 32u                /* batches written before others have their turn */
@@ -257,6 +257,7 @@ struct quic_endpoint {
     bool wake_set;
     bool in_event;
     bool freeing;
+    uint32_t received_pieces; /* of streams, in this event */
     struct quic_socket socket;
     struct quic_tls *tls;
 

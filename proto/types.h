@@ -139,14 +139,10 @@ static inline bool op_kind_is_message(enum op_kind kind)
 /* Element size in bytes; 0 for a number that is not in the list. */
 static inline size_t dtype_size_bytes(enum dtype dtype)
 {
-    switch (dtype) {
-#define X(name, number, text, size_bytes)                                                                    \
-    case DTYPE_##name:                                                                                       \
-        return size_bytes;
-        DTYPE_LIST(X)
+#define X(name, number, text, size_bytes) [number] = size_bytes,
+    static const uint8_t sizes_bytes[] = {DTYPE_LIST(X)};
 #undef X
-    }
-    return 0;
+    return (unsigned)dtype < sizeof sizes_bytes ? sizes_bytes[dtype] : 0;
 }
 
 /* "f32", "sum", "all_reduce"; "unknown" for a number that is not in the list. Static storage. */

@@ -417,7 +417,7 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     atomic_store_explicit(&spread->claims.left, op->stage.slice_count, memory_order_relaxed);
     op->spread = spread;
     op->claims = local ? &spread->claims : NULL;
-    for (uint32_t i = 0; i < spread->part_count; i++) {
+    for (uint32_t i = 0; i < part_count; i++) {
         struct spread_part *part = &spread->parts[i];
         part->spread = spread;
         part->rail = rails[i];

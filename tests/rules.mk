@@ -217,6 +217,9 @@ bench-deps:
 bench: all $(BENCHES) ## measure commd beside Open MPI and Gloo (15 minutes; QUICK=1: 3)
 	@$(MAKE) bench-deps && $(MAKE) $(PEERS) && COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_bench.py $(if $(QUICK),--quick) $(BENCH_OPTIONS)
 
+bench-messages: all $(BENCHES) ## measure messages from rank to rank beside their bars (3 minutes)
+	@COMMD_BUILD=$(abspath $(BUILD)) python3 -B tests/bench/run_messages.py $(BENCH_OPTIONS)
+
 # The base is built by its own Makefile, from a copy of that commit's files, which stays in build/ab for the next time.
 ROUNDS ?=
 SIZES ?=
@@ -274,5 +277,5 @@ check-tidy: | $(PROTO_HEADERS)
 
 lint: check-layers check-format check-shell check-man check-units check-library check-tidy ## check formatting, layers, scripts, manual pages, units and the code with clang-tidy
 
-.PHONY: tests test check-all test-unit test-sim check-sim test-system check-attacks test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-ab \
+.PHONY: tests test check-all test-unit test-sim check-sim test-system check-attacks test-memory test-threads check-gpu bench-gpu gpu-bundle check-asan check-tsan check-threads check-failures run-failures hops run-hops fuzz fuzz-merge fuzz-runtime fuzz-programs bench bench-deps bench-messages bench-ab \
     check-layers check-format format check-shell check-man check-units check-library check-tidy lint

@@ -17,11 +17,11 @@
 #define COMMD_SYSCONFDIR "/etc"
 #endif
 
-/* Exit codes: 0 orderly end, 1 failure, 2 usage, 78 (EX_CONFIG) bad configuration: systemd does not restart
- * on it. */
+/* Exit codes: 0 orderly end, 1 failure, 2 usage, 78 (EX_CONFIG) bad configuration. systemd does not restart
+ * commd after 78. */
 enum { EXIT_USAGE = 2, EXIT_CONFIG = 78 };
 
-#define LOG_FLUSH_MS 1000 /* how long the end of commd waits for a reader of its log */
+#define LOG_FLUSH_MS 1000 /* how long commd waits at its end for a reader of its log */
 
 static const char usage_text[] =
     "usage: commd [OPTION...]\n"
@@ -61,7 +61,7 @@ static bool add_override(struct command_line *line, const char *key, const char 
     return true;
 }
 
-/* From OPTION_SETTING on: the settings that have options of their own. */
+/* The settings that have options of their own, from OPTION_SETTING on. */
 static const char *const option_settings[] = {"node_name", "socket_path", "log_level"};
 enum { OPTION_STANDALONE = 256, OPTION_CHECK, OPTION_VERSION, OPTION_SETTING };
 
@@ -78,7 +78,7 @@ static const struct option options[] = {
     {NULL, 0, NULL, 0},
 };
 
-/* Returns -1 to go on, otherwise the exit code. */
+/* Returns -1 to continue, otherwise the exit code. */
 static int parse_command_line(int argc, char **argv, struct command_line *line)
 {
     struct conf_options *conf = &line->daemon.conf;
@@ -125,7 +125,8 @@ static int parse_command_line(int argc, char **argv, struct command_line *line)
     return -1;
 }
 
-/* Each client takes a few descriptors, each memory of theirs one for a moment: as many as there may be. */
+/* Raises the limit to the highest allowed value. Each client needs a few descriptors, and each of its
+ * memories needs one for a moment. */
 static void raise_descriptor_limit(void)
 {
     struct rlimit limit;
@@ -135,7 +136,8 @@ static void raise_descriptor_limit(void)
     }
 }
 
-/* Of the environment, since it is for whoever looks for a fault, and before any configuration is read. */
+/* Starts a trace if the environment asks for it. It is not a setting: people who look for a fault use it, and
+ * it starts before any configuration is read. */
 static enum status begin_trace(struct error *error)
 {
     unsigned areas;
@@ -168,7 +170,7 @@ int main(int argc, char **argv)
         return EXIT_SUCCESS;
     }
     raise_descriptor_limit();
-    (void)signal(SIGPIPE, SIG_IGN); /* a reader of the log, or of a socket, that is gone ends nobody */
+    (void)signal(SIGPIPE, SIG_IGN); /* a closed log or socket must not end the process */
     enum status status = log_writer_start(&error);
     if (status == STATUS_OK) {
         status = begin_trace(&error);

@@ -41,7 +41,7 @@ struct daemon {
     struct stream_parking parking;
     struct mesh *mesh;
     struct gpu_devices *gpus;               /* null: none */
-    char gpus_absent[ERROR_TEXT_MAX_BYTES]; /* why */
+    char gpus_absent[ERROR_TEXT_MAX_BYTES]; /* why there are none */
     struct exec *exec;
     struct p2p *p2p;
     struct workers *workers;
@@ -55,26 +55,28 @@ struct daemon {
     bool p2p_woken;
     bool spins; /* there is more than one processor */
     uint64_t spin_rest_ns, spin_rest_until_ns;
-    uint64_t spin_ns; /* how long to look for requests before waiting; adapted */
+    uint64_t spin_ns; /* how long to poll for requests before waiting; adapted */
     bool draining;
     bool stopping;
     uint64_t drain_deadline_ns;
-    uint64_t certificates_ns; /* when their ends are looked at next */
+    uint64_t certificates_ns; /* when certificates are checked next */
 };
 
-/* How often a drain looks whether everything is done. */
+/* How often a drain checks whether everything is done. */
 #define DRAIN_POLL_NS (20 * TIME_MS)
 #define TURN_MAX_MS 3600000u
 #define CERTIFICATES_CHECK_NS (3600 * TIME_S)
-/* About what it costs to be woken, and to wake. */
+/* About the time that it takes to be woken, and to wake. */
 #define SPIN_MAX_NS (50 * TIME_US)
 #define SPIN_MIN_NS (4 * TIME_US)
-#define SPIN_PAYS_NS (2 * SPIN_MAX_NS) /* a wait with being woken, and what came */
-/* Who gives way for longer shares its processor: it is woken sooner than it gets its turn. */
+#define SPIN_PAYS_NS (2 * SPIN_MAX_NS) /* with wake-up and handling: a shorter wait should be a spin */
+/*
+ * If yielding takes this long, another process runs on our core. Sleeping then wakes us sooner than spinning.
+ */
 #define SPIN_CROWDED_NS (2 * TIME_MS)
-#define SPIN_REST_MIN_NS (10 * TIME_MS) /* no spinning for so long then; longer while it stays so */
+#define SPIN_REST_MIN_NS (10 * TIME_MS) /* no spinning for this long then; longer if it repeats */
 #define SPIN_REST_MAX_NS (1 * TIME_S)
-#define SPIN_LOOK_NS (20 * TIME_US) /* between looks at descriptors */
+#define SPIN_LOOK_NS (20 * TIME_US) /* between checks of descriptors while spinning */
 
 static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
 {
@@ -118,8 +120,8 @@ static void daemon_wake_p2p(void *context)
 }
 
 /*
- * What needs no look at descriptors and timers: an operation of one node, from the requests of its ranks to
- * their answers. Returns whether there was anything.
+ * Does the work that needs no check of descriptors and timers: operations within one node, from the requests
+ * of its ranks to their answers. Returns whether there was any.
  */
 static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
 {
@@ -127,7 +129,7 @@ static bool daemon_work(struct daemon *daemon, uint64_t now_ns)
     any |= api_poll(daemon->api, now_ns);
     if (daemon->exec_woken) {
         daemon->exec_woken = false;
-        bool more = exec_run(daemon->exec, now_ns); /* sets it, too */
+        bool more = exec_run(daemon->exec, now_ns); /* sets exec_woken, too */
         daemon->exec_woken |= more;
         any = true;
     }
@@ -190,7 +192,7 @@ static void daemon_visit_settings(void *context, api_setting_function *visit, vo
     conf_visit(daemon->conf, visit, visit_context);
 }
 
-/* What may fail of a reload, before anything of it is in force. */
+/* Does the steps of a reload that may fail, before any of it takes effect. */
 static enum status daemon_load(const struct daemon *daemon, struct conf **conf,
                                struct quic_tls **certificates, struct error *error)
 {
@@ -305,14 +307,17 @@ static enum status daemon_make_mesh(struct daemon *daemon, struct error *error)
     return mesh_new(daemon->net, &options, &daemon->mesh, error);
 }
 
-/* Several nodes of one machine may have neighbouring ports: there, a rail more is asked for by name. */
+/* Several nodes on one loopback address may use neighbouring ports. So there, further rails are used only if
+ * the configuration asks for them. */
 static bool is_loopback(const char *address)
 {
     return strncmp(address, "127.", 4) == 0 || strncmp(address, "[::1]", 5) == 0 ||
            strncmp(address, "localhost", 9) == 0;
 }
 
-/* Those that this process may run on: a unit's CPUAffinity or a container may leave it some. */
+/*
+ * Counts the processors that this process may run on: CPUAffinity of a unit, or a container, may limit them.
+ */
 static long daemon_processors(void)
 {
     cpu_set_t set;
@@ -417,7 +422,7 @@ static bool daemon_user_may(void *context, uint32_t uid, const char *node)
     return conf_user_may(daemon->conf, uid, node);
 }
 
-/* What the rest is made with. The reaper comes before there are threads and GPUs. */
+/* Makes the parts that all others need. The fd_reaper is made before there are threads and GPUs. */
 static enum status daemon_make_base(struct daemon *daemon, struct error *error)
 {
     enum status status = configuration_load(&daemon->options->conf, &daemon->conf, error);
@@ -520,7 +525,7 @@ static void daemon_free(struct daemon *daemon)
     gpus_unbound_end();
 }
 
-/* Requests come in rows: a look for the next one costs less than being woken for it. */
+/* Requests often follow each other. To poll for the next one costs less than to be woken for it. */
 static void daemon_found_work(struct daemon *daemon, uint64_t now_ns, uint64_t *spin_until_ns)
 {
     if (daemon->spins && now_ns >= daemon->spin_rest_until_ns) {
@@ -528,7 +533,7 @@ static void daemon_found_work(struct daemon *daemon, uint64_t now_ns, uint64_t *
     }
 }
 
-/* Who has something to do on this processor goes first. */
+/* Lets other threads on this core run first. */
 static void daemon_give_way(struct daemon *daemon, uint64_t *spin_until_ns)
 {
     uint64_t before_ns = loop_now_ns();
@@ -543,19 +548,19 @@ static void daemon_give_way(struct daemon *daemon, uint64_t *spin_until_ns)
     }
 }
 
-/* After a wait that a spin would have seen the end of, the next spin is longer; after others, shorter. */
+/* If a spin would have seen the end of this wait, the next spin is longer; otherwise it is shorter. */
 static void daemon_waited(struct daemon *daemon, uint64_t waited_ns)
 {
     uint64_t next_ns = waited_ns < SPIN_PAYS_NS ? 2 * daemon->spin_ns : daemon->spin_ns / 2;
     daemon->spin_ns = next_ns < SPIN_MIN_NS ? SPIN_MIN_NS : time_min(next_ns, SPIN_MAX_NS);
 }
 
-/* Descriptors and timers; waits for them unless there is more to do. */
+/* Handles descriptors and timers. Waits for them unless there is more to do. */
 static enum status daemon_turn(struct daemon *daemon, bool spin, struct error *error)
 {
     bool wait = !spin && !daemon->exec_woken && !daemon->p2p_woken && workers_sleep(daemon->workers) &&
                 api_sleep(daemon->api);
-    /* Any turn may have moved a deadline: all are looked at before the next wait. */
+    /* Any turn may have moved a deadline, so all deadlines are read before the next wait. */
     uint64_t began_ns = loop_now_ns();
     daemon_arm(daemon, began_ns);
     enum status status = loop_run_once(daemon->loop, wait ? TURN_MAX_MS : 0, error);

@@ -8,10 +8,10 @@
 
 #include "daemon/base/log.h"
 
-/* There while the kernel's part of the driver is loaded. */
+/* This file exists while the kernel's part of the driver is loaded. */
 #define NVIDIA_LOADED "/proc/driver/nvidia/version"
 
-/* Some machines have no GPU. On others nobody can use them until somebody looks into the log. */
+/* Logs why there are no GPUs: as a warning if the driver is loaded, since people then expect GPUs. */
 static void log_absent(const char *why)
 {
     if (access(NVIDIA_LOADED, F_OK) == 0) {
@@ -56,7 +56,7 @@ static void end_is_late(int signal_number)
     static const char text[] = "commd: a GPU still works for it: ended without waiting any longer\n";
     struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
     (void)signal_number;
-    if (poll(&room, 1, 0) == 1) { /* the write does not wait for a reader */
+    if (poll(&room, 1, 0) == 1) { /* the write does not block */
         (void)!write(STDERR_FILENO, text, sizeof text - 1);
     }
     _exit(EXIT_FAILURE);

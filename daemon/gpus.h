@@ -5,16 +5,16 @@
 #include "daemon/gpu/devices.h"
 
 /*
- * The node's GPUs, as the configuration wants them. A node without any works: *out is null then, and *absent
- * says why. GPUs that are there and fail are an error. Once, before there are worker threads.
+ * Opens the node's GPUs as the configuration says. A node works without GPUs: *out is null then, and *absent
+ * says why. It is an error if GPUs exist but fail. Call it once, before worker threads exist.
  */
 enum status gpus_open(const struct conf *conf, struct gpu_devices **out, struct error *absent,
                       struct error *error) COMM_MUST_USE;
 
 #define GPUS_END_S 10
 /*
- * From now on the process ends after GPUS_END_S, whatever a GPU still does: the driver waits for work that is
- * under way, for however long it takes. gpus_unbound_end takes that back.
+ * From now on the process ends after GPUS_END_S, even if a GPU is still working: the driver would wait for
+ * work under way without a limit. gpus_unbound_end cancels that.
  */
 void gpus_bound_end(void);
 void gpus_unbound_end(void);

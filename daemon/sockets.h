@@ -4,9 +4,9 @@
 #include "daemon/base/error.h"
 #include "daemon/conf/conf.h"
 
-/* The Unix sockets that commd is given, or is to bind. */
+/* The Unix sockets that commd is passed, or binds itself. */
 
-#define DAEMON_SOCKET_PATH_MAX_BYTES 256 /* longer than a socket's path can be: bind says so */
+#define DAEMON_SOCKET_PATH_MAX_BYTES 256 /* longer than any socket's path: bind reports longer ones */
 
 struct daemon_sockets {
     int client_fd; /* -1: not passed */
@@ -15,13 +15,14 @@ struct daemon_sockets {
 };
 
 /*
- * Takes what socket activation passed: one socket with FileDescriptorName=admin for administrators, one with
- * any other name, or none, for clients. CONFIG: more than one for either, or a path that is too long.
+ * Takes the sockets that socket activation passed: at most one with FileDescriptorName=admin, for
+ * administrators, and at most one with any other name or none, for clients. CONFIG: more than one for either,
+ * or a path that is too long.
  */
 enum status daemon_sockets_take(const struct conf *conf, struct daemon_sockets *out,
                                 struct error *error) COMM_MUST_USE;
 
-/* api_await_predecessor for both paths, unless sockets are passed. */
+/* Calls api_await_predecessor for both paths, unless sockets are passed. */
 void daemon_sockets_await_predecessor(const struct conf *conf);
 
 #endif

@@ -15,7 +15,7 @@
 
 #define WORKER_TURN_MAX_MS 3600000u
 #define WORKER_LAST_TURNS 100
-/* After the last work, before waiting: about what it costs to be woken. */
+/* How long to poll after the last work, before waiting: about the time that it takes to be woken. */
 #define WORKER_SPIN_NS (30 * TIME_US)
 
 struct worker {
@@ -38,7 +38,7 @@ struct worker {
 struct workers {
     struct rails *rails;
     struct mailbox mailboxes[EXEC_RAILS_MAX];
-    struct worker list[EXEC_RAILS_MAX]; /* the first is main's, without a thread */
+    struct worker list[EXEC_RAILS_MAX]; /* the first is the main thread's; no thread is made for it */
     uint32_t count;
     uint32_t rail_count;
     struct gpu_devices *gpus;
@@ -57,7 +57,7 @@ uint32_t workers_rails_default(long processors)
     return rails < 1 ? 1 : rails > 4 ? 4 : (uint32_t)rails;
 }
 
-/* --- Being woken --- */
+/* --- Wake-ups --- */
 
 static void worker_ring(void *context)
 {
@@ -96,7 +96,7 @@ static struct mailbox *worker_mailbox(const struct worker *worker)
     return &worker->workers->mailboxes[worker->index];
 }
 
-/* Looks for work without waiting for a while; spinning threads give way to others. */
+/* Polls for work for a while without waiting. While spinning it yields to other threads. */
 static bool worker_spin(struct worker *worker)
 {
     uint64_t end_ns = loop_now_ns() + WORKER_SPIN_NS;
@@ -128,7 +128,7 @@ static void *worker_main(void *context)
         bool wait = !more && mailbox_sleep(worker_mailbox(worker));
         status = loop_run_once(worker->loop, wait ? WORKER_TURN_MAX_MS : 0, &error);
     }
-    /* Communicators were aborted before: the network lets go of their buffers in its next turns. */
+    /* Communicators were aborted before. The network releases their buffers in its next turns. */
     for (int i = 0; i < WORKER_LAST_TURNS && status == STATUS_OK && rails_rail_is_busy(rails, worker->index);
          i++) {
         (void)rails_run_rail(rails, worker->index, loop_now_ns());
@@ -136,7 +136,7 @@ static void *worker_main(void *context)
     }
     if (status != STATUS_OK) {
         log_error("thread %u: %s", worker->index, error.text);
-        abort(); /* what waits for it would wait for ever; whoever supervises us starts anew */
+        abort(); /* work that waits for this thread would wait for ever; the supervisor restarts commd */
     }
     return NULL;
 }
@@ -326,7 +326,7 @@ void workers_free(struct workers *workers)
     free(workers);
 }
 
-/* --- Main's thread --- */
+/* --- The main thread --- */
 
 struct rails *workers_rails(const struct workers *workers)
 {

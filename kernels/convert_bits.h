@@ -9,16 +9,17 @@
 #endif
 
 /*
- * Conversions between f32 and the short floating-point types, given as their bits. To the short type: round
- * to nearest even, subnormals kept, NaN stays NaN (quiet, sign kept). f16 and bf16 overflow to infinity (IEEE
- * 754); f8e4m3 (no infinity; OCP 8-bit Floating Point 1.0) saturates to ±448, infinity too; f8e5m2 saturates
- * finite values to ±57344 and keeps infinity. To f32: exact.
+ * Conversions between f32 and the short floating-point types, given as their bits. To a short type: round to
+ * nearest even, keep subnormals, NaN stays NaN (quiet, sign kept). f16 and bf16 overflow to infinity (IEEE
+ * 754). f8e4m3 (OCP 8-bit Floating Point 1.0) has no infinity: it saturates to ±448, infinity too. f8e5m2
+ * saturates finite values to ±57344 and keeps infinity. To f32: exact.
  *
- * They have no branches, so that loops over them vectorise at every level and give the same bits; on GPUs
- * too, where BITS_FUNCTION makes them functions of the device. Short to f32: the bits are moved into place
- * and multiplied by a power of two, which is exact and normalises subnormals. f32 to short: normal results
- * round in integer arithmetic (half up after adding the lowest kept bit: ties to even); subnormal ones by
- * adding the number whose unit in the last place is the short type's smallest step.
+ * The functions have no branches, so loops over them vectorise at every level and give the same bits. They do
+ * so on GPUs, too, where BITS_FUNCTION makes them device functions. Short to f32: the bits are moved into
+ * place and multiplied by a power of two, which is exact and normalises subnormals. f32 to short: normal
+ * results are rounded in integer arithmetic (half up after adding the lowest kept bit: ties to even).
+ * Subnormal results are rounded by adding the number whose unit in the last place is the short type's
+ * smallest step.
  */
 
 BITS_FUNCTION float bits_to_f32(uint32_t bits)

@@ -4,13 +4,13 @@
 #include "kernels/platform.cuh"
 
 /*
- * Many copies in one launch. Each is cut where its target's addresses are multiples of COPY_CHUNK_BYTES
- * counted from a boundary of 16 bytes, and the blocks take turns at the chunks of all copies: the work
- * spreads by bytes, and only the first and the last chunk of a copy have an odd end.
+ * Many copies in one launch. Each copy is cut into chunks of COPY_CHUNK_BYTES, counted from the 16-byte
+ * boundary at or before its target. The blocks take turns at the chunks of all copies. So the work spreads by
+ * bytes, and only the first and the last chunk of a copy are irregular.
  */
 #define COPY_CHUNK_BYTES 32768u
 
-/* Words of one size from one end to the other, a few in flight. */
+/* Copies words of one size in order, a few in flight. */
 template <typename Word>
 KERNEL_FUNCTION void copy_words(unsigned char *target, const unsigned char *source, uint32_t bytes,
                                 const kernel_place &place)
@@ -36,7 +36,8 @@ KERNEL_FUNCTION void copy_words(unsigned char *target, const unsigned char *sour
     }
 }
 
-/* By the widest word for which source and target lie alike, with single bytes before and after. */
+/* Copies with the widest word for which source and target are aligned alike, and single bytes before and
+ * after. */
 template <typename Word>
 KERNEL_FUNCTION void copy_aligned(unsigned char *target, const unsigned char *source, uint32_t bytes,
                                   const kernel_place &place)
@@ -71,7 +72,7 @@ KERNEL_FUNCTION void copy_chunk(unsigned char *target, const unsigned char *sour
 
 KERNEL_FUNCTION void copy_all(const kernels_copy &arguments, const kernel_place &place)
 {
-    uint64_t chunk = place.block; /* counted from the first of the copy in turn */
+    uint64_t chunk = place.block; /* index, counted from the first chunk of the current copy */
     UNROLL_NOT
     for (uint32_t i = 0; i < arguments.count; i++) {
         unsigned char *target = static_cast<unsigned char *>(arguments.copies[i].target);

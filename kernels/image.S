@@ -1,6 +1,6 @@
 /*
- * kernels_image and kernels_image_bytes of kernels.h: the file that was built, or 0 bytes, behind which stands a text
- * that ends, for a driver that looks: it takes what is no binary for PTX.
+ * kernels_image and kernels_image_bytes of kernels.h: the file that was built, or 0 bytes. In the latter case
+ * a terminated text follows, in case a driver reads it: drivers take anything that is not a binary for PTX.
  */
     .section .rodata
     .balign 64

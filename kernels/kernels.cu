@@ -1,7 +1,7 @@
 #include "kernels/copy.cuh"
 #include "kernels/reduce.cuh"
 
-/* X(dtype, reduce, type, fold, whether it has code of its own for some counts of inputs) */
+/* X(dtype, reduce, type, fold, whether it has separate code for some numbers of inputs) */
 #define REAL_KERNELS(X, dtype, type, special)                                                                \
     X(dtype, sum, type, fold_sum, special)                                                                   \
     X(dtype, prod, type, fold_prod, false)                                                                   \

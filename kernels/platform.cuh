@@ -7,11 +7,11 @@
 #include "kernels/kernels.h"
 
 /*
- * The same source becomes kernels of a GPU and, for tests, functions of the host that are called once for
- * each thread of a grid. What differs between the two stands here.
+ * The same source is compiled as GPU kernels and, for tests, as host functions that are called once for each
+ * thread of a grid. This file holds the differences.
  */
 
-/* Where a thread stands in its grid. */
+/* The position of a thread in its grid. */
 struct kernel_place {
     uint32_t block;
     uint32_t blocks;
@@ -22,7 +22,7 @@ struct kernel_place {
 #if defined(__CUDACC__)
 #define KERNEL_FUNCTION static __device__ __forceinline__
 #define KERNEL_MEMBER static __device__ __forceinline__
-/* Two blocks a multiprocessor: 64 registers a thread, and 1024 threads with loads in flight. */
+/* Two blocks for each multiprocessor: 64 registers a thread, and 1024 threads with loads in flight. */
 #define KERNEL_ENTRY(name, struct_name)                                                                      \
     extern "C" __global__ void __launch_bounds__(KERNELS_BLOCK_THREADS, 2)                                   \
         name(const __grid_constant__ struct struct_name arguments)
@@ -48,8 +48,8 @@ struct alignas(16) pack {
 };
 
 /*
- * Every byte is read once and written once: both are marked as first to leave the caches. Not the read-only
- * path: in place, what is read is written by the same kernel.
+ * Every byte is read once and written once: both are marked to leave the caches first. The read-only path is
+ * not used, because in place the same kernel writes what it reads.
  */
 #if defined(__CUDACC__)
 KERNEL_FUNCTION pack load_streaming(const pack *from)

@@ -4,21 +4,21 @@
 #include "kernels/values.cuh"
 
 /*
- * The body of the reduction kernels. Where all buffers lie alike within 16 bytes, the elements between the
- * first and the last boundary of 16 bytes are read and written in packs, the few before and after one by one;
- * otherwise all are taken one by one.
+ * The body of the reduction kernels. If all buffers have the same alignment within 16 bytes, the elements
+ * between the first and the last 16-byte boundary are read and written in packs. The few before and after are
+ * done one by one. Otherwise all elements are done one by one.
  *
- * A thread reads all inputs of an element before it writes any output of it, and no other thread touches it:
- * in place needs nothing else.
+ * In place is safe: a thread reads all inputs of an element before it writes any output of it, and no other
+ * thread touches that element.
  */
 
-/* A pack of 16 bytes at a time. */
+/* Access in packs of 16 bytes. */
 template <typename Type> struct by_pack {
     using Raw = pack;
     static constexpr uint32_t GROUPS = sizeof(pack) / sizeof(typename Type::Group);
     static constexpr uint32_t WIDES = GROUPS * Type::WIDES;
-    /* Packs of a thread at a time, and inputs of which they are read at once. Short elements are many
-     * registers when they are wide. */
+    /* Packs that a thread handles at a time, and inputs of which they are read at once. Short elements need
+     * many registers when they are widened. */
     static constexpr uint32_t WIDER = WIDES * sizeof(typename Type::Wide) / sizeof(pack);
     static constexpr uint32_t UNROLL = WIDER > 2 || sizeof(typename Type::Wide) > 8 ? 1 : 2;
     static constexpr uint32_t AT_ONCE = WIDER == 2 ? 2 : 4;
@@ -61,7 +61,8 @@ template <typename Type> struct by_element {
     }
 };
 
-/* Units of one size in every buffer: from start_bytes on, but for gap_bytes after the first `before`. */
+/* Units of one size in every buffer, from start_bytes on. After the first `before` units, gap_bytes are
+ * skipped. */
 struct span {
     uint64_t units;
     uint64_t start_bytes;
@@ -78,12 +79,12 @@ template <typename Raw> KERNEL_FUNCTION Raw *raw_at(void *buffer, uint64_t offse
     return reinterpret_cast<Raw *>(static_cast<unsigned char *>(buffer) + offset_bytes);
 }
 
-/* The units of one thread, UNROLL at a time: these lie at offsets, which may repeat the first. */
+/* Folds the units of one thread, UNROLL at a time. They lie at `offsets`, which may repeat the first. */
 template <typename Type, typename Fold, typename Access, uint32_t INPUTS, uint32_t UNROLL, typename Arguments>
 KERNEL_FUNCTION void fold_inputs(const Arguments &arguments, const uint64_t *offsets,
                                  typename Type::Wide (*values)[Access::WIDES])
 {
-    /* All loads of so many inputs are on their way before the first is used. */
+    /* So many inputs are loaded before the first is used. */
     constexpr uint32_t AT_ONCE = INPUTS != 0 ? INPUTS : Access::AT_ONCE;
     const uint32_t input_count = INPUTS != 0 ? INPUTS : arguments.input_count;
     uint32_t first = 0;
@@ -148,8 +149,8 @@ KERNEL_FUNCTION void reduce_span(const Arguments &arguments, const span &span, c
 {
     using Raw = typename Access::Raw;
     const uint64_t all_threads = static_cast<uint64_t>(place.blocks) * place.threads;
-    /* A thread's units are a block apart, so that a block's lie together; or, where there are not enough for
-     * all, a grid apart, so that every block has some. */
+    /* The units of a thread are one block apart, so the units of a block lie together. If there are too few
+     * units for that, they are one grid apart, so that every block has some. */
     const bool enough = span.units >= all_threads * UNROLL;
     const uint64_t step = enough ? place.threads : all_threads;
     const uint64_t block_first = static_cast<uint64_t>(place.block) * place.threads;
@@ -182,7 +183,8 @@ KERNEL_FUNCTION void reduce_span(const Arguments &arguments, const span &span, c
     }
 }
 
-/* Whether all buffers lie alike within 16 bytes, and how many bytes before the first boundary. */
+/* Whether all buffers have the same alignment within 16 bytes, and how many bytes lie before the first
+ * boundary. */
 template <typename Arguments>
 KERNEL_FUNCTION bool buffers_lie_alike(const Arguments &arguments, uint32_t element_bytes,
                                        uint32_t *before_bytes)
@@ -202,8 +204,8 @@ KERNEL_FUNCTION bool buffers_lie_alike(const Arguments &arguments, uint32_t elem
 }
 
 /*
- * SPECIAL: with code of their own for 2, 3, 4 and 8 inputs, which keeps as many loads in flight with fewer
- * instructions; it is for the pairs that training runs on, since it is most of the time to compile.
+ * SPECIAL: has separate code for 2, 3, 4 and 8 inputs, which keeps as many loads in flight with fewer
+ * instructions. It takes most of the compile time, so it is only for the pairs that training uses.
  */
 template <typename Type, typename Fold, bool SPECIAL, typename Arguments>
 KERNEL_FUNCTION void reduce(const Arguments &arguments, const kernel_place &place)

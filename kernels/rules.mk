@@ -1,13 +1,15 @@
-# The CUDA kernels become one image, for several GPUs, that stands in libcommd.a as data: the same commd runs with and without
-# a GPU. CUDA=auto makes it where a toolkit is found, CUDA=no never (the image is empty then), CUDA=yes insists.
+# The CUDA kernels become one image for several GPUs. It is stored in libcommd.a as data, so the same commd
+# runs with and without a GPU. CUDA=auto builds it if a toolkit is found. CUDA=no never builds it; the image
+# is empty then. CUDA=yes requires a toolkit.
 #
-# One source file: it is compiled for each architecture, each on a processor of its own, and what is shared is read once.
+# There is one source file, so each architecture's compiler reads shared code once. The architectures are
+# compiled in parallel.
 KERNEL_GPUS ?= 80 90 100
-# Later GPUs have their driver compile this.
+# The driver of a later GPU compiles this.
 KERNEL_PTX ?= 90
 # It only runs the preprocessor.
 CUDA_HOST_COMPILER ?= $(CXX)
-# All variants have the same kernels: they share them, unless BUILD says where everything goes.
+# All variants have the same kernels, so they share them, unless BUILD gives the place of all outputs.
 KERNELS_BUILD ?= $(if $(filter file,$(origin BUILD)),build/kernels,$(BUILD)/kernels)
 export KERNELS_BUILD
 
@@ -31,8 +33,9 @@ endif
 endif
 
 KERNEL_SOURCES := $(wildcard kernels/*.cu kernels/*.cuh kernels/*.h) proto/types.h
-# No contraction into fused multiply-add and no flushed denormals: the bits of the host's reductions. Without contraction the PTX
-# names the rounding of every operation, so that no driver can fuse them later.
+# No contraction into fused multiply-add and no flushed denormals, so that the bits equal those of the host's
+# reductions. Without contraction, the PTX names the rounding of every operation, so no driver can fuse them
+# later.
 NVCC_FLAGS := -std=c++17 -I. -fmad=false -ftz=false -prec-div=true
 
 ifneq ($(kernel_gpus),)
@@ -42,7 +45,8 @@ $(shell mkdir -p $(KERNELS_BUILD))
 $(call write_stamp,$(KERNEL_FLAGS_STAMP),$(kernel_flags_now))
 $(KERNEL_FLAGS_STAMP): ; @mkdir -p $(@D) && touch $@
 
-# Finished under another name: builds of several variants at once may share the folder.
+# Written under a temporary name first, because builds of several variants may share the folder at the same
+# time.
 $(KERNELS_BUILD)/%.ptx: $(KERNEL_SOURCES) $(KERNEL_FLAGS_STAMP)
 	$(Q)mkdir -p $(@D) && echo "  NVCC    kernels/kernels.cu ($*)" && \
 	    $(NVCC) -ccbin $(CUDA_HOST_COMPILER) -allow-unsupported-compiler $(NVCC_FLAGS) -arch=compute_$* --ptx -o $@.$$$$ kernels/kernels.cu && mv $@.$$$$ $@

@@ -7,10 +7,10 @@
  * How the elements of a type are held while they are reduced. A type has
  *     Stored     one element in memory
  *     Wide       what is reduced: f32 for short floats, 32 bits for short integers, else the element itself
- *     Group      the bits that are converted at once, of which a pack of 16 bytes holds several
+ *     Group      the bits that are converted at once; a pack of 16 bytes holds several groups
  *     WIDES      Wide values in a group
  *     widen_group, narrow_group, widen, narrow
- * and, where factors and divisors have a meaning, scale and divide of a Wide.
+ * and scale and divide of a Wide, for types that have factors and divisors.
  */
 
 template <typename Real> struct complex_of {
@@ -18,7 +18,7 @@ template <typename Real> struct complex_of {
     Real imaginary;
 };
 
-/* A complex number may be aligned to its parts alone. */
+/* A complex number may be aligned only to its parts. */
 template <typename Real> KERNEL_FUNCTION complex_of<Real> load_streaming(const complex_of<Real> *from)
 {
     return complex_of<Real>{load_streaming(&from->real), load_streaming(&from->imaginary)};
@@ -30,7 +30,7 @@ KERNEL_FUNCTION void store_streaming(complex_of<Real> *to, const complex_of<Real
     store_streaming(&to->imaginary, value.imaginary);
 }
 
-/* ---- floating point that is reduced as it is */
+/* ---- floating point that is reduced in its own type */
 
 template <typename Value> struct plain_type {
     using Stored = Value;
@@ -81,10 +81,10 @@ template <typename Real> struct complex_type : plain_type<complex_of<Real>> {
 };
 
 /*
- * ---- short floats. The device's own conversions are taken where they are those of convert_bits.h but for
- * the payload of NaN: to f32 all are exact; to f16 and bf16 they round to nearest even, overflow to infinity
- * and keep subnormals, as IEEE 754 says; to 8 bits, from sm_89 on, they round so too and saturate, but
- * infinities as well, which e5m2 keeps here.
+ * ---- short floats. The device's own conversions are used where they equal those of convert_bits.h, except
+ * for the payload of NaN. To f32 all are exact. To f16 and bf16 they round to nearest even, overflow to
+ * infinity and keep subnormals, as IEEE 754 says. To 8 bits (sm_89 and later) they also round to nearest even
+ * and saturate. But they saturate infinities, too, which e5m2 keeps here.
  */
 #if defined(__CUDA_ARCH__)
 #define DEVICE_CONVERTS 1
@@ -154,7 +154,7 @@ struct bf16_bits {
     }
 };
 
-/* Two at a time, as the device converts them. */
+/* Two at a time, like the device's conversions. */
 #if DEVICE_CONVERTS_F8
 #define F8_WIDEN_TWO(two, values, instruction_text)                                                          \
     uint32_t halves;                                                                                         \
@@ -200,7 +200,7 @@ struct f8e5m2_bits {
     {
 #if DEVICE_CONVERTS_F8
         F8_NARROW_TWO(two, low, high, "e5m2");
-        /* 0x7c and the sign, whatever the device makes of it. */
+        /* Sets 0x7c and the sign, whatever the device returns. */
         uint32_t infinite = (bits_of_f32(low) & 0x7fffffffu) == 0x7f800000u ? 0x7fu : 0u;
         infinite |= (bits_of_f32(high) & 0x7fffffffu) == 0x7f800000u ? 0x7f00u : 0u;
         return (two | infinite) & ~(infinite & 0x0303u);
@@ -277,7 +277,7 @@ template <bool condition, typename Yes, typename No> using choose = typename cho
 
 /*
  * ---- integers. Value is the type of an element, Bits the unsigned type of its width. Short ones are held in
- * 32 bits, of which the lowest wrap as the element does.
+ * 32 bits, whose lowest bits wrap like the element.
  */
 template <typename Value, typename Bits> struct integer_type {
     using Stored = Bits;
@@ -324,7 +324,7 @@ template <typename Value, typename Bits> struct integer_type {
     }
 };
 
-/* For operators on single bits: groups of at least 32 bits, whatever elements they hold. */
+/* For bitwise operators: groups of at least 32 bits, whatever elements they hold. */
 template <typename Bits> struct bits_type {
     using Stored = Bits;
     using Wide = choose<sizeof(Bits) == 8, uint64_t, uint32_t>;
@@ -351,7 +351,7 @@ template <typename Bits> struct bits_type {
     }
 };
 
-/* The same with every element 0 or 1 from the beginning: bool, and what land and lor make of integers. */
+/* Like bits_type, but every element is made 0 or 1 first: for bool, and for land and lor of integers. */
 template <typename Bits> struct truth_type : bits_type<Bits> {
     using Stored = typename bits_type<Bits>::Stored;
     using Wide = typename bits_type<Bits>::Wide;
@@ -359,7 +359,7 @@ template <typename Bits> struct truth_type : bits_type<Bits> {
 
     KERNEL_MEMBER void widen_group(Group group, Wide *values)
     {
-        /* The highest bit of each element, by a carry out of the others that are not all 0. */
+        /* Sets the highest bit of each element by a carry out of its other bits, if these are not all 0. */
         constexpr uint32_t BITS = 8 * sizeof(Bits);
         constexpr Wide ONES =
             static_cast<Wide>(~static_cast<Wide>(0)) / static_cast<Bits>(~static_cast<Bits>(0));
@@ -415,7 +415,7 @@ struct fold_prod {
     }
 };
 
-/* NaN wins, the first if both are; of two zeros the negative one is less. */
+/* NaN wins, the first one if both are NaN. Of two zeros, the negative one is less. */
 template <typename Real, typename Bits, bool is_max> KERNEL_FUNCTION Real fold_ordered(Real a, Real b)
 {
     Bits a_bits = bits_as<Bits>(a);

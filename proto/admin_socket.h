@@ -5,8 +5,9 @@
 #include <stddef.h>
 
 /*
- * Where the administrators' socket is, when nobody says so: ADMIN_SOCKET_DEFAULT for the default clients'
- * socket, else the clients' socket with ADMIN_SOCKET_SUFFIX. False when that does not fit into `size` bytes.
+ * The default path of the administrators' socket: ADMIN_SOCKET_DEFAULT for the default clients' socket,
+ * otherwise the clients' socket path with ADMIN_SOCKET_SUFFIX. Returns false if that does not fit into `size`
+ * bytes.
  */
 bool admin_socket_path(const char *client_socket_path, char *out, size_t size);
 

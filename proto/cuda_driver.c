@@ -45,7 +45,7 @@ static void load(void)
         return;
     }
     if (!look_up_all(library)) {
-        return; /* never closed: a driver does not like it */
+        return; /* never closed: drivers do not support that */
     }
     int count = 0;
     cuda_result result = state.driver.init(0);

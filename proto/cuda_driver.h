@@ -6,13 +6,13 @@
 #include <stdint.h>
 
 /*
- * The part of the CUDA driver's interface that commd, its library and its tests use, declared here and looked
- * up at run time: the same programs are built without a toolkit and run without a GPU. The driver keeps this
- * ABI (CUDA Driver API, 12.0 and later, which is enough for the library; commd's kernels need 12.1, or the
- * major version of the toolkit that made them: kernels/kernels.h); tests/gpu/check_interfaces.cc compares it
- * with cuda.h where there is one.
+ * The part of the CUDA driver's interface that commd, its library and its tests use. It is declared here and
+ * looked up at run time, so the same programs are built without a toolkit and run without a GPU. The driver
+ * keeps this ABI (CUDA Driver API). The library needs 12.0 or later. commd's kernels need 12.1, or the major
+ * version of the toolkit that compiled them: kernels/kernels.h. tests/gpu/check_interfaces.cc compares it
+ * with cuda.h if that is installed.
  *
- * COMMD_CUDA_LIBRARY names another library to load than libcuda.so.1: tests bring a double of it.
+ * COMMD_CUDA_LIBRARY names a library to load in place of libcuda.so.1: tests bring a double of it.
  */
 
 typedef int cuda_result; /* CUresult */
@@ -49,8 +49,8 @@ typedef int cuda_result; /* CUresult */
 #define CUDA_RESULT_NOT_PERMITTED 800
 #define CUDA_RESULT_NOT_SUPPORTED 801
 #define CUDA_RESULT_MPS_CLIENT_TERMINATED 810
-#define CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED 900  /* the first of those that captures give */
-#define CUDA_RESULT_STREAM_CAPTURE_WRONG_THREAD 908 /* the last */
+#define CUDA_RESULT_STREAM_CAPTURE_UNSUPPORTED 900  /* the first error of captures */
+#define CUDA_RESULT_STREAM_CAPTURE_WRONG_THREAD 908 /* the last error of captures */
 #define CUDA_RESULT_EXTERNAL_DEVICE 911
 #define CUDA_RESULT_UNKNOWN 999
 
@@ -109,11 +109,11 @@ struct cuda_access { /* CUmemAccessDesc */
 #define CUDA_DEVICE_COMPUTE_MODE 20
 #define CUDA_DEVICE_CAPABILITY_MAJOR 75
 #define CUDA_DEVICE_CAPABILITY_MINOR 76
-#define CUDA_DEVICE_VIRTUAL_MEMORY 102 /* addresses, and memory mapped to them */
+#define CUDA_DEVICE_VIRTUAL_MEMORY 102 /* reserved addresses, and memory that is mapped to them */
 #define CUDA_DEVICE_POSIX_FD 103       /* such memory can be exported as a descriptor */
 #define CUDA_DEVICE_RDMA_VIRTUAL_MEMORY 110
 #define CUDA_DEVICE_MPS_ENABLED 133
-#define CUDA_DEVICE_NUMA_ID 134 /* of the host's node that is near it: HOST_NUMA_ID */
+#define CUDA_DEVICE_NUMA_ID 134 /* NUMA node of the host that is near the GPU: HOST_NUMA_ID */
 
 /* CUpointer_attribute */
 #define CUDA_POINTER_MEMORY_TYPE 2    /* unsigned: CUDA_MEMORY_* */
@@ -133,10 +133,10 @@ struct cuda_access { /* CUmemAccessDesc */
 #define CUDA_MEMORY_HOST 1u
 #define CUDA_MEMORY_DEVICE 2u
 
-#define CUDA_HOST_PORTABLE 1u   /* for all contexts; likewise for registration */
+#define CUDA_HOST_PORTABLE 1u   /* for all contexts; also a flag of registration */
 #define CUDA_HOST_DEVICE_MAP 2u /* with an address that kernels and streams can use */
 
-/* Handles that mean a stream of whichever context is current, as 0 does. */
+/* Handles for a stream of the current context, as 0 is. */
 #define CUDA_STREAM_LEGACY 1u
 #define CUDA_STREAM_PER_THREAD 2u
 #define CUDA_STREAM_NON_BLOCKING 1u /* does not wait for the legacy default stream */
@@ -240,9 +240,9 @@ struct cuda_driver {
 };
 
 /*
- * Loads the driver and calls its init, once a process; later calls give the same. False, with a text for
- * people in why, where there is no driver, no GPU, or one too old. Thread-safe; never unloaded. The table is
- * the caller's to read for the life of the process.
+ * Loads the driver and calls its init, once in a process; later calls return the same. Returns false, with a
+ * readable text in why, if there is no driver or no GPU, or one is too old. Thread-safe; the driver is never
+ * unloaded. The caller may read the table for the life of the process.
  */
 bool cuda_driver_load(const struct cuda_driver **out, char *why, size_t why_size);
 

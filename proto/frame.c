@@ -57,7 +57,9 @@ static enum status frame_take_header(struct frame_decoder *decoder, const uint8_
     return STATUS_OK;
 }
 
-/* Room for the whole message. Its content so far is of no interest: this happens before its first byte. */
+/*
+ * Allocates room for the whole message. Old content need not be copied: none of the message has arrived yet.
+ */
 static bool frame_reserve(struct frame_decoder *decoder)
 {
     if (decoder->capacity_bytes >= decoder->message_bytes) {

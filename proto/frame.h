@@ -8,11 +8,11 @@
 #include "proto/status.h"
 
 /*
- * Messages on a byte stream: a u32 little-endian length, then that many bytes of message. A length of 0
- * (proto3 would allow an empty message, but none here means anything) or beyond FRAME_MAX_BYTES is a protocol
- * error, after which the stream has no frame boundaries any more and must be given up.
+ * Messages on a byte stream: a u32 little-endian length, then that many bytes of message. A length of 0 or
+ * beyond FRAME_MAX_BYTES is a protocol error: then the frame boundaries are lost, and the stream must be
+ * given up. (proto3 would allow an empty message, but none here has a meaning.)
  *
- * Pure: no I/O, no clock. A decoder is used by one thread at a time.
+ * Pure: no I/O, no clock. Only one thread at a time may use a decoder.
  */
 #define FRAME_HEADER_BYTES 4
 #define FRAME_MAX_BYTES 65536 /* of the message, without its length */
@@ -21,17 +21,18 @@
 void frame_put_header(uint8_t out[FRAME_HEADER_BYTES], size_t message_bytes);
 
 /*
- * Writes length and message to out, whose capacity is in bytes, and the sum of both to *written_bytes. LIMIT,
- * and nothing written, for a message of 0 or more than FRAME_MAX_BYTES bytes or a capacity that is too small.
+ * Writes length and message to out, which has room for capacity_bytes. Writes the sum of both to
+ * *written_bytes. Returns LIMIT, and writes nothing, for a message of 0 or more than FRAME_MAX_BYTES bytes or
+ * too small a capacity.
  */
 enum status frame_encode(const void *message, size_t message_bytes, uint8_t *out, size_t capacity_bytes,
                          size_t *written_bytes) COMM_MUST_USE;
 
-/* All zero is a decoder at the start of a stream; frame_decoder_free releases what it came to own. */
+/* All zero is a decoder at the start of a stream. frame_decoder_free frees what it owns. */
 struct frame_decoder {
-    uint8_t *buffer; /* the message so far, when it did not arrive in one piece */
+    uint8_t *buffer; /* the message so far, if it did not arrive in one piece */
     size_t capacity_bytes;
-    size_t message_bytes; /* of the frame that is being received, once its length is complete */
+    size_t message_bytes; /* of the current frame, once its length is complete */
     size_t received_bytes;
     uint8_t header[FRAME_HEADER_BYTES];
     size_t header_received_bytes;
@@ -39,23 +40,23 @@ struct frame_decoder {
 };
 
 /*
- * Takes bytes of the stream from *bytes, advancing *bytes and *size over them, up to the end of the next
- * frame. Returns
- * - OK: *message and *message_bytes are the frame's message; there may be more in *bytes, so call again;
- * - IN_PROGRESS: everything was taken, and no frame is complete;
- * - PROTOCOL: a length of 0 or beyond FRAME_MAX_BYTES; every later call says so again;
- * - NO_MEMORY: the bytes of the message that are left in *bytes were not taken, and may be tried again.
+ * Takes bytes of the stream from *bytes, up to the end of the next frame, and advances *bytes and *size.
+ * Returns
+ * - OK: *message and *message_bytes are the frame's message. There may be more in *bytes, so call again;
+ * - IN_PROGRESS: all bytes were taken, and no frame is complete;
+ * - PROTOCOL: a length of 0 or beyond FRAME_MAX_BYTES. Every later call returns the same;
+ * - NO_MEMORY: the bytes that are left in *bytes were not taken. The caller may try again.
  *
- * *message points into the given bytes or into the decoder: it is valid until the next call on the decoder
- * or until the bytes go, whichever is first. It has no alignment. The decoder keeps at most FRAME_MAX_BYTES.
+ * *message points into the given bytes or into the decoder. It is valid until the next call on the decoder,
+ * and as long as the given bytes. It has no alignment. The decoder keeps at most FRAME_MAX_BYTES.
  */
 enum status frame_decoder_next(struct frame_decoder *decoder, const uint8_t **bytes, size_t *size,
                                const uint8_t **message, size_t *message_bytes) COMM_MUST_USE;
 
-/* Whether the stream may end here: no frame is begun. */
+/* Whether the stream may end here: no frame has begun. */
 bool frame_decoder_at_boundary(const struct frame_decoder *decoder);
 
-/* Releases the buffer; the decoder is then at the start of a stream again. */
+/* Frees the buffer. The decoder is then at the start of a stream again. */
 void frame_decoder_free(struct frame_decoder *decoder);
 
 #endif

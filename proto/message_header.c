@@ -34,7 +34,7 @@ static bool kind_from_wire(unsigned number, enum message_kind *out)
     }
 }
 
-/* How much payload a header of this kind has behind it. */
+/* Whether payload_bytes fits the header's kind, count and dtype. */
 static bool payload_is_right(const struct message_header *header)
 {
     uint64_t bytes;
@@ -55,7 +55,7 @@ static bool payload_is_right(const struct message_header *header)
     return false;
 }
 
-/* REFUSE and WITHDRAW, and these alone, say why. */
+/* Only REFUSE and WITHDRAW have a status other than OK. */
 static bool status_is_right(const struct message_header *header, unsigned number)
 {
     bool fails = header->kind == MESSAGE_REFUSE || header->kind == MESSAGE_WITHDRAW;

@@ -6,7 +6,7 @@
 
 #include "proto/little_endian.h"
 
-/* X(field, offset on the wire, how people call it) */
+/* X(field, offset on the wire, name for messages) */
 #define OP_TERMS_FIELDS(X)                                                                                   \
     X(kind, 0, "kind")                                                                                       \
     X(dtype, 1, "dtype")                                                                                     \

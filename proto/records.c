@@ -40,7 +40,7 @@ void completion_record_fail(struct completion_record *record, enum status status
 
 /* --- Reading --- */
 
-/* Of what comes before the entries; null: none. */
+/* Checks the fields before the entries. Returns the name of a wrong one, or null. */
 static const char *wrong_field(const struct submit_record *record)
 {
     static const char nothing[SUBMIT_RECORD_MIN_BYTES - offsetof(struct submit_record, terms)];
@@ -56,7 +56,8 @@ static const char *wrong_field(const struct submit_record *record)
                                                                     : NULL;
 }
 
-/* Of an entry, given what the one before it is; 0: it is the first. */
+/* Checks an entry, given the previous entry's `what`; 0: it is the first. Returns the name of a wrong field,
+ * or null. */
 static const char *wrong_entry(const struct submit_record *record, const struct record_entry *entry,
                                uint8_t before)
 {

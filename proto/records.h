@@ -10,49 +10,49 @@
 #include "proto/version.h"
 
 /*
- * What a client submits, and what commd answers to it: records of a fixed layout, in a ring or in a packet of
- * the socket. A packet of the client's holds one submission or several, one behind the other; a packet of
- * commd's holds one completion. Everything else is protobuf (client.proto), and no message of that begins
- * with RECORD_MARK.
+ * What a client submits, and what commd answers: records of a fixed layout, in a ring or in a packet of the
+ * socket. A packet from the client holds one or more submissions, one after the other. A packet from commd
+ * holds one completion. Everything else is protobuf (client.proto), and no protobuf message begins with
+ * RECORD_MARK.
  *
- * Numbers are little-endian, the order of every machine that commd runs on, so a record is its struct.
+ * Numbers are little-endian, the byte order of every machine that commd runs on, so a record is its struct.
  * Neither side trusts the other: it copies a record once, and checks the copy.
  */
 #define RECORD_MARK 0x07 /* protobuf's wire type 7, which does not exist */
 #define RECORD_VERSION 1
 
 enum record_kind {
-    RECORD_OPERATION = 1, /* answered by a completion of its ticket, also when it is refused */
-    RECORD_EVENT = 2, /* when all that the rank submitted before has ended, and the waits are reached, commd
-                         sets the word of its RECORD_ENDED. No answer. A ticket other than 0: messages with
-                         higher tickets do not count, though they came before it. All but its head, ticket
-                         and fences is zero */
+    RECORD_OPERATION = 1, /* answered by a completion of its ticket, also if it is refused */
+    /* commd sets the word of its RECORD_ENDED when the rank's earlier submissions have ended, and the waits
+     * are reached. No answer. With a ticket other than 0, earlier messages with higher tickets do not count.
+     * Only its head, ticket and fences are not zero. */
+    RECORD_EVENT = 2,
     RECORD_COMPLETION = 3
 };
 
-/* Entries stand in this order; each comes once at most, but RECORD_WAIT. */
+/* Entries must have this order. Each occurs at most once, except RECORD_WAIT. */
 enum record_what {
     RECORD_INPUT = 1,
     RECORD_OUTPUT = 2,
-    /* Counts and displacements where blocks differ: in the client's memory 2 × size numbers of 64 bits, how
-     * many elements each rank's block has, then where each begins, in elements. Read once, before the answer.
-     */
+    /* Counts and displacements, where blocks differ: 2 × size numbers of 64 bits in the client's memory.
+     * First the element count of each rank's block, then where each begins, in elements. commd reads them
+     * once, before the answer. */
     RECORD_INPUT_LAYOUT = 3,  /* reduce_scatter_v, scatter_v (root), all_to_all_v */
     RECORD_OUTPUT_LAYOUT = 4, /* all_gather_v, gather_v (root), all_to_all_v */
-    RECORD_RESIDUAL = 5,      /* count_elements f32, kept from call to call */
-    RECORD_ENDED = 6, /* commd sets the word when the operation has ended, well or not, or is refused */
-    RECORD_WAIT = 7   /* the operation begins when all these are reached; CLIENT_FENCES_MAX at most */
+    RECORD_RESIDUAL = 5,      /* count_elements f32, kept between calls */
+    RECORD_ENDED = 6,         /* commd sets the word when the operation has ended, failed, or is refused */
+    RECORD_WAIT = 7 /* the operation begins when all of these are reached; at most CLIENT_FENCES_MAX */
 };
 #define RECORD_ENTRIES_MAX (RECORD_ENDED + CLIENT_FENCES_MAX)
 
-/* Where something lies in registered memory of the client's. */
+/* A place in registered memory of the client. */
 struct record_entry {
     uint8_t what; /* enum record_what */
     uint8_t reserved[3];
     uint32_t memory;
     uint64_t offset_bytes;
-    /* ENDED, WAIT: of a word of 64 bits in memory of the host, at a multiple of 8. Reached: the word is the
-     * value or, as a signed difference, above it. Of others zero. */
+    /* ENDED, WAIT: value of a 64-bit word in host memory, at a multiple of 8. A WAIT is reached when the word
+     * equals the value or, as a signed difference, is above it. Other entries: zero. */
     uint64_t value;
 };
 
@@ -62,11 +62,11 @@ struct submit_record {
     uint8_t kind; /* enum record_kind */
     uint8_t entry_count;
     uint32_t handle; /* of the communicator */
-    uint64_t ticket; /* comes back in the completion; a rank's ascend */
-    /* As the rank says them. hash and has_residual are zero: commd makes them of what it reads. */
+    uint64_t ticket; /* comes back in the completion; a rank's tickets ascend */
+    /* As the rank gives them. hash and has_residual are zero: commd derives them from what it reads. */
     struct op_terms terms;
     double factor;       /* premul_sum */
-    uint64_t timeout_ms; /* 0: the communicator's */
+    uint64_t timeout_ms; /* 0: the communicator's timeout */
     uint32_t peer_rank;  /* send, recv; COMM_ANY_SOURCE_RANK */
     uint32_t tag;
     struct record_entry entries[RECORD_ENTRIES_MAX]; /* entry_count of them are sent */
@@ -80,11 +80,11 @@ struct completion_record {
     uint8_t reserved;
     uint32_t handle;
     uint64_t ticket;
-    uint64_t count_elements;                    /* recv: that came */
+    uint64_t count_elements;                    /* recv: elements received */
     uint32_t source_rank;                       /* recv */
     uint16_t status;                            /* proto/status.h */
-    uint16_t text_bytes;                        /* 0 where the status is OK */
-    char text[CLIENT_ERROR_TEXT_MAX_BYTES + 1]; /* text_bytes of it are sent; terminated here */
+    uint16_t text_bytes;                        /* 0 if the status is OK */
+    char text[CLIENT_ERROR_TEXT_MAX_BYTES + 1]; /* text_bytes of it are sent; terminated in memory */
 };
 #define COMPLETION_RECORD_MIN_BYTES offsetof(struct completion_record, text)
 
@@ -100,20 +100,20 @@ static inline bool packet_is_record(const void *packet, size_t size_bytes)
 
 /* --- Writing --- */
 
-/* A submission of nothing yet, on one rank: terms of an operation that runs alone, and no entries. */
+/* Starts a submission: terms of an operation that runs alone, and no entries. */
 void submit_record_begin(struct submit_record *record, enum record_kind kind, uint32_t handle);
-/* Adds an entry; the caller keeps their order, and their maxima. value: of a fence; else 0. */
+/* Adds an entry. The caller keeps the order and the limits. value: of a fence; else 0. */
 void submit_record_add(struct submit_record *record, enum record_what what, uint32_t memory,
                        uint64_t offset_bytes, uint64_t value);
-/* What a record takes in a packet. */
+/* The bytes that a record takes in a packet. */
 static inline size_t submit_record_bytes(const struct submit_record *record)
 {
     return SUBMIT_RECORD_MIN_BYTES + record->entry_count * sizeof record->entries[0];
 }
 
-/* A completion that ended well. */
+/* A successful completion. */
 void completion_record_begin(struct completion_record *record, uint32_t handle, uint64_t ticket);
-/* Of one that did not. The text is cut to CLIENT_ERROR_TEXT_MAX_BYTES; null: none. */
+/* Makes it a failed one. Cuts the text to CLIENT_ERROR_TEXT_MAX_BYTES; null: no text. */
 void completion_record_fail(struct completion_record *record, enum status status, const char *text);
 static inline size_t completion_record_bytes(const struct completion_record *record)
 {
@@ -123,16 +123,17 @@ static inline size_t completion_record_bytes(const struct completion_record *rec
 /* --- Reading what came --- */
 
 /*
- * Copies the submission that the bytes begin with, and checks the copy, all but two: whether the terms are
- * valid (op_terms_are_valid: such an operation is refused alone), and whether handle and memories exist.
- * Returns its bytes; 0: it cannot be, and *what names the field (static storage).
+ * Copies the first submission of the bytes, and checks the copy. It does not check whether the terms are
+ * valid (op_terms_are_valid: only that operation is refused), or whether handle and memories exist. Returns
+ * the record's bytes, or 0 if it is malformed; *what then names the field (static storage).
  */
 size_t submit_record_read(const void *bytes, size_t size_bytes, struct submit_record *out, const char **what);
 
-/* The entry that comes once at most; null: there is none. */
+/* Finds an entry that occurs at most once. Returns null if there is none. */
 const struct record_entry *submit_record_find(const struct submit_record *record, enum record_what what);
 
-/* A packet that is a completion, likewise. False: it is none. */
+/* Copies and checks a completion packet, like submit_record_read. Returns false if the packet is not a
+ * completion. */
 bool completion_record_read(const void *packet, size_t size_bytes, struct completion_record *out,
                             const char **what);
 

@@ -34,7 +34,7 @@ static void copy_out(const struct ring *ring, uint32_t at, void *bytes, size_t s
     memcpy((unsigned char *)bytes + first, ring->data, size - first);
 }
 
-/* Bytes that the consumer has not taken; more than the capacity: it lies. */
+/* Bytes that the consumer has not taken. More than the capacity: the consumer wrote a wrong index. */
 static uint32_t producer_used(const struct ring *ring)
 {
     return ring->own - atomic_load_explicit(&ring->shared->head, memory_order_acquire);
@@ -80,7 +80,8 @@ enum ring_result ring_take(struct ring *ring, void *packet, size_t room_bytes, s
     return RING_OK;
 }
 
-/* Saying so and then looking, against putting and then looking: one of the two sees the other. */
+/* Each side first writes (its sleep flag, or the packet) and then looks at the other's word, so at least one
+ * sees the other. */
 bool ring_consumer_sleep(struct ring *ring)
 {
     atomic_store(&ring->shared->consumer_sleeps, 1);

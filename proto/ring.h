@@ -10,29 +10,30 @@
  * Packets from one process to another through shared memory: one producer, one consumer. An entry is a u32
  * length and the packet, padded to RING_ALIGN_BYTES; it may wrap.
  *
- * Neither side trusts the other. Each keeps its own index for itself and reads only the other's from the
- * shared memory; an index, or a length, that cannot be makes the ring broken. A packet is copied out whole
- * before anybody looks at it. So a hostile peer can send any packet, as on a socket, and nothing else.
+ * Neither side trusts the other. Each side keeps a private copy of its own index, and reads only the other's
+ * index from the shared memory. An impossible index or length makes the ring broken. A packet is copied out
+ * whole before it is looked at. So a hostile peer can send any packet, as on a socket, but do nothing else.
  *
- * A side that wants to wait says so in the shared memory (ring_consumer_sleep, ring_producer_sleep) and then
- * waits at its doorbell, which the other side rings when it put or took something (ring_wake_consumer,
- * ring_wake_producer say whether to). Each side of a ring is used by one thread at a time.
+ * A side that wants to wait says so in the shared memory (ring_consumer_sleep, ring_producer_sleep). It then
+ * waits at its doorbell. After it put or took something, the other side rings that doorbell if
+ * ring_wake_consumer or ring_wake_producer returns true. Only one thread at a time may use each side of a
+ * ring.
  */
 #define RING_ALIGN_BYTES 8u
 #define RING_LENGTH_BYTES 4u
 #define RING_LINE_BYTES 64u
 
-/* What lies in the shared memory; the data follow it. */
+/* The start of the shared memory; the data follow it. */
 struct ring_shared {
-    _Alignas(RING_LINE_BYTES) _Atomic uint32_t tail; /* bytes put, ever, modulo 2^32: the producer's */
-    _Alignas(RING_LINE_BYTES) _Atomic uint32_t head; /* bytes taken: the consumer's */
+    _Alignas(RING_LINE_BYTES) _Atomic uint32_t tail; /* bytes put in all, mod 2^32, by the producer */
+    _Alignas(RING_LINE_BYTES) _Atomic uint32_t head; /* bytes taken, by the consumer */
     _Alignas(RING_LINE_BYTES) _Atomic uint32_t consumer_sleeps;
     _Atomic uint32_t producer_sleeps;
 };
 
 /* One side of a ring. */
 struct ring {
-    struct ring_shared *shared; /* null: there is none */
+    struct ring_shared *shared; /* null: no ring */
     unsigned char *data;
     uint32_t capacity_bytes;
     uint32_t own; /* the producer's tail, or the consumer's head */
@@ -46,12 +47,12 @@ static inline size_t ring_shared_bytes(uint32_t capacity_bytes)
     return sizeof(struct ring_shared) + capacity_bytes;
 }
 
-/* The memory is at the alignment of a page, zeroed before the first side attaches. */
+/* `memory` must be page-aligned, and zeroed before the first side attaches. */
 void ring_attach(struct ring *ring, void *memory, uint32_t capacity_bytes);
 
-/* FULL also for a packet that never fits; see ring_packet_max_bytes. */
+/* Returns FULL also for a packet that can never fit; see ring_packet_max_bytes. */
 enum ring_result ring_put(struct ring *ring, const void *packet, size_t size_bytes);
-/* Copies the next packet out; one of 0 bytes, or more than room_bytes, makes the ring BROKEN. */
+/* Copies the next packet out. A packet of 0 bytes, or of more than room_bytes, makes the ring BROKEN. */
 enum ring_result ring_take(struct ring *ring, void *packet, size_t room_bytes, size_t *size_bytes);
 static inline size_t ring_packet_max_bytes(uint32_t capacity_bytes)
 {
@@ -64,14 +65,15 @@ static inline bool ring_has_packet(const struct ring *ring)
     return atomic_load_explicit(&ring->shared->tail, memory_order_acquire) != ring->own;
 }
 
-/* Before waiting at the doorbell. False: there is a packet, or room, already. */
+/* Call it before you wait at the doorbell. Returns false if there already is a packet, or room. */
 bool ring_consumer_sleep(struct ring *ring);
 bool ring_producer_sleep(struct ring *ring, size_t size_bytes);
-/* After waiting. */
+/* Call it after waiting. */
 void ring_consumer_wakes(struct ring *ring);
 void ring_producer_wakes(struct ring *ring);
 
-/* After ring_put, or ring_take: whether the other side sleeps, and its doorbell is to be rung. */
+/* Call it after ring_put, or ring_take. Returns whether the other side sleeps, so that its doorbell must be
+ * rung. */
 bool ring_wake_consumer(struct ring *ring);
 bool ring_wake_producer(struct ring *ring);
 

@@ -54,8 +54,8 @@ const char *status_text(enum status status);
 const char *status_name(enum status status);
 
 /*
- * Turns a number off the wire into a code: a number that is not in the list becomes STATUS_PROTOCOL, so that
- * a peer can never make an unlisted enum value.
+ * Converts a number from the wire into a code. A number that is not in the list becomes STATUS_PROTOCOL, so a
+ * peer can never create an unlisted enum value.
  */
 enum status status_from_wire(unsigned number);
 

@@ -11,7 +11,7 @@ uint32_t trace_row_id(const char *label, uint64_t comm_id)
     for (; comm_id != 0; comm_id >>= 8) {
         hash = (hash ^ (uint32_t)(comm_id & 255)) * 16777619u;
     }
-    return hash & INT32_MAX; /* readers hold it in an int */
+    return hash & INT32_MAX; /* readers store it in an int */
 }
 
 bool trace_areas_parse(const char *text, unsigned *areas)

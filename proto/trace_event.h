@@ -5,17 +5,17 @@
 #include <stdint.h>
 
 /*
- * What commd and the library say of an operation on its way: names, records, and probes for tracers of the
- * system (bpftrace, perf, SystemTap: USDT probes of the provider "commd"). tests/README.md says how a trace
- * is taken.
+ * The events of an operation that commd and the library record: names, records, and probes for system tracers
+ * (bpftrace, perf, SystemTap: USDT probes of the provider "commd"). tests/README.md explains how to take a
+ * trace.
  */
 #if defined(__has_include)
 #if __has_include(<sys/sdt.h>)
 #include <sys/sdt.h>
 #endif
 #endif
-/* A probe is one nop and a note. It costs nothing while nobody attaches to it; without the header it is none.
- */
+/* A probe is one nop and a note. It costs nothing while no tracer is attached. Without the header there are
+ * no probes. */
 #ifdef DTRACE_PROBE6
 #define TRACE_PROBE(name, comm_id, seq, kind, row, slice, value)                                             \
     DTRACE_PROBE6(commd, name, comm_id, seq, kind, row, slice, value)
@@ -23,9 +23,9 @@
 #define TRACE_PROBE(name, comm_id, seq, kind, row, slice, value) ((void)0)
 #endif
 
-/* COMMD_TRACE in the environment of commd, and of a program: areas, separated by commas. */
+/* COMMD_TRACE in the environment of commd, and of a program: area names, separated by commas. */
 #define TRACE_ENVIRONMENT "COMMD_TRACE"
-/* Where the library writes; %p stands for the process. */
+/* The file that the library writes; %p stands for the process id. */
 #define TRACE_FILE_ENVIRONMENT "COMMD_TRACE_FILE"
 #define TRACE_FILE_DEFAULT "commd-trace-%p.json"
 #define TRACE_AREA_COMM 1u /* "comm": communicators form, fail and are left */
@@ -66,14 +66,14 @@
 #define TRACE_EVENT_NUMBER(NAME, name, area) TRACE_##NAME,
 enum trace_event { TRACE_EVENTS(TRACE_EVENT_NUMBER) TRACE_EVENT_COUNT };
 
-/* Rails are network threads, and within a node the threads that share an operation's slices. */
+/* A rail is a network thread. Within a node, it is a thread that shares an operation's slices. */
 #define TRACE_LANE_ROW(rail, lane) ((uint32_t)(rail) << 8 | (uint32_t)(lane))
-#define TRACE_LANE_NCCL 252u      /* operations that NCCL carries out among GPUs: each is one slice */
-#define TRACE_LANE_GPUS 253u      /* those that kernels and copies in GPUs' queues do alone, likewise */
-#define TRACE_LANE_AGREEMENT 254u /* the barrier beside the data */
-#define TRACE_LANE_LOCAL 255u     /* an all-to-all's slices that stay within the node */
+#define TRACE_LANE_NCCL 252u /* operations that NCCL does among GPUs: each is one slice */
+#define TRACE_LANE_GPUS 253u /* operations that only GPU queues do (kernels, copies): each is one slice */
+#define TRACE_LANE_AGREEMENT 254u /* the barrier that runs beside the data */
+#define TRACE_LANE_LOCAL 255u     /* slices of an all-to-all that stay within the node */
 
-/* Fixed layout: pages of them go to commctl as they are. */
+/* Fixed layout: pages of records are sent to commctl unchanged. */
 struct trace_record {
     uint64_t time_ns; /* CLOCK_MONOTONIC */
     uint64_t comm_id;
@@ -84,15 +84,15 @@ struct trace_record {
     uint32_t event; /* enum trace_event */
     uint32_t kind;  /* enum op_kind */
 };
-/* An event in drawings: how far the time of day is from the node's CLOCK_MONOTONIC, in microseconds. */
+/* An event in trace files: the time of day minus the node's CLOCK_MONOTONIC, in microseconds. */
 #define TRACE_CLOCK_EVENT "commd_clock"
 #define TRACE_RECORD_WORDS 6
 _Static_assert(sizeof(struct trace_record) == TRACE_RECORD_WORDS * sizeof(uint64_t), "no holes");
 
-/* The number of a row in a drawing, the same for all who draw on it. */
+/* The number of a row in a trace file, the same for all programs that write to it. */
 uint32_t trace_row_id(const char *label, uint64_t comm_id);
 
-/* "comm,op" as areas. Null and "" are none. False: another word is among them. */
+/* Parses "comm,op" into areas. Null and "" mean no area. Returns false if there is another word. */
 bool trace_areas_parse(const char *text, unsigned *areas);
 
 #endif

@@ -78,8 +78,8 @@ enum reduce {
     X(SEND, 11, "send")                                                                                      \
     X(RECEIVE, 12, "recv")
 
-/* send and receive go from rank to rank: no schedule, no place in the order of a communicator's operations.
- */
+/* send and receive go from rank to rank. They have no schedule, and no place in the order of a communicator's
+ * operations. */
 enum op_kind {
 #define X(name, number, text) OP_KIND_##name = number,
     OP_KIND_LIST(X)
@@ -106,7 +106,7 @@ enum compression {
 #define COMM_SIZE_MAX 65536     /* ranks in one communicator */
 #define COMM_ANY_SOURCE_RANK UINT32_MAX
 
-/* What an operation has, by its kind: what of a call is used, checked and compared. */
+/* Which parts of a call are used, checked and compared, by the operation's kind. */
 #define OP_KIND_BIT(name) (1u << OP_KIND_##name)
 #define OP_KINDS_WITH_OPERATOR                                                                               \
     (OP_KIND_BIT(ALL_REDUCE) | OP_KIND_BIT(REDUCE) | OP_KIND_BIT(REDUCE_SCATTER) | OP_KIND_BIT(SCAN) |       \
@@ -126,7 +126,7 @@ static inline bool op_kind_has_root(enum op_kind kind)
 {
     return (OP_KINDS_WITH_ROOT >> kind & 1u) != 0;
 }
-/* Its count is that of one rank's block, or there are layouts. */
+/* Whether the count is that of one rank's block, or layouts have the counts. */
 static inline bool op_kind_has_blocks(enum op_kind kind)
 {
     return (OP_KINDS_WITH_BLOCKS >> kind & 1u) != 0;
@@ -151,8 +151,8 @@ const char *reduce_text(enum reduce reduce);
 const char *op_kind_text(enum op_kind kind);
 const char *compression_text(enum compression compression);
 
-/* Checked conversion of a number off the wire. Returns false, leaving *out untouched, when not in the list.
- */
+/* Checked conversion of a number from the wire. Returns false, and leaves *out untouched, if it is not in the
+ * list. */
 static inline bool dtype_from_wire(unsigned number, enum dtype *out)
 {
     if (number >= DTYPE_COUNT) {

@@ -11,25 +11,25 @@
 
 #define CLIENT_SOCKET_DEFAULT "/run/commd/commd.sock"
 #define CLIENT_SOCKET_ENVIRONMENT "COMMD_SOCKET"
-/* Of administration. Not in the folder of the clients' socket, which containers mount. */
+/* For administration. It is not in the folder of the clients' socket, which containers mount. */
 #define ADMIN_SOCKET_DEFAULT "/run/commd-admin/admin.sock"
 #define ADMIN_SOCKET_ENVIRONMENT "COMMD_ADMIN_SOCKET"
-#define ADMIN_SOCKET_SUFFIX ".admin" /* beside a clients' socket that is not the default one */
+#define ADMIN_SOCKET_SUFFIX ".admin" /* appended to a clients' socket path that is not the default */
 #define CLIENT_ALGORITHMS_ENVIRONMENT "COMMD_ALGORITHMS"
 
 #define CLIENT_RINGS_ENVIRONMENT "COMMD_RINGS" /* "off": no rings */
 
 #define CLIENT_FEATURE_RINGS "rings"
 #define CLIENT_FEATURE_HEARTBEAT "heartbeat" /* proto/heartbeat.h */
-/* The ticket of a RECORD_EVENT (proto/records.h) counts. */
+/* commd honours the ticket of a RECORD_EVENT (proto/records.h). */
 #define CLIENT_FEATURE_RECORDS_BY_TICKET "records_by_ticket"
-/* Of each direction, the client's first; what is larger than half goes by the socket. */
+/* Capacity of each direction; the client's comes first. Packets larger than half of it use the socket. */
 #define CLIENT_RING_BYTES 65536u
-/* With the Hello's reply: the memory, commd's doorbell and the client's (Unix sockets; a byte rings). */
+/* Sent with the Hello's reply: the memory, commd's doorbell and the client's (Unix sockets; a byte rings). */
 #define CLIENT_RING_FDS 3
 #define CLIENT_PACKET_MAX_BYTES 65536
 #define CLIENT_PACKET_FDS_MAX 1
-#define CLIENT_FENCES_MAX 16 /* that one operation waits for */
+#define CLIENT_FENCES_MAX 16 /* the most that one operation waits for */
 #define CLIENT_TABLE_RANKS_MAX 4096
 #define CLIENT_TABLE_NODES_MAX 256
 #define CLIENT_LIST_PAGE_MAX 64

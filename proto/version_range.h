@@ -5,20 +5,21 @@
 #include <stdint.h>
 
 /*
- * Which versions of a protocol one side speaks: both sides say theirs in their Hello, and speak the newest
- * one that both know. So a cluster, or a node and its programs, can be upgraded one after the other. What may
- * be there or not within one version is a named feature. Pure functions; thread-safe.
+ * The versions of a protocol that one side speaks. Both sides send theirs in their Hello, and use the newest
+ * one that both know. So the nodes of a cluster, or a node and its programs, can be upgraded one after the
+ * other. What is optional within one version is a named feature. Pure functions; thread-safe.
  */
 struct version_range {
-    uint32_t oldest; /* 0: newest alone, as software says that knew no ranges */
+    uint32_t oldest; /* 0: only `newest`, from software that knew no ranges */
     uint32_t newest;
 };
 
-/* The newest version that both speak; 0: none. */
+/* The newest version that both speak; 0 if there is none. */
 uint32_t version_choose(struct version_range ours, struct version_range theirs);
 
 #define VERSION_RANGE_TEXT_BYTES 40
-/* For people: "version 4", "versions 2 to 4". Writes at most size bytes, terminated. Returns text. */
+/* Writes a readable text: "version 4", "versions 2 to 4". Writes at most size bytes, terminated. Returns
+ * text. */
 const char *version_range_text(struct version_range range, char *text, size_t size);
 
 #endif

@@ -9,12 +9,11 @@
 #include "daemon/host/reduce.h"
 
 /*
- * Lists are copied into pages of at most CLIENT_LIST_PAGE_MAX rows and PAGE_BYTES_MAX bytes; `after` counts
- * the rows that came before, so that a list that changes between pages may repeat or miss a row, and nothing
- * worse.
+ * Lists are copied into pages of at most CLIENT_LIST_PAGE_MAX rows and PAGE_BYTES_MAX bytes. `after` counts
+ * the earlier rows. So a list that changes between pages may repeat or miss a row, but no worse.
  */
 #define PAGE_BYTES_MAX (CLIENT_PACKET_MAX_BYTES - 4096)
-#define COMM_NODE_NAMES_MAX 64 /* of one row; node_count tells how many there are */
+#define COMM_NODE_NAMES_MAX 64 /* of one row; node_count has the full number */
 
 bool api_session_sees(const struct api_session *session, uid_t owner_uid)
 {
@@ -131,7 +130,7 @@ static uint64_t nodes_total(const struct api *api)
     return (uint64_t)mesh_node_count(api->mesh) + 1; /* row 0 is this node */
 }
 
-/* traffic: of the rails but the first. It outlives the row. */
+/* traffic: of all rails except the first. It must outlive the row. */
 static void fill_node(const struct api *api, uint32_t node, const struct rails_traffic *traffic,
                       uint64_t now_ns, Commd__Client__NodeInfo *row)
 {
@@ -209,7 +208,9 @@ void api_admin_nodes(struct api_session *session, uint64_t request_id, uint64_t 
     api_session_reply(session, &reply);
 }
 
-/* A page of packed rows: visits give texts that live during the call alone, so rows are copied by packing. */
+/*
+ * A page of packed rows. A visit gives texts that are valid only during the call, so rows are packed at once.
+ */
 struct page {
     uint64_t skip;
     uint64_t next; /* 0: the list ended */
@@ -220,13 +221,13 @@ struct page {
 };
 
 struct list_visit {
-    const struct api_session *session; /* who asks */
+    const struct api_session *session; /* the session that asks */
     struct page page;
     uint64_t seen;
-    uint64_t others; /* that it may not see */
+    uint64_t others; /* rows that it may not see */
 };
 
-/* A row that the session may see. False: the visit is to stop. */
+/* Adds a row that the session may see. Returns false to stop the visit. */
 static bool page_add(struct list_visit *visit, const ProtobufCMessage *row)
 {
     struct page *page = &visit->page;
@@ -352,7 +353,7 @@ void api_admin_clients(struct api_session *session, uint64_t request_id, uint64_
             answer.others++;
             continue;
         }
-        if (each->id <= after) { /* ids grow in the order of the list */
+        if (each->id <= after) { /* the list is in ascending order of ids */
             continue;
         }
         if (answer.n_clients == CLIENT_LIST_PAGE_MAX) {
@@ -378,7 +379,9 @@ void api_admin_clients(struct api_session *session, uint64_t request_id, uint64_
     api_session_reply(session, &reply);
 }
 
-/* mesh_ping_forget goes by context, so the session is the context, and it has one ping at a time. */
+/*
+ * mesh_ping_forget finds a ping by its context. So the context is the session, which has one ping at a time.
+ */
 static void ping_done(void *context, enum status result, uint64_t round_trip_ns, uint64_t now_ns)
 {
     (void)now_ns;

@@ -6,7 +6,7 @@
 #include "daemon/coll/overrides.h"
 #include "daemon/coll/slice.h"
 
-/* commctl algorithms: what would be picked, by the code that picks. */
+/* commctl algorithms: shows what would be chosen, with the code that chooses. */
 
 #define ALGORITHMS_ROWS_MAX 256
 #define ALGORITHMS_SIZES_MAX 8
@@ -19,7 +19,8 @@ struct algorithms {
     Commd__Client__AlgorithmInfo *pointers[ALGORITHMS_ROWS_MAX];
 };
 
-/* UINT64_MAX for what is larger: a prediction for the sizes that somebody asks about may be. */
+/* Converts to an integer. Returns UINT64_MAX for larger values: the prediction for a very large size may be
+ * one. */
 static uint64_t whole(double value)
 {
     return value >= 0x1p64 ? UINT64_MAX : value > 0 ? (uint64_t)value : 0;
@@ -34,7 +35,7 @@ static void worsen(struct algorithms *all, uint64_t latency_ns, uint64_t bytes_p
     }
 }
 
-/* The worst of the links asked for. */
+/* Finds the worst of the requested links. */
 static enum status algorithms_network(const struct api *api, const Commd__Client__AlgorithmsQuery *request,
                                       struct algorithms *all, struct error *error)
 {
@@ -109,7 +110,7 @@ static void add_kind(const struct api *api, const Commd__Client__AlgorithmsQuery
     const struct coll_algorithm *const *list = coll_registry(&count);
     uint32_t nodes = all->answer.node_count;
     uint64_t slice_bytes = comms_slice_bytes(api->comms);
-    if (kind == OP_KIND_ALL_TO_ALL && nodes > 0) { /* with a rank on each */
+    if (kind == OP_KIND_ALL_TO_ALL && nodes > 0) { /* as if each node had one rank */
         slice_bytes = coll_exchange_slice_bytes(slice_bytes, nodes, nodes);
     }
     size_t sizes = kind == OP_KIND_BARRIER ? 1 : request->n_size_bytes;

@@ -3,12 +3,12 @@
 
 #include "daemon/api/session.h"
 
-/* Communicators and clients that somebody ends by hand: users their own, administrators any. */
+/* Ends communicators and clients on request: users end their own, administrators any. */
 
 #define REASON_MAX_BYTES 160
-#define OWNERS_MAX 8 /* of one name, in a message */
+#define OWNERS_MAX 8 /* in a message about one name */
 
-/* "by uid 0 on node a: reason". */
+/* A text such as "by uid 0 on node a: reason". */
 struct author {
     char text[REASON_MAX_BYTES + NODE_NAME_MAX_BYTES + 64];
 };
@@ -42,7 +42,7 @@ static bool find_owner(void *context, const struct communicator_info *info)
     }
     for (unsigned i = 0; i < owners->count && i < OWNERS_MAX; i++) {
         if (owners->uids[i] == info->owner_uid) {
-            return true; /* the next of that name is being formed */
+            return true; /* the next communicator of that name is being formed */
         }
     }
     if (owners->count < OWNERS_MAX) {
@@ -52,7 +52,7 @@ static bool find_owner(void *context, const struct communicator_info *info)
     return true;
 }
 
-/* Whose communicator an administrator means who does not say. */
+/* Finds the owner that an administrator means if he names none. */
 static enum status only_owner(const struct api *api, const char *name, uid_t *uid, struct error *error)
 {
     struct owners owners = {.name = name};
@@ -113,14 +113,16 @@ void api_comm_abort(struct api_session *session, uint64_t request_id, const Comm
 
 /* --- Clients --- */
 
-/* What it holds is given back in its turns. One that reads nothing is ended without word, rather than never.
+/*
+ * The client's objects are given back in its turns. A client that reads nothing is ended without a message:
+ * otherwise it would never end.
  */
 static void disconnect(struct api_session *session, const struct author *author)
 {
     struct error cause;
     char why[sizeof author->text + 32];
     (void)snprintf(why, sizeof why, "was disconnected %s", author->text);
-    session->expelled = strdup(why); /* without memory: its process is said to be gone */
+    session->expelled = strdup(why); /* if memory is short, the text says that its process has ended */
     error_set(&cause, STATUS_ABORTED, "this process was disconnected %s", author->text);
     api_session_reply_error(session, 0, &cause);
     api_session_end(session, cause.text);
@@ -144,7 +146,7 @@ void api_disconnect(struct api_session *session, uint64_t request_id,
         }
         count++;
         if (each == session) {
-            is_own = true; /* once it has its answer */
+            is_own = true; /* after it has its answer */
         } else {
             disconnect(each, &author);
         }

@@ -6,13 +6,13 @@
 #include "daemon/api/session.h"
 
 /*
- * A session ends with the process that connected. Its socket tells of that only when nobody else has it: a
- * process that it forked, such as a data loader's worker, keeps the socket open. The pidfd tells in any case.
+ * A session ends with the process that connected. The socket reports that only if no other process has it. A
+ * forked process, such as a data loader's worker, keeps the socket open. The pidfd reports it in any case.
  */
 
 #define PEER_PIDFD 77 /* SO_PEERPIDFD (Linux 6.5), which older headers lack */
 
-/* The pidfd of the process that connected, or -1, errno. ESRCH: it has ended. */
+/* Returns a pidfd of the process that connected, or -1 with errno. ESRCH: the process has ended. */
 static int death_open(int socket_fd, pid_t pid)
 {
     int pidfd = -1;
@@ -27,13 +27,13 @@ static int death_open(int socket_fd, pid_t pid)
         return -1;
     }
     /*
-     * An older kernel. The number may serve another process by now. The one that connected has ended then,
-     * and its session ends with the socket, or with that other process.
+     * An older kernel. The pid may belong to another process by now. Then the process that connected has
+     * ended. Its session ends with the socket, or when that other process ends.
      */
     return (int)syscall(SYS_pidfd_open, pid, 0);
 }
 
-/* What it asked for before is done, as far as it is there. */
+/* The earlier requests of the process are still carried out, as far as they have arrived. */
 static void death_seen(void *context, unsigned events, uint64_t now_ns)
 {
     struct api_session *session = context;
@@ -42,7 +42,7 @@ static void death_seen(void *context, unsigned events, uint64_t now_ns)
     loop_watch_set(session->death_watch, 0);
     log_debug("client %d (%s): its process has ended", (int)session->client.pid, session->program);
     session->dead = true;
-    session->readable = true; /* nobody says any more that there is nothing */
+    session->readable = true; /* no event will report that the socket is empty */
     turn_queue(&session->api->turns, &session->turn);
 }
 

@@ -5,23 +5,25 @@
 #include "daemon/api/session.h"
 
 /*
- * A session's doorbells. A client that puts a packet rings only when commd sleeps, so a bell brings a packet.
- * One that rings for nothing again and again is heard less and less often, until it brings a packet.
+ * A session's doorbells. A client that puts a packet rings only if commd sleeps, so a ring means a packet. If
+ * a client rings repeatedly without a packet, commd reads its bell less and less often, until there is a
+ * packet.
  */
 
 #define BELL_READ_BYTES 4096
-#define BELLS_FOR_NOTHING_MAX 16u /* in a row; an honest client's, who was overtaken, are fewer */
+#define BELLS_FOR_NOTHING_MAX 16u /* in a row; an honest client that commd overtook rings fewer */
 #define BELL_REST_NS (1 * TIME_MS)
 #define BELL_REST_DOUBLINGS_MAX 10u
 
 void api_bell_ring(const struct api_rings *rings)
 {
     char byte = 1;
-    /* A full socket rings all the same. */
+    /* A full socket wakes the client, too. */
     (void)send(rings->client_bell[1], &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
-/* False: it will not ring any more, and its session ends. Descriptors that come with it are let go of. */
+/* Reads the bell. Returns false if the client can ring no more; then its session ends. Closes descriptors
+ * that come with a ring. */
 static bool bell_hear(struct api_session *session)
 {
     char bytes[BELL_READ_BYTES];
@@ -82,12 +84,12 @@ static void on_bell(void *context, unsigned events, uint64_t now_ns)
         return;
     }
     uint32_t unsent = session->out_count;
-    /* Who rang has taken back our word that we sleep. */
+    /* A client that rang has cleared commd's sleep flag. */
     bool has_packet = ring_has_packet(&rings->in) || (!rings->awake && !ring_consumer_sleep(&rings->in));
     if (has_packet) {
         api_rings_awake(session, now_ns);
     }
-    api_session_flush(session); /* it may ring because it has made room */
+    api_session_flush(session); /* the client may ring because it has made room */
     if (!has_packet && session->out_count == unsent) {
         bell_rang_for_nothing(session, now_ns);
     }
@@ -99,7 +101,7 @@ enum status api_bells_new(struct api_session *session, struct error *error)
     struct api_rings *rings = session->rings;
     if (socketpair(AF_UNIX, type, 0, rings->bell) != 0 ||
         socketpair(AF_UNIX, type, 0, rings->client_bell) != 0 ||
-        shutdown(rings->client_bell[1], SHUT_RD) != 0) { /* nothing waits in it that a close would wait for */
+        shutdown(rings->client_bell[1], SHUT_RD) != 0) { /* so it has no unread data that a close waits for */
         return error_set_errno(error, errno, "doorbells of rings");
     }
     api_pass_fds(rings->bell[0], false);

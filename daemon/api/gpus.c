@@ -4,9 +4,9 @@
 #include "daemon/api/session.h"
 #include "daemon/gpu/nccl.h"
 
-/* What commctl gpus shows: the GPUs, and who has what on them. */
+/* commctl gpus: the GPUs, and what communicators and clients have on them. */
 
-#define GPU_ROWS_MAX 32 /* communicators, and clients, of one GPU: the largest lists that are sent */
+#define GPU_ROWS_MAX 32 /* the most communicators, and clients, of one GPU that are sent */
 
 struct gpu_rows {
     Commd__Client__GpuInfo info;
@@ -36,7 +36,7 @@ static void count_rank(struct gpu_rows *rows, const struct api_comm *comm)
     }
 }
 
-/* is_seen: else it is counted alone. */
+/* If not is_seen, the session is only counted. */
 static void count_session(struct gpu_rows *rows, const struct api_session *session, int gpu, bool is_seen)
 {
     uint32_t memories = 0;
@@ -106,10 +106,10 @@ static void fill_gpu(const struct api_session *asks, uint32_t gpu, struct gpu_ro
     }
 }
 
-/* One after the other: a page of more GPUs than fit a packet ends with the last that does. */
+/* Adds GPUs one by one. If not all fit into a packet, the page ends with the last one that fits. */
 void api_gpus(struct api_session *session, uint64_t request_id)
 {
-    static struct gpu_rows rows[GPU_DEVICES_MAX]; /* the loop's thread alone answers */
+    static struct gpu_rows rows[GPU_DEVICES_MAX]; /* only the main thread answers */
     const struct api *api = session->api;
     Commd__Client__GpuInfo *pointers[GPU_DEVICES_MAX];
     char driver[32] = "", nccl[32] = "";

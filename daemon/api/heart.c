@@ -10,11 +10,11 @@
 #include "daemon/base/long_call.h"
 
 /*
- * A word that the loop counts up while it runs, in a page that clients can read. A client for whom it stands
- * still knows that this process is stopped, or starved. It gets a pidfd as well, which tells when the process
- * has ended: not before that is its memory safe.
+ * A heartbeat: a word that the loop increments while it runs, in a page that clients can read. If the word
+ * stops, a client knows that commd is stopped or starved. The client also gets a pidfd, which reports when
+ * commd has ended: only then is the client's memory safe.
  *
- * The loop is woken for it only while somebody listens.
+ * The loop is woken for the heartbeat only while a client listens.
  */
 
 struct api_heart {
@@ -40,7 +40,7 @@ static void heart_beat(void *context, uint64_t now_ns)
     }
 }
 
-/* Nobody but this process can write there, nor take the page away. */
+/* Only this process can write to the page, and no process can remove it. */
 static enum status heart_make_page(struct api_heart *heart, struct error *error)
 {
     heart->page_fd = memfd_create("commd-heartbeat", MFD_CLOEXEC | MFD_ALLOW_SEALING);

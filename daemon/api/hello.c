@@ -4,7 +4,7 @@
 #include "daemon/api/session.h"
 #include "proto/version_range.h"
 
-/* How a session begins: who it is, and what both sides can. */
+/* The start of a session: who the client is, and which features both sides have. */
 
 static bool hello_asks_for(const Commd__Client__Hello *hello, const char *feature)
 {

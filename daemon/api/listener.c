@@ -13,11 +13,11 @@
 
 #include "daemon/api/session.h"
 
-/* Sockets that listen: bound here, or passed by who started us. */
+/* Listening sockets: bound here, or passed by the process that started commd. */
 
 #define MODE_BITS 0777u
 
-/* Whether somebody answers on the socket file, which then is not ours to replace. */
+/* Whether a process answers on the socket file. Then commd must not replace the file. */
 static bool socket_answers(const struct sockaddr_un *address)
 {
     int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -60,7 +60,7 @@ static enum status find_group(const struct api_listener_options *options, const 
     return STATUS_OK;
 }
 
-/* Group first: a mode that lets the group in is not to let another one in for a moment. */
+/* Sets the group first. Otherwise the mode would let another group in for a moment. */
 static enum status permit_bound(const struct api_listener_options *options, struct error *error)
 {
     if (has_group(options)) {
@@ -82,7 +82,7 @@ static enum status permit_bound(const struct api_listener_options *options, stru
     return STATUS_OK;
 }
 
-/* The last part of the folder; what is wrong with it, bind says. */
+/* Creates the last part of the folder. If that fails, bind reports the reason. */
 static void make_folder(const char *path)
 {
     char *copy = strdup(path);
@@ -92,7 +92,7 @@ static void make_folder(const char *path)
     }
 }
 
-/* What kept commd from making the file, and what the administrator can do. */
+/* Reports what kept commd from creating the file, and what the administrator can do. */
 static enum status refuse_path(const struct api_listener_options *options, const char *call, int why_errno,
                                struct error *error)
 {
@@ -147,7 +147,7 @@ static enum status bind_socket(struct api_listener *listener, const struct api_l
     if (listener->role == API_ROLE_ADMIN) {
         make_folder(options->path);
     }
-    mode_t mask = umask(0177); /* nobody connects before the mode and group are right */
+    mode_t mask = umask(0177); /* nobody can connect before mode and group are right */
     int bound = bind(listener->fd, (struct sockaddr *)&address, sizeof address);
     int bind_errno = errno;
     umask(mask);
@@ -182,7 +182,8 @@ static enum status check_kind(int fd, struct error *error)
     return STATUS_OK;
 }
 
-/* The file of a passed socket. CONFIG: it has none, so that neither mode nor group can hold. */
+/* Finds the file of a passed socket. Returns CONFIG if it has none: then neither mode nor group can take
+ * effect. */
 static enum status find_file(int fd, struct sockaddr_un *address, struct stat *file, struct error *error)
 {
     socklen_t size = sizeof *address;
@@ -205,7 +206,7 @@ static enum status find_file(int fd, struct sockaddr_un *address, struct stat *f
     return STATUS_OK;
 }
 
-/* Mode and group hold for whoever made the socket, or the start fails. */
+/* Applies mode and group to a passed socket, whoever created it. If that fails, the start fails. */
 static enum status permit_passed(int fd, const struct api_listener_options *options, struct error *error)
 {
     struct sockaddr_un address;
@@ -244,7 +245,8 @@ static enum status permit_passed(int fd, const struct api_listener_options *opti
     return STATUS_OK;
 }
 
-/* A socket that was made by who started us: of the right kind, permitted as configured, made not to block. */
+/* Adopts a socket from the process that started commd: checks its kind, sets its permissions, makes it
+ * non-blocking. */
 static enum status adopt_socket(int fd, const struct api_listener_options *options, struct error *error)
 {
     enum status status = check_kind(fd, error);

@@ -6,7 +6,7 @@
 #include "daemon/api/session.h"
 #include "daemon/gpu/cuda_memory.h"
 
-/* What clients register: memory of the host, and of GPUs. */
+/* Memory that clients register: on the host, and on GPUs. */
 
 struct api_memory *api_session_memory(struct api_session *session, uint32_t id)
 {
@@ -44,8 +44,8 @@ enum status api_session_gpu(const struct api_session *session, const ProtobufCBi
 }
 
 /*
- * Addresses cost a client nothing, and commd has no more of them than any process: one that reserves far more
- * than there is memory to fill it with would leave none for others.
+ * Addresses cost a client nothing, but commd has a limited number, like any process. A client that reserves
+ * far more than there is memory to fill would leave none for others.
  */
 static enum status memory_check_reserved(const struct api_session *session, int gpu, uint64_t size_bytes,
                                          struct error *error)
@@ -70,7 +70,7 @@ static enum status memory_check_reserved(const struct api_session *session, int 
 struct memory_place {
     struct memory_origin origin;
     uint64_t size_bytes;
-    const struct memory *memory; /* null: whatever is there */
+    const struct memory *memory; /* null: any memory at that place */
     char user[COMM_NAME_MAX_BYTES + 1];
 };
 
@@ -85,7 +85,7 @@ static bool memory_note_user(void *context, const struct memory *memory, const c
     return !found;
 }
 
-/* Adds to the text which communicator it is. */
+/* Adds the name of the communicator that uses the memory to the text. */
 static void memory_name_user(const struct api_session *session, struct memory_place *place,
                              struct error *error)
 {
@@ -99,8 +99,8 @@ static void memory_name_user(const struct api_session *session, struct memory_pl
 }
 
 /*
- * Other sessions of the process may have registered what was there, too, and hear only when they use the
- * place again that it has been freed; and so may this one, if its client did not look.
+ * Other sessions of the process may have registered the earlier memory, too. They learn that it was freed
+ * only when they use the place again. The same holds for this session if its client did not look.
  */
 static void memory_close_stale(const struct api_session *session, const struct memory_place *place)
 {
@@ -136,7 +136,7 @@ static enum status memory_open(struct api_session *session, const Commd__Client_
         memory_name_user(session, &place, error);
     }
     if (status == STATUS_INVALID_ARGUMENT && session->client.uid != geteuid()) {
-        struct error why = *error; /* NVIDIA's open kernel modules compare users by default */
+        struct error why = *error; /* by default, NVIDIA's open kernel modules compare users */
         return error_set(error, why.status,
                          "%s (commd runs as user %u, the memory is user %u's: CUDA may open handles of the "
                          "same user alone; memory of comm_mem_alloc can be passed to any)",
@@ -149,8 +149,9 @@ static enum status memory_open(struct api_session *session, const Commd__Client_
     "use memory of comm_mem_alloc, or virtual memory with POSIX descriptors as handles (PyTorch: "           \
     "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True)"
 
-/* A handle is a name that anybody may know: who has learned that of another user's memory could have it
- * opened. */
+/*
+ * Anybody may know a handle. A user who learned the handle of another user's memory could let commd open it.
+ */
 static enum status memory_check_handles(const struct api_session *session, struct error *error)
 {
     switch (session->api->ipc_handles) {
@@ -176,7 +177,7 @@ static enum status memory_check_handles(const struct api_session *session, struc
     return STATUS_OK;
 }
 
-/* What the client offers: a memfd, an allocation on a GPU, or addresses there that are still to be filled. */
+/* Opens what the client offers: a memfd, an allocation on a GPU, or addresses there that are filled later. */
 static enum status memory_import(struct api_session *session, const Commd__Client__MemRegister *request,
                                  int fd, struct memory **out, struct error *error)
 {
@@ -253,7 +254,7 @@ void api_memory_register(struct api_session *session, uint64_t request_id,
         api_session_reply_done(session, request_id);
         return;
     }
-    if (error.status != STATUS_BUSY) { /* it is going to be asked again, often */
+    if (error.status != STATUS_BUSY) { /* the client will ask again, often */
         api_session_log(session, LOG_LEVEL_INFO, "registration of %llu bytes refused: %s",
                         (unsigned long long)request->size_bytes, error.text);
     }

@@ -3,7 +3,7 @@
 
 #include "daemon/api/session.h"
 
-/* What comes on clients' sockets, and the descriptors with it. */
+/* Packets from clients' sockets, and their descriptors. */
 
 #define PASS_RIGHTS 83 /* SO_PASSRIGHTS, which older headers lack */
 
@@ -13,7 +13,7 @@ void api_pass_fds(int fd, bool may)
     (void)setsockopt(fd, SOL_SOCKET, PASS_RIGHTS, &value, sizeof value);
 }
 
-/* Takes the first descriptor out of a packet's control data and lets go of any other. */
+/* Takes the first descriptor out of a packet's control data and closes the others. */
 static void packet_take_fds(struct api *api, uint32_t uid, struct msghdr *message,
                             struct api_packet_in *packet)
 {
@@ -35,7 +35,8 @@ static void packet_take_fds(struct api *api, uint32_t uid, struct msghdr *messag
     }
 }
 
-/* There is room for all that may come: the kernel would drop the rest here and now, and may wait for that. */
+/* The buffer has room for all descriptors that may come. The kernel would close any others at once, which may
+ * block. */
 struct api_packet_in api_packet_receive(struct api *api, uint32_t uid, int socket_fd, void *bytes,
                                         size_t size)
 {

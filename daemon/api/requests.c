@@ -212,7 +212,7 @@ static enum status submit_ranges(struct api_session *session, const struct submi
     return STATUS_OK;
 }
 
-/* A word that cannot be is left without memory: comms refuses that, or has nobody to tell. */
+/* An invalid word is passed without memory: comms refuses it, or has nobody to signal. */
 static struct comms_fence submit_fence(struct api_session *session, const struct record_entry *entry)
 {
     struct api_memory *memory = entry != NULL ? api_session_memory(session, entry->memory) : NULL;

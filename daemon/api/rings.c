@@ -9,12 +9,12 @@
 #include "daemon/api/session.h"
 
 /*
- * A session's rings: packets as on its socket, without system calls while both sides are awake. The memory is
- * made here and sealed, so that no client can take it away.
+ * A session's rings: the same packets as on its socket, without system calls while both sides are awake.
+ * commd creates and seals the memory, so no client can truncate it.
  */
 
 #define RING_PACKETS_PER_TELL 16
-/* Of a client that is gone: what can have been in its ring. */
+/* The most packets that can be in the ring of a client that has disconnected. */
 #define RING_LAST_PACKETS_MAX (CLIENT_RING_BYTES / RING_ALIGN_BYTES)
 
 #define RINGS_FDS (1 + API_BELL_FDS) /* the memory, and both ends of two doorbells */
@@ -24,7 +24,7 @@ static size_t rings_bytes(void)
     return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
 }
 
-/* --- Awake ones --- */
+/* --- Rings that are polled --- */
 
 void api_rings_awake(struct api_session *session, uint64_t now_ns)
 {
@@ -45,7 +45,7 @@ static void rings_set_asleep(struct api_session *session)
     }
 }
 
-/* --- Their life --- */
+/* --- Creating and freeing rings --- */
 
 static enum status rings_map(struct api_rings *rings, struct error *error)
 {
@@ -59,7 +59,7 @@ static enum status rings_map(struct api_rings *rings, struct error *error)
         return error_set_errno(error, errno, "memory for rings");
     }
     rings->memory = memory;
-    (void)madvise(memory, rings_bytes(), MADV_DONTDUMP); /* what clients write is theirs */
+    (void)madvise(memory, rings_bytes(), MADV_DONTDUMP); /* clients' data do not belong in a core dump */
     ring_attach(&rings->in, memory, CLIENT_RING_BYTES);
     ring_attach(&rings->out, rings->memory + ring_shared_bytes(CLIENT_RING_BYTES), CLIENT_RING_BYTES);
     return STATUS_OK;
@@ -176,7 +176,7 @@ bool api_rings_take(struct api_session *session, uint8_t *bytes, size_t room_byt
     struct api_rings *rings = session->rings;
     enum ring_result result = ring_take(&rings->in, bytes, room_bytes, size_bytes);
     if (result == RING_NOTHING || (session->ending && ++rings->last_taken > RING_LAST_PACKETS_MAX)) {
-        return false; /* of one that is ending: another process holds the ring, and goes on */
+        return false; /* of a session that is ending: another process has the ring, and still writes */
     }
     rings->busy_ns = now_ns;
     rings->bells_for_nothing = 0;
@@ -192,7 +192,7 @@ void api_rings_taken(struct api_session *session)
 {
     struct api_rings *rings = session->rings;
     if (++rings->taken < RING_PACKETS_PER_TELL && api_session_reads(session) && ring_has_packet(&rings->in)) {
-        return; /* a look costs about as much as a packet */
+        return; /* a check costs about as much as a packet */
     }
     rings->taken = 0;
     if (ring_wake_producer(&rings->in)) {
@@ -209,7 +209,7 @@ bool api_poll(struct api *api, uint64_t now_ns)
     DL_FOREACH_SAFE2(api->awake, session, next, awake_next)
     {
         struct api_rings *rings = session->rings;
-        bool is_read = !session->broken && !session->closing; /* otherwise never again */
+        bool is_read = !session->broken && !session->closing; /* otherwise it is never read again */
         if (is_read && (!api_session_reads(session) || session->turn.queued)) {
             continue;
         }
@@ -242,7 +242,7 @@ bool api_sleep(struct api *api)
         if (api_session_reads(session) && !ring_consumer_sleep(&session->rings->in)) {
             return false;
         }
-        rings_set_asleep(session); /* one that is paused goes on when its answers have been taken: its bell */
+        rings_set_asleep(session); /* a paused one goes on when its client takes answers and rings */
     }
     return true;
 }

@@ -13,9 +13,9 @@
 _Static_assert(2 * BUDGET_SESSIONS_MAX <= CLOSER_SESSIONS_MAX,
                "every session's socket and doorbell finds a place");
 
-#define PEER_GROUPS_MAX 1024 /* supplementary groups of an administrator that are looked at */
+#define PEER_GROUPS_MAX 1024 /* supplementary groups of an administrator that are checked */
 
-/* Whether a user may administer: root, commd's own user, a member of the group, by whatever of his groups. */
+/* Whether a user may administer: root, commd's own user, or a member of admin_group by any of his groups. */
 static bool peer_is_admin(const struct api *api, int fd, const struct ucred *peer)
 {
     gid_t groups[PEER_GROUPS_MAX];
@@ -67,13 +67,13 @@ static enum status server_admit(const struct api_listener *listener, int fd, str
     if (listener->role == API_ROLE_ADMIN) {
         return server_admit_admin(listener, fd, error);
     }
-    return STATUS_OK; /* each is charged to its user */
+    return STATUS_OK; /* the user's account is charged for each session */
 }
 
 static void listener_watch(struct api_listener *listener)
 {
     bool drains =
-        listener->api->draining && listener->role == API_ROLE_CLIENT; /* administrators may look on */
+        listener->api->draining && listener->role == API_ROLE_CLIENT; /* administrators may still connect */
     bool accepts = !listener->rests && !listener->pauses && !drains;
     loop_watch_set(listener->watch, accepts ? LOOP_READ : 0);
 }
@@ -133,9 +133,9 @@ void api_listener_keep_spare(struct api_listener *listener)
 }
 
 /*
- * There is no descriptor for the next one: the spare one serves to tell a client so, and an administrator to
- * look for the reason. False: not even that, and none is accepted for a while, since the socket would stay
- * ready all the time.
+ * There is no descriptor for the next connection. The spare one is used: to send a client the reason, or to
+ * let an administrator look for it. Returns false if there is not even a spare one. Then none is accepted for
+ * a while, because the socket would be ready all the time.
  */
 static bool listener_use_spare(struct api_listener *listener, uint64_t now_ns)
 {
@@ -166,7 +166,7 @@ static bool listener_use_spare(struct api_listener *listener, uint64_t now_ns)
     return fd >= 0;
 }
 
-/* Without a descriptor for it, accept4 fails whether somebody waits or not. */
+/* Without a free descriptor, accept4 fails whether a connection waits or not. */
 static bool listener_has_client(const struct api_listener *listener)
 {
     struct pollfd waiting = {.fd = listener->fd, .events = POLLIN};
@@ -238,14 +238,14 @@ static enum status server_listen(struct api *api, const struct api_options *opti
         status = loop_timer_new(api->loop, listener_go_on, listener, &listener->pause, error);
     }
     if (status == STATUS_OK) {
-        api_pass_fds(listener->fd, false); /* nor do those that connect: until their Hello */
+        api_pass_fds(listener->fd, false); /* nor may new connections pass them before their Hello */
         status = loop_watch_new(api->loop, listener->fd, LOOP_READ, server_accept, listener, &listener->watch,
                                 error);
     }
     return status;
 }
 
-/* What may fail. What was made before a failure is freed with the rest. */
+/* Does what may fail. After a failure, api_free frees what was made. */
 static enum status server_make(struct api *api, const struct api_options *options, struct error *error)
 {
     enum status status = budget_new(NULL, &api->budget, error);
@@ -300,7 +300,7 @@ enum status api_new(struct loop *loop, const struct api_options *options, uint64
                                   .spare_fd = -1,
                                   .refused_limit = {.burst = 5, .interval_ns = 10 * TIME_S}};
     }
-    api->listeners[API_ROLE_CLIENT].fd = options->listen_fd; /* ours to close, whatever happens */
+    api->listeners[API_ROLE_CLIENT].fd = options->listen_fd; /* commd must close it, even after a failure */
     if (options->admin_socket_path != NULL) {
         api->listeners[API_ROLE_ADMIN].fd = options->admin_listen_fd;
     }

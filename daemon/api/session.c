@@ -31,7 +31,7 @@ void api_session_watch(struct api_session *session)
         turn_queue(&session->api->turns, &session->turn); /* it may have been paused */
     }
     if (reads || (session->rings != NULL && !session->unread_waits &&
-                  !session->ending)) { /* its end is to be seen in any case */
+                  !session->ending)) { /* the end of the socket must be noticed in any case */
         events |= LOOP_READ;
     }
     if (session->out_first != NULL && !packet_takes_ring(session, session->out_first)) {
@@ -43,7 +43,7 @@ void api_session_watch(struct api_session *session)
     }
 }
 
-/* The descriptors of rings and heartbeat, beside the packet. */
+/* Sends the packet with the descriptors of rings and heartbeat. */
 static ssize_t send_with_fds(struct api_session *session, const struct api_packet *packet)
 {
     int fds[CLIENT_RING_FDS + CLIENT_HEARTBEAT_FDS];
@@ -76,7 +76,7 @@ static ssize_t send_with_fds(struct api_session *session, const struct api_packe
     return sent;
 }
 
-/* False: it has to wait. */
+/* Returns false if the packet has to wait. */
 static bool session_send_on_socket(struct api_session *session, const struct api_packet *packet)
 {
     for (;;) {
@@ -95,7 +95,7 @@ static bool session_send_on_socket(struct api_session *session, const struct api
     }
 }
 
-/* False: it has to wait. */
+/* Returns false if the packet has to wait. */
 static bool session_send_packet(struct api_session *session, const struct api_packet *packet)
 {
     if (!packet_takes_ring(session, packet)) {
@@ -115,7 +115,7 @@ static bool session_send_packet(struct api_session *session, const struct api_pa
     return false;
 }
 
-/* Of a client that does not read. */
+/* Drops a client that does not read. */
 static void session_drop_slow(struct api_session *session)
 {
     if (!session->broken) {
@@ -125,7 +125,7 @@ static void session_drop_slow(struct api_session *session)
     api_session_break(session);
 }
 
-/* What waits is charged, and looked for. */
+/* Charges the packets that wait, and watches for room. */
 static void session_flushed(struct api_session *session)
 {
     if (!api_session_charge_queued(session)) {
@@ -157,7 +157,7 @@ void api_session_flush(struct api_session *session)
     }
 }
 
-/* The next packet, to be filled; null: the session ends. */
+/* A packet to be filled, for the caller to queue. Returns null if the session ends. */
 static struct api_packet *packet_new(struct api_session *session, size_t size_bytes)
 {
     struct api_packet *packet = NULL;
@@ -181,8 +181,8 @@ static struct api_packet *packet_new(struct api_session *session, size_t size_by
     return packet;
 }
 
-/* An operation of many ranks ends for all at once: what is beyond API_SENDS_MAX goes when the loop finds the
- * socket writable. */
+/* Operations of many ranks end for all ranks at once. Packets beyond API_SENDS_MAX are sent when the loop
+ * finds the socket writable. */
 static void packet_queue(struct api_session *session, struct api_packet *packet)
 {
     struct api *api = session->api;
@@ -214,7 +214,7 @@ void api_session_send_record(struct api_session *session, const struct completio
     bool in_ring =
         session->rings != NULL && !session->broken && session->out_first == NULL && !session->offers_fds;
     if (in_ring && api_rings_put(session, record, size_bytes) == RING_OK) {
-        return; /* else it waits, or flushing it finds what is wrong */
+        return; /* otherwise it waits, or flushing finds the failure */
     }
     struct api_packet *packet = packet_new(session, size_bytes);
     if (packet != NULL) {
@@ -288,8 +288,9 @@ void api_session_end(struct api_session *session, const char *why)
 }
 
 /*
- * Administrators find a place though clients' sockets take all that the fd_reaper has; and the descriptor
- * that the next one needs is kept at once, before clients take it.
+ * Administrators must find a place even if clients' sockets use all that the fd_reaper takes. So an
+ * administrator's socket may be closed in place, and the spare descriptor is opened again at once, before
+ * clients take it.
  */
 void api_session_close_socket(struct api *api, enum api_role role, uid_t uid, int fd)
 {
@@ -334,7 +335,7 @@ void api_session_has_too_much(struct api_session *session, uint64_t request_id)
         fd_reaper_count(session->api->fd_reaper), (unsigned)session->client.uid);
 }
 
-/* Whether it may ask that now. False: it is told why not, and ends. */
+/* Whether the session may make this request now. If not, sends the reason, and the session ends. */
 static bool session_may(struct api_session *session, uint64_t request_id, bool is_hello, bool admin_may)
 {
     if (!session->greeted && !is_hello) {
@@ -350,7 +351,7 @@ static bool session_may(struct api_session *session, uint64_t request_id, bool i
     return true;
 }
 
-/* A case of a switch. */
+/* One case of the switch. */
 #define HANDLE(KIND, call)                                                                                   \
     case COMMD__CLIENT__REQUEST__BODY_##KIND:                                                                \
         call;                                                                                                \
@@ -394,8 +395,8 @@ static void session_dispatch(struct api_session *session, const Commd__Client__R
 }
 
 /*
- * There is room for more descriptors than a packet can have: one was left out because this process can hold
- * no more. That is no fault of the client's.
+ * The control buffer has room for more descriptors than a packet can have. So one was dropped because this
+ * process cannot open more. That is not the client's fault.
  */
 static bool packet_lacks_fd(const struct api_packet_in *packet)
 {
@@ -439,7 +440,7 @@ bool api_session_take(struct api_session *session, const uint8_t *bytes, const s
     return false;
 }
 
-/* Of a session that is not read now: whether its client is gone. */
+/* For a session that is not read now: checks whether its client has disconnected. */
 static void session_look_for_end(struct api_session *session)
 {
     char byte;

@@ -2,16 +2,16 @@
 
 #include "daemon/api/session.h"
 
-/* What a session itself costs its user: its place, its descriptors, what waits for its client to read; and
- * the time in which a client is to say Hello. */
+/* What a session itself costs its user: its place, its descriptors, and packets that wait for the client to
+ * read. Also the time limit for Hello. */
 
-#define QUEUED_STEP_BYTES 4096u /* what waits is charged in steps: most packets leave at once */
+#define QUEUED_STEP_BYTES 4096u /* charged in steps, because most packets leave at once */
 
 enum status api_session_charge(struct api_session *session, struct error *error)
 {
     static const enum budget_kind kinds[] = {BUDGET_SESSIONS, BUDGET_GREETINGS, BUDGET_DESCRIPTORS};
     static const uint64_t amounts[] = {1, 1, API_SESSION_FDS};
-    if (session->role == API_ROLE_ADMIN) { /* has turns and places of its own, whatever clients of root do */
+    if (session->role == API_ROLE_ADMIN) { /* turns and places of its own, independent of root's clients */
         enum status opened = budget_open(session->api->budget, session->client.uid, "administration",
                                          &session->account, error);
         if (opened == STATUS_OK) {

@@ -3,7 +3,7 @@
 
 #include "daemon/api/session.h"
 
-/* Log lines that clients cause: who it was, and no more of them than a user may cause. */
+/* Log lines that clients cause: they name the client, and their number per user is limited. */
 
 #define LINE_MAX_BYTES 1024 /* an error's text and some words */
 

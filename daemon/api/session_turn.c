@@ -6,8 +6,8 @@
 
 #include "daemon/api/session.h"
 
-/* What a session does when it is its account's turn: one packet, some submissions of one, or, once its client
- * is gone, one of the things that it held. */
+/* What a session does in its turn: it handles one packet, or some submissions of a packet. After its client
+ * disconnected, it gives back one of the objects that it held. */
 
 /* --- Submissions --- */
 
@@ -26,7 +26,7 @@ static void list_refuse(struct api_session *session, const struct error *error)
     api_session_end(session, error->text);
 }
 
-/* Some of them from *at on. False: what follows is none, and the session ends. */
+/* Does some submissions from *at on. Returns false if the next one is malformed; then the session ends. */
 static bool list_work(struct api_session *session, const uint8_t *list, size_t size, size_t *at,
                       uint64_t now_ns)
 {
@@ -46,7 +46,7 @@ static bool list_work(struct api_session *session, const uint8_t *list, size_t s
     return true;
 }
 
-/* Does the first of a packet's submissions, and keeps the others for its turns. */
+/* Does the first of a packet's submissions, and keeps the others for later turns. */
 static void list_begin(struct api_session *session, const uint8_t *list, size_t size, uint64_t now_ns)
 {
     struct error error;
@@ -90,7 +90,7 @@ static enum turn_result list_turn(struct api_session *session, uint64_t now_ns)
 
 /* --- Packets --- */
 
-/* False: its next packet cannot be taken, which it is told. */
+/* Returns false if the next packet cannot be taken; the client is told so. */
 static bool may_receive(struct api_session *session)
 {
     if (api_packet_has_too_much(session->api, session->client.uid, session->fd)) {
@@ -100,7 +100,7 @@ static bool may_receive(struct api_session *session)
     return true;
 }
 
-/* Nothing more is read of it. */
+/* Nothing more is read from the socket. */
 static enum turn_result socket_ends(struct api_session *session)
 {
     session->readable = false;
@@ -111,7 +111,7 @@ static enum turn_result socket_ends(struct api_session *session)
 
 static enum turn_result socket_turn(struct api_session *session, uint64_t now_ns)
 {
-    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* the loop's thread alone reads sessions */
+    static uint8_t bytes[CLIENT_PACKET_MAX_BYTES]; /* only the main thread reads sessions */
     if (!may_receive(session)) {
         return TURN_DONE;
     }
@@ -148,9 +148,9 @@ static enum turn_result ring_turn(struct api_session *session, uint64_t now_ns)
     return rests ? TURN_DONE : TURN_MORE;
 }
 
-/* --- Its end --- */
+/* --- The end of a session --- */
 
-/* At once: nobody hears of it any more. */
+/* Done at once: after this, other modules no longer report to the session. */
 static void release_begin(struct api_session *session)
 {
     struct api *api = session->api;
@@ -170,7 +170,7 @@ static void release_begin(struct api_session *session)
     api_session_forget(session);
 }
 
-/* False: all is gone. */
+/* Returns false if everything has been released. */
 static bool release_some(struct api_session *session, uint64_t now_ns)
 {
     if (session->out_first != NULL) {
@@ -188,7 +188,7 @@ static enum turn_result release_turn(struct api_session *session, uint64_t now_n
     }
     if (session->comms != NULL && !session->api->ending && comms_is_crowded(session->api->comms)) {
         loop_timer_set(session->api->crowd, time_after(now_ns, API_CROWD_WAIT_NS));
-        return TURN_NOTHING; /* other nodes have to be told of each, and have too much to read */
+        return TURN_NOTHING; /* other nodes must be told of each communicator, and have too much to read */
     }
     if (release_some(session, now_ns)) {
         return TURN_MORE;
@@ -236,7 +236,7 @@ void api_session_free(struct api_session *session, uint64_t now_ns)
 
 static bool takes_socket_next(struct api_session *session)
 {
-    session->socket_first = !session->socket_first; /* neither keeps the other from its turn */
+    session->socket_first = !session->socket_first; /* socket and ring take turns */
     return session->readable && session->socket_first;
 }
 
@@ -248,7 +248,7 @@ enum turn_result api_session_turn(void *context, uint64_t now_ns)
     }
     if (!api_session_reads(session)) {
         if (session->ending || session->dead) {
-            api_session_break(session); /* its client takes no answers any more */
+            api_session_break(session); /* the client takes no more answers */
             return TURN_MORE;
         }
         return TURN_NOTHING;

@@ -4,17 +4,17 @@
 
 #include "daemon/api/session.h"
 
-/* commctl trace: what was recorded lately (daemon/base/trace.h), a page at a time. */
+/* commctl trace: pages of the latest records (daemon/base/trace.h). */
 
-#define TRACE_PAGE_RECORDS 1000u /* with CLIENT_LIST_PAGE_MAX names they fit into a packet */
-#define TRACE_PAGE_LOOKS 4096u   /* at records, of which some may be another user's, or too old */
+#define TRACE_PAGE_RECORDS 1000u /* they fit into a packet, with CLIENT_LIST_PAGE_MAX names */
+#define TRACE_PAGE_LOOKS 4096u   /* records that are checked; some may be another user's, or too old */
 _Static_assert(TRACE_PAGE_RECORDS * sizeof(struct trace_record) +
                        CLIENT_LIST_PAGE_MAX * (sizeof(struct trace_comm_name) + 16) <
                    CLIENT_PACKET_MAX_BYTES - 1024,
                "a page fits into a packet");
 
 struct page {
-    const struct api_session *session; /* who asks */
+    const struct api_session *session; /* the session that asks */
     struct trace_record records[TRACE_PAGE_RECORDS];
     size_t count;
     uint64_t last_id; /* of the last record, and its name */
@@ -24,7 +24,7 @@ struct page {
     Commd__Client__TraceReply answer;
 };
 
-/* Keeps the name for the page. False: it has no room for another. */
+/* Keeps the name for the page. Returns false if the page has no room for another name. */
 static bool page_name(struct page *page, const struct trace_comm_name *name)
 {
     Commd__Client__TraceReply *answer = &page->answer;
@@ -44,7 +44,7 @@ static bool page_name(struct page *page, const struct trace_comm_name *name)
     return true;
 }
 
-/* False: the page is full, and the record belongs to the next one. */
+/* Returns false if the page is full; the record then belongs to the next page. */
 static bool page_add(struct page *page, const struct trace_record *record, uint64_t since_ns)
 {
     if (page->last_id != record->comm_id || page->last_name == NULL) {
@@ -83,7 +83,7 @@ static void page_fill(struct page *page, const Commd__Client__TraceQuery *reques
     page->answer.end = end;
 }
 
-/* What is recorded stays on for others. */
+/* Turns recording on for the session. It stays on for other sessions. */
 static enum status record_for(struct api_session *session, struct error *error)
 {
     struct api *api = session->api;
@@ -109,7 +109,7 @@ void api_trace_forget(struct api_session *session)
     struct error error;
     if (session->traces && --session->api->tracing_sessions == 0) {
         enum status status = trace_begin(session->api->traced_before, &error);
-        (void)status; /* there is memory already */
+        (void)status; /* the memory is already there */
     }
     session->traces = false;
 }

@@ -15,7 +15,7 @@ struct users_row {
 };
 
 struct users {
-    const struct api_session *session; /* who asks */
+    const struct api_session *session; /* the session that asks */
     uint64_t after;
     size_t page_bytes;
     Commd__Client__UsersReply answer;
@@ -23,7 +23,7 @@ struct users {
     Commd__Client__UserInfo *pointers[CLIENT_LIST_PAGE_MAX];
 };
 
-/* Users name their control groups as they like: what is printed of them is text. */
+/* Users choose the names of their control groups, so only printable text is copied. */
 static void copy_group(char out[BUDGET_GROUP_MAX_BYTES + 1], const char *group)
 {
     (void)snprintf(out, BUDGET_GROUP_MAX_BYTES + 1, "%s", group);
@@ -93,7 +93,7 @@ void api_users(struct api_session *session, uint64_t request_id, uint64_t after)
     users->after = after;
     commd__client__users_reply__init(&users->answer);
     users->answer.users = users->pointers;
-    /* From the first on, for those of others are counted on each page. */
+    /* Starts at the first account, because the accounts of other users are counted on each page. */
     budget_visit_accounts(session->api->budget, 0, visit_account, users);
     Commd__Client__Reply reply = API_REPLY(request_id, USERS, users, &users->answer);
     api_session_reply(session, &reply);

@@ -6,9 +6,10 @@
 #include <string.h>
 
 /*
- * An array from malloc that is indexed by small numbers, as those of peers: makes room for `count` entries,
- * at least 1, of which new ones are zero. Returns it, perhaps elsewhere; null without memory: then it is as
- * it was. The caller bounds count: (3 × count + 16) × entry_bytes must fit a size_t.
+ * An array from malloc that is indexed by small numbers, such as peer indices. Makes room for `count`
+ * entries, at least 1; new entries are zero. Returns the array, which may have moved. Returns null when out
+ * of memory; the array is then unchanged. The caller bounds count: (3 × count + 16) × entry_bytes must fit a
+ * size_t.
  */
 static inline void *array_reserve(void *entries, uint32_t *capacity, size_t entry_bytes, uint32_t count)
 {

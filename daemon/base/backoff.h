@@ -5,18 +5,19 @@
 #include "daemon/base/time.h"
 
 /*
- * When to try again what failed: one rule for all connections to other nodes. Waits double with each failure,
- * up to a most; each is between half of that and the whole, so that nodes that lost each other at once do not
- * meet again at once. All zero: at any time, and the next wait is the first.
+ * When to retry after a failure: one rule for all connections to other nodes. The wait doubles with each
+ * failure, up to a maximum. Each wait is random, between half of that value and all of it. So nodes that lost
+ * each other at the same time do not retry at the same time. All zero: the next attempt may start at once,
+ * and the next failure starts with the shortest wait.
  */
 struct backoff {
     uint64_t next_ns;
-    uint32_t failures; /* since it last went well */
+    uint32_t failures; /* since the last success */
 };
 
 #define BACKOFF_DOUBLINGS_MAX 20u
 
-/* min_ns: of the first wait, at most max_ns, that of the longest. */
+/* min_ns is the first wait, max_ns the longest one; min_ns is at most max_ns. */
 static inline void backoff_failed(struct backoff *backoff, uint64_t min_ns, uint64_t max_ns,
                                   struct random *random, uint64_t now_ns)
 {

@@ -22,32 +22,32 @@ struct budget_user {
 };
 
 struct budget_account {
-    struct budget_account *prev, *next; /* of budget, oldest first */
+    struct budget_account *prev, *next; /* in the budget's list, oldest first */
     struct budget *budget;
     struct budget_user *user;
     uint64_t number;
     uint64_t group_hash;
     char group[BUDGET_GROUP_MAX_BYTES + 1];
-    bool is_first;  /* of its user */
-    bool has_place; /* the minimum is set aside for it */
+    bool is_first;  /* its user's first account */
+    bool has_place; /* a minimum is set aside for it */
     uint32_t references;
     uint64_t used[BUDGET_KINDS];
-    uint64_t held; /* the sum of used[], to see that there is none: modulo 2^64, of amounts below 2^48 */
+    uint64_t held; /* the sum of used[], to test whether it is zero: modulo 2^64, of amounts below 2^48 */
     struct turn_line line;
-    uint64_t spent_ns; /* beside the line's */
+    uint64_t spent_ns; /* in addition to the line's */
     uint64_t refused;
     UT_hash_handle hh;
 };
 
 struct budget {
-    pthread_mutex_t lock; /* of all but logs and lines */
+    pthread_mutex_t lock; /* protects everything except logs and lines */
     bool owned;
     uint64_t all[BUDGET_KINDS];
     uint64_t minimum[BUDGET_KINDS];
-    uint64_t pool[BUDGET_KINDS];      /* what is not set aside */
-    uint64_t pool_used[BUDGET_KINDS]; /* by all accounts, beyond minimums */
+    uint64_t pool[BUDGET_KINDS];      /* the size of the common pool */
+    uint64_t pool_used[BUDGET_KINDS]; /* used by all accounts above their minimums */
     uint64_t ceiling[BUDGET_KINDS];
-    uint32_t places_of_users, places_of_others; /* that are taken */
+    uint32_t places_of_users, places_of_others; /* places that are taken */
     uint64_t last_number;
     struct budget_user *users;
     struct budget_account *accounts;
@@ -125,7 +125,7 @@ enum status budget_new(const uint64_t all[BUDGET_KINDS], struct budget **out, st
 
 static void lock(struct budget *budget)
 {
-    (void)pthread_mutex_lock(&budget->lock); /* it fails only where it is used wrongly */
+    (void)pthread_mutex_lock(&budget->lock); /* fails only if used wrongly */
 }
 
 /* The budget may be gone afterwards. */
@@ -158,14 +158,14 @@ void budget_set_ceiling(struct budget *budget, enum budget_kind kind, uint64_t c
 
 /* --- Accounts --- */
 
-/* What an account has from the common pool. */
+/* How much an account uses of the common pool. */
 static uint64_t pool_part(const struct budget_account *account, enum budget_kind kind)
 {
     uint64_t minimum = account->has_place ? account->budget->minimum[kind] : 0;
     return account->used[kind] > minimum ? account->used[kind] - minimum : 0;
 }
 
-/* Gives it a place if one is free: what it holds is then its minimum first. */
+/* Gives the account a place if one is free: what it holds then counts against its minimum first. */
 static void place_take(struct budget_account *account)
 {
     struct budget *budget = account->budget;

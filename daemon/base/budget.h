@@ -8,23 +8,24 @@
 #include "daemon/base/turns.h"
 
 /*
- * What users make commd hold. Everything of which commd has a bounded amount is charged to an account while
- * it is held. An account belongs to one user, or to one control group of that user: pods and jobs that share
- * a uid then have budgets of their own.
+ * What users make commd hold. Everything of which commd has a bounded amount is charged to a budget account
+ * while it is held. An account belongs to one user, or to one control group of that user. So pods and jobs
+ * that share a uid have budgets of their own.
  *
- * Who gets how much. Of each kind there is `all`; a user may hold `ceiling` of it. An eighth of `all` is set
- * aside in BUDGET_PLACES equal parts, the guaranteed minimum; the rest is the common pool.
- * - Each user's first account has a place, as long as fewer than BUDGET_USER_PLACES users are there; further
+ * How much each account may hold. Each kind has a total, `all`; one user may hold `ceiling` of it. An eighth
+ * of `all` is set aside in BUDGET_PLACES equal parts, one guaranteed minimum per place. The rest is the
+ * common pool.
+ * - Each user's first account gets a place, as long as fewer than BUDGET_USER_PLACES users have one. Further
  *   accounts of a user share the other places. An account with a place can always hold its minimum, whatever
- *   others hold.
- * - Beyond its minimum an account takes from the common pool, and leaves there at least one part in
- *   BUDGET_POOL_SHARE of what it has from it. A user alone gets 86 % of `all` in this way.
+ *   other accounts hold.
+ * - Above its minimum an account takes from the common pool. It must leave free there at least one part in
+ *   BUDGET_POOL_SHARE of what it has taken. If only one user holds anything, that user gets 86 % of `all`.
  * - The ceiling counts all accounts of a user, but takes nobody's minimum away.
- * So the sum never exceeds `all`, and who comes anew finds something. Beyond: LIMIT, which names the limit,
- * its value, the use, and what to do.
+ * So the sum never exceeds `all`, and a new user always finds something free. A charge above these limits
+ * fails with LIMIT; its text names the limit, its value, the use, and what to do.
  *
- * Every call takes constant time. Any thread may charge, release, and keep references; the rest is the
- * owner's thread's.
+ * Every call takes constant time. Any thread may charge, release, and take or drop references. All other
+ * calls belong to the owner's thread.
  */
 struct budget;
 struct budget_account;
@@ -34,14 +35,14 @@ struct budget_account;
 #define BUDGET_MINIMUM_PARTS (UINT64_C(8) * BUDGET_PLACES) /* the minimum is `all` divided by this */
 #define BUDGET_POOL_SHARE 64u
 #define BUDGET_ADDRESSES_MAX_BYTES (UINT64_C(1) << 46) /* of the 2^47 that a process has */
-/* Or three quarters of vm.max_map_count, which is 65,530 where nobody changed it, if that is more. */
+/* Or three quarters of vm.max_map_count if that is more; its default is 65,530. */
 #define BUDGET_MEMORIES_MAX 49152u
 #define BUDGET_SESSIONS_MAX 4096
 #define BUDGET_DESCRIPTORS_MAX 49152u /* or three quarters of RLIMIT_NOFILE, if that is less */
 
 #define BUDGET_BOUNCES_MIN_BYTES (UINT64_C(256) << 20) /* or a quarter of the machine's memory, if more */
 
-/* NAME, key in commd.conf, words for people, all, a user's ceiling where commd.conf says none. */
+/* NAME, key in commd.conf, words for people, `all`, and a user's ceiling if commd.conf sets none. */
 #define BUDGET_KIND_LIST(X)                                                                                  \
     X(SESSIONS, "sessions", "sessions", BUDGET_SESSIONS_MAX, BUDGET_SESSIONS_MAX)                            \
     X(GREETINGS, "greetings", "connections that have not said Hello", 2048, 1024)                            \
@@ -66,23 +67,24 @@ enum budget_kind {
         BUDGET_KINDS
 };
 
-/* A row of the list above. */
+/* The key of one row of the list above. */
 const char *budget_kind_key(enum budget_kind kind);
 
-#define BUDGET_GROUP_MAX_BYTES 255 /* of a control group's path; what is longer is told apart by its hash */
+#define BUDGET_GROUP_MAX_BYTES 255 /* of a control group's path; the hash tells longer paths apart */
 
-/* all: of each kind; null: the list's. NO_MEMORY. */
+/* all: the total of each kind; null takes the totals of the list above. NO_MEMORY. */
 enum status budget_new(const uint64_t all[BUDGET_KINDS], struct budget **out,
                        struct error *error) COMM_MUST_USE;
-/* The owner's part: it goes with its last account. Null is accepted. */
+/* Ends the owner's use; memory is freed when the last account is. Null is accepted. */
 void budget_free(struct budget *budget);
 
-/* Replaces a user's ceiling; 0: the list's. Who holds more keeps it. Takes time for each account. */
+/* Replaces the ceiling of a kind for every user; 0 restores the list's. A user above the new ceiling keeps
+ * what it holds. Takes time for each account. */
 void budget_set_ceiling(struct budget *budget, enum budget_kind kind, uint64_t ceiling);
 
 /*
- * A reference to the account of a user; group: the path of its control group, "" or null where that is not
- * known. The account lasts while there are references or anything is charged. NO_MEMORY.
+ * Returns a reference to the account of a user. group is the path of its control group, "" or null if that is
+ * not known. The account lasts while references exist or anything is charged. NO_MEMORY.
  */
 enum status budget_open(struct budget *budget, uint32_t uid, const char *group, struct budget_account **out,
                         struct error *error) COMM_MUST_USE;
@@ -90,37 +92,38 @@ struct budget_account *budget_ref(struct budget_account *account);
 /* Null is accepted. */
 void budget_close(struct budget_account *account);
 
-/* Refused: LIMIT, and nothing is charged. A null account is charged nothing and refused nothing. */
+/* Fails with LIMIT, and then charges nothing. A null account is charged nothing and refused nothing. */
 enum status budget_charge(struct budget_account *account, enum budget_kind kind, uint64_t amount,
                           struct error *error) COMM_MUST_USE;
-/* Whether the account has charged half of what its user may: who can wait, waits. False for a null account.
- */
+/* Whether the account has charged at least half of its user's ceiling: callers that can wait then do. False
+ * for a null account. */
 bool budget_is_scarce(const struct budget_account *account, enum budget_kind kind);
-/* At most what was charged. */
+/* Releases at most what was charged. */
 void budget_release(struct budget_account *account, enum budget_kind kind, uint64_t amount);
 
-/* Whether a line about a user, who need hold nothing, may be logged now: see user_log_pass. */
+/* Whether a line about a user may be logged now: see user_log_pass. The user need not hold anything. */
 bool budget_may_log(struct budget *budget, uint32_t uid, uint64_t now_ns, uint64_t *suppressed);
 
-/* Processor time that was spent for the account outside of its turns of the loop. A null account: nothing. */
+/* Charges processor time that was spent for the account outside its turns of the loop. Does nothing for a
+ * null account. */
 void budget_spend(struct budget_account *account, uint64_t spent_ns);
 
-/* Whose turns of the loop are charged to the account. Valid while the account is. */
+/* The line whose turns of the loop are charged to the account. Valid while the account is. */
 struct turn_line *budget_line(struct budget_account *account);
 
-/* One account, for people. Texts are valid while the account is. */
+/* One account, as shown to people. Texts are valid while the account is. */
 struct budget_info {
     uint32_t uid;
-    const char *group; /* "" where it is not known */
+    const char *group; /* "" if not known */
     bool shares_uid;   /* the user has other accounts */
     uint64_t used[BUDGET_KINDS];
     uint64_t ceiling[BUDGET_KINDS];
-    uint64_t spent_ns; /* of processor time, ever */
-    uint64_t refused;  /* charges, ever */
+    uint64_t spent_ns; /* of processor time, since the account was made */
+    uint64_t refused;  /* charges refused, since the account was made */
 };
 void budget_account_info(const struct budget_account *account, struct budget_info *out);
-/* By number, in the order in which they came; starts beyond `after`, 0 for the first. Return false to stop;
- * the budget is locked meanwhile. */
+/* Visits accounts by number, in the order in which they were made. Starts after number `after`; 0 starts at
+ * the first. The visitor returns false to stop. The budget is locked during the visit. */
 typedef bool budget_visit(void *context, uint64_t number, const struct budget_info *info);
 void budget_visit_accounts(struct budget *budget, uint64_t after, budget_visit *visit, void *context);
 

@@ -7,7 +7,9 @@
 
 #include "proto/status.h"
 
-/* Checked arithmetic for sizes that come from outside: false on overflow, and then *out is not to be used. */
+/*
+ * Checked arithmetic for sizes that come from outside. Returns false on overflow; *out must not be used then.
+ */
 
 COMM_MUST_USE static inline bool checked_add_size(size_t a, size_t b, size_t *out)
 {

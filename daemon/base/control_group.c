@@ -7,7 +7,7 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
-/* PIDFD_GET_INFO of linux/pidfd.h, which older headers lack. */
+/* PIDFD_GET_INFO of linux/pidfd.h, which older headers do not define. */
 struct process_info {
     uint64_t mask, control_group;
     uint32_t ids[12];
@@ -36,7 +36,7 @@ void control_group_of(pid_t process, char *path, size_t size)
     }
 }
 
-/* 0: the kernel does not tell, or the process has ended. */
+/* Returns 0 if the kernel does not report it, or the process has ended. */
 static uint64_t id_of(int pidfd)
 {
     struct process_info info = {.mask = PROCESS_INFO_CONTROL_GROUP};
@@ -55,7 +55,7 @@ const char *control_group_find(struct control_groups *groups, pid_t process, int
     }
     control_group_of(process, groups->unknown, sizeof groups->unknown);
     groups->reads++;
-    if (id == 0 || id_of(pidfd) != id) { /* it moved, or ended and its number went to another process */
+    if (id == 0 || id_of(pidfd) != id) { /* the process moved, or ended and its pid was reused */
         return groups->unknown;
     }
     struct control_group_entry *entry = &groups->entries[groups->oldest];

@@ -5,8 +5,8 @@
 #include <stdint.h>
 #include <sys/types.h>
 
-#define CONTROL_GROUP_PATH_MAX_BYTES 255 /* of a path; a longer one is cut */
-#define CONTROL_GROUPS_MAX 16            /* that are remembered; then the oldest goes */
+#define CONTROL_GROUP_PATH_MAX_BYTES 255 /* of a path; longer ones are cut */
+#define CONTROL_GROUPS_MAX 16            /* remembered at once; the oldest is replaced */
 
 /*
  * The path of a process's control group in the unified hierarchy (cgroups(7), "/proc/PID/cgroup"), cut at
@@ -15,9 +15,9 @@
 void control_group_of(pid_t process, char *path, size_t size);
 
 /*
- * Paths that were read lately, by the group's id: the kernel gives an id to one group only, ever, and a
- * process's id is had for a twentieth of the time that its path takes (PIDFD_GET_INFO, Linux 6.13). Zero at
- * first. One thread.
+ * Paths that were read lately, by control group id. The kernel never gives the same id to another group.
+ * Reading a process's id (PIDFD_GET_INFO, Linux 6.13) takes a twentieth of the time that reading its path
+ * takes. Zero at first. One thread.
  */
 struct control_groups {
     struct control_group_entry {
@@ -25,13 +25,13 @@ struct control_groups {
         char path[CONTROL_GROUP_PATH_MAX_BYTES + 1];
     } entries[CONTROL_GROUPS_MAX];
     unsigned oldest;
-    char unknown[CONTROL_GROUP_PATH_MAX_BYTES + 1]; /* of a group without an id */
+    char unknown[CONTROL_GROUP_PATH_MAX_BYTES + 1]; /* the path of a group without an id */
     uint64_t reads;                                 /* of "/proc" */
 };
 
 /*
- * As control_group_of. pidfd: the process's, or -1. An older kernel, or no pidfd: the path is read each time.
- * What is returned is of groups, and stays until the next call.
+ * As control_group_of. pidfd is the process's, or -1. With an older kernel, or without a pidfd, the path is
+ * read each time. The returned path lies in `groups` and is valid until the next call.
  */
 const char *control_group_find(struct control_groups *groups, pid_t process, int pidfd);
 

@@ -5,15 +5,16 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define NVIDIA_MAJOR 195 /* the kernel's list of devices; of nvidiactl, whose descriptors are memory */
+#define NVIDIA_MAJOR 195 /* the kernel's list of devices; also nvidiactl's, whose descriptors are memory */
 
-/* Of its own kernel's file systems in memory: the others know nothing of seals, and are not asked. */
+/* Memory file systems of the kernel itself support seals. Other file systems do not; F_GET_SEALS fails
+ * without asking them. */
 static bool is_memory(int fd)
 {
     return fcntl(fd, F_GET_SEALS) >= 0;
 }
 
-/* By syscall(): the fd_reaper's process, too, comes here. False: it cannot be told. */
+/* Uses syscall(), since the fd_reaper process runs this, too. Returns false if the kind is not known. */
 static bool look(int fd, struct statx *file)
 {
     int flags = fcntl(fd, F_GETFL);

@@ -4,14 +4,14 @@
 #include <stdbool.h>
 
 /*
- * What a descriptor is that a client passed, learned without asking its file system: a client can be the
- * server of one (FUSE), and let who asks wait for ever. Any thread.
+ * Tells what kind of descriptor a client passed, without asking its file system. A client can be the server
+ * of that file system (FUSE) and let any request to it wait for ever. Any thread.
  */
 
-/* Whether close() waits for nobody: memory of the host, or a device of a GPU's driver. */
+/* Whether close() cannot block: memory of the host, or a device of the GPU driver. */
 bool descriptor_closes_at_once(int fd);
-/* Whether fstat(), mmap() and the like wait for nobody: memory, or what is no file, directory, link or
- * socket. */
+/* Whether fstat(), mmap() and the like cannot block: memory, or anything that is not a file, directory, link
+ * or socket. */
 bool descriptor_may_be_asked(int fd);
 
 #endif

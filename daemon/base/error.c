@@ -51,7 +51,7 @@ __attribute__((format(printf, 2, 3))) static void error_add(struct error *error,
 enum status error_set_list(struct error *error, enum status status, const char *format, va_list arguments)
 {
     if (error != NULL) {
-        char text[ERROR_TEXT_MAX_BYTES]; /* arguments may point into the error that is being filled */
+        char text[ERROR_TEXT_MAX_BYTES]; /* a buffer of its own: the arguments may point into the error */
         size_t length = error_append(text, 0, format, arguments);
         error->status = status;
         memcpy(error->text, text, length + 1);

@@ -8,9 +8,9 @@
 #define ERROR_TEXT_MAX_BYTES 512
 
 /*
- * The daemon's one error type: a code and a message that says who, what and where. The caller owns it
- * (usually on its stack); functions that fail fill it, functions that succeed leave it alone. A null pointer
- * is accepted everywhere and means that the caller wants the code alone. Arguments of the functions below may
+ * The daemon's one error type: a code and a message that says who, what and where. The caller owns it,
+ * usually on its stack. A function that fails fills it; a function that succeeds leaves it alone. A null
+ * pointer is accepted everywhere: the caller then gets the code alone. Arguments of the functions below may
  * point into the error that they fill.
  */
 struct error {
@@ -19,8 +19,8 @@ struct error {
 };
 
 /*
- * Fills *error (cut at ERROR_TEXT_MAX_BYTES - 1, never split in a UTF-8 sequence) and returns status, so that
- * a failing function can end with `return error_set(error, STATUS_..., "...")`.
+ * Fills *error and returns status; a failing function can end with `return error_set(error, STATUS_...,
+ * "...")`. The text is cut at ERROR_TEXT_MAX_BYTES - 1, never inside a UTF-8 sequence.
  */
 enum status error_set(struct error *error, enum status status, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
@@ -34,8 +34,9 @@ enum status error_set_errno(struct error *error, int errnum, const char *format,
     __attribute__((format(printf, 3, 4)));
 
 /*
- * Puts "prefix: " before the text of *error, keeping its status, and returns that status. With a null error
- * the status is not known and STATUS_INTERNAL is returned: a caller that may get none returns its own.
+ * Puts "prefix: " before the text of *error, keeps its status, and returns that status. With a null error the
+ * status is not known and STATUS_INTERNAL is returned. A caller that may have a null error returns its own
+ * status.
  */
 enum status error_prefix(struct error *error, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

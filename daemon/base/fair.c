@@ -49,7 +49,7 @@ struct fair_entry *fair_take(struct fair *fair)
     }
     struct fair_entry *entry = line->entries;
     fair_remove(fair, entry);
-    if (line->entries != NULL) { /* the others' turn */
+    if (line->entries != NULL) { /* the other lines come first */
         DL_DELETE(fair->waiting, line);
         DL_APPEND(fair->waiting, line);
     }

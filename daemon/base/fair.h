@@ -5,12 +5,12 @@
 #include <stdint.h>
 
 /*
- * A queue that users share: who has a thousand entries in it waits longer for all of them, nobody else does.
- * Users take turns, one entry each; the entries of one user keep their order. Users are told apart by
- * FAIR_LINES lines: who shares one with another user shares its turns.
+ * A queue that users share fairly. A user with a thousand entries waits longer for them; other users do not.
+ * Users take turns, one entry each; the entries of one user keep their order. A hash maps users to FAIR_LINES
+ * lines; users on the same line share its turns.
  *
- * Entries are part of what their owners have. Both are zero at first. Every call takes constant time, and
- * none allocates. One thread.
+ * Entries are embedded in their owners' structs. Entries and queues are zero at first. Every call takes
+ * constant time, and none allocates. One thread.
  */
 #define FAIR_LINES 64u
 
@@ -21,7 +21,7 @@ struct fair_entry {
 };
 
 struct fair_line {
-    struct fair_line *prev, *next; /* among those with entries; the first has the next turn */
+    struct fair_line *prev, *next; /* of the lines with entries; the first has the next turn */
     struct fair_entry *entries;
 };
 
@@ -31,14 +31,14 @@ struct fair {
     uint32_t count;
 };
 
-/* Whose line that user has: below FAIR_LINES. */
+/* The line of that user: below FAIR_LINES. */
 uint32_t fair_line_of(uint32_t uid);
 
-/* At the end of its user's; nothing when it is queued already. */
+/* Adds the entry at the end of its user's line. Does nothing if it is queued already. */
 void fair_put(struct fair *fair, struct fair_entry *entry, uint32_t uid);
-/* Takes the next one out; null when there is none. */
+/* Takes out the next entry; null when there is none. */
 struct fair_entry *fair_take(struct fair *fair);
-/* Takes it out, if it is queued. */
+/* Takes the entry out if it is queued. */
 void fair_remove(struct fair *fair, struct fair_entry *entry);
 
 #endif

@@ -19,10 +19,11 @@ struct slot {
     int fd;
     uint32_t uid;
     bool is_socket;
-    uint32_t next; /* of the free ones, or of the user's that wait */
+    uint32_t next; /* in the list of free slots, or of the user's slots that wait */
 };
 
-/* Users with descriptors here; their sockets apart, for what is left in those waits for less. */
+/* Users with descriptors here. Sockets have an entry of their own, so that they do not wait for other
+ * descriptors. */
 struct user {
     uint32_t uid;
     bool sockets;
@@ -34,7 +35,7 @@ struct user {
 struct fd_reaper {
     struct fd_reaper_pipes pipes;
     struct loop_watch *watch;
-    int process; /* readable once it has ended */
+    int process; /* readable once the process has ended */
     struct loop_watch *process_watch;
     pid_t pid;
     uint32_t count, busy, socket_count;
@@ -44,7 +45,7 @@ struct fd_reaper {
     struct slot slots[SLOTS];
 };
 
-/* --- Who waits --- */
+/* --- The queue --- */
 
 static struct user *user_of(struct fd_reaper *fd_reaper, uint32_t uid, bool is_socket)
 {
@@ -61,7 +62,7 @@ static void user_forget(struct fd_reaper *fd_reaper, struct user *user)
     *user = fd_reaper->users[--fd_reaper->users_used];
 }
 
-/* Hands over the user's next one, unless that has to wait. */
+/* Sends the user's next descriptor to the process, unless it has to wait. */
 static void user_go_on(struct fd_reaper *fd_reaper, struct user *user)
 {
     uint32_t at = user->wait_first;
@@ -108,7 +109,7 @@ static void fd_reaper_answered(void *context, unsigned events, uint64_t now_ns)
 static void fd_reaper_queue(struct fd_reaper *fd_reaper, uint32_t uid, int fd, bool is_socket)
 {
     uint32_t slot = fd_reaper->free_first;
-    if (slot == NO_SLOT) { /* more than sessions and takes_more allow */
+    if (slot == NO_SLOT) { /* more than the limits on sessions and takes_more allow */
         log_error("descriptor %d of user %u stays open: %d wait to be closed", fd, (unsigned)uid, SLOTS);
         return;
     }
@@ -136,9 +137,12 @@ void fd_reaper_put(struct fd_reaper *fd_reaper, uint32_t uid, int fd)
     }
 }
 
-/* Of a socket that was shut down. In a stream, descriptors have at least a byte with them. A packet may be
- * empty, as its end is, and still have descriptors: but with credentials asked for, every packet has what
- * there is no room for here. */
+/*
+ * Whether the queue of a socket that was shut down holds no descriptors. In a stream, descriptors come with
+ * at least one byte. An empty packet can carry descriptors and looks like the end of the queue. So
+ * credentials are asked for: then every packet carries control data that finds no room here, which sets
+ * MSG_CTRUNC.
+ */
 static bool is_empty(int fd)
 {
     const int yes = 1;
@@ -155,7 +159,7 @@ static bool is_empty(int fd)
 
 void fd_reaper_put_socket(struct fd_reaper *fd_reaper, uint32_t uid, int fd)
 {
-    (void)shutdown(fd, SHUT_RDWR); /* what has not come by now does not come any more */
+    (void)shutdown(fd, SHUT_RDWR); /* nothing can arrive after this */
     if (fd_reaper == NULL || is_empty(fd)) {
         (void)close(fd);
     } else {
@@ -183,7 +187,7 @@ uint32_t fd_reaper_count(const struct fd_reaper *fd_reaper)
     return fd_reaper == NULL ? 0 : fd_reaper->count;
 }
 
-/* --- Its life --- */
+/* --- Start and end --- */
 
 static void process_ended(void *context, unsigned events, uint64_t now_ns)
 {
@@ -201,7 +205,7 @@ static enum status start_process(struct fd_reaper *fd_reaper, fd_reaper_close_fu
 {
     sigset_t all, before;
     sigfillset(&all);
-    (void)pthread_sigmask(SIG_BLOCK, &all, &before); /* SIGTERM to all of a service is not for it */
+    (void)pthread_sigmask(SIG_BLOCK, &all, &before); /* SIGTERM to the service must not end it */
     long pid = syscall(SYS_clone, CLONE_FILES, NULL, NULL, NULL, NULL);
     int clone_errno = errno;
     if (pid == 0) {
@@ -263,9 +267,10 @@ void fd_reaper_free(struct fd_reaper *fd_reaper)
         (void)close(fd_reaper->pipes.requests[1]);
     }
     if (fd_reaper->pid > 0) {
-        (void)waitpid(fd_reaper->pid, NULL, __WALL); /* it itself waits for requests alone */
+        (void)waitpid(fd_reaper->pid, NULL, __WALL); /* the process itself waits for requests only */
     }
-    /* Those that still close answer some day, by the number of this end. */
+    /* Processes that still close a descriptor will write an answer to this end, by its number, so it stays
+     * open. */
     int fds[] = {fd_reaper->pipes.requests[0], fd_reaper->pipes.answers[0], fd_reaper->pipes.parent,
                  fd_reaper->process, fd_reaper->busy == 0 ? fd_reaper->pipes.answers[1] : -1};
     for (size_t i = 0; i < sizeof fds / sizeof fds[0]; i++) {

@@ -13,11 +13,11 @@
 #include "daemon/base/descriptor.h"
 
 #define FDS_MAX 1048576
-#define LISTENING_MAX 8 /* sockets that listen: commd has two, the clients' and the administrators' */
+#define LISTENING_MAX 8 /* listening sockets: commd has two, for clients and for administrators */
 
 /*
- * By syscall() throughout: sanitizers put locks around the C library's functions, and another thread may have
- * held them when this process was made.
+ * All calls use syscall(). Sanitizers put locks around the functions of the C library, and another thread may
+ * have held them when this process was made.
  */
 
 static _Noreturn void process_end(void)
@@ -32,7 +32,8 @@ static void close_in_place(int fd)
     (void)syscall(SYS_close, fd);
 }
 
-/* Each close is a process's own: that it waits keeps nobody from closing the next one. */
+/* Each descriptor is closed by a process of its own, so that a close() that waits does not delay the next
+ * one. */
 static void close_apart(const struct fd_reaper_pipes *pipes, const struct fd_reaper_request *request,
                         fd_reaper_close_function *close)
 {
@@ -42,7 +43,7 @@ static void close_apart(const struct fd_reaper_pipes *pipes, const struct fd_rea
     }
     if (pid == 0) {
         (close != NULL ? close : close_in_place)(request->fd);
-    } /* else: no process is to be had; it stays open, and its slot is free again */
+    } /* else: no process can be made; the descriptor stays open, and its slot is free again */
     (void)!syscall(SYS_write, pipes->answers[1], &request->slot, sizeof request->slot);
     if (pid == 0) {
         process_end();
@@ -56,7 +57,7 @@ static int socket_option(int fd, int option)
     return syscall(SYS_getsockopt, fd, SOL_SOCKET, option, &value, &size) == 0 ? value : -1;
 }
 
-/* Whether it is done with. */
+/* Whether the descriptor needs no more work. False for a listening socket. */
 static bool release_fd(int fd)
 {
     int domain = socket_option(fd, SO_DOMAIN);
@@ -80,9 +81,9 @@ static bool release_fd(int fd)
 }
 
 /*
- * commd is gone, and its table is shared with processes that may wait for ever: nobody is to take its sockets
- * for alive, and those of the network are for the next commd. One that listens may be systemd's as well, and
- * is not shut down; to close it may have to wait, so that comes last, each in a process of its own.
+ * commd is gone, and its table is shared with processes that may wait for ever. No client may take its
+ * sockets for alive, and the next commd needs the network sockets' ports. A listening socket may be systemd's
+ * as well, so it is not shut down. Closing it may wait, so that comes last, in a process each.
  */
 static void release_table(void)
 {
@@ -110,7 +111,7 @@ static void release_table(void)
 _Noreturn void fd_reaper_process(const struct fd_reaper_pipes *pipes, fd_reaper_close_function *close)
 {
     struct sigaction ignore = {.sa_handler = SIG_IGN};
-    (void)sigaction(SIGCHLD, &ignore, NULL); /* nobody waits for them */
+    (void)sigaction(SIGCHLD, &ignore, NULL); /* nobody waits for the child processes */
     (void)syscall(SYS_prctl, PR_SET_NAME, "commd-fd_reaper", 0, 0, 0);
     for (;;) {
         struct pollfd wait[] = {{.fd = pipes->requests[0], .events = POLLIN},

@@ -5,14 +5,14 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* A word that a stream of the client's writes: reached once it is `value` or, in the order of signed
- * differences, above. It may hold anything. */
+/* A word that a stream of the client writes. The fence is reached once the word is `value` or above, compared
+ * by signed difference. The word may hold anything before. */
 struct fence {
     const _Atomic uint64_t *word;
     uint64_t value;
 };
 
-/* Whether all of them are reached. What the streams wrote before is seen afterwards. */
+/* Whether all fences are reached. If so, the caller sees what the streams wrote before. */
 static inline bool fences_are_reached(const struct fence *fences, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {

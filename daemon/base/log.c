@@ -57,8 +57,8 @@ void log_set_sink(log_sink *sink, void *context)
     log_sink_context = context;
 }
 
-/* systemd.exec(5): JOURNAL_STREAM is "device:inode" of the stream to the journal; a redirected stderr is
- * another. */
+/* systemd.exec(5): JOURNAL_STREAM is the "device:inode" of the stream to the journal. A redirected stderr has
+ * another one. */
 static void log_find_journal(void)
 {
     const char *stream = getenv("JOURNAL_STREAM");
@@ -72,8 +72,8 @@ static void log_find_journal(void)
 }
 
 /*
- * Length of the well-formed UTF-8 sequence (RFC 3629: no overlong form, surrogate, or code beyond U+10FFFF)
- * of two or more bytes at `text`, which is terminated; 0 when there is none.
+ * Returns the length of the well-formed UTF-8 sequence of two or more bytes at `text`, which is terminated; 0
+ * when there is none. RFC 3629: no overlong form, surrogate, or code beyond U+10FFFF.
  */
 static size_t log_utf8_length(const uint8_t *text)
 {
@@ -106,8 +106,8 @@ static size_t log_utf8_length(const uint8_t *text)
 }
 
 /*
- * Writes the next character of *text to piece, escaped where it must be, advances *text over it, and returns
- * the bytes written, at most 4. C1 controls (U+0080 to U+009F) steer terminals as the C0 ones do: escaped
+ * Writes the next character of *text to piece, escaped if needed, and moves *text past it. Returns the bytes
+ * written, at most 4. C1 controls (U+0080 to U+009F) control terminals as C0 ones do, so they are escaped,
  * too.
  */
 static size_t log_escape_next(const uint8_t **text, char piece[5])
@@ -132,7 +132,7 @@ static size_t log_escape_next(const uint8_t **text, char piece[5])
     return (size_t)snprintf(piece, 5, "\\x%02x", (unsigned)at[0]);
 }
 
-/* Appends text, escaped, to out, terminated, leaving no more than capacity bytes with the terminator. */
+/* Appends text to out, escaped and terminated. Uses at most capacity bytes, terminator included. */
 static size_t log_append_escaped(char *out, size_t length, size_t capacity, const char *text, bool cut)
 {
     const uint8_t *at = (const uint8_t *)text;
@@ -173,7 +173,7 @@ static size_t log_put_prefix(char *out, size_t capacity, enum log_level level)
     return (size_t)length;
 }
 
-/* Where there is no thread to write: a line that standard error does not take is lost. */
+/* Used if there is no writer thread. A line that standard error does not take is lost. */
 static void log_write(const char *line, size_t size)
 {
     ssize_t written;
@@ -182,8 +182,8 @@ static void log_write(const char *line, size_t size)
     } while (written < 0 && errno == EINTR);
 }
 
-/* The message after the prefix, escaped and terminated, in `line` of LOG_LINE_MAX_BYTES; returns its length.
- */
+/* Writes the message after the prefix, escaped and terminated, in `line` of LOG_LINE_MAX_BYTES. Returns its
+ * length. */
 __attribute__((format(printf, 3, 0))) static size_t log_format(char *line, size_t prefix_bytes,
                                                                const char *format, va_list arguments)
 {
@@ -243,7 +243,7 @@ bool log_limit_pass(struct log_limit *limit, uint64_t now_ns, uint64_t *suppress
         }
     }
     if (limit->used == 0) {
-        limit->refilled_ns = now_ns; /* a full bucket: the next refill counts from its first use */
+        limit->refilled_ns = now_ns; /* a full bucket: the refill interval starts at its first use */
     }
     bool pass = limit->used < limit->burst;
     if (suppressed != NULL) {

@@ -17,12 +17,12 @@
 enum writer_state {
     WRITER_ABSENT,
     WRITER_RUNS,
-    WRITER_ENDS, /* it writes what is queued, and ends */
-    WRITER_STUCK /* nobody waits for it any more */
+    WRITER_ENDS, /* the thread writes what is queued, then ends */
+    WRITER_STUCK /* log_writer_stop no longer waits for it */
 };
 
 static struct {
-    pthread_mutex_t lock; /* held for a copy of a line at most, never over a write */
+    pthread_mutex_t lock; /* held while a line is copied, never during a write */
     pthread_cond_t filled;
     pthread_cond_t ended;
     enum writer_state state;
@@ -35,12 +35,12 @@ static struct {
 /* Before each line of the queue. */
 struct line_header {
     uint32_t size_bytes;
-    uint64_t reports; /* how many lost lines it tells of */
+    uint64_t reports; /* how many lost lines this line reports; 0: an ordinary line */
 };
 
 static atomic_uint_fast64_t lines_lost;
 
-/* --- The queue, with the lock --- */
+/* --- The queue; the caller holds the lock --- */
 
 static void queue_copy_in(const void *bytes, size_t size)
 {
@@ -62,7 +62,7 @@ static void queue_copy_out(void *bytes, size_t size)
 
 static void queue_lose(const struct line_header *header)
 {
-    if (header->reports != 0) { /* a report is no line that anybody logged: told again */
+    if (header->reports != 0) { /* a report was lost: its count is reported again */
         writer.lost_unreported += header->reports;
     } else {
         writer.lost_unreported++;
@@ -80,7 +80,7 @@ static bool queue_put(const char *line, const struct line_header *header)
     return true;
 }
 
-/* The report comes where the lines are missing. */
+/* Queues the report at the place of the missing lines. Returns false if the queue has no room. */
 static bool queue_put_report(void)
 {
     char line[LOG_LINE_MAX_BYTES];
@@ -120,7 +120,7 @@ uint64_t log_lines_lost(void)
 
 /* --- The thread --- */
 
-/* False: standard error takes nothing (closed, its reader gone, its disk full). */
+/* Returns false if standard error takes nothing (closed, its reader gone, its disk full). */
 static bool write_line(const char *line, size_t size)
 {
     while (size > 0) {
@@ -143,11 +143,11 @@ static void *writer_run(void *context)
     char line[LOG_LINE_MAX_BYTES];
     const struct sched_param none = {0};
     (void)context;
-    (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &none); /* nobody stands back for a log line */
+    (void)pthread_setschedparam(pthread_self(), SCHED_BATCH, &none); /* no thread waits for a log line */
     pthread_mutex_lock(&writer.lock);
     for (;;) {
-        /* After lines that standard error refused, the report waits for the next line: it would be refused.
-         */
+        /* If standard error has refused lines, it would refuse a report as well. So the report waits for the
+         * next line. */
         while (writer.count_bytes == 0 && writer.state == WRITER_RUNS) {
             pthread_cond_wait(&writer.filled, &writer.lock);
         }

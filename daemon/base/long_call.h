@@ -5,14 +5,14 @@
 #include <stdint.h>
 
 /*
- * Calls that may take seconds and cannot be cut into pieces, such as pinning gigabytes: whoever watches this
- * process is shown that it is in one, and does not take it for stopped. Few and rare ones: a process that is
- * stopped in one is noticed late.
+ * Marks calls that may take seconds and cannot be cut into pieces, such as pinning gigabytes. A process that
+ * watches commd then sees that commd is in such a call, and does not take it for stopped. Use this for few
+ * and rare calls: if commd really stops during one, that is noticed late.
  *
  * Any thread. Calls may nest.
  */
 
-/* Where their number is shown from now on; null: nowhere, as at first. */
+/* Sets the word that shows the number of calls under way. Null, the initial value, shows it nowhere. */
 void long_call_show(_Atomic uint32_t *place);
 void long_call_begin(void);
 void long_call_end(void);

@@ -17,9 +17,9 @@
 #include "daemon/base/timer_heap.h"
 
 /*
- * libevent waits and dispatches; timers are kept here. libevent's own would be armed relative to a cached
- * time, in microseconds, in no stated order among equals, and with a system call a turn. One timerfd,
- * absolute and in nanoseconds, stands for the earliest of ours.
+ * libevent waits and dispatches; this file keeps the timers. libevent's own timers would be set relative to a
+ * cached time, in microseconds, with no defined order among equal deadlines, and with a system call per turn.
+ * Here one timerfd, absolute and in nanoseconds, stands for the earliest timer.
  */
 
 struct loop_watch {
@@ -33,7 +33,7 @@ struct loop_watch {
 };
 
 struct loop_timer {
-    struct timer_node node; /* first: a node's address is its timer's */
+    struct timer_node node; /* first member: the node's address is also the timer's */
     LIST_ENTRY(loop_timer) entry;
     struct loop *loop;
     loop_timer_function *function;
@@ -54,9 +54,9 @@ struct loop {
     LIST_HEAD(, loop_timer) timers;
     LIST_HEAD(, loop_signal_watch) signals;
 
-    struct timer_heap heap; /* the armed timers; room for all of them */
+    struct timer_heap heap; /* the armed timers; has room for all timers */
     size_t timer_count;
-    uint64_t timer_pass_ns; /* the last pass over the timers */
+    uint64_t timer_pass_ns; /* time of the last pass over the timers */
     int timer_fd;
     struct event timer_event;
     uint64_t programmed_ns; /* when timer_fd fires; TIME_NEVER when not armed */
@@ -71,7 +71,8 @@ uint64_t loop_now_ns(void)
 
 /* --- construction --- */
 
-/* Below an error, libevent says nothing that the failing call does not return: it is for whoever debugs. */
+/* Only errors are logged as such. The rest of what libevent says is also returned by the failing call, so it
+ * goes to the debug log. */
 static void loop_log_libevent(int severity, const char *message)
 {
     log_line(severity == EVENT_LOG_ERR ? LOG_LEVEL_ERROR : LOG_LEVEL_DEBUG, "libevent: %s", message);
@@ -251,7 +252,7 @@ void loop_watch_free(struct loop_watch *watch)
         return;
     }
     if (watch->events != 0) {
-        event_del(&watch->event); /* takes it from libevent's list of ready events, too */
+        event_del(&watch->event); /* also removes it from libevent's list of ready events */
     }
     LIST_REMOVE(watch, entry);
     free(watch);
@@ -310,7 +311,7 @@ void loop_timer_set(struct loop_timer *timer, uint64_t deadline_ns)
         timer_heap_remove(&loop->heap, &timer->node);
         return;
     }
-    /* Not before the last pass: a timer that always asks for the past comes after the others that are due. */
+    /* Not before the last pass: a timer that always asks for a past time fires after the other due ones. */
     uint64_t from_ns = deadline_ns > loop->timer_pass_ns ? deadline_ns : loop->timer_pass_ns;
     timer_heap_set(&loop->heap, &timer->node, from_ns);
 }
@@ -326,8 +327,7 @@ void loop_timer_free(struct loop_timer *timer)
     free(timer);
 }
 
-/* Fires what is due, but not what is set meanwhile: that waits for the next turn, so that I/O has its share.
- */
+/* Fires the timers that are due. Timers set meanwhile wait for the next turn, so that I/O gets its share. */
 static void loop_run_timers(struct loop *loop)
 {
     uint64_t set_before = loop->heap.set_number;
@@ -353,7 +353,7 @@ static void loop_program(struct loop *loop, uint64_t deadline_ns)
         at.it_value.tv_sec = (time_t)(deadline_ns / TIME_S);
         at.it_value.tv_nsec = (long)(deadline_ns % TIME_S);
         if (deadline_ns == 0) {
-            at.it_value.tv_nsec = 1; /* zero would disarm */
+            at.it_value.tv_nsec = 1; /* zero would disarm the timerfd */
         }
     }
     if (timerfd_settime(loop->timer_fd, TFD_TIMER_ABSTIME, &at, NULL) != 0) {
@@ -379,7 +379,7 @@ enum status loop_run_once(struct loop *loop, uint64_t timeout_ms, struct error *
     }
     int flags = EVLOOP_ONCE;
     if (deadline_ns != TIME_NEVER && deadline_ns <= loop_now_ns()) {
-        flags = EVLOOP_ONCE | EVLOOP_NONBLOCK; /* NONBLOCK alone goes on for as long as anything is ready */
+        flags = EVLOOP_ONCE | EVLOOP_NONBLOCK; /* NONBLOCK alone continues while anything is ready */
     } else {
         loop_program(loop, deadline_ns);
     }

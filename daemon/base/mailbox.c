@@ -38,8 +38,8 @@ bool mailbox_is_empty(const struct mailbox *mailbox)
     return atomic_load_explicit(&mailbox->newest, memory_order_acquire) == NULL;
 }
 
-/* Put publishes, then looks whether the owner sleeps; this says so, then looks: one of the two sees the
- * other. */
+/* mailbox_put publishes the mail, then checks whether the owner sleeps. mailbox_sleep marks the owner asleep,
+ * then checks for mails. So one of the two always sees the other. */
 bool mailbox_sleep(struct mailbox *mailbox)
 {
     atomic_store(&mailbox->asleep, true);

@@ -6,9 +6,9 @@
 #include <stdint.h>
 
 /*
- * Work that one thread hands to another. A mail lives in its sender's memory, so putting one never fails; it
- * is the mailbox's until `deliver` is called, on the owner's thread, which may put it again or free it. Mails
- * of one sender are delivered in the order put.
+ * Work that one thread hands to another. A mail lives in its sender's memory, so putting one never fails. It
+ * belongs to the mailbox until `deliver` is called on the owner's thread. `deliver` may put the mail again or
+ * free it. Mails of one sender are delivered in the order in which they were put.
  */
 struct mail {
     struct mail *next;
@@ -19,7 +19,7 @@ struct mail {
 struct mailbox {
     _Atomic(struct mail *) newest;
     atomic_bool asleep;
-    /* Called by a sender, on its thread, when the owner sleeps; null: the owner looks by itself. */
+    /* Called on the sender's thread when the owner sleeps. Null: the owner polls the mailbox. */
     void (*wake)(void *context);
     void *wake_context;
 };
@@ -27,10 +27,12 @@ struct mailbox {
 /* Any thread. */
 void mailbox_put(struct mailbox *mailbox, struct mail *mail);
 
-/* The owner's thread, as what follows. Delivers what is there; returns whether there was anything. */
+/* This and the calls below: the owner's thread. Delivers all mails that are there; returns whether there were
+ * any. */
 bool mailbox_run(struct mailbox *mailbox, uint64_t now_ns);
 bool mailbox_is_empty(const struct mailbox *mailbox);
-/* Before waiting: from now on senders call `wake`. False when there is a mail already: do not wait. */
+/* Call it before waiting: from now on senders call `wake`. Returns false if there is a mail already; the
+ * owner must not wait then. */
 bool mailbox_sleep(struct mailbox *mailbox);
 
 #endif

@@ -7,28 +7,29 @@
 #include "daemon/base/time.h"
 
 /*
- * How often to look at what nobody tells of: whether a GPU is done, whether a stream has written its word. At
- * once for a while, then with pauses of a part of the time waited.
+ * How often to poll what sends no notification: whether a GPU is done, or whether a stream has written its
+ * word. The caller polls without a pause for PACER_AT_ONCE_NS. Then it pauses between polls for 1/PACER_SHARE
+ * of the time waited so far, at most PACER_MAX_NS.
  */
 #define PACER_AT_ONCE_NS 1000000ull
 #define PACER_SHARE 64
 #define PACER_MAX_NS 200000ull
 
 struct pacer {
-    bool waits;    /* something was looked at in vain */
-    bool advanced; /* something got further */
+    bool waits;    /* something is not done yet */
+    bool advanced; /* something has made progress */
     uint64_t since_ns;
-    uint64_t next_ns; /* when to look again; TIME_NEVER: nothing waits, or at once */
+    uint64_t next_ns; /* when to poll again; TIME_NEVER: nothing waits, or at once */
 };
 
-/* Before a look. */
+/* Call it before a poll. */
 static inline void pacer_begin(struct pacer *pacer)
 {
     pacer->waits = false;
     pacer->advanced = false;
 }
 
-/* After it. Returns whether to look again at once. */
+/* Call it after a poll. Returns whether to poll again at once. */
 static inline bool pacer_end(struct pacer *pacer, uint64_t now_ns)
 {
     pacer->next_ns = TIME_NEVER;

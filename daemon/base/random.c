@@ -40,8 +40,8 @@ uint64_t random_u64(struct random *random)
 }
 
 /*
- * Lemire, "Fast random integer generation in an interval", 2019: the high half of a product is uniform once
- * the 2^64 mod limit smallest low halves are refused.
+ * Lemire, "Fast random integer generation in an interval", 2019: the high half of a product is uniform if the
+ * (2^64 mod limit) smallest low halves are rejected.
  */
 uint64_t random_below(struct random *random, uint64_t limit)
 {

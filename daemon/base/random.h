@@ -9,7 +9,7 @@
 /*
  * A seeded generator for simulations and jitter: xoshiro256** (Blackman and Vigna, "Scrambled linear
  * pseudorandom number generators", 2021), its state filled by splitmix64. The same seed gives the same
- * numbers on every machine. Not for secrets: random_secure is. One thread at a time.
+ * numbers on every machine. Not for secrets: use random_secure. One thread at a time.
  */
 struct random {
     uint64_t state[4];

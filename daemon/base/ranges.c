@@ -15,7 +15,7 @@ static uint32_t ranges_index(const struct ranges *set, uint64_t number)
 {
     uint32_t low = 0, high = set->count;
     if (high == 0 || range_end(&set->items[high - 1]) <= number) {
-        return high; /* most look-ups */
+        return high; /* the case of most look-ups */
     }
     while (low < high) {
         uint32_t middle = low + (high - low) / 2;
@@ -78,7 +78,7 @@ static bool ranges_are_one(const struct range *low, const struct range *high)
     return range_end(low) == high->first && low->code == high->code && high->count <= UINT32_MAX - low->count;
 }
 
-/* A range between the set's, of which the set has no number, becomes part of a neighbour if it can. */
+/* Merges a range, of which the set has no number, into a neighbour if it can. */
 static bool ranges_extend(struct ranges *set, uint32_t index, const struct range *range)
 {
     struct range *low = index > 0 ? &set->items[index - 1] : NULL;
@@ -107,7 +107,7 @@ static bool ranges_insert(struct ranges *set, const struct range *range, uint32_
     }
     if (set->count == max_ranges) {
         if (index == 0) {
-            return true; /* the lowest is forgotten, and that is this one */
+            return true; /* the set forgets its lowest range, which is this one */
         }
         ranges_remove(set, 0, 1);
         index--;

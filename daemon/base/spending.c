@@ -8,7 +8,7 @@ static void share_end(struct spending_share *share, double ns_per_byte)
     budget_close(share->account);
 }
 
-/* What was spent until that time. */
+/* Charges what was spent until that time. */
 static void shares_settle(struct spending_shares *shares, uint64_t now_ns)
 {
     double ns_per_byte = (double)(now_ns - shares->since_ns) / (double)shares->bytes;

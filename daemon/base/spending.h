@@ -6,8 +6,9 @@
 #include "daemon/base/budget.h"
 
 /*
- * Whose processor time a thread spends, where users take turns (daemon/base/fair.h). The clock is looked at
- * when the account changes, not for each turn. Zero at first; without a clock nothing is charged. One thread.
+ * Charges a thread's processor time to accounts, for threads on which users take turns (daemon/base/fair.h).
+ * The clock is read when the account changes, not at each turn. Zero at first; without a clock nothing is
+ * charged. One thread.
  */
 struct spending {
     uint64_t (*clock)(void); /* ns */
@@ -15,7 +16,7 @@ struct spending {
     uint64_t since_ns;
 };
 
-/* The turn of that account begins; null: nobody's, so the one before is over. */
+/* The turn of that account begins, and the one before ends. Null: no account has this turn. */
 static inline void spending_turn(struct spending *spending, struct budget_account *account)
 {
     if (spending->clock == 0 || account == spending->account) {
@@ -32,10 +33,10 @@ static inline void spending_turn(struct spending *spending, struct budget_accoun
 }
 
 /*
- * Processor time of one event that bytes of several accounts are part of: packets that came together, and
- * those that go in answer. Each account is charged in proportion to its bytes. The clock is looked at once,
- * at the end, and not at all where every byte is nobody's. Beyond SPENDING_SHARES_MAX accounts an event
- * counts as two. Zero at first; without a clock nothing is charged. One thread.
+ * Charges the processor time of one event that carries bytes of several accounts: packets that came together,
+ * and the packets that answer them. Each account is charged in proportion to its bytes. The clock is read
+ * once, at the end, and not at all if no byte belongs to an account. An event with more than
+ * SPENDING_SHARES_MAX accounts counts as two. Zero at first; without a clock nothing is charged. One thread.
  */
 #define SPENDING_SHARES_MAX 16u
 
@@ -48,11 +49,12 @@ struct spending_shares {
     uint64_t (*clock)(void); /* ns */
     struct spending_share shares[SPENDING_SHARES_MAX];
     uint32_t count;
-    uint64_t bytes; /* of all, and of nobody */
+    uint64_t bytes; /* of all accounts, and those that belong to none */
     uint64_t since_ns;
 };
 
-/* Bytes of that account; null: nobody's. now_ns: when the event began, by the same clock. */
+/* The event carries these bytes of that account; null: of no account. now_ns: when the event began, by the
+ * same clock. */
 void spending_share(struct spending_shares *shares, struct budget_account *account, uint64_t bytes,
                     uint64_t now_ns);
 /* The event is over. */

@@ -2,13 +2,13 @@
 #define DAEMON_BASE_TABLE_H
 
 /*
- * uthash, the only way to include it: by default it ends the process when there is no memory for a table.
- * Here a HASH_ADD that failed leaves the entry out; who adds asks table_has.
+ * Every file includes uthash through this header. By default uthash ends the process when there is no memory
+ * for a table. Here a HASH_ADD that fails leaves the entry out; the caller checks with table_has.
  */
 #define HASH_NONFATAL_OOM 1
 #include <uthash.h>
 
-/* After HASH_ADD of `entry`, which was zero before, with its handle hh. */
+/* Whether HASH_ADD has added `entry` with its handle hh. The entry was zero before. */
 #define table_has(entry, hh) ((entry)->hh.tbl != NULL)
 
 #endif

@@ -17,7 +17,7 @@ static void timer_heap_place(struct timer_heap *heap, size_t index, struct timer
     node->index = index;
 }
 
-/* Puts node where it belongs, starting from the free place `index`. */
+/* Moves node from the free place `index` to where it belongs. */
 static void timer_heap_sift(struct timer_heap *heap, size_t index, struct timer_node *node)
 {
     while (index > 0 && timer_node_before(node, heap->nodes[(index - 1) / 2])) {

@@ -6,9 +6,9 @@
 #include <stdint.h>
 
 /*
- * Which timer is next: a binary heap of nodes that live in their owners, by deadline, and among equal
- * deadlines in the order in which they were set. Every operation is O(log n); only timer_heap_reserve
- * allocates. One thread at a time.
+ * A binary heap that finds the next timer. Its nodes are embedded in their owners' structs. They are ordered
+ * by deadline; nodes with equal deadlines keep the order in which they were set. Every operation is O(log n);
+ * only timer_heap_reserve allocates. One thread at a time.
  */
 #define TIMER_NODE_DISARMED SIZE_MAX
 
@@ -18,21 +18,21 @@ struct timer_node {
     size_t index; /* in the heap; TIMER_NODE_DISARMED at first and when not in it */
 };
 
-/* All zero is an empty heap; timer_heap_free releases what it owns, which are not the nodes. */
+/* All zero is an empty heap. timer_heap_free frees the array, not the nodes. */
 struct timer_heap {
     struct timer_node **nodes;
     size_t count;
     size_t capacity;
-    uint64_t set_number; /* of the next that is set */
+    uint64_t set_number; /* of the next node that is set */
 };
 
-/* Makes room for `count` nodes, so that setting as many never fails. False when out of memory. */
+/* Makes room for `count` nodes, so that setting that many never fails. Returns false when out of memory. */
 bool timer_heap_reserve(struct timer_heap *heap, size_t count) __attribute__((warn_unused_result));
 
-/* Puts node into the heap, or moves it, with this deadline. There must be room. */
+/* Puts node into the heap, or moves it, with this deadline. The heap must have room. */
 void timer_heap_set(struct timer_heap *heap, struct timer_node *node, uint64_t deadline_ns);
 
-/* Takes node out; does nothing when it is not in the heap. */
+/* Takes node out; does nothing if it is not in the heap. */
 void timer_heap_remove(struct timer_heap *heap, struct timer_node *node);
 
 /* The node that is next, or null. */

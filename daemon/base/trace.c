@@ -6,14 +6,14 @@
 
 #include "daemon/base/loop.h"
 
-/* stamp: the record's number and one; 0 while it is written. */
+/* stamp: the record's number plus one; 0 while the record is being written. */
 struct slot {
     _Atomic uint64_t stamp;
     _Atomic uint64_t words[TRACE_RECORD_WORDS];
 };
 
 _Atomic unsigned trace_areas;
-static struct slot *_Atomic slots; /* TRACE_RECORDS_MAX, once a trace began; kept until the process ends */
+static struct slot *_Atomic slots; /* TRACE_RECORDS_MAX; from the first trace until the process ends */
 static _Atomic uint64_t record_count;
 static struct trace_comm_name comm_names[TRACE_COMMS_MAX];
 static uint64_t comm_name_count;
@@ -46,7 +46,8 @@ void trace_write(enum trace_event event, uint64_t comm_id, uint64_t seq, uint32_
     memcpy(words, &record, sizeof words);
     uint64_t number = atomic_fetch_add_explicit(&record_count, 1, memory_order_relaxed);
     struct slot *slot = &atomic_load_explicit(&slots, memory_order_relaxed)[number % TRACE_RECORDS_MAX];
-    /* Acquire keeps the words behind it, as a reader that meets a 0, or two different stamps, has to know. */
+    /* Acquire keeps the writes of the words after it. A reader that sees new words then sees a 0 or a
+     * different stamp. */
     (void)atomic_exchange_explicit(&slot->stamp, 0, memory_order_acquire);
     for (int i = 0; i < TRACE_RECORD_WORDS; i++) {
         atomic_store_explicit(&slot->words[i], words[i], memory_order_relaxed);
@@ -69,7 +70,7 @@ static bool read_slot(struct slot *slot, uint64_t number, struct trace_record *o
         words[i] = atomic_load_explicit(&slot->words[i], memory_order_relaxed);
     }
     memcpy(out, words, sizeof words);
-    /* To add nothing, with release, keeps the loads of the words before it. */
+    /* Adding zero with release keeps the loads of the words before it. */
     return atomic_fetch_add_explicit(&slot->stamp, 0, memory_order_acq_rel) == number + 1;
 }
 

@@ -10,13 +10,13 @@
 
 /*
  * The trace: what happened to operations lately, in one ring of records for the whole process. Any thread
- * records; who reads takes no lock and stops nobody. Off, a point is a probe's nop and a branch on
- * trace_areas.
+ * records. A reader takes no lock and stops no other thread. While the trace is off, a trace point costs a
+ * probe's nop and a branch on trace_areas.
  *
  * trace_op_taken(comm_id, seq, kind, row, slice, value), and likewise for every event of TRACE_EVENTS.
  */
-#define TRACE_RECORDS_MAX (1u << 18) /* 16 MiB, from the first trace_begin on; beyond, the oldest goes */
-#define TRACE_COMMS_MAX 1024u        /* communicators whose names are known; beyond, the oldest goes */
+#define TRACE_RECORDS_MAX (1u << 18) /* 16 MiB from the first trace_begin on; overwrites the oldest */
+#define TRACE_COMMS_MAX 1024u        /* communicators whose names are known; then the oldest is replaced */
 
 /* What is recorded now: TRACE_AREA_*. */
 extern _Atomic unsigned trace_areas;
@@ -37,20 +37,22 @@ void trace_write(enum trace_event event, uint64_t comm_id, uint64_t seq, uint32_
 TRACE_EVENTS(TRACE_POINT)
 #undef TRACE_POINT
 
-/* From now on these areas are recorded; 0: none. What was recorded stays to be read. NO_MEMORY. */
+/* Records these areas from now on; 0: none. Earlier records stay readable. NO_MEMORY. */
 enum status trace_begin(unsigned areas, struct error *error) COMM_MUST_USE;
 
 /* The number of the next record; the first one's is 0. */
 uint64_t trace_end(void);
 /*
- * Copies records from number *next on and below `end`, at most max of them, and moves *next behind the last.
- * Returns how many: fewer than it moved where records were overwritten meanwhile, or are being written.
+ * Copies records from number *next on and below `end`, at most max of them, and moves *next past the last.
+ * Returns how many were copied. That is fewer than *next moved if records were overwritten meanwhile, or are
+ * being written.
  */
 size_t trace_read(uint64_t *next, uint64_t end, struct trace_record *out, size_t max);
 
-/* A communicator has formed: its records are shown by this name, and to that user. The main thread alone. */
+/* Call it when a communicator has formed: its records are shown under this name, and to that user. Only the
+ * main thread. */
 void trace_comm(uint64_t comm_id, uid_t owner_uid, const char *name);
-/* Null: it is not known (any more). */
+/* Returns null if the communicator is not known (any more). */
 struct trace_comm_name {
     uint64_t comm_id;
     uid_t owner_uid;

@@ -21,7 +21,7 @@ void turn_queue(struct turns *turns, struct turn *turn)
 static void line_leave(struct turns *turns, struct turn_line *line)
 {
     line->queued = false;
-    line->left_ns = line->left_ns < 0 ? line->left_ns : 0; /* nobody saves time up */
+    line->left_ns = line->left_ns < 0 ? line->left_ns : 0; /* unused time is not saved up */
     DL_DELETE(turns->lines, line);
 }
 
@@ -38,7 +38,7 @@ void turn_cancel(struct turns *turns, struct turn *turn)
     }
 }
 
-/* Some pieces of one line, until it is time to look at the clock. Returns whether any did something. */
+/* Does some pieces of one line, until it is time to read the clock. Returns whether any did something. */
 static bool line_serve(struct turn_line *line, uint64_t now_ns)
 {
     bool any = false;
@@ -66,7 +66,7 @@ bool turns_serve(struct turns *turns, uint64_t now_ns)
             line->left_ns += TURNS_QUANTUM_NS;
         }
         while (line->left_ns > 0 && line->turns != NULL && last_ns - now_ns < TURNS_SERVE_NS) {
-            turns->served = line; /* stays, whatever its pieces cancel */
+            turns->served = line; /* the line stays queued even if its pieces cancel all its turns */
             bool did = line_serve(line, last_ns);
             turns->served = NULL;
             if (did) {
@@ -79,7 +79,7 @@ bool turns_serve(struct turns *turns, uint64_t now_ns)
         }
         if (line->turns == NULL) {
             line_leave(turns, line);
-        } else if (line->left_ns <= 0) { /* the next one's round */
+        } else if (line->left_ns <= 0) { /* the next line's turn */
             DL_DELETE(turns->lines, line);
             DL_APPEND(turns->lines, line);
         }

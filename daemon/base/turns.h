@@ -5,17 +5,19 @@
 #include <stdint.h>
 
 /*
- * Who gets the loop's time: deficit round robin over lines (Shreedhar and Varghese 1996), with time as the
- * cost. Each line stands for one account and holds turns, which are served one after the other, a piece of
- * work each. A line that has used up its quantum waits until every other line had its own. What a piece takes
- * beyond the quantum is made up for later, so the size of one piece does not matter in the long run.
+ * Divides the loop's time: deficit round robin over lines (Shreedhar and Varghese 1996), with time as the
+ * cost. Each line stands for one account and holds turns. They are served in order, one piece of work each. A
+ * line that has used up its quantum waits until every other line has had its own. If a piece takes longer
+ * than what is left of the quantum, the excess counts against the line's next quantum. So the size of one
+ * piece does not matter in the long run.
  *
- * A look at the clock costs about as much as a small piece: pieces are timed TURNS_PIECES_PER_LOOK at a time.
+ * Reading the clock costs about as much as a small piece, so it is read once per TURNS_PIECES_PER_LOOK
+ * pieces.
  *
- * Turns and lines are part of what their owners have, and are zero at first. One thread.
+ * Turns and lines are embedded in their owners' structs, and are zero at first. One thread.
  */
 #define TURNS_QUANTUM_NS 100000u /* of a line, each round */
-#define TURNS_SERVE_NS 500000u   /* of one turns_serve: then the network is looked at */
+#define TURNS_SERVE_NS 500000u   /* of one turns_serve: then the loop looks at the network */
 #define TURNS_PIECES_PER_LOOK 4u
 
 struct turn;
@@ -23,15 +25,15 @@ struct turn_line;
 
 enum turn_result {
     TURN_NOTHING, /* there was nothing to do */
-    TURN_DONE,    /* for now; the turn may be gone */
-    TURN_MORE     /* the same turn again, after the others of its line */
+    TURN_DONE,    /* done for now; the turn may be freed */
+    TURN_MORE     /* run the same turn again, after the others of its line */
 };
-/* Does one piece. now_ns may be some pieces old. */
+/* Does one piece of work. now_ns may be as old as some pieces take. */
 typedef enum turn_result turn_function(void *context, uint64_t now_ns);
 
 struct turn {
     struct turn *prev, *next;
-    struct turn_line *line; /* whose time it takes; stays while the turn is queued */
+    struct turn_line *line; /* the line that pays; stays while the turn is queued */
     turn_function *function;
     void *context;
     bool queued;
@@ -39,10 +41,10 @@ struct turn {
 
 struct turn_line {
     struct turn_line *prev, *next;
-    struct turn *turns; /* that are queued */
+    struct turn *turns; /* the queued ones */
     bool queued;
-    int64_t left_ns;   /* of its quantum; below 0: owed */
-    uint64_t spent_ns; /* ever */
+    int64_t left_ns;   /* of its quantum; negative: owed */
+    uint64_t spent_ns; /* since the line was made */
 };
 
 struct turns {
@@ -51,13 +53,13 @@ struct turns {
     uint64_t (*clock)(void); /* ns */
 };
 
-/* At the end of its line; nothing when it is queued already. */
+/* Queues the turn at the end of its line. Does nothing if it is queued already. */
 void turn_queue(struct turns *turns, struct turn *turn);
-/* Takes it out, if it is queued. */
+/* Takes the turn out if it is queued. */
 void turn_cancel(struct turns *turns, struct turn *turn);
 
-/* Serves for about TURNS_SERVE_NS at most, and less than TURNS_PIECES_PER_LOOK pieces more. Returns whether
- * any piece did something. */
+/* Serves for about TURNS_SERVE_NS, plus fewer than TURNS_PIECES_PER_LOOK pieces. Returns whether any piece
+ * did something. */
 bool turns_serve(struct turns *turns, uint64_t now_ns);
 static inline bool turns_wait(const struct turns *turns)
 {

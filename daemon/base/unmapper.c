@@ -24,7 +24,7 @@ struct unmapper {
     struct loop_watch *watch;
     pthread_mutex_t mutex;
     pthread_cond_t more;
-    /* With the mutex. */
+    /* Protected by the mutex. */
     bool stopping;
     struct unmapping_queue waiting, done;
 };

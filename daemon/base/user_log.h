@@ -4,9 +4,10 @@
 #include "daemon/base/log.h"
 
 /*
- * How many log lines users may cause: each a burst, then a line a second; all of them together likewise,
- * more. What is remembered of a user outlives all that the user holds: to connect anew gives no new burst.
- * USER_LOG_USERS are remembered; one more takes the place of whose last line is the oldest.
+ * How many log lines users may cause. Each user may cause a burst, then one line per second. All users
+ * together have larger limits of the same kind. A user's record outlives everything that the user holds, so
+ * connecting again gives no new burst. USER_LOG_USERS are remembered; a further user replaces the one whose
+ * last line is the oldest.
  *
  * All zero at first. One thread at a time.
  */
@@ -20,7 +21,7 @@ struct user_log {
     struct {
         uint32_t uid;
         uint64_t last_ns;       /* 0: free */
-        struct log_limit limit; /* its `dropped`: not told yet */
+        struct log_limit limit; /* its `dropped`: not reported yet */
     } users[USER_LOG_USERS];
 };
 

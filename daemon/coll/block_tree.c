@@ -5,10 +5,11 @@
 
 /*
  * Binomial trees of blocks, counted from the root: Thakur, Rabenseifner and Gropp, "Optimization of
- * Collective Communication Operations in MPICH", 2005. In round r of a gather a node whose number is an odd
- * multiple of 2^r has the blocks of the 2^r nodes from itself on, as far as there are nodes, and sends them
- * to the node 2^r before. A scatter is the same the other way round. A range of nodes counted from the root
- * is one of blocks around the circle: one transfer, or two where it passes the last node.
+ * Collective Communication Operations in MPICH", 2005. In round r of a gather, nodes whose number is an odd
+ * multiple of 2^r send. Such a node has the blocks of the 2^r nodes that begin with itself, as far as there
+ * are nodes. It sends them to the node 2^r before it. A scatter runs the other way round. A range of nodes
+ * counted from the root is a range of blocks around the circle: one transfer, or two if it passes the last
+ * node.
  */
 
 static uint32_t block_tree_round_count(const struct coll_call *call)
@@ -16,7 +17,7 @@ static uint32_t block_tree_round_count(const struct coll_call *call)
     return coll_doubling_rounds(call->node_count);
 }
 
-/* The round in which blocks go the way of `distance`; towards the root, or away from it. */
+/* The round in which blocks travel `distance` nodes, towards the root or away from it. */
 static void block_tree_step(const struct coll_call *call, uint32_t distance, bool to_root,
                             struct coll_round *out)
 {
@@ -50,8 +51,8 @@ static void block_tree_scatter_round(const struct coll_call *call, uint32_t roun
     block_tree_step(call, UINT32_C(1) << (block_tree_round_count(call) - 1 - round), false, out);
 }
 
-/* The root has a message in every round, and two in the one whose blocks pass the last node: those of a child
- * with node 0 inside its range, not at its beginning. */
+/* The root has a message in every round. It has two in the round whose blocks pass the last node: those of a
+ * child with node 0 inside its range, not at the start of the range. */
 static void block_tree_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
     double elements = coll_all_but_own(call);

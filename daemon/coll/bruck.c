@@ -7,15 +7,15 @@
  * Bruck, Ho, Kipnis, Upfal and Weathersby, "Efficient Algorithms for All-to-All Communications in Multiport
  * Message-Passing Systems", 1997.
  *
- * all_gather: in round r node i has the blocks of the 2^r nodes from itself on, around the circle, sends as
- * many as are wanted to node i - 2^r, and receives those that follow from i + 2^r. Blocks are where they
- * belong from the beginning: nothing is rotated.
+ * all_gather: in round r node i has the blocks of the 2^r nodes that begin with itself, around the circle. It
+ * sends as many as are needed to node i - 2^r, and receives the following ones from i + 2^r. Blocks lie at
+ * their final places from the beginning: nothing is rotated.
  *
- * all_to_all: a block for the node d further goes 2^r further in each round r whose bit is set in d, the
- * lowest first. On its way, with no bit of d behind it, it leaves from COLL_INPUT; with no bit before it, it
- * arrives in COLL_WORK; otherwise it lies in COLL_SCRATCH, in a place of its distance. Scratch counts
- * distances backwards, as the nodes that blocks come from, so that neighbours travel together all the way.
- * Nothing is packed, so that the messages of all rounds are about n, as in one round to all: what it saves is
+ * all_to_all: a block for the node at distance d travels 2^r nodes in each round r whose bit is set in d, the
+ * lowest bit first. In its first round it is sent from COLL_INPUT. In its last round it arrives in COLL_WORK.
+ * In between it lies in COLL_SCRATCH, at a place for its distance. Scratch counts distances backwards, like
+ * the nodes that blocks come from, so blocks that lie side by side travel together all the way. Nothing is
+ * packed. So the messages of all rounds are about n, as in one direct round to all. The algorithm saves
  * partners, of which there are ceil(log2 n), not messages.
  */
 
@@ -44,7 +44,7 @@ static void bruck_all_gather_round(const struct coll_call *call, uint32_t round,
     coll_add_circle(call, from, COLL_STORE, from, blocks, coll_receives(out));
 }
 
-/* The last node's blocks pass the end of the vector whenever they are two. */
+/* The blocks of the last node pass the end of the vector whenever it has at least two. */
 static void bruck_all_gather_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
     double elements = coll_all_but_own(call);
@@ -76,14 +76,16 @@ static uint64_t bruck_scratch_elements(const struct coll_call *call)
                : 0;
 }
 
-/* Odd multiples of the round's step below node_count: each begins a run of distances with its bit. */
+/*
+ * The number of odd multiples of `step` below node_count. Each begins a run of distances that have this bit.
+ */
 static uint32_t bruck_runs(const struct coll_call *call, uint32_t step)
 {
     return step < call->node_count ? (call->node_count - 1 - step) / (2 * step) + 1 : 0;
 }
 
-/* Per run one block out of the input, and the rest out of scratch, which in the first run may pass the end of
- * the vector where it arrives. */
+/* For each run: one block from the input, and the rest from scratch. In the first run the rest may pass the
+ * end of the vector where it arrives. */
 static uint32_t bruck_transfers_max(const struct coll_call *call)
 {
     uint32_t most = 1;
@@ -108,13 +110,13 @@ static void bruck_add(const struct coll_call *call, uint32_t node, enum coll_spa
     }
 }
 
-/* The scratch block where runs of distances that end before `end` begin. */
+/* The scratch block at which runs of distances that end before `end` begin. */
 static uint32_t bruck_scratch_block(const struct coll_call *call, uint32_t end)
 {
     return call->node_count - end;
 }
 
-/* What `self` sends in the round of `step`. */
+/* The transfers that `self` sends in the round of `step`. */
 static void bruck_sends(const struct coll_call *call, uint32_t self, uint32_t step, struct coll_round *out)
 {
     uint32_t nodes = call->node_count;
@@ -124,14 +126,14 @@ static void bruck_sends(const struct coll_call *call, uint32_t self, uint32_t st
         uint32_t rest = end - base - 1;
         bruck_add(call, to, COLL_INPUT, coll_node_after(call, self, base), 1, coll_sends(out));
         uint32_t scratch = bruck_scratch_block(call, end);
-        uint32_t first = coll_node_before(call, to, end - 1); /* the node that its first block is of */
+        uint32_t first = coll_node_before(call, to, end - 1); /* the node that sent its first block */
         uint32_t before_wrap = base == step && rest > nodes - first ? nodes - first : rest;
         bruck_add(call, to, COLL_SCRATCH, scratch, before_wrap, coll_sends(out));
         bruck_add(call, to, COLL_SCRATCH, scratch + before_wrap, rest - before_wrap, coll_sends(out));
     }
 }
 
-/* And what it receives: what the node `step` before sends. */
+/* The transfers that `self` receives: those that the node `step` before it sends. */
 static void bruck_receives(const struct coll_call *call, uint32_t self, uint32_t step, struct coll_round *out)
 {
     uint32_t nodes = call->node_count;
@@ -139,7 +141,7 @@ static void bruck_receives(const struct coll_call *call, uint32_t self, uint32_t
     for (uint32_t base = step; base < nodes; base += 2 * step) {
         uint32_t end = (uint32_t)coll_least(base + step, nodes);
         uint32_t rest = end - base - 1;
-        if (base > step) { /* not there yet */
+        if (base > step) { /* not at their destination yet */
             bruck_add(call, from, COLL_SCRATCH, bruck_scratch_block(call, base + 1), 1, coll_receives(out));
             bruck_add(call, from, COLL_SCRATCH, bruck_scratch_block(call, end), rest, coll_receives(out));
             continue;
@@ -173,7 +175,7 @@ static void bruck_all_to_all_estimate(const struct coll_call *call, struct coll_
         blocks += (runs - 1) * step + last_blocks;
         messages += runs;
         messages += step > 1 ? runs - (last_blocks == 1) : 0;
-        messages += first_blocks > 2; /* at node 1, all that can pass the end of the vector do */
+        messages += first_blocks > 2; /* at node 1, all blocks that can pass the end of the vector do */
     }
     double each = (double)call->count_elements / nodes;
     *out = (struct coll_estimate){.rounds = bruck_round_count(call),

@@ -4,10 +4,10 @@
 #include "daemon/coll/transfer.h"
 
 /*
- * From node to node in a line, for operations of many slices: while one slice is further on, the next ones
+ * Nodes pass the data along a line, for operations of many slices. While one slice travels on, the next ones
  * follow, and every link carries the bytes once ("pipeline" in Pjesivac-Grbovic and others, "Performance
- * Analysis of MPI Collective Operations", 2007). A broadcast begins at the root; a reduce ends there, folding
- * from the last node on; a scan runs from node 0 to the last.
+ * Analysis of MPI Collective Operations", 2007). A broadcast begins at the root. A reduce ends there, and
+ * folds from the last node on. A scan runs from node 0 to the last node.
  */
 
 static uint32_t chain_round_count(const struct coll_call *call)
@@ -15,7 +15,9 @@ static uint32_t chain_round_count(const struct coll_call *call)
     return call->node_count - 1;
 }
 
-/* The round in which position `at` of the line sends to the next; the line begins at node `first`. */
+/*
+ * The round in which position `at` of the line sends to the next position; the line begins at node `first`.
+ */
 static void chain_step(const struct coll_call *call, uint32_t first, uint32_t at, enum coll_action action,
                        struct coll_round *out)
 {

@@ -5,11 +5,11 @@
 #include "daemon/coll/transfer.h"
 
 /*
- * Everything straight to where it belongs, in one round of all pairs. In a reduce-scatter node i sends its
- * contribution of part j to node j, and folds part i: its own first, then those of i + 1, i + 2, ..., no
- * matter which arrive first. In an all-gather it sends its part to all; an all-reduce is one after the other.
- * All rounds send in the order i - 1, i - 2, ...: with everyone in step k, every node has one sender, the one
- * whose message it takes next.
+ * Each node sends everything directly to its destination, in one round of all pairs. In a reduce-scatter,
+ * node i sends its contribution to part j to node j, and folds part i: its own first, then those of i + 1, i
+ * + 2, ..., whatever order they arrive in. In an all-gather it sends its part to all. An all-reduce is a
+ * reduce-scatter, then an all-gather. All rounds send in the order i - 1, i - 2, ...: with all nodes in step
+ * k, every node has one sender, the one whose message it takes next.
  */
 
 static uint32_t direct_one_round(const struct coll_call *call)
@@ -27,7 +27,7 @@ static uint32_t direct_all_others(const struct coll_call *call)
     return call->node_count - 1;
 }
 
-/* With the root alone. */
+/* Between the root and the others only. */
 static uint32_t direct_rooted_transfers(const struct coll_call *call)
 {
     return call->node_index == call->root_node ? call->node_count - 1 : 1;
@@ -67,7 +67,7 @@ static void direct_all_reduce_round(const struct coll_call *call, uint32_t round
     direct_exchange(call, round == 0, out);
 }
 
-/* The root with each other node, whose block it is. */
+/* Transfers between the root and each other node, of that node's block. */
 static void direct_rooted(const struct coll_call *call, struct coll_side of_root, struct coll_side of_others)
 {
     uint32_t self = call->node_index;

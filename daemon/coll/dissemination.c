@@ -4,9 +4,9 @@
 #include "daemon/coll/transfer.h"
 
 /*
- * Hensgen, Finkel and Manber, "Two Algorithms for Barrier Synchronization", 1988: in round r node i tells
- * node i + 2^r, and hears from node i - 2^r. After round r it has heard, through others, of the 2^(r+1) - 1
- * nodes before it.
+ * Hensgen, Finkel and Manber, "Two Algorithms for Barrier Synchronization", 1988: in round r node i signals
+ * node i + 2^r, and waits for node i - 2^r. After round r it has, directly or through others, a signal of the
+ * 2^(r+1) - 1 nodes before it.
  */
 
 static uint32_t dissemination_round_count(const struct coll_call *call)

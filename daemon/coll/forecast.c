@@ -3,8 +3,8 @@
 #include "daemon/coll/slice.h"
 #include "proto/data_header.h"
 
-/* How often the lane's memory holds the slice's vector, for this kind of operation, on a node without a
- * buffer for all of it: see coll_stage_memory_elements. */
+/* How many times the lane's memory holds the slice's vector, for this kind of operation, on a node that has
+ * no buffer for the whole vector: see coll_stage_memory_elements. */
 static double lane_vectors(enum op_kind kind)
 {
     switch (kind) {
@@ -48,7 +48,7 @@ void coll_forecast(const struct coll_algorithm *algorithm, const struct coll_cho
     algorithm->estimate(&call, &slice);
     double lanes = slices < COLL_LANES ? (double)slices : COLL_LANES;
     double share =
-        slice_elements > 0 ? (double)elements / (double)slice_elements : 1; /* the last is smaller */
+        slice_elements > 0 ? (double)elements / (double)slice_elements : 1; /* the last slice is smaller */
     *out = (struct coll_forecast){
         .seconds = coll_predict(algorithm, choice, network),
         .slices = slices,

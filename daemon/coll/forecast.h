@@ -3,16 +3,16 @@
 
 #include "daemon/coll/registry.h"
 
-/* What an operation would cost by an algorithm, from its estimate of one slice: for `commctl algorithms` and
- * `commctl plan`. */
+/* What an operation would cost with an algorithm, from the algorithm's estimate of one slice. For `commctl
+ * algorithms` and `commctl plan`. */
 struct coll_forecast {
     double seconds; /* coll_predict */
     uint64_t slices;
-    uint64_t rounds;   /* of one slice */
-    double messages;   /* of the busiest node, all slices together */
-    double sent_bytes; /* headers and payload, likewise */
-    double
-        memory_bytes; /* of the daemon, beside the ranks' own buffers: lanes and what the algorithm wants */
+    uint64_t rounds;     /* of one slice */
+    double messages;     /* of the busiest node, all slices together */
+    double sent_bytes;   /* headers and payload; of the busiest node, all slices together */
+    double memory_bytes; /* of the daemon, without the ranks' own buffers: lanes, and the algorithm's scratch
+                            memory */
 };
 
 /* The algorithm must serve the choice (coll_serves). network: null for the default. Thread-safe. */

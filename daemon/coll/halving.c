@@ -5,27 +5,28 @@
 
 /*
  * Recursive halving: Rabenseifner, "Optimization of Collective Reduction Operations", 2004; Thakur,
- * Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005. The active
- * nodes whose numbers differ in one bit, the highest first, exchange the half of their range of parts that is
- * the other's, and fold what they keep; at the end each has its own part of the result. The parts are
- *   reduce_scatter  the blocks of the nodes that an active node stands for; the one that it stands for
- *                   besides itself then gets its block
- *   all_reduce      one of the vector for each active node; the way back (doubling) gathers them
- *   reduce          the same; then they are gathered to the root alone, which always is an active node
+ * Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005. In each step,
+ * active nodes whose numbers differ in one bit (the highest first) exchange half of their range of parts:
+ * each sends the half that the peer keeps, and folds the half that it keeps. At the end each has its own part
+ * of the result. The parts are
+ *   reduce_scatter  the blocks of the nodes that an active node represents. If it represents another node,
+ *                   that node then gets its block
+ *   all_reduce      one part of the vector for each active node; the way back (doubling) gathers the parts
+ *   reduce          the same, but the parts are gathered to the root alone, which always is active
  */
 
 #define NOBODY UINT32_MAX
 
 /* --- Steps --- */
 
-/* The node's number when it is active. */
+/* Whether the node is active; *number gets its number among the active nodes. */
 static bool halving_is_active(const struct coll_call *call, const struct coll_fold *fold, uint32_t *number)
 {
     *number = coll_fold_number(fold, call->node_index);
     return coll_fold_node(fold, *number) == call->node_index;
 }
 
-/* The range of the vector of `width` active nodes around `number`, which is aligned. */
+/* The range of the vector that belongs to the aligned group of `width` active nodes around `number`. */
 static void halving_range(const struct coll_call *call, const struct coll_fold *fold, uint32_t number,
                           uint32_t width, uint64_t *begin, uint64_t *end)
 {
@@ -48,7 +49,7 @@ static void halving_add(const struct coll_call *call, const struct coll_fold *fo
     coll_add_range(call, coll_fold_node(fold, other), action, begin, end, side);
 }
 
-/* Halving: ranges of 2 × width become ranges of width; doubling: the other way round. */
+/* Halving: ranges of 2 × width become ranges of width. Doubling: the other way round. */
 static void halving_step(const struct coll_call *call, const struct coll_fold *fold, uint32_t width,
                          bool doubles, struct coll_round *out)
 {
@@ -61,7 +62,7 @@ static void halving_step(const struct coll_call *call, const struct coll_fold *f
     }
 }
 
-/* As doubling, but only towards the root, along a binomial tree of the numbers' differing bits. */
+/* Like doubling, but only towards the root, along a binomial tree of the numbers' differing bits. */
 static void gathering_step(const struct coll_call *call, const struct coll_fold *fold, uint32_t width,
                            struct coll_round *out)
 {
@@ -145,8 +146,9 @@ static void scatter_gather_round(const struct coll_call *call, uint32_t round, s
 }
 
 /*
- * The root receives in every step, and what is folded into it; or, if it is not one of a pair, a node that is
- * receives more: its fold, and of the gathering what comes its way, the more the later it sends.
+ * The busiest node is the root, which receives in every step, and also the fold if it is one of a pair. If
+ * the root is not one of a pair, it can be another node. That node receives its fold and, of the gathering,
+ * the parts that pass it: the later it sends, the more.
  */
 static void scatter_gather_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
@@ -159,7 +161,7 @@ static void scatter_gather_estimate(const struct coll_call *call, struct coll_es
     double busy = 2 * halving + (root_is_paired ? elements : 0);
     uint32_t root = coll_fold_number(&fold, call->root_node);
     for (uint32_t width = fold.active / 2; width > 0; width /= 2) {
-        uint32_t lowest = (root & (width - 1)) | (~root & width); /* of those that send `width` parts */
+        uint32_t lowest = (root & (width - 1)) | (~root & width); /* of the nodes that send `width` parts */
         double other = halving + elements + elements * (width - 1) / parts;
         if (lowest < fold.pairs && other > busy) {
             busy = other;
@@ -198,7 +200,7 @@ static void halving_round(const struct coll_call *call, uint32_t round, struct c
     }
 }
 
-/* Ranges of `width` active nodes are the longest among the first, who stand for two nodes each. */
+/* The ranges of the first `width` active nodes are the longest, because these represent two nodes each. */
 static void halving_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
     struct coll_fold fold = coll_fold_of(call, NOBODY);

@@ -4,8 +4,8 @@
 #include "daemon/coll/transfer.h"
 
 /*
- * Hillis and Steele, "Data Parallel Algorithms", 1986: in round r node i sends its running value, the fold of
- * the 2^r nodes that end with it, to node i + 2^r, where it comes before what is there.
+ * Hillis and Steele, "Data Parallel Algorithms", 1986: in round r node i sends its running value to node i +
+ * 2^r. That value is the fold of the 2^r nodes that end with node i. The receiver folds it before its own.
  */
 
 static uint32_t hillis_steele_round_count(const struct coll_call *call)

@@ -15,7 +15,7 @@ static bool map_allocate(struct coll_map *map)
            map->run_first != NULL;
 }
 
-/* The runs in rank order, and, at node + 1, how many ranks and runs each node has. */
+/* Finds the runs in rank order. Counts, at index node + 1, the ranks and the runs of each node. */
 static void map_count(struct coll_map *map, const uint32_t *node_of_rank)
 {
     for (uint32_t rank = 0; rank < map->size; rank++) {

@@ -12,13 +12,13 @@
 struct overrides_parser {
     const char *text;
     const char *at;
-    bool has_kind; /* of a rule before */
+    bool has_kind; /* of an earlier rule */
     enum op_kind kind;
 };
 
 /* --- Errors --- */
 
-/* INVALID_ARGUMENT: what stands at `at`, and what should. */
+/* INVALID_ARGUMENT: the text at `at`, and what was expected there. */
 static enum status overrides_expected(const struct overrides_parser *parser, const char *at,
                                       const char *expected, struct error *error)
 {

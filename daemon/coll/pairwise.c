@@ -5,7 +5,7 @@
 
 /*
  * Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005: in
- * round r node i sends the block of node i + r + 1 and receives that of i - r - 1, so that every node has one
+ * round r node i sends the block of node i + r + 1 and receives that of node i - r - 1. So every node has one
  * sender and one receiver at a time.
  */
 

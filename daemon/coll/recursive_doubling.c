@@ -5,9 +5,10 @@
 
 /*
  * Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication Operations in MPICH", 2005: in
- * round r the active nodes whose numbers differ in bit r exchange all that they have, and both fold it, the
- * lower numbers first, so that both come to the same bits. Where the nodes are no power of two, the lower one
- * of each surplus pair gives its contribution to the other first, and gets the result last.
+ * round r the active nodes whose numbers differ in bit r exchange all that they have. Both fold it with the
+ * lower numbers first, so both get the same bits. If the number of nodes is no power of two, there are
+ * surplus pairs. The lower node of such a pair first gives its contribution to the other node, and gets the
+ * result last.
  */
 
 static uint32_t recursive_doubling_round_count(const struct coll_call *call)

@@ -67,14 +67,15 @@ const struct coll_algorithm *coll_registry_by_name(enum op_kind kind, const char
 /* --- Selection --- */
 
 /*
- * Senders that converge on a node should not overrun a switch port's share of its packet buffer: past that,
- * losses cost more than the rounds save. What converges is the bytes of the busiest node, all slices under
- * way together; each byte beyond the bound counts twice. The figures are estimates, not measurements.
+ * Nodes that send to one node at once should not exceed a switch port's share of its packet buffer: beyond
+ * it, losses cost more than the rounds save. The bytes that count are those of the busiest node, for all
+ * slices in progress together. Each byte beyond the bound counts twice. The figures are estimates, not
+ * measurements.
  */
 #define COLL_CROWD_BYTES 262144.0
 #define COLL_COPY_BYTES_PER_S 5e9
 
-#define COLL_EQUAL_WITHIN 0.01 /* the model is no better */
+#define COLL_EQUAL_WITHIN 0.01 /* the model is not more exact */
 
 const struct coll_network coll_network_default = {
     .latency_s = 50e-6, .bandwidth_bytes_per_s = 1.25e9, .message_s = 5e-6};
@@ -84,7 +85,7 @@ static uint64_t coll_choice_elements(const struct coll_choice *choice, uint64_t 
     return bytes / (choice->element_bytes > 0 ? choice->element_bytes : 1);
 }
 
-/* A slice of the operation, as some node's call. */
+/* The call of some node for a slice of the operation. */
 static struct coll_call coll_choice_call(const struct coll_choice *choice)
 {
     uint64_t bytes = choice->size_bytes;

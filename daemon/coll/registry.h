@@ -33,38 +33,38 @@ extern const struct coll_algorithm coll_chain_scan;
 extern const struct coll_algorithm coll_hillis_steele_exclusive_scan;
 extern const struct coll_algorithm coll_chain_exclusive_scan;
 
-/* All algorithms, in the order of their ids; *count gets how many. Static storage. Thread-safe, as is all
- * below. */
+/* All algorithms, in the order of their ids; *count gets their number. Static storage. Thread-safe, as are
+ * all functions below. */
 const struct coll_algorithm *const *coll_registry(uint32_t *count);
 
-/* By wire id, or by name and kind; null when there is none. */
+/* Finds an algorithm by wire id, or by name and kind. Returns null if there is none. */
 const struct coll_algorithm *coll_registry_by_id(uint32_t id);
 const struct coll_algorithm *coll_registry_by_name(enum op_kind kind, const char *name);
 
 /* --- Selection --- */
 
-/* The network between the nodes of a communicator, by its worst link; agreed by all of them. */
+/* The network between the nodes of a communicator, described by its worst link. All nodes agree on it. */
 struct coll_network {
     double latency_s;             /* of a small message, from daemon to daemon */
     double bandwidth_bytes_per_s; /* of a node, each way */
-    double message_s;             /* one more message: what it costs its node's processor */
+    double message_s;             /* processor time that one more message costs its node */
 };
 
-/* Where nothing was measured: 50 us, 10 Gbit/s, 5 us. */
+/* Used where nothing was measured: 50 us, 10 Gbit/s, 5 us. */
 extern const struct coll_network coll_network_default;
 
-/* What algorithms are chosen by: agreed by all nodes, so that all choose the same. */
+/* What the choice of an algorithm depends on. All nodes agree on it, so all choose the same algorithm. */
 struct coll_choice {
     enum op_kind kind;
     uint32_t node_count;
-    uint32_t root_node;     /* as coll_call's */
+    uint32_t root_node;     /* as in coll_call */
     uint64_t size_bytes;    /* of the whole operation's vector (coll_call): all blocks together */
-    uint64_t element_bytes; /* 0 counts as 1: a barrier */
+    uint64_t element_bytes; /* 0 counts as 1 (a barrier) */
     uint64_t slice_bytes;   /* 0: one slice */
-    bool blocks_are_equal;  /* all_to_all: as coll_call's */
+    bool blocks_are_equal;  /* all_to_all: as in coll_call */
 };
 
-/* Slices that one operation has under way at once; as many as the executor has lanes. */
+/* Slices of one operation that are in flight at once: the executor has as many lanes. */
 #define COLL_LANES 8
 
 /*
@@ -74,25 +74,27 @@ struct coll_choice {
  *   busy  = messages × message_s + busy_elements / bandwidth
  *   total = path + (slices - 1) × max(busy, path / COLL_LANES)
  *
- * the first slice all the way, and each further one when the busiest node has got through the one before, or
- * a lane is free again. slices = size / slice_bytes, at least 1, also a fraction; an all_to_all is one slice.
- * Where a schedule copies what it sends, that is added at COLL_COPY_BYTES_PER_S; where several send to one
- * node at once, those of its bytes beyond COLL_CROWD_BYTES take twice as long (registry.c says why). A model,
- * to compare by. network: null for the default.
+ * The first slice takes the whole path. Each further slice follows when the busiest node is done with the
+ * previous one, or when a lane is free again. slices = size / slice_bytes, at least 1; it may be a fraction.
+ * An all_to_all is one slice. If the executor copies what it sends (copies_sends), the copy is added at
+ * COLL_COPY_BYTES_PER_S. Where several nodes send to one node at once, the bytes beyond COLL_CROWD_BYTES take
+ * twice as long (registry.c gives the reason). This is a model: use it only to compare algorithms. network:
+ * null for the default.
  */
 double coll_predict(const struct coll_algorithm *algorithm, const struct coll_choice *choice,
                     const struct coll_network *network);
 
-/* Whether the algorithm can do it. */
+/* Whether the algorithm can carry out the operation. */
 bool coll_serves(const struct coll_algorithm *algorithm, const struct coll_choice *choice);
 
 struct coll_overrides;
 
 /*
- * The algorithm that the overrides name for the operation, if they do and it serves; otherwise the one with
- * the lowest predicted time, of equal ones the lowest id. A pure function of agreed values, so that every
- * node picks the same: times within a hundredth count as equal, whatever a machine's rounding makes of sums
- * that are the same. network, overrides: null for the default, and for none. Null for send and recv alone.
+ * Returns the algorithm that the overrides name for the operation, if there is one and it serves the
+ * operation. Otherwise returns the one with the lowest predicted time; among equal times, the lowest id. It
+ * is a pure function of agreed values, so every node picks the same. Times within 1 % count as equal, so
+ * different rounding on different machines does not matter. network: null for the default. overrides: null
+ * for none. Returns null only for send and recv.
  */
 const struct coll_algorithm *coll_select(const struct coll_choice *choice, const struct coll_network *network,
                                          const struct coll_overrides *overrides);

@@ -7,9 +7,9 @@
  * Around the ring 0 -> 1 -> ... -> n-1 -> 0, in n - 1 steps: Thakur, Rabenseifner and Gropp, "Optimization of
  * Collective Communication Operations in MPICH", 2005 (the all-gather); Patarasuk and Yuan, "Bandwidth
  * Optimal All-reduce Algorithms for Clusters of Workstations", 2009 (reduce-scatter, then all-gather). In
- * step s of the reduce-scatter node i passes on part i - 1 - s, so that the parts come to rest where they
- * have their number: after the phase node i holds part i of the result. Part p is folded from node p + 1
- * onward, ending at p; in the all-reduce every node then stores those same bits.
+ * step s of the reduce-scatter, node i passes on part i - 1 - s. So after this phase node i holds part i of
+ * the result. Part p is folded from node p + 1 onward, ending at p. In the all-reduce every node then stores
+ * these same bits.
  */
 
 static uint32_t ring_phase_rounds(const struct coll_call *call)
@@ -22,7 +22,8 @@ static uint32_t ring_both_rounds(const struct coll_call *call)
     return 2 * (call->node_count - 1);
 }
 
-/* A step in which every node sends the part `behind` before its own number, and receives the one before. */
+/* A step in which every node sends the part `behind` before its own number, and receives the part before that
+ * one. */
 static void ring_step(const struct coll_call *call, uint32_t behind, enum coll_action action,
                       struct coll_round *out)
 {

@@ -5,9 +5,9 @@
 
 /*
  * Barnett, Gupta, Payne, Shuler, van de Geijn and Watts, "Interprocessor Collective Communication Library",
- * 1994: a broadcast as a scatter of n parts along a binomial tree, and an all-gather around the ring, all
- * counted from the root. A node whose number is an odd multiple of 2^r has got the 2^r parts from its own on;
- * what a node has got so, the ring leaves out, and the root receives nothing at all.
+ * 1994: a broadcast as a scatter of n parts along a binomial tree, then an all-gather around the ring, all
+ * counted from the root. A node whose number is an odd multiple of 2^r gets the 2^r parts that begin with its
+ * own in the scatter. The ring leaves out parts that a node already has, and the root receives nothing.
  */
 
 static uint32_t scatter_rounds(const struct coll_call *call)
@@ -20,7 +20,7 @@ static uint32_t scatter_all_gather_round_count(const struct coll_call *call)
     return call->node_count > 1 ? scatter_rounds(call) + call->node_count - 1 : 0;
 }
 
-/* Whether the scatter leaves a part with a node. */
+/* Whether the node has the part after the scatter. */
 static bool scatter_leaves(const struct coll_call *call, uint32_t from_root, uint32_t part)
 {
     uint32_t parts = from_root == 0 ? call->node_count : from_root & -from_root;

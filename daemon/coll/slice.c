@@ -30,7 +30,7 @@ void coll_slice_range(uint64_t count_elements, uint64_t element_bytes, uint64_t 
     }
     uint64_t elements = coll_slice_elements(element_bytes, slice_bytes);
     uint64_t offset =
-        index * elements; /* below count_elements, since index is below its quotient rounded up */
+        index * elements; /* less than count_elements, because index is less than the rounded-up quotient */
     uint64_t left = count_elements - offset;
     *offset_elements = offset;
     *slice_elements = left < elements ? left : elements;

@@ -5,7 +5,7 @@
 #include "daemon/base/checked.h"
 #include "daemon/coll/stage_internal.h"
 
-/* Domains' parts of a sum lie this far apart, or a multiple of it: no cache line has elements of two. */
+/* The domains' parts of a sum lie a multiple of this apart, so no cache line has elements of two parts. */
 #define SLOT_ALIGN_ELEMENTS 256
 
 enum stage_family stage_family_of(enum op_kind kind)
@@ -44,7 +44,7 @@ struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_t index
     return slice;
 }
 
-/* --- What is agreed --- */
+/* --- Facts that all nodes agree on --- */
 
 bool coll_stage_sizes_are_private(const struct coll_stage_op *op)
 {
@@ -163,7 +163,7 @@ static uint32_t domain_of(const struct coll_stage_op *op, const struct coll_stag
     return place->buffer == COLL_STAGE_INPUT ? rank->input_domain : rank->output_domain;
 }
 
-/* The places of one domain, in their order. */
+/* Collects the places of one domain, in their order. */
 static uint32_t places_of(const struct coll_stage_op *op, uint32_t domain,
                           const struct coll_stage_place *places, uint32_t count, struct coll_stage_place *out)
 {
@@ -176,8 +176,8 @@ static uint32_t places_of(const struct coll_stage_op *op, uint32_t domain,
     return found;
 }
 
-/* By the inputs' domains: what each contributes goes to a vector of its own, the first one's to the slice's.
- */
+/* Splits the piece by the inputs' domains. Each domain's contribution goes to a vector of its own; that of
+ * the first domain goes to the slice's vector. */
 static void put_by_sources(struct stage_plan *plan)
 {
     const struct coll_stage_op *op = plan->slice.op;
@@ -367,7 +367,7 @@ struct coll_call coll_stage_call(const struct coll_stage_op *op, uint64_t index,
         .send_offsets = family == STAGE_PAIRS ? offsets + op->map->node_count + 1 : NULL};
 }
 
-/* How far extents reach in the slice's memory. */
+/* Finds the end of the extents in the slice's memory. */
 static void memory_end(void *context, const struct coll_stage_place *place, uint64_t count_elements)
 {
     uint64_t *end = context;
@@ -377,7 +377,7 @@ static void memory_end(void *context, const struct coll_stage_place *place, uint
     }
 }
 
-/* Of COLL_WORK, where that takes no longer with more ranks on the node. */
+/* Lays out COLL_WORK for families whose time does not grow with the ranks on the node. */
 static void lay_out_at_once(const struct stage_slice *slice, coll_stage_extent *extent, void *context)
 {
     switch (stage_family_of(slice->op->terms.kind)) {

@@ -5,13 +5,13 @@
 /* The slice's part of the block of one rank. */
 struct block {
     uint32_t rank;
-    uint32_t local;          /* UINT32_MAX: another node's */
+    uint32_t local;          /* UINT32_MAX: of another node */
     uint64_t offset;         /* of the part, in the block */
     uint64_t count_elements; /* of the part */
     uint64_t begin;          /* of the part, in the slice's vector */
 };
 
-/* The layout that says how large blocks are; null: each rank knows its own alone. */
+/* The layout that tells block sizes. Null: each rank knows only its own. */
 static const struct coll_layout *known_layout(const struct coll_stage_op *op)
 {
     if (op->terms.kind == OP_KIND_ALL_GATHER) {
@@ -44,7 +44,7 @@ uint64_t coll_stage_block_count(const struct coll_stage_op *op, uint32_t positio
     return block_count(op, known_layout(op), op->map->order[position]);
 }
 
-/* What every one of this node's ranks agrees that the block has, at least: no rank's buffer is left. */
+/* The least size that any rank of this node gives for the block, so that no rank's buffer is exceeded. */
 static uint64_t block_limit(const struct coll_stage_op *op, const struct block *block)
 {
     uint64_t limit = UINT64_MAX;
@@ -64,7 +64,7 @@ static uint64_t block_limit(const struct coll_stage_op *op, const struct block *
     return limit;
 }
 
-/* Goes through the blocks in node order; begins with zeros. False after the last one. */
+/* Visits the blocks in node order; starts as all zero. Returns false after the last one. */
 struct block_walk {
     uint32_t position;
     const struct coll_layout *layout;
@@ -105,7 +105,7 @@ static struct coll_stage_place in_input(const struct coll_stage_op *op, uint32_t
     return stage_input(local, begin + block->offset);
 }
 
-/* Where the slice's vector has the block. */
+/* Where the block lies in the slice's vector. */
 static struct coll_stage_place place_of(const struct coll_stage_op *op, const struct block *block)
 {
     bool own = block->local != UINT32_MAX;
@@ -154,7 +154,7 @@ void stage_blocks_lay_out(const struct stage_slice *slice, coll_stage_extent *ex
     }
 }
 
-/* Of a reduce_scatter with one rank here. */
+/* For a reduce_scatter with one rank on this node. */
 void stage_blocks_lay_out_input(const struct stage_slice *slice, coll_stage_extent *extent, void *context)
 {
     struct block_walk walk = {0};
@@ -184,7 +184,7 @@ static void reduce_block(struct stage_plan *plan, const struct block *block, enu
     stage_put(plan);
 }
 
-/* To every rank of this node but the first `skipped`. */
+/* Copies to every rank of this node except the first `skipped`. */
 static void block_to_ranks(struct stage_plan *plan, const struct block *block, struct coll_stage_place source,
                            uint32_t skipped)
 {
@@ -238,7 +238,7 @@ static void block_out(struct stage_plan *plan, const struct block *block)
     bool own = block->local != UINT32_MAX;
     bool staged = op->mode == COLL_STAGE_STAGED;
     if (op->terms.kind == OP_KIND_ALL_GATHER) {
-        block_to_ranks(plan, block, place, staged ? 0 : 1); /* unstaged, the first rank has it */
+        block_to_ranks(plan, block, place, staged ? 0 : 1); /* unstaged, the first rank has it already */
     } else if (op->terms.kind == OP_KIND_GATHER && staged && stage_is_root_node(op)) {
         stage_put_copy(plan, place, in_output(op, stage_root_local(op), block), block->count_elements);
     } else if (op->terms.kind == OP_KIND_SCATTER && own && place.buffer != COLL_STAGE_OUTPUT) {
@@ -252,7 +252,7 @@ static void block_out(struct stage_plan *plan, const struct block *block)
     }
 }
 
-/* The domains' sums, block by block as they came. */
+/* Combines the domains' sums block by block, in the order in which IN wrote them. */
 static void combine_blocks(struct stage_plan *plan)
 {
     const struct coll_stage_op *op = plan->slice.op;

@@ -4,32 +4,32 @@
 #include "daemon/coll/slice.h"
 #include "daemon/coll/stage.h"
 
-/* What the files of the stage plans share. Private to daemon/coll. */
+/* What the source files of stage plans share. Private to daemon/coll. */
 
-#define STAGE_STRIP_MULTIPLE 64u /* elements: of the processors' vectors */
+#define STAGE_STRIP_MULTIPLE 64u /* elements: a multiple of the processors' vector widths */
 
 /* One slice of an operation. */
 struct stage_slice {
     const struct coll_stage_op *op;
     uint64_t index;
-    uint64_t offset_elements; /* kinds without blocks: of the slice in the operation's vector */
-    uint64_t count_elements;  /* and how many it has there */
-    uint64_t strip_begin;     /* scans: the part of it that is planned, and how many elements that has */
+    uint64_t offset_elements; /* kinds without blocks: where the slice begins in the operation's vector */
+    uint64_t count_elements;  /* kinds without blocks: elements of the slice */
+    uint64_t strip_begin; /* scans: the part of the slice that is being planned, and its number of elements */
     uint64_t strip_elements;
 };
 
 struct stage_slice stage_slice_of(const struct coll_stage_op *op, uint64_t index);
 
-/* A plan being written: the piece under way, and who takes it. */
+/* A plan under construction: the current piece, and the function that takes it. */
 struct stage_plan {
     struct stage_slice slice;
     coll_stage_emit *emit;
     void *context;
     struct coll_stage_cursor *at;
-    uint32_t looks;                /* at parts, blocks or pairs that this call has left */
-    bool stopped;                  /* emit wants no more */
-    uint64_t slot_elements;        /* STAGED sums: from one domain's part of the vector to the next one's */
-    struct coll_stage_piece piece; /* last: its places are written as they are needed */
+    uint32_t looks;                /* parts, blocks or pairs that this call may still look at */
+    bool stopped;                  /* emit asked to stop */
+    uint64_t slot_elements;        /* STAGED sums: distance between the parts of two domains */
+    struct coll_stage_piece piece; /* the last member: its places are written only as needed */
 };
 
 /* --- Places --- */
@@ -82,8 +82,8 @@ static inline void stage_target(struct stage_plan *plan, struct coll_stage_place
 }
 
 /*
- * Elements of the next piece, of `left` that are all alike and for which it has so many places: what several
- * pieces do as well as one is not one long piece. GPUs have whole ones, and slices within a node are short.
+ * Elements of the next piece, given `left` equal elements and `places` places for each. Several pieces are as
+ * good as one here, so a long piece is cut. GPUs get whole pieces, and slices within a node are short anyway.
  */
 static inline uint64_t stage_strip(const struct coll_stage_op *op, uint64_t left, uint64_t places)
 {
@@ -93,13 +93,13 @@ static inline uint64_t stage_strip(const struct coll_stage_op *op, uint64_t left
     return op->mode != COLL_STAGE_UNSTAGED || left < strip ? left : strip;
 }
 
-/* Before the next part, block or pair: whether this call is to go on. */
+/* Call before the next part, block or pair: returns whether this call continues. */
 static inline bool stage_goes_on(struct stage_plan *plan)
 {
     return !plan->stopped && plan->looks-- > 0;
 }
 
-/* Hands the piece over, unless it is empty; staged, one for each domain that has a part in it. */
+/* Emits the piece, unless it is empty. Staged: emits one piece for each domain that has a part in it. */
 void stage_put(struct stage_plan *plan);
 
 /* One source to one target. */
@@ -112,8 +112,8 @@ static inline void stage_put_copy(struct stage_plan *plan, struct coll_stage_pla
     stage_put(plan);
 }
 
-/* As stage_put_copy, together with those before it that have as many elements; stage_put_gathered is to
- * follow in the same call. */
+/* Like stage_put_copy, but collects copies of equal length into one piece. Call stage_put_gathered
+ * afterwards, in the same call. */
 void stage_put_each(struct stage_plan *plan, struct coll_stage_place source, struct coll_stage_place target,
                     uint64_t count_elements);
 void stage_put_gathered(struct stage_plan *plan);
@@ -162,16 +162,16 @@ static inline void stage_block_part(const struct stage_slice *slice, uint64_t co
     }
 }
 
-/* As many of `part` elements from `offset` on as a block of `limit` elements has. */
+/* How many of the `part` elements from `offset` on lie within a block of `limit` elements. */
 static inline uint64_t stage_within(uint64_t offset, uint64_t part, uint64_t limit)
 {
     uint64_t left = limit > offset ? limit - offset : 0;
     return part < left ? part : left;
 }
 
-/* --- The families: steps return whether they are over --- */
+/* --- The families: step functions return whether the step is done --- */
 
-/* Kinds without blocks, cut by their one vector: all_reduce, reduce, broadcast. */
+/* Kinds without blocks, which are cut along their one vector: all_reduce, reduce, broadcast. */
 bool stage_vector_step(struct stage_plan *plan, enum coll_stage_step step);
 void stage_vector_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
 void stage_vector_lay_out_input(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
@@ -184,14 +184,14 @@ void stage_blocks_lay_out_input(const struct stage_slice *slice, coll_stage_exte
 
 /* all_to_all: a block for each pair of ranks. */
 bool stage_pairs_step(struct stage_plan *plan, enum coll_stage_step step);
-/* Elements of all pairs of ranks of this node, about: of many pairs some are counted. UINT64_MAX beyond 64
- * bits. */
+/* Elements of all pairs of ranks of this node, approximately: if there are many pairs, only some are counted.
+ * Returns UINT64_MAX if the number exceeds 64 bits. */
 uint64_t stage_pairs_total(const struct coll_stage_op *op);
-/* Where each node's blocks begin in what this one sends, and in what it gets; false: the rest is for another
- * call. */
+/* Finds where each node's blocks begin in what this node sends, and in what it receives. Returns false if
+ * another call must do the rest. */
 bool stage_pairs_measure(const struct stage_slice *slice, struct coll_stage_cursor *at, uint64_t *sent,
                          uint64_t *received);
-/* Whether the vectors lie in the slice's memory; and how much of that they need. */
+/* Whether the vectors lie in the slice's memory, and how much of it they need. */
 bool stage_pairs_in_memory(const struct coll_stage_op *op);
 uint64_t stage_pairs_memory(const struct stage_slice *slice);
 bool stage_pairs_lay_out(const struct stage_slice *slice, enum coll_space space, struct coll_stage_cursor *at,
@@ -203,17 +203,17 @@ uint64_t stage_scan_memory(const struct stage_slice *slice);
 void stage_scan_lay_out(const struct stage_slice *slice, coll_stage_extent *extent, void *context);
 bool stage_scan_gathers(const struct coll_stage_op *op);
 
-/* Sums that begin within each domain, which the host then puts together. */
+/* Whether sums begin within each domain, and the host then combines the domains' sums. */
 static inline bool stage_has_slots(const struct coll_stage_op *op)
 {
     return op->mode == COLL_STAGE_STAGED &&
            (op->terms.kind == OP_KIND_ALL_REDUCE || op->terms.kind == OP_KIND_REDUCE ||
             op->terms.kind == OP_KIND_REDUCE_SCATTER);
 }
-/* Of the ranks of one part: into how many domains their inputs fall. */
+/* The number of domains that hold the inputs of one part. */
 uint32_t stage_slots(const struct coll_stage_op *op, uint32_t part);
 
-/* What is the family of a kind; a barrier has no buffers, and messages no plans. */
+/* The family that plans a kind. A barrier has no buffers, and messages have no plans: STAGE_NONE. */
 enum stage_family { STAGE_NONE, STAGE_VECTOR, STAGE_BLOCKS, STAGE_PAIRS, STAGE_SCAN };
 enum stage_family stage_family_of(enum op_kind kind);
 

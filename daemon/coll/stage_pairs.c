@@ -2,14 +2,16 @@
 #include "daemon/coll/stage_internal.h"
 
 /*
- * The stage plan of all_to_all. What a node sends (COLL_INPUT) lies by (node, sending rank, receiving rank),
- * what it gets (COLL_WORK) likewise: in the ranks' buffers, or, staged or packed, in the slice's memory. What
- * stays on the node goes from input to output: unstaged in slices of its own, which are ranges of the line of
- * all pairs' blocks, by (sending rank, receiving rank); staged, where one domain has both buffers, with the
- * others; else through its place among what is sent.
+ * The stage plan of all_to_all. What a node sends (COLL_INPUT) is ordered by (node, sending rank, receiving
+ * rank). What it receives (COLL_WORK) has the same order. Both lie in the ranks' buffers or, if staged or
+ * packed, in the slice's memory. Data that stay on the node go from input to output:
+ *   - unstaged: in slices of their own. These are ranges of the line of all pairs' blocks, by (sending rank,
+ *     receiving rank);
+ *   - staged, if one domain has both buffers: with the other data;
+ *   - otherwise: through their place among the data that are sent.
  */
 
-/* The slice's part of one block, between a rank of this node and any other. */
+/* The slice's part of one block, between a rank of this node and any rank. */
 struct part {
     uint64_t offset;
     uint64_t count_elements;
@@ -27,7 +29,7 @@ static bool has_many_blocks(const struct coll_stage_op *op)
     return op->mode != COLL_STAGE_STAGED && (uint64_t)op->map->local_count * op->map->size > op->many_blocks;
 }
 
-/* Many small pieces would each cost more than what they copy. */
+/* Collects copies, because each of many small pieces would cost more than its copy. */
 static void put_block(struct stage_plan *plan, struct coll_stage_place source, struct coll_stage_place target,
                       uint64_t count_elements)
 {
@@ -38,9 +40,9 @@ static void put_block(struct stage_plan *plan, struct coll_stage_place source, s
     }
 }
 
-/* --- On the node --- */
+/* --- Within the node --- */
 
-/* Elements that both ranks of this node say go from the one to the other. */
+/* The elements that go from one rank of this node to another: the smaller of both ranks' counts. */
 static uint64_t pair_count(const struct coll_stage_op *op, uint32_t from, uint32_t to)
 {
     uint64_t sent = stage_layout_count(op, &op->ranks[from].input_layout, coll_map_local_rank(op->map, to));
@@ -63,7 +65,7 @@ static struct coll_stage_place pair_target(const struct coll_stage_op *op, uint3
     return stage_output(to, stage_block_begin(op, &op->ranks[to].output_layout, rank) + offset);
 }
 
-/* Whether all pairs are counted, to cut the line of their blocks in equal slices. */
+/* Whether all pairs are counted, so that the line of their blocks is cut into equal slices. */
 static bool pairs_are_counted(const struct coll_stage_op *op)
 {
     uint64_t locals = op->map->local_count;
@@ -107,7 +109,8 @@ uint64_t coll_stage_local_slices(const struct coll_stage_op *op)
     return total == 0 ? 1 : (total - 1) / op->local_slice_elements + 1;
 }
 
-/* The pair that the line of all pairs has element `at` in, where blocks are equal; else the first one. */
+/* The pair that contains element `at` of the line of all pairs, if blocks are equal; otherwise the first
+ * pair. */
 static uint64_t first_pair(const struct coll_stage_op *op, uint64_t at, uint64_t *begin)
 {
     uint64_t pair =
@@ -116,7 +119,7 @@ static uint64_t first_pair(const struct coll_stage_op *op, uint64_t at, uint64_t
     return pair;
 }
 
-/* A slice's pairs begin anywhere on the line, so the first one is looked for. */
+/* A slice's pairs may begin anywhere on the line, so this searches for the first one. */
 static bool exchange_range(struct stage_plan *plan)
 {
     const struct coll_stage_op *op = plan->slice.op;
@@ -145,7 +148,7 @@ static bool exchange_range(struct stage_plan *plan)
     return true;
 }
 
-/* What one rank sends to the others here; no piece is larger than a slice that is counted. */
+/* What one rank sends to the ranks of this node. No piece is larger than a slice that is counted. */
 static bool exchange_of_one(struct stage_plan *plan)
 {
     const struct coll_stage_op *op = plan->slice.op;
@@ -167,7 +170,7 @@ static bool exchange_of_one(struct stage_plan *plan)
 
 /* --- Vectors --- */
 
-/* Of this node's ranks and one other rank: what is sent to it, and got. */
+/* Counts what this node's ranks send to one other rank, and what they receive from it. */
 static void measure_rank(const struct stage_slice *slice, uint32_t other, uint64_t *out, uint64_t *in)
 {
     const struct coll_stage_op *op = slice->op;
@@ -177,7 +180,7 @@ static void measure_rank(const struct stage_slice *slice, uint32_t other, uint64
     }
 }
 
-/* Node after node; a rank's blocks are looked at together. */
+/* Goes from node to node. The blocks of one rank are counted in one step. */
 bool stage_pairs_measure(const struct stage_slice *slice, struct coll_stage_cursor *at, uint64_t *sent,
                          uint64_t *received)
 {
@@ -201,7 +204,7 @@ bool stage_pairs_measure(const struct stage_slice *slice, struct coll_stage_curs
     return true;
 }
 
-/* What the slice sends, and gets, in all: with layouts there is one slice. */
+/* All elements that the slice sends, and receives; with layouts there is only one slice. */
 static uint64_t sent_elements(const struct stage_slice *slice)
 {
     const struct coll_stage_op *op = slice->op;
@@ -237,14 +240,14 @@ uint64_t stage_pairs_memory(const struct stage_slice *slice)
     return stage_pairs_in_memory(slice->op) ? sent_elements(slice) + received_elements(slice) : 0;
 }
 
-/* A block between a rank of this node and any other: the slice's part of it, and its place in the vector. */
+/* A block between a rank of this node and any rank: the slice's part of it, and its place in the vector. */
 struct block {
     uint32_t local, other;
     struct part part;
     uint64_t begin;
 };
 
-/* The next one that is sent, from zeros on: by (node, sending rank, receiving rank). */
+/* The next block to send, starting at zero: by (node, sending rank, receiving rank). */
 static bool next_sent(const struct stage_slice *slice, struct coll_stage_cursor *at, struct block *out)
 {
     const struct coll_map *map = slice->op->map;
@@ -265,7 +268,7 @@ static bool next_sent(const struct stage_slice *slice, struct coll_stage_cursor 
     return true;
 }
 
-/* The next one that is got, from zeros on: by (sending rank, receiving rank). */
+/* The next block to receive, starting at zero: by (sending rank, receiving rank). */
 static bool next_received(const struct stage_slice *slice, struct coll_stage_cursor *at, struct block *out)
 {
     const struct coll_map *map = slice->op->map;
@@ -282,7 +285,7 @@ static bool next_received(const struct stage_slice *slice, struct coll_stage_cur
     return true;
 }
 
-/* In the slice's memory: what is sent, and what is got behind it. */
+/* In the slice's memory, data to receive lie after the data to send. */
 static void lay_out_memory(const struct stage_slice *slice, bool input, coll_stage_extent *extent,
                            void *context)
 {
@@ -336,7 +339,7 @@ static void sent_in(struct stage_plan *plan, const struct block *block)
     struct coll_stage_place target = stage_memory(block->begin);
     uint64_t count = part->count_elements;
     if (to != UINT32_MAX && op->mode != COLL_STAGE_STAGED) {
-        return; /* LOCAL has it */
+        return; /* LOCAL copies it */
     }
     if (to != UINT32_MAX) {
         target =
@@ -346,7 +349,7 @@ static void sent_in(struct stage_plan *plan, const struct block *block)
     put_block(plan, source, target, count);
 }
 
-/* What did not go straight: from where it was read to. */
+/* Copies blocks that did not go directly, from where IN put them. */
 static void sent_out(struct stage_plan *plan, const struct block *block)
 {
     const struct coll_stage_op *op = plan->slice.op;
@@ -368,7 +371,7 @@ static void received_out(struct stage_plan *plan, const struct block *block)
     }
 }
 
-/* Whether what a rank sends to a node's ranks is one range of its input. */
+/* Whether a rank's data for all ranks of a node are one range of its input. */
 static bool blocks_lie_together(const struct stage_slice *slice)
 {
     const struct coll_stage_op *op = slice->op;
@@ -376,7 +379,7 @@ static bool blocks_lie_together(const struct stage_slice *slice)
            coll_map_is_contiguous(op->map);
 }
 
-/* The next one that is sent, or all of one rank to one node as one. */
+/* The next block to send, or all blocks of one rank for one node as one. */
 static void next_sent_together(const struct stage_slice *slice, struct coll_stage_cursor *at,
                                struct block *out)
 {
@@ -406,7 +409,7 @@ static bool go_through_sent(struct stage_plan *plan,
     return true;
 }
 
-/* What this node's ranks sent each other, then what others sent, which lies behind it. */
+/* Copies what this node's ranks sent to each other, then what other nodes sent. */
 static bool go_out(struct stage_plan *plan)
 {
     struct coll_stage_cursor *at = plan->at;

@@ -1,9 +1,10 @@
 #include "daemon/coll/stage_internal.h"
 
 /*
- * The stage plans of scans. A slice's memory: running value and prefix (or, where ranks are not contiguous,
- * the value of each run of ranks), then what stands before a run, and room for two values; staged, then a
- * place for each local rank, of its input, later of its output. All folds go from lower to higher ranks.
+ * The stage plans of scans. A slice's memory holds, in this order: running value and prefix (if ranks are not
+ * contiguous: the value of each run of ranks); the fold of all ranks before a run; room for two values; if
+ * staged, a place for each local rank, for its input and later its output. All folds go from lower to higher
+ * ranks.
  */
 
 bool stage_scan_gathers(const struct coll_stage_op *op)
@@ -11,14 +12,14 @@ bool stage_scan_gathers(const struct coll_stage_op *op)
     return !coll_map_is_contiguous(op->map);
 }
 
-/* Of the slice's vector. */
+/* Values in the slice's vector. */
 static uint64_t value_count(const struct coll_stage_op *op)
 {
     return stage_scan_gathers(op) ? op->map->run_count : 2;
 }
 
-/* Behind it: what stands before a run, and room for two. The prefix of contiguous ranks stands before them.
- */
+/* Values after it: the fold of all ranks before a run, and room for two. For contiguous ranks, the prefix is
+ * the fold of the ranks before them. */
 static uint64_t extra_count(const struct coll_stage_op *op)
 {
     return stage_scan_gathers(op) ? 3 : 2;
@@ -29,20 +30,20 @@ static struct coll_stage_place value_place(const struct stage_slice *slice, uint
     return stage_memory(index * slice->count_elements + slice->strip_begin);
 }
 
-/* Before the ranks of a run: of the first node's, and alone, nothing is. */
+/* The fold of the ranks before a run. The first node's ranks, and a node alone, have none. */
 static struct coll_stage_place before_place(const struct stage_slice *slice)
 {
     return value_place(slice, stage_scan_gathers(slice->op) ? value_count(slice->op) : 1);
 }
 
-/* Room for a value. */
+/* Room for one value. */
 static struct coll_stage_place spare_place(const struct stage_slice *slice, uint32_t index)
 {
     bool alone = slice->op->mode == COLL_STAGE_ALONE;
     return value_place(slice, alone ? index : value_count(slice->op) + extra_count(slice->op) - 2 + index);
 }
 
-/* Staged: of a local rank. */
+/* Staged: the place of a local rank. */
 static struct coll_stage_place own_place(const struct stage_slice *slice, uint32_t local)
 {
     return value_place(slice, value_count(slice->op) + extra_count(slice->op) + local);
@@ -117,7 +118,7 @@ static void read_inputs(struct stage_plan *plan)
 
 /* --- Prefixes --- */
 
-/* left (op) the rank's input; null: its input alone. */
+/* Folds left (op) the rank's input. If left is null, the value is the input alone. */
 static void fold_one(struct stage_plan *plan, const struct coll_stage_place *left, uint32_t local,
                      struct coll_stage_place target)
 {
@@ -130,7 +131,7 @@ static void fold_one(struct stage_plan *plan, const struct coll_stage_place *lef
     stage_put(plan);
 }
 
-/* Each output is the one before it and the rank's own. */
+/* Each output is the previous output (op) the rank's own input. */
 static void scan_inclusive(struct stage_plan *plan, uint32_t first, uint32_t count,
                            const struct coll_stage_place *before)
 {
@@ -144,7 +145,7 @@ static void scan_inclusive(struct stage_plan *plan, uint32_t first, uint32_t cou
     }
 }
 
-/* In place an output may be the input that those behind it need: that is folded first. */
+/* In place an output may be the input that later ranks need, so that input is folded first. */
 static void scan_exclusive(struct stage_plan *plan, uint32_t first, uint32_t count,
                            const struct coll_stage_place *before)
 {
@@ -166,7 +167,7 @@ static void scan_exclusive(struct stage_plan *plan, uint32_t first, uint32_t cou
     }
 }
 
-/* The ranks first .. first + count - 1 of this node, before which `before` stands; null: nothing does. */
+/* Scans the ranks first .. first + count - 1 of this node, after the value `before`; null: there is none. */
 static void scan_locals(struct stage_plan *plan, uint32_t first, uint32_t count,
                         const struct coll_stage_place *before)
 {
@@ -177,7 +178,7 @@ static void scan_locals(struct stage_plan *plan, uint32_t first, uint32_t count,
     }
 }
 
-/* Every run of this node, after what all runs before it hold together. */
+/* Scans every run of this node, after the fold of all earlier runs. */
 static void scan_runs(struct stage_plan *plan)
 {
     const struct coll_map *map = plan->slice.op->map;
@@ -202,7 +203,7 @@ static void scan_runs(struct stage_plan *plan)
     }
 }
 
-/* Staged: what the ranks' places hold now. */
+/* Staged: copies the ranks' places to their outputs. */
 static void write_outputs(struct stage_plan *plan)
 {
     const struct coll_stage_op *op = plan->slice.op;
@@ -216,8 +217,8 @@ static void write_outputs(struct stage_plan *plan)
 }
 
 /*
- * Without memory, in as many steps as ranks: from the last to the first, since in place an output is an input
- * of those behind it. One engine does all of them, in this order.
+ * Without memory, in as many steps as ranks. It goes from the last rank to the first, because in place an
+ * output is an input of the later ranks. One engine does all steps, in this order.
  */
 static void scan_alone(struct stage_plan *plan)
 {

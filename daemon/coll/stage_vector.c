@@ -2,12 +2,12 @@
 
 /* The stage plans of kinds without blocks: all_reduce, reduce, broadcast. */
 
-/* The slice's share of one part of the operation. */
+/* The slice's part of one of the operation's parts. */
 struct share {
-    uint32_t ranks; /* the part's first */
-    uint64_t from;  /* element of the part */
+    uint32_t ranks; /* index of the part's first rank */
+    uint64_t from;  /* first element within the part */
     uint64_t count_elements;
-    uint64_t begin; /* element of the slice */
+    uint64_t begin; /* first element within the slice */
 };
 
 static bool share_of(const struct stage_slice *slice, uint32_t part, uint64_t part_begin, struct share *out)
@@ -27,7 +27,7 @@ static bool share_of(const struct stage_slice *slice, uint32_t part, uint64_t pa
     return true;
 }
 
-/* The next strip of it. */
+/* Cuts the next strip off the share. */
 static void share_cut(const struct coll_stage_op *op, struct share *share, struct coll_stage_cursor *at)
 {
     uint64_t left = share->count_elements - at->within;
@@ -37,7 +37,7 @@ static void share_cut(const struct coll_stage_op *op, struct share *share, struc
     at->within += share->count_elements;
 }
 
-/* Where the slice's vector has it. */
+/* Where the share lies in the slice's vector. */
 static struct coll_stage_place place_of(const struct coll_stage_op *op, const struct share *share)
 {
     bool is_root_node = op_kind_has_root(op->terms.kind) && stage_is_root_node(op);
@@ -59,7 +59,7 @@ static void sources_of_all(struct stage_plan *plan, const struct share *share)
     }
 }
 
-/* To whoever has an output; `except` has it already. */
+/* Adds the outputs of all ranks that have one, except `except`, which already has the data. */
 static void targets_of_all(struct stage_plan *plan, const struct share *share, uint32_t except)
 {
     const struct coll_stage_op *op = plan->slice.op;

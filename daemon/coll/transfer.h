@@ -4,9 +4,10 @@
 #include "daemon/coll/schedule.h"
 #include "daemon/coll/slice.h"
 
-/* What the families share. Private to daemon/coll. */
+/* Functions that the families of algorithms share. Private to daemon/coll. */
 
-/* ceil(log2 node_count): rounds in which each node that has something tells one more. */
+/* ceil(log2 node_count): the rounds until all nodes have something, if each node that has it sends it to one
+ * more. */
 static inline uint32_t coll_doubling_rounds(uint32_t node_count)
 {
     uint32_t rounds = 0;
@@ -21,7 +22,7 @@ static inline uint64_t coll_least(uint64_t a, uint64_t b)
     return a < b ? a : b;
 }
 
-/* The node `distance` after, or before, another one around the circle of all; distance <= node_count. */
+/* The node `distance` after (or before) `node` in the circle of all nodes; distance <= node_count. */
 static inline uint32_t coll_node_after(const struct coll_call *call, uint32_t node, uint32_t distance)
 {
     return (node + distance) % call->node_count;
@@ -32,14 +33,14 @@ static inline uint32_t coll_node_before(const struct coll_call *call, uint32_t n
     return (node + call->node_count - distance) % call->node_count;
 }
 
-/* How far the asking node comes after the root. */
+/* Distance from the root to the asking node, around the circle. */
 static inline uint32_t coll_from_root(const struct coll_call *call)
 {
     return coll_node_before(call, call->node_index, call->root_node);
 }
 
-/* Where part `index` of `parts` of the vector begins: of its blocks if it has some (then parts is
- * node_count), otherwise as coll_part_range cuts it. index <= parts. */
+/* Where part `index` of `parts` of the vector begins; index <= parts. If the vector has blocks, parts is
+ * node_count and the parts are the blocks. Otherwise coll_part_range defines the parts. */
 static inline uint64_t coll_part_begin(const struct coll_call *call, uint32_t parts, uint32_t index)
 {
     if (call->block_offsets != NULL) {
@@ -49,7 +50,7 @@ static inline uint64_t coll_part_begin(const struct coll_call *call, uint32_t pa
     return least * index + coll_least(index, call->count_elements % parts);
 }
 
-/* Where transfers of a round are appended: its sends, or its receives. */
+/* Where transfers of a round are appended: to its sends, or to its receives. */
 struct coll_side {
     struct coll_transfer *transfers;
     uint32_t *count;
@@ -65,7 +66,7 @@ static inline struct coll_side coll_receives(struct coll_round *round)
     return (struct coll_side){round->receives, &round->receive_count};
 }
 
-/* Appends a transfer within COLL_WORK, unless it is empty and the call keeps no such. */
+/* Appends a transfer within COLL_WORK. Leaves out an empty transfer unless call->keeps_empty. */
 static inline void coll_add_range(const struct coll_call *call, uint32_t node, enum coll_action action,
                                   uint64_t begin, uint64_t end, struct coll_side side)
 {
@@ -86,14 +87,16 @@ static inline void coll_add_parts(const struct coll_call *call, uint32_t node, e
                    side);
 }
 
-/* Appends the transfer of one of node_count parts: a node's block. */
+/* Appends the transfer of one of node_count parts: the block of one node. */
 static inline void coll_add_part(const struct coll_call *call, uint32_t node, uint32_t part,
                                  enum coll_action action, struct coll_side side)
 {
     coll_add_parts(call, node, action, call->node_count, part, part + 1, side);
 }
 
-/* Appends the transfers, at most two, of `blocks` blocks from `first` on, around the circle. */
+/*
+ * Appends the transfers of `blocks` blocks that begin at `first`, around the circle: at most two transfers.
+ */
 static inline void coll_add_circle(const struct coll_call *call, uint32_t node, enum coll_action action,
                                    uint32_t first, uint32_t blocks, struct coll_side side)
 {
@@ -110,7 +113,9 @@ static inline void coll_add_all(const struct coll_call *call, uint32_t node, enu
     coll_add_range(call, node, action, 0, call->count_elements, side);
 }
 
-/* Appends a round's transfers of an all_to_all: the blocks for `to`, and of `from`, without detour. */
+/*
+ * Appends one round's transfers of an all_to_all: the block for `to` and the block of `from`, sent directly.
+ */
 static inline void coll_add_block_pair(const struct coll_call *call, uint32_t to, uint32_t from,
                                        struct coll_round *out)
 {
@@ -130,9 +135,10 @@ static inline double coll_all_but_own(const struct coll_call *call)
 }
 
 /*
- * The largest power of two of the nodes goes on; the first 2 × pairs nodes are pairs, of which one folds into
- * the other beforehand. The pair's higher node goes on, unless the lower one is `wanted`. Active nodes are
- * counted in the order of their pairs and nodes, so that they stand for ascending ranges of nodes.
+ * Reduces the nodes to `active` ones: the largest power of two that is not above node_count. The first 2 ×
+ * pairs nodes form pairs. Before the rounds, one node of each pair folds its data into the other, which stays
+ * active. The higher node of a pair stays active, unless the lower one is `wanted`. Active nodes are numbered
+ * in ascending order, so each represents an ascending range of nodes.
  */
 struct coll_fold {
     uint32_t active; /* a power of two */
@@ -152,7 +158,7 @@ static inline struct coll_fold coll_fold_of(const struct coll_call *call, uint32
     return fold;
 }
 
-/* The node with this number among the active ones. */
+/* The node that has this number among the active ones. */
 static inline uint32_t coll_fold_node(const struct coll_fold *fold, uint32_t number)
 {
     if (number >= fold->pairs) {
@@ -161,7 +167,7 @@ static inline uint32_t coll_fold_node(const struct coll_fold *fold, uint32_t num
     return fold->wanted == 2 * number ? 2 * number : 2 * number + 1;
 }
 
-/* The number of a node, or of the one that stands for it. */
+/* The number of a node, if it is active; otherwise the number of the active node of its pair. */
 static inline uint32_t coll_fold_number(const struct coll_fold *fold, uint32_t node)
 {
     return node < 2 * fold->pairs ? node / 2 : node - fold->pairs;
@@ -172,13 +178,13 @@ static inline bool coll_fold_is_paired(const struct coll_fold *fold, uint32_t no
     return node < 2 * fold->pairs;
 }
 
-/* The first of the nodes that the active ones from `number` on stand for; node_count for number == active. */
+/* The first node that the active nodes from `number` on represent; node_count for number == active. */
 static inline uint32_t coll_fold_first(const struct coll_fold *fold, uint32_t number)
 {
     return number < fold->pairs ? 2 * number : number + fold->pairs;
 }
 
-/* The message of a pair before (forth) or after (back) the rounds of the active nodes. */
+/* The message within a pair before the rounds of the active nodes (forth), or after them (back). */
 static inline void coll_fold_exchange(const struct coll_call *call, const struct coll_fold *fold, bool forth,
                                       uint64_t begin, uint64_t end, struct coll_round *out)
 {
@@ -196,14 +202,14 @@ static inline void coll_fold_exchange(const struct coll_call *call, const struct
     coll_add_range(call, other, action, begin, end, goes_on == forth ? coll_receives(out) : coll_sends(out));
 }
 
-/* A round of nothing yet. */
+/* Starts an empty round. */
 static inline void coll_round_begin(struct coll_round *out)
 {
     out->send_count = 0;
     out->receive_count = 0;
 }
 
-/* The node that has most sends, or receives, one message in each round, and so many elements in all. */
+/* For a schedule whose busiest node sends, or receives, one message in each round, and `elements` in all. */
 static inline struct coll_estimate coll_estimate_of(uint32_t rounds, double elements)
 {
     return (struct coll_estimate){.rounds = rounds,
@@ -213,7 +219,7 @@ static inline struct coll_estimate coll_estimate_of(uint32_t rounds, double elem
                                   .busy_elements = elements};
 }
 
-/* What takes the same again in the other direction. */
+/* Doubles an estimate: for schedules that do the same again in the other direction. */
 static inline void coll_estimate_double(struct coll_estimate *out)
 {
     out->rounds *= 2;
@@ -222,7 +228,7 @@ static inline void coll_estimate_double(struct coll_estimate *out)
     out->busy_elements *= 2;
 }
 
-/* transfers_max of many. */
+/* transfers_max of many algorithms. */
 static inline uint32_t coll_one_transfer(const struct coll_call *call)
 {
     (void)call;

@@ -7,8 +7,8 @@
  * Binomial trees of the whole vector, counted from the root: Thakur, Rabenseifner and Gropp, "Optimization of
  * Collective Communication Operations in MPICH", 2005. Broadcast: in round r each of the 2^r nodes that have
  * the data sends it to the node 2^r further, if there is one. Reduce: in round r a node whose number is an
- * odd multiple of 2^r sends what it has, the fold of 2^r nodes in order, to the node 2^r before; so the root
- * folds all in order, beginning with itself. All-reduce: one after the other, at node 0.
+ * odd multiple of 2^r sends the fold of 2^r nodes in order to the node 2^r before it. So the root folds all
+ * in order, beginning with itself. All-reduce: a reduce, then a broadcast, both at node 0.
  */
 
 static uint32_t tree_round_count(const struct coll_call *call)
@@ -61,7 +61,7 @@ static void tree_all_reduce_round(const struct coll_call *call, uint32_t round, 
     }
 }
 
-/* The root's share is the largest: it sends, or receives, in every round. */
+/* The root has the largest share: it sends, or receives, in every round. */
 static void tree_estimate(const struct coll_call *call, struct coll_estimate *out)
 {
     uint32_t rounds = tree_round_count(call);

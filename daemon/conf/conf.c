@@ -351,7 +351,7 @@ static const char *source_of(const struct conf *conf, const char *key)
     return find_setting(key, &index) != NULL ? conf->sources[index] : conf->path;
 }
 
-/* What is wrong with two settings is said of the one that was given, if only one was. */
+/* Where an error about two settings is reported: at the one that was set, if only one was. */
 static const char *source_of_two(const struct conf *conf, const char *key, const char *other)
 {
     const char *source = source_of(conf, key);

@@ -9,9 +9,9 @@
 #include "daemon/base/error.h"
 
 /*
- * The configuration: one file in libconfig's syntax (without @include), the same on every node, checked
- * strictly against one schema (conf.c): an unknown key, a value of another type or out of range stops the
- * start, with file, line, key and what was expected.
+ * The configuration: one file in libconfig's syntax (without @include), the same on every node. It is checked
+ * strictly against one schema (conf.c). An unknown key, or a value of another type or out of range, prevents
+ * the start. The error gives file, line, key and what was expected.
  */
 #define CONF_NODES_MAX 16384
 #define CONF_USERS_MAX 4096
@@ -24,10 +24,10 @@ struct conf_node {
     char *source; /* "file:line" */
 };
 
-/* A user who may have ranks on some nodes alone. */
+/* A user who may have ranks only on some nodes. */
 struct conf_user {
     uint32_t uid;
-    char *name;   /* as the file says it */
+    char *name;   /* as written in the file */
     char **nodes; /* sorted */
     size_t node_count;
     char *source;
@@ -46,7 +46,7 @@ struct conf {
     char *socket_path;
     char *socket_mode; /* octal */
     char *socket_group;
-    char *admin_socket_path; /* "": proto/admin_socket.h */
+    char *admin_socket_path; /* "": as in proto/admin_socket.h */
     char *admin_group;       /* "": none */
     char *log_level;
     uint64_t heartbeat_interval_ms;
@@ -57,7 +57,7 @@ struct conf {
     uint64_t handshake_timeout_ms;
     uint64_t probe_interval_ms;
     uint64_t slice_bytes;
-    uint64_t rails;          /* 0: by the number of processors */
+    uint64_t rails;          /* 0: chosen by the number of processors */
     uint64_t worker_threads; /* likewise */
     char *algorithms;
     char *gpus;             /* "auto" or "off" */
@@ -66,22 +66,22 @@ struct conf {
     uint64_t datagram_bytes;
     uint64_t socket_buffer_bytes;
     uint64_t drain_timeout_ms;
-    uint64_t user_limits[BUDGET_KINDS]; /* what one user may hold; 0: the kind's own */
-    struct conf_node *nodes;            /* the others, without ourselves, in the file's order */
+    uint64_t user_limits[BUDGET_KINDS]; /* what one user may hold; 0: the kind's default */
+    struct conf_node *nodes;            /* the other nodes, in the file's order */
     size_t node_count;
-    struct conf_user *users; /* sorted by uid; those that are not here may be on every node */
+    struct conf_user *users; /* sorted by uid; users not listed may be on every node */
     size_t user_count;
-    char **sources; /* where each setting of the schema comes from: "file:line", "default", "option" */
+    char **sources; /* source of each setting of the schema: "file:line", "default", "option" */
 };
 
 struct conf_options {
     const char *path;             /* the file; null when standalone */
     bool standalone;              /* one node, no network: no file is needed */
-    const char *const *overrides; /* "key=value" of the command line: win over the file */
+    const char *const *overrides; /* "key=value" of the command line; they override the file */
     size_t override_count;
 };
 
-/* Reads and checks. CONFIG with "file:line: key: what was expected", SYSTEM when it cannot be read,
+/* Reads and checks the file. CONFIG with "file:line: key: what was expected", SYSTEM when it cannot be read,
  * NO_MEMORY. */
 enum status conf_load(const struct conf_options *options, struct conf **out,
                       struct error *error) COMM_MUST_USE;
@@ -90,18 +90,18 @@ void conf_free(struct conf *conf);
 /* Whether the user may have ranks on the node. */
 bool conf_user_may(const struct conf *conf, uint32_t uid, const char *node);
 
-/* Every setting with its value and where it comes from, nodes included ("nodes.b"), in the schema's order. */
+/* Visits every setting with its value and its source, nodes included ("nodes.b"), in the schema's order. */
 typedef void conf_visit_function(void *context, const char *key, const char *value, const char *source);
 void conf_visit(const struct conf *conf, conf_visit_function *visit, void *context);
 
-/* Whether the file or an option says it, not the default alone. */
+/* Whether the file or an option sets it; false for a default. */
 bool conf_is_given(const struct conf *conf, const char *key);
 
-/* Whether the setting says where keys and certificates are, or who the users are: for administrators alone.
- */
+/* Whether only administrators may see the setting: it says where keys and certificates are, or who the users
+ * are. */
 bool conf_is_private(const char *key);
 
-/* Whether a setting that only a restart can change differs; *key names the first. Nodes may be added,
+/* Whether a setting differs that only a restart can change; *key names the first one. Nodes may be added,
  * removed and moved at run time. */
 bool conf_needs_restart(const struct conf *old_conf, const struct conf *new_conf, const char **key);
 

@@ -6,17 +6,17 @@
 #include "daemon/base/error.h"
 
 /*
- * Files that systemd passes to the service, and to nobody else (LoadCredential= in the unit,
- * systemd.exec(5)): a path that begins with CONF_CREDENTIALS lies in the folder that the variable names.
+ * Files that systemd passes to the service, and to no one else (LoadCredential= in the unit,
+ * systemd.exec(5)). A path that begins with CONF_CREDENTIALS lies in the folder that this variable names.
  */
 #define CONF_CREDENTIALS "$CREDENTIALS_DIRECTORY/"
 
-/* Replaces *path, a string of malloc, if it is such a one. CONFIG, naming `source` and `key`, where systemd
- * has passed nothing; NO_MEMORY. */
+/* Expands *path, a string from malloc, if it begins with CONF_CREDENTIALS. CONFIG, naming `source` and `key`,
+ * if systemd has passed no credentials; NO_MEMORY. */
 enum status conf_expand_credential(char **path, const char *source, const char *key,
                                    struct error *error) COMM_MUST_USE;
 
-/* Whether a path that was expanded lies there: its access rules are systemd's. */
+/* Whether an expanded path lies in that folder: systemd then sets its access rules. */
 bool conf_is_credential(const char *path);
 
 #endif

@@ -150,7 +150,7 @@ enum status conf_nodes_find_own(struct conf *conf, const char *name_source, stru
         return STATUS_OK;
     }
     if (conf->node_count == 0 && conf->listen[0] == '\0') {
-        conf->standalone = true; /* no node is listed: this machine serves its own ranks */
+        conf->standalone = true; /* no node is listed: this machine serves only its own ranks */
     }
     if (conf->standalone || conf->listen[0] != '\0') {
         return STATUS_OK;

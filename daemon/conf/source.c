@@ -13,7 +13,7 @@
 
 #define READ_BYTES 65536u
 
-/* Until the end of the file, which may be a pipe. */
+/* Reads until the end of the file, which may be a pipe. */
 static enum status read_all(int fd, const char *path, char **text, struct error *error)
 {
     size_t size = 0;
@@ -71,7 +71,7 @@ enum status conf_source_read(const char *path, char **out, struct error *error)
     return STATUS_OK;
 }
 
-/* The end of the text in quotes or the comment that starts here; at itself when neither does. */
+/* Returns the end of the quoted text or comment that starts at `at`; returns `at` if neither starts there. */
 static const char *skip_quoted(const char *at)
 {
     if (*at == '"') {
@@ -95,8 +95,8 @@ static bool is_name_byte(char byte)
     return isalnum((unsigned char)byte) || byte == '_' || byte == '-' || byte == '*';
 }
 
-/* A number's end, and whether it is a whole one that is too large. Fractions are left to the check of types.
- */
+/* Returns a number's end; *too_large: whether it is a whole number that is too large. The check of types
+ * handles fractions. */
 static const char *skip_number(const char *at, bool *too_large)
 {
     char *end;
@@ -105,7 +105,7 @@ static const char *skip_number(const char *at, bool *too_large)
     long long number = strtoll(at, &end, hexadecimal ? 16 : 10);
     bool is_long = *end == 'L';
     bool fraction = !hexadecimal && (*end == '.' || *end == 'e' || *end == 'E');
-    /* libconfig takes 0xffffffff for -1: hexadecimal numbers have a sign bit, too. */
+    /* libconfig reads 0xffffffff as -1: hexadecimal numbers have a sign bit, too. */
     *too_large = !fraction && (errno == ERANGE || (!is_long && (number > INT32_MAX || number < INT32_MIN)));
     return fraction ? end + strspn(end, ".0123456789eE+-") : end + strspn(end, "L");
 }
@@ -118,7 +118,7 @@ const char *conf_source_find_fault(const char *text, struct conf_source_place *p
         bool signed_number = (*at == '-' || *at == '+') && isdigit((unsigned char)at[1]);
         bool fault = false;
         if (end != at) {
-            /* Nothing in there is looked at. */
+            /* Nothing inside a text or comment is checked. */
         } else if (isdigit((unsigned char)*at) || signed_number) {
             end = skip_number(at, &fault);
         } else if (isalpha((unsigned char)*at)) {

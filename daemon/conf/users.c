@@ -24,7 +24,7 @@ static enum status find_uid(const char *name, const char *where, uint32_t *uid, 
     errno = 0;
     unsigned long long number = strtoull(name, &end, 10);
     if (name[0] >= '0' && name[0] <= '9' && *end == '\0') {
-        if (errno != 0 || number >= UINT32_MAX) { /* the last one is nobody's: (uid_t)-1 */
+        if (errno != 0 || number >= UINT32_MAX) { /* the highest number is no user: (uid_t)-1 */
             return error_set(error, STATUS_CONFIG,
                              "%s: users: name = \"%s\": expected a user's number or name", where, name);
         }

@@ -7,7 +7,7 @@
 
 /* --- Calls --- */
 
-/* After these, says cuda.h, the context is inconsistent, or the process is to be started again. */
+/* cuda.h says: after these results the context is inconsistent, or the process must be restarted. */
 static bool is_sticky(cuda_result result)
 {
     switch (result) {
@@ -28,7 +28,7 @@ static bool is_sticky(cuda_result result)
     case CUDA_RESULT_MPS_CLIENT_TERMINATED:
     case CUDA_RESULT_EXTERNAL_DEVICE:
         return true;
-    default: /* the driver has some hundred, and newer ones more */
+    default: /* the driver has about a hundred results, and newer drivers have more */
         return false;
     }
 }
@@ -119,7 +119,7 @@ static enum status gpu_describe(struct gpu_devices *gpus, uint32_t gpu, struct e
         status = gpu_attribute(gpus, gpu, CUDA_DEVICE_CAPABILITY_MINOR, &info->capability_minor, error);
     }
     if (gpus->driver->device_attribute(&mps, CUDA_DEVICE_MPS_ENABLED, at->device) != CUDA_RESULT_OK) {
-        mps = 0; /* a driver before 12.0 does not know the question */
+        mps = 0; /* a driver before 12.0 does not know this attribute */
     }
     info->memory_bytes = memory_bytes;
     info->multiprocessors = (uint32_t)multiprocessors;
@@ -137,7 +137,7 @@ static enum status gpu_load_kernel(struct gpu_devices *gpus, uint32_t gpu, const
     return status;
 }
 
-/* All of them now: loading one later could wait for a stream that waits for us. */
+/* Loads all kernels now: loading one later could wait for a stream that waits for commd. */
 static enum status gpu_load_kernels(struct gpu_devices *gpus, uint32_t gpu, struct error *error)
 {
     struct cuda_gpu *at = &gpus->gpus[gpu];
@@ -184,7 +184,7 @@ static enum status gpu_open(struct gpu_devices *gpus, uint32_t gpu, struct error
     return status == STATUS_OK ? gpu_load_kernels(gpus, gpu, error) : status;
 }
 
-/* A GPU that cannot reach another is no failure: copies between the two go through the host. */
+/* It is no failure if a GPU cannot reach another: copies between the two go through the host. */
 static enum status gpu_open_peers(struct gpu_devices *gpus, uint32_t gpu, struct error *error)
 {
     struct cuda_gpu *at = &gpus->gpus[gpu];
@@ -213,10 +213,12 @@ enum status gpu_devices_open(bool peer_access, struct gpu_devices **out, struct 
         return error_set(error, STATUS_NO_MEMORY, "no memory for GPUs");
     }
     pthread_mutex_init(&gpus->lock, NULL);
-    /* Read when a context, or NCCL's first communicator, is made; there is one thread yet. */
+    /*
+     * These are read when a context, or NCCL's first communicator, is created. There is only one thread yet.
+     */
     (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     (void)setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); /* of several communicators at once on one GPU */
-    (void)setenv("NCCL_P2P_DIRECT_DISABLE", "1", 0);    /* buffers are other processes': see NCCL's manual */
+    (void)setenv("NCCL_P2P_DIRECT_DISABLE", "1", 0);    /* other processes' buffers: see NCCL's manual */
     if (!cuda_driver_load(&gpus->driver, why, sizeof why)) {
         gpu_devices_close(gpus);
         return error_set(error, STATUS_UNSUPPORTED, "%s", why);

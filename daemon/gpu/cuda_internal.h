@@ -7,7 +7,7 @@
 #include "daemon/gpu/devices.h"
 #include "kernels/kernels.h"
 
-/* What the files of the CUDA backend share. */
+/* What the source files of the CUDA backend share. */
 
 #define CUDA_PINNED_CLASSES 45 /* by powers of two */
 
@@ -16,10 +16,10 @@ struct cuda_gpu {
     cuda_context context;
     cuda_module kernels;
     struct gpu_device_info info;
-    bool reaches[GPU_DEVICES_MAX]; /* its kernels, the memory of that GPU */
+    bool reaches[GPU_DEVICES_MAX]; /* whether its kernels reach the memory of that GPU */
     _Atomic bool failed;
     struct error failure; /* written before `failed` */
-    /* Null where the pair has no meaning; [1]: with room for many buffers. */
+    /* Null where the pair has no meaning. Index 1: for many buffers. */
     cuda_function reduces[REDUCE_COUNT][DTYPE_COUNT][2];
     cuda_function copy;
 };
@@ -31,24 +31,27 @@ struct gpu_devices {
     int driver_version;
     uint32_t count;
     struct cuda_gpu *gpus;
-    pthread_mutex_t lock;                                  /* of what follows */
-    struct cuda_pinned_block *pinned[CUDA_PINNED_CLASSES]; /* free ones */
+    pthread_mutex_t lock;                                  /* protects the fields below */
+    struct cuda_pinned_block *pinned[CUDA_PINNED_CLASSES]; /* free blocks */
     uint64_t pinned_bytes, pinned_kept_bytes;
-    struct cuda_pinned_block *blocks; /* given out, by address */
+    struct cuda_pinned_block *blocks; /* blocks in use, by address */
 };
 
-/* Makes the GPU's context the calling thread's. */
+/* Makes the GPU's context current in the calling thread. */
 enum status cuda_enter(const struct gpu_devices *gpus, uint32_t gpu, struct error *error) COMM_MUST_USE;
 
-/* What a call of the driver said. One that leaves the context useless makes the GPU a failed one. */
+/*
+ * The status for a result of a driver call. If the result means a useless context, marks the GPU as failed.
+ */
 enum status cuda_result_status(const struct gpu_devices *gpus, uint32_t gpu, const char *symbol,
                                cuda_result result, struct error *error) COMM_MUST_USE;
 
-/* What cuStreamQuery said: whatever it is but unfinished, nothing of the stream can be relied on any more. */
+/* The status for a result of cuStreamQuery. Any result other than success or "not ready" means that nothing
+ * of the stream can be relied on. */
 enum status cuda_stream_status(const struct gpu_devices *gpus, uint32_t gpu, cuda_result result,
                                struct error *error) COMM_MUST_USE;
 
-/* What CUDA's documents call the driver's calls. */
+/* The names of the driver's functions in CUDA's documents. */
 #define CUDA_SYMBOL(name, symbol, parameters)                                                                \
     static inline const char *cuda_symbol_of_##name(void)                                                    \
     {                                                                                                        \
@@ -57,7 +60,7 @@ enum status cuda_stream_status(const struct gpu_devices *gpus, uint32_t gpu, cud
 CUDA_DRIVER_FUNCTIONS(CUDA_SYMBOL)
 #undef CUDA_SYMBOL
 
-/* gpus->driver->name(arguments), its status. */
+/* Calls gpus->driver->name(arguments); its value is the status. */
 #define CUDA_CALL(gpus, gpu, error, name, ...)                                                               \
     cuda_result_status(gpus, gpu, cuda_symbol_of_##name(), (gpus)->driver->name(__VA_ARGS__), error)
 

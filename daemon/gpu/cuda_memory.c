@@ -7,7 +7,7 @@
 #include "daemon/gpu/cuda_memory.h"
 #include "daemon/host/memory_internal.h"
 
-/* Memory of clients on GPUs. */
+/* GPU memory of clients. */
 
 static enum status check_size(uint64_t size_bytes, struct error *error)
 {
@@ -19,7 +19,7 @@ static enum status check_size(uint64_t size_bytes, struct error *error)
     return STATUS_OK;
 }
 
-/* What the client gave is wrong, unless the GPU itself failed. */
+/* The client gave something wrong, unless the GPU itself failed. */
 static enum status blame_client(const struct gpu_devices *gpus, uint32_t gpu, enum status status,
                                 struct error *error)
 {
@@ -51,7 +51,7 @@ static enum status check_allocation(struct gpu_devices *gpus, uint32_t gpu, cuda
     if (status == STATUS_OK && (device != gpus->gpus[gpu].device || begin > base)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "the IPC handle is not of GPU %u", gpu);
     }
-    /* A driver may say the range of the block that small allocations share. */
+    /* The driver may report the range of the block that small allocations share. */
     if (status == STATUS_OK &&
         (base - begin > *allocated_bytes || *allocated_bytes - (base - begin) < size_bytes)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "%llu bytes, but the allocation has %zu",
@@ -61,8 +61,8 @@ static enum status check_allocation(struct gpu_devices *gpus, uint32_t gpu, cuda
 }
 
 /*
- * That GPUs reach each other's memory CUDA promises of memory made in the other's context; of what was opened
- * there it says nothing.
+ * CUDA promises that a GPU reaches another GPU's memory if that was allocated in the other's context. For
+ * memory that was only opened there, it promises nothing.
  */
 static enum status check_peers(struct gpu_devices *gpus, uint32_t gpu, cuda_pointer base, struct error *error)
 {
@@ -70,7 +70,7 @@ static enum status check_peers(struct gpu_devices *gpus, uint32_t gpu, cuda_poin
     for (uint32_t other = 0; other < gpus->count && status == STATUS_OK; other++) {
         unsigned long long access = CUDA_ACCESS_READ_WRITE;
         if (other == gpu || !gpus->gpus[other].reaches[gpu] || cuda_enter(gpus, other, NULL) != STATUS_OK) {
-            continue; /* one that failed works on nothing */
+            continue; /* a GPU that failed does not work on anything */
         }
         if (gpus->driver->pointer_attribute(&access, CUDA_POINTER_ACCESS, base) == CUDA_RESULT_OK &&
             access != CUDA_ACCESS_READ_WRITE) {
@@ -129,7 +129,7 @@ enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
         }
         return status;
     }
-    (*out)->address_bytes = allocated_bytes; /* all of it is mapped, whatever the client says */
+    (*out)->address_bytes = allocated_bytes; /* all of it is mapped, whatever size the client gives */
     (*out)->by_ipc = true;
     (*out)->origin = *origin;
     (*out)->gpus = gpus;
@@ -137,7 +137,7 @@ enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
     return STATUS_OK;
 }
 
-/* CUDA opens whole blocks, of which allocations may have parts. */
+/* CUDA opens whole blocks, which several allocations may share. */
 #define BLOCK_BYTES (UINT64_C(2) << 20)
 
 bool memory_was_at(const struct memory *memory, const struct memory_origin *origin, uint64_t size_bytes)
@@ -180,7 +180,7 @@ enum status gpu_memory_reserve(struct gpu_devices *gpus, uint32_t gpu, uint64_t 
     }
     if (status == STATUS_OK) {
         status = CUDA_CALL(gpus, gpu, error, address_reserve, &base, (size_t)size_bytes, 0, 0, 0);
-        status = blame_client(gpus, gpu, status, error); /* a size that is no multiple of the granularity */
+        status = blame_client(gpus, gpu, status, error); /* the size is not a multiple of the granularity */
     }
     if (status != STATUS_OK) {
         return status;
@@ -196,7 +196,7 @@ enum status gpu_memory_reserve(struct gpu_devices *gpus, uint32_t gpu, uint64_t 
     return STATUS_OK;
 }
 
-/* For its GPU, and those whose kernels reach it: they take turns with slices. */
+/* Allows access from its GPU, and from GPUs whose kernels reach it: slices are done by these GPUs in turn. */
 static enum status allow_access(struct gpu_devices *gpus, uint32_t gpu, cuda_pointer at, uint64_t size_bytes,
                                 struct error *error)
 {
@@ -212,7 +212,7 @@ static enum status allow_access(struct gpu_devices *gpus, uint32_t gpu, cuda_poi
     return CUDA_CALL(gpus, gpu, error, address_set_access, at, (size_t)size_bytes, access, count);
 }
 
-/* A descriptor may be of memory of the host, or of another GPU. */
+/* A descriptor may be of host memory, or of another GPU's memory. */
 static enum status check_place(struct gpu_devices *gpus, uint32_t gpu, cuda_pointer at, struct error *error)
 {
     unsigned type = CUDA_MEMORY_HOST;
@@ -265,7 +265,7 @@ static enum status map_fd(struct memory *memory, int fd, uint64_t size_bytes, st
                                    (void *)(intptr_t)fd, CUDA_HANDLE_POSIX_FD);
     if (status == STATUS_OK) {
         status = map_chunk(memory, allocation, size_bytes, error);
-        (void)gpus->driver->allocation_release(allocation); /* what is mapped keeps it */
+        (void)gpus->driver->allocation_release(allocation); /* the mapping keeps it alive */
     }
     long_call_end();
     return status;
@@ -279,7 +279,7 @@ enum status gpu_memory_map(struct memory *memory, int fd, uint64_t size_bytes, s
                          (unsigned long long)size_bytes);
     }
     uint32_t gpu = (uint32_t)memory->gpu;
-    if (!descriptor_may_be_asked(fd)) { /* the driver asks at once */
+    if (!descriptor_may_be_asked(fd)) { /* the driver queries it immediately */
         return error_set(error, STATUS_INVALID_ARGUMENT, "the descriptor is of no memory of GPU %u", gpu);
     }
     enum status status = cuda_enter(gpus, gpu, error);

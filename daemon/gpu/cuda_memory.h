@@ -4,14 +4,14 @@
 #include "daemon/gpu/devices.h"
 #include "daemon/host/memory.h"
 
-/* Memory of clients on GPUs, which becomes the same kind of object as theirs on the host. */
+/* Clients' GPU memory. It becomes the same kind of object as clients' host memory. */
 struct cuda_ipc_handle;
 
 /*
- * Opens an allocation of a client on a GPU (cuMemAlloc, cudaMalloc) by its IPC handle. The allocation is the
- * client's process's; it must have size_bytes at least. INVALID_ARGUMENT: the handle is of no such allocation
- * (any more), or of another GPU. BUSY: an allocation that was at its place before, and has been freed there,
- * is still open here (memory_was_at), and CUDA does not open the new one beside it. NO_MEMORY; DEVICE.
+ * Opens a client's GPU allocation (cuMemAlloc, cudaMalloc) by its IPC handle. The allocation belongs to the
+ * client's process, and must have at least size_bytes. Errors: INVALID_ARGUMENT if the handle is not (or no
+ * longer) of such an allocation, or is of another GPU. BUSY if an earlier allocation at the same place, which
+ * the client has freed, is still open here (memory_was_at): CUDA does not open both. NO_MEMORY; DEVICE.
  */
 enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
                                   const struct cuda_ipc_handle *handle, uint64_t size_bytes,
@@ -19,11 +19,11 @@ enum status gpu_memory_import_ipc(struct gpu_devices *gpus, uint32_t gpu,
                                   struct error *error) COMM_MUST_USE;
 
 /*
- * Virtual memory of a client on a GPU, which may consist of several allocations (as PyTorch's expandable
- * segments): reserves the addresses; each gpu_memory_map maps one allocation, whole, by its descriptor, which
- * stays the caller's. Chunks come in order, without gaps, and what they have filled can be used: later ones
- * change nothing of that, so that a segment that grows stays the same memory as long as there is room. Errors
- * as above.
+ * Virtual memory of a client on a GPU. It may consist of several allocations (like PyTorch's expandable
+ * segments). gpu_memory_reserve reserves the addresses. Each gpu_memory_map maps one whole allocation by its
+ * descriptor, which the caller keeps. Chunks come in order, without gaps; filled addresses can be used. Later
+ * chunks do not change them, so a growing segment stays the same memory as long as there is room. Errors as
+ * above.
  */
 enum status gpu_memory_reserve(struct gpu_devices *gpus, uint32_t gpu, uint64_t size_bytes,
                                struct memory **out, struct error *error) COMM_MUST_USE;

@@ -4,7 +4,7 @@
 #include "daemon/base/table.h"
 #include "daemon/gpu/cuda_internal.h"
 
-/* Pinned memory by powers of two; what is freed is kept for the next one, up to a bound. */
+/* Pinned memory in sizes that are powers of two. Freed memory is kept for reuse, up to a limit. */
 
 #define PINNED_CLASS_MIN 12 /* 4 KiB */
 
@@ -29,7 +29,7 @@ uint64_t gpu_pinned_size(uint64_t size_bytes)
     return UINT64_C(1) << class_of(size_bytes);
 }
 
-/* With any GPU's context: the memory is of all of them. */
+/* Uses any GPU's context: all GPUs can use the memory. */
 static enum status block_new(struct gpu_devices *gpus, unsigned size_class, struct cuda_pinned_block **out,
                              struct error *error)
 {
@@ -78,7 +78,7 @@ enum status gpu_pinned_alloc(struct gpu_devices *gpus, uint64_t size_bytes, void
         HASH_ADD_PTR(gpus->blocks, memory, block);
         if (table_has(block, hh)) {
             *out = block->memory;
-        } else { /* kept for the next one who asks */
+        } else { /* kept for the next allocation */
             block->next = gpus->pinned[size_class];
             gpus->pinned[size_class] = block;
             gpus->pinned_kept_bytes += UINT64_C(1) << size_class;

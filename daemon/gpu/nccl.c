@@ -27,7 +27,7 @@ void gpu_nccl_version(char *text, size_t size)
 
 /* --- Types and operators --- */
 
-/* NCCL's type, or -1; *elements: of NCCL's in one of ours. */
+/* NCCL's type, or -1. *elements: how many of NCCL's elements make one of ours. */
 static int type_of(enum dtype dtype, uint64_t *elements)
 {
     *elements = 1;
@@ -52,13 +52,13 @@ static int type_of(enum dtype dtype, uint64_t *elements)
         return NCCL_TYPE_U32;
     case DTYPE_U8:
         return NCCL_TYPE_U8;
-    case DTYPE_C64: /* a sum of complex numbers is one of their parts */
+    case DTYPE_C64: /* the sum of complex numbers is the sum of their parts */
         *elements = 2;
         return NCCL_TYPE_F32;
     case DTYPE_C128:
         *elements = 2;
         return NCCL_TYPE_F64;
-    case DTYPE_F8E4M3: /* its sums saturate in ours */
+    case DTYPE_F8E4M3: /* our sums of these types saturate */
     case DTYPE_F8E5M2:
     case DTYPE_I16:
     case DTYPE_U16:
@@ -78,7 +78,7 @@ static bool is_complex(enum dtype dtype)
     return dtype == DTYPE_C64 || dtype == DTYPE_C128;
 }
 
-/* NCCL's operator, or -1. What ours divide or multiply besides is not its. */
+/* NCCL's operator, or -1. Operators that also divide or multiply are not left to NCCL. */
 static int operator_of(enum dtype dtype, enum reduce reduce)
 {
     switch (reduce) {
@@ -88,7 +88,7 @@ static int operator_of(enum dtype dtype, enum reduce reduce)
         return NCCL_REDUCE_SUM;
     case REDUCE_PROD:
         return is_complex(dtype) ? -1 : NCCL_REDUCE_PROD;
-    case REDUCE_MIN: /* of floating point, NCCL does not promise what becomes of NaN */
+    case REDUCE_MIN: /* for floating point, NCCL does not promise what becomes of NaN */
         return is_integer(dtype) ? NCCL_REDUCE_MIN : -1;
     case REDUCE_MAX:
         return is_integer(dtype) ? NCCL_REDUCE_MAX : -1;
@@ -115,7 +115,7 @@ bool gpu_group_reduces(enum dtype dtype, enum reduce reduce)
     return type_of(dtype, &elements) >= 0 && operator_of(dtype, reduce) >= 0;
 }
 
-/* --- Their life --- */
+/* --- Creating and freeing groups --- */
 
 static enum status group_status(const struct gpu_group *group, const char *call, nccl_result result,
                                 struct error *error)

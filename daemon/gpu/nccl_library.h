@@ -7,9 +7,9 @@
 #include "proto/cuda_driver.h"
 
 /*
- * The part of NCCL's interface that commd uses, declared here and looked up at run time, as the CUDA driver's
- * (proto/cuda_driver.h): NCCL 2.18 and later keep this ABI. COMMD_NCCL_LIBRARY names another library to load
- * than libnccl.so.2.
+ * The part of NCCL's interface that commd uses. It is declared here and looked up at run time, like the CUDA
+ * driver's (proto/cuda_driver.h). NCCL 2.18 and later keep this ABI. COMMD_NCCL_LIBRARY names a library to
+ * load in place of libnccl.so.2.
  */
 
 typedef int nccl_result; /* ncclResult_t */
@@ -29,7 +29,7 @@ struct nccl_id { /* ncclUniqueId */
     char bytes[NCCL_ID_BYTES];
 };
 
-/* ncclConfig_t as of 2.18, which later versions take by its version field. */
+/* ncclConfig_t as of 2.18. Later versions accept it because of its version field. */
 struct nccl_config {
     size_t size;
     unsigned magic;
@@ -45,7 +45,7 @@ struct nccl_config {
 #define NCCL_CONFIG_VERSION 21800u
 #define NCCL_CONFIG_UNDEFINED_INT (-2147483647 - 1)
 
-/* ncclDataType_t: nccl_type_of says which dtype is which. */
+/* ncclDataType_t; nccl_type_of maps a dtype to it. */
 enum nccl_type {
     NCCL_TYPE_I8 = 0,
     NCCL_TYPE_U8 = 1,
@@ -95,7 +95,8 @@ struct nccl_library {
 #undef NCCL_LIBRARY_MEMBER
 };
 
-/* Loads NCCL, once a process. False, with a text for people in why. Thread-safe; never unloaded. */
+/* Loads NCCL, once in a process. Returns false with a readable text in why. Thread-safe; NCCL is never
+ * unloaded. */
 bool nccl_library_load(const struct nccl_library **out, char *why, size_t why_size);
 
 #endif

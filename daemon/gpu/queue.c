@@ -12,15 +12,15 @@ _Static_assert(GPU_QUEUE_BUFFERS_MAX == KERNELS_MANY_MAX, "the room in the kerne
 struct gpu_queue {
     struct gpu_devices *gpus;
     uint32_t gpu;
-    struct budget_account *account; /* the charge keeps it */
+    struct budget_account *account; /* holds a reference because of the charge */
     cuda_stream stream;
     _Atomic uint64_t *done; /* pinned: the last mark that was reached */
     cuda_pointer done_at;   /* its device address */
     uint64_t last_mark;
-    uint64_t asked_ns; /* when the driver was last asked whether the GPU works */
+    uint64_t asked_ns; /* when the driver was last asked about the GPU */
 };
 
-#define QUEUE_ASK_NS 1000000ull /* it costs */
+#define QUEUE_ASK_NS 1000000ull /* asking costs a driver call */
 
 /* gpus->driver->name(arguments) in the queue's context. */
 #define QUEUE_CALL(queue, error, name, ...) CUDA_CALL((queue)->gpus, (queue)->gpu, error, name, __VA_ARGS__)
@@ -106,7 +106,7 @@ enum status gpu_queue_copy(struct gpu_queue *queue, void *target, const void *so
 }
 
 #define QUEUE_LINK_BLOCKS                                                                                    \
-    32 /* some hundred KB under way: of 64 GB/s, more than the time of a transfer takes */
+    32 /* A few hundred KB in flight: at 64 GB/s, this is more than the latency of a transfer */
 
 static unsigned block_count(const struct gpu_queue *queue, uint64_t bytes, enum gpu_queue_path path)
 {
@@ -191,9 +191,9 @@ enum status gpu_queue_reduce(struct gpu_queue *queue, const struct host_reductio
     return queue_launch(queue, kernel, bytes, path, &arguments, error);
 }
 
-/* --- Order --- */
+/* --- Marks --- */
 
-/* In the queue's order, *word = value, in host memory known to CUDA by that device address. */
+/* Writes *word = value after the earlier work of the queue. `word` is the device address of host memory. */
 static enum status queue_write(struct gpu_queue *queue, cuda_pointer word, uint64_t value,
                                struct error *error)
 {
@@ -208,8 +208,7 @@ enum status gpu_queue_mark(struct gpu_queue *queue, uint64_t *mark, struct error
     if (status == STATUS_OK) {
         *mark = ++queue->last_mark;
     } else if (queue_enter(queue, NULL) == STATUS_OK) {
-        /* Nobody could see when what was put before is done, and the memory that it touches is given up next.
-         */
+        /* The caller could not know when the earlier work is done, and frees the memory that it uses next. */
         (void)queue->gpus->driver->stream_synchronize(queue->stream);
     }
     return status;

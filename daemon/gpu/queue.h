@@ -9,27 +9,27 @@
 #include "daemon/host/reduce.h"
 
 /*
- * Work for one GPU, done in the order in which it was put: a CUDA stream, and a word in host memory that says
- * how far it is. Nothing here waits: a mark is put behind work, and asked about until it is reached.
- * Functions that put work fail with DEVICE, naming GPU and call, when the GPU has failed; the queue is of no
- * use then. One thread at a time a queue. Addresses are device addresses, or host memory from
- * gpu_pinned_alloc.
+ * Work for one GPU, done in the order in which it was put: a CUDA stream, and a word in host memory that
+ * shows its progress. Nothing here blocks: put a mark behind the work, and ask until the mark is reached. If
+ * the GPU has failed, functions that put work return DEVICE, with GPU and call in the text; the queue is
+ * unusable then. Only one thread at a time may use a queue. Addresses are device addresses, or host memory
+ * from gpu_pinned_alloc.
  */
 struct gpu_queue;
 struct budget_account;
 
-/* Of the host's memory: what is pinned for its word, and as much again for the driver's stream. */
+/* Host memory of a queue: the pinned bytes of its word, and as much again for the driver's stream. */
 #define GPU_QUEUE_COST_BYTES 8192u
-/* account: charged for the queue until it is freed (BUDGET_COMMUNICATOR_BYTES); null: nobody is. LIMIT,
- * NO_MEMORY, or what the driver said. */
+/* account: charged for the queue until it is freed (BUDGET_COMMUNICATOR_BYTES); null: no account. Errors:
+ * LIMIT, NO_MEMORY, or the driver's. */
 enum status gpu_queue_new(struct gpu_devices *gpus, uint32_t gpu, struct budget_account *account,
                           struct gpu_queue **out, struct error *error) COMM_MUST_USE;
-/* Once every mark of it is reached, or its GPU failed: otherwise it waits. Null is accepted. */
+/* Call it when all marks of the queue are reached, or its GPU failed; otherwise it blocks. Accepts null. */
 void gpu_queue_free(struct gpu_queue *queue);
 
 cuda_stream gpu_queue_stream(const struct gpu_queue *queue);
 
-/* From anywhere to anywhere: of this GPU, of another one, of the host (pinned). No overlap. */
+/* Copies between any memory: of this GPU, of another one, of the host (pinned). No overlap. */
 enum status gpu_queue_copy(struct gpu_queue *queue, void *target, const void *source, uint64_t size_bytes,
                            struct error *error) COMM_MUST_USE;
 
@@ -39,31 +39,32 @@ struct host_copy_range {
     uint64_t bytes;
 };
 /*
- * Which memory a kernel works on: that of GPUs; or some of the host's (pinned) as well: a few threads fill
- * the link to it, and leave the rest of the GPU to others.
+ * Which memory a kernel works on: GPU memory alone; or also pinned host memory. For the latter a few threads
+ * fill the link to the host, and leave the rest of the GPU to other work.
  */
 enum gpu_queue_path { GPU_QUEUE_GPUS, GPU_QUEUE_LINK };
 
-/* Many at once, within what the GPU's kernels reach: its own memory, that of its peers, and the host's. */
+/* Copies many ranges in one kernel. They must be reachable for it: memory of its GPU, of peer GPUs, or of the
+ * host. */
 enum status gpu_queue_copy_ranges(struct gpu_queue *queue, const struct host_copy_range *ranges,
                                   uint32_t range_count, enum gpu_queue_path path,
                                   struct error *error) COMM_MUST_USE;
 
-/* As host_reduce, on such memory. */
-#define GPU_QUEUE_BUFFERS_MAX 256 /* inputs, and outputs; beyond: LIMIT */
+/* As host_reduce, on memory that the GPU's kernels reach. */
+#define GPU_QUEUE_BUFFERS_MAX 256 /* inputs, and outputs; more: LIMIT */
 enum status gpu_queue_reduce(struct gpu_queue *queue, const struct host_reduction *reduction,
                              enum gpu_queue_path path, struct error *error) COMM_MUST_USE;
 
-/* Reached when all work put before is done and visible to the host. Marks ascend from 1. On failure waits for
- * that work, unless the GPU failed, which then touches nothing any more. */
+/* Puts a mark: it is reached when all earlier work is done and visible to the host. Marks ascend from 1. On
+ * failure it waits for the work, unless the GPU failed: a failed GPU no longer accesses memory. */
 enum status gpu_queue_mark(struct gpu_queue *queue, uint64_t *mark, struct error *error) COMM_MUST_USE;
 bool gpu_queue_reached(const struct gpu_queue *queue, uint64_t mark);
-/* STATUS_OK while work may still come to its end; what the GPU failed with, else. Costs a call of the driver:
- * for waits that have become long. */
+/* STATUS_OK while the work may still complete; otherwise the GPU's failure. Costs a driver call, so use it
+ * only for long waits. */
 enum status gpu_queue_check(struct gpu_queue *queue, struct error *error) COMM_MUST_USE;
 
-/* Whether the queue is done with what the mark (0: nothing) is behind: it is reached, or its GPU failed,
- * which *status says. Asks the driver once a millisecond. */
+/* Whether the queue is done with the work before the mark (0: no work). That is so if the mark is reached or
+ * the GPU failed; *status tells which. Asks the driver once a millisecond. */
 bool gpu_queue_is_done(struct gpu_queue *queue, uint64_t mark, uint64_t now_ns, enum status *status,
                        struct error *error);
 

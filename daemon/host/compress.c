@@ -16,7 +16,7 @@
 #define F8_SCALE_MAX 0x7b800000u /* 2^120 */
 #define TOP_K_BLOCK HOST_COMPRESS_TOP_K_BLOCK
 
-/* One choice of vector width for the reductions and this. */
+/* The reductions and this codec use the same vector width. */
 static const struct compress_kernels *kernels_now(void)
 {
 #if defined(__x86_64__)
@@ -39,7 +39,7 @@ static size_t block_count(uint64_t count_elements, uint64_t done, size_t block)
 uint64_t host_compress_max_bytes(enum compression compression, uint32_t top_k_permille,
                                  uint64_t count_elements)
 {
-    if (count_elements > UINT64_MAX / 8) { /* no format has more bytes an element */
+    if (count_elements > UINT64_MAX / 8) { /* no format needs more bytes for an element */
         return UINT64_MAX;
     }
     switch (compression) {
@@ -125,7 +125,7 @@ uint64_t host_compress(enum compression compression, uint32_t top_k_permille, co
 static bool f8_scale_is_valid(uint32_t bits)
 {
     bool in_range = bits >= F8_SCALE_MIN && bits <= F8_SCALE_MAX;
-    /* A power of two is an exponent alone or, below the normal numbers, one bit alone. */
+    /* A power of two has only exponent bits or, below the normal numbers, only one bit. */
     bool is_power = bits < 0x00800000u ? (bits & (bits - 1)) == 0 : (bits & 0x007fffffu) == 0;
     return bits == 0 || (in_range && is_power);
 }

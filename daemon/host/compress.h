@@ -28,42 +28,47 @@
  *          largest in magnitude of the block's n, of equals the first; zeros are left out. d(x) is x for
  *          these and 0 for the others.
  *
- * NaN and infinity: d(NaN) is NaN, quiet and positive. Infinity stays infinity; in f8, which has none, it
- * becomes NaN. Neither counts in f8's M. In top_k NaN is the largest, then infinity; where a block has more
- * of these than k, the later ones decode to 0. Finite value and residual may overflow to infinity.
+ * NaN and infinity: d(NaN) is NaN, quiet and positive. Infinity stays infinity. f8 has no infinity: there it
+ * becomes NaN. f8 ignores both when it computes M. In top_k, NaN is the largest value, then infinity. If a
+ * block has more than k of these, the later ones decode to 0. The sum of a finite value and its residual may
+ * overflow to infinity.
  *
  * Error feedback (Seide et al. 2014, Karimireddy et al. 2019): with a residual, x is the f32 sum of value and
  * residual, and the residual becomes x - d(x), exactly: d(x) + residual = x without rounding. It becomes 0
  * where x is not finite, so that a residual is always finite.
  *
- * The same bits on every machine and at every vector level (host_reduce_force_level sets that of both),
- * payloads of NaN excepted where a decoded NaN is added. All functions are thread-safe, without memory of
- * their own.
+ * The bits are the same on every machine and at every vector level, except payloads of NaN where a decoded
+ * NaN is added. host_reduce_force_level sets the level of reductions and of this codec. All functions are
+ * thread-safe and allocate no memory.
  */
 
 #define HOST_COMPRESS_F8_BLOCK 256
-#define HOST_COMPRESS_TOP_K_BLOCK 1024 /* elements, as the one above */
+#define HOST_COMPRESS_TOP_K_BLOCK 1024 /* in elements, like HOST_COMPRESS_F8_BLOCK */
 
 /*
- * What host_compress writes at most: exactly that but for top_k. top_k_permille: top_k alone; 0 is one
- * element a block, above 1000 is all of them. UINT64_MAX where that does not fit.
+ * The most bytes that host_compress writes. It writes exactly as many, except for top_k. top_k_permille is
+ * used only for top_k: 0 keeps one element a block, values above 1000 keep all. Returns UINT64_MAX if the
+ * number does not fit.
  */
 uint64_t host_compress_max_bytes(enum compression compression, uint32_t top_k_permille,
                                  uint64_t count_elements);
 
 /*
- * Encodes `count_elements` values into out, which has room for host_compress_max_bytes, and returns the bytes
- * written. residual: null, or as many elements, read and written. The buffers do not overlap.
+ * Encodes `count_elements` values into out, which must have room for host_compress_max_bytes. Returns the
+ * bytes written. residual: null, or as many elements, which are read and written. The buffers must not
+ * overlap.
  */
 uint64_t host_compress(enum compression compression, uint32_t top_k_permille, const float *values,
                        float *residual, uint64_t count_elements, unsigned char *out);
 
 /*
- * Decodes a payload of a peer into count_elements of out: added to what is there, or in its place (top_k:
- * zero where nothing is kept). in and out do not overlap. STATUS_PROTOCOL, with out untouched, where the
- * payload is not one of that many elements: its length, a scale that is neither 0 nor a power of two in
- * 2^-140..2^120, an index that is not in the block or not above the one before. Values are the peer's: any
- * number, NaN and infinity are accepted.
+ * Decodes a peer's payload into count_elements of out. With `add` it adds to the present values, otherwise it
+ * replaces them (top_k: with zero where no element was kept). in and out must not overlap. Values come from
+ * the peer: any number, NaN and infinity are accepted.
+ *
+ * Returns STATUS_PROTOCOL and leaves out untouched if the payload is not valid for that many elements. That
+ * is: a wrong length; a scale that is neither 0 nor a power of two in 2^-140..2^120; an index outside the
+ * block, or not above the previous one.
  */
 enum status host_decompress(enum compression compression, const unsigned char *in, uint64_t bytes,
                             uint64_t count_elements, float *out, bool add, struct error *error) COMM_MUST_USE;

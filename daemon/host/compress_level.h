@@ -6,18 +6,19 @@
 #include <stdint.h>
 
 /*
- * What one vector width offers to compress.c. Encoded bytes lie at any alignment; residual may be null; no
- * two buffers overlap.
+ * The kernels for compress.c at one vector width. Encoded bytes may have any alignment. residual may be null.
+ * No two buffers overlap.
  */
 struct compress_kernels {
     void (*bf16_encode)(unsigned char *out, const float *values, float *residual, size_t count);
     void (*bf16_decode)(float *out, const unsigned char *in, size_t count, bool add);
-    /* One block, scale and codes: count is at most HOST_COMPRESS_F8_BLOCK. */
+    /* For one block: scale and codes. count is at most HOST_COMPRESS_F8_BLOCK. */
     void (*f8_encode)(unsigned char *out, const float *values, float *residual, size_t count);
     void (*f8_decode)(float *out, const unsigned char *codes, float scale, size_t count, bool add);
     /*
-     * What is encoded without loss: x = values + residual (NaN made the one NaN), with the bits of its
-     * magnitude, which order like it. The residual becomes what it is where nothing of x is sent.
+     * Computes x = values + residual without loss; every NaN becomes one NaN value. Also gives the bits of
+     * its magnitude, which have the same order as the magnitudes. Sets residual to its value for the case
+     * that nothing of x is sent.
      */
     void (*gather)(float *x, uint32_t *magnitudes, const float *values, float *residual, size_t count);
 };

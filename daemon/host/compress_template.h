@@ -1,6 +1,7 @@
 /*
- * The kernels of one vector width, as in reduce_template.h: plain loops without branches that the compiler
- * vectorises for the flags of the including file, which defines COMPRESS_KERNELS as the name of its table.
+ * The kernels of one vector width, as in reduce_template.h: plain loops without branches. The compiler
+ * vectorises them for the flags of the including file, which defines COMPRESS_KERNELS as the name of its
+ * table.
  */
 #include <endian.h>
 #include <stdbool.h>
@@ -20,14 +21,14 @@
 #endif
 
 #define SIGN 0x80000000u
-#define INFINITE 0x7f800000u /* magnitudes from here on are not finite, above it not a number */
+#define INFINITE 0x7f800000u /* a magnitude from here on is not finite; above it, not a number */
 #define QUIET_NAN 0x7fc00000u
 #define BF16_LARGEST 0x7f7f0000u
 #define BF16_NAN 0x7fc0u
-/* 240 * 2^120: what is above would round to 256 * 2^120, which f32 does not have. */
+/* 240 * 2^120: a larger value would round to 256 * 2^120, which f32 cannot represent. */
 #define F8_LARGEST 0x7f700000u
 #define F8_NAN 0x7fu
-#define F8_EXPONENT_MIN (-140) /* e4m3 goes down to 2^-9, f32 to 2^-149: below, decoding would round */
+#define F8_EXPONENT_MIN (-140) /* e4m3 ends at 2^-9, f32 at 2^-149: below, decoding would round */
 
 typedef uint16_t any_u16 __attribute__((aligned(1), may_alias));
 
@@ -36,7 +37,7 @@ static inline uint32_t magnitude_of(float x)
     return bits_of_f32(x) & ~SIGN;
 }
 
-/* x, if finite not above the limit's bits in magnitude. */
+/* A finite x, limited in magnitude to the value with the bits `limit`; others unchanged. */
 static inline float limited(float x, uint32_t limit)
 {
     uint32_t magnitude = magnitude_of(x);
@@ -44,7 +45,7 @@ static inline float limited(float x, uint32_t limit)
     return bits_to_f32((bits_of_f32(x) & SIGN) | (magnitude < INFINITE ? cut : magnitude));
 }
 
-/* A mask, not a choice: gcc leaves a loop alone where a subtraction would become conditional. */
+/* Uses a mask, not a choice: gcc does not vectorise a loop in which a subtraction becomes conditional. */
 static inline float residual_of(float x, float decoded)
 {
     uint32_t finite = magnitude_of(x) < INFINITE ? UINT32_MAX : 0;
@@ -98,7 +99,7 @@ static inline float power_of_two(int exponent)
     return bits_to_f32(bits);
 }
 
-/* The least exponent with largest <= 448 * 2^exponent, F8_EXPONENT_MIN or above. largest > 0. */
+/* The least exponent, at least F8_EXPONENT_MIN, with largest <= 448 * 2^exponent. largest > 0. */
 static int f8_exponent(uint32_t largest)
 {
     int exponent = -127;
@@ -131,7 +132,7 @@ static void f8_encode(unsigned char *out, const float *values, float *residual, 
     }
     int exponent = largest == 0 ? 0 : f8_exponent((uint32_t)largest);
     float scale = largest == 0 ? 0.0f : power_of_two(exponent);
-    /* 1 / scale in two exact steps: as one number it may be infinite. */
+    /* Multiplies by 1 / scale in two exact steps, because as one number it may be infinite. */
     float shrink = power_of_two(-exponent / 2);
     float shrink_rest = power_of_two(-exponent - -exponent / 2);
     unsigned char *codes = out + sizeof(uint32_t);

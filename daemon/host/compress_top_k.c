@@ -28,9 +28,9 @@ size_t compress_top_k_kept(uint32_t permille, size_t count)
 }
 
 /*
- * The rank-th largest of the magnitudes (rank 1 is the largest, and at most count), and in *rank how many
- * that are equal to it belong to the rank largest. By digits, from the highest: each step keeps the
- * magnitudes with the digit that the one looked for has, so that the worst case too is one pass over all a
+ * Returns the rank-th largest of the magnitudes (rank 1 is the largest; rank is at most count). Sets *rank to
+ * the number of equal values that belong to the rank largest. Selects by digits, from the highest. Each step
+ * keeps the magnitudes that have the wanted digit, so even the worst case is one pass over all for each
  * digit.
  */
 static uint32_t select_largest(const uint32_t *magnitudes, size_t count, size_t *rank)

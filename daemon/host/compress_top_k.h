@@ -11,18 +11,20 @@
 #define COMPRESS_TOP_K_COUNT_BYTES 2
 #define COMPRESS_TOP_K_ELEMENT_BYTES 6
 
-/* How many of a block of `count` elements are kept at most: 1..count. */
+/* The most elements that are kept of a block of `count` elements: 1..count. */
 size_t compress_top_k_kept(uint32_t permille, size_t count);
 
-/* Encodes one block of 1..HOST_COMPRESS_TOP_K_BLOCK; returns the bytes written. */
+/* Encodes one block of 1..HOST_COMPRESS_TOP_K_BLOCK elements; returns the bytes written. */
 size_t compress_top_k_encode(const struct compress_kernels *kernels, uint32_t permille, const float *values,
                              float *residual, size_t count, unsigned char *out);
 
-/* Checks a whole payload, so that compress_top_k_decode need not: STATUS_PROTOCOL. */
+/* Checks a whole payload, so compress_top_k_decode need not check it. Returns STATUS_PROTOCOL if it is
+ * invalid. */
 enum status compress_top_k_check(const unsigned char *in, uint64_t bytes, uint64_t count_elements,
                                  struct error *error) COMM_MUST_USE;
 
-/* Adds the kept elements of one block to, or (with the rest 0) puts them in, out; returns the bytes read. */
+/* Decodes one block. With `add` it adds the kept elements to out; otherwise it writes them, and 0 for the
+ * rest. Returns the bytes read. */
 size_t compress_top_k_decode(const unsigned char *in, float *out, size_t count, bool add);
 
 #endif

@@ -4,8 +4,10 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What is copied to several places stays in the second-level cache meanwhile; one copy of a MiB is slower
- * than its blocks, too. Past the caches, reads and writes that take turns often keep memory busy. */
+/*
+ * Data that are copied to several places stay in the second-level cache meanwhile. Also, one copy of a MiB is
+ * slower than copies of its blocks. Past the caches, reads and writes that alternate often keep memory busy.
+ */
 #define BLOCK_BYTES ((size_t)64 << 10)
 #define STREAMED_BLOCK_BYTES ((size_t)512)
 
@@ -26,7 +28,7 @@ void host_copy_streaming(void *target, const void *source, size_t size_bytes)
         from += head;
         size_bytes -= head;
     }
-    /* A whole line at a time: what combines them has to be filled before it is needed again. */
+    /* A whole line at a time: the write-combining buffer must be full before the processor needs it again. */
     for (; size_bytes >= 64; size_bytes -= 64, to += 64, from += 64) {
         __m128i a = _mm_loadu_si128((const __m128i *)(const void *)from);
         __m128i b = _mm_loadu_si128((const __m128i *)(const void *)(from + 16));
@@ -57,8 +59,8 @@ void host_copy_fence(void)
 }
 #endif
 
-/* Lines that two blocks share are not streamed: where all targets are as many bytes behind the begin of a
- * line, these are left to the first block, else blocks are large. */
+/* Cache lines that two blocks share are not streamed. If all targets start at the same offset in a line, the
+ * first block takes the bytes before the next line. Otherwise blocks are large. */
 static size_t streamed_block_bytes(void *const *targets, uint32_t target_count, size_t *first_bytes)
 {
     size_t behind = (uintptr_t)targets[0] & 63u;
@@ -100,7 +102,8 @@ void host_copy_to_all(void *const *targets, uint32_t target_count, const void *s
     }
 }
 
-/* What the kernel says of the last-level cache; sysconf tells, of a virtual machine, the host's. */
+/* The size of the last-level cache as the kernel reports it. In a virtual machine, sysconf would report the
+ * host's. */
 static uint64_t last_level_cache_bytes(void)
 {
     char unit = '\0';

@@ -15,20 +15,20 @@
 
 #include "daemon/base/log.h"
 
-/* Of Linux 5.11; older headers lack it. */
+/* From Linux 5.11; older headers lack it. */
 #ifndef UFFD_USER_MODE_ONLY
 #define UFFD_USER_MODE_ONLY 1
 #endif
 
-/* Memory of commd's own in place of holes. */
+/* Memory of commd that replaces a hole. */
 struct patch {
     struct guard *guard; /* null: none */
     uint64_t offset_bytes, size_bytes;
 };
 
 /*
- * What the signal handler looks at, behind `lock`. Whoever holds the lock touches no guarded memory and makes
- * no call that can block, so a handler never waits for its own thread, nor for long.
+ * What the signal handler uses, protected by `lock`. A thread that holds the lock touches no guarded memory
+ * and makes no call that can block. So a handler never waits for its own thread, and never for long.
  */
 static atomic_flag lock = ATOMIC_FLAG_INIT;
 static struct guard **guards; /* by base, highest first: mmap goes downwards, so most are added at the end */
@@ -58,9 +58,9 @@ static void release_lock(void)
     atomic_flag_clear_explicit(&lock, memory_order_release);
 }
 
-/* --- The handler, all of it behind the lock --- */
+/* --- The handler; all of it holds the lock --- */
 
-/* Index of the first mapping that begins at address or below. */
+/* Index of the first mapping that begins at or below the address. */
 static size_t find_index(const unsigned char *address)
 {
     size_t low = 0, high = guard_count;
@@ -89,7 +89,7 @@ static bool map_own(const struct patch *patch, int protection)
                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
 }
 
-/* Another thread may have met the same hole. */
+/* Another thread may have touched the same hole. */
 static bool is_patched(const struct guard *guard, uint64_t offset_bytes)
 {
     for (uint32_t i = 0; i < patch_count; i++) {
@@ -101,7 +101,7 @@ static bool is_patched(const struct guard *guard, uint64_t offset_bytes)
     return false;
 }
 
-/* What is taken away raises SIGSEGV when it is touched again. */
+/* A page that is removed here raises SIGSEGV when it is touched again. */
 static bool drop_oldest_patch(void)
 {
     struct patch *patch = &patches[oldest_patch];
@@ -114,8 +114,8 @@ static bool drop_oldest_patch(void)
 }
 
 /*
- * A page at first, so that all that is no hole keeps what it has. A mapping with many holes gets larger and
- * larger patches: the kernel bounds the number of mappings of a process.
+ * The first patches are one page, so that pages which exist keep their content. A mapping with many holes
+ * gets larger and larger patches, because the kernel limits the number of mappings of a process.
  */
 static uint64_t patch_bytes(const struct guard *guard)
 {
@@ -127,7 +127,8 @@ static uint64_t patch_bytes(const struct guard *guard)
     return bytes;
 }
 
-/* A larger patch takes the place of smaller ones: to drop those later would take parts of it away. */
+/* A larger patch replaces smaller ones. If these were dropped later, that would remove parts of the larger
+ * one. */
 static void forget_patches_within(const struct patch *larger)
 {
     for (uint32_t i = 0; i < GUARD_PATCHES_MAX; i++) {
@@ -151,7 +152,7 @@ static void forget_patches(struct guard *guard)
     guard->split_count = 0;
 }
 
-/* One mapping in place of all that this one has become. */
+/* Replaces the many pieces of this mapping by one mapping. */
 static bool give_up_whole(struct guard *guard)
 {
     struct patch whole = {.guard = guard, .size_bytes = guard->size_bytes};
@@ -190,7 +191,7 @@ static bool put_patch(struct guard *guard, uint64_t offset_bytes)
     return true;
 }
 
-/* Returns whether the thread can go on. */
+/* Returns whether the thread can continue. */
 static bool patch_hole(const unsigned char *address, bool is_bus)
 {
     take_lock();
@@ -211,13 +212,13 @@ static void on_fault(int signal_number, siginfo_t *info, void *context)
 {
     (void)context;
     int saved = errno;
-    bool is_fault = info->si_code > 0; /* else somebody sent it */
+    bool is_fault = info->si_code > 0; /* otherwise a process sent the signal */
     bool is_bus = signal_number == SIGBUS;
     if (!is_fault || !patch_hole(info->si_addr, is_bus)) {
         (void)sigaction(signal_number, is_bus ? &previous_bus : &previous_segv, NULL);
         if (!is_fault) {
             (void)raise(signal_number);
-        } /* a fault is raised again by the same instruction */
+        } /* otherwise the same instruction raises the fault again */
     }
     errno = saved;
 }
@@ -227,7 +228,7 @@ static void on_fault(int signal_number, siginfo_t *info, void *context)
 static int open_userfault(void)
 {
     struct uffdio_api api = {.api = UFFD_API, .features = UFFD_FEATURE_SIGBUS | UFFD_FEATURE_MISSING_SHMEM};
-    /* Faults in the kernel end in EFAULT anyway, so that everybody may have it. */
+    /* Faults in the kernel end in EFAULT anyway, so every user may open it. */
     int fd = (int)syscall(SYS_userfaultfd, O_CLOEXEC | O_NONBLOCK | UFFD_USER_MODE_ONLY);
     if (fd >= 0 && ioctl(fd, UFFDIO_API, &api) != 0) {
         int why = errno;

@@ -77,7 +77,7 @@ static enum status check_size(int fd, uint64_t size_bytes, struct error *error)
     return STATUS_OK;
 }
 
-/* Through a description of our own: the client's has a position that is the client's. */
+/* Uses a file description of its own, because the position of the client's belongs to the client. */
 static enum status check_holes(int fd, uint64_t size_bytes, struct error *error)
 {
     char path[40];
@@ -184,7 +184,7 @@ enum status memory_charge(struct memory *memory, struct budget_account *account,
         budget_release(account, BUDGET_ADDRESSES, memory->address_bytes);
         return status;
     }
-    memory->charged = budget_ref(account); /* no chunk is mapped before */
+    memory->charged = budget_ref(account); /* no chunk is mapped yet */
     return STATUS_OK;
 }
 

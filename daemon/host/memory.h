@@ -8,8 +8,8 @@
 #include "daemon/base/budget.h"
 
 /*
- * A client's memory as the daemon sees it: an imported memfd, or memory of a GPU, counted by reference, so
- * that nothing that an operation still uses is unmapped when its client leaves.
+ * A client's memory as the daemon sees it: an imported memfd, or GPU memory. It is reference-counted, so
+ * memory that an operation still uses is not unmapped when its client disconnects.
  */
 struct memory;
 
@@ -17,37 +17,38 @@ struct memory;
 #define MEMORY_MAX_BYTES (1ull << 44)
 
 /*
- * Maps a memfd that a client passed. It must be sealed against shrinking (F_SEAL_SHRINK), or a client could
- * truncate it under us, and it must not be of huge pages. It must be open, and not sealed, for writing.
- * Anything else is refused by name. size_bytes: what the client says; must not be 0 or exceed the file. The
- * fd stays the caller's and may be closed afterwards. The caller gets one reference.
+ * Maps a memfd that a client passed. It must be sealed against shrinking (F_SEAL_SHRINK), so that no client
+ * can truncate it while commd uses it. It must not be of huge pages. It must be open for writing, and not
+ * sealed against it. Anything else is refused, with the reason in the text. size_bytes: as the client states
+ * it; it must not be 0 or exceed the file. The caller keeps the fd and may close it afterwards. The caller
+ * gets one reference.
  *
- * Its pages are the client's to make: the first use of one that is not there breaks the memory
- * (memory_check), and nothing is charged to commd (guard.h). Without a userfaultfd that cannot be seen
- * later: then a file with holes is refused here. The memory is left out of core dumps.
+ * The client must create the pages: the first use of a missing page breaks the memory (memory_check), and
+ * nothing is charged to commd (guard.h). Without a userfaultfd, commd cannot notice that later: then it
+ * refuses a file with holes here. The memory is left out of core dumps.
  *
- * INVALID_ARGUMENT; LIMIT beyond MEMORY_MAX_BYTES; NO_MEMORY; SYSTEM.
+ * Errors: INVALID_ARGUMENT; LIMIT beyond MEMORY_MAX_BYTES; NO_MEMORY; SYSTEM.
  */
 enum status memory_open_memfd(int fd, uint64_t size_bytes, struct memory **out,
                               struct error *error) COMM_MUST_USE;
 
-/* Whose thread unmaps it, where it is a memfd; null, and without this: whoever gives the last reference. What
- * it is charged stays charged until then. The unmapper outlives it. */
+/* Sets the thread that unmaps a memfd. If null, or without this call, the thread that drops the last
+ * reference unmaps it. The memory's charges stay until then. The unmapper must outlive the memory. */
 struct unmapper;
 void memory_set_unmapper(struct memory *memory, struct unmapper *unmapper);
 
-/* Whose it is, for messages: a process, and its number for this memory. */
+/* Sets the owner, for messages: a process, and the process's number for this memory. */
 void memory_set_owner(struct memory *memory, pid_t process, uint32_t id);
 
 /*
- * Any thread, with a reference. INVALID_ARGUMENT when somebody has touched a page that the client never made,
- * or has taken out again: what was read there was zero, what was written there is lost, and the memory is of
- * no use any more. The text names process, memory and offset. guard_hole_count says whether any can have
- * broken.
+ * Any thread, with a reference. Returns INVALID_ARGUMENT if a thread touched a page that the client never
+ * created, or that it removed. What was read there was zero, what was written there is lost, and the memory
+ * is unusable from then on. The text names process, memory and offset. guard_hole_count tells whether any
+ * memory can have broken.
  */
 enum status memory_check(const struct memory *memory, struct error *error) COMM_MUST_USE;
 
-/* Whose an allocation is, and where it is there. */
+/* The owner of an allocation, and its address in the owner's process. */
 struct memory_origin {
     pid_t process; /* 0: not known */
     uid_t uid;
@@ -55,17 +56,17 @@ struct memory_origin {
 };
 
 /*
- * Whether it was opened by a handle and lies, in the process it is of, in a block of the driver's that an
- * allocation of that place and size has a part in.
+ * Whether the memory was opened by a handle and, in its owner's process, shares a block of the driver with an
+ * allocation of that address and size.
  */
 bool memory_was_at(const struct memory *memory, const struct memory_origin *origin, uint64_t size_bytes);
-/* Whether anybody but one has a reference. */
+/* Whether there are more references than one. */
 bool memory_is_used(const struct memory *memory);
 
 /*
- * Charges what the memory takes of commd (addresses, a mapping) to an account, as long as it is mapped, and
- * each part of it that gpu_memory_map adds. Once, before the first part. LIMIT: nothing is charged, and the
- * memory is to be let go of.
+ * Charges what the memory takes of commd (addresses, a mapping) to an account as long as it is mapped. Parts
+ * that gpu_memory_map adds are charged, too. Call it once, before the first part. On LIMIT nothing is
+ * charged, and the caller must release the memory.
  */
 enum status memory_charge(struct memory *memory, struct budget_account *account,
                           struct error *error) COMM_MUST_USE;
@@ -74,20 +75,21 @@ enum status memory_charge(struct memory *memory, struct budget_account *account,
 enum status memory_wrap(void *base, uint64_t size_bytes, struct memory **out,
                         struct error *error) COMM_MUST_USE;
 
-/* One thread at a time a memory (the daemon's main loop). unref of null is accepted; the last one unmaps. */
+/* Only one thread at a time may use a memory (the daemon's main thread). unref accepts null; the last unref
+ * unmaps. */
 struct memory *memory_ref(struct memory *memory);
 void memory_unref(struct memory *memory);
 
 /* The GPU's index, or MEMORY_OF_HOST. */
 int memory_gpu(const struct memory *memory);
-/* That can be used; and that were reserved, of virtual memory more where it may grow. */
+/* Usable bytes; and reserved bytes, which are more for virtual memory that may grow. */
 uint64_t memory_size_bytes(const struct memory *memory);
 uint64_t memory_reserved_bytes(const struct memory *memory);
 /* Whether it was opened by a legacy IPC handle. */
 bool memory_by_ipc(const struct memory *memory);
 
-/* Address of a range, which is the GPU's where the memory is, checked: null when [offset, offset + size) is
- * not within the memory. */
+/* Address of a range: a GPU address if the memory is on a GPU. Returns null if [offset, offset + size) is not
+ * within the memory. */
 void *memory_range(const struct memory *memory, uint64_t offset_bytes, uint64_t size_bytes);
 
 #endif

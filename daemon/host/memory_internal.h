@@ -6,25 +6,25 @@
 #include "daemon/host/memory.h"
 
 struct memory {
-    unsigned char *base; /* a GPU's address, if it is there */
+    unsigned char *base; /* a GPU address for GPU memory */
     uint64_t size_bytes;
-    uint64_t mapped_bytes;  /* from base on: what can be used */
-    uint64_t address_bytes; /* what it takes of our addresses */
+    uint64_t mapped_bytes;  /* usable bytes, from base on */
+    uint64_t address_bytes; /* what it takes of commd's address space */
     struct budget_account *charged;
     bool by_ipc;
-    struct memory_origin origin; /* by_ipc */
+    struct memory_origin origin; /* valid if by_ipc */
     uint32_t references;
-    bool guarded; /* a memfd: */
+    bool guarded; /* it is a memfd: guard is in use */
     struct guard guard;
     struct unmapper *unmapper;
     struct unmapping unmapping;
-    pid_t owner_process; /* 0: nobody said */
+    pid_t owner_process; /* 0: not set */
     uint32_t owner_id;
     int gpu;
-    struct gpu_devices *gpus; /* of daemon/gpu, where it is a GPU's */
+    struct gpu_devices *gpus; /* of daemon/gpu, for GPU memory */
     uint32_t chunk_count;     /* of virtual memory */
     uint64_t *chunk_bytes;
-    /* What it stands for, not the struct; null where the unmapper does that. */
+    /* Frees what the memory stands for, but not the struct; null where the unmapper does that. */
     void (*release)(struct memory *memory);
 };
 

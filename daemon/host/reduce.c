@@ -9,8 +9,8 @@
 /* One block of wide values: small enough that the accumulator and one converted input stay in a 32 KiB cache.
  */
 #define BLOCK_BYTES 8192
-/* Past the caches memory is what bounds it: reads and writes that take turns often keep it busy, and a block
- * of several KiB leaves it idle while the processor writes what it has. Conversions take longer than that. */
+/* Past the caches, memory is the limit. Reads and writes that alternate often keep it busy. A block of
+ * several KiB leaves it idle while the processor writes the block. Conversions take longer than that. */
 #define STREAMED_BLOCK_BYTES 512
 #define STREAMED_CONVERTED_BLOCK_BYTES 2048
 
@@ -40,7 +40,7 @@ static bool level_is_offered(const struct level *level)
     return level == &level_portable;
 }
 
-/* Before main, so that no thread ever sees a half-made choice. */
+/* Runs before main, so no thread ever sees an incomplete choice. */
 __attribute__((constructor)) static void level_choose(void)
 {
     level_now = &level_portable;
@@ -93,20 +93,20 @@ static size_t wide_bytes(enum dtype dtype, const struct reduce_kernels *kernels)
     return kernels->load != NULL && dtype != DTYPE_BOOL ? sizeof(float) : stored_bytes(dtype);
 }
 
-/* What is the same for all blocks of a reduction. */
+/* The values that all blocks of a reduction share. */
 struct pass {
     const struct host_reduction *reduction;
     const struct reduce_kernels *kernels;
     reduce_pair_function *pair;
     void (*load)(void *wide, const void *stored, size_t count);
-    size_t value_bytes;  /* of a wide value, */
-    size_t stored_bytes; /* and as it lies in the buffers */
+    size_t value_bytes;  /* of a wide value */
+    size_t stored_bytes; /* of a value in the buffers */
     bool straight;       /* from the inputs to the first output */
     bool plain;          /* values are reduced where they lie: no conversion, no factors */
-    bool logical;        /* 0 or 1, also of one input */
-    bool streams;        /* some output does; which ones: */
+    bool logical;        /* results are 0 or 1, also with one input */
+    bool streams;        /* some output streams; `streamed` says which */
     uint64_t streamed[HOST_REDUCE_BUFFERS_MAX / 64];
-    bool lines_agree; /* all outputs are as many elements behind the begin of a cache line */
+    bool lines_agree; /* all outputs start at the same offset in a cache line */
 };
 
 static bool output_streams(const struct pass *pass, uint32_t output)
@@ -114,7 +114,7 @@ static bool output_streams(const struct pass *pass, uint32_t output)
     return pass->streams && (pass->streamed[output / 64] >> output % 64 & 1) != 0;
 }
 
-/* A line that was read as an input is in the cache: there a plain store is the shorter way. */
+/* A line that was read as an input is in the cache, so a plain store is faster there. */
 static void pass_find_streamed(struct pass *pass)
 {
     const struct host_reduction *reduction = pass->reduction;
@@ -134,8 +134,8 @@ static void pass_find_streamed(struct pass *pass)
     }
 }
 
-/* The input's block as wide values: where it lies, if it needs neither conversion nor factor, else in
- * `space`. */
+/* The input's block as wide values. It is used in place if it needs neither conversion nor factor; otherwise
+ * it is written to `space`. */
 static const void *widen(const struct pass *pass, uint32_t k, size_t offset_bytes, void *space, size_t count)
 {
     const struct host_reduction *reduction = pass->reduction;
@@ -196,7 +196,8 @@ static void reduce_block(const struct pass *pass, size_t offset_bytes, size_t co
     write_outputs(pass, offset_bytes, result, count * pass->stored_bytes);
 }
 
-/* Lines that two blocks share are not streamed: where they are that of some output, blocks are large. */
+/* Cache lines that two blocks share are not streamed. If the blocks of some output would share lines, blocks
+ * are large. */
 static size_t block_bytes(const struct pass *pass)
 {
     if (!pass->streams || !pass->lines_agree) {
@@ -205,7 +206,7 @@ static size_t block_bytes(const struct pass *pass)
     return pass->plain ? STREAMED_BLOCK_BYTES : STREAMED_CONVERTED_BLOCK_BYTES;
 }
 
-/* By so many values the first block is shorter, so that all others begin with a line of the outputs. */
+/* The first block is shorter by so many values, so that all others begin with a cache line of the outputs. */
 static size_t values_behind_line(const struct pass *pass)
 {
     const struct host_reduction *reduction = pass->reduction;
@@ -233,8 +234,8 @@ static void pass_begin(struct pass *pass, const struct host_reduction *reduction
     if (reduction->streams) {
         pass_find_streamed(pass);
     }
-    /* Two plain inputs go straight to the output; more would overwrite an input that is still to be read, in
-     * place. */
+    /* Two plain inputs go straight to the output. With more inputs, the output could overwrite an input that
+     * is read later (in place). */
     pass->straight = kernels->store == NULL && reduction->divisor <= 1 && reduction->input_count <= 2 &&
                      !output_streams(pass, 0);
 }

@@ -15,11 +15,13 @@
  * folded from left to right, in one pass over all buffers, in blocks that stay in the first-level cache.
  *
  * Buffers need no alignment. An output may be the same as one input (in place); other overlaps are not
- * allowed. 16- and 8-bit floats are converted to f32, accumulated there and rounded once, to nearest even
- * (f8: saturating to the largest finite value as in OCP 8-bit Floating Point, infinities of e5m2 and NaN
- * kept); f32 and f64 are accumulated in their own type, complex as two of them; integers wrap. min and max
+ * allowed.
+ *
+ * 16- and 8-bit floats are converted to f32, accumulated there and rounded once, to nearest even. f8
+ * saturates to the largest finite value as in OCP 8-bit Floating Point, but keeps NaN and the infinities of
+ * e5m2. f32 and f64 are accumulated in their own type, complex as two of them. Integers wrap. min and max
  * propagate NaN (any NaN input makes the output NaN) and treat -0 as less than +0. bool is 0 or non-zero on
- * input and 0 or 1 on output, as are land and lor of integers, also of one input.
+ * input and 0 or 1 on output. So are the results of land and lor on integers, even of one input.
  */
 struct host_reduction {
     enum dtype dtype;
@@ -29,25 +31,25 @@ struct host_reduction {
     uint32_t output_count; /* 1..HOST_REDUCE_BUFFERS_MAX */
     const void *const *inputs;
     void *const *outputs;
-    const double
-        *factors;     /* null, or one a input: it is multiplied by it first (in f32, f64 for f64 and c128) */
+    const double *factors; /* null, or one factor for each input, which is first multiplied by it (in f32; in
+                              f64 for f64 and c128) */
     uint64_t divisor; /* 0 and 1: none; otherwise the result is divided, integers truncating toward zero */
-    bool streams;     /* outputs that are no inputs are written past the caches: see host_copy_streams */
+    bool streams;     /* outputs that are not inputs are written past the caches: see host_copy_streams */
 };
 
 /* reduce_is_defined(dtype, reduce) must hold. Thread-safe, no allocation. */
 void host_reduce(const struct host_reduction *reduction);
 
 /*
- * target[i] = target[i] (op) source[i]: what a receive does, straight from a decrypted packet. avg and
- * premul_sum sum. source needs no alignment and does not overlap target. The same arithmetic, bit for bit, as
- * host_reduce of two inputs {target, source}.
+ * target[i] = target[i] (op) source[i]: how a receive reduces, straight from a decrypted packet. avg and
+ * premul_sum sum. source needs no alignment and must not overlap target. Gives the same bits as host_reduce
+ * of two inputs {target, source}.
  */
 void host_reduce_into(enum dtype dtype, enum reduce reduce, void *target, const void *source,
                       uint64_t count_elements);
 
-/* The same the other way round: target[i] = source[i] (op) target[i], bit for bit as host_reduce of {source,
- * target}. */
+/* As host_reduce_into with the operands swapped: target[i] = source[i] (op) target[i]. Gives the same bits as
+ * host_reduce of {source, target}. */
 void host_reduce_into_before(enum dtype dtype, enum reduce reduce, void *target, const void *source,
                              uint64_t count_elements);
 
@@ -55,8 +57,8 @@ void host_reduce_into_before(enum dtype dtype, enum reduce reduce, void *target,
 const char *host_reduce_level_text(void);
 
 /*
- * For tests and benchmarks: forces a level by its text; STATUS_UNSUPPORTED when this processor lacks it. Not
- * thread-safe. All levels give the same bits, payloads of NaN excepted.
+ * For tests and benchmarks: forces a level by its text; STATUS_UNSUPPORTED if this processor lacks it. Not
+ * thread-safe. All levels give the same bits, except for payloads of NaN.
  */
 enum status host_reduce_force_level(const char *text, struct error *error) COMM_MUST_USE;
 

@@ -6,9 +6,9 @@
 #include "proto/types.h"
 
 /*
- * What one vector width offers. Values are held "wide" while they are reduced: f32 for the short
- * floating-point types, otherwise the stored type itself, with complex as pairs (load and store are null
- * then, and count is in real numbers). All pointers may be unaligned; out may equal a or b.
+ * The kernels of one vector width. During a reduction, values are held in a wide type: f32 for the short
+ * floating-point types, otherwise the stored type itself. Complex numbers are held as pairs; load and store
+ * are then null, and count is in real numbers. All pointers may be unaligned; out may equal a or b.
  */
 typedef void reduce_pair_function(void *out, const void *a, const void *b, size_t count);
 

@@ -1,7 +1,7 @@
 /*
- * The kernels of one vector width: plain loops that the compiler vectorises for the flags of the including
- * file, which defines REDUCE_KERNELS as the name of its table. The same source for every width, so the same
- * bits.
+ * The kernels of one vector width: plain loops. The compiler vectorises them for the flags of the including
+ * file, which defines REDUCE_KERNELS as the name of its table. All widths use this source, so they give the
+ * same bits.
  */
 #include <stdint.h>
 

@@ -15,7 +15,7 @@ static bool ends_soon(const struct expiry_certificate *certificate, uint64_t now
     return certificate->ends_s != 0 && certificate->ends_s < now_s + (uint64_t)EXPIRY_WARN_DAYS * DAY_S;
 }
 
-/* A clock that was set back warns again, too. */
+/* Also warns if the clock was set back. */
 static bool is_due(uint64_t *warned_s, uint64_t now_s)
 {
     if (*warned_s != 0 && now_s >= *warned_s && now_s - *warned_s < DAY_S) {
@@ -56,7 +56,7 @@ static void warn_others(struct expiry_certificate *others, size_t count, size_t 
     char names[EXPIRY_NAMES_MAX * (NODE_NAME_MAX_BYTES + 24)] = "";
     size_t used = 0;
     size_t named = 0;
-    qsort(others, count, sizeof *others, compare); /* those not known, 0, come first */
+    qsort(others, count, sizeof *others, compare); /* unknown times, 0, come first */
     for (size_t i = 0; i < count && named < EXPIRY_NAMES_MAX && named < soon; i++) {
         if (!ends_soon(&others[i], now_s)) {
             continue;

@@ -5,11 +5,11 @@
 #include <stdint.h>
 
 /*
- * Warnings, in the log, of certificates that end soon: one line a day for this node's, one for all others'.
- * Times are seconds since 1970, UTC, by the wall clock, which is an argument.
+ * Logs warnings of certificates that expire soon: one line a day for this node's, and one for all others.
+ * Times are seconds since 1970, UTC. The wall clock's time is an argument.
  */
 #define EXPIRY_WARN_DAYS 30
-#define EXPIRY_NAMES_MAX 8 /* of the other nodes, those whose certificates end first */
+#define EXPIRY_NAMES_MAX 8 /* other nodes named in a line: those whose certificates expire first */
 
 /* All zero at first. */
 struct expiry {
@@ -22,7 +22,7 @@ struct expiry_certificate {
     uint64_t ends_s;  /* 0: not known */
 };
 
-/* Call it about hourly. `others` is put into the order in which they end. */
+/* Call it about hourly. Sorts `others` by the time of expiry. */
 void expiry_check(struct expiry *expiry, const struct expiry_certificate *own,
                   struct expiry_certificate *others, size_t count, uint64_t now_s);
 

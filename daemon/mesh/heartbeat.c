@@ -1,14 +1,15 @@
 #include "daemon/mesh/mesh_internal.h"
 
 /*
- * Heartbeats travel from mesh to mesh, so an answer proves that the other daemon's loop turns and that both
- * directions of the path work; what the transport acknowledges proves less. Only answers count: with one
- * direction cut, both sides come to the same verdict.
+ * Heartbeats travel from mesh to mesh. So an answer proves that the other daemon's loop runs and that both
+ * directions of the path work. Acknowledgements of the transport prove less. Only answers count: if one
+ * direction is cut, both sides reach the same verdict.
  *
- * Given up is who leaves a heartbeat unanswered for the timeout less half an interval: then a silent host is
- * noticed at most half an interval later than the timeout after its last answer, and a pause of the path that
- * is an interval shorter than the timeout is survived, whenever it begins. While one is unanswered for an
- * interval, others follow at a quarter of the interval, so that the end of such a pause is noticed early.
+ * A peer is given up when a heartbeat stays unanswered for the timeout less half an interval. So a silent
+ * host is noticed at most half an interval after the timeout, counted from its last answer. A pause of the
+ * path that is one interval shorter than the timeout is survived, whenever it begins. When a heartbeat has
+ * been unanswered for an interval, the next ones follow at a quarter of the interval. So the end of such a
+ * pause is noticed early.
  */
 #define HEARTBEAT_UNANSWERED_DIVISOR 4
 
@@ -43,10 +44,11 @@ static void heartbeat_send(struct mesh_peer *peer, uint64_t now_ns)
     body.sent_ns = now_ns;
     Commd__Mesh__Message message = MESH_MESSAGE(HEARTBEAT, heartbeat, &body);
     enum status status = mesh_peer_send(peer, &message);
-    (void)status; /* what cannot be sent is not answered */
+    (void)status; /* a heartbeat that cannot be sent counts as unanswered */
 }
 
-/* The first one comes at a random part of an interval: the heartbeats to many peers are spread. */
+/* The first heartbeat is sent at a random part of an interval, so that the heartbeats to many peers are
+ * spread. */
 void mesh_heartbeat_start(struct mesh_peer *peer, uint64_t now_ns)
 {
     uint64_t interval_ns = peer->mesh->options.heartbeat_interval_ns;

@@ -3,17 +3,17 @@
 #include <stdlib.h>
 
 /*
- * What links can do, measured in the background: one probe at a time, of one peer after the other. A probe is
- * a train of padded echoes on the control stream; the time until the last is answered, less the shortest
- * round trip, is what the bytes took. The train grows as long as it takes no noticeable time, so that a slow
- * link is never held up by more than a few milliseconds of it.
+ * Measures links in the background: one probe at a time, one peer after the other. A probe is a train of
+ * padded echoes on the control stream. The time until the last echo is answered, less the shortest round
+ * trip, is the time that the bytes took. The train grows until it takes a noticeable time, so that it never
+ * blocks a slow link for more than a few milliseconds.
  */
 #define LINK_PADDING_BYTES 60000u
 #define LINK_TRAIN_FIRST_BYTES 4000u
 #define LINK_TRAIN_MAX_BYTES (1u << 20)
-#define LINK_LONG_NS (2 * TIME_MS) /* a train that takes longer is long enough to measure by */
+#define LINK_LONG_NS (2 * TIME_MS) /* a longer train measures well; the next one is small again */
 #define LINK_PROBE_TIMEOUT_NS (2 * TIME_S)
-#define LINK_SETTLED 8 /* probes of a peer after which it is probed seldom */
+#define LINK_SETTLED 8 /* probes of a peer after which it is probed less often */
 #define LINK_SETTLED_FACTOR 12
 
 void mesh_link_start(struct mesh_peer *peer)
@@ -44,7 +44,7 @@ static bool link_send_train(struct mesh_peer *peer, uint64_t now_ns)
     return true;
 }
 
-/* The next peer that is up, around the circle; null when none is. */
+/* Returns the next peer that is up and due for a probe, in a circle; null when there is none. */
 static struct mesh_peer *link_next_peer(struct mesh *mesh)
 {
     for (uint32_t i = 0; i < mesh->peer_count; i++) {
@@ -94,7 +94,8 @@ bool mesh_link_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns)
     if (took_ns > link->round_trip_ns) {
         uint64_t bytes_ns = took_ns - link->round_trip_ns;
         uint64_t rate = (uint64_t)link->train_bytes * TIME_S / bytes_ns;
-        /* Others' traffic makes it seem slower, nothing makes it seem faster: the best of late. */
+        /* Other traffic can make the link seem slower, but nothing makes it seem faster. So this keeps the
+         * highest recent rate. */
         link->bytes_per_s = rate > link->bytes_per_s ? rate : link->bytes_per_s - link->bytes_per_s / 16;
     }
     bool large = took_ns - link->round_trip_ns > LINK_LONG_NS || link->train_bytes * 4 > LINK_TRAIN_MAX_BYTES;
@@ -108,7 +109,7 @@ static int compare_numbers(const void *left, const void *right)
     return (a > b) - (a < b);
 }
 
-/* The median of those that are known; 0 when none is. */
+/* Returns the median of the known numbers; 0 when none is known. */
 static uint64_t median(uint64_t *numbers, uint32_t count)
 {
     if (count == 0) {

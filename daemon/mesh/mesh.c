@@ -125,7 +125,7 @@ static enum status node_add_again(struct mesh *mesh, struct mesh_peer *peer, con
     peer->address = copy;
     peer->removed = false;
     mesh->removed_count--;
-    if (peer->state == MESH_NODE_REMOVED) { /* else its old connection is ending */
+    if (peer->state == MESH_NODE_REMOVED) { /* otherwise its old connection is still ending */
         peer->state = MESH_NODE_DOWN;
     }
     peer->dial = (struct backoff){0};
@@ -272,7 +272,7 @@ void mesh_check_certificates(struct mesh *mesh, uint64_t now_s)
 {
     struct net_statistics statistics;
     struct expiry_certificate *others =
-        calloc((size_t)mesh->peer_count + 1, sizeof *others); /* without memory: an hour later */
+        calloc((size_t)mesh->peer_count + 1, sizeof *others); /* if out of memory: again in an hour */
     net_statistics(mesh->net, &statistics);
     struct expiry_certificate own = {mesh->node_name, statistics.certificate_ends_s};
     for (uint32_t i = 0; others != NULL && i < mesh->peer_count; i++) {
@@ -297,8 +297,8 @@ uint64_t mesh_next_deadline_ns(const struct mesh *mesh)
 void mesh_tick(struct mesh *mesh, uint64_t now_ns)
 {
     struct timer_node *first;
-    /* Every tick of a peer sets its timer later than now, or removes it; the bound keeps a mistake there from
-     * hanging the daemon. */
+    /* Every tick of a peer sets its timer to a later time, or removes it. If a bug breaks that, the bound on
+     * turns keeps the daemon from hanging. */
     for (uint32_t turn = 0; turn <= mesh->peer_count; turn++) {
         first = timer_heap_first(&mesh->timers);
         if (first == NULL || first->deadline_ns > now_ns) {
@@ -346,6 +346,6 @@ void mesh_broadcast(struct mesh *mesh, const Commd__Mesh__Message *message)
 {
     for (uint32_t i = 0; i < mesh->peer_count; i++) {
         enum status status = mesh_send(mesh, i, message);
-        (void)status; /* who is not up, or does not read, is told otherwise or not at all */
+        (void)status; /* nodes that are not up, or do not read, are handled elsewhere */
     }
 }

@@ -11,31 +11,31 @@
 #include "proto/frame.h"
 #include "proto/types.h"
 
-/* What the parts of the mesh share. Seen by daemon/mesh alone. */
+/* Shared by the parts of the mesh. Used only in daemon/mesh. */
 
 #define MESH_VERSION_TEXT_MAX_BYTES 63
 #define MESH_CLUSTER_NAME_MAX_BYTES 255
 
-/* What of a heartbeat decides whether a peer lives: see heartbeat.c. */
+/* The state that decides whether a peer is alive: see heartbeat.c. */
 struct mesh_heartbeat {
-    uint64_t number;         /* of the latest sent, from 1 */
+    uint64_t number;         /* of the last one sent, from 1 */
     uint64_t sent_ns;        /* the latest */
     uint64_t next_ns;        /* when the next is due */
-    uint64_t unanswered_ns;  /* when the oldest without an answer was sent; TIME_NEVER when there is none */
+    uint64_t unanswered_ns;  /* when the oldest unanswered one was sent; TIME_NEVER when there is none */
     uint64_t answered_ns;    /* when the last answer came, or the node came up */
     uint64_t suspect_ns;     /* since when the peer is suspect; TIME_NEVER when it is not */
-    uint64_t suspect_number; /* the answer to this one, or a later one, ends the suspicion */
+    uint64_t suspect_number; /* an answer to this or a later heartbeat ends the suspicion */
     uint64_t round_trip_ns;
 };
 
 /* What is known of the link to a peer: see link.c. */
 struct mesh_link {
-    uint64_t round_trip_ns; /* the shortest; TIME_NEVER before the first */
-    uint64_t bytes_per_s;   /* 0 before the first */
+    uint64_t round_trip_ns; /* the shortest; TIME_NEVER before the first measurement */
+    uint64_t bytes_per_s;   /* 0 before the first measurement */
     uint32_t train_bytes;   /* of the next probe */
     uint32_t probes;
     uint32_t skipped;
-    uint64_t token; /* the last of the train under way */
+    uint64_t token; /* of the last echo of the train under way */
     uint64_t sent_ns;
 };
 
@@ -46,12 +46,12 @@ struct mesh_peer {
     char *address;
     enum mesh_node_state state;
     uint64_t since_ns;
-    bool closing;        /* given up by us: peer_down is to come */
-    bool dials;          /* our name is the lower one */
-    bool removed;        /* the state follows once the connection is over */
+    bool closing;        /* we are disconnecting it: peer_down will follow */
+    bool dials;          /* we dial: our name is the lower one */
+    bool removed;        /* MESH_NODE_REMOVED follows once the connection is over */
     struct backoff dial; /* failures since it was last up */
     uint64_t held_off_until_ns;
-    uint64_t hold_off_ns; /* the length of the last one; 0: there was none */
+    uint64_t hold_off_ns; /* the length of the last hold-off; 0: none */
     uint64_t greeting_deadline_ns;
     struct net_stream *outgoing, *incoming;
     struct frame_decoder decoder;
@@ -76,14 +76,14 @@ struct mesh_ping_entry {
 
 struct mesh {
     struct net *net;
-    struct mesh_options options; /* its texts are the three below */
+    struct mesh_options options; /* its texts are the next three members */
     char node_name[NODE_NAME_MAX_BYTES + 1];
     char cluster_name[MESH_CLUSTER_NAME_MAX_BYTES + 1];
     char version_text[MESH_VERSION_TEXT_MAX_BYTES + 1];
     struct mesh_handler handler;
     struct mesh_peer **peers; /* by the net's index */
     uint32_t peer_count;
-    uint32_t removed_count; /* of them */
+    uint32_t removed_count; /* removed ones of these */
     uint32_t peer_capacity;
     struct mesh_peer *by_name;
     struct timer_heap timers;
@@ -91,11 +91,11 @@ struct mesh {
     struct mesh_ping_entry *pings;
     uint32_t ping_count;
     uint64_t ping_token;
-    struct mesh_peer *link_probed; /* whose answer is waited for, or null */
+    struct mesh_peer *link_probed; /* the peer whose answer we wait for, or null */
     uint32_t link_next;
     uint64_t link_deadline_ns;
     struct expiry expiry;
-    uint64_t ping_deadline_ns; /* none is due before; TIME_NEVER without any */
+    uint64_t ping_deadline_ns; /* no ping is due earlier; TIME_NEVER without any ping */
 };
 
 /* peer.c */
@@ -107,7 +107,7 @@ void mesh_peer_suspect(void *context, uint32_t node, uint64_t now_ns);
 void mesh_peer_tick(struct mesh_peer *peer, uint64_t now_ns);
 /* Sets the peer's timer after its state changed. */
 void mesh_peer_arm(struct mesh_peer *peer);
-/* Drops the connection; peer_down follows and logs it. Does nothing when that is under way. */
+/* Drops the connection; peer_down follows and logs it. Does nothing if that is under way. */
 void mesh_peer_disconnect(struct mesh_peer *peer, const struct error *cause);
 void mesh_peer_end_hold_off(struct mesh_peer *peer, uint64_t now_ns);
 /* The peer is up: its Hello was accepted. */
@@ -137,12 +137,12 @@ static inline uint64_t mesh_link_deadline_ns(const struct mesh *mesh)
 }
 void mesh_link_tick(struct mesh *mesh, uint64_t now_ns);
 void mesh_link_lost(struct mesh_peer *peer);
-/* Whether the answer was to a probe. */
+/* Returns whether the answer belongs to a probe. */
 bool mesh_link_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns);
 
 /* ping.c */
 void mesh_ping_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns);
-/* Every ping of the peer ends. */
+/* Ends every ping of the peer. */
 void mesh_ping_lost(struct mesh_peer *peer, enum status status, uint64_t now_ns);
 void mesh_ping_tick(struct mesh *mesh, uint64_t now_ns);
 void mesh_ping_free(struct mesh *mesh);

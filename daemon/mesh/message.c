@@ -6,7 +6,7 @@
 #include "proto/version.h"
 #include "proto/version_range.h"
 
-/* What a peer says is shown to people: printable, cut. */
+/* Copies a text of a peer that is shown to people: made printable and cut. */
 static void text_copy(const char *from, char *out, size_t size)
 {
     size_t length = 0;
@@ -80,7 +80,7 @@ static void on_hello(struct mesh_peer *peer, const Commd__Mesh__Message *message
     mesh_peer_greeted(peer, now_ns);
 }
 
-/* An answer that cannot be sent has dropped the connection already. */
+/* Sends an answer. If that fails, the connection has been dropped already. */
 static void answer(struct mesh_peer *peer, const Commd__Mesh__Message *message)
 {
     enum status status = mesh_peer_send(peer, message);
@@ -173,7 +173,7 @@ static void message_received(struct mesh_peer *peer, const uint8_t *bytes, size_
 size_t mesh_stream_receive(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size,
                            bool end, uint64_t now_ns)
 {
-    (void)end; /* closed follows */
+    (void)end; /* the net calls `closed` next */
     struct mesh_peer *peer = mesh_peer_at(context, stream->peer);
     struct error cause;
     if (peer->incoming == NULL && !peer->closing) {
@@ -211,7 +211,7 @@ void mesh_stream_closed(void *context, struct net_stream *stream, const struct e
         return;
     }
     peer->incoming = NULL;
-    /* With any other cause the connection itself is lost, and peer_down says so. */
+    /* With any other cause the connection itself is lost, and peer_down reports it. */
     if (cause == NULL || cause->status == STATUS_ABORTED) {
         struct error reason;
         error_set(&reason, STATUS_PROTOCOL, "node %s closed its control stream%s", peer->name,

@@ -28,7 +28,7 @@ static uint64_t peer_deadline_ns(const struct mesh_peer *peer)
     case MESH_NODE_DOWN:
         return peer->dials ? peer->dial.next_ns : TIME_NEVER;
     case MESH_NODE_CONNECTING:
-        return TIME_NEVER; /* the network says how it ends */
+        return TIME_NEVER; /* the net reports the outcome */
     case MESH_NODE_GREETING:
         return peer->greeting_deadline_ns;
     case MESH_NODE_UP:
@@ -56,7 +56,7 @@ static void peer_back_off(struct mesh_peer *peer, uint64_t now_ns)
                    now_ns);
 }
 
-/* It broke the protocol: neither side's attempts count until then. */
+/* The peer broke the protocol: until the hold-off ends, we do not dial it and refuse its connections. */
 static void peer_hold_off(struct mesh_peer *peer, uint64_t now_ns)
 {
     bool forgiven = now_ns >= time_after(peer->held_off_until_ns, MESH_HOLD_OFF_FORGIVEN_NS);
@@ -82,7 +82,7 @@ void mesh_peer_end_hold_off(struct mesh_peer *peer, uint64_t now_ns)
     }
 }
 
-/* A cause that repeats is logged once. */
+/* Logs a cause once, even if it repeats. */
 static void peer_note_error(struct mesh_peer *peer, enum log_level level, const char *what,
                             const struct error *cause)
 {
@@ -208,7 +208,7 @@ void mesh_peer_down(void *context, uint32_t node, const struct error *cause, uin
         peer->dial.next_ns = peer->held_off_until_ns;
     }
     mesh_peer_arm(peer);
-    if (!was_held_off) { /* else what it did stays its last error */
+    if (!was_held_off) { /* otherwise last_error keeps the violation */
         peer_note_down(peer, was_up, ours, cause);
     }
     if (was_up) {
@@ -240,7 +240,7 @@ void mesh_remove_node(struct mesh *mesh, uint32_t node, const struct error *caus
     mesh->removed_count++;
     switch (peer->state) {
     case MESH_NODE_DOWN:
-    case MESH_NODE_CONNECTING: /* called off, without any more news of it */
+    case MESH_NODE_CONNECTING: /* the net cancels the attempt without a call */
     case MESH_NODE_REMOVED:
         peer_set_state(peer, MESH_NODE_REMOVED, now_ns);
         break;
@@ -271,7 +271,7 @@ enum status mesh_move_node(struct mesh *mesh, uint32_t node, const char *address
     free(peer->address);
     peer->address = copy;
     peer->dial = (struct backoff){.next_ns = now_ns};
-    if (peer->state == MESH_NODE_CONNECTING) { /* that attempt was called off */
+    if (peer->state == MESH_NODE_CONNECTING) { /* net_move_peer has cancelled that attempt */
         peer_set_state(peer, MESH_NODE_DOWN, now_ns);
     }
     mesh_peer_arm(peer);

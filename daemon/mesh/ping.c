@@ -81,8 +81,8 @@ void mesh_ping_answered(struct mesh_peer *peer, uint64_t token, uint64_t now_ns)
     }
 }
 
-/* Ends those that `is_over` names, one at a time from the start: done may change the list. Only what was
- * there before is looked at. */
+/* Ends the pings for which `is_over` is true. Starts again at the head of the list after each one, since done
+ * may change the list. Only pings that existed at the start are looked at. */
 static void ping_end_each(struct mesh *mesh,
                           bool (*is_over)(const struct mesh_ping_entry *ping, const void *what),
                           const void *what, enum status result, uint64_t now_ns)

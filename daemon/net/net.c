@@ -82,10 +82,10 @@ enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind
     return net->operations->stream_open(net, peer, kind, out, error);
 }
 
-/* Null without memory. */
+/* Returns null when out of memory. */
 static struct net_users_streams *users_streams_of(struct net *net, uint32_t peer)
 {
-    /* Peers are fewer than NET_PEERS_MAX. */
+    /* The peer's index is less than NET_PEERS_MAX. */
     struct net_users_streams *all =
         array_reserve(net->users_streams, &net->users_peers, sizeof *all, peer + 1);
     if (all == NULL) {

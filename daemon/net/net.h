@@ -10,31 +10,31 @@
 #include "daemon/base/spending.h"
 
 /*
- * Bytes between nodes: an interface, and quic.h, which implements it with ngtcp2. Tests have another
+ * The transport between nodes: an interface, and quic.h, which implements it with ngtcp2. Tests have another
  * implementation, of ideal pipes in memory (tests/network).
  *
- * A `net` is one node's endpoint. Peers are the other nodes of the configuration, known by index (0-based, in
- * the order of net_add_peer) and by name; at most one authenticated connection to each. On a connection,
- * streams carry ordered bytes one way, from the node that opened them; each has a kind, which decides who
- * receives it.
+ * A `net` is one node's endpoint. Peers are the other nodes of the configuration. They are known by index
+ * (0-based, in the order of net_add_peer) and by name. There is at most one authenticated connection to each
+ * peer. On a connection, streams carry ordered bytes one way, from the node that opened them. Each stream has
+ * a kind, which decides which handler receives it.
  *
- * A node that is alone has none: its net is null. Null is accepted by net_set_peer_handler,
- * net_set_stream_handler, net_free, net_add_peer (UNREACHABLE) and net_statistics (all 0); without peers,
+ * A node that is alone has no net: the pointer is null. Null is accepted by net_set_peer_handler,
+ * net_set_stream_handler, net_free, net_add_peer (UNREACHABLE) and net_statistics (all 0). Without peers,
  * nothing else is called.
  *
- * Single-threaded: everything of a net happens on its loop's thread. Handlers are called from there and may
- * call back into the net, with one exception: none may call net_free.
+ * Single-threaded: a net is used only on its loop's thread. Handlers are called on that thread and may call
+ * back into the net, but not net_free.
  */
 struct net;
 struct net_stream;
 
 #define NET_PEERS_MAX 16384
 #define NET_STREAM_HEADER_MAX_BYTES 80
-#define NET_STREAM_QUEUE_MAX 4096            /* messages of one stream that wait to be sent or acknowledged */
+#define NET_STREAM_QUEUE_MAX 4096            /* messages of a stream that are not yet acknowledged */
 #define NET_STREAM_COPY_MAX_BYTES (4u << 20) /* bytes of one stream that the net holds copies of */
-#define NET_STREAM_WINDOW_BYTES (4u << 20)   /* bytes of one stream under way, at most */
-/* Bytes of one stream that come before its receiver says more: see net_stream_expect. So many may be left
- * unconsumed, of control streams NET_STREAM_WINDOW_BYTES. */
+#define NET_STREAM_WINDOW_BYTES (4u << 20)   /* bytes of one stream that may be under way */
+/* Bytes of one stream that may arrive before its receiver asks for more: see net_stream_expect. A handler may
+ * leave that many unconsumed; for control streams, NET_STREAM_WINDOW_BYTES. */
 #define NET_STREAM_FIRST_WINDOW_BYTES (32u << 10)
 
 enum net_stream_kind {
@@ -44,52 +44,54 @@ enum net_stream_kind {
 };
 #define NET_STREAM_KIND_COUNT 4 /* arrays indexed by kind */
 
-/* Connections, to daemon/mesh. Each peer_up is followed by exactly one peer_down before the next peer_up. */
+/* Reports connections to daemon/mesh. Each peer_up is followed by exactly one peer_down before the next
+ * peer_up. */
 struct net_peer_handler {
     void *context;
-    /* Authenticated both ways, ready for streams. */
+    /* The connection is authenticated both ways and ready for streams. */
     void (*peer_up)(void *context, uint32_t peer, uint64_t now_ns);
     /*
-     * The connection is gone, for the reason given (NODE_LOST, CERTIFICATE, PROTOCOL, SHUTTING_DOWN, …).
-     * Before this call every stream of it was closed, and every send on them done.
+     * The connection has ended, for the given reason (NODE_LOST, CERTIFICATE, PROTOCOL, SHUTTING_DOWN, …).
+     * Before this call all its streams were closed, and all sends on them had ended.
      */
     void (*peer_down)(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns);
-    /* net_connect failed before peer_up (UNREACHABLE, CERTIFICATE, TIMED_OUT); no attempt is under way any
+    /* net_connect failed before peer_up (UNREACHABLE, CERTIFICATE, TIMED_OUT). No attempt is under way any
      * more. */
     void (*connect_failed)(void *context, uint32_t peer, const struct error *cause, uint64_t now_ns);
     /*
-     * The peer's host says that nobody listens there any more (an ICMP error). It may be forged: a reason to
-     * probe at once, not to give up. May be null.
+     * The peer's host reports that no process listens there any more (an ICMP error). The error may be
+     * forged, so probe the peer at once, but do not give it up. May be null.
      */
     void (*peer_suspect)(void *context, uint32_t peer, uint64_t now_ns);
 };
 
-/* Incoming streams of one kind. */
+/* Handles incoming streams of one kind. */
 struct net_stream_handler {
     void *context;
     /*
-     * The next bytes of a stream, straight from the decrypted packet (or from what was left unconsumed).
-     * Returns how many were consumed; what is left stays with the net, within the stream's window, holds
-     * the sender back, and comes again, with whatever arrived since, after net_stream_resume. `end`: no byte
-     * follows `bytes`; the stream closes once they are all consumed. size may be 0 when end is true. `bytes`
-     * needs no alignment and is valid during the call alone.
+     * Gets the next bytes of a stream, directly from the decrypted packet or from the bytes left unconsumed.
+     * Returns how many bytes it consumed. The net keeps the rest, up to the stream's window; the sender has
+     * to wait meanwhile. After net_stream_resume, receive gets the rest again, with what has arrived since.
+     * `end`: no byte follows `bytes`; the stream closes once all are consumed. size may be 0 when end is
+     * true. `bytes` needs no alignment and is valid only during the call.
      */
     size_t (*receive)(void *context, struct net_stream *stream, const uint8_t *bytes, size_t size, bool end,
                       uint64_t now_ns);
     /*
-     * The stream is over: ended and consumed (cause null), reset by the sender, or lost with its connection.
-     * The pointer is invalid after this call. Called exactly once for each stream for which receive was
+     * The stream is over: it ended and was consumed (cause null), the sender reset it, or its connection was
+     * lost. The pointer is invalid after this call. Called exactly once for each stream for which receive was
      * called.
      */
     void (*closed)(void *context, struct net_stream *stream, const struct error *cause, uint64_t now_ns);
-    /* So many bytes have come behind those that receive left, and stay with the net, too. May be null. */
+    /* `size` more bytes arrived after those that receive left unconsumed; the net keeps them, too. May be
+     * null. */
     void (*kept)(void *context, struct net_stream *stream, size_t size, uint64_t now_ns);
 };
 
 /*
- * The end of one send. STATUS_OK: the peer's transport has acknowledged every byte, so the payload may
- * change; anything else: the stream or its connection is gone. Called exactly once a send, never from within
- * net_stream_send.
+ * Reports the end of one send. STATUS_OK: the peer's transport has acknowledged every byte, so the payload
+ * may change. Any other result: the stream or its connection is gone. Called exactly once per send, never
+ * from within net_stream_send.
  */
 typedef void net_sent_function(void *context, enum status result, uint64_t now_ns);
 
@@ -101,9 +103,9 @@ struct net_peer_statistics {
     uint64_t lost_packets;
     uint32_t datagram_bytes;  /* the largest datagram that the path is known to carry */
     uint64_t connected_count; /* how often peer_up was called */
-    bool closed_by_peer;      /* the last connection that is over: its end, and the cause, are the peer's */
-    /* When the certificate ends that it showed for its present or last connection, in seconds since 1970; 0:
-     * not known. */
+    bool closed_by_peer;      /* the peer ended the last closed connection and gave the cause */
+    /* When the peer's certificate for its present or last connection expires, in seconds since 1970; 0: not
+     * known. */
     uint64_t certificate_ends_s;
 };
 
@@ -111,10 +113,10 @@ struct net_statistics {
     uint64_t received_datagrams;
     uint64_t dropped_datagrams; /* not QUIC, or of no connection of ours */
     uint64_t refused_handshakes;
-    uint64_t certificate_ends_s; /* our own, in seconds since 1970; 0: there is none */
+    uint64_t certificate_ends_s; /* when ours expires, in seconds since 1970; 0: there is none */
 };
 
-/* What an implementation provides. Reached through the functions below alone. */
+/* What an implementation provides. Callers use the functions below instead. */
 struct net_operations {
     void (*free)(struct net *net);
     enum status (*add_peer)(struct net *net, const char *name, const char *address, uint32_t *peer,
@@ -139,11 +141,12 @@ struct net_operations {
 };
 
 /*
- * Streams that were opened for users, by peer: one connection has NET_STREAMS_MAX, which all users of two
- * nodes share. A user may have open NET_STREAMS_SHARE times as many as are free: three quarters when alone,
- * and whoever comes anew finds some. Users are told apart as in daemon/base/fair.h.
+ * Counts, for one peer, the open streams that were opened for users. All users of two nodes share the
+ * NET_STREAMS_MAX streams of one connection. A user may have open at most NET_STREAMS_SHARE times as many as
+ * are free. So a user alone gets three quarters, and a new user finds some free. Users map to lines as in
+ * daemon/base/fair.h.
  */
-#define NET_STREAMS_MAX 65536u /* of a connection, in each direction, that are not over */
+#define NET_STREAMS_MAX 65536u /* open streams of a connection, in each direction */
 #define NET_STREAMS_SHARE 3u
 
 struct net_users_streams {
@@ -151,7 +154,7 @@ struct net_users_streams {
     uint32_t of_line[FAIR_LINES];
 };
 
-/* The head of every implementation's endpoint and stream; zero at first. */
+/* The first member of every implementation's endpoint and stream struct; zero at first. */
 struct stream_parking;
 
 struct net {
@@ -168,9 +171,9 @@ struct net_stream {
     struct net *net;
     uint32_t peer;
     enum net_stream_kind kind;
-    uint32_t users_line;            /* the line of the user that it was opened for, and 1; 0: nobody's */
+    uint32_t users_line;            /* line of the user it was opened for, plus 1; 0: nobody */
     struct budget_account *account; /* see net_stream_charge */
-    void *user; /* the stream handler's (incoming) or the opener's (outgoing); null at first */
+    void *user; /* belongs to the stream handler (incoming) or opener (outgoing); null at first */
 };
 
 /* Handlers are set once, before the first net_add_peer. */
@@ -178,112 +181,123 @@ void net_set_peer_handler(struct net *net, const struct net_peer_handler *handle
 void net_set_stream_handler(struct net *net, enum net_stream_kind kind,
                             const struct net_stream_handler *handler);
 
-/* What events of the network take of processor time, decryption and handlers included, is charged to the
- * accounts of streams, in proportion to their bytes. Null, at first: nothing is. Null for net is accepted. */
+/*
+ * Charges the processor time of network events, decryption and handlers included, to the accounts of streams,
+ * in proportion to their bytes. With a null clock, the default, nothing is charged. A null net is accepted.
+ */
 void net_set_clock(struct net *net, uint64_t (*clock)(void));
 
-/* Threads of one node share what streams may keep that are parked (stream_reader.h). Before anything comes;
- * outlives the net's readers. Null, at first: each has all of it. Null for net is accepted. */
+/*
+ * Makes several threads of a node share one limit for what parked streams may keep (stream_reader.h). Call it
+ * before anything arrives; `parking` outlives the net's readers. With null, the default, each reader has a
+ * limit of its own. A null net is accepted.
+ */
 void net_set_parking(struct net *net, struct stream_parking *parking);
 
-/* Closes every connection (peers are told), ends every send, and frees. No handler is called any more but
- * sent. */
+/* Closes every connection and notifies the peers, ends every send, and frees. Of the handlers, only `sent` is
+ * still called. */
 void net_free(struct net *net);
 
 /*
- * Makes a node known, so that it may connect to us and we to it. address: "host:port", "[v6]:port"; resolved
- * here. LIMIT beyond NET_PEERS_MAX, ALREADY_EXISTS for a name known already, INVALID_ARGUMENT for an address
- * that does not parse. A node that was removed gets its index back.
+ * Makes a node known, so that it may connect to us and we to it. address: "host:port" or "[v6]:port",
+ * resolved by this call. LIMIT beyond NET_PEERS_MAX, ALREADY_EXISTS for a known name, INVALID_ARGUMENT for an
+ * address that does not parse. A node that was removed gets its index back.
  */
 enum status net_add_peer(struct net *net, const char *name, const char *address, uint32_t *peer,
                          struct error *error) COMM_MUST_USE;
 
 /*
- * Makes a node unknown: no connection to or from it is made any more, and the one there is ends as by
- * net_disconnect. Its index stays taken, for net_add_peer of the same name.
+ * Makes a node unknown: no connection to or from it is made any more. A present connection ends as by
+ * net_disconnect. The index stays reserved for net_add_peer of the same name.
  */
 void net_remove_peer(struct net *net, uint32_t peer, const struct error *cause);
 
 /*
- * Another address of a known node, for connections dialled from now on. The connection there is stays; an
- * attempt under way is called off, and nobody is told. INVALID_ARGUMENT for an address that does not parse:
- * the old one stays.
+ * Changes the address of a known node, for connections dialled from now on. A present connection stays. An
+ * attempt under way is cancelled, and no handler is called for it. INVALID_ARGUMENT for an address that does
+ * not parse: the old one stays.
  */
 enum status net_move_peer(struct net *net, uint32_t peer, const char *address,
                           struct error *error) COMM_MUST_USE;
 
 /*
- * Starts one attempt to connect; its outcome is peer_up or connect_failed, never from within this call. Does
- * nothing when connected or connecting. PERMISSION for a node that was removed. An authenticated connection
- * that the peer opens meanwhile replaces ours, with peer_down first if ours was up.
+ * Starts one attempt to connect. Its outcome is peer_up or connect_failed, never from within this call. Does
+ * nothing when connected or connecting. PERMISSION for a node that was removed. If the peer opens an
+ * authenticated connection meanwhile, that one replaces ours; peer_down comes first if ours was up.
  */
 enum status net_connect(struct net *net, uint32_t peer, struct error *error) COMM_MUST_USE;
 
-/* Drops the connection or attempt, telling the peer the cause's text. peer_down follows, not within this
- * call, if it was up. */
+/* Drops the connection or attempt and sends the cause's text to the peer. If the connection was up, peer_down
+ * follows, not within this call. */
 void net_disconnect(struct net *net, uint32_t peer, const struct error *cause);
 
 /*
- * Whether connections to the peer, this and later ones, are kept when nothing is sent on them; otherwise the
- * transport drops them after its idle time-out. At first they are not: the mesh's heartbeats do that.
+ * Sets whether this and later connections to the peer stay open when nothing is sent on them. Otherwise the
+ * transport drops them after its idle time-out. The default is false: the mesh's heartbeats keep its
+ * connections open.
  */
 void net_keep_alive(struct net *net, uint32_t peer, bool keep);
 
-/* UNREACHABLE when not connected; LIMIT when the peer allows no further stream. The first byte sent names the
- * kind. */
+/* UNREACHABLE when not connected; LIMIT when the peer allows no further stream. The first byte that is sent
+ * tells the peer the kind. */
 enum status net_stream_open(struct net *net, uint32_t peer, enum net_stream_kind kind,
                             struct net_stream **out, struct error *error) COMM_MUST_USE;
-/* The same for a user, whose share counts it until it is finished or reset. LIMIT: also beyond that share.
- * account: see net_stream_charge. */
+/* As net_stream_open, for a user. The stream counts in that user's share until it is finished or reset. LIMIT
+ * also when the share is used up. account: see net_stream_charge. */
 enum status net_stream_open_for(struct net *net, uint32_t peer, enum net_stream_kind kind, uint32_t uid,
                                 struct budget_account *account, struct net_stream **out,
                                 struct error *error) COMM_MUST_USE;
-/* Whose bytes the stream carries, in either direction: see net_set_clock. Null, at first: nobody's. The
- * stream refers to the account until it is over. */
+/* Sets the account to which the stream's bytes, in either direction, are charged: see net_set_clock. Null,
+ * the default: no account. The stream holds a reference to the account until it is over. */
 void net_stream_charge(struct net_stream *stream, struct budget_account *account);
 
 /*
- * Queues header (copied, at most NET_STREAM_HEADER_MAX_BYTES) and payload as the stream's next bytes. With
- * `sent`, payload stays the net's until it calls it; without (null), payload is copied before return. LIMIT,
- * and nothing queued, beyond NET_STREAM_QUEUE_MAX or NET_STREAM_COPY_MAX_BYTES; UNREACHABLE when the stream
- * is closed already (its connection lost).
+ * Queues header (copied, at most NET_STREAM_HEADER_MAX_BYTES) and payload as the stream's next bytes. If
+ * `sent` is not null, the payload belongs to the net until `sent` is called. If `sent` is null, the payload
+ * is copied before the call returns. LIMIT, with nothing queued, beyond NET_STREAM_QUEUE_MAX or
+ * NET_STREAM_COPY_MAX_BYTES. UNREACHABLE if the stream is closed already (its connection was lost).
+ * NO_MEMORY.
  */
 enum status net_stream_send(struct net_stream *stream, const void *header, size_t header_bytes,
                             const void *payload, size_t payload_bytes, net_sent_function *sent,
                             void *context) COMM_MUST_USE;
 
 /*
- * Outgoing streams. finish: no more sends; what is queued is still delivered, and the net frees the stream by
- * itself afterwards. reset: what is queued is given up (its sends are done with STATUS_ABORTED, not within
- * this call) and the receiver is told. After either, the pointer is the net's: do not use it again. An
- * outgoing stream whose connection was lost stays valid until one of the two is called. Incoming streams:
- * reset asks the sender to stop, and closed follows, not within this call.
+ * Outgoing streams. finish: no more sends follow. What is queued is still delivered; then the net frees the
+ * stream. reset: what is queued is dropped, and the receiver is notified. The dropped sends end with
+ * STATUS_ABORTED, not within this call. After either call, do not use the pointer again. If its connection is
+ * lost, an outgoing stream stays valid until one of the two is called.
+ *
+ * Incoming streams: reset asks the sender to stop, and closed follows, not within this call.
  */
 void net_stream_finish(struct net_stream *stream);
 void net_stream_reset(struct net_stream *stream);
 
-/* Outgoing: how many sends wait to be sent or acknowledged, of NET_STREAM_QUEUE_MAX. */
+/* Outgoing: how many sends are not yet acknowledged, of NET_STREAM_QUEUE_MAX. */
 uint32_t net_stream_queued(const struct net_stream *stream);
 
-/* Incoming: calls receive again soon, not within this call, with what was left unconsumed. */
+/* Incoming: calls receive again soon, not within this call, with the bytes left unconsumed. */
 void net_stream_resume(struct net_stream *stream);
 
 /*
- * Incoming: so many bytes, from the first unconsumed one on, will be consumed as they come. The sender may
- * then send them, and NET_STREAM_FIRST_WINDOW_BYTES more, up to NET_STREAM_WINDOW_BYTES at once. During
- * receive the first unconsumed byte is the first one that it was called with. What nobody has said this of
- * is left with its sender, so that it takes no memory here, and no time of the network's.
+ * Incoming: the handler will consume `size` bytes, from the first unconsumed one on, as they arrive. The
+ * sender may then send them and NET_STREAM_FIRST_WINDOW_BYTES more, up to NET_STREAM_WINDOW_BYTES at once.
+ * During receive, the first unconsumed byte is the first one of that call. The sender keeps bytes that no
+ * handler expects, so that they take no memory and no network time here.
  */
 void net_stream_expect(struct net_stream *stream, uint64_t size);
 
-/* For implementations: the stream has carried so many bytes, in an event that began at now_ns; the end of an
- * event is spending_shares_end. Before a stream is freed, net_stream_charge(stream, NULL). */
+/*
+ * For implementations: the stream has carried `size` bytes in an event that began at now_ns. Call
+ * spending_shares_end at the end of the event. Before a stream is freed, call net_stream_charge(stream,
+ * NULL).
+ */
 static inline void net_stream_carried(struct net_stream *stream, uint64_t size, uint64_t now_ns)
 {
     spending_share(&stream->net->spending, stream->account, size, now_ns);
 }
 
-/* For implementations: the offset up to which a stream may be sent. */
+/* For implementations: the offset up to which the sender may send. */
 static inline uint64_t net_stream_limit(const struct net_stream *stream, uint64_t consumed_end,
                                         uint64_t expected_end)
 {

@@ -105,7 +105,7 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
     if (status == STATUS_OK) {
         status = quic_endpoint_open(endpoint, options, error);
     }
-    if (status == STATUS_OK) { /* once the port is known */
+    if (status == STATUS_OK) { /* the port is known only now */
         status = quic_tls_reset_secret(endpoint->tls, endpoint->node_name, &endpoint->socket.local,
                                        endpoint->reset_secret, error);
     }
@@ -140,7 +140,7 @@ void net_quic_unload(struct quic_tls *tls)
     quic_tls_free(tls);
 }
 
-/* Handshakes under way are looked at when they end: see quic_peer_identify. */
+/* Handshakes under way are checked when they end: see quic_peer_identify. */
 void net_quic_use(struct net *net, struct quic_tls *tls)
 {
     struct quic_endpoint *endpoint = quic_endpoint_of(net);
@@ -162,7 +162,7 @@ void net_quic_use(struct net *net, struct quic_tls *tls)
     }
 }
 
-/* --- The end --- */
+/* --- Freeing --- */
 
 static void quic_free(struct net *net)
 {
@@ -225,7 +225,8 @@ static enum status quic_peers_grow(struct quic_endpoint *endpoint, struct error 
     return STATUS_OK;
 }
 
-/* For ICMP errors. Of several at one address, which a relay may be, the first one is suspected. */
+/* Adds the peer to the index for ICMP errors. Several peers may share an address (a relay); an error then
+ * counts against the first one. */
 static bool quic_peer_index_address(struct quic_endpoint *endpoint, struct quic_peer *peer)
 {
     struct quic_peer *same = NULL;
@@ -261,7 +262,7 @@ static enum status quic_peer_insert(struct quic_endpoint *endpoint, struct quic_
     return STATUS_OK;
 }
 
-/* Nobody is told of the end of an attempt that was called off. */
+/* Cancels an attempt to connect. No handler is called for it. */
 static void quic_dial_call_off(struct quic_endpoint *endpoint, struct quic_peer *peer,
                                const struct error *cause)
 {
@@ -388,7 +389,7 @@ static void quic_remove_peer(struct net *net, uint32_t index, const struct error
     endpoint->peers[index]->removed = true;
     quic_disconnect(net, index, cause);
     for (struct quic_connection *connection = endpoint->connections; connection != NULL;
-         connection = connection->next) { /* one that was authenticated in this turn, too */
+         connection = connection->next) { /* also one that was authenticated in this turn */
         if (connection->peer == endpoint->peers[index] && connection->authenticated) {
             quic_connection_abort(connection, cause->status, cause->text);
         }

@@ -3,8 +3,8 @@
 #include "daemon/net/quic_internal.h"
 
 /*
- * The shortest packet with a short header that may be one of a connection of ours, and not a stateless reset
- * itself.
+ * The shortest packet with a short header that may belong to a connection of ours and is not a stateless
+ * reset itself.
  */
 #define QUIC_SHORT_PACKET_MIN_BYTES (1u + QUIC_CID_BYTES + 4u + 16u)
 #define QUIC_RESET_MIN_BYTES (NGTCP2_MIN_STATELESS_RESET_RANDLEN + NGTCP2_STATELESS_RESET_TOKENLEN)
@@ -30,7 +30,7 @@ static void quic_reply(struct quic_endpoint *endpoint, const struct quic_datagra
     }
 }
 
-/* RFC 9000, 6.1: only for what a server of that version might have accepted. */
+/* RFC 9000, 6.1: answers only packets that a server of that version might have accepted. */
 static void quic_negotiate_version(struct quic_endpoint *endpoint, const struct quic_datagram *datagram,
                                    const ngtcp2_version_cid *ids)
 {
@@ -48,8 +48,8 @@ static void quic_negotiate_version(struct quic_endpoint *endpoint, const struct 
 }
 
 /*
- * RFC 9000, 10.3: the peer learns that the connection is gone, after a restart for instance. Smaller than
- * what it answers, so that two of them cannot go on answering each other.
+ * RFC 9000, 10.3: tells the peer that the connection is gone, for instance after a restart. The packet is
+ * smaller than the one it answers, so that two endpoints cannot answer each other for ever.
  */
 static void quic_reset_stateless(struct quic_endpoint *endpoint, const struct quic_datagram *datagram,
                                  const ngtcp2_version_cid *ids)
@@ -74,7 +74,7 @@ static void quic_reset_stateless(struct quic_endpoint *endpoint, const struct qu
                                                  size - NGTCP2_STATELESS_RESET_TOKENLEN));
 }
 
-/* RFC 9000, 8.1.2: whoever answers has the address that he claims. */
+/* RFC 9000, 8.1.2: a client that answers a Retry really has the address that it claims. */
 static void quic_retry(struct quic_endpoint *endpoint, const struct quic_datagram *datagram,
                        const ngtcp2_pkt_hd *header)
 {
@@ -110,7 +110,7 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
                                                       header.version, &datagram->remote->base,
                                                       datagram->remote->size, &header.dcid,
                                                       QUIC_RETRY_TOKEN_TIMEOUT_NS, endpoint->now_ns) == 0;
-        if (!validated) { /* a client takes one Retry only, so another would be in vain */
+        if (!validated) { /* a client accepts only one Retry, so a second would have no effect */
             quic_drop(endpoint, datagram, "its address validation token is not valid, or no longer");
             return;
         }
@@ -138,10 +138,7 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
         quic_drop(endpoint, datagram, "no memory for another connection");
         return;
     }
-    /*
-     * The first part of its ClientHello is still under way: nothing is kept for an address that is not
-     * validated.
-     */
+    /* Only part of the ClientHello has arrived. Nothing is kept for an address that is not validated. */
     if (quic_connection_read(connection, datagram) == NGTCP2_ERR_RETRY) {
         quic_retry(endpoint, datagram, &header);
     }
@@ -168,7 +165,7 @@ void quic_datagram_received(void *context, const struct quic_datagram *datagram)
     }
     struct quic_connection *connection = quic_connection_find(endpoint, false, ids.dcid, ids.dcidlen);
     if (connection == NULL && ids.version == 0 && datagram->size >= QUIC_RESET_MIN_BYTES) {
-        /* A stateless reset looks like a packet of no connection but for its last bytes. */
+        /* A stateless reset differs from a packet of no connection only in its last bytes. */
         connection = quic_connection_find(endpoint, true,
                                           datagram->bytes + datagram->size - NGTCP2_STATELESS_RESET_TOKENLEN,
                                           NGTCP2_STATELESS_RESET_TOKENLEN);

@@ -19,7 +19,7 @@ static bool quic_port_parse(const char *text, char out[6])
     return true;
 }
 
-/* Splits at the last colon; an IPv6 address must stand in brackets. */
+/* Splits the text at the last colon. An IPv6 address must be in brackets. */
 static bool quic_address_split(const char *text, char host[QUIC_HOST_MAX_BYTES + 1], char port[6])
 {
     const char *colon = strrchr(text, ':');

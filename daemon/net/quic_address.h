@@ -8,7 +8,7 @@
 
 #include "daemon/base/error.h"
 
-/* An IPv4 or IPv6 address and UDP port. What it does not use of the union is zero. */
+/* An IPv4 or IPv6 address and UDP port. Unused bytes of the union are zero. */
 struct quic_address {
     union {
         struct sockaddr base;
@@ -18,7 +18,7 @@ struct quic_address {
     socklen_t size;
 };
 
-/* The same address and port, whether written as IPv4 or as IPv6-mapped IPv4: for lookup by value. */
+/* A lookup key: equal for the same address and port, whether written as IPv4 or as IPv6-mapped IPv4. */
 struct quic_address_key {
     uint8_t bytes[16];
     uint16_t port;
@@ -27,14 +27,14 @@ struct quic_address_key {
 #define QUIC_ADDRESS_TEXT_MAX_BYTES 64
 
 /*
- * "host:port" or "[v6]:port", the port a number. family AF_INET or AF_INET6 asks for an address that a socket
- * of it can send to (IPv4 becomes IPv6-mapped); AF_UNSPEC takes what comes first. INVALID_ARGUMENT with a
- * text that says what was expected.
+ * Resolves "host:port" or "[v6]:port", the port a number. With family AF_INET or AF_INET6, finds an address
+ * that a socket of that family can send to (IPv4 becomes IPv6-mapped). AF_UNSPEC takes the first address
+ * found. INVALID_ARGUMENT with a text that says what was expected.
  */
 enum status quic_address_resolve(const char *text, int family, struct quic_address *out,
                                  struct error *error) COMM_MUST_USE;
 
-/* False, and *out is empty, for a family that is neither. */
+/* Returns false, with *out empty, for a family that is neither IPv4 nor IPv6. */
 bool quic_address_set(struct quic_address *out, const struct sockaddr *address, socklen_t size);
 
 /* "127.0.0.1:4242", "[::1]:4242"; IPv6-mapped IPv4 as IPv4. Returns text. */

@@ -7,7 +7,7 @@
 #include <openssl/evp.h>
 #include <openssl/kdf.h>
 
-/* X(kind of EVP, name): what TLS 1.3 and QUIC need of each kind. */
+/* X(kind of EVP, name): the algorithms that TLS 1.3 and QUIC need, of each kind. */
 #define ALGORITHM_LIST(X)                                                                                    \
     X(MD, "SHA2-256")                                                                                        \
     X(MD, "SHA2-384")                                                                                        \
@@ -27,7 +27,7 @@
     X(SIGNATURE, "RSA")                                                                                      \
     X(ASYM_CIPHER, "RSA")
 
-/* Likewise, where this OpenSSL has them. */
+/* Likewise, if this OpenSSL has them. */
 #define OPTIONAL_LIST(X)                                                                                     \
     X(CIPHER, "ChaCha20-Poly1305")                                                                           \
     X(CIPHER, "ChaCha20")                                                                                    \

@@ -4,10 +4,10 @@
 #include "daemon/base/error.h"
 
 /*
- * Has OpenSSL make its tables of algorithms now. It makes the one of each kind of operation when that is
- * first needed, and never again: an allocation that fails during the first handshake would leave algorithms
- * out, and every later handshake would fail with "unsupported" (OpenSSL 3.5, crypto/core_fetch.c). Costs
- * little when the tables are there. NO_MEMORY names what is missing.
+ * Makes OpenSSL build its tables of algorithms now. OpenSSL builds the table of each kind of operation when
+ * it is first needed, and never again. If an allocation failed during the first handshake, algorithms would
+ * be missing, and every later handshake would fail with "unsupported" (OpenSSL 3.5, crypto/core_fetch.c).
+ * Costs little if the tables exist. NO_MEMORY names what is missing.
  */
 enum status quic_algorithms_load(struct error *error) COMM_MUST_USE;
 

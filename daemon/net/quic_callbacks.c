@@ -3,14 +3,14 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* What ngtcp2 calls: each only translates and passes on. Failures of ours are noted first. */
+/* The functions that ngtcp2 calls. Each one only translates its arguments and passes them on. They note our
+ * own failures before they return an error. */
 
 static void quic_on_random(uint8_t *out, size_t size, const ngtcp2_rand_ctx *context)
 {
     (void)context;
     if (RAND_bytes(out, (int)size) != 1) {
-        memset(out, 0,
-               size); /* of what this is asked for, nothing depends on it being secret (ngtcp2_rand) */
+        memset(out, 0, size); /* ngtcp2 needs no secret numbers from this (ngtcp2_rand) */
     }
 }
 
@@ -44,7 +44,7 @@ static int quic_on_remove_cid(ngtcp2_conn *transport, const ngtcp2_cid *cid, voi
     return 0;
 }
 
-/* Tokens of the connection IDs that we use at present: a stateless reset carries one of them. */
+/* Tokens of the connection IDs that we use at present. A stateless reset carries one of them. */
 static int quic_on_dcid(ngtcp2_conn *transport, ngtcp2_connection_id_status_type type, uint64_t sequence,
                         const ngtcp2_cid *cid, const ngtcp2_stateless_reset_token *token, void *context)
 {
@@ -100,8 +100,8 @@ static int quic_on_handshake_completed(ngtcp2_conn *transport, void *context)
 }
 
 /*
- * A dialling side learns by this that the accepting one has taken its certificate, too: TLS 1.3 completes the
- * handshake here before that.
+ * This tells the dialling side that the accepting side has accepted its certificate, too. In TLS 1.3 the
+ * dialling side completes the handshake before that.
  */
 static int quic_on_handshake_confirmed(ngtcp2_conn *transport, void *context)
 {
@@ -133,12 +133,12 @@ static int quic_on_stream_acknowledged(ngtcp2_conn *transport, int64_t id, uint6
 {
     (void)transport;
     (void)id;
-    if (stream != NULL) { /* null: reset meanwhile */
+    if (stream != NULL) { /* null: the stream was reset meanwhile */
         quic_sender_acknowledged(stream, offset + size);
     }
     struct quic_connection *connection = context;
     if (connection->ready_control != NULL || connection->ready_data != NULL) {
-        quic_work_flush(connection); /* there is room for more under way */
+        quic_work_flush(connection); /* more bytes may be under way now */
     }
     return 0;
 }

@@ -24,7 +24,7 @@ enum status quic_error_tls(struct error *error, enum status status, const char *
     return error_set(error, status, "%s%s%s", text, reason == NULL ? "" : ": ", reason == NULL ? "" : reason);
 }
 
-/* Distinguishes a file that is not there from one with the wrong content: OpenSSL's texts do not. */
+/* Opens a file. Distinguishes a missing file from one with wrong content: the texts of OpenSSL do not. */
 static enum status quic_file_open(const char *what, const char *path, FILE **out, struct error *error)
 {
     if (path == NULL || path[0] == '\0') {
@@ -51,7 +51,9 @@ static enum status quic_file_check(const char *what, const char *path, struct er
     return status;
 }
 
-/* No key file here is encrypted: without this, OpenSSL would ask at the terminal. */
+/*
+ * Key files here are not encrypted. Without this callback OpenSSL would ask for a password at the terminal.
+ */
 static int quic_no_password(char *buffer, int size, int writing, void *context)
 {
     (void)buffer;
@@ -61,11 +63,11 @@ static int quic_no_password(char *buffer, int size, int writing, void *context)
     return -1;
 }
 
-/* Room for private keys, left out of core dumps and of swap: ours, and that of a reload. */
+/* Memory for private keys, kept out of core dumps and of swap: for the present key, and that of a reload. */
 #define QUIC_SECURE_BYTES 65536
 #define QUIC_SECURE_LEAST_BYTES 32
 
-/* In a process once. Without it keys are where all else is. */
+/* Called once per process. If it fails, keys are in ordinary memory. */
 static void quic_secure_keys(void)
 {
     if (!CRYPTO_secure_malloc_initialized()) {
@@ -80,7 +82,7 @@ static enum status quic_key_load(SSL_CTX *context, const struct quic_options *op
     FILE *file = NULL;
     struct stat attributes;
     EVP_PKEY *key = NULL;
-    char text[BUFSIZ]; /* of the file: not in a buffer that stays in the heap */
+    char text[BUFSIZ]; /* a buffer for the file, not on the heap, where the key would remain */
     enum status status = quic_file_open("key", path, &file, error);
     if (status != STATUS_OK) {
         return status;

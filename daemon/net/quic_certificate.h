@@ -7,15 +7,15 @@
 #include "daemon/net/quic.h"
 
 /*
- * Loading a node's own files into a context of either role, with texts that name the file and what is wrong
- * with it.
+ * Loads a node's own files into a context for either role. Error texts name the file and what is wrong with
+ * it.
  */
 
 /* CONFIG for a file that cannot be read or parsed, CERTIFICATE for one whose content is not acceptable. */
 enum status quic_certificate_load(SSL_CTX *context, const struct quic_options *options,
                                   struct error *error) COMM_MUST_USE;
 
-/* What a peer would find wrong with the loaded certificate. */
+/* Reports what a peer would find wrong with the loaded certificate. */
 enum status quic_certificate_check(SSL_CTX *context, const struct quic_options *options,
                                    struct error *error) COMM_MUST_USE;
 

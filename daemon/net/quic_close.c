@@ -8,7 +8,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* --- Why --- */
+/* --- Reasons --- */
 
 static void quic_connection_note(struct quic_connection *connection, const struct error *cause)
 {
@@ -23,8 +23,8 @@ static void quic_close_text(struct quic_connection *connection, const char *text
              text);
 }
 
-/* What a node sends that breaks a rule of QUIC, by its code for transport errors (RFC 9000, 20.1). Null: the
- * code is no violation. */
+/* Describes how a node broke a rule of QUIC, by the code for transport errors (RFC 9000, 20.1). Returns null
+ * if the code is no violation. */
 static const char *quic_violation_text(uint64_t code)
 {
     switch (code) {
@@ -55,7 +55,8 @@ static const char *quic_violation_text(uint64_t code)
     }
 }
 
-/* The connection fails for that code, which is also what ngtcp2 calls it. */
+/* Sets the cause for a connection that ngtcp2 has failed: the rule that the peer broke, if the error code
+ * tells, and ngtcp2's name of the failure. */
 static void quic_connection_broken(struct quic_connection *connection, const char *who, int failure,
                                    struct error *cause)
 {
@@ -69,7 +70,7 @@ static void quic_connection_broken(struct quic_connection *connection, const cha
               ngtcp2_strerror(failure));
 }
 
-/* Printable, as it came from outside. */
+/* Copies the reason, with unprintable characters replaced: it came from outside. */
 static void quic_reason_text(const ngtcp2_ccerr *close, char out[QUIC_CLOSE_TEXT_MAX_BYTES + 1])
 {
     size_t size = close->reasonlen < QUIC_CLOSE_TEXT_MAX_BYTES ? close->reasonlen : QUIC_CLOSE_TEXT_MAX_BYTES;
@@ -79,7 +80,7 @@ static void quic_reason_text(const ngtcp2_ccerr *close, char out[QUIC_CLOSE_TEXT
     out[size] = '\0';
 }
 
-/* The peer has closed: what it says is the cause. */
+/* The peer has closed the connection. Its reason becomes the cause. */
 static void quic_connection_closed_by_peer(struct quic_connection *connection, struct error *cause)
 {
     const ngtcp2_ccerr *close = ngtcp2_conn_get_ccerr2(connection->transport);
@@ -115,7 +116,7 @@ static void quic_connection_closed_by_peer(struct quic_connection *connection, s
     }
 }
 
-/* TLS, or the check of who it is after it, has refused the peer. */
+/* TLS has refused the peer, or the check of its identity after TLS has. */
 static void quic_connection_refuse(struct quic_connection *connection, int failure, struct error *cause)
 {
     char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
@@ -144,7 +145,7 @@ static void quic_connection_refuse(struct quic_connection *connection, int failu
 void quic_connection_fail(struct quic_connection *connection, int failure)
 {
     if (connection->failed) {
-        return; /* the first reason, noted by a callback for instance, is the one that matters */
+        return; /* the first reason counts; a callback may have noted it */
     }
     const struct quic_endpoint *endpoint = connection->endpoint;
     struct error cause;
@@ -201,7 +202,7 @@ void quic_connection_abort(struct quic_connection *connection, enum status statu
     quic_connection_note(connection, &cause);
 }
 
-/* --- Telling, and letting go --- */
+/* --- Closing --- */
 
 static void quic_connection_tell(struct quic_connection *connection, uint64_t now_ns)
 {

@@ -12,9 +12,9 @@
 #define QUIC_INITIAL_DCID_BYTES 18u /* unpredictable, and never one of ours */
 
 /*
- * Suspicious but harmless packets (RFC 9000 allows them; duplicates after a burst of loss are among them)
- * that a peer may send at once, and a second, before ngtcp2 closes. Its defaults are for servers of
- * strangers; a blackhole of seconds on a fast link brings more.
+ * How many suspicious but harmless packets a peer may send at once, and per second, before ngtcp2 closes. RFC
+ * 9000 allows such packets; duplicates after a burst of loss are an example. The defaults of ngtcp2 suit
+ * servers of unknown clients. A blackhole of seconds on a fast link causes more.
  */
 #define QUIC_GLITCH_BURST 1000000u
 #define QUIC_GLITCHES_PER_S 100000u
@@ -29,7 +29,7 @@ struct quic_connection *quic_connection_find(struct quic_endpoint *endpoint, boo
         HASH_FIND(hh, endpoint->tokens, bytes, size, cid);
     } else if (endpoint->last_cid != NULL && endpoint->last_cid->size == size &&
                memcmp(endpoint->last_cid->bytes, bytes, size) == 0) {
-        cid = endpoint->last_cid; /* datagrams of one connection come in rows */
+        cid = endpoint->last_cid; /* consecutive datagrams are often of one connection */
     } else {
         HASH_FIND(hh, endpoint->cids, bytes, size, cid);
         endpoint->last_cid = cid;
@@ -95,14 +95,14 @@ void quic_cid_remove(struct quic_connection *connection, bool is_token, const ui
 
 static void quic_path(ngtcp2_path *out, const struct quic_address *local, const struct quic_address *remote)
 {
-    /* ngtcp2 takes pointers to what it only reads. */
+    /* ngtcp2 takes non-const pointers to what it only reads. */
     *out = (ngtcp2_path){
         .local = {.addr = (struct sockaddr *)(uintptr_t)&local->base, .addrlen = local->size},
         .remote = {.addr = (struct sockaddr *)(uintptr_t)&remote->base, .addrlen = remote->size},
     };
 }
 
-/* The sizes that path MTU discovery tries, ascending. Returns how many. */
+/* Lists the sizes that path MTU discovery tries, ascending. Returns how many. */
 static size_t quic_probes(const struct quic_endpoint *endpoint, const struct quic_address *remote,
                           uint16_t out[3])
 {
@@ -129,7 +129,8 @@ static void quic_settings(const struct quic_endpoint *endpoint, const struct qui
     settings->initial_rtt = QUIC_INITIAL_RTT_NS;
     settings->handshake_timeout = endpoint->handshake_timeout_ns;
     settings->cc_algo = NGTCP2_CC_ALGO_CUBIC;
-    settings->ack_thresh = 1; /* all that is written takes one along; quic_connection_hold bounds the rest */
+    /* Every packet carries an acknowledgement; quic_connection_hold limits the wait for a packet. */
+    settings->ack_thresh = 1;
     settings->pmtud_probeslen = quic_probes(endpoint, remote, probes);
     settings->pmtud_probes = probes;
     settings->max_tx_udp_payload_size = NGTCP2_MAX_UDP_PAYLOAD_SIZE;
@@ -158,8 +159,9 @@ static ngtcp2_conn *quic_transport_of(ngtcp2_crypto_conn_ref *reference)
 }
 
 /*
- * ngtcp2 does not notice that a path carries less than it did: a link's MTU was lowered, or the route
- * changed. What goes unanswered is small for a while then; should the path be dead instead, no harm is done.
+ * ngtcp2 does not notice when a path carries less than before: a link's MTU was lowered, or the route
+ * changed. If packets stay unanswered, datagrams are kept small for a while. If the path is dead instead,
+ * this does no harm.
  */
 static void quic_connection_suspect_mtu(struct quic_connection *connection, uint64_t now_ns)
 {
@@ -231,7 +233,7 @@ static struct quic_connection *quic_connection_new(struct quic_endpoint *endpoin
     return connection;
 }
 
-/* Ties TLS to the transport. Takes tls over; false when there is no memory. */
+/* Connects TLS to the transport. Takes ownership of tls. Returns false when out of memory. */
 static bool quic_connection_secure(struct quic_connection *connection, SSL *tls)
 {
     connection->tls = tls;
@@ -370,7 +372,7 @@ const char *quic_connection_text(const struct quic_connection *connection,
     return text;
 }
 
-/* RFC 9000, 10.2.1: who goes on sending is told again, less and less often. */
+/* RFC 9000, 10.2.1: if packets still arrive, the close packet is sent again, less and less often. */
 static void quic_closed_read(struct quic_connection *connection, const struct quic_datagram *datagram)
 {
     uint64_t count = ++connection->closed_received;
@@ -387,13 +389,13 @@ int quic_connection_read(struct quic_connection *connection, const struct quic_d
         return 0;
     }
     if (connection->failed) {
-        return 0; /* it is closed before the event is over */
+        return 0; /* it is closed before the event ends */
     }
     ngtcp2_path path;
     ngtcp2_pkt_info info = {.ecn = datagram->ecn};
     quic_path(&path, datagram->local, datagram->remote);
     if (connection->state == QUIC_STATE_HANDSHAKE) {
-        ERR_clear_error(); /* TLS takes what is left of others' errors for its own */
+        ERR_clear_error(); /* TLS would take errors left by other calls for its own */
     }
     int failure = ngtcp2_conn_read_pkt(connection->transport, &path, &info, datagram->bytes, datagram->size,
                                        connection->endpoint->now_ns);

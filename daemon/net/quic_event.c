@@ -4,7 +4,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* --- Noting what is to be done --- */
+/* --- Noting work --- */
 
 /* Makes quic_settle run soon. */
 static void quic_wake(struct quic_endpoint *endpoint)
@@ -109,7 +109,7 @@ void quic_work_dial_cancel(struct quic_endpoint *endpoint, struct quic_peer *pee
     }
 }
 
-/* --- Doing it --- */
+/* --- Doing the work --- */
 
 void quic_done_dispatch(struct quic_endpoint *endpoint, uint64_t now_ns)
 {
@@ -129,7 +129,7 @@ static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, ui
     const struct quic_connection *present = peer->up != NULL ? peer->up : peer->dial;
     if (present != NULL) {
         if (present->failed) {
-            quic_work_dial(endpoint, peer); /* once that one is gone */
+            quic_work_dial(endpoint, peer); /* dial after the failed connection is closed */
         }
         return;
     }
@@ -140,7 +140,8 @@ static void quic_dial(struct quic_endpoint *endpoint, struct quic_peer *peer, ui
     }
 }
 
-/* Takes what is there now: what handlers add waits for the next event, so that none can hold this one up. */
+/* Handles the work that is listed now. Work added by handlers waits for the next event, so that handlers
+ * cannot prolong this one without end. */
 static void quic_settle_streams(struct quic_endpoint *endpoint, uint64_t now_ns)
 {
     unsigned count = 0;
@@ -216,7 +217,7 @@ void quic_socket_ready(void *context, unsigned events, uint64_t now_ns)
         while (more && count < QUIC_RECEIVE_BUDGET && endpoint->received_pieces < QUIC_RECEIVE_PIECES) {
             count += quic_socket_receive(&endpoint->socket, quic_datagram_received, endpoint, &more);
         }
-        if (count == 0 || endpoint->socket.has_errors) { /* they make it ready, too */
+        if (count == 0 || endpoint->socket.has_errors) { /* ICMP errors make the socket ready, too */
             quic_socket_read_errors(&endpoint->socket, quic_peer_unreachable, endpoint);
         }
     }

@@ -28,19 +28,20 @@
 /*
  * The parts of the QUIC network, shared by quic*.c alone:
  *
- *   quic.c              the endpoint: options, peers, the table of operations, statistics
- *   quic_event.c        what an event leaves to be done: handlers called, connections changed, packets
- * written quic_accept.c       datagrams of no connection: new ones, Retry, version negotiation, stateless
- * reset quic_connection.c   a connection's life: made, read, lost, closed, freed quic_callbacks.c    what
- * ngtcp2 calls quic_peer.c         which connection is a peer's: up, replaced, refused, down quic_write.c
- * packets out: streams in turn, batches, pacing, path MTU quic_send.c         outgoing streams quic_receive.c
- * incoming streams quic_tls.c, quic_certificate.c, quic_socket.c, quic_address.c   as named; they know
- * nothing of the above
+ * - quic.c: the endpoint: options, peers, the table of operations, statistics.
+ * - quic_event.c: the work that an event leaves: handlers called, connections changed, packets written.
+ * - quic_accept.c: datagrams of no connection: new connections, Retry, version negotiation, stateless reset.
+ * - quic_connection.c: a connection's life: made, read, lost, closed, freed.
+ * - quic_callbacks.c: the functions that ngtcp2 calls.
+ * - quic_peer.c: which connection is a peer's: up, replaced, refused, down.
+ * - quic_write.c: outgoing packets: streams in turn, batches, pacing, path MTU.
+ * - quic_send.c, quic_receive.c: outgoing and incoming streams.
+ * - quic_tls.c, quic_certificate.c, quic_socket.c, quic_address.c: as named; they do not use the files above.
  *
- * Whatever happens, happens in two steps. An event (datagrams, a timer, a call from outside) reads packets
- * and notes what follows from it; then quic_settle calls handlers, makes and frees connections, and writes
- * packets. So no handler runs within ngtcp2 but net_stream_handler.receive, which gets bytes in place, and
- * nothing is freed under anybody's feet.
+ * Every event has two steps. First the event (datagrams, a timer, a call from outside) reads packets and
+ * notes what follows from them. Then quic_settle calls handlers, makes and frees connections, and writes
+ * packets. So only one handler runs within ngtcp2: net_stream_handler.receive, which gets bytes in place. And
+ * nothing is freed while a caller still uses it.
  */
 
 #define QUIC_CID_BYTES 8u                       /* of every connection ID that we choose */
@@ -48,18 +49,18 @@
 #define QUIC_IDLE_TIMEOUT_NS (30 * TIME_S)      /* when the options say 0 */
 #define QUIC_INITIAL_RTT_NS (20 * TIME_MS) /* before the first sample: a local network, not the Internet */
 #define QUIC_MAX_ACK_DELAY_NS (1 * TIME_MS)
-#define QUIC_ACK_THRESHOLD 8u /* datagrams after which an acknowledgement waits for nothing any more */
+#define QUIC_ACK_THRESHOLD 8u /* datagrams after which an acknowledgement is sent at once */
 #define QUIC_ACK_HOLD_MIN_NS (5 * TIME_US)
-#define QUIC_STREAMS_MAX NET_STREAMS_MAX /* incoming streams of a connection that are not yet over */
+#define QUIC_STREAMS_MAX NET_STREAMS_MAX /* open incoming streams of a connection */
 #define QUIC_CONNECTION_WINDOW_BYTES                                                                         \
-    (256ull * NET_STREAM_WINDOW_BYTES)          /* the most that a peer makes us keep: 1 GiB */
-#define QUIC_CONTROL_RESERVE_BYTES (1ull << 20) /* of that window: for control streams alone */
+    (256ull * NET_STREAM_WINDOW_BYTES)          /* the most that may be under way: 1 GiB */
+#define QUIC_CONTROL_RESERVE_BYTES (1ull << 20) /* of that window: only for control streams */
 #define QUIC_RETRY_TOKEN_TIMEOUT_NS (10 * TIME_S)
-#define QUIC_RECEIVE_BUDGET 256u  /* datagrams read before others have their turn */
+#define QUIC_RECEIVE_BUDGET 256u  /* datagrams read before other work gets its turn */
 #define QUIC_RECEIVE_PIECES 2048u /* and pieces of streams: a datagram may hold a thousand of them */
-#define QUIC_STREAM_QUANTUM_BYTES (64u << 10) /* of one stream before the next one has its turn */
+#define QUIC_STREAM_QUANTUM_BYTES (64u << 10) /* of one stream before the next one gets its turn */
 #define QUIC_VECTORS_MAX 16u                  /* pieces of one stream offered to one packet */
-#define QUIC_FLUSH_BATCHES 32u                /* batches written before others have their turn */
+#define QUIC_FLUSH_BATCHES 32u                /* batches written before other work gets its turn */
 #define QUIC_CLOSE_TEXT_MAX_BYTES 256u        /* of the reason in a CONNECTION_CLOSE */
 #define QUIC_CLOSE_PACKET_MAX_BYTES 1200u
 #define QUIC_DATAGRAM_BYTES 1452u       /* of an Ethernet frame over IPv6 */
@@ -67,8 +68,8 @@
 #define QUIC_DATAGRAM_LOOPBACK_BYTES 65000u
 #define QUIC_BLACK_HOLE_TIMEOUTS                                                                             \
     3u /* probe timeouts without an answer after which large datagrams are suspected */
-#define QUIC_BLACK_HOLE_MIN_NS (400 * TIME_MS) /* and at least so long: a busy peer is not a small path */
-#define QUIC_BLACK_HOLE_HOLD_NS (5 * TIME_S)   /* how long small ones are sent then; doubles each time */
+#define QUIC_BLACK_HOLE_MIN_NS (400 * TIME_MS) /* and at least this long: the peer may just be busy */
+#define QUIC_BLACK_HOLE_HOLD_NS (5 * TIME_S)   /* how long small datagrams are sent then; doubles each time */
 #define QUIC_BLACK_HOLE_HOLD_MAX_NS (640 * TIME_S)
 
 struct quic_endpoint;
@@ -77,19 +78,19 @@ struct quic_peer;
 
 /* --- Streams --- */
 
-/* The head of both kinds: what a net_stream pointer points to. */
+/* The first member of senders and receivers: what a net_stream pointer points to. */
 struct quic_stream {
     struct net_stream base;
     bool incoming;
 };
 
 /*
- * One net_stream_send, from there until `sent` was called: on its stream until acknowledged or given up, then
- * among the endpoint's done ones. The header, and the payload when it was copied, follow it.
+ * One net_stream_send, until `sent` was called. It is in its stream's list until acknowledged or dropped,
+ * then in the endpoint's list of done messages. `bytes` holds the header and, if copied, the payload.
  */
 struct quic_message {
     struct quic_message *next;
-    net_sent_function *sent; /* null: nobody waits */
+    net_sent_function *sent; /* null: no caller to notify */
     void *context;
     enum status result;
     const uint8_t *payload;
@@ -105,23 +106,23 @@ struct quic_sender {
     struct quic_stream stream;
     struct quic_endpoint *endpoint;
     struct quic_connection *connection; /* null: lost, or stopped by the receiver */
-    struct quic_sender *prev, *next;    /* of the connection's, or of the endpoint's lost ones */
+    struct quic_sender *prev, *next;    /* in the connection's list, or the endpoint's lost_senders */
     struct quic_sender *ready_prev, *ready_next;
     struct quic_sender *work_prev, *work_next;
     int64_t id;
     struct quic_message *messages; /* not acknowledged yet, in order */
     struct quic_message *messages_last;
-    struct quic_message *unsent; /* the first of them of which something has not been sent; null: none */
+    struct quic_message *unsent; /* the first message not sent completely; null: none */
     uint64_t queued_end;
     uint64_t sent_end;
     uint64_t acknowledged_end;
-    uint64_t turn_bytes; /* sent since it came to the front of the ready ones */
+    uint64_t turn_bytes; /* sent since it became the first ready one */
     size_t copied_bytes;
     uint32_t message_count;
-    bool ready;   /* among the connection's ready ones */
-    bool working; /* among the endpoint's work */
-    bool blocked; /* by the receiver's window */
-    bool shut;    /* the receiver wants no more; the end of the stream follows */
+    bool ready;   /* in a ready list of the connection */
+    bool working; /* in the endpoint's sender_work */
+    bool blocked; /* waits for the receiver's window */
+    bool shut;    /* the receiver wants no more; the stream will end */
     bool finishing;
     bool fin_sent;
 };
@@ -134,31 +135,31 @@ struct quic_receiver {
     struct quic_receiver *prev, *next; /* of the connection's */
     struct quic_receiver *work_prev, *work_next;
     int64_t id;
-    uint8_t *buffer; /* what was not consumed */
+    uint8_t *buffer; /* bytes not consumed */
     size_t buffer_first;
     size_t buffer_bytes;
     size_t buffer_capacity;
-    uint64_t consumed_end; /* offsets: of what the handler has taken, or nobody wants */
-    uint64_t expected_end; /* of what it will take: see net_stream_expect */
-    uint64_t granted_end;  /* of what the sender may send */
+    uint64_t consumed_end; /* end offset of what was consumed, or is not wanted */
+    uint64_t expected_end; /* end offset of what it will consume: see net_stream_expect */
+    uint64_t granted_end;  /* end offset of what the sender may send */
     bool kind_known;       /* the first byte has come */
     bool announced;        /* receive was called */
     bool held;             /* bytes wait for resume, or for peer_up */
     bool resumed;
     bool calling;
-    bool stopped;        /* given up by our side */
-    bool reset;          /* given up by the sender */
+    bool stopped;        /* cancelled by our side */
+    bool reset;          /* reset by the sender */
     bool ended;          /* the last byte has come */
     bool transport_over; /* ngtcp2 has forgotten the stream */
-    bool closing;        /* being freed: what a handler still asks is in vain */
-    bool working;        /* among the endpoint's work */
+    bool closing;        /* being freed: calls made by handlers have no effect */
+    bool working;        /* in the endpoint's receiver_work */
 };
 
 /* --- Connections --- */
 
 /*
- * What a connection is found by: the connection IDs that we gave the peer, and the tokens by which the peer's
- * host says that it has lost the connection.
+ * A key by which a connection is found: a connection ID that we gave the peer, or a token by which the peer's
+ * host says that it has lost the connection (stateless reset).
  */
 struct quic_cid {
     UT_hash_handle hh;
@@ -172,9 +173,8 @@ _Static_assert(NGTCP2_MAX_CIDLEN >= NGTCP2_STATELESS_RESET_TOKENLEN, "both fit")
 
 enum quic_state {
     QUIC_STATE_HANDSHAKE,
-    QUIC_STATE_UP,    /* the peer's connection, from just before peer_up */
-    QUIC_STATE_CLOSED /* closing or draining (RFC 9000, 10.2): kept to answer, or not to, what still arrives
-                       */
+    QUIC_STATE_UP,    /* in use for the peer, from just before peer_up */
+    QUIC_STATE_CLOSED /* closing or draining (RFC 9000, 10.2): kept to handle packets that still arrive */
 };
 
 struct quic_connection {
@@ -185,14 +185,14 @@ struct quic_connection {
     enum quic_state state;
     bool dialled;
     bool working;
-    bool holding;           /* it has, but they wait for a moment */
-    bool flushing;          /* among those that have, or may have, packets to write */
-    bool authenticated;     /* both ways: to be made the peer's */
-    bool failed;            /* to be closed, for `cause` */
-    bool silent;            /* without telling the peer */
-    bool closed_by_peer;    /* what it said is the cause */
-    bool forgotten;         /* and without a trace: what still arrives is of no connection */
-    bool suspected;         /* an ICMP error came: peer_suspect is to be called */
+    bool holding;           /* it has packets to write, but delays them */
+    bool flushing;          /* in the flush list: it has, or may have, packets to write */
+    bool authenticated;     /* both ways: will become the peer's connection */
+    bool failed;            /* will be closed, for `cause` */
+    bool silent;            /* close without telling the peer */
+    bool closed_by_peer;    /* the peer closed it and gave the cause */
+    bool forgotten;         /* close and keep nothing: later packets belong to no connection */
+    bool suspected;         /* an ICMP error came: peer_suspect will be called */
     struct quic_slot slot;  /* of an incoming handshake */
     struct quic_peer *peer; /* null: incoming, not authenticated yet */
     struct quic_address remote;
@@ -211,18 +211,18 @@ struct quic_connection {
     struct quic_sender *ready_data;
     struct quic_receiver *receivers;
 
-    struct error refusal; /* of the peer's certificate, in TLS's words */
+    struct error refusal; /* why TLS refused the peer's certificate */
     struct error cause;
-    ngtcp2_ccerr close; /* what the peer is told */
+    ngtcp2_ccerr close; /* what is sent to the peer */
     char close_text[QUIC_CLOSE_TEXT_MAX_BYTES + 1];
 
     uint64_t armed_ns;       /* what the timer is set to */
     unsigned unflushed;      /* datagrams read since packets were written */
-    uint64_t unanswered_ns;  /* the first packet sent since something was heard; 0: none */
+    uint64_t unanswered_ns;  /* when the first packet was sent since one was received; 0: none */
     uint64_t small_until_ns; /* datagrams are kept at 1200 bytes until then */
     uint64_t small_hold_ns;
 
-    uint8_t *close_packet; /* sent again to whoever goes on sending */
+    uint8_t *close_packet; /* sent again if packets still arrive */
     size_t close_packet_bytes;
     uint64_t closed_received;
 };
@@ -240,7 +240,7 @@ struct quic_peer {
     struct quic_peer *dial_prev, *dial_next;
     bool dial_wanted; /* among the endpoint's */
     bool keep_alive;
-    bool removed; /* until it is added again */
+    bool removed; /* until net_add_peer adds it again */
     uint64_t connected_count;
     bool closed_by_peer; /* see net_peer_statistics */
     uint64_t certificate_ends_s;
@@ -266,8 +266,8 @@ struct quic_endpoint {
     uint64_t handshake_timeout_ns;
     uint64_t idle_timeout_ns;
     uint64_t connection_window_bytes;        /* QUIC_CONNECTION_WINDOW_BYTES but in tests */
-    uint8_t reset_secret[QUIC_SECRET_BYTES]; /* of stateless resets: see quic_tls_reset_secret */
-    uint8_t retry_secret[QUIC_SECRET_BYTES]; /* of Retry's tokens: random, this endpoint's alone */
+    uint8_t reset_secret[QUIC_SECRET_BYTES]; /* for stateless resets: see quic_tls_reset_secret */
+    uint8_t retry_secret[QUIC_SECRET_BYTES]; /* for Retry tokens: random, of this endpoint only */
 
     struct quic_peer **peers;
     uint32_t peer_count;
@@ -275,7 +275,7 @@ struct quic_endpoint {
     struct quic_peer *peers_by_name;
     struct quic_peer *peers_by_address;
     struct quic_cid *cids;
-    struct quic_cid *last_cid; /* of them: the one of the last datagram */
+    struct quic_cid *last_cid; /* the connection ID of the last datagram */
     struct quic_cid *tokens;
 
     struct quic_connection *connections;
@@ -292,10 +292,10 @@ struct quic_endpoint {
     struct quic_connection *flushes;
 
     uint8_t *send_buffer;      /* QUIC_BATCH_MAX_BYTES */
-    struct quic_batch blocked; /* what the socket did not take, in send_buffer; size 0: nothing */
+    struct quic_batch blocked; /* in send_buffer, not yet taken by the socket; size 0: nothing */
     size_t blocked_sent_bytes;
 
-    uint64_t now_ns; /* of the present event, or the last */
+    uint64_t now_ns; /* time of the present event, or the last */
     struct log_limit refusal_limit;
     struct log_limit garbage_limit;
     struct log_limit reset_limit; /* of stateless resets sent */
@@ -309,18 +309,18 @@ static inline struct quic_endpoint *quic_endpoint_of(struct net *net)
     return (struct quic_endpoint *)net;
 }
 
-/* Whose address and port it is; null when it is no peer's, or that of one that was removed. */
+/* Returns the peer with that address and port. Null if there is none, or if it was removed. */
 struct quic_peer *quic_peer_at(struct quic_endpoint *endpoint, const struct quic_address *address);
-/* Null for a name that is not a peer's. */
+/* Returns null if no peer has that name. */
 struct quic_peer *quic_peer_find(struct quic_endpoint *endpoint, const char *name);
 
 /* --- quic_event.c --- */
 
-/* Does what the event has left to do. */
+/* Does the work that the event has left. */
 void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns);
 /* Calls `sent` for every done message. */
 void quic_done_dispatch(struct quic_endpoint *endpoint, uint64_t now_ns);
-/* Takes a message that is on no list any more. */
+/* Takes a message that is on no list. */
 void quic_done_append(struct quic_endpoint *endpoint, struct quic_message *message, enum status result);
 void quic_work_sender(struct quic_sender *sender);
 void quic_work_receiver(struct quic_receiver *receiver);
@@ -339,86 +339,87 @@ void quic_woken(void *context, uint64_t now_ns);
 
 /* --- quic_accept.c --- */
 
-/* A datagram that arrived, of whatever kind. */
+/* Handles a datagram of any kind. */
 void quic_datagram_received(void *context, const struct quic_datagram *datagram);
 
 /* --- quic_connection.c --- */
 
-/* Starts a handshake with peer, whose `dial` it becomes. */
+/* Starts a handshake with the peer; the connection becomes peer->dial. */
 enum status quic_connection_dial(struct quic_endpoint *endpoint, struct quic_peer *peer,
                                  struct error *error) COMM_MUST_USE;
 /*
- * For a first Initial; original is the destination connection ID from before a Retry, null without one. Null
- * when it cannot be made: the datagram is dropped.
+ * Makes a connection for a first Initial. original is the destination connection ID from before a Retry, null
+ * without one. Returns null when it cannot be made; the datagram is dropped then.
  */
 struct quic_connection *quic_connection_accept(struct quic_endpoint *endpoint, const ngtcp2_pkt_hd *header,
                                                const ngtcp2_cid *original,
                                                const struct quic_datagram *datagram);
-/* 0, or what ngtcp2 returned, which is noted already. */
+/* Returns 0, or the error that ngtcp2 returned, which is noted already. */
 int quic_connection_read(struct quic_connection *connection, const struct quic_datagram *datagram);
 void quic_connection_arm(struct quic_connection *connection);
 /*
- * Something is to be sent, but it may wait for a moment, an eighth of a round trip at most: for an answer
- * that takes it along, or for more of the same.
+ * Something is to be sent, but may wait for an eighth of a round trip (QUIC_ACK_HOLD_MIN_NS to
+ * QUIC_MAX_ACK_DELAY_NS). Meanwhile an answer may take it along, or more of the same may come.
  */
 void quic_connection_hold(struct quic_connection *connection);
 
 void quic_connection_free(struct quic_connection *connection);
-/* Lets go of ngtcp2 and TLS. */
+/* Frees what belongs to ngtcp2 and TLS. */
 void quic_connection_dissolve(struct quic_connection *connection);
 /* `node "b" (127.0.0.1:4242)`, or the address alone. Returns text. */
 #define QUIC_CONNECTION_TEXT_MAX_BYTES 160
 const char *quic_connection_text(const struct quic_connection *connection,
                                  char text[QUIC_CONNECTION_TEXT_MAX_BYTES]);
 
-/* By connection ID, or by the token of a stateless reset. Null when there is none. */
+/* Finds a connection by connection ID, or by the token of a stateless reset. Null when there is none. */
 struct quic_connection *quic_connection_find(struct quic_endpoint *endpoint, bool is_token,
                                              const uint8_t *bytes, size_t size);
-/* False when there is no memory, or when it is taken already. */
+/* Returns false when out of memory, or if the ID is taken already. */
 bool quic_cid_add(struct quic_connection *connection, bool is_token, const uint8_t *bytes, size_t size);
 void quic_cid_remove(struct quic_connection *connection, bool is_token, const uint8_t *bytes, size_t size);
 void quic_cid_drop(struct quic_connection *connection, struct quic_cid *cid);
 
 /* --- quic_close.c --- */
 
-/* Notes that the connection is to be closed, for what ngtcp2 returned. The first reason stays. */
+/* Notes that the connection will be closed, because of an ngtcp2 error. The first reason stays. */
 void quic_connection_fail(struct quic_connection *connection, int failure);
-/* The same for a reason of ours, of which the peer is told status and text. */
+/* The same for a reason of our own. The peer is sent the status and the text. */
 void quic_connection_abort(struct quic_connection *connection, enum status status, const char *text);
-/* Tells the peer, unless silent, and lets go of all but what closing needs. Streams are over already. */
+/* Tells the peer, unless silent, and frees everything except what closing needs. Its streams must be over. */
 void quic_connection_close(struct quic_connection *connection, uint64_t now_ns);
 
 /* --- quic_callbacks.c --- */
 
 extern const ngtcp2_callbacks quic_callbacks;
-/* A connection ID that is not in use, registered. False when there is no memory. */
+/* Makes and registers a connection ID that is not in use. Returns false when out of memory. */
 bool quic_cid_new(struct quic_connection *connection, ngtcp2_cid *out, size_t size);
 
 /* --- quic_peer.c --- */
 
-/* Who is at the other end of a handshake that TLS has accepted. */
+/* Finds out which peer is at the other end of a handshake that TLS has accepted. */
 enum status quic_peer_identify(struct quic_connection *connection, struct error *error) COMM_MUST_USE;
-/* What the connection's flags ask for: it becomes the peer's, or it ends. */
+/* Applies the peer's keep_alive to its connection. */
 void quic_peer_keep_alive(const struct quic_peer *peer);
+/* Does what the connection's flags ask for: it becomes the peer's, or it ends. */
 void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns);
-/* Ends streams and sends of a connection; handlers are told unless quiet. */
+/* Ends the streams and sends of a connection. Handlers of incoming streams are told unless quiet. */
 void quic_peer_lose_streams(struct quic_connection *connection, const struct error *cause, bool quiet,
                             uint64_t now_ns);
 void quic_peer_unreachable(void *context, const struct quic_address *remote);
 
 /* --- quic_write.c --- */
 
-/* Writes what the connections that ask for it have to send, in turn, within a budget. */
+/* Writes packets of the connections in the flush list, in turn, within a budget. */
 void quic_flush(struct quic_endpoint *endpoint, uint64_t now_ns);
 /* The socket is writable again. */
 void quic_flush_blocked(struct quic_endpoint *endpoint);
 /*
- * One packet outside of batches (of no connection, or of one that is closing). Dropped when the socket is
- * full.
+ * Writes one packet outside of batches, of no connection or of one that is closing. Drops it when the socket
+ * is full.
  */
 void quic_write_single(struct quic_endpoint *endpoint, const struct quic_address *local,
                        const struct quic_address *remote, const uint8_t *bytes, size_t size);
-/* Whether datagrams are kept small now, because larger ones seem to vanish. */
+/* Whether datagrams are kept small now because larger ones seem to be lost. */
 bool quic_write_small(const struct quic_connection *connection);
 
 /* --- quic_send.c --- */
@@ -431,14 +432,14 @@ enum status quic_stream_send(struct net_stream *stream, const void *header, size
 void quic_stream_finish(struct net_stream *stream);
 void quic_sender_reset(struct quic_sender *sender);
 /*
- * What the sender has to send next: at most QUIC_VECTORS_MAX pieces and max_bytes. Returns how many; *total
- * is their size; *fin whether the stream ends with them.
+ * Returns the next bytes that the sender has to send: at most QUIC_VECTORS_MAX pieces and max_bytes. Returns
+ * the number of pieces; *total is their size; *fin is whether the stream ends with them.
  */
 size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes,
                          ngtcp2_vec vectors[QUIC_VECTORS_MAX], size_t *total, bool *fin);
 void quic_sender_sent(struct quic_sender *sender, size_t size, bool fin);
 void quic_sender_acknowledged(struct quic_sender *sender, uint64_t offset);
-/* The window has grown, or there is more to send. */
+/* Call it when the window has grown, or there is more to send. */
 void quic_sender_ready(struct quic_sender *sender);
 void quic_sender_unready(struct quic_sender *sender);
 /* ngtcp2 has forgotten the stream. */
@@ -449,7 +450,8 @@ void quic_sender_free(struct quic_sender *sender);
 
 /* --- quic_receive.c --- */
 
-/* From ngtcp2: the next bytes. 0, or NGTCP2_ERR_CALLBACK_FAILURE with the connection's failure noted. */
+/* Takes the next bytes from ngtcp2. Returns 0, or NGTCP2_ERR_CALLBACK_FAILURE with the connection's failure
+ * noted. */
 int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver *receiver, int64_t id,
                         const uint8_t *bytes, size_t size, bool end);
 void quic_receiver_reset_received(struct quic_receiver *receiver);
@@ -459,7 +461,7 @@ void quic_stream_resume(struct net_stream *stream);
 void quic_stream_expect(struct net_stream *stream, uint64_t size);
 uint32_t quic_stream_queued(const struct net_stream *stream);
 void quic_receiver_work(struct quic_receiver *receiver, uint64_t now_ns);
-/* Calls closed, unless quiet or never announced, and frees. */
+/* Calls `closed`, unless quiet or `receive` was never called, and frees. */
 void quic_receiver_close(struct quic_receiver *receiver, const struct error *cause, bool quiet,
                          uint64_t now_ns);
 

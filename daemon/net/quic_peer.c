@@ -5,7 +5,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* --- Who it is --- */
+/* --- Identity --- */
 
 static bool quic_peer_known(void *context, const char *name)
 {
@@ -27,7 +27,7 @@ enum status quic_peer_identify(struct quic_connection *connection, struct error 
         return error_set(error, STATUS_CERTIFICATE, "the certificate is of node \"%s\", not of node \"%s\"",
                          name, connection->peer->name);
     }
-    /* Certificates may have been loaded anew since this handshake began. */
+    /* Certificates may have been reloaded since this handshake began. */
     status = quic_tls_check_again(endpoint->tls, connection->tls, connection->dialled, error);
     if (status == STATUS_OK) {
         connection->peer = peer;
@@ -55,7 +55,7 @@ static void quic_peer_down(struct quic_connection *connection, uint64_t now_ns)
     struct error cause = connection->cause;
     assert(peer->up == connection);
     peer->closed_by_peer = connection->closed_by_peer;
-    peer->up = NULL; /* who connects from a handler below begins anew */
+    peer->up = NULL; /* a handler below that connects starts a new attempt */
     quic_peer_lose_streams(connection, &cause, false, now_ns);
     quic_done_dispatch(endpoint, now_ns);
     quic_connection_close(connection, now_ns);
@@ -70,7 +70,7 @@ static void quic_dial_failed(struct quic_connection *connection, uint64_t now_ns
     struct quic_endpoint *endpoint = connection->endpoint;
     struct quic_peer *peer = connection->peer;
     struct error cause = connection->cause;
-    bool current = peer->dial == connection; /* else it was called off, or another one has taken its place */
+    bool current = peer->dial == connection; /* otherwise it was cancelled, or replaced */
     if (current) {
         peer->dial = NULL;
     }
@@ -81,10 +81,7 @@ static void quic_dial_failed(struct quic_connection *connection, uint64_t now_ns
     }
 }
 
-/*
- * An incoming handshake that came to nothing: a line for those that were refused, none for those that only
- * went away.
- */
+/* An incoming handshake failed. It is logged if it was refused, not if it timed out or ended silently. */
 static void quic_handshake_failed(struct quic_connection *connection, uint64_t now_ns)
 {
     struct quic_endpoint *endpoint = connection->endpoint;
@@ -112,16 +109,16 @@ static void quic_connection_replace(struct quic_connection *connection, uint64_t
     if (connection->peer->up == connection) {
         quic_peer_down(connection, now_ns);
     } else {
-        quic_peer_lose_streams(connection, &connection->cause, true, now_ns); /* nobody has heard of them */
+        quic_peer_lose_streams(connection, &connection->cause, true, now_ns); /* no handler knows them */
         quic_connection_close(connection, now_ns);
     }
 }
 
 /*
- * A peer that dials anew has lost the connection that we still have, so its new one replaces ours. But when
- * both dial at once, each would so replace the other's, and none would be left: then the one that the lower
- * name has dialled stays. `connection` is incoming; whether it came while our own attempt was under way tells
- * the two cases apart.
+ * A peer that dials again has lost the connection that we still have, so its new one replaces ours. But if
+ * both dial at once, each would replace the other's connection, and none would be left. Then the connection
+ * dialled by the lower name stays. `connection` is incoming. The two cases differ in whether it came while
+ * our own attempt was under way.
  */
 static bool quic_peer_prefers_ours(const struct quic_connection *connection)
 {
@@ -136,15 +133,15 @@ static bool quic_peer_prefers_ours(const struct quic_connection *connection)
         return false;
     }
     /*
-     * An attempt that nobody has answered yet may go to an address that is not right: the connection that
-     * there is is better.
+     * If our own attempt has had no answer yet, its address may be wrong. The incoming connection is then
+     * better.
      */
     ngtcp2_conn_info info;
     ngtcp2_conn_get_conn_info2(peer->dial->transport, &info);
     return info.pkt_recv > 0;
 }
 
-/* Three probes in the time that a peer waits: two may be lost. */
+/* Sends three probes within the time that a peer waits, so that two may be lost. */
 void quic_peer_keep_alive(const struct quic_peer *peer)
 {
     if (peer->up != NULL && peer->up->transport != NULL) {
@@ -170,7 +167,7 @@ static void quic_peer_up(struct quic_connection *connection, uint64_t now_ns)
     if (peer->up != NULL) {
         quic_connection_replace(peer->up, now_ns);
     }
-    if (peer->dial != NULL) { /* succeeds by this */
+    if (peer->dial != NULL) { /* our attempt succeeds with this connection */
         struct quic_connection *dial = peer->dial;
         peer->dial = NULL;
         quic_connection_replace(dial, now_ns);
@@ -183,7 +180,7 @@ static void quic_peer_up(struct quic_connection *connection, uint64_t now_ns)
     quic_peer_keep_alive(peer);
     DL_FOREACH(connection->receivers, receiver)
     {
-        receiver->resumed = true; /* what came before this */
+        receiver->resumed = true; /* hand out what arrived before */
         quic_work_receiver(receiver);
     }
     quic_work_flush(connection);
@@ -218,7 +215,7 @@ void quic_peer_settle(struct quic_connection *connection, uint64_t now_ns)
         quic_peer_down(connection, now_ns);
         return;
     }
-    /* Streams that came with the handshake: nobody has heard of them. */
+    /* Streams that came with the handshake: no handler knows them. */
     quic_peer_lose_streams(connection, &connection->cause, true, now_ns);
     if (connection->dialled) {
         quic_dial_failed(connection, now_ns);

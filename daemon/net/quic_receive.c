@@ -39,7 +39,7 @@ static void quic_buffer_drop(struct quic_receiver *receiver)
     receiver->buffer_capacity = 0;
 }
 
-/* Lets the sender go on, as far as what was consumed and what is expected say; not byte by byte. */
+/* Grants the sender more bytes, as far as consumed and expected bytes allow; not byte by byte. */
 static void quic_receiver_grant(struct quic_receiver *receiver)
 {
     struct quic_connection *connection = receiver->connection;
@@ -63,8 +63,9 @@ static void quic_receiver_consumed(struct quic_receiver *receiver, size_t size)
 }
 
 /*
- * The connection's window is for what is under way alone: what has come gives its part back, also where a
- * stream holds it. So streams that are held back hold nobody else up; what is kept, streams' windows bound.
+ * The connection's window only limits bytes under way. Bytes that have arrived are credited back at once,
+ * even if a stream keeps them. So a stream that is held back does not delay others. The streams' windows
+ * limit what is kept.
  */
 static void quic_connection_credit(struct quic_connection *connection, size_t size)
 {
@@ -100,7 +101,8 @@ void quic_receiver_close(struct quic_receiver *receiver, const struct error *cau
 
 /* --- Bytes --- */
 
-/* Keeps bytes that were not consumed: a window of them at most, as no more is credited. False: no memory. */
+/* Keeps bytes that were not consumed: at most a window of them, as no more is granted. Returns false when out
+ * of memory. */
 static bool quic_receiver_keep(struct quic_receiver *receiver, const uint8_t *bytes, size_t size)
 {
     if (size == 0) {
@@ -143,7 +145,7 @@ static size_t quic_receiver_call(struct quic_receiver *receiver, const uint8_t *
     assert(used <= size);
     receiver->held = used < size;
     if (!receiver->held) {
-        receiver->resumed = false; /* nothing to come again */
+        receiver->resumed = false; /* nothing is left to hand out again */
     }
     quic_receiver_consumed(receiver, used);
     return used;
@@ -157,7 +159,7 @@ static void quic_receiver_tell_kept(struct quic_receiver *receiver, size_t size)
     }
 }
 
-/* The stream's first byte: its kind. False, with the failure noted, for one that there is not. */
+/* Reads the stream's first byte: its kind. Returns false, with the failure noted, for an unknown kind. */
 static bool quic_receiver_kind(struct quic_receiver *receiver, uint8_t kind)
 {
     struct quic_connection *connection = receiver->connection;
@@ -173,7 +175,7 @@ static bool quic_receiver_kind(struct quic_receiver *receiver, uint8_t kind)
     receiver->stream.base.kind = (enum net_stream_kind)kind;
     receiver->stream.base.peer = connection->peer->index;
     if (quic_receiver_handler(receiver)->receive == NULL) {
-        quic_receiver_stop(receiver); /* nobody takes streams of this kind */
+        quic_receiver_stop(receiver); /* no handler takes streams of this kind */
     }
     return true;
 }
@@ -182,7 +184,7 @@ int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver
                         const uint8_t *bytes, size_t size, bool end)
 {
     if (connection->failed) {
-        return 0; /* it is closed before the event is over: nobody is handed anything any more */
+        return 0; /* it is closed before the event ends; handlers get nothing more */
     }
     if (receiver == NULL) {
         receiver = quic_receiver_new(connection, id);
@@ -224,7 +226,7 @@ int quic_receiver_bytes(struct quic_connection *connection, struct quic_receiver
     return 0;
 }
 
-/* --- What ngtcp2 says, and the handler --- */
+/* --- Calls from ngtcp2, and to the handler --- */
 
 void quic_receiver_reset_received(struct quic_receiver *receiver)
 {
@@ -274,7 +276,7 @@ void quic_stream_resume(struct net_stream *stream)
     }
 }
 
-/* Hands out again what was left. The buffer is handed out in place: nothing arrives during the call. */
+/* Hands out again what was left, directly from the buffer: nothing arrives during the call. */
 static void quic_receiver_again(struct quic_receiver *receiver, uint64_t now_ns)
 {
     static const uint8_t nothing[1];
@@ -293,7 +295,7 @@ void quic_receiver_work(struct quic_receiver *receiver, uint64_t now_ns)
     struct quic_connection *connection = receiver->connection;
     struct error cause;
     if (connection->failed || connection->state != QUIC_STATE_UP) {
-        return; /* it is closed with the connection, or handed out with peer_up */
+        return; /* it is closed with the connection, or handed out at peer_up */
     }
     if (receiver->resumed && receiver->held && !receiver->stopped && !receiver->reset) {
         quic_receiver_again(receiver, now_ns);

@@ -9,7 +9,8 @@
 
 /* --- Messages --- */
 
-/* With a copy of the header, and of the payload when `copied`. Null when there is no memory. */
+/* Makes a message with a copy of the header, and of the payload when `copied`. Returns null when out of
+ * memory. */
 static struct quic_message *quic_message_new(const void *header, size_t header_bytes, const void *payload,
                                              size_t payload_bytes, bool copied)
 {
@@ -51,7 +52,7 @@ static void quic_message_append(struct quic_sender *sender, struct quic_message 
     sender->copied_bytes += message->header_bytes + message->copied_bytes;
 }
 
-/* Takes the first message off the stream; its sender is told when the event is over. */
+/* Removes the first message from the stream. Its `sent` is called when the event ends. */
 static void quic_message_end(struct quic_sender *sender, enum status result)
 {
     struct quic_message *message = sender->messages;
@@ -75,7 +76,7 @@ static void quic_messages_end(struct quic_sender *sender, enum status result)
     }
 }
 
-/* --- The ready ones --- */
+/* --- Ready streams --- */
 
 static struct quic_sender **quic_ready_list(struct quic_sender *sender)
 {
@@ -136,7 +137,7 @@ size_t quic_sender_offer(const struct quic_sender *sender, uint64_t max_bytes,
         if (offset >= payload_offset && offset < message->end_offset && offset < limit &&
             count < QUIC_VECTORS_MAX) {
             uint64_t end = message->end_offset < limit ? message->end_offset : limit;
-            /* ngtcp2 only reads it. */
+            /* ngtcp2 only reads the payload. */
             uint8_t *payload = (uint8_t *)(uintptr_t)message->payload;
             vectors[count++] =
                 (ngtcp2_vec){.base = payload + (offset - payload_offset), .len = (size_t)(end - offset)};
@@ -176,7 +177,7 @@ void quic_sender_acknowledged(struct quic_sender *sender, uint64_t offset)
     }
 }
 
-/* --- The end --- */
+/* --- Ending streams --- */
 
 void quic_sender_free(struct quic_sender *sender)
 {
@@ -219,7 +220,7 @@ void quic_sender_closed(struct quic_sender *sender)
 
 void quic_sender_work(struct quic_sender *sender)
 {
-    quic_sender_acknowledged(sender, sender->acknowledged_end); /* messages without a byte */
+    quic_sender_acknowledged(sender, sender->acknowledged_end); /* ends messages without bytes */
 }
 
 void quic_sender_reset(struct quic_sender *sender)
@@ -228,9 +229,9 @@ void quic_sender_reset(struct quic_sender *sender)
     struct quic_connection *connection = sender->connection;
     if (connection != NULL && connection->transport != NULL) {
         /*
-         * From here on ngtcp2 does not read what was given to it for this stream: lost packets of a stream
-         * that was reset are not sent again (ngtcp2_rtb.c), what waited to be sent again is dropped, and
-         * packets hold copies.
+         * From here on ngtcp2 does not read the memory that it was given for this stream. It does not
+         * retransmit lost packets of a stream that was reset (ngtcp2_rtb.c), and drops data that waited for
+         * retransmission. Packets hold copies.
          */
         (void)ngtcp2_conn_shutdown_stream_write(connection->transport, 0, sender->id, STATUS_ABORTED);
         ngtcp2_conn_set_stream_user_data(connection->transport, sender->id, NULL);
@@ -308,7 +309,7 @@ enum status quic_stream_send(struct net_stream *stream, const void *header, size
     message->context = context;
     quic_message_append(sender, message);
     if (total_bytes == 0) {
-        quic_work_sender(sender); /* perhaps nothing before it waits for an acknowledgement */
+        quic_work_sender(sender); /* all earlier bytes may be acknowledged already */
     } else {
         quic_sender_ready(sender);
     }

@@ -13,7 +13,7 @@
 
 #include "daemon/base/log.h"
 
-/* Older headers know neither (Linux 4.18, 5.0). */
+/* Older headers define neither (Linux 4.18, 5.0). */
 #ifndef UDP_SEGMENT
 #define UDP_SEGMENT 103
 #endif
@@ -30,7 +30,9 @@ static bool quic_option(int fd, int level, int name, int value)
     return setsockopt(fd, level, name, &value, sizeof value) == 0;
 }
 
-/* Asks for the size beyond the system's limit first, which takes CAP_NET_ADMIN. Returns what was granted. */
+/*
+ * Tries to set the size beyond the system's limit first, which needs CAP_NET_ADMIN. Returns what was granted.
+ */
 static uint32_t quic_buffer(int fd, int name, int name_force, uint32_t wanted)
 {
     int granted = 0;
@@ -45,7 +47,7 @@ static uint32_t quic_buffer(int fd, int name, int name_force, uint32_t wanted)
     return (uint32_t)granted / 2; /* socket(7): the kernel doubles what was set */
 }
 
-/* What a socket can do without: older kernels, and sandboxes, lack some of it. */
+/* Sets options that a socket can work without: older kernels, and sandboxes, lack some of them. */
 static void quic_options_wanted(struct quic_socket *socket, int family)
 {
     int fd = socket->fd;
@@ -59,7 +61,7 @@ static void quic_options_wanted(struct quic_socket *socket, int family)
     }
 }
 
-/* What it cannot do without: datagrams that are too large must be dropped, not cut into fragments. */
+/* Sets the options that it needs: datagrams that are too large must be dropped, not fragmented. */
 static bool quic_options_needed(const struct quic_socket *socket, int family)
 {
     int fd = socket->fd;
@@ -138,7 +140,7 @@ bool quic_socket_local_address(const struct quic_socket *bound, const struct qui
     if (!bound->wildcard) {
         return true;
     }
-    /* Connecting a UDP socket sends nothing but asks the routing table. */
+    /* Connecting a UDP socket sends nothing; it only looks up the route. */
     struct quic_address local = {.size = 0};
     socklen_t size = sizeof local.v6;
     int fd = socket(remote->base.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, IPPROTO_UDP);
@@ -153,7 +155,7 @@ bool quic_socket_local_address(const struct quic_socket *bound, const struct qui
 
 /* --- Sending --- */
 
-/* Room for the control messages below, aligned as they need. */
+/* Room for the control messages below, with their alignment. */
 union quic_control {
     struct cmsghdr header;
     char bytes[QUIC_CONTROL_BYTES];
@@ -181,7 +183,7 @@ static void quic_control_source(struct msghdr *message, const struct quic_addres
     }
 }
 
-/* One sendmsg of size bytes, cut into datagrams by the kernel where there are several. Returns 0 or errno. */
+/* One sendmsg of size bytes; the kernel cuts them into datagrams if there are several. Returns 0 or errno. */
 static int quic_send_once(struct quic_socket *socket, const struct quic_batch *batch, size_t offset,
                           size_t size)
 {
@@ -211,8 +213,8 @@ static int quic_send_once(struct quic_socket *socket, const struct quic_batch *b
         message.msg_control = NULL;
     }
     /*
-     * An ICMP error that came meanwhile is reported once by whatever call is next: it says nothing about this
-     * one.
+     * Whichever call comes next reports an ICMP error once. The error says nothing about this call, so it
+     * tries again.
      */
     for (int attempt = 0;; attempt++) {
         if (sendmsg(socket->fd, &message, MSG_NOSIGNAL) >= 0) {
@@ -232,7 +234,7 @@ static bool quic_errno_blocks(int errnum)
     return errnum == EAGAIN || errnum == EWOULDBLOCK;
 }
 
-/* Datagram by datagram. *refused is set when one of them could not be sent for its size. */
+/* Sends datagram by datagram. Sets *refused when one was too large to send. */
 static enum quic_send_result quic_send_singly(struct quic_socket *socket, const struct quic_batch *batch,
                                               size_t *sent_bytes, bool *refused)
 {
@@ -270,8 +272,8 @@ enum quic_send_result quic_socket_send(struct quic_socket *socket, const struct 
         return QUIC_SEND_DONE;
     }
     /*
-     * EIO: a device without checksum offload. EINVAL: that, or datagrams above the device's MTU, which single
-     * ones tell.
+     * EIO: the device has no checksum offload. EINVAL: the same, or datagrams exceed the device's MTU.
+     * Sending them singly tells which.
      */
     enum quic_send_result result = quic_send_singly(socket, batch, sent_bytes, &refused);
     if (!refused) {
@@ -285,7 +287,7 @@ enum quic_send_result quic_socket_send(struct quic_socket *socket, const struct 
 /* --- Receiving --- */
 
 struct quic_ancillary {
-    size_t segment_bytes; /* 0: one datagram */
+    size_t segment_bytes; /* 0: a single datagram */
     uint8_t ecn;
     struct quic_address local;
 };
@@ -318,7 +320,7 @@ static void quic_ancillary_read(const struct quic_socket *socket, struct msghdr 
     }
 }
 
-/* Splits what GRO joined. Returns the number of datagrams. */
+/* Splits the datagrams that GRO joined. Returns their number. */
 static size_t quic_hand_out(const struct quic_socket *socket, struct mmsghdr *message,
                             quic_datagram_function *function, void *context)
 {
@@ -364,8 +366,7 @@ size_t quic_socket_receive(struct quic_socket *socket, quic_datagram_function *f
     }
     int received = recvmmsg(socket->fd, messages, QUIC_RECEIVE_MESSAGES_MAX, MSG_DONTWAIT, NULL);
     if (received < 0) {
-        *more =
-            !quic_errno_blocks(errno); /* an ICMP error, reported once: there may be datagrams behind it */
+        *more = !quic_errno_blocks(errno); /* an ICMP error, reported once: datagrams may follow */
         socket->has_errors = socket->has_errors || *more;
         return *more ? 1 : 0;
     }

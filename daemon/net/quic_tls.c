@@ -28,18 +28,16 @@ _Static_assert(sizeof quic_alpn_list == sizeof QUIC_ALPN, "one protocol, with it
 /* --- Contexts --- */
 
 static pthread_once_t quic_once = PTHREAD_ONCE_INIT;
-static int quic_refusal_index = -1; /* of a session's error to fill */
+static int quic_refusal_index = -1; /* index of the session's error that is to be filled */
 
 static void quic_once_init(void)
 {
     quic_refusal_index = SSL_get_ex_new_index(0, NULL, NULL, NULL, NULL);
-    (void)ngtcp2_crypto_ossl_init(); /* fetches algorithms once instead of for each packet; works without,
-                                        slowly */
+    (void)ngtcp2_crypto_ossl_init(); /* fetches algorithms once, not for each packet; without it, everything
+                                        works, but slowly */
 }
 
-/*
- * Records why a certificate is refused. It never decides: what OpenSSL found is what it returns.
- */
+/* Records why a certificate is refused. It never changes the decision: it returns what OpenSSL found. */
 static int quic_verify_record(int acceptable, X509_STORE_CTX *verification)
 {
     if (acceptable == 1) {
@@ -169,7 +167,7 @@ enum status quic_tls_reset_secret(const struct quic_tls *tls, const char *node_n
     const struct {
         const void *bytes;
         size_t size;
-    } parts[] = {{label, sizeof label}, /* with the zero byte that ends it */
+    } parts[] = {{label, sizeof label}, /* with its terminating zero byte */
                  {node_name, strlen(node_name) + 1},
                  {key.bytes, sizeof key.bytes},
                  {&key.port, sizeof key.port}};
@@ -260,8 +258,8 @@ enum status quic_tls_check_again(const struct quic_tls *tls, const SSL *ssl, boo
 /* --- Names --- */
 
 /*
- * A DNS name as a string; false for other kinds, and for names that are longer than a node's or hold a zero
- * byte.
+ * Copies a DNS name as a string. Returns false for other kinds of names, and for names that are longer than a
+ * node's or hold a zero byte.
  */
 static bool quic_general_name(const GENERAL_NAME *general, char out[NODE_NAME_MAX_BYTES + 1])
 {

@@ -11,9 +11,9 @@ bool quic_write_small(const struct quic_connection *connection)
 /* --- Streams in turn --- */
 
 /*
- * Whose turn it is, and how much it may send. Control streams go first, and a part of the connection's window
- * is theirs alone: however many data streams the receiver holds back, heartbeats and aborts get through. Null
- * when nobody may send.
+ * Returns the stream to send next, and how many bytes it may send. Control streams go first, and a part of
+ * the connection's window is kept for them. So heartbeats and aborts get through even if the receiver holds
+ * back many data streams. Returns null when no stream may send.
  */
 static struct quic_sender *quic_write_next(const struct quic_connection *connection, uint64_t *max_bytes)
 {
@@ -29,7 +29,7 @@ static struct quic_sender *quic_write_next(const struct quic_connection *connect
     return NULL;
 }
 
-/* ngtcp2_write_pkt: one packet, of whatever there is to send. */
+/* For ngtcp2_write_pkt: writes one packet of whatever there is to send. */
 static ngtcp2_ssize quic_write_packet(ngtcp2_conn *transport, ngtcp2_path *path, ngtcp2_pkt_info *info,
                                       uint8_t *out, size_t size, ngtcp2_tstamp now_ns, void *context)
 {
@@ -48,7 +48,7 @@ static ngtcp2_ssize quic_write_packet(ngtcp2_conn *transport, ngtcp2_path *path,
         uint32_t flags = NGTCP2_WRITE_STREAM_FLAG_NONE;
         struct quic_sender *sender = quic_write_next(connection, &max_bytes);
         if (sender != NULL) {
-            max_bytes = max_bytes < size ? max_bytes : size; /* no packet takes more */
+            max_bytes = max_bytes < size ? max_bytes : size; /* a packet holds no more */
             count = quic_sender_offer(sender, max_bytes, vectors, &total, &fin);
             id = sender->id;
             flags = NGTCP2_WRITE_STREAM_FLAG_MORE | (fin ? NGTCP2_WRITE_STREAM_FLAG_FIN : 0u);
@@ -145,7 +145,7 @@ void quic_flush(struct quic_endpoint *endpoint, uint64_t now_ns)
         connection->unflushed = 0;
         DL_DELETE2(endpoint->flushes, connection, flush_prev, flush_next);
         if (connection->failed) {
-            continue; /* nothing but its end is left to tell */
+            continue; /* it only has to be closed */
         }
         if (quic_write_batch(connection, now_ns)) {
             quic_work_flush(connection);

@@ -15,7 +15,7 @@ void stream_parking_free(struct stream_parking *parking)
 
 static bool make_peer(struct stream_parking *parking, uint32_t peer)
 {
-    /* Peers are fewer than NET_PEERS_MAX. */
+    /* The peer's index is less than NET_PEERS_MAX. */
     struct stream_parking_peer *of_peer =
         array_reserve(parking->of_peer, &parking->peers, sizeof *of_peer, peer + 1);
     parking->of_peer = of_peer != NULL ? of_peer : parking->of_peer;
@@ -27,7 +27,7 @@ bool stream_parking_count(struct stream_parking *parking, uint32_t peer, uint64_
     if (from == to) {
         return true;
     }
-    (void)pthread_mutex_lock(&parking->lock); /* it fails only where it is used wrongly */
+    (void)pthread_mutex_lock(&parking->lock); /* fails only if used wrongly */
     bool fits = make_peer(parking, peer);
     if (fits) {
         uint64_t of_all = parking->bytes - from + to, of_peer = parking->of_peer[peer].bytes - from + to;

@@ -41,7 +41,8 @@ static struct stream_parking *parking_of(struct stream_readers *readers)
     return shared != NULL ? shared : &readers->own_parking;
 }
 
-/* What a stream that is parked costs is nobody's yet. False: it is more than its peer may. */
+/* Charges the cost of a parked stream to its peer: no account is known yet. Returns false if the peer may not
+ * park that much. */
 static bool count_parked(struct stream_reader *reader, uint64_t bytes)
 {
     if (!stream_parking_count(parking_of(reader->readers), reader->peer, reader->parked_bytes, bytes)) {
@@ -51,7 +52,7 @@ static bool count_parked(struct stream_reader *reader, uint64_t bytes)
     return true;
 }
 
-/* All wait equally long, so each list is in the order of deadlines. */
+/* All parked streams wait equally long, so each list is in the order of deadlines. */
 static void park(struct stream_reader *reader, uint64_t expires_ns)
 {
     reader->group = NULL;
@@ -95,7 +96,7 @@ static void set_begun(struct stream_reader *reader, bool has_begun)
 
 /* --- One stream --- */
 
-/* Null without memory, or when that peer has too much parked. */
+/* Returns null when out of memory, or when the peer has too much parked. */
 static struct stream_reader *reader_new(struct stream_readers *readers, struct net_stream *stream,
                                         uint64_t now_ns)
 {
@@ -168,8 +169,8 @@ void stream_reader_next_message(struct stream_reader *reader)
     reader->taken_bytes = 0;
 }
 
-/* The first header of the stream, whole, says whose it is. False: of none that is known here, or a violation.
- */
+/* Finds the communicator by the first complete header of the stream. Returns false if it is not known here,
+ * or after a violation. */
 static bool find_comm(struct stream_reader *reader)
 {
     const struct stream_reader_kind *kind = reader->readers->kind;
@@ -241,7 +242,7 @@ static enum stream_ready begin(struct stream_reader *reader, uint64_t now_ns)
 
 /* --- Bytes --- */
 
-/* Takes what it can of these bytes, and returns how many. */
+/* Takes as many of these bytes as it can, and returns how many. */
 static size_t read_bytes(struct stream_reader *reader, const uint8_t *bytes, size_t size, uint64_t now_ns)
 {
     const struct stream_reader_kind *kind = reader->readers->kind;
@@ -311,7 +312,7 @@ static void stream_kept(void *context, struct net_stream *stream, size_t size, u
     }
 }
 
-/* A stream that is lost is not reported from here: the mesh learns of a lost node. */
+/* A lost stream is not reported here: the mesh learns that the node is lost. */
 static void stream_closed(void *context, struct net_stream *stream, const struct error *cause,
                           uint64_t now_ns)
 {
@@ -324,7 +325,7 @@ static void stream_closed(void *context, struct net_stream *stream, const struct
     stream->user = NULL;
     reader->stream = NULL;
     if (cause == NULL && reader->in_message && reader->payload_bytes == 0 && !reader->resetting) {
-        return; /* all of it is here, and its time has not come */
+        return; /* the message is complete, but still has to wait */
     }
     *reader->readers->now_ns = now_ns;
     if (cause == NULL && reader->header_have > 0) {
@@ -362,10 +363,10 @@ void stream_readers_free(struct stream_readers *readers)
     stream_parking_free(&readers->own_parking);
 }
 
-/* --- Those that wait --- */
+/* --- Waiting streams --- */
 
-/* A message that has all it needs in the header has nothing left with the network to be delivered again, so
- * it is done from here. */
+/* If a message has no payload left, the network has nothing of it to deliver again. So this function
+ * completes it. */
 bool stream_reader_resume(struct stream_reader *reader, uint64_t now_ns)
 {
     if (!reader->stalled || reader->resetting ||
@@ -391,7 +392,7 @@ void stream_readers_claim(struct stream_readers *readers, const struct stream_gr
     DL_FOREACH_SAFE(readers->parked, reader, next)
     {
         if (reader->in_message && !reader->resetting && reader->comm_id == group->comm_id) {
-            (void)find_comm(reader); /* stays stalled until it is resumed */
+            (void)find_comm(reader); /* it stays stalled until stream_reader_resume */
         }
     }
 }
@@ -408,7 +409,7 @@ void stream_readers_detach(struct stream_readers *readers, struct stream_group *
         readers->kind->let_go(reader);
         DL_DELETE(group->readers, reader);
         (void)count_parked(reader, STREAM_PARKED_COST_BYTES);
-        park(reader, TIME_NEVER); /* until the network says that it is closed */
+        park(reader, TIME_NEVER); /* until the network reports that it is closed */
         stream_reader_reset(reader);
     }
 }

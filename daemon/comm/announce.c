@@ -8,9 +8,9 @@
 #include "daemon/comm/comms_internal.h"
 
 /*
- * Announcements of other nodes. Who was there first stays: a fresh announcement that does not fit is refused
- * by a node whose own ranks the sender knew of (it has acknowledged them) when it spoke. When neither knew of
- * the other, the node with the lower name stays.
+ * Announcements of other nodes. If two nodes conflict, the one that was first stays. A node refuses a new
+ * announcement if the sender had acknowledged this node's ranks before it sent the announcement. If neither
+ * node knew of the other, the one whose name sorts first stays.
  */
 
 bool comms_terms_differ(const struct communicator_terms *asked, const struct communicator_terms *held,
@@ -58,7 +58,7 @@ bool comms_terms_are_sound(const Commd__Mesh__CommTerms *terms)
             comms_text_is_name(terms->algorithms, COMMS_ALGORITHMS_MAX_BYTES));
 }
 
-/* An announcement without terms is an acknowledgement: it has no ranks. */
+/* An announcement without terms is an acknowledgement, and has no ranks. */
 static bool announce_is_sound(const Commd__Mesh__Announce *announce)
 {
     if (!comms_text_is_name(announce->name, COMM_NAME_MAX_BYTES)) {
@@ -97,7 +97,7 @@ void comms_terms_to_wire(const struct communicator *comm, Commd__Mesh__CommTerms
 static void send_to(struct comms *comms, uint32_t node, const Commd__Mesh__Message *message)
 {
     enum status status = mesh_send(comms->mesh, node, message);
-    (void)status; /* a node that cannot be told is lost, and node_down follows or was */
+    (void)status; /* if this fails the node is lost: node_down has come, or will */
 }
 
 static void acknowledge(struct comms *comms, uint32_t node, const Commd__Mesh__Announce *announce)
@@ -115,7 +115,8 @@ static void acknowledge(struct comms *comms, uint32_t node, const Commd__Mesh__A
     send_to(comms, node, &message);
 }
 
-/* The fact that it shows: our terms, and of `ranks` that we hold them; none: all of the part is refused. */
+/* A refusal contains its proof: our terms, and in `ranks` those numbers that our ranks have. Without ranks
+ * the node's whole part is refused. */
 static void send_refusal(const struct communicator *comm, uint32_t node, uint64_t nonce, uint32_t *ranks,
                          uint32_t rank_count, struct error *error)
 {
@@ -138,14 +139,14 @@ static void send_refusal(const struct communicator *comm, uint32_t node, uint64_
     send_to(comm->comms, node, &message);
 }
 
-/* rank: null for all of them. */
+/* rank: null to refuse all ranks of the announcement. */
 static void refuse(const struct communicator *comm, uint32_t node, const Commd__Mesh__Announce *announce,
                    uint32_t *rank, struct error *error)
 {
     send_refusal(comm, node, announce->nonce, rank, rank != NULL ? 1 : 0, error);
 }
 
-/* Whether the terms of a node do not fit ours, with a text that names both sides. */
+/* Whether a node's terms differ from ours. *error gets a text that names both sides. */
 static bool terms_contradict(const struct communicator *comm, uint32_t node,
                              const struct communicator_terms *asked, struct error *error)
 {
@@ -201,7 +202,8 @@ void comms_refuse_late_ranks(struct communicator *comm, const struct comms_claim
 
 /* --- A communicator that is formed here --- */
 
-/* Ranks that have left this one form the next of the name, which ours will join in their time. */
+/* Whether all announced ranks have left this communicator. They form the next one of the name, which our
+ * ranks may join later. */
 static bool have_left(const struct communicator *comm, const Commd__Mesh__Announce *announce)
 {
     bool any = false;
@@ -248,9 +250,11 @@ static void announce_to_formed(struct communicator *comm, uint32_t node,
     acknowledge(comm->comms, node, announce);
 }
 
-/* --- One that is being formed --- */
+/* --- A communicator that is forming here --- */
 
-/* Whether this node's ranks of that revision were there before the sender's, or win for our name. */
+/*
+ * Whether this node's ranks of that revision prevail: the sender knew them before, or our name sorts first.
+ */
 static bool prevails(const struct communicator *comm, const struct comms_claim *claim, uint64_t revision)
 {
     return revision != 0 &&
@@ -265,7 +269,7 @@ static void contradiction(struct communicator *comm, struct comms_claim *claim,
         comms_formation_drop_claim(comm, claim, NULL);
     }
     if (announce->answer) {
-        return; /* to ours: it will refuse us, or be refused */
+        return; /* an answer to our announcement: one of us will refuse the other */
     }
     if (prevails(comm, claim, comm->announced ? 1 : 0)) {
         refuse(comm, claim->node, announce, NULL, error);
@@ -308,7 +312,7 @@ static bool claim_is_same(const struct comms_claim *claim, const Commd__Mesh__An
            memcmp(claim->ranks, announce->ranks, announce->n_ranks * sizeof *announce->ranks) == 0;
 }
 
-/* Keeps what the node says. False without memory: the node is then as if it had said nothing. */
+/* Stores the announcement. Returns false without memory: the node is then treated as if it had sent none. */
 static bool claim_store(struct communicator *comm, struct comms_claim *claim,
                         const Commd__Mesh__Announce *announce)
 {
@@ -362,7 +366,7 @@ static void announce_to_forming(struct communicator *comm, uint32_t node,
     if (!announce->answer) {
         settle_ranks(comm, claim, announce, now_ns);
         if (comm->state != COMMS_COMM_FORMING || !comm->announced) {
-            acknowledge(comm->comms, node, announce); /* our ranks, if any, are announced in the next tick */
+            acknowledge(comm->comms, node, announce); /* the next tick announces our ranks, if any */
         } else {
             comms_formation_answer(comm, announce, node);
         }
@@ -374,7 +378,7 @@ void comms_control_announce(struct comms *comms, uint32_t node, const Commd__Mes
                             uint64_t now_ns)
 {
     if (announce->terms != NULL && announce->n_ranks == 0) {
-        return; /* a node's first ranks have left while its others are not announced yet */
+        return; /* the node's announced ranks have left, and its others are not announced yet */
     }
     if (!announce_is_sound(announce)) {
         mesh_violation(comms->mesh, node, "a malformed announcement of ranks");
@@ -395,7 +399,7 @@ void comms_control_announce(struct comms *comms, uint32_t node, const Commd__Mes
     case COMMS_COMM_FORMED:
         announce_to_formed(comm, node, announce, now_ns);
         return;
-    case COMMS_COMM_FAILED: /* has no name any more */
+    case COMMS_COMM_FAILED: /* not reached: a failed one has no name */
         acknowledge(comms, node, announce);
         return;
     }

@@ -11,7 +11,7 @@
 
 /* --- Layouts --- */
 
-/* The numbers are read once: the client may change them meanwhile. */
+/* Copies the numbers first, as the client may change them at any time. */
 static enum status read_layout(const struct comms_op_range *range, const char *what, uint32_t size,
                                uint64_t **out, struct error *error)
 {
@@ -34,7 +34,7 @@ static enum status read_layout(const struct comms_op_range *range, const char *w
     return memory_check(range->memory, error);
 }
 
-/* How many elements of the buffer the blocks reach; and that they all can be counted. */
+/* How many elements of the buffer the blocks reach. Checks that the counts do not overflow. */
 static enum status layout_extent(const uint64_t *layout, const char *what, uint32_t size, uint64_t *extent,
                                  struct error *error)
 {
@@ -58,7 +58,7 @@ static enum status layout_extent(const uint64_t *layout, const char *what, uint3
 
 /* --- Buffers --- */
 
-/* Elements that this rank's buffers have; none: not used. */
+/* Number of elements in this rank's buffers; 0 if a buffer is not used. */
 struct call_extents {
     bool reads;
     bool writes;
@@ -184,7 +184,7 @@ static bool is_on_gpu(const struct memory *memory)
     return memory != NULL && memory_gpu(memory) != MEMORY_OF_HOST;
 }
 
-/* Buffers of a rank are on one GPU, or on the host. */
+/* Each buffer of a rank must be on the host, or on the same GPU as its other buffers. */
 static enum status check_place(struct comms_buffers *buffers, struct error *error)
 {
     const struct memory *memories[] = {buffers->input_memory, buffers->output_memory,
@@ -208,7 +208,7 @@ static enum status check_place(struct comms_buffers *buffers, struct error *erro
     return STATUS_OK;
 }
 
-/* Kernels read and write whole elements: what is not aligned breaks the GPU for everybody. */
+/* Kernels read and write whole elements: a misaligned access breaks the GPU for all its users. */
 static enum status check_alignment(const struct comms_op *op, const struct exec_rank *buffers,
                                    struct error *error)
 {
@@ -224,7 +224,7 @@ static enum status check_alignment(const struct comms_op *op, const struct exec_
     return STATUS_OK;
 }
 
-/* One buffer; *out stays null where nothing of it is used. */
+/* Checks and references one buffer; *out stays null if none of it is used. */
 static enum status take_range(const struct comms_op_range *range, const char *what, uint64_t elements,
                               uint64_t element_bytes, struct memory **memory, void **out, struct error *error)
 {
@@ -306,7 +306,7 @@ void comms_buffers_release(struct comms_buffers *buffers)
     memory_unref(buffers->input_memory);
     memory_unref(buffers->output_memory);
     memory_unref(buffers->residual_memory);
-    comms_fences_end(buffers->fences); /* after the others: who is told may free what they were of */
+    comms_fences_end(buffers->fences); /* last: the client may free the memory once it sees the word */
     free(buffers->input_layout);
     free(buffers->output_layout);
     *buffers = (struct comms_buffers){0};

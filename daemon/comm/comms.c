@@ -125,8 +125,8 @@ void comms_tick(struct comms *comms, uint64_t now_ns)
 {
     struct timer_node *first;
     comms->now_ns = now_ns;
-    /* Whatever expires is queued or set later than now; the bound keeps a mistake there from hanging the
-     * daemon. */
+    /* A communicator that expires gets queued, or a deadline later than now. The bound is only a guard:
+     * without it a bug there would hang the daemon. */
     for (uint32_t turn = 0; turn <= comms->comm_count; turn++) {
         first = timer_heap_first(&comms->timers);
         if (first == NULL || first->deadline_ns > now_ns) {
@@ -134,7 +134,7 @@ void comms_tick(struct comms *comms, uint64_t now_ns)
         }
         comms_expire((struct communicator *)((char *)first - offsetof(struct communicator, timer)), now_ns);
     }
-    /* What is queued meanwhile waits for the next tick. */
+    /* Communicators that are queued meanwhile wait for the next tick. */
     comms->tells_left = COMMS_TICK_TELLS;
     for (uint32_t left = comms->queue.count; left > 0 && comms->tells_left > 0; left--) {
         struct fair_entry *turn = fair_take(&comms->queue);
@@ -366,7 +366,7 @@ static void expelled_text(const struct comms_member *member, const char *why, st
               member->rank, (int)member->client.pid, communicator_own_name(comm), why);
 }
 
-/* why: not null when it was expelled. */
+/* why: not null if the member was expelled. */
 static void leave_formed(struct comms_member *member, enum comms_leave how, const char *why, uint64_t now_ns)
 {
     struct communicator *comm = member->comm;
@@ -393,7 +393,7 @@ static void leave_formed(struct comms_member *member, enum comms_leave how, cons
         communicator_fail(comm, &cause, COMMS_TELL_NODES, now_ns);
         return;
     }
-    /* What a process took part in ends well, though it is gone; then the communicator is lost with it. */
+    /* Operations to which the lost process has contributed can still succeed. Then the communicator fails. */
     communicator_rank_left(comm, member->rank, member->posted_seq, lost ? cause.text : "");
     p2p_rank_leaves(comm->p2p, member->rank, now_ns);
     send_leave(comm, member->rank, member->posted_seq, lost ? cause.text : "");

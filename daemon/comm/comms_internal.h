@@ -15,30 +15,30 @@
 #include "daemon/comm/call.h"
 #include "daemon/comm/comms.h"
 
-/* What the parts of comms share. Seen by daemon/comm alone. */
+/* What the files of daemon/comm share. Private to daemon/comm. */
 
 #define COMMS_ALGORITHMS_MAX_BYTES 255
 #define COMMS_VERDICTS_MAX                                                                                   \
-    512 /* ranges of operations that ended by a verdict; beyond, the oldest is forgotten */
-#define COMMS_VERDICT_TEXTS_MAX 4     /* the last of these whose words are kept */
-#define COMMS_NODE_OWN UINT32_MAX     /* this node, where others are the mesh's indices */
-#define COMMS_LIST_TEXT_MAX_BYTES 160 /* of ranks or nodes in a message: cut beyond */
+    512 /* ranges of operations that ended by a verdict; then the oldest is forgotten */
+#define COMMS_VERDICT_TEXTS_MAX 4     /* how many of the last verdicts keep their text */
+#define COMMS_NODE_OWN UINT32_MAX     /* this node; other nodes have the mesh's indices */
+#define COMMS_LIST_TEXT_MAX_BYTES 160 /* of lists of ranks or nodes in a message; cut beyond */
 /*
- * When the net stage fails because a stream or a connection ended, the other node's Abort, or the mesh's own
- * verdict, says why, and comes a moment later: it is waited for, this long.
+ * If the net stage fails because a stream or a connection ended, the real cause arrives a moment later: the
+ * other node's Abort, or the mesh's node_down. This is how long we wait for it.
  */
 #define COMMS_BETTER_CAUSE_WAIT_NS (300 * TIME_MS)
 /*
- * A rank that is refused while all nodes seem to agree already may be the one that is meant to stay: whoever
- * refused it is then refused once the communicator is formed. When it is not formed after this long, the
- * refusal holds.
+ * A rank that is refused although all nodes seem to agree already may be the one that should stay. In that
+ * case the rank that conflicts with it is refused once the communicator is formed. If it is not formed after
+ * this time, the refusal takes effect.
  */
 #define COMMS_REFUSAL_WAIT_NS (300 * TIME_MS)
-#define COMMS_CROWD_WAIT_NS (10 * TIME_MS) /* until a look whether other nodes have read */
+#define COMMS_CROWD_WAIT_NS (10 * TIME_MS) /* between checks whether other nodes have read */
 /*
- * Nodes whose ranks all posted an operation in time let those that know more speak first when its deadline
- * passes: all ranks then hear the same cause. By index among the nodes, so that they do not speak at once
- * either.
+ * When an operation's deadline passes, a node whose ranks have all posted it waits, so that nodes that know a
+ * late rank ask for a verdict first. All ranks then get the more precise cause. The wait grows with the
+ * node's index, so that these nodes do not ask all at once.
  */
 #define COMMS_DEADLINE_GRACE_NS (10 * TIME_MS)
 #define COMMS_DEADLINE_STEP_NS (5 * TIME_MS)
@@ -53,7 +53,7 @@ struct communicator_terms {
     uint64_t op_timeout_ms;
     uint64_t slice_bytes;
     char algorithms[COMMS_ALGORITHMS_MAX_BYTES + 1];
-    struct coll_overrides overrides; /* what that text says */
+    struct coll_overrides overrides; /* algorithms, parsed */
 };
 
 /* Another node's part of a communicator, as it announced it. */
@@ -61,11 +61,12 @@ struct comms_claim {
     uint32_t node; /* the mesh's index */
     uint64_t nonce;
     uint64_t revision;
-    uint64_t comm_id;                 /* that it promised; 0 for none */
-    uint64_t latency_ns, bytes_per_s; /* of its links */
+    uint64_t comm_id;                 /* the id that it promised; 0 for none */
+    uint64_t latency_ns, bytes_per_s; /* estimate for its links */
     uint32_t rails;
     bool says_reach;
-    uint64_t acknowledged_revision; /* of ours: it knew that when it sent what comes after */
+    /* The last of our revisions that it knew when it sent its messages. */
+    uint64_t acknowledged_revision;
     uint32_t *ranks;
     uint32_t rank_count;
     UT_hash_handle hh;
@@ -77,84 +78,85 @@ struct comms_member {
     struct comms_client client;
     struct comms_member_handler handler;
     uint32_t rank;
-    uint32_t local_index; /* once promised */
+    uint32_t local_index; /* set by the promise */
     uint64_t form_timeout_ms;
     uint64_t form_deadline_ns;
-    uint64_t announced_revision; /* the first with this rank; 0 before */
-    bool refused;                /* alone: no part of the communicator any more */
+    uint64_t announced_revision; /* our first revision with this rank; 0 before */
+    bool refused;                /* this rank only: it has no part in the communicator any more */
     bool refusal_waits;          /* see COMMS_REFUSAL_WAIT_NS */
     bool formed_told;
     bool aborted_told;
     uint64_t posted_seq;
-    uint32_t bucket_left;    /* operations of its last one's bucket that are to follow, */
+    uint32_t bucket_left;    /* operations that must still follow in its current bucket, */
     enum dtype bucket_dtype; /* of this type, with this operator */
     enum reduce bucket_reduce;
-    uint64_t completed_seq;          /* told to the owner */
-    uint32_t owed_ops;               /* that the owner is still to be told of */
-    uint32_t pending_messages;       /* likewise */
-    struct comms_refusals *refusals; /* that the other ranks are still to be told of; null: none */
+    uint64_t completed_seq;          /* the owner was notified of operations up to this one */
+    uint32_t owed_ops;               /* operations whose end was not reported yet */
+    uint32_t pending_messages;       /* messages whose end was not reported yet */
+    struct comms_refusals *refusals; /* not reported to the other ranks yet; null: none */
     struct comms_p2ps *points;       /* its messages; null before the first */
     struct comms_record *records;    /* oldest first */
     uint32_t record_count;
     struct error refusal;
 };
 
-#define COMMS_MESSAGE_COST_BYTES 256u /* of commd's memory for a message that is pending; fences aside */
-#define COMMS_P2P_LATE_MAX 256        /* messages whose deadline has passed that end in one turn */
-/* How long operations may take to end once their communicator has failed, or their deadline has passed. */
+#define COMMS_MESSAGE_COST_BYTES 256u /* of commd's memory for a pending message, without fences */
+#define COMMS_P2P_LATE_MAX 256        /* messages that one turn may end for their deadline */
+/* How long operations may take to end after their communicator has failed, or their deadline has passed. */
 #define COMMS_OVERDUE_NS (2 * TIME_S)
-#define COMMS_RECORD_POLL_NS (200 * TIME_US) /* between looks at words that records wait for */
+#define COMMS_RECORD_POLL_NS (200 * TIME_US) /* between checks of words that records wait for */
 
 /*
- * One local rank's place in an operation. Small: an operation has one for each local rank before they post,
- * and one that is refused has no more.
+ * One local rank's entry in an operation. It is small, because an operation has one for each local rank even
+ * before the rank posts it, or if it is refused.
  */
 struct communicator_post {
     uint64_t ticket;
-    struct comms_buffers *buffers; /* null before the post, after the end, and where it was refused */
+    struct comms_buffers *buffers; /* null before the post, after the end, and if refused */
     uint32_t rank;
     bool posted;
-    bool owed; /* the owner is still to be told */
+    bool owed; /* the owner was not notified of the end yet */
 };
 
 struct communicator_op {
-    struct communicator_op *prev, *next; /* of the communicator's pending ones */
+    struct communicator_op *prev, *next; /* in the communicator's `pending` */
     struct communicator *comm;
     uint64_t seq;
     struct op_terms terms;
-    uint32_t first_rank; /* who posted it first */
+    uint32_t first_rank; /* the rank that posted it first */
     pid_t first_pid;
     uint64_t first_post_ns;
     uint64_t timeout_ms; /* the smallest */
-    uint64_t late_ns;    /* its deadline has passed, and a verdict was asked for; 0: not */
+    uint64_t late_ns;    /* when its deadline had passed, and a verdict was asked for; else 0 */
     uint32_t posted_count;
     uint32_t owed_count;
-    bool disputed; /* ranks disagree: a verdict is waited for */
+    bool disputed; /* ranks disagree: it waits for a verdict */
     bool running;
-    bool overdue; /* the communicator failed, and a GPU does not let go of it: owners are told all the same */
+    /* The communicator failed, and a GPU still uses buffers: owners are notified anyway. */
+    bool overdue;
     bool finished;
     bool succeeded;
-    struct error *cause;            /* of its own, when it did not; null: the communicator's */
-    struct budget_account *account; /* of who posted it first: charged until the operation is freed */
+    struct error *cause;            /* its own cause, if it failed; null: the communicator's */
+    struct budget_account *account; /* of the rank that posted it first: charged until it is freed */
     uint64_t charged_bytes;
     struct communicator_post posts[]; /* by local index */
 };
 
-/* The words of a verdict, for ranks that post its operations later. */
+/* A verdict with its text, for ranks that post its operations later. */
 struct comms_verdict {
     uint64_t seq;
     uint64_t ops;
     struct error cause;
 };
 
-/* Operations in a row that were refused to one member. */
+/* Consecutive operations that were refused to one member. */
 struct comms_refusals {
     uint64_t seq;
     uint64_t ops;
-    struct error why; /* the first */
+    struct error why; /* of the first refusal */
 };
 
-/* Ranks that have not posted an operation, of all nodes. */
+/* Ranks of all nodes that have not posted an operation. */
 struct comms_missing {
     uint64_t seq;
     uint64_t known_ns;
@@ -162,7 +164,7 @@ struct comms_missing {
     char text[COMMS_LIST_TEXT_MAX_BYTES]; /* "rank 3 (pid 4711) of node c" */
 };
 
-/* A node of a communicator, in their order. */
+/* A node of a communicator, in the communicator's order. */
 struct communicator_node {
     uint32_t node; /* the mesh's index, or COMMS_NODE_OWN */
     uint64_t nonce;
@@ -170,55 +172,55 @@ struct communicator_node {
     uint32_t rank_count;
     uint32_t left_count;
     bool answered;          /* in this round of missing.c */
-    uint32_t reached_rails; /* that it has named, as bits; 0: it has not yet */
+    uint32_t reached_rails; /* bits of the rails that it has named; 0: none yet */
 };
 
-/* Of commd's memory, for each node that has spoken of the communicator, beside its ranks. */
+/* commd's memory for each node that has sent an announcement of the communicator, without its ranks. */
 #define COMMS_NODE_COST_BYTES                                                                                \
     (sizeof(struct comms_claim) + sizeof(struct communicator_node) + sizeof(const char *))
 
-/* What a communicator is known by, on all nodes. Hashed up to the name's end. */
+/* Identifies a communicator on all nodes. Hashed up to the end of the name. */
 struct comms_key {
     uint32_t owner_uid;
     char name[COMM_NAME_MAX_BYTES + 1];
 };
 
 struct communicator {
-    struct communicator *prev, *next; /* of comms, oldest first */
+    struct communicator *prev, *next; /* in comms, oldest first */
     struct fair_entry turn;           /* in comms->queue */
     struct comms *comms;
     struct comms_key key;
-    const char *name; /* the key's */
+    const char *name; /* key.name */
     struct communicator_terms terms;
     enum communicator_state state;
     uint64_t since_ns;
-    struct error cause; /* FAILED */
+    struct error cause; /* if FAILED */
     uint32_t generation;
     bool named; /* in comms->by_key */
     struct timer_node timer;
-    struct budget_account *account; /* of who joined first here: charged for what the communicator holds */
+    struct budget_account *account; /* of the first local member: charged for what it holds */
     uint64_t charged_bytes;
 
     struct comms_member *members; /* ascending by rank; refused ones too */
-    uint32_t member_count;        /* with refused ones */
-    uint32_t rank_count;          /* without */
-    struct comms_member *cursor;  /* of the walk that tells owners: the next one */
-    struct comms_member *told;    /* being told; null once it has left */
+    uint32_t member_count;        /* including refused ones */
+    uint32_t rank_count;          /* without refused ones */
+    struct comms_member *cursor;  /* next member of the walk that tells owners */
+    struct comms_member *told;    /* the member being notified; null once it has left */
 
     /* Formation. */
     struct comms_claim *claims;
     uint64_t nonce;
     uint64_t revision;
-    uint64_t latency_ns, bytes_per_s; /* of our links, as they were when the nonce was made; 0 for unknown */
+    uint64_t latency_ns, bytes_per_s; /* estimate for our links, made with the nonce; 0: unknown */
     bool announced;
-    bool announce_wanted;      /* ranks changed: to everybody */
-    bool update_wanted;        /* comm_id changed: to those with ranks */
-    uint64_t last_promised_id; /* 0 before; among comms->by_promise, memory permitting */
-    uint64_t announce_ns;      /* when to try again, while other nodes have too much to read; TIME_NEVER */
-    uint64_t refusal_ns;       /* when refusals that wait hold; TIME_NEVER without any */
-    char last_loss[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* why a node's ranks went away again */
+    bool announce_wanted;      /* ranks changed: announce to all nodes */
+    bool update_wanted;        /* comm_id changed: announce to nodes with ranks */
+    uint64_t last_promised_id; /* 0 before; in comms->by_promise, unless memory was short */
+    uint64_t announce_ns;      /* when to retry, if other nodes have too much to read; or TIME_NEVER */
+    uint64_t refusal_ns;       /* when waiting refusals take effect; TIME_NEVER without any */
+    char last_loss[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* why a node's ranks were dropped */
 
-    /* From the promise on. */
+    /* Set by the promise. */
     uint64_t comm_id; /* 0 before */
     bool has_id;      /* in comms->by_id */
     struct communicator_node *nodes;
@@ -227,11 +229,12 @@ struct communicator {
     uint32_t own_index;
     uint32_t *node_of_rank;
     bool *has_left;          /* by rank */
-    uint64_t *left_messages; /* of other nodes' ranks that have left: what their nodes had sent to this one */
+    uint64_t *left_messages; /* by rank of other nodes: p2p_rank_left's sent_count */
     uint32_t left_rank;
-    char left_why[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* empty: in good order */
-    uint64_t left_seq; /* the last operation in which left_rank took part, the smallest of all; UINT64_MAX
-                          when none has left */
+    char left_why[COMMS_LIST_TEXT_MAX_BYTES * 2]; /* empty: it left regularly */
+    /* The last operation in which left_rank took part. left_rank is the rank with the smallest such number.
+     * UINT64_MAX if no rank has left. */
+    uint64_t left_seq;
     struct comms_member **locals; /* by local index; null once left */
     uint32_t local_count;
 
@@ -239,33 +242,33 @@ struct communicator {
     struct exec_comm *exec;
     struct p2p_comm *p2p;
     struct communicator_op **ops;    /* ring of COMMS_PENDING_OPS_MAX, by seq */
-    struct communicator_op *pending; /* not finished yet, by seq */
-    struct communicator_op *start;   /* of these, the next to begin: none before one that is in doubt */
-    uint64_t highest_seq;            /* posted by anybody here, or refused */
+    struct communicator_op *pending; /* not finished, by seq */
+    struct communicator_op *start;   /* the next of these to begin; operations begin in order */
+    uint64_t highest_seq;            /* posted, or refused, by any local rank */
     uint64_t last_message_id;
-    uint64_t record_poll_ns; /* when to look at what a record waits for; TIME_NEVER when none does */
-    uint64_t overdue_ns; /* of a failed one: when its owners are told at the latest; TIME_NEVER otherwise */
-    struct comms_p2ps *points; /* messages from rank to rank, by member */
+    uint64_t record_poll_ns;   /* when to check words that records wait for; TIME_NEVER if none */
+    uint64_t overdue_ns;       /* of a failed one: when owners are notified at the latest; else TIME_NEVER */
+    struct comms_p2ps *points; /* point-to-point messages, by member */
     struct timer_heap point_deadlines;
     uint32_t point_count;
-    struct ranges verdicts; /* operations that ended by one, with its status; at most COMMS_VERDICTS_MAX */
+    struct ranges verdicts; /* operations with a verdict, and its status; at most COMMS_VERDICTS_MAX */
     struct comms_verdict *verdict_texts[COMMS_VERDICT_TEXTS_MAX]; /* a ring */
-    uint32_t verdict_text_count;                                  /* ever */
+    uint32_t verdict_text_count;                                  /* of all texts so far */
     bool verdicts_charged;
-    uint32_t refusing_count; /* members with refusals that are to be told; nothing begins meanwhile */
-    uint64_t refusals_ns;    /* when to try that again, while other nodes have too much to read; TIME_NEVER */
+    uint32_t refusing_count; /* members with refusals not reported yet; nothing begins meanwhile */
+    uint64_t refusals_ns;    /* when to retry that, if other nodes have too much to read; or TIME_NEVER */
     bool agrees_rails;       /* reach.c */
-    uint64_t reach_ns;       /* when to look at its rails again; TIME_NEVER once it has said them */
+    uint64_t reach_ns;       /* when to check its rails again; TIME_NEVER once they are sent */
     uint64_t reach_until_ns;
-    uint64_t op_deadline_ns; /* no operation's passes before, and nothing is to be asked */
+    uint64_t op_deadline_ns; /* before this time no deadline passes, and nothing must be asked */
     struct comms_missing missing;
-    uint64_t missing_round_ns;    /* of the first node: when it asked all */
-    uint64_t asked_seq, asked_ns; /* when this node asked last, and of which operation */
+    uint64_t missing_round_ns;    /* on the first node: when it asked all nodes */
+    uint64_t asked_seq, asked_ns; /* this node's last question: operation, time */
     uint64_t completed_count;
     uint64_t bytes_reduced;
     bool exec_failed;
     struct error exec_cause;
-    uint64_t exec_cause_ns; /* when to give up waiting for a better one */
+    uint64_t exec_cause_ns; /* when to stop waiting for a better cause */
 
     UT_hash_handle hh_key;
     UT_hash_handle hh_id;
@@ -283,90 +286,91 @@ struct comms {
     bool draining;
     bool (*user_may)(void *context, uint32_t uid, const char *node);
     void *user_may_context;
-    struct log_limit node_limit;    /* of what nodes say that does not count */
-    struct log_limit refusal_limit; /* of ranks of other nodes that are refused */
-    struct log_limit verdict_limit; /* of operations that ranks call differently */
-    struct user_log formed_log;     /* of communicators, which users form as often as they like */
-    struct user_log failed_log;     /* apart: neither hides the other */
-    uint64_t now_ns;                /* of the call under way: the limits go by it */
+    struct log_limit node_limit;    /* for statements of nodes that are ignored */
+    struct log_limit refusal_limit; /* for refused ranks of other nodes */
+    struct log_limit verdict_limit; /* for verdicts */
+    struct user_log formed_log;     /* limited per user: users form communicators at will */
+    struct user_log failed_log;     /* separate, so that neither suppresses the other */
+    uint64_t now_ns;                /* time of the current call, for the log limits */
     struct communicator *comms;
     uint32_t comm_count;
     struct communicator *by_key;
     struct communicator *by_id;
-    struct communicator *by_promise; /* by the last id that was promised, taken back or not */
+    struct communicator *by_promise; /* by last_promised_id, even if taken back */
     struct fair queue;               /* work for the next tick */
-    uint32_t tells_left;             /* of this tick, or of the operation that has ended */
+    uint32_t tells_left;             /* callbacks left in this tick, or for the ended operation */
     struct comms_names *names;       /* by uid; names.c */
     uint32_t name_count;
     struct timer_heap timers;
 };
 
-/* comm.c: what a communicator is, how it fails and ends, what its owners are told. */
+/* communicator.c: a communicator's life: how it fails and ends, and callbacks to its owners. */
 struct communicator *communicator_find(const struct comms *comms, uid_t owner_uid, const char *name);
 struct communicator *communicator_find_id(const struct comms *comms, uint64_t comm_id);
-/* account: see struct communicator. */
+/* For account see struct communicator. */
 enum status communicator_new(struct comms *comms, struct budget_account *account, const char *name,
                              const struct communicator_terms *terms, uint64_t now_ns,
                              struct communicator **out, struct error *error) COMM_MUST_USE;
-/* So many bytes more, until it is freed. LIMIT. */
+/* Charges more bytes to the communicator's account, until it is freed. LIMIT. */
 enum status communicator_charge(struct communicator *comm, uint64_t bytes, struct error *error) COMM_MUST_USE;
 void communicator_free(struct communicator *comm);
-/* Nothing uses buffers of its ranks. */
+/* Whether nothing uses buffers of its ranks. */
 bool communicator_is_idle(const struct communicator *comm);
-/* Something is to be done in the next tick. */
+/* Queues the communicator for work in the next tick. */
 void communicator_queue(struct communicator *comm);
 void communicator_work(struct communicator *comm, uint64_t now_ns);
 void communicator_arm(struct communicator *comm);
-/* The name is free for another one. */
+/* Frees the name for another communicator. */
 void communicator_unname(struct communicator *comm);
 void communicator_set_state(struct communicator *comm, enum communicator_state state, uint64_t now_ns);
 enum comms_tell { COMMS_TELL_NODES, COMMS_TELL_NOBODY };
 /*
- * The one path on which a communicator fails, forming or formed, whatever the reason. Everything pending ends
- * with `cause`; the other nodes are told, unless it is one of them that said so. Owners are told in the next
- * tick. Does nothing when it failed before.
+ * The only path on which a communicator fails, forming or formed, whatever the reason. Everything pending
+ * ends with `cause`. The other nodes are notified (COMMS_TELL_NODES), unless one of them reported the
+ * failure. Owners are notified in the next tick. Does nothing if it has failed before.
  */
 void communicator_fail(struct communicator *comm, const struct error *cause, enum comms_tell tell,
                        uint64_t now_ns);
 #define COMMS_LEFT_OUT_BYTES 64
-/* Whether a line about the communicator may be logged; left_out: its end, how many of its user were not. */
+/* Whether a line about the communicator may be logged. left_out gets the line's end: how many lines of its
+ * user were suppressed. */
 bool communicator_may_log(const struct communicator *comm, struct user_log *logs, uint64_t now_ns,
                           char left_out[COMMS_LEFT_OUT_BYTES]);
-/* A rank takes part in no operation after last_seq. why: for who needs it later; empty: it left in good
- * order. */
+/* Records that a rank takes part in no operation after last_seq. why: cause for operations that need it
+ * later; empty if it left regularly. */
 void communicator_rank_left(struct communicator *comm, uint32_t rank, uint64_t last_seq, const char *why);
-/* What a rank holds, from its join until it is removed. LIMIT. */
+/* Charges what a rank holds from its join until it is removed. LIMIT. */
 enum status communicator_charge_rank(struct budget_account *account, struct error *error) COMM_MUST_USE;
 void communicator_uncharge_rank(struct budget_account *account);
 void communicator_remove_member(struct comms_member *member);
 const char *communicator_own_name(const struct communicator *comm);
 const char *communicator_node_name(const struct communicator *comm, uint32_t node);
-/* Index among the communicator's nodes, or node_count. */
+/* The node's index in the communicator, or node_count. */
 uint32_t communicator_node_index(const struct communicator *comm, uint32_t node);
 void communicator_send(struct communicator *comm, uint32_t node, const Commd__Mesh__Message *message);
 
-/* names.c: how often each user used each name. */
-#define COMMS_NAMES_OF_USER_MAX 1024 /* beyond: the one that was used longest ago is forgotten */
-#define COMMS_NAMES_MAX 16384        /* of all users; beyond: likewise, of the user with the most */
-/* Counts up for each name of a user; 1 for a name that is not remembered. For people: ids tell incarnations
- * apart. */
+/* names.c: how often each user has used each name. */
+#define COMMS_NAMES_OF_USER_MAX 1024 /* then the least recently used name is forgotten */
+#define COMMS_NAMES_MAX 16384        /* of all users; then likewise, of the user with the most names */
+/* The generation of a user's name: one more with each use, 1 for a name that is not remembered. For people
+ * only, as incarnations differ by their ids. */
 uint32_t comms_names_next_generation(struct comms *comms, uid_t owner_uid, const char *name);
 void comms_names_free(struct comms *comms);
-/* The key's first bytes, up to the end of its name. */
+/* Fills the key. Returns its size in bytes up to the end of the name. */
 size_t comms_key_make(struct comms_key *key, uid_t owner_uid, const char *name);
 
-/* formation.c: claims, announcements; formation_end.c: ranks that go, deadlines. */
+/* formation.c: claims, announcements. formation_end.c: ranks that leave, deadlines. */
 void comms_formation_work(struct communicator *comm, uint64_t now_ns);
 void comms_formation_deadline(struct communicator *comm, uint64_t now_ns);
 void comms_formation_announce_to(struct communicator *comm, uint32_t node);
-/* In return for an announcement of that node's. */
+/* Answers an announcement of that node. */
 void comms_formation_answer(struct communicator *comm, const Commd__Mesh__Announce *announced, uint32_t node);
 void comms_formation_withdraw(struct communicator *comm, const struct error *cause);
-/* One local rank leaves the communicator that is being formed, of its own accord or refused. */
+/* Removes a local rank from a forming communicator, because it leaves or was refused. */
 void comms_formation_drop_member(struct comms_member *member, const struct error *cause, uint64_t now_ns);
-/* Refusals that waited for the communicator to form hold now. */
+/* Refusals that waited for the communicator to form take effect now. */
 void comms_formation_hold_refusals(struct communicator *comm, uint64_t now_ns);
-/* Forgets a node's ranks. */
+/* Forgets a node's ranks. why: for texts; may be null. */
 void comms_formation_drop_claim(struct communicator *comm, struct comms_claim *claim, const char *why);
 struct comms_claim *comms_formation_claim(const struct communicator *comm, uint32_t node);
 /* LIMIT, NO_MEMORY. */
@@ -375,26 +379,29 @@ enum status comms_formation_claim_make(struct communicator *comm, uint32_t node,
 /* A node that claims the rank, or null. */
 const struct comms_claim *comms_formation_claimant(const struct communicator *comm, uint32_t rank);
 void comms_formation_free(struct communicator *comm);
-/* Bits by rank of those that are known; null without memory. *known gets how many. To be freed. */
+/* A bit per rank, set if the rank is known; *known gets their number. The caller frees the bits. Null without
+ * memory. */
 uint8_t *comms_formation_known(const struct communicator *comm, uint32_t *known);
 /* promise.c: the id that a node promises to all nodes of a communicator. */
-/* All ranks are known, once each: orders the nodes and makes the id. Nothing is kept without memory. */
+/* Call it once every rank is known exactly once: orders the nodes and makes the id. Without memory it keeps
+ * nothing. */
 enum status comms_promise_make(struct communicator *comm, struct error *error) COMM_MUST_USE;
-/* All nodes have promised the id that this node did. */
+/* Whether all nodes have promised the same id as this node. */
 bool comms_promise_is_mutual(const struct communicator *comm);
-/* Does nothing where there is none. */
+/* Does nothing if there is no promise. */
 void comms_promise_take_back(struct communicator *comm);
 void comms_promise_free(struct communicator *comm);
-/* The terms on the wire: what they say is the communicator's, valid as long as that. */
+/* Converts terms to and from wire format. The result of comms_terms_to_wire points into the communicator, and
+ * is valid as long as that. */
 void comms_terms_to_wire(const struct communicator *comm, Commd__Mesh__CommTerms *out);
 bool comms_terms_are_sound(const Commd__Mesh__CommTerms *terms);
 void comms_terms_from_wire(const Commd__Mesh__CommTerms *from, struct communicator_terms *out);
-/* Which term differs: "asks for size 4", "has size 3". False when all are equal. */
+/* Names a term that differs: "asks for size 4", "has size 3". Returns false if all are equal. */
 bool comms_terms_differ(const struct communicator_terms *asked, const struct communicator_terms *held,
                         char *asks, char *has, size_t size);
 
-/* announce.c and message.c: what other nodes say. */
-/* The communicator has formed without that node: its ranks that are ours are refused. */
+/* announce.c and control.c: messages from other nodes. */
+/* The communicator has formed without that node: refuses those ranks of its claim that are local ranks. */
 void comms_refuse_late_ranks(struct communicator *comm, const struct comms_claim *claim);
 void comms_control_announce(struct comms *comms, uint32_t node, const Commd__Mesh__Announce *announce,
                             uint64_t now_ns);
@@ -403,134 +410,136 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
 void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Message *message,
                             uint64_t now_ns);
 
-/* users.c: on which nodes a user may have ranks. */
+/* users.c: the nodes on which a user may have ranks. */
 /* node: the mesh's index, or COMMS_NODE_OWN. */
 bool comms_user_may(const struct comms *comms, uid_t uid, uint32_t node);
-/* Of what that node says for the user: false, with a line in the log, when it may not have its ranks. */
+/* Whether that node may speak for the user. If the user may have no ranks there, returns false and logs a
+ * line. */
 bool comms_user_may_say(struct comms *comms, uid_t uid, uint32_t node, const char *name, uint64_t now_ns);
-/* To every node that is up and may have ranks of that user. */
+/* Sends to every node that is up and on which the user may have ranks. */
 void comms_users_broadcast(const struct communicator *comm, const Commd__Mesh__Message *message);
 
-/* dispute.c: operations that ranks called differently. */
-/* Two ranks of this node: the text has both calls. */
+/* dispute.c: operations on which ranks disagree. */
+/* Two local ranks disagree; the text of cause names both calls. */
 void comms_dispute_local(struct communicator_op *op, const struct error *cause, uint64_t now_ns);
 /*
- * A local rank has posted an operation: disputes it if its counts contradict another's that has. Takes time
- * for each of these. What is copied between two ranks is as long as either says, so nothing else keeps it
- * within both buffers.
+ * Call it when a local rank has posted an operation: disputes it if its counts contradict those of a local
+ * rank that has posted it before. Takes time in proportion to their number. A copy between two ranks is as
+ * long as either rank states, so only this check keeps it within both buffers.
  */
 void comms_dispute_layouts(struct communicator_op *op, uint32_t local_index, uint64_t now_ns);
-/* Another node's call differs (exec_comm_options.disagreed). */
+/* Another node's call differs from ours (exec_comm_options.disagreed). */
 void comms_dispute_found(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns);
-/* Their numbers are possible, and the node may say so. */
+/* The caller has checked the numbers, and that the node may send this. */
 void comms_dispute_received(struct communicator *comm, const Commd__Mesh__Dispute *dispute, uint64_t now_ns);
 
-/* verdict.c: operations that end on all ranks with the same words. */
-/* Asks the communicator's first node for a verdict on operations from seq on: the first one that it hears of
- * each operation counts. At most OP_BUCKET_OPS_MAX. */
+/* verdict.c: operations that end on all ranks with the same result and text. */
+/* Asks the communicator's first node for a verdict on `ops` operations from seq on, at most
+ * OP_BUCKET_OPS_MAX. For each operation the first request that arrives there counts. */
 void comms_verdict_ask(struct communicator *comm, uint64_t seq, uint32_t ops, const struct error *cause,
                        uint64_t now_ns);
-/* Their numbers are possible, and the node may say so. */
+/* The caller has checked the numbers, and that the node may send this. */
 void comms_verdict_received(struct communicator *comm, const Commd__Mesh__Verdict *verdict, uint64_t now_ns);
-/* Whether there is a verdict on an operation; *cause gets it, where not null. One whose words are not kept
- * any more is told with its status. */
+/* Whether there is a verdict on an operation; *cause gets it, unless cause is null. If the text is not kept
+ * any more, *cause has the verdict's status and a general text. */
 bool comms_verdict_find(const struct communicator *comm, uint64_t seq, struct error *cause);
 /*
- * Operations were refused to one member: the others are told in the next tick, many in a row at once, and not
- * while other nodes have too much to read.
+ * Operations were refused to one member: the other ranks are notified in the next tick, once for consecutive
+ * operations. While other nodes have too much to read, that waits.
  */
 void comms_verdict_refuse(struct comms_member *member, uint64_t seq, uint64_t ops, const struct error *why,
                           uint64_t now_ns);
-/* The words for them. */
+/* The text for refusals. */
 void comms_verdict_refusal_text(const struct comms_member *member, uint64_t seq, uint64_t ops,
                                 const struct error *why, struct error *out);
-/* Tells them, unless other nodes have too much to read: then a later call does. */
+/* Tells the other ranks of refusals. If other nodes have too much to read, a later call does so. */
 void comms_verdict_tell_refusals(struct communicator *comm, uint64_t now_ns);
-/* Before the member leaves: tells its own at once. */
+/* Tells the others of this member's refusals at once, before it leaves. */
 void comms_verdict_tell_own(struct comms_member *member, uint64_t now_ns);
-/* Nobody is told any more. */
+/* Drops the member's refusals: the others are not notified any more. */
 void comms_verdict_forget_own(struct comms_member *member);
-/* The communicator has formed: verdicts that nodes asked for which formed before hold. */
+/* Call it when the communicator has formed: applies verdicts from nodes that had formed it earlier. */
 void comms_verdicts_begin(struct communicator *comm, uint64_t now_ns);
 void comms_verdicts_free(struct communicator *comm);
 
-/* message_life.c: messages from rank to rank. */
+/* message_life.c: point-to-point messages. */
 enum status comms_p2p_submit(struct comms_member *member, const struct comms_op *op, uint64_t now_ns,
                              struct error *error) COMM_MUST_USE;
-/* Tells the owner of one that ended. The member may be gone afterwards. Returns whether there was one. */
+/* Tells the owner of one ended message. Returns whether there was one. The member may be gone afterwards. */
 bool comms_p2p_tell(struct comms_member *member, uint64_t now_ns);
-/* Whether a message of the member, up to that one and that ticket, has not ended. */
+/* Whether a message of the member has not ended, among those up to that id and that ticket. */
 bool comms_p2p_is_pending(const struct comms_member *member, uint64_t last_message_id, uint64_t last_ticket);
-/* The member leaves: nobody is told any more. */
+/* The member leaves: no more callbacks for its messages. */
 void comms_p2p_leave(struct comms_member *member);
 bool comms_p2p_pending(const struct comms_member *member);
-/* p2p has ended one (p2p_comm_options.done). */
+/* p2p has ended a message (p2p_comm_options.done). */
 void comms_p2p_done(void *context, struct p2p_message *message, const struct error *result, uint64_t now_ns);
-/* Those whose deadline has passed end, each alone. Returns when the next deadline is. */
+/* Ends messages whose deadline has passed, each by itself. Returns the next deadline. */
 uint64_t comms_p2p_deadlines(struct communicator *comm, uint64_t now_ns);
 void comms_p2p_free_all(struct communicator *comm);
-/* Of each rank the oldest that have not ended. Returns false when one of the calls does. */
+/* Visits each rank's oldest messages that have not ended. Returns false if a callback does. */
 bool comms_p2p_visit(const struct communicator *comm, uint64_t now_ns, comms_op_visit *visit, void *context);
-/* Of those that have not ended. Returns false when one of the calls does. */
+/* Visits the memory of messages that have not ended. Returns false if a callback does. */
 bool comms_p2p_visit_uses(const struct communicator *comm, comms_use_visit *visit, void *context);
 
-/* missing.c: who is missing, on all nodes. */
-/* Asks for the oldest operation, when it is time; returns when it is the next time. */
+/* missing.c: finds ranks of all nodes that have not posted an operation. */
+/* Asks about the oldest operation, if it is time to. Returns when to call it next. */
 uint64_t comms_missing_step(struct communicator *comm, uint64_t now_ns);
-/* What was said of the operation a moment ago; null: nothing, or nobody is missing. */
+/* Recent information on the operation; null if there is none, or no rank is missing. */
 const struct comms_missing *comms_missing_of(const struct communicator *comm, uint64_t seq, uint64_t now_ns);
-/* False: the node may not say so. */
+/* Returns false if the node may not send this. */
 bool comms_missing_received(struct communicator *comm, uint32_t node, const Commd__Mesh__Missing *said,
                             uint64_t now_ns);
 
 /* reach.c: which rails the communicator uses. */
-/* Whether its nodes agree on them. Each has said what rails it has. */
+/* Whether its nodes will agree on them: each has announced that it supports this, and has several rails. */
 bool comms_reach_is_agreed(const struct communicator *comm);
-/* It is formed. */
+/* Call it when the communicator is formed. */
 void comms_reach_begin(struct communicator *comm, uint64_t now_ns);
-/* When reach_ns has come. */
+/* Call it when reach_ns has passed. */
 void comms_reach_step(struct communicator *comm, uint64_t now_ns);
-/* False: the node may not say so. */
+/* Returns false if the node may not send this. */
 bool comms_reach_received(struct communicator *comm, uint32_t node, const Commd__Mesh__Reach *said);
 
-/* op.c */
+/* op_life.c */
 void comms_op_done(void *context, const struct error *result, uint64_t now_ns);
-/* Every operation that exec does not have ends. */
+/* Ends every operation that was not handed to exec. */
 void comms_op_fail_waiting(struct communicator *comm);
-/* Their owners are told what has not ended; buffers stay referred to until it does. */
+/* Reports operations (comms_p2p_overdue: messages) that have not ended to their owners anyway. References to
+ * their buffers are kept until they end. */
 void comms_op_overdue(struct communicator *comm);
 void comms_p2p_overdue(struct communicator *comm);
-/* The communicator has just failed: its messages' deadlines count no more, and all of them go at once. */
+/* The communicator has just failed: drops the deadlines of all its messages. */
 void comms_p2p_fail(struct communicator *comm);
-/* Operations and messages whose deadline has passed end, each alone. */
+/* Ends operations and messages whose deadline has passed, each by itself. */
 void comms_op_deadlines(struct communicator *comm, uint64_t now_ns);
-/* Null when it has ended, was not posted here yet, or the communicator is not formed. */
+/* Null if the operation has ended, was not posted here yet, or the communicator is not formed. */
 static inline struct communicator_op *comms_op_at(const struct communicator *comm, uint64_t seq)
 {
     struct communicator_op *op = comm->ops != NULL ? comm->ops[seq % COMMS_PENDING_OPS_MAX] : NULL;
     return op != NULL && op->seq == seq ? op : NULL; /* no ops: it is not formed yet */
 }
-/* Hands on what every local rank has posted, in order. */
+/* Submits to exec, in order, the operations that every local rank has posted. */
 void comms_op_start_ready(struct communicator *comm, uint64_t now_ns);
-/* Ends it with a cause of its own, as soon as nothing uses its buffers. */
+/* Ends the operation with a cause of its own, as soon as nothing uses its buffers. */
 void comms_op_end(struct communicator_op *op, const struct error *cause, uint64_t now_ns);
-/* The member's post is over for it: it was told, or is gone. */
+/* The member's post is settled: its owner was notified of the end, or the member is gone. */
 void comms_op_settle(struct communicator_op *op, struct comms_member *member);
-/* Of a member's posts none is owed any more. Takes time for each that is, and no more than for all pending.
- */
+/* Settles all posts of a member. Takes time in proportion to those that are owed, and at most to all pending
+ * operations. */
 void comms_op_settle_all(struct comms_member *member);
-/* Fails the communicator when an operation that is pending needs a rank that left, or when none is pending
- * any more and a rank's process is gone. */
+/* Fails the communicator if a pending operation needs a rank that has left, or if no operation is pending and
+ * a rank's process is gone. */
 void comms_op_check_left(struct communicator *comm, uint64_t now_ns);
 uint64_t comms_op_deadline_ns(const struct communicator_op *op);
 void comms_op_free_all(struct communicator *comm);
 bool comms_op_any_pending(const struct communicator *comm);
 
 /* text.c */
-/* The text after its beginning "communicator \"name\":", where it begins so. */
+/* The text without its beginning "communicator \"name\":", if it begins so. */
 const char *comms_text_without_name(const char *name, const char *text);
 bool comms_text_is_name(const char *text, size_t max_bytes);
-/* A text of another node: printable, cut. */
+/* Copies a text from another node; replaces unprintable characters and cuts it to size. */
 void comms_text_from_wire(const char *text, char *out, size_t size);
 struct comms_text {
     char *out;
@@ -538,10 +547,11 @@ struct comms_text {
     size_t length;
     bool cut;
 };
-/* Appends; once something did not fit, the text ends with "…" and takes no more. size is at least 8. */
+/* comms_text_add appends. Once a part does not fit, the text ends with "…" and takes no more. size is at
+ * least 8. */
 void comms_text_begin(struct comms_text *text, char *out, size_t size);
 void comms_text_add(struct comms_text *text, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* The numbers below size whose bit is set, or not: "3, 5-7". */
+/* Appends the numbers below size whose bit equals `set`: "3, 5-7". */
 void comms_text_add_ranks(struct comms_text *text, const uint8_t *bits, uint32_t size, bool set);
 
 #endif

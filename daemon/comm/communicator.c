@@ -45,7 +45,7 @@ uint32_t communicator_node_index(const struct communicator *comm, uint32_t node)
 void communicator_send(struct communicator *comm, uint32_t node, const Commd__Mesh__Message *message)
 {
     enum status status = mesh_send(comm->comms->mesh, node, message);
-    (void)status; /* a node that cannot be told is lost, and node_down follows or was */
+    (void)status; /* if this fails the node is lost: node_down has come, or will */
 }
 
 /* --- Beginning and end --- */
@@ -60,7 +60,7 @@ enum status communicator_charge(struct communicator *comm, uint64_t bytes, struc
     return STATUS_OK;
 }
 
-/* What it holds whatever happens; nodes, verdicts, exec and p2p are charged as they come. */
+/* The fixed cost of a communicator. Nodes, verdicts, exec and p2p are charged when they are added. */
 static uint64_t comm_cost_bytes(const struct communicator *comm, uint32_t size)
 {
     uint64_t of_rank = sizeof *comm->node_of_rank + sizeof *comm->has_left + sizeof *comm->left_messages +
@@ -244,7 +244,7 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
         return;
     }
     bool formed = comm->state == COMMS_COMM_FORMED;
-    struct error copy = *cause; /* may be the communicator's own */
+    struct error copy = *cause; /* `cause` may be comm->cause */
     if (copy.status == STATUS_OK || copy.status == STATUS_IN_PROGRESS) {
         copy.status = STATUS_INTERNAL;
     }
@@ -259,8 +259,8 @@ void communicator_fail(struct communicator *comm, const struct error *cause, enu
         if (formed) {
             comm_tell_abort(comm, &copy);
         }
-        comms_formation_withdraw(
-            comm, &copy); /* for nodes on which it is not formed yet, or is forming anew already */
+        /* For nodes where it is not formed yet, or already forms again. */
+        comms_formation_withdraw(comm, &copy);
     }
     communicator_set_state(comm, COMMS_COMM_FAILED, now_ns);
     communicator_unname(comm);
@@ -343,8 +343,7 @@ void communicator_remove_member(struct comms_member *member)
 
 static const struct error comm_success = {.status = STATUS_OK};
 
-/* Tells the owner the next thing that it does not know yet. Returns whether there was one. The member may be
- * gone afterwards. */
+/* Calls the owner's next due callback. Returns whether there was one. The member may be gone afterwards. */
 static bool member_tell(struct comms_member *member, uint64_t now_ns)
 {
     struct communicator *comm = member->comm;
@@ -372,7 +371,7 @@ static bool member_tell(struct comms_member *member, uint64_t now_ns)
         struct communicator_op *op = comms_op_at(comm, member->completed_seq + 1);
         if (op == NULL || !op->posts[member->local_index].owed) {
             member->completed_seq = member->owed_ops > 0 ? member->completed_seq + 1 : member->posted_seq;
-            return true; /* it was refused, and the owner heard that at once */
+            return true; /* it was refused, and the owner was notified at once */
         }
         if (!op->finished && !op->overdue) {
             return false;
@@ -394,7 +393,8 @@ static bool member_tell(struct comms_member *member, uint64_t now_ns)
     return false;
 }
 
-/* Owners may do anything from their callbacks: leave (any member), post, join. */
+/* Calls due callbacks of all members. From a callback an owner may do anything: leave (with any member),
+ * post, join. */
 static void comm_tell_members(struct communicator *comm, uint64_t now_ns)
 {
     comm->cursor = comm->members;
@@ -408,7 +408,7 @@ static void comm_tell_members(struct communicator *comm, uint64_t now_ns)
         comm->told = NULL;
     }
     if (comm->comms->tells_left == 0) {
-        communicator_queue(comm); /* for the rest, after the other communicators */
+        communicator_queue(comm); /* the rest is due after the other communicators */
     }
 }
 

@@ -6,7 +6,7 @@
 
 #include "daemon/comm/comms_internal.h"
 
-/* A cause that came from another node: its status and text, nothing added. */
+/* A cause from another node: its status and text, with nothing added. */
 static void cause_from_wire(const struct comms *comms, uint32_t node, uint32_t status, const char *text,
                             struct error *out)
 {
@@ -22,8 +22,8 @@ static void cause_from_wire(const struct comms *comms, uint32_t node, uint32_t s
 }
 
 /*
- * A node that may have ranks of the user refuses us for a fact that contradicts what we hold: its terms are
- * not ours, or it holds ranks of ours. *cause gets the fact's status.
+ * Whether a refusal of us is valid: the node may have ranks of the user, and it shows a real conflict. Either
+ * its terms differ from ours, or it has ranks with our numbers. *cause gets the conflict's status.
  */
 static bool refusal_counts(struct comms *comms, const struct communicator *comm, uint32_t node,
                            const Commd__Mesh__Refuse *refuse, struct error *cause, uint64_t now_ns)
@@ -114,7 +114,8 @@ static struct communicator *find_by_id(struct comms *comms, uint64_t comm_id, ui
     return comm;
 }
 
-/* The communicator of an id; also one that took its promise of it back, while others have formed it. */
+/* The communicator of an id. Also finds one that has taken its promise of that id back, while other nodes
+ * have formed it. */
 static struct communicator *find_promised(struct comms *comms, uint64_t comm_id, uint32_t node)
 {
     struct communicator *comm = communicator_find_id(comms, comm_id);
@@ -134,8 +135,8 @@ static void on_abort(struct comms *comms, uint32_t node, const Commd__Mesh__Abor
     struct error cause;
     if (comm != NULL) {
         cause_from_wire(comms, node, abort_message->status, abort_message->text, &cause);
-        /* The origin tells everybody; but that our part of what is still being formed is no more, only we can
-         * say. */
+        /* The origin tells all nodes. But if the communicator is still forming here, only we can withdraw our
+         * part. */
         communicator_fail(comm, &cause,
                           comm->state == COMMS_COMM_FORMING ? COMMS_TELL_NODES : COMMS_TELL_NOBODY, now_ns);
     }
@@ -238,7 +239,7 @@ void comms_control_received(void *context, uint32_t node, const Commd__Mesh__Mes
 
 /* --- Nodes --- */
 
-/* Fresh, not an answer: who does not fit with the ranks that the node has meanwhile is to be found out, and
+/* Sends a new announcement, not an answer, so that conflicts with the node's current ranks are found, and
  * answered. */
 void comms_control_node_up(void *context, uint32_t node, uint64_t now_ns)
 {
@@ -276,7 +277,7 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
             struct comms_claim *claim = comms_formation_claim(comm, node);
             if (communicator_node_index(comm, node) < comm->node_count) {
                 communicator_fail(comm, &lost, COMMS_TELL_NODES,
-                                  now_ns); /* others may count on our promise already */
+                                  now_ns); /* others may rely on our promise already */
             } else if (claim != NULL) {
                 comms_formation_drop_claim(comm, claim, lost.text);
                 HASH_DEL(comm->claims, claim);
@@ -290,7 +291,7 @@ void comms_control_node_down(void *context, uint32_t node, const struct error *c
                 if (index < comm->node_count) {
                     p2p_node_lost(comm->p2p, index, now_ns);
                 }
-                continue; /* not needed, or not any more */
+                continue; /* the node is not needed, or not any more */
             }
             communicator_fail(comm, &lost, COMMS_TELL_NODES, now_ns);
         }

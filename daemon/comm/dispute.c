@@ -4,8 +4,8 @@
 #include "daemon/comm/comms_internal.h"
 
 /*
- * Operations that two ranks called differently. Whoever finds it tells the node that it disagrees with; that
- * one puts both calls together and asks for a verdict (verdict.c).
+ * Operations that two ranks called differently. The node that finds this tells the node that it disagrees
+ * with. That node puts both calls in one text and asks for a verdict (verdict.c).
  */
 
 void comms_dispute_local(struct communicator_op *op, const struct error *cause, uint64_t now_ns)
@@ -15,8 +15,9 @@ void comms_dispute_local(struct communicator_op *op, const struct error *cause, 
 }
 
 /*
- * Elements that one local rank has for another and that the other expects, in an operation with layouts.
- * False: nothing goes from the one to the other, or all ranks' counts are the same.
+ * In an operation with layouts: how many elements one local rank sends to another, and how many that one
+ * expects. Returns false if the first sends nothing to the other, or in operations in which all ranks must
+ * have the same counts.
  */
 static bool counts_between(const struct communicator_op *op, const struct communicator_post *from,
                            const struct communicator_post *to, uint64_t *sent, uint64_t *expected)
@@ -51,8 +52,8 @@ static bool counts_between(const struct communicator_op *op, const struct commun
 }
 
 /*
- * Whether two ranks' counts, which all ranks must have alike, are. Digests of counts that differ may be the
- * same, if somebody means them to be.
+ * Whether two ranks' counts are equal, in operations in which they must be. The digests in the terms are not
+ * enough: a client can craft different counts with the same digest.
  */
 static bool counts_equal(const struct communicator_op *op, const struct communicator_post *one,
                          const struct communicator_post *other)
@@ -78,7 +79,7 @@ static bool posts_fit(const struct communicator_op *op, const struct communicato
     return true;
 }
 
-/* All ranks' counts are alike: a look at one of the others is enough. */
+/* All earlier posts have equal counts, so it is enough to compare with one of them. */
 static bool post_agrees(const struct communicator_op *op, const struct communicator_post *post,
                         struct error *cause)
 {
@@ -107,7 +108,7 @@ void comms_dispute_layouts(struct communicator_op *op, uint32_t local_index, uin
     if (op->terms.kind == OP_KIND_ALL_GATHER || op->terms.kind == OP_KIND_REDUCE_SCATTER) {
         agrees = post_agrees(op, post, &cause);
     } else {
-        for (uint32_t i = 0; i < op->comm->local_count && agrees; i++) { /* itself, too */
+        for (uint32_t i = 0; i < op->comm->local_count && agrees; i++) { /* with itself, too */
             const struct communicator_post *other = &op->posts[i];
             agrees = other->buffers == NULL ||
                      (posts_fit(op, post, other, &cause) && posts_fit(op, other, post, &cause));

@@ -7,7 +7,7 @@
 
 #include "daemon/comm/comms_internal.h"
 
-/* Null: it is no such word. */
+/* Null if the range is not an aligned 64-bit word in host memory. */
 static _Atomic uint64_t *word_of(const struct comms_fence *fence)
 {
     if (fence->word.memory == NULL || memory_gpu(fence->word.memory) != MEMORY_OF_HOST ||
@@ -104,7 +104,7 @@ struct comms_record {
     struct comms_record *prev, *next;
     uint64_t seq;        /* the last operation before it */
     uint64_t message_id; /* the last message before it */
-    uint64_t ticket;     /* of messages those with higher ones do not count */
+    uint64_t ticket;     /* messages with higher tickets are not waited for */
     struct comms_fences *fences;
 };
 
@@ -166,7 +166,7 @@ bool comms_records_step(struct comms_member *member)
         if (comm->state == COMMS_COMM_FORMED) {
             if ((comm->pending != NULL && comm->pending->seq <= record->seq) ||
                 comms_p2p_is_pending(member, record->message_id, record->ticket)) {
-                return false; /* their end will tell */
+                return false; /* their end queues the communicator again */
             }
             if (fences != NULL && !fences_are_reached(fences->waits, fences->wait_count)) {
                 return true;

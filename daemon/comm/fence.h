@@ -4,35 +4,36 @@
 #include "daemon/comm/comms.h"
 
 /*
- * Words in clients' memory that order operations against their streams: those that an operation waits for,
- * and the one that says that it has ended. Private to daemon/comm.
+ * Semaphores (64-bit words) in clients' memory that order operations against the clients' streams. An
+ * operation waits for some, and sets one when it has ended. Private to daemon/comm.
  */
 
-/* Of one operation. Holds references to the memories. Zero: none. */
+/* The semaphores of one operation, with references to their memories. All zero: none. */
 struct comms_fences {
     uint32_t wait_count;
     struct fence waits[COMMS_FENCES_MAX];
     struct memory *memories[COMMS_FENCES_MAX];
-    _Atomic uint64_t *ended; /* null: nobody is told */
+    _Atomic uint64_t *ended; /* null: no word is set at the end */
     uint64_t ended_value;
     struct memory *ended_memory;
 };
 
 /*
- * Checks and refers to what an operation asks for; *out is null where that is nothing. INVALID_ARGUMENT,
- * LIMIT, NO_MEMORY; the word that says the end is set then too, if there is one.
+ * Checks the semaphores of an operation, and takes references. *out is null if there are none.
+ * INVALID_ARGUMENT, LIMIT, NO_MEMORY; even then the word `ended` is set, if there is one.
  */
 enum status comms_fences_take(const struct comms_fence *waits, uint32_t wait_count,
                               const struct comms_fence *ended, struct comms_fences **out,
                               struct error *error) COMM_MUST_USE;
-/* Sets the word. Null is accepted. */
+/* Sets the word `ended`. Null is accepted. */
 void comms_fences_signal(const struct comms_fences *fences);
-/* The end: sets the word and lets go. Null is accepted. */
+/* Sets the word `ended`, releases the memories, and frees fences. Null is accepted. */
 void comms_fences_end(struct comms_fences *fences);
 
-/* Records of a member (comms_record): those that are due are set. Returns whether one waits for a word. */
+/* Sets the words of a member's records (comms_record) that are due. Returns whether a record waits for a
+ * semaphore. */
 bool comms_records_step(struct comms_member *member);
-/* All at once, whatever they wait for. */
+/* Sets the words of all records at once, whatever they wait for. */
 void comms_records_end(struct comms_member *member);
 
 #endif

@@ -6,11 +6,11 @@
 #include "daemon/comm/comms_internal.h"
 
 /*
- * A node announces its ranks to everybody whom they concern (users.c). Once it knows all ranks it makes the
- * communicator's id of all nodes' nonces and promises it to those nodes; the communicator is formed once
- * every node of it has promised the same id. A node that takes its promise back, or withdraws, says so to all
- * of them, and whoever has formed it by then gives it up: nobody stays in a communicator that another node is
- * not part of.
+ * A node announces its ranks to all nodes that may have ranks of the user (users.c). Once it knows all ranks,
+ * it makes the communicator's id of all nodes' nonces and promises it to those nodes. The communicator is
+ * formed once every one of its nodes has promised the same id. A node that takes its promise back, or
+ * withdraws, tells all of them. A node that has formed the communicator by then aborts it. So no node stays
+ * in a communicator that another node is not part of.
  */
 
 /* --- Claims --- */
@@ -86,7 +86,7 @@ void comms_formation_drop_claim(struct communicator *comm, struct comms_claim *c
     communicator_queue(comm);
 }
 
-/* --- What is announced --- */
+/* --- Announcements --- */
 
 struct announcement {
     Commd__Mesh__Message message;
@@ -158,7 +158,7 @@ static void announce(struct communicator *comm)
     comm->announced = true;
 }
 
-/* The promise changed, not the ranks: nobody has a reason to answer. */
+/* Announces a change of the promise. The ranks are the same, so other nodes need not answer. */
 static void update(struct communicator *comm)
 {
     struct announcement announcement;
@@ -224,7 +224,7 @@ uint8_t *comms_formation_known(const struct communicator *comm, uint32_t *known)
     return bits;
 }
 
-/* Every rank is claimed exactly once. */
+/* Whether every rank is claimed exactly once. */
 static bool is_complete(const struct communicator *comm)
 {
     uint64_t claimed = comm->rank_count;
@@ -254,7 +254,8 @@ void comms_formation_free(struct communicator *comm)
 
 /* --- Formed --- */
 
-/* The cause of the net stage's failure. A better one may be on its way when it is but the end of a stream. */
+/* The net stage failed with `cause`. If that is only the end of a stream or connection, a better cause may
+ * arrive soon. */
 static void on_exec_failed(void *context, const struct error *cause, uint64_t now_ns)
 {
     struct communicator *comm = context;
@@ -281,7 +282,8 @@ static double worse_rate(uint64_t bytes_per_s, double than)
     return bytes_per_s != 0 && (than == 0 || (double)bytes_per_s < than) ? (double)bytes_per_s : than;
 }
 
-/* The worst that any node measured: all know the same figures, since they belong to the nonces. */
+/* The worst values that any node measured. All nodes know the same ones, as each node measures once per
+ * nonce. */
 static struct coll_network agreed_network(const struct communicator *comm)
 {
     struct coll_network network = coll_network_default;
@@ -313,7 +315,8 @@ static uint32_t agreed_rails(const struct communicator *comm)
     return rails > 0 ? rails : 1;
 }
 
-/* The mesh's indices, by the communicator's; 0 for this node. To be freed; null without memory. */
+/* The mesh's index of each of the communicator's nodes; 0 for this node. The caller frees it. Null without
+ * memory. */
 static uint32_t *peers_of(const struct communicator *comm)
 {
     uint32_t *peers = calloc(comm->node_count, sizeof *peers);
@@ -334,7 +337,7 @@ static enum status make_exec(struct communicator *comm, struct error *error)
     comm->agrees_rails = comms_reach_is_agreed(comm);
     struct exec_comm_options options = {
         .comm_id = comm->comm_id,
-        .generation = 1, /* on the wire the id tells incarnations apart: each has its own */
+        .generation = 1, /* constant, as each incarnation has its own id */
         .owner_uid = comm->terms.owner_uid,
         .node_count = comm->node_count,
         .node_index = comm->own_index,
@@ -364,7 +367,7 @@ static enum status make_exec(struct communicator *comm, struct error *error)
     return status;
 }
 
-/* Once there is an exec. */
+/* Call it after make_exec. If it fails, it frees the exec too. */
 static enum status make_p2p(struct communicator *comm, uint64_t now_ns, struct error *error)
 {
     uint32_t *peers = peers_of(comm);
@@ -395,7 +398,7 @@ static enum status make_p2p(struct communicator *comm, uint64_t now_ns, struct e
     };
     status = p2p_comm_new(comm->comms->p2p, &options, &comm->p2p, error);
     for (uint32_t rank = 0; status == STATUS_OK && rank < comm->terms.size; rank++) {
-        if (comm->has_left[rank]) { /* its node formed the communicator before this one */
+        if (comm->has_left[rank]) { /* its node had formed the communicator earlier */
             p2p_rank_left(comm->p2p, rank, comm->left_messages[rank], now_ns);
         }
     }
@@ -412,8 +415,8 @@ cleanup:
 }
 
 /*
- * Ranks of nodes that came too late for a communicator that is formed. Each node of it says so of the ranks
- * that it holds: together they hold all.
+ * Refuses ranks of nodes that came too late. Each node of the communicator refuses the numbers of its own
+ * ranks. Together these are all ranks.
  */
 static void refuse_others(struct communicator *comm)
 {
@@ -469,7 +472,7 @@ void comms_formation_work(struct communicator *comm, uint64_t now_ns)
             return;
         }
     }
-    if (comm->announce_wanted && mesh_is_crowded(comm->comms->mesh)) { /* who forms waits, not the network */
+    if (comm->announce_wanted && mesh_is_crowded(comm->comms->mesh)) { /* formation waits, not the network */
         comm->announce_ns = time_after(now_ns, COMMS_CROWD_WAIT_NS);
         return;
     }

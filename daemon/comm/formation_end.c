@@ -4,13 +4,13 @@
 
 #include "daemon/comm/comms_internal.h"
 
-/* How a communicator does not form: ranks that go, deadlines. */
+/* How formation fails: ranks that leave, deadlines. */
 
 void comms_formation_drop_member(struct comms_member *member, const struct error *cause, uint64_t now_ns)
 {
     struct communicator *comm = member->comm;
     if (comm->comm_id != 0) {
-        /* Others may count on the promise already: all of this node's part goes. */
+        /* Other nodes may rely on the promise already, so this node's whole part fails. */
         communicator_fail(comm, cause, COMMS_TELL_NODES, now_ns);
         return;
     }
@@ -43,7 +43,7 @@ static void add_known_nodes(const struct communicator *comm, struct comms_text *
     }
 }
 
-/* What is wrong although no rank is missing. */
+/* Describes what is wrong although no rank is missing. */
 static void describe_stuck(const struct communicator *comm, struct comms_text *text)
 {
     const struct comms_claim *claim, *next, *other;

@@ -8,38 +8,38 @@
 #include "daemon/base/checked.h"
 #include "daemon/comm/comms_internal.h"
 
-/* Messages from rank to rank: what they use, who is told of their end, and until when they may take. */
+/* Point-to-point messages: the resources that they hold, their completion to owners, and their deadlines. */
 
 struct comms_p2p {
-    struct p2p_message message;    /* the first */
-    struct comms_p2p *prev, *next; /* of one list of its points */
+    struct p2p_message message;    /* the first member */
+    struct comms_p2p *prev, *next; /* in one list of its points */
     struct comms_p2ps *points;
     struct timer_node deadline;
     uint64_t ticket;
     uint64_t message_id;
     union {
-        struct comms_fences *fences; /* until it ends; null: none */
-        struct error *reason;        /* of one that ended; null: fine, or the communicator's cause */
+        struct comms_fences *fences; /* until it ends; may be null */
+        struct error *reason;        /* after its end; null: success, or the communicator's cause */
     };
     uint32_t timeout_ms;
-    uint8_t result; /* of one that ended */
-    bool cancelled; /* its deadline has passed */
-    bool overdue;   /* and its GPU does not let go: it stands among `late`, to be told all the same */
-    bool told;      /* overdue, and the owner knows */
+    uint8_t result; /* after its end: the status */
+    bool cancelled; /* because its deadline has passed */
+    bool overdue;   /* a GPU still uses its buffer; in `late`: its owner is notified anyway */
+    bool told;      /* overdue, and the owner was notified */
 };
 _Static_assert(sizeof(struct comms_p2p) <= COMMS_MESSAGE_COST_BYTES,
                "a message costs no more than is charged");
 
-/* The messages of one member. They outlive it until p2p has let go of them. */
+/* The messages of one member. They outlive the member until p2p has ended them. */
 struct comms_p2ps {
-    struct comms_p2ps *prev, *next; /* of the communicator */
+    struct comms_p2ps *prev, *next; /* in the communicator's list */
     struct communicator *comm;
     struct comms_member *member;    /* null once it has left */
-    struct budget_account *account; /* that they are charged to */
+    struct budget_account *account; /* charged for them */
     struct comms_p2p *pending;      /* oldest first */
-    struct comms_p2p *late;         /* that are overdue, and nobody was told yet */
-    struct comms_p2p *told;         /* that have not ended, and nobody is to be told */
-    struct comms_p2p *ended;        /* in the order of their ends */
+    struct comms_p2p *late;         /* overdue, and the owner was not notified yet */
+    struct comms_p2p *told;         /* not ended, and the owner was notified already */
+    struct comms_p2p *ended;        /* in the order in which they ended */
 };
 
 static const struct error no_memory = {.status = STATUS_NO_MEMORY, .text = "no memory for a message"};
@@ -59,7 +59,7 @@ static struct comms_p2p **list_of(struct comms_p2p *point)
     return point->told ? &points->told : point->overdue ? &points->late : &points->pending;
 }
 
-/* With the communicator all deadlines went: see comms_p2p_fail. */
+/* A failed communicator has no deadlines any more: see comms_p2p_fail. */
 static void point_disarm(struct comms_p2p *point)
 {
     struct communicator *comm = point->points->comm;
@@ -78,7 +78,7 @@ static uint64_t cost_of(const struct comms_fences *fences)
     return COMMS_MESSAGE_COST_BYTES + (fences != NULL ? sizeof(struct comms_fences) : 0);
 }
 
-/* Nothing uses its buffer any more. */
+/* Releases what the message holds. Nothing may use its buffer any more. */
 static void point_release(struct comms_p2p *point)
 {
     struct comms_fences *fences = point->fences;
@@ -87,11 +87,11 @@ static void point_release(struct comms_p2p *point)
     point->fences = NULL;
     if (fences != NULL) {
         budget_release(point->points->account, BUDGET_OPERATIONS, sizeof(struct comms_fences));
-        comms_fences_end(fences); /* after the memory: who is told may free it */
+        comms_fences_end(fences); /* last: the client may free the memory once it sees the word */
     }
 }
 
-/* It is in no list any more, and released. */
+/* The message must be in no list any more, and released. */
 static void point_free(struct comms_p2p *point)
 {
     struct comms_p2ps *points = point->points;
@@ -102,7 +102,8 @@ static void point_free(struct comms_p2p *point)
     free(point);
 }
 
-/* Texts are large, and most that fail do so with their communicator. */
+/* Error texts are large, and most messages that fail do so with their communicator, so its text is not
+ * copied. */
 static void point_set_result(struct comms_p2p *point, const struct error *result)
 {
     const struct communicator *comm = point->points->comm;
@@ -139,7 +140,7 @@ void comms_p2p_done(void *context, struct p2p_message *message, const struct err
     points_free_if_unused(points);
 }
 
-/* The member's points, made with its first message; null without memory. */
+/* The member's points, made with its first message. Null without memory. */
 static struct comms_p2ps *points_of(struct comms_member *member)
 {
     if (member->points == NULL) {
@@ -154,7 +155,7 @@ static struct comms_p2ps *points_of(struct comms_member *member)
     return member->points;
 }
 
-/* With room among the deadlines. Charged, also for the fences. */
+/* Makes a message, charges it and its fences, and reserves a place in the heap of deadlines. */
 static enum status point_new(struct comms_member *member, struct comms_fences *fences, struct comms_p2p **out,
                              struct error *error)
 {
@@ -207,8 +208,8 @@ static void arm(struct comms_member *member, struct comms_p2p *point, const stru
     uint64_t timeout_ms = op->timeout_ms != 0 ? op->timeout_ms : comm->terms.op_timeout_ms, timeout_ns;
     uint64_t deadline_ns =
         checked_mul_u64(timeout_ms, TIME_MS, &timeout_ns) ? time_after(now_ns, timeout_ns) : TIME_NEVER;
-    point->timeout_ms = timeout_ms < UINT32_MAX ? (uint32_t)timeout_ms : UINT32_MAX; /* for people */
-    if (comm->state == COMMS_COMM_FORMED) { /* posting may have ended it */
+    point->timeout_ms = timeout_ms < UINT32_MAX ? (uint32_t)timeout_ms : UINT32_MAX; /* only for texts */
+    if (comm->state == COMMS_COMM_FORMED) { /* p2p_post may have failed the communicator */
         timer_heap_set(&comm->point_deadlines, &point->deadline, deadline_ns);
     }
     comm->op_deadline_ns = time_min(comm->op_deadline_ns, deadline_ns);
@@ -237,7 +238,7 @@ enum status comms_p2p_submit(struct comms_member *member, const struct comms_op 
     struct p2p_call message = call_of(member, op, &buffers);
     status = p2p_post(comm->p2p, &message, &point->message, error);
     if (status != STATUS_OK) {
-        point->message.memory = message.memory; /* the reference is the point's now */
+        point->message.memory = message.memory; /* the reference belongs to the point now */
         point_release(point);
         point_free(point);
         return status;
@@ -349,7 +350,8 @@ static void add_peer(const struct communicator *comm, const struct comms_p2p *po
     }
 }
 
-/* It ends alone. If a GPU does not let go of it, its owner is told a little later all the same. */
+/* Cancels a late message by itself. If a GPU still uses its buffer COMMS_OVERDUE_NS later, its owner is
+ * notified anyway. */
 static void point_is_late(struct communicator *comm, struct comms_p2p *point, uint64_t now_ns)
 {
     const struct comms_member *member = point->points->member;
@@ -374,7 +376,7 @@ static void point_is_late(struct communicator *comm, struct comms_p2p *point, ui
 uint64_t comms_p2p_deadlines(struct communicator *comm, uint64_t now_ns)
 {
     struct timer_node *first;
-    uint32_t left = COMMS_P2P_LATE_MAX; /* the rest is due at once then */
+    uint32_t left = COMMS_P2P_LATE_MAX; /* the rest is due at once */
     while ((first = timer_heap_first(&comm->point_deadlines)) != NULL && now_ns >= first->deadline_ns &&
            left-- > 0) {
         timer_heap_remove(&comm->point_deadlines, first);
@@ -384,7 +386,7 @@ uint64_t comms_p2p_deadlines(struct communicator *comm, uint64_t now_ns)
     return first != NULL ? first->deadline_ns : TIME_NEVER;
 }
 
-/* --- All of them --- */
+/* --- All messages --- */
 
 static void points_free_list(struct comms_p2p *list)
 {

@@ -3,15 +3,16 @@
 #include "daemon/comm/comms_internal.h"
 
 /*
- * Who is missing, when an operation waits for ranks of other nodes: for the text at its deadline, and for
- * commctl. Each node that waits asks the communicator's first node every second or so. That one asks all
- * nodes, once for all who ask; nodes that miss ranks answer. So an operation that hangs costs each node a few
- * messages a second.
+ * Finds which ranks of other nodes an operation waits for: for the text at its deadline, and for commctl.
+ * Each node that waits asks the communicator's first node about once a second. The first node asks all nodes,
+ * once for all that asked it. Nodes with missing ranks answer. So an operation that hangs costs each node a
+ * few messages a second.
  */
 #define ASK_NS TIME_S
-#define KNOWN_NS (3 * TIME_S) /* what was said counts for so long */
+#define KNOWN_NS (3 * TIME_S) /* how long an answer stays valid */
 
-/* How long the operation may take before anybody asks; half of it later, he asks again. */
+/* How long after its first post a node asks about an operation. It asks again each time half of this has
+ * passed. */
 static uint64_t ask_after_ns(const struct communicator_op *op)
 {
     uint64_t timeout_ns = comms_op_deadline_ns(op) - op->first_post_ns;
@@ -33,7 +34,7 @@ static void send_step(struct communicator *comm, uint32_t index, Commd__Mesh__Mi
     communicator_send(comm, comm->nodes[index].node, &message);
 }
 
-/* This node's ranks that have not posted it. */
+/* This node's ranks that have not posted the operation. */
 static void find_own(const struct communicator *comm, uint64_t seq, struct comms_missing *out)
 {
     struct comms_text text;
@@ -56,7 +57,7 @@ static void find_own(const struct communicator *comm, uint64_t seq, struct comms
     }
 }
 
-/* To what this node knows of the operation. */
+/* Adds ranks to what this node knows of the operation. */
 static void add(struct communicator *comm, uint32_t count, const char *said)
 {
     struct comms_missing *known = &comm->missing;
@@ -68,7 +69,7 @@ static void add(struct communicator *comm, uint32_t count, const char *said)
     }
 }
 
-/* The first node's: a new round, unless the last one has just begun. */
+/* On the first node: starts a new round, unless the last one has just begun. */
 static void ask_all(struct communicator *comm, uint64_t seq, uint64_t now_ns)
 {
     struct comms_missing own;

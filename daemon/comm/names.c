@@ -5,9 +5,9 @@
 
 #include "daemon/comm/comms_internal.h"
 
-/* A name that was used, of one user. */
+/* A name that a user has used. */
 struct comms_name {
-    struct comms_name *prev, *next; /* of the user's, used longest ago first */
+    struct comms_name *prev, *next; /* of the user's names, least recently used first */
     uint32_t generation;
     struct comms_key key;
     UT_hash_handle hh;
@@ -61,7 +61,7 @@ static struct comms_names *names_of(struct comms *comms, uint32_t owner_uid)
     return names;
 }
 
-/* Null without memory: the name is not remembered then. */
+/* Returns null without memory: then the name is not remembered. */
 static struct comms_name *name_new(struct comms *comms, uint32_t owner_uid, const char *text)
 {
     struct comms_name *name = calloc(1, sizeof *name);

@@ -73,14 +73,14 @@ void comms_op_free_all(struct communicator *comm)
 static void op_set_cause(struct communicator_op *op, const struct error *cause)
 {
     if (op->cause == NULL) {
-        op->cause = malloc(sizeof *op->cause); /* without memory the communicator's cause has to do */
+        op->cause = malloc(sizeof *op->cause); /* without memory it gets the communicator's cause */
         if (op->cause != NULL) {
             *op->cause = *cause;
         }
     }
 }
 
-/* The next one that has not begun. */
+/* Moves `start` to the next operation that has not begun. */
 static void start_next(struct communicator *comm)
 {
     do {
@@ -114,7 +114,7 @@ static uint64_t op_bucket_first(const struct communicator_op *op)
     return op->seq - op->terms.bucket_index;
 }
 
-/* `context` is the first of its bucket. Its ranks are told at once. */
+/* `context` is the first operation of its bucket. The ranks are notified at once. */
 void comms_op_done(void *context, const struct error *result, uint64_t now_ns)
 {
     struct communicator_op *first = context;
@@ -183,7 +183,7 @@ void comms_op_check_left(struct communicator *comm, uint64_t now_ns)
         struct error cause;
         error_set(&cause, STATUS_RANK_LOST, "%s", comm->left_why);
         communicator_fail(comm, &cause, COMMS_TELL_NOBODY,
-                          now_ns); /* each node by itself, after what it can end */
+                          now_ns); /* each node does so itself, after operations that can end */
         return;
     }
     if (comm->state == COMMS_COMM_FORMED && comm->pending != NULL &&
@@ -210,7 +210,7 @@ uint64_t comms_op_deadline_ns(const struct communicator_op *op)
     return time_after(op->first_post_ns, timeout_ns);
 }
 
-/* When this node speaks: at once when it knows a rank that is late, else a little later. */
+/* When this node asks for a verdict: at the deadline if it knows a late rank, otherwise a little later. */
 static uint64_t op_speak_ns(const struct communicator_op *op)
 {
     const struct communicator *comm = op->comm;
@@ -264,16 +264,17 @@ static void op_late(const struct communicator_op *op, uint64_t now_ns, struct er
 }
 
 /*
- * An operation that is late ends alone, by a verdict: all ranks on which it has not ended hear the same. If a
- * GPU or a link does not let go of its buffers, or the first node says no verdict, the communicator fails a
- * little later: an operation that has ended touches no buffer.
+ * When the operation's deadline must be handled next. A late operation ends by a verdict, without affecting
+ * others: all ranks on which it has not ended get the same result. If a GPU or a link does not release its
+ * buffers, or the first node sends no verdict, the communicator fails COMMS_OVERDUE_NS later. The reason: an
+ * operation that has ended must not access buffers.
  */
 static uint64_t op_next_ns(const struct communicator_op *op)
 {
     return op->late_ns != 0 ? time_after(op->late_ns, COMMS_OVERDUE_NS) : op_speak_ns(op);
 }
 
-/* The oldest one that is due, or null. *next_ns: when the next is. */
+/* The oldest operation that is due, or null. *next_ns gets the earliest deadline of all. */
 static struct communicator_op *find_due(const struct communicator *comm, uint64_t now_ns, uint64_t *next_ns)
 {
     struct communicator_op *op, *due = NULL;
@@ -310,7 +311,7 @@ void comms_op_deadlines(struct communicator *comm, uint64_t now_ns)
     struct communicator_op *due;
     uint64_t next_ns = TIME_NEVER;
     if (now_ns < comm->op_deadline_ns) {
-        return; /* a walk through all that are pending is only for when one may have passed */
+        return; /* walk through all pending ones only if a deadline may have passed */
     }
     while (comm->state == COMMS_COMM_FORMED && (due = find_due(comm, now_ns, &next_ns)) != NULL) {
         if (due->late_ns == 0) {
@@ -331,8 +332,8 @@ void comms_op_deadlines(struct communicator *comm, uint64_t now_ns)
 
 /* --- Beginning --- */
 
-/* The operations that run as one with this one, it included; null unless all are posted and none is in
- * doubt. */
+/* The first operation of this one's bucket. Null unless all operations of the bucket are posted and none is
+ * disputed. */
 static struct communicator_op *bucket_ready(struct communicator_op *op)
 {
     struct communicator *comm = op->comm;
@@ -348,7 +349,7 @@ static struct communicator_op *bucket_ready(struct communicator_op *op)
     return comms_op_at(comm, first);
 }
 
-/* Of all that run as one: the first's, and a hash of all of a bucket's. */
+/* Terms of a bucket: those of its first operation, with a hash of the terms of all. */
 static struct op_terms run_terms(const struct communicator_op *first)
 {
     struct op_terms terms = first->terms;
@@ -360,7 +361,7 @@ static struct op_terms run_terms(const struct communicator_op *first)
     return terms;
 }
 
-/* Every local rank has posted it, and all before it. */
+/* Hands a bucket to exec. Every local rank has posted it, and all operations before it. */
 static enum status op_start(struct communicator_op *first, struct error *error)
 {
     struct communicator *comm = first->comm;

@@ -95,7 +95,9 @@ static bool promise_allocate(struct communicator *comm, uint32_t node_count)
            comm->has_left != NULL && comm->left_messages != NULL && comm->locals != NULL;
 }
 
-/* This node and those that claim ranks, by their lowest ranks; who holds which rank. */
+/*
+ * Orders this node, and the nodes that claim ranks, by their lowest ranks. Records which node has which rank.
+ */
 static void promise_order_nodes(struct communicator *comm)
 {
     const struct comms_claim *claim, *next;

@@ -2,12 +2,12 @@
 #include "daemon/comm/comms_internal.h"
 
 /*
- * Which rails a communicator uses. A rail whose port is blocked would make its first large operation wait for
- * its deadline. So each node says once, to all others, on which rails it has connections to all of them;
- * the rails that all nodes have named are used. Operations of several slices wait for that, a few
+ * Which rails a communicator uses. With a rail whose port is blocked, its first large operation would wait
+ * until its deadline. So each node tells all others once on which rails it has connections to all of them.
+ * The rails that all nodes have named are used. Operations of several slices wait for this agreement, a few
  * milliseconds after the communicator was formed.
  */
-#define REACH_PATIENCE_NS (2 * TIME_S) /* what is not connected by then is not used */
+#define REACH_PATIENCE_NS (2 * TIME_S) /* rails not connected by then are not used */
 #define REACH_LOOK_NS (5 * TIME_MS)
 
 bool comms_reach_is_agreed(const struct communicator *comm)
@@ -22,7 +22,7 @@ bool comms_reach_is_agreed(const struct communicator *comm)
     return all_say;
 }
 
-/* When all have named theirs. */
+/* Once all nodes have named their rails, uses those that all have named. */
 static void use_rails(struct communicator *comm)
 {
     uint32_t rails = exec_comm_all_rails(comm->exec);
@@ -86,7 +86,7 @@ bool comms_reach_received(struct communicator *comm, uint32_t node, const Commd_
     if (from->reached_rails != 0) {
         return false;
     }
-    from->reached_rails = said->rails | 1; /* it speaks to us on rail 0 */
+    from->reached_rails = said->rails | 1; /* this message came on rail 0 */
     if (comm->state == COMMS_COMM_FORMED && comm->nodes[comm->own_index].reached_rails != 0) {
         use_rails(comm);
     }

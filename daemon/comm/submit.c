@@ -5,7 +5,7 @@
 
 #include "daemon/comm/comms_internal.h"
 
-/* What ranks post: checked, charged, put together. */
+/* Submits of ranks: they are checked, charged, and combined into operations. */
 
 static enum status submit_refused(const struct comms_member *member, struct error *error)
 {
@@ -24,7 +24,8 @@ static enum status submit_refused(const struct comms_member *member, struct erro
     return STATUS_OK;
 }
 
-/* Whether its next operation has no place, for one that is not over, told included, has it. */
+/* Whether the member's next operation has no place in the ring, because an older one still uses it. An
+ * operation is over only when all owners were notified. */
 static bool too_many(const struct comms_member *member, struct error *why)
 {
     const struct communicator *comm = member->comm;
@@ -38,8 +39,7 @@ static bool too_many(const struct comms_member *member, struct error *why)
     return true;
 }
 
-/* The operations of a bucket follow each other, with nothing between them, and run as one: all of one type.
- */
+/* The operations of a bucket are consecutive, have the same dtype and operator, and run as one. */
 static enum status check_bucket(const struct comms_member *member, const struct op_terms *terms,
                                 struct error *error)
 {
@@ -56,7 +56,8 @@ static enum status check_bucket(const struct comms_member *member, const struct 
         member->comm->name, member->rank, terms->bucket_index + 1, terms->bucket_ops, member->bucket_left);
 }
 
-/* Before those with higher numbers, which ranks that were refused this one may have posted. */
+/* Inserts the operation by seq. Higher ones may be there already, posted by ranks to which this one was
+ * refused. */
 static void op_queue(struct communicator_op *op)
 {
     struct communicator *comm = op->comm;
@@ -142,16 +143,15 @@ static void op_contradiction(struct communicator_op *op, const struct comms_memb
     comms_dispute_local(op, &cause, now_ns);
 }
 
-/* An operation with its places for all local ranks, which who posts it first pays, and its queue entry in
- * exec.
- */
+/* Cost of an operation with its entries for all local ranks, and its queue entry in exec. The rank that posts
+ * it first is charged. */
 static uint64_t op_cost_bytes(const struct communicator *comm)
 {
     return sizeof(struct communicator_op) + comm->local_count * sizeof(struct communicator_post) +
            EXEC_OP_COST_BYTES;
 }
 
-/* One rank's part: its buffers here and in exec, and copies of layouts. */
+/* Cost of one rank's part: its buffers here and in exec, and copies of layouts. */
 static uint64_t part_cost_bytes(const struct communicator *comm, const struct comms_op *asked)
 {
     uint64_t layouts =
@@ -162,8 +162,8 @@ static uint64_t part_cost_bytes(const struct communicator *comm, const struct co
 }
 
 /*
- * Uses up its number. Nothing is kept for the caller, who hears of it at once; the other ranks hear why, and
- * all go on with the next one.
+ * Refuses an operation, which uses up its number. The caller gets the error at once, and nothing is kept for
+ * it. The other ranks get the reason, and all continue with the next operation.
  */
 static enum status op_refuse(struct comms_member *member, const struct comms_op *asked,
                              const struct op_terms *terms, const struct error *why, uint64_t now_ns,
@@ -178,7 +178,7 @@ static enum status op_refuse(struct comms_member *member, const struct comms_op 
     }
     comms_fence_set(&asked->ended);
     if (!comms_verdict_find(comm, seq, error)) {
-        uint32_t before = terms->bucket_index < seq ? terms->bucket_index : 0; /* the bucket runs as one */
+        uint32_t before = terms->bucket_index < seq ? terms->bucket_index : 0; /* the bucket ends as one */
         uint32_t ops = terms->bucket_ops > before ? terms->bucket_ops : before + 1;
         comms_verdict_refusal_text(member, seq, 1, why, error);
         comms_verdict_refuse(member, seq - before, ops, why, now_ns);
@@ -187,7 +187,7 @@ static enum status op_refuse(struct comms_member *member, const struct comms_op 
     return error->status;
 }
 
-/* op_bytes are charged for the operation, if this is its first post. Takes the buffers. */
+/* op_bytes were charged for the operation, if this is its first post. Takes ownership of the buffers. */
 static enum status post_op(struct comms_member *member, const struct comms_op *asked,
                            const struct op_terms *terms, struct comms_buffers *buffers, uint64_t op_bytes,
                            uint64_t now_ns, struct error *error)

@@ -3,8 +3,8 @@
 #include "daemon/comm/comms_internal.h"
 
 /*
- * A node speaks only for ranks that it can hold: what it says for a user who may have none there does not
- * count, and of such a user it is told nothing.
+ * A node may speak only for users who may have ranks there. Its messages for other users are ignored, and it
+ * gets none about them.
  */
 
 static const char *node_name(const struct comms *comms, uint32_t node)
@@ -42,7 +42,7 @@ void comms_users_broadcast(const struct communicator *comm, const Commd__Mesh__M
     for (uint32_t node = 0; node < mesh_node_count(comms->mesh); node++) {
         if (mesh_node_is_up(comms->mesh, node) && comms_user_may(comms, comm->terms.owner_uid, node)) {
             enum status status = mesh_send(comms->mesh, node, message);
-            (void)status; /* a node that cannot be told is lost, and node_down follows or was */
+            (void)status; /* if this fails the node is lost: node_down has come, or will */
         }
     }
 }

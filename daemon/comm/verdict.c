@@ -7,12 +7,13 @@
 #include "daemon/comm/comms_internal.h"
 
 /*
- * Operations that end on all ranks with the same words: ranks called them differently, one rank was refused,
- * or the deadline passed. What has ended well before stays so. Whoever wants a verdict asks the
- * communicator's first node, which tells everybody once. The communicator goes on with what comes after.
+ * Operations that end on all ranks with the same result and text: ranks called them differently, one rank was
+ * refused, or the deadline passed. Ranks on which such an operation has succeeded already keep that result. A
+ * node that wants a verdict asks the communicator's first node, which sends it to all nodes once. The
+ * communicator continues with later operations.
  *
- * A rank may post an operation after its verdict. So numbers and status are kept for many, which costs a few
- * bytes each. Words are kept for the last few, and only while a local rank may still ask for them.
+ * A rank may post an operation after its verdict. So numbers and status are kept for many verdicts, at a few
+ * bytes each. Texts are kept for the last few, and only if a local rank has not posted the operation yet.
  */
 
 bool comms_verdict_find(const struct communicator *comm, uint64_t seq, struct error *cause)
@@ -36,7 +37,7 @@ bool comms_verdict_find(const struct communicator *comm, uint64_t seq, struct er
     return true;
 }
 
-/* The last operation that every local rank has posted. */
+/* Up to which operation every local rank has posted. */
 static uint64_t posted_by_all(const struct communicator *comm)
 {
     uint64_t seq = UINT64_MAX - 1;
@@ -93,7 +94,7 @@ void comms_verdicts_free(struct communicator *comm)
     ranges_free(&comm->verdicts);
 }
 
-/* Ends operations here that have no verdict yet. */
+/* Ends operations here; they had no verdict before. */
 static void verdict_apply(struct communicator *comm, uint64_t seq, uint64_t ops, const struct error *cause,
                           uint64_t now_ns)
 {
@@ -105,7 +106,7 @@ static void verdict_apply(struct communicator *comm, uint64_t seq, uint64_t ops,
         communicator_fail(comm, &failure, COMMS_TELL_NODES, now_ns);
         return;
     }
-    if (comm->exec != NULL) { /* also what is not submitted: others may have been */
+    if (comm->exec != NULL) { /* even if not submitted: other nodes may have done so */
         exec_cancel(comm->exec, seq, ops, cause, now_ns);
     }
     for (uint64_t each = seq; each < seq + ops; each++) {
@@ -133,7 +134,7 @@ static void verdict_send(struct communicator *comm, uint32_t index, uint64_t seq
     communicator_send(comm, comm->nodes[index].node, &message);
 }
 
-/* Of each operation the first verdict counts. The first node tells the others. */
+/* Takes a verdict; the first one on each operation counts. The first node sends it to the others. */
 static void verdict_take(struct communicator *comm, uint64_t seq, uint32_t ops, const struct error *cause,
                          uint64_t now_ns)
 {
@@ -197,7 +198,7 @@ void comms_verdict_refusal_text(const struct comms_member *member, uint64_t seq,
               communicator_own_name(comm), why->text);
 }
 
-/* Of the member's refusals, as many as one verdict can be on. */
+/* Asks for a verdict on as many of the member's refusals as one verdict can have. */
 static void refusals_ask(struct comms_member *member, uint64_t now_ns)
 {
     struct comms_refusals *refusals = member->refusals;
@@ -212,7 +213,7 @@ static void refusals_ask(struct comms_member *member, uint64_t now_ns)
         comms_verdict_forget_own(member);
     }
     exec_cancel(comm->exec, seq, ops, &cause,
-                now_ns); /* they may not begin here, whenever the verdict comes */
+                now_ns); /* they must not begin here before the verdict arrives */
     comms_verdict_ask(comm, seq, (uint32_t)ops, &cause, now_ns);
 }
 

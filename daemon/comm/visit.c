@@ -20,7 +20,7 @@ const char *communicator_state_text(enum communicator_state state)
     return "unknown";
 }
 
-/* While forming: who is known, and which ranks are missing. *names is to be freed; null without memory. */
+/* While forming: the known nodes, and the missing ranks. The caller frees *names; null without memory. */
 static void visit_forming(const struct communicator *comm, struct communicator_info *info, char *missing,
                           size_t size, const char ***names)
 {
@@ -59,7 +59,7 @@ void comms_visit_comms(const struct comms *comms, communicator_visit *visit, voi
             return;
         }
         if (comm->member_count == 0) {
-            continue; /* only its last buffers are waited for */
+            continue; /* it only waits for the release of its last buffers */
         }
         struct communicator_info info = {
             .name = comm->name,
@@ -88,7 +88,7 @@ void comms_visit_comms(const struct comms *comms, communicator_visit *visit, voi
     }
 }
 
-/* Local ranks that posted it, or those that have not: "0, 2 (pid 4711)". */
+/* Local ranks that have posted the operation, or those that have not: "0, 2 (pid 4711)". */
 static void visit_ranks(const struct communicator_op *op, bool posted, char *out, size_t size)
 {
     const struct communicator *comm = op->comm;

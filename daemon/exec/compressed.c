@@ -5,10 +5,11 @@
 #include "daemon/host/compress.h"
 
 /*
- * Compressed all-reduces run direct (two rounds): in the first, each node sends to each other its share of
- * the vector, encoded; the receiver adds what it decodes, in f32. In the second each node encodes its part of
- * the sum once, keeps what that decodes to (so that all nodes hold the same bits), and sends it to all. What
- * both encodings lose goes to the residual of the first local rank, where the next call finds it.
+ * Compressed all-reduces use the algorithm "direct", with two rounds. In the first, each node sends to each
+ * other node that node's share of the vector, encoded. The receiver decodes it and adds it, in f32. In the
+ * second, each node encodes its part of the sum once and sends it to all. It also replaces its own part by
+ * the decoded values, so that all nodes have the same bits. What both encodings lose is added to the residual
+ * of the first local rank, which the next call uses.
  */
 
 bool compressed_applies(const struct exec_lane *lane, const struct exec_op *op)
@@ -25,7 +26,7 @@ static float *residual_at(const struct exec_lane *lane, const struct exec_op *op
 static float *values_at(const struct exec_lane *lane, const struct coll_transfer *transfer)
 {
     uint64_t together;
-    /* One all-reduce of one buffer: its slices lie in one piece. */
+    /* It is one all-reduce of one buffer, so each slice lies in one piece. */
     return (float *)(void *)vector_at(&lane->vectors[COLL_WORK], transfer->offset_elements, &together);
 }
 
@@ -36,7 +37,8 @@ uint64_t compressed_max_bytes(const struct exec_lane *lane, const struct coll_tr
                                    transfer->count_elements);
 }
 
-/* In the second round the part of the sum that is this node's is encoded, and becomes what others decode. */
+/* Before the second round: encodes this node's part of the sum, and replaces that part by what other nodes
+ * decode. */
 enum status compressed_begin_round(struct exec_lane *lane, struct error *error)
 {
     const struct exec_op *op = lane_op(lane);

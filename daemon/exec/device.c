@@ -5,12 +5,12 @@
 #include "daemon/exec/exec_internal.h"
 
 /*
- * What an operation needs besides the host's work when ranks have their buffers on GPUs, or order it against
- * streams of their own: it waits for their words before it begins, and copies through pinned memory what the
- * rest of the engine then finds as if it were the host's.
+ * Extra steps of an operation whose ranks have buffers on GPUs, or order it against their streams. It waits
+ * for their semaphores before it begins. If nothing else serves, it copies GPU buffers to pinned memory and
+ * back, so that the rest of the exec sees host buffers only.
  */
 
-/* A buffer, or two of one rank that overlap (in place): on the GPU and here. */
+/* A bounce buffer: pinned memory for a GPU buffer, or for two of one rank that overlap (in place). */
 struct device_bounce {
     unsigned char *device;
     unsigned char *host;
@@ -21,26 +21,26 @@ struct device_bounce {
 
 struct exec_device {
     enum {
-        DEVICE_WAITS,      /* for words that streams write */
-        DEVICE_GROUP,      /* NCCL's calls are under way */
-        DEVICE_LOCAL,      /* on the GPU from end to end: until its mark is reached */
+        DEVICE_WAITS,      /* for semaphores that streams write */
+        DEVICE_GROUP,      /* for NCCL's calls, which are under way */
+        DEVICE_LOCAL,      /* runs on GPUs from start to end: until the marks are reached */
         DEVICE_COPIES_IN,  /* until the marks are reached */
-        DEVICE_RUNS,       /* as if on the host */
+        DEVICE_RUNS,       /* runs as if on the host */
         DEVICE_COPIES_OUT, /* until the marks are reached */
         DEVICE_DONE
     } state;
     bool group_begun;
-    uint64_t given_up_ns;            /* 0: not */
-    uint64_t marks[GPU_DEVICES_MAX]; /* 0: nothing was put there; or DEVICE_UNMARKED */
-    uint64_t looked_ns;              /* when the GPUs were last asked whether they work */
+    uint64_t given_up_ns;            /* when it was cancelled, or 0 */
+    uint64_t marks[GPU_DEVICES_MAX]; /* 0: nothing was queued there; or DEVICE_UNMARKED */
+    uint64_t looked_ns;              /* when the driver was last asked whether the GPUs still work */
     struct device_bounce *bounces;
     uint32_t bounce_count;
 };
 
 #define DEVICE_BOUNCES_OF_RANK 3 /* input, output, residual */
 #define DEVICE_UNMARKED UINT64_MAX
-#define DEVICE_PATIENCE_NS 5000000000ull /* with NCCL, in an operation that is given up */
-#define DEVICE_CHECK_NS 1000000ull       /* between questions to the driver, which cost */
+#define DEVICE_PATIENCE_NS 5000000000ull /* how long a cancelled operation waits for NCCL */
+#define DEVICE_CHECK_NS 1000000ull       /* between questions to the driver, which are slow */
 
 static uint32_t entry_count(const struct exec_op *op)
 {
@@ -113,8 +113,8 @@ void device_free_queues(struct exec_comm *comm)
 }
 
 /*
- * Whether all marks are reached. A GPU that failed reaches none: *status says so, and its marks are
- * forgotten, for it touches nothing any more.
+ * Whether all marks are reached. A failed GPU reaches none: *status tells that, and its marks are forgotten,
+ * because it accesses no memory any more.
  */
 static bool device_reached(struct exec_comm *comm, struct exec_device *device, uint64_t now_ns,
                            enum status *status, struct error *error)
@@ -148,7 +148,7 @@ static bool device_reached(struct exec_comm *comm, struct exec_device *device, u
     return reached;
 }
 
-/* --- Shadows --- */
+/* --- Bounce buffers --- */
 
 static enum status bounce_copy(struct exec_comm *comm, struct exec_device *device,
                                const struct device_bounce *bounce, bool in, struct error *error)
@@ -197,8 +197,8 @@ bool device_overlaps(const struct exec_rank *reader, const struct exec_rank *wri
            output < input + reader->input_bytes;
 }
 
-/* Outputs are copied in as well: not every operation writes all of them. apart: a buffer that is both has two
- * bounces. */
+/* Makes a rank's bounce buffers and starts the copies in. Outputs are copied in as well, because not every
+ * operation writes all of them. apart: a buffer that is input and output gets two bounce buffers. */
 static enum status rank_bounces(struct exec_comm *comm, struct exec_device *device, struct exec_rank *rank,
                                 bool apart, struct error *error)
 {
@@ -242,7 +242,7 @@ static enum status copy_in(struct exec_comm *comm, struct exec_op *op, struct er
             /* In place, an all_to_all would overwrite blocks before they are sent. */
             bool apart = op->call.terms.kind == OP_KIND_ALL_TO_ALL;
             status = rank_bounces(comm, op->device, &op->ranks[i], apart, error);
-            op->ranks[i].on_gpu = false; /* from here on, for other threads too */
+            op->ranks[i].on_gpu = false; /* from now on, also for other threads */
         }
     }
     return status;
@@ -284,7 +284,7 @@ static enum device_step device_wait(struct exec_comm *comm)
     return DEVICE_STEP_WAITS;
 }
 
-/* Whether the marks are reached; WAITS, or FAILED, where not. */
+/* GO if the marks are reached; otherwise WAITS, or FAILED. */
 static enum device_step device_finish(struct exec_comm *comm, struct exec_device *device, uint64_t now_ns,
                                       struct error *error)
 {
@@ -296,7 +296,7 @@ static enum device_step device_finish(struct exec_comm *comm, struct exec_device
     return status == STATUS_OK ? DEVICE_STEP_GO : device_failed(comm, error);
 }
 
-/* All GPUs of its ranks are to be marked. */
+/* Requests a mark on all GPUs of the operation's ranks. */
 static void device_expect_marks(struct exec_device *device, const struct exec_op *op)
 {
     uint32_t gpus[GPU_DEVICES_MAX];
@@ -306,13 +306,13 @@ static void device_expect_marks(struct exec_device *device, const struct exec_op
     }
 }
 
-/* Of an operation that runs on GPUs from end to end, as one slice; NCCL is at it, or kernels alone. */
+/* The row of an operation that runs on GPUs from start to end, as one slice: by NCCL, or by kernels alone. */
 static uint32_t trace_row(const struct exec_op *op)
 {
     return TRACE_LANE_ROW(0, op->device->group_begun ? TRACE_LANE_NCCL : TRACE_LANE_GPUS);
 }
 
-/* Its work is being put in the queues. */
+/* The operation's work is being queued. */
 static void trace_begun(const struct exec_comm *comm, const struct exec_op *op)
 {
     const struct op_terms *terms = &op->call.terms;
@@ -321,7 +321,7 @@ static void trace_begun(const struct exec_comm *comm, const struct exec_op *op)
                         terms->count_elements * dtype_size_bytes(terms->dtype));
 }
 
-/* Calls NCCL where that is free; then its kernels are in the queues. */
+/* Calls NCCL once it is free. GO: NCCL's kernels are in the queues. */
 static enum device_step device_group(struct exec_comm *comm, struct exec_op *op, struct error *error)
 {
     struct exec_device *device = op->device;
@@ -367,7 +367,7 @@ enum device_step device_before(struct exec_comm *comm, struct exec_op *op, uint6
             device->state = DEVICE_RUNS;
             op->is_staged = true;
             for (uint32_t i = 0; i < entry_count(op); i++) {
-                op->ranks[i].wait_count = 0; /* other threads need not look again */
+                op->ranks[i].wait_count = 0; /* other threads need not check again */
             }
             return DEVICE_STEP_GO;
         }
@@ -429,7 +429,7 @@ bool device_is_idle(struct exec_comm *comm, struct exec_op *op, uint64_t now_ns)
     }
     device->given_up_ns = device->given_up_ns == 0 ? now_ns : device->given_up_ns;
     bool patient = now_ns - device->given_up_ns < DEVICE_PATIENCE_NS;
-    /* What calls put in the queues is to be waited for as well. */
+    /* The work that the calls have queued must end as well. */
     if (gpu_nccl_let_go(comm->exec, op, patient) && device_reached(comm, device, now_ns, &status, NULL)) {
         return true;
     }

@@ -33,7 +33,7 @@ void exec_free(struct exec *exec)
     free(exec);
 }
 
-/* The communicator may have had its turn of a round that is not over: there is another round then. */
+/* The communicator may have had its turn in the current round already, so another round is needed. */
 void exec_wake(struct exec *exec)
 {
     exec->more = true;
@@ -51,7 +51,7 @@ void exec_set_clock(struct exec *exec, uint64_t (*clock)(void))
     exec->spending.clock = clock;
 }
 
-/* Nobody waits for what one communicator alone does in its one turn: then the clock is not looked at. */
+/* Reads the clock only if other communicators wait for their turn. */
 static uint64_t run_clock(const struct exec *exec)
 {
     return exec->unstepped > 0 && exec->spending.clock != NULL ? exec->spending.clock() : 0;

@@ -36,7 +36,7 @@ static bool comm_allocate(struct exec_comm *comm)
     return complete;
 }
 
-/* What the shares of all rails take. What each has by node is much of it in a large cluster. */
+/* Memory for the shares of all rails. In a large cluster most of it is per node. */
 static uint64_t comm_shares_bytes(const struct exec *exec, const struct exec_comm_options *options)
 {
     uint64_t nodes = options->node_count, shares = options->rail_count;
@@ -174,7 +174,7 @@ static void comm_finish_first(struct exec_comm *comm, const struct error *result
     comm_finish(comm, &comm->first_op, result, now_ns);
 }
 
-/* Those behind the first have not begun: they need not wait for it. */
+/* Ends cancelled operations behind the first. They have not begun, so they need not wait for it. */
 static void comm_finish_cancelled(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op **link = &comm->first_op->next;
@@ -195,11 +195,11 @@ bool exec_is_cancelled(const struct exec_comm *comm, uint64_t seq)
     return ranges_find(&comm->cancelled, seq, NULL);
 }
 
-/* Those that are queued. */
+/* Marks queued operations of the range as cancelled. */
 static void comm_cancel_ops(struct exec_comm *comm, uint64_t seq, uint64_t count, const struct error *cause)
 {
     if (seq > comm->queued_seq) {
-        return; /* none is; the queue may be long */
+        return; /* none is queued; avoids a walk through a long queue */
     }
     for (struct exec_op *op = comm->first_op; op != NULL && op->call.seq < seq + count; op = op->next) {
         if (op->call.seq >= seq && !op->cancelled) {
@@ -241,7 +241,8 @@ static bool lane_is_free(const struct exec_lane *lane)
     return lane->state == LANE_IDLE && lane->unacknowledged == 0;
 }
 
-/* A user whose operations work in much memory has the slices of each of them one after the other. */
+/* Whether the next slice must wait. If a user's operations use much memory, each runs its slices one after
+ * the other. */
 static bool slice_waits(struct exec_comm *comm)
 {
     bool runs = false;
@@ -279,8 +280,8 @@ static bool comm_start_slice(struct exec_comm *comm, uint64_t now_ns)
     return true;
 }
 
-/* Moves the lanes of the running operation; starts at most one slice. Returns whether more can be done at
- * once. */
+/* Advances the lanes of the running operation, and starts at most one slice. Returns whether more can be done
+ * at once. */
 static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
@@ -289,13 +290,13 @@ static bool comm_step_lanes(struct exec_comm *comm, uint64_t now_ns)
     for (int l = 0; l < EXEC_LANES_MAX && !comm->failed; l++) {
         struct exec_lane *lane = &comm->lanes[l];
         bool waited = lane_comes_in(lane) || lane_is_sending(lane);
-        if (waited || (lane->state != LANE_IDLE && lane->state != LANE_ROUNDS)) { /* receives move those */
+        if (waited || (lane->state != LANE_IDLE && lane->state != LANE_ROUNDS)) { /* receives move these */
             lane_advance(lane, now_ns);
         }
         arrived |= waited && !lane_comes_in(lane);
     }
     if (arrived) {
-        receive_resume(comm); /* what has come for them can be taken */
+        receive_resume(comm); /* data that has arrived for them can be taken now */
     }
     if (comm->failed) {
         return false;
@@ -341,7 +342,7 @@ static bool comm_begin(struct exec_comm *comm, uint64_t now_ns)
         comm_agree(comm, now_ns);
     }
     if (op->stage.total_elements == 0 && op->agrees && !op->call.terms.has_layouts) {
-        op->slices_done = op->own_slices; /* nothing but to agree on that */
+        op->slices_done = op->own_slices; /* nothing to do but the agreement */
         op->next_slice = op->stage.slice_count;
     }
     receive_resume(comm);
@@ -360,12 +361,14 @@ static enum device_step comm_device_step(struct exec_comm *comm, uint64_t now_ns
     return result;
 }
 
-/* After the last use of the first operation's buffers. Memory that broke fails the communicator. */
+/*
+ * Call it after the last use of the first operation's buffers. If their memory broke, the communicator fails.
+ */
 static bool comm_memories_are_whole(struct exec_comm *comm, uint64_t now_ns)
 {
     struct error error;
     struct exec_op *op = comm->first_op;
-    /* What a thread shares slices of is looked at by the home: here the buffers may be gone. */
+    /* If threads share the slices, only the main thread checks: for the others the buffers may be gone. */
     bool is_shared_part = comm->share_index > 0 && op->claims != NULL;
     if (is_shared_part || op_check_memories(comm, op, &error) == STATUS_OK) {
         return true;
@@ -374,7 +377,7 @@ static bool comm_memories_are_whole(struct exec_comm *comm, uint64_t now_ns)
     return false;
 }
 
-/* Returns whether the first operation runs; *more: it does not, and the next one can. */
+/* Returns whether the first operation runs. *more: it does not, and the next one can be started. */
 static bool comm_start_op(struct exec_comm *comm, uint64_t now_ns, bool *more)
 {
     struct exec_op *op = comm->first_op;
@@ -424,7 +427,7 @@ bool exec_comm_step(struct exec_comm *comm, uint64_t now_ns)
     more = comm->options.node_count == 1 && !op->is_staged ? local_step(comm, now_ns)
                                                            : comm_step_lanes(comm, now_ns);
     if (!comm->failed && op->agrees && !op->agreeing && op->slices_done == op->own_slices) {
-        comm_agree(comm, now_ns); /* whether sizes agree is known only now */
+        comm_agree(comm, now_ns); /* only now it is known whether sizes agree */
         receive_resume(comm);
     }
     if (!comm->failed && op->slices_done == op->own_slices && op->local_slices_done == op->local_slices &&
@@ -483,7 +486,8 @@ void exec_comm_abort(struct exec_comm *comm, const struct error *cause)
     comm->cause = *cause;
     exec_forget_cut(comm);
     for (uint32_t i = 0; i <= EXEC_AGREEMENT_LANE; i++) {
-        /* What ended well here may have its last bytes on the way to nodes where it has not ended yet. */
+        /* Without an operation streams are finished, not reset: last bytes may still be needed by other
+         * nodes. */
         lane_reset_streams(&comm->lanes[i], comm->first_op != NULL);
     }
     stream_readers_detach(&comm->exec->readers, &comm->streams);

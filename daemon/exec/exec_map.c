@@ -6,7 +6,7 @@
 #include "daemon/base/budget.h"
 #include "daemon/coll/overrides.h"
 
-/* Of the map and what lies behind it. */
+/* Size of the map, with the data that lies behind it. */
 static size_t map_bytes(const struct exec_comm_options *options)
 {
     size_t nodes = options->node_count;
@@ -19,7 +19,7 @@ static size_t map_bytes(const struct exec_comm_options *options)
     return bytes;
 }
 
-/* Returns the copy, whose place *end moves past. */
+/* Copies to *end, and moves *end past the copy. */
 static void *place(unsigned char **end, const void *from, size_t bytes)
 {
     void *copy = *end;
@@ -28,7 +28,7 @@ static void *place(unsigned char **end, const void *from, size_t bytes)
     return copy;
 }
 
-/* What is aligned most comes first. */
+/* The arrays with the strictest alignment come first. */
 static void copy_options(struct exec_map *map, const struct exec_comm_options *options)
 {
     struct exec_comm_options *own = &map->options;

@@ -3,13 +3,13 @@
 #include "daemon/exec/exec_internal.h"
 
 /*
- * Operations among ranks that all have their buffers on GPUs of this node, and no other node to hear: kernels
- * from the ranks' inputs straight to their outputs. Several GPUs that reach each other's memory share the
- * work: each reduces its part of the vector, over all ranks, and writes it to all; each element is reduced in
- * one kernel, in the order of the ranks. Copies are the work of the GPU that they go to.
+ * Operations of communicators on one node whose buffers are all on GPUs: kernels read the ranks' inputs and
+ * write their outputs directly. Several GPUs that reach each other's memory share the work. Each reduces its
+ * part of the vector over all ranks, and writes it to all. Each element is reduced in one kernel, in the
+ * order of the ranks. A copy is done by the GPU of its target.
  */
 
-/* Input and output are one vector, or the one is the own block of the other. */
+/* Whether input and output are the same vector, or one is the rank's own block of the other. */
 static bool is_in_place(const struct exec_op *op, uint32_t index)
 {
     const struct exec_rank *rank = &op->ranks[index];
@@ -22,7 +22,8 @@ static bool is_in_place(const struct exec_op *op, uint32_t index)
     return one == other + same.offset_elements * op->element_bytes;
 }
 
-/* Kernels bear no outputs that overlap something else, which the library refuses, but ranks can give. */
+/* Whether the rank's output overlaps another buffer. Kernels cannot handle that. The library refuses it, but
+ * a client can still send it. */
 static bool overlaps_another(const struct exec_op *op, uint32_t local)
 {
     const struct exec_rank *writer = &op->ranks[local];
@@ -110,15 +111,15 @@ uint32_t device_gpus(const struct exec_op *op, uint32_t gpus[GPU_DEVICES_MAX])
 
 /* --- Pieces --- */
 
-#define COPIES_MAX 64 /* handed over together */
+#define COPIES_MAX 64 /* put in a queue together */
 
-/* An operation's plan on its way to the queues: copies wait to be put together, by the GPU they go to. */
+/* State while an operation's plan is put in the queues. Copies are collected per target GPU. */
 struct put {
     struct exec_comm *comm;
     const struct exec_op *op;
     uint32_t gpus[GPU_DEVICES_MAX];
     uint32_t gpu_count;
-    struct host_copy_range (*copies)[COPIES_MAX]; /* of each of gpus */
+    struct host_copy_range (*copies)[COPIES_MAX]; /* one array per GPU of `gpus` */
     uint32_t copy_counts[GPU_DEVICES_MAX];
     enum status status;
     struct error *error;
@@ -137,7 +138,7 @@ static void flush_copies(struct put *put, uint32_t index)
     put->copy_counts[index] = 0;
 }
 
-/* Each on the GPU that it goes to. */
+/* Collects a piece's copies, each for its target's GPU. */
 static void put_copies(struct put *put, const struct coll_stage_piece *piece)
 {
     for (uint32_t i = 0; i < piece->target_count; i++) {
@@ -155,7 +156,7 @@ static void put_copies(struct put *put, const struct coll_stage_piece *piece)
     }
 }
 
-/* So many of the piece's elements, from `begin` on, on one GPU. */
+/* Queues the reduction of `count` of the piece's elements, from `begin` on, on one GPU. */
 static void put_reduction(struct put *put, const struct coll_stage_piece *piece, uint32_t gpu, uint64_t begin,
                           uint64_t count)
 {
@@ -204,7 +205,7 @@ enum status gpu_direct_put(struct exec_comm *comm, struct exec_op *op, struct er
     if (put.status != STATUS_OK) {
         return put.status;
     }
-    /* All at once: GPUs work on it from end to end. */
+    /* All in one slice: GPUs do the operation from start to end. */
     op->stage.has_memory = false;
     op->stage.slice_count = 1;
     op->stage.local_slice_elements = UINT64_MAX;

@@ -7,9 +7,10 @@
 #include "daemon/gpu/nccl.h"
 
 /*
- * all_reduce and reduce_scatter among ranks on GPUs of one node that do not reach each other's memory: ranks
- * that share a GPU by one kernel, then NCCL among the GPUs, then a kernel to the ranks that share. Groups of
- * GPUs are made once and shared: a communicator of NCCL's takes hundreds of MB of each GPU.
+ * all_reduce and reduce_scatter among ranks on GPUs of one node that do not reach each other's memory. On
+ * each GPU one kernel combines its ranks, then NCCL runs among the GPUs, then a kernel distributes to the
+ * ranks of each GPU. Groups of GPUs are made once and shared, because an NCCL communicator takes hundreds of
+ * MB of each GPU.
  */
 
 struct exec_group {
@@ -17,17 +18,17 @@ struct exec_group {
     uint32_t gpus[GPU_DEVICES_MAX];
     uint32_t count;
     struct gpu_group *group;
-    const struct exec_op *user; /* its calls are under way; null: nobody's */
+    const struct exec_op *user; /* the operation whose calls are under way; null: none */
 };
 
-#define EXEC_GROUPS_MAX 16 /* beyond, those that nobody uses are let go */
+#define EXEC_GROUPS_MAX 16 /* then unused ones are freed */
 
-/* What each GPU of the group has in an operation. */
+/* Buffers of each GPU of the group in an operation. */
 struct group_buffers {
     struct gpu_queue *queues[GPU_DEVICES_MAX];
     const void *inputs[GPU_DEVICES_MAX];
     void *outputs[GPU_DEVICES_MAX];
-    uint32_t ranks[GPU_DEVICES_MAX]; /* that share it */
+    uint32_t ranks[GPU_DEVICES_MAX]; /* how many ranks share it */
 };
 
 bool gpu_nccl_serves(const struct exec_comm *comm, const struct exec_op *op)
@@ -40,7 +41,7 @@ bool gpu_nccl_serves(const struct exec_comm *comm, const struct exec_op *op)
         return false;
     }
     uint32_t count = device_gpus(op, gpus);
-    if (op->call.terms.kind == OP_KIND_REDUCE_SCATTER) { /* blocks are NCCL's: one rank a GPU, equal */
+    if (op->call.terms.kind == OP_KIND_REDUCE_SCATTER) { /* NCCL's blocks: equal, one rank per GPU */
         return count > 1 && count == op->call.rank_count && !op->call.terms.has_layouts &&
                op->call.terms.reduce != REDUCE_AVG && op->call.terms.reduce != REDUCE_PREMUL_SUM;
     }
@@ -75,7 +76,7 @@ static void group_make_room(struct exec *exec)
     }
 }
 
-/* Null: there is none. */
+/* Null if there is none. */
 static struct exec_group *group_of(const struct exec *exec, const uint32_t *gpus, uint32_t count)
 {
     struct exec_group *group;
@@ -143,15 +144,15 @@ void gpu_nccl_abort(struct exec *exec, const struct exec_op *op)
     uint32_t gpus[GPU_DEVICES_MAX];
     uint32_t count = device_gpus(op, gpus);
     struct exec_group *group = group_of(exec, gpus, count);
-    /* Another's calls under way stand where these stand: it gives up by itself. */
+    /* If another operation's calls are under way, they are stuck too, and that operation gives up itself. */
     if (group != NULL && group->user == NULL) {
         group_drop(exec, group);
     }
 }
 
-/* --- What a GPU does before and after --- */
+/* --- Kernels before and after NCCL --- */
 
-/* The ranks on the GPU: their inputs, or outputs. Returns how many. */
+/* Lists inputs, outputs and factors of the ranks on the GPU. Returns how many. */
 static uint32_t ranks_of(const struct exec_op *op, uint32_t gpu, const void **inputs, void **outputs,
                          double *factors)
 {
@@ -167,7 +168,8 @@ static uint32_t ranks_of(const struct exec_op *op, uint32_t gpu, const void **in
     return count;
 }
 
-/* Leaves in the first rank's output what the GPU contributes; alone, it contributes its input as it is. */
+/* Reduces the inputs of the GPU's ranks to the first rank's output. A single rank contributes its input
+ * directly. */
 static enum status contribute(const struct exec_op *op, uint32_t gpu, uint32_t index,
                               struct group_buffers *buffers, struct error *error)
 {
@@ -175,7 +177,7 @@ static enum status contribute(const struct exec_op *op, uint32_t gpu, uint32_t i
     void *outputs[HOST_REDUCE_BUFFERS_MAX];
     double factors[HOST_REDUCE_BUFFERS_MAX];
     uint32_t count = ranks_of(op, gpu, inputs, outputs, factors);
-    assert(count > 0); /* the group is of the ranks' GPUs */
+    assert(count > 0); /* the group consists of the ranks' GPUs */
     bool scales = op->call.terms.reduce == REDUCE_PREMUL_SUM;
     buffers->ranks[index] = count;
     buffers->outputs[index] = outputs[0];
@@ -194,7 +196,7 @@ static enum status contribute(const struct exec_op *op, uint32_t gpu, uint32_t i
     return gpu_queue_reduce(buffers->queues[index], &reduction, GPU_QUEUE_GPUS, error);
 }
 
-/* From the first rank's output to the others, divided where the operation asks for it. */
+/* Copies the first rank's output to the other ranks, divided if the operation asks for it. */
 static enum status distribute(const struct exec_op *op, uint32_t gpu, uint32_t index,
                               const struct group_buffers *buffers, struct error *error)
 {
@@ -289,7 +291,7 @@ enum device_step gpu_nccl_step(struct exec_comm *comm, struct exec_op *op, bool 
         *begun = true;
         group->user = op;
         if (group_begin(comm, op, group, error) != STATUS_OK) {
-            group_drop(comm->exec, group); /* half of the calls may be under way; others get a new one */
+            group_drop(comm->exec, group); /* some calls may be under way; other operations get a new group */
             return DEVICE_STEP_FAILED;
         }
         return DEVICE_STEP_WAITS;

@@ -4,38 +4,38 @@
 #include "daemon/host/reduce.h"
 
 /*
- * Slices between the ranks' buffers, of which some are on GPUs, and pinned memory of the lane.
+ * Moves slices between the ranks' buffers, some of which are on GPUs, and pinned memory of the lane.
  *
- * The node's buffers are in cliques: the host's are one, those of GPUs that reach each other's memory are
- * one. Of a clique's GPUs one works on a slice, over its own link to the host, on all buffers of the clique;
- * they take turns. So every GPU carries its share of the vector to the network and back, already reduced over
- * the ranks of its clique (the 2D decomposition). What the cliques contribute to a sum the host puts
- * together, in their order: between GPUs that have no way to each other it would go through the host's memory
- * as well.
+ * The node's buffers form cliques: host buffers are one, and so is each set of GPUs that reach each other's
+ * memory. For each slice, one GPU of a clique works on all buffers of the clique, over its own link to the
+ * host; the GPUs take turns. So every GPU moves its share of the vector to the network and back, already
+ * reduced over the ranks of its clique (the 2D decomposition). The host combines the contributions of the
+ * cliques to a sum, in their order. GPUs that do not reach each other would need the host's memory for that,
+ * too.
  */
 
 #define LANE_RANGES_MAX 64
 
 struct lane_clique {
-    struct gpu_queue *queue; /* of the communicator; null: nothing was put for this slice */
+    struct gpu_queue *queue; /* the communicator's; null: nothing was queued for this slice */
     uint64_t mark;
-    /* Copies that wait to be put together: first all of the first, then all of the others. */
+    /* Copies that are collected before they are queued: all of `first`, then all of `then`. */
     struct host_copy_range first[LANE_RANGES_MAX], then[LANE_RANGES_MAX];
     uint32_t first_count, then_count;
 };
 
 struct lane_device {
     struct lane_clique *cliques;      /* by number */
-    uint32_t turns[EXEC_CLIQUES_MAX]; /* the GPU of each that works on this slice */
-    unsigned char *memory;            /* pinned: of the slice's plan */
+    uint32_t turns[EXEC_CLIQUES_MAX]; /* by clique: the GPU that works on this slice */
+    unsigned char *memory;            /* pinned, for the slice's plan */
     uint64_t memory_bytes;
-    enum status status; /* of what was put: the first failure */
+    enum status status; /* the first failure of queued work */
     struct error error;
 };
 
 /* --- Cliques --- */
 
-/* Whether the GPU reaches all of the clique's before it, and they it. */
+/* Whether the GPU and each lower GPU of the clique reach each other. */
 static bool clique_fits(const struct exec *exec, uint32_t clique, uint32_t gpu)
 {
     for (uint32_t other = 0; other < gpu; other++) {
@@ -84,7 +84,7 @@ bool lane_device_serves(const struct exec_comm *comm, const struct exec_op *op)
     return false;
 }
 
-/* --- Their life --- */
+/* --- Creation, memory, and release --- */
 
 static enum status lane_device_new(struct exec_lane *lane, struct error *error)
 {
@@ -123,7 +123,7 @@ void lane_device_release(struct exec_lane *lane)
     }
 }
 
-/* The GPUs of each clique that ranks of the operation are on take the slices in turn. */
+/* In each clique, the GPUs that ranks of the operation are on take turns, slice by slice. */
 static void take_turns(const struct exec_lane *lane, const struct exec_op *op)
 {
     const uint32_t *cliques = lane->comm->exec->cliques;
@@ -196,7 +196,7 @@ static void keep_failure(struct lane_device *device, enum status status, const s
     }
 }
 
-/* Null: it failed, which is kept. */
+/* Null if it failed; the failure is kept. */
 static struct gpu_queue *clique_queue(const struct exec_lane *lane, uint32_t clique)
 {
     struct lane_device *device = lane->device;
@@ -229,7 +229,7 @@ static void put_copies(struct lane_device *device, struct lane_clique *clique)
     clique->first_count = clique->then_count = 0;
 }
 
-/* From the slice or to it; more than one target are buffers of the clique. */
+/* Collects a copy from or to the slice. Several targets are always buffers of the clique. */
 static void put_copy(const struct exec_lane *lane, uint32_t clique, void *const *targets,
                      uint32_t target_count, const void *source, uint64_t bytes)
 {
@@ -243,7 +243,7 @@ static void put_copy(const struct exec_lane *lane, uint32_t clique, void *const 
     }
     at->first[at->first_count++] =
         (struct host_copy_range){.source = source, .target = targets[0], .bytes = bytes};
-    for (uint32_t i = 1; i < target_count; i++) { /* from the GPU's memory, not again from the host's */
+    for (uint32_t i = 1; i < target_count; i++) { /* read from the GPU's memory, not again from the host's */
         if (at->then_count == LANE_RANGES_MAX) {
             put_copies(device, at);
         }
@@ -252,7 +252,7 @@ static void put_copy(const struct exec_lane *lane, uint32_t clique, void *const 
     }
 }
 
-/* Whether it changes nothing (see host_reduce): GPUs have engines for copies. */
+/* Whether the reduction only copies (see host_reduce), as GPUs have engines for copies. */
 static bool is_copy(const struct host_reduction *reduction)
 {
     return reduction->input_count == 1 && reduction->output_count == 1 && reduction->factors == NULL &&
@@ -287,7 +287,7 @@ void lane_device_put(const struct exec_lane *lane, const struct exec_op *op,
     }
 }
 
-/* --- Order --- */
+/* --- Completion --- */
 
 enum status lane_device_end(struct exec_lane *lane, struct error *error)
 {
@@ -299,7 +299,7 @@ enum status lane_device_end(struct exec_lane *lane, struct error *error)
             continue;
         }
         put_copies(device, clique);
-        /* Also behind what failed half-way: its end is waited for. */
+        /* Also marks work that failed half-way, so that its end can be waited for. */
         enum status marked = gpu_queue_mark(clique->queue, &clique->mark, &why);
         clique->mark = marked == STATUS_OK ? clique->mark : 0;
         keep_failure(device, marked, &why);

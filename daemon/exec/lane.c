@@ -11,7 +11,7 @@ struct exec_op *lane_op(const struct exec_lane *lane)
 
 /* --- Rounds --- */
 
-/* Other nodes may send what the round takes: they need not wait until its first bytes are here. */
+/* Lets other nodes send the round's data without waiting until its first bytes have arrived. */
 static void lane_expect(const struct exec_lane *lane)
 {
     const struct exec_op *op = lane_op(lane);
@@ -25,15 +25,15 @@ static void lane_expect(const struct exec_lane *lane)
     }
 }
 
-/* Whether the rest of a large transfer waits until the network has less of it. Not where the algorithm copies
- * what it sends: nothing of its round is received before all of it is sent. */
+/* Whether the rest of a large transfer must wait for acknowledgements. Not if the algorithm copies its sends:
+ * then nothing of a round is received before all its sends are done. */
 static bool lane_is_far_ahead(const struct exec_lane *lane)
 {
     return lane->sent_elements > 0 && lane->unacknowledged >= EXEC_SENDS_AHEAD_MAX &&
            !lane->algorithm->copies_sends;
 }
 
-/* As much as the turn has room for; the agreement, which sends no more than a header, is not left waiting. */
+/* Sends as much as the turn allows. The agreement never waits, as it sends only a header. */
 static enum status lane_go_on_sending(struct exec_lane *lane, struct error *error)
 {
     struct exec_comm *comm = lane->comm;
@@ -55,7 +55,7 @@ static enum status lane_go_on_sending(struct exec_lane *lane, struct error *erro
     return STATUS_OK;
 }
 
-/* What it sends is of buffers that are whole. */
+/* Begins a round. It first checks that no client memory broke, as the round sends from it. */
 static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
 {
     enum status memories = op_check_memories(lane->comm, lane_op(lane), error);
@@ -79,7 +79,7 @@ static enum status lane_begin_round(struct exec_lane *lane, struct error *error)
     return lane_go_on_sending(lane, error);
 }
 
-/* Room for the transfers of a round. */
+/* Makes room for the transfers of a round. */
 static enum status lane_make_room(struct exec_lane *lane, struct error *error)
 {
     uint32_t wanted = lane->algorithm->transfers_max(&lane->call);
@@ -126,7 +126,7 @@ static void lane_stage(struct exec_lane *lane, enum lane_state state)
 enum status lane_start(struct exec_lane *lane, struct exec_op *op, uint64_t slice, struct error *error)
 {
     lane->slice = slice;
-    lane->loan.is_done = false; /* of an operation that was cancelled */
+    lane->loan.is_done = false; /* left by a cancelled operation */
     trace_slice_started(lane->comm->comm_id, op->call.seq, op->call.terms.kind, lane_row(lane),
                         (uint32_t)slice, op->stage.slice_bytes);
     lane->algorithm = op->algorithm;
@@ -150,7 +150,7 @@ enum status lane_start_agreement(struct exec_lane *lane, struct exec_op *op, str
     return status == STATUS_OK ? lane_begin(lane, error) : status;
 }
 
-/* Whether the end of the slice writes to what may still be being sent. */
+/* Whether the slice's end writes to memory that the network may still be sending from. */
 static bool lane_end_writes(const struct exec_lane *lane, const struct exec_op *op)
 {
     return lane->unacknowledged > 0 && coll_stage_out_writes_vector(&op->stage);
@@ -170,7 +170,7 @@ static void lane_end(struct exec_lane *lane)
     exec_wake(lane->comm->exec);
 }
 
-/* After the last round. */
+/* Call it after the last round. */
 static void lane_finish(struct exec_lane *lane)
 {
     if (lane->index == EXEC_AGREEMENT_LANE) {
@@ -185,7 +185,8 @@ static void lane_finish(struct exec_lane *lane)
     }
 }
 
-/* After a look at many blocks: what it cost is taken off the turn, and the rest is for another one. */
+/* Subtracts the cost of a step over many blocks from the turn. If it is not over, the rest is for another
+ * turn. */
 static bool lane_looked(struct exec_lane *lane, bool over)
 {
     uint64_t cost = over ? EXEC_PLACE_BYTES : EXEC_TURN_BYTES / 2;
@@ -210,13 +211,13 @@ static enum status lane_measure(struct exec_lane *lane, bool *moved, struct erro
     return lane_prepare(lane, op, error);
 }
 
-/* Goes on with the pieces of that step. False: the rest is for another turn. */
+/* Continues the pieces of that step. Returns false if the rest is for another turn. */
 static bool lane_run_stage(struct exec_lane *lane, enum coll_stage_step step)
 {
     return loan_run_stage(&lane->loan, lane, step, lane->slice, &lane->cursor, &lane->comm->turn_left_bytes);
 }
 
-/* Whether a GPU is done with the slice; a failure of it fails the communicator. */
+/* Whether the GPUs are done with the slice. If a GPU failed, the communicator fails. */
 static bool lane_is_off_device(struct exec_lane *lane, uint64_t now_ns)
 {
     enum status status;
@@ -233,7 +234,7 @@ static bool lane_is_off_device(struct exec_lane *lane, uint64_t now_ns)
     return status == STATUS_OK;
 }
 
-/* Everything of IN is put. */
+/* All pieces of IN are done, or queued on GPUs. */
 static enum status lane_staged_in(struct exec_lane *lane, struct error *error)
 {
     enum status status = op_check_memories(lane->comm, lane_op(lane), error);
@@ -245,7 +246,7 @@ static enum status lane_staged_in(struct exec_lane *lane, struct error *error)
     return lane_device_end(lane, error);
 }
 
-/* Everything of OUT is put. */
+/* All pieces of OUT are done, or queued on GPUs. */
 static enum status lane_staged_out(struct exec_lane *lane, struct error *error)
 {
     if (!lane->staged) {
@@ -257,7 +258,8 @@ static enum status lane_staged_out(struct exec_lane *lane, struct error *error)
     return lane_device_end(lane, error);
 }
 
-/* The next round, or the end. *moved: false while a receive is missing, or not all is sent. */
+/* Begins the next round, or ends the slice. *moved is false while a receive is missing, or a send is not
+ * done. */
 static enum status lane_next_round(struct exec_lane *lane, bool *moved, struct error *error)
 {
     enum status status = lane_is_sending(lane) ? lane_go_on_sending(lane, error) : STATUS_OK;
@@ -277,7 +279,7 @@ static enum status lane_next_round(struct exec_lane *lane, bool *moved, struct e
     return STATUS_OK;
 }
 
-/* From a state to the next one; *moved: false when something has to happen first. */
+/* Moves to the next state. *moved is false if something must happen first. */
 static enum status lane_move(struct exec_lane *lane, uint64_t now_ns, bool *moved, struct error *error)
 {
     *moved = false;

@@ -3,10 +3,10 @@
 #include "daemon/exec/exec_internal.h"
 
 /*
- * Memory for the parts of slices that lie in no rank's buffer, pinned where GPUs are at it, and for the
- * tables of where the others lie. While an operation runs it is charged to the communicator's owner; then it
- * goes to the exec's spare blocks, or to the GPUs' kept ones, so that the next operation need not have new
- * pages made.
+ * Memory for the parts of slices that are in no rank's buffer (pinned if GPUs use it), and for tables that
+ * tell where the other parts are. While an operation runs, the memory is charged to the communicator's owner.
+ * Then it is kept, in the exec's spare blocks or the GPUs' ones, so that the next operation needs no new
+ * pages.
  */
 
 static unsigned char *spare_take(struct exec *exec, size_t wanted_bytes, size_t *size_bytes)
@@ -51,7 +51,7 @@ static enum status charge(const struct exec_lane *lane, uint64_t bytes, struct e
     return status == STATUS_OK ? status : error_set(error, status, "\"%s\": %s", options->name, why.text);
 }
 
-/* What of a lane's tables is charged: beyond what its communicator is charged for. */
+/* The charge for a lane's tables, without the part that the communicator's charge includes. */
 static uint64_t tables_charge(uint64_t bytes)
 {
     return bytes > EXEC_TABLES_KEPT_BYTES ? bytes - EXEC_TABLES_KEPT_BYTES : 0;

@@ -4,9 +4,9 @@
 
 #include "daemon/exec/exec_internal.h"
 
-/* What lanes send: messages of a header and a payload, from where the payload lies, or from a copy. */
+/* Sends of lanes: messages of a header and a payload. The payload is sent from its place, or from a copy. */
 
-/* A send that was given up is no news from here: see receive_closed. */
+/* The result is ignored: the end of a stream or connection is reported elsewhere. */
 static void lane_sent(void *context, enum status result, uint64_t now_ns)
 {
     (void)result;
@@ -17,7 +17,7 @@ static void lane_sent(void *context, enum status result, uint64_t now_ns)
     exec_wake(lane->comm->exec);
 }
 
-/* What is sent from memory made for it. */
+/* A payload copied for sending. */
 struct lane_copy {
     struct exec_lane *lane;
     uint64_t charged_bytes;
@@ -96,7 +96,8 @@ static void lane_holds(struct exec_lane *lane, uint32_t node)
     lane_op(lane)->unacknowledged++;
 }
 
-/* One message whose payload is at one place; `copied`: the place may change at once. */
+/* Sends a contiguous part of a message; header is null except for the first. `copied`: the net copies the
+ * payload. */
 static enum status send_bytes(struct exec_lane *lane, uint32_t node, const uint8_t *header,
                               const unsigned char *payload, uint64_t payload_bytes, bool copied,
                               struct error *error)
@@ -195,7 +196,7 @@ static enum status send_gathered(struct exec_lane *lane, const struct coll_trans
     return lane_send_copy(lane, transfer->node, copy, bytes, error);
 }
 
-/* One message of a transfer. */
+/* Sends one message of a transfer. */
 static enum status send_message(struct exec_lane *lane, const struct coll_transfer *transfer, uint64_t offset,
                                 uint64_t elements, struct error *error)
 {

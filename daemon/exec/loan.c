@@ -3,7 +3,7 @@
 #include "daemon/base/time.h"
 #include "daemon/exec/rails_internal.h"
 
-/* Steps of stages that one thread lends to another. */
+/* Stage steps that one thread lends to another. */
 
 void exec_serve(struct exec *exec, const struct budget_account *account, uint64_t now_ns)
 {
@@ -46,7 +46,7 @@ bool loans_run(struct exec *exec)
     spending_turn(&exec->spending, comm->options.account);
     if (stage_run(loan->lane, loan->op, loan->step, loan->slice, &loan->cursor, &left_bytes)) {
         loan->mail.deliver = loan_is_back;
-        mailbox_put(rails_mailbox(comm->exec->rails, 0), &loan->mail); /* from now on the lender's */
+        mailbox_put(rails_mailbox(comm->exec->rails, 0), &loan->mail); /* belongs to the lender from now on */
     } else {
         fair_put(&exec->loans, turn, comm->options.owner_uid);
     }

@@ -1,16 +1,16 @@
 #include "daemon/exec/exec_internal.h"
 
 /* Slices that need no other node: those of a communicator on one node, and an all_to_all's exchange within
- * one. */
+ * its node. */
 
-/* Which lane it is in a trace. */
+/* The row in a trace. */
 static uint32_t local_row(const struct exec_comm *comm)
 {
     bool alone = comm->options.node_count == 1;
     return alone ? lane_row(&comm->lanes[0]) : TRACE_LANE_ROW(comm->share_index, TRACE_LANE_LOCAL);
 }
 
-/* Went on with the slice that is under way within the node. over: it is done. */
+/* Call it after work on the current slice. over: the slice is done. */
 static enum status local_ran(struct exec_comm *comm, bool over, struct error *error)
 {
     struct exec_op *op = comm->first_op;
@@ -32,7 +32,7 @@ static void local_begin(struct exec_comm *comm, uint64_t slice)
                         op->stage.slice_bytes);
 }
 
-/* False: other threads have taken what was left, or are to take it. */
+/* Takes the next slice. Returns false if other threads have taken the remaining ones, or must take them. */
 static bool local_take_slice(struct exec_comm *comm, enum status *status, struct error *error)
 {
     struct exec_op *op = comm->first_op;
@@ -49,7 +49,7 @@ static bool local_take_slice(struct exec_comm *comm, enum status *status, struct
     return true;
 }
 
-/* One slice after the other. */
+/* Runs one slice after the other. */
 bool local_step(struct exec_comm *comm, uint64_t now_ns)
 {
     struct exec_op *op = comm->first_op;
@@ -86,7 +86,7 @@ void local_exchange(struct exec_comm *comm, uint64_t now_ns)
         return;
     }
     if (!op->is_within_slice) {
-        comm->exchange_loan.is_done = false; /* of an operation that was cancelled */
+        comm->exchange_loan.is_done = false; /* left by a cancelled operation */
         local_begin(comm, op->local_slices_done);
     }
     bool over = loan_run_stage(&comm->exchange_loan, &comm->lanes[0], COLL_STAGE_LOCAL, op->slice,

@@ -8,7 +8,7 @@
 
 _Static_assert(EXEC_LANES_MAX == COLL_LANES, "predictions are for the lanes that there are");
 
-/* What plans are made of, as far as the call says it. */
+/* The input to stage plans, as far as it follows from the call. */
 static void op_describe(const struct exec_comm *comm, struct exec_op *op)
 {
     for (uint32_t i = 0; i < op->call.rank_count * op->call.terms.bucket_ops; i++) {
@@ -112,7 +112,7 @@ static bool blocks_are_equal(const struct exec_comm *comm, const struct exec_op 
     return !op->call.terms.has_layouts;
 }
 
-/* Between nodes, elements of a slice are a pure function of what all agree on; so is which rail has it. */
+/* Between nodes, a slice's elements, and its rail, are a pure function of values that all nodes agree on. */
 static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_op *op)
 {
     bool gathers = op->schedule_kind != op->call.terms.kind;
@@ -128,7 +128,7 @@ static uint64_t op_slice_bytes(const struct exec_comm *comm, const struct exec_o
     return slice_bytes > op->element_bytes ? slice_bytes : op->element_bytes;
 }
 
-/* What stays on this node is cut by itself. */
+/* The data that stays on this node has slices of its own. */
 static void op_measure_exchange(const struct exec_comm *comm, struct exec_op *op)
 {
     uint64_t slice_bytes = comm->options.slice_bytes;
@@ -138,7 +138,7 @@ static void op_measure_exchange(const struct exec_comm *comm, struct exec_op *op
     op->local_slices = coll_stage_local_slices(&op->stage);
 }
 
-/* Without the sizes of all, slices cannot be agreed on; a node alone agrees with itself. */
+/* If only the ranks know their sizes, nodes cannot agree on several slices. A single node need not agree. */
 static uint64_t op_slice_count(const struct exec_op *op)
 {
     const struct coll_stage_op *stage = &op->stage;
@@ -152,7 +152,7 @@ static uint64_t op_slice_count(const struct exec_op *op)
     return coll_slice_count(stage->total_elements, op->element_bytes, stage->slice_bytes);
 }
 
-/* Slices that come from GPUs and go to them: who is where. */
+/* Prepares slices from and to GPUs: sets the domain of each buffer. */
 static void op_stage(const struct exec_comm *comm, struct exec_op *op)
 {
     op->stage.mode = COLL_STAGE_STAGED;
@@ -206,7 +206,7 @@ static void op_choose(const struct exec_comm *comm, struct exec_op *op)
     if (op->call.terms.compression != COMPRESSION_NONE) {
         op->algorithm = coll_registry_by_name(OP_KIND_ALL_REDUCE, "direct");
     } else if (private_sizes) {
-        /* The only ones whose transfers are between the two that know their size. */
+        /* Only in these algorithms is each transfer between the two nodes that know its size. */
         bool exchanges = op->call.terms.kind == OP_KIND_ALL_TO_ALL;
         op->algorithm = coll_registry_by_name(op->schedule_kind, exchanges ? "pairwise" : "direct");
     } else {
@@ -214,7 +214,7 @@ static void op_choose(const struct exec_comm *comm, struct exec_op *op)
     }
 }
 
-/* See host_reduce: what one input's reduction is. */
+/* Whether the reduction of a single input is a plain copy; see host_reduce. */
 static bool reducing_one_copies(const struct exec_op *op)
 {
     return op->call.terms.reduce != REDUCE_PREMUL_SUM && op->call.terms.reduce != REDUCE_LAND &&
@@ -224,7 +224,7 @@ static bool reducing_one_copies(const struct exec_op *op)
 void op_begin(const struct exec_comm *comm, struct exec_op *op)
 {
     bool one_node = comm->options.node_count == 1;
-    if (one_node) { /* slices are taken by whoever is free */
+    if (one_node) { /* any thread takes slices */
         op->own_slices = op->stage.slice_count;
     } else {
         op->own_slices = spread_slices(comm, comm->share_index, op->stage.slice_count);
@@ -232,7 +232,7 @@ void op_begin(const struct exec_comm *comm, struct exec_op *op)
     }
     op->agrees = !one_node && comm->share_index == 0 && coll_stage_needs_agreement(&op->stage);
     if (one_node || comm->share_index > 0) {
-        op->local_slices = 0; /* they are the slices, or the first rail's */
+        op->local_slices = 0; /* on one node they are the slices; between nodes rail 0 has them */
     }
     op->blocks_are_equal = blocks_are_equal(comm, op);
     op->stage.keeps_input = op->call.terms.compression == COMPRESSION_NONE && reducing_one_copies(op);

@@ -10,9 +10,9 @@
 #include "daemon/base/time.h"
 #include "daemon/exec/rails_internal.h"
 
-/* The rails' connections, and what a rail's thread does. */
+/* The rails' connections, and the work of a rail's thread. */
 
-/* --- Orders to a rail's network, and news from it --- */
+/* --- Orders to a rail's network, and its reports --- */
 
 enum link_word {
     ORDER_ADD, /* a new peer */
@@ -21,7 +21,7 @@ enum link_word {
     ORDER_CONNECT,
     ORDER_DISCONNECT,
     ORDER_KEEP_ALIVE,
-    ORDER_LET_IDLE, /* the transport drops it when it stays idle */
+    ORDER_LET_IDLE, /* the transport closes an idle connection */
     NEWS_UP,
     NEWS_DOWN,
     NEWS_FAILED
@@ -30,7 +30,7 @@ enum link_word {
 struct link_mail {
     struct mail mail;
     struct rails_endpoint *endpoint;
-    struct rails_peer *at; /* of an order */
+    struct rails_peer *at; /* null in news */
     uint32_t peer;
     enum link_word word;
     bool closed_by_peer; /* of NEWS_DOWN */
@@ -42,7 +42,8 @@ static void on_order(void *context, uint64_t now_ns);
 static void on_news(void *context, uint64_t now_ns);
 static void dial(struct rails *rails, uint32_t peer, uint64_t now_ns);
 
-/* From the home's thread to the rail's; news from there to the home's. False without memory. */
+/* Sends an order from the main thread to the rail's, or news from the rail's thread to the main one. Returns
+ * false without memory. */
 static bool link_send(struct rails_endpoint *endpoint, uint32_t peer, enum link_word word,
                       const char *address, const struct error *cause)
 {
@@ -80,7 +81,7 @@ static void order(struct rails *rails, uint32_t rail, uint32_t peer, enum link_w
     (void)link_send(&rails->endpoints[rail], peer, word, NULL, cause);
 }
 
-/* --- Links, as the home knows them --- */
+/* --- Links, as the main thread knows them --- */
 
 static void link_is_down(struct rails *rails, struct rails_link *link, const struct error *why,
                          uint64_t now_ns)
@@ -91,7 +92,7 @@ static void link_is_down(struct rails *rails, struct rails_link *link, const str
     backoff_failed(&link->dial, rails->reconnect_min_ns, rails->reconnect_max_ns, &rails->random, now_ns);
 }
 
-/* The node of the communicator that is that peer; node_count when none is. */
+/* Which node of the communicator is that peer; node_count if none is. */
 static uint32_t node_of_peer(const struct exec_comm *comm, uint32_t peer)
 {
     uint32_t node = 0;
@@ -103,8 +104,8 @@ static uint32_t node_of_peer(const struct exec_comm *comm, uint32_t peer)
 }
 
 /*
- * Communicators that have slices on the lost connection cannot go on: what was under way on it is gone. Those
- * that have none there miss nothing. Should the other node do so, it fails the communicator.
+ * Communicators that have slices on the lost connection cannot continue, as its data in flight is lost. The
+ * others lose nothing here. If the other node lost something of theirs, it fails the communicator itself.
  */
 static void fail_communicators(struct rails *rails, uint32_t rail, uint32_t peer, const struct error *cause,
                                uint64_t now_ns)
@@ -144,7 +145,8 @@ static void link_is_up(struct rails *rails, uint32_t rail, uint32_t peer)
 static void link_is_lost(struct rails *rails, const struct link_mail *mail, uint64_t now_ns)
 {
     fail_communicators(rails, mail->endpoint->rail, mail->peer, &mail->cause, now_ns);
-    /* The node's offence, not the rail's: see stream_reader_violates. Of ours it thinks itself. */
+    /* The node broke the protocol, not only the rail: see stream_reader_violates. If the peer closed the
+     * connection, it judged us, and acts itself. */
     if (mail->cause.status == STATUS_PROTOCOL && !mail->closed_by_peer) {
         net_disconnect(rails->execs[0]->net, mail->peer, &mail->cause);
     }
@@ -181,7 +183,7 @@ static void peer_up(void *context, uint32_t peer, uint64_t now_ns)
     (void)link_send(context, peer, NEWS_UP, NULL, NULL);
 }
 
-/* Communicators without work on it go on over the next connection, with new streams. */
+/* Communicators without an operation continue over the next connection, with new streams. */
 static void drop_streams(struct exec *exec, uint32_t peer)
 {
     struct exec_comm *comm, *next;
@@ -227,7 +229,7 @@ static enum status add_peer(struct rails_endpoint *endpoint, const struct link_m
     if (status == STATUS_OK && index != mail->peer) {
         return error_set(error, STATUS_INTERNAL, "it is peer %u, not %u", index, mail->peer);
     }
-    if (status == STATUS_OK && index >= endpoint->peer_count) { /* not one that was removed */
+    if (status == STATUS_OK && index >= endpoint->peer_count) { /* not a removed peer that is added again */
         endpoint->peer_count = index + 1;
     }
     return status;
@@ -267,7 +269,7 @@ static void on_order(void *context, uint64_t now_ns)
     case NEWS_UP:
     case NEWS_DOWN:
     case NEWS_FAILED:
-        break; /* to the home */
+        break; /* only sent to the main thread */
     }
     if (status != STATUS_OK) {
         log_error("rail %u: peer %u at %s: %s", endpoint->rail, mail->peer, mail->address, error.text);
@@ -275,7 +277,7 @@ static void on_order(void *context, uint64_t now_ns)
     free(mail);
 }
 
-/* --- Wanted ones --- */
+/* --- Connections that communicators need --- */
 
 static void dial(struct rails *rails, uint32_t peer, uint64_t now_ns)
 {
@@ -337,7 +339,7 @@ void rails_tick(struct rails *rails, uint64_t now_ns)
 
 /* --- Peers --- */
 
-/* "host:port" with another port. False when there is none, or it would be too large. */
+/* Writes "host:port" with the rail's port. Returns false if there is none, or it would be too large. */
 bool rails_address(const char *address, uint32_t rail, char *out, size_t size)
 {
     const char *colon = strrchr(address, ':');
@@ -350,7 +352,7 @@ bool rails_address(const char *address, uint32_t rail, char *out, size_t size)
     return length > 0 && (size_t)length < size;
 }
 
-/* Tells every rail of a peer's address, which is that rail's. */
+/* Tells each rail the peer's address for that rail. */
 static enum status peer_address(struct rails *rails, uint32_t peer, const char *address, enum link_word word,
                                 struct error *error)
 {
@@ -370,7 +372,7 @@ static enum status peer_address(struct rails *rails, uint32_t peer, const char *
     return STATUS_OK;
 }
 
-/* Where it is, or a new one; null without memory. */
+/* The peer's entry, which is made if it is missing; null without memory. */
 static struct rails_peer *peer_place(struct rails *rails, uint32_t peer, const char *name)
 {
     struct rails_peer **peers =
@@ -389,16 +391,16 @@ enum status rails_add_peer(struct rails *rails, uint32_t peer, const char *name,
                            struct error *error)
 {
     struct rails_peer *at = peer <= rails->peer_count ? peer_place(rails, peer, name) : NULL;
-    if (at == NULL) { /* or there was none for the one before */
+    if (at == NULL) { /* or an earlier peer got no memory */
         return error_set(error, STATUS_NO_MEMORY, "no memory for node %s", name);
     }
     rails->peer_count = rails->peer_count > peer ? rails->peer_count : peer + 1;
     at->dials = strcmp(rails->node_name, name) < 0;
-    rails->dial_ns = 0; /* it may have been wanted before it was removed */
+    rails->dial_ns = 0; /* communicators may still need the connection from before the removal */
     return peer_address(rails, peer, address, ORDER_ADD, error);
 }
 
-/* An attempt under way is called off, and nobody tells of it. */
+/* The network drops attempts that are under way without a report. */
 static void forget_attempts(struct rails *rails, uint32_t peer)
 {
     for (uint32_t rail = 1; rail < rails->network_count; rail++) {
@@ -450,7 +452,7 @@ enum status rails_move_peer(struct rails *rails, uint32_t peer, const char *addr
     return status;
 }
 
-/* --- All of them --- */
+/* --- All rails --- */
 
 enum status rails_new(const struct rails_options *options, struct rails **out, struct error *error)
 {

@@ -5,22 +5,22 @@
 #include "daemon/exec/exec_internal.h"
 #include "daemon/exec/rails.h"
 
-/* What rails.c and spread.c share. All of it is the home thread's but where it says otherwise. */
+/* What rails.c and spread.c share. Only the main thread uses it, except where a comment says otherwise. */
 
-/* The connection of one rail to one node, and those before it. */
+/* The state of one rail's connection to one node; the counters include earlier connections. */
 struct rails_link {
-    _Atomic uint64_t sent_bytes, received_bytes, lost_packets; /* the rail says, from time to time */
-    uint32_t wanted;                                           /* by so many communicators */
+    _Atomic uint64_t sent_bytes, received_bytes, lost_packets; /* set by the rail periodically */
+    uint32_t wanted;                                           /* by this many communicators */
     bool up;
     bool dialling;
     struct backoff dial;
     struct error why; /* the last failure */
 };
 
-/* Where it is as long as the rails are. */
+/* Never moves, and lives as long as the rails. */
 struct rails_peer {
-    bool dials;                              /* we do */
-    bool is_down;                            /* for the mesh: rails follow it */
+    bool dials;                              /* this node does; else the peer */
+    bool is_down;                            /* for the mesh: rails then refuse connections */
     struct rails_link links[EXEC_RAILS_MAX]; /* the first is unused */
     char name[];
 };
@@ -38,26 +38,26 @@ struct rails {
     uint32_t peer_count;
     uint32_t peer_capacity;
     uint64_t now_ns;  /* of the last tick */
-    uint64_t dial_ns; /* no link is to be dialled before; TIME_NEVER: none is */
+    uint64_t dial_ns; /* when the next link is dialled; TIME_NEVER: none is due */
     struct rails_endpoint {
         struct rails *rails;
         uint32_t rail;
-        /* The rail's thread's: */
-        uint32_t peer_count;       /* that its network knows */
-        struct rails_link **links; /* to these */
+        /* Used by the rail's thread alone: */
+        uint32_t peer_count;       /* peers that the rail's network knows */
+        struct rails_link **links; /* to these peers */
         uint32_t link_capacity;
-        uint64_t publish_ns; /* TIME_NEVER: nothing new was carried since it last was */
+        uint64_t publish_ns; /* TIME_NEVER: no new traffic since the last time */
     } endpoints[EXEC_RAILS_MAX];
 };
 
-/* What an operation waits for, as far as one exec knows. One word, so that the home never reads half of a
- * rail's. */
+/* What an operation waits for, as far as one exec knows. It is one word, so that the main thread reads a
+ * rail's value whole. */
 enum exec_waiting {
     EXEC_WAITING_NOT,
     EXEC_WAITING_DATA,         /* a receive */
-    EXEC_WAITING_SENT,         /* acknowledgements of that node */
-    EXEC_WAITING_SENT_SEVERAL, /* of several */
-    EXEC_WAITING_WORD          /* the agreement; the home's alone */
+    EXEC_WAITING_SENT,         /* acknowledgements from that node */
+    EXEC_WAITING_SENT_SEVERAL, /* from several nodes */
+    EXEC_WAITING_WORD          /* the agreement; on rail 0 only */
 };
 struct exec_wait {
     uint32_t waiting : 3, round : 15, node : 14;
@@ -70,7 +70,7 @@ struct spread_part {
     struct mail mail, disagreed;
     struct exec_spread *spread;
     uint32_t rail;
-    bool over; /* the home knows */
+    bool over; /* the main thread knows */
     _Atomic(struct exec_wait) wait;
     struct error result;
     uint32_t disputed_node;
@@ -78,23 +78,23 @@ struct spread_part {
 };
 
 struct exec_spread {
-    struct exec_op *op; /* the home's; null once it is over here */
+    struct exec_op *op; /* the main exec's; null once it is over there */
     struct exec_shared *shared;
     uint64_t op_slices;
     struct exec_claims claims;
-    struct mail all_done; /* the last claim was another thread's */
+    struct mail all_done; /* sent if a rail's thread finished the last slice */
     uint32_t parts_left;
     struct error result;
     uint32_t part_count;
     struct spread_part parts[];
 };
 
-/* A rail's share of a communicator. Mails of it are one at a time each. */
+/* A rail's share of a communicator. Each of its mails is sent at most once at a time. */
 struct shared_rail {
     struct exec_shared *shared;
     uint32_t rail;
-    struct exec_comm *comm; /* that rail's thread's, as left */
-    bool left;              /* nobody asks for it any more */
+    struct exec_comm *comm; /* used by that rail's thread alone, as is `left` */
+    bool left;              /* the main thread has freed the communicator */
     struct mail create, use, abort, leave, failed;
     struct error failure;
 };
@@ -102,26 +102,31 @@ struct shared_rail {
 struct exec_shared {
     struct rails *rails;
     struct exec_map *map;
-    struct exec_comm *home; /* null once it left */
-    atomic_uint references; /* the home's, those of rails that have not left, of mails to the home */
-    uint32_t rail_count;    /* that slices are spread over, the home among them */
-    uint32_t used_rails;    /* once all nodes have agreed */
-    bool aborted;           /* for that cause: */
+    struct exec_comm *home; /* the main exec's; null once it is freed */
+    /* One of the main thread, one of each rail that has not left, one of each failure mail to the main
+     * thread. */
+    atomic_uint references;
+    uint32_t rail_count; /* that slices are spread over, rail 0 included */
+    uint32_t used_rails; /* set once all nodes have agreed */
+    bool aborted;        /* with this cause: */
     struct error abort_cause;
     struct shared_rail of_rail[EXEC_RAILS_MAX];
 };
 
-/* wait.c, on the rail's thread, after its turn: lets the home see what its operations wait for. */
+/* wait.c: called on the rail's thread after its turn. Publishes to the main thread what its operations wait
+ * for. */
 void rails_publish_waits(const struct exec *exec);
-/* rails_traffic.c, likewise. */
+/* rails_traffic.c: called on the rail's thread after its turn. Publishes the counters of its connections. */
 void rails_publish_traffic(struct rails_endpoint *endpoint, uint64_t now_ns);
 
-/* A communicator needs connections of the first rail_count rails to that node; or does not any more. */
+/*
+ * A communicator needs connections of the first rail_count rails to that node; rails_unwant undoes it.
+ */
 void rails_want(struct rails *rails, uint32_t peer, uint32_t rail_count);
 void rails_unwant(struct rails *rails, uint32_t peer, uint32_t rail_count);
 bool rails_has_link(const struct rails *rails, uint32_t peer, uint32_t rail);
-/* A rail that the operation is spread over, without a connection to a node of the communicator, the node; or
- * 0. */
+/* Finds a rail that the operation is spread over and that has no connection to some node of the communicator.
+ * Returns the rail, and the node in *node; 0 if there is none. */
 uint32_t spread_missing_rail(const struct exec_comm *comm, const struct exec_op *op, uint32_t *node);
 static inline struct mailbox *rails_mailbox(const struct rails *rails, uint32_t rail)
 {

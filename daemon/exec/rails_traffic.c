@@ -3,9 +3,10 @@
 #include "daemon/base/time.h"
 #include "daemon/exec/rails_internal.h"
 
-/* What the rails' connections carried, for people: a connection is its rail's, and so are its counters. */
+/* Traffic of the rails' connections, for people. Only the rail's thread may read its connections' counters,
+ * so it publishes them. */
 
-/* Returns whether there was anything new. */
+/* Returns whether the link had new traffic. */
 static bool publish(struct rails_link *link, const struct net_peer_statistics *seen)
 {
     bool is_new = atomic_exchange_explicit(&link->sent_bytes, seen->sent_bytes, memory_order_relaxed) !=
@@ -16,7 +17,8 @@ static bool publish(struct rails_link *link, const struct net_peer_statistics *s
     return is_new;
 }
 
-/* Something may have come or gone in the turn: it is published together with what follows. */
+/* After a turn: if nothing is scheduled, schedules a publication RAILS_PUBLISH_NS later, as the turn may have
+ * had traffic. */
 void rails_publish_traffic(struct rails_endpoint *endpoint, uint64_t now_ns)
 {
     const struct net *net = endpoint->rails->nets[endpoint->rail];

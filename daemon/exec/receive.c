@@ -8,8 +8,8 @@
 #include "daemon/exec/exec_internal.h"
 #include "daemon/host/reduce.h"
 
-/* What comes from other nodes: headers are compared with this node's operation, payloads go straight to where
- * they belong. */
+/* Receiving from other nodes. Headers are compared with this node's operation, and payloads are stored
+ * directly in their place. */
 
 enum match { MATCH_READY, MATCH_WAIT, MATCH_FAULT };
 
@@ -17,14 +17,14 @@ enum match { MATCH_READY, MATCH_WAIT, MATCH_FAULT };
 struct data_reader {
     struct stream_reader reader;
     struct data_header header;
-    struct exec_lane *feeds;               /* from its first header to its end; null while parked */
-    struct exec_lane *lane;                /* the same, once a message matched, until its payload is whole */
-    bool dropping;                         /* the operation was cancelled: the payload is of no use */
-    uint8_t partial[DTYPE_SIZE_MAX_BYTES]; /* of an element that the last piece ended in */
+    struct exec_lane *feeds; /* set from its first header to its end; null while parked */
+    struct exec_lane *lane;  /* the same, from a message's match until its payload is complete */
+    bool dropping;           /* the operation was cancelled: drop the payload */
+    uint8_t partial[DTYPE_SIZE_MAX_BYTES]; /* the first bytes of an element that the last piece cut */
     uint32_t partial_have;
-    unsigned char *encoded; /* a compressed payload, until it is whole */
+    unsigned char *encoded; /* a compressed payload, until it is complete */
     uint64_t encoded_bytes;
-    struct budget_account *encoded_account; /* whose they are; it may outlive the communicator */
+    struct budget_account *encoded_account; /* charged for it; may outlive the communicator */
 };
 
 _Static_assert(DATA_HEADER_BYTES <= STREAM_HEADER_MAX_BYTES, "a reader has room for it");
@@ -39,14 +39,15 @@ static struct exec_comm *comm_of(const struct stream_reader *reader)
     return (struct exec_comm *)((char *)reader->group - offsetof(struct exec_comm, streams));
 }
 
-/* What the sender's call has otherwise than ours; null: nothing. */
+/* In which field the sender's call differs from ours; null if it does not. */
 static const char *header_difference(const struct data_header *header, const struct exec_op *op)
 {
     const char *field = op_terms_difference(&header->terms, &op->call.terms);
     return field != NULL ? field : header->algorithm != op->algorithm->id ? "algorithm" : NULL;
 }
 
-/* The operation waits for exec_cancel; what has come of it stays where it is until then. */
+/* Reports the disagreement once. The operation waits for exec_cancel, and its data waits in the net until
+ * then. */
 static enum match set_disagreement(const struct data_reader *incoming, struct exec_op *op, const char *how,
                                    uint64_t now_ns)
 {
@@ -66,7 +67,7 @@ static enum match set_fault(const struct data_reader *incoming, const char *what
     return MATCH_FAULT;
 }
 
-/* Whether the round at hand expects something of this node later. */
+/* Whether the current round still expects data from that node. */
 static bool expected_later(const struct exec_lane *lane, uint32_t node)
 {
     for (uint32_t i = lane->receives_done; i < lane->transfers.receive_count; i++) {
@@ -77,7 +78,9 @@ static bool expected_later(const struct exec_lane *lane, uint32_t node)
     return false;
 }
 
-/* The header's payload is what the next receive expects; or, compressed, not more than that can be. */
+/*
+ * Whether the payload's size is the one that the next receive expects. If compressed: whether it is possible.
+ */
 static bool size_agrees(const struct exec_lane *lane, const struct exec_op *op,
                         const struct coll_transfer *receive, uint64_t payload_bytes)
 {
@@ -100,7 +103,7 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
     }
     struct exec_lane *lane = incoming->feeds;
     if (lane->is_cut) {
-        return MATCH_WAIT; /* for the end of the communicator */
+        return MATCH_WAIT; /* until the communicator ends */
     }
     if (!agreement && header->slice >= op->next_slice) {
         return MATCH_WAIT;
@@ -109,7 +112,7 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
         return MATCH_WAIT;
     }
     if (lane_comes_in(lane) && lane->slice == header->slice) {
-        return MATCH_WAIT; /* ours is being brought in */
+        return MATCH_WAIT; /* our part of the slice is not ready yet */
     }
     if (lane->state != LANE_ROUNDS || (!agreement && lane->slice > header->slice)) {
         return set_fault(incoming, "data of a slice that is done", error);
@@ -118,7 +121,7 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
         return MATCH_WAIT;
     }
     if (lane_is_sending(lane) && lane->algorithm->copies_sends) {
-        return MATCH_WAIT; /* for the copies: it is written over */
+        return MATCH_WAIT; /* the receive overwrites memory that is still to be copied for sends */
     }
     const struct coll_transfer *receive = lane_next_receive(lane);
     if (header->round < lane->round || receive == NULL || !expected_later(lane, incoming->reader.node)) {
@@ -158,8 +161,7 @@ static enum match match(struct data_reader *incoming, uint64_t now_ns, struct er
     bool running = op != NULL && op->begun;
     if (header->seq <= comm->last_seq && (!running || header->seq < op->call.seq)) {
         if (comm->share_index > 0) {
-            return MATCH_WAIT; /* an operation of more slices than ours: the first rail hears of the
-                                  difference */
+            return MATCH_WAIT; /* an operation with more slices than ours: rail 0 finds the difference */
         }
         return set_fault(incoming, "data of it although it is over", error);
     }
@@ -224,7 +226,7 @@ static void data_done(struct stream_reader *reader, uint64_t now_ns)
     receive_resume(comm_of(&incoming->reader));
 }
 
-/* The vector's values lie elsewhere as yet: they are read there, and the result is written here. */
+/* Reduces values that still lie elsewhere (exec_lent): reads them there, and writes the result to target. */
 static void reduce_apart(const struct exec_op *op, enum coll_action action, unsigned char *target,
                          const unsigned char *value, const uint8_t *bytes, uint64_t count)
 {
@@ -240,7 +242,7 @@ static void reduce_apart(const struct exec_op *op, enum coll_action action, unsi
                                          .outputs = &output});
 }
 
-/* Whole elements, to where they lie together: within the receive's part of the slice. */
+/* Applies whole elements to one contiguous part of the receive's range. */
 static void apply(const struct exec_lane *lane, const struct exec_op *op, enum coll_action action,
                   unsigned char *target, unsigned char *prefix, const uint8_t *bytes, uint64_t count)
 {
@@ -267,7 +269,8 @@ static void apply(const struct exec_lane *lane, const struct exec_op *op, enum c
     }
 }
 
-/* Whether so many elements of the payload, from `first` on, are what the receive takes, and have a place. */
+/* Whether the receive expects `count` elements of the payload from `first` on, and the vector has a place for
+ * them. */
 static bool elements_fit(const struct exec_lane *lane, const struct coll_transfer *receive, uint64_t first,
                          uint64_t count)
 {
@@ -279,7 +282,7 @@ static bool elements_fit(const struct exec_lane *lane, const struct coll_transfe
            vector_holds(vector, offset + behind, count);
 }
 
-/* The next whole elements of the payload; they fit. */
+/* Applies the next whole elements of the payload, which must fit. */
 static void apply_elements(const struct data_reader *incoming, const struct coll_transfer *receive,
                            uint64_t first, const uint8_t *bytes, uint64_t count)
 {
@@ -318,8 +321,8 @@ static void apply_elements(const struct data_reader *incoming, const struct coll
 }
 
 /*
- * Elements that lie whole in the piece are taken from there; one that a piece ends in is put together first.
- * Returns 0 when they have no place in what the lane takes now.
+ * Takes elements from a piece of the payload. An element that is cut by the end of a piece is first put
+ * together in `partial`. Returns the bytes used; 0 if the elements do not fit what the lane expects now.
  */
 static size_t take_elements(struct data_reader *incoming, const struct coll_transfer *receive,
                             const uint8_t *bytes, size_t size)
@@ -347,8 +350,8 @@ static size_t take_elements(struct data_reader *incoming, const struct coll_tran
 }
 
 /*
- * A stream that owns its lane gets nothing here that the lane does not take now. The check costs little, and
- * nothing else stands between a mistake in that and other memory.
+ * Checks again that the lane expects this payload now. That should always hold for the stream that owns the
+ * lane. But the check is cheap, and it alone keeps a bug there from corrupting other memory.
  */
 static size_t data_take(struct stream_reader *reader, const uint8_t *bytes, size_t size)
 {
@@ -372,7 +375,7 @@ static size_t data_take(struct stream_reader *reader, const uint8_t *bytes, size
     return used;
 }
 
-/* A compressed payload is decoded once it is whole. */
+/* A compressed payload is decoded once it is complete, so it needs a buffer. */
 static enum status payload_make_room(struct data_reader *incoming, struct error *error)
 {
     if (incoming->dropping || incoming->encoded != NULL || incoming->header.payload_bytes == 0 ||
@@ -427,7 +430,7 @@ static const char *data_decode(struct stream_reader *reader)
     return NULL;
 }
 
-/* From here on the stream is that lane's, and the lane takes from no other of this node. */
+/* From now on the stream belongs to that lane, and the lane takes data from no other stream of that node. */
 static const char *data_claim(struct stream_reader *reader)
 {
     struct data_reader *incoming = data_of(reader);
@@ -453,7 +456,7 @@ static const char *data_check_next(const struct stream_reader *reader)
     return same ? NULL : "data of two lanes of slices on one stream";
 }
 
-/* A payload that was taken in part cannot be completed by another stream. */
+/* If a payload was taken in part, no other stream can complete it, so the lane is cut. */
 static void data_let_go(struct stream_reader *reader)
 {
     struct data_reader *incoming = data_of(reader);
@@ -516,7 +519,7 @@ const struct stream_reader_kind data_reader_kind = {
     .let_go = data_let_go,
 };
 
-/* What is done may let others go on, so the list is walked until nothing moves. */
+/* A message that is done may unblock others, so the list is walked until nothing moves. */
 void receive_resume(struct exec_comm *comm)
 {
     if (comm->resuming) {
@@ -545,7 +548,7 @@ void receive_drop(struct exec_comm *comm, uint64_t seq, uint64_t count)
     {
         struct data_reader *incoming = data_of(reader);
         if (reader->in_message && incoming->header.seq >= seq && incoming->header.seq - seq < count) {
-            incoming->lane = NULL; /* what is left of the payload goes nowhere */
+            incoming->lane = NULL; /* the rest of the payload is dropped */
             incoming->dropping = true;
         }
     }

@@ -1,6 +1,8 @@
 #include "daemon/exec/exec_internal.h"
 
-/* Where the vectors of a slice lie: in the ranks' buffers, or in the lane's memory, as its plan says. */
+/*
+ * Determines where a slice's vectors lie: in the ranks' buffers, or in the lane's memory, as its plan says.
+ */
 
 struct lay_out {
     struct exec_lane *lane;
@@ -14,8 +16,8 @@ static void add_extent(void *context, const struct coll_stage_place *place, uint
     vector_add(to->vector, stage_at(to->lane, to->op, place), count_elements);
 }
 
-/* Where one rank's input is its node's contribution, it is not copied: the vector's first values are there.
- */
+/* If one rank's input is the node's contribution, it is not copied: the vector's initial values are read from
+ * it. */
 static enum status lay_out_input(struct exec_lane *lane, const struct exec_op *op, struct error *error)
 {
     struct lay_out to = {.lane = lane, .op = op, .vector = &lane->lent.from};
@@ -32,7 +34,7 @@ static enum status lay_out_input(struct exec_lane *lane, const struct exec_op *o
     return status;
 }
 
-/* Behind the plan's memory; most algorithms need none. */
+/* Scratch memory lies behind the plan's memory. Most algorithms need none. */
 static enum status lay_out_scratch(struct exec_lane *lane, const struct exec_op *op, uint64_t begin,
                                    uint64_t elements, struct error *error)
 {

@@ -3,7 +3,8 @@
 
 #include "daemon/exec/rails_internal.h"
 
-/* One operation on several rails, and the communicator as the rails know it. */
+/* Operations on several rails, and the rails' shares of a communicator. Functions named home_... run on the
+ * main thread, those named rail_... on a rail's thread. */
 
 static void put(const struct exec_shared *shared, uint32_t rail, struct mail *mail,
                 void (*deliver)(void *context, uint64_t now_ns), void *context)
@@ -21,7 +22,7 @@ static void shared_release(struct exec_shared *shared)
     }
 }
 
-/* --- Communicators: what the rails tell the home --- */
+/* --- Communicators: reports of rails to the main thread --- */
 
 static void home_failed(void *context, uint64_t now_ns)
 {
@@ -52,7 +53,7 @@ static void home_disagreed(void *context, uint64_t now_ns)
     }
 }
 
-/* Of the first operation, once. */
+/* Called once for the first operation. */
 static void rail_disagreed(void *context, uint64_t seq, uint32_t node, const char *how, uint64_t now_ns)
 {
     const struct shared_rail *at = context;
@@ -64,7 +65,7 @@ static void rail_disagreed(void *context, uint64_t seq, uint32_t node, const cha
     put(at->shared, 0, &part->disagreed, home_disagreed, part);
 }
 
-/* --- Communicators: their life on the rails --- */
+/* --- Communicators: shares of the rails --- */
 
 static void rail_create(void *context, uint64_t now_ns)
 {
@@ -143,7 +144,7 @@ void shared_cancel(struct exec_comm *comm, uint64_t seq, uint64_t count, const s
     for (uint32_t rail = 1; shared != NULL && rail < shared->rail_count; rail++) {
         struct cancel_order *order = calloc(1, sizeof *order);
         if (order == NULL) {
-            shared_abort(comm, cause); /* what is left of it on the rail ends all the same */
+            shared_abort(comm, cause); /* instead, the rail's whole share ends */
             return;
         }
         order->at = &shared->of_rail[rail];
@@ -176,7 +177,7 @@ void shared_abort(struct exec_comm *comm, const struct error *cause)
     }
 }
 
-/* Parts that came late may still be under way. */
+/* Frees the rail's share once the main thread has left it, and its last operation is over. */
 static void rail_free_if_left(struct shared_rail *at)
 {
     if (at->left && (at->comm == NULL || exec_comm_idle(at->comm))) {
@@ -268,10 +269,10 @@ static void rail_part_begin(void *context, uint64_t now_ns)
     struct error error = {.status = STATUS_OK};
     struct exec_op *op = NULL;
     uint64_t slice = 0;
-    /* The home ends the operation after this slice, or, between nodes, after this part: until then it is
-     * there. */
+    /* The operation exists until the main thread ends it: after this slice, or, between nodes, after this
+     * part. */
     if (local && !claim(&spread->claims, spread->op_slices, &slice)) {
-        rail_part_done(part, &error, now_ns); /* others were faster */
+        rail_part_done(part, &error, now_ns); /* other threads have taken all slices */
         return;
     }
     if (comm == NULL) {
@@ -294,7 +295,7 @@ static void rail_part_begin(void *context, uint64_t now_ns)
 
 uint64_t spread_slices(const struct exec_comm *comm, uint32_t rail, uint64_t slice_count)
 {
-    /* Which rail has a slice repeats itself. */
+    /* The mapping of slices to rails is periodic. */
     uint64_t period = comm->share_count * (uint64_t)__builtin_popcount(comm->rails);
     uint64_t in_period = 0, in_rest = 0;
     for (uint64_t slice = 0; slice < period; slice++) {
@@ -305,7 +306,7 @@ uint64_t spread_slices(const struct exec_comm *comm, uint32_t rail, uint64_t sli
     return slice_count / period * in_period + in_rest;
 }
 
-/* Which node of the communicator the rail has no connection to; node_count: it has all. */
+/* A node of the communicator to which the rail has no connection; node_count if it has all. */
 static uint32_t unreached_node(const struct exec_comm *comm, uint32_t rail)
 {
     uint32_t node = 0;
@@ -366,7 +367,7 @@ void exec_comm_use_rails(struct exec_comm *comm, uint32_t rails)
     exec_wake(comm->exec);
 }
 
-/* How many parts the operation has beside the home's, and whose they are. */
+/* Lists the rails, without rail 0, that have a part of the operation. Returns how many. */
 static uint32_t parts_of(const struct exec_comm *comm, const struct exec_op *op,
                          uint32_t rails[EXEC_RAILS_MAX])
 {
@@ -402,7 +403,7 @@ enum spread_state spread_begin(struct exec_comm *comm, struct exec_op *op, struc
     struct exec_spread *spread = calloc(1, sizeof *spread + part_count * sizeof spread->parts[0]);
     if (spread == NULL) {
         if (local) {
-            return SPREAD_NOT; /* the home does all of it */
+            return SPREAD_NOT; /* the main thread does all of it */
         }
         error_set(error, STATUS_NO_MEMORY, "\"%s\": no memory for an operation", comm->options.name);
         return SPREAD_FAILED;

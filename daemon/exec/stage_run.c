@@ -4,7 +4,7 @@
 #include "daemon/host/copy.h"
 #include "daemon/host/reduce.h"
 
-/* The local stage at work: pieces of a slice's plan, carried out by the host, or handed to GPUs' queues. */
+/* Execution of the local stage: pieces of a slice's plan, done by the host, or put in GPUs' queues. */
 
 _Static_assert(COLL_STAGE_PLACES_MAX == HOST_REDUCE_BUFFERS_MAX, "a piece is one reduction");
 _Static_assert(COLL_STAGE_HOST == EXEC_CLIQUE_HOST, "the host's buffers are one domain");

@@ -165,7 +165,7 @@ uint32_t vector_value_pieces(const struct exec_vector *vector, const struct exec
     return pieces;
 }
 
-/* From piece to piece, of which there may be many. False: no more. */
+/* A walk over the pieces of a range, of which there may be many. walk_next returns false at the end. */
 struct walk {
     const struct exec_vector *vector;
     uint32_t piece;

@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 /*
- * A vector of elements that lies in pieces of memory. Private to daemon/exec. Pieces that follow each other
- * in memory as they do in the vector become one.
+ * A vector of elements that lies in several pieces of memory. Private to daemon/exec. Neighbouring pieces
+ * that are also adjacent in memory are merged.
  */
 struct exec_vector {
     uint64_t *starts; /* piece_count + 1 of them: the first element of each piece, and the end */
@@ -17,19 +17,21 @@ struct exec_vector {
     uint32_t element_bytes;
 };
 
-/* Bytes of the tables of a vector with room for so many pieces; and of that vector. */
+/* Size in bytes of the tables of a vector with room for `pieces` pieces; vector_table_bytes is that of a
+ * given vector. */
 #define VECTOR_TABLE_BYTES(pieces) (((uint64_t)(pieces) + 1) * (sizeof(uint64_t) + sizeof(unsigned char *)))
 static inline uint64_t vector_table_bytes(const struct exec_vector *vector)
 {
     return vector->starts == NULL ? 0 : VECTOR_TABLE_BYTES(vector->capacity);
 }
 
-/* Empty, with room for so many pieces; keeps its memory for the next time. False without memory. */
+/* Empties the vector and makes room for `pieces` pieces. Memory from an earlier use is kept. Returns false
+ * without memory. */
 bool vector_begin(struct exec_vector *vector, uint64_t element_bytes, uint32_t pieces)
     __attribute__((warn_unused_result));
 void vector_free(struct exec_vector *vector);
 
-/* Appends; the room was asked for. Zero elements add nothing. */
+/* Appends a piece; vector_begin must have made room for it. Zero elements add nothing. */
 void vector_add(struct exec_vector *vector, const void *at, uint64_t count_elements);
 
 static inline uint64_t vector_count(const struct exec_vector *vector)
@@ -37,7 +39,7 @@ static inline uint64_t vector_count(const struct exec_vector *vector)
     return vector->starts == NULL ? 0 : vector->starts[vector->piece_count];
 }
 
-/* Whether the vector has all elements of that range; offset + count may not fit 64 bits. */
+/* Whether the vector has all elements of that range. Safe if offset + count overflows 64 bits. */
 static inline bool vector_holds(const struct exec_vector *vector, uint64_t offset, uint64_t count)
 {
     uint64_t all = vector_count(vector);
@@ -45,8 +47,9 @@ static inline bool vector_holds(const struct exec_vector *vector, uint64_t offse
 }
 
 /*
- * Where element `offset` lies, and how many follow it in the same piece, it included. The end of the vector
- * has a place too, with no element behind it. Null, and 0 elements, beyond the end and in an empty vector.
+ * Returns where element `offset` lies, and in *together how many elements of the same piece start there,
+ * itself included. The end of a vector has an address too, with 0 elements. Beyond the end, and in an empty
+ * vector: null, and 0 elements.
  */
 unsigned char *vector_at(const struct exec_vector *vector, uint64_t offset, uint64_t *together);
 
@@ -55,28 +58,28 @@ void vector_store(const struct exec_vector *vector, uint64_t offset, uint64_t co
                   const unsigned char *values);
 
 /*
- * What of a vector lies elsewhere: ranges that were not written yet have their first values in `from`, which
- * is as long as the vector. At most VECTOR_LENT_MAX ranges; beyond, the shortest is copied to where it
- * belongs. Zeros: nothing is lent.
+ * The part of a vector whose values still lie elsewhere. Ranges that were not written yet have their initial
+ * values in `from`, which is as long as the vector. There are at most VECTOR_LENT_MAX ranges; if one more
+ * arises, the shortest is copied into the vector. All zero: nothing is lent.
  */
 #define VECTOR_LENT_MAX 16
 struct exec_lent {
     struct exec_vector from;
     struct {
         uint64_t begin, end;
-    } ranges[VECTOR_LENT_MAX + 1]; /* ascending, apart, none empty; one more while some are split */
+    } ranges[VECTOR_LENT_MAX + 1]; /* ascending, disjoint, not empty; one spare for a split */
     uint32_t count;
 };
 
-/* All of `from`. */
+/* Lends all of `from`. */
 void vector_lend(struct exec_lent *lent);
-/* As vector_at, of the values that the vector has now. */
+/* As vector_at, for the vector's current values, in `from` or in the vector. */
 const unsigned char *vector_value_at(const struct exec_vector *vector, const struct exec_lent *lent,
                                      uint64_t offset, uint64_t *together);
-/* Before a range of the vector is written: its values are not in `from` any more. */
+/* Call it before a range of the vector is written: the range's values are no longer read from `from`. */
 void vector_take_back(const struct exec_vector *vector, struct exec_lent *lent, uint64_t offset,
                       uint64_t count);
-/* How many pieces the values of a range are in, at most `max`. */
+/* In how many pieces the values of a range lie; counts at most to `max`. */
 uint32_t vector_value_pieces(const struct exec_vector *vector, const struct exec_lent *lent, uint64_t offset,
                              uint64_t count, uint32_t max);
 /* Copies the values of a range into one place. */

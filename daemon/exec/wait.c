@@ -2,7 +2,7 @@
 
 #include "daemon/exec/rails_internal.h"
 
-/* What an operation waits for, for people. A rail says so after each of its turns. */
+/* Describes for people what an operation waits for. A rail publishes its own part after each turn. */
 
 static struct exec_wait comm_wait(const struct exec_comm *comm)
 {
@@ -28,7 +28,8 @@ static struct exec_wait comm_wait(const struct exec_comm *comm)
     return wait;
 }
 
-/* The part of an operation is there until the home is told that it is over, which is after this. */
+/* An operation's part exists until its rail reports to the main thread that it is over. This runs before
+ * that. */
 void rails_publish_waits(const struct exec *exec)
 {
     for (const struct exec_comm *comm = exec->comms; comm != NULL; comm = comm->hh.next) {
@@ -63,7 +64,7 @@ static void wait_text(const struct exec_comm *comm, const struct exec_wait *wait
     }
 }
 
-/* What keeps it from beginning. */
+/* Describes why the operation has not begun. */
 static void spread_describe_start(const struct exec_comm *comm, const struct exec_op *op, char *text,
                                   size_t size)
 {
@@ -82,7 +83,7 @@ static void spread_describe_start(const struct exec_comm *comm, const struct exe
     }
 }
 
-/* The first rail that says whom it waits for; else the first that is not done. */
+/* Describes the first rail that waits for something; otherwise the first rail that is not done. */
 static void spread_describe(const struct exec_comm *comm, const struct exec_op *op, char *text, size_t size)
 {
     const struct exec_spread *spread = op->spread;

@@ -5,9 +5,9 @@
 
 #include "daemon/p2p/p2p_internal.h"
 
-/* How messages end, early or not, and what the other side of one is told. */
+/* How messages end, early or not, and how the other side is notified. */
 
-/* --- Which have something to do --- */
+/* --- Lists of messages that have work, or wait for memory --- */
 
 static struct p2p_message **list_of(struct p2p_message *message)
 {
@@ -68,7 +68,7 @@ void p2p_result_drop(struct p2p_result *result)
     }
 }
 
-/* The last one, if it is the same. Null without memory. */
+/* The communicator's last result, if it is the same; otherwise a new one. Null without memory. */
 static struct p2p_result *result_get(struct p2p_comm *comm, const struct error *error)
 {
     struct p2p_result *last = comm->last_result;
@@ -80,13 +80,13 @@ static struct p2p_result *result_get(struct p2p_comm *comm, const struct error *
     if (result != NULL) {
         p2p_result_drop(last);
         result->error = *error;
-        result->uses = 2; /* the message's, and this one's */
+        result->uses = 2; /* the message's, and last_result's */
         comm->last_result = result;
     }
     return result;
 }
 
-/* Texts are large: most results share one. */
+/* Error texts are large, so equal results share one. */
 static void message_set_result(struct p2p_message *message, const struct error *result)
 {
     struct p2p_comm *comm = message->comm;
@@ -109,7 +109,8 @@ static const char *name_of(bool sends)
     return sends ? "send" : "recv";
 }
 
-/* After the last use of its buffer. It alone fails: what the other rank got is what the memory held. */
+/* Call it after the last use of the message's buffer. Only this message fails: the other rank got what the
+ * memory held. */
 static bool memory_failed(const struct p2p_message *message, struct error *error)
 {
     if (message->memory == NULL || memory_check(message->memory, error) == STATUS_OK) {
@@ -183,7 +184,7 @@ static struct p2p_link *link_of(const struct p2p_message *send)
     return send->comm->links[send->comm->node_of_rank[send->peer_rank]];
 }
 
-/* It stands in no list of what waits any more. */
+/* Removes the message from the lists of waiting messages. */
 static void unlist(struct p2p_message *message)
 {
     switch ((enum message_state)message->state) {
@@ -259,13 +260,13 @@ void message_end(struct p2p_message *message, const struct error *result)
     p2p_comm_set_busy(comm);
 }
 
-/* Whether something still works on its buffer. */
+/* Whether a GPU or the network still uses its buffer. */
 static bool is_in_use(const struct p2p_message *message)
 {
     return message->transfer != NULL && (message->transfer->in_network || message->transfer->pipe != NULL);
 }
 
-/* Its result is known, and it stays while something works on its buffer. */
+/* The message has its result, but stays while its buffer is in use. */
 static void set_leaving(struct p2p_message *message, const struct error *result)
 {
     unlist(message);
@@ -322,7 +323,7 @@ static void give_up_send(struct p2p_message *send, const struct error *result, b
     leave(send, result);
 }
 
-/* The receive of a send within this node; between nodes, or before it has taken any, of none. */
+/* Ends a receive early, and its send, if that is within this node. */
 static void give_up_receive(struct p2p_message *receive, const struct error *result, bool tells)
 {
     const struct p2p_comm *comm = receive->comm;
@@ -332,7 +333,7 @@ static void give_up_receive(struct p2p_message *receive, const struct error *res
     if (arrival != NULL && arrival->reader != NULL) {
         incoming_drop(arrival->reader);
     }
-    if (arrival != NULL && arrival->link != NULL) { /* what still comes of it goes nowhere */
+    if (arrival != NULL && arrival->link != NULL) { /* bytes that still arrive for it are dropped */
         id_table_remove(&arrival->link->arrivals, &arrival->by_id);
     }
     if (arrival != NULL && arrival->link != NULL && !arrival->eager && tells) {
@@ -344,7 +345,7 @@ static void give_up_receive(struct p2p_message *receive, const struct error *res
     } else if (send != NULL) {
         message_set_result(send, result);
     }
-    if (send != NULL && is_in_use(receive)) { /* GPUs may be reading from its buffer */
+    if (send != NULL && is_in_use(receive)) { /* GPUs may still read the send's buffer */
         set_leaving(send, send->result);
     } else if (send != NULL) {
         arrival->send = NULL;
@@ -360,7 +361,7 @@ void message_give_up(struct p2p_message *message, const struct error *result, bo
     }
     if (!message->sends) {
         give_up_receive(message, result, tells);
-    } else if (message->state == MESSAGE_TAKEN) { /* they end together */
+    } else if (message->state == MESSAGE_TAKEN) { /* it ends together with its receive */
         struct p2p_message *receive = message->arrival->receive;
         struct error ended;
         if (is_over(receive)) {

@@ -6,10 +6,12 @@
 
 static struct p2p_id **bucket_of(const struct id_table *table, uint64_t id)
 {
-    return &table->buckets[id & (table->capacity - 1)]; /* numbers follow each other */
+    return &table->buckets[id & (table->capacity - 1)]; /* numbers are consecutive */
 }
 
-/* Without memory for more buckets the chains grow longer. */
+/*
+ * Without memory for more buckets the chains only grow longer. Returns false if there are no buckets at all.
+ */
 static bool grow(struct id_table *table)
 {
     uint32_t capacity = table->capacity == 0 ? CAPACITY_MIN : 2 * table->capacity;

@@ -6,22 +6,22 @@
 
 #include "daemon/p2p/p2p_internal.h"
 
-/* What comes from other nodes: envelopes, replies and payloads. Every field of a header is checked. */
+/* Receiving from other nodes: envelopes, replies and payloads. Every field of a header is checked. */
 
 _Static_assert(MESSAGE_HEADER_BYTES <= STREAM_HEADER_MAX_BYTES, "a reader has room for it");
 
-/* What a stream carries, by its first header: a node has one of each of the first two, and others of DATA,
- * one message each. */
+/* The flow of a stream, which its first header decides. A node has one stream each of ENVELOPES and REPLIES,
+ * and one PAYLOAD stream per message. */
 #define FLOW_BYTES (UINT64_C(1) << 62)
 enum message_flow { MESSAGE_FLOW_ENVELOPES, MESSAGE_FLOW_REPLIES, MESSAGE_FLOW_PAYLOAD };
 
 struct message_reader {
     struct stream_reader reader;
-    enum message_flow flow; /* once it has a communicator */
-    bool is_over;           /* PAYLOAD: its message is whole */
+    enum message_flow flow; /* set once it has a communicator */
+    bool is_over;           /* PAYLOAD: its message is complete */
     struct message_header header;
-    struct p2p_arrival *coming; /* EAGER and ENVELOPE, until it is whole */
-    struct p2p_arrival *taken;  /* DATA: whose receive gets the payload */
+    struct p2p_arrival *coming; /* EAGER and ENVELOPE, until it is complete */
+    struct p2p_arrival *taken;  /* DATA: the arrival whose receive gets the payload */
 };
 
 static struct message_reader *message_of(struct stream_reader *reader)
@@ -39,7 +39,7 @@ static struct p2p_link *link_of(const struct stream_reader *reader)
     return comm_of(reader)->links[reader->node];
 }
 
-/* --- Which stream is which --- */
+/* --- Flows --- */
 
 static struct stream_group *find_group(void *owner, uint64_t comm_id)
 {
@@ -49,7 +49,7 @@ static struct stream_group *find_group(void *owner, uint64_t comm_id)
     return comm != NULL ? &comm->streams : NULL;
 }
 
-/* What the node may have one stream of; null for payloads. */
+/* Where the node's only stream of this flow is kept; null for payloads. */
 static struct stream_reader **place_of(const struct message_reader *incoming)
 {
     struct p2p_link *link = link_of(&incoming->reader);
@@ -81,7 +81,7 @@ static enum message_flow flow_of(enum message_kind kind)
     return MESSAGE_FLOW_PAYLOAD;
 }
 
-/* The stream keeps to what its first header says. */
+/* The first header decides the stream's flow for good. */
 static const char *message_claim(struct stream_reader *reader)
 {
     struct message_reader *incoming = message_of(reader);
@@ -93,7 +93,7 @@ static const char *message_claim(struct stream_reader *reader)
     if (place != NULL) {
         *place = reader;
     }
-    if (place != NULL && reader->stream != NULL) { /* all of it is taken as it comes */
+    if (place != NULL && reader->stream != NULL) { /* its data is never left waiting */
         net_stream_expect(reader->stream, FLOW_BYTES);
     }
     return NULL;
@@ -127,7 +127,7 @@ static void message_violated(struct stream_reader *reader, const char *what)
     p2p_comm_fail(comm, &error);
 }
 
-/* Why, the sender says on its stream of envelopes. */
+/* The sender sends the cause on its stream of envelopes. */
 static void message_cut(struct stream_reader *reader, uint64_t now_ns)
 {
     struct p2p_arrival *arrival = message_of(reader)->taken;
@@ -153,7 +153,7 @@ void incoming_end_cut(struct p2p *p2p, uint64_t now_ns)
     }
 }
 
-/* Envelopes and replies are taken as they come; payloads, into the pipe of a receive. */
+/* The account has no room for data that waits on a stream. Only payloads wait, for the pipe of a receive. */
 static void message_crowded(struct stream_reader *reader, const struct error *why)
 {
     struct p2p_comm *comm = comm_of(reader);
@@ -163,7 +163,7 @@ static void message_crowded(struct stream_reader *reader, const struct error *wh
     p2p_comm_fail(comm, &error);
 }
 
-/* What came of a message is dropped. */
+/* Drops a message that has arrived in part. */
 static void message_let_go(struct stream_reader *reader)
 {
     struct message_reader *incoming = message_of(reader);
@@ -192,7 +192,7 @@ void incoming_drop(struct stream_reader *reader)
 
 /* --- Headers --- */
 
-/* The ranks are where the header says: the one there, the other here. */
+/* Whether one rank of the header is on the sender's node, and the other one on this node. */
 static bool ranks_are_right(const struct message_reader *incoming)
 {
     const struct p2p_comm *comm = comm_of(&incoming->reader);
@@ -204,7 +204,7 @@ static bool ranks_are_right(const struct message_reader *incoming)
            comm->node_of_rank[there] == incoming->reader.node && comm->local_of_rank[here] != UINT32_MAX;
 }
 
-/* The message of an envelope that came and is not over; null: it is. */
+/* The message of an envelope that arrived and is not over; null if it is over. */
 static struct p2p_arrival *find_arrival(const struct p2p_link *link, const struct message_header *header)
 {
     struct p2p_id *id = id_table_find(&link->arrivals, header->id);
@@ -274,7 +274,7 @@ static enum stream_ready begin_arrival(struct message_reader *incoming)
     return STREAM_READY;
 }
 
-/* Null, or what is wrong. */
+/* Returns null, or what is wrong. */
 static const char *on_withdraw(struct p2p_link *link, const struct message_header *header)
 {
     struct p2p_arrival *arrival = find_arrival(link, header);
@@ -283,7 +283,7 @@ static const char *on_withdraw(struct p2p_link *link, const struct message_heade
         return "that a message ends which it never sent";
     }
     if (arrival == NULL) {
-        return NULL; /* it has been refused, or has ended, meanwhile */
+        return NULL; /* it was refused, or has ended, meanwhile */
     }
     if (arrival->source_rank != header->source_rank || arrival->to_rank != header->to_rank) {
         return "that a message of other ranks ends";
@@ -318,7 +318,7 @@ static void set_refused(const struct p2p_message *send, const struct message_hea
     }
 }
 
-/* ACCEPT, REFUSE. */
+/* Handles ACCEPT and REFUSE. Returns null, or what is wrong. */
 static const char *on_reply(struct p2p_link *link, const struct message_header *header)
 {
     struct p2p_message *send = find_send(link, header);
@@ -380,7 +380,7 @@ static enum stream_ready begin_payload(struct message_reader *incoming)
     return STREAM_READY;
 }
 
-/* What the header asks for is begun; of those without payload, done. */
+/* Begins what the header asks for; without a payload, does all of it. */
 static enum stream_ready message_begin(struct stream_reader *reader, uint64_t now_ns)
 {
     struct message_reader *incoming = message_of(reader);
@@ -389,7 +389,7 @@ static enum stream_ready message_begin(struct stream_reader *reader, uint64_t no
     const struct message_header *header = &incoming->header;
     const char *wrong = NULL;
     (void)now_ns;
-    if (comm->aborted) { /* its sender need not wait for the end of the communicator here */
+    if (comm->aborted) { /* so that the sender need not wait until the communicator is freed here */
         stream_reader_reset(reader);
         return STREAM_WAIT;
     }
@@ -458,7 +458,7 @@ static void message_done(struct stream_reader *reader, uint64_t now_ns)
     }
 }
 
-/* Into the receive's pipe, as much as there is room for. */
+/* Stores in the receive's pipe as many bytes as there is room for. Returns how many. */
 static size_t take_to_pipe(struct p2p_message *receive, const uint8_t *bytes, size_t size)
 {
     struct message_pipe *pipe = receive->transfer->pipe;
@@ -469,7 +469,7 @@ static size_t take_to_pipe(struct p2p_message *receive, const uint8_t *bytes, si
         message_pipe_stored(pipe, now);
         used += now;
     }
-    if (message_pipe_waits(pipe)) { /* for a chunk that is whole to be put */
+    if (message_pipe_waits(pipe)) { /* a complete chunk waits to be copied to the GPU */
         p2p_wake(receive->comm->p2p);
     }
     return used;

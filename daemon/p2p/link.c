@@ -6,9 +6,9 @@
 #include "daemon/p2p/p2p_internal.h"
 
 /*
- * What goes to another node. Of each communicator and node: a stream of envelopes, with eager payloads; one
- * of replies; and one for each payload of a rendezvous. What the network has no room for waits here, in
- * order; each send's acknowledgement makes room.
+ * Sending to another node. A communicator has these streams to each node: one of envelopes, with eager
+ * payloads; one of replies; and one for each payload of a rendezvous. Data for which the network has no room
+ * waits here, in order. Each acknowledged send makes room.
  */
 
 /* An eager payload, until it is acknowledged. */
@@ -96,7 +96,7 @@ static bool out_has_room(const struct p2p_out *out)
            out->in_flight_bytes < P2P_IN_FLIGHT_MAX_BYTES;
 }
 
-/* False: it is to be tried again, or the connection is lost: the mesh says so. */
+/* Returns false if it must be tried again, or if the connection is lost, which the mesh reports. */
 static bool out_send(struct p2p_out *out, const struct message_header *header, const void *payload,
                      uint32_t payload_bytes, net_sent_function *sent, void *context)
 {
@@ -150,7 +150,7 @@ static void out_sent(struct p2p_out *out, uint32_t payload_bytes)
 
 static void note_sent(void *context, enum status result, uint64_t now_ns)
 {
-    (void)result; /* a connection that is lost ends the communicator */
+    (void)result; /* the loss of a connection ends the communicator */
     (void)now_ns;
     out_sent(context, 0);
 }
@@ -177,7 +177,7 @@ static void notes_flush(struct p2p_out *out)
         free(note);
     }
     struct p2p_link *link = out->link;
-    if (had_notes && out->notes == NULL && link->envelopes_in != NULL) { /* it may have waited for that */
+    if (had_notes && out->notes == NULL && link->envelopes_in != NULL) { /* it may wait for fewer replies */
         (void)stream_reader_resume(link->envelopes_in, link->comm->p2p->now_ns);
     }
 }
@@ -356,7 +356,7 @@ void link_payload_over(struct p2p_message *send, bool delivered)
     }
 }
 
-/* Where the stream was lost or stopped, the reason comes on another way. */
+/* If the stream was lost or stopped, the cause arrives elsewhere: from the mesh, or as a reply. */
 static void payload_sent(void *context, enum status result, uint64_t now_ns)
 {
     struct p2p_message *send = context;
@@ -371,7 +371,7 @@ static void payload_sent(void *context, enum status result, uint64_t now_ns)
     }
 }
 
-/* Its turn has come. False: the network has no stream for it now. */
+/* Starts a payload whose turn has come. Returns false if the network has no stream for it now. */
 static bool start_payload(struct p2p_link *link, struct p2p_message *send)
 {
     struct p2p_transfer *transfer = message_transfer(send);
@@ -414,7 +414,7 @@ void link_accepted(struct p2p_message *send)
 
 /* --- Flushing --- */
 
-/* Whether something waits, and no acknowledgement will tell when to go on. */
+/* Whether something waits, and no acknowledgement will wake it. */
 static bool is_stuck(const struct p2p_link *link)
 {
     bool envelopes = link->envelopes.notes != NULL || link->queued != NULL;

@@ -5,9 +5,9 @@
 #include "daemon/p2p/p2p_internal.h"
 
 /*
- * Which receive takes which message, in constant time however many wait: a queue for each (receiver, source,
- * tag), and one more of the messages of all sources for receives that take any. In each of them the oldest is
- * the first.
+ * Matches receives and messages in constant time, no matter how many wait. There is one queue per (receiver,
+ * source, tag), and one per (receiver, tag) with the messages of all sources, for receives from any source.
+ * In each queue the oldest is the first.
  */
 
 struct message_queue {
@@ -15,7 +15,7 @@ struct message_queue {
         uint32_t rank, source, tag;
     } key;
     struct p2p_message *receives;
-    struct p2p_arrival *arrivals; /* linked by of_source, or of_any where the source is any */
+    struct p2p_arrival *arrivals; /* linked by of_source, or by of_any if the source is any */
     UT_hash_handle hh;
 };
 
@@ -118,7 +118,7 @@ void match_remove_arrival(struct p2p_comm *comm, struct p2p_arrival *arrival)
 struct p2p_arrival *match_take_arrival(struct p2p_comm *comm, const struct p2p_message *receive)
 {
     if (comm->locals[comm->local_of_rank[receive->rank]].arrivals == NULL) {
-        return NULL; /* most receives are early; a look into a large table takes longer than all else */
+        return NULL; /* usual case: receives are early, and a lookup in a large table costs most */
     }
     const struct message_queue *queue = queue_find(comm, receive->rank, receive->peer_rank, receive->tag);
     struct p2p_arrival *arrival = queue != NULL ? queue->arrivals : NULL;

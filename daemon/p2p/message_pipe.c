@@ -3,11 +3,11 @@
 #include <assert.h>
 #include <stdlib.h>
 
-/* gpu_pinned_alloc gives no less. */
+/* gpu_pinned_alloc allocates no less. */
 #define PIPE_MEMORY_MIN_BYTES UINT64_C(4096)
 
 /*
- * Chunks are counted from 0 for the whole message: fill_begun >= filled >= drain_begun >= drained, and
+ * The counters count chunks of the whole message, from 0: fill_begun >= filled >= drain_begun >= drained, and
  * fill_begun - drained is at most slot_count. A direct pipe has one chunk, the whole message, and no slot.
  */
 struct message_pipe {
@@ -20,7 +20,7 @@ struct message_pipe {
     uint64_t chunk_count;
     uint32_t slot_count;
     unsigned char *memory;
-    size_t stored_bytes; /* by the caller, of the chunk that is not whole yet */
+    size_t stored_bytes; /* by the caller, of the incomplete chunk */
     uint64_t fill_begun, filled, drain_begun, drained;
     uint64_t fill_marks[MESSAGE_PIPE_CHUNKS_MAX], drain_marks[MESSAGE_PIPE_CHUNKS_MAX]; /* by slot */
 };
@@ -100,7 +100,8 @@ static bool has_room(const struct message_pipe *pipe)
 
 /* --- GPUs --- */
 
-/* Also behind a copy whose mark fails a mark is tried, so that its end is waited for. *begun: it was put. */
+/* Queues a copy and a mark behind it; counts *begun up once the copy is queued. If the mark fails, it tries
+ * once more, so that the copy's end can be waited for. */
 static enum status put_copy(struct gpu_queue *queue, void *target, const void *source, uint64_t bytes,
                             uint64_t *mark, uint64_t *begun, struct error *error)
 {
@@ -117,7 +118,7 @@ static enum status put_copy(struct gpu_queue *queue, void *target, const void *s
     return status;
 }
 
-/* Counts those up that are done, in order. */
+/* Counts *done up for each chunk whose mark is reached, in order. */
 static enum status look(struct gpu_queue *queue, const uint64_t *marks, uint32_t slot_count, uint64_t begun,
                         uint64_t *done, uint64_t now_ns, struct error *error)
 {
@@ -180,7 +181,7 @@ enum status message_pipe_step(struct message_pipe *pipe, uint64_t now_ns, bool *
     if (pipe->direct) {
         status = step_direct(pipe, now_ns, error);
     } else {
-        /* What was drained is room for the source. */
+        /* First the sink: drained chunks are room for the source. */
         if (pipe->sink.queue != NULL) {
             status = step_sink(pipe, now_ns, error);
         }
@@ -209,7 +210,7 @@ uint64_t message_pipe_drained_bytes(const struct message_pipe *pipe)
     return message_pipe_is_through(pipe) ? pipe->total_bytes : pipe->drained * pipe->chunk_bytes;
 }
 
-/* A GPU that failed touches nothing any more. */
+/* Whether the GPU has reached all marks. A GPU that failed accesses no memory any more. */
 static bool has_let_go(struct gpu_queue *queue, const uint64_t *marks, uint32_t slot_count, uint64_t begun,
                        uint64_t *done, uint64_t now_ns)
 {

@@ -45,7 +45,8 @@ void p2p_free(struct p2p *p2p)
     }
 }
 
-/* As exec_wake: the communicator may have had its turn of a round that is not over. */
+/* As exec_wake: the communicator may have had its turn in the current round already, so another round is
+ * needed. */
 void p2p_wake(struct p2p *p2p)
 {
     p2p->more = true;
@@ -77,7 +78,7 @@ void p2p_comm_set_busy(struct p2p_comm *comm)
     p2p_wake(comm->p2p);
 }
 
-/* Whose turn it is. It stays among the busy ones, behind others. */
+/* The communicator whose turn it is. It stays among the busy ones, behind others. */
 static struct p2p_comm *comm_next(struct p2p *p2p)
 {
     struct fair_entry *turn = fair_take(&p2p->busy);
@@ -170,7 +171,7 @@ static void comm_release(struct p2p_comm *comm)
     free(comm);
 }
 
-/* What it takes without any message. */
+/* Charges what the communicator needs without any message. */
 static enum status comm_charge(struct p2p_comm *comm, struct error *error)
 {
     const struct p2p_comm_options *options = &comm->options;
@@ -189,7 +190,7 @@ static enum status comm_charge(struct p2p_comm *comm, struct error *error)
     return STATUS_OK;
 }
 
-/* What the options give is copied. False: there is no memory. */
+/* Copies what the options refer to. Returns false without memory. */
 static bool comm_fill(struct p2p_comm *comm)
 {
     const struct p2p_comm_options *options = &comm->options;
@@ -307,7 +308,7 @@ void p2p_comm_free(struct p2p_comm *comm)
             link_reset(comm->links[node], false);
         }
     }
-    comm->failed = true; /* nobody is told of what is left */
+    comm->failed = true; /* no callback reports what is left */
     comm_rest(comm);
     HASH_DEL(comm->p2p->comms, comm);
     comm_release(comm);
@@ -373,7 +374,7 @@ static void pair_end_later(struct p2p_comm *comm, struct p2p_pair *pair)
 
 /* --- Ranks that leave --- */
 
-/* Nobody else can send to the local rank any more. */
+/* Ends receives from any source of local ranks to which no other rank can send any more. */
 static void end_any_source(struct p2p_comm *comm)
 {
     for (uint32_t i = 0; i < comm->local_count; i++) {

@@ -15,94 +15,92 @@
 
 /* What the files of daemon/p2p share. */
 
-#define P2P_STEP_BYTES                                                                                       \
-    (UINT64_C(4) << 20)        /* copied between ranks of a node before others have their turn               \
-                                */
-#define P2P_IN_FLIGHT_MAX 2048 /* sends of one stream that are not acknowledged, of NET_STREAM_QUEUE_MAX */
-#define P2P_IN_FLIGHT_MAX_BYTES (UINT64_C(4) << 20) /* and of the eager payloads among them */
-#define P2P_RETRY_NS (5 * TIME_MS)                  /* when the network has no memory, or no further stream */
+#define P2P_STEP_BYTES (UINT64_C(4) << 20) /* copied between local ranks in a communicator's turn */
+#define P2P_IN_FLIGHT_MAX 2048 /* unacknowledged sends of one stream, out of NET_STREAM_QUEUE_MAX */
+#define P2P_IN_FLIGHT_MAX_BYTES (UINT64_C(4) << 20) /* of eager payloads in these sends */
+#define P2P_RETRY_NS (5 * TIME_MS) /* pause if the network has no memory, or no further stream */
 
 enum message_state {
-    MESSAGE_HELD,     /* a send: waits for its stream, for its pair's before it, or to be copied from a GPU */
+    MESSAGE_HELD,     /* a send: waits for its stream, an earlier send of its pair, or a copy from its GPU */
     MESSAGE_QUEUED,   /* a send: not handed to the network yet */
-    MESSAGE_OFFERED,  /* its envelope is out */
-    MESSAGE_ACCEPTED, /* it was accepted; the payload waits for its turn among those to that node */
-    MESSAGE_SENDING, /* its turn: the network has the payload, or chunks of it; from a GPU, once it has a pipe
-                      */
-    MESSAGE_ARRIVED, /* a send within this node that no receive has taken; any message that is being posted */
-    MESSAGE_POSTED,  /* a receive without a message */
-    MESSAGE_MATCHED, /* a receive that has taken one: waits for its stream, and for memory of its pipe */
-    MESSAGE_AWAITED, /* a receive whose message was accepted */
-    MESSAGE_RECEIVING, /* its payload has begun to come */
-    MESSAGE_COPYING,   /* a receive that takes from a send of this node, or the rest of it from its pipe */
-    MESSAGE_TAKEN,     /* that send */
-    MESSAGE_LEAVING,   /* its result is known: until GPUs and network have let go of it */
-    MESSAGE_ENDED      /* to be told */
+    MESSAGE_OFFERED,  /* a send: its envelope was sent */
+    MESSAGE_ACCEPTED, /* a send: it was accepted; its payload waits for its turn among those to that node */
+    /* A send: the network has the payload. From a GPU: it waits for a pipe, then the network has chunks. */
+    MESSAGE_SENDING,
+    MESSAGE_ARRIVED,   /* a send within this node that no receive has taken, or a message in p2p_post */
+    MESSAGE_POSTED,    /* a receive that has no message yet */
+    MESSAGE_MATCHED,   /* a receive that has a message: waits for its stream, and for memory for its pipe */
+    MESSAGE_AWAITED,   /* a receive that has accepted its message */
+    MESSAGE_RECEIVING, /* a receive whose payload is arriving */
+    MESSAGE_COPYING,   /* a receive from a send of this node, or one that empties its pipe */
+    MESSAGE_TAKEN,     /* that local send */
+    MESSAGE_LEAVING,   /* its result is known; waits until GPUs and network release its buffer */
+    MESSAGE_ENDED      /* `done` is to be called */
 };
 
 /*
- * Pipes of sends and of receives have memory of their own. A receive has its pipe before it accepts, a send
- * takes one once it is accepted: so whatever has memory gets on by GPUs and network alone, and those that
- * wait for memory, on whatever nodes, wait for none that waits for them.
+ * The pipes of sends and those of receives have separate memory. A receive gets its pipe before it accepts,
+ * and a send gets one after it was accepted. So a message that has memory needs only GPUs and network to
+ * advance, and no cycle of messages, on any nodes, can wait for each other's memory.
  */
 enum message_way { MESSAGE_WAY_OUT, MESSAGE_WAY_IN };
 #define MESSAGE_WAYS 2
 
-/* The list that a message's active_prev and active_next are of. */
+/* The list that a message's active_prev and active_next belong to. */
 enum message_list { LIST_NONE, LIST_ACTIVE, LIST_CROWDED_OUT, LIST_CROWDED_IN };
 
-/* What carries the bytes of one message. */
+/* The means to move one message's bytes. */
 struct p2p_transfer {
-    struct message_pipe *pipe; /* null: the bytes are the host's, or it has not begun */
+    struct message_pipe *pipe; /* null: the bytes are on the host, or it has not begun */
     uint64_t pipe_bytes;       /* of its pinned memory */
-    struct net_stream *stream; /* of a payload that is sent, until it is acknowledged or given up */
-    bool has_slot;             /* of the payloads to that node */
-    bool in_network;           /* the network has the payload by reference: its end follows */
-    unsigned char *copy;       /* of a small send, from its GPU */
+    struct net_stream *stream; /* of a payload being sent, until it is acknowledged or given up */
+    bool has_slot;             /* counted in the link's `payloads` */
+    bool in_network;           /* the network refers to the payload, and will report its end */
+    unsigned char *copy;       /* of a small send: its payload, copied from its GPU */
 };
 
-/* What a local rank and another rank, or any source, have with each other. */
+/* The messages between a local rank and another rank, or any source. */
 struct p2p_pair {
     struct p2p_pair_key {
-        uint32_t rank, peer; /* of this node; COMM_ANY_SOURCE_RANK */
+        uint32_t rank, peer; /* local rank; other rank or COMM_ANY_SOURCE_RANK */
     } key;
-    struct p2p_pair *prev, *next;         /* of comm->busy_pairs, while it has messages */
-    struct p2p_pair *end_prev, *end_next; /* of comm->ending, while `ending` */
-    struct p2p_message *messages;         /* that have neither ended nor are leaving, in the order posted */
-    struct p2p_message *held;             /* of these: sends that are MESSAGE_HELD; the first one is active */
-    uint32_t sent_bytes;                  /* eager, to the peer: of the credit, until taken and reported */
-    uint32_t kept_bytes;                  /* eager, of the peer, on another node: not reported as taken */
-    uint32_t taken_bytes;                 /* of these: taken */
+    struct p2p_pair *prev, *next;         /* in comm->busy_pairs, while it has messages */
+    struct p2p_pair *end_prev, *end_next; /* in comm->ending, while `ending` */
+    struct p2p_message *messages;         /* neither ENDED nor LEAVING, in the order posted */
+    struct p2p_message *held;             /* of these: MESSAGE_HELD sends; the first one is active */
+    uint32_t sent_bytes;  /* credit used by eager sends to the peer, not yet reported as taken */
+    uint32_t kept_bytes;  /* credit used by a remote peer's eager sends, not yet reported as taken */
+    uint32_t taken_bytes; /* of kept_bytes: taken by receives */
     bool charged;
     bool ending;
     UT_hash_handle hh;
 };
 _Static_assert(sizeof(struct p2p_pair) <= P2P_PAIR_COST_BYTES, "a pair costs no more than is charged for it");
 
-/* A message that came, or was sent within this node, until it is over. */
+/* A message that arrived from another node, or was sent within this node, until it is over. */
 struct p2p_arrival {
-    struct p2p_arrival *prev, *next; /* of its receiver, while no receive has taken it; or of p2p->cut */
+    struct p2p_arrival *prev, *next; /* in its receiver's list until taken; later, if cut, in p2p->cut */
     struct p2p_arrival *of_source_prev, *of_source_next; /* matching.c, while no receive has taken it */
     struct p2p_arrival *of_any_prev, *of_any_next;
-    struct p2p_id by_id; /* of rendezvous between nodes: in the link's table */
+    struct p2p_id by_id; /* of a rendezvous between nodes: in the link's table */
     struct p2p_comm *comm;
-    struct p2p_link *link;        /* of another node; null: of this one */
-    struct p2p_message *send;     /* within this node: its send, unless eager */
-    struct p2p_message *receive;  /* that has taken it */
-    struct stream_reader *reader; /* that its payload comes on */
+    struct p2p_link *link;        /* of a message from another node; null: from this node */
+    struct p2p_message *send;     /* within this node: its send, unless it was eager */
+    struct p2p_message *receive;  /* the receive that has taken it */
+    struct stream_reader *reader; /* on which its payload arrives */
     uint64_t count_elements;
     uint64_t charged_bytes;
-    uint64_t cut_ns; /* the stream of its payload was reset: when its receive ends for that; 0: it was not */
+    uint64_t cut_ns;        /* if its payload's stream was reset: when its receive ends for that; else 0 */
     unsigned char *payload; /* EAGER, unless lost */
     uint32_t source_rank, to_rank, tag, payload_bytes;
     uint8_t dtype;
     bool eager, queued;
-    bool lost; /* there was no room for the payload */
+    bool lost; /* the account had no room for the payload */
 };
 _Static_assert(sizeof(struct p2p_arrival) + 32 <= P2P_ENVELOPE_COST_BYTES,
                "what is stored costs no more than is charged for it");
 
-/* What is to be said to a node, and not handed to the network yet. */
+/* A header without payload for a node, which the network did not get yet. */
 struct p2p_note {
     struct p2p_note *prev, *next;
     struct message_header header;
@@ -118,83 +116,83 @@ struct p2p_out {
     uint64_t in_flight_bytes;
 };
 
-/* A rank of another node that left: gone once the link's messages so far have come. */
+/* A rank of another node that left. It counts as gone once sent_count messages of the link have arrived. */
 struct p2p_departure {
     struct p2p_departure *prev, *next;
     uint32_t rank;
     uint64_t sent_count;
 };
 
-/* What a communicator has with another node. It outlives the communicator while the network has sends. */
+/* A communicator's state towards another node. It outlives the communicator while the network has sends. */
 struct p2p_link {
-    struct p2p_comm *comm; /* null: it is gone */
+    struct p2p_comm *comm; /* null: it was freed */
     uint32_t node;
-    bool flushing; /* among comm->flushing */
-    bool is_lost;  /* the connection: the communicator's end follows */
+    bool flushing; /* it is in comm->flushing */
+    bool is_lost;  /* the connection is lost: the communicator will be aborted */
     struct p2p_link *prev, *next;
     struct p2p_out envelopes, replies;
-    struct stream_reader *envelopes_in, *replies_in; /* the one stream of each that it may have to us */
-    uint64_t sent_count, came_count;                 /* messages: ids of the last */
-    struct p2p_message *queued;                      /* sends that are MESSAGE_QUEUED */
-    struct p2p_message *accepted; /* sends that are MESSAGE_ACCEPTED and wait for one of the streams */
-    uint32_t payloads;            /* streams of them */
-    struct id_table sends;        /* OFFERED, ACCEPTED, SENDING */
-    struct id_table arrivals;     /* of rendezvous, until they are over */
+    struct stream_reader *envelopes_in, *replies_in; /* the peer's only stream of each */
+    uint64_t sent_count, came_count;                 /* of messages: also ids of the last ones */
+    struct p2p_message *queued;                      /* MESSAGE_QUEUED sends */
+    struct p2p_message *accepted;                    /* MESSAGE_ACCEPTED sends, which wait for a stream */
+    uint32_t payloads;                               /* payload streams in use */
+    struct id_table sends;                           /* OFFERED, ACCEPTED, SENDING */
+    struct id_table arrivals;                        /* rendezvous that are not over */
     struct p2p_departure *departures;
 };
 
-/* One look at the messages of a communicator. */
+/* State of one turn of a communicator's messages. */
 struct message_pass {
     uint64_t now_ns;
-    bool more;               /* can be done at once */
-    bool resumes;            /* pipes of receives have room again */
-    uint64_t left_bytes;     /* that may still be copied within this node */
-    struct p2p_message *cut; /* the receive that took the last of them, and is not whole */
+    bool more;               /* more can be done at once */
+    bool resumes;            /* a receive's pipe has room again */
+    uint64_t left_bytes;     /* what may still be copied within this node */
+    struct p2p_message *cut; /* the receive whose copy used up left_bytes */
 };
 
 struct p2p_local {
     uint32_t rank;
     bool has_left;
     struct budget_account *account;
-    struct p2p_arrival *arrivals; /* for it, that no receive has taken */
+    struct p2p_arrival *arrivals; /* stored for it, until a receive takes them */
 };
 
-/* A text that messages which end one after the other share: when a rank leaves, thousands may. */
+/* A result that consecutive ended messages share: if a rank leaves, thousands of messages may end. */
 struct p2p_result {
-    struct error error; /* the first: a message has its address */
+    struct error error; /* the first member: messages refer to its address */
     uint32_t uses;
 };
 
 struct p2p_comm {
     struct p2p *p2p;
-    struct p2p_result *last_result; /* of a message; null: none */
+    struct p2p_result *last_result; /* of the last message; may be null */
     struct p2p_comm_options options;
-    struct fair_entry turn; /* among p2p->busy */
-    uint32_t round;         /* the last one in which it was stepped */
+    struct fair_entry turn; /* in p2p->busy */
+    uint32_t round;         /* the last round in which it was stepped */
     uint64_t comm_id;
-    uint64_t charged_bytes; /* of its account, without its messages */
+    uint64_t charged_bytes; /* charged to its account, without messages */
     uint32_t *peers;
     uint32_t *node_of_rank;
-    uint32_t *local_of_rank; /* size; UINT32_MAX for other nodes' */
+    uint32_t *local_of_rank; /* size; UINT32_MAX for ranks of other nodes */
     struct p2p_local *locals;
     uint32_t local_count;
     uint32_t credit_bytes;   /* of each pair */
-    struct p2p_link **links; /* by node; null: ours */
+    struct p2p_link **links; /* by node; null for this node */
     struct stream_group streams;
     struct p2p_pair *pairs;
     struct p2p_pair *busy_pairs;
-    struct p2p_pair *ending;                   /* whose messages end since a rank is gone */
+    struct p2p_pair *ending;                   /* pairs whose messages end because a rank is gone */
     struct message_queue *queues;              /* matching.c */
-    struct p2p_message *active, *cursor;       /* each step looks at them; the next one of a step under way */
-    struct p2p_message *crowded[MESSAGE_WAYS]; /* that wait for pinned memory, oldest first */
-    struct p2p_message *leaving; /* that have their result; of these, those with pipes are active */
+    struct p2p_message *active, *cursor;       /* stepped in each turn; the next one of the current turn */
+    struct p2p_message *crowded[MESSAGE_WAYS]; /* wait for pinned memory, oldest first */
+    struct p2p_message *leaving;               /* MESSAGE_LEAVING; those with pipes are also active */
     struct p2p_message *ended;
-    struct p2p_link *flushing; /* that have something for the network */
-    uint32_t count;            /* of messages that are not told */
+    struct p2p_link *flushing; /* with something for the network */
+    uint32_t count;            /* of messages whose `done` was not called yet */
     uint64_t last_number;
     uint64_t pipe_bytes[MESSAGE_WAYS]; /* pinned memory of their pipes */
-    struct gpu_queue **gpu_queues;     /* of GPU and way; null: none yet */
-    bool *gone;                        /* by rank: has left, and nothing more comes of it */
+    struct gpu_queue **gpu_queues;     /* by GPU and way; null until first use */
+    bool *gone;                        /* by rank: it has left, and nothing more arrives from it */
     uint32_t gone_count;
     bool failed;
     bool aborted;
@@ -209,15 +207,15 @@ struct p2p {
     void *wake_context;
     struct p2p_comm *comms;
     struct spending spending;
-    struct fair busy;   /* of these: with messages, or something to say */
-    uint32_t round;     /* in which all of these are stepped, some more than once */
-    uint32_t unstepped; /* of these, in this round */
-    bool more;          /* another round is wanted */
+    struct fair busy;   /* communicators with messages, or something to send */
+    uint32_t round;     /* number of the current round; it steps every busy one at least once */
+    uint32_t unstepped; /* busy ones that had no turn in this round yet */
+    bool more;          /* another round is needed */
     struct stream_readers readers;
     struct pacer pacer;
-    uint64_t now_ns; /* of the call under way */
+    uint64_t now_ns; /* time of the current call */
     uint64_t retry_ns;
-    struct p2p_arrival *cut; /* those with a cut_ns, in its order */
+    struct p2p_arrival *cut; /* arrivals with a cut_ns, ordered by it */
 };
 
 static inline uint64_t message_bytes(const struct p2p_message *message, uint64_t count_elements)
@@ -244,25 +242,25 @@ void p2p_wake(struct p2p *p2p);
 void p2p_comm_fail(struct p2p_comm *comm, const struct error *cause);
 void p2p_comm_set_busy(struct p2p_comm *comm);
 const char *p2p_node_name(const struct p2p_comm *comm, uint32_t rank);
-/* The pair, made on first use; null without memory, or room in the rank's account (*error says which). force:
- * whatever the account has. */
+/* The pair, made on first use. Returns null without memory, or without room in the rank's account (*error
+ * says which). If force, room in the account is not needed. */
 struct p2p_pair *pair_make(struct p2p_comm *comm, uint32_t rank, uint32_t peer, bool force,
                            struct error *error);
 struct p2p_pair *pair_find(const struct p2p_comm *comm, uint32_t rank, uint32_t peer);
 
 /* ending.c: how messages end. */
-/* It is looked at in the next turn. */
+/* The message is stepped in the next turn. */
 void message_activate(struct p2p_message *message);
-/* It waits for pinned memory, behind the others or, if it was its turn, before them. */
+/* The message waits for pinned memory: behind the others, or before them if it was its turn. */
 void message_crowd(struct p2p_message *message, enum message_way way);
 void message_rest(struct p2p_message *message);
-/* To be told, unless it is already. */
+/* Ends the message, unless it has ended: `done` is called in a later turn. */
 void message_end(struct p2p_message *message, const struct error *result);
-/* It ends early. tells: the other side, if it has a part in it, hears of it. */
+/* Ends the message early. If `tells`, the other side of a matched message is notified. */
 void message_give_up(struct p2p_message *message, const struct error *result, bool tells);
-/* LEAVING: ends when GPUs and network have let go. */
+/* Of a LEAVING message: ends it once GPUs and network have released its buffer. */
 void message_leaving_step(struct p2p_message *message, uint64_t now_ns);
-/* That use of it is over. */
+/* Drops one use of a shared result. */
 void p2p_result_drop(struct p2p_result *result);
 /* "The send of rank 3 (node b), tag 7, ended first: deadline passed". */
 void message_set_peer_ended(const struct p2p_comm *comm, struct error *error, enum status status, bool sends,
@@ -272,84 +270,87 @@ void message_set_mismatch(const struct p2p_comm *comm, struct error *error, cons
                           enum dtype dtype, uint64_t count_elements);
 struct p2p_transfer *message_transfer(struct p2p_message *message);
 
-/* A held send is in no list any more: the next one of its pair is looked at. */
+/* Takes a held send off its list, and activates the next held send of its pair. */
 void message_unhold(struct p2p_message *send);
 
 /* posting.c */
-/* The message is there, its payload whole: the first receive that fits takes it, else it is stored. */
+/* A message has arrived, with its whole payload if it is eager. The oldest receive that matches takes it;
+ * otherwise it is stored. */
 void message_arrive(struct p2p_comm *comm, struct p2p_arrival *arrival);
-/* A held send's turn has come. */
+/* Posts a held send, whose turn has come. */
 void message_post_held(struct p2p_message *send);
-/* What the receive has taken is brought to its buffer, which may be touched. */
+/* Moves the message that the receive has taken to its buffer, which may be accessed now. */
 void message_start_receive(struct p2p_message *receive);
-/* It is over: its store and its credit are given back. */
+/* Frees an arrival that is over, and gives its charge and its credit back. */
 void arrival_free(struct p2p_arrival *arrival);
 
 /* steps.c. Returns whether more can be done at once. */
 bool messages_step(struct p2p_comm *comm, uint64_t now_ns);
 
-/* matching.c: which receive takes which message. False: there is no memory. */
+/* matching.c: which receive takes which message. Functions that return bool return false without memory. */
 bool match_add_receive(struct p2p_comm *comm, struct p2p_message *receive) COMM_MUST_USE;
 void match_remove_receive(struct p2p_comm *comm, struct p2p_message *receive);
-/* The receive that takes it; null: none yet. */
+/* The receive that takes the arrival; null if none matches yet. */
 struct p2p_message *match_receive(const struct p2p_comm *comm, const struct p2p_arrival *arrival);
 bool match_add_arrival(struct p2p_comm *comm, struct p2p_arrival *arrival) COMM_MUST_USE;
 void match_remove_arrival(struct p2p_comm *comm, struct p2p_arrival *arrival);
-/* The message that the receive takes, in no list any more; null: none yet. */
+/* The message that the receive takes, removed from all lists; null if none matches yet. */
 struct p2p_arrival *match_take_arrival(struct p2p_comm *comm, const struct p2p_message *receive);
 void match_release(struct p2p_comm *comm);
 
-/* link.c: what goes to another node. */
+/* link.c: sending to another node. */
 struct p2p_link *link_new(struct p2p_comm *comm, uint32_t node);
 void link_release(struct p2p_link *link);
-/* give_up: what is queued is not sent. */
+/* give_up: data that is queued is not sent. */
 void link_reset(struct p2p_link *link, bool give_up);
-/* Hands to the network what it has room for. */
+/* Hands to the network as much as it has room for. */
 void link_flush(struct p2p_link *link);
 void links_flush(struct p2p_comm *comm);
 /* Queues a send. */
 void link_queue_send(struct p2p_link *link, struct p2p_message *send);
-/* Says so, in order. Without memory the communicator fails. */
+/* Sends the reply, in order. Without memory the communicator fails. */
 void link_reply(struct p2p_link *link, const struct message_header *header);
 void link_withdraw(struct p2p_link *link, const struct p2p_message *send, enum status status);
 void link_answer(const struct p2p_arrival *arrival, enum message_kind kind, enum status status,
                  enum dtype dtype, uint64_t count_elements);
-/* An offered send is accepted: its payload goes when it is its turn. */
+/* An offered send was accepted: its payload is sent when it is its turn. */
 void link_accepted(struct p2p_message *send);
-/* Opens the stream of its payload, with its header and so much of it. sent's context is the send. */
+/* Opens the stream of the send's payload, and sends the header and the first payload_bytes. The context of
+ * `sent` is the send. */
 enum status link_open_payload(struct p2p_message *send, const void *payload, uint64_t payload_bytes,
                               net_sent_function *sent) COMM_MUST_USE;
-/* Of a SENDING one: all of it was acknowledged; or what is queued is given up. */
+/* Ends the stream of a SENDING send: all of it was acknowledged, or the rest is given up. */
 void link_payload_over(struct p2p_message *send, bool delivered);
-/* In P2P_RETRY_NS at the latest there is another turn. */
+/* Makes sure that there is another turn within P2P_RETRY_NS. */
 void p2p_retry(struct p2p *p2p);
 
 /* incoming.c: streams from other nodes. */
 extern const struct stream_reader_kind message_reader_kind;
 void incoming_resume(struct p2p_comm *comm);
 void incoming_departures(struct p2p_link *link);
-/* Receives whose payloads were cut, and nobody said why in time, end. */
+/* Ends receives whose payloads were cut, if the sender did not send the cause in time. */
 void incoming_end_cut(struct p2p *p2p, uint64_t now_ns);
-/* The payload on that stream goes nowhere any more. */
+/* Drops the rest of the payload on that stream. */
 void incoming_drop(struct stream_reader *reader);
 
 /* staging.c: messages whose buffers are on GPUs. A failure ends the message. */
 void staging_release(struct p2p_comm *comm);
-/* Whether a send's payload is to be on the host before its envelope goes. */
+/* Whether a send's payload must be on the host before its envelope is sent. */
 bool staging_is_small(const struct p2p_message *send);
-/* Copies it there; true once it is. */
+/* Copies it there; returns true once it is done. */
 bool staging_copy_small(struct p2p_message *send, struct message_pass *pass);
-/* Whether a receive that has taken a message needs a pipe; makes it: false: not now, or it has ended. */
+/* staging_needs_pipe: whether a receive that has taken a message needs a pipe. staging_receives makes it; it
+ * returns false if there is no memory now, or the receive has ended. */
 bool staging_needs_pipe(const struct p2p_message *receive);
 bool staging_receives(struct p2p_message *receive, struct message_pass *pass);
-/* A receive's pipe goes on; true when all is where it belongs. */
+/* Advances a receive's pipe; returns true once all bytes are in their buffer. */
 bool staging_receive_step(struct p2p_message *receive, struct message_pass *pass);
-/* An accepted send goes on, chunk by chunk. */
+/* Advances an accepted send, chunk by chunk. */
 void staging_send_step(struct p2p_message *send, struct message_pass *pass);
-/* Given up: whether GPUs have let go of it. */
+/* For a message that is given up: whether GPUs have released it. */
 bool staging_is_idle(struct p2p_message *message, uint64_t now_ns);
 void staging_free_pipe(struct p2p_message *message);
-/* There may be pinned memory for the next one that waits. */
+/* There may be pinned memory for the next message that waits: activates it. */
 void staging_wake_next(struct p2p_comm *comm, enum message_way way);
 
 #endif

@@ -6,13 +6,16 @@
 
 #include "daemon/p2p/p2p_internal.h"
 
-/* Messages are posted, come, and find each other. */
+/* Posting, arrival, and matching of messages. */
 
 _Static_assert(sizeof(struct p2p_message) <= 176, "10^5 of them fit the default budget of a user");
 
-/* --- What is stored --- */
+/* --- Stored messages --- */
 
-/* The pair may send so much more; the sender's node hears of it, a good part of the credit at a time. */
+/*
+ * Gives the pair its credit back. A remote sender's node is notified each time that half of the credit was
+ * taken.
+ */
 static void return_credit(const struct p2p_arrival *arrival)
 {
     struct p2p_comm *comm = arrival->comm;
@@ -60,7 +63,10 @@ void arrival_free(struct p2p_arrival *arrival)
     free(arrival);
 }
 
-/* The sender hears that it is not taken; of an eager message nobody does. */
+/*
+ * Refuses a message and tells its sender. The sender of an eager message is not notified, as its send has
+ * ended.
+ */
 static void arrival_refuse(struct p2p_arrival *arrival, const struct error *why)
 {
     struct p2p_message *send = arrival->send;
@@ -74,7 +80,7 @@ static void arrival_refuse(struct p2p_arrival *arrival, const struct error *why)
     arrival_free(arrival);
 }
 
-/* No receive takes it yet. */
+/* Stores an unexpected message. */
 static void arrival_store(struct p2p_comm *comm, struct p2p_arrival *arrival)
 {
     const struct p2p_local *local = &comm->locals[comm->local_of_rank[arrival->to_rank]];
@@ -93,7 +99,7 @@ static void arrival_store(struct p2p_comm *comm, struct p2p_arrival *arrival)
                       comm->options.name, arrival->to_rank, why.text);
             arrival_refuse(arrival, &error);
             return;
-        } else { /* who receives it hears of it; envelopes are bounded by the credit */
+        } else { /* its receive ends with LIMIT; the credit limits how many there are */
             arrival->lost = true;
             free(arrival->payload);
             arrival->payload = NULL;
@@ -108,7 +114,7 @@ static void arrival_store(struct p2p_comm *comm, struct p2p_arrival *arrival)
     }
 }
 
-/* --- Which takes which --- */
+/* --- Matching --- */
 
 static void copy_now(struct p2p_message *receive)
 {
@@ -175,7 +181,7 @@ static void refuse(struct p2p_message *receive)
     message_end(receive, &error);
 }
 
-/* The receive takes the message; neither is in a list of those that wait any more. */
+/* The receive takes the message. Neither may be in a list of waiting ones any more. */
 static void take(struct p2p_message *receive, struct p2p_arrival *arrival)
 {
     struct p2p_comm *comm = receive->comm;
@@ -230,7 +236,9 @@ static struct p2p_arrival arrival_of(const struct p2p_message *send)
                                 .count_elements = send->count_elements};
 }
 
-/* Within this node: copied, so that the send ends. False: there is no credit, memory or room for that. */
+/*
+ * Within this node: copies the payload, so that the send ends. Returns false without credit, memory or room.
+ */
 static bool send_eagerly(struct p2p_message *send, struct p2p_arrival *arrival)
 {
     struct p2p_comm *comm = send->comm;
@@ -278,7 +286,7 @@ static enum status post_local_send(struct p2p_message *send, struct error *error
     return STATUS_OK;
 }
 
-/* Its buffer may be touched, and is on the host if it is to go with its envelope. */
+/* The send's buffer may be accessed now. It is on the host if the payload goes with the envelope. */
 static enum status post_send(struct p2p_message *send, struct error *error)
 {
     struct p2p_comm *comm = send->comm;
@@ -299,7 +307,7 @@ void message_post_held(struct p2p_message *send)
     }
 }
 
-/* Whether a send is to be copied from its GPU before it goes on. */
+/* Whether a send must be copied from its GPU before it is posted. */
 static bool is_copied_first(const struct p2p_message *send)
 {
     struct p2p_arrival key = arrival_of(send);

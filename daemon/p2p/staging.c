@@ -4,11 +4,11 @@
 #include "daemon/p2p/p2p_internal.h"
 
 /*
- * Messages whose buffers are on GPUs. Between nodes, and where a GPU does not reach the other's memory, their
- * bytes go through a pipe, chunk by chunk; within a node otherwise in one copy. What goes with its envelope
- * is copied to the host first.
+ * Messages whose buffers are on GPUs. Between nodes, and where a GPU does not reach the other buffer, the
+ * bytes go through a pipe, chunk by chunk. Otherwise one copy within the node is enough. A payload that is
+ * sent with its envelope is first copied to the host.
  *
- * A failure here is one of a GPU, or of memory for it: it ends the message, and the other side hears of it.
+ * A failure here is one of a GPU, or of memory for it. It ends the message, and the other side is notified.
  */
 
 _Static_assert(MESSAGE_PIPE_CHUNK_BYTES *MESSAGE_PIPE_CHUNKS_MAX <= P2P_PIPES_MAX_BYTES,
@@ -23,7 +23,8 @@ static void fail(struct p2p_message *message, struct error *error)
 
 /* --- Pipes --- */
 
-/* Each way has a queue of its own, beside that of operations: a GPU copies both ways at once. */
+/* Each direction has its own queue, separate from the queue of operations, because a GPU can copy both ways
+ * at once. */
 static enum status queue_of(struct p2p_comm *comm, uint32_t gpu, enum message_way way, struct gpu_queue **out,
                             struct error *error)
 {
@@ -48,7 +49,8 @@ void staging_release(struct p2p_comm *comm)
     free(comm->gpu_queues);
 }
 
-/* The end of a pipe that the message's buffer is; null, or on the host: the caller's. */
+/* The pipe's end for a message's buffer. If message is null, or its buffer is on the host, the end is the
+ * pipe's caller. */
 static enum status pipe_end(const struct p2p_message *message, enum message_way way,
                             struct message_pipe_end *end, struct error *error)
 {
@@ -68,16 +70,16 @@ static bool is_direct(const struct p2p_message *source, const struct p2p_message
     return source->gpu == sink->gpu || gpu_devices_reaches(source->comm->p2p->gpus, source->gpu, sink->gpu);
 }
 
-/* The other side of a receive, where it is of this node. */
+/* The send of a receive, if it is of this node. */
 static struct p2p_message *send_of(const struct p2p_message *receive)
 {
     return receive->arrival != NULL ? receive->arrival->send : NULL;
 }
 
 /*
- * Pinned memory for a pipe is the communicator's user's. WAIT: it is for a pipe of the same way and
- * communicator to be over. So no message waits for another communicator, or for operations: where these hold
- * all that the user may have, it ends with LIMIT.
+ * Charges a pipe's pinned memory to the communicator's user. WAIT: the message waits until another pipe of
+ * the same communicator and direction is over. So no message waits for another communicator, or for
+ * operations. If those use all that the user may have, the message ends with LIMIT.
  */
 enum room { ROOM_HAS, ROOM_WAIT, ROOM_REFUSED };
 
@@ -109,8 +111,8 @@ static void give_room_back(struct p2p_comm *comm, enum message_way way, uint64_t
 }
 
 /*
- * Of `owner`, one of the two; the one that is of another node is null. False: not now, and it stands among
- * those that wait for memory; or it has ended.
+ * Makes a pipe for `owner`, which is source or sink. A side on another node is null. Returns false if the
+ * owner must wait for memory, in whose queue it is then, or if it has ended.
  */
 static bool begin_pipe(struct p2p_message *owner, enum message_way way, const struct p2p_message *source,
                        const struct p2p_message *sink, uint64_t bytes)
@@ -175,7 +177,7 @@ void staging_free_pipe(struct p2p_message *message)
     transfer->pipe_bytes = 0;
 }
 
-/* Returns whether chunks came to their end. *ended: it failed, and so did the message. */
+/* Returns whether the pipe advanced. *ended: the pipe failed, and ended the message. */
 static bool step_pipe(struct p2p_message *message, uint64_t now_ns, bool *ended)
 {
     struct pacer *pacer = &message->comm->p2p->pacer;
@@ -208,8 +210,8 @@ bool staging_is_small(const struct p2p_message *send)
     return send->on_gpu && send->count_elements > 0 && message_is_eager(send);
 }
 
-/* Pinned memory is for what GPUs are at: where the envelope waits for the network, the payload is elsewhere.
- */
+/* Pinned memory is only for running GPU copies. While the envelope waits for the network, the payload is kept
+ * in ordinary memory. */
 bool staging_copy_small(struct p2p_message *send, struct message_pass *pass)
 {
     uint64_t bytes = message_bytes(send, send->count_elements);
@@ -250,7 +252,7 @@ static void chunk_sent(void *context, enum status result, uint64_t now_ns)
     if (send->state == MESSAGE_LEAVING) {
         message_leaving_step(send, now_ns);
     } else if (result != STATUS_OK) {
-        link_payload_over(send, false); /* the reason comes on another way */
+        link_payload_over(send, false); /* the cause arrives elsewhere */
     } else if (message_pipe_is_through(send->transfer->pipe)) {
         link_payload_over(send, true);
         message_end(send, &p2p_fine);
@@ -266,7 +268,7 @@ static void send_chunks(struct p2p_message *send)
     for (const void *chunk; (chunk = message_pipe_next(transfer->pipe, &bytes)) != NULL;) {
         enum status status = net_stream_send(transfer->stream, NULL, 0, chunk, bytes, chunk_sent, send);
         if (status == STATUS_UNREACHABLE) {
-            link_payload_over(send, false); /* the end of the communicator follows */
+            link_payload_over(send, false); /* the communicator will be aborted */
             return;
         }
         if (status != STATUS_OK) {
@@ -281,7 +283,7 @@ void staging_send_step(struct p2p_message *send, struct message_pass *pass)
 {
     bool ended;
     if (!send->transfer->has_slot) {
-        return; /* its stream is lost */
+        return; /* the stream is lost */
     }
     if (send->transfer->pipe == NULL &&
         !begin_pipe(send, MESSAGE_WAY_OUT, send, NULL, message_bytes(send, send->count_elements))) {
@@ -314,7 +316,7 @@ bool staging_receives(struct p2p_message *receive, struct message_pass *pass)
                       message_bytes(receive, receive->received_elements));
 }
 
-/* From a sender's buffer on the host of this node. Returns whether the turn has no bytes left. */
+/* Stores bytes from a local send's buffer on the host. Returns whether the turn has no bytes left. */
 static bool store_from(const struct p2p_message *send, struct p2p_message *receive, struct message_pass *pass)
 {
     struct message_pipe *pipe = receive->transfer->pipe;
@@ -332,7 +334,7 @@ static bool store_from(const struct p2p_message *send, struct p2p_message *recei
     return false;
 }
 
-/* To its own buffer on the host. Returns whether there is room again. */
+/* Copies chunks to the receive's own buffer on the host. Returns whether the pipe has room again. */
 static bool take_to(struct p2p_message *receive)
 {
     struct message_pipe *pipe = receive->transfer->pipe;

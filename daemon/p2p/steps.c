@@ -5,9 +5,9 @@
 
 #include "daemon/p2p/p2p_internal.h"
 
-/* What the messages of a communicator do in a turn. */
+/* The work of a communicator's messages in one turn. */
 
-/* Whether a turn can get it on; otherwise what it waits for activates it. */
+/* Whether a turn can advance the message. If not, the event that it waits for activates it. */
 static bool message_has_steps(const struct p2p_message *message)
 {
     switch ((enum message_state)message->state) {
@@ -32,7 +32,7 @@ static bool message_has_steps(const struct p2p_message *message)
     return false;
 }
 
-/* Sends of a pair keep their order: the first that is held holds back those behind it. */
+/* Sends of a pair keep their order: the first held send delays those behind it. */
 static void held_step(struct p2p_message *send, struct message_pass *pass)
 {
     struct p2p_comm *comm = send->comm;
@@ -55,7 +55,7 @@ static void matched_step(struct p2p_message *receive, struct message_pass *pass)
     }
 }
 
-/* From a send of this node, as much as the turn has left. Returns whether that is all. */
+/* Copies from a local send as much as the turn has left. Returns whether that was all. */
 static bool copy_step(struct p2p_message *receive, struct message_pass *pass)
 {
     const struct p2p_message *send = receive->arrival->send;
@@ -74,7 +74,7 @@ static bool copy_step(struct p2p_message *receive, struct message_pass *pass)
     return now == left;
 }
 
-/* What comes from a send of this node, or is in the pipe already. */
+/* Advances a receive from a local send, or one whose remaining bytes are in its pipe. */
 static void copying_step(struct p2p_message *receive, struct message_pass *pass)
 {
     bool has_pipe = receive->transfer != NULL && receive->transfer->pipe != NULL;
@@ -123,7 +123,7 @@ static void message_step(struct p2p_message *message, struct message_pass *pass)
     }
 }
 
-/* Any of them may end, or rest, meanwhile. */
+/* Steps the active messages. Each step may end any message, or remove it from the list. */
 static void active_step(struct p2p_comm *comm, struct message_pass *pass)
 {
     struct p2p_message *message;
@@ -137,7 +137,7 @@ static void active_step(struct p2p_comm *comm, struct message_pass *pass)
             message_rest(message);
         }
     }
-    if (pass->cut != NULL) { /* others have their turn before it */
+    if (pass->cut != NULL) { /* to the end of the list, so that others go first */
         message_rest(pass->cut);
         message_activate(pass->cut);
     }
@@ -165,7 +165,7 @@ static uint32_t end_pair(struct p2p_comm *comm, struct p2p_pair *pair, uint32_t 
     return left;
 }
 
-/* Receives from ranks that are gone, and sends to them. The others end by what is under way. */
+/* Ends receives from ranks that are gone, and sends to them, unless they are already matched. */
 static void ending_step(struct p2p_comm *comm, struct message_pass *pass)
 {
     uint32_t left = P2P_TURN_MAX;
@@ -183,7 +183,7 @@ static void aborted_step(struct p2p_comm *comm, struct message_pass *pass)
     pass->more |= comm->busy_pairs != NULL;
 }
 
-/* Those that have ended are told; their owners may post more. */
+/* Calls `done` of messages that have ended; `done` may post more messages. */
 static void messages_tell(struct p2p_comm *comm, uint64_t now_ns)
 {
     for (uint32_t left = P2P_TURN_MAX; left > 0 && comm->ended != NULL; left--) {

@@ -1,7 +1,7 @@
 #!/bin/sh
 # usage: activate.sh SYSUSERS_FOLDER TMPFILES_FOLDER
-# Tells a running system what was installed: commd's user, its folder, the library and the units. Nothing is started.
-# Where a part of systemd is missing, as in an image that is being built, that step is left out.
+# Activates an installation on a running system: makes commd's user and folder, and makes the library and the units known.
+# Starts nothing. If a part of systemd is missing, as in an image that is being built, its step is skipped.
 set -eu
 [ "$(id -u)" = 0 ] || { echo "activate: not root: user, folder and units are left to the administrator"; exit 0; }
 has() { command -v "$1" >/dev/null; }

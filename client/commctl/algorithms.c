@@ -69,7 +69,7 @@ static bool parse_sizes(char *text, Commd__Client__AlgorithmsQuery *query)
     return query->n_size_bytes > 0;
 }
 
-/* Null when it is fine, else what was expected. */
+/* Returns null if the value is valid, else what was expected. */
 static const char *take_option(int option, char *text, Commd__Client__AlgorithmsQuery *query, char **names)
 {
     switch (option) {

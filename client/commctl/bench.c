@@ -9,8 +9,8 @@
 #include <unistd.h>
 
 /*
- * What this process waits for, blocked from before the first fork on and taken one at a time: a signal cannot
- * come between a look and a wait. SIGINT and SIGTERM stay ignored where they were.
+ * The signals that this process waits for. They are blocked before the first fork and taken one at a time, so
+ * that no signal is lost between a check and a wait. SIGINT and SIGTERM stay ignored if they were ignored.
  */
 static void block_signals(sigset_t *waited)
 {
@@ -24,11 +24,11 @@ static void block_signals(sigset_t *waited)
         }
     }
     action = (struct sigaction){.sa_handler = SIG_DFL};
-    sigaction(SIGCHLD, &action, NULL); /* ignored, it would take away how they ended */
+    sigaction(SIGCHLD, &action, NULL); /* if SIGCHLD were ignored, the exit codes would be lost */
     sigprocmask(SIG_BLOCK, waited, NULL);
 }
 
-/* By a signal that also ends those that are stopped; they have nothing to tidy up. */
+/* Uses a signal that also ends stopped processes. The ranks have nothing to clean up. */
 static void end_all(const pid_t *processes, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
@@ -43,8 +43,8 @@ static enum exit_code code_of(int status)
     return WIFEXITED(status) ? (enum exit_code)WEXITSTATUS(status) : EXIT_CODE_FAILURE;
 }
 
-/* Takes those that have ended; the first that failed gives the code and ends the others. How many are left.
- */
+/* Collects processes that have ended. The first that failed sets the exit code, and the others are ended.
+ * Returns how many are left. */
 static uint32_t reap(pid_t *processes, uint32_t count, enum exit_code *code)
 {
     uint32_t left = 0;
@@ -109,8 +109,7 @@ enum exit_code verb_bench(struct commctl *commctl, int argc, char **argv)
             return EXIT_CODE_FAILURE;
         }
         if (processes[i] == 0) {
-            /* What interrupts stays blocked: a terminal sends it to all, and the parent says what it means.
-             */
+            /* SIGINT and SIGTERM stay blocked: a terminal sends them to all processes, the parent decides. */
             (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
             _exit((int)(getppid() == parent ? bench_rank(&options, options.first_rank + i)
                                             : EXIT_CODE_FAILURE));

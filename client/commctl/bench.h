@@ -11,9 +11,9 @@
 #include "proto/types.h"
 
 /*
- * What the files of `commctl bench` share: bench_options.c reads the options, bench.c looks after the ranks'
- * processes, bench_rank.c is one of these, bench_data.c makes and checks what is sent, bench_operation.c
- * knows the operations. Sizes, algbw and busbw as nccl-tests define them.
+ * What the files of `commctl bench` share. bench_options.c reads the options. bench.c starts the ranks'
+ * processes and waits for them; bench_rank.c is what each of them runs. bench_data.c makes and checks the
+ * data. bench_operation.c describes the operations. Sizes, algbw and busbw are as nccl-tests define them.
  */
 
 #define BENCH_RANKS_MAX 256
@@ -34,17 +34,17 @@ struct bench_options {
     uint64_t min_bytes, max_bytes;
     uint32_t step_factor;
     double seconds_per_size;
-    uint32_t iterations; /* 0: as many as fit in that time */
+    uint32_t iterations; /* 0: as many as fit in seconds_per_size */
     bool in_place, out_of_place;
     bool registered;
     bool check;
     bool json;
 };
 
-/* bench_options.c. What has no option here is the caller's to set; what is wrong is printed. */
+/* bench_options.c. The caller sets the members that have no option. Wrong options are printed. */
 void bench_options_default(struct bench_options *options);
 enum exit_code bench_options_parse(int argc, char **argv, struct bench_options *options);
-/* The size after that one; 0: that was the last. */
+/* Returns the size after `bytes`, or 0 if that was the last. */
 uint64_t bench_next_size(const struct bench_options *options, uint64_t bytes);
 
 /* One run of an operation: buffers hold the larger of what it sends and receives. */
@@ -58,47 +58,48 @@ struct bench_call {
 
 struct bench_operation {
     const char *name;
-    bool has_blocks; /* a block for each rank: the size is that of all of them */
+    bool has_blocks; /* a block for each rank; the size is that of all blocks together */
     bool has_data;
     bool out_of_place, in_place;
     double (*bus_factor)(uint32_t size); /* busbw = algbw × this */
     comm_result_t (*submit)(const struct bench_call *call, const comm_call_options_t *options);
-    /* Where, in place, the one buffer is the other. */
+    /* Sets the buffers for a call in place. */
     void (*set_in_place)(struct bench_call *call);
-    /* Blocks of count elements that this rank sends, one after the other, and receives. */
+    /* Number of blocks of count elements that this rank sends, and that it receives. */
     uint32_t (*sent_blocks)(const struct bench_call *call);
     uint32_t (*received_blocks)(const struct bench_call *call);
-    /* What the block that it receives has to be: the values of `source` from index *first on. */
+    /* What a received block must contain: the values of *source from index *first on. */
     void (*expected)(const struct bench_call *call, uint32_t block, uint32_t *source, size_t *first);
 };
 
-/* bench_operation.c: the one of that name, or null; the one after the last is null. */
+/* bench_operation.c: finds an operation by name, or returns null. At the index after the last: null. */
 const struct bench_operation *bench_operation_find(const char *name);
 const struct bench_operation *bench_operation_at(size_t index);
-/* Elements of the buffer, or of each block, for a size in bytes: at least one. */
+/* Returns the elements of the buffer, or of each block, for a size in bytes: at least one. */
 size_t bench_count(const struct bench_operation *operation, uint64_t size_bytes, size_t element_bytes,
                    uint32_t size);
-/* What all blocks of that count are together: the size that counts. */
+/* Returns the size of all blocks together: the size that is reported. */
 size_t bench_bytes(const struct bench_operation *operation, size_t count, size_t element_bytes,
                    uint32_t size);
 double bench_algbw_gbs(size_t size_bytes, double time_us);
-/* Writes what this rank sends, and over what it is to receive. */
+/* Fills the send buffer, and overwrites the receive buffer. */
 void bench_call_fill(const struct bench_call *call, const struct bench_operation *operation);
-/* How many elements it received that are not what they have to be. */
+/* Returns how many received elements are wrong. */
 size_t bench_call_wrong(const struct bench_call *call, const struct bench_operation *operation);
 
 /*
- * bench_data.c: small whole numbers that differ by rank and element, exact in every type in any order.
- * source: a rank, or what the reduction of all ranks gives. index: of a number; complex elements have two.
+ * bench_data.c: small whole numbers that differ by rank and element. Their sums are exact in every type and
+ * order. source: a rank, or BENCH_REDUCED for the reduction over all ranks. index: index of a number; complex
+ * elements have two numbers.
  */
 #define BENCH_REDUCED UINT32_MAX
 double bench_value(const struct bench_options *options, uint32_t source, size_t index);
 void bench_fill(const struct bench_options *options, uint32_t source, size_t count, void *buffer);
-/* How many of the elements are not what they have to be. */
+/* Returns how many of the elements are wrong. */
 size_t bench_wrong(const struct bench_options *options, uint32_t source, size_t first, size_t count,
                    const void *buffer);
 
-/* bench_rank.c: all of it, in a process of its own; returns its exit code. */
+/* bench_rank.c: runs one rank, in a process of its own. Returns the exit code. */
 enum exit_code bench_rank(const struct bench_options *options, uint32_t rank);
 
 #endif

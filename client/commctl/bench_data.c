@@ -4,8 +4,9 @@
 #include "client/commctl/bench.h"
 
 /*
- * What numbers of a type are like: whole ones from 0 on, of which that many ranks' add up without rounding in
- * any order. f16 counts to 2048 without a gap, bf16 to 256, f8e4m3 to 16, f8e5m2 to 8; integers wrap.
+ * The numbers for a type: whole numbers from 0 on, and how many ranks' numbers add up without rounding in any
+ * order. f16 represents all whole numbers up to 2048, bf16 up to 256, f8e4m3 up to 16, f8e5m2 up to 8.
+ * Integers wrap.
  */
 struct numbers {
     unsigned kinds;
@@ -64,8 +65,8 @@ static size_t period_elements(enum dtype dtype)
 }
 
 /*
- * Every rank has a sequence of its own, not one that is another's shifted: what is in the wrong place shows.
- * Where the sum of all would be rounded, they take turns, and the others have 0.
+ * Every rank has its own sequence, which is not another rank's sequence shifted. So data in the wrong place
+ * are detected. If the sum over all ranks would be rounded, ranks take turns, and the others have 0.
  */
 static double value_of_rank(const struct bench_options *options, size_t index, uint32_t rank)
 {
@@ -102,7 +103,7 @@ double bench_value(const struct bench_options *options, uint32_t source, size_t 
     return value;
 }
 
-/* The bits of a small whole number in a float of that many exponent and fraction bits. */
+/* Returns the bits of a small whole number as a float with that many exponent and fraction bits. */
 static uint16_t short_float_bits(double value, int exponent_bits, int fraction_bits)
 {
     int exponent;
@@ -120,7 +121,7 @@ static uint16_t short_float_bits(double value, int exponent_bits, int fraction_b
 static void put_integer(void *buffer, size_t index, size_t bytes, double value)
 {
     uint64_t whole = (uint64_t)(int64_t)value;
-    memcpy((unsigned char *)buffer + index * bytes, &whole, bytes); /* little-endian machines alone */
+    memcpy((unsigned char *)buffer + index * bytes, &whole, bytes); /* only right on little-endian machines */
 }
 
 static void put(enum dtype dtype, void *buffer, size_t index, double value)
@@ -142,7 +143,7 @@ static void put(enum dtype dtype, void *buffer, size_t index, double value)
     }
 }
 
-/* What the values of a source depend on. */
+/* The parameters that determine the values of a source. */
 struct pattern {
     enum dtype dtype;
     enum reduce reduce;
@@ -150,7 +151,7 @@ struct pattern {
     uint32_t source;
 };
 
-/* The values of a source, twice over: from any index on, a period lies together. One at a time is kept. */
+/* Two periods of a source's values, so that a whole period follows any index. Only one source is kept. */
 static const unsigned char *pattern(const struct bench_options *options, uint32_t source)
 {
     static _Alignas(16) unsigned char bytes[2 * ROW * KINDS_MAX * DTYPE_SIZE_MAX_BYTES];

@@ -106,7 +106,7 @@ static void own_block_sent(struct bench_call *call)
     call->send = block(call, call->receive);
 }
 
-/* --- What goes in, and what has to come out --- */
+/* --- Inputs and expected results --- */
 
 static uint32_t one_block(const struct bench_call *call)
 {

@@ -112,7 +112,7 @@ static bool parse_seconds(const char *text, double *out)
     return end != text && *end == '\0' && *out >= 0 && *out <= 3600;
 }
 
-/* As take_option(), of options that are numbers. */
+/* As take_option(), for options that are numbers. */
 static const char *take_number(int option, struct bench_options *options)
 {
     const struct {
@@ -136,7 +136,7 @@ static const char *take_number(int option, struct bench_options *options)
     return "see commctl(1)";
 }
 
-/* Null when the option's argument is fine, else what was expected. */
+/* Returns null if the option's argument is valid, else what was expected. */
 static const char *take_option(int option, struct bench_options *options)
 {
     switch (option) {
@@ -202,7 +202,7 @@ void bench_options_default(struct bench_options *options)
 enum exit_code bench_options_parse(int argc, char **argv, struct bench_options *options)
 {
     bool ranks_given = false;
-    optind = 0; /* the options before the verb were another parser's */
+    optind = 0; /* main has parsed the options before the verb */
     for (int option; (option = getopt_long(argc, argv, "f:", long_options, NULL)) != -1;) {
         if (option == '?') {
             return EXIT_CODE_USAGE;

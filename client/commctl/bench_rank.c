@@ -47,7 +47,7 @@ static bool failed(struct bench_run *run, comm_result_t result, const char *what
     return result != COMM_OK;
 }
 
-/* The same on all ranks afterwards. False when that failed. */
+/* Reduces the values, so that all ranks have the same. Returns false if that failed. */
 static bool agree(struct bench_run *run, double *values, size_t count, comm_op_t op)
 {
     comm_result_t result = comm_all_reduce(run->comm, values, values, count, COMM_F64, op, NULL);
@@ -282,14 +282,14 @@ static bool prepare(struct bench_run *run)
             fprintf(stderr, "commctl: bench: rank %u: no memory for %zu bytes\n", run->rank, bytes);
             return false;
         }
-        memset(run->buffers[i], 0, bytes); /* pages are there before anything is timed */
+        memset(run->buffers[i], 0, bytes); /* makes the pages before the measurements */
     }
     return true;
 }
 
 enum exit_code bench_rank(const struct bench_options *options, uint32_t rank)
 {
-    static struct bench_run run; /* one a process */
+    static struct bench_run run; /* one per process */
     run.options = options;
     run.rank = rank;
     run.results = json_array();

@@ -34,16 +34,17 @@ struct commctl {
     int fd;         /* -1 until the first request */
 };
 
-/* connection.c: one request, one reply; the caller frees *event (commd__client__event__free_unpacked). Prints
- * what failed. */
+/* connection.c: sends a request and waits for its reply. The caller frees *event with
+ * commd__client__event__free_unpacked. Prints failures. */
 enum exit_code connection_request(struct commctl *commctl, Commd__Client__Request *request,
                                   Commd__Client__Event **event);
 void connection_close(struct commctl *commctl);
 
-/* json.c: any message as an object, by its descriptor. New reference; null when out of memory. */
+/* json.c: converts any message to an object, by its descriptor. Returns a new reference; null if memory is
+ * short. */
 json_t *json_of_message(const ProtobufCMessage *message);
 
-/* table.c: how an array of objects looks on a terminal. */
+/* table.c: prints an array of objects as a table. */
 enum column_format {
     COLUMN_TEXT,
     COLUMN_NUMBER,
@@ -52,7 +53,7 @@ enum column_format {
     COLUMN_NS,
     COLUMN_DATE, /* of seconds since 1970 */
     COLUMN_LIST,
-    COLUMN_SHARE /* of two keys, "part/whole": their numbers likewise */
+    COLUMN_SHARE /* key is "part/whole", two keys: prints both numbers */
 };
 struct column {
     const char *key;
@@ -62,14 +63,14 @@ struct column {
 void table_print(const json_t *rows, const struct column *columns, size_t column_count);
 /* A size as people write it: "4k", "1.5m", "2g"; powers of 1024. */
 bool size_parse(const char *text, uint64_t *bytes);
-/* One value as text, in a buffer of the caller's. */
+/* Writes one value as text into the caller's buffer. */
 void table_format(const json_t *value, enum column_format format, char *text, size_t size);
 
-/* usage.c: says on standard error which part of a call is wrong, what was given (null: nothing) and what is
- * allowed, then the usage. verb: null for options before it. Returns EXIT_CODE_USAGE. */
+/* usage.c: prints to standard error which argument is wrong, what was given (null: nothing), what is allowed,
+ * and the usage. verb: null for options before the verb. Returns EXIT_CODE_USAGE. */
 enum exit_code usage_wrong(const char *verb, const char *what, const char *given, const char *expected,
                            const char *usage);
-/* Of the options that getopt_long knows: "--slice", "-n". */
+/* Returns the name of an option of getopt_long: "--slice", "-n". */
 const char *usage_option_name(const struct option *options, int option, char text[32]);
 
 /* Verbs: argv[0] is the verb. */
@@ -93,11 +94,11 @@ struct list {
     Commd__Client__Request__BodyCase question;
     Commd__Client__Reply__BodyCase answer;
 };
-/* Appends all pages' rows. *others gets how many rows other users have, which are not shown. Prints what
- * failed. */
+/* Appends the rows of all pages. *others gets the number of other users' rows, which are not shown. Prints
+ * failures. */
 enum exit_code list_fetch(struct commctl *commctl, const struct list *list, json_t *rows, long long *others);
 
-/* "and 3 clients of other users", unless there are none. */
+/* Prints "and 3 clients of other users", unless there are none. */
 void print_others(long long count, const char *singular, const char *plural);
 
 /* Prints an object (its schema_version added) as JSON, or calls `text` with it; releases it. */

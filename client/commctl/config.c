@@ -32,7 +32,7 @@ static enum exit_code config_show(struct commctl *commctl)
     return code;
 }
 
-/* The daemon knows its schema: the commd beside this commctl, or the one on PATH, checks the file. */
+/* Only commd knows its schema: the commd in commctl's folder, or the one on PATH, checks the file. */
 static enum exit_code config_check(const char *path)
 {
     char beside[PATH_MAX];

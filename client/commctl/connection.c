@@ -47,7 +47,7 @@ static enum exit_code exit_code_of(enum status status)
     return EXIT_CODE_FAILURE;
 }
 
-/* One request, one reply, which may be an error: *event is null with any code but OK. */
+/* Sends a request and waits for the reply, which may be an error. Unless OK is returned, *event is null. */
 static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *request,
                                Commd__Client__Event **event)
 {
@@ -59,7 +59,7 @@ static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *
         return EXIT_CODE_USAGE;
     }
     commd__client__request__pack(request, packet);
-    /* Who is refused may be told why before he asks. */
+    /* A refused client may get the reason before it sends a request. */
     if (send(commctl->fd, packet, size, MSG_NOSIGNAL) < 0 && errno != EPIPE) {
         fprintf(stderr, "commctl: %s: %s\n", commctl->path, strerror(errno));
         return EXIT_CODE_NOT_RUNNING;
@@ -88,14 +88,14 @@ static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *
     return EXIT_CODE_OK;
 }
 
-/* STATUS_OK when the reply is no error. */
+/* Returns STATUS_OK if the reply is not an error. */
 static enum status reply_status(const Commd__Client__Event *event)
 {
     bool is_error = event->reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR;
     return is_error ? status_from_wire(event->reply->error->status) : STATUS_OK;
 }
 
-/* Says what the error is, and frees it. */
+/* Prints the error, and frees the event. */
 static enum exit_code fail_with_reply(Commd__Client__Event **event)
 {
     enum status status = reply_status(*event);
@@ -123,7 +123,7 @@ static enum exit_code connect_failure(const struct commctl *commctl, int reason)
     return reason == EACCES ? EXIT_CODE_FAILURE : EXIT_CODE_NOT_RUNNING;
 }
 
-/* 0, or errno. */
+/* Returns 0 or an errno value. */
 static int connect_socket(struct commctl *commctl)
 {
     struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -132,7 +132,7 @@ static int connect_socket(struct commctl *commctl)
     }
     strcpy(address.sun_path, commctl->path);
     commctl->fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-    /* What connect waits for is room in the daemon's queue; that wait has a socket's time-out to send. */
+    /* connect waits for room in commd's queue; the socket's send time-out bounds that wait. */
     struct timeval timeout = {.tv_sec = (time_t)(commctl->timeout_ms / 1000),
                               .tv_usec = (suseconds_t)(commctl->timeout_ms % 1000 * 1000)};
     if (commctl->fd < 0 || setsockopt(commctl->fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout) < 0 ||
@@ -160,8 +160,8 @@ static enum exit_code greet(struct commctl *commctl, Commd__Client__Event **even
 }
 
 /*
- * The administrators' socket, where we may use it. False: the clients' one is to be tried, which has the
- * user's own rows.
+ * Connects to the administrators' socket. Returns false if we may not use it: then the clients' socket is
+ * tried, which shows the user's own rows.
  */
 static bool connect_as_admin(struct commctl *commctl, enum exit_code *code)
 {

@@ -6,7 +6,7 @@
 
 #include "client/commctl/commctl.h"
 
-/* What ends communicators and clients. */
+/* The verbs that end communicators and clients. */
 
 struct control_options {
     bool has_uid;
@@ -47,7 +47,7 @@ static enum exit_code parse_options(int argc, char **argv, bool takes_uid, const
     static const struct option options[] = {
         {"reason", required_argument, NULL, 'r'}, {"uid", required_argument, NULL, 'u'}, {NULL, 0, NULL, 0}};
     *out = (struct control_options){.reason = ""};
-    optind = 0; /* main has parsed its own before */
+    optind = 0; /* main has parsed the options before the verb */
     for (int option; (option = getopt_long(argc, argv, "r:u:", options, NULL)) != -1;) {
         if (option == 'r') {
             out->reason = optarg;

@@ -28,7 +28,7 @@ static const struct column client_columns[] = {
     {"memories", "IMPORTS", COLUMN_NUMBER}, {"memory_bytes", "IMPORTED", COLUMN_BYTES},
 };
 
-/* A GPU's list as rows of one table, each with the GPU's number. */
+/* Prints one list of all GPUs as one table; each row has its GPU's number. */
 static void print_lists(const json_t *gpus, const char *key, const struct column *columns,
                         size_t column_count)
 {

@@ -4,7 +4,7 @@
 
 #include "client/commctl/commctl.h"
 
-#define CERTIFICATE_WARN_S (UINT64_C(30) * 86400) /* commd's log warns from then on, too */
+#define CERTIFICATE_WARN_S (UINT64_C(30) * 86400) /* as for the warnings in commd's log */
 
 static void print_field(const json_t *object, const char *title, const char *key, enum column_format format)
 {
@@ -155,7 +155,7 @@ enum exit_code list_fetch(struct commctl *commctl, const struct list *list, json
         commd__client__event__free_unpacked(event, NULL);
         json_array_extend(rows, json_object_get(object, list->name));
         after = (uint64_t)json_integer_value(json_object_get(object, "cursor"));
-        *others = json_integer_value(json_object_get(object, "others")); /* the last page's is right */
+        *others = json_integer_value(json_object_get(object, "others")); /* the last page's value counts */
         json_decref(object);
         if (after == 0) {
             return EXIT_CODE_OK;

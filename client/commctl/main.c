@@ -123,7 +123,7 @@ static enum exit_code verb_version(struct commctl *commctl, int argc, char **arg
         commd__client__event__free_unpacked(event, NULL);
     }
     output_object(commctl, object, print_version);
-    return code == EXIT_CODE_NOT_RUNNING ? EXIT_CODE_OK : code; /* then there is none to be told */
+    return code == EXIT_CODE_NOT_RUNNING ? EXIT_CODE_OK : code; /* without commd, its version is not shown */
 }
 
 void output_object(const struct commctl *commctl, json_t *object, void (*text)(const json_t *object))
@@ -145,7 +145,7 @@ static bool parse_seconds(const char *text, double low, double high, double *out
     return end != text && *end == '\0' && *out >= low && *out <= high;
 }
 
-/* Returns -1 to go on, otherwise the exit code. */
+/* Returns -1 to continue, otherwise the exit code. */
 static int parse_options(int argc, char **argv, struct commctl *commctl)
 {
     static const struct option options[] = {
@@ -183,7 +183,7 @@ static int parse_options(int argc, char **argv, struct commctl *commctl)
             break;
         case 'S':
             commctl->socket_path = optarg;
-            commctl->admin_socket_path = NULL; /* that of the environment may be another commd's */
+            commctl->admin_socket_path = NULL; /* the one from the environment may be another commd's */
             break;
         case 'A':
             admin_socket = optarg;
@@ -204,7 +204,7 @@ static int parse_options(int argc, char **argv, struct commctl *commctl)
     return -1;
 }
 
-/* Beside the clients' socket, unless somebody says where. */
+/* The default is next to the clients' socket, unless an option or the environment names a path. */
 static void find_admin_socket(struct commctl *commctl)
 {
     static char path[PATH_MAX];

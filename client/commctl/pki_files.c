@@ -71,7 +71,7 @@ bool pki_read(const char *path, struct pki_bytes *out)
 {
     struct stat attributes;
     *out = (struct pki_bytes){0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* a pipe keeps nobody waiting */
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK); /* so a pipe cannot block us */
     if (fd < 0 || fstat(fd, &attributes) < 0) {
         int failure = errno;
         if (fd >= 0) {
@@ -113,12 +113,12 @@ static void sync_folder(const char *folder)
 {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd >= 0) {
-        (void)fsync(fd); /* some file systems cannot */
+        (void)fsync(fd); /* some file systems do not support it */
         close(fd);
     }
 }
 
-/* Whoever may read the file that is replaced may read the new one: a key stays its daemon's. */
+/* Gives the new file the owner of the replaced one, so that the daemon can still read its key. */
 static bool take_owner(int fd, const char *path)
 {
     struct stat old;
@@ -161,7 +161,7 @@ bool pki_write(const char *path, mode_t mode, enum pki_write_mode how, const cha
     return true;
 }
 
-/* What OpenSSL has written to memory goes to the file. */
+/* Writes to the file what OpenSSL has written to memory. */
 static bool write_memory(BIO *memory, bool filled, const char *path, mode_t mode, enum pki_write_mode how)
 {
     char *bytes = NULL;

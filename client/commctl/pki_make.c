@@ -9,7 +9,7 @@
 
 #include "client/commctl/pki.h"
 
-#define CLOCK_SKEW_S 300 /* certificates begin so long ago: clocks of nodes differ */
+#define CLOCK_SKEW_S 300 /* certificates begin this long ago, because clocks of nodes differ */
 #define KEY_BITS_MIN 112 /* of security: RSA of 2,048 bits, any usual curve */
 
 enum exit_code pki_fail_openssl(const char *what)
@@ -64,7 +64,7 @@ static bool set_random_serial(X509 *certificate)
     return set;
 }
 
-/* A certificate without its extensions and signature; null when OpenSSL fails. */
+/* Makes a certificate without its extensions and signature. Returns null if OpenSSL fails. */
 static X509 *new_certificate(EVP_PKEY *key, long days, time_t now_s)
 {
     X509 *certificate = X509_new();
@@ -205,7 +205,7 @@ cleanup:
     return code;
 }
 
-/* The public key of a request for that name, whose signature proves that its sender has the key. */
+/* Gets the public key of a request for that name. Its signature proves that the sender has the key. */
 static EVP_PKEY *key_of_request(const char *path, const char *name)
 {
     struct pki_bytes file;
@@ -242,7 +242,7 @@ static EVP_PKEY *key_of_request(const char *path, const char *name)
 
 /* --- Issuing --- */
 
-/* Recorded before it is written: whatever is in the world can be revoked. */
+/* The certificate is recorded before it is written, so every certificate that exists can be revoked. */
 static bool record_certificate(struct pki *pki, const X509 *certificate)
 {
     struct pki_record record;
@@ -259,7 +259,7 @@ static bool record_certificate(struct pki *pki, const X509 *certificate)
     return recorded;
 }
 
-/* For pki->name; private_key is written too, unless it is null. */
+/* Issues a certificate for pki->name. Also writes private_key, unless it is null. */
 static enum exit_code issue(struct pki *pki, const struct pki_authority *authority, EVP_PKEY *key,
                             EVP_PKEY *private_key, enum pki_write_mode how)
 {
@@ -307,7 +307,7 @@ cleanup:
     return code;
 }
 
-/* The key of a certificate that the authority issued for the name and has not revoked. */
+/* Gets the key of a certificate that the authority issued for the name and has not revoked. */
 static EVP_PKEY *key_of_certificate(struct pki *pki, const struct pki_authority *authority)
 {
     struct pki_bytes file;

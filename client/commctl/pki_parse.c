@@ -78,7 +78,7 @@ static bool copy_name(const unsigned char *bytes, int size, char out[NODE_NAME_M
     return pki_name_is_valid(out);
 }
 
-/* The one common name of a subject. */
+/* Gets the only common name of a subject. */
 static bool common_name(const X509_NAME *subject, char out[NODE_NAME_MAX_BYTES + 1])
 {
     int index = X509_NAME_get_index_by_NID(subject, NID_commonName, -1);
@@ -93,7 +93,7 @@ static bool common_name(const X509_NAME *subject, char out[NODE_NAME_MAX_BYTES +
     return copied;
 }
 
-/* The one DNS name of alternative names that have nothing else. */
+/* Gets the only DNS name of alternative names that contain nothing else. */
 static bool alternative_name(const GENERAL_NAMES *names, char out[NODE_NAME_MAX_BYTES + 1])
 {
     int type = 0;
@@ -113,7 +113,7 @@ bool pki_name_of_certificate(const X509 *certificate, char out[NODE_NAME_MAX_BYT
     return found;
 }
 
-/* Alternative names, if it asks for any, must be the same. */
+/* If the request has alternative names, they must be the same name. */
 bool pki_name_of_request(X509_REQ *request, char out[NODE_NAME_MAX_BYTES + 1])
 {
     char alternative[NODE_NAME_MAX_BYTES + 1];
@@ -168,6 +168,6 @@ bool pki_time_parse(const char *text, time_t *out)
     }
     parts.tm_year -= 1900;
     parts.tm_mon--;
-    *out = timegm(&parts); /* which takes the 31st of February, too */
+    *out = timegm(&parts); /* which also accepts the 31st of February */
     return strftime(again, sizeof again, "%Y-%m-%dT%H:%M:%SZ", &parts) != 0 && strcmp(again, text) == 0;
 }

@@ -44,8 +44,8 @@ static bool add_number(X509_CRL *list, time_t now_s)
 }
 
 /*
- * The list is good for as long as the authority is: it is carried to the nodes by hand, and one that ended
- * before the next was brought would keep every node from connecting.
+ * The list is valid as long as the authority. It is copied to the nodes by hand. If a list expired before the
+ * next one was copied, no node could connect.
  */
 static X509_CRL *new_revocations(const struct pki_authority *authority, const struct pki_record *record,
                                  time_t now_s)
@@ -82,14 +82,14 @@ bool pki_revocations_store(struct pki *pki, const struct pki_authority *authorit
     return written;
 }
 
-/* --- What is meant --- */
+/* --- Which certificates to revoke --- */
 
 static bool is_file(const char *text)
 {
     return strpbrk(text, "/.") != NULL;
 }
 
-/* "4f:3a…" or "4f3a…" as it stands in the record; false when it is no number. */
+/* Converts "4f:3a…" or "4f3a…" to the form in the record. Returns false if it is not a number. */
 static bool serial_of(const char *text, char out[PKI_SERIAL_MAX_BYTES + 1])
 {
     size_t used = 0;
@@ -108,7 +108,7 @@ static bool serial_of(const char *text, char out[PKI_SERIAL_MAX_BYTES + 1])
     return used > 0;
 }
 
-/* A certificate that was issued before there was a record gets into it. */
+/* Selects the certificate in a file. If it was issued before there was a record, adds it to the record. */
 static bool select_file(struct pki *pki, const struct pki_authority *authority, struct pki_record *record,
                         char serial[PKI_SERIAL_MAX_BYTES + 1])
 {
@@ -139,8 +139,8 @@ static bool select_file(struct pki *pki, const struct pki_authority *authority, 
     return wrong == NULL;
 }
 
-/* Marks what is meant, all certificates of a name that are still good among it. Returns how many; *known
- * counts those revoked before. */
+/* Marks certificates as revoked: for a name, all that are still valid. Returns how many; *known counts those
+ * that were revoked before. */
 static size_t mark(struct pki_record *record, const char *name, const char *serial, time_t now_s,
                    size_t *known)
 {

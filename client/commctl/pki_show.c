@@ -11,7 +11,7 @@
 
 static void set_text(json_t *object, const char *key, const char *text)
 {
-    json_t *value = json_string(text); /* null for what is no UTF-8 */
+    json_t *value = json_string(text); /* null if text is not UTF-8 */
     json_object_set_new(object, key, value != NULL ? value : json_string("?"));
 }
 
@@ -39,7 +39,7 @@ static void set_serial(json_t *object, const ASN1_INTEGER *serial)
     set_text(object, "serial", pki_serial_text(serial, text) ? text : "?");
 }
 
-/* Of the public key (SubjectPublicKeyInfo): the same for a key, its request and its certificate. */
+/* Sets the hash of the public key (SubjectPublicKeyInfo): the same for a key, its request and certificate. */
 static void set_key(json_t *object, EVP_PKEY *key)
 {
     unsigned char digest[EVP_MAX_MD_SIZE];

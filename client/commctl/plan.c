@@ -12,7 +12,7 @@
 #include "client/commctl/commctl.h"
 #include "client/commctl/plot.h"
 
-/* Asks the commd program, not a running one: a cluster that is planned need not exist. */
+/* Runs the commd program instead of asking a running commd, because a planned cluster need not exist. */
 
 #define SIZES_MAX 32
 #define NODES_MAX 16384 /* commd plans for no more */
@@ -63,7 +63,7 @@ static bool parse_positive(const char *text, double *out)
     return end != text && *end == '\0' && *out > 0 && *out < 1e9;
 }
 
-/* Null when it is fine, else what was expected. */
+/* Returns null if the value is valid, else what was expected. */
 static const char *take_option(int option, char *text, struct plan *plan)
 {
     double nodes;
@@ -117,7 +117,7 @@ static enum exit_code parse_plan(int argc, char **argv, struct plan *plan)
     return EXIT_CODE_OK;
 }
 
-/* Beside this program, where both are installed, or by PATH. */
+/* Finds commd in this program's folder, or by PATH. */
 static void find_commd(char *path, size_t size)
 {
     static const char *const places[] = {"commd", "../sbin/commd"};

@@ -93,7 +93,7 @@ static const char *name_of(const json_t *row)
     return json_string_value(json_object_get(row, "name"));
 }
 
-/* The rows from `first` on that are of one algorithm. Returns where the next begin. */
+/* Draws the rows of one algorithm, from `first` on. Returns the index of the next algorithm's first row. */
 static size_t draw_line(const struct plot *plot, const json_t *rows, size_t first, size_t number)
 {
     const char *color = colors[number % COLOR_COUNT];

@@ -7,8 +7,8 @@
 #include <time.h>
 
 /*
- * commctl trace: what a commd recorded of operations lately, as a file for Perfetto (ui.perfetto.dev) or
- * chrome://tracing. Files of programs, and of other nodes' commctl, can be drawn beside it: they have one
+ * commctl trace: writes commd's latest records of operations to a file for Perfetto (ui.perfetto.dev) or
+ * chrome://tracing. Files of programs, and of commctl on other nodes, can be drawn beside it: they have one
  * event a line.
  */
 #define SECONDS_DEFAULT 5.0
@@ -27,7 +27,8 @@ static const char usage[] = "usage: commctl trace [--seconds S] [-o FILE] [FILE.
 
 /* --- Records --- */
 
-/* The array with room for one more element, which may have moved; null: no memory, it stays as it is. */
+/* Returns the array with room for one more element; it may have moved. If memory is short, returns null and
+ * keeps the array. */
 static void *with_room(void *array, size_t element_bytes, size_t count, size_t *capacity)
 {
     if (count < *capacity) {
@@ -117,7 +118,7 @@ static void wait_seconds(double seconds)
     }
 }
 
-/* Where nothing is recorded, that begins, and the seconds are to come. */
+/* If commd does not record, turns recording on; then the seconds to show are still to come. */
 static enum exit_code begin(struct commctl *commctl, const struct trace_options *options,
                             Commd__Client__TraceQuery *query, struct trace_fetched *fetched)
 {
@@ -182,7 +183,7 @@ static enum exit_code fetch(struct commctl *commctl, const struct trace_options 
 
 /* --- Files --- */
 
-/* Microseconds of the time of day, less those that its node's events are in. */
+/* Microseconds from the clock of its node's events to the time of day. */
 static double clock_offset_us(void)
 {
     struct timespec real, monotonic;
@@ -192,8 +193,8 @@ static double clock_offset_us(void)
 }
 
 /*
- * The events of another file. Those of another node were timed by its clock: the two nodes' times of day put
- * them in their place, as well as these agree.
+ * Copies the events of another file. Events of another node have that node's clock. The times of day of the
+ * two nodes align them, as exactly as these agree.
  */
 static void put_file(FILE *in, FILE *out, uint32_t node_id)
 {

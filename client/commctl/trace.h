@@ -17,12 +17,12 @@ struct trace_fetched {
     size_t count, capacity;
     struct trace_name *names;
     size_t name_count, name_capacity;
-    uint64_t end_ns; /* bars that have not ended go up to here */
+    uint64_t end_ns; /* unfinished bars are drawn up to here */
 };
 
 /*
- * trace_draw.c: writes the records as events of Chrome's trace format, one a line, each with a comma before
- * it. False: no memory.
+ * trace_draw.c: writes the records as events of Chrome's trace format, one event a line, each with a comma
+ * before it. Returns false if memory is short.
  */
 bool trace_draw(const struct trace_fetched *fetched, FILE *out);
 

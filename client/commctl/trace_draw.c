@@ -6,12 +6,12 @@
 #include "proto/types.h"
 
 /*
- * Records as bars. A node is a process of Chrome's format; it has a row for each rank, with a bar for each
- * operation, and one for each lane, with a bar for each slice. Bars of a row lie apart or within each other:
- * operations of a rank that overlap have further rows.
+ * Draws records as bars. A node is a process of Chrome's format. It has a row for each rank, with a bar for
+ * each operation, and a row for each lane, with a bar for each slice. Bars of a row are separate or nested:
+ * overlapping operations of a rank are drawn in additional rows.
  */
 #define ROW_LABEL_BYTES 192
-#define DEPTHS_MAX 4096 /* rows of one rank; operations beyond share the last one */
+#define DEPTHS_MAX 4096 /* rows of one rank; further operations share the last row */
 
 struct drawing {
     FILE *out;
@@ -74,13 +74,13 @@ static const char *kind_text(uint32_t number)
     return op_kind_from_wire(number, &kind) ? op_kind_text(kind) : "operation";
 }
 
-/* Readers hold numbers in 64 bits with a sign, and clients choose tickets. */
+/* Readers of the file use signed 64-bit numbers, and clients may choose larger tickets. */
 static uint64_t number(uint64_t value)
 {
     return value & INT64_MAX;
 }
 
-/* A bar, whose arguments are those of the record, and `more`: ",\"slice\":7". An instant: end_ns is 0. */
+/* Writes a bar. Its arguments are those of the record, and `more`: ",\"slice\":7". end_ns 0: an instant. */
 static void put_bar(const struct drawing *drawing, uint32_t row, const struct trace_record *record,
                     uint64_t begin_ns, uint64_t end_ns, const char *name, const char *more)
 {
@@ -150,7 +150,7 @@ static int compare_groups(const struct trace_record *a, const struct trace_recor
     return result == 0 && by_seq ? order(a->seq, b->seq) : result;
 }
 
-/* Of two at one time, the one that was recorded first. */
+/* Records of the same time are ordered as they were recorded. */
 static int compare_records(const void *left, const void *right)
 {
     const struct trace_record *a = *(const struct trace_record *const *)left;
@@ -162,7 +162,7 @@ static int compare_records(const void *left, const void *right)
 
 /* --- Lanes --- */
 
-/* The slice's stages and rounds, within its bar. */
+/* Writes the slice's stages and rounds, within its bar. */
 static void draw_stages(const struct drawing *drawing, uint32_t row,
                         const struct trace_record *const *records, size_t count)
 {
@@ -190,7 +190,7 @@ static void draw_stages(const struct drawing *drawing, uint32_t row,
     }
 }
 
-/* From a slice's start to its end, or to the next one's start where it did not come to its end. */
+/* Draws a slice from its start to its end, or to the next slice's start if it has no end. */
 static size_t draw_slice(const struct drawing *drawing, uint32_t row,
                          const struct trace_record *const *records, size_t count)
 {
@@ -247,7 +247,7 @@ static void draw_lane(const struct drawing *drawing, const struct trace_record *
 /* One operation or message of one rank. */
 struct span {
     const struct trace_record *taken, *posted, *done, *told;
-    const struct trace_record *matched, *started; /* null of messages */
+    const struct trace_record *matched, *started; /* null for messages */
     uint64_t end_ns;
 };
 
@@ -271,7 +271,7 @@ static int compare_spans(const void *left, const void *right)
     return result == 0 ? order(a->taken->time_ns, b->taken->time_ns) : result;
 }
 
-/* One operation or message: its spans are put behind those in `spans`. Returns how many. */
+/* Appends the spans of one operation or message to `spans`. Returns how many were appended. */
 static size_t find_spans(const struct drawing *drawing, const struct trace_record *const *records,
                          size_t count, struct span *spans)
 {
@@ -321,7 +321,7 @@ static void describe_span(const struct span *span, char *more, size_t size)
     }
 }
 
-/* Steps that are known, within the span's bar. */
+/* Draws the known steps within the span's bar. */
 static void draw_steps(const struct drawing *drawing, uint32_t row, const struct span *span)
 {
     const struct {
@@ -342,7 +342,7 @@ static void draw_steps(const struct drawing *drawing, uint32_t row, const struct
     }
 }
 
-/* The spans of one rank: each in the first of its rows that is free. */
+/* Draws the spans of one rank, each in the rank's first free row. */
 static void draw_rank(const struct drawing *drawing, const struct span *spans, size_t count)
 {
     static uint64_t free_ns[DEPTHS_MAX];

@@ -5,7 +5,7 @@
 
 #include "client/commctl/commctl.h"
 
-/* What each user makes commd hold, and how much a user may. */
+/* Shows what commd holds for each user, and each user's limits. */
 
 static const struct list list_users = {"users", "account", "accounts", COMMD__CLIENT__REQUEST__BODY_USERS,
                                        COMMD__CLIENT__REPLY__BODY_USERS};
@@ -27,8 +27,8 @@ static const struct column columns[] = {
 
 #define GROUP_SHOWN_BYTES 24u /* of a path, its end: a terminal has no room for more */
 
-/* Where a user's accounts differ: the end of the control group's path; "administration" is none, and always
- * said. */
+/* The text in which a user's accounts differ: the end of the control group's path. "administration" is not a
+ * group, and is always shown. */
 static json_t *short_group(const json_t *row)
 {
     const char *group = json_string_value(json_object_get(row, "group"));
@@ -95,7 +95,7 @@ static void print_users(const json_t *answer)
     json_decref(rows);
 }
 
-/* The last look of a commctl that watches: loop_us by account. */
+/* With --watch, the values of the last look: loop_us by account. */
 static struct {
     json_t *loop_us; /* null: this is the first one */
     double at_s;

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-/* What the examples share: --name NAME --rank R --size N, and an end with a reason when something fails. */
+/* What the examples share: options --name NAME --rank R --size N, and an exit with a message on failure. */
 
 struct example {
     comm_client_t *client;
@@ -34,8 +34,8 @@ static inline void *example_allocate(size_t count, size_t size)
     return memory;
 }
 
-/* Joins the communicator that the command line names; exits with 2 and `usage` when it does not understand
- * it. device: not null: --device is accepted, too; COMM_DEVICE_HOST without it. */
+/* Joins the communicator that the command line names. If the command line is wrong, prints the usage and
+ * exits with 2. If device is not null, --device is accepted, too; the default is COMM_DEVICE_HOST. */
 static inline struct example example_begin_on(int argc, char **argv, const char *usual_name, int *device)
 {
     const struct option options[] = {{"name", required_argument, NULL, 'n'},
@@ -84,7 +84,7 @@ static inline struct example example_begin(int argc, char **argv, const char *us
     return example_begin_on(argc, argv, usual_name, NULL);
 }
 
-/* Waits for the others, says on rank 0 how it went, and leaves. Returns the exit code. */
+/* Waits for the other ranks, prints the outcome on rank 0, and leaves. Returns the exit code. */
 static inline int example_end(struct example *example, int good, const char *what)
 {
     int32_t all_good = good;

@@ -1,7 +1,7 @@
 /*
- * k-means (Lloyd 1982) on the texts of the system: each paragraph of the licences is a point, of how often it
- * has each letter; the ranks share the points, and sum up each cluster's in a group of all-reduces. Rank 0
- * then does the same alone: the clusters must be the same.
+ * k-means (Lloyd 1982) on texts of the system. Each paragraph of the licences is a point: how often it has
+ * each letter. The points are divided among the ranks, which sum each cluster's points with a group of
+ * all-reduces. Rank 0 then does the same alone: the clusters must be the same.
  *
  *   kmeans [--name NAME] --rank R --size N
  */
@@ -16,7 +16,7 @@
 enum { LETTERS = 26, CLUSTERS = 5, STEPS = 25, POINTS_MAX = 8192, PARAGRAPH_MIN = 80 };
 
 struct point {
-    int64_t letters[LETTERS]; /* of a thousand: whole numbers add up the same in any order */
+    int64_t letters[LETTERS]; /* per thousand: sums of whole numbers are the same in any order */
 };
 
 struct clusters {
@@ -63,7 +63,7 @@ static int is_name(const struct dirent *entry)
     return entry->d_name[0] != '.';
 }
 
-/* All ranks read the same, in the same order. */
+/* All ranks read the same files, in the same order. */
 static void read_points(void)
 {
     struct dirent **entries;

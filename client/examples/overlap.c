@@ -1,7 +1,7 @@
 /*
- * Computes and communicates at the same time, in seven steps for each bucket of data, as training does with
- * its gradients: while one bucket is reduced, the next one is computed. On a GPU nothing makes the host wait
- * before the end; without one the same calls do the same, one after the other.
+ * Computes and communicates at the same time, as training does with its gradients. Each bucket of data takes
+ * seven steps; while one bucket is reduced, the next one is computed. On a GPU the host does not wait before
+ * the end. Without a GPU the same calls run one after the other.
  *
  *   overlap [--name NAME] --rank R --size N [--device N]
  */
@@ -14,12 +14,12 @@ enum { STEPS = 6, BUCKETS = 4, COUNT = 200000 };
 #define VALUES ((int64_t)STEPS * BUCKETS * COUNT)
 #define BUCKET_BYTES (COUNT * sizeof(int64_t))
 
-/* Where it is computed: on a stream of a GPU or, without cuda, in the calling thread. */
+/* Computes on a stream of a GPU or, without cuda, in the calling thread. */
 struct compute {
     const struct cuda_driver *cuda;
     cuda_stream stream;
     int64_t *computed; /* of this rank, all steps and buckets; stands for what a kernel would compute */
-    int64_t *results;  /* what came of them */
+    int64_t *results;  /* the reduced values */
 };
 
 static void cuda_check(const struct compute *compute, cuda_result result, const char *what)
@@ -69,7 +69,7 @@ static int64_t value(uint32_t rank, int64_t place)
     return (rank + 1) * (place % 1009 + place / COUNT);
 }
 
-/* The bucket's gradient comes to be. */
+/* Computes the bucket's gradient. */
 static void compute_gradient(const struct compute *compute, int64_t *gradient, size_t place)
 {
     if (compute->cuda == NULL) {
@@ -82,7 +82,7 @@ static void compute_gradient(const struct compute *compute, int64_t *gradient, s
                "copy");
 }
 
-/* The reduced one is used. */
+/* Uses the reduced gradient. */
 static void use_gradient(const struct compute *compute, const int64_t *gradient, size_t place)
 {
     if (compute->cuda == NULL) {

@@ -1,6 +1,6 @@
 /*
- * Passes blocks around a ring until everybody has seen everybody's, and adds them up: sends and receives that
- * overlap.
+ * Passes blocks around a ring until every rank has seen the blocks of all ranks, and adds them up. Sends and
+ * receives overlap.
  *
  *   ring [--name NAME] --rank R --size N
  */

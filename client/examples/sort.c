@@ -1,6 +1,7 @@
 /*
- * Sample sort: every rank sorts its numbers and shows a few; from those all draw the same borders; every
- * number goes to the rank between whose borders it lies, and is sorted there (Frazer and McKellar, 1970).
+ * Sample sort (Frazer and McKellar, 1970). Every rank sorts its numbers and gives a few samples to all ranks.
+ * From the samples all ranks compute the same borders. Every number goes to the rank between whose borders it
+ * lies, and is sorted there.
  *
  *   sort [--name NAME] --rank R --size N
  */
@@ -33,7 +34,7 @@ static void find_shares(const uint64_t *numbers, const uint64_t *borders, uint32
     }
 }
 
-/* Whether the ranks' numbers follow each other, and none was lost or made up. */
+/* Whether the numbers are sorted across all ranks, and none was lost or added. */
 static int check(struct example *example, const uint64_t *sorted, size_t count, uint64_t sum)
 {
     uint64_t edges[2] = {count > 0 ? sorted[0] : UINT64_MAX, count > 0 ? sorted[count - 1] : 0};

@@ -1,7 +1,7 @@
 /*
  * Trains a small neural character model, data-parallel: every rank computes the gradient of its share of each
- * batch, commd sums the gradients, every rank takes the same step. At the end it proves that the parameters
- * have the same bits on all ranks, and rank 0 that one process alone, with the whole batches, comes to the
+ * batch, commd sums the gradients, every rank takes the same step. At the end it checks that the parameters
+ * have the same bits on all ranks. Rank 0 also checks that a single process, with the whole batches, gets the
  * same loss.
  *
  *   train --name NAME --rank R --size N [--text FILE] [--steps N] [--no-check] [--bucketed |
@@ -128,7 +128,7 @@ static void learn_sample(const struct model *model, const unsigned char *at, str
         total += output[o];
     }
     sum->loss -= log(output[at[CONTEXT]] / total);
-    for (int o = 0; o < SYMBOLS; o++) { /* from here on: the error of the output */
+    for (int o = 0; o < SYMBOLS; o++) { /* from here on, output holds its error */
         output[o] = output[o] / total - (o == at[CONTEXT] ? 1 : 0);
         sum->model.output_bias[o] += output[o];
     }
@@ -205,7 +205,7 @@ static comm_result_t sum_bucketed(comm_t *comm, struct gradient *sum)
     return result == COMM_OK ? comm_sync(comm, 0) : result;
 }
 
-/* The gradient compressed, what is lost added to the next; the loss as it is. */
+/* Reduces the gradient compressed, with error feedback, and the loss uncompressed. */
 static comm_result_t sum_compressed(comm_t *comm, struct gradient *sum, enum comm_compression compression)
 {
     static float values[PARAMETERS], residual[PARAMETERS];
@@ -259,7 +259,7 @@ static double train(comm_t *comm, struct model *model, struct gradient *sum, con
     return loss;
 }
 
-/* Whether all ranks hold the same bits: the least and the greatest hash over all ranks are one. */
+/* Whether all ranks hold the same bits: the least and the greatest hash over all ranks are equal. */
 static bool same_on_all_ranks(comm_t *comm, const struct model *model)
 {
     uint64_t hash = 0xcbf29ce484222325ull;
@@ -394,7 +394,7 @@ int main(int argc, char **argv)
     if (result != COMM_OK) {
         die(arguments.name, result);
     }
-    /* The gradient lives in memory that commd reduces in place; the parameters are ordinary memory. */
+    /* The gradient is in memory that commd reduces in place; the parameters are in ordinary memory. */
     result = comm_mem_alloc(client, sizeof(struct gradient), COMM_DEVICE_HOST, &memory);
     if (result != COMM_OK) {
         die("memory", result);

@@ -1,6 +1,6 @@
 /*
- * Transposes a matrix whose rows are spread over the ranks, as evenly as they go: afterwards the rows of the
- * transpose are. One all_to_all_v moves every element once.
+ * Transposes a matrix whose rows are spread over the ranks as evenly as possible. Afterwards the rows of the
+ * transpose are spread in the same way. One all_to_all_v moves every element once.
  *
  *   transpose [--name NAME] --rank R --size N
  */
@@ -8,7 +8,7 @@
 
 enum { ROWS = 503, COLUMNS = 407 };
 
-/* The first of the `total` that belong to `part` of `parts`. */
+/* Divides `total` items into `parts`; returns the first item of `part`. */
 static size_t part_begin(size_t total, uint32_t parts, uint32_t part)
 {
     return total * part / parts;
@@ -32,7 +32,7 @@ int main(int argc, char **argv)
     double *transposed = example_allocate(columns * ROWS, sizeof *transposed);
     size_t *send_counts = example_allocate(size, sizeof *send_counts);
     size_t *receive_counts = example_allocate(size, sizeof *receive_counts);
-    /* Packed so that what each rank gets lies together, already turned. */
+    /* Packs the elements for each rank together, already transposed. */
     size_t at = 0;
     for (uint32_t peer = 0; peer < size; peer++) {
         size_t begin = part_begin(COLUMNS, size, peer), end = part_begin(COLUMNS, size, peer + 1);

@@ -5,26 +5,27 @@
  * libcommclient: collectives through the node's commd.
  *
  * A process opens a connection to the commd of its node, joins communicators by name, and submits operations
- * on its buffers. Operations return at once; results are there, and buffers free to change, after comm_sync
- * (or comm_barrier). Operations of one communicator run in the order submitted, and every rank must submit
- * the same ones in the same order.
+ * on its buffers. Operations return at once. After comm_sync (or comm_barrier) the results are valid and the
+ * buffers may be changed. Operations of one communicator run in the order submitted. Every rank must submit
+ * the same operations in the same order.
  *
- * Threads: every function may be called from any thread. The order between threads is undefined unless the
- * caller makes one. A client or communicator must not be closed or destroyed while another thread still uses
- * it.
+ * Threads: every function may be called from any thread. If two threads use one communicator, the program
+ * must define the order of their calls. Do not close or destroy a client or communicator while another thread
+ * uses it.
  *
- * Errors: every function that can fail returns a comm_result_t. comm_result_text gives its short text;
- * comm_last_error the long message of the last failure in the calling thread: who, what and where.
+ * Errors: every function that can fail returns a comm_result_t. comm_result_text returns its short text.
+ * comm_last_error returns the long message of the last failure in the calling thread: who, what and where.
  *
- * After fork, the child must not use what its parent opened; it opens its own. What a process opened ends
- * with that process: a child that has its descriptors keeps no rank alive. A program that forks to become a
- * daemon opens its client afterwards.
+ * After fork, the child must not use the parent's clients; it opens its own. A connection ends when the
+ * process that opened it ends, even if a child has inherited its descriptors. A program that forks to become
+ * a daemon opens its client after the fork.
  *
- * GPUs: the CUDA driver is loaded with the first communicator, or memory, that names one. A program that uses
- * none needs no driver.
+ * GPUs: the library loads the CUDA driver when the first communicator or memory on a GPU is made. A program
+ * that uses no GPU needs no driver.
  *
- * Threads of the library: a client whose operations are ordered by CUDA streams or events has one. A client
- * that keeps more than 16 MiB for staging has one until it has given that back. They take no signals.
+ * Threads of the library: a client has one thread if its operations are ordered by CUDA streams or events,
+ * one while it holds collectives (see Operations), and one while it keeps more than 16 MiB for staging. These
+ * threads block all signals.
  */
 
 #include <stddef.h>
@@ -71,7 +72,7 @@ typedef enum comm_result {
     COMM_UNREACHABLE = 21,
     COMM_INTERNAL = 22,
     COMM_DEVICE = 23, /* a GPU or its driver failed */
-    COMM_BUSY = 24    /* what was at the place of this memory before is still in use */
+    COMM_BUSY = 24    /* memory that was at this address before is still in use */
 } comm_result_t;
 
 typedef enum comm_dtype {
@@ -95,11 +96,13 @@ typedef enum comm_dtype {
 } comm_dtype_t;
 
 /*
- * sum and prod have a meaning for every type (bool: or, and); min and max for all but complex; avg for all
- * but bool (integers: the wrapping sum divided by the size, truncated toward zero); premul_sum, each rank's
- * input times its own factor, for floating point and complex; the bitwise and logical ones for integers and
- * bool. Everything else is refused with COMM_UNSUPPORTED. min and max propagate NaN. All ranks get identical
- * bits.
+ * Which types each operator accepts; other combinations fail with COMM_UNSUPPORTED:
+ *   - sum, prod: all types. On bool they mean "or" and "and".
+ *   - min, max: all but complex. NaN propagates.
+ *   - avg: all but bool. On integers: the wrapping sum divided by the size, truncated toward zero.
+ *   - premul_sum: floating point and complex. Each rank's input is multiplied by that rank's factor.
+ *   - bitwise and logical operators: integers and bool.
+ * All ranks get identical bits.
  */
 typedef enum comm_op {
     COMM_SUM = 0,
@@ -117,29 +120,29 @@ typedef enum comm_op {
 
 typedef struct comm_client comm_client_t;   /* a connection to commd */
 typedef struct comm_comm comm_t;            /* one rank of a communicator */
-typedef struct comm_request comm_request_t; /* one operation, to be waited for by itself */
+typedef struct comm_request comm_request_t; /* a handle to wait for one operation */
 typedef struct comm_event comm_event_t;     /* a point in a CUDA stream, or in a communicator */
 
-/* Short text of a result; never null. Static storage. */
+/* Returns the short text of a result, in static storage; never null. */
 COMM_API const char *comm_result_text(comm_result_t result);
 
 /*
- * The long message of the last call in this thread that failed; "" when none has. Valid until the next call
- * of this library in the same thread.
+ * Returns the long message of the last call that failed in this thread, or "" if none has failed. It is valid
+ * until this thread calls the library again.
  */
 COMM_API const char *comm_last_error(void);
 
-/* Size of one element in bytes; 0 for a number that is no type. */
+/* Returns the size of one element in bytes, or 0 if the number is not a dtype. */
 COMM_API size_t comm_dtype_size(comm_dtype_t dtype);
 
-/* "0.1.0", of the library. */
+/* Returns the library's version, such as "0.1.0". */
 COMM_API const char *comm_version(void);
 
 /* --- Connection --- */
 
 typedef struct comm_open_options {
-    size_t struct_size;      /* sizeof(struct comm_open_options): set by COMM_OPEN_OPTIONS_INIT */
-    const char *socket_path; /* null: $COMMD_SOCKET, else /run/commd/commd.sock */
+    size_t struct_size;      /* sizeof(struct comm_open_options); COMM_OPEN_OPTIONS_INIT sets it */
+    const char *socket_path; /* null: $COMMD_SOCKET if set, else /run/commd/commd.sock */
     uint32_t timeout_ms;     /* for connecting and the handshake; 0: 10,000 */
 } comm_open_options_t;
 #define COMM_OPEN_OPTIONS_INIT                                                                               \
@@ -148,27 +151,30 @@ typedef struct comm_open_options {
     }
 
 /*
- * Connects to this node's commd. options may be null. COMM_DAEMON_LOST when nobody listens, COMM_PERMISSION,
- * COMM_VERSION when the two do not understand each other, COMM_TIMED_OUT.
+ * Connects to this node's commd. options may be null. Errors: COMM_DAEMON_LOST (no commd listens),
+ * COMM_PERMISSION, COMM_VERSION (library and commd have incompatible versions), COMM_TIMED_OUT.
  */
 COMM_API COMM_CHECK comm_result_t comm_client_open(const comm_open_options_t *options,
                                                    comm_client_t **client);
 
 /*
- * A commd that stands still (stopped, or without processor time) is noticed within 3 seconds by whoever
- * waits; within a minute if it has said that it is in a call that may take long, such as pinning gigabytes.
- * Every call then fails with COMM_DAEMON_LOST. Such a commd may go on: until its process has ended it may
- * write to buffers that are registered, or on a GPU, and take part in operations. comm_mem_deregister waits
- * for that end, and says COMM_BUSY otherwise. Buffers that were staged it does not touch.
+ * If commd stands still (it is stopped, or gets no processor time), a thread that waits in this library
+ * notices it within 3 seconds. If commd has announced a call that may take long, such as pinning gigabytes,
+ * that takes up to one minute. Every call then fails with COMM_DAEMON_LOST.
+ *
+ * A commd that stood still may run again. Until its process has ended, it may write to registered buffers and
+ * to buffers on a GPU, and take part in operations. comm_mem_deregister waits for the end of the process, or
+ * fails with COMM_BUSY. commd never touches buffers that were staged.
  */
 
 /*
- * Closes the connection and frees everything made through it: communicators left (others that still need them
- * see COMM_RANK_LOST), memory of comm_mem_alloc unmapped. With operations pending it first tries to finish
- * them, for at most one second. Null is accepted. Never aborts the process. Streams that wait for operations
- * go on. Memory of comm_mem_alloc on a GPU is freed when the GPU's streams are done, which this waits for;
- * while one of them is being captured it stays until the process ends. Before, commd has a second to let go
- * of it.
+ * Closes the connection and frees everything made through it. Null is accepted. Never aborts the process.
+ *   - Pending operations get at most one second to finish.
+ *   - All communicators are left. Other ranks that still need this rank get COMM_RANK_LOST.
+ *   - CUDA streams that wait for operations go on.
+ *   - Memory from comm_mem_alloc is unmapped. For memory on a GPU, commd first gets one second to close it.
+ *     The call then waits for the GPU's streams and frees the memory. If one of the streams is being
+ *     captured, the memory stays until the process ends.
  */
 COMM_API void comm_client_close(comm_client_t *client);
 
@@ -177,12 +183,12 @@ COMM_API void comm_client_close(comm_client_t *client);
 #define COMM_DEVICE_HOST (-1)
 
 typedef struct comm_init_options {
-    size_t struct_size;     /* set by COMM_INIT_OPTIONS_INIT */
-    uint32_t timeout_ms;    /* until all ranks are there; 0: 60,000 */
+    size_t struct_size;     /* COMM_INIT_OPTIONS_INIT sets it */
+    uint32_t timeout_ms;    /* how long to wait for all ranks; 0: 60,000 */
     uint32_t op_timeout_ms; /* deadline of each operation; 0: 60,000. All ranks must agree */
-    uint64_t slice_bytes;   /* unit of pipelining; 0: the daemon's. All ranks must agree */
-    const char *algorithms; /* null: $COMMD_ALGORITHMS, else the daemon's; or e.g.
-                               "all_reduce:0-4k=tree,4k-=ring". All ranks must agree */
+    uint64_t slice_bytes;   /* unit of pipelining; 0: commd's default. All ranks must agree */
+    const char *algorithms; /* e.g. "all_reduce:0-4k=tree,4k-=ring"; null: $COMMD_ALGORITHMS if set,
+                               else commd's default. All ranks must agree */
 } comm_init_options_t;
 #define COMM_INIT_OPTIONS_INIT                                                                               \
     {                                                                                                        \
@@ -190,25 +196,28 @@ typedef struct comm_init_options {
     }
 
 /*
- * Joins the communicator `name` as `rank` of `size`, and waits until all ranks have. name: 1 to 127 printable
- * ASCII characters without space, the same on all ranks; it belongs to the user who uses it first, until the
- * communicator is gone. device: COMM_DEVICE_HOST, or a CUDA device's number as this process sees it: its
- * primary context is held until the client is closed. Ranks may share a GPU. options may be null. A process
- * may hold several ranks (one call each, from different threads, since each waits for the others).
+ * Joins the communicator `name` as `rank` of `size`, and waits until all ranks have joined.
+ *   - name: 1 to 127 printable ASCII characters without space, the same on all ranks. The name belongs to the
+ *     user who uses it first, until the communicator is gone.
+ *   - device: COMM_DEVICE_HOST, or a CUDA device's number as this process sees it. The client keeps the
+ *     device's primary context until it is closed. Ranks may share a GPU.
+ *   - options: may be null.
+ * A process may hold several ranks. It then calls comm_init once for each rank, from different threads,
+ * because each call waits for the other ranks.
  *
- * COMM_TIMED_OUT (the message names the missing ranks), COMM_MISMATCH (who disagrees), COMM_ALREADY_EXISTS
- * (who has the rank), COMM_PERMISSION (who owns the name), COMM_UNSUPPORTED (no driver, no such GPU),
- * COMM_DEVICE (it fails), COMM_LIMIT, COMM_DAEMON_LOST.
+ * Errors: COMM_TIMED_OUT (the message names the missing ranks), COMM_MISMATCH (it names who disagrees),
+ * COMM_ALREADY_EXISTS (it names who has the rank), COMM_PERMISSION (it names who owns the name),
+ * COMM_UNSUPPORTED (no driver, or no such GPU), COMM_DEVICE (the GPU failed), COMM_LIMIT, COMM_DAEMON_LOST.
  */
 COMM_API COMM_CHECK comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank,
                                             uint32_t size, int device, const comm_init_options_t *options,
                                             comm_t **comm);
 
 /*
- * Leaves the communicator and frees it. With operations pending it first tries to finish them, for at most
- * one second. Messages that were sent are received later all the same. Its handles must have been waited for,
- * or freed, before. What this thread has collected for it in a group that has not ended is not submitted.
- * Null is accepted.
+ * Leaves the communicator and frees it. Null is accepted. Pending operations get at most one second to
+ * finish. Other ranks can still receive the messages that this rank has sent. The caller must have waited
+ * for, or freed, all handles of the communicator before. If this thread has an open group, the operations
+ * that it has collected for this communicator are not submitted.
  */
 COMM_API void comm_destroy(comm_t *comm);
 
@@ -216,58 +225,69 @@ COMM_API uint32_t comm_rank(const comm_t *comm);
 COMM_API uint32_t comm_size(const comm_t *comm);
 COMM_API uint32_t comm_local_rank(const comm_t *comm); /* among the ranks of this node, in rank order */
 COMM_API uint32_t comm_local_size(const comm_t *comm);
-/* Name of the node that holds `rank`; null when rank is out of range. Valid as long as the communicator. */
+/* Returns the name of the node that holds `rank`, or null if rank is out of range. The text is valid as long
+ * as the communicator. */
 COMM_API const char *comm_node_of(const comm_t *comm, uint32_t rank);
 
 /* --- Memory --- */
 
 /*
- * Memory that commd works on directly, zero copy. device as in comm_init. On the host: page-aligned, zeroed;
- * all its pages are made at once, and belong to the caller's memory cgroup. Do not take any out again
- * (MADV_REMOVE, fallocate): an operation that meets a missing page fails with COMM_INVALID_ARGUMENT.
- * On a GPU: in multiples of 2 MiB, so that what commd can see is this memory alone; to use as memory of
- * cudaMalloc, by the GPUs that can reach it as well. It is virtual memory (cuMemCreate), which commd gets by
- * descriptor: no other process can open it, and cudaIpcGetMemHandle does not take it. Where the GPU or its
- * driver has none, it is of cudaMalloc, and passed by legacy IPC handle.
+ * Allocates memory that commd works on directly, without a copy. device: as in comm_init.
  *
- * COMM_NO_MEMORY, COMM_LIMIT, COMM_UNSUPPORTED (device), COMM_PERMISSION (by handle alone, and commd refuses
- * handles).
+ * On the host: page-aligned and zeroed. All pages are made at once and are charged to the caller's memory
+ * cgroup. Do not remove pages (MADV_REMOVE, fallocate): an operation that meets a missing page fails with
+ * COMM_INVALID_ARGUMENT.
+ *
+ * On a GPU: the size is rounded up to a multiple of 2 MiB, so commd can see no other memory. Use it like
+ * memory from cudaMalloc; other GPUs that can reach it may use it, too. It is virtual memory (cuMemCreate),
+ * and commd gets a descriptor of it. No other process can open it, and cudaIpcGetMemHandle refuses it. If the
+ * GPU or its driver has no virtual memory, the memory comes from cudaMalloc, and commd gets a legacy IPC
+ * handle.
+ *
+ * Errors: COMM_NO_MEMORY, COMM_LIMIT, COMM_UNSUPPORTED (the device), COMM_PERMISSION (only an IPC handle is
+ * possible, and commd refuses IPC handles).
  */
 COMM_API COMM_CHECK comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device,
                                                  void **memory);
 
 /*
- * Frees it; waits for operations that still use it, and on a GPU, as cudaFree does, for its streams. Null is
- * accepted. Memory not from comm_mem_alloc: COMM_NOT_FOUND. COMM_UNSUPPORTED while a stream of the GPU is
- * being captured, which cannot be waited for: CUDA ends the capture, and the memory is there as before. What
- * is on a GPU is freed when commd has closed it, or after 5 seconds, or when commd has ended. Of the host's,
- * commd keeps up to 256 KiB mapped until the client's next call.
+ * Frees memory from comm_mem_alloc. Null is accepted. Waits for operations that still use it. Memory on a GPU
+ * also waits for the GPU's streams, as cudaFree does. It is freed when commd has closed it, or has ended, or
+ * after 5 seconds. For host memory, commd may keep up to 256 KiB mapped until the client's next call.
+ *
+ * Errors: COMM_NOT_FOUND if the memory is not from comm_mem_alloc. COMM_UNSUPPORTED if a stream of the GPU is
+ * being captured, because the call cannot wait for it: CUDA ends the capture, and the memory stays.
  */
 COMM_API comm_result_t comm_mem_free(comm_client_t *client, void *memory);
 
 /*
- * Registers memory that the caller mapped (MAP_SHARED) from a memfd: commd then works on it directly. offset:
- * where in the file `memory` starts, page-aligned. The fd may be closed afterwards. The memfd is sealed
- * against shrinking by this call if it was not. Pages that the file does not have are made, as by
- * comm_mem_alloc. COMM_INVALID_ARGUMENT for what is no memfd or cannot be sealed; COMM_NO_MEMORY.
+ * Registers memory that the caller mapped (MAP_SHARED) from a memfd, so that commd works on it directly.
+ * offset: where `memory` starts in the file, page-aligned. The fd may be closed afterwards. This call seals
+ * the memfd against shrinking, if it is not sealed yet. Missing pages of the file are made, as in
+ * comm_mem_alloc. Errors: COMM_INVALID_ARGUMENT if the fd is not a memfd or cannot be sealed; COMM_NO_MEMORY.
  *
- * Memory on a GPU, with memfd -1 and offset 0, after the first comm_init on one: what its first use would do
- * otherwise.
+ * To register memory on a GPU, pass memfd -1 and offset 0, after the first comm_init on a GPU. This is
+ * optional: the first operation that uses the memory registers it otherwise.
  */
 COMM_API COMM_CHECK comm_result_t comm_mem_register(comm_client_t *client, void *memory, size_t size,
                                                     int memfd, uint64_t offset);
 
-/* Forgets a registration; waits for operations that still use it. On a GPU: of the allocation that holds the
- * address, whoever registered it; waits until commd has closed it, 5 seconds at most: after that it can be
- * freed. COMM_BUSY when commd stands still and its process has not ended within 5 seconds: it may write there
- * when it goes on, and the memory stays registered. */
+/*
+ * Ends a registration. Waits for operations that still use the memory. On a GPU, the address may be anywhere
+ * in an allocation, and it does not matter how the allocation was registered. The call waits at most 5
+ * seconds until commd has closed the allocation; then the caller may free it.
+ *
+ * Error COMM_BUSY: commd stands still, and its process has not ended within 5 seconds. commd may write to the
+ * memory when it runs again, so the memory stays registered.
+ */
 COMM_API comm_result_t comm_mem_deregister(comm_client_t *client, void *memory);
 
 /*
- * Splits a communicator: ranks of equal color make a new one, ordered by key, then by rank in `comm`. Every
- * rank must call it, as an operation; it waits for the others, and for the operations before it. color
- * COMM_COLOR_NONE takes part in none: *part gets null. Other colors are 0 or more. The new communicator has
- * the options of `comm`, may be split again, and must be destroyed; `comm` goes on as it is.
+ * Splits a communicator: ranks of equal color form a new communicator, ordered by key, then by rank in
+ * `comm`. Like a collective, every rank must call it, in the same order as other operations. It waits for the
+ * other ranks and for the operations before it. Colors are 0 or more. A rank with color COMM_COLOR_NONE joins
+ * no new communicator: its *part becomes null. The new communicator has the options of `comm`, may be split
+ * again, and must be destroyed. `comm` stays as it is.
  */
 #define COMM_COLOR_NONE (-1)
 COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_t key, comm_t **part);
@@ -275,118 +295,128 @@ COMM_API COMM_CHECK comm_result_t comm_split(comm_t *comm, int32_t color, int32_
 /* --- Operations --- */
 
 /*
- * Buffers: any address of the process. Within memory from comm_mem_alloc or comm_mem_register nothing is
- * copied; anything else of the host is staged: copied in on submission and copied out when the operation is
- * waited for (comm_sync, comm_barrier, comm_wait, comm_test). Buffers must stay as they are until then.
- * Memory for staging is kept for the next operation: beyond 16 MiB, for one second.
+ * Host buffers may be at any address. Memory from comm_mem_alloc or comm_mem_register is used in place.
+ * Other host memory is staged. It is copied in on submission, and copied out when the program waits for the
+ * operation (comm_sync, comm_barrier, comm_wait, comm_test). Do not change buffers until then. The library
+ * keeps staging memory for later operations: up to 16 MiB without limit of time, more for one second.
  *
- * No call that submits an operation waits for another operation to end. commd takes 1,024 collectives of a
- * communicator at a time, and 1 GiB of their staged buffers, or one larger collective. The library holds
- * those beyond, and sends them in order as earlier ones end; a thread of its own does so while the program
- * is elsewhere. The buffers of a held collective are read when it is sent, and its deadline counts from then.
- * Sends and receives are never held: a message that is submitted after any number of collectives goes out
- * before those that are held. A communicator holds at most 1,048,576 collectives and records of events;
- * beyond 131,072 each call that adds one may take a millisecond. With more, the call fails with COMM_LIMIT
- * and has submitted nothing. What commd refuses for its user's budget ends with COMM_LIMIT, too. If there is
- * no memory to stage a held collective for as long as its deadline says, the communicator fails.
+ * No call that submits an operation waits for another operation to end. For each communicator, commd accepts
+ * 1,024 collectives at a time, with 1 GiB of staged buffers, or one larger collective. The library holds
+ * further collectives, and sends them in order as earlier ones end. While the program does not call the
+ * library, a thread of the library sends them. The buffers of a held collective are read when it is sent, and
+ * its deadline starts then. Sends and receives are never held; they overtake held collectives.
  *
- * A rank on a GPU takes buffers on that GPU, and of the host. Memory of cudaMalloc, and virtual memory with
- * POSIX descriptors as handles (PyTorch's expandable segments), is registered when it is first used, each
- * allocation whole: that takes some 100 us, once. Memory that was freed and made again is noticed, and what
- * commd still had of the old one given up; until then commd keeps it occupied. Refused with COMM_UNSUPPORTED:
- * managed memory, that of CUDA's pools (cudaMallocAsync), that of another GPU; with COMM_PERMISSION, by a
- * commd that takes descriptors alone (cuda_ipc_handles in commd.conf(5)): memory of cudaMalloc. Buffers on a
- * GPU begin at a multiple of their elements' size (complex ones: of half of it); others fail with
- * COMM_INVALID_ARGUMENT.
+ * A communicator holds at most 1,048,576 collectives and event records. A call that would add one more fails
+ * with COMM_LIMIT and submits nothing. While more than 131,072 are held, each call that adds one may take a
+ * millisecond. An operation that commd refuses because of its user's budget ends with COMM_LIMIT, too. A held
+ * collective may lack memory for staging; if that lasts as long as its timeout, the communicator fails.
  *
- * Counts are in elements; 0 is valid. Where there are blocks, one for each rank, in rank order, `count` is
- * that of one block; the _v forms take arrays of comm_size() counts and, where the blocks lie in the caller's
- * buffer, displacements, in elements from its start (null: one after the other). The arrays are read before
- * the call returns. What all ranks must give alike is named `agreed`: a contradiction ends the operation on
- * every rank with COMM_MISMATCH, naming two ranks and both calls, and leaves the communicator usable.
+ * A rank on a GPU takes buffers on that GPU and host buffers.
+ *   - Memory from cudaMalloc is registered on first use, the whole allocation at once. So is virtual memory
+ *     whose handles are POSIX descriptors (PyTorch's expandable segments). This takes about 100 us, once.
+ *   - If memory was freed and other memory was allocated at its address, the library notices that, and commd
+ *     closes the old memory. Until then, the old memory stays occupied on the GPU.
+ *   - Managed memory, memory from CUDA's pools (cudaMallocAsync) and memory of another GPU fail with
+ *     COMM_UNSUPPORTED.
+ *   - Memory from cudaMalloc fails with COMM_PERMISSION if commd accepts only descriptors (cuda_ipc_handles
+ *     in commd.conf(5)).
+ *   - Buffers on a GPU must be aligned to the size of their elements (complex: to half of it). Others fail
+ *     with COMM_INVALID_ARGUMENT.
  *
- * Send and receive buffers must not overlap, but for the forms named `in place`.
+ * Counts are in elements; 0 is valid. If a buffer has one block for each rank, the blocks are in rank order,
+ * and `count` is the count of one block. The _v forms take an array of comm_size() counts. They also take
+ * displacements of the blocks in the caller's buffer, in elements from its start (null: the blocks follow
+ * each other). The arrays are read before the call returns.
  *
- * A failure of an operation is reported by comm_wait on its handle, or else by the next comm_sync or
- * comm_barrier; one that ends the communicator also by every later call on it. What ends what:
+ * "Agreed" lists the arguments that must be equal on all ranks. If they differ, the operation ends on every
+ * rank with COMM_MISMATCH, and the message names two ranks and both calls. The communicator stays usable.
  *
- *   COMM_TIMED_OUT    the deadline passed, of a collective or message   that operation, on all its ranks
+ * Send and receive buffers must not overlap, except where "in place" is described.
+ *
+ * A failure of an operation is returned by comm_wait on its handle. Without a handle, the next comm_sync or
+ * comm_barrier returns it. A failure that ends the communicator is also returned by every later call on it.
+ * What each failure ends:
+ *
+ *   COMM_TIMED_OUT    a collective's or message's deadline passed       that operation, on all its ranks
  *   COMM_MISMATCH     ranks contradict each other                       that operation, on all its ranks
  *   COMM_LIMIT        a budget of one rank's user does not allow it     that operation, on all its ranks
- *   COMM_RANK_LOST, of a message whose other rank has left              that message
- *   COMM_RANK_LOST    a rank has ended, or left, that others need       the communicator
+ *   COMM_RANK_LOST    of a message: the other rank has left             that message
+ *   COMM_RANK_LOST    a rank that others need has ended or left         the communicator
  *   COMM_NODE_LOST    a node, or the connection to it, is lost          the communicator
- *   COMM_ABORTED      somebody aborted it                               the communicator
- *   COMM_INVALID_ARGUMENT, COMM_DEVICE   memory is not what it was, a GPU failed in a collective
- *                                                                       the communicator
+ *   COMM_ABORTED      a user or a rank aborted the communicator         the communicator
+ *   COMM_INVALID_ARGUMENT   a buffer's memory changed, e.g. lost pages  the communicator
+ *   COMM_DEVICE       a GPU failed in a collective                      the communicator
  *   COMM_DAEMON_LOST  commd of this node has ended, or stands still     all communicators of the client
  *
- * A collective that times out ends with one text on all ranks on which it had not ended well before. Its
- * buffers are not touched any more; outputs hold any values. The next operations go on, also on a rank that
- * comes late. If a GPU or a connection does not let go of its buffers within two seconds, the communicator
- * ends, too. Should a GPU not let go of an operation of a communicator that has ended, it is reported within
- * two more seconds all the same, and may still touch its buffers.
+ * A collective that times out ends with the same text on all ranks, except on ranks where it had ended well
+ * before. commd does not touch its buffers any more, and the contents of its outputs are undefined. Later
+ * operations go on, also on a rank that comes late. If a GPU or a connection still uses the buffers after two
+ * seconds, the communicator ends, too. If a GPU is still running an operation when its communicator ends, the
+ * operation's failure is reported within two more seconds anyway. The GPU may then still touch its buffers.
  */
 
 enum comm_compression {
     COMM_COMPRESSION_NONE = 0,
     COMM_COMPRESSION_BF16 = 1, /* half the bytes; relative error of a contribution at most 2^-8 */
-    /* A quarter: e4m3. Error of a contribution x at most max(2^-4 |x|, 2^-17 M), M the largest of 256
-       elements. */
+    /* A quarter of the bytes: e4m3. The error of a contribution x is at most max(2^-4 |x|, 2^-17 M), where M
+       is the largest of 256 elements. */
     COMM_COMPRESSION_F8 = 2,
-    COMM_COMPRESSION_TOP_K = 3 /* the largest of each 1,024 elements alone, as f32 */
+    COMM_COMPRESSION_TOP_K = 3 /* only the largest of each 1,024 elements, as f32 */
 };
 
 /*
- * Of a rank on a GPU, each operation has its place in a CUDA stream: it begins, and touches its buffers,
- * after what the stream holds at the call, and what is put there later waits until it has ended, whatever its
- * result. Nothing on the host waits for that. The stream may be another GPU's, whichever is current. A null
- * stream is the legacy default stream of the communicator's GPU; COMM_STREAM_NONE is none: such an operation
- * is ordered by events alone, or by the caller. Ranks on the host have no streams: null, or COMM_STREAM_NONE.
+ * Operations of a rank on a GPU are ordered by a CUDA stream. The operation begins, and touches its buffers,
+ * after the work that is in the stream at the call. Work that is put on the stream later begins after the
+ * operation has ended, whatever its result. The host does not wait. The stream may belong to any GPU, which
+ * need not be the current one. Null means the legacy default stream of the communicator's GPU. With
+ * COMM_STREAM_NONE, only events or the caller order the operation. Ranks on the host have no streams: they
+ * pass null or COMM_STREAM_NONE.
  *
- *   - Buffers of the host that are staged are read at the call, or later where the operation is held, and
- *     written when the operation is waited for: the stream's order does not hold for them.
- *   - COMM_STREAM_NONE: first synchronize with whatever wrote the buffers. cudaMemcpy does not do so: from
- *     pageable memory it returns before the GPU has all of it, and between buffers on GPUs it waits for
- * nothing.
- *   - Operations in one stream follow each other. Those that need each other to end, such as a receive and a
- *     send of two ranks to each other, go into a group, where the stream says at each call that it has come
- *     there, and waits for all of them at comm_group_end.
- *   - Streams share connections to their GPU, 8 or as many as CUDA_DEVICE_MAX_CONNECTIONS says (programs that
- *     shard models set 1): while one waits for an operation, what others put into the same connection later
- *     waits, too. Ranks that use several communicators, or send and receive outside of groups, then must do
- *     so in an order that needs no second stream; else operations end by their deadline, "waiting for the
- *     stream of rank 1". With COMM_STREAM_NONE and events nothing is held up before comm_event_wait.
- *   - A persistent operation takes its place at comm_start.
+ *   - Staged host buffers do not follow the stream's order. They are read at the call (or later if the
+ *     operation is held), and written when the program waits for the operation.
+ *   - Before a call with COMM_STREAM_NONE, synchronize with the work that wrote the buffers. cudaMemcpy is
+ *     not enough: from pageable memory it returns before the GPU has all bytes, and between buffers on GPUs
+ *     it does not wait at all.
+ *   - Operations in one stream run one after the other. If operations need each other to end, put them into
+ *     one group. An example is two ranks that each send to and receive from the other. The stream marks its
+ *     position at each call of the group, and waits for all operations at comm_group_end.
+ *   - Streams share connections to their GPU: 8, or the number in CUDA_DEVICE_MAX_CONNECTIONS (programs that
+ *     shard models set 1). While one stream waits for an operation, later work of other streams on the same
+ *     connection waits, too. This matters for ranks that use several communicators, or that send and receive
+ *     outside of groups. Their order of operations must be possible with a single stream. Otherwise
+ *     operations fail at their deadline with "waiting for the stream of rank 1". With COMM_STREAM_NONE and
+ *     events, no stream is blocked before comm_event_wait.
+ *   - A persistent operation takes its place in the stream at comm_start.
  *   - A stream that is being captured is refused with COMM_UNSUPPORTED, and the capture stays valid.
- *   - When commd ends, streams that wait for it go on, with what their buffers then hold; the next call says
+ *   - If commd ends, streams that wait for it go on, with whatever their buffers hold. The next call returns
  *     COMM_DAEMON_LOST.
  *   - The operation's deadline counts from the call, or from when a held operation is sent.
  */
 #define COMM_STREAM_NONE ((void *)-1)
 
 typedef struct comm_call_options {
-    size_t struct_size;  /* set by COMM_CALL_OPTIONS_INIT */
-    uint32_t timeout_ms; /* deadline of this operation; 0: the communicator's */
-    double factor;       /* COMM_PREMUL_SUM: this rank's; otherwise ignored */
+    size_t struct_size;  /* COMM_CALL_OPTIONS_INIT sets it */
+    uint32_t timeout_ms; /* deadline of this operation; 0: op_timeout_ms of the communicator */
+    double factor;       /* COMM_PREMUL_SUM: this rank's factor; otherwise ignored */
     void *stream;        /* CUDA stream (cudaStream_t, CUstream): see COMM_STREAM_NONE */
     /*
-     * Not null: *request gets a handle of the operation, to be given to comm_wait or comm_test once. It is
-     * null afterwards, and after any failure to submit.
+     * If not null, *request gets a handle of the operation, for comm_wait or comm_test. These set it to null
+     * when the operation has ended. If the call fails to submit, *request is null, too.
      */
     comm_request_t **request;
     /*
-     * Not 0: nothing is submitted; *request (which must be given) gets a handle that comm_start starts, as
-     * often as wanted, each time to be waited for. Buffers and arguments stay those of this call.
+     * If not 0, the call submits nothing, and `request` is required. comm_start on the handle submits the
+     * operation with the buffers and arguments of this call. It may be started again after each wait.
      */
     int persistent;
-    /* all_reduce of COMM_F32 with COMM_SUM or COMM_AVG: what goes over the network. Agreed. */
+    /* Format on the network, for all_reduce of COMM_F32 with COMM_SUM or COMM_AVG. Agreed. */
     enum comm_compression compression;
     uint32_t top_k_permille; /* COMM_COMPRESSION_TOP_K: how many of a thousand elements; 0: 10. Agreed */
     /*
-     * Compression: null, or count elements that begin as zero and are given again with the next call on the
-     * same data: what compression lost is added there, and added to what is sent next (error feedback: Seide
-     * et al. 2014, Karimireddy et al. 2019). On all ranks or none. Agreed.
+     * With compression: null, or an array of count elements, zero before the first call. Pass it again with
+     * each call on the same data. A call stores there what compression lost, and the next call adds that to
+     * what it sends (error feedback: Seide et al. 2014, Karimireddy et al. 2019). Agreed: all ranks or none
+     * pass an array.
      */
     float *residual;
 } comm_call_options_t;
@@ -401,17 +431,17 @@ COMM_API COMM_CHECK comm_result_t comm_all_reduce(comm_t *comm, const void *send
                                                   comm_dtype_t dtype, comm_op_t op,
                                                   const comm_call_options_t *options);
 
-/* The same, on rank `root` alone; receive is ignored elsewhere. In place on the root: send == receive.
- * Agreed: count, dtype, op, root. */
+/* As comm_all_reduce, but only rank `root` gets the result; receive is ignored on other ranks. In place on
+ * the root: send == receive. Agreed: count, dtype, op, root. */
 COMM_API COMM_CHECK comm_result_t comm_reduce(comm_t *comm, const void *send, void *receive, size_t count,
                                               comm_dtype_t dtype, comm_op_t op, uint32_t root,
                                               const comm_call_options_t *options);
 
-/* buffer of rank `root` to buffer of every rank. Agreed: count, dtype, root. */
+/* Copies buffer of rank `root` to buffer of every rank. Agreed: count, dtype, root. */
 COMM_API COMM_CHECK comm_result_t comm_broadcast(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype,
                                                  uint32_t root, const comm_call_options_t *options);
 
-/* receive, of comm_size() × count elements, gets every rank's block. In place: send is the own block in
+/* receive, of comm_size() × count elements, gets every rank's block. In place: send is this rank's block in
  * receive. Agreed: count, dtype. */
 COMM_API COMM_CHECK comm_result_t comm_all_gather(comm_t *comm, const void *send, void *receive, size_t count,
                                                   comm_dtype_t dtype, const comm_call_options_t *options);
@@ -421,8 +451,9 @@ COMM_API COMM_CHECK comm_result_t comm_all_gather_v(comm_t *comm, const void *se
                                                     comm_dtype_t dtype, const comm_call_options_t *options);
 
 /*
- * Rank i gets block i of the reduction over all ranks: send has comm_size() × count elements, receive count.
- * send is left as it is, unless in place: receive is the own block in send. Agreed: count, dtype, op.
+ * Rank i gets block i of the reduction over all ranks. send has comm_size() × count elements, receive has
+ * count elements. In place: receive is this rank's block in send; otherwise send is not changed. Agreed:
+ * count, dtype, op.
  */
 COMM_API COMM_CHECK comm_result_t comm_reduce_scatter(comm_t *comm, const void *send, void *receive,
                                                       size_t count, comm_dtype_t dtype, comm_op_t op,
@@ -432,24 +463,25 @@ COMM_API COMM_CHECK comm_result_t comm_reduce_scatter_v(comm_t *comm, const void
                                                         const size_t *counts, comm_dtype_t dtype,
                                                         comm_op_t op, const comm_call_options_t *options);
 
-/* receive of rank `root`, comm_size() × count elements, gets every rank's block; it is ignored elsewhere. In
- * place on the root: send is the own block in receive. Agreed: count, dtype, root. */
+/* receive of rank `root`, comm_size() × count elements, gets every rank's block. receive is ignored on other
+ * ranks. In place on the root: send is its own block in receive. Agreed: count, dtype, root. */
 COMM_API COMM_CHECK comm_result_t comm_gather(comm_t *comm, const void *send, void *receive, size_t count,
                                               comm_dtype_t dtype, uint32_t root,
                                               const comm_call_options_t *options);
-/* Every rank sends send_count elements of its own; counts and displacements are the root's alone, and must
- * say the same. Agreed: dtype, root. */
+/* Each rank sends send_count elements. counts and displacements are read on the root only, where counts[i]
+ * must equal send_count of rank i. Agreed: dtype, root. */
 COMM_API COMM_CHECK comm_result_t comm_gather_v(comm_t *comm, const void *send, size_t send_count,
                                                 void *receive, const size_t *counts,
                                                 const size_t *displacements, comm_dtype_t dtype,
                                                 uint32_t root, const comm_call_options_t *options);
 
-/* Rank i gets block i of send of rank `root`, which is ignored elsewhere. In place on the root: receive is
- * the own block in send. Agreed: count, dtype, root. */
+/* Rank i gets block i of send of rank `root`. send is ignored on other ranks. In place on the root: receive
+ * is its own block in send. Agreed: count, dtype, root. */
 COMM_API COMM_CHECK comm_result_t comm_scatter(comm_t *comm, const void *send, void *receive, size_t count,
                                                comm_dtype_t dtype, uint32_t root,
                                                const comm_call_options_t *options);
-/* As comm_gather_v, the other way. */
+/* counts and displacements are read on the root only, where counts[i] must equal receive_count of rank i.
+ * Agreed: dtype, root. */
 COMM_API COMM_CHECK comm_result_t comm_scatter_v(comm_t *comm, const void *send, const size_t *counts,
                                                  const size_t *displacements, void *receive,
                                                  size_t receive_count, comm_dtype_t dtype, uint32_t root,
@@ -459,43 +491,42 @@ COMM_API COMM_CHECK comm_result_t comm_scatter_v(comm_t *comm, const void *send,
  * place: send == receive. Agreed: count, dtype. */
 COMM_API COMM_CHECK comm_result_t comm_all_to_all(comm_t *comm, const void *send, void *receive, size_t count,
                                                   comm_dtype_t dtype, const comm_call_options_t *options);
-/* What rank i sends to rank j, rank j must expect of rank i. Agreed: that, and dtype. */
+/* send_counts[j] of rank i must equal receive_counts[i] of rank j. Agreed: that, and dtype. */
 COMM_API COMM_CHECK comm_result_t comm_all_to_all_v(comm_t *comm, const void *send, const size_t *send_counts,
                                                     const size_t *send_displacements, void *receive,
                                                     const size_t *receive_counts,
                                                     const size_t *receive_displacements, comm_dtype_t dtype,
                                                     const comm_call_options_t *options);
 
-/* receive[i] of rank r = reduction of send[i] over ranks 0 to r, in their order. avg has no meaning here. In
+/* receive[i] of rank r = reduction of send[i] over ranks 0 to r, in rank order. COMM_AVG is not allowed. In
  * place: send == receive. Agreed: count, dtype, op. */
 COMM_API COMM_CHECK comm_result_t comm_scan(comm_t *comm, const void *send, void *receive, size_t count,
                                             comm_dtype_t dtype, comm_op_t op,
                                             const comm_call_options_t *options);
-/* Over ranks 0 to r - 1; receive of rank 0 is left as it is. */
+/* As comm_scan, over ranks 0 to r - 1. receive of rank 0 is not changed. */
 COMM_API COMM_CHECK comm_result_t comm_exclusive_scan(comm_t *comm, const void *send, void *receive,
                                                       size_t count, comm_dtype_t dtype, comm_op_t op,
                                                       const comm_call_options_t *options);
 
 /*
- * Messages from rank to rank, of any size, also to oneself. A receive takes the first message that `peer`
- * sent to this rank with that tag and that no earlier receive took; messages of one sender and tag are taken
- * in the order sent. They are no part of the order of the collectives, and no other rank has to know of them.
- * A message may be shorter than the receive's count; one that is longer, or of another dtype, fails the
- * receive with COMM_MISMATCH.
+ * Messages of any size from one rank to another, or to itself. A receive takes the oldest message from rank
+ * `peer` with that tag which no earlier receive took. Messages are not ordered with collectives, and no third
+ * rank takes part in them. A message may be shorter than the receive's count. If it is longer, or has another
+ * dtype, the receive fails with COMM_MISMATCH.
  *
- * A message of at most 16 KiB is copied, and its send ends at once, on one node and between nodes. That holds
- * while at most 64 KiB from this sender wait for receives. With more than 256 ranks the bound is smaller: 16
- * MiB for all senders to one rank. Any other send ends when its message is received. On a GPU, the receive's
- * stream must have come to it. What one pair of ranks does not receive delays no other pair, tag or
- * collective.
+ * A message of at most 16 KiB is copied, and its send ends at once, on one node and between nodes. This
+ * requires that at most 64 KiB from this sender wait for receives. With more than 256 ranks the limit is
+ * smaller: 16 MiB for all senders to one rank together. Any other send ends when its message is received. On
+ * a GPU, the stream of the receive must also have reached the receive. Messages that one pair of ranks does
+ * not receive delay no other pair, tag or collective.
  *
- * A failure ends that message alone, on both ranks, and the communicator goes on:
- *   COMM_TIMED_OUT   its deadline passed, here or there
- *   COMM_MISMATCH    it does not fit its receive
- *   COMM_LIMIT       the receiver's user has no room for more messages that nobody received
- *   COMM_DEVICE, COMM_NO_MEMORY   a GPU, or memory for it, failed here or there
- *   COMM_RANK_LOST   the other rank has left the communicator. What it sent before is received first. A
- *                    receive from any source ends so once every other rank has left
+ * A failure ends only that message, on both ranks, and the communicator goes on:
+ *   COMM_TIMED_OUT   the deadline of the send or of the receive passed
+ *   COMM_MISMATCH    the message does not fit its receive
+ *   COMM_LIMIT       the receiver's user has no room for more unexpected messages
+ *   COMM_DEVICE, COMM_NO_MEMORY   a GPU failed, or memory for the message was missing, on either rank
+ *   COMM_RANK_LOST   the other rank has left the communicator, and all its messages have been received. A
+ *                    receive from COMM_ANY_SOURCE fails so when every other rank has left
  */
 #define COMM_ANY_SOURCE UINT32_MAX
 COMM_API COMM_CHECK comm_result_t comm_send(comm_t *comm, const void *buffer, size_t count,
@@ -504,115 +535,121 @@ COMM_API COMM_CHECK comm_result_t comm_send(comm_t *comm, const void *buffer, si
 /* peer: a rank, or COMM_ANY_SOURCE. */
 COMM_API COMM_CHECK comm_result_t comm_recv(comm_t *comm, void *buffer, size_t count, comm_dtype_t dtype,
                                             uint32_t peer, uint32_t tag, const comm_call_options_t *options);
-/* Both at once; waits for both. options: its deadline and stream count. */
+/* Sends and receives at the same time, and waits for both. Of options, timeout_ms and stream are used. */
 COMM_API COMM_CHECK comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count,
                                                  uint32_t to, void *receive, size_t receive_count,
                                                  uint32_t from, comm_dtype_t dtype, uint32_t tag,
                                                  const comm_call_options_t *options);
 
 /*
- * Between comm_group_begin and comm_group_end, of one thread, operations are collected, on any communicators
- * of any clients, and submitted together by the latter. all_reduces of one communicator, dtype and op that
- * follow each other run as one (agreed: that they do): one round of messages for all of them. Groups nest;
- * the outermost end submits. comm_group_end returns the first failure to submit. A call that waits is refused
- * in a group. comm_start is collected like any other call. Handles that a group has collected cannot be
- * waited for before it ends, by any thread.
+ * Between comm_group_begin and comm_group_end, the operations of the calling thread are collected, on any
+ * communicators of any clients. comm_group_end submits them together, and returns the first failure to
+ * submit. Groups nest; the outermost comm_group_end submits. comm_start is collected like any other call.
+ *
+ * Successive all_reduces of one communicator, dtype and op run as one, with one round of messages for all of
+ * them. All ranks must group them alike (agreed).
+ *
+ * Calls that wait are refused in a group. No thread can wait for a collected handle before the group ends.
  */
 COMM_API COMM_CHECK comm_result_t comm_group_begin(void);
 COMM_API COMM_CHECK comm_result_t comm_group_end(void);
 
-/* Waits until every rank has reached it; implies comm_sync. */
+/* Waits until every rank has called comm_barrier; implies comm_sync. */
 COMM_API COMM_CHECK comm_result_t comm_barrier(comm_t *comm, const comm_call_options_t *options);
 
 /* --- Waiting --- */
 
-/* What a receive took. */
+/* The message that a receive took. */
 typedef struct comm_received {
     uint32_t source; /* rank */
     size_t count;    /* elements */
 } comm_received_t;
 
 /*
- * Waits until the operation has ended, and returns its result; received may be null. The handle is freed and
- * *request null, unless it is persistent: that can be started again. A null handle has ended well.
+ * Waits until the operation has ended, and returns its result. received may be null. Then the handle is freed
+ * and *request becomes null. A persistent handle is kept instead, and can be started again. A null handle
+ * counts as ended well.
  */
 COMM_API COMM_CHECK comm_result_t comm_wait(comm_request_t **request, comm_received_t *received);
-/* Whether it has ended: *done 1, and all as above; otherwise *done 0, and COMM_OK. */
+/* If the operation has ended, sets *done to 1 and does the same as comm_wait. Otherwise sets *done to 0 and
+ * returns COMM_OK. */
 COMM_API COMM_CHECK comm_result_t comm_test(comm_request_t **request, int *done, comm_received_t *received);
-/* Waits for all; returns the first failure, by index. received: null, or `count` of them. */
+/* Waits for all handles; returns the failure with the lowest index. received: null, or `count` elements. */
 COMM_API COMM_CHECK comm_result_t comm_wait_all(comm_request_t **requests, size_t count,
                                                 comm_received_t *received);
-/* Waits for one; *index gets which, its result is returned. Null handles and persistent ones that are not
- * started are left out; when nothing else is there, *index gets `count`. */
+/* Waits until one operation has ended, sets *index to its index, and returns its result. Null handles, and
+ * persistent ones that are not started, are ignored. If no other handle is given, *index becomes `count`. All
+ * handles must belong to one client. */
 COMM_API COMM_CHECK comm_result_t comm_wait_any(comm_request_t **requests, size_t count, size_t *index,
                                                 comm_received_t *received);
-/* Starts a persistent operation; COMM_IN_PROGRESS when it has not been waited for since. */
+/* Starts a persistent operation. Returns COMM_IN_PROGRESS if its last start has not been waited for. */
 COMM_API COMM_CHECK comm_result_t comm_start(comm_request_t *request);
-/* Frees a handle without waiting: what is under way goes on, and comm_sync reports of it. Null is accepted.
+/* Frees a handle without waiting. Its operation goes on, and comm_sync reports its failure. Null is accepted.
  */
 COMM_API void comm_request_free(comm_request_t *request);
 
 /*
- * Waits until every operation that was submitted on the communicator has ended: outputs valid, inputs
- * reusable. Returns the first failure of any of them. timeout_ms: 0 waits as long as the operations' own
- * deadlines let it; otherwise COMM_TIMED_OUT after it, and the operations go on.
+ * Waits until every operation that was submitted on the communicator has ended. Then outputs are valid and
+ * inputs may be changed. Returns the communicator's failure, or the first failure of an operation without a
+ * handle. If timeout_ms is 0, the operations' own deadlines bound the wait. Otherwise the call returns
+ * COMM_TIMED_OUT after timeout_ms, and the operations go on.
  */
 COMM_API COMM_CHECK comm_result_t comm_sync(comm_t *comm, uint32_t timeout_ms);
 
 /* --- Events --- */
 
 /*
- * Points of CUDA streams, and of communicators, that others wait for, so that computing and communicating
- * overlap. None of these calls waits, but where it says so, nor asks commd anything. The seven steps, of
- * which no other makes the host wait:
+ * Events are points in CUDA streams or communicators that other streams and communicators can wait for. With
+ * them, computing and communication overlap. These calls neither wait nor ask commd anything, unless stated.
+ * A complete example, in which the host never waits:
  *
  *   comm_event_create(client, &event);
- *   comm_event_record(event, compute);      (after what was put on the compute stream,
- *   comm_event_wait_comm(event, comm);       the communicator goes on)
+ *   comm_event_record(event, compute);      (the communicator waits for
+ *   comm_event_wait_comm(event, comm);       the work now on the compute stream)
  *   comm_all_reduce(comm, ..., &options);   (options.stream = COMM_STREAM_NONE)
- *   comm_event_record_comm(event, comm);    (and after that,
- *   comm_event_wait(event, compute);         the compute stream does)
+ *   comm_event_record_comm(event, comm);    (the compute stream waits for
+ *   comm_event_wait(event, compute);         the all-reduce)
  *   comm_event_destroy(event);
  *
- * stream: a CUDA stream of a GPU on which the client has, or had, a communicator; null is the legacy default
- * stream, of the current context's GPU if the client has one there, else of its first. COMM_STREAM_NONE, and
- * null as long as the client has used no GPU, is the calling thread: what it records is reached at once, and
- * it waits itself. So the same program runs without a GPU.
+ * stream: a CUDA stream of a GPU on which the client has, or had, a communicator. Null is the legacy default
+ * stream of the current context's GPU, if the client uses that GPU, else of the client's first GPU.
+ * COMM_STREAM_NONE means the calling thread, and so does null while the client has used no GPU. An event that
+ * the thread records is reached at once, and a wait blocks the thread. So a program also runs without a GPU.
  *
- * An event that was never recorded is reached. Recording it again replaces what later waits are for, and
- * nothing of earlier ones. It belongs to its client, and works with the communicators of that; it may be used
- * by several threads at once, and destroyed while others wait for what was recorded; what is left of them is
- * freed with the client.
+ * An event that was never recorded counts as reached. If it is recorded again, later waits use the new
+ * record; earlier waits do not change. An event belongs to its client, and works with that client's
+ * communicators. Several threads may use it at once. It may be destroyed while others wait for it. Events
+ * that are not destroyed are freed with the client.
  *
- * COMM_UNSUPPORTED: a stream of a client without a GPU, or one that is being captured. COMM_DAEMON_LOST,
+ * Errors: COMM_UNSUPPORTED (the client has no GPU, or the stream is being captured), COMM_DAEMON_LOST,
  * COMM_DEVICE, COMM_INVALID_ARGUMENT, COMM_LIMIT.
  */
 COMM_API COMM_CHECK comm_result_t comm_event_create(comm_client_t *client, comm_event_t **event);
 /* Null is accepted. */
 COMM_API void comm_event_destroy(comm_event_t *event);
 
-/* The event is reached when the stream has done what it holds now. */
+/* The event is reached when the stream has done all work that is in it now. */
 COMM_API COMM_CHECK comm_result_t comm_event_record(comm_event_t *event, void *stream);
 /*
- * The event is reached when every operation that was submitted on this rank of the communicator has ended,
- * and the events that it was to wait for are reached. Also when the communicator fails. Refused in a group,
- * whose operations are not submitted yet. With 1,024 of a communicator that are not reached, the next ones
- * are held, as collectives are.
+ * The event is reached when two things are true: every operation submitted so far on this rank of the
+ * communicator has ended, and all events given to comm_event_wait_comm are reached. It is also reached when
+ * the communicator fails. The call is refused in a group, because the group's operations are not submitted
+ * yet. If 1,024 records of a communicator are not reached, further records are held, as collectives are.
  */
 COMM_API COMM_CHECK comm_result_t comm_event_record_comm(comm_event_t *event, comm_t *comm);
 
-/* What is put on the stream from now on begins after the event. The calling thread waits as long as commd's
- * deadlines let it: COMM_TIMED_OUT. */
+/* Work that is put on the stream from now on begins after the event. If `stream` means the calling thread, it
+ * waits, bounded by the deadlines of the operations: COMM_TIMED_OUT. */
 COMM_API COMM_CHECK comm_result_t comm_event_wait(comm_event_t *event, void *stream);
 /*
- * Operations that are submitted on this rank of the communicator from now on, messages as well, begin after
- * the event. With more than 15 such events that are not reached, they also begin after the operations before.
+ * Operations submitted on this rank of the communicator from now on, including messages, begin after the
+ * event. If more than 15 such events are not reached, they also begin after all earlier operations.
  */
 COMM_API COMM_CHECK comm_result_t comm_event_wait_comm(comm_event_t *event, comm_t *comm);
 
 /*
- * Waits, in the calling thread, until everything that was asked of the communicator has ended: operations, as
- * in comm_sync, whose results it returns, and what they were to wait for. timeout_ms: as in comm_sync.
+ * Blocks the calling thread until all operations of the communicator have ended, and all events that it was
+ * to wait for are reached. Result and timeout_ms: as in comm_sync.
  */
 COMM_API COMM_CHECK comm_result_t comm_sync_stream(comm_t *comm, uint32_t timeout_ms);
 

@@ -3,7 +3,7 @@
 
 #include "client/lib/internal.h"
 
-/* What calls have in common: their arguments are checked, and put in one form. */
+/* Checks the arguments of calls, and converts them to struct client_call. */
 
 comm_result_t call_begin(struct client_call *call, const char *name, enum op_kind kind,
                          const struct comm_comm *comm, comm_dtype_t dtype, size_t count,

@@ -16,7 +16,7 @@ int client_thread_start(struct comm_client *client, void *(*function)(void *), p
 {
     sigset_t all, before;
     sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* a thread begins with its maker's mask */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* a new thread inherits the mask */
     int failed = pthread_create(out, NULL, function, client);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     return failed;
@@ -53,7 +53,7 @@ static comm_result_t open_socket(const char *path, uint32_t timeout_ms, int *out
     if (fd < 0) {
         return error_report(COMM_SYSTEM, "%s: socket: %s", path, strerror(errno));
     }
-    /* What connect waits for is room in the daemon's queue; that wait has a socket's time-out to send. */
+    /* connect waits for room in commd's queue; the socket's send time-out bounds that wait. */
     struct timeval timeout = {.tv_sec = (time_t)(timeout_ms / 1000),
                               .tv_usec = (suseconds_t)(timeout_ms % 1000 * 1000)};
     (void)setsockopt(fd, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof timeout);
@@ -100,7 +100,7 @@ static bool has_feature(const Commd__Client__HelloReply *reply, const char *feat
     return false;
 }
 
-/* commd uses its rings from here on, not the socket: without the descriptors there is no connection. */
+/* From here on commd uses the rings, not the socket. Without their descriptors the connection is useless. */
 static comm_result_t take_features(struct comm_client *client, const Commd__Client__HelloReply *reply)
 {
     bool has_rings = has_feature(reply, CLIENT_FEATURE_RINGS);
@@ -138,7 +138,7 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
 
 #define THREAD_NAME_BYTES 16 /* prctl(2), PR_GET_NAME */
 
-/* Its main thread's name. Of the main thread itself it is had without a file. */
+/* Gets the name of the process's main thread. If called in the main thread, no file is read. */
 static void read_program_name(char *out, size_t size)
 {
     out[0] = '\0';
@@ -308,8 +308,7 @@ void comm_client_close(comm_client_t *client)
     if (client == NULL) {
         return;
     }
-    if (client->pid !=
-        getpid()) { /* a copy made by fork; its lock may be held by a thread that is not here */
+    if (client->pid != getpid()) { /* a copy made by fork; a thread of the parent may hold the copied lock */
         close(client->fd);
         return;
     }
@@ -319,7 +318,7 @@ void comm_client_close(comm_client_t *client)
         member_drop(client->comms, deadline_ns);
     }
     memory_withdraw_all(client, clock_after_ms(FINISH_TIMEOUT_MS));
-    if (client->gpus != NULL) { /* its memory is freed; that of the host commd has mapped for itself */
+    if (client->gpus != NULL) { /* GPU memory is freed below; of host memory commd has its own mapping */
         client_await_daemon_end(client, clock_after_ms(FINISH_TIMEOUT_MS));
     }
     pthread_mutex_unlock(&client->lock);

@@ -1,6 +1,6 @@
 #include "client/lib/internal.h"
 
-/* The calls: what each reads and writes, on which rank, and of which form it may be in place. */
+/* The calls: what each reads and writes on which rank, and which buffers may be in place. */
 
 #define OWN_SAME SIZE_MAX
 
@@ -133,7 +133,7 @@ comm_result_t comm_gather(comm_t *comm, const void *send, void *receive, size_t 
     return result == COMM_OK ? call_submit(comm, &call) : result;
 }
 
-/* On the root: what its counts say of its own block is what it gives beside them. */
+/* On the root: checks that its own entry in counts equals its send_count or receive_count. */
 static comm_result_t check_own_count(const struct client_call *call, const struct comm_comm *comm,
                                      const size_t *counts)
 {

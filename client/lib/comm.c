@@ -22,7 +22,7 @@ static struct comm_comm *member_new(struct comm_client *client, const char *name
     comm->rank = rank;
     comm->size = size;
     comm->name = name_copy;
-    comm->next = client->comms; /* from the start: an abort may come right after the reply */
+    comm->next = client->comms; /* added before joining: an abort may follow right after the reply */
     client->comms = comm;
     return comm;
 }
@@ -166,7 +166,7 @@ static comm_result_t member_form(struct comm_comm *comm, const comm_init_options
         result = take_formed(comm, event->reply->comm_init);
         commd__client__event__free_unpacked(event, NULL);
     } else if (unanswered) {
-        tell_destroyed(comm); /* should it form after all */
+        tell_destroyed(comm); /* in case it forms after all */
     }
     return result;
 }
@@ -357,7 +357,7 @@ void comm_destroy(comm_t *comm)
     client_leave(client);
 }
 
-/* --- What it is; all of it stays as it was when it formed, so that no lock is needed --- */
+/* --- Properties; they never change after the communicator has formed, so no lock is needed --- */
 
 uint32_t comm_rank(const comm_t *comm)
 {

@@ -9,9 +9,9 @@
 
 #include "client/lib/internal.h"
 
-#define POLL_MAX_MS (HEART_LOOK_NS / 1000000u) /* then it is looked whether commd runs */
-#define SEND_RETRY_MS 10u                      /* when another thread reads, and the socket is full */
-#define SOCKET_LOOKS 64u /* so many looks at the ring for one at the socket, which tells of commd's end */
+#define POLL_MAX_MS (HEART_LOOK_NS / 1000000u) /* after this, commd's heartbeat is checked */
+#define SEND_RETRY_MS 10u                      /* if another thread reads, and the socket is full */
+#define SOCKET_LOOKS 64u /* looks at the ring for each look at the socket, which shows the end of commd */
 
 uint64_t clock_after_ms(uint64_t ms)
 {
@@ -67,7 +67,7 @@ void client_lose(struct comm_client *client, comm_result_t result, const char *f
 
 /* --- Events --- */
 
-/* Whether the event was handed to somebody, who frees it. */
+/* Returns whether a waiting thread got the event; that thread frees it. */
 static bool hand_out_reply(struct comm_client *client, Commd__Client__Event *event)
 {
     const Commd__Client__Reply *reply = event->reply;
@@ -84,7 +84,7 @@ static bool hand_out_reply(struct comm_client *client, Commd__Client__Event *eve
         client_lose(client, COMM_PROTOCOL, "%s: commd answered request %llu, which was not made",
                     client->path, (unsigned long long)reply->id);
     }
-    return false; /* otherwise nobody waits for it, or not any more */
+    return false; /* no thread waits for this reply, or not any more */
 }
 
 static void dispatch_record(struct comm_client *client, const uint8_t *bytes, size_t size)
@@ -126,7 +126,7 @@ static void dispatch(struct comm_client *client, const uint8_t *bytes, size_t si
     commd__client__event__free_unpacked(event, NULL);
 }
 
-/* Takes everything that is in the ring. */
+/* Handles all packets in the ring. */
 static void drain_ring(struct comm_client *client)
 {
     bool any = false;
@@ -149,8 +149,9 @@ static void drain_ring(struct comm_client *client)
 }
 
 /*
- * Descriptors are kept until the Hello's reply is taken, the only packet that may bring some; others are let
- * go. There may be one more than there is room for: the kernel fills the control data up to its alignment.
+ * Keeps descriptors until the Hello's reply is handled, the only packet that may bring some. Closes all
+ * others. One more may arrive than there is room for, because the kernel fills the control data up to its
+ * alignment.
  */
 static void take_fds(struct comm_client *client, const struct cmsghdr *item)
 {
@@ -167,7 +168,7 @@ static void take_fds(struct comm_client *client, const struct cmsghdr *item)
     }
 }
 
-/* One packet, and what came with it. */
+/* Receives one packet and its descriptors. */
 static ssize_t receive_packet(struct comm_client *client)
 {
     union {
@@ -189,7 +190,7 @@ static ssize_t receive_packet(struct comm_client *client)
     return size;
 }
 
-/* Takes everything that is there. */
+/* Handles all packets in the ring and the socket. */
 static void drain(struct comm_client *client)
 {
     drain_ring(client);
@@ -201,7 +202,7 @@ static void drain(struct comm_client *client)
         } else if (size > 0) {
             dispatch(client, client->packet, (size_t)size);
         } else if (size == 0) {
-            drain_ring(client); /* its last words */
+            drain_ring(client); /* commd's last packets */
             client_lose(client, COMM_DAEMON_LOST,
                         "%s: commd closed the connection: it ended or was restarted", client->path);
         } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
@@ -220,7 +221,7 @@ void client_take_events(struct comm_client *client)
 {
     if (!client->reading) {
         if (client->rings != NULL && ++client->looks % SOCKET_LOOKS != 0) {
-            drain_ring(client); /* what the socket has to say can wait */
+            drain_ring(client); /* the socket can wait */
         } else {
             drain(client);
         }
@@ -250,11 +251,11 @@ static void wait_at_socket(struct comm_client *client, uint64_t deadline_ns, sho
 {
     struct pollfd ready = {.fd = client->fd, .events = events};
     pthread_mutex_unlock(&client->lock);
-    (void)poll(&ready, 1, poll_timeout_ms(deadline_ns)); /* whatever it says, the socket is looked at next */
+    (void)poll(&ready, 1, poll_timeout_ms(deadline_ns)); /* in any case the socket is read next */
     pthread_mutex_lock(&client->lock);
 }
 
-/* The rings' only reader, likewise. */
+/* As wait_at_socket, for a client with rings; also handles the packets. */
 static void wait_at_rings(struct comm_client *client, uint64_t deadline_ns, short events)
 {
     pthread_mutex_unlock(&client->lock);
@@ -267,7 +268,7 @@ static void wait_at_rings(struct comm_client *client, uint64_t deadline_ns, shor
     }
 }
 
-/* The only reader: waits, takes what has come, and wakes those for whom something may have been in it. */
+/* Makes this thread the only reader: waits, handles the packets that arrive, and wakes the other threads. */
 static void read_socket(struct comm_client *client, uint64_t deadline_ns, short events)
 {
     client->reading = true;
@@ -304,13 +305,13 @@ void client_progress(struct comm_client *client, uint64_t deadline_ns)
 /* --- Requests --- */
 
 /*
- * commd reads no more of a client that does not read what it has been sent: never wait for the one without
- * doing the other.
+ * commd stops reading from a client that does not read. So a thread that waits to send must also make sure
+ * that events are read.
  */
 static void wait_to_send(struct comm_client *client, uint64_t deadline_ns)
 {
     if (!client->reading && client->rings != NULL) {
-        uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS); /* the bell may have rung for another */
+        uint64_t soon_ns = clock_after_ms(SEND_RETRY_MS); /* another thread may have taken the doorbell */
         read_socket(client, soon_ns < deadline_ns ? soon_ns : deadline_ns, POLLIN);
     } else if (client->rings != NULL) {
         await_change(client, clock_after_ms(SEND_RETRY_MS));
@@ -344,7 +345,7 @@ static comm_result_t send_in_ring(struct comm_client *client, const void *packet
     return client->lost;
 }
 
-/* Returns its size. Every text in a request is checked to be short enough before. */
+/* Returns the packed size, or 0 if it is too large. Texts in requests are checked for their length before. */
 static size_t pack(const Commd__Client__Request *request, uint8_t packet[REQUEST_MAX_BYTES])
 {
     size_t size = commd__client__request__get_packed_size(request);
@@ -391,7 +392,7 @@ comm_result_t client_send_packet(struct comm_client *client, const void *packet,
             wait_to_send(client, deadline_ns);
         } else if (errno != EINTR) {
             int reason = errno;
-            drain(client); /* it may have said why; the loss that follows wakes everybody */
+            drain(client); /* commd may have sent the reason; client_lose wakes all threads */
             client_lose(client, COMM_DAEMON_LOST, "%s: the connection to commd is lost: %s", client->path,
                         strerror(reason));
         }
@@ -409,7 +410,7 @@ static void forget_request(struct comm_client *client, const struct client_reque
     }
 }
 
-/* Takes the reply apart; frees the event unless it is what was asked for. */
+/* Checks the reply. Frees the event unless it is the expected one. */
 static comm_result_t take_answer(struct comm_client *client, const struct client_question *question,
                                  Commd__Client__Event *event, Commd__Client__Event **out)
 {

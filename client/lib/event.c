@@ -4,14 +4,14 @@
 #include "client/lib/internal.h"
 
 /*
- * Events: points of streams, and of communicators, that others wait for. Each has a word; to record it is to
- * have somebody set the word to the next value: a stream, commd, or on the host the library at once.
+ * Events: points of streams and communicators that others wait for. Each event has a word. To record an event
+ * means to have a writer set the word to the next value: a stream, or commd, or the library itself at once.
  *
- * An event's own lock comes before the client's. While it is held the driver is called, but nothing waits for
- * what an event stands for.
+ * An event's lock is taken before the client's. The driver is called while it is held, but no thread waits
+ * for an event then.
  */
 
-#define WAIT_POLL_NS 200000u /* nobody tells the library that a word was set */
+#define WAIT_POLL_NS 200000u /* polled, because the library gets no notice when a word is set */
 
 struct comm_event {
     struct comm_event *next, **link; /* of the client's */
@@ -20,10 +20,10 @@ struct comm_event {
     struct fence_slot *slot;
     bool recorded;
     struct fence_mark last;
-    uint64_t deadline_ns; /* when commd must have set it, or else is frozen */
+    uint64_t deadline_ns; /* if commd has not set the word by then, it counts as frozen */
 };
 
-/* --- What commd is told of --- */
+/* --- Waits and records that are sent to commd --- */
 
 void member_drop_reached(struct comm_comm *comm)
 {
@@ -89,7 +89,7 @@ void record_make(const struct comm_comm *comm, const struct fence_mark *mark, ui
     }
 }
 
-/* May let go of the lock. */
+/* May release the lock. */
 static void record_send(struct comm_comm *comm, const struct fence_mark *mark)
 {
     struct submit_record event;
@@ -107,8 +107,8 @@ static void record_send(struct comm_comm *comm, const struct fence_mark *mark)
 }
 
 /*
- * commd sets the word after everything so far, and nothing that comes later: an event may be waited for
- * before that. With the client's lock, which it may let go of.
+ * Has commd set the word after all operations so far. Later operations do not delay it, because they may wait
+ * for the event. With the client's lock, which it may release.
  */
 static comm_result_t record(struct comm_comm *comm, struct fence_slot *slot, struct fence_mark *mark)
 {
@@ -155,7 +155,7 @@ static comm_result_t check_event_and_comm(const comm_event_t *event, const comm_
     return result;
 }
 
-/* Whose stream a special handle means, where the stream is not to be asked; null: the calling thread. */
+/* Finds the GPU that null or a special stream handle means. *out is null for the calling thread. */
 static comm_result_t find_gpu(struct comm_client *client, void *stream, const char *call,
                               struct client_gpu **out)
 {
@@ -241,8 +241,8 @@ void events_free_all(struct comm_client *client)
 }
 
 /*
- * A slot for the next record. One that somebody has yet to write would be set back by that; whoever waits for
- * the earlier record goes on waiting there.
+ * Gets a slot for the next record. If a writer has yet to write the old slot, it would set the word back.
+ * Then the event takes a new slot. Waits for the earlier record stay at the old slot.
  */
 static comm_result_t renew_slot(struct comm_event *event)
 {
@@ -285,7 +285,8 @@ comm_result_t comm_event_record(comm_event_t *event, void *stream)
     return result == COMM_OK ? COMM_OK : error_within(result, "comm_event_record");
 }
 
-/* Beyond the deadlines of what is in flight: nobody knows when commd must have said that it is reached. */
+/* Whether the event may be reached later than the deadlines of operations in flight. Then commd has no
+ * deadline for it. */
 static bool may_take_long(const struct comm_comm *comm)
 {
     return comm->wait_count > 0 || comm->held != NULL;
@@ -327,7 +328,7 @@ comm_result_t comm_event_record_comm(comm_event_t *event, comm_t *comm)
     return result;
 }
 
-/* Whether there is something to wait for. */
+/* Returns whether the event is recorded and not reached yet. */
 static bool take_pending(comm_event_t *event, struct fence_mark *mark, uint64_t *deadline_ns)
 {
     pthread_mutex_lock(&event->lock);
@@ -338,7 +339,7 @@ static bool take_pending(comm_event_t *event, struct fence_mark *mark, uint64_t 
     return pending;
 }
 
-/* With the client's lock, which it lets go of. */
+/* With the client's lock, which it releases meanwhile. */
 static comm_result_t await_mark(struct comm_client *client, const struct fence_mark *mark,
                                 uint64_t deadline_ns, const char *call)
 {
@@ -377,7 +378,7 @@ comm_result_t comm_event_wait(comm_event_t *event, void *stream)
     return result;
 }
 
-/* False: there is no room. */
+/* Returns false if there is no room. */
 static bool add_wait(struct comm_comm *comm, const struct fence_mark *mark)
 {
     for (uint32_t i = 0; i < comm->wait_count; i++) {
@@ -408,8 +409,8 @@ static bool is_among(const struct fence_mark *mark, const struct fence_mark *mar
 }
 
 /*
- * One word comes to stand for all that is waited for; with the client's lock. Not before the record is sent:
- * an operation that waits for the word must not come before it.
+ * Replaces all waits of the communicator by one wait, for a record of it. With the client's lock. The waits
+ * are replaced after the record is sent, because operations that wait for it must come after it.
  */
 static comm_result_t replace_waits(struct comm_comm *comm, struct fence_slot *slot)
 {
@@ -420,7 +421,7 @@ static comm_result_t replace_waits(struct comm_comm *comm, struct fence_slot *sl
     if (result != COMM_OK) {
         return result;
     }
-    for (uint32_t i = 0; i < comm->wait_count; i++) { /* others may have come meanwhile */
+    for (uint32_t i = 0; i < comm->wait_count; i++) { /* other threads may have added waits */
         if (!is_among(&comm->waits[i], before, before_count)) {
             comm->waits[kept++] = comm->waits[i];
         }

@@ -10,9 +10,9 @@
 #define AREA_LINES 1024u
 #define LINE_BYTES 64u
 #define AREAS_MAX 256u
-#define TAKE_LOOKS 16 /* at slots that may not have come to rest yet, before there are new ones */
+#define TAKE_LOOKS 16 /* slots that are checked for reuse before a new area is made */
 
-/* One slot's words, in a line of its own: several writers in one would slow each other down. */
+/* One slot's words, in a cache line of their own: writers in a shared line would slow each other down. */
 struct fence_line {
     _Alignas(LINE_BYTES) _Atomic uint64_t words[FENCE_WORDS];
 };
@@ -27,11 +27,11 @@ struct fence_area {
     struct fence_slot slots[AREA_LINES];
 };
 
-/* Areas of clients that were closed, for others of this process: see fence.h for why they stay. */
+/* Areas of closed clients, for reuse by other clients of this process. fence.h says why they stay mapped. */
 static struct {
     pthread_mutex_t lock;
     struct fence_area *areas;
-    pid_t pid; /* they are shared with a child of fork, which must not use them */
+    pid_t pid; /* the process that made them; a child of fork shares them and must not use them */
 } kept = {.lock = PTHREAD_MUTEX_INITIALIZER};
 
 static _Atomic uint64_t *word_of(const struct fence_slot *slot, enum fence_word word)
@@ -118,7 +118,7 @@ static comm_result_t area_map(struct fence_area *area, const struct cuda_driver 
     size_t size_bytes = AREA_LINES * sizeof(struct fence_line);
     cuda_result result =
         driver->host_register(area->lines, size_bytes, CUDA_HOST_PORTABLE | CUDA_HOST_DEVICE_MAP);
-    /* One of a client that was closed, with a context that others have kept. */
+    /* ALREADY_REGISTERED: an area of a closed client, whose context was kept by others. */
     if (result != CUDA_RESULT_OK && result != CUDA_RESULT_HOST_MEMORY_ALREADY_REGISTERED) {
         return gpu_report(result, "cuMemHostRegister_v2");
     }
@@ -126,7 +126,7 @@ static comm_result_t area_map(struct fence_area *area, const struct cuda_driver 
     return result == CUDA_RESULT_OK ? COMM_OK : gpu_report(result, "cuMemHostGetDevicePointer_v2");
 }
 
-/* The first one that CUDA does not know, or null; with the fences' lock. */
+/* Returns the first area that CUDA has not mapped, or null. With the fences' lock. */
 static struct fence_area *find_unmapped(const struct client_fences *fences)
 {
     struct fence_area *area = fences->areas;
@@ -163,7 +163,7 @@ comm_result_t fences_join_gpu(struct comm_client *client, struct client_gpu *gpu
     return result;
 }
 
-/* False: a GPU must be told of it first. */
+/* Returns false if the area must first be mapped on a GPU. */
 static bool area_add(struct comm_client *client, struct fence_area *area)
 {
     struct client_fences *fences = &client->fences;
@@ -177,8 +177,8 @@ static bool area_add(struct comm_client *client, struct fence_area *area)
     fences->area_count++;
     for (uint32_t i = 0; i < AREA_LINES; i++) {
         struct fence_slot *slot = &area->slots[i];
-        if (!slot->retired && fence_slot_rests(slot)) { /* another client's may be waited for yet */
-            slot->next = fences->first;                 /* before those that have not come to rest */
+        if (!slot->retired && fence_slot_rests(slot)) { /* a slot of a closed client may still be in use */
+            slot->next = fences->first;                 /* before slots that may not be reusable yet */
             fences->last = slot->next == NULL ? &slot->next : fences->last;
             fences->first = slot;
         }
@@ -278,7 +278,7 @@ static struct fence_slot *take_resting(struct client_fences *fences)
     return NULL;
 }
 
-/* The connection has ended: says so, as whoever reads the socket would have. */
+/* The connection has ended: reports that like a thread that reads the socket. */
 static comm_result_t report_lost(struct comm_client *client)
 {
     comm_result_t result = client_enter(client);

@@ -3,7 +3,7 @@
 
 #include "client/lib/internal.h"
 
-/* Groups of a thread: what is called within one is collected, and submitted together. */
+/* Groups of a thread: the operations called within a group are collected, and submitted together. */
 
 struct group {
     uint32_t depth;
@@ -84,7 +84,7 @@ void group_forget(struct comm_comm *comm)
     group.count = kept;
 }
 
-/* Whether the one may run as one with the other. */
+/* Whether the two all-reduces may run as one. */
 static bool goes_with(const struct client_entry *entry, const struct client_entry *first)
 {
     return entry->comm == first->comm && entry->call->terms.kind == OP_KIND_ALL_REDUCE &&
@@ -96,7 +96,7 @@ static bool goes_with(const struct client_entry *entry, const struct client_entr
            entry->call->options.timeout_ms == first->call->options.timeout_ms;
 }
 
-/* All-reduces that follow each other run as one, up to a size: larger ones gain nothing by it. */
+/* Joins successive all-reduces, up to a total size; larger ones gain nothing. */
 static void make_buckets(struct client_entry *entries, size_t count)
 {
     for (size_t first = 0; first < count;) {
@@ -120,7 +120,7 @@ static void make_buckets(struct client_entry *entries, size_t count)
     }
 }
 
-/* The first failure of a call is kept; its handles then are of no operation, and end with it. */
+/* After a failure to submit: handles that have no operation end with this failure. */
 static void fail_handles(const struct client_entry *entries, size_t count, comm_result_t result)
 {
     for (size_t i = 0; i < count; i++) {
@@ -131,7 +131,7 @@ static void fail_handles(const struct client_entry *entries, size_t count, comm_
     }
 }
 
-/* Those of one client. */
+/* Submits successive entries of one client. */
 static comm_result_t submit_part(struct client_entry *entries, size_t count)
 {
     struct comm_client *client = entries[0].comm->client;
@@ -150,7 +150,7 @@ static comm_result_t submit_part(struct client_entry *entries, size_t count)
     return result;
 }
 
-/* After all were submitted: a stream that waits for one of them would hold up the others. */
+/* Called after all were submitted: a stream that waits for one operation would block the others. */
 static comm_result_t end_in_streams(struct client_entry *entries, size_t count)
 {
     comm_result_t first_failure = COMM_OK;

@@ -4,8 +4,8 @@
 
 #include "client/lib/internal.h"
 
-/* Whether commd runs: its loop counts a word up. A process that is stopped answers nothing, and its socket
- * stays as it is. */
+/* Checks whether commd runs: its loop increments a word. The socket does not show this, because it stays open
+ * while commd is stopped. */
 
 bool heart_open(struct client_heart *heart, const int fds[CLIENT_HEARTBEAT_FDS])
 {
@@ -51,7 +51,7 @@ bool heart_stands_still(const struct client_heart *heart, struct heart_watch *wa
 static bool process_has_ended(int pidfd, int timeout_ms)
 {
     struct pollfd ended = {.fd = pidfd, .events = POLLIN};
-    return poll(&ended, 1, timeout_ms) != 0; /* a failure: nothing is to be learnt there */
+    return poll(&ended, 1, timeout_ms) != 0; /* a failure of poll counts as the end */
 }
 
 void client_lose_frozen(struct comm_client *client)

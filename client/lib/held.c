@@ -6,19 +6,19 @@
 #include "client/lib/internal.h"
 
 /*
- * commd takes a limited number of collectives of a communicator at a time, and a limited part of their
- * buffers is staged. What is beyond that is held here, in order, with a copy of its call, so that no call
- * waits for it: the program may be about to submit the very message without which nothing in flight can end.
- * Messages overtake what is held. Nothing is staged of what is held, so it takes little memory.
+ * commd takes a limited number of collectives of a communicator at a time, with limited staging. Further
+ * collectives are held here, in order, with copies of their calls. So no call has to wait. Otherwise a
+ * program could block before it submits a message that the operations in flight need to end. Messages
+ * overtake held collectives. Held collectives are not staged yet, so they take little memory.
  *
- * Held ones are sent by whoever waits in the library, when something has ended. While the program is
- * elsewhere a thread, the feeder, does it: another rank may wait for the collective.
+ * When an operation has ended, a thread that waits in the library sends held collectives. While the program
+ * does not call the library, the feeder thread does so, because another rank may wait for the collective.
  */
 
 #define NS_PER_MS 1000000u
 
-/* What is fed in one packet with others; larger ones have those before them sent first, as copying takes
- * time. */
+/* Collectives that stage at most this much share a packet. Before a larger one is copied, which takes time,
+ * the packet is sent. */
 #define FED_TOGETHER_MAX_BYTES ((size_t)64 << 10)
 
 /* --- The queue --- */
@@ -149,7 +149,7 @@ static bool can_feed(struct comm_comm *comm)
         return false;
     }
     if (comm->failure != COMM_OK) {
-        return true; /* they end */
+        return true; /* feeding ends the held operations */
     }
     if (held->op == NULL) {
         return records_have_room(comm);
@@ -169,8 +169,8 @@ static void end_all(struct comm_comm *comm)
     }
 }
 
-/* There is no memory to stage it: it is tried again, until its time is over. To leave it out would give its
- * number to the next collective. */
+/* There is no memory to stage the collective: it is tried again, until its timeout. It cannot be left out,
+ * because the next collective would then get its number. */
 static void put_back(struct comm_comm *comm, struct client_held *held, uint32_t timeout_ms,
                      comm_result_t result)
 {
@@ -301,7 +301,7 @@ static void *feed_on(void *argument)
     return NULL;
 }
 
-/* Without a thread held ones are sent when the program calls the library. */
+/* If no thread can be started, held collectives are sent when the program calls the library. */
 static void start_feeder(struct comm_client *client)
 {
     struct client_feeder *feeder = &client->feeder;
@@ -313,7 +313,7 @@ static void start_feeder(struct comm_client *client)
         return;
     }
     if (feeder->has_thread) {
-        pthread_join(feeder->thread, NULL); /* it has done all but return */
+        pthread_join(feeder->thread, NULL); /* it is about to return */
     }
     feeder->has_thread = client_thread_start(client, feed_on, &feeder->thread) == 0;
     feeder->runs = feeder->has_thread;

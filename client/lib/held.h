@@ -12,27 +12,27 @@
 #include "proto/types.h"
 
 /*
- * What the window between library and commd has no place for: collectives, and records of events. held.c says
- * why. All with the client's lock, unless a function says otherwise.
+ * Collectives and event records that commd cannot take yet, because its limits per communicator are reached.
+ * held.c explains why. All functions need the client's lock, unless their comment says otherwise.
  */
 struct client_call;
 struct client_op;
 struct stream_order;
 
-#define HELD_MAX (1u << 20)  /* of a communicator; beyond: COMM_LIMIT */
-#define HELD_MANY (1u << 17) /* beyond, each call gives those in flight HELD_PAUSE_NS to end */
+#define HELD_MAX (1u << 20)  /* the most of a communicator; then COMM_LIMIT */
+#define HELD_MANY (1u << 17) /* from here on, each call waits up to HELD_PAUSE_NS for operations to end */
 #define HELD_PAUSE_NS 1000000u
 #define HELD_LOOK_NS 2000000u      /* between the feeder's looks */
-#define HELD_LINGER_NS 1000000000u /* how long the feeder stays without anything to feed */
-#define HELD_RETRY_NS 50000000u    /* after there was no memory to copy buffers through */
+#define HELD_LINGER_NS 1000000000u /* how long the feeder thread stays while nothing is held */
+#define HELD_RETRY_NS 50000000u    /* before staging is tried again, after memory was short */
 
-/* A collective, or the record of an event, that the window between library and commd has no place for yet. */
+/* A collective or an event record that commd cannot take yet. */
 struct client_held {
     struct client_held *prev, *next;
     struct client_op *op;     /* null: a record */
     struct client_call *call; /* a copy; null for a record */
-    size_t staged_bytes;      /* that its buffers need */
-    uint64_t failed_ns;       /* since when there is no memory for these; 0: there is, as far as is known */
+    size_t staged_bytes;      /* of staging that its buffers need */
+    uint64_t failed_ns;       /* when staging first lacked memory; 0: it did not */
     struct fence_mark mark;   /* of a record: the word to be set */
     uint64_t ticket;          /* of a record: the last operation before it */
     uint32_t wait_count;
@@ -41,7 +41,7 @@ struct client_held {
 
 /* Who sends what is held; see held.c. */
 struct client_feeder {
-    struct comm_comm *at; /* the communicator whose held ones some thread is sending; null: none */
+    struct comm_comm *at; /* the communicator whose held operations a thread is sending; null: none */
     uint32_t held_count;  /* of all communicators */
     uint32_t max, many;   /* HELD_MAX, HELD_MANY; tests have less */
     pthread_t thread;
@@ -50,30 +50,31 @@ struct client_feeder {
 };
 
 /*
- * Whether one more collective, or one more record of an event, has to wait behind others. A message never
- * does: another rank may need it before anything that is in flight can end.
+ * Whether one more collective, or one more event record, must be held. A message never is: another rank may
+ * need it before any operation in flight can end.
  */
 bool held_must_wait(struct comm_comm *comm, enum op_kind kind, size_t staged_bytes);
 bool held_record_must_wait(struct comm_comm *comm);
-/* Takes a copy of the call. May let go of the lock. Reported. */
+/* Makes op->held, with a copy of the call. May release the lock. Failures are reported. */
 comm_result_t held_new(struct comm_comm *comm, const struct client_call *call, size_t staged_bytes,
                        const struct stream_order *order, struct client_op *op);
-/* The operation, with its ticket, waits from now on. */
+/* Appends the operation to the queue. It must have its ticket. */
 void held_push(struct comm_comm *comm, struct client_held *held);
-/* A record of an event, likewise. Reported. */
+/* Appends an event record to the queue. Failures are reported. */
 comm_result_t held_push_record(struct comm_comm *comm, const struct fence_mark *mark);
-/* Takes it out of the queue, if it is there, and frees it. */
+/* Takes the entry out of the queue, if it is there, and frees it. Null is accepted. */
 void held_free(struct comm_comm *comm, struct client_held *held);
-/* Lets go of records that are held; the operations are the list's. */
+/* Marks held records as reached and frees them. Held operations are freed with the list of operations. */
 void held_forget_records(struct comm_comm *comm);
-/* Waits, with the lock let go, until no thread is sending the communicator's, nor copying their buffers. */
+/* Waits until no thread sends the communicator's held operations or copies their buffers. Releases the lock
+ * meanwhile. */
 void held_await(struct comm_comm *comm);
-/* The same, and nothing of it is sent any more. */
+/* As held_await; afterwards no held operation of the communicator is sent. */
 void held_leave(struct comm_comm *comm);
-/* Sends what there is room for. May let go of the lock. */
+/* Sends the held operations that there is room for. May release the lock. */
 void held_feed(struct comm_client *client);
 void held_init(struct client_feeder *feeder);
-/* Waits for the feeder's thread. Without the lock. */
+/* Ends the feeder thread and waits for it. Without the lock. */
 void held_close(struct comm_client *client);
 
 #endif

@@ -23,36 +23,35 @@
 #include "proto/version.h"
 
 /*
- * What the library's files share. One lock a client guards everything of it. Whoever waits reads the socket,
- * one thread at a time, and hands out what arrives; the others wait for it to do so. The library has threads
- * of its own only while they are needed: for a client whose operations are ordered against CUDA streams
- * (watchdog.c), that holds collectives (held.c), or that keeps memory for staging (staging.c).
+ * What the library's files share. Each client has one lock, which guards all its state. Threads that wait
+ * take turns: one of them reads the socket and hands out what arrives, the others wait for it. The library
+ * starts a thread only when needed: for a client whose operations are ordered by CUDA streams (watchdog.c),
+ * that holds collectives (held.c), or that keeps memory for staging (staging.c).
  *
- * Functions that take a client or a communicator expect its lock held, unless they say otherwise. Those that
- * may send or wait let go of it meanwhile, and say so: nothing that another thread may change is to be
- * remembered across them.
+ * A function that takes a client or a communicator expects the caller to hold the client's lock, unless its
+ * comment says otherwise. Functions that may send or wait release the lock meanwhile; their comments say so.
+ * After such a call, read again all state that another thread may change.
  */
 
 #define ERROR_TEXT_BYTES 768
-#define OPS_IN_FLIGHT_MAX 1024u /* of one communicator; the daemon may say less */
+#define OPS_IN_FLIGHT_MAX 1024u /* of one communicator; commd may allow fewer */
 #define OPEN_TIMEOUT_DEFAULT_MS 10000u
 #define FORM_TIMEOUT_DEFAULT_MS 60000u
 #define OP_TIMEOUT_DEFAULT_MS 60000u
-#define REQUEST_TIMEOUT_MS 10000u /* for answers that commd gives at once */
-#define DAEMON_MARGIN_MS 5000u    /* beyond commd's own deadline, before it counts as frozen */
+#define REQUEST_TIMEOUT_MS 10000u /* for requests that commd answers at once */
+#define DAEMON_MARGIN_MS 5000u    /* after commd's own deadline, before commd counts as frozen */
 #define BUSY_TIMEOUT_MS                                                                                      \
-    5000u /* how long commd may use memory that is to be freed, or whose place other memory has */
-#define FINISH_TIMEOUT_MS 1000u /* how long destroy and close try to finish, and a notice to be sent */
-#define REQUEST_MAX_BYTES                                                                                    \
-    16384 /* what a request is packed in; the texts of comm_init are the only long ones */
+    5000u /* how long commd may still use memory that is being freed, or was replaced by other memory */
+#define FINISH_TIMEOUT_MS 1000u /* how long destroy and close try to finish, and how long to try a notice */
+#define REQUEST_MAX_BYTES 16384 /* buffer for a packed request; only the texts of comm_init are long */
 #define ALGORITHMS_MAX_BYTES 1024
-#define TRACE_ROWS_MAX 64u     /* of a rank's operations that overlap; those beyond share the last */
-#define OPTIONS_MAX_BYTES 4096 /* a struct_size beyond is garbage, not a newer library's */
+#define TRACE_ROWS_MAX 64u     /* rows for a rank's overlapping operations; further ones share the last row */
+#define OPTIONS_MAX_BYTES 4096 /* a larger struct_size is garbage, not a newer library's struct */
 
 #define COMM_WAITS_MAX (CLIENT_FENCES_MAX - 1u) /* one is for the operation's stream */
-#define RECORDS_MAX 1024u                       /* of a communicator, that commd has not carried out */
+#define RECORDS_MAX 1024u                       /* of a communicator, that commd has not carried out yet */
 
-/* What is copied out of a staging block when the operation has ended well. */
+/* What to copy out of a staging block when the operation has ended well. */
 struct client_copy {
     void *to;
     const void *from;
@@ -64,43 +63,43 @@ enum client_use { USE_INPUT, USE_OUTPUT, USE_LAYOUTS, USE_RESIDUAL, USE_COUNT };
 /* An operation in flight or held, in its communicator's list, oldest first. */
 struct client_op {
     struct client_op *prev, *next;
-    struct client_held *held;         /* what it waits in; null: commd has it */
-    bool staging;                     /* held, and its buffers are being copied: it does not end meanwhile */
-    bool dropped;                     /* likewise: then it ends */
+    struct client_held *held;         /* its entry in the queue; null: it was sent to commd */
+    bool staging;                     /* held, and its buffers are being copied: it must not end meanwhile */
+    bool dropped;                     /* it was dropped during staging, and ends after the copy */
     struct client_op *next_in_bucket; /* of the communicator's table by ticket */
     uint64_t ticket;
     uint64_t submitted_ns;
-    uint64_t deadline_ns; /* commd's; it has DAEMON_MARGIN_MS more to say so */
+    uint64_t deadline_ns; /* commd's; commd has DAEMON_MARGIN_MS more to report it */
     enum op_kind kind;
     enum dtype dtype;
-    struct client_memory *uses[USE_COUNT]; /* null where there is none */
+    struct client_memory *uses[USE_COUNT]; /* memory of each use; null: none */
     size_t staged_bytes;                   /* of a collective; 0: nothing is staged */
     struct fence_slot *slot;               /* its words; null: no stream is ordered against it */
     struct fence_mark ended;
-    struct comm_request *request; /* whoever waits for it by itself; null: nobody */
+    struct comm_request *request; /* its handle; null: none */
     uint32_t copy_count;
     struct client_copy copies[];
 };
 
 /*
- * A handle: of one operation, or of a call that can be started again. The caller's; while its operation is in
- * flight, the operation points here.
+ * A handle of one operation, or of a persistent call. The caller owns it. While its operation is in flight,
+ * the operation points to it.
  */
 struct comm_request {
     struct comm_comm *comm;
-    struct client_call *call; /* persistent: what is started; null otherwise */
-    struct client_op *op;     /* in flight; null when there is none */
-    bool ended;               /* and not waited for yet */
-    bool collected;           /* by a group that has not ended; that group points here */
-    bool freed;               /* likewise: the group frees it */
+    struct client_call *call; /* the call of a persistent handle; null otherwise */
+    struct client_op *op;     /* the operation in flight; null: none */
+    bool ended;               /* the operation has ended, and was not waited for yet */
+    bool collected;           /* a group that has not ended has collected it, and points to it */
+    bool freed;               /* the caller freed it while it was collected: the group frees it */
     comm_result_t result;
     comm_received_t received;
-    char *text; /* of a failure; null: its short text has to do */
+    char *text; /* of a failure; null: use the result's short text */
 };
 
-/* What commd was told to record and has not yet, oldest first: a ring. */
+/* The records that commd was told to make and has not made yet: a ring, oldest first. */
 struct member_records {
-    struct fence_mark *marks; /* RECORDS_MAX; null until there is one */
+    struct fence_mark *marks; /* RECORDS_MAX elements; null before the first record */
     uint32_t first;
     uint32_t count;
 };
@@ -109,7 +108,7 @@ struct comm_comm {
     struct comm_client *client;
     struct comm_comm *next;
     struct client_gpu *gpu; /* null: the host */
-    int device;             /* as comm_init was told */
+    int device;             /* the argument of comm_init */
     uint32_t handle;
     uint32_t rank;
     uint32_t size;
@@ -125,47 +124,47 @@ struct comm_comm {
     uint32_t bucket_count;      /* a power of two */
     struct member_records records;
     struct fence_mark
-        waits[COMM_WAITS_MAX]; /* of comm_event_wait_comm: until they are reached, for every op */
+        waits[COMM_WAITS_MAX]; /* from comm_event_wait_comm: each op waits for those not reached yet */
     uint32_t wait_count;
     uint32_t op_count;              /* in flight or held */
-    uint32_t collectives_in_flight; /* of these */
+    uint32_t collectives_in_flight; /* part of op_count */
     size_t staged_bytes;            /* of the collectives in flight */
     struct client_held *held;       /* oldest first; see held.c */
     uint32_t held_count;
-    uint64_t held_retry_ns; /* not to be fed before */
-    bool leaving;           /* what is held is not sent any more */
+    uint64_t held_retry_ns; /* staging of held collectives is not retried before */
+    bool leaving;           /* held operations are not sent any more */
     uint64_t last_ticket;
-    uint64_t heard_ns;     /* when commd last said something of this communicator */
-    comm_result_t failure; /* the first one; stays */
+    uint64_t heard_ns;     /* when commd last sent an event of this communicator */
+    comm_result_t failure; /* the communicator's first failure; stays */
     char failure_text[ERROR_TEXT_BYTES];
-    comm_result_t op_failure; /* of an operation alone, without handle: for the next that waits for all */
+    comm_result_t op_failure; /* of an operation without handle: for the next call that waits for all */
     char op_failure_text[ERROR_TEXT_BYTES];
     uint64_t comm_id;
     uint32_t split_count;
-    uint32_t trace_row_count; /* trace.c: rows of bars, and when the last bar of each ends */
+    uint32_t trace_row_count; /* trace.c: rows of bars, and when the last bar of each row ends */
     uint64_t trace_row_ends_ns[TRACE_ROWS_MAX];
-    comm_init_options_t options; /* as it was made with; algorithms is in the copy below */
+    comm_init_options_t options; /* the options of comm_init; its algorithms points to the copy below */
     char *algorithms;
 };
 
-/* A request whose reply somebody waits for; lives on that thread's stack. */
+/* A request to commd that a thread waits for; it is on that thread's stack. */
 struct client_request {
     struct client_request *next;
     uint64_t id;
-    Commd__Client__Event *event; /* null until it arrived */
+    Commd__Client__Event *event; /* the reply; null until it has arrived */
 };
 
-/* What commd shows of itself; page is null where it shows nothing. As it is since the connection was made. */
+/* commd's heartbeat; page is null if commd offers none. Does not change while the connection lasts. */
 struct client_heart {
     const struct client_heartbeat *page;
     int daemon_fd; /* a pidfd */
 };
 
-/* What one who looks at it has seen. */
+/* What one observer of the heartbeat has seen. */
 struct heart_watch {
     uint64_t beats;
     uint64_t looked_ns;
-    uint32_t still; /* looks in a row, HEART_LOOK_NS apart or more, at which it stood still */
+    uint32_t still; /* successive looks, at least HEART_LOOK_NS apart, without a new beat */
 };
 
 #define CLIENT_HELLO_FDS (CLIENT_RING_FDS + CLIENT_HEARTBEAT_FDS)
@@ -175,13 +174,13 @@ struct comm_client {
     pthread_cond_t changed;
     pid_t pid;
     int fd;
-    struct client_rings *rings; /* null: the socket alone */
+    struct client_rings *rings; /* null: only the socket is used */
     struct client_heart heart;
     struct heart_watch heart_watch;
-    bool frozen;    /* lost because commd stood still: its process may live, and go on */
+    bool frozen;    /* lost because commd stood still: its process may still live and run again */
     uint32_t looks; /* at the ring, without waiting */
     char *path;
-    bool reading;       /* a thread waits at the socket: it alone takes events */
+    bool reading;       /* a thread waits at the socket: only this thread takes events */
     comm_result_t lost; /* COMM_OK while connected */
     char lost_text[ERROR_TEXT_BYTES];
     uint64_t last_request_id;
@@ -190,49 +189,49 @@ struct comm_client {
     uint32_t pending_ops_max;
     struct client_request *requests;
     struct comm_comm *comms;
-    struct client_gpu *gpus; /* of its communicators and memories; changed under the fences' lock besides */
+    struct client_gpu *gpus; /* of its communicators and memories; changes need the fences' lock, too */
     struct client_fences fences;
     struct comm_event *events;       /* under the fences' lock */
     struct client_memory **memories; /* the caller's, by address */
-    int hello_fds[CLIENT_HELLO_FDS]; /* that came with Hello's reply, until taken */
+    int hello_fds[CLIENT_HELLO_FDS]; /* descriptors that came with Hello's reply, until they are taken */
     size_t hello_fd_count;
     size_t memory_count;
-    uint64_t withdrawn_quietly_bytes; /* since commd was last woken for such */
+    uint64_t withdrawn_quietly_bytes; /* since commd was last woken for withdrawn memory */
     size_t memory_capacity;
-    struct client_trace *trace; /* null: none is written */
+    struct client_trace *trace; /* null: no trace is written */
     struct staging_pool staging;
     struct client_feeder feeder;
-    bool records_by_ticket; /* commd knows up to which operation a record counts */
+    bool records_by_ticket; /* commd takes with an event record the last operation that it covers */
     unsigned char packet[CLIENT_PACKET_MAX_BYTES];
 };
 
 /* --- result.c: any thread, no lock --- */
 
-/* Keeps the long text for comm_last_error of this thread; returns `result`. */
+/* Stores the long text for comm_last_error of this thread; returns `result`. */
 comm_result_t error_report(comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
 comm_result_t error_repeat(comm_result_t result, const char *text);
-/* Puts where it happened before the text of the failure that was just reported. */
+/* Prefixes the text of the failure that was just reported with the place where it happened. */
 comm_result_t error_within(comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* A failure's code off the wire: never COMM_OK or COMM_IN_PROGRESS. */
+/* Converts a failure's code from the wire; never returns COMM_OK or COMM_IN_PROGRESS. */
 comm_result_t failure_from_wire(uint32_t number);
 /*
- * Copies an options struct of any known size over the defaults in `target`; null leaves those. `call` and
- * `initializer` are for the message. COMM_INVALID_ARGUMENT.
+ * Copies an options struct of any known size over the defaults in `target`. If source is null, the defaults
+ * stay. `call` and `initializer` are for the message. Fails with COMM_INVALID_ARGUMENT.
  */
 comm_result_t options_copy(void *target, size_t known_size, const void *source, const char *call,
                            const char *initializer);
 
-/* --- trace.c: what the program's operations did, in a file for Perfetto --- */
+/* --- trace.c: writes the program's operations to a file for Perfetto --- */
 
-/* Begins, where COMMD_TRACE asks for it; without memory, or where no file can be written, there is no trace.
- */
+/* Begins a trace if COMMD_TRACE asks for one. If memory is short or the file cannot be written, there is no
+ * trace. */
 void trace_open(struct comm_client *client, const char *node_name);
 void trace_close(struct client_trace *trace);
 void trace_write_op(struct client_trace *trace, struct comm_comm *comm, const struct client_op *op,
                     comm_result_t result);
-/* An operation has ended, and the program can see that. */
+/* To be called when the library has seen the end of an operation. */
 static inline void trace_op_seen(struct client_trace *trace, struct comm_comm *comm,
                                  const struct client_op *op, comm_result_t result)
 {
@@ -252,40 +251,40 @@ static inline uint64_t clock_ns(void)
     return (uint64_t)now.tv_sec * 1000000000u + (uint64_t)now.tv_nsec;
 }
 uint64_t clock_after_ms(uint64_t ms);
-/* Starts a thread of the client's, which gets the client; signals are the program's, it gets none. Returns 0,
- * or the number of the error. */
+/* Starts a thread of the library; its argument is the client. It blocks all signals, which are for the
+ * program. Returns 0 or an errno value. */
 int client_thread_start(struct comm_client *client, void *(*function)(void *), pthread_t *out);
-/* For poll: until the deadline, but not for ever. */
+/* The timeout for poll: until the deadline, but at most a fixed maximum. */
 int poll_timeout_ms(uint64_t deadline_ns);
 
-/* Reports a null pointer, or another process than the one that opened it. */
+/* Reports a null pointer, or a process that has not opened the client (a child of fork). */
 comm_result_t client_check(const struct comm_client *client);
-/* Takes the lock; reports a null pointer, or another process than the one that opened it. */
+/* As client_check; then takes the lock. */
 comm_result_t client_enter(struct comm_client *client);
 void client_leave(struct comm_client *client);
 
-/* The connection is of no use any more: every operation, and whoever waits, ends with this. */
+/* Ends the connection: all operations and all waiting calls end with this result. */
 void client_lose(struct comm_client *client, comm_result_t result, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Lets something happen, with the lock let go, and feeds commd; returns latest at the deadline, or after what
- * feeding takes. */
+/* Waits for events and handles them, then sends held operations. Releases the lock meanwhile. Returns at the
+ * deadline at the latest, plus the time to send. */
 void client_progress(struct comm_client *client, uint64_t deadline_ns);
-/* Takes the events that are there already, unless another thread is at it. Does not let go of the lock. */
+/* Handles events that have already arrived, unless another thread reads. Does not release the lock. */
 void client_take_events(struct comm_client *client);
-/* The same, looking everywhere: also for the end of the connection. */
+/* As client_take_events, but always looks at the socket, too, and so notices the end of the connection. */
 void client_take_all(struct comm_client *client);
 
 /*
- * Sends one packet, with `fd` beside it unless negative, which stays the caller's. May let go of the lock.
- * Not reported: COMM_TIMED_OUT (nothing was sent), or what client->lost says.
+ * Sends one packet, and with it `fd` unless negative. The caller keeps fd. May release the lock. Returns
+ * COMM_TIMED_OUT (nothing was sent) or client->lost, without reporting it.
  */
 comm_result_t client_send(struct comm_client *client, const Commd__Client__Request *request, int fd,
                           uint64_t deadline_ns);
 comm_result_t client_send_packet(struct comm_client *client, const void *packet, size_t size_bytes, int fd,
                                  uint64_t deadline_ns);
 
-/* One request and what is expected of its reply. */
+/* How to send one request, and which reply is expected. */
 struct client_question {
     const char *what; /* for messages: "joining a communicator" */
     Commd__Client__Reply__BodyCase expected;
@@ -293,90 +292,89 @@ struct client_question {
     uint64_t deadline_ns;
 };
 /*
- * Asks and waits, with the lock let go. On success *event is the caller's to free, and holds the expected
- * body. Failures are reported; COMM_TIMED_OUT and the loss of the connection leave open whether commd did it,
- * and then, and only then, *unanswered is set (it may be null).
+ * Sends a request and waits for its reply; releases the lock meanwhile. On success *event holds the expected
+ * body, and the caller frees it. Failures are reported. After COMM_TIMED_OUT or the loss of the connection it
+ * is unknown whether commd carried out the request. Only then *unanswered is set (it may be null).
  */
 comm_result_t client_ask(struct comm_client *client, Commd__Client__Request *request,
                          const struct client_question *question, Commd__Client__Event **event,
                          bool *unanswered);
-/* Tells without waiting for the answer; whatever comes of it is not reported. May let go of the lock. */
+/* Sends a request without waiting for the reply. Failures are not reported. May release the lock. */
 void client_tell(struct comm_client *client, Commd__Client__Request *request);
-/* The same where it is early enough that commd hears it with what is sent next. */
+/* As client_tell, but does not wake commd: a sleeping commd sees the request with the next packet. */
 void client_tell_quietly(struct comm_client *client, Commd__Client__Request *request);
 
 /* --- heart.c --- */
 
 /*
- * A look at commd's heartbeat each HEART_LOOK_NS, while somebody waits: after so many in a row at which it
- * stood still commd counts as lost, within 3 s. Time in which this process did not run itself is one look, no
- * more: whoever stops both, and lets both go on, causes no loss.
+ * A waiting thread looks at commd's heartbeat every HEART_LOOK_NS. After HEART_STILL_LOOKS successive looks
+ * without a new beat, commd counts as lost, within 3 s. Time in which this process itself did not run counts
+ * as one look only. So stopping both processes and continuing both causes no loss.
  */
 #define HEART_LOOK_NS 400000000u
 #define HEART_STILL_LOOKS 6u
-#define HEART_LONG_LOOKS                                                                                     \
-    150u /* in a row, where commd says that it is in a call that may take long: a minute */
+#define HEART_LONG_LOOKS 150u /* the same while commd announces a call that may take long: one minute */
 
-/* Takes the descriptors over. False: they cannot be used. */
+/* Takes ownership of the descriptors. Returns false if they cannot be used. */
 bool heart_open(struct client_heart *heart, const int fds[CLIENT_HEARTBEAT_FDS]);
 void heart_close(struct client_heart *heart);
-/* Any thread, with a watch of its own, all zero at first. */
+/* May be called from any thread. Each thread needs its own watch, initially zero. */
 bool heart_stands_still(const struct client_heart *heart, struct heart_watch *watch, uint64_t now_ns);
-/* commd stands still: DAEMON_LOST. */
+/* Ends the connection with COMM_DAEMON_LOST because commd stands still. */
 void client_lose_frozen(struct comm_client *client);
-/* After that: whether commd's process lives, and may write to registered buffers when it goes on. */
+/* After client_lose_frozen: whether commd's process lives, and so may still write to registered buffers. */
 bool client_daemon_may_write(const struct comm_client *client);
-/* After that: waits for the end of commd's process, with the lock let go. */
+/* After client_lose_frozen: waits for the end of commd's process; releases the lock meanwhile. */
 void client_await_daemon_end(struct comm_client *client, uint64_t deadline_ns);
 
 /* --- rings.c: packets without the socket --- */
 
-#define RING_SPIN_MAX_NS 50000u /* about what it costs to be woken, and to wake */
+#define RING_SPIN_MAX_NS 50000u /* about the cost of waking another process and being woken */
 #define RING_SPIN_MIN_NS 2000u
-/* Who gives way for longer shares its processor: it is woken sooner than it gets its turn. */
+/* If yielding takes this long, another process runs on our core: sleeping wakes us sooner than spinning. */
 #define RING_CROWDED_NS 2000000u
-#define RING_REST_MIN_NS 10000000u /* no looking for so long then; longer while it stays so */
+#define RING_REST_MIN_NS 10000000u /* then there is no spinning for this long; longer if it happens again */
 #define RING_REST_MAX_NS 1000000000u
 
 struct client_rings {
     unsigned char *memory;
-    int bell_fd;        /* commd rings it */
-    int daemon_bell_fd; /* we do */
+    int bell_fd;        /* the library's doorbell; commd rings it */
+    int daemon_bell_fd; /* commd's doorbell; the library rings it */
     struct ring in, out;
-    uint64_t spin_ns; /* how long to look before waiting; adapted */
+    uint64_t spin_ns; /* how long to spin before sleeping; adapts */
     uint64_t rest_ns, rest_until_ns;
 };
 
-/* Whether the memory behind fd has that many bytes and a seal keeps it from being cut: a touch beyond its end
- * would kill the process. */
+/* Whether the memory behind fd has at least that many bytes, and a seal prevents it from shrinking. An access
+ * beyond its end would kill the process. */
 bool memory_is_fixed(int fd, size_t least_bytes);
-/* Whether commd cannot harm us by them: their memory stays, and their doorbells never block. */
+/* Whether commd cannot harm us with these descriptors: the memory stays, and doorbells never block. */
 bool rings_are_safe(const int fds[CLIENT_RING_FDS]);
-/* Takes the descriptors over. Null when they cannot be used, or without memory. */
+/* Takes ownership of the descriptors. Returns null if they cannot be used, or memory is short. */
 struct client_rings *rings_open(const int fds[CLIENT_RING_FDS]);
 void rings_close(struct client_rings *rings);
 /*
- * Waits for a packet, without the lock: a moment awake, then at socket and bell. events: of the socket.
- * Returns whether it came to that: then the socket may have something, too.
+ * Waits for a packet; the caller does not hold the lock. Spins for a moment, then polls the socket (for
+ * `events`) and the doorbell. Returns whether it polled: then the socket may be ready, too.
  */
 bool rings_wait(struct client_rings *rings, int socket_fd, short events, uint64_t deadline_ns);
-/* FULL: commd rings when there is room again. */
+/* After RING_FULL, commd rings the doorbell when there is room again. */
 enum ring_result rings_send(struct client_rings *rings, const void *packet, size_t size_bytes);
-/* The same without a bell: a commd that sleeps takes it with what follows. */
+/* As rings_send, without the doorbell: a sleeping commd sees the packet with the next one. */
 enum ring_result rings_send_quietly(struct client_rings *rings, const void *packet, size_t size_bytes);
-/* After packets were taken. */
+/* To be called after packets were taken: wakes a commd that waits for room. */
 void rings_taken(struct client_rings *rings);
 
 /* --- comm.c --- */
 
 struct comm_comm *member_by_handle(const struct comm_client *client, uint32_t handle);
-/* Leaves the communicator and frees it; what is pending may end until the deadline. May let go of the lock.
+/* Leaves the communicator and frees it. Pending operations may end until the deadline. May release the lock.
  */
 void member_drop(struct comm_comm *comm, uint64_t deadline_ns);
-/* Keeps the first failure. */
+/* Marks the communicator as failed. Later failures do not replace the first. */
 void member_fail(struct comm_comm *comm, comm_result_t failure, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
-/* COMM_OK, or reports why nothing can be submitted any more. */
+/* Returns COMM_OK, or reports why the communicator has failed. */
 static inline comm_result_t member_check(const struct comm_comm *comm)
 {
     return comm->failure == COMM_OK ? COMM_OK : error_repeat(comm->failure, comm->failure_text);
@@ -384,53 +382,55 @@ static inline comm_result_t member_check(const struct comm_comm *comm)
 
 /* --- op.c --- */
 
-/* The communicator's table of operations in flight. False without memory. */
+/* Makes the communicator's table of operations in flight. Returns false if memory is short. */
 bool ops_init(struct comm_comm *comm);
 void ops_handle_completion(struct comm_client *client, const struct completion_record *completion);
 void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted *aborted);
-/* Lets go of the communicator's operations, whatever they were. */
+/* Ends all operations of the communicator, and releases its held records. */
 void ops_forget(struct comm_comm *comm);
 /*
- * Waits, with the lock let go, until no operation up to `ticket` is in flight, and returns the communicator's
- * failure, or that of an operation that nobody was told of yet. COMM_TIMED_OUT at the deadline. A commd that
- * says nothing beyond the operations' own deadlines is a failure.
+ * Waits until no operation up to `ticket` is in flight; releases the lock meanwhile. Returns the
+ * communicator's failure, or a failure of an operation without handle that was not returned yet. Returns
+ * COMM_TIMED_OUT at the deadline. If commd does not report an operation in time after its deadline, the
+ * communicator fails.
  */
 comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadline_ns);
-/* Until when the communicator's operations in flight may take, as ops_finish sees it; now, without any. */
+/* The latest time at which ops_finish expects the communicator's operations to have ended. Without
+ * operations: DAEMON_MARGIN_MS from now. */
 uint64_t ops_latest_ns(const struct comm_comm *comm);
-/* Until when an operation that uses the memory may take, likewise. */
+/* The same for the operations that use the memory; 0 without any. */
 uint64_t ops_deadline_ns(const struct comm_client *client, const struct client_memory *memory);
-/* Waits, with the lock let go, until the handle's operation has ended, or is found never to. */
+/* Waits until the handle's operation has ended, or commd is too late to report it. Releases the lock. */
 void ops_finish_request(struct comm_request *request);
-/* Lets something happen, as ops_finish_request does, once. */
+/* One step of ops_finish_request. */
 void ops_progress(const struct comm_request *request, uint64_t began_ns);
-/* Puts it last in the list, which owns it from then on, and gives it its number and deadline. */
+/* Appends the operation to the list, which owns it from then on. Sets its ticket and deadline. */
 void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
 /*
- * Sends what was appended: records, in one packet. When it cannot be sent for timeout_ms and
- * DAEMON_MARGIN_MS, the communicators of all of them fail. May let go of the lock. Not reported: see
- * member_check.
+ * Sends records of appended operations, in one packet. If it cannot be sent within timeout_ms plus
+ * DAEMON_MARGIN_MS, the communicators of all these operations fail. May release the lock. Failures are not
+ * reported: see member_check.
  */
 void ops_send(struct comm_client *client, const void *packet, size_t size_bytes, uint32_t timeout_ms);
 /* Whether one more collective, with `staged_bytes` of staging, may be in flight. */
 bool ops_have_room(const struct comm_comm *comm, size_t staged_bytes);
-/* One that was held is sent: it counts as in flight, and its deadline from now on. */
+/* Counts a held operation as in flight, because it is about to be sent. Its deadline starts now. */
 void ops_release(struct comm_comm *comm, struct client_op *op, uint32_t timeout_ms);
-/* Ends one in the list without commd's word, with the communicator's failure if it has one. */
+/* Ends an operation of the list without an answer of commd, with the communicator's failure if it has one. */
 void ops_drop(struct comm_comm *comm, struct client_op *op);
-/* Gives back what an operation uses, lets its stream go on, and frees it; clean: commd is done with it. */
+/* Frees an operation, gives back its memory, and lets its stream go on. clean: commd has finished with it. */
 void op_free(struct comm_client *client, struct client_op *op, bool clean);
 
-/* --- call.c: what a call is, checked; no lock --- */
+/* --- call.c: checks the arguments of a call; without the lock --- */
 
 #define CALL_BUCKET_MAX_BYTES ((size_t)64 << 20)
 
-/* One buffer of a call. Blocks by rank where there is a layout; otherwise one piece. */
+/* One buffer of a call. With a layout it has a block for each rank; otherwise it is one piece. */
 struct call_buffer {
     void *at;                    /* null: the operation has no such buffer on this rank */
     size_t elements;             /* from the first to the last that is touched */
     const size_t *counts;        /* null: no layout */
-    const size_t *displacements; /* null: one block after the other */
+    const size_t *displacements; /* null: the blocks follow each other */
 };
 
 struct client_call {
@@ -438,14 +438,14 @@ struct client_call {
     struct op_terms terms;
     uint32_t peer;
     uint32_t tag;
-    bool stages_input; /* the input is copied even where commd has mapped it, on the host */
-    bool keeps_output; /* the output holds already what commd would write */
+    bool stages_input; /* host input is copied even if commd has mapped it */
+    bool keeps_output; /* the output must not be copied out: it stays as it is */
     struct call_buffer input;
     struct call_buffer output;
     comm_call_options_t options;
 };
 
-/* Begins a call: its options and type. Reported. */
+/* Starts to fill a call: kind, dtype, count and options. Failures are reported. */
 comm_result_t call_begin(struct client_call *call, const char *name, enum op_kind kind,
                          const struct comm_comm *comm, comm_dtype_t dtype, size_t count,
                          const comm_call_options_t *options);
@@ -458,23 +458,23 @@ comm_result_t call_set_buffer(const struct client_call *call, const struct comm_
 comm_result_t call_set_layout(const struct client_call *call, const struct comm_comm *comm,
                               struct call_buffer *buffer, const void *at, const size_t *counts,
                               const size_t *displacements, const char *which);
-/* They are apart, or one is where the other has its block `own_block` (SIZE_MAX: both begin at the same
- * place). */
+/* Checks that the buffers do not overlap, or that one is at element `own_block` of the other (SIZE_MAX: both
+ * begin at the same address). */
 comm_result_t call_check_overlap(const struct client_call *call, const struct comm_comm *comm,
                                  size_t own_block);
-/* A copy with its layouts; null without memory. To be freed by free(). */
+/* Copies a call with its layouts. Returns null if memory is short. Free the copy with free(). */
 struct client_call *call_copy(const struct client_call *call, uint32_t size);
 size_t call_block_begin(const struct call_buffer *buffer, uint32_t rank);
 
 /* --- submit.c --- */
 
-/* Submits, or collects in a group, or makes a persistent handle: whatever the options say. Takes the lock.
- * Reported. */
+/* Submits the call, or collects it in the open group, or makes a persistent handle. Takes the lock. Failures
+ * are reported. */
 comm_result_t call_submit(struct comm_comm *comm, const struct client_call *call);
-/* As call_submit, and then waits for all that was submitted until then. */
+/* Submits the call, and waits until all operations submitted so far have ended. */
 comm_result_t call_submit_and_sync(struct comm_comm *comm, const struct client_call *call);
-/* Submits at once, under the lock: several in one packet. requests[i] may be null. Reported; what was
- * submitted before a failure stays, the others' places in streams are abandoned. */
+/* Submits several calls at once, in one packet if they fit. A request may be null. Failures are reported.
+ * Operations submitted before a failure stay; the places of the others in streams are abandoned. */
 struct client_entry {
     struct comm_comm *comm;
     struct client_call *call;
@@ -489,58 +489,61 @@ struct submit_packet {
     uint32_t timeout_ms; /* of the first one's communicator */
     unsigned char bytes[REQUEST_MAX_BYTES];
 };
-/* Sends what is there before where it would be too much; then, and in packet_send, lets go of the lock. */
+/* Adds a record. If it does not fit, packet_add first calls packet_send, which may release the lock. */
 void packet_add(struct comm_client *client, struct submit_packet *packet, const struct comm_comm *comm,
                 const struct submit_record *record);
 void packet_send(struct comm_client *client, struct submit_packet *packet);
 
-/* Finds or makes staging for what commd has not mapped, and copies; what is there already stays. May let go
- * of the lock. Reported. */
+/* Takes staging blocks for buffers that commd has not mapped, and copies inputs into them. Buffers that have
+ * a block already are skipped. May release the lock. Failures are reported. */
 comm_result_t submit_stage(struct comm_comm *comm, const struct client_call *call, struct client_op *op);
-/* All but its ticket, of an operation whose buffers are all where commd finds them. */
+/* Makes the record of an operation, without its ticket. All its buffers must be staged or mapped. */
 void submit_make_record(const struct comm_comm *comm, const struct client_call *call,
                         const struct client_op *op, const struct fence_mark *waits, uint32_t wait_count,
                         struct submit_record *out);
 
 /* --- request.c --- */
 
-/* Null without memory. Without the lock. */
+/* Returns null if memory is short. Without the lock. */
 struct comm_request *request_new(struct comm_comm *comm);
-/* With its text and call; no operation points to it. Null is accepted. */
+/* Frees the handle, its text and its call. No operation may point to it. Null is accepted. */
 void request_free(struct comm_request *request);
-/* It ends with this result. */
+/* Sets the handle's result. */
 void request_end(struct comm_request *request, comm_result_t result, const char *text);
-/* A group is done with it: returns it, or null when it was freed meanwhile. Null is accepted. */
+/* A group releases the handle. Returns it, or null if the caller has freed it meanwhile. Null is accepted. */
 struct comm_request *request_leave_group(struct comm_request *request);
 
 /* --- event.c --- */
 
-/* At the end of the client: those that were not destroyed. Without its lock. */
+/* When a client is closed: frees the events that were not destroyed. Without the client's lock. */
 void events_free_all(struct comm_client *client);
-/* Nobody is going to carry out the communicator's records any more. */
+/* Marks all records of the communicator as reached, because commd will not carry them out any more. */
 void records_forget(struct comm_comm *comm);
-/* Forgets what operations need not wait for any more. */
+/* Removes events that are reached from the communicator's waits. */
 void member_drop_reached(struct comm_comm *comm);
-/* What an operation or a record that is submitted now waits for, besides its stream's word. */
+/* Collects the marks that an operation or a record submitted now waits for, including its stream's word.
+ * Returns their number. order may be null. */
 uint32_t member_collect_waits(struct comm_comm *comm, const struct stream_order *order,
                               struct fence_mark out[CLIENT_FENCES_MAX]);
-/* commd keeps RECORDS_MAX records of a rank: whether there is room for one, and to take it. */
+/* commd keeps RECORDS_MAX records of a rank. The first function says whether there is room for one more, the
+ * second takes the room. */
 bool records_have_room(struct comm_comm *comm);
 void records_take_room(struct comm_comm *comm, const struct fence_mark *mark);
-/* waits: what is to be reached before. */
+/* waits: the marks that must be reached before the record. */
 void record_make(const struct comm_comm *comm, const struct fence_mark *mark, uint64_t ticket,
                  const struct fence_mark *waits, uint32_t wait_count, struct submit_record *out);
 
 /* --- group.c --- */
 
 bool group_is_open(void);
-/* The handle is marked as collected by the caller, who leaves the group with it where this fails. */
+/* Adds a call to the open group. The caller marks the handle as collected before, and undoes that if this
+ * fails. */
 comm_result_t group_add(struct comm_comm *comm, const struct client_call *call, struct comm_request *request,
                         const struct stream_order *order);
-/* The communicator is left: what this thread's group has collected for it is not submitted. Its handles end
- * with COMM_ABORTED. */
+/* To be called when the communicator is left. Removes what this thread's group has collected for it; the
+ * handles end with COMM_ABORTED. */
 void group_forget(struct comm_comm *comm);
-/* Ends the thread's groups; nothing of them is submitted. Handles are of no operation then. */
+/* Ends the thread's groups without submitting their operations. Their handles then have no operation. */
 void group_drop(void);
 
 #endif

@@ -11,7 +11,7 @@
 
 /* --- The caller's memories, by address --- */
 
-/* Index of the first memory that begins beyond address. */
+/* Returns the index of the first memory that begins after the address. */
 static size_t upper_index(const struct comm_client *client, const unsigned char *address)
 {
     size_t low = 0, high = client->memory_count;
@@ -96,7 +96,8 @@ void memory_remove(struct comm_client *client, const struct client_memory *memor
 
 #define BUSY_POLL_MIN_NS 200000u
 #define BUSY_POLL_MAX_NS 20000000u
-#define WITHDRAWN_QUIETLY_MAX_BYTES ((uint64_t)256 << 10) /* freed, and commd may still have it mapped */
+#define WITHDRAWN_QUIETLY_MAX_BYTES ((uint64_t)256 << 10) /* freed memory that commd may still have mapped   \
+                                                           */
 
 static void withdraw(struct comm_client *client, uint32_t id,
                      void (*tell)(struct comm_client *client, Commd__Client__Request *request))
@@ -117,8 +118,8 @@ void memory_withdraw(struct comm_client *client, uint32_t id)
 }
 
 /*
- * Of memory that the library made. To wake commd takes longer than to free a few pages; what it has not been
- * woken for is bounded.
+ * Withdraws memory that the library made. Waking commd takes longer than freeing a few pages, so commd is not
+ * woken for each. The bytes withdrawn without waking it are bounded.
  */
 static void withdraw_some(struct comm_client *client, uint32_t id, uint64_t size_bytes)
 {
@@ -145,7 +146,7 @@ static comm_result_t ask(struct comm_client *client, Commd__Client__Request *req
     if (result == COMM_OK) {
         commd__client__event__free_unpacked(event, NULL);
     } else if (unanswered) {
-        memory_withdraw(client, id); /* should it be registered after all */
+        memory_withdraw(client, id); /* in case commd registers it after all */
     }
     return result;
 }
@@ -178,9 +179,8 @@ comm_result_t memory_ask_until(struct comm_client *client, Commd__Client__Reques
 }
 
 /*
- * Waits until commd has closed it, or the deadline, or the end of commd: of memory on a GPU that is freed
- * while another process has it open, CUDA's manual says that the behaviour is undefined. May let go of the
- * lock.
+ * Waits until commd has closed the memory, or has ended, or the deadline. CUDA's manual says that the
+ * behaviour is undefined if GPU memory is freed while another process has it open. May release the lock.
  */
 static void withdraw_closed(struct comm_client *client, uint32_t id, uint64_t deadline_ns)
 {
@@ -222,8 +222,8 @@ comm_result_t memory_announce(struct comm_client *client, struct client_memory *
 #define UNMAP_ADVISED_MIN_BYTES ((uint64_t)16 << 10)
 
 /*
- * Without this advice the kernel marks each page as recently used before it takes it away, which takes longer
- * than all the rest (zap_pte_range and vma_has_recency in mm/).
+ * Without this advice the kernel marks each page as recently used before it removes the page, which takes
+ * longer than the rest of the unmapping (zap_pte_range and vma_has_recency in mm/).
  */
 static void unmap(struct client_memory *memory)
 {
@@ -249,7 +249,7 @@ void memory_free_all(struct comm_client *client)
     for (size_t i = 0; i < client->memory_count; i++) {
         struct client_memory *memory = client->memories[i];
         if (memory->owned && memory->gpu != NULL && gpu_memory_await(memory) != COMM_OK) {
-            memory->owned = false; /* it stays where it is: work that is captured may touch it */
+            memory->owned = false; /* the memory stays: captured work may touch it */
         }
         memory_free(memory);
     }
@@ -284,7 +284,7 @@ static comm_result_t populate_file(int fd, uint64_t offset_bytes, uint64_t size_
         } else if (errno == ENOMEM || errno == ENOSPC) {
             return make_failure("fallocate", size_bytes);
         } else if (errno != EINTR) {
-            return COMM_OK; /* a file that cannot be populated so: commd says what is wrong with it */
+            return COMM_OK; /* the file cannot be populated this way: commd reports what is wrong with it */
         }
     }
     return COMM_OK;
@@ -296,7 +296,7 @@ comm_result_t memory_populate(void *base, int fd, uint64_t offset_bytes, uint64_
                                                                : populate_file(fd, offset_bytes, size_bytes);
 }
 
-/* commd may read it without fear of being cut off. */
+/* The seals ensure that the file cannot shrink while commd reads it. */
 comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out)
 {
     int fd = memfd_create(name, MFD_CLOEXEC | MFD_ALLOW_SEALING);
@@ -314,9 +314,8 @@ comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out)
 }
 
 /*
- * Others go on meanwhile: the kernel takes some 300 ms for a GiB. Where processors are shared, whoever waits
- * for microseconds of one, such as another rank that was answered, goes before the milliseconds that this
- * takes.
+ * The lock is released meanwhile, because the kernel takes about 300 ms for a GiB. The yield lets a process
+ * run first that needs the processor for microseconds only, such as another rank that got its answer.
  */
 static comm_result_t populate_unlocked(struct comm_client *client, void *base, int fd, uint64_t offset_bytes,
                                        uint64_t size_bytes)
@@ -415,7 +414,7 @@ comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device, voi
     return result;
 }
 
-/* Waits until no operation uses it. No new one does, since it is not ready any more. */
+/* Waits until no operation uses the memory. No new operation can, because it is not ready any more. */
 static comm_result_t await_unused(struct comm_client *client, struct client_memory *memory, const char *call)
 {
     uint64_t began_ns = clock_ns();
@@ -435,7 +434,8 @@ static comm_result_t await_unused(struct comm_client *client, struct client_memo
     return COMM_OK;
 }
 
-/* What was allocated, or registered, at the address; of what is registered by itself, anywhere in it. */
+/* Finds the memory that was allocated or registered at the address. For registered GPU memory, the address
+ * may be anywhere in it. */
 static struct client_memory *find_droppable(const struct comm_client *client, const unsigned char *at,
                                             bool owned)
 {
@@ -445,7 +445,7 @@ static struct client_memory *find_droppable(const struct comm_client *client, co
     return fits ? memory : NULL;
 }
 
-/* What the GPU still does with it is waited for without the lock: it may wait for other threads. */
+/* Waits for the GPU's work, without the lock: the work may wait for other threads. */
 static comm_result_t await_gpu(struct comm_client *client, const struct client_memory *memory,
                                const char *call)
 {
@@ -458,7 +458,8 @@ static comm_result_t await_gpu(struct comm_client *client, const struct client_m
     return result == COMM_OK ? COMM_OK : error_within(result, "%s", call);
 }
 
-/* Of memory that the caller goes on using, after commd was lost because it stood still. */
+/* For memory that the caller keeps, after commd was lost because it stood still: waits until commd's process
+ * has ended. */
 static comm_result_t await_writes(struct comm_client *client, const char *call)
 {
     client_await_daemon_end(client, clock_after_ms(BUSY_TIMEOUT_MS));
@@ -496,7 +497,7 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
         return result;
     }
     uint32_t id = memory->id;
-    if (memory->gpu != NULL) { /* still in the list, so that nobody registers what lies there */
+    if (memory->gpu != NULL) { /* still in the list, so that no thread registers its addresses */
         withdraw_closed(client, id, clock_after_ms(BUSY_TIMEOUT_MS));
     }
     memory_remove(client, memory);
@@ -506,7 +507,7 @@ static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, 
         memory_withdraw(client, id);
     }
     client_leave(client);
-    memory_free(memory); /* a GPU's may wait for streams that other threads keep waiting */
+    memory_free(memory); /* without the lock: for a GPU it may wait for streams that other threads block */
     return COMM_OK;
 }
 

@@ -11,9 +11,9 @@
 #include "proto/client.pb-c.h"
 
 /*
- * Memory that commd has mapped: what the caller registered or allocated (memory.c), and blocks that buffers
- * of plain memory are copied through (staging.c). With the client's lock, as all of the library, unless a
- * function says otherwise.
+ * Memory that commd has mapped: memory that the caller registered or allocated (memory.c), and staging blocks
+ * for the buffers in other memory (staging.c). All functions need the client's lock, unless their comment
+ * says otherwise.
  */
 struct comm_client;
 struct client_gpu;
@@ -26,19 +26,18 @@ struct client_gpu;
     ((size_t)64 << 10) /* what blocks are cut from; larger blocks have their own                             \
                         */
 #define STAGING_SLAB_MAX_BYTES ((size_t)4 << 20)
-#define STAGING_CACHED_MAX_BYTES                                                                             \
-    ((size_t)512 << 20) /* of slabs that wait to be used again; beyond, they are freed at once */
-#define STAGING_KEPT_BYTES ((size_t)16 << 20) /* of these, beyond: freed when not used for so long */
+#define STAGING_CACHED_MAX_BYTES ((size_t)512 << 20) /* of unused slabs; more than that is freed at once */
+#define STAGING_KEPT_BYTES ((size_t)16 << 20) /* of unused slabs; more is freed after STAGING_KEPT_NS */
 #define STAGING_KEPT_NS 1000000000u
 #define STAGING_FLIGHT_MAX_BYTES                                                                             \
-    ((size_t)1024 << 20) /* of a communicator's collectives in flight; beyond, they are held */
+    ((size_t)1024 << 20) /* of a communicator's collectives in flight; further ones are held */
 
-/* A part of memory on a GPU that was mapped at once; the whole of it unless it is virtual memory. */
+/* A part of GPU memory that was mapped at once: a chunk of virtual memory, or a whole other allocation. */
 struct client_chunk {
     unsigned char *base;
     size_t size_bytes;
-    unsigned long long buffer_id; /* another one: other memory is at the address now; 0: none */
-    unsigned long long block_id;  /* likewise, of virtual memory */
+    unsigned long long buffer_id; /* if CUDA says another one, other memory is at the address; 0: none */
+    unsigned long long block_id;  /* the same for virtual memory */
 };
 
 /* Memory that commd has mapped: the caller's, or a staging block. */
@@ -48,78 +47,79 @@ struct client_memory {
     unsigned char *base;
     size_t size_bytes;
     uint64_t file_offset_bytes; /* of base, in the file that commd has mapped from its start */
-    bool owned;                 /* mapped by us */
-    struct staging_slab *slab;  /* a staging block: what it is cut from; null otherwise */
-    bool ready;                 /* commd knows it, and nobody is about to forget it */
-    bool gone;                  /* on a GPU: in no list any more, freed with its last use */
-    struct client_gpu *gpu;     /* where it lies; null: on the host */
+    bool owned;                 /* mapped by the library */
+    struct staging_slab *slab;  /* the slab of a staging block; null otherwise */
+    bool ready;                 /* commd knows it, and no thread is removing it */
+    bool gone;                  /* on a GPU: it is in no list any more, and is freed after its last use */
+    struct client_gpu *gpu;     /* the GPU that holds it; null: on the host */
     size_t guard_bytes;         /* owned, on a GPU: as in struct gpu_allocation */
     bool is_virtual;            /* on a GPU: virtual memory */
-    bool growing;               /* likewise: a thread is adding chunks; nobody else forgets it */
-    size_t room_bytes;          /* likewise: that commd has reserved, from base on */
+    bool growing;               /* virtual: a thread is adding chunks, so no other thread may remove it */
+    size_t room_bytes;          /* virtual: size of the addresses that commd has reserved, from base on */
     uint32_t chunk_count;       /* on a GPU */
     struct client_chunk *chunks;
     struct client_memory *next_free;
 };
 
-/* Memory that commd has mapped, and that staging blocks of one size are cut from. */
+/* Memory that commd has mapped, divided into staging blocks of one size. */
 struct staging_slab {
-    struct staging_slab *prev, *next; /* of those of its class with a free block */
+    struct staging_slab *prev, *next; /* among the slabs of its class that have a free block */
     struct client_memory *mapping;
-    struct client_memory *free; /* blocks */
+    struct client_memory *free; /* free blocks */
     unsigned class;
     uint32_t block_count;
     uint32_t used;
-    bool doomed; /* commd may still write there: it is not used again */
-    uint64_t idle_ns;
+    bool doomed;      /* commd may still write to it, so it is not reused */
+    uint64_t idle_ns; /* since when no block is used */
     struct client_memory blocks[];
 };
 
 struct staging_pool {
     struct staging_slab *slabs[STAGING_CLASSES]; /* with a free block, last used first */
-    struct staging_slab *doomed;                 /* to be freed when commd can be told */
+    struct staging_slab *doomed;                 /* freed when a message to commd can be sent */
     size_t class_bytes[STAGING_CLASSES];         /* of all slabs of the class */
-    size_t free_bytes;                           /* of slabs of which nothing is used */
-    pthread_t keeper;                            /* frees what is not used; see staging.c */
+    size_t free_bytes;                           /* of slabs without a used block */
+    pthread_t keeper;                            /* thread that frees unused slabs; see staging.c */
     pthread_cond_t wake;
     bool has_keeper, keeper_runs, closing;
 };
 
 /* --- memory.c --- */
 
-/* A file in memory that cannot change its size. Reported. */
+/* Makes a memfd whose size cannot change. Failures are reported. */
 comm_result_t memory_make_file(size_t size_bytes, const char *name, int *out);
 /*
  * Makes all pages of a part of a memfd that is mapped at base, so that they are charged to this process's
- * memory cgroup: commd makes none, and an operation that meets a missing one fails. Pages that are there keep
- * what they hold. COMM_NO_MEMORY; otherwise commd says what is wrong with the file.
+ * memory cgroup. commd makes no pages, and an operation that meets a missing page fails. Pages that exist
+ * keep their contents. Returns COMM_NO_MEMORY if memory is short. commd reports other faults of the file.
  */
 comm_result_t memory_populate(void *base, int fd, uint64_t offset_bytes, uint64_t size_bytes);
-/* Makes, maps and registers; lets go of the lock meanwhile. staging: it is no address that a caller may name.
- * Reported. */
+/* Makes a memfd, maps it and registers it with commd; releases the lock meanwhile. staging: the memory is not
+ * added to the caller's memories. Failures are reported. */
 comm_result_t memory_make(struct comm_client *client, size_t size_bytes, bool staging,
                           struct client_memory **out);
-/* Tells commd of memory of the host, and waits for its answer. Reported. */
+/* Registers host memory with commd, and waits for its reply. Failures are reported. */
 comm_result_t memory_announce(struct comm_client *client, struct client_memory *memory, int fd);
-/* Asks what is answered by Done; without an answer, withdraws the memory. Reported. */
+/* Sends a request whose reply is Done, and waits. Without a reply, withdraws the memory. Failures are
+ * reported. */
 comm_result_t memory_ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd);
-/* The same without a descriptor, again and again as long as the answer is COMM_BUSY. */
+/* As memory_ask without a descriptor. Repeats the request while the reply is COMM_BUSY. */
 comm_result_t memory_ask_until(struct comm_client *client, Commd__Client__Request *request, uint32_t id,
                                uint64_t deadline_ns);
-/* The caller's memory that holds all of the range, or null. */
+/* Finds the caller's memory that holds the whole range, or returns null. */
 struct client_memory *memory_find(const struct comm_client *client, const void *address, size_t size_bytes);
-/* The first one that has a byte of the range, or null. */
+/* Finds the caller's first memory that holds a byte of the range, or returns null. */
 struct client_memory *memory_overlapping(const struct comm_client *client, const void *address,
                                          size_t size_bytes);
-/* The last one that begins at the address, or before it, or null. */
+/* Finds the caller's last memory that begins at or before the address, or returns null. */
 struct client_memory *memory_before(const struct comm_client *client, const void *address);
-/* Reported. */
+/* Adds it to the caller's memories. Failures are reported. */
 comm_result_t memory_insert(struct comm_client *client, struct client_memory *memory);
 void memory_remove(struct comm_client *client, const struct client_memory *memory);
-/* Where `address` is in the file that commd has mapped, or in the memory on a GPU. */
+/* Returns the offset of `address` in the file that commd has mapped, or in the memory on a GPU. */
 uint64_t memory_offset_bytes(const struct client_memory *memory, const void *address);
-void memory_withdraw(struct comm_client *client, uint32_t id); /* tells commd; may let go of the lock */
-/* Of GPUs, at the end: waits until commd has closed them. May let go of the lock. */
+void memory_withdraw(struct comm_client *client, uint32_t id); /* tells commd; may release the lock */
+/* When a client is closed: withdraws GPU memory and waits until commd has closed it. May release the lock. */
 void memory_withdraw_all(struct comm_client *client, uint64_t deadline_ns);
 void memory_free(struct client_memory *memory);
 void memory_free_all(struct comm_client *client);
@@ -127,11 +127,11 @@ void memory_free_all(struct comm_client *client);
 /* --- staging.c --- */
 
 void staging_init(struct staging_pool *pool);
-/* A block of at least size_bytes. May let go of the lock. Reported. */
+/* Takes a block of at least size_bytes. May release the lock. Failures are reported. */
 comm_result_t staging_take(struct comm_client *client, size_t size_bytes, struct client_memory **out);
-/* reuse: commd is done with it; otherwise the block is not used again. */
+/* reuse: commd has finished with the block; otherwise it is not reused. */
 void staging_give(struct comm_client *client, struct client_memory *block, bool reuse);
-/* Waits for the keeper. Without the lock. */
+/* Ends the keeper thread, and frees all blocks. Without the lock. */
 void staging_free_all(struct comm_client *client);
 
 #endif

@@ -53,7 +53,7 @@ comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count, 
     }
     given.persistent = 0;
     given.request = &requests[0];
-    result = comm_group_begin(); /* else the one would wait for the other in their stream */
+    result = comm_group_begin(); /* otherwise one operation would wait for the other in their stream */
     if (result != COMM_OK) {
         return result;
     }
@@ -63,7 +63,7 @@ comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count, 
         result = comm_send(comm, send, send_count, dtype, to, tag, &given);
     }
     if (result != COMM_OK) {
-        group_drop(); /* nobody sends what is to be received */
+        group_drop(); /* without the send, the receive must not be submitted */
         comm_request_free(requests[0]);
         return result;
     }

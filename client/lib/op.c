@@ -23,7 +23,7 @@ static void memory_unuse(struct comm_client *client, struct client_memory *memor
 
 void op_free(struct comm_client *client, struct client_op *op, bool clean)
 {
-    /* Of a block that serves twice, the last one counts. */
+    /* If two uses share a block, the last call gives it back. */
     for (int use = 0; use < USE_COUNT; use++) {
         memory_unuse(client, op->uses[use], clean);
     }
@@ -50,7 +50,7 @@ static void op_tell(struct comm_comm *comm, struct client_op *op, comm_result_t 
     }
 }
 
-/* --- What is in flight or held: a list, and a table by ticket --- */
+/* --- Operations in flight or held: a list, and a table by ticket --- */
 
 #define BUCKETS_MIN 64u
 
@@ -66,7 +66,7 @@ bool ops_init(struct comm_comm *comm)
     return comm->buckets != NULL;
 }
 
-/* Without memory the table stays as it is: slower. */
+/* If memory is short, the table keeps its size and gets slower. */
 static void buckets_grow(struct comm_comm *comm)
 {
     struct client_op **grown = calloc(2 * (size_t)comm->bucket_count, sizeof(struct client_op *));
@@ -99,7 +99,7 @@ static void list_append(struct comm_comm *comm, struct client_op *op)
     }
 }
 
-/* Takes the operation out; null when it is not there. */
+/* Takes the operation out of the list and the table. Returns null if it is not there. */
 static struct client_op *list_take(struct comm_comm *comm, uint64_t ticket)
 {
     struct client_op **link = bucket_of(comm, ticket);
@@ -144,9 +144,9 @@ void ops_forget(struct comm_comm *comm)
     held_forget_records(comm);
 }
 
-/* --- What commd says --- */
+/* --- Events from commd --- */
 
-/* The communicator of an event; null for one that was destroyed meanwhile. */
+/* Returns the communicator of an event, or null if it was destroyed meanwhile. */
 static struct comm_comm *event_comm(struct comm_client *client, uint32_t handle, const char *what)
 {
     struct comm_comm *comm = member_by_handle(client, handle);
@@ -205,13 +205,13 @@ void ops_handle_aborted(struct comm_client *client, const Commd__Client__Aborted
 /* --- Waiting --- */
 
 /*
- * When commd counts as frozen: it ends every operation at its deadline, but what it said may have waited for
- * us to read it, and comes in portions.
+ * The time at which commd counts as frozen. commd ends every operation at its deadline. But its messages may
+ * have waited until we read them, and they arrive in portions.
  */
 static uint64_t frozen_ns(const struct comm_comm *comm, const struct client_op *op, uint64_t began_ns)
 {
     if (op->held != NULL) {
-        return UINT64_MAX; /* those before it tell */
+        return UINT64_MAX; /* earlier operations show whether commd works */
     }
     uint64_t latest_ns = op->deadline_ns > began_ns ? op->deadline_ns : began_ns;
     latest_ns = latest_ns > comm->heard_ns ? latest_ns : comm->heard_ns;
@@ -275,7 +275,7 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
         }
     }
     if (comm->failure != COMM_OK) {
-        held_await(comm); /* the caller may free what is being copied */
+        held_await(comm); /* afterwards the caller may free buffers that are being copied now */
     }
     comm_result_t result = member_check(comm);
     if (result == COMM_OK && comm->op_failure != COMM_OK) {
@@ -285,7 +285,7 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
     return result;
 }
 
-/* The operation that tells whether commd is at work: for one that is held, the oldest. */
+/* Returns the operation that shows whether commd works: for a held operation, the oldest one. */
 static const struct client_op *oldest_of(const struct comm_comm *comm, const struct client_op *op)
 {
     return op->held != NULL ? comm->ops : op;
@@ -325,7 +325,7 @@ void ops_finish_request(struct comm_request *request)
 
 bool ops_have_room(const struct comm_comm *comm, size_t staged_bytes)
 {
-    /* One operation is let through however large it is. */
+    /* A single operation may be of any size. */
     bool too_much = staged_bytes > 0 && comm->staged_bytes > 0 &&
                     (comm->staged_bytes >= STAGING_FLIGHT_MAX_BYTES ||
                      staged_bytes > STAGING_FLIGHT_MAX_BYTES - comm->staged_bytes);
@@ -346,7 +346,7 @@ void ops_append(struct comm_comm *comm, struct client_op *op, uint32_t timeout_m
     op->submitted_ns = clock_ns();
     op->deadline_ns = op->submitted_ns + (uint64_t)timeout_ms * NS_PER_MS;
     TRACE_PROBE(op_submitted, comm->comm_id, op->ticket, op->kind, comm->rank, 0, op->staged_bytes);
-    /* In the list before it is sent: it may be complete, and gone, before the call that sends it returns. */
+    /* Added before it is sent, because it may complete and be freed before the call that sends it returns. */
     list_append(comm, op);
 }
 
@@ -376,7 +376,7 @@ void ops_send(struct comm_client *client, const void *packet, size_t size_bytes,
         const char *what;
         record_bytes = submit_record_read((const char *)packet + at, size_bytes - at, &record, &what);
         if (record_bytes == 0) {
-            return; /* never: they are our own */
+            return; /* impossible: the library made these records */
         }
         fail_unsent(client, &record, result);
     }

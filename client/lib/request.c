@@ -4,7 +4,7 @@
 
 #include "client/lib/internal.h"
 
-/* Handles: operations that are waited for one by one. */
+/* Handles, to wait for single operations. */
 
 struct comm_request *request_new(struct comm_comm *comm)
 {
@@ -50,7 +50,7 @@ struct comm_request *request_leave_group(struct comm_request *request)
     return request;
 }
 
-/* Of another thread: this one's own group is refused before. */
+/* Refuses a handle that a group of another thread has collected. Callers check this thread's group before. */
 static comm_result_t check_submitted(const char *name, const struct comm_request *request)
 {
     return request == NULL || !request->collected
@@ -60,7 +60,7 @@ static comm_result_t check_submitted(const char *name, const struct comm_request
                               request->comm->name);
 }
 
-/* Takes the result; the handle is free, or ready to be started again. */
+/* Returns the result. Frees the handle, or makes it ready to be started again. */
 static comm_result_t request_take(comm_request_t **handle, comm_received_t *received)
 {
     struct comm_request *request = *handle;
@@ -156,7 +156,7 @@ comm_result_t comm_wait_all(comm_request_t **handles, size_t count, comm_receive
     return first != COMM_OK && handles != NULL && !group_is_open() ? error_repeat(first, text) : first;
 }
 
-/* One that has ended, or `count`; *waiting gets one that has not. */
+/* Returns the index of a handle that has ended, or `count`. *waiting gets one that has not ended. */
 static size_t find_ended(comm_request_t *const *handles, size_t count, const struct comm_request **waiting)
 {
     *waiting = NULL;
@@ -225,7 +225,7 @@ static comm_result_t check_rests(const struct comm_request *request)
                               request->call->name, request->comm->name);
 }
 
-/* Collected as any other call: in its place among them. */
+/* Collects the start like any other call, in the order of the calls. */
 static comm_result_t start_in_group(struct comm_request *request)
 {
     struct comm_client *client = request->comm->client;
@@ -254,7 +254,7 @@ static comm_result_t start_in_group(struct comm_request *request)
     return result;
 }
 
-/* It can be started again: its operation, where there is one, is nobody's. */
+/* Makes the handle ready to be started again. Its operation, if any, loses its handle. */
 static void request_rest(struct comm_request *request)
 {
     if (request->op != NULL) {

@@ -5,7 +5,7 @@
 
 #include "client/lib/internal.h"
 
-/* The public header repeats the lists of proto/: same names, same numbers, nothing beyond. */
+/* The public header repeats the lists of proto/: the same names and numbers, and no others. */
 #define X(name, number, ...) static_assert((int)COMM_##name == (int)(number), "commclient.h: COMM_" #name);
 STATUS_LIST(X)
 DTYPE_LIST(X)

@@ -14,7 +14,7 @@ static size_t rings_bytes(void)
     return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
 }
 
-/* A call to one with MSG_DONTWAIT never waits, whoever holds its other ends and whatever flags he sets. */
+/* send() and recv() with MSG_DONTWAIT never block on a Unix socket, whatever flags its other holders set. */
 static bool is_unix_socket(int fd)
 {
     int domain;
@@ -71,7 +71,7 @@ void rings_close(struct client_rings *rings)
 static void ring_bell(const struct client_rings *rings)
 {
     char byte = 1;
-    /* A full socket rings all the same; of commd's end the connection tells. */
+    /* If the socket is full, it rings anyway. The connection reports it if commd has ended. */
     (void)send(rings->daemon_bell_fd, &byte, sizeof byte, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
@@ -109,8 +109,8 @@ static void rest(struct client_rings *rings, uint64_t now_ns)
 }
 
 /*
- * A moment of looking, giving way to whoever has work on this processor: commd itself may be that. Where it
- * is mostly in vain, it gets shorter.
+ * Spins for a moment, and yields meanwhile: another process, perhaps commd, may have work on this processor.
+ * The time gets shorter if spinning is mostly in vain.
  */
 static bool spin(struct client_rings *rings, uint64_t deadline_ns)
 {

@@ -6,9 +6,9 @@
 #include "client/lib/internal.h"
 
 /*
- * A split is an all-gather of what every rank wants, after which every rank knows all members of its part,
- * and joins a communicator whose name only this split of this communicator can have: it is made of the
- * parent's id.
+ * A split begins with an all-gather of every rank's color and key. Then every rank knows all members of its
+ * part, and joins a new communicator. Its name is made from the parent's id, so only this split of this
+ * communicator can have it.
  */
 
 #define SPLIT_MARK '~'

@@ -5,10 +5,10 @@
 #include "client/lib/internal.h"
 
 /*
- * Staging blocks: what buffers that commd has not mapped are copied through. Small blocks are cut from slabs,
- * of which there are more the more are used at a time: many messages need few mappings. A slab of which
- * nothing is used waits to be used again. Beyond STAGING_KEPT_BYTES a thread, the keeper, frees those that
- * were not used for STAGING_KEPT_NS; it lives while there is so much.
+ * Staging blocks: buffers that commd has not mapped are copied through them. Small blocks are parts of slabs.
+ * Slabs get larger the more blocks are in use, so many messages need few mappings. Unused slabs are kept for
+ * reuse. While they exceed STAGING_KEPT_BYTES, the keeper thread runs and frees slabs that were not used for
+ * STAGING_KEPT_NS.
  */
 
 static size_t block_bytes(unsigned class)
@@ -16,8 +16,8 @@ static size_t block_bytes(unsigned class)
     return (STAGING_MIN_BYTES << class / 4) / 4 * (4 + class % 4);
 }
 
-/* The smallest class that holds it, or STAGING_CLASSES. Blocks within a page are powers of two, and aligned.
- */
+/* Returns the smallest class that holds size_bytes, or STAGING_CLASSES. The size of blocks within a page is a
+ * power of two, so they are aligned. */
 static unsigned class_of(size_t size_bytes)
 {
     unsigned class = 0;
@@ -33,7 +33,7 @@ static void slab_free(struct staging_slab *slab)
     free(slab);
 }
 
-/* A slab to let go of: a doomed one, one beyond the bound, or one that is idle since `idle_ns`; or null. */
+/* Takes out a slab to free: a doomed one, one beyond the limits, or one unused since `idle_ns`; or null. */
 static struct staging_slab *take_surplus(struct staging_pool *pool, uint64_t idle_ns)
 {
     struct staging_slab *slab = pool->doomed;
@@ -56,7 +56,7 @@ static struct staging_slab *take_surplus(struct staging_pool *pool, uint64_t idl
     return NULL;
 }
 
-/* Not where blocks are given back: that is in the middle of reading the socket, and this may have to send. */
+/* Not called when blocks are given back, because that happens while the socket is read, and this may send. */
 static void trim(struct comm_client *client, uint64_t idle_ns)
 {
     struct staging_slab *slab;
@@ -86,7 +86,7 @@ static void *keep(void *argument)
     return NULL;
 }
 
-/* Without a thread the memory is kept until it is used, or the client closed. */
+/* If no thread can be started, the memory is kept until it is used, or the client is closed. */
 static void start_keeper(struct comm_client *client)
 {
     struct staging_pool *pool = &client->staging;
@@ -94,7 +94,7 @@ static void start_keeper(struct comm_client *client)
         return;
     }
     if (pool->has_keeper) {
-        pthread_join(pool->keeper, NULL); /* it has done all but return */
+        pthread_join(pool->keeper, NULL); /* it is about to return */
     }
     pool->has_keeper = client_thread_start(client, keep, &pool->keeper) == 0;
     pool->keeper_runs = pool->has_keeper;
@@ -111,7 +111,7 @@ void staging_init(struct staging_pool *pool)
 
 /* --- Blocks --- */
 
-/* More at a time, the more there are. */
+/* The size of a new slab: as much as its class has already, within the limits. */
 static size_t slab_bytes(const struct staging_pool *pool, unsigned class)
 {
     size_t wanted = pool->class_bytes[class];
@@ -182,7 +182,7 @@ comm_result_t staging_take(struct comm_client *client, size_t size_bytes, struct
             size_bytes, STAGING_MAX_BYTES);
     }
     if (pool->slabs[class] == NULL) {
-        client_take_events(client); /* completions that wait may give some back */
+        client_take_events(client); /* waiting completions may give blocks back */
     }
     if (pool->doomed != NULL || pool->free_bytes > STAGING_CACHED_MAX_BYTES) {
         trim(client, 0);
@@ -197,7 +197,7 @@ comm_result_t staging_take(struct comm_client *client, size_t size_bytes, struct
     return result;
 }
 
-/* Nobody uses it any more. */
+/* The slab has no used block any more. */
 static void slab_rest(struct comm_client *client, struct staging_slab *slab)
 {
     struct staging_pool *pool = &client->staging;

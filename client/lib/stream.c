@@ -1,11 +1,11 @@
 #include "client/lib/internal.h"
 
 /*
- * An operation in a CUDA stream: when the stream comes to it, it writes the value that commd waits for, and
- * then waits for the value that commd writes when the operation has ended. Nothing here waits.
+ * An operation in a CUDA stream. When the stream reaches the operation, it writes the value that commd waits
+ * for. Then it waits for the value that commd writes when the operation has ended. The host does not wait.
  *
- * No lock is held in the driver's calls: one may wait, for room in a stream that is held up by an operation
- * which another thread has yet to submit.
+ * No lock is held during the driver's calls. Such a call may wait for room in a stream, which may be blocked
+ * by an operation that another thread has yet to submit.
  */
 
 static comm_result_t check_not_captured(cuda_stream stream)

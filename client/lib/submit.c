@@ -3,7 +3,7 @@
 
 #include "client/lib/internal.h"
 
-/* Calls become operations: where commd finds their buffers, and the messages that say so. */
+/* Turns calls into operations: finds or stages their buffers, and makes their records for commd. */
 
 /* --- Where commd finds the buffers --- */
 
@@ -13,7 +13,7 @@ static struct client_memory *use_memory(struct client_memory *memory)
     return memory;
 }
 
-/* A staging block, counted for the operation. May let go of the lock. */
+/* Takes a staging block and counts it for the operation. May release the lock. */
 static comm_result_t take_block(struct comm_comm *comm, struct client_op *op, enum client_use use,
                                 size_t size_bytes)
 {
@@ -47,7 +47,8 @@ static bool has_layouts(const struct client_call *call)
     return call->input.counts != NULL || call->output.counts != NULL;
 }
 
-/* The caller's memory that holds all of the range; null: none, and its bytes are copied. */
+/* Finds the caller's memory that holds the whole range. *out is null if there is none: the bytes are copied.
+ */
 static comm_result_t locate(struct comm_comm *comm, const struct client_call *call, const void *at,
                             size_t size_bytes, struct client_memory **out)
 {
@@ -56,7 +57,7 @@ static comm_result_t locate(struct comm_comm *comm, const struct client_call *ca
     return on_host ? COMM_OK : gpu_memory_locate(comm, call, at, size_bytes, out);
 }
 
-/* Whether commd has mapped the memory: then it is used. */
+/* If commd has mapped the memory, the operation uses it. */
 static comm_result_t find_memory(struct comm_comm *comm, const struct client_call *call, const void *at,
                                  size_t size_bytes, struct client_op *op, enum client_use use)
 {
@@ -65,7 +66,7 @@ static comm_result_t find_memory(struct comm_comm *comm, const struct client_cal
     if (result != COMM_OK || found == NULL) {
         return result;
     }
-    /* On a GPU commd takes care of what is in place. */
+    /* On a GPU, commd handles operations in place. */
     if (use != USE_INPUT || !call->stages_input || found->gpu != NULL) {
         op->uses[use] = use_memory(found);
     }
@@ -88,14 +89,14 @@ static comm_result_t find_buffers(struct comm_comm *comm, const struct client_ca
     return result;
 }
 
-/* One block does for both buffers where the operation is in place. */
+/* Whether both buffers can share one block, because the operation is in place. */
 static bool shares_block(const struct client_call *call)
 {
     return !call->stages_input && call->input.at == call->output.at &&
            call->input.elements == call->output.elements;
 }
 
-/* What is left to be staged, of an operation whose buffers were looked for. */
+/* Returns the bytes that must be staged, after find_buffers. */
 static size_t staged_bytes(const struct comm_comm *comm, const struct client_call *call,
                            const struct client_op *op)
 {
@@ -107,7 +108,7 @@ static size_t staged_bytes(const struct comm_comm *comm, const struct client_cal
     return sum + (op->uses[USE_RESIDUAL] == NULL ? residual_bytes(call) : 0);
 }
 
-/* Takes a block and copies into it, with the lock let go: nobody else knows the block yet. */
+/* Takes a block and copies into it. The lock is released during the copy: no other thread knows the block. */
 static comm_result_t stage_copy(struct comm_comm *comm, struct client_op *op, enum client_use use,
                                 const void *from, size_t size_bytes)
 {
@@ -132,7 +133,7 @@ static void add_copy(struct client_op *op, const struct client_call *call, const
     }
 }
 
-/* What the caller gets: its blocks, not what lies between them. */
+/* Plans the copies to the caller's buffer: only its blocks, not the gaps between them. */
 static void plan_copies(struct client_op *op, const struct comm_comm *comm, const struct client_call *call,
                         const unsigned char *block)
 {
@@ -222,7 +223,7 @@ comm_result_t submit_stage(struct comm_comm *comm, const struct client_call *cal
 
 /* --- Records --- */
 
-/* at: of the caller's; a staging block is used from its begin on. */
+/* at: the address in the caller's memory. A staging block is used from its start. */
 static void add_range(struct submit_record *record, enum record_what what, const struct client_memory *memory,
                       const void *at, size_t offset_bytes)
 {
@@ -270,13 +271,13 @@ static struct client_op *op_new(const struct comm_comm *comm, const struct clien
     return op;
 }
 
-/* Makes room where that needs no waiting, looks for the buffers, and stages them or has them wait. */
+/* Finds the operation's buffers, and stages them or holds the operation. First handles events, if the
+ * operation has a stream or others are held. */
 static comm_result_t place(struct comm_comm *comm, const struct client_call *call,
                            const struct stream_order *order, struct submit_packet *packet,
                            struct client_op *op)
 {
-    if (order->slot != NULL ||
-        comm->held != NULL) { /* a program may have nothing but its streams to wait for */
+    if (order->slot != NULL || comm->held != NULL) { /* a program may wait only for its streams */
         client_take_events(comm->client);
         held_feed(comm->client);
     }
@@ -291,15 +292,15 @@ static comm_result_t place(struct comm_comm *comm, const struct client_call *cal
         waits = result == COMM_OK && held_must_wait(comm, op->kind, 0);
     }
     if (waits) {
-        packet_send(comm->client, packet); /* first those before it */
+        packet_send(comm->client, packet); /* earlier operations are sent first */
         result = held_new(comm, call, staged, order, op);
     }
     return result == COMM_OK ? member_check(comm) : result;
 }
 
 /*
- * The operation gets its place in the list, and its record one in the packet, unless it is held. May let go
- * of the lock. Reported.
+ * Adds the operation to the list, and its record to the packet, unless it is held. May release the lock.
+ * Failures are reported.
  */
 static comm_result_t submit(struct comm_comm *comm, const struct client_call *call,
                             struct comm_request *request, const struct stream_order *order,
@@ -316,7 +317,7 @@ static comm_result_t submit(struct comm_comm *comm, const struct client_call *ca
         op_free(comm->client, op, true);
         return result;
     }
-    /* From here to the list nobody else gets the lock. */
+    /* The lock is not released from here until the operation is in the list. */
     op->slot = order->slot;
     op->ended = order->ended;
     op->request = request;
@@ -382,7 +383,8 @@ comm_result_t call_submit_entries(struct comm_client *client, struct client_entr
     return result;
 }
 
-/* Its place in the stream is the operation's, or abandoned; a handle is of no operation when it fails. */
+/* The operation takes its place in the stream. If the call fails, the place is abandoned, and the handle has
+ * no operation. */
 static comm_result_t submit_one(struct comm_comm *comm, const struct client_call *call,
                                 struct comm_request *request, struct stream_order *order)
 {

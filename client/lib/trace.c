@@ -8,8 +8,8 @@
 
 /*
  * The program's side of a trace: a bar for each operation, from its submission until the library saw its end.
- * The file has one event a line, and is read by Perfetto as it is; commctl trace draws it beside commd's own
- * bars, for both count by CLOCK_MONOTONIC. Each line is written at once: a program that hangs has its trace.
+ * The file has one event a line, and Perfetto reads it as it is. commctl trace draws it beside commd's own
+ * bars; both use CLOCK_MONOTONIC. Each line is written at once, so a program that hangs has its trace.
  */
 #define OPS_MAX 1000000u /* of one connection; later ones are not written: about 250 MB */
 

@@ -7,16 +7,18 @@
 #include "client/lib/internal.h"
 
 /*
- * A stream that waits for commd cannot see that commd has ended: this thread does, since it waits for the end
- * of the connection, or of the client. And commd reads no more requests of a client that does not take what
- * it has been told: when the program has nothing but streams to wait for, this thread takes it, now and then.
- * It also looks whether commd runs at all, without the lock, as whoever has that may wait for a stream.
+ * A stream that waits for commd cannot see that commd has ended. This thread waits for the end of the
+ * connection, or of the client, and releases the streams. It also reads commd's events now and then, because
+ * a program may wait for streams only, and commd stops reading requests of a client that does not read. And
+ * it checks whether commd runs, without the lock, because the thread that holds the lock may wait for a
+ * stream.
  */
 
 #define BUSY_MS 20  /* between looks, with operations in flight */
 #define IDLE_MS 400 /* without: as often as the heartbeat is looked at */
 
-/* Until the next look, in ms. Who has the lock may wait for a stream: not waited for here. */
+/* Returns the time until the next look, in ms. Does not wait for the lock, because its holder may wait for a
+ * stream. */
 static int take_what_is_there(struct comm_client *client)
 {
     bool busy = false;
@@ -48,13 +50,13 @@ static void *watch(void *argument)
     if (watched[1].revents != 0) {
         return NULL;
     }
-    /* First of all, and without the client's lock: who has it may wait for a stream. */
+    /* This comes first and without the client's lock, because its holder may wait for a stream. */
     fences_release(&client->fences);
     pthread_mutex_lock(&client->lock);
     if (frozen) {
         client_lose_frozen(client);
     } else {
-        client_take_all(client); /* commd's last words, and then its end */
+        client_take_all(client); /* commd's last events, then its end */
     }
     pthread_mutex_unlock(&client->lock);
     return NULL;

@@ -3,11 +3,13 @@
 #include "client/lib/internal.h"
 
 /*
- * Memory of comm_mem_alloc on a GPU: virtual memory, which commd gets by descriptor, where the GPU has it;
- * else of cuMemAlloc, which commd opens by a handle that whoever knows it can open, too.
+ * Memory of comm_mem_alloc on a GPU. If the GPU has virtual memory, that is used, and commd gets a
+ * descriptor. Otherwise it is memory of cuMemAlloc, and commd gets a handle, which any process that knows it
+ * can open.
  */
 
-/* What is no multiple of it shares its block when it is of cuMemAlloc, and a handle shows all of that. */
+/* Memory of cuMemAlloc whose size is not a multiple of this shares its block, and a handle opens the whole
+ * block. */
 #define ALLOCATION_UNIT ((size_t)2 << 20)
 
 static bool has(const struct client_gpu *gpu, int attribute)
@@ -16,7 +18,7 @@ static bool has(const struct client_gpu *gpu, int attribute)
     return gpu_driver()->device_attribute(&value, attribute, gpu->device) == CUDA_RESULT_OK && value != 0;
 }
 
-/* Devices say that they can, and containers and old kernels that they may not. */
+/* Even if the device supports it, containers and old kernels may forbid it. */
 static bool is_missing(cuda_result result)
 {
     return result == CUDA_RESULT_NOT_SUPPORTED || result == CUDA_RESULT_NOT_PERMITTED;
@@ -82,7 +84,7 @@ static cuda_result map_guarded(const struct client_gpu *gpu, cuda_allocation mem
     return result;
 }
 
-/* Whether this process may pass it on. */
+/* Whether this process can export the memory. */
 static cuda_result try_export(cuda_allocation memory)
 {
     int fd = -1;
@@ -119,7 +121,7 @@ static cuda_result make_virtual(const struct client_gpu *gpu, size_t size_bytes,
     if (result == CUDA_RESULT_OK) {
         result = map_guarded(gpu, memory, made, symbol);
     }
-    (void)driver->allocation_release(memory); /* what is mapped keeps it */
+    (void)driver->allocation_release(memory); /* the mapping keeps it */
     return result;
 }
 
@@ -144,7 +146,7 @@ comm_result_t gpu_allocation_await(const struct gpu_allocation *allocation)
         return COMM_OK; /* cuMemFree waits itself */
     }
     cuda_result result = gpu_driver()->context_synchronize();
-    /* After any other failure the context runs nothing any more. */
+    /* After any other failure the context runs no more work. */
     return gpu_is_capture(result) ? gpu_report(result, "cuCtxSynchronize") : COMM_OK;
 }
 

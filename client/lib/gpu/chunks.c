@@ -3,8 +3,8 @@
 #include "client/lib/internal.h"
 
 /*
- * What is at an address of a GPU: whole allocations, or chunks of virtual memory, that can be passed to
- * commd; and whether that is still what it was.
+ * Finds the memory at an address of a GPU that can be passed to commd: whole allocations, or chunks of
+ * virtual memory. Also checks whether it is still the same memory.
  */
 
 #define CHUNKS_MAX 4096u /* of virtual memory, in one registration */
@@ -35,7 +35,7 @@ cuda_result chunk_identify(struct client_chunk *chunk, const void *address, bool
     return known ? CUDA_RESULT_OK : block != CUDA_RESULT_OK ? block : CUDA_RESULT_INVALID_VALUE;
 }
 
-/* Whether the addresses still are what they were when commd was told of them. */
+/* Whether the addresses still hold the same memory as when they were registered with commd. */
 bool chunks_are_current(const struct client_memory *memory, const unsigned char *begin,
                         const unsigned char *end)
 {
@@ -62,7 +62,7 @@ static comm_result_t refuse(const void *at, const char *what)
                         at, what);
 }
 
-/* A chunk of virtual memory that can be passed on, of the GPU; false when there is none at the address. */
+/* Finds the GPU's chunk of virtual memory at the address, if commd can get it. Returns false otherwise. */
 static bool find_chunk(const struct client_gpu *gpu, const unsigned char *at, struct client_chunk *out)
 {
     unsigned long long types = 0;
@@ -98,8 +98,8 @@ bool chunks_add(struct gpu_chunks *chunks, const struct client_chunk *chunk)
 }
 
 /*
- * All chunks without a hole around the range: what grows by a chunk at a time, and is used in pieces that
- * overlap, would be passed again and again otherwise.
+ * Finds all chunks around the range, up to the next holes. Otherwise a segment that grows chunk by chunk, and
+ * is used in overlapping pieces, would be registered again and again.
  */
 static comm_result_t find_chunks(const struct client_gpu *gpu, const unsigned char *at, size_t size_bytes,
                                  struct gpu_chunks *chunks)
@@ -168,7 +168,7 @@ size_t chunk_reserved_bytes(const unsigned char *at)
     return size_bytes - (size_t)(here - begin);
 }
 
-/* The whole allocation of cuMemAlloc that holds the range. */
+/* Finds the whole allocation of cuMemAlloc that holds the range. */
 static comm_result_t find_allocation(const unsigned char *at, size_t size_bytes, struct gpu_chunks *chunks)
 {
     cuda_pointer base;
@@ -201,7 +201,7 @@ static bool is_virtual(const void *at)
     return found;
 }
 
-/* What has neither a legacy handle nor a descriptor. */
+/* Refuses memory that has neither a legacy handle nor a descriptor. */
 static comm_result_t refuse_by_types(const void *at, unsigned long long types)
 {
     if (!is_virtual(at)) {
@@ -246,7 +246,7 @@ comm_result_t chunk_export(const struct client_chunk *chunk, int *out)
 {
     cuda_allocation allocation;
     cuda_result result = gpu_driver()->allocation_retain(&allocation, chunk->base);
-    if (result != CUDA_RESULT_OK) { /* a pool's, which has the attribute, too */
+    if (result != CUDA_RESULT_OK) { /* memory of a pool, which has the attribute, too */
         return refuse(chunk->base, "of a CUDA memory pool");
     }
     result = gpu_driver()->allocation_export(out, allocation, CUDA_HANDLE_POSIX_FD, 0);

@@ -10,8 +10,8 @@
 #include "proto/cuda_driver.h"
 
 /*
- * The GPUs that a client uses, through the CUDA driver, which is loaded with the first of them. The driver's
- * calls work on a thread's current context: each use of them is between gpu_scope_enter and gpu_scope_leave.
+ * The GPUs that a client uses, through the CUDA driver. The driver is loaded with the first GPU. Its calls
+ * work on the thread's current context, so they are made between gpu_scope_enter and gpu_scope_leave.
  */
 struct comm_client;
 struct comm_comm;
@@ -31,23 +31,23 @@ struct gpu_scope {
     bool changed;
 };
 
-/* The table; a GPU has been opened. */
+/* Returns the driver's functions. A GPU must have been opened before. */
 const struct cuda_driver *gpu_driver(void);
-/* Finds or opens a GPU, for the client's life. With the client's lock. UNSUPPORTED: there is no driver, or no
- * such GPU. Reported. */
+/* Finds or opens a GPU, which stays open as long as the client. With the client's lock. Returns
+ * COMM_UNSUPPORTED if there is no driver or no such GPU. Failures are reported. */
 comm_result_t gpu_open(struct comm_client *client, int ordinal, struct client_gpu **out);
-/* Whether it has opened one. Any thread. */
+/* Whether the client has opened a GPU. Any thread. */
 bool gpu_is_used(struct comm_client *client);
-/* Lets go of all of them. */
+/* Closes all GPUs of the client. */
 void gpus_close(struct comm_client *client);
-/* Makes its context the thread's. Reported. */
+/* Makes the GPU's context the thread's current context. Failures are reported. */
 comm_result_t gpu_scope_enter(const struct client_gpu *gpu, struct gpu_scope *scope);
-/* Makes the context that a stream is of the thread's; of a handle that means one in every context, null too,
- * the GPU's. Reported. */
+/* Makes the stream's context the thread's current context. Null and CUDA's special handles exist in every
+ * context; for these it is the GPU's context. Failures are reported. */
 comm_result_t gpu_scope_enter_stream(const struct client_gpu *gpu, cuda_stream stream,
                                      struct gpu_scope *scope);
 void gpu_scope_leave(const struct gpu_scope *scope);
-/* Reports what the driver said, "cuMemAlloc_v2: out of memory", and returns its code here. */
+/* Reports a failure of the driver, such as "cuMemAlloc_v2: out of memory". Returns the library's code. */
 comm_result_t gpu_report(cuda_result result, const char *symbol);
 /* Whether the driver refused a call because a stream is being captured. */
 bool gpu_is_capture(cuda_result result);
@@ -61,18 +61,20 @@ struct gpu_allocation {
     cuda_pointer base;
     size_t size_bytes;
     /*
-     * Of virtual memory: addresses before and after it that stay unused. What lies side by side is passed to
-     * commd as one, and of this memory nobody else's may be a part. 0: it is of cuMemAlloc.
+     * For virtual memory: the size of the reserved addresses before and after it that stay unused. Adjacent
+     * memory is passed to commd as one, and no other memory may become part of this one. 0: the memory is
+     * from cuMemAlloc.
      */
     size_t guard_bytes;
 };
 
-/* At least size_bytes, which is at most PTRDIFF_MAX. Reported. */
+/* Allocates at least size_bytes, which must be at most PTRDIFF_MAX. Failures are reported. */
 comm_result_t gpu_allocation_make(const struct client_gpu *gpu, size_t size_bytes,
                                   struct gpu_allocation *out);
 /*
- * Waits for the GPU's work, which may touch it; before it is freed. UNSUPPORTED: a stream is being captured,
- * so that it cannot be waited for, and nothing may be freed. Reported.
+ * Waits for the GPU's work, which may touch the memory. To be called before it is freed. Returns
+ * COMM_UNSUPPORTED if a stream is being captured: then waiting is impossible, and the memory must not be
+ * freed. Failures are reported.
  */
 comm_result_t gpu_allocation_await(const struct gpu_allocation *allocation);
 void gpu_allocation_free(const struct gpu_allocation *allocation);
@@ -83,83 +85,86 @@ struct client_chunk;
 
 /* One allocation of cuMemAlloc; or chunks of virtual memory, in order, without holes between them. */
 struct gpu_chunks {
-    struct client_chunk *list; /* to be freed */
+    struct client_chunk *list; /* the owner of this struct frees it */
     uint32_t count;
     uint32_t capacity;
     bool are_virtual;
 };
 
-/* What CUDA says of an address: an attribute, or one that is a truth value. */
+/* Asks CUDA for an attribute of an address. gpu_says is for attributes that are truth values. */
 cuda_result gpu_ask(void *value, int attribute, const void *address);
 bool gpu_says(int attribute, const void *address);
 /*
- * Sets what tells the memory at the address from what was there before. CUDA never gives a BUFFER_ID twice,
- * but does not say that what is mapped into one reservation, one after the other, has different ones; the
- * physical block's BLOCK_ID is another for another block by definition, and small allocations share blocks.
+ * Sets the ids that tell the memory at the address from earlier memory there. CUDA never gives a BUFFER_ID
+ * twice. But it does not promise different ids for memory that is mapped into one reservation at different
+ * times. So virtual memory uses the BLOCK_ID of the physical block, too, which differs for each block. Small
+ * allocations share blocks.
  */
 cuda_result chunk_identify(struct client_chunk *chunk, const void *address, bool is_virtual);
-/* Whether these addresses of the memory still are what they were when commd was told of it. */
+/* Whether these addresses still hold the same memory as when it was registered with commd. */
 bool chunks_are_current(const struct client_memory *memory, const unsigned char *begin,
                         const unsigned char *end);
-/* False: no memory. */
+/* Returns false if memory is short. */
 bool chunks_add(struct gpu_chunks *chunks, const struct client_chunk *chunk);
-/* What there is around the range, whole, and can be passed on. Reported. */
+/* Finds the whole allocation around the range, and checks that commd can get it. Failures are reported. */
 comm_result_t chunks_find(const struct client_gpu *gpu, const unsigned char *at, size_t size_bytes,
                           struct gpu_chunks *chunks);
 /*
- * Chunks of virtual memory without a hole from the address on, up to `until` at most, and no more than there
- * is room for among `count` others. False: no memory.
+ * Finds chunks of virtual memory from the address on, up to the first hole or to `until`. `count` chunks are
+ * known already and count toward the maximum. Returns false if memory is short.
  */
 bool chunks_find_next(const struct client_gpu *gpu, const unsigned char *at, const unsigned char *until,
                       uint32_t count, struct gpu_chunks *chunks);
-/* How many bytes were reserved around the address, from it on; 0: CUDA does not say. */
+/* Returns the bytes from the address to the end of its reservation, or 0 if CUDA does not say. */
 size_t chunk_reserved_bytes(const unsigned char *at);
-/* A descriptor of it. Reported. */
+/* Makes a descriptor of the chunk. Failures are reported. */
 comm_result_t chunk_export(const struct client_chunk *chunk, int *out);
 
 /* --- gpu_memory.c: with the client's lock --- */
 
 /*
- * Of a client that uses GPUs: the memory that commd has mapped and holds all of the range, registered now if
- * it was not; null for memory of the host that is in none. May let go of the lock. Refuses memory of another
- * device than the communicator's. Reported.
+ * For a client that uses GPUs: finds the registered memory that holds the whole range. GPU memory is
+ * registered now if it was not. *out is null for host memory that is not registered. Refuses memory of a GPU
+ * that is not the communicator's. May release the lock. Failures are reported.
  */
 comm_result_t gpu_memory_locate(struct comm_comm *comm, const struct client_call *call, const void *at,
                                 size_t size_bytes, struct client_memory **out);
-/* comm_mem_alloc on a GPU; without the lock. Reported. */
+/* comm_mem_alloc on a GPU. Without the lock. Failures are reported. */
 comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int ordinal, void **out);
-/* Waits for the GPU's work, before gpu_memory_free; without the lock. UNSUPPORTED: a stream is being
- * captured, and the memory stays. Reported. */
+/* Waits for the GPU's work, before gpu_memory_free. Without the lock. Returns COMM_UNSUPPORTED if a stream is
+ * being captured; the memory then stays. Failures are reported. */
 comm_result_t gpu_memory_await(const struct client_memory *memory);
-/* Frees what gpu_memory_make made. */
+/* Frees memory of gpu_memory_make. */
 void gpu_memory_free(const struct client_memory *memory);
-/* comm_mem_register of memory on a GPU. May let go of the lock. Reported. */
+/* comm_mem_register of memory on a GPU. May release the lock. Failures are reported. */
 comm_result_t gpu_memory_register(struct comm_client *client, const void *at, size_t size_bytes);
 
 /* --- stream.c: an operation's place in a stream; without the client's lock --- */
 
 struct stream_order {
-    struct fence_slot *slot; /* the operation's once it is submitted; null: it has no place */
+    struct fence_slot *slot; /* the operation owns it after submission; null: no place in a stream */
     struct fence_mark ready;
     struct fence_mark ended;
 };
 
-/* The stream says when it has come to the operation. Reported. */
+/* Makes the stream write a word when it reaches the operation. Failures are reported. */
 comm_result_t stream_begin(struct comm_comm *comm, const struct client_call *call,
                            struct stream_order *order);
-/* The operation was submitted, and may have ended: the stream goes on when it has. Reported. */
+/* After the operation was submitted: makes the stream wait until the operation has ended. Failures are
+ * reported. */
 comm_result_t stream_end(struct comm_comm *comm, const struct client_call *call,
                          const struct stream_order *order);
-/* It was not, and is not going to be. */
+/* If the operation is not submitted: gives up its place in the stream. */
 void stream_abandon(struct comm_comm *comm, struct stream_order *order);
 
 /*
- * Puts on the stream, which may be any GPU's, that a word of the slot becomes *mark; nothing is put there
- * when it fails. gpu: whose default stream one of CUDA's special handles means. Reported.
+ * Makes the stream write *mark, the next value of the slot's FENCE_READY word. The stream may be of any GPU.
+ * gpu: the GPU that CUDA's special stream handles refer to. If the call fails, the stream is unchanged.
+ * Failures are reported.
  */
 comm_result_t stream_write(const struct client_gpu *gpu, cuda_stream stream, struct client_fences *fences,
                            struct fence_slot *slot, struct fence_mark *mark);
-/* Puts on the stream that it waits for the mark. Reported. */
+/* Makes the stream wait for the mark. Failures are reported. */
 comm_result_t stream_wait(const struct client_gpu *gpu, cuda_stream stream, const struct fence_mark *mark);
 
 #endif

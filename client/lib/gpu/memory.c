@@ -4,13 +4,13 @@
 #include "client/lib/internal.h"
 
 /*
- * Memory on GPUs, by the address that the caller has: found among what commd has mapped, or passed to it by
- * handle. What is known of an address counts only as long as the same memory is there.
+ * Finds GPU memory by the caller's address among the memory that commd has mapped, or passes it to commd by
+ * handle. Knowledge of an address is valid only as long as the same memory is there.
  */
 
 #define REGISTERING_POLL_NS 1000000u
 
-/* commd keeps it mapped for the operations that use it; here it is freed with the last one. */
+/* commd keeps the memory mapped for operations that use it. The struct is freed after the last of them. */
 static void forget(struct comm_client *client, struct client_memory *memory)
 {
     uint32_t id = memory->id;
@@ -33,7 +33,7 @@ static void forget_stale(struct comm_client *client)
         if (memory->gpu != NULL && memory->ready && !memory->growing &&
             !chunks_are_current(memory, memory->base, memory->base + memory->size_bytes)) {
             forget(client, memory);
-            i = 0; /* the lock was let go of */
+            i = 0; /* the lock was released meanwhile */
         } else {
             i++;
         }
@@ -100,9 +100,9 @@ static comm_result_t announce_room(struct comm_client *client, const struct clie
 }
 
 /*
- * As much again as there is, within what the owner has reserved: so a segment that grows by a chunk at a time
- * is registered anew as often as it doubles, and each chunk passed twice, not as often as the segment has
- * chunks.
+ * Reserves as much again as there is, within the owner's reservation. So a segment that grows chunk by chunk
+ * is registered anew only when its size has doubled, and each chunk is passed about twice. Otherwise each
+ * chunk could be passed as often as the segment has chunks.
  */
 static size_t room_for(const struct client_memory *memory)
 {
@@ -132,7 +132,7 @@ static comm_result_t announce_chunks(struct comm_client *client, struct client_m
     return result;
 }
 
-/* Takes the chunks over. Nothing at their addresses is registered. */
+/* Takes ownership of the chunks. No memory at their addresses may be registered. */
 static comm_result_t add_memory(struct comm_client *client, struct client_gpu *gpu,
                                 const struct gpu_chunks *chunks, bool may_grow, struct client_memory **out)
 {
@@ -183,14 +183,14 @@ static comm_result_t make_place(struct comm_client *client, const struct gpu_chu
         }
         if (other->ready && !other->growing) {
             forget(client, other);
-        } else { /* another thread is at it */
+        } else { /* another thread is working on it */
             client_progress(client, clock_ns() + REGISTERING_POLL_NS);
         }
     }
     return client->lost == COMM_OK ? COMM_OK : error_repeat(client->lost, client->lost_text);
 }
 
-/* Takes the chunks over, one by one as commd maps them. Operations go on with what was there. */
+/* Takes the chunks one by one, as commd maps them. Operations meanwhile use the earlier chunks. */
 static comm_result_t append_chunks(struct comm_client *client, struct client_memory *memory,
                                    const struct gpu_chunks *added)
 {
@@ -229,10 +229,10 @@ static bool grow(struct comm_client *client, struct client_memory *memory, const
     memory->uses++;
     comm_result_t result = append_chunks(client, memory, &added);
     memory->growing = false;
-    memory->uses--; /* the last one or not: it is in the list, and whoever drops it waits */
+    memory->uses--; /* even if 0: it stays in the list, and a thread that drops it waits */
     pthread_cond_broadcast(&client->changed);
     free(added.list);
-    if (result != COMM_OK && memory->ready) { /* commd may have more of it than is known here */
+    if (result != COMM_OK && memory->ready) { /* commd may have mapped more chunks than known here */
         forget(client, memory);
     }
     return result == COMM_OK && memory->ready;
@@ -304,7 +304,7 @@ static comm_result_t register_made(struct comm_client *client, struct client_gpu
     return result;
 }
 
-/* Whether CUDA knows the address as memory on a GPU. */
+/* Sets *on_gpu to whether CUDA knows the address as GPU memory. */
 static comm_result_t is_on_gpu(const void *at, bool *on_gpu)
 {
     unsigned type = CUDA_MEMORY_HOST;
@@ -320,7 +320,7 @@ static comm_result_t is_on_gpu(const void *at, bool *on_gpu)
     return COMM_OK;
 }
 
-/* Another thread may be registering it: its registration does for both. */
+/* Another thread may be registering the memory: then both use its registration. */
 static struct client_memory *find_settled(struct comm_client *client, const unsigned char *at,
                                           size_t size_bytes)
 {
@@ -397,7 +397,7 @@ comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int
     if (result != COMM_OK) {
         return result;
     }
-    /* Without the lock: it may wait for streams, which may wait for what other threads are to submit. */
+    /* Without the lock: it may wait for streams, which may wait for operations of other threads. */
     result = gpu_allocation_make(gpu, size_bytes, &made);
     if (result != COMM_OK) {
         gpu_scope_leave(&scope);
@@ -412,7 +412,7 @@ comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int
         result = error_within(result, "GPU %d makes no memory that is passed by descriptor", ordinal);
     }
     if (result != COMM_OK) {
-        gpu_allocation_free(&made); /* no work can know of it */
+        gpu_allocation_free(&made); /* no work can use it yet */
     } else {
         *out = (void *)(uintptr_t)made.base;
     }
@@ -432,7 +432,7 @@ comm_result_t gpu_memory_await(const struct client_memory *memory)
     struct gpu_scope scope;
     struct gpu_allocation allocation = allocation_of(memory);
     if (gpu_scope_enter(memory->gpu, &scope) != COMM_OK) {
-        return COMM_OK; /* nothing runs there any more */
+        return COMM_OK; /* no work runs there any more */
     }
     comm_result_t result = gpu_allocation_await(&allocation);
     gpu_scope_leave(&scope);

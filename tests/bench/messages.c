@@ -14,12 +14,13 @@
  *
  *   messages NAME RANK COUNT BYTES BESIDE
  *
- * COUNT messages of BYTES each go through WINDOW buffers. With BESIDE 1 the other thread broadcasts
- * SIDE_BYTES again and again meanwhile; with BESIDE 2 there are broadcasts alone, COUNT of them, of BYTES.
- * Each rank checks what it receives, and prints JSON: seconds in all, and the longest time between two that
- * were received.
+ * COUNT messages of BYTES each go through buffers of WINDOW_BYTES together, WINDOW_MAX of them at most: a
+ * broadcast uses one buffer again and again, so few large ones are fair. With BESIDE 1 the other thread
+ * broadcasts SIDE_BYTES again and again meanwhile; with BESIDE 2 there are broadcasts alone, COUNT of them,
+ * of BYTES. Each rank checks what it receives, and prints JSON: seconds in all, and the longest time between
+ * two that were received.
  */
-enum { WINDOW = 256, SIDE_BYTES = 1 << 20 };
+enum { WINDOW_MAX = 256, WINDOW_MIN = 2, WINDOW_BYTES = 4 << 20, SIDE_BYTES = 1 << 20 };
 
 struct rank {
     const char *name;
@@ -74,14 +75,15 @@ static void expect(const unsigned char *buffer, size_t bytes, uint64_t number)
 struct window {
     comm_t *comm;
     unsigned char *buffers;
-    comm_request_t *requests[WINDOW];
+    size_t count;
+    comm_request_t *requests[WINDOW_MAX];
 };
 
 static void post(struct window *window, const struct rank *me, uint64_t number)
 {
-    unsigned char *buffer = window->buffers + number % WINDOW * me->bytes;
+    unsigned char *buffer = window->buffers + number % window->count * me->bytes;
     comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
-    options.request = &window->requests[number % WINDOW];
+    options.request = &window->requests[number % window->count];
     if (me->rank == 0) {
         mark(buffer, me->bytes, number);
         check(comm_send(window->comm, buffer, me->bytes, COMM_U8, 1, 0, &options), "comm_send");
@@ -93,15 +95,15 @@ static void post(struct window *window, const struct rank *me, uint64_t number)
 static void run_messages(const struct rank *me, struct window *window)
 {
     double began_s = now_s(), last_s = began_s, longest_s = 0;
-    for (uint64_t number = 0; number < me->count + WINDOW; number++) {
-        if (number >= WINDOW) {
-            uint64_t done = number - WINDOW;
-            check(comm_wait(&window->requests[done % WINDOW], NULL), "comm_wait");
+    for (uint64_t number = 0; number < me->count + window->count; number++) {
+        if (number >= window->count) {
+            uint64_t done = number - window->count;
+            check(comm_wait(&window->requests[done % window->count], NULL), "comm_wait");
             double here_s = now_s();
             longest_s = here_s - last_s > longest_s ? here_s - last_s : longest_s;
             last_s = here_s;
             if (me->rank == 1) {
-                expect(window->buffers + done % WINDOW * me->bytes, me->bytes, done);
+                expect(window->buffers + done % window->count * me->bytes, me->bytes, done);
             }
         }
         if (number < me->count) {
@@ -167,8 +169,10 @@ int main(int argc, char **argv)
     comm_client_t *client;
     pthread_t other;
     void *memory;
+    window.count = WINDOW_BYTES / me.bytes < WINDOW_MAX ? WINDOW_BYTES / me.bytes : WINDOW_MAX;
+    window.count = window.count > WINDOW_MIN ? window.count : WINDOW_MIN;
     window.comm = join(&me, "", &client);
-    check(comm_mem_alloc(client, me.bytes * WINDOW, COMM_DEVICE_HOST, &memory), "comm_mem_alloc");
+    check(comm_mem_alloc(client, me.bytes * window.count, COMM_DEVICE_HOST, &memory), "comm_mem_alloc");
     window.buffers = memory;
     if (beside == 1 && pthread_create(&other, NULL, broadcast_beside, &me) != 0) {
         perror("messages: pthread_create");

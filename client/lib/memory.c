@@ -96,8 +96,8 @@ void memory_remove(struct comm_client *client, const struct client_memory *memor
 
 #define BUSY_POLL_MIN_NS 200000u
 #define BUSY_POLL_MAX_NS 20000000u
-#define WITHDRAWN_QUIETLY_MAX_BYTES ((uint64_t)256 << 10) /* freed memory that commd may still have mapped   \
-                                                           */
+/* Freed memory that commd may still have mapped. */
+#define WITHDRAWN_QUIETLY_MAX_BYTES ((uint64_t)256 << 10)
 
 static void withdraw(struct comm_client *client, uint32_t id,
                      void (*tell)(struct comm_client *client, Commd__Client__Request *request))

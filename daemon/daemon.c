@@ -14,6 +14,7 @@
 #include "daemon/base/log.h"
 #include "daemon/base/loop.h"
 #include "daemon/base/random.h"
+#include "daemon/base/spin.h"
 #include "daemon/base/time.h"
 #include "daemon/base/unmapper.h"
 #include "daemon/comm/comms.h"
@@ -53,9 +54,7 @@ struct daemon {
     uint64_t watchdog_interval_ns;
     bool exec_woken;
     bool p2p_woken;
-    bool spins; /* there is more than one processor */
-    uint64_t spin_rest_ns, spin_rest_until_ns;
-    uint64_t spin_ns; /* how long to poll for requests before waiting; adapted */
+    struct spin spin;
     bool draining;
     bool stopping;
     uint64_t drain_deadline_ns;
@@ -66,16 +65,6 @@ struct daemon {
 #define DRAIN_POLL_NS (20 * TIME_MS)
 #define TURN_MAX_MS 3600000u
 #define CERTIFICATES_CHECK_NS (3600 * TIME_S)
-/* About the time that it takes to be woken, and to wake. */
-#define SPIN_MAX_NS (50 * TIME_US)
-#define SPIN_MIN_NS (4 * TIME_US)
-#define SPIN_PAYS_NS (2 * SPIN_MAX_NS) /* with wake-up and handling: a shorter wait should be a spin */
-/*
- * If yielding takes this long, another process runs on our core. Sleeping then wakes us sooner than spinning.
- */
-#define SPIN_CROWDED_NS (2 * TIME_MS)
-#define SPIN_REST_MIN_NS (10 * TIME_MS) /* no spinning for this long then; longer if it repeats */
-#define SPIN_REST_MAX_NS (1 * TIME_S)
 #define SPIN_LOOK_NS (20 * TIME_US) /* between checks of descriptors while spinning */
 
 static void daemon_arm(struct daemon *daemon, uint64_t now_ns)
@@ -349,7 +338,7 @@ static enum status daemon_make_workers(struct daemon *daemon, struct error *erro
     for (size_t i = 0; i < conf->node_count && status == STATUS_OK; i++) {
         status = nodes_add(daemon->mesh, workers_rails(daemon->workers), &conf->nodes[i], error);
     }
-    daemon->spins = processors > 1;
+    daemon->spin.enabled = processors > 1;
     daemon->rail_count = rails;
     daemon->thread_count = threads;
     return status;
@@ -525,36 +514,6 @@ static void daemon_free(struct daemon *daemon)
     gpus_unbound_end();
 }
 
-/* Requests often follow each other. To poll for the next one costs less than to be woken for it. */
-static void daemon_found_work(struct daemon *daemon, uint64_t now_ns, uint64_t *spin_until_ns)
-{
-    if (daemon->spins && now_ns >= daemon->spin_rest_until_ns) {
-        *spin_until_ns = time_after(now_ns, daemon->spin_ns);
-    }
-}
-
-/* Lets other threads on this core run first. */
-static void daemon_give_way(struct daemon *daemon, uint64_t *spin_until_ns)
-{
-    uint64_t before_ns = loop_now_ns();
-    (void)sched_yield();
-    uint64_t now_ns = loop_now_ns();
-    if (now_ns - before_ns > SPIN_CROWDED_NS) {
-        bool again = now_ns < daemon->spin_rest_until_ns + daemon->spin_rest_ns;
-        daemon->spin_rest_ns =
-            again ? time_min(4 * daemon->spin_rest_ns, SPIN_REST_MAX_NS) : SPIN_REST_MIN_NS;
-        daemon->spin_rest_until_ns = now_ns + daemon->spin_rest_ns;
-        *spin_until_ns = 0;
-    }
-}
-
-/* If a spin would have seen the end of this wait, the next spin is longer; otherwise it is shorter. */
-static void daemon_waited(struct daemon *daemon, uint64_t waited_ns)
-{
-    uint64_t next_ns = waited_ns < SPIN_PAYS_NS ? 2 * daemon->spin_ns : daemon->spin_ns / 2;
-    daemon->spin_ns = next_ns < SPIN_MIN_NS ? SPIN_MIN_NS : time_min(next_ns, SPIN_MAX_NS);
-}
-
 /* Handles descriptors and timers. Waits for them unless there is more to do. */
 static enum status daemon_turn(struct daemon *daemon, bool spin, struct error *error)
 {
@@ -565,7 +524,7 @@ static enum status daemon_turn(struct daemon *daemon, bool spin, struct error *e
     daemon_arm(daemon, began_ns);
     enum status status = loop_run_once(daemon->loop, wait ? TURN_MAX_MS : 0, error);
     if (wait) {
-        daemon_waited(daemon, loop_now_ns() - began_ns);
+        spin_waited(&daemon->spin, loop_now_ns() - began_ns);
     }
     return status;
 }
@@ -580,15 +539,17 @@ static enum status daemon_loop(struct daemon *daemon, struct error *error)
         host_reduce_level_text());
     sd_notifyf(0, "READY=1\nSTATUS=Node %s\nMAINPID=%d", conf->node_name, (int)getpid());
     enum status status = STATUS_OK;
-    uint64_t spin_until_ns = 0, looked_ns = 0;
+    uint64_t looked_ns = 0;
     while (status == STATUS_OK && !daemon->stopping) {
         uint64_t now_ns = loop_now_ns();
         if (daemon_work(daemon, now_ns)) {
-            daemon_found_work(daemon, now_ns, &spin_until_ns);
+            spin_found(&daemon->spin, now_ns);
         }
-        bool spin = now_ns < spin_until_ns && api_is_awake(daemon->api);
+        bool spin = spin_goes_on(&daemon->spin, now_ns) && api_is_awake(daemon->api);
         if (spin && !daemon->exec_woken && !daemon->p2p_woken && now_ns - looked_ns < SPIN_LOOK_NS) {
-            daemon_give_way(daemon, &spin_until_ns);
+            uint64_t before_ns = loop_now_ns();
+            (void)sched_yield(); /* another process that has work on this core runs first */
+            spin_yielded(&daemon->spin, before_ns, loop_now_ns());
             continue;
         }
         looked_ns = now_ns;

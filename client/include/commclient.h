@@ -521,12 +521,12 @@ COMM_API COMM_CHECK comm_result_t comm_exclusive_scan(comm_t *comm, const void *
  * not receive delay no other pair, tag or collective.
  *
  * A failure ends only that message, on both ranks, and the communicator goes on:
- *   COMM_TIMED_OUT   the deadline of the send or of the receive passed
- *   COMM_MISMATCH    the message does not fit its receive
- *   COMM_LIMIT       the receiver's user has no room for more unexpected messages
- *   COMM_DEVICE, COMM_NO_MEMORY   a GPU failed, or memory for the message was missing, on either rank
+ *   COMM_TIMED_OUT   the deadline of the send or of the receive passed.
+ *   COMM_MISMATCH    the message does not fit its receive.
+ *   COMM_LIMIT       the receiver's user has no room for more unexpected messages.
+ *   COMM_DEVICE, COMM_NO_MEMORY   a GPU failed, or memory for the message was missing, on either rank.
  *   COMM_RANK_LOST   the other rank has left the communicator, and all its messages have been received. A
- *                    receive from COMM_ANY_SOURCE fails so when every other rank has left
+ *                    receive from COMM_ANY_SOURCE fails so when every other rank has left.
  */
 #define COMM_ANY_SOURCE UINT32_MAX
 COMM_API COMM_CHECK comm_result_t comm_send(comm_t *comm, const void *buffer, size_t count,

@@ -357,7 +357,7 @@ void comm_destroy(comm_t *comm)
     client_leave(client);
 }
 
-/* --- Properties; they never change after the communicator has formed, so no lock is needed --- */
+/* --- Properties. They never change after the communicator has formed, so no lock is needed. --- */
 
 uint32_t comm_rank(const comm_t *comm)
 {

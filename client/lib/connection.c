@@ -9,7 +9,7 @@
 
 #include "client/lib/internal.h"
 
-#define POLL_MAX_MS (HEART_LOOK_NS / 1000000u) /* after this, commd's heartbeat is checked */
+#define POLL_MAX_MS (HEART_LOOK_NS / 1000000u) /* Then commd's heartbeat is checked. */
 #define SEND_RETRY_MS 10u                      /* if another thread reads, and the socket is full */
 #define SOCKET_LOOKS 64u /* looks at the ring for each look at the socket, which shows the end of commd */
 

@@ -19,8 +19,8 @@ struct client_call;
 struct client_op;
 struct stream_order;
 
-#define HELD_MAX (1u << 20)  /* the most of a communicator; then COMM_LIMIT */
-#define HELD_MANY (1u << 17) /* from here on, each call waits up to HELD_PAUSE_NS for operations to end */
+#define HELD_MAX (1u << 20)  /* The most of a communicator. Then COMM_LIMIT. */
+#define HELD_MANY (1u << 17) /* Beyond, each call waits up to HELD_PAUSE_NS. */
 #define HELD_PAUSE_NS 1000000u
 #define HELD_LOOK_NS 2000000u      /* between the feeder's looks */
 #define HELD_LINGER_NS 1000000000u /* how long the feeder thread stays while nothing is held */

@@ -34,12 +34,12 @@
  */
 
 #define ERROR_TEXT_BYTES 768
-#define OPS_IN_FLIGHT_MAX 1024u /* of one communicator; commd may allow fewer */
+#define OPS_IN_FLIGHT_MAX 1024u /* Of one communicator. commd may allow fewer. */
 #define OPEN_TIMEOUT_DEFAULT_MS 10000u
 #define FORM_TIMEOUT_DEFAULT_MS 60000u
 #define OP_TIMEOUT_DEFAULT_MS 60000u
-#define REQUEST_TIMEOUT_MS 10000u /* for requests that commd answers at once */
-#define DAEMON_MARGIN_MS 5000u    /* after commd's own deadline, before commd counts as frozen */
+#define REQUEST_TIMEOUT_MS 10000u /* For requests that commd answers at once. */
+#define DAEMON_MARGIN_MS 5000u    /* After commd's own deadline. Then it counts as frozen. */
 #define BUSY_TIMEOUT_MS                                                                                      \
     5000u /* how long commd may still use memory that is being freed, or was replaced by other memory */
 #define FINISH_TIMEOUT_MS 1000u /* how long destroy and close try to finish, and how long to try a notice */

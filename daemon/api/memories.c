@@ -100,7 +100,7 @@ static void memory_name_user(const struct api_session *session, struct memory_pl
 
 /*
  * Other sessions of the process may have registered the earlier memory, too. They learn that it was freed
- * only when they use the place again. The same holds for this session if its client did not look.
+ * only when they use the place again. The same holds for the one given if its client did not look.
  */
 static void memory_close_stale(const struct api_session *session, const struct memory_place *place)
 {

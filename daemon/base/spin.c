@@ -1,0 +1,24 @@
+#include "daemon/base/spin.h"
+
+void spin_found(struct spin *spin, uint64_t now_ns)
+{
+    if (spin->enabled && now_ns >= spin->rest_until_ns) {
+        spin->until_ns = time_after(now_ns, spin->length_ns);
+    }
+}
+
+void spin_waited(struct spin *spin, uint64_t waited_ns)
+{
+    uint64_t next_ns = waited_ns < SPIN_PAYS_NS ? 2 * spin->length_ns : spin->length_ns / 2;
+    spin->length_ns = next_ns < SPIN_MIN_NS ? SPIN_MIN_NS : time_min(next_ns, SPIN_MAX_NS);
+}
+
+void spin_yielded(struct spin *spin, uint64_t before_ns, uint64_t now_ns)
+{
+    if (now_ns - before_ns > SPIN_CROWDED_NS) {
+        bool again = now_ns < spin->rest_until_ns + spin->rest_ns;
+        spin->rest_ns = again ? time_min(4 * spin->rest_ns, SPIN_REST_MAX_NS) : SPIN_REST_MIN_NS;
+        spin->rest_until_ns = now_ns + spin->rest_ns;
+        spin->until_ns = 0;
+    }
+}

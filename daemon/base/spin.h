@@ -1,0 +1,43 @@
+#ifndef DAEMON_BASE_SPIN_H
+#define DAEMON_BASE_SPIN_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "daemon/base/time.h"
+
+/*
+ * How long a thread polls for work before it sleeps. Work comes in rows: a look for the next piece costs less
+ * than being woken for it. The length of the waits adapts the length of the spins. Time is an argument.
+ *
+ * The struct is the caller's, zero at first; without `enabled` the thread never spins.
+ */
+#define SPIN_MAX_NS (50 * TIME_US) /* about the time that it takes to be woken, and to wake */
+#define SPIN_MIN_NS (4 * TIME_US)
+#define SPIN_PAYS_NS (2 * SPIN_MAX_NS) /* with wake-up and handling: a shorter wait should be a spin */
+/* If yielding takes this long, another process runs on our core. Sleeping then wakes us sooner than spinning.
+ */
+#define SPIN_CROWDED_NS (2 * TIME_MS)
+#define SPIN_REST_MIN_NS (10 * TIME_MS) /* no spinning for this long then; longer if it repeats */
+#define SPIN_REST_MAX_NS (1 * TIME_S)
+
+struct spin {
+    bool enabled; /* there is more than one processor */
+    uint64_t length_ns;
+    uint64_t until_ns;
+    uint64_t rest_ns, rest_until_ns;
+};
+
+/* There was work: the spin begins anew. */
+void spin_found(struct spin *spin, uint64_t now_ns);
+/* A wait is over, after so long. If a spin would have seen its end, the next spins are longer; otherwise they
+ * are shorter. */
+void spin_waited(struct spin *spin, uint64_t waited_ns);
+/* The thread has yielded its processor from before_ns to now_ns. */
+void spin_yielded(struct spin *spin, uint64_t before_ns, uint64_t now_ns);
+static inline bool spin_goes_on(const struct spin *spin, uint64_t now_ns)
+{
+    return now_ns < spin->until_ns;
+}
+
+#endif

@@ -39,10 +39,11 @@ void turn_cancel(struct turns *turns, struct turn *turn)
 }
 
 /* Does some pieces of one line, until it is time to read the clock. Returns whether any did something. */
-static bool line_serve(struct turn_line *line, uint64_t now_ns)
+static bool line_serve(const struct turns *turns, struct turn_line *line, uint64_t now_ns)
 {
     bool any = false;
-    for (unsigned piece = 0; piece < TURNS_PIECES_PER_LOOK && line->turns != NULL; piece++) {
+    unsigned pieces = turns->pieces_per_look != 0 ? turns->pieces_per_look : TURNS_PIECES_PER_LOOK;
+    for (unsigned piece = 0; piece < pieces && line->turns != NULL; piece++) {
         struct turn *turn = line->turns;
         turn->queued = false;
         DL_DELETE(line->turns, turn);
@@ -59,15 +60,16 @@ static bool line_serve(struct turn_line *line, uint64_t now_ns)
 bool turns_serve(struct turns *turns, uint64_t now_ns)
 {
     uint64_t last_ns = now_ns;
+    uint64_t serve_ns = turns->serve_ns != 0 ? turns->serve_ns : TURNS_SERVE_NS;
     bool any = false;
-    while (turns->lines != NULL && last_ns - now_ns < TURNS_SERVE_NS) {
+    while (turns->lines != NULL && last_ns - now_ns < serve_ns) {
         struct turn_line *line = turns->lines;
         if (line->left_ns <= 0) {
             line->left_ns += TURNS_QUANTUM_NS;
         }
-        while (line->left_ns > 0 && line->turns != NULL && last_ns - now_ns < TURNS_SERVE_NS) {
+        while (line->left_ns > 0 && line->turns != NULL && last_ns - now_ns < serve_ns) {
             turns->served = line; /* the line stays queued even if its pieces cancel all its turns */
-            bool did = line_serve(line, last_ns);
+            bool did = line_serve(turns, line, last_ns);
             turns->served = NULL;
             if (did) {
                 uint64_t looked_ns = turns->clock();

@@ -12,7 +12,7 @@
  * piece does not matter in the long run.
  *
  * Reading the clock costs about as much as a small piece, so it is read once per TURNS_PIECES_PER_LOOK
- * pieces.
+ * pieces. An owner whose pieces may be long sets a smaller number.
  *
  * Turns and lines are embedded in their owners' structs, and are zero at first. One thread.
  */
@@ -48,7 +48,9 @@ struct turn_line {
 };
 
 struct turns {
-    struct turn_line *lines; /* that have turns; the first is served next */
+    unsigned pieces_per_look; /* 0: TURNS_PIECES_PER_LOOK */
+    uint64_t serve_ns;        /* 0: TURNS_SERVE_NS */
+    struct turn_line *lines;  /* that have turns; the first is served next */
     struct turn_line *served;
     uint64_t (*clock)(void); /* ns */
 };
@@ -58,7 +60,7 @@ void turn_queue(struct turns *turns, struct turn *turn);
 /* Takes the turn out if it is queued. */
 void turn_cancel(struct turns *turns, struct turn *turn);
 
-/* Serves for about TURNS_SERVE_NS, plus fewer than TURNS_PIECES_PER_LOOK pieces. Returns whether any piece
+/* Serves for about serve_ns, plus fewer than pieces_per_look pieces. Returns whether any piece
  * did something. */
 bool turns_serve(struct turns *turns, uint64_t now_ns);
 static inline bool turns_wait(const struct turns *turns)

@@ -111,7 +111,7 @@ struct net_peer_statistics {
 
 struct net_statistics {
     uint64_t received_datagrams;
-    uint64_t dropped_datagrams; /* not QUIC, or of no connection of ours */
+    uint64_t dropped_datagrams; /* not QUIC, of no connection of ours, or too many */
     uint64_t refused_handshakes;
     uint64_t certificate_ends_s; /* when ours expires, in seconds since 1970; 0: there is none */
 };

@@ -91,6 +91,7 @@ enum status net_quic_new(struct loop *loop, const struct quic_options *options, 
     endpoint->loop = loop;
     endpoint->socket.fd = -1;
     endpoint->now_ns = loop_now_ns();
+    quic_inbox_init(&endpoint->inbox, quic_datagram_received, endpoint);
     endpoint->connection_window_bytes = QUIC_CONNECTION_WINDOW_BYTES;
     endpoint->refusal_limit = (struct log_limit){.burst = 8, .interval_ns = 5 * TIME_S};
     endpoint->garbage_limit = (struct log_limit){.burst = 1, .interval_ns = 60 * TIME_S};
@@ -187,8 +188,11 @@ static void quic_free(struct net *net)
     HASH_CLEAR(hh, endpoint->peers_by_name);
     HASH_CLEAR(by_address, endpoint->peers_by_address);
     for (uint32_t i = 0; i < endpoint->peer_count; i++) {
+        quic_inbox_clear(&endpoint->peers[i]->line);
         free(endpoint->peers[i]);
     }
+    quic_inbox_clear(&endpoint->strangers);
+    quic_memory_join(&endpoint->deletions, true);
     quic_endpoint_free(endpoint);
 }
 
@@ -440,6 +444,7 @@ static void quic_statistics(const struct net *net, struct net_statistics *out)
 {
     const struct quic_endpoint *endpoint = (const struct quic_endpoint *)net;
     *out = endpoint->statistics;
+    out->dropped_datagrams += endpoint->inbox.dropped;
     out->certificate_ends_s = quic_tls_certificate_ends_s(endpoint->tls);
 }
 

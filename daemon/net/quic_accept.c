@@ -144,6 +144,15 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
     }
 }
 
+void quic_datagram_arrived(void *context, const struct quic_datagram *datagram)
+{
+    struct quic_endpoint *endpoint = context;
+    if (!quic_inbox_handle(&endpoint->inbox, datagram)) {
+        struct quic_peer *peer = quic_peer_at(endpoint, datagram->remote);
+        quic_inbox_keep(&endpoint->inbox, peer != NULL ? &peer->line : &endpoint->strangers, datagram);
+    }
+}
+
 void quic_datagram_received(void *context, const struct quic_datagram *datagram)
 {
     struct quic_endpoint *endpoint = context;

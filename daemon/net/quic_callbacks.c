@@ -117,14 +117,31 @@ static int quic_on_handshake_confirmed(ngtcp2_conn *transport, void *context)
 
 /* --- Streams --- */
 
+/* Until the first byte of an incoming stream has come, its user data are the connection. */
+static int quic_on_stream_open(ngtcp2_conn *transport, int64_t id, void *context)
+{
+    struct quic_connection *connection = context;
+    ngtcp2_conn_set_stream_user_data(transport, id, connection);
+    if (++connection->unbegun <= QUIC_UNBEGUN_MAX) {
+        return 0;
+    }
+    char who[QUIC_CONNECTION_TEXT_MAX_BYTES];
+    char reason[QUIC_CONNECTION_TEXT_MAX_BYTES + 64];
+    snprintf(reason, sizeof reason, "%s left out the beginning of more than %u streams",
+             quic_connection_text(connection, who), QUIC_UNBEGUN_MAX);
+    quic_connection_abort(connection, STATUS_PROTOCOL, reason);
+    return NGTCP2_ERR_CALLBACK_FAILURE;
+}
+
 static int quic_on_stream_data(ngtcp2_conn *transport, uint32_t flags, int64_t id, uint64_t offset,
                                const uint8_t *bytes, size_t size, void *context, void *stream)
 {
     (void)transport;
     (void)offset;
     struct quic_connection *connection = context;
-    connection->endpoint->received_pieces++;
-    return quic_receiver_bytes(connection, stream, id, bytes, size,
+    bool begins = stream == connection;
+    connection->unbegun -= begins ? 1 : 0;
+    return quic_receiver_bytes(connection, begins ? NULL : stream, id, bytes, size,
                                (flags & NGTCP2_STREAM_DATA_FLAG_FIN) != 0);
 }
 
@@ -148,14 +165,15 @@ static int quic_on_stream_close(ngtcp2_conn *transport, uint32_t flags, int64_t 
 {
     (void)flags;
     (void)code;
-    (void)context;
+    struct quic_connection *connection = context;
     if (ngtcp2_conn_is_local_stream2(transport, id)) {
         if (stream != NULL) {
             quic_sender_closed(stream);
         }
-    } else if (stream != NULL) {
+    } else if (stream != NULL && stream != connection) {
         quic_receiver_transport_over(stream);
     } else {
+        connection->unbegun -= stream == connection ? 1 : 0;
         ngtcp2_conn_extend_max_streams_uni(transport, 1);
     }
     return 0;
@@ -168,8 +186,7 @@ static int quic_on_stream_reset(ngtcp2_conn *transport, int64_t id, uint64_t siz
     (void)id;
     (void)size;
     (void)code;
-    (void)context;
-    if (stream != NULL) {
+    if (stream != NULL && stream != context) {
         quic_receiver_reset_received(stream);
     }
     return 0;
@@ -210,6 +227,7 @@ const ngtcp2_callbacks quic_callbacks = {
     .recv_stateless_reset2 = quic_on_stateless_reset,
     .handshake_completed = quic_on_handshake_completed,
     .handshake_confirmed = quic_on_handshake_confirmed,
+    .stream_open = quic_on_stream_open,
     .recv_stream_data = quic_on_stream_data,
     .acked_stream_data_offset = quic_on_stream_acknowledged,
     .stream_close = quic_on_stream_close,

@@ -70,6 +70,19 @@ static void quic_connection_broken(struct quic_connection *connection, const cha
               ngtcp2_strerror(failure));
 }
 
+/* ngtcp2 got no memory: because the peer takes more than it may, or because there is none. */
+static void quic_connection_short(const struct quic_connection *connection, const char *who,
+                                  struct error *cause)
+{
+    if (connection->memory->refused) {
+        error_set(cause, STATUS_PROTOCOL,
+                  "%s holds more than %zu MiB in its connection: it leaves holes in its streams", who,
+                  QUIC_MEMORY_MAX_BYTES >> 20);
+    } else {
+        error_set(cause, STATUS_NO_MEMORY, "%s: no memory for its connection", who);
+    }
+}
+
 /* Copies the reason, with unprintable characters replaced: it came from outside. */
 static void quic_reason_text(const ngtcp2_ccerr *close, char out[QUIC_CLOSE_TEXT_MAX_BYTES + 1])
 {
@@ -179,7 +192,7 @@ void quic_connection_fail(struct quic_connection *connection, int failure)
         quic_connection_refuse(connection, failure, &cause);
         break;
     case NGTCP2_ERR_NOMEM:
-        error_set(&cause, STATUS_NO_MEMORY, "%s: no memory for its connection", who);
+        quic_connection_short(connection, who, &cause);
         break;
     default:
         quic_connection_broken(connection, who, failure, &cause);

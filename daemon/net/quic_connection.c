@@ -218,8 +218,10 @@ static struct quic_connection *quic_connection_new(struct quic_endpoint *endpoin
     if (connection == NULL) {
         return NULL;
     }
-    if (loop_timer_new(endpoint->loop, quic_connection_timer, connection, &connection->timer, NULL) !=
-        STATUS_OK) {
+    connection->memory = quic_memory_new();
+    if (connection->memory == NULL || loop_timer_new(endpoint->loop, quic_connection_timer, connection,
+                                                     &connection->timer, NULL) != STATUS_OK) {
+        free(connection->memory);
         free(connection);
         return NULL;
     }
@@ -269,7 +271,8 @@ enum status quic_connection_dial(struct quic_endpoint *endpoint, struct quic_pee
     if (RAND_bytes(destination.data, QUIC_INITIAL_DCID_BYTES) != 1 ||
         !quic_cid_new(connection, &source, QUIC_CID_BYTES) ||
         ngtcp2_conn_client_new(&connection->transport, &destination, &source, &path, NGTCP2_PROTO_VER_V1,
-                               &quic_callbacks, &settings, &parameters, NULL, connection) != 0 ||
+                               &quic_callbacks, &settings, &parameters, &connection->memory->functions,
+                               connection) != 0 ||
         !quic_connection_secure(connection, quic_tls_dial(endpoint->tls, peer->name, &connection->refusal))) {
         goto no_memory;
     }
@@ -321,7 +324,8 @@ struct quic_connection *quic_connection_accept(struct quic_endpoint *endpoint, c
         ngtcp2_crypto_generate_stateless_reset_token(parameters.stateless_reset_token, endpoint->reset_secret,
                                                      sizeof endpoint->reset_secret, &source) != 0 ||
         ngtcp2_conn_server_new(&connection->transport, &header->scid, &source, &path, header->version,
-                               &quic_callbacks, &settings, &parameters, NULL, connection) != 0 ||
+                               &quic_callbacks, &settings, &parameters, &connection->memory->functions,
+                               connection) != 0 ||
         !quic_connection_secure(connection, quic_tls_accept(endpoint->tls, &connection->refusal))) {
         quic_connection_free(connection);
         return NULL;
@@ -337,10 +341,11 @@ void quic_connection_dissolve(struct quic_connection *connection)
     }
     SSL_free(connection->tls);
     ngtcp2_crypto_ossl_ctx_del(connection->crypto);
-    ngtcp2_conn_del(connection->transport);
+    quic_memory_delete(connection->memory, connection->transport, &connection->endpoint->deletions);
     connection->tls = NULL;
     connection->crypto = NULL;
     connection->transport = NULL;
+    connection->memory = NULL;
 }
 
 void quic_connection_free(struct quic_connection *connection)

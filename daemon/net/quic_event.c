@@ -189,9 +189,27 @@ void quic_settle(struct quic_endpoint *endpoint, uint64_t now_ns)
     endpoint->in_event = outer;
     bool blocked = endpoint->blocked.size > 0;
     if (endpoint->done != NULL || endpoint->sender_work != NULL || endpoint->receiver_work != NULL ||
-        endpoint->connection_work != NULL || endpoint->dials != NULL ||
+        endpoint->connection_work != NULL || endpoint->dials != NULL || quic_inbox_waits(&endpoint->inbox) ||
         (endpoint->flushes != NULL && !blocked)) {
         quic_wake(endpoint);
+    }
+}
+
+/* Reads the socket. The inbox handles some of what waits there. */
+static void quic_receive(struct quic_endpoint *endpoint)
+{
+    struct quic_inbox *inbox = &endpoint->inbox;
+    size_t count = 0;
+    bool more = true;
+    quic_inbox_begin(inbox, endpoint->base.spending.clock);
+    while (more && (quic_inbox_waits(inbox)
+                        ? count < QUIC_RECEIVE_KEPT
+                        : count < QUIC_RECEIVE_DATAGRAMS && inbox->handled_bytes < QUIC_RECEIVE_BYTES)) {
+        count += quic_socket_receive(&endpoint->socket, quic_datagram_arrived, endpoint, &more);
+    }
+    quic_inbox_serve(inbox);
+    if (count == 0 || endpoint->socket.has_errors) { /* ICMP errors make the socket ready, too */
+        quic_socket_read_errors(&endpoint->socket, quic_peer_unreachable, endpoint);
     }
 }
 
@@ -199,6 +217,12 @@ void quic_woken(void *context, uint64_t now_ns)
 {
     struct quic_endpoint *endpoint = context;
     endpoint->wake_set = false;
+    if (quic_inbox_waits(&endpoint->inbox)) {
+        endpoint->in_event = true;
+        endpoint->now_ns = now_ns;
+        quic_receive(endpoint);
+        endpoint->in_event = false;
+    }
     quic_settle(endpoint, now_ns);
 }
 
@@ -211,15 +235,7 @@ void quic_socket_ready(void *context, unsigned events, uint64_t now_ns)
         quic_flush_blocked(endpoint);
     }
     if ((events & LOOP_READ) != 0) {
-        size_t count = 0;
-        bool more = true;
-        endpoint->received_pieces = 0;
-        while (more && count < QUIC_RECEIVE_BUDGET && endpoint->received_pieces < QUIC_RECEIVE_PIECES) {
-            count += quic_socket_receive(&endpoint->socket, quic_datagram_received, endpoint, &more);
-        }
-        if (count == 0 || endpoint->socket.has_errors) { /* ICMP errors make the socket ready, too */
-            quic_socket_read_errors(&endpoint->socket, quic_peer_unreachable, endpoint);
-        }
+        quic_receive(endpoint);
     }
     endpoint->in_event = false;
     quic_settle(endpoint, now_ns);

@@ -17,6 +17,8 @@
 #include "daemon/net/quic.h"
 #include "daemon/net/quic_address.h"
 #include "daemon/net/quic_admission.h"
+#include "daemon/net/quic_inbox.h"
+#include "daemon/net/quic_memory.h"
 #include "daemon/net/quic_socket.h"
 #include "daemon/net/quic_tls.h"
 #include "proto/types.h"
@@ -30,6 +32,7 @@
  *
  * - quic.c: the endpoint: options, peers, the table of operations, statistics.
  * - quic_event.c: the work that an event leaves: handlers called, connections changed, packets written.
+ * - quic_inbox.c: datagrams that wait because others take long: the peers take turns.
  * - quic_accept.c: datagrams of no connection: new connections, Retry, version negotiation, stateless reset.
  * - quic_connection.c: a connection's life: made, read, lost, closed, freed.
  * - quic_callbacks.c: the functions that ngtcp2 calls.
@@ -53,11 +56,16 @@
 #define QUIC_ACK_HOLD_MIN_NS (5 * TIME_US)
 #define QUIC_STREAMS_MAX NET_STREAMS_MAX /* open incoming streams of a connection */
 #define QUIC_CONNECTION_WINDOW_BYTES                                                                         \
-    (256ull * NET_STREAM_WINDOW_BYTES)          /* the most that may be under way: 1 GiB */
+    (256ull * NET_STREAM_WINDOW_BYTES) /* the most that may be under way: 1 GiB */
+/* Open incoming streams of which bytes have come, but not the first one. ngtcp2 keeps at least 8 KiB for
+ * each. A correct peer has few, for a round trip, when packets got lost. Beyond this, the connection is
+ * closed. */
+#define QUIC_UNBEGUN_MAX 2048u
 #define QUIC_CONTROL_RESERVE_BYTES (1ull << 20) /* of that window: only for control streams */
 #define QUIC_RETRY_TOKEN_TIMEOUT_NS (10 * TIME_S)
-#define QUIC_RECEIVE_BUDGET 256u  /* datagrams read before other work gets its turn */
-#define QUIC_RECEIVE_PIECES 2048u /* and pieces of streams: a datagram may hold a thousand of them */
+#define QUIC_RECEIVE_DATAGRAMS 256u           /* handled as they are read, before other work gets its turn */
+#define QUIC_RECEIVE_BYTES (1u << 20)         /* likewise */
+#define QUIC_RECEIVE_KEPT (1u << 10)          /* datagrams read in one event while some wait in the inbox */
 #define QUIC_STREAM_QUANTUM_BYTES (64u << 10) /* of one stream before the next one gets its turn */
 #define QUIC_VECTORS_MAX 16u                  /* pieces of one stream offered to one packet */
 #define QUIC_FLUSH_BATCHES 32u                /* batches written before other work gets its turn */
@@ -200,7 +208,8 @@ struct quic_connection {
     uint64_t authenticated_ns;
     struct loop_timer *timer;
 
-    ngtcp2_conn *transport; /* null once closed */
+    ngtcp2_conn *transport;     /* null once closed */
+    struct quic_memory *memory; /* of the transport */
     ngtcp2_crypto_ossl_ctx *crypto;
     ngtcp2_crypto_conn_ref reference;
     SSL *tls;
@@ -210,6 +219,7 @@ struct quic_connection {
     struct quic_sender *ready_control;
     struct quic_sender *ready_data;
     struct quic_receiver *receivers;
+    uint32_t unbegun; /* see QUIC_UNBEGUN_MAX */
 
     struct error refusal; /* why TLS refused the peer's certificate */
     struct error cause;
@@ -234,7 +244,8 @@ struct quic_peer {
     char name[NODE_NAME_MAX_BYTES + 1];
     struct quic_address address;
     struct quic_address_key key;
-    uint32_t slots; /* of incoming handshakes from this address and port */
+    uint32_t slots;        /* of incoming handshakes from this address and port */
+    struct quic_line line; /* datagrams from this address and port that wait */
     struct quic_connection *up;
     struct quic_connection *dial; /* our attempt, until authenticated */
     struct quic_peer *dial_prev, *dial_next;
@@ -257,8 +268,10 @@ struct quic_endpoint {
     bool wake_set;
     bool in_event;
     bool freeing;
-    uint32_t received_pieces; /* of streams, in this event */
     struct quic_socket socket;
+    struct quic_inbox inbox;
+    struct quic_memory_deletion *deletions; /* that threads are at */
+    struct quic_line strangers;             /* datagrams from addresses of no peer that wait */
     struct quic_tls *tls;
 
     char node_name[NODE_NAME_MAX_BYTES + 1];
@@ -339,7 +352,9 @@ void quic_woken(void *context, uint64_t now_ns);
 
 /* --- quic_accept.c --- */
 
-/* Handles a datagram of any kind. */
+/* Handles a datagram of any kind, now or after those that wait. */
+void quic_datagram_arrived(void *context, const struct quic_datagram *datagram);
+/* Handles it now. */
 void quic_datagram_received(void *context, const struct quic_datagram *datagram);
 
 /* --- quic_connection.c --- */

@@ -320,11 +320,19 @@ class Arena:
 
     def burners(self, processes):
         """As many that only use processor time: what any attack costs on a machine that is shared."""
-        program = "import os, sys, time\nos.setuid(int(sys.argv[1]))\nend = time.monotonic() + float(sys.argv[2])\nwhile time.monotonic() < end: pass"
+        return lambda seconds: [self.burner(seconds) for _ in range(processes)]
 
+    def beside_burner(self, start_others):
+        """And one among the daemons."""
         def start(seconds):
-            started = [subprocess.Popen([sys.executable, "-c", program, str(ATTACKER), str(seconds)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                        stderr=subprocess.PIPE, text=True) for _ in range(processes)]
-            self.cluster.processes += started
-            return started
+            burner = self.burner(seconds)
+            self.processors.move(self.processors.place("daemons"), burner.pid)
+            return [*start_others(seconds), burner]
         return start
+
+    def burner(self, seconds):
+        program = "import os, sys, time\nos.setuid(int(sys.argv[1]))\nend = time.monotonic() + float(sys.argv[2])\nwhile time.monotonic() < end: pass"
+        started = subprocess.Popen([sys.executable, "-c", program, str(ATTACKER), str(seconds)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True)
+        self.cluster.processes.append(started)
+        return started

@@ -324,6 +324,8 @@ static void lie_before_message(struct net_stream *stream)
     } else if (hostile_mode_is("stream_flood")) {
         flood_streams(stream, NET_STREAM_DATA, 9);
         flood_streams(stream, NET_STREAM_MESSAGE, 9);
+    } else if (hostile_mode_is("stream_holes")) {
+        flood_streams(stream, NET_STREAM_DATA, 200);
     } else if (hostile_mode_is("stream_garbage")) {
         flood_streams(stream, NET_STREAM_DATA, 200);
     } else if (hostile_mode_is("rapid_reset")) {

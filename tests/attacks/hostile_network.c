@@ -41,6 +41,9 @@ ngtcp2_ssize __wrap_ngtcp2_pkt_encode_frame(uint8_t *out, size_t size, union ngt
 #define FRAME_ACK 0x02
 #define FRAME_ACK_ECN 0x03
 #define FRAME_PATH_CHALLENGE 0x1a
+#define FRAME_STREAM 0x08 /* to 0x0f */
+#define FRAME_STREAM_HAS_OFFSET 0x04
+#define CONTROL_STREAMS 4u /* identifiers below are of control streams: the first ones that are opened */
 #define CHALLENGE_BYTES 9u
 #define CHALLENGES_MAX 64u
 /* RFC 9000, 16: the two highest bits of the first byte are the length's logarithm. */
@@ -69,9 +72,30 @@ static void forge_range(uint8_t *ack, size_t size)
     }
 }
 
+static uint64_t get_number(const uint8_t *bytes)
+{
+    uint64_t value = bytes[0] & 0x3f;
+    for (size_t i = 1; i < NUMBER_BYTES(bytes[0]); i++) {
+        value = value << 8 | bytes[i];
+    }
+    return value;
+}
+
+/* STREAM, of one byte: whether it is every other byte of a stream, its first one among them. */
+static bool is_hole(const uint8_t *frame)
+{
+    const uint8_t *offset = frame + 1 + NUMBER_BYTES(frame[1]);
+    bool is_control = get_number(frame + 1) < CONTROL_STREAMS;
+    return !is_control && ((frame[0] & FRAME_STREAM_HAS_OFFSET) == 0 || get_number(offset) % 2 == 0);
+}
+
 ngtcp2_ssize __wrap_ngtcp2_pkt_encode_frame(uint8_t *out, size_t size, union ngtcp2_frame *frame)
 {
     ngtcp2_ssize written = __real_ngtcp2_pkt_encode_frame(out, size, frame);
+    if (written > 2 && (out[0] & ~0x07) == FRAME_STREAM && hostile_mode_is("stream_holes") && is_hole(out)) {
+        memset(out, FRAME_PADDING, (size_t)written); /* the peer acknowledges it: it is not sent again */
+        return written;
+    }
     if (written < 1 || (out[0] != FRAME_ACK && out[0] != FRAME_ACK_ECN)) {
         return written;
     }
@@ -116,7 +140,8 @@ ngtcp2_ssize __wrap_ngtcp2_conn_writev_stream_versioned(ngtcp2_conn *conn, ngtcp
                                                         size_t part_count, ngtcp2_tstamp now)
 {
     ngtcp2_vec byte;
-    if (hostile_mode_is("one_byte_frames") && part_count > 0 && parts[0].len > 0) {
+    bool one_byte = hostile_mode_is("one_byte_frames") || hostile_mode_is("stream_holes");
+    if (one_byte && part_count > 0 && parts[0].len > 0) {
         bool all = part_count == 1 && parts[0].len == 1;
         byte = (ngtcp2_vec){.base = parts[0].base, .len = 1};
         parts = &byte;

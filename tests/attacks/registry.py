@@ -59,8 +59,8 @@ class Node:
         return arena.run(arena.node(self.lie, self.kind, self.job, patience), seconds)
 
     def run_control(self, arena, seconds):
-        """The same job, of a node that does not lie."""
-        return arena.run(arena.node("", self.kind, self.job, PATIENCE_S), seconds)
+        """The same job, of a node that does not lie, beside a process that only uses processor time, as the lying node's commd does."""
+        return arena.run(arena.beside_burner(arena.node("", self.kind, self.job, PATIENCE_S)), seconds)
 
     def faults(self, arena, outcome):
         found = common_faults(outcome)
@@ -166,6 +166,7 @@ NODE = [
     Node("echo_flood", "reduce", "", True),
     Node("announce_flood", "reduce", "", True),
     Node("stream_flood", "reduce", "beginnings of too many headers", True),
+    Node("stream_holes", "reduce", "left out the beginning", True),
     Node("stream_garbage", "reduce", "malformed"),
     Node("rapid_reset", "reduce", ""),
     Node("one_byte_frames", "reduce", ""),

@@ -137,12 +137,14 @@ static void keys_are_updated_under_load(void **state)
     assert_true(updates >= 3);
 }
 
-static unsigned looks;
+static unsigned looks; /* several at one time, in one event, count once */
 
 static uint64_t later_ns(void)
 {
-    looks++;
-    return loop_now_ns() + 1000;
+    static uint64_t last_ns;
+    looks += loop_now_ns() != last_ns ? 1 : 0;
+    last_ns = loop_now_ns();
+    return last_ns + 1000;
 }
 
 static uint64_t spent_ns(const struct budget_account *account)
@@ -191,7 +193,8 @@ static void time_is_charged_to_whose_bytes_take_it(void **state)
     uint64_t spent[] = {spent_ns(senders[0]), spent_ns(senders[1]), spent_ns(receiver)};
     assert_true(spent[1] >= 500 && spent[0] > 2 * spent[1]);
     assert_true(spent[2] >= 500);
-    /* Every look at the clock is charged, but for what the other sink's bytes, which are nobody's, took. */
+    /* Every event with a look at the clock is charged, but for what the other sink's bytes, which are
+     * nobody's, took. */
     assert_in_range(spent[0] + spent[1] + spent[2], looks * UINT64_C(500), looks * UINT64_C(1000));
     unsigned before = looks;
     quic_run_for(loop, 1000); /* what is nobody's costs no look */
@@ -246,6 +249,75 @@ static void violations_are_told_in_words(void **state)
     }
 }
 
+static struct quic_connection *connection_of(struct quic_node *node)
+{
+    return ((struct quic_endpoint *)node->net)->peers[0]->up;
+}
+
+/* Streams of which the first packet is lost have begun in the end. */
+static void lost_beginnings_come_again(void **state)
+{
+    (void)state;
+    enum { STREAMS = 300 };
+    struct network_conditions bad = {.loss = 0.1, .delay_ns = 200 * TIME_US};
+    struct quic_source *sources[STREAMS];
+    make_nodes(11, 1452, 10 * TIME_S);
+    connect_nodes();
+    set_network(&bad);
+    for (uint32_t i = 0; i < STREAMS; i++) {
+        sources[i] = quic_source_new(a, 0, i + 1, 5000, 5000, true);
+    }
+    for (uint32_t i = 0; i < STREAMS; i++) {
+        assert_true(quic_run_until_count(loop, &sources[i]->done, sources[i]->sends, 10000));
+        quic_source_free(sources[i]);
+    }
+    quic_run_for(loop, 100);
+    assert_int_equal(connection_of(b)->unbegun, 0);
+}
+
+/* 8 KiB would be kept for each. */
+static void too_many_streams_without_a_beginning_end_the_connection(void **state)
+{
+    (void)state;
+    make_nodes(12, 1452, 10 * TIME_S);
+    connect_nodes();
+    struct quic_connection *connection = connection_of(a);
+    for (int64_t i = 1; i <= QUIC_UNBEGUN_MAX; i++) {
+        assert_int_equal(quic_callbacks.stream_open(connection->transport, 1000000 + 4 * i, connection), 0);
+    }
+    assert_false(connection->failed);
+    assert_int_not_equal(quic_callbacks.stream_open(connection->transport, 1000000, connection), 0);
+    assert_true(quic_run_until(loop, both_down, NULL, 10000));
+    assert_int_equal(a->down_cause.status, STATUS_PROTOCOL);
+    assert_text(a->down_cause.text, "node b (");
+    assert_text(a->down_cause.text, "left out the beginning of more than 2048 streams");
+    assert_text(b->down_cause.text, "left out the beginning of more than 2048 streams");
+}
+
+/* The memory of the connection is as good as used up; a thread deletes what is as large. */
+static void a_peer_gets_so_much_memory(void **state)
+{
+    (void)state;
+    make_nodes(13, 1452, 10 * TIME_S);
+    connect_nodes();
+    struct quic_memory *memory = connection_of(a)->memory;
+    assert_in_range(memory->bytes, 1000, 1u << 20);
+    struct network_conditions bad = {.loss = 0.1, .delay_ns = 200 * TIME_US};
+    set_network(&bad);
+    struct exchange exchange = begin_exchange(1u << 20);
+    memory->bytes = QUIC_MEMORY_MAX_BYTES - 1000;
+    assert_true(quic_run_until(loop, both_down, NULL, 10000));
+    assert_int_equal(a->down_cause.status, STATUS_PROTOCOL);
+    assert_text(a->down_cause.text, "node b (");
+    assert_text(a->down_cause.text, "holds more than 128 MiB in its connection");
+    struct quic_endpoint *endpoint = (struct quic_endpoint *)a->net;
+    assert_non_null(endpoint->deletions);
+    quic_memory_join(&endpoint->deletions, true);
+    assert_null(endpoint->deletions);
+    quic_source_free(exchange.forth);
+    quic_source_free(exchange.back);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -258,6 +330,10 @@ int main(void)
         cmocka_unit_test_setup_teardown(a_path_that_shrinks_stalls_nothing_for_long, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(keys_are_updated_under_load, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(time_is_charged_to_whose_bytes_take_it, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(lost_beginnings_come_again, setup_loop, teardown),
+        cmocka_unit_test_setup_teardown(too_many_streams_without_a_beginning_end_the_connection, setup_loop,
+                                        teardown),
+        cmocka_unit_test_setup_teardown(a_peer_gets_so_much_memory, setup_loop, teardown),
         cmocka_unit_test_setup_teardown(violations_are_told_in_words, setup_loop, teardown),
     };
     log_set_level(LOG_LEVEL_ERROR);

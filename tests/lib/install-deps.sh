@@ -187,22 +187,22 @@ mirrors() {
     } | tr -s '[:space:]' '\n' | awk 'NF && !seen[$0]++'
 }
 
-# Downloads the source package $1 into the current folder from the first of the suites that has it. A mirror that stands still
-# has lists past their date: they are taken when nobody has newer ones.
+# Downloads the source package $1, at least version $2, into the current folder, which is empty, from the first of the suites that
+# has it. A mirror that stands still has lists past their date: they are taken when nobody has newer ones.
 fetch_source() {
-    local package=$1
-    shift
-    fetch_source_checked "$package" true "$@" || {
+    local package=$1 needed=$2
+    shift 2
+    fetch_source_checked "$package" "$needed" true "$@" || {
         say "no list of $* that is up to date has the source of $package: one past its date will do"
-        fetch_source_checked "$package" false "$@"
-    } || die "no suite of $* offers the source of $package; the machine's mirrors: $(mirrors | tr '\n' ' ')"
+        fetch_source_checked "$package" "$needed" false "$@"
+    } || die "no suite of $* offers the source of $package >= $needed; the machine's mirrors: $(mirrors | tr '\n' ' ')"
 }
 
 # The private apt configuration leaves the system's lists as they are; apt checks the signature of the lists, and by them
-# each file. $2: whether the lists have to be up to date.
+# each file. $3: whether the lists have to be up to date.
 fetch_source_checked() {
-    local package=$1 check_date=$2 suite mirror private keyring
-    shift 2
+    local package=$1 needed=$2 check_date=$3 suite mirror private keyring
+    shift 3
     keyring=/usr/share/keyrings/debian-archive-keyring.gpg
     [ -e $keyring ] || keyring=${keyring%.gpg}.pgp
     for suite in "$@"; do
@@ -216,11 +216,24 @@ fetch_source_checked() {
                 Acquire::Check-Valid-Until "$check_date" \
                 >"$private/apt.conf"
             if APT_CONFIG=$private/apt.conf apt-get update -qq >&2 &&
-                APT_CONFIG=$private/apt.conf apt-get source --download-only -qq "$package/$suite" >&2; then
+                APT_CONFIG=$private/apt.conf fetch_listed_version "$package" "$needed"; then
                 return
             fi
             say "$suite on $mirror does not offer the source of $package"
         done
+    done
+    return 1
+}
+
+# A suite lists several versions while one replaces another, and a mirror can have the list before it has the files: the newest
+# version that can be had is taken.
+fetch_listed_version() {
+    local package=$1 needed=$2 version
+    for version in $(apt-cache showsrc --only-source "$package" | sed -n 's/^Version: //p' | sort -Vru); do
+        dpkg --compare-versions "$version" ge "$needed" || continue
+        apt-get source --download-only -qq "$package=$version" >&2 && return
+        say "the mirror lists $package $version, but does not have its files"
+        find . -mindepth 1 -delete
     done
     return 1
 }
@@ -264,8 +277,8 @@ build_private_libraries() {
     work=$(mktemp -d "$cache/build-XXXXXX")
     say "building OpenSSL and ngtcp2 once for this machine, into $private_libraries"
     mkdir "$work/openssl" "$work/ngtcp2"
-    (cd "$work/openssl" && fetch_source openssl "${openssl_suites[@]}")
-    (cd "$work/ngtcp2" && fetch_source ngtcp2 "${ngtcp2_suites[@]}")
+    (cd "$work/openssl" && fetch_source openssl "$openssl_needed" "${openssl_suites[@]}")
+    (cd "$work/ngtcp2" && fetch_source ngtcp2 "$ngtcp2_needed" "${ngtcp2_suites[@]}")
     (build_openssl)
     (build_ngtcp2)
     mv "$work/root$private_libraries" "$private_libraries"

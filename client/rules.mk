@@ -30,7 +30,7 @@ $(BUILD)/libcommclient.so: $(BUILD)/$(CLIENT_SONAME)
 $(BUILD)/commclient.pc: client/lib/commclient.pc.in $(FOLDERS_STAMP)
 	$(Q)sed -e 's|@PREFIX@|$(PREFIX)|g; s|@LIBDIR@|$(libdir)|g; s|@INCLUDEDIR@|$(includedir)|g; s|@VERSION@|$(VERSION)|g' $< > $@
 
-$(BUILD)/commctl: EXTRA_LIBS = -lprotobuf-c -ljansson -lconfig $(CRYPTO_LIBS) -lm
+$(BUILD)/commctl: EXTRA_LIBS = -lprotobuf-c -ljansson -lconfig -lncurses -ltinfo $(CRYPTO_LIBS) -lm
 $(BUILD)/commctl: $(BUILD)/client/commctl/main.o $(BUILD)/client/commctl.a $(BUILD)/client/internal.a $(PROTO_OBJECTS)
 	$(link)
 

@@ -5,6 +5,7 @@
 #include <jansson.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <stdio.h>
 
 #include "proto/client.pb-c.h"
 
@@ -27,6 +28,7 @@ struct commctl {
     const char *socket_path;       /* the clients' */
     const char *admin_socket_path; /* tried first; null: it is not */
     const char *path;              /* of the two, the one in use */
+    FILE *messages; /* where connection.c prints failures: standard error, or top's last line */
     uint32_t timeout_ms;
     bool timeout_given;
     bool json;
@@ -63,7 +65,8 @@ struct column {
 void table_print(const json_t *rows, const struct column *columns, size_t column_count);
 /* A size as people write it: "4k", "1.5m", "2g"; powers of 1024. */
 bool size_parse(const char *text, uint64_t *bytes);
-/* Writes one value as text into the caller's buffer. */
+/* Writes a row's cell as text into the caller's buffer; a value. */
+void table_cell(const json_t *row, const struct column *column, char *text, size_t size);
 void table_format(const json_t *value, enum column_format format, char *text, size_t size);
 
 /* usage.c: prints to standard error which argument is wrong, what was given (null: nothing), what is allowed,
@@ -77,6 +80,7 @@ const char *usage_option_name(const struct option *options, int option, char tex
 typedef enum exit_code verb_function(struct commctl *commctl, int argc, char **argv);
 verb_function verb_status, verb_nodes, verb_comms, verb_clients, verb_ops; /* list.c */
 verb_function verb_users;                                                  /* users.c */
+verb_function verb_top;                                                    /* top.c */
 verb_function verb_gpus;                                                   /* gpus.c */
 verb_function verb_ping;                                                   /* ping.c */
 verb_function verb_algorithms;                                             /* algorithms.c */
@@ -97,6 +101,11 @@ struct list {
 /* Appends the rows of all pages. *others gets the number of other users' rows, which are not shown. Prints
  * failures. */
 enum exit_code list_fetch(struct commctl *commctl, const struct list *list, json_t *rows, long long *others);
+
+extern const struct list list_nodes, list_comms, list_clients, list_ops;
+
+/* Fetches the node's status as an object, a new reference. Prints failures. */
+enum exit_code status_fetch(struct commctl *commctl, json_t **status);
 
 /* Prints "and 3 clients of other users", unless there are none. */
 void print_others(long long count, const char *singular, const char *plural);

@@ -55,13 +55,13 @@ static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *
     size_t size = commd__client__request__get_packed_size(request);
     *event = NULL;
     if (size > sizeof packet) {
-        fprintf(stderr, "commctl: the request is too large\n");
+        fprintf(commctl->messages, "commctl: the request is too large\n");
         return EXIT_CODE_USAGE;
     }
     commd__client__request__pack(request, packet);
     /* A refused client may get the reason before it sends a request. */
     if (send(commctl->fd, packet, size, MSG_NOSIGNAL) < 0 && errno != EPIPE) {
-        fprintf(stderr, "commctl: %s: %s\n", commctl->path, strerror(errno));
+        fprintf(commctl->messages, "commctl: %s: %s\n", commctl->path, strerror(errno));
         return EXIT_CODE_NOT_RUNNING;
     }
     struct pollfd ready = {.fd = commctl->fd, .events = POLLIN};
@@ -70,17 +70,18 @@ static enum exit_code exchange(struct commctl *commctl, Commd__Client__Request *
         count = poll(&ready, 1, (int)commctl->timeout_ms);
     } while (count < 0 && errno == EINTR);
     if (count == 0) {
-        fprintf(stderr, "commctl: %s: no answer within %u ms\n", commctl->path, commctl->timeout_ms);
+        fprintf(commctl->messages, "commctl: %s: no answer within %u ms\n", commctl->path,
+                commctl->timeout_ms);
         return EXIT_CODE_TIMED_OUT;
     }
     ssize_t received = recv(commctl->fd, packet, sizeof packet, 0);
     if (received <= 0) {
-        fprintf(stderr, "commctl: %s: commd closed the connection\n", commctl->path);
+        fprintf(commctl->messages, "commctl: %s: commd closed the connection\n", commctl->path);
         return EXIT_CODE_NOT_RUNNING;
     }
     *event = commd__client__event__unpack(NULL, (size_t)received, packet);
     if (*event == NULL || (*event)->body_case != COMMD__CLIENT__EVENT__BODY_REPLY) {
-        fprintf(stderr, "commctl: %s: an answer that is none; is it a commd?\n", commctl->path);
+        fprintf(commctl->messages, "commctl: %s: an answer that is none; is it a commd?\n", commctl->path);
         commd__client__event__free_unpacked(*event, NULL);
         *event = NULL;
         return EXIT_CODE_FAILURE;
@@ -96,11 +97,11 @@ static enum status reply_status(const Commd__Client__Event *event)
 }
 
 /* Prints the error, and frees the event. */
-static enum exit_code fail_with_reply(Commd__Client__Event **event)
+static enum exit_code fail_with_reply(const struct commctl *commctl, Commd__Client__Event **event)
 {
     enum status status = reply_status(*event);
     const char *text = (*event)->reply->error->text;
-    fprintf(stderr, "commctl: %s\n", text[0] != '\0' ? text : status_text(status));
+    fprintf(commctl->messages, "commctl: %s\n", text[0] != '\0' ? text : status_text(status));
     commd__client__event__free_unpacked(*event, NULL);
     *event = NULL;
     return exit_code_of(status);
@@ -109,15 +110,15 @@ static enum exit_code fail_with_reply(Commd__Client__Event **event)
 static enum exit_code connect_failure(const struct commctl *commctl, int reason)
 {
     if (reason == EAGAIN) {
-        fprintf(stderr, "commctl: %s: commd did not accept the connection within %u ms\n", commctl->path,
-                commctl->timeout_ms);
+        fprintf(commctl->messages, "commctl: %s: commd did not accept the connection within %u ms\n",
+                commctl->path, commctl->timeout_ms);
         return EXIT_CODE_TIMED_OUT;
     }
     if (reason == ENAMETOOLONG) {
-        fprintf(stderr, "commctl: %s: too long for a socket's path\n", commctl->path);
+        fprintf(commctl->messages, "commctl: %s: too long for a socket's path\n", commctl->path);
         return EXIT_CODE_USAGE;
     }
-    fprintf(stderr, "commctl: %s: %s%s\n", commctl->path, strerror(reason),
+    fprintf(commctl->messages, "commctl: %s: %s%s\n", commctl->path, strerror(reason),
             reason == ENOENT || reason == ECONNREFUSED ? " (is commd running? set COMMD_SOCKET or --socket)"
                                                        : "");
     return reason == EACCES ? EXIT_CODE_FAILURE : EXIT_CODE_NOT_RUNNING;
@@ -193,7 +194,7 @@ static bool connect_as_admin(struct commctl *commctl, enum exit_code *code)
         commd__client__event__free_unpacked(event, NULL);
         return false;
     }
-    *code = fail_with_reply(&event);
+    *code = fail_with_reply(commctl, &event);
     return true;
 }
 
@@ -211,7 +212,7 @@ static enum exit_code connect_and_greet(struct commctl *commctl)
     Commd__Client__Event *event;
     code = greet(commctl, &event);
     if (code == EXIT_CODE_OK && reply_status(event) != STATUS_OK) {
-        code = fail_with_reply(&event);
+        code = fail_with_reply(commctl, &event);
     }
     commd__client__event__free_unpacked(event, NULL);
     if (code != EXIT_CODE_OK) {
@@ -234,7 +235,7 @@ enum exit_code connection_request(struct commctl *commctl, Commd__Client__Reques
     request->id = ++last_id;
     enum exit_code code = exchange(commctl, request, event);
     if (code == EXIT_CODE_OK && reply_status(*event) != STATUS_OK) {
-        code = fail_with_reply(event);
+        code = fail_with_reply(commctl, event);
     }
     if (code != EXIT_CODE_OK) {
         connection_close(commctl);

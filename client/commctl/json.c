@@ -70,3 +70,15 @@ json_t *json_of_message(const ProtobufCMessage *message)
     }
     return object;
 }
+
+void output_object(const struct commctl *commctl, json_t *object, void (*text)(const json_t *object))
+{
+    if (commctl->json || text == NULL) {
+        json_object_set_new(object, "schema_version", json_integer(COMMCTL_SCHEMA_VERSION));
+        json_dumpf(object, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
+        putchar('\n');
+    } else {
+        text(object);
+    }
+    json_decref(object);
+}

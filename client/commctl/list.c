@@ -72,10 +72,9 @@ static void print_status(const json_t *status)
     }
 }
 
-enum exit_code verb_status(struct commctl *commctl, int argc, char **argv)
+enum exit_code status_fetch(struct commctl *commctl, json_t **status)
 {
-    (void)argc;
-    (void)argv;
+    *status = NULL;
     Commd__Client__StatusQuery query = COMMD__CLIENT__STATUS_QUERY__INIT;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_STATUS;
@@ -86,28 +85,39 @@ enum exit_code verb_status(struct commctl *commctl, int argc, char **argv)
         return code;
     }
     if (event->reply->body_case != COMMD__CLIENT__REPLY__BODY_STATUS) {
-        fprintf(stderr, "commctl: an answer to another question\n");
+        fprintf(commctl->messages, "commctl: an answer to another question\n");
         code = EXIT_CODE_FAILURE;
     } else {
-        const Commd__Client__StatusReply *reply = event->reply->status;
-        code = reply->nodes_up < reply->nodes_configured || reply->draining ||
-                       certificate_has_ended(reply->certificate_ends_s)
-                   ? EXIT_CODE_DEGRADED
-                   : EXIT_CODE_OK;
-        output_object(commctl, json_of_message(&reply->base), print_status);
+        *status = json_of_message(&event->reply->status->base);
     }
     commd__client__event__free_unpacked(event, NULL);
     return code;
 }
 
-static const struct list list_nodes = {"nodes", "node", "nodes", COMMD__CLIENT__REQUEST__BODY_NODES,
-                                       COMMD__CLIENT__REPLY__BODY_NODES};
-static const struct list list_comms = {"comms", "communicator", "communicators",
-                                       COMMD__CLIENT__REQUEST__BODY_COMMS, COMMD__CLIENT__REPLY__BODY_COMMS};
-static const struct list list_clients = {"clients", "client", "clients", COMMD__CLIENT__REQUEST__BODY_CLIENTS,
-                                         COMMD__CLIENT__REPLY__BODY_CLIENTS};
-static const struct list list_ops = {"ops", "operation", "operations", COMMD__CLIENT__REQUEST__BODY_OPS,
-                                     COMMD__CLIENT__REPLY__BODY_OPS};
+enum exit_code verb_status(struct commctl *commctl, int argc, char **argv)
+{
+    (void)argc;
+    (void)argv;
+    json_t *status;
+    enum exit_code code = status_fetch(commctl, &status);
+    if (code != EXIT_CODE_OK) {
+        return code;
+    }
+    bool degraded = number(status, "nodes_up") < number(status, "nodes_configured") ||
+                    json_is_true(json_object_get(status, "draining")) ||
+                    certificate_has_ended((uint64_t)number(status, "certificate_ends_s"));
+    output_object(commctl, status, print_status);
+    return degraded ? EXIT_CODE_DEGRADED : EXIT_CODE_OK;
+}
+
+const struct list list_nodes = {"nodes", "node", "nodes", COMMD__CLIENT__REQUEST__BODY_NODES,
+                                COMMD__CLIENT__REPLY__BODY_NODES};
+const struct list list_comms = {"comms", "communicator", "communicators", COMMD__CLIENT__REQUEST__BODY_COMMS,
+                                COMMD__CLIENT__REPLY__BODY_COMMS};
+const struct list list_clients = {"clients", "client", "clients", COMMD__CLIENT__REQUEST__BODY_CLIENTS,
+                                  COMMD__CLIENT__REPLY__BODY_CLIENTS};
+const struct list list_ops = {"ops", "operation", "operations", COMMD__CLIENT__REQUEST__BODY_OPS,
+                              COMMD__CLIENT__REPLY__BODY_OPS};
 
 #define PAGES_MAX 4096
 

@@ -26,6 +26,8 @@ static const struct verb verbs[] = {
     {"comms", "", "communicators: state, ranks, operations, why failed", verb_comms, true},
     {"clients", "", "processes that are connected", verb_clients, true},
     {"ops", "", "operations under way: who arrived, who is missing, how late", verb_ops, true},
+    {"top", "[-d SECONDS] [-n COUNT] ...", "live: communicators, operations, links, processes; what is late",
+     verb_top, false},
     {"users", "", "what each user makes commd hold, and how much a user may", verb_users, true},
     {"gpus", "", "the node's GPUs: memory, MPS, and who has what on them", verb_gpus, true},
     {"abort", "COMMUNICATOR [--uid USER] ...", "ends a communicator: its ranks get ABORTED with who and why",
@@ -124,18 +126,6 @@ static enum exit_code verb_version(struct commctl *commctl, int argc, char **arg
     }
     output_object(commctl, object, print_version);
     return code == EXIT_CODE_NOT_RUNNING ? EXIT_CODE_OK : code; /* without commd, its version is not shown */
-}
-
-void output_object(const struct commctl *commctl, json_t *object, void (*text)(const json_t *object))
-{
-    if (commctl->json || text == NULL) {
-        json_object_set_new(object, "schema_version", json_integer(COMMCTL_SCHEMA_VERSION));
-        json_dumpf(object, stdout, JSON_INDENT(2) | JSON_SORT_KEYS);
-        putchar('\n');
-    } else {
-        text(object);
-    }
-    json_decref(object);
 }
 
 static bool parse_seconds(const char *text, double low, double high, double *out)
@@ -261,6 +251,7 @@ int main(int argc, char **argv)
         .socket_path = environment != NULL && environment[0] != '\0' ? environment : CLIENT_SOCKET_DEFAULT,
         .admin_socket_path =
             admin_environment != NULL && admin_environment[0] != '\0' ? admin_environment : NULL,
+        .messages = stderr,
         .timeout_ms = 5000,
         .fd = -1};
     int exit_code = parse_options(argc, argv, &commctl);

@@ -129,7 +129,7 @@ void table_format(const json_t *value, enum column_format format, char *text, si
     }
 }
 
-static void format_cell(const json_t *row, const struct column *column, char *text, size_t size)
+void table_cell(const json_t *row, const struct column *column, char *text, size_t size)
 {
     if (column->format != COLUMN_SHARE) {
         table_format(json_object_get(row, column->key), column->format, text, size);
@@ -152,7 +152,7 @@ static void print_row(const json_t *row, const struct column *columns, size_t co
         if (row == NULL) {
             snprintf(cell, sizeof cell, "%s", columns[i].title);
         } else {
-            format_cell(row, &columns[i], cell, sizeof cell);
+            table_cell(row, &columns[i], cell, sizeof cell);
         }
         bool last = i + 1 == count;
         printf("%-*s%s", last ? 0 : (int)widths[i], cell, last ? "\n" : "  ");
@@ -169,7 +169,7 @@ void table_print(const json_t *rows, const struct column *columns, size_t column
         json_array_foreach(rows, index, row)
         {
             char cell[CELL_MAX_BYTES];
-            format_cell(row, &columns[i], cell, sizeof cell);
+            table_cell(row, &columns[i], cell, sizeof cell);
             widths[i] = strlen(cell) > widths[i] ? strlen(cell) : widths[i];
         }
     }

@@ -20,7 +20,7 @@ ngtcp2_suites=(forky trixie-backports sid)
 build_revision=3 # grows when the options of the private build change
 
 packages=(libc6-dev make pkg-config python3 iproute2 protobuf-c-compiler scdoc
-    libevent-dev libprotobuf-c-dev libcmocka-dev libconfig-dev libjansson-dev libsystemd-dev uthash-dev systemtap-sdt-dev)
+    libevent-dev libprotobuf-c-dev libcmocka-dev libconfig-dev libjansson-dev libncurses-dev libsystemd-dev uthash-dev systemtap-sdt-dev)
 bench_packages=(openmpi-bin libopenmpi-dev libgloo-dev iperf3 g++ iproute2)
 private_build_packages=(dpkg-dev debian-archive-keyring)
 

@@ -36,12 +36,10 @@
 #include "proto/version.h"
 #include "tests/lib/own_process.h"
 
-/*
- * One node, "a", from the client socket down, in this thread; and its clients, which speak the protocol by
- * hand, so that they can break it. Logged lines are kept, and not printed.
- */
+/* One node, "a", with everything from the client socket down, in this thread. Its clients speak the protocol
+ * by hand, so that they can break it. Logged lines are kept, not printed. */
 #define TURNS_MAX 200000    /* of the loop without an answer: then the test fails */
-#define TURNS_AT_ONCE 20000 /* of these; then one a millisecond, for what commd does after a while */
+#define TURNS_AT_ONCE 20000 /* turns without a pause; then one a millisecond, for what commd does later */
 
 struct node {
     char folder[64];
@@ -115,13 +113,13 @@ static inline struct api_options node_api_options(struct node *node)
                                 .visit_settings = node_settings};
 }
 
-/* As in the daemon: a descriptor that is there from the start. */
+/* As in the daemon, the guard's descriptor is there from the start. */
 __attribute__((constructor)) static void node_start_guard(void)
 {
     (void)guard_start();
 }
 
-/* Everything below the socket. */
+/* Makes a node with everything below the socket. */
 static inline struct node *node_new_bare(void)
 {
     struct node *node = calloc(1, sizeof *node);
@@ -200,7 +198,7 @@ static inline unsigned sessions(const struct node *node)
     return HASH_COUNT(node->api->sessions);
 }
 
-/* Of the clients' memfds, in this process, which is the daemon's as well. */
+/* Counts mappings of the clients' memfds in this process, which is the daemon's as well. */
 static inline unsigned client_mappings(void)
 {
     return count_mappings("client");
@@ -210,7 +208,7 @@ static inline int client_memfd(uint64_t size)
 {
     int fd = memfd_create("client", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_true(fd >= 0);
-    for (uint64_t at = 0; at < size; at += 4096) { /* the pages are the client's to make */
+    for (uint64_t at = 0; at < size; at += 4096) { /* the client has to make the pages */
         static const char zeros[4096];
         size_t bytes = (size_t)(size - at < sizeof zeros ? size - at : sizeof zeros);
         assert_int_equal(pwrite(fd, zeros, bytes, (off_t)at), bytes);
@@ -301,7 +299,7 @@ static inline uint64_t client_send(struct client *client, Commd__Client__Request
     return client->last_id;
 }
 
-/* The next packet's size; 0 when the daemon has closed the connection. */
+/* Returns the next packet's size; 0 when the daemon has closed the connection. */
 static inline size_t client_receive_packet(struct client *client, uint8_t bytes[CLIENT_PACKET_MAX_BYTES + 1])
 {
     for (unsigned turns = 0; turns < TURNS_MAX; turns++) {
@@ -324,7 +322,7 @@ static inline size_t client_receive_packet(struct client *client, uint8_t bytes[
     return 0;
 }
 
-/* The next event, which the caller frees; null when the daemon has closed the connection. */
+/* Returns the next event, which the caller frees; null when the daemon has closed the connection. */
 static inline Commd__Client__Event *client_receive(struct client *client)
 {
     static uint8_t bytes[CLIENT_PACKET_MAX_BYTES + 1];
@@ -376,7 +374,7 @@ static inline void client_expect_closed(struct client *client)
     assert_null(client_receive(client));
 }
 
-/* Each ticket once; the text is asserted unless it is null. */
+/* Expects a completion with that ticket and status. The text is compared unless it is null. */
 static inline void client_expect_complete(struct client *client, uint32_t handle, uint64_t ticket,
                                           enum status status, const char *text)
 {
@@ -394,7 +392,7 @@ static inline void client_expect_complete(struct client *client, uint32_t handle
     }
 }
 
-/* oldest: of the versions that it speaks; 0: it says none. */
+/* oldest: the oldest version that the client speaks; 0: it does not send it. */
 static inline uint64_t client_send_hello_range(struct client *client, uint32_t oldest, uint32_t version,
                                                const char *program)
 {
@@ -422,14 +420,14 @@ static inline uint64_t client_send_status(struct client *client, int fd)
     return client_send(client, &request, fd);
 }
 
-/* That the session lives. */
+/* Checks that the session lives. */
 static inline void client_check(struct client *client)
 {
     uint64_t id = client_send_status(client, -1);
     event_free(client_expect_reply(client, id, COMMD__CLIENT__REPLY__BODY_STATUS));
 }
 
-/* After the Hello. */
+/* Returns a client that has had its answer to Hello. */
 static inline struct client client_new_on(struct node *node, const char *path)
 {
     struct client client = {.node = node, .fd = node_connect_to(path)};

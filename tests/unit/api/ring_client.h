@@ -3,9 +3,7 @@
 
 #include "tests/unit/api/api_node.h"
 
-/*
- * A client with rings, beside the node in this thread: it does with its side what it likes.
- */
+/* A client with rings, beside the node in this thread. It can do anything with its side. */
 struct ring_client {
     struct client client; /* its socket */
     int memory_fd, daemon_bell_fd, bell_fd;
@@ -18,7 +16,7 @@ static inline size_t memory_bytes(void)
     return 2 * ring_shared_bytes(CLIENT_RING_BYTES);
 }
 
-/* What the daemon's loop does in a turn, without going to sleep. */
+/* Does what the daemon's loop does in a turn, without going to sleep. */
 static inline void turn(struct node *node)
 {
     (void)api_poll(node->api, loop_now_ns());
@@ -49,7 +47,7 @@ static inline uint64_t send_hello(struct client *client, const char *feature)
     return client_send(client, &request, -1);
 }
 
-/* The answer to Hello, and how many descriptors came with it. */
+/* Receives the answer to Hello. Returns how many descriptors came with it. */
 static inline unsigned receive_hello(struct client *client, int *fds, bool offers)
 {
     uint8_t bytes[4096];
@@ -114,7 +112,7 @@ static inline void ring_daemon(const struct ring_client *client)
     }
 }
 
-/* How often the daemon has rung. */
+/* Returns how often the daemon has rung. */
 static inline size_t heard(const struct ring_client *client)
 {
     char bytes[256];
@@ -122,7 +120,7 @@ static inline size_t heard(const struct ring_client *client)
     return count > 0 ? (size_t)count : 0;
 }
 
-/* A StatusQuery under the next id, without ringing. */
+/* Puts a StatusQuery under the next id, without ringing. */
 static inline enum ring_result put_status(struct ring_client *client)
 {
     Commd__Client__StatusQuery query = COMMD__CLIENT__STATUS_QUERY__INIT;
@@ -136,7 +134,8 @@ static inline enum ring_result put_status(struct ring_client *client)
     return result;
 }
 
-/* The id of the next answer; 0: there is none. `error`: of a failure, its text is to have that in it. */
+/* Takes the next answer and returns its id; 0: there is none. error: the answer must be a failure whose text
+ * contains this. */
 static inline uint64_t take_reply(struct ring_client *client, const char *error)
 {
     static uint8_t bytes[CLIENT_RING_BYTES];
@@ -174,7 +173,7 @@ static inline void expect_reply(struct ring_client *client, uint64_t id)
     assert_int_equal(got, id);
 }
 
-/* That the session lives. */
+/* Checks that the session lives. */
 static inline void ring_client_check(struct ring_client *client)
 {
     assert_int_equal(put_status(client), RING_OK);
@@ -184,7 +183,7 @@ static inline void ring_client_check(struct ring_client *client)
     expect_reply(client, client->client.last_id);
 }
 
-/* The daemon waits at its descriptors from now on. */
+/* From now on, the daemon waits at its descriptors. */
 static inline void fall_asleep(struct node *node)
 {
     for (unsigned i = 0; i < 1000 && !api_sleep(node->api); i++) {

@@ -1,10 +1,8 @@
 #include "daemon/base/control_group.h"
 #include "tests/unit/api/api_node.h"
 
-/*
- * The administrators' socket, and what a user is shown on the clients' one. All clients of a test are this
- * process: as_user makes one another user's, as the kernel would have said.
- */
+/* The administrators' socket, and what a user is shown on the clients' socket. All clients of a test are this
+ * process. as_user makes a client another user's, as if the kernel had said so. */
 #define OTHER_UID 4242
 
 static struct api_session *newest_session(const struct node *node)
@@ -95,7 +93,8 @@ static void post_barrier(struct client *client, const char *name)
     client_check(client);
 }
 
-/* A user is shown his own, and how much there is of others; root on that socket is a user like any other. */
+/* A user is shown his own rows, and how many there are of others. On the clients' socket, root is a user like
+ * any other. */
 static void test_rows_of_other_users(void **state)
 {
     (void)state;
@@ -121,7 +120,7 @@ static void test_rows_of_other_users(void **state)
     node_free(node);
 }
 
-/* More rows than a page has: another user's between them cost nobody a row. */
+/* There are more rows than a page has. Another user's rows between them take nobody a place on the page. */
 static void test_pages_without_other_users_rows(void **state)
 {
     (void)state;
@@ -240,7 +239,7 @@ static void test_what_users_hold(void **state)
     assert_int_equal(find_use(find_user(reply, OTHER_UID, "/other"), BUDGET_MEMORIES)->used, 0);
     assert_int_equal(find_user(reply, OTHER_UID, "/other")->refused, 0);
     assert_int_equal(find_use(job, BUDGET_SESSIONS)->ceiling, 30);
-    /* Both clients are of this process. */
+    /* Both clients belong to this process. */
     const Commd__Client__UserInfo *self = find_user(reply, getuid(), group);
     assert_int_equal(find_use(self, BUDGET_SESSIONS)->used, 2);
     assert_int_equal(find_use(self, BUDGET_COMMUNICATORS)->used, 1);
@@ -294,7 +293,7 @@ static void test_pages_of_accounts(void **state)
             query.after = event->reply->users->cursor;
             event_free(event);
         } while (query.after != 0);
-        /* Beside them this process's account and administration's. */
+        /* The rows also have this process's account and the administration's. */
         assert_int_equal(rows, asker == 0 ? count / 2 : count + 2);
         assert_int_equal(others, asker == 0 ? count / 2 + 2 : 0);
     }
@@ -307,7 +306,7 @@ static void test_pages_of_accounts(void **state)
     node_free(node);
 }
 
-/* Administrators look, and hold nothing. */
+/* Administrators look at everything, and cannot hold anything. */
 static void test_an_administrator_holds_nothing(void **state)
 {
     (void)state;
@@ -341,7 +340,7 @@ static void test_administrators_max(void **state)
     client_expect_error(&over, 0, STATUS_LIMIT, "64 administrators are connected, which is the limit");
     client_expect_closed(&over);
     close(over.fd);
-    struct client client = client_new(node); /* nor do they take clients' places */
+    struct client client = client_new(node); /* nor do administrators take clients' places */
     client_check(&client);
     client_free(&client);
     for (unsigned i = 0; i < API_ADMIN_SESSIONS_MAX; i++) {
@@ -363,7 +362,7 @@ static void test_admin_socket_file(void **state)
     node_free(node);
 }
 
-/* While commd drains, administrators may look on. */
+/* While commd drains, administrators may still look. */
 static void test_administration_of_a_drain(void **state)
 {
     (void)state;
@@ -375,7 +374,7 @@ static void test_administration_of_a_drain(void **state)
     node_free(node);
 }
 
-/* Clients may have all descriptors: one administrator after the other still finds out why. */
+/* Clients may have used up all descriptors. Administrators, one after the other, can still find out why. */
 static void test_administration_without_descriptors(void **state)
 {
     (void)state;

@@ -1,8 +1,8 @@
 #include "tests/unit/api/api_node.h"
 
-/* What commd would pick, and what it predicts: asked for by whoever may connect. */
+/* Which algorithm commd would choose, and what it predicts. Every client may ask. */
 
-/* Two sizes, between 64 nodes. The reply is the caller's to free. */
+/* Asks about two sizes, for 64 nodes. The caller frees the reply. */
 static Commd__Client__Event *ask(struct client *client, const char *kind, uint64_t sizes[2])
 {
     Commd__Client__AlgorithmsQuery query = COMMD__CLIENT__ALGORITHMS_QUERY__INIT;
@@ -17,7 +17,7 @@ static Commd__Client__Event *ask(struct client *client, const char *kind, uint64
                                COMMD__CLIENT__REPLY__BODY_ALGORITHMS);
 }
 
-/* What no number can say is the largest one. */
+/* A number that is too large for its type is shown as the largest one. */
 static void test_predictions_for_sizes_without_end(void **state)
 {
     (void)state;
@@ -41,7 +41,7 @@ static void test_predictions_for_sizes_without_end(void **state)
     node_free(node);
 }
 
-/* A barrier has no size: it is priced once. */
+/* A barrier has no size: its prediction comes once. */
 static void test_a_barrier_has_no_size(void **state)
 {
     (void)state;

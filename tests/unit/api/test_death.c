@@ -4,14 +4,12 @@
 #include <signal.h>
 #include <sys/wait.h>
 
-/*
- * Processes that connect and end while others have their socket. Each is a real process; the daemon is this
- * one. What they do beyond that:
- */
+/* Processes that connect, and end while other processes have their socket. Each is a real process; the daemon
+ * is this one. What else they do: */
 struct plan {
     bool forks;     /* a child that keeps the socket */
     bool joins;     /* as rank 1 of 2 */
-    bool leaves;    /* sends a CommDestroy before its end, which nobody reads before that end */
+    bool leaves;    /* sends a CommDestroy before its end; nobody reads it until then */
     bool by_thread; /* connects in a thread that ends */
     bool execs;     /* becomes another program, with the socket */
     bool silent;    /* sends nothing */
@@ -20,7 +18,7 @@ struct plan {
 struct process {
     pid_t pid;
     pid_t child; /* 0: none */
-    int control; /* what is written here lets it go on to its end */
+    int control; /* a byte written here lets the process end */
 };
 
 #define NAME "death"
@@ -34,7 +32,7 @@ static void require(bool condition, int code)
     }
 }
 
-/* The test's helpers take turns of the daemon, which a process that was forked must not. */
+/* The test's helpers run turns of the daemon. A process that was forked must not do that. */
 static void ask(int fd, Commd__Client__Request *request, bool answered)
 {
     uint8_t bytes[4096];
@@ -136,8 +134,8 @@ static bool process_reports(struct process *process)
            (ssize_t)sizeof process->child;
 }
 
-/* Returns when it waits to go on; the daemon takes turns meanwhile, unless the process asks it for nothing.
- */
+/* Returns when the process waits to go on. The daemon runs turns meanwhile, unless the process asks it for
+ * nothing. */
 static struct process process_start(struct node *node, const struct plan *plan)
 {
     struct process process;
@@ -229,7 +227,7 @@ static void test_the_other_rank_is_told(void **state)
     node_free(node);
 }
 
-/* As when the socket closes: it left in order, and is not lost. */
+/* As when the socket closes: the rank has left in order, and is not lost. */
 static void test_what_it_asked_for_is_done(void **state)
 {
     (void)state;
@@ -241,13 +239,13 @@ static void test_what_it_asked_for_is_done(void **state)
     event_free(client_expect_reply(&other, id, COMMD__CLIENT__REPLY__BODY_COMM_INIT));
     process_let_die(&process); /* request and death are found in the same turn */
     expect_sessions(node, 1);
-    client_check(&other); /* the first that it hears is the answer */
+    client_check(&other); /* the first packet that it gets is the answer */
     process_free(&process);
     client_free(&other);
     node_free(node);
 }
 
-/* It is the process that counts, not the thread that connected, nor the program. */
+/* The process counts, not the thread that connected, and not the program. */
 static void test_threads_and_programs_come_and_go(void **state)
 {
     (void)state;
@@ -271,7 +269,7 @@ static void test_threads_and_programs_come_and_go(void **state)
     node_free(node);
 }
 
-/* It is gone before it is accepted: whoever has its socket gets no session by it. */
+/* The process ends before commd accepts its connection. Whoever has its socket gets no session by it. */
 static void test_dead_before_it_is_accepted(void **state)
 {
     (void)state;
@@ -279,7 +277,7 @@ static void test_dead_before_it_is_accepted(void **state)
     struct plan plan = {.forks = true, .silent = true};
     struct process process = process_start(node, &plan);
     process_let_die(&process);
-    node_turn(node); /* refused; or accepted, where the kernel gives pidfds of processes that have ended */
+    node_turn(node); /* refused; or accepted, if the kernel gives pidfds of processes that have ended */
     expect_sessions(node, 0);
     process_free(&process);
     node_free(node);

@@ -12,7 +12,7 @@
 
 /* --- That ring for nothing --- */
 
-/* How many of the client's rings the daemon takes off the bell, of `count`, each given some turns. */
+/* Rings `count` times, with some turns after each. Returns how many of these the daemon took off the bell. */
 static unsigned heard_of(struct ring_client *client, unsigned count)
 {
     unsigned heard_count = 0;
@@ -26,7 +26,8 @@ static unsigned heard_of(struct ring_client *client, unsigned count)
     return heard_count;
 }
 
-/* Without a packet it is heard some times, then seldom, and once more as soon as it has one. */
+/* A bell without a packet is heard some times, then seldom. It is heard once more as soon as there is a
+ * packet. */
 static void test_bells_for_nothing(void **state)
 {
     (void)state;
@@ -48,7 +49,7 @@ static void test_bells_for_nothing(void **state)
     expect_reply(&client, client.client.last_id);
     fall_asleep(node);
     assert_true(heard_of(&client, 16) == 16);
-    for (unsigned i = 0; i < 100; i++) { /* a bell for each packet is as it should be */
+    for (unsigned i = 0; i < 100; i++) { /* one ring for each packet is normal */
         ring_client_check(&other);
         fall_asleep(node);
     }
@@ -60,7 +61,8 @@ static void test_bells_for_nothing(void **state)
 
 /* --- That are held --- */
 
-/* A page that does not come before somebody sees to it: calls of the kernel wait for it. -1: not for us. */
+/* Makes a page that does not come before somebody provides it: system calls that touch it wait. -1: this
+ * process may not do so. */
 static int page_that_waits(void **page)
 {
     struct uffdio_api api = {.api = UFFD_API};
@@ -102,7 +104,8 @@ static void *release(void *context)
     return NULL;
 }
 
-/* The client's own call waits for a page; the daemon's calls to the same doorbell do not wait for that. */
+/* A page holds up the client's own call on the doorbell. The daemon's calls on the same doorbell do
+ * not wait. */
 static void test_bells_that_are_held(void **state)
 {
     (void)state;
@@ -150,7 +153,7 @@ static void test_bells_that_are_held(void **state)
     }
 }
 
-/* Closed for one direction or both: that is the end of the session, and no work for the daemon. */
+/* The bell is shut for one direction or both. That ends the session, and makes no work for the daemon. */
 static void test_bells_that_are_shut(void **state)
 {
     (void)state;
@@ -163,7 +166,7 @@ static void test_bells_that_are_shut(void **state)
         assert_contains(node->last_warning, "shut down its doorbell");
         assert_int_equal(sessions(node), 0);
         ring_client_free(&client);
-        client = ring_client_new(node); /* the other bell is the client's loss */
+        client = ring_client_new(node); /* the other bell harms the client only */
         assert_int_equal(shutdown(client.bell_fd, ways[i]), 0);
         ring_client_check(&client);
         ring_client_free(&client);
@@ -186,7 +189,7 @@ static void client_pass(int socket_fd, int fd)
     (void)sendmsg(socket_fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-/* Where the kernel lets them come, they are let go of. */
+/* If the kernel lets descriptors come through the bell, the daemon closes them. */
 static void test_bells_with_descriptors(void **state)
 {
     (void)state;

@@ -2,9 +2,9 @@
 
 #include "daemon/base/long_call.h"
 
-/* The heartbeat that a client of the socket gets to see. */
+/* The heartbeat, as a client of the socket sees it. */
 
-/* The descriptors that come with Hello's reply. */
+/* Returns how many descriptors come with Hello's reply. */
 static unsigned greet(struct client *client, bool asks, int fds[8])
 {
     char *features[] = {(char *)(uintptr_t)CLIENT_FEATURE_HEARTBEAT};
@@ -73,7 +73,7 @@ static void test_it_beats_for_those_who_listen(void **state)
     assert_int_equal(greet(&client, true, fds), CLIENT_HEARTBEAT_FDS);
     const struct client_heartbeat *page = mmap(NULL, sizeof *page, PROT_READ, MAP_SHARED, fds[0], 0);
     assert_true(page != MAP_FAILED);
-    long_call_begin(); /* what takes long is shown, too */
+    long_call_begin(); /* calls that take long are shown, too */
     long_call_begin();
     assert_int_equal(page->long_calls, 2);
     long_call_end();

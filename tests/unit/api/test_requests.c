@@ -57,7 +57,7 @@ static void test_memory(void **state)
                         "memory 3 is not registered");
     assert_int_equal(client_mappings(), 0);
     client_expect_done(&client, client_send_register(&client, 3, 8192, fd));
-    client_expect_done(&client, client_send_register(&client, 0, 1, fd)); /* 0 is a number as any other */
+    client_expect_done(&client, client_send_register(&client, 0, 1, fd)); /* 0 is a number like any other */
     assert_int_equal(node->api->sessions->memory_bytes, 8193);
     client_expect_done(&client, client_send_deregister(&client, 3));
     client_expect_error(&client, client_send_deregister(&client, 3), STATUS_NOT_FOUND,
@@ -92,7 +92,7 @@ static void test_memories_max(void **state)
     client_expect_done(&other, client_send_register(&other, 1, 4096, fd));
     unsigned fds = count_fds();
     client_free(&client);
-    for (unsigned i = 0; i < 100000 && sessions(node) > 1; i++) { /* it is taken away in pieces */
+    for (unsigned i = 0; i < 100000 && sessions(node) > 1; i++) { /* commd takes it away in pieces */
         node_turn(node);
     }
     assert_int_equal(sessions(node), 1);
@@ -104,7 +104,7 @@ static void test_memories_max(void **state)
     node_free(node);
 }
 
-/* Files without contents cost a client nothing, and commd addresses, of which there is an end. */
+/* Files without contents cost a client nothing. They cost commd addresses, and those are limited. */
 static void test_addresses_max(void **state)
 {
     (void)state;
@@ -115,19 +115,19 @@ static void test_addresses_max(void **state)
         all[kind] = UINT64_C(1) << 40;
     }
     all[BUDGET_ADDRESSES] = BUDGET_MINIMUM_PARTS * PAGE * SHARE + SIZE;
-    budget_free(node->api->budget); /* what there really is takes more addresses than sanitizers leave */
+    budget_free(node->api->budget); /* the real budget has more addresses than sanitizers leave */
     must(budget_new(all, &node->api->budget, error));
     struct client client = client_new(node), other = client_new(node);
     int fd = client_memfd(SIZE);
     for (uint32_t i = 0; i < SHARE; i++) {
         client_expect_done(&client, client_send_register(&client, i, SIZE, fd));
     }
-    /* Not by another process of the user either. */
+    /* Another process of the same user gets no more either. */
     client_expect_error(&client, client_send_register(&client, 99, SIZE, fd), STATUS_LIMIT,
                         "the rest is kept for others");
     client_expect_error(&other, client_send_register(&other, 99, SIZE, fd), STATUS_LIMIT, "commctl users");
     assert_int_equal(client_mappings(), SHARE);
-    /* Another user has its minimum all the same. */
+    /* Another user gets his minimum all the same. */
     struct api_session *session;
     for (session = node->api->sessions; session->hh.next != NULL; session = session->hh.next) {
     }
@@ -139,7 +139,7 @@ static void test_addresses_max(void **state)
         client_expect_done(&other, client_send_register(&other, i, PAGE, fd));
     }
     client_expect_error(&other, client_send_register(&other, 99, SIZE, fd), STATUS_LIMIT, "of addresses");
-    /* What goes comes back, and commd goes on meanwhile. */
+    /* What is given back can be used again, and commd goes on meanwhile. */
     client_expect_done(&client, client_send_deregister(&client, 0));
     client_expect_done(&other, client_send_register(&other, 99, SIZE - 2 * PAGE, fd));
     client_free(&client);
@@ -194,7 +194,7 @@ static void test_communicators_refused(void **state)
     client_expect_error(&other, client_send_init(&other, 1, "half", 0, 2), STATUS_ALREADY_EXISTS, "rank 0");
     client_expect_error(&other, client_send_init(&other, 1, "half", 1, 3), STATUS_MISMATCH, "half");
     client_expect_error(&other, client_send_destroy(&other, 1), STATUS_NOT_FOUND,
-                        "no communicator has handle 1"); /* the first client's is not this one's */
+                        "no communicator has handle 1"); /* handle 1 is the first client's only */
     expect_table_error(&other, 1);
     client_expect_done(&client, client_send_destroy(&client, 1));
     client_init(&other, 1, "comm");
@@ -218,7 +218,7 @@ static void test_communicators_max(void **state)
                         "a process can hold 1024 ranks at most");
     client_expect_done(&client, client_send_destroy(&client, 17));
     client_init(&client, 5000, "beyond");
-    /* All of them go with the process. */
+    /* All of them end with the process. */
     client_free(&client);
     assert_int_equal(sessions(node), 0);
     node_turns(node, 5);
@@ -255,7 +255,7 @@ struct pair {
 };
 
 #define PAIR_BYTES 65536u
-#define PAIR_MEMORY 7u /* of the first; the second's is the next */
+#define PAIR_MEMORY 7u /* of the first client; the second client's is the next number */
 #define PAIR_HANDLE 3u
 
 static struct pair pair_new(void)
@@ -308,7 +308,7 @@ static struct submit_record reduce_of(uint64_t ticket, enum dtype dtype, uint64_
     return submit;
 }
 
-/* A sum of one f32 that is good, and one that is to be spoilt. */
+/* A correct sum of one f32, and one that a test spoils. */
 struct refusal {
     struct pair pair;
     struct submit_record good, bad;
@@ -321,7 +321,7 @@ static void refusal_start(struct refusal *refusal)
     refusal->bad = refusal->good;
 }
 
-/* The bad one is, and is good again. */
+/* commd refuses the bad one. Then it is made a good one again. */
 static void expect_refused(struct refusal *refusal, enum status status, const char *text)
 {
     struct client *client = &refusal->pair.clients[0];
@@ -331,7 +331,7 @@ static void expect_refused(struct refusal *refusal, enum status status, const ch
     refusal->bad = refusal->good;
 }
 
-/* None of them took part: the first operation of both is the same one. */
+/* None of the refused operations took part: the first operation of both clients is the same one. */
 static void refusal_end(struct refusal *refusal)
 {
     struct pair *pair = &refusal->pair;
@@ -420,7 +420,7 @@ static void test_ranges_refused(void **state)
     refusal_end(&refusal);
 }
 
-/* Ranges need not be aligned: elements of the clients' stand where they like. */
+/* Ranges need not be aligned: clients may have elements at any address. */
 static void test_unaligned(void **state)
 {
     (void)state;
@@ -452,7 +452,7 @@ static void test_unaligned(void **state)
     pair_free(&pair);
 }
 
-/* Memory that is given back while an operation uses it stays until that ends. */
+/* Memory that a client gives back while an operation uses it stays until the operation ends. */
 static void test_deregistered_under_way(void **state)
 {
     (void)state;
@@ -463,7 +463,7 @@ static void test_deregistered_under_way(void **state)
     client_submit(&pair.clients[0], &submit);
     client_expect_done(&pair.clients[0], client_send_deregister(&pair.clients[0], PAIR_MEMORY));
     submit.ticket = 6;
-    client_submit(&pair.clients[0], &submit); /* the number is of nothing any more */
+    client_submit(&pair.clients[0], &submit); /* the number has no memory any more */
     client_expect_complete(&pair.clients[0], PAIR_HANDLE, 6, STATUS_NOT_FOUND, "memory 7 is not registered");
     assert_int_equal(client_mappings(), 4);
     submit = reduce_of(5, DTYPE_U8, PAIR_BYTES, PAIR_MEMORY + 1, 0, 0);
@@ -504,7 +504,7 @@ static void test_disconnect(void **state)
         client_submit(&pair.clients[1], &submit);
     }
     client_check(&pair.clients[1]);
-    assert_int_equal(client_mappings(), 4); /* ours and the daemon's */
+    assert_int_equal(client_mappings(), 4); /* the clients' and the daemon's */
     unsigned fds = count_fds();
     client_free(&pair.clients[0]);
     pair.clients[0].fd = -1;
@@ -517,7 +517,7 @@ static void test_disconnect(void **state)
         client_expect_complete(&pair.clients[1], PAIR_HANDLE, ticket, STATUS_RANK_LOST, text);
     }
     expect_aborted(&pair.clients[1], PAIR_HANDLE, STATUS_RANK_LOST, text);
-    /* A communicator that failed refuses, says why, and can still be left. */
+    /* A communicator that failed refuses operations and says why. A client can still leave it. */
     client_submit(&pair.clients[1], &submit);
     client_expect_complete(&pair.clients[1], PAIR_HANDLE, submit.ticket, STATUS_RANK_LOST, text);
     client_expect_done(&pair.clients[1], client_send_destroy(&pair.clients[1], PAIR_HANDLE));
@@ -527,7 +527,7 @@ static void test_disconnect(void **state)
     pair_free(&pair);
 }
 
-/* Both at once, in the middle of what they do: nobody is left to be told. */
+/* Both clients disconnect at once, in the middle of operations: there is nobody left to be told. */
 static void test_all_disconnect(void **state)
 {
     (void)state;

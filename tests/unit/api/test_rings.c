@@ -20,13 +20,13 @@ static void test_who_gets_them(void **state)
     client_check(&other);
     struct ring_client client = ring_client_new(node);
     ring_client_check(&client);
-    /* Nobody can take the memory away, or make it other than it is. */
+    /* Nobody can take the memory away or change its size. */
     assert_int_equal(ftruncate(client.memory_fd, 4096), -1);
     assert_int_equal(ftruncate(client.memory_fd, 1 << 20), -1);
     int seals = fcntl(client.memory_fd, F_GET_SEALS);
     assert_int_equal(seals & (F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL),
                      F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL);
-    /* What has a descriptor comes on the socket, and is answered in the ring. */
+    /* A packet with a descriptor comes on the socket. Its answer is in the ring. */
     int fd = client_memfd(4096);
     uint64_t id = client_send_register(&client.client, 1, 4096, fd);
     expect_reply(&client, id);
@@ -46,7 +46,7 @@ static void test_bells_ring_for_who_sleeps(void **state)
     struct node *node = node_new();
     struct ring_client client = ring_client_new(node);
     fall_asleep(node);
-    /* The daemon sleeps: it is to be rung, once; without that it looks at nothing. */
+    /* The daemon sleeps, and must be rung once. Without that, it looks at nothing. */
     assert_int_equal(put_status(&client), RING_OK);
     assert_true(ring_wake_consumer(&client.out));
     assert_int_equal(put_status(&client), RING_OK);
@@ -58,14 +58,14 @@ static void test_bells_ring_for_who_sleeps(void **state)
     assert_true(api_is_awake(node->api));
     assert_int_equal(take_reply(&client, NULL), client.client.last_id - 1);
     assert_int_equal(take_reply(&client, NULL), client.client.last_id);
-    assert_int_equal(heard(&client), 0); /* we were awake */
-    /* Awake, it needs no bell. It does not sleep over what is there. */
+    assert_int_equal(heard(&client), 0); /* the client was awake */
+    /* An awake daemon needs no bell. It does not fall asleep while there are packets. */
     ring_client_check(&client);
     assert_int_equal(put_status(&client), RING_OK);
     assert_false(api_sleep(node->api));
     assert_false(ring_wake_consumer(&client.out));
     expect_reply(&client, client.client.last_id);
-    /* We sleep: rung once for all that came. */
+    /* The client sleeps: the daemon rings once for everything that came. */
     assert_true(ring_consumer_sleep(&client.in));
     assert_int_equal(put_status(&client), RING_OK);
     assert_int_equal(put_status(&client), RING_OK);
@@ -73,7 +73,7 @@ static void test_bells_ring_for_who_sleeps(void **state)
     assert_int_equal(heard(&client), 1);
     expect_reply(&client, client.client.last_id - 1);
     expect_reply(&client, client.client.last_id);
-    /* A bell without a reason is nothing to it. */
+    /* A bell without a reason has no effect. */
     for (unsigned i = 0; i < 100; i++) {
         ring_daemon(&client);
         turn(node);
@@ -84,7 +84,7 @@ static void test_bells_ring_for_who_sleeps(void **state)
     node_free(node);
 }
 
-/* Both rings go round many times, at whatever place an entry begins. */
+/* Both rings wrap many times, with entries that begin at any place. */
 static void test_packets_wrap(void **state)
 {
     (void)state;
@@ -107,8 +107,8 @@ static void test_packets_wrap(void **state)
     node_free(node);
 }
 
-/* Who takes no answers fills its ring, then the queue; then it is not read, and others are. Nothing is lost.
- */
+/* A client that takes no answers fills its ring, then the queue. Then commd stops reading from it, and serves
+ * others. Nothing is lost. */
 static void test_answers_that_wait(void **state)
 {
     (void)state;
@@ -131,14 +131,14 @@ static void test_answers_that_wait(void **state)
         assert_true(session->out_count <= API_SESSION_PAUSE_PACKETS);
     }
     assert_int_equal(session->out_count, API_SESSION_PAUSE_PACKETS);
-    assert_true(ring_producer_sleep(&client.out, 32)); /* our ring is full as well */
-    fall_asleep(node);                                 /* it does not turn round and round for it */
+    assert_true(ring_producer_sleep(&client.out, 32)); /* the client's ring is full as well */
+    fall_asleep(node);                                 /* the daemon does not spin for it */
     client_check(&other);
     fall_asleep(node);
     while (answered < client.client.last_id) {
-        expect_reply(&client, ++answered); /* which rings, where the daemon waits for that */
+        expect_reply(&client, ++answered); /* the client rings if the daemon waits for that */
     }
-    assert_int_equal(heard(&client), 1); /* there is room in ours: it told us once */
+    assert_int_equal(heard(&client), 1); /* there is room in the client's ring: the daemon told it once */
     ring_client_check(&client);
     ring_client_free(&client);
     client_free(&other);
@@ -171,7 +171,7 @@ static void test_hostile_heads_and_packets(void **state)
         struct ring_client client = ring_client_new(node);
         atomic_store(&client.in.shared->head, heads[i]);
         assert_int_equal(put_status(&client), RING_OK);
-        expect_ended(&client, NULL); /* there is no way to tell it */
+        expect_ended(&client, NULL); /* the daemon cannot tell the client */
         assert_contains(node->last_warning, "dropped, its ring holds what cannot be");
         ring_client_free(&client);
     }
@@ -216,7 +216,8 @@ static void test_hostile_clients(void **state)
     node_free(node);
 }
 
-/* Anything anywhere, while requests are under way: it ends, or goes on, and the others do not notice. */
+/* The client writes anything anywhere, while requests are under way. Its session ends or goes on, and others
+ * do not notice. */
 static void test_scribbling(void **state)
 {
     (void)state;
@@ -249,7 +250,8 @@ static void test_scribbling(void **state)
     node_free(node);
 }
 
-/* Gone at any moment: polled, paused, asleep, with answers that wait, or with commd itself. */
+/* The client goes at any moment: while it is polled, paused or asleep, while answers wait, or together with
+ * commd. */
 static void test_gone(void **state)
 {
     (void)state;
@@ -277,7 +279,7 @@ static void test_gone(void **state)
     }
     struct ring_client client = ring_client_new(node);
     ring_client_check(&client);
-    node_free(node); /* awake, it still is among those that are polled */
+    node_free(node); /* an awake client is still among those that are polled */
     client.client.node = NULL;
     munmap(client.memory, memory_bytes());
     close(client.memory_fd);

@@ -23,7 +23,7 @@ static void expect_refused(struct node *node, const struct api_options *options,
     assert_contains(error.text, text);
 }
 
-/* A user has many sessions, and not all; who comes beyond is told which limit it is. */
+/* A user may have many sessions, but not all. A client beyond the limit is told which limit it is. */
 static void test_sessions_max(void **state)
 {
     (void)state;
@@ -43,7 +43,7 @@ static void test_sessions_max(void **state)
     assert_in_range(most, BUDGET_SESSIONS_MAX * 85 / 100, BUDGET_SESSIONS_MAX * 95 / 100);
     assert_int_equal(sessions(node), most);
     unsigned fds = count_fds();
-    /* One more is told why: whether it has said Hello by then or not. */
+    /* One client more is told why, whether it has said Hello by then or not. */
     for (unsigned talks = 0; talks < 2; talks++) {
         struct client over = {.node = node, .fd = node_connect(node)};
         if (talks == 1) {
@@ -62,7 +62,7 @@ static void test_sessions_max(void **state)
     struct client admin = admin_new(node);
     client_check(&admin);
     client_free(&admin);
-    /* Room is made by whoever goes. */
+    /* A client that goes makes room. */
     client_free(&clients[1234]);
     clients[1234] = client_new(node);
     for (unsigned i = 0; i < most; i++) {
@@ -76,7 +76,7 @@ static void test_sessions_max(void **state)
     node_free(node);
 }
 
-/* Who says nothing goes after a while; who has said Hello stays. */
+/* A client that says nothing is dropped after a while. One that has said Hello stays. */
 static void test_silent_connections(void **state)
 {
     (void)state;
@@ -122,7 +122,7 @@ static void test_socket_file(void **state)
     assert_int_equal(stat(node->path, &file), 0);
     assert_true(S_ISSOCK(file.st_mode));
     assert_int_equal(file.st_mode & 07777, 0640);
-    /* A second commd does not take it over, and leaves it alone. */
+    /* A second commd does not take over the file, and does not touch it. */
     unsigned fds = count_fds();
     expect_refused(node, &options, STATUS_ALREADY_EXISTS, "another commd is running");
     assert_int_equal(count_fds(), fds);
@@ -131,7 +131,7 @@ static void test_socket_file(void **state)
     client_free(&client);
     api_free(node->api);
     assert_int_equal(access(node->path, F_OK), -1);
-    /* What a commd that was killed left behind is replaced. */
+    /* The file that a killed commd left behind is replaced. */
     struct sockaddr_un address = {.sun_family = AF_UNIX};
     strcpy(address.sun_path, node->path);
     int dead = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
@@ -149,7 +149,7 @@ static void test_paths_refused(void **state)
     struct node *node = node_new_bare();
     struct api_options options = node_api_options(node);
     unsigned fds = count_fds();
-    /* Nothing but a socket is replaced. */
+    /* Only a socket is replaced. */
     int file = open(node->path, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
     assert_true(file >= 0);
     close(file);
@@ -169,7 +169,7 @@ static void test_paths_refused(void **state)
     options.socket_path = missing;
     expect_refused(node, &options, STATUS_SYSTEM, "bind: No such file or directory: make the folder ");
     expect_refused(node, &options, STATUS_SYSTEM, "/no, or give another path (socket_path, --socket)");
-    options.socket_path = "/proc/self/status/commd.sock"; /* what should be a folder is a file */
+    options.socket_path = "/proc/self/status/commd.sock"; /* a file is where a folder should be */
     expect_refused(node, &options, STATUS_SYSTEM, "bind: Not a directory: give another path (socket_path");
     options.socket_path = node->path;
     options.socket_group = "no-such-group-here";
@@ -186,7 +186,7 @@ static void test_paths_refused(void **state)
     node_free(node);
 }
 
-/* Socket activation: a socket that somebody else bound, and whose file stays theirs. */
+/* Socket activation: somebody else bound the socket, and its file stays theirs. */
 static void test_passed_socket(void **state)
 {
     (void)state;
@@ -231,7 +231,7 @@ static void test_drain(void **state)
     node_free(node);
 }
 
-/* Sessions that are open, with memory and ranks, when the daemon stops. */
+/* The daemon stops with open sessions, which have memory and ranks. */
 static void test_freed_with_sessions(void **state)
 {
     (void)state;

@@ -17,7 +17,8 @@ static void test_hello(void **state)
     assert_int_equal(hello->pending_ops_max, COMMS_PENDING_OPS_MAX);
     assert_int_equal(hello->packet_max_bytes, CLIENT_PACKET_MAX_BYTES);
     event_free(event);
-    /* What it calls itself steers no terminal; who it is comes from the kernel. */
+    /* The name that a client gives itself cannot control a terminal. Who the client is comes from
+     * the kernel. */
     Commd__Client__ClientsQuery query = COMMD__CLIENT__CLIENTS_QUERY__INIT;
     Commd__Client__Request request = COMMD__CLIENT__REQUEST__INIT;
     request.body_case = COMMD__CLIENT__REQUEST__BODY_CLIENTS;
@@ -37,8 +38,8 @@ static void test_hello(void **state)
     node_free(node);
 }
 
-/* A library that knows newer versions, and this one still: this one is spoken. One that has given it up is
- * told what both speak. */
+/* A library that speaks newer versions and this one is answered in this one. A library that does not speak it
+ * any more is told which versions both sides speak. */
 static void test_versions_meet(void **state)
 {
     (void)state;
@@ -126,7 +127,7 @@ static void test_unknown_request(void **state)
     (void)state;
     struct node *node = node_new();
     struct client client = client_new(node);
-    /* Field 15's number and more is of a version to come: id 9, then field 200. */
+    /* Fields from number 15 on belong to a later version: id 9, then field 200. */
     static const uint8_t bytes[] = {0x08, 9, 0xc2, 0x0c, 0};
     client_send_raw(&client, bytes, sizeof bytes, NULL, 0);
     client_expect_error(&client, 9, STATUS_PROTOCOL, "a request of a kind that this commd");
@@ -146,7 +147,7 @@ static void test_malformed(void **state)
         {{0x08}, 1},                           /* no value */
         {{0x12, 0x7f, 0x08, 0x01}, 4},         /* a body longer than the packet */
         {{0x08, 1, 0x12, 2, 0x08, 0x80}, 6},   /* a number in the body that does not end */
-        {{0x0b, 0x0c}, 2},                     /* a wire type that is none */
+        {{0x0b, 0x0c}, 2},                     /* a wire type that does not exist */
         {{0x08, 1, 0x12, 3, 0x12, 9, 'x'}, 7}, /* a text longer than its body */
         {{0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, 12},
     };
@@ -158,7 +159,7 @@ static void test_malformed(void **state)
             char text[64];
             snprintf(text, sizeof text, "a packet of %zu bytes that is no request", packets[i].size);
             client_send_raw(&client, packets[i].bytes, packets[i].size, NULL, 0);
-            /* More behind it neither counts nor loses the answer. */
+            /* Packets after it do not count, and do not lose the answer. */
             client_send_status(&client, -1);
             client_send_status(&client, -1);
             client_expect_error(&client, 0, STATUS_PROTOCOL, text);
@@ -173,7 +174,8 @@ static void test_malformed(void **state)
     node_free(node);
 }
 
-/* Good requests with bytes changed at random: each is answered or ends its own session, and no other. */
+/* Good requests with bytes changed at random. Each is answered or ends its own session, and no
+ * other session. */
 static void test_mutated(void **state)
 {
     (void)state;
@@ -271,11 +273,11 @@ static void test_file_descriptors(void **state)
     int fd = client_memfd(4096);
     struct client other = client_new(node);
     unsigned fds = count_fds();
-    /* One with a request that takes none is closed. */
+    /* A descriptor with a request that takes none is closed. */
     uint64_t id = client_send_status(&other, fd);
     event_free(client_expect_reply(&other, id, COMMD__CLIENT__REPLY__BODY_STATUS));
     assert_int_equal(count_fds(), fds);
-    /* One with a request that takes it is closed as well once it is mapped, or refused. */
+    /* A descriptor with a request that takes one is closed as well, once it is mapped or refused. */
     client_expect_done(&other, client_send_register(&other, 1, 4096, fd));
     assert_int_equal(count_fds(), fds);
     client_expect_error(&other, client_send_register(&other, 1, 4096, fd), STATUS_PROTOCOL,
@@ -283,7 +285,7 @@ static void test_file_descriptors(void **state)
     client_expect_error(&other, client_send_register(&other, 2, 4097, fd), STATUS_INVALID_ARGUMENT,
                         "4097 bytes, but the memfd has 4096");
     assert_int_equal(count_fds(), fds);
-    /* More than one ends the session; also more than there is room for. */
+    /* More than one descriptor ends the session. So do more than there is room for. */
     static const unsigned counts[] = {2, 3, 16, 17, 40};
     int many[64];
     for (size_t i = 0; i < 64; i++) {
@@ -298,13 +300,13 @@ static void test_file_descriptors(void **state)
         client_free(&client);
         assert_int_equal(count_fds(), fds);
     }
-    /* With a packet that is no request. */
+    /* A descriptor with a packet that is no request. */
     struct client client = client_new(node);
     client_send_raw(&client, "\xff", 1, &fd, 1);
     client_expect_error(&client, 0, STATUS_PROTOCOL, "a packet of 1 bytes that is no request");
     client_expect_closed(&client);
     client_free(&client);
-    /* With one that nobody reads any more. */
+    /* A descriptor with a packet that nobody reads any more. */
     client = client_new(node);
     client_send_raw(&client, "\xff", 1, NULL, 0);
     client_send_register(&client, 3, 4096, fd);
@@ -320,7 +322,7 @@ static void test_file_descriptors(void **state)
     node_free(node);
 }
 
-/* A user that is refused again and again, by sessions of their own, fills nobody's log. */
+/* A user who is refused again and again, with a new session each time, does not fill the log. */
 static void test_refusals_are_not_all_logged(void **state)
 {
     (void)state;
@@ -337,7 +339,8 @@ static void test_refusals_are_not_all_logged(void **state)
     node_free(node);
 }
 
-/* From here on this process, which is the daemon's as well, can open nothing; returns what it could. */
+/* From here on, this process, which is the daemon's as well, can open nothing. Returns the limit
+ * that it had. */
 static struct rlimit forbid_descriptors(void)
 {
     struct rlimit before, none;
@@ -351,7 +354,7 @@ static struct rlimit forbid_descriptors(void)
     return before;
 }
 
-/* Out of descriptors, the request that brings one is refused; its session, and every other, goes on. */
+/* If no descriptor is free, commd refuses the request that brings one. The session and all others go on. */
 static void test_no_descriptor_is_left(void **state)
 {
     (void)state;
@@ -374,7 +377,8 @@ static void test_no_descriptor_is_left(void **state)
     node_free(node);
 }
 
-/* Who comes meanwhile is told; with not even a descriptor for that, it waits, and so does the daemon. */
+/* A client that comes meanwhile is told why. If there is no descriptor even for that, the client waits, and
+ * the daemon accepts nobody. */
 static void test_no_descriptor_for_a_client(void **state)
 {
     (void)state;
@@ -394,7 +398,7 @@ static void test_no_descriptor_for_a_client(void **state)
     client_expect_closed(&late[0]);
     client_check(&other);
     node_turns(node, 10);
-    assert_false(node->api->listeners[API_ROLE_CLIENT].pauses); /* nobody else waits */
+    assert_false(node->api->listeners[API_ROLE_CLIENT].pauses); /* nobody else has to wait */
     struct rlimit nothing = {.rlim_cur = 0, .rlim_max = before.rlim_max};
     assert_int_equal(setrlimit(RLIMIT_NOFILE, &nothing), 0);
     assert_int_equal(connect(late[1].fd, (struct sockaddr *)&address, sizeof address), 0);
@@ -411,7 +415,7 @@ static void test_no_descriptor_for_a_client(void **state)
     node_free(node);
 }
 
-/* Who reads nothing is not read from any more; nothing is lost, and others are served meanwhile. */
+/* commd stops reading from a client that reads nothing. Nothing is lost, and others are served meanwhile. */
 static void test_slow_reader_pauses(void **state)
 {
     (void)state;
@@ -455,7 +459,8 @@ static void test_slow_reader_pauses(void **state)
     node_free(node);
 }
 
-/* What comes by itself is queued up to a limit; then the client is dropped, and its ranks with it. */
+/* Events that come without a request are queued up to a limit. Then commd drops the client, and its ranks
+ * with it. */
 static void test_slow_reader_is_dropped(void **state)
 {
     (void)state;
@@ -492,7 +497,8 @@ static void test_slow_reader_is_dropped(void **state)
     node_free(node);
 }
 
-/* A session that ends, and whose client reads nothing, holds nobody up and goes when the client does. */
+/* A session has ended, and its client reads nothing. The session holds nobody up, and goes when the client
+ * goes. */
 static void test_ended_session_of_a_slow_reader(void **state)
 {
     (void)state;

@@ -1,7 +1,7 @@
 #include "daemon/base/trace.h"
 #include "tests/unit/api/api_node.h"
 
-/* What commctl trace gets: on, for whom, whose records, in pages. */
+/* What commctl trace gets: while tracing is on, the records that the user may see, in pages. */
 #define OTHER_UID 4242
 
 static struct client client_new_as(struct node *node, uid_t uid)
@@ -47,7 +47,7 @@ static size_t record_count(const Commd__Client__Event *event)
     return event->reply->trace->records.len / sizeof(struct trace_record);
 }
 
-/* A barrier of two ranks of one client, from its posts to its completions. */
+/* Runs a barrier of two ranks of one client, from its posts to its completions. */
 static void run_barrier(struct client *client, const char *name)
 {
     client_send_init(client, 1, name, 0, 2);
@@ -129,7 +129,7 @@ static void test_records_of_other_users(void **state)
     event_free(event);
     run_barrier(&own, "train");
     run_barrier(&other, "secret");
-    trace_op_done(UINT64_MAX, 1, 0, 0, 0, 1); /* of a communicator that nobody knows */
+    trace_op_done(UINT64_MAX, 1, 0, 0, 0, 1); /* of a communicator that commd does not know */
     event = ask(&own, begin, 0, false);
     assert_int_equal(record_count(event), 12);
     assert_int_equal(event->reply->trace->others, 13);
@@ -147,7 +147,8 @@ static void test_records_of_other_users(void **state)
     node_free(node);
 }
 
-/* More records, and of more communicators with the longest names, than a page has. */
+/* There are more records than a page holds, of more communicators than a page holds, with the
+ * longest names. */
 static void test_pages(void **state)
 {
     enum { COMMS = CLIENT_LIST_PAGE_MAX + 5, RECORDS = 5000 };
@@ -175,7 +176,7 @@ static void test_pages(void **state)
         end = event->reply->trace->end;
         event_free(event);
         pages++;
-        trace_op_done(1, 0, 0, 0, 0, 1); /* what comes meanwhile is not for this list */
+        trace_op_done(1, 0, 0, 0, 0, 1); /* what is recorded meanwhile is not part of this list */
     } while (next != 0);
     assert_int_equal(seq, RECORDS);
     assert_in_range(pages, 5, RECORDS / CLIENT_LIST_PAGE_MAX + 1);

@@ -1,10 +1,10 @@
 #include "tests/unit/api/api_node.h"
 
-/* Users take turns: what one of them sends in a packet, or leaves behind, holds nobody else up. */
+/* Users take turns: what one user sends in a packet, or leaves behind, holds nobody else up. */
 
 enum { MANY = CLIENT_PACKET_MAX_BYTES / SUBMIT_RECORD_MIN_BYTES };
 
-/* A packet of submissions with nothing in them, of a communicator that is not there. */
+/* Writes a packet of empty submissions for a communicator that does not exist. */
 static size_t list_of_empty_submits(uint8_t *bytes, size_t count)
 {
     struct submit_record submit = submit_of(5, 0, OP_KIND_BARRIER);
@@ -25,7 +25,7 @@ static unsigned take_completions(struct client *client)
     return taken;
 }
 
-/* Of a list each submit is answered, in its turn; another client is served after a few of them. */
+/* Each submission of a list is answered, in its turn. Another client is served after a few of them. */
 static void test_long_list(void **state)
 {
     (void)state;
@@ -36,7 +36,7 @@ static void test_long_list(void **state)
     assert_true(size <= sizeof bytes);
     assert_true(client_try_send(&client, bytes, size, NULL, 0));
     node_turns(node, 2);
-    client_check(&other); /* while most of it waits for the client to read */
+    client_check(&other); /* most of the list waits meanwhile for the client to read */
     unsigned taken = take_completions(&client);
     assert_in_range(taken, 1, MANY / 2);
     for (unsigned turn = 0; turn < 100000 && taken < MANY; turn++) {
@@ -50,13 +50,14 @@ static void test_long_list(void **state)
     node_free(node);
 }
 
-/* What is broken somewhere ends the session there; what comes before is answered. */
+/* A broken record ends the session at that place. The records before it are answered. */
 static void test_broken_lists(void **state)
 {
     (void)state;
     enum { SUBMITS = 20 };
     static const struct {
-        size_t at, size; /* a byte that is turned around, unless it is beyond; how much is sent */
+        /* at: a byte that is inverted, unless it is beyond the list; size: how much of the list is sent */
+        size_t at, size;
         const char *text;
     } lists[] = {
         {SIZE_MAX, SUBMITS * SUBMIT_RECORD_MIN_BYTES - 1, "size"},
@@ -88,7 +89,7 @@ static void test_broken_lists(void **state)
     }
 }
 
-/* What a client that is gone held goes bit by bit. */
+/* When a client is gone, what it held is given back in pieces. */
 static void test_release_in_pieces(void **state)
 {
     (void)state;
@@ -120,7 +121,7 @@ static void test_release_in_pieces(void **state)
     node_free(node);
 }
 
-/* An operation of many ranks ends for all of a client's at once: they hear of it in pieces, in order. */
+/* An operation ends for many ranks of one client at once. The client hears of them in pieces, in order. */
 static void test_answers_in_pieces(void **state)
 {
     (void)state;

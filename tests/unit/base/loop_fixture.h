@@ -16,7 +16,7 @@
 
 /* A loop, and two sockets for it to watch. */
 
-#define TURN_MS 5000 /* far beyond what any turn here needs: reached only when something is lost */
+#define TURN_MS 5000 /* far longer than any turn here: reached only if something is lost */
 
 struct fixture {
     struct loop *loop;

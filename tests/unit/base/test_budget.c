@@ -11,7 +11,7 @@
 #include "daemon/base/budget.h"
 #include "daemon/base/random.h"
 
-/* How much users get of what there is, that all of it comes back, and that who comes anew finds some. */
+/* How much of the whole each user gets, that all of it comes back, and that a new user finds some. */
 
 enum { ALL = 2560, MINIMUM = ALL / BUDGET_MINIMUM_PARTS, POOL = ALL - MINIMUM * BUDGET_PLACES };
 
@@ -52,7 +52,7 @@ static void refused(struct budget_account *account, uint64_t amount, const char 
     assert_int_equal(budget_charge(account, BUDGET_SESSIONS, amount, NULL), STATUS_LIMIT);
 }
 
-/* Takes all that it gets; returns how much. */
+/* Takes everything that the account gets; returns how much. */
 static uint64_t take_all(struct budget_account *account)
 {
     uint64_t taken = 0;
@@ -62,7 +62,7 @@ static uint64_t take_all(struct budget_account *account)
     return taken;
 }
 
-/* Alone, a user has nearly all; each one that comes finds its minimum at least, and all of it comes back. */
+/* A user alone gets nearly everything. Each new user gets at least its minimum, and everything comes back. */
 static void test_shares(void **state)
 {
     (void)state;
@@ -79,7 +79,7 @@ static void test_shares(void **state)
     assert_true(taken[1] > MINIMUM);
     assert_true(sum <= ALL);
     refused(accounts[1], 1, "the rest is kept for others");
-    /* Who has more than others have left keeps it. */
+    /* All users give back what they have: then one user alone gets as much as before. */
     for (uint32_t i = 0; i < BUDGET_USER_PLACES; i++) {
         budget_release(accounts[i], BUDGET_SESSIONS, taken[i]);
         budget_close(accounts[i]);
@@ -91,7 +91,7 @@ static void test_shares(void **state)
     budget_close(accounts[0]);
 }
 
-/* Pods of one uid; none of them keeps the others, or other users, from their minimum. */
+/* Pods of one uid: no pod takes the minimum of other pods or of other users. */
 static void test_groups(void **state)
 {
     (void)state;
@@ -132,7 +132,7 @@ static void test_ceilings(void **state)
     budget_set_ceiling(budget, BUDGET_SESSIONS, 100);
     assert_int_equal(take_all(account), 100);
     refused(account, 1, "user 7 holds 100, and the limit for one user is 100 (user_limit_sessions");
-    pod = open_group(budget, 7, "/pod"); /* its minimum is nobody else's */
+    pod = open_group(budget, 7, "/pod"); /* the pod has a minimum of its own */
     assert_int_equal(take_all(pod), MINIMUM);
     budget_set_ceiling(budget, BUDGET_SESSIONS, 50);
     refused(account, 1, "the limit for one user is 50");
@@ -141,14 +141,14 @@ static void test_ceilings(void **state)
     budget_release(pod, BUDGET_SESSIONS, MINIMUM);
     budget_close(pod);
     budget_release(account, BUDGET_SESSIONS, 40);
-    budget_set_ceiling(budget, BUDGET_SESSIONS, 3); /* below the minimum: it holds */
+    budget_set_ceiling(budget, BUDGET_SESSIONS, 3); /* a ceiling below the minimum holds, too */
     assert_int_equal(take_all(account), 3);
     budget_release(account, BUDGET_SESSIONS, 3);
     budget_close(account);
     budget_free(budget);
 }
 
-/* However large a number is, no sum of it is taken for a small one. */
+/* However large an amount is, no sum of amounts wraps to a small one. */
 static void test_large_numbers(void **state)
 {
     (void)state;
@@ -166,8 +166,8 @@ static void test_large_numbers(void **state)
     budget_close(NULL);
 }
 
-/* Random users that come, take, give and go. Nobody ever has what is not there, and who has a place and less
- * than the minimum gets one more at any time. */
+/* Random users come, take, give and go. The sum never exceeds the whole. A user that has a place and less
+ * than its minimum gets one more at any time. */
 static void test_random_users(void **state)
 {
     (void)state;
@@ -191,7 +191,7 @@ static void test_random_users(void **state)
             static const char *const names[GROUPS] = {"", "/a", "/b"};
             bool is_first = of_user[user] == 0;
             if (!is_first) {
-                continue; /* only first ones are promised a place here */
+                continue; /* only a user's first account is sure of a place */
             }
             *account = open_group(budget, user, names[group]);
             users += is_first;
@@ -227,7 +227,8 @@ static void test_random_users(void **state)
     budget_free(budget);
 }
 
-/* An account that got no place gets one when somebody goes, and what it holds counts as its minimum first. */
+/* An account that got no place gets one when another account goes. What it holds already counts as its
+ * minimum first. */
 static void test_place_later(void **state)
 {
     (void)state;
@@ -282,7 +283,7 @@ static void test_what_is_said(void **state)
     assert_int_equal(last, 1);
     budget_visit_accounts(budget, 1, visit_count, &last);
     int lines = 0;
-    for (int i = 0; i < 100; i++) { /* whatever the user holds, or not any more */
+    for (int i = 0; i < 100; i++) { /* the user need not have an account */
         lines += budget_may_log(budget, 4711, 1, &suppressed);
     }
     assert_in_range(lines, 1, 20);

@@ -13,8 +13,8 @@
 
 #include "daemon/base/control_group.h"
 
-/* The paths of processes' control groups: read once for each group, where the kernel tells groups by number.
- */
+/* The paths of processes' control groups. The path of each group is read once, if the kernel gives groups a
+ * number. */
 
 static pid_t child_new(void)
 {
@@ -74,7 +74,7 @@ static void test_without_a_pidfd_each_is_read(void **state)
     assert_int_equal(groups.entries[0].id, 0);
 }
 
-/* Nothing that may be another process's is remembered. */
+/* Nothing is remembered that may be of another process with the same pid. */
 static void test_a_process_that_ended(void **state)
 {
     (void)state;
@@ -87,7 +87,7 @@ static void test_a_process_that_ended(void **state)
     (void)close(pidfd);
 }
 
-/* More groups than there are places: the oldest is read again. */
+/* All places are taken: a new group replaces the oldest. */
 static void test_the_oldest_goes(void **state)
 {
     (void)state;

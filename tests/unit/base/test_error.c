@@ -87,7 +87,7 @@ static void test_cut_at_maximum(void **state)
     }
 }
 
-/* Each sequence at each place around the cut: it is there whole, or not at all. */
+/* Puts each sequence at each place around the cut: the text has all of it, or nothing. */
 static void test_cut_never_splits_utf8(void **state)
 {
     (void)state;

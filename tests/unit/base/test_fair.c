@@ -9,7 +9,7 @@
 
 enum { MANY = 1000 };
 
-/* One entry of a user among many of another has every second turn. */
+/* One user has one entry, another has many: the one entry gets every second turn. */
 static void test_turns(void **state)
 {
     (void)state;
@@ -30,7 +30,7 @@ static void test_turns(void **state)
     assert_int_equal(fair.count, 0);
 }
 
-/* The order of one user's entries stays, whatever is put twice or taken out. */
+/* The entries of one user keep their order, even if an entry is put twice or taken out. */
 static void test_order(void **state)
 {
     (void)state;

@@ -12,7 +12,7 @@
 
 enum { BLOCKED = 1000, OTHER = 1001 };
 
-/* What an injected close waits for: a byte for each descriptor. */
+/* close_after_gate() waits for a byte from here before it closes a descriptor. */
 static int gate[2];
 
 static void close_after_gate(int fd)
@@ -51,14 +51,14 @@ static void fd_reaper_end(struct fd_reaper *fd_reaper)
     close(gate[1]);
 }
 
-/* One that is not closed at once. */
+/* Returns a descriptor that is not closed at once. */
 static int file(void)
 {
     FILE *made = tmpfile();
     assert_non_null(made);
     int fd = fcntl(fileno(made), F_DUPFD_CLOEXEC, 0);
     fclose(made);
-    /* On tmpfs it would be memory. */
+    /* A file on tmpfs is memory, which is closed at once. */
     if (descriptor_closes_at_once(fd)) {
         close(fd);
         fd = open("/proc/self/maps", O_RDONLY | O_CLOEXEC);
@@ -138,7 +138,7 @@ static void close_other_users(int fd)
 
 static void test_one_user_waits_for_itself_alone(void **state)
 {
-    blocked_fd = 700; /* known to the process before there is one */
+    blocked_fd = 700; /* set before the reaper's process is made, which copies it */
     struct fd_reaper *fd_reaper = fd_reaper_make(state, close_other_users);
     int made = file();
     assert_int_equal(dup3(made, blocked_fd, O_CLOEXEC), blocked_fd);
@@ -206,7 +206,8 @@ static void send_packet(int socket_fd, size_t size, int fd)
     assert_int_equal(sendmsg(socket_fd, &message, 0), size);
 }
 
-/* What is left in it: nothing; a packet; an empty one; an empty one with a descriptor behind an empty one. */
+/* What is left unread in the socket: nothing; a packet; an empty packet; an empty packet, and then an empty
+ * one with a descriptor. */
 static void test_sockets(void **state)
 {
     struct fd_reaper *fd_reaper = fd_reaper_make(state, close_after_gate);
@@ -214,7 +215,7 @@ static void test_sockets(void **state)
         int pair[2];
         char byte;
         assert_int_equal(socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair), 0);
-        send_packet(pair[0], 1, -1); /* reaches the client all the same */
+        send_packet(pair[0], 1, -1); /* the client still receives it */
         if (left > 0) {
             send_packet(pair[1], left == 1, -1);
         }
@@ -234,7 +235,7 @@ static void test_sockets(void **state)
     fd_reaper_end(fd_reaper);
 }
 
-/* What is left in a stream: nothing; a byte; a byte with a descriptor. */
+/* What is left unread in the stream: nothing; a byte; a byte with a descriptor. */
 static void test_streams(void **state)
 {
     struct fd_reaper *fd_reaper = fd_reaper_make(state, close_after_gate);
@@ -263,7 +264,7 @@ static void test_freed_while_one_waits(void **state)
     fd_reaper_put(fd_reaper, BLOCKED, second);
     fd_reaper_free(fd_reaper);
     assert_true(is_open(ends[1]) && is_open(second));
-    close(gate[1]); /* it goes on */
+    close(gate[1]); /* the process goes on */
     struct pollfd closed = {.fd = ends[0]};
     assert_int_equal(poll(&closed, 1, -1), 1);
     assert_false(is_open(ends[1]));

@@ -34,7 +34,7 @@ static void capture_line(void *context, enum log_level level, const char *line)
     capture->level = level;
     assert_true(strlen(line) < sizeof(capture->line));
     strcpy(capture->line, line);
-    errno = EPIPE; /* a sink may fail in its own ways */
+    errno = EPIPE; /* a sink may change errno */
 }
 
 static int capture_start(void **state)
@@ -176,7 +176,7 @@ static void test_errno_is_kept(void **state)
     assert_int_equal(errno, ENOTTY);
 }
 
-/* What two lines look like on standard error, written by a child whose standard error is a pipe. */
+/* What two lines look like on standard error. A child writes them; its standard error is a pipe. */
 static void stderr_of_child(const char *journal_stream, bool matching, char *out, size_t size)
 {
     int fds[2];
@@ -248,7 +248,7 @@ static void check_plain_line(const char *line, const char *rest)
 static void test_plain_lines_carry_time_and_level(void **state)
 {
     (void)state;
-    static const char *const streams[] = {NULL, "0:0"}; /* a journal that standard error does not lead to */
+    static const char *const streams[] = {NULL, "0:0"}; /* a journal to which standard error does not lead */
     static const char *const rests[] = {"error: first", "warning: second\\n<0>third", "info: fourth",
                                         "debug: fifth"};
     for (size_t s = 0; s < 2; s++) {
@@ -341,7 +341,7 @@ static void test_threads_do_not_mix_lines(void **state)
 
 enum { PIPE_SMALL_BYTES = 4096, LOST_LINES = 8000, LOST_LINE_BYTES = 100, CHILD_LIMIT_S = 60 };
 
-/* The child's standard error is the pipe; a write that blocks for ever ends it by SIGALRM. */
+/* The child's standard error is the pipe. If a write blocks for ever, SIGALRM ends the child. */
 static pid_t fork_logging(int fd, void (*run)(int control), int control)
 {
     fflush(NULL);
@@ -370,7 +370,7 @@ static void require(bool condition, int code)
     }
 }
 
-/* Says on `control` when everything is logged, and waits there until the other end has begun to read. */
+/* Writes to `control` when everything is logged. Then waits until the other end has begun to read. */
 static void log_more_than_fits(int control)
 {
     char text[LOST_LINE_BYTES + 1];
@@ -384,7 +384,7 @@ static void log_more_than_fits(int control)
     require(write(control, &lost, sizeof lost) == (ssize_t)sizeof lost, 12);
     char byte;
     require(read(control, &byte, 1) == 1, 13);
-    log_info("after"); /* there may be no room yet: then it is lost, too */
+    log_info("after"); /* there may be no room yet: then this line is lost, too */
     log_writer_stop(1000 * CHILD_LIMIT_S);
     log_info("at last"); /* the thread has ended: written at once */
 }
@@ -480,7 +480,7 @@ static void test_a_reader_that_is_gone_ends_nobody(void **state)
     assert_int_equal(status, 0);
 }
 
-/* Says on `control` when everything is logged. */
+/* Writes to `control` when everything is logged. */
 static void log_a_little(int control)
 {
     fcntl(STDERR_FILENO, F_SETFL, O_NONBLOCK); /* as another process may do with a shared description */
@@ -554,7 +554,7 @@ static void test_limit_never_exceeds_its_burst(void **state)
     (void)state;
     struct log_limit limit = {.burst = 2, .interval_ns = TIME_S};
     assert_true(log_limit_pass(&limit, 0, NULL));
-    uint64_t now_ns = 1000000 * TIME_S; /* long quiet: full again, not fuller */
+    uint64_t now_ns = 1000000 * TIME_S; /* after a long pause, the allowance is full, not more */
     for (int i = 0; i < 2; i++) {
         assert_true(log_limit_pass(&limit, now_ns, NULL));
     }

@@ -126,8 +126,8 @@ static void test_watch_of_a_bad_fd_is_an_error(void **state)
     turn(fixture->loop, 0);
 }
 
-/* Two watches of ready fds; whichever is called first frees (or pauses) both. The other must not be called.
- */
+/* Two watches of ready fds. The one that is called first frees (or pauses) both. The other must not be
+ * called. */
 struct rivals {
     struct loop_watch *watches[2];
     unsigned calls;

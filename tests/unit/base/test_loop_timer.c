@@ -133,7 +133,8 @@ static void test_timer_in_the_past_fires_without_wait(void **state)
     assert_int_equal(timed.calls, 3);
 }
 
-/* Many timers, deadlines in no order, several equal: they fire by deadline, equals in the order set. */
+/* Many timers with unordered deadlines, several of them equal. They fire by deadline. Timers with equal
+ * deadlines fire in the order in which they were set. */
 static void test_timers_fire_in_order(void **state)
 {
     struct fixture *fixture = *state;
@@ -256,7 +257,7 @@ static void test_timers_free_themselves_and_each_other(void **state)
     assert_null(b.timer);
 }
 
-/* A wake-up left behind by an earlier turn does not end a later one before its time. */
+/* A wake-up that an earlier turn left behind does not end a later turn before its time. */
 static void test_run_once_does_not_end_for_nothing(void **state)
 {
     struct fixture *fixture = *state;

@@ -26,7 +26,8 @@ static void deliver(void *context, uint64_t now_ns)
 {
     const struct letter *letter = context;
     assert_int_equal(now_ns, 7);
-    assert_int_equal(letter->number, next_of[letter->sender]); /* one sender's in order, each once */
+    /* Each sender's letters come in order, each once. */
+    assert_int_equal(letter->number, next_of[letter->sender]);
     next_of[letter->sender]++;
     delivered++;
 }
@@ -51,7 +52,7 @@ static void test_order_and_wakes(void **state)
     delivered = wakes = next_of[0] = 0;
     assert_true(mailbox_is_empty(&mailbox));
     put(&mailbox, &letters[0]);
-    assert_int_equal(wakes, 0); /* it does not sleep */
+    assert_int_equal(wakes, 0); /* the owner does not sleep */
     assert_false(mailbox_sleep(&mailbox));
     assert_true(mailbox_run(&mailbox, 7));
     assert_false(mailbox_run(&mailbox, 7));

@@ -10,10 +10,8 @@
 #include "daemon/base/random.h"
 #include "tests/lib/chance.h"
 
-/*
- * xoshiro256** worked by hand from the state {1, 2, 3, 4}, after its definition: result rotl(s1 * 5, 7) * 9,
- * then the linear step.
- */
+/* xoshiro256** worked out by hand from the state {1, 2, 3, 4}, by its definition: the result is rotl(s1 * 5,
+ * 7) * 9; then comes the linear step. */
 static void test_generator_follows_its_definition(void **state)
 {
     (void)state;
@@ -77,10 +75,8 @@ static void test_below_stays_below_and_reaches_all(void **state)
     }
 }
 
-/*
- * Of a range of 3/4 of 2^64, numbers that are not drawn again would favour some results twofold: those of the
- * lowest third when reduced by a modulo, every third one when scaled by a product.
- */
+/* The limit is 3/4 of 2^64. A generator that does not draw again would give some results twice as often as
+ * others. With a modulo, these are the lowest third; with a product, every third result. */
 static void test_below_is_unbiased_for_large_limits(void **state)
 {
     (void)state;
@@ -123,7 +119,7 @@ static void test_chance(void **state)
     for (int i = 0; i < 50000; i++) {
         (void)random_u64(&twin);
     }
-    assert_memory_equal(&random, &twin, sizeof(random)); /* one number each, whatever the probability */
+    assert_memory_equal(&random, &twin, sizeof(random)); /* it draws one number, whatever the probability */
 }
 
 static void test_secure_fills_everything(void **state)

@@ -32,7 +32,7 @@ static void test_neighbours(void **state)
     ranges_free(&set);
 }
 
-/* The first code of a number stays, and gaps are told one by one. */
+/* A number keeps its first code. ranges_gap finds the gaps one by one. */
 static void test_gaps(void **state)
 {
     (void)state;
@@ -60,7 +60,7 @@ static void test_gaps(void **state)
     ranges_free(&set);
 }
 
-/* A full set forgets its lowest range; what extends one needs no place. */
+/* A full set forgets its lowest range. A number that extends a range needs no place. */
 static void test_full(void **state)
 {
     (void)state;
@@ -74,7 +74,7 @@ static void test_full(void **state)
     assert_false(ranges_find(&set, 10, NULL));
     assert_true(ranges_find(&set, 11 + 2 * (MAX - 1) + (UINT64_C(1) << 33) - 1, NULL));
     uint64_t lowest = set.items[0].first;
-    assert_true(ranges_add(&set, lowest - 2, 1, 0, MAX)); /* is forgotten at once */
+    assert_true(ranges_add(&set, lowest - 2, 1, 0, MAX)); /* forgotten at once */
     assert_false(ranges_find(&set, lowest - 2, NULL));
     assert_true(ranges_add(&set, lowest + 1, 1, 0, MAX));
     assert_int_equal(set.count, MAX - 1);
@@ -82,7 +82,7 @@ static void test_full(void **state)
     ranges_free(&set);
 }
 
-/* Beside an array of codes, 0 for none. */
+/* Compares with an array of codes, in which 0 means none. */
 static void test_random(void **state)
 {
     (void)state;

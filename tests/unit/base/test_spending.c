@@ -7,7 +7,7 @@
 
 #include "daemon/base/spending.h"
 
-/* Who is charged for processor time that accounts share. */
+/* Which accounts are charged for processor time that they share. */
 
 enum { MANY = SPENDING_SHARES_MAX + 3 };
 
@@ -40,7 +40,7 @@ static bool count_account(void *context, uint64_t number, const struct budget_in
     return true;
 }
 
-/* Nobody refers to accounts any more. */
+/* Nobody refers to the accounts any more once they are closed. */
 static int stop(void **state)
 {
     unsigned left = 0;
@@ -67,7 +67,7 @@ static void test_in_proportion(void **state)
     struct spending_shares shares = {.clock = clock_ns};
     spending_share(&shares, accounts[0], 100, 5000);
     spending_share(&shares, accounts[1], 200, 5000);
-    spending_share(&shares, NULL, 500, 5000); /* what is nobody's takes its part, too */
+    spending_share(&shares, NULL, 500, 5000); /* bytes without an account take their part, too */
     spending_share(&shares, accounts[0], 200, 5000);
     now_ns = 6000;
     spending_shares_end(&shares);
@@ -75,7 +75,7 @@ static void test_in_proportion(void **state)
     assert_int_equal(spent_ns(1), 200);
     assert_int_equal(looks, 1);
 
-    spending_share(&shares, accounts[1], 7, 8000); /* the next event knows nothing of the last one */
+    spending_share(&shares, accounts[1], 7, 8000); /* the next event does not depend on the last one */
     now_ns = 8100;
     spending_shares_end(&shares);
     assert_int_equal(spent_ns(0), 300);
@@ -97,7 +97,7 @@ static void test_nobodys(void **state)
     assert_int_equal(spent_ns(0), 0);
 }
 
-/* An event of more accounts than there are places counts as two, and everybody pays. */
+/* An event with more accounts than places counts as two events. Every account is charged. */
 static void test_many(void **state)
 {
     (void)state;

@@ -9,7 +9,7 @@
 
 /* How long a thread polls before it sleeps. */
 
-/* As many waits as finds, as messages between nodes have: the length of the waits decides. */
+/* There are as many waits as finds, as with messages between nodes. So the length of the waits decides. */
 static void test_short_waits_make_long_spins(void **state)
 {
     (void)state;

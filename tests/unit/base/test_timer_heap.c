@@ -59,7 +59,7 @@ static void test_equal_deadlines_come_in_the_order_set(void **state)
     timer_heap_free(&heap);
 }
 
-/* What the heap should say, by looking at every node. */
+/* What the heap should return, found by a look at every node. */
 static const struct timer_node *expected_first(const struct timer_node *nodes, const bool *armed)
 {
     const struct timer_node *first = NULL;
@@ -94,7 +94,7 @@ static void test_random_changes_against_a_plain_search(void **state)
             timer_heap_remove(&heap, first);
             armed[first - nodes] = false;
         } else {
-            /* Few values: many ties. Both ends of the range belong to it. */
+            /* There are few values, so many are equal. Both ends of the range are among them. */
             uint64_t value = random_below(&random, 50);
             timer_heap_set(&heap, &nodes[one], value == 49 ? UINT64_MAX : value);
             armed[one] = true;

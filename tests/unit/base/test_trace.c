@@ -11,7 +11,8 @@
 
 #include "daemon/base/trace.h"
 
-/* The ring is the process's: each test looks at what comes behind what is there. */
+/* The process has one ring. So each test reads only what is recorded after the records that are there
+ * already. */
 
 static void begin(unsigned areas)
 {
@@ -65,7 +66,7 @@ static void test_only_areas_that_are_on(void **state)
     trace_comm_formed(1, 0, 0, 0, 0, 2);
     begin(0);
     trace_op_taken(1, 2, 3, 4, 5, 6);
-    assert_int_equal(trace_read(&next, UINT64_MAX, records, 4), 2); /* what was recorded stays to be read */
+    assert_int_equal(trace_read(&next, UINT64_MAX, records, 4), 2); /* recorded events stay readable */
     assert_int_equal(next, trace_end());
     assert_int_equal(records[0].event, TRACE_COMM_FORMED);
     assert_int_equal(records[0].value, 2);
@@ -125,7 +126,8 @@ static void *write_records(void *context)
     return NULL;
 }
 
-/* Writers lap the reader many times: what it gets is whole, and each writer's in order. */
+/* The writers overwrite the ring many times while the reader reads. Each record that it gets is complete, and
+ * the records of each writer are in order. */
 static void test_threads(void **state)
 {
     pthread_t threads[WRITERS];

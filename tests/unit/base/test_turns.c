@@ -8,7 +8,7 @@
 #include "daemon/base/time.h"
 #include "daemon/base/turns.h"
 
-/* Who gets how much of the loop's time, by a clock that moves as the pieces say. */
+/* How much of the loop's time each line gets. The clock moves by the time that each piece says. */
 
 static uint64_t clock_ns;
 
@@ -72,7 +72,7 @@ static void test_one_piece(void **state)
     assert_false(turns_wait(&turns));
 }
 
-/* One line with 400 endless turns takes no more than the others, and no call takes long. */
+/* A line with 400 endless turns gets no more time than the others, and no call takes long. */
 static void test_shares(void **state)
 {
     (void)state;
@@ -97,12 +97,12 @@ static void test_shares(void **state)
     for (int i = 0; i < 3; i++) {
         assert_in_range(lines[i].spent_ns, fair_ns * 9 / 10, fair_ns * 11 / 10);
     }
-    for (int i = 1; i < MANY; i++) { /* in a line, one after the other */
+    for (int i = 1; i < MANY; i++) { /* the turns of a line follow each other */
         assert_in_range(many[i].pieces_done, many[0].pieces_done - 1, many[0].pieces_done + 1);
     }
 }
 
-/* Who comes anew waits for a quantum of each other line at most, and time is not saved up. */
+/* A new line waits for at most one quantum of each other line. A line does not save up time. */
 static void test_newcomer(void **state)
 {
     (void)state;
@@ -131,7 +131,7 @@ static void test_cancel(void **state)
     worker_new(&first, &turns, &line, 1, 1);
     worker_new(&second, &turns, &line, 1, 1);
     worker_new(&third, &turns, &other, 1, 1);
-    first.cancels = &second; /* the last of the line that is served */
+    first.cancels = &second; /* second is the last turn of the line that is being served */
     third.cancels = &third;
     turn_cancel(&turns, &third.turn);
     turn_cancel(&turns, &third.turn);

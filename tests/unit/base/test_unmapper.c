@@ -74,7 +74,7 @@ static void test_large_memory_is_unmapped_elsewhere(void **state)
     struct unmapping unmapping = map(LARGE_BYTES);
     memset(unmapping.base, 1, 16 * PAGE);
     put(unmapper, &unmapping);
-    assert_int_equal(done_count, 0); /* nothing is told from within the call */
+    assert_int_equal(done_count, 0); /* done is not called from within the call */
     run_until(loop, 1);
     assert_true(pthread_equal(done_thread, pthread_self()));
     for (uint64_t at = 0; at < LARGE_BYTES; at += UNMAPPER_PIECE_BYTES) {
@@ -93,7 +93,7 @@ static void test_small_memory_is_unmapped_in_place(void **state)
     put(unmapper, &small);
     assert_int_equal(done_count, 1);
     assert_false(is_mapped(small.base));
-    put(NULL, &large); /* without an unmapper, all is */
+    put(NULL, &large); /* without an unmapper, all memory is unmapped in place */
     assert_int_equal(done_count, 2);
     assert_false(is_mapped(large.base));
     unmapper_free(unmapper);
@@ -119,7 +119,7 @@ static void test_many_in_order(void **state)
     loop_free(loop);
 }
 
-/* Whether it came to be unmapped or not, its owner hears of it, once. */
+/* Each owner is told once, whether its memory was unmapped or not. */
 static void test_freed_at_once(void **state)
 {
     (void)state;

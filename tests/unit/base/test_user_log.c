@@ -31,7 +31,7 @@ static void test_each_user_has_its_own(void **state)
     assert_int_equal(suppressed, 0);
 }
 
-/* Many users, such as those of containers, get no more than all users together. */
+/* Many users, such as those of containers, get no more lines than the limit for all users together. */
 static void test_all_together(void **state)
 {
     (void)state;
@@ -47,7 +47,7 @@ static void test_all_together(void **state)
     assert_int_equal(suppressed, 100 - USER_LOG_TOTAL_PER_S);
 }
 
-/* Others that come and go take the places of those who are quiet. */
+/* New users take the places of quiet users. A user that keeps logging is remembered. */
 static void test_who_is_at_it_is_remembered(void **state)
 {
     (void)state;

@@ -52,7 +52,7 @@ static inline comm_t *pair_comm(const struct pair *pair, const char *name, uint3
     return comm;
 }
 
-/* The last error's text has this in it. */
+/* Checks that the last error's text contains this. */
 static inline void assert_error_says(const char *text)
 {
     if (strstr(comm_last_error(), text) == NULL) {

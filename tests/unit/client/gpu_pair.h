@@ -13,10 +13,8 @@
 
 #include "tests/cuda_double/cuda_double.h"
 
-/*
- * The double of the CUDA driver, as an application beside the library uses it: through a table of its own, on
- * the primary contexts.
- */
+/* The double of the CUDA driver, used as an application uses the driver beside the library: with a table of
+ * its own, on the primary contexts. */
 #define GPU_DEVICES 2
 #define MIB ((size_t)1 << 20)
 #define GPU_OK(call) assert_int_equal(call, CUDA_RESULT_OK)
@@ -47,7 +45,7 @@ static inline void gpu_look_up(void *library, void *slot, const char *symbol)
     memcpy(slot, &address, sizeof address);
 }
 
-/* Before the first case; the machine is this process's own. */
+/* Runs before the first case. The double's machine belongs to this process alone. */
 static inline int gpu_setup(void **state)
 {
     char path[PATH_MAX], why[256] = "", devices[16];
@@ -119,7 +117,7 @@ static inline void expect_ok(comm_result_t result)
     }
 }
 
-/* Ordered against no stream. */
+/* An all_reduce that is ordered against no stream. */
 static inline comm_result_t reduce_now(comm_t *comm, void *send, void *receive, size_t count)
 {
     comm_call_options_t options = COMM_CALL_OPTIONS_INIT;
@@ -134,17 +132,15 @@ static inline comm_result_t reduce_on(comm_t *comm, void *buffer, size_t count, 
     return comm_all_reduce(comm, buffer, buffer, count, COMM_U8, COMM_SUM, &options);
 }
 
-/*
- * For what has no event to wait for: that a stream of the double's threads, or a request, has not ended, or
- * when it has, by the calls that only ask. Bounded by its callers.
- */
+/* For conditions that have no event to wait for: a stream or a request has ended, or has not. The calls that
+ * find it out only ask, and do not wait. The callers bound the time. */
 static inline void sleep_ms(long ms)
 {
     struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
     (void)nanosleep(&pause, NULL);
 }
 
-/* Something that a stream can be held up with: it waits until the gate is opened. */
+/* Holds up a stream: the stream waits until the gate is opened. */
 struct gate {
     _Atomic uint64_t *word;
     cuda_pointer address;
@@ -167,7 +163,7 @@ static inline void gate_open(const struct gate *gate)
     __atomic_store_n((uint64_t *)(uintptr_t)gate->word, 1, __ATOMIC_RELEASE);
 }
 
-/* Whether the stream has nothing left to do, after so long at most. */
+/* Whether the stream ends its work within that time. */
 static inline int stream_ends(cuda_stream stream, long ms)
 {
     cuda_result result = CUDA_RESULT_NOT_READY;
@@ -180,7 +176,7 @@ static inline int stream_ends(cuda_stream stream, long ms)
     return result == CUDA_RESULT_OK;
 }
 
-/* Whether the request has ended within so long. */
+/* Whether the request ends within that time. */
 static inline int request_ends(comm_request_t **request, long ms)
 {
     int done = 0;

@@ -5,7 +5,7 @@
 
 #define SEGMENT_CHUNKS_MAX 64
 
-/* As an allocator with expandable segments does it: a range of addresses, filled part by part. */
+/* A range of addresses, filled part by part, as an allocator with expandable segments does it. */
 struct segment {
     cuda_pointer base;
     size_t chunk_bytes;

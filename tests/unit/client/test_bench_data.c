@@ -12,10 +12,8 @@
 #include "client/commctl/bench.h"
 #include "daemon/host/reduce.h"
 
-/*
- * What `commctl bench` sends and expects, against operations done here by their definition, with the daemon's
- * own arithmetic: what is right counts as right, and any element that is not as wrong.
- */
+/* Checks what `commctl bench` sends and expects. The operations are done here by their definition, with the
+ * daemon's own arithmetic. A right result must count as right, and every wrong element as wrong. */
 #define RANKS_MAX 5
 
 /* The ranks of one operation. Each has two buffers, as in a run. */
@@ -24,7 +22,7 @@ struct world {
     const struct bench_operation *operation;
     struct bench_call calls[RANKS_MAX];
     unsigned char *buffers[RANKS_MAX][2];
-    unsigned char *sent[RANKS_MAX]; /* copies: in place, what is sent is written over */
+    unsigned char *sent[RANKS_MAX]; /* copies: in place, the operation overwrites what is sent */
     size_t element_bytes, block_bytes;
 };
 
@@ -70,7 +68,8 @@ static void world_free(struct world *world)
     }
 }
 
-/* Of all ranks' blocks of that number. rounds: one after the other, each result stored, as between nodes. */
+/* Reduces the blocks of that number of all ranks. rounds: one after the other, each result stored, as between
+ * nodes. */
 static void reduce_blocks(const struct world *world, uint32_t block, bool rounds, void *out)
 {
     const void *inputs[RANKS_MAX];
@@ -95,7 +94,7 @@ static void reduce_blocks(const struct world *world, uint32_t block, bool rounds
     host_reduce(&reduction);
 }
 
-/* What the operation does, by its definition, for one rank. */
+/* Does for one rank what the operation does by its definition. */
 static void perform(const struct world *world, uint32_t rank, bool rounds)
 {
     const char *name = world->operation->name;
@@ -138,7 +137,7 @@ static void must_count(const struct world *world, uint32_t rank, size_t expected
     }
 }
 
-/* Some elements, in each of their bytes, changed and put right again; then all of them. */
+/* Changes some elements, in each of their bytes, and restores them; then changes all of them. */
 static void spoil(const struct world *world, uint32_t rank)
 {
     unsigned char *received = world->calls[rank].receive;
@@ -164,7 +163,7 @@ static void check(const char *name, const struct bench_options *options, size_t 
         for (uint32_t rank = 0; rank < options->size; rank++) {
             perform(&world, rank, rounds != 0);
             must_count(&world, rank, 0, rounds ? "in rounds" : "at once");
-            if (rank + 1 == options->size && !rounds) { /* the root, where there is one */
+            if (rank + 1 == options->size && !rounds) { /* the root, if there is one */
                 spoil(&world, rank);
             }
         }
@@ -193,7 +192,7 @@ static void test_every_operation_and_type(void **state)
     }
 }
 
-/* Values repeat; what is longer than they are is checked to its end. */
+/* The values repeat. A buffer that is longer than the sequence is checked to its end. */
 static void test_long_buffers(void **state)
 {
     (void)state;
@@ -205,7 +204,8 @@ static void test_long_buffers(void **state)
     check("all_to_all", &options, 3 * 13312 + 1, false);
 }
 
-/* A buffer that nobody wrote to, another rank's, or the same from a place further on. */
+/* Buffers that could be taken for right: one that nobody wrote to, another rank's, or the right values from a
+ * later place on. */
 static void test_what_could_be_taken_for_right(void **state)
 {
     (void)state;
@@ -229,10 +229,8 @@ static void test_what_could_be_taken_for_right(void **state)
     }
 }
 
-/*
- * Short floats: sums of any number of ranks are exact, one after the other, each rounded, as also in any
- * other order; and none of the ranks can be left out without a trace.
- */
+/* With short floats, sums of any number of ranks are exact: in any order, and with each step rounded. A rank
+ * that is left out is noticed. */
 static void test_sums_of_many_ranks(void **state)
 {
     (void)state;
@@ -244,7 +242,7 @@ static void test_sums_of_many_ranks(void **state)
         struct bench_options options = options_of(dtype, REDUCE_SUM, sizes[i / DTYPE_COUNT]);
         uint32_t left_out = options.size / 3;
         if (dtype_size_bytes(dtype) > 2 || (dtype == DTYPE_BOOL && options.size > 9)) {
-            continue; /* truth values tell little of so many */
+            continue; /* truth values tell little with so many ranks */
         }
         memset(sum, 0, sizeof sum);
         for (uint32_t rank = 0; rank < options.size; rank++) {
@@ -262,7 +260,7 @@ static void test_sums_of_many_ranks(void **state)
     }
 }
 
-/* What is sent and expected goes by the options at hand, not by those of the call before. */
+/* What is sent and expected depends on the present options, not on those of the call before. */
 static void test_options_change(void **state)
 {
     (void)state;

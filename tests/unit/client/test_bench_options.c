@@ -14,7 +14,7 @@
 
 #define ARGUMENTS_MAX 16
 
-/* What was written to standard error meanwhile. */
+/* What was written to standard error during the call. */
 static char said[1024];
 
 /* Splits the line at spaces, and takes it as options. */
@@ -116,7 +116,7 @@ static void test_a_range_of_sizes(void **state)
     assert_sizes("--min-bytes 3 --max-bytes 700k --step-factor 61", "3 183 11163 680943");
     assert_sizes("--min-bytes 1k --max-bytes 1k", "1024");
     assert_sizes("--min-bytes 1 --max-bytes 1g --step-factor 1024", "1 1024 1048576 1073741824");
-    /* None is beyond the end, also where the next one would be beyond 64 bits. */
+    /* No size is beyond the end, even if the next one would be beyond 64 bits. */
     assert_sizes("--min-bytes 536870912g --max-bytes 1073741824g --step-factor 1024", "576460752303423488");
     assert_sizes("--max-bytes 256m --step-factor 32", "8 256 8192 262144 8388608 268435456");
     struct bench_options options = {.min_bytes = 1, .max_bytes = UINT64_MAX, .step_factor = 1024};

@@ -3,7 +3,7 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/gpu_pair.h"
 
-/* Events: streams, communicators and the calling thread, each against each. */
+/* Events between streams, communicators and the calling thread, in all combinations. */
 
 struct set {
     struct pair pair;
@@ -74,9 +74,9 @@ static void test_comm_waits_for_stream(void **state)
     struct gate gate = gate_on(set.stream);
     expect_ok(comm_event_record(set.event, set.stream));
     expect_ok(comm_event_wait_comm(set.event, set.comm));
-    comm_event_destroy(set.event); /* whoever waits goes on waiting */
+    comm_event_destroy(set.event); /* a wait that has begun goes on */
     expect_ok(start(&set, &first));
-    expect_ok(start(&set, &second)); /* all later ones, not the next alone */
+    expect_ok(start(&set, &second)); /* all later operations wait, not only the next */
     assert_false(request_ends(&second, 20));
     assert_int_equal(fake_daemon_counts(set.pair.daemon).fences, 1);
     gate_open(&gate);
@@ -122,7 +122,7 @@ static void test_comm_waits_for_comm(void **state)
     set_free(&set);
 }
 
-/* The thread waits with COMM_STREAM_NONE, and records what is reached at once. */
+/* The thread waits with COMM_STREAM_NONE. What it records with COMM_STREAM_NONE is reached at once. */
 static void test_the_thread_waits(void **state)
 {
     (void)state;
@@ -160,7 +160,7 @@ static void test_sync_stream(void **state)
     set_free(&set);
 }
 
-/* As CUDA has it: a record replaces the one before, and who waited for that goes on doing so. */
+/* As in CUDA: a record replaces the one before. Whoever waited for that one goes on waiting for it. */
 static void test_recorded_again(void **state)
 {
     (void)state;
@@ -187,7 +187,7 @@ static void test_recorded_again(void **state)
     set_free(&set);
 }
 
-/* More than an operation can name: they become one. */
+/* Events beyond those that an operation can name are combined into one. */
 static void test_many_waits(void **state)
 {
     (void)state;
@@ -219,7 +219,7 @@ static void test_many_waits(void **state)
     set_free(&set);
 }
 
-/* More records than commd keeps of a rank wait for the first of them. */
+/* commd keeps a limited number of records of a rank. Further records wait for the first of them. */
 static void test_many_records(void **state)
 {
     (void)state;
@@ -244,7 +244,7 @@ static void test_seven_steps(void **state)
     struct set set = set_make(&script);
     comm_event_t *event;
     struct gate gate = gate_on(set.stream);                /* the computation */
-    expect_ok(comm_event_create(set.pair.client, &event)); /* none waits: the gate is closed */
+    expect_ok(comm_event_create(set.pair.client, &event)); /* no call waits: the gate is closed */
     expect_ok(comm_event_record(event, set.stream));
     expect_ok(comm_event_wait_comm(event, set.comm));
     expect_ok(reduce_now(set.comm, set.buffer, set.buffer, 1000));
@@ -258,8 +258,8 @@ static void test_seven_steps(void **state)
     set_free(&set);
 }
 
-/* The same program without a GPU. */
-/* A stream is of the GPU that it was made on, whichever is current: the driver refuses it elsewhere. */
+/* A stream belongs to the GPU on which it was made, whichever GPU is current. The driver refuses it on
+ * others. */
 static void test_streams_of_other_gpus(void **state)
 {
     (void)state;
@@ -279,7 +279,8 @@ static void test_streams_of_other_gpus(void **state)
         expect_ok(comm_event_wait(set.event, there_too));
         expect_ok(comm_event_record(set.event, set.stream));
         expect_ok(comm_event_wait(set.event, set.other));
-        expect_ok(reduce_on(set.comm, set.buffer, 10, there)); /* a communicator's own GPU is the buffers' */
+        /* The communicator's own GPU is the buffers' GPU. */
+        expect_ok(reduce_on(set.comm, set.buffer, 10, there));
         expect_ok(reduce_on(beyond_it, NULL, 0, set.other));
         GPU_OK(cuda->context_get(&now));
         assert_ptr_equal(now, current < GPU_DEVICES ? contexts[current] : NULL);
@@ -303,6 +304,7 @@ static void test_streams_of_other_gpus(void **state)
     set_free(&set);
 }
 
+/* The same without a GPU. */
 static void test_on_the_host(void **state)
 {
     (void)state;
@@ -326,7 +328,7 @@ static void test_on_the_host(void **state)
     assert_int_equal(comm_event_record(event, data), COMM_UNSUPPORTED);
     assert_error_says("no communicator on a GPU");
     assert_int_equal(comm_event_wait(event, data), COMM_UNSUPPORTED);
-    /* A GPU that comes later knows the words, too. */
+    /* A GPU that comes later knows the words of events, too. */
     comm_t *gpu = gpu_comm(&pair, "gpu", 0);
     cuda_stream stream = gpu_stream();
     struct gate gate = gate_on(stream);
@@ -339,7 +341,7 @@ static void test_on_the_host(void **state)
     pair_stop(&pair);
 }
 
-/* commd is silent: the wait ends with its deadline. */
+/* commd is silent: the wait ends at its deadline. */
 static void test_a_silent_daemon(void **state)
 {
     (void)state;

@@ -3,7 +3,7 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/gpu_pair.h"
 
-/* comm_mem_alloc on a GPU: virtual memory, or of cuMemAlloc, and that both are gone when they are freed. */
+/* comm_mem_alloc on a GPU gives virtual memory or memory of cuMemAlloc. Both are gone once they are freed. */
 
 static size_t gpu_free_bytes(void)
 {
@@ -39,7 +39,7 @@ static void test_by_descriptor(void **state)
     expect_ok(comm_sync(comm, 0));
     expect_ok(comm_mem_free(pair.client, memory));
     assert_int_equal(gpu_free_bytes(), free_before);
-    /* Other memory at the same address, again and again: nothing of addresses or memory is lost. */
+    /* New memory at the same address, again and again: no address and no memory is lost. */
     for (unsigned i = 0; i < 100; i++) {
         expect_ok(comm_mem_alloc(pair.client, 3 * MIB, 0, &again));
         assert_ptr_equal(again, memory);
@@ -49,13 +49,13 @@ static void test_by_descriptor(void **state)
     }
     counts = fake_daemon_counts(pair.daemon);
     assert_int_equal(counts.virtuals, 101);
-    expect_registered(&pair, 1); /* the words that streams are ordered by */
+    expect_registered(&pair, 1); /* the words by which streams are ordered */
     assert_int_equal(counts.unmapped, 0);
     assert_int_equal(gpu_free_bytes(), free_before);
     pair_stop(&pair);
 }
 
-/* Freed when commd has closed it, if it does so in time, and lives. */
+/* The library frees memory after commd has closed it, if commd lives and does so in time. */
 static void test_freed_after_commd_has_closed_it(void **state)
 {
     (void)state;
@@ -84,7 +84,7 @@ static void test_freed_after_commd_has_closed_it(void **state)
         expect_registered(&pair, others);
         GPU_OK(cuda->memory_free(plain));
         assert_int_equal(gpu_free_bytes(), free_before);
-        expect_ok(comm_mem_alloc(pair.client, 1, 0, &memory)); /* closed with the client */
+        expect_ok(comm_mem_alloc(pair.client, 1, 0, &memory)); /* the client closes it */
         script.busy_answers = 12;
         fake_daemon_set(pair.daemon, &script);
         comm_client_close(pair.client);
@@ -94,7 +94,7 @@ static void test_freed_after_commd_has_closed_it(void **state)
     }
 }
 
-/* And otherwise all the same. */
+/* Otherwise, the library frees the memory all the same. */
 static void test_freed_without_commd(void **state)
 {
     (void)state;
@@ -117,7 +117,7 @@ static void test_freed_without_commd(void **state)
     comm_client_close(pair.client);
 }
 
-/* A commd that reads nothing any more. */
+/* commd reads nothing any more. */
 static void test_freed_beside_a_frozen_commd(void **state)
 {
     (void)state;
@@ -140,7 +140,7 @@ static void test_freed_beside_a_frozen_commd(void **state)
     pair_stop(&pair);
 }
 
-/* It is registered alone, whatever lies beside it. */
+/* The memory is registered alone, whatever lies beside it. */
 static void test_beside_other_virtual_memory(void **state)
 {
     (void)state;
@@ -180,7 +180,7 @@ static void test_beside_other_virtual_memory(void **state)
     pair_stop(&pair);
 }
 
-/* Kernels of a GPU that reaches it may work on it, as on memory of cudaMalloc. */
+/* Kernels of another GPU that reaches the memory may work on it, as on memory of cudaMalloc. */
 static void test_other_gpus_reach_it(void **state)
 {
     (void)state;
@@ -223,8 +223,8 @@ static void test_without_virtual_memory(void **state)
         struct fake_counts counts = fake_daemon_counts(pair.daemon);
         assert_int_equal(counts.handles, i + 1);
         assert_int_equal(counts.memory_bytes, 4 * MIB);
-        assert_int_equal(free_before - gpu_free_bytes(), 4 * MIB); /* of the attempt, nothing is left */
-        expect_ok(comm_mem_alloc(pair.client, 1, 0, &other));      /* beside one that has it */
+        assert_int_equal(free_before - gpu_free_bytes(), 4 * MIB); /* the failed attempt left nothing */
+        expect_ok(comm_mem_alloc(pair.client, 1, 0, &other));      /* beside memory without it */
         assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, i + 1);
         expect_ok(reduce_on(comm, memory, 100, NULL));
         expect_ok(reduce_on(comm, other, 100, NULL));
@@ -236,7 +236,7 @@ static void test_without_virtual_memory(void **state)
     pair_stop(&pair);
 }
 
-/* Whatever fails on the way is named, and what was made until then is gone. */
+/* The error names each call that fails on the way. What was made before is gone. */
 static void test_failures(void **state)
 {
     (void)state;
@@ -271,7 +271,7 @@ static void test_failures(void **state)
         assert_ptr_equal(memory, first); /* no addresses are lost */
         expect_ok(comm_mem_free(pair.client, memory));
     }
-    /* What no peer is allowed is no failure. */
+    /* It is no failure if no peer gets access. */
     beyond.inject("cuMemSetAccess:2");
     expect_ok(comm_mem_alloc(pair.client, 1, 0, &memory));
     beyond.inject(NULL);
@@ -293,7 +293,7 @@ static void *free_it(void *argument)
     return NULL;
 }
 
-/* The GPU's streams are waited for, and meanwhile other threads go on. */
+/* Freeing waits for the streams of the GPU. Meanwhile other threads go on. */
 static void check_free_waits(const char *rule)
 {
     struct pair pair = pair_start(NULL);
@@ -316,7 +316,7 @@ static void check_free_waits(const char *rule)
     gate_open(&gate);
     assert_int_equal(pthread_join(thread, NULL), 0);
     expect_ok(freeing.result);
-    GPU_OK(cuda->stream_synchronize(stream)); /* what it had touched the memory while it was there */
+    GPU_OK(cuda->stream_synchronize(stream)); /* the stream's work used the memory while it was there */
     GPU_OK(cuda->stream_destroy(stream));
     pair_stop(&pair);
 }
@@ -328,7 +328,7 @@ static void test_free_waits_for_streams(void **state)
     check_free_waits("cuMemCreate:1=801");
 }
 
-/* The whole client's, and nothing of it faults. */
+/* Closing waits for the streams that use any memory of the client. None of them faults. */
 static void test_close_waits_for_streams(void **state)
 {
     (void)state;
@@ -361,7 +361,7 @@ static void test_not_while_a_stream_is_captured(void **state)
     assert_int_equal(comm_mem_free(pair.client, memory), COMM_UNSUPPORTED);
     assert_error_says("comm_mem_free: a stream is being captured");
     (void)beyond.end_capture(stream, &graph);
-    /* It is there as before. */
+    /* The memory is there as before. */
     expect_ok(reduce_now(comm, memory, memory, 100));
     expect_ok(comm_sync(comm, 0));
     assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, 1);

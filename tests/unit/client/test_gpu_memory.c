@@ -3,7 +3,7 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/gpu_segment.h"
 
-/* Memory on GPUs: what is registered, when, as what, and what is refused by which name. */
+/* Memory on GPUs: what the library registers, when, and as what; what it refuses, and under which name. */
 
 static void test_init_tells_the_uuid(void **state)
 {
@@ -31,7 +31,8 @@ static void test_init_tells_the_uuid(void **state)
     pair_stop(&pair);
 }
 
-/* The whole allocation, once, whatever part of it is used; offsets are in it. */
+/* The first use registers the whole allocation, once, whatever part is used. Offsets are relative to its
+ * base. */
 static void test_first_use_registers(void **state)
 {
     (void)state;
@@ -56,12 +57,12 @@ static void test_first_use_registers(void **state)
     expect_ok(reduce_now(comm, gpu_address(base), gpu_address(base), 6 * MIB));
     expect_ok(comm_sync(comm, 0));
     assert_int_equal(fake_daemon_counts(pair.daemon).registered, 1);
-    /* Not beyond it. */
+    /* A buffer may not reach beyond the allocation. */
     assert_int_equal(reduce_now(comm, gpu_address(base), gpu_address(base), 6 * MIB + 1),
                      COMM_INVALID_ARGUMENT);
     assert_error_says("exceed the allocation");
     assert_error_says("comm_all_reduce on \"first\"");
-    /* Small ones lie in one block; each is registered for itself. */
+    /* Small allocations lie in one block. Each is registered by itself. */
     cuda_pointer small = gpu_alloc(512), other = gpu_alloc(700);
     expect_ok(reduce_now(comm, gpu_address(small), gpu_address(other), 512));
     expect_ok(comm_sync(comm, 0));
@@ -89,7 +90,7 @@ static void test_memory_that_was_freed_and_made_again(void **state)
         assert_int_equal(counts.memories, 1); /* the one before is withdrawn */
         GPU_OK(cuda->memory_free(base));
     }
-    /* Other sizes that overlap it in part, from below and from above. */
+    /* Allocations of other sizes that overlap it in part, from below and from above. */
     cuda_pointer low = gpu_alloc(2 * MIB), high = gpu_alloc(2 * MIB);
     expect_ok(reduce_now(comm, gpu_address(low), gpu_address(high), 100));
     expect_ok(comm_sync(comm, 0));
@@ -112,7 +113,7 @@ static void test_memory_that_was_freed_and_made_again(void **state)
     pair_stop(&pair);
 }
 
-/* Freed memory with operations in flight: it is withdrawn at once, and nothing of the library's is freed. */
+/* Memory is freed while operations use it. The library withdraws it at once, and frees nothing of its own. */
 static void test_stale_memory_in_use(void **state)
 {
     (void)state;
@@ -133,7 +134,8 @@ static void test_stale_memory_in_use(void **state)
     pair_stop(&pair);
 }
 
-/* commd cannot open it as long as it uses what was there before: it is asked again, and not for ever. */
+/* commd cannot open the memory while it uses what was there before. The library asks again, but not
+ * for ever. */
 static void test_a_place_in_use(void **state)
 {
     (void)state;
@@ -156,7 +158,7 @@ static void test_a_place_in_use(void **state)
     assert_error_says("comm_all_reduce on \"busy\"");
     assert_error_says("still in use by \"other\"");
     assert_true(took_ns >= BUSY_TIMEOUT_MS * 1000000ull && took_ns < (BUSY_TIMEOUT_MS + 5000u) * 1000000ull);
-    assert_true(fake_daemon_counts(pair.daemon).busy < 1000); /* more and more rarely */
+    assert_true(fake_daemon_counts(pair.daemon).busy < 1000); /* it asks more and more rarely */
     fake_daemon_set(pair.daemon, &(struct fake_script){0});
     expect_ok(reduce_now(comm, gpu_address(other), gpu_address(other), 100));
     expect_ok(comm_sync(comm, 0));
@@ -214,7 +216,7 @@ static void test_expandable_segments(void **state)
     comm_t *comm = gpu_comm(&pair, "segments", 0);
     struct segment segment = segment_make(2 * MIB, 4);
     unsigned char *base = gpu_address(segment.base);
-    /* In the middle, over a border: all parts are passed, one descriptor each. */
+    /* A buffer across a border of parts: all parts are passed, with one descriptor each. */
     expect_ok(reduce_now(comm, base + 3 * MIB, base + 5 * MIB, 2 * MIB));
     expect_ok(comm_sync(comm, 0));
     struct fake_counts counts = fake_daemon_counts(pair.daemon);
@@ -226,10 +228,10 @@ static void test_expandable_segments(void **state)
     expect_ok(reduce_now(comm, base, base, 8 * MIB));
     expect_ok(comm_sync(comm, 0));
     assert_int_equal(fake_daemon_counts(pair.daemon).virtuals, 1);
-    /* Nothing there. */
+    /* There is no memory. */
     assert_int_equal(reduce_now(comm, base, base, 8 * MIB + 1), COMM_INVALID_ARGUMENT);
     assert_error_says("no memory of GPU 0");
-    /* It grows: what is used next is passed in addition. */
+    /* The segment grows: a part that is used next is passed in addition. */
     segment_grow(&segment);
     expect_ok(reduce_now(comm, base + 7 * MIB, base + 7 * MIB, 2 * MIB));
     expect_ok(comm_sync(comm, 0));
@@ -238,7 +240,7 @@ static void test_expandable_segments(void **state)
     assert_int_equal(counts.maps, 5);
     assert_int_equal(counts.memories, 1);
     assert_int_equal(counts.input_offset_bytes, 7 * MIB);
-    /* A part is replaced: only what touches it is passed again. */
+    /* A part is replaced: only an operation that touches it passes it again. */
     segment_shrink(&segment);
     segment_grow(&segment);
     expect_ok(reduce_now(comm, base, base, 8 * MIB));
@@ -288,7 +290,7 @@ static void test_refusals_name_the_memory(void **state)
     pair_stop(&pair);
 }
 
-/* Memory of the host is staged, or worked on where it is, as for a communicator of the host. */
+/* Host memory is staged, or commd works on it where it is, as for a communicator on the host. */
 static void test_host_memory_with_a_gpu(void **state)
 {
     (void)state;
@@ -341,7 +343,7 @@ struct worker {
     unsigned char *own;
 };
 
-/* A thread without a context; it has none afterwards either. */
+/* The thread has no context, and has none afterwards either. */
 static void *work(void *argument)
 {
     struct worker *worker = argument;

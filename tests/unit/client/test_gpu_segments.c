@@ -3,8 +3,8 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/gpu_segment.h"
 
-/* Virtual memory that an allocator maps, unmaps and maps anew, on a driver that numbers reservations alone.
- */
+/* Virtual memory that an allocator maps, unmaps and maps anew. The driver numbers reservations, not
+ * mappings. */
 
 static unsigned long long number_of(int attribute, cuda_pointer at)
 {
@@ -19,7 +19,7 @@ static void expect_reduced(comm_t *comm, unsigned char *at, size_t count)
     expect_ok(comm_sync(comm, 0));
 }
 
-/* Other memory where some was: noticed wherever it is touched. */
+/* Other memory takes the place of some. The library notices that wherever the segment is touched. */
 static void test_mapped_anew(void **state)
 {
     (void)state;
@@ -47,7 +47,7 @@ static void test_mapped_anew(void **state)
     pair_stop(&pair);
 }
 
-/* The library's own, freed and made again at the same address. */
+/* The library's own memory, freed and made again at the same address. */
 static void test_made_anew(void **state)
 {
     (void)state;
@@ -68,7 +68,7 @@ static uint64_t steps_of(unsigned chunks)
     return chunks / 2 * (chunks + 1);
 }
 
-/* A chunk at a time: registered anew only as often as it doubles. */
+/* The segment grows by a chunk at a time. It is registered anew only as often as its size doubles. */
 static void test_grows(void **state)
 {
     (void)state;
@@ -89,7 +89,8 @@ static void test_grows(void **state)
     assert_true(counts.maps < 3 * 48);
     assert_int_equal(counts.refused, 0);
     assert_int_equal(counts.unmapped, 0);
-    /* Several at once, used from the last on; never more room than the owner has. */
+    /* Several chunks are added at once, and the last is used first. commd gets no more room than the owner
+     * has. */
     for (unsigned i = 48; i < SEGMENT_CHUNKS_MAX; i++) {
         segment_grow(&segment);
     }
@@ -101,7 +102,7 @@ static void test_grows(void **state)
     pair_stop(&pair);
 }
 
-/* Operations in flight, and the memory's name, stay what they were. */
+/* Operations in flight, and the memory's name, stay as they were. */
 static void test_grows_while_it_is_used(void **state)
 {
     (void)state;
@@ -124,7 +125,7 @@ static void test_grows_while_it_is_used(void **state)
     assert_int_equal(counts.virtuals, 1);
     assert_int_equal(counts.maps, 3);
     assert_int_equal(counts.withdrawn, 0);
-    /* What lies behind a hole is memory of its own, until the hole is filled. */
+    /* Chunks behind a hole are a memory of their own, until the hole is filled. */
     segment_map(&segment, 5);
     expect_reduced(comm, base + 10 * MIB, 2 * MIB);
     assert_int_equal(fake_daemon_counts(pair.daemon).memories, 2);
@@ -138,8 +139,8 @@ static void test_grows_while_it_is_used(void **state)
     pair_stop(&pair);
 }
 
-/* Without the room that was wished for, it is registered all the same; and after a chunk was refused, whole.
- */
+/* Without the room to grow that it asks for, the library registers the segment all the same. If a chunk
+ * cannot be passed, it registers the whole segment anew. */
 static void test_no_room_to_grow(void **state)
 {
     (void)state;
@@ -188,7 +189,7 @@ static void *use(void *argument)
     return NULL;
 }
 
-/* Several threads find that it has grown. */
+/* Several threads notice that the segment has grown. */
 static void test_many_threads_grow_it(void **state)
 {
     (void)state;
@@ -221,7 +222,7 @@ static void test_many_threads_grow_it(void **state)
     pair_stop(&pair);
 }
 
-/* Each kind by its name, with a way out. */
+/* Each kind is refused by its name, and the text names a way out. */
 static void test_without_a_descriptor(void **state)
 {
     (void)state;

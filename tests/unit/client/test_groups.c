@@ -1,7 +1,8 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
-/* Groups, and what else is called while one is open: handles, and the ends of communicators and clients. */
+/* Groups, and other calls while a group is open: calls on handles, and the ends of communicators
+ * and clients. */
 
 enum { BYTES = 1000 };
 
@@ -32,7 +33,7 @@ static comm_request_t *reduce(comm_t *comm, void *memory, unsigned from, unsigne
     return request;
 }
 
-/* What `rounds` operations in a row make of the first part. */
+/* Checks what `rounds` operations in a row make of the first part. */
 static void assert_parts(void *memory, unsigned rounds)
 {
     for (unsigned round = 0; round < rounds; round++) {
@@ -70,7 +71,7 @@ static void test_a_persistent_operation_keeps_its_place(void **state)
     pair_stop(&pair);
 }
 
-/* Its operations are not submitted; those of others are. */
+/* The operations of the communicator that is left are not submitted; those of others are. */
 static void test_a_communicator_left_in_a_group(void **state)
 {
     (void)state;
@@ -115,7 +116,7 @@ static void test_a_client_closed_in_a_group(void **state)
     pair_stop(&other);
 }
 
-/* The operation goes on: the handle is nobody's. */
+/* The operation goes on, although nobody has its handle. */
 static void test_a_handle_freed_in_a_group(void **state)
 {
     (void)state;
@@ -152,7 +153,7 @@ static void *wait_elsewhere(void *context)
     return NULL;
 }
 
-/* Another thread that waits for a collected operation would wait for what nobody has submitted. */
+/* Nobody has submitted a collected operation yet. So another thread must not wait for it. */
 static void test_a_collected_handle_is_not_waited_for(void **state)
 {
     (void)state;
@@ -208,7 +209,7 @@ static void test_what_waits_is_refused(void **state)
     pair_stop(&pair);
 }
 
-/* A start that fails leaves nothing to wait for. */
+/* If a start fails, there is nothing to wait for. */
 static void test_a_start_that_fails(void **state)
 {
     (void)state;

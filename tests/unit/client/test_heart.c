@@ -8,7 +8,7 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
-/* The library's looks at commd's heartbeat, with a clock of the test's. */
+/* How the library looks at commd's heartbeat, with the test's own clock. */
 
 #define MS 1000000ull
 #define LOOK_MS (HEART_LOOK_NS / MS)
@@ -25,7 +25,7 @@ static void test_it_stands_still(void **state)
     struct client_heart heart = {.page = &page};
     struct heart_watch watch = {0};
     uint64_t now_ms = 0;
-    for (unsigned turn = 0; turn < 3; turn++) { /* it beats: however often it is looked at */
+    for (unsigned turn = 0; turn < 3; turn++) { /* it beats: no number of looks finds it still */
         page.beats++;
         for (unsigned i = 0; i < 50; i++) {
             assert_false(heart_stands_still(&heart, &watch, ms(now_ms++)));
@@ -39,12 +39,13 @@ static void test_it_stands_still(void **state)
         assert_true(++looks < 1000);
     }
     assert_int_equal(now_ms - stopped_ms, HEART_STILL_LOOKS * LOOK_MS);
-    assert_true(now_ms - stopped_ms + LOOK_MS < 3000); /* the last beat may be that much older than a look */
+    /* The last beat may be older than a look by that much. */
+    assert_true(now_ms - stopped_ms + LOOK_MS < 3000);
     page.beats++;
     assert_false(heart_stands_still(&heart, &watch, ms(now_ms)));
 }
 
-/* A beat in between, and it starts anew. */
+/* After a beat in between, the count of looks starts anew. */
 static void test_a_slow_one_is_alive(void **state)
 {
     (void)state;
@@ -61,7 +62,7 @@ static void test_a_slow_one_is_alive(void **state)
     }
 }
 
-/* This process was stopped itself, for however long: one look. */
+/* This process itself was stopped, for however long. That counts as one look. */
 static void test_own_time_counts_alone(void **state)
 {
     (void)state;
@@ -80,7 +81,7 @@ static void test_own_time_counts_alone(void **state)
     assert_int_equal(watch.still, 0);
 }
 
-/* commd has said that it may take long: to pin gigabytes, to open a GPU's memory. */
+/* commd has said that a call may take long: to pin gigabytes, or to open a GPU's memory. */
 static void test_a_long_call(void **state)
 {
     (void)state;
@@ -127,7 +128,8 @@ static void test_what_commd_passes(void **state)
     assert_int_equal(fcntl(short_one[0], F_GETFD), -1); /* taken over, and closed */
     assert_int_equal(fcntl(short_one[1], F_GETFD), -1);
     int unsealed[CLIENT_HEARTBEAT_FDS] = {make_file(4096, F_SEAL_GROW), make_file(0, 0)};
-    assert_false(heart_open(&heart, unsealed)); /* commd could cut it: the next look would be the end */
+    /* commd could shorten it: the next look would end the process. */
+    assert_false(heart_open(&heart, unsealed));
     assert_int_equal(fcntl(unsealed[0], F_GETFD), -1);
     assert_int_equal(fcntl(unsealed[1], F_GETFD), -1);
     int good[CLIENT_HEARTBEAT_FDS] = {make_file(4096, F_SEAL_SHRINK), make_file(0, 0)};
@@ -139,7 +141,7 @@ static void test_what_commd_passes(void **state)
     assert_int_equal(fcntl(good[1], F_GETFD), -1);
 }
 
-/* Memory of the caller's is safe when commd's process has ended, not before. */
+/* The caller's memory is safe once commd's process has ended, and not before. */
 static void test_memory_of_a_frozen_commd(void **state)
 {
     (void)state;

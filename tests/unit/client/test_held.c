@@ -5,10 +5,11 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
-/* What the window has no place for: no call waits for it, and it is sent in order, by whoever is there. */
+/* Operations for which the window has no place. No call waits for a place. Whichever thread is there sends
+ * them, in order. */
 
 #define SLOW_MS 100u        /* an operation of a commd that is slow */
-#define NEVER_MS (1u << 30) /* of one that ends none */
+#define NEVER_MS (1u << 30) /* an operation that never ends */
 
 static struct pair start(uint32_t pending_ops_max, uint32_t op_delay_ms)
 {
@@ -38,7 +39,7 @@ static void pause_ms(unsigned ms)
     nanosleep(&pause, NULL);
 }
 
-/* Collectives wait for each other's places; a message comes to commd at once. */
+/* Collectives wait for places. A message does not wait behind them: commd gets it at once. */
 static void test_a_message_overtakes(void **state)
 {
     (void)state;
@@ -71,7 +72,7 @@ static void test_a_message_overtakes(void **state)
     pair_stop(&pair);
 }
 
-/* Each of them is waited for, in any order, and is right. */
+/* Each of them can be waited for, in any order, and has the right result. */
 static void test_in_order(void **state)
 {
     (void)state;
@@ -94,13 +95,14 @@ static void test_in_order(void **state)
     pair_stop(&pair);
 }
 
-/* The program calls nothing: what is held goes to commd all the same. */
+/* The program makes no call: the feeder sends held operations to commd. */
 static void test_the_feeder(void **state)
 {
     (void)state;
     enum { OPS = 30 };
     static unsigned char bytes[OPS][10];
-    for (unsigned again = 0; again < 2; again++) { /* once it has ended, and once it lingers */
+    /* The feeder lingers between the rounds; then it ends in between. */
+    for (unsigned again = 0; again < 2; again++) {
         struct pair pair = start(1, 1);
         comm_t *comm = pair_comm(&pair, "fed", 0, 1);
         for (unsigned round = 1; round <= 2; round++) {
@@ -117,7 +119,7 @@ static void test_the_feeder(void **state)
     }
 }
 
-/* commd has no place for the memory that a held one is copied through: it is tried again. */
+/* commd has no place for the memory through which a held operation is copied. The feeder tries again. */
 static void test_no_memory_for_a_while(void **state)
 {
     (void)state;
@@ -140,7 +142,7 @@ static void test_no_memory_for_a_while(void **state)
     pair_stop(&pair);
 }
 
-/* Nor within the operation's time: the communicator fails, and says why. */
+/* commd has no place within the operation's time either. The communicator fails, and says why. */
 static void test_no_memory_at_all(void **state)
 {
     (void)state;
@@ -165,7 +167,7 @@ static void test_no_memory_at_all(void **state)
     pair_stop(&pair);
 }
 
-/* commd goes, or the program leaves: all that wait are told. */
+/* commd ends, or the program leaves: whoever waits is told. */
 static void test_the_end(void **state)
 {
     (void)state;
@@ -202,7 +204,7 @@ static void test_the_end(void **state)
     }
 }
 
-/* With as many as there may be the next one is refused, alone: the others go on, and later there is room. */
+/* The most operations are held: the next one alone is refused. The others go on, and later there is room. */
 static void test_the_most(void **state)
 {
     (void)state;

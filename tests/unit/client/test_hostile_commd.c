@@ -1,7 +1,7 @@
 #include "client/lib/internal.h"
 #include "tests/unit/client/client_pair.h"
 
-/* A whole client on rings whose commd writes what it likes. */
+/* A whole client on rings, to which commd writes anything. */
 
 static bool so_many_abuses(const struct fake_counts *counts, uint64_t value)
 {
@@ -24,7 +24,8 @@ static void test_hostile_commd(void **state)
             assert_int_equal(comm_mem_alloc(pair.client, 1, COMM_DEVICE_HOST, &byte), COMM_OK);
             fake_daemon_set(pair.daemon, &script);
             for (uint64_t i = 0; i < 400 && result == COMM_OK; i++) {
-                /* The head is looked at when something is put: there the one that is spoilt has no answer. */
+                /* The client looks at the head only when it puts something. So the operation that spoils it
+                 * gets no answer. */
                 bool last = abuse == FAKE_ABUSE_HEAD && i + 1 == at_op;
                 result = comm_all_reduce(comm, byte, byte, 1, COMM_U8, COMM_SUM, NULL);
                 if (last) {
@@ -44,7 +45,8 @@ static void test_hostile_commd(void **state)
     }
 }
 
-/* What is no event, or an event of what is not, comes by rings as it would on the socket. */
+/* A packet that is no event, or an event of something that does not exist, is treated on rings as on the
+ * socket. */
 static void test_wrong_events(void **state)
 {
     (void)state;
@@ -73,7 +75,7 @@ static void test_wrong_events(void **state)
     }
 }
 
-/* commd sends by its rings from its answer on: a client that cannot have them has no connection. */
+/* commd uses the rings from its answer on. So a client that cannot use them has no connection. */
 static void test_rings_that_are_not_sealed(void **state)
 {
     (void)state;

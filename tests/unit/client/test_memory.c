@@ -57,11 +57,11 @@ static void test_alloc_is_worked_on_in_place(void **state)
         reduce_ok(comm, bytes, bytes, sizes[i]);
         sync_ok(comm);
         assert_reduced(bytes, sizes[i], (unsigned)i);
-        assert_int_equal(fake_daemon_counts(pair.daemon).registered, registered); /* nothing staged */
+        assert_int_equal(fake_daemon_counts(pair.daemon).registered, registered); /* nothing was staged */
         assert_int_equal(comm_mem_free(pair.client, memory), COMM_OK);
     }
     sync_ok(comm);
-    comm_destroy(comm); /* answered: so what was said before has been heard */
+    comm_destroy(comm); /* answered: commd has read everything before it */
     assert_int_equal(fake_daemon_counts(pair.daemon).memories, 0);
     pair_stop(&pair);
 }
@@ -81,7 +81,7 @@ static void test_alloc_refuses(void **state)
     assert_error_says("device 3");
     assert_int_equal(comm_mem_alloc(pair.client, (size_t)1 << 60, COMM_DEVICE_HOST, &memory), COMM_NO_MEMORY);
     assert_null(memory);
-    /* The daemon's own limits. */
+    /* Limits of the daemon itself. */
     void *first, *second;
     assert_int_equal(comm_mem_alloc(pair.client, 1, COMM_DEVICE_HOST, &first), COMM_OK);
     assert_int_equal(comm_mem_alloc(pair.client, 1, COMM_DEVICE_HOST, &second), COMM_OK);
@@ -164,7 +164,7 @@ static void test_register_refuses(void **state)
     pair_stop(&pair);
 }
 
-/* The file is sealed; offsets in it are told; its descriptor is needed no more. */
+/* The library seals the file and tells commd the offsets in it. The descriptor is not needed any more. */
 static void test_register_at_an_offset(void **state)
 {
     (void)state;
@@ -187,7 +187,7 @@ static void test_register_at_an_offset(void **state)
     assert_reduced(mapped + 3 * PAGE, PAGE, 3);
     assert_int_equal(mapped[3 * PAGE - 1], 0xee);
     assert_int_equal(comm_mem_deregister(pair.client, mapped), COMM_OK);
-    /* From now on it is any memory. */
+    /* From now on it is memory like any other. */
     fill_bytes(mapped, PAGE, 4);
     reduce_ok(comm, mapped, mapped, PAGE);
     sync_ok(comm);
@@ -197,7 +197,7 @@ static void test_register_at_an_offset(void **state)
     pair_stop(&pair);
 }
 
-/* What is only in part within registered memory is staged, to the byte. */
+/* A buffer that is only partly in registered memory is staged, to the byte. */
 static void test_buffers_beyond_registered_memory_are_staged(void **state)
 {
     (void)state;
@@ -236,7 +236,7 @@ static void test_buffers_beyond_registered_memory_are_staged(void **state)
     pair_stop(&pair);
 }
 
-/* Every mixture of where the two buffers are; input that is not output stays as it was. */
+/* Every mixture of places of the two buffers. An input that is no output stays as it was. */
 static void test_mixtures_of_buffers(void **state)
 {
     (void)state;
@@ -264,7 +264,7 @@ static void test_mixtures_of_buffers(void **state)
     pair_stop(&pair);
 }
 
-/* Blocks are used again: as many as there are operations in flight, not as there are operations. */
+/* Staging blocks are used again. There are as many as operations in flight, not as many as operations. */
 static void test_staging_is_used_again(void **state)
 {
     (void)state;
@@ -285,13 +285,13 @@ static void test_staging_is_used_again(void **state)
     pair_stop(&pair);
 }
 
-/* What waits to be used again is bounded: beyond it blocks are given back to the system. */
+/* Unused blocks are kept up to a bound. The library gives back blocks beyond it to the system. */
 static void test_staging_kept_is_bounded(void **state)
 {
     (void)state;
     struct pair pair = pair_start(NULL);
     comm_t *comm = pair_comm(&pair, "bounded", 0, 1);
-    /* Blocks are files with holes: what is not touched takes no memory, but counts in full. */
+    /* Blocks are files with holes: pages that are not touched take no memory, but count in full. */
     size_t size = STAGING_CACHED_MAX_BYTES / 8;
     unsigned char *bytes = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     assert_true(bytes != MAP_FAILED);
@@ -330,7 +330,7 @@ static bool no_memories(const struct fake_counts *counts, uint64_t value)
     return counts->memories == 0;
 }
 
-/* What an operation does not use for a second is given back, but for a little, without any call. */
+/* Blocks that no operation uses for a second are given back without any call, down to STAGING_KEPT_BYTES. */
 static void test_staging_that_is_not_used(void **state)
 {
     (void)state;
@@ -370,7 +370,7 @@ static void test_staging_of_small_blocks(void **state)
         assert_int_equal(blocks[i]->base[0], i % 251);
         assert_int_equal(blocks[i]->base[899], i % 251);
     }
-    /* One that commd may still write to keeps its neighbours from being used again. */
+    /* A block that commd may still write to keeps its neighbours from being used again. */
     for (unsigned i = 0; i < COUNT; i++) {
         staging_give(client, blocks[i], i != 0);
     }
@@ -391,7 +391,7 @@ static void *do_nothing(void *argument)
     return argument;
 }
 
-/* The library takes nothing of a thread's stack that matters: a thread may have the least there is. */
+/* The library needs little of a thread's stack: a thread may have the smallest one there is. */
 static void test_threads_of_small_stacks(void **state)
 {
     (void)state;
@@ -430,7 +430,7 @@ static void *free_memory(void *argument)
     return NULL;
 }
 
-/* Freed while operations use it: waits for them, whether or not another thread syncs. */
+/* Operations use the memory that is freed. The call waits for them, whether or not another thread syncs. */
 static void test_free_waits_for_operations(void **state)
 {
     (void)state;

@@ -8,7 +8,7 @@
 
 #include "tests/unit/client/client_pair.h"
 
-/* A machine without a GPU: who asks for one is told why there is none, and nobody else notices. */
+/* A machine without a GPU. Whoever asks for a GPU is told why there is none. Nobody else notices. */
 
 static unsigned count_threads(void)
 {

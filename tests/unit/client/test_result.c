@@ -49,7 +49,7 @@ static void test_version(void **state)
 static void test_failures_off_the_wire(void **state)
 {
     (void)state;
-    /* An Error that claims success, or that it is not finished, is neither. */
+    /* An Error that claims success, or an unfinished operation, is no valid Error. */
     assert_int_equal(failure_from_wire(STATUS_OK), COMM_PROTOCOL);
     assert_int_equal(failure_from_wire(STATUS_IN_PROGRESS), COMM_PROTOCOL);
     assert_int_equal(failure_from_wire(STATUS_COUNT), COMM_PROTOCOL);
@@ -120,14 +120,14 @@ static void test_options_of_other_versions(void **state)
     assert_int_equal(target.timeout_ms, 7);
     assert_true(target.factor == 2.5);
 
-    /* An older one ended before the factor: that keeps its default. */
+    /* The struct of an older version ends before the factor, which then keeps its default. */
     given.known.struct_size = offsetof(comm_call_options_t, factor);
     assert_int_equal(copy(&target, &given), COMM_OK);
     assert_int_equal(target.timeout_ms, 7);
     assert_true(target.factor == 1.0);
     assert_int_equal(target.struct_size, sizeof target);
 
-    /* A later one is understood as long as it asks for nothing new. */
+    /* The struct of a later version is understood as long as it asks for nothing new. */
     given.known.struct_size = sizeof given;
     assert_int_equal(copy(&target, &given), COMM_OK);
     assert_true(target.factor == 2.5);
@@ -146,7 +146,7 @@ static void test_options_without_a_size(void **state)
     assert_non_null(strstr(comm_last_error(), "COMM_CALL_OPTIONS_INIT"));
     given.struct_size = sizeof(size_t) - 1;
     assert_int_equal(copy(&target, &given), COMM_INVALID_ARGUMENT);
-    /* Garbage: what is beyond is not even looked at. */
+    /* Garbage: the library does not even look at what is beyond. */
     given.struct_size = SIZE_MAX;
     assert_int_equal(copy(&target, &given), COMM_INVALID_ARGUMENT);
     given.struct_size = OPTIONS_MAX_BYTES + 1;

@@ -14,10 +14,8 @@
 #include "tests/lib/fake_rings.h"
 #include "tests/unit/client/client_pair.h"
 
-/*
- * The library's rings against a commd that is played: first the rings alone, whose other side is this thread,
- * then a whole client, whose other side may also stop reading, or write what it likes.
- */
+/* The library's rings against a commd that the test plays. First the rings alone, with this thread on the
+ * other side. Then a whole client; its other side may also stop reading, or write anything. */
 
 /* --- The rings alone --- */
 
@@ -80,7 +78,7 @@ static void test_descriptors_that_cannot_be_used(void **state)
     int fds[CLIENT_RING_FDS];
     for (int wrong = 0; wrong < 6; wrong++) {
         copy_fds(commd, fds);
-        if (wrong == 0) { /* memory that is not as large as the rings are: to touch it would be the end */
+        if (wrong == 0) { /* memory that is smaller than the rings: to touch it would end the process */
             close(fds[0]);
             fds[0] = memfd_create("short", MFD_CLOEXEC | MFD_ALLOW_SEALING);
             assert_true(fds[0] >= 0);
@@ -88,7 +86,7 @@ static void test_descriptors_that_cannot_be_used(void **state)
             assert_int_equal(fcntl(fds[0], F_ADD_SEALS, F_SEAL_SHRINK), 0);
         } else if (wrong == 1) { /* none at all */
             assert_true(dup2(fds[1], fds[0]) >= 0);
-        } else if (wrong == 2) { /* that commd could shorten: to touch it then would be the end, too */
+        } else if (wrong == 2) { /* memory that commd could shorten: to touch it then would end the process */
             close(fds[0]);
             fds[0] = memfd_create("open", MFD_CLOEXEC | MFD_ALLOW_SEALING);
             assert_true(fds[0] >= 0);
@@ -100,7 +98,7 @@ static void test_descriptors_that_cannot_be_used(void **state)
             close(*bell);
             *bell = ends[wrong == 4 ? 1 : 0];
             close(ends[wrong == 4 ? 0 : 1]);
-        } else { /* of which nothing can be written */
+        } else { /* memory to which nothing can be written */
             char path[64];
             close(fds[0]);
             snprintf(path, sizeof path, "/proc/self/fd/%d", commd->memory_fd);
@@ -115,7 +113,7 @@ static void test_descriptors_that_cannot_be_used(void **state)
     fake_rings_free(commd);
 }
 
-/* The kernel delivers one more than CLIENT_HELLO_FDS: control data are padded. */
+/* The kernel delivers one descriptor more than CLIENT_HELLO_FDS, because control data are padded. */
 static void test_more_descriptors_than_there_is_room_for(void **state)
 {
     (void)state;
@@ -148,7 +146,7 @@ static void test_more_descriptors_than_there_is_room_for(void **state)
     }
     close(ends[1]);
     char byte;
-    assert_int_equal(read(ends[0], &byte, 1), 0); /* nobody can write: the sixth is closed, too */
+    assert_int_equal(read(ends[0], &byte, 1), 0); /* nobody can write: the sixth descriptor is closed, too */
     close(ends[0]);
     close(sockets[0]);
     close(sockets[1]);
@@ -170,7 +168,7 @@ static void take_packet(const struct sides *sides, size_t size, unsigned number)
     assert_memory_equal(got, expected, size);
 }
 
-/* Round and round, so that entries lie over the end of the data. */
+/* The packets go round many times, so that entries lie over the end of the data. */
 static void test_packets_wrap(void **state)
 {
     (void)state;
@@ -215,7 +213,7 @@ static void test_bell_rings_for_who_sleeps(void **state)
     struct sides sides = sides_make();
     unsigned char got[64];
     assert_int_equal(rings_send(sides.client, "one", 3), RING_OK);
-    assert_int_equal(fake_rings_heard(sides.commd), 0); /* it is awake */
+    assert_int_equal(fake_rings_heard(sides.commd), 0); /* commd is awake */
     assert_false(ring_consumer_sleep(&sides.commd->in));
     assert_int_equal(fake_rings_take(sides.commd, got, sizeof got), 3);
     assert_true(ring_consumer_sleep(&sides.commd->in));
@@ -224,7 +222,7 @@ static void test_bell_rings_for_who_sleeps(void **state)
     assert_int_equal(fake_rings_heard(sides.commd), 1); /* once */
     assert_int_equal(fake_rings_take(sides.commd, got, sizeof got), 3);
     assert_int_equal(fake_rings_take(sides.commd, got, sizeof got), 5);
-    /* The other way: what was taken makes room, and commd is told only if it waits for that. */
+    /* The other direction: what the client took makes room. commd is told only if it waits for that. */
     assert_true(fake_rings_put(sides.commd, "answer", 6));
     assert_false(client_hears(&sides));
     rings_taken(sides.client);
@@ -260,7 +258,7 @@ static void test_full(void **state)
         make_packet(packet, sizeof packet, ++put);
         assert_int_equal(rings_send(sides.client, packet, sizeof packet), RING_FULL);
     }
-    /* A commd that sleeps is told that it is full: else both would wait. */
+    /* A commd that sleeps is told that the ring is full: otherwise both sides would wait. */
     (void)fake_rings_heard(sides.commd);
     atomic_store(&sides.commd->in.shared->consumer_sleeps, 1);
     assert_int_equal(rings_send(sides.client, packet, sizeof packet), RING_FULL);
@@ -278,14 +276,14 @@ static void test_what_ends_a_wait(void **state)
     struct sides sides = sides_make();
     char byte;
     uint64_t began_ns = clock_ns();
-    assert_true(wait_ms(&sides, 30)); /* the time */
+    assert_true(wait_ms(&sides, 30)); /* the time is over */
     assert_true(clock_ns() - began_ns >= 30000000u);
     assert_true(fake_rings_put(sides.commd, "x", 1));
-    assert_false(wait_ms(&sides, 60000)); /* a packet that is there already: nobody slept */
+    assert_false(wait_ms(&sides, 60000)); /* a packet is there already: nobody slept */
     assert_false(client_hears(&sides));
     size_t size_bytes;
     assert_int_equal(ring_take(&sides.client->in, &byte, 1, &size_bytes), RING_OK);
-    /* The bell, which is quiet afterwards; nobody sleeps any more. */
+    /* The bell ends the wait, and is quiet afterwards. Nobody sleeps any more. */
     assert_int_equal(write(sides.commd->client_bell[1], "x", 1), 1);
     assert_true(wait_ms(&sides, 60000));
     assert_false(client_hears(&sides));
@@ -346,7 +344,7 @@ static void test_a_hostile_head(void **state)
     sides_free(&sides);
 }
 
-/* commd fills the bell and lets calls to it block: ours return all the same. */
+/* commd fills the bell and makes calls on it block. The library's calls return all the same. */
 static void test_a_bell_that_is_full(void **state)
 {
     (void)state;
@@ -410,7 +408,7 @@ static void test_who_has_rings(void **state)
     assert_error_says("COMMD_RINGS=of: expected on or off");
     fake_daemon_stop(pair.daemon);
     assert_int_equal(unsetenv("COMMD_RINGS"), 0);
-    pair = pair_start(NULL); /* a commd that has none */
+    pair = pair_start(NULL); /* a commd that has no rings */
     assert_true(fake_daemon_counts(pair.daemon).wants_rings);
     assert_null(pair.client->rings);
     pair_stop(&pair);
@@ -447,7 +445,7 @@ static void *submit(void *context)
     return NULL;
 }
 
-/* On memory that commd has: to stage would be requests on the socket between them. */
+/* Uses memory that is registered with commd: staging would put requests on the socket in between. */
 static struct submitter submitter_make(const struct pair *pair, unsigned number, unsigned count)
 {
     struct submitter submitter = {.count = count};
@@ -459,14 +457,14 @@ static struct submitter submitter_make(const struct pair *pair, unsigned number,
     return submitter;
 }
 
-/* commd stops reading: submission waits for room, goes on when there is some, and no completion is lost. */
+/* commd stops reading. Submission waits for room and goes on when there is some. No completion is lost. */
 static void test_full_and_going_on(void **state)
 {
     (void)state;
     struct pair pair = start(NULL);
     struct submitter submitters[4];
     pthread_t threads[4];
-    for (unsigned i = 0; i < 4; i++) { /* more than one: none may have so many in flight */
+    for (unsigned i = 0; i < 4; i++) { /* several: one alone may not have so many in flight */
         submitters[i] = submitter_make(&pair, i, 1000);
     }
     for (unsigned again = 0; again < 3; again++) {
@@ -489,7 +487,8 @@ static void test_full_and_going_on(void **state)
     pair_stop(&pair);
 }
 
-/* Each with a communicator of its own, one operation after the other, or as many at once as there may be. */
+/* Each thread has its own communicator. It submits one operation after the other, or as many at once as may
+ * be pending. */
 static void test_many_threads(void **state)
 {
     (void)state;
@@ -523,7 +522,7 @@ static void test_ended_while_threads_wait(void **state)
         struct submitter submitters[THREADS];
         pthread_t threads[THREADS];
         struct fake_script script = {.rings = true, .op_delay_ms = 1u << 30};
-        if (stops) { /* and others for room */
+        if (stops) { /* others wait for room */
             script.action = FAKE_STOP_READING;
             script.action_at_op = 2;
         }
@@ -544,7 +543,8 @@ static void test_ended_while_threads_wait(void **state)
     }
 }
 
-/* Whoever rings then finds nobody: an error, and no signal, whatever the program thinks of that one. */
+/* commd has ended before the client rings. The client gets an error and no SIGPIPE, whatever the program does
+ * with that signal. */
 static void test_ended_before_a_call(void **state)
 {
     (void)state;
@@ -562,7 +562,8 @@ static void test_ended_before_a_call(void **state)
         atomic_store(&pair.client->rings->out.shared->consumer_sleeps, 1);
         comm_result_t result = comm_all_reduce(comm, byte, byte, 1, COMM_U8, COMM_SUM, NULL);
         assert_true(result == COMM_OK || result == COMM_DAEMON_LOST);
-        assert_int_equal(atomic_load(&pair.client->rings->out.shared->consumer_sleeps), 0); /* it rang */
+        /* The client rang. */
+        assert_int_equal(atomic_load(&pair.client->rings->out.shared->consumer_sleeps), 0);
         assert_int_equal(comm_sync(comm, 0), COMM_DAEMON_LOST);
         assert_int_equal(pthread_sigmask(SIG_BLOCK, NULL, &after), 0);
         assert_int_equal(sigismember(&after, SIGPIPE), sigismember(&before, SIGPIPE));
@@ -573,7 +574,8 @@ static void test_ended_before_a_call(void **state)
     }
 }
 
-/* Operations are in flight; nobody is told of them any more, and everything is given back. */
+/* The client closes with operations in flight. Nobody hears of them any more, and everything is
+ * given back. */
 static void test_closed_with_operations_in_flight(void **state)
 {
     (void)state;

@@ -19,7 +19,8 @@ static comm_result_t reduce_with(comm_t *comm, void *buffer, void *stream, comm_
     return comm_all_reduce(comm, buffer, buffer, 1000, COMM_U8, COMM_SUM, &options);
 }
 
-/* It begins after what the stream holds, and what comes after it on the stream waits for it. */
+/* The operation begins after the earlier work on the stream. Later work on the stream waits for the
+ * operation. */
 static void test_an_operation_in_a_stream(void **state)
 {
     (void)state;
@@ -45,7 +46,7 @@ static void test_an_operation_in_a_stream(void **state)
     pair_stop(&pair);
 }
 
-/* The stream goes on when commd says so, though nobody takes the completion. */
+/* The stream goes on when commd says so, even if nobody takes the completion. */
 static void test_a_stream_needs_no_thread(void **state)
 {
     (void)state;
@@ -65,7 +66,7 @@ static void test_a_stream_needs_no_thread(void **state)
     pair_stop(&pair);
 }
 
-/* Null is the legacy default stream of the communicator's GPU; streams that block wait for it, too. */
+/* Null is the legacy default stream of the communicator's GPU. Blocking streams wait for it, too. */
 static void test_the_default_stream(void **state)
 {
     (void)state;
@@ -77,7 +78,7 @@ static void test_the_default_stream(void **state)
     expect_ok(comm_all_reduce(comm, buffer, buffer, 1000, COMM_U8, COMM_SUM, NULL));
     assert_false(stream_ends(NULL, 5));
     assert_true(stream_ends(NULL, 3000));
-    /* None: ordered against nothing. */
+    /* COMM_STREAM_NONE: the operation is ordered against nothing. */
     struct gate gate = gate_on(NULL);
     expect_ok(reduce_on(comm, buffer, 1000, COMM_STREAM_NONE));
     expect_ok(comm_sync(comm, 0));
@@ -93,7 +94,7 @@ static void test_the_default_stream(void **state)
     pair_stop(&pair);
 }
 
-/* Of a group, nothing is submitted before its end; then all of it is, before a stream waits. */
+/* Nothing of a group is submitted before its end. Then all of it is submitted, before a stream waits. */
 static void test_groups_in_streams(void **state)
 {
     (void)state;
@@ -107,7 +108,7 @@ static void test_groups_in_streams(void **state)
     for (int i = 0; i < 40; i++) {
         expect_ok(reduce_with(comm, buffer, streams[i % 2], &requests[i]));
     }
-    /* What comes on the stream after the call, and before the group's end, is not waited for. */
+    /* The group does not wait for work that comes on the stream after the call and before the group's end. */
     struct gate gate = gate_on(streams[0]);
     assert_int_equal(submits(&pair), 0);
     expect_ok(comm_group_end());
@@ -116,13 +117,13 @@ static void test_groups_in_streams(void **state)
     assert_true(stream_ends(streams[1], 2000));
     gate_open(&gate);
     assert_true(stream_ends(streams[0], 2000));
-    /* More than one message's worth. */
+    /* More operations than one message can hold. */
     expect_ok(comm_group_begin());
     for (int i = 0; i < 500; i++) {
         expect_ok(reduce_on(comm, buffer, 10, streams[0]));
     }
     expect_ok(comm_group_end());
-    /* Though the fake daemon stands still with so many completions that the program does not take. */
+    /* It ends although the fake daemon stands still: the program does not take so many completions. */
     assert_true(stream_ends(streams[0], 5000));
     expect_ok(comm_sync(comm, 0));
     GPU_OK(cuda->stream_destroy(streams[0]));
@@ -174,19 +175,19 @@ static void test_failures_let_go_of_streams(void **state)
     expect_ok(reduce_on(comm, buffer, 10, stream));
     assert_true(stream_ends(stream, 2000));
     assert_int_equal(comm_sync(comm, 0), COMM_MISMATCH);
-    /* Refused by the library: nothing waits. */
+    /* The library refuses the operation: nothing waits. */
     cuda_pointer managed;
     GPU_OK(beyond.alloc_managed(&managed, 4096, CUDA_ATTACH_GLOBAL));
     assert_int_equal(reduce_on(comm, gpu_address(managed), 10, stream), COMM_UNSUPPORTED);
     assert_true(stream_ends(stream, 2000));
-    /* commd is silent, and the communicator is left: the one that nobody is going to end. */
+    /* commd never ends the operation, and the communicator is left. */
     script = (struct fake_script){.action = FAKE_NO_WORD, .action_at_op = 1};
     fake_daemon_set(pair.daemon, &script);
     expect_ok(reduce_on(comm, buffer, 10, stream));
     assert_false(stream_ends(stream, 20));
     comm_destroy(comm);
     assert_true(stream_ends(stream, 2000));
-    /* The driver fails in between. */
+    /* The driver fails between two calls. */
     comm = gpu_comm(&pair, "driver", 0);
     beyond.inject("cuStreamWriteValue64_v2:1=999");
     assert_int_equal(reduce_on(comm, buffer, 10, stream), COMM_DEVICE);
@@ -276,7 +277,8 @@ static void test_captures_are_refused(void **state)
     pair_stop(&pair);
 }
 
-/* Slots serve again; clients of the process do, too, while streams still hold something of the one before. */
+/* Slots of words are used again. They also serve the next client of the process, while streams still hold
+ * work of the one before. */
 static void test_words_serve_again(void **state)
 {
     (void)state;
@@ -293,7 +295,7 @@ static void test_words_serve_again(void **state)
             }
         }
         assert_true(stream_ends(stream, 5000));
-        assert_int_equal(fake_daemon_counts(pair.daemon).registered, 2); /* the buffer, and one of words */
+        assert_int_equal(fake_daemon_counts(pair.daemon).registered, 2); /* the buffer, and the words */
         struct gate gate = gate_on(stream);
         fake_daemon_set(pair.daemon, &(struct fake_script){.op_delay_ms = 2000});
         expect_ok(reduce_on(comm, buffer, 10, stream));
@@ -323,7 +325,7 @@ static void test_send_recv_is_one(void **state)
     assert_true(stream_ends(stream, 2000));
     assert_int_equal(comm_send_recv(comm, buffer, 10, 7, (char *)buffer + 100, 10, 0, COMM_U8, 1, &options),
                      COMM_INVALID_ARGUMENT);
-    assert_int_equal(submits(&pair), 2); /* the receive neither */
+    assert_int_equal(submits(&pair), 2); /* the receive was not submitted either */
     assert_true(stream_ends(stream, 2000));
     GPU_OK(cuda->stream_destroy(stream));
     pair_stop(&pair);
@@ -381,7 +383,8 @@ static void test_streams_of_many_threads(void **state)
     pair_stop(&pair);
 }
 
-/* A child has no watchdog and must not touch its parent's client; closing it hurts nobody. */
+/* A child process has no watchdog and must not touch its parent's client. Closing it in the child does no
+ * harm. */
 static void test_after_fork(void **state)
 {
     (void)state;

@@ -12,14 +12,14 @@
 #include "proto/status.h"
 #include "proto/types.h"
 
-/* commctl trace's bars, of records as a ring may give them: cut at its beginning, and of what has not ended.
- */
+/* The bars of commctl trace, from records as a ring may give them: cut at the beginning, and of work that has
+ * not ended. */
 #define COMM 7
 #define ROW TRACE_LANE_ROW(1, 3)
 
 static struct trace_name names[] = {{COMM, (char *)"tr\"ain"}};
 
-/* The events drawn, as Perfetto would read them; to be released. */
+/* Returns the events drawn, as Perfetto would read them. The caller releases them. */
 static json_t *draw(struct trace_record *records, size_t count, uint64_t end_ns)
 {
     struct trace_fetched fetched = {.node_name = (char *)"alpha",
@@ -66,7 +66,7 @@ static const char *row_of(const json_t *events, const json_t *bar)
     return NULL;
 }
 
-/* The bar of that name that begins there, in microseconds. */
+/* Returns the bar of that name that begins at that time, in microseconds. */
 static const json_t *bar_at(const json_t *events, const char *name, double begin_us)
 {
     size_t index;
@@ -151,7 +151,7 @@ static void test_a_lane(void **state)
     json_decref(events);
 }
 
-/* What runs on GPUs alone has rows of its own: in their queues, and by NCCL. */
+/* Work that runs on GPUs alone has rows of its own: one for the GPUs' queues, one for NCCL. */
 static void test_gpus(void **state)
 {
     uint32_t queues = TRACE_LANE_ROW(0, TRACE_LANE_GPUS), nccl = TRACE_LANE_ROW(0, TRACE_LANE_NCCL);
@@ -199,7 +199,7 @@ static void test_ranks(void **state)
     json_decref(events);
 }
 
-/* At one time: what was recorded first comes first, or a slice would end before it starts. */
+/* Records of the same time keep their order. Otherwise a slice would end before it starts. */
 static void test_one_instant(void **state)
 {
     struct trace_record records[400];
@@ -219,7 +219,7 @@ static void test_one_instant(void **state)
     json_decref(events);
 }
 
-/* Records of any kind in any order are drawn as something. */
+/* Records of any kind, in any order, are drawn somehow. */
 static void test_anything(void **state)
 {
     enum { CASES = 300, RECORDS = 60 };

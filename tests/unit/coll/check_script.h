@@ -13,15 +13,15 @@
 #include "daemon/coll/registry.h"
 #include "tests/checker/check.h"
 
-/* One script at a time, written line by line, and what coll_check has to say of it. */
+/* One script at a time, written line by line, and what coll_check says about it. */
 
 #define STORE COLL_STORE
 #define REDUCE COLL_REDUCE
 
 static struct script script;
-static uint32_t script_root; /* of the call that it is tried on */
+static uint32_t script_root; /* of the call for which the script is checked */
 
-/* The call that a script is tried on; blocks are as even as they come. */
+/* The call for which a script is checked. Its blocks are as equal as possible. */
 static inline struct coll_call call_of(enum op_kind kind, uint32_t nodes, uint64_t count)
 {
     static uint64_t offsets[128];
@@ -52,7 +52,7 @@ static inline void add(uint32_t node, uint32_t round, enum script_direction dire
     add_transfer(node, round, direction, transfer);
 }
 
-/* Places a message where each side has it. */
+/* Adds a message whose round, space and offset differ on its two sides. */
 static inline void move_between(uint32_t from, uint32_t from_round, enum coll_space from_space,
                                 uint64_t from_offset, uint32_t to, uint32_t to_round,
                                 enum coll_space to_space, uint64_t to_offset, uint64_t count)
@@ -66,7 +66,7 @@ static inline void move_between(uint32_t from, uint32_t from_round, enum coll_sp
                      .node = from, .space = to_space, .offset_elements = to_offset, .count_elements = count});
 }
 
-/* A send in the sender's round, and its receive in the receiver's. */
+/* Adds a send in the sender's round, and its receive in the receiver's round. */
 static inline void move(uint32_t from, uint32_t from_round, uint32_t to, uint32_t to_round,
                         enum coll_action action, uint64_t offset, uint64_t count)
 {
@@ -121,7 +121,7 @@ static inline void assert_contains(const char *text, const char *part)
     }
 }
 
-/* Refused, at that place and for that reason; and the cost is left alone. */
+/* coll_check refuses the script at that place, for that reason, and leaves the cost as it was. */
 static inline void assert_refused(enum op_kind kind, uint32_t nodes, uint64_t count, const char *place,
                                   const char *reason)
 {
@@ -136,7 +136,7 @@ static inline void assert_refused(enum op_kind kind, uint32_t nodes, uint64_t co
     assert_int_equal(check(kind, nodes, count, NULL, NULL), STATUS_INTERNAL);
 }
 
-/* Accepted, and rightly: it comes to the right end in every order tried. */
+/* coll_check accepts the script, and rightly: it gives the right result in every order tried. */
 static inline struct coll_cost assert_accepted(enum op_kind kind, uint32_t nodes, uint64_t count)
 {
     struct coll_cost cost;

@@ -76,22 +76,22 @@ static inline uint64_t layout_count(enum layout layout, uint32_t nodes)
     return 1000;
 }
 
-/* Of a kind without blocks, LAYOUT_MANY is the last one of its own. */
+/* A barrier has no elements. The last layout for kinds without blocks is LAYOUT_MANY. */
 static inline bool layout_exists(enum op_kind kind, enum layout layout)
 {
     return kind == OP_KIND_BARRIER ? layout == LAYOUT_NOTHING
                                    : op_kind_has_blocks(kind) || layout <= LAYOUT_MANY;
 }
 
-/* A call, its offsets, and, of an all_to_all, its counts by sender and receiver. */
+/* A call and its offsets. An all_to_all has counts by sender and receiver, too. */
 struct layout_call {
     struct coll_call call;
     uint64_t *offsets;
     uint64_t *counts;
 };
 
-/* What node `from` has for node `to`, in an all_to_all of that layout: as the blocks, in another order for
- * every sender; blocks of one node alone are those for it. */
+/* How many elements node `from` has for node `to` in an all_to_all of that layout. In some layouts the sizes
+ * have another order for every sender. In the others, every sender has the size of node `to`'s block. */
 static inline uint64_t layout_pair(enum layout layout, uint32_t nodes, uint32_t from, uint32_t to)
 {
     bool turned = layout == LAYOUT_ONE_FEWER || layout == LAYOUT_ONE_MORE || layout == LAYOUT_ODD ||

@@ -12,9 +12,9 @@
 #include "tests/lib/chance.h"
 
 /*
- * Schedules written out line by line, right or wrong, as algorithms that coll_check takes; and
- * script_runs_right, which runs one on real values in a random order, as an executor does: an opinion of its
- * own about what coll_check accepts.
+ * Schedules written out line by line, right or wrong. coll_check takes them as algorithms. script_runs_right
+ * runs one on real values in a random order, as an executor does. So it judges without coll_check what
+ * coll_check accepts.
  */
 
 #define SCRIPT_LINES_MAX 256
@@ -32,17 +32,18 @@ struct script_line {
 };
 
 struct script {
-    struct script_line
-        lines[SCRIPT_LINES_MAX]; /* any order among nodes and rounds; within both, that of the list */
+    /* The lines of one node and round keep the order of the list. Between nodes and rounds, any order will
+     * do. */
+    struct script_line lines[SCRIPT_LINES_MAX];
     uint32_t line_count;
     uint32_t round_count;
     uint32_t transfers_max;
     uint64_t scratch_elements;
     bool copies_sends;
-    const uint64_t *counts; /* null, or an all_to_all's, by sender and receiver */
+    const uint64_t *counts; /* null, or the counts of an all_to_all, by sender and receiver */
 };
 
-/* The script that the algorithms below play. */
+/* The script of the algorithm that script_algorithm returns. */
 static const struct script *script_played;
 
 static inline uint32_t script_round_count(const struct coll_call *call)
@@ -79,7 +80,7 @@ static inline void script_round(const struct coll_call *call, uint32_t round, st
     }
 }
 
-/* The algorithm that plays a script, which must outlive it; one script at a time. */
+/* Returns the algorithm that plays a script. The script must outlive it. There is one script at a time. */
 static inline struct coll_algorithm script_algorithm(const struct script *script, enum op_kind kind)
 {
     script_played = script;
@@ -94,7 +95,7 @@ static inline struct coll_algorithm script_algorithm(const struct script *script
                                    .round = script_round};
 }
 
-/* Appends a line, and makes the script as long and wide as that needs. False when it is full. */
+/* Appends a line, and makes the script as long and wide as that needs. Returns false if it is full. */
 static inline bool script_add(struct script *script, uint32_t node, uint32_t round,
                               enum script_direction direction, struct coll_transfer transfer)
 {
@@ -112,7 +113,7 @@ static inline bool script_add(struct script *script, uint32_t node, uint32_t rou
     return true;
 }
 
-/* A node's call: of an all_to_all with counts, what they come to for it. */
+/* A node's call. For an all_to_all with counts, it has the offsets that follow from them for this node. */
 struct script_call {
     struct coll_call call;
     uint64_t received[SCRIPT_NODES_MAX + 1];
@@ -136,7 +137,7 @@ static inline void script_call_of(struct script_call *out, const struct coll_cal
     out->call.count_elements = out->received[call->node_count];
 }
 
-/* Writes an algorithm's call down. False when it does not fit. */
+/* Writes the schedule of an algorithm's call as a script. Returns false if it does not fit. */
 static inline bool script_record(struct script *script, const struct coll_algorithm *algorithm,
                                  const struct coll_call *call, const uint64_t *counts)
 {
@@ -172,10 +173,11 @@ static inline bool script_record(struct script *script, const struct coll_algori
 /* --- Running one --- */
 
 /*
- * What an element holds. Each node contributes a random number for each of its elements, and folding is two
- * operations at once: a sum, which knows no order, and (hash, power), where (a, p) and (b, q) make
- * (a × q + b, p × q), which may be bracketed at will but not turned round. Besides, how often each node
- * contributed (8 bits each), and a hash of order and brackets.
+ * What an element holds. Each node contributes a random number for each of its elements. Folding does two
+ * operations at once:
+ * - a sum, for which order does not matter;
+ * - (hash, power): (a, p) and (b, q) make (a × q + b, p × q). Brackets do not matter for it, but order does.
+ * An element also counts how often each node contributed (8 bits each), and has a hash of order and brackets.
  */
 struct script_value {
     uint64_t contributions;
@@ -188,9 +190,9 @@ struct script_value {
 #define SCRIPT_UNDEFINED (UINT64_C(0xee) << 56) /* its contributions */
 
 struct script_message {
-    bool left; /* the sender has come to its round: it may be read from now on */
+    bool left; /* the sender has reached its round: it may be read from now on */
     bool taken;
-    struct script_value early[SCRIPT_ELEMENTS_MAX]; /* what was there at that time */
+    struct script_value early[SCRIPT_ELEMENTS_MAX]; /* the elements at that time */
 };
 
 /* A vector has room for a scan's prefix. */
@@ -273,7 +275,8 @@ static inline void script_fill(struct script_state *state, uint32_t node, struct
     memcpy(state->values[node], state->first[node], sizeof state->values[node]);
 }
 
-/* The node's first receive not yet taken, by round and then as listed; line_count when there is none. */
+/* Returns the node's first receive that is not yet taken, by round and then by the list. Without one, it
+ * returns line_count. */
 static inline uint32_t script_next_receive(const struct script_state *state, uint32_t node)
 {
     const struct script *script = state->script;
@@ -288,7 +291,8 @@ static inline uint32_t script_next_receive(const struct script_state *state, uin
     return next;
 }
 
-/* The first message from one node to another not yet taken, sent or not; line_count when there is none. */
+/* Returns the first message from one node to another that is not yet taken, sent or not. Without one, it
+ * returns line_count. */
 static inline uint32_t script_next_message(const struct script_state *state, uint32_t from, uint32_t to)
 {
     const struct script *script = state->script;
@@ -310,7 +314,7 @@ static inline struct script_value *script_at(struct script_state *state, uint32_
     return &state->values[node][transfer->space][transfer->offset_elements];
 }
 
-/* Sends whatever the node may send now. */
+/* Sends everything that the node may send now. */
 static inline void script_send(struct script_state *state, uint32_t node)
 {
     const struct script *script = state->script;
@@ -327,7 +331,7 @@ static inline void script_send(struct script_state *state, uint32_t node)
     }
 }
 
-/* What the receiver does with one element. */
+/* Does what the receiver does with one element. */
 static inline void script_apply(const struct coll_call *call, enum coll_action action,
                                 struct script_value *there, const struct script_value *received)
 {
@@ -349,7 +353,7 @@ static inline void script_apply(const struct coll_call *call, enum coll_action a
     }
 }
 
-/* Whether a transfer is one of its node's memory; then the rest of a run may rely on it. */
+/* Whether a transfer lies within its node's memory. The rest of a run relies on that. */
 static inline bool script_in_bounds(const struct script_state *state, const struct script_line *line)
 {
     const struct coll_call *call = &state->calls[line->node].call;
@@ -366,10 +370,8 @@ static inline bool script_in_bounds(const struct script_state *state, const stru
            transfer->count_elements <= SCRIPT_ELEMENTS_MAX;
 }
 
-/*
- * Takes a node's next receive if its message has left. The network read each element when it was sent, or
- * reads it only now, unless it was copied.
- */
+/* Takes a node's next receive if its message has left. For each element, the network has read it when it was
+ * sent, or reads it only now: at random. It has read a copied message when it was sent. */
 static inline bool script_take(struct script_state *state, uint32_t node, struct random *random, bool *right)
 {
     const struct script *script = state->script;
@@ -395,7 +397,7 @@ static inline bool script_take(struct script_state *state, uint32_t node, struct
     return true;
 }
 
-/* Every node's contribution of an element, exactly once; and their sum. */
+/* Whether a value has every node's contribution of an element exactly once, and their sum. */
 static inline bool script_is_reduced(const struct script_state *state, const struct script_value *value,
                                      uint64_t element)
 {
@@ -408,7 +410,7 @@ static inline bool script_is_reduced(const struct script_state *state, const str
     return value->contributions == contributions && value->sum == sum;
 }
 
-/* The fold of the nodes before, in order. */
+/* Whether a value is the fold of the nodes before this one, in order. */
 static inline bool script_is_prefix(const struct script_state *state, uint32_t node,
                                     const struct script_value *value, uint64_t element)
 {
@@ -467,8 +469,8 @@ static inline bool script_element_is_right(const struct script_state *state, uin
     return false;
 }
 
-/* Whether what a call keeps is as it was: the input, and the elements that broadcast, scatter and gather may
- * not write. */
+/* Whether the elements that a call must not write are as they were: the input, and the elements that
+ * broadcast, scatter and gather may not write. */
 static inline bool script_kept(const struct script_state *state, uint32_t node)
 {
     const struct coll_call *call = &state->calls[node].call;
@@ -526,8 +528,8 @@ static inline bool script_passed_early(const struct script_state *state)
     return call->kind == OP_KIND_BARRIER && one_passed && !all_entered;
 }
 
-/* A random node comes a step further, as often as one can. One node at random does so only when no other can,
- * as if it were slow. */
+/* Random nodes take a step, one after the other, until none can. One of them, chosen at random, takes a step
+ * only when no other can, as if it were slow. */
 static inline bool script_run(struct script_state *state, struct random *random)
 {
     uint32_t nodes = state->calls[0].call.node_count;
@@ -555,7 +557,7 @@ static inline bool script_run(struct script_state *state, struct random *random)
     return right && script_ends_right(state);
 }
 
-/* One run on random values. True if it comes to the right end. */
+/* Runs a script once on random values. Returns whether the result is right. */
 static inline bool script_runs_right(const struct script *script, const struct coll_call *call,
                                      struct random *random)
 {

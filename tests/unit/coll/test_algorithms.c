@@ -10,10 +10,8 @@
 #include "tests/checker/check.h"
 #include "tests/unit/coll/layouts.h"
 
-/*
- * Every algorithm of the registry, proved for every number of nodes, with many layouts and roots; and what it
- * costs: the figures of the literature, and those that it estimates itself.
- */
+/* Proves every algorithm of the registry for every number of nodes, with many layouts and roots. Compares its
+ * costs with the figures of the literature, and with its own estimates. */
 
 #define NODES_MAX 128
 #define NODES_WITH_ALL_LAYOUTS 20
@@ -50,7 +48,7 @@ static void prove_nodes(const struct coll_algorithm *algorithm, uint32_t nodes, 
         }
         return;
     }
-    /* Larger ones take turns. */
+    /* With more nodes, each call has two of the layouts only, in turn. */
     prove_layout(algorithm, nodes, root, (nodes + root) % 2 == 0 ? LAYOUT_ODD : LAYOUT_ONE_FEWER);
     prove_layout(algorithm, nodes, root, (enum layout)((nodes + root) / 2 % LAYOUT_COUNT));
 }
@@ -82,7 +80,7 @@ static void test_every_algorithm_is_right(void **state)
     }
 }
 
-/* Where only the two sides of a transfer know its size, empty ones are messages too. */
+/* If only the two sides of a transfer know its size, an empty transfer is a message, too. */
 static void test_empty_transfers_are_kept(void **state)
 {
     (void)state;
@@ -106,7 +104,7 @@ static void test_empty_transfers_are_kept(void **state)
 
 /* --- Costs --- */
 
-/* Blocks of equal size, of the nodes and of the largest power of two among them. */
+/* A call in which the block of each node has `each` elements. */
 static struct layout_call equal_call(const struct coll_algorithm *algorithm, uint32_t nodes, uint32_t root,
                                      uint64_t each)
 {
@@ -177,7 +175,7 @@ static bool is_power(uint32_t nodes)
     return nodes == UINT32_C(1) << log2_rounded_up(nodes);
 }
 
-/* Of one call with 256 elements for each node. */
+/* The cost of one call with 256 elements for each node. */
 static struct coll_cost cost_of(const struct coll_algorithm *algorithm, uint32_t nodes)
 {
     struct layout_call made = equal_call(algorithm, nodes, 0, 256);
@@ -226,7 +224,7 @@ static void test_costs_of_rooted_ones(void **state)
     (void)state;
     for (uint32_t nodes = 2; nodes <= 70; nodes++) {
         uint64_t all = 256 * (uint64_t)nodes;
-        uint64_t passed = (nodes - 1) * all; /* every other node has it from someone */
+        uint64_t passed = (nodes - 1) * all; /* each other node gets everything from some node */
         uint32_t log2 = log2_rounded_up(nodes);
         assert_cost(&coll_tree_broadcast, nodes, log2, all * log2, passed);
         assert_cost(&coll_chain_broadcast, nodes, nodes - 1, all, passed);
@@ -263,7 +261,7 @@ static void test_costs_of_the_others(void **state)
         }
         assert_cost(&coll_direct_all_to_all, nodes, 1, others, nodes * others);
         assert_cost(&coll_pairwise_all_to_all, nodes, nodes - 1, others, nodes * others);
-        uint64_t hops = 0; /* a block for the node d further goes as often as d has bits */
+        uint64_t hops = 0; /* a block for the node at distance d is sent once for each bit of d */
         for (uint32_t distance = 1; distance < nodes; distance++) {
             hops += (uint64_t)__builtin_popcount(distance);
         }
@@ -285,7 +283,7 @@ static void prove_many(const struct coll_algorithm *algorithm, uint32_t nodes, u
 {
     struct layout_call made = {
         .call = {.kind = algorithm->kind, .node_count = nodes, .root_node = root, .count_elements = count}};
-    if (op_kind_has_blocks(algorithm->kind)) { /* as many blocks of one element, spread over the nodes */
+    if (op_kind_has_blocks(algorithm->kind)) { /* count blocks of one element, spread over the nodes */
         made.offsets = calloc((size_t)nodes + 1, sizeof *made.offsets);
         assert_non_null(made.offsets);
         for (uint32_t node = 0; node <= nodes; node++) {

@@ -1,13 +1,11 @@
 #include "tests/unit/coll/check_script.h"
 
-/*
- * What coll_check refuses, and how it says so; and a few right schedules of other shapes than the registry's.
- * test_check_order.c: waits, barriers and overwriting.
- */
+/* What coll_check refuses, and how it says so. It accepts a few right schedules of other shapes than those of
+ * the registry. test_check_order.c: waits, barriers and overwriting. */
 
 /* --- Right ones --- */
 
-/* Everything to node 0, one after the other, and back. */
+/* All nodes send everything to node 0, one after the other. Node 0 sends the result back. */
 static void test_star_is_right(void **state)
 {
     (void)state;
@@ -23,8 +21,8 @@ static void test_star_is_right(void **state)
     assert_true(cost.messages_total == 6);
 }
 
-/* A chain whose halves overlap: transfers that cut each other's ranges, and rounds of other numbers on each
- * node. */
+/* A chain in pieces that overlap. The ranges of its transfers intersect, and its rounds have other numbers on
+ * each node. */
 static void test_chain_in_overlapping_pieces_is_right(void **state)
 {
     (void)state;
@@ -43,7 +41,7 @@ static void test_chain_in_overlapping_pieces_is_right(void **state)
     assert_true(cost.messages_total == 7);
 }
 
-/* Received elements may be passed on and then written again, once it is certain that they arrived. */
+/* A node may send elements on and receive them again, once it is certain that the first transfer arrived. */
 static void test_overwrite_after_the_answer_is_right(void **state)
 {
     (void)state;
@@ -52,7 +50,7 @@ static void test_overwrite_after_the_answer_is_right(void **state)
     move(2, 0, 0, 0, STORE, 0, 5);
     move(0, 1, 1, 0, STORE, 0, 5); /* a first time */
     move(1, 1, 0, 2, STORE, 0, 1); /* an answer */
-    move(0, 3, 1, 2, STORE, 0, 5); /* and again, over what node 1 sent */
+    move(0, 3, 1, 2, STORE, 0, 5); /* and again, over the element that node 1 sent */
     assert_accepted(OP_KIND_BROADCAST, 3, 5);
 }
 
@@ -82,7 +80,7 @@ static void test_no_rounds_are_right_for_one_node_or_nothing(void **state)
 
 /* --- Ranges --- */
 
-/* Both sides agree on a slice that is off by one. */
+/* Both sides use a slice that is off by one. */
 static void test_slice_off_by_one(void **state)
 {
     (void)state;
@@ -98,7 +96,7 @@ static void test_slice_off_by_one(void **state)
     move(0, 1, 1, 1, STORE, 0, 10);
     assert_refused(OP_KIND_ALL_REDUCE, 2, 10, "node 0, round 1:",
                    "elements 5 to 5 (never written) end without the contribution of node 1");
-    /* In the ring, where the next part is on its way at the same time. */
+    /* The same in the ring, where the next part is on its way at the same time. */
     begin_with(&coll_ring_all_reduce, 4, 16);
     assert_accepted(OP_KIND_ALL_REDUCE, 4, 16);
     line_of(2, 1, SCRIPT_SEND)->transfer.offset_elements++;
@@ -116,7 +114,7 @@ static void test_receive_off_by_one(void **state)
                    "receives at element 1 what node 2 sends from element 0 (its round 1)");
 }
 
-/* Both sides leave the last element of one part out, as cutting by bytes does. */
+/* Both sides leave out the last element of one part, as an algorithm does that cuts by bytes. */
 static void test_last_element_left_out(void **state)
 {
     (void)state;
@@ -185,7 +183,7 @@ static void test_missing_receive(void **state)
     assert_refused(OP_KIND_BARRIER, 5, 0, "node 0, round 2:", "to node 4, which does not receive them");
 }
 
-/* Without the first, the second takes its place, and has other elements. */
+/* Without the first send, the second takes its place, and has other elements. */
 static void test_missing_send_with_another_behind_it(void **state)
 {
     (void)state;
@@ -248,7 +246,7 @@ static void test_double_contribution(void **state)
                    "reduces the contribution of node 69 a second time into elements 5 to 5");
 }
 
-/* In the last step of the first phase of the ring, a node stores instead: earlier contributions are lost. */
+/* In the last step of the ring's first phase, a node stores instead: earlier contributions are lost. */
 static void test_lost_contribution(void **state)
 {
     (void)state;
@@ -270,10 +268,10 @@ static void test_reduction_left_at_one_node(void **state)
 }
 
 /*
- * Four nodes; element 0 is the one in question. Nodes 0 and 1 reduce those of 2 and 3, lend the sums to them,
- * and get each other's by way of them: (0 + 2) + (1 + 3) at node 0, (1 + 3) + (0 + 2) at node 1, every
- * contribution once and nothing overwritten too early. Elements 1 and 2 are reduced at nodes 3 and 2 and sent
- * about as proofs of consumption.
+ * Four nodes; the test is about element 0. Nodes 0 and 1 reduce what nodes 2 and 3 contribute. Node 0's sum
+ * comes to node 1 through node 2, and node 1's sum to node 0 through node 3. The results are (0 + 2) + (1 +
+ * 3) at node 0, and (1 + 3) + (0 + 2) at node 1. They have every contribution once, and nothing is
+ * overwritten too early. Nodes 3 and 2 reduce elements 1 and 2, and send them round as proofs of consumption.
  */
 static void test_other_order_at_two_nodes(void **state)
 {
@@ -301,7 +299,7 @@ static void test_other_order_at_two_nodes(void **state)
     assert_refused(
         OP_KIND_ALL_REDUCE, 4, 3, "node 1, round 3:",
         "elements 0 to 0 (written here for the last time) are reduced in another order than at node 0");
-    /* The order is all that is wrong: if nodes 1 and 2 get node 0's, it is right. */
+    /* Only the order is wrong: if nodes 1 and 2 get node 0's result, the schedule is right. */
     script.line_count -= 8;
     move(3, 3, 0, 3, REDUCE, 0, 1);
     move(0, 4, 3, 4, STORE, 0, 1);

@@ -1,9 +1,7 @@
 #include "tests/unit/coll/check_script.h"
 
-/*
- * What coll_check refuses in the kinds that have roots, blocks, an input or an order of their own, and what
- * it says of spaces. test_check.c: what all kinds share.
- */
+/* What coll_check refuses in the kinds that have roots, blocks, an input or an order of their own. Also what
+ * it says about spaces. test_check.c has what all kinds share. */
 
 #define PREFIX COLL_PREFIX
 #define BEFORE COLL_REDUCE_BEFORE
@@ -76,7 +74,7 @@ static void test_reduce_ends_at_the_root(void **state)
     script_root = 1;
     move(0, 0, 1, 0, REDUCE, 0, 4);
     move(2, 0, 1, 0, BEFORE, 0, 4);
-    assert_accepted(OP_KIND_REDUCE, 3, 4); /* nodes 0 and 2 end with their own: anything will do there */
+    assert_accepted(OP_KIND_REDUCE, 3, 4); /* the elements at nodes 0 and 2 do not matter */
     script_root = 0;
     assert_refused(OP_KIND_REDUCE, 3, 4, "node 0, round 0:",
                    "elements 0 to 3 (never written) end without the contribution of node 1");
@@ -145,7 +143,7 @@ static void test_scan_in_order_however_bracketed(void **state)
     assert_accepted(OP_KIND_SCAN, 4, 2);
     assert_accepted(OP_KIND_EXCLUSIVE_SCAN, 4, 2);
     begin();
-    move(2, 0, 3, 0, PREFIX, 0, 2); /* 2, and then what is before it: 0 and 1 */
+    move(2, 0, 3, 0, PREFIX, 0, 2); /* node 2's, and then what comes before it: 0 and 1 */
     move(0, 0, 1, 0, PREFIX, 0, 2);
     move(1, 1, 3, 1, PREFIX, 0, 2);
     move(1, 1, 2, 1, PREFIX, 0, 2);
@@ -161,7 +159,7 @@ static void test_scan_out_of_order(void **state)
 {
     (void)state;
     begin();
-    move(0, 0, 2, 0, PREFIX, 0, 3); /* 0 comes first, and 1 before it */
+    move(0, 0, 2, 0, PREFIX, 0, 3); /* node 0's comes first, and then node 1's before it */
     move(1, 0, 2, 0, PREFIX, 0, 3);
     move(0, 0, 1, 0, PREFIX, 0, 3);
     script.copies_sends = true;
@@ -206,7 +204,7 @@ static void test_prefix_of_what_is_none(void **state)
     assert_refused(OP_KIND_ALL_REDUCE, 2, 3, "node 0, round 0:", "action 3 is none");
 }
 
-/* Node 1 stores node 0's prefix, which holds nothing. */
+/* Node 1 stores node 0's prefix, but that has no value. */
 static void test_prefix_sent_without_having_it(void **state)
 {
     (void)state;
@@ -235,7 +233,7 @@ static void test_partners_that_fold_differently(void **state)
                    "reduces what node 0 sends to be reduced before what is there (its round 0)");
 }
 
-/* The same exchange without copies: what is sent is written in the same round. */
+/* The same exchange without copies: the elements that are sent are written in the same round. */
 static void test_exchange_needs_copies(void **state)
 {
     (void)state;
@@ -257,7 +255,7 @@ static void test_all_to_all_with_one_block_twice(void **state)
     (void)state;
     begin_with(&coll_pairwise_all_to_all, 3, 6);
     assert_accepted(OP_KIND_ALL_TO_ALL, 3, 6);
-    transfer_of(0, 0, SCRIPT_SEND)->offset_elements = 4; /* node 1 gets what is node 2's */
+    transfer_of(0, 0, SCRIPT_SEND)->offset_elements = 4; /* node 1 gets node 2's elements */
     assert_refused(OP_KIND_ALL_TO_ALL, 3, 6, "node 1, round 0:",
                    "elements 0 to 1 (written here for the last time) end with elements of another place");
 }
@@ -296,7 +294,7 @@ static void test_all_to_all_through_scratch(void **state)
     struct coll_cost cost = assert_accepted(OP_KIND_ALL_TO_ALL, 3, 3);
     assert_true(cost.scratch_elements == 1);
     assert_int_equal(cost.senders_max, 2);
-    script.lines[0].round = 2; /* it is passed on before it has come */
+    script.lines[0].round = 2; /* node 2 passes it on before it has come */
     script.lines[1].round = 2;
     assert_refused(OP_KIND_ALL_TO_ALL, 3, 3,
                    "node 2, round 1:", "sends scratch elements 0 to 0 to node 1 without having them");
@@ -326,7 +324,7 @@ static void test_spaces_that_may_not_be_written(void **state)
     assert_refused(OP_KIND_BROADCAST, 2, 4, "node 0, round 0:", "space 9 is none");
 }
 
-/* By way of scratch elements can come back to another place; there they are not reduced. */
+/* Through scratch, elements can come to another place. They may not be reduced there. */
 static void test_reduction_of_other_places(void **state)
 {
     (void)state;

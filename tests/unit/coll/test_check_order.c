@@ -16,7 +16,7 @@ static void test_deadlock_by_order(void **state)
                    "node 0 to send");
 }
 
-/* All send in the first round and receive in the second: that needs a buffer on the way. */
+/* All nodes send in the first round and receive in the second. That would need a buffer on the way. */
 static void test_deadlock_without_buffers(void **state)
 {
     (void)state;
@@ -27,7 +27,7 @@ static void test_deadlock_without_buffers(void **state)
     assert_refused(OP_KIND_BARRIER, 3, 0, ", round 0:", "waits for node 1 to receive");
 }
 
-/* Node 3 only waits for the circle; the circle is named, not node 3. */
+/* Node 3 only waits for nodes of the circle. The error names the circle, not node 3. */
 static void test_deadlock_names_the_circle(void **state)
 {
     (void)state;
@@ -44,7 +44,7 @@ static void test_deadlock_names_the_circle(void **state)
     assert_null(strstr(error.text, "node 0"));
 }
 
-/* A circle too long for the message is cut, and still says that it is one. */
+/* A circle that is too long for the message is cut, and the message still says that it is a circle. */
 static void test_long_circle(void **state)
 {
     (void)state;
@@ -66,7 +66,7 @@ static void test_barrier_that_lets_one_through_early(void **state)
         move(node, 0, 0, 0, STORE, 0, 0);
         move(0, 1, node, 1, STORE, 0, 0);
     }
-    line_of(0, 1, SCRIPT_SEND)->round = 0; /* node 1 is let go at once */
+    line_of(0, 1, SCRIPT_SEND)->round = 0; /* node 1 may go on at once */
     assert_refused(OP_KIND_BARRIER, 4, 0,
                    "node 1, round 1:", "passes the barrier without knowing that node 2 has entered it");
     begin_with(&coll_dissemination_barrier, 5, 0); /* without the last of its three rounds */
@@ -82,8 +82,8 @@ static void test_barrier_that_lets_one_through_early(void **state)
 
 /* --- Overwriting --- */
 
-/* Both exchange in place in one round: what arrives is written while the own contribution may still be on its
- * way. */
+/* Two nodes exchange in place in one round. What arrives is written while the node's own contribution may
+ * still be on its way. */
 static void test_overwrite_in_the_same_round(void **state)
 {
     (void)state;
@@ -94,8 +94,8 @@ static void test_overwrite_in_the_same_round(void **state)
                    "writes elements 3 to 3, which it sends to node 1 in round 0, before it can know");
 }
 
-/* A later round is no proof: node 2's message says nothing of node 1, which may not have asked for the lost
- * packet yet. */
+/* A later round is no proof. Node 2's message says nothing about node 1, which may still have to ask for a
+ * lost packet. */
 static void test_overwrite_in_a_later_round(void **state)
 {
     (void)state;
@@ -107,7 +107,7 @@ static void test_overwrite_in_a_later_round(void **state)
                    "they are consumed");
 }
 
-/* An answer from the same round as the receive may have left before it. */
+/* An answer in the same round as the receive may have been sent before the receive. */
 static void test_overwrite_after_an_answer_of_the_same_round(void **state)
 {
     (void)state;
@@ -120,12 +120,12 @@ static void test_overwrite_after_an_answer_of_the_same_round(void **state)
     begin();
     move(0, 0, 1, 0, REDUCE, 0, 2);
     move(2, 0, 0, 1, REDUCE, 0, 2);
-    move(1, 0, 2, 0, REDUCE, 2, 2); /* by way of node 2, from before the receive: the same */
+    move(1, 0, 2, 0, REDUCE, 2, 2); /* an answer through node 2, sent before the receive: no proof */
     assert_refused(OP_KIND_ALL_REDUCE, 3, 4,
                    "node 0, round 1:", "writes elements 0 to 1, which it sends to node 1 in round 0");
 }
 
-/* The proof may come by way of others, who need not know what it proves. */
+/* The proof may come through other nodes, which need not know what it proves. */
 static void test_overwrite_after_an_answer_through_others(void **state)
 {
     (void)state;
@@ -136,7 +136,7 @@ static void test_overwrite_after_an_answer_through_others(void **state)
     move(1, 1, 2, 0, STORE, 0, 3);
     move(2, 1, 3, 0, STORE, 0, 3);
     move(3, 1, 0, 2, STORE, 0,
-         3); /* the same elements back: node 1 has consumed them, or node 3 would have none */
+         3); /* the same elements come back: node 1 has consumed them, or node 3 would not have them */
     assert_accepted(OP_KIND_BROADCAST, 5, 3);
     begin();
     script_root = 4;
@@ -144,7 +144,7 @@ static void test_overwrite_after_an_answer_through_others(void **state)
     move(0, 1, 1, 0, STORE, 0, 3);
     move(0, 1, 2, 0, STORE, 0, 3);
     move(2, 1, 3, 0, STORE, 0, 3);
-    move(3, 1, 0, 2, STORE, 0, 3); /* the same without node 1 on the way */
+    move(3, 1, 0, 2, STORE, 0, 3); /* the same, but not through node 1 */
     assert_refused(OP_KIND_BROADCAST, 5, 3,
                    "node 0, round 2:", "writes elements 0 to 2, which it sends to node 1 in round 1");
 }

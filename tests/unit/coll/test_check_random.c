@@ -10,11 +10,8 @@
 #include "tests/lib/chance.h"
 #include "tests/unit/coll/layouts.h"
 
-/*
- * Every algorithm on random values, and with a few random changes: whatever coll_check still accepts must
- * come to the right end in every order of events tried, although the network may read a buffer as late as it
- * likes.
- */
+/* Runs every algorithm on random values, and with a few random changes. What coll_check still accepts must
+ * give the right result in every order of events tried. The network may read a buffer as late as it likes. */
 
 #define RUNS_EACH 12
 #define TRIALS_EACH 40
@@ -30,7 +27,8 @@ static uint32_t pick(struct random *random, uint32_t limit)
     return (uint32_t)random_below(random, limit);
 }
 
-/* The line of the other direction that a line is matched with, as far as rounds are listed in order. */
+/* Returns the line of the other direction that matches a line. It is right if the list has its rounds in
+ * order. */
 static uint32_t partner(const struct script *script, uint32_t of)
 {
     const struct script_line *line = &script->lines[of];
@@ -62,7 +60,7 @@ static void swap_lines(struct script *script, uint32_t a, uint32_t b)
     script->lines[b] = line;
 }
 
-/* Changes one transfer, often on both of its sides: what only one side has is the easier thing to find. */
+/* Changes one transfer, often on both of its sides: a change on one side only is easier to find. */
 static void change_transfer(struct script *script, struct random *random, const struct coll_call *call)
 {
     uint32_t at = pick(random, script->line_count);
@@ -124,7 +122,7 @@ static void change(struct script *script, struct random *random, const struct co
             }
         }
         break;
-    case 3: /* two rounds of one node change places */
+    case 3: /* two rounds of one node are exchanged */
     {
         uint32_t node = script->lines[at].node;
         uint32_t first = pick(random, script->round_count);
@@ -196,7 +194,7 @@ static void try_call(const struct coll_algorithm *algorithm, const struct coll_c
     }
 }
 
-/* Layouts that fit a script. */
+/* Whether a layout fits a script. */
 static bool is_small(const struct layout_call *made)
 {
     uint64_t most = made->call.count_elements;

@@ -20,7 +20,7 @@ static void parse(const char *text)
     }
 }
 
-/* The name of the algorithm that they say, or "". */
+/* Returns the name of the algorithm that the overrides choose, or "". */
 static const char *found(enum op_kind kind, uint32_t nodes, uint64_t size_bytes)
 {
     struct coll_choice choice = {.kind = kind, .node_count = nodes, .size_bytes = size_bytes};
@@ -130,7 +130,7 @@ static void test_spaces(void **state)
     assert_string_equal(found(OP_KIND_BROADCAST, 4, 4096), "chain");
 }
 
-/* Every algorithm has its place in the language, by the name that it is printed with. */
+/* The overrides know every algorithm by the name that is printed for it. */
 static void test_every_name(void **state)
 {
     (void)state;
@@ -189,7 +189,7 @@ static void test_refusals(void **state)
     }
 }
 
-/* What is found is cut where it is long, and never splits the message. */
+/* The message shows a long word cut. */
 static void test_long_words(void **state)
 {
     (void)state;

@@ -14,7 +14,7 @@
 #define NODES_MAX 64
 #define COUNT_CASES 7
 
-/* The counts that every algorithm is proved for; those that do not exist for few nodes are 0 again. */
+/* The counts for which every algorithm is proved. A count that does not exist for one node is 0 again. */
 static void counts_for(uint32_t nodes, uint64_t counts[COUNT_CASES])
 {
     const uint64_t all[COUNT_CASES] = {0, 1, nodes - 1, nodes, nodes + 1, 2 * (uint64_t)nodes + 1, 1000};
@@ -113,7 +113,7 @@ static void test_dissemination(void **state)
     }
 }
 
-/* The check works on parts, so counts that no buffer has are proved as well. */
+/* The check works on parts. So it can prove counts that no buffer has. */
 static void test_more_nodes_and_elements(void **state)
 {
     (void)state;
@@ -125,8 +125,8 @@ static void test_more_nodes_and_elements(void **state)
     assert_true(prove(&coll_dissemination_barrier, 1000, 0, 0).rounds == 10);
 }
 
-/* Elements whose parts are not cut evenly: the predecessor's 25 MiB of f32 and 6,291,457 elements, in slices
- * of 2 MiB. */
+/* Elements whose parts are not equal: 25 MiB of f32 and 6,291,457 elements, which an earlier program got
+ * wrong, in slices of 2 MiB. */
 static void test_slices_that_do_not_divide(void **state)
 {
     (void)state;
@@ -179,7 +179,7 @@ static void test_ring_of_three(void **state)
     }
 }
 
-/* The owner folds its own contribution first, then those of the nodes after it, in a circle. */
+/* The owner folds its own contribution first, then those of the nodes after it in the ring. */
 static void test_direct_reduces_in_listed_order(void **state)
 {
     (void)state;
@@ -209,7 +209,7 @@ static void test_direct_reduces_in_listed_order(void **state)
     assert_transfer(&receives[2], 1, COLL_STORE, 3, 2);
 }
 
-/* Among two nodes both all-reduces are one. */
+/* With two nodes, both all-reduces are the same. */
 static void test_ring_and_direct_of_two_are_one(void **state)
 {
     (void)state;

@@ -8,7 +8,7 @@
 #include "daemon/coll/overrides.h"
 #include "daemon/coll/registry.h"
 
-/* Predicted times, and what is chosen by them. */
+/* Predicted times, and the choices that follow from them. */
 
 #define KIB UINT64_C(1024)
 #define MIB (1024 * KIB)
@@ -47,7 +47,7 @@ static void assert_seconds(double seconds, double expected)
     assert_true(seconds > expected * 0.999999 && seconds < expected * 1.000001);
 }
 
-/* By the formula, with figures worked out by hand. */
+/* Compares with figures worked out by hand from the formula. */
 static void test_predictions(void **state)
 {
     (void)state;
@@ -56,13 +56,15 @@ static void test_predictions(void **state)
     choice.slice_bytes = 0;
     /* Six rounds and messages, 1.5 times the bytes. */
     assert_seconds(coll_predict(&coll_ring_all_reduce, &choice, &network), 6e-3 + 6e-4 + 0.6);
-    /* Two rounds, six messages; the bytes beyond 256 KiB of 600,000 count twice, as three senders crowd. */
+    /* Two rounds, six messages. The bytes beyond 256 KiB of 600,000 count twice, because three nodes send to
+     * one. */
     assert_seconds(coll_predict(&coll_direct_all_reduce, &choice, &network),
                    2e-3 + 6e-4 + 0.6 + (0.6 - 0.262144));
     /* Two rounds of all bytes, which are copied. */
     assert_seconds(coll_predict(&coll_recursive_doubling_all_reduce, &choice, &network),
                    2e-3 + 2e-4 + 0.8 + 800000 / 5e9);
-    /* Ten slices of a chain: the first goes through three hops, and the others follow one after the other. */
+    /* Ten slices of a chain: the first goes through three hops; then the others arrive, one after
+     * the other. */
     choice = choice_of(OP_KIND_BROADCAST, 4, 400000);
     choice.slice_bytes = 40000;
     assert_seconds(coll_predict(&coll_chain_broadcast, &choice, &network),
@@ -75,7 +77,7 @@ static void test_predictions(void **state)
     choice = choice_of(OP_KIND_ALL_TO_ALL, 4, 400000);
     choice.slice_bytes = 40000;
     assert_seconds(coll_predict(&coll_pairwise_all_to_all, &choice, &network), 3e-3 + 10 * (3e-4 + 0.03));
-    /* Where nothing was measured. */
+    /* If nothing was measured. */
     choice.slice_bytes = 0;
     assert_seconds(coll_predict(&coll_pairwise_all_to_all, &choice, NULL),
                    3 * 50e-6 + 3 * 5e-6 + 300000 / 1.25e9);
@@ -84,7 +86,7 @@ static void test_predictions(void **state)
     assert_seconds(coll_predict(&coll_dissemination_barrier, &choice, &network), 3e-3 + 3e-4);
 }
 
-/* More never takes less: bytes, nor a worse network. */
+/* More bytes or a worse network never take less time. */
 static void test_predictions_are_monotone(void **state)
 {
     (void)state;
@@ -112,8 +114,8 @@ static void test_predictions_are_monotone(void **state)
 
 /* --- Choices --- */
 
-/* No other one that serves is predicted to take clearly less; and of those that take about as long, none has
- * a lower id. */
+/* No other algorithm that serves is predicted to take clearly less time. None that takes about as long has a
+ * lower id. */
 static void assert_is_best(const struct coll_choice *choice, const struct coll_network *network)
 {
     const struct coll_algorithm *best = coll_select(choice, network, NULL);
@@ -149,8 +151,8 @@ static void test_the_best_is_chosen(void **state)
     }
 }
 
-/* It takes no node's index, so nodes that agree on the arguments agree on the choice: here, that it has no
- * memory. */
+/* coll_select gets no node's index. So nodes that agree on the arguments agree on the choice. This test
+ * checks that it has no memory. */
 static void test_selection_is_a_pure_function(void **state)
 {
     (void)state;
@@ -169,7 +171,7 @@ static void test_selection_is_a_pure_function(void **state)
     }
 }
 
-/* What the small ones need is rounds, about log2(n) at most. */
+/* Small operations get an algorithm of few rounds: about log2(n) at most. */
 static void test_small_ones_have_few_rounds(void **state)
 {
     (void)state;
@@ -197,7 +199,8 @@ static void test_small_ones_have_few_rounds(void **state)
     assert_ptr_equal(chosen(OP_KIND_EXCLUSIVE_SCAN, 8, 8), &coll_hillis_steele_exclusive_scan);
 }
 
-/* What the large ones need is bandwidth: the busiest node sends and receives about as little as with any. */
+/* Large operations need bandwidth: with the chosen algorithm, the busiest node moves about as few bytes as
+ * with any. */
 static void test_large_ones_move_few_bytes(void **state)
 {
     (void)state;
@@ -231,8 +234,8 @@ static void test_large_ones_move_few_bytes(void **state)
     assert_ptr_equal(chosen(OP_KIND_SCAN, 8, GIB), &coll_chain_scan);
 }
 
-/* More bytes take longer, and what is best for the smallest is not chosen again once it was left (but in
- * gathers and scatters, where two take about as long whatever the size). */
+/* More bytes take longer. The best algorithm for the smallest size is not chosen again after another one.
+ * Gathers and scatters are an exception: two algorithms take about as long at any size. */
 static void test_selection_is_monotone(void **state)
 {
     (void)state;
@@ -294,7 +297,7 @@ static void test_overrides_go_first(void **state)
     assert_ptr_equal(coll_select(&choice, NULL, &overrides), coll_select(&choice, NULL, NULL));
     choice = choice_of(OP_KIND_ALL_TO_ALL, 64, 4 * KIB);
     assert_ptr_equal(coll_select(&choice, NULL, &overrides), &coll_bruck_all_to_all);
-    choice.blocks_are_equal = false; /* it does not serve that */
+    choice.blocks_are_equal = false; /* bruck does not serve that */
     assert_ptr_equal(coll_select(&choice, NULL, &overrides), &coll_direct_all_to_all);
 }
 

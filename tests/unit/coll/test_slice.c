@@ -37,7 +37,7 @@ static uint64_t assert_slice(uint64_t count, uint64_t element_bytes, uint64_t sl
     return elements;
 }
 
-/* All slices lie end to end, cover the operation, and are of one size but for the last. */
+/* All slices lie end to end and cover the operation. All but the last have one size. */
 static uint64_t assert_slices(uint64_t count, uint64_t element_bytes, uint64_t slice_bytes, uint32_t parts)
 {
     uint64_t slices = coll_slice_count(count, element_bytes, slice_bytes);
@@ -109,7 +109,8 @@ static void test_slice_smaller_than_an_element(void **state)
     assert_true(assert_slices(7, 16, 32, 4) == 4);
 }
 
-/* Slices and parts cut by bytes instead of elements left the last few elements of these out. */
+/* When slices and parts were cut by bytes instead of elements, the last few elements of these counts were
+ * left out. */
 static void test_25_mib_of_f32(void **state)
 {
     (void)state;
@@ -124,7 +125,8 @@ static void test_25_mib_of_f32(void **state)
     }
 }
 
-/* Three nodes once disagreed on how many slices this has: one element more than twelve slices of 2 MiB. */
+/* Three nodes once disagreed about the number of slices of this count: one element more than twelve slices of
+ * 2 MiB. */
 static void test_6291457_f32(void **state)
 {
     (void)state;
@@ -142,7 +144,7 @@ static void test_6291457_f32(void **state)
     assert_true(assert_slices(6291457, 4, 3 * KIB + 1, 3) == 6291457 / 768 + 1);
 }
 
-/* The first, the last and a middle slice, where there are too many to walk. */
+/* Checks the first, the last and a middle slice, because there are too many to check all. */
 static void assert_huge(uint64_t count, uint64_t element_bytes, uint64_t slice_bytes)
 {
     uint64_t slices = coll_slice_count(count, element_bytes, slice_bytes);
@@ -209,7 +211,7 @@ static void test_parts_of_fewer_elements(void **state)
     }
 }
 
-/* By hand: what a node has of a slice, and what it sends to another in it. */
+/* Worked out by hand: what a node has of a slice, and what it sends to another node in it. */
 static void test_slices_of_exchanges(void **state)
 {
     (void)state;

@@ -18,7 +18,7 @@ static void fail_case(uint64_t number, const struct stage_case *drawn, const cha
     fail_msg("case %llu: %s: %s", (unsigned long long)number, text, why);
 }
 
-/* Random operations, placements, layouts, slices and orders of events come to what MPI says. */
+/* Random operations, placements, layouts, slices and orders of events give the result that MPI defines. */
 static void test_plans_are_right(void **state)
 {
     (void)state;
@@ -38,7 +38,7 @@ static void test_plans_are_right(void **state)
     assert_true(pieces > 10 * CASES);
 }
 
-/* Tables that contradict each other lead no piece out of what its rank gave. */
+/* Tables that contradict each other let no piece reach beyond the buffers that its rank gave. */
 static void test_contradictions_stay_within_buffers(void **state)
 {
     (void)state;
@@ -58,7 +58,8 @@ static void test_contradictions_stay_within_buffers(void **state)
     }
 }
 
-/* What the last node contributes to a scan's running value, nobody reads; nor what one rank broadcasts. */
+/* Nobody reads what the last node contributes to a scan's running value, nor what a single rank
+ * broadcasts. */
 static bool may_pass(const struct stage_case *drawn, const struct stage_fault *fault)
 {
     bool scans = drawn->kind == OP_KIND_SCAN || drawn->kind == OP_KIND_EXCLUSIVE_SCAN;

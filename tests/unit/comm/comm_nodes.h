@@ -20,9 +20,12 @@
 #include "tests/network/network.h"
 
 /*
- * Nodes "a", "b", … of net (in memory), mesh, exec and comms, and members on them that check what they are
- * told against comms.h: formed once and first, completed once for each submit and in order, aborted once and
- * last, nothing from within a call of the same member or after it left.
+ * Nodes "a", "b", … with net (in memory), mesh, exec and comms, and members on them. The members check what
+ * comms tells them against comms.h:
+ * - formed comes once, and first;
+ * - completed comes once for each submit, in order;
+ * - aborted comes once, and last;
+ * - nothing comes from within a call of the same member, or after it left.
  */
 #define NODES_MAX 6
 #define MEMBERS_MAX 64
@@ -40,8 +43,8 @@ struct node {
     struct comms *comms;
     bool woken;
     bool alive;
-    uid_t limited_uid;         /* by its configuration */
-    const char *limited_nodes; /* those that this user may be on; null: all */
+    uid_t limited_uid;         /* whom this node's configuration limits */
+    const char *limited_nodes; /* where that user may have ranks; null: on all nodes */
 };
 
 struct member {
@@ -184,7 +187,7 @@ static inline void world_start(struct world *world, unsigned count, uint64_t see
     }
 }
 
-/* One moment: whatever wants to be done, until nothing does. */
+/* Does everything that is to be done at this moment, until nothing is left. */
 static inline void settle(struct world *world)
 {
     bool again = true;
@@ -334,7 +337,7 @@ static inline void node_stop(struct node *node)
     }
 }
 
-/* Silently: its members are gone with it. */
+/* The node dies without a word, and its members with it. */
 static inline void node_kill(struct world *world, unsigned index)
 {
     struct node *node = &world->nodes[index];

@@ -4,11 +4,11 @@
 #include "proto/types.h"
 #include "tests/unit/comm/comm_nodes.h"
 
-/* Operations of members formed for them, and their buffers. */
+/* Operations of members that are formed for them, and their buffers. */
 
 static struct world world; /* large */
 
-/* Ranks round the nodes, formed. */
+/* Forms a communicator whose ranks are spread over the nodes in turn. */
 static inline void form_ops(struct member **members, unsigned nodes, uint32_t size, uint64_t op_timeout_ms,
                             const char *name)
 {

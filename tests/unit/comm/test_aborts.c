@@ -1,6 +1,7 @@
 #include "tests/unit/comm/comm_ops.h"
 
-/* Operations cut short: by a deadline, by a rank that leaves or is lost, by hand, by a lost node. */
+/* Operations that end early: by a deadline, by a rank that leaves or is lost, by an administrator, by a lost
+ * node. */
 
 /* --- Deadlines --- */
 
@@ -31,7 +32,8 @@ static void test_deadline_names_who_is_late(void **state)
         assert_true(members[rank]->completed_ns >= begin_ns + 2000 * TIME_MS);
         assert_true(members[rank]->completed_ns <= begin_ns + 2100 * TIME_MS);
     }
-    /* That operation alone: who comes later hears the same, and the next one is fine. */
+    /* Only that operation ends. A rank that posts it later gets the same text, and the next operation
+     * succeeds. */
     assert_int_equal(post_barrier(members[5], 0, &error), STATUS_OK);
     run(&world, 10 * TIME_MS);
     assert_string_equal(members[5]->results[2].text, members[0]->results[2].text);
@@ -45,7 +47,7 @@ static void test_deadline_names_who_is_late(void **state)
         assert_int_equal(members[rank]->aborted_count, 0);
     }
     leave_all(&world);
-    /* All with the same deadline: the node that knows who is late speaks first. */
+    /* All ranks have the same deadline. The node that knows who is late gives its verdict first. */
     form_ops(members, 3, 6, 1000, "slow");
     for (uint32_t rank = 0; rank < 5; rank++) {
         assert_int_equal(post_barrier(members[rank], 0, &error), STATUS_OK);
@@ -60,7 +62,7 @@ static void test_deadline_names_who_is_late(void **state)
     world_stop(&world);
 }
 
-/* Ranks of several nodes are missing: every node's words name all of them, with their processes. */
+/* Ranks of several nodes are missing. On every node, the text names all of them, with their processes. */
 static void test_deadline_names_who_is_late_on_all_nodes(void **state)
 {
     (void)state;
@@ -150,7 +152,7 @@ static void test_leaving_before_an_operation_is_done(void **state)
     world_stop(&world);
 }
 
-/* A rank posts what a rank of its node, gone since, had not. */
+/* A rank has posted an operation; another rank of its node leaves without posting it. */
 static void test_posting_what_one_that_left_will_not(void **state)
 {
     (void)state;
@@ -193,7 +195,7 @@ static void test_a_process_is_lost(void **state)
     }
 }
 
-/* A process ends after its last operation, which goes on elsewhere: that ends well there, too. */
+/* A process ends after its last operation, which still goes on elsewhere. It ends well there, too. */
 static void test_a_process_that_ends_after_its_last_operation(void **state)
 {
     static const struct network_conditions slow = {.delay_ns = 300 * TIME_US, .jitter_ns = 200 * TIME_US};
@@ -234,7 +236,7 @@ static void test_a_process_that_ends_after_its_last_operation(void **state)
     assert_true(behind >= 5);
 }
 
-/* Buffers stay referenced until nobody uses them: the process goes in the middle of its operation. */
+/* Buffers stay referenced until nobody uses them: the process ends in the middle of its operation. */
 static void test_memory_outlives_its_owner(void **state)
 {
     (void)state;

@@ -2,7 +2,7 @@
 
 #include "tests/unit/comm/comm_ops.h"
 
-/* What ranks make comms hold is charged to their user, and all of it comes back. */
+/* What ranks make comms hold is charged to their user, and all of it is given back. */
 
 static struct budget *budget;
 
@@ -45,7 +45,7 @@ static void budget_end(struct budget_account *poor)
     world.account = NULL;
 }
 
-/* 100,000 receives that nothing matches; they go with their rank, in bounded pieces. */
+/* Nothing matches these 100,000 receives. They end with their rank, in bounded pieces. */
 static void test_many_messages(void **state)
 {
     (void)state;
@@ -78,7 +78,7 @@ static void test_many_messages(void **state)
     world_stop(&world);
 }
 
-/* A message that is over the budget fails its caller alone. */
+/* A message that exceeds the budget fails for its caller alone. */
 static void test_message_refused(void **state)
 {
     (void)state;
@@ -108,7 +108,8 @@ static void test_message_refused(void **state)
     world_stop(&world);
 }
 
-/* A collective that one rank is refused ends with LIMIT on all, on every node, and uses up its number. */
+/* A collective is refused to one rank. It ends with LIMIT on all ranks of every node, and uses up
+ * its number. */
 static void test_collective_refused(void **state)
 {
     (void)state;
@@ -158,7 +159,8 @@ static void test_collective_refused(void **state)
     }
 }
 
-/* The node that is to say so may still be forming: it hears of the last promise later than the others. */
+/* The node that is to give the verdict may still be forming: the last promise reaches it later than the
+ * others. */
 static void test_refused_early(void **state)
 {
     (void)state;
@@ -174,7 +176,7 @@ static void test_refused_early(void **state)
     members[0] = join(&world, 0, "early", 0, SIZE);
     members[2] = join(&world, 2, "early", 2, SIZE);
     run(&world, 10 * TIME_MS);
-    network_set_link(world.network, "c", "a", &slow); /* its promise is to come */
+    network_set_link(world.network, "c", "a", &slow); /* node c's promise arrives late */
     world.account = poor;
     members[1] = join(&world, 1, "early", 1, SIZE);
     world.account = rich;
@@ -216,10 +218,8 @@ static size_t in_use(void)
     return mallinfo2().uordblks + mallinfo2().hblkhd;
 }
 
-/*
- * What one of many ranks posts is held at its account's cost, and what it is refused takes no memory for each
- * operation, however many ranks of the node are to follow.
- */
+/* What one of many ranks posts is charged to its account. Refused operations take no memory each, however
+ * many ranks of the node are still to post them. */
 static void test_memory_is_charged(void **state)
 {
     (void)state;
@@ -248,7 +248,7 @@ static void test_memory_is_charged(void **state)
     world_stop(&world);
 }
 
-/* Ranks are counted before there is a communicator. */
+/* A rank counts at once, before its communicator has formed. */
 static void test_communicators_refused(void **state)
 {
     (void)state;
@@ -269,8 +269,8 @@ static void test_communicators_refused(void **state)
     world_stop(&world);
 }
 
-/* What a communicator holds is charged in bytes: itself and its ranks at the join, other nodes as they speak,
- * what exec and p2p take when it forms. */
+/* What a communicator holds is charged in bytes. It and its ranks are charged at the join, other nodes when
+ * they send something. What exec and p2p take is charged when it forms. */
 static void test_communicators_bytes(void **state)
 {
     (void)state;
@@ -306,7 +306,8 @@ static void test_communicators_bytes(void **state)
     world_stop(&world);
 }
 
-/* Over the budget when it forms: every rank hears LIMIT and why, and what was charged comes back. */
+/* The communicator exceeds the budget when it forms. Every rank gets LIMIT with the reason, and what was
+ * charged is given back. */
 static void test_no_bytes_to_form(void **state)
 {
     (void)state;

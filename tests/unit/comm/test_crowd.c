@@ -1,9 +1,7 @@
 #include "tests/unit/comm/comm_ops.h"
 
-/*
- * What clients cause in any number is not told while another node has too much to read: neither node loses
- * the other for it, and all of it is told once the node reads again.
- */
+/* Clients can cause any number of messages to another node. While that node has too much to read, this node
+ * holds them back. Neither node loses the other, and all messages are sent once the node reads again. */
 
 enum { COMMS = NET_STREAM_QUEUE_MAX + 1000, AT_ONCE = 100 };
 
@@ -42,7 +40,7 @@ static void assert_up(void)
     }
 }
 
-/* Node a forms more communicators than its control stream to node b can hold, while b reads nothing. */
+/* Node a forms more communicators than its control stream to node b can hold, while node b reads nothing. */
 static void crowd_begin(void)
 {
     memset(&crowd, 0, sizeof crowd);
@@ -102,7 +100,7 @@ static void test_announcements_wait(void **state)
     crowd_stop();
 }
 
-/* Refusals go many to a message, and wait as well. */
+/* One message has many refusals, and refusals wait as well. */
 static void test_refusals_wait(void **state)
 {
     (void)state;

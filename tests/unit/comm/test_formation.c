@@ -4,7 +4,7 @@ static struct world world; /* large */
 
 /* --- What is formed --- */
 
-/* Ranks of each node: unequal, not contiguous. */
+/* Forms a communicator. Its nodes have unequal numbers of ranks, which are not contiguous. */
 static void form(unsigned nodes, const unsigned *node_of_rank, uint32_t size, uint64_t seed,
                  const struct network_conditions *conditions, bool connected)
 {
@@ -202,7 +202,7 @@ static void test_refused_at_once_on_one_node(void **state)
     terms.algorithms = "all_reduce=ring";
     assert_error(&join_as(&world, 0, &terms, 1000)->join_result, STATUS_MISMATCH,
                  "algorithms \"all_reduce=ring\"");
-    /* Defaults said aloud are the same terms. */
+    /* Defaults that are given explicitly are the same terms. */
     struct member *last = join_as(&world, 0,
                                   &(struct comms_terms){.name = "one",
                                                         .rank = 1,
@@ -217,7 +217,8 @@ static void test_refused_at_once_on_one_node(void **state)
     world_stop(&world);
 }
 
-/* Ranks 0 and 1 of 3 are there; a third node comes with what does not fit; then one with what does. */
+/* Ranks 0 and 1 of 3 are there. Another node comes with terms that do not fit. Rank 2, which fits, comes
+ * afterwards, or has come before (formed_first). */
 static void refuse(const struct comms_terms *terms, uid_t uid, enum status status, const char *text,
                    bool formed_first)
 {
@@ -241,7 +242,7 @@ static void refuse(const struct comms_terms *terms, uid_t uid, enum status statu
         assert_formed(members[i]);
         assert_int_equal(members[i]->aborted_count, 0);
     }
-    /* The one refused may use the name for something else, on its node alone, once it has left. */
+    /* Once the refused member has left, its node may use the name for something else, on that node alone. */
     leave(stranger, COMMS_LEAVE_ORDERLY);
     world_stop(&world);
 }
@@ -285,7 +286,8 @@ static void test_one_rank_of_two_is_refused(void **state)
     assert_formed(zero);
     assert_formed(two);
     leave_all(&world);
-    /* Both at once: the lower name stays, with all it has; the other keeps what nobody else wants. */
+    /* Both nodes claim rank 1 at once. The node with the lower name keeps all its ranks. The other node keeps
+     * the ranks that nobody else claims. */
     struct member *a1 = join(&world, 0, "tie", 1, 4);
     struct member *a0 = join(&world, 0, "tie", 0, 4);
     struct member *b1 = join(&world, 1, "tie", 1, 4);
@@ -322,10 +324,8 @@ static void test_both_at_once_with_other_terms(void **state)
     world_stop(&world);
 }
 
-/*
- * All ranks twice, at once: a whole set forms (or two, on nodes of their own, that did not hear of each other
- * in time), and everybody is told something. Never does anybody stay in a set that is not whole.
- */
+/* All ranks come twice, at once. A complete set forms. Two sets may form if their nodes did not hear of each
+ * other in time. Every member gets a result. No member stays in a set that is not complete. */
 static void test_a_crowd(void **state)
 {
     (void)state;
@@ -407,7 +407,7 @@ static void test_the_deadline_names_missing_ranks(void **state)
     }
     struct error error;
     assert_int_equal(post_barrier(members[0], 0, &error), STATUS_TIMED_OUT);
-    /* The failed one is still there when its name is used again. */
+    /* The failed communicator is still there when its name is used again. */
     struct member *again[2] = {join(&world, 0, "late", 0, 2), join(&world, 2, "late", 1, 2)};
     run(&world, 10 * TIME_MS);
     assert_formed(again[0]);
@@ -454,7 +454,7 @@ static void test_lost_while_forming(void **state)
     assert_formed(c);
     assert_formed(again);
     leave_all(&world);
-    /* A whole node. */
+    /* A whole node is lost. */
     a = join(&world, 0, "gap", 0, 2);
     run(&world, 10 * TIME_MS);
     node_kill(&world, 0);

@@ -1,9 +1,7 @@
 #include "tests/unit/comm/comm_nodes.h"
 
-/*
- * Node b has a certificate of the cluster and follows no rule: its control messages are written by the test.
- * Node a is real, with a communicator in each state that b can bring it to.
- */
+/* Node b has a certificate of the cluster, but follows no rule: the test writes its control messages. Node a
+ * is real. Its communicator is in each state that b can bring it to. */
 static struct world world;
 
 struct heard {
@@ -62,13 +60,13 @@ static void say_claim(uint64_t nonce, uint32_t rank, uint64_t comm_id, bool answ
     say(&message);
 }
 
-/* Node b claims rank 1, and promises comm_id; 0: nothing. */
+/* Node b claims rank 1 and promises comm_id. 0: it promises nothing. */
 static void say_announce(uint64_t comm_id, bool answer)
 {
     say_claim(77, 1, comm_id, answer);
 }
 
-/* Ranks that do not ascend. */
+/* Announces ranks that do not ascend. */
 static void say_malformed(void)
 {
     uint32_t ranks[] = {1, 1};
@@ -164,7 +162,8 @@ static struct member *join_comm(void)
     return member;
 }
 
-/* Node a has promised an id and waits for node b's promise: there are no operations to look into yet. */
+/* Node a has promised an id and waits for node b's promise. There are no operations yet to which a message
+ * could apply. */
 static void test_messages_while_forming(void **state)
 {
     (void)state;
@@ -177,7 +176,7 @@ static void test_messages_while_forming(void **state)
         say_verdict(seq, false);
     }
     say_dispute(UINT64_MAX - 1);
-    assert_int_equal(heard.verdicts, 2); /* the other node may have formed, and may ask */
+    assert_int_equal(heard.verdicts, 2); /* node b may have formed, so it may ask */
     assert_int_equal(member->formed_count, 0);
     say_announce(heard.comm_id, true);
     assert_formed(member);
@@ -188,7 +187,7 @@ static void test_messages_while_forming(void **state)
     world_stop(&world);
 }
 
-/* Numbers of operations that were never posted, or are over, change nothing. */
+/* The numbers of operations that were never posted, or that have ended, change nothing. */
 static void test_messages_once_formed(void **state)
 {
     (void)state;
@@ -215,7 +214,7 @@ static void test_messages_once_formed(void **state)
     world_stop(&world);
 }
 
-/* After node a has left, the id is nobody's. */
+/* After node a has left, no communicator has the id. */
 static void test_messages_after_leaving(void **state)
 {
     (void)state;
@@ -233,8 +232,8 @@ static void test_messages_after_leaving(void **state)
     world_stop(&world);
 }
 
-/* What no node of ours says, whatever its users call, costs the connection; the communicators it shares with
- * us fail, and say why. */
+/* A message that no correct node sends, whatever its users call, ends the connection. The communicators with
+ * ranks on both nodes fail, and say why. */
 static void test_what_costs_the_connection(void **state)
 {
     (void)state;
@@ -270,14 +269,14 @@ static void test_what_costs_the_connection(void **state)
         case ANNOUNCE:
             say_malformed();
             break;
-        case SUMMARY: /* what it may say comes to nothing */
+        case SUMMARY: /* the messages that it may send have no effect */
             say_missing(UINT64_MAX, COMMD__MESH__MISSING__STEP__ASKED);
             say_missing(UINT64_MAX, COMMD__MESH__MISSING__STEP__ANSWER);
             say_missing(0, COMMD__MESH__MISSING__STEP__ANSWER);
             assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
             say_missing(1, COMMD__MESH__MISSING__STEP__SUMMARY);
             break;
-        case REACH: /* this node has one rail: once comes to nothing */
+        case REACH: /* this node has one rail: the first message has no effect */
             say_reach(UINT32_MAX);
             assert_true(mesh_node_is_up(world.nodes[0].mesh, 0));
             say_reach(0);
@@ -310,7 +309,7 @@ static void count_lines(void *context, enum log_level level, const char *line)
     logged_count += level <= LOG_LEVEL_INFO && strstr(line, wanted) != NULL;
 }
 
-/* A line of the log for each of a few, whatever a node repeats. */
+/* However often a node repeats something, the log gets a few lines only. */
 static void test_refusals_do_not_flood_the_log(void **state)
 {
     (void)state;
@@ -333,7 +332,8 @@ static void test_refusals_do_not_flood_the_log(void **state)
     world_stop(&world);
 }
 
-/* Terms of node b's: of that size; 0: none are shown. rank UINT32_MAX: all of node a's part is refused. */
+/* Refuses with terms of node b's that have that size; size 0: it shows no terms. rank UINT32_MAX: it refuses
+ * all of node a's ranks. */
 static void say_refuse(uint64_t nonce, uint32_t size, uint32_t rank)
 {
     Commd__Mesh__CommTerms terms = COMMD__MESH__COMM_TERMS__INIT;
@@ -356,7 +356,7 @@ static void say_refuse(uint64_t nonce, uint32_t size, uint32_t rank)
     say(&message);
 }
 
-/* A node refuses us for a fact that it shows, and that contradicts what we hold. */
+/* Node b refuses node a for a fact that it shows, and that contradicts node a's ranks or terms. */
 static void test_refusals_with_a_fact(void **state)
 {
     (void)state;
@@ -380,7 +380,7 @@ static void test_refusals_with_a_fact(void **state)
     }
 }
 
-/* One without: it does not count, and costs the connection. */
+/* A refusal without such a fact does not count, and ends the connection. */
 static void test_refusals_without_a_fact(void **state)
 {
     (void)state;
@@ -405,7 +405,7 @@ static void test_refusals_without_a_fact(void **state)
     }
 }
 
-/* Nor does one of a node on which the user may have no ranks. */
+/* A refusal from a node on which the user may have no ranks does not count either. */
 static void test_refusals_of_a_node_without_the_user(void **state)
 {
     (void)state;

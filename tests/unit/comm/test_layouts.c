@@ -1,13 +1,13 @@
 #include "tests/unit/comm/comm_ops.h"
 
-/* Operations with layouts in which local ranks say different things of one block. */
+/* Operations whose layouts contradict each other: local ranks give different sizes for one block. */
 
 enum { RANKS = 2, BLOCK = 3, ELEMENTS = 8, FILL = 77 };
 
 struct layouts {
     struct member *members[RANKS];
     struct buffer input[RANKS], output[RANKS];
-    uint64_t counts[RANKS][2 * 2 * RANKS]; /* of the input, then of the output: counts, displacements */
+    uint64_t counts[RANKS][2 * 2 * RANKS]; /* counts and displacements of the input, then of the output */
     struct memory *memory[RANKS];
 };
 
@@ -28,7 +28,8 @@ static void layouts_start(struct layouts *layouts)
     }
 }
 
-/* `counts[rank]` of the members' own block; the tables are as they are. */
+/* Posts the operation on all ranks. counts[rank] is the count of the rank's own block; the tables stay as
+ * they are. */
 static void layouts_post(struct layouts *layouts, enum op_kind kind, const uint64_t counts[RANKS])
 {
     for (uint32_t rank = 0; rank < RANKS; rank++) {
@@ -45,7 +46,7 @@ static void layouts_post(struct layouts *layouts, enum op_kind kind, const uint6
     run(&world, 20 * TIME_MS);
 }
 
-/* Refused on both, nothing written; and the communicator goes on. */
+/* The operation fails on both ranks, and nothing is written. The communicator goes on. */
 static void layouts_expect_mismatch(struct layouts *layouts, const char *text)
 {
     for (uint32_t rank = 0; rank < RANKS; rank++) {
@@ -76,13 +77,13 @@ static void layouts_stop(struct layouts *layouts)
     world_stop(&world);
 }
 
-/* The sender has more for a rank than that one has room for, or less than it waits for. */
+/* A rank has more elements for a rank than that one expects. */
 static void test_all_to_all(void **state)
 {
     (void)state;
     struct layouts layouts;
     layouts_start(&layouts);
-    layouts.counts[0][1] = BLOCK + 2; /* from rank 0 to rank 1: as far as its own input reaches */
+    layouts.counts[0][1] = BLOCK + 2; /* from rank 0 to rank 1: up to the end of rank 0's input */
     layouts_post(&layouts, OP_KIND_ALL_TO_ALL, (uint64_t[]){0, 0});
     layouts_expect_mismatch(&layouts, "all_to_all_v: rank 0 has 5 elements for rank 1, which expects 3");
     layouts.counts[0][1] = BLOCK;
@@ -103,7 +104,7 @@ static void test_gather(void **state)
     layouts_stop(&layouts);
 }
 
-/* And write beyond it. */
+/* The root would write beyond another rank's block. */
 static void test_scatter(void **state)
 {
     (void)state;
@@ -114,7 +115,7 @@ static void test_scatter(void **state)
     layouts_stop(&layouts);
 }
 
-/* Each rank is compared when it posts: two that contradict each other wait for no third. */
+/* commd compares each rank when it posts. Two ranks that contradict each other do not wait for a third. */
 static void test_found_early(void **state)
 {
     (void)state;

@@ -44,7 +44,7 @@ static void test_two_users_use_one_name_on_the_same_nodes(void **state)
     assert_int_equal(view.size, 2);
     assert_int_equal(other_view.size, 3);
     assert_int_not_equal(view.comm_id, other_view.comm_id);
-    /* What ends one of them does nothing to the other. */
+    /* An event that ends one of them does nothing to the other. */
     struct error cause = {.status = STATUS_ABORTED, .text = "by hand"};
     assert_int_equal(comms_abort(world.nodes[1].comms, OTHER_UID, "train", &cause, world.now_ns), STATUS_OK);
     run(&world, 10 * TIME_MS);
@@ -117,7 +117,8 @@ static void test_generations_count_for_each_user(void **state)
     world_stop(&world);
 }
 
-/* However many names one user uses: another's are remembered, and of its own those that it used last. */
+/* However many names one user uses, commd remembers the names of other users. It also remembers the names
+ * that this user used last. */
 static void test_one_users_names_crowd_out_nobody_else(void **state)
 {
     (void)state;
@@ -134,7 +135,7 @@ static void test_one_users_names_crowd_out_nobody_else(void **state)
     world_stop(&world);
 }
 
-/* The same among many users: whoever uses the most names loses the oldest of them. */
+/* The same with many users: the user with the most names loses the oldest of them. */
 static void test_many_users_of_many_names(void **state)
 {
     (void)state;

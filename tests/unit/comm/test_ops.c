@@ -1,6 +1,6 @@
 #include "tests/unit/comm/comm_ops.h"
 
-/* Operations: done, refused, contradicted, seen. test_aborts.c: cut short. */
+/* Operations that are done, refused, contradicted or seen. test_aborts.c: operations that are cut short. */
 
 /* --- What is done --- */
 
@@ -154,7 +154,7 @@ static void test_bad_calls(void **state)
     op.terms.root_rank = 2;
     assert_int_equal(post(members[0], &op, &error), STATUS_INVALID_ARGUMENT);
     assert_non_null(strstr(error.text, "root 2 of 2"));
-    /* None of them took a number, nor hurt. */
+    /* None of the refused calls used up a number or did harm. */
     for (unsigned i = 0; i < COMMS_PENDING_OPS_MAX; i++) {
         assert_int_equal(post_barrier(members[0], 0, &error), STATUS_OK);
     }
@@ -178,7 +178,8 @@ static void assert_op_ended(const struct member *member, enum status status, con
     assert_int_equal(member->aborted_count, 0);
 }
 
-/* All of a bucket is reduced as the first is: counts of a smaller type would reach beyond the buffers. */
+/* A whole bucket is reduced with the type and operator of its first operation. So counts of a smaller type
+ * would reach beyond the buffers. */
 static void test_a_bucket_is_of_one_type_and_operator(void **state)
 {
     (void)state;
@@ -330,7 +331,7 @@ static void test_what_is_seen(void **state)
     assert_int_equal(seen.count, 2);
     assert_true(seen.info.running);
     assert_string_equal(seen.missing, "");
-    run(&world, 400 * TIME_MS); /* those of other nodes are known after a second */
+    run(&world, 400 * TIME_MS); /* the missing ranks of other nodes are known after a second */
     comms_visit_ops(world.nodes[0].comms, world.now_ns, see, &seen);
     assert_string_equal(seen.missing, "ranks 1 (pid 101), 3 (pid 103) of node b");
     seen.count = 2;
@@ -344,7 +345,7 @@ static void test_what_is_seen(void **state)
     world_stop(&world);
 }
 
-/* Messages, too, the oldest of each rank. */
+/* comms_visit_ops shows messages, too: the oldest ones of each rank. */
 static void test_messages_are_seen(void **state)
 {
     (void)state;

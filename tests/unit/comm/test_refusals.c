@@ -2,7 +2,8 @@
 
 #include "tests/unit/comm/comm_ops.h"
 
-/* Collectives that end on all ranks because one was refused or contradicted: whoever posts them, and when. */
+/* Collectives that end on all ranks because one rank was refused or contradicted, whoever posts them, and
+ * when. */
 
 static size_t in_use(void)
 {
@@ -73,8 +74,9 @@ static void test_beyond_pending(void **state)
 }
 
 /*
- * A rank that goes on posting beyond what can be pending costs no memory for each, nor a message between
- * nodes for each; ranks that come later hear LIMIT of each, and all go on with the next.
+ * A rank posts more and more operations beyond those that may be pending. Each of them costs no memory, and
+ * no message between nodes. Ranks that post later get LIMIT for each of them, and all ranks go on with the
+ * next operation.
  */
 static void test_many_refusals(void **state)
 {
@@ -130,7 +132,7 @@ static void test_many_refusals(void **state)
     world_stop(&world);
 }
 
-/* Of many verdicts the words of the last few are kept for a rank that comes later, and the status of all. */
+/* For a rank that posts later, commd keeps the texts of the last few verdicts, and the status of all. */
 static void test_words_of_verdicts(void **state)
 {
     (void)state;
@@ -175,7 +177,7 @@ static void test_words_of_verdicts(void **state)
     world_stop(&world);
 }
 
-/* A rank that was refused may leave: the others hear of the refusal, and of nothing else. */
+/* A refused rank may leave. The other ranks hear of the refusal, and of nothing else. */
 static void test_refused_leaves(void **state)
 {
     (void)state;

@@ -1,13 +1,14 @@
 #include "daemon/base/user_log.h"
 #include "tests/unit/comm/comm_nodes.h"
 
-/* Users who may have ranks on some nodes alone: what other nodes say of theirs does not count. */
+/* Users who may have ranks on some nodes only. What the other nodes say about the user's ranks does not
+ * count. */
 
 static struct world world; /* large */
 
 #define USER_UID 2000
 
-/* On those nodes, the user may be on `allowed` alone. */
+/* In the configuration of those nodes, the user may have ranks on `allowed` alone. */
 static void limit(const char *nodes, const char *allowed)
 {
     for (; *nodes != '\0'; nodes++) {
@@ -33,7 +34,8 @@ static void test_no_ranks_on_a_node(void **state)
     world_stop(&world);
 }
 
-/* Node c's configuration says otherwise: it claims a rank of the user's communicator first. */
+/* Node c's configuration allows the user there. Node c is the first to claim a rank of the user's
+ * communicator. */
 static void test_a_node_that_speaks_for_a_user(void **state)
 {
     (void)state;
@@ -53,7 +55,7 @@ static void test_a_node_that_speaks_for_a_user(void **state)
     struct communicator_view view;
     comms_member_view(first->handle, &view);
     assert_string_equal(view.node_names[view.node_of_rank[1]], "b");
-    /* Of other users it speaks as before. */
+    /* For other users, node c's claims count as before. */
     struct member *other[2] = {join_user(0, 0, 1000), join_user(2, 1, 1000)};
     run(&world, 100 * TIME_MS);
     assert_formed(other[0]);
@@ -84,7 +86,7 @@ static void test_names_go_to_the_users_nodes_alone(void **state)
         mesh_set_handler(world.nodes[2].mesh, &handler);
         limit("ab", is_limited != 0 ? "ab" : "abc");
         struct member *first = join_user(0, 0, USER_UID);
-        connect_all(&world); /* told to whoever comes up */
+        connect_all(&world); /* sent to each node that comes up */
         struct member *second = join_user(1, 1, USER_UID);
         run(&world, 100 * TIME_MS);
         assert_formed(first);
@@ -100,7 +102,7 @@ static void test_names_go_to_the_users_nodes_alone(void **state)
     }
 }
 
-/* A new configuration counts for what there is, too. */
+/* A new configuration applies to existing communicators, too. */
 static void test_a_user_loses_a_node(void **state)
 {
     (void)state;
@@ -124,7 +126,7 @@ static void test_a_user_loses_a_node(void **state)
         leave(formed[i], COMMS_LEAVE_ORDERLY);
     }
     run(&world, 10 * TIME_MS);
-    /* While it is being formed, the other node's ranks are as if it had said nothing. */
+    /* While a communicator forms, the other node's ranks count as if it had never announced them. */
     limit("abc", "abc");
     struct comms_terms terms = {.name = "three", .rank = 0, .size = 3};
     struct member *first = join_as(&world, 0, &terms, USER_UID);
@@ -168,7 +170,8 @@ static void form_and_fail(uid_t uid, unsigned count)
     }
 }
 
-/* Whoever forms communicators and fails them all the time fills no log, and hides no other user's line. */
+/* A user who forms communicators and fails them all the time does not fill the log. Lines of other users
+ * still appear. */
 static void test_a_user_does_not_flood_the_log(void **state)
 {
     (void)state;

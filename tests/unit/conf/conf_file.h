@@ -73,7 +73,7 @@ static inline void assert_contains(const char *text, const char *part)
     }
 }
 
-/* line 0: the message names the file without one. */
+/* line 0: the message names the file, but no line. */
 static inline void assert_refused_with(const struct conf_options *options, enum status status, unsigned line,
                                        const char *part)
 {

@@ -5,7 +5,7 @@
 #include "proto/types.h"
 #include "proto/version.h"
 
-/* What is read and where it comes from. test_conf_refused.c: what is not taken. */
+/* What conf_load reads, and where each value comes from. test_conf_refused.c checks what it refuses. */
 
 static void test_standalone_defaults(void **state)
 {
@@ -63,7 +63,7 @@ static void test_whole_file(void **state)
     assert_string_equal(conf->path, path);
     assert_string_equal(conf->node_name, "b");
     assert_string_equal(conf->cluster_name, "blue");
-    assert_string_equal(conf->listen, "[2001:db8::2]:7401"); /* our own address among the nodes */
+    assert_string_equal(conf->listen, "[2001:db8::2]:7401"); /* this node's own address in the list */
     assert_int_equal(conf->node_count, 2);
     assert_string_equal(conf->nodes[0].name, "a");
     assert_string_equal(conf->nodes[0].address, "192.0.2.1:7400");
@@ -117,7 +117,7 @@ static void test_credentials(void **state)
     conf_free(conf);
     assert_int_equal(unsetenv("CREDENTIALS_DIRECTORY"), 0);
     assert_false(conf_is_credential("/run/credentials/commd.service/node.key"));
-    /* Elsewhere the text stands for itself. */
+    /* In other settings, the text is not replaced. */
     conf = load_text(OWN "cluster_name = \"$CREDENTIALS_DIRECTORY/x\";\n");
     assert_string_equal(conf->cluster_name, "$CREDENTIALS_DIRECTORY/x");
     conf_free(conf);
@@ -206,7 +206,8 @@ static void test_node_names(void **state)
     assert_false(conf_node_name_is_valid("a\n"));
 }
 
-/* By name or by number, before or after the nodes; whoever is not there may be everywhere. */
+/* Users are given by name or by number, before or after the nodes. A user who is not listed may use every
+ * node. */
 static void test_users_of_nodes(void **state)
 {
     (void)state;

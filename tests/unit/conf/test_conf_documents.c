@@ -1,8 +1,8 @@
 #include "tests/unit/conf/conf_file.h"
 
-/* What is said of the settings to those who write them. */
+/* What the documents tell administrators about the settings. */
 
-/* The configuration that is installed: with every comment that sets something taken as a setting. */
+/* The installed configuration file. Each comment that shows a setting is read as that setting. */
 static void test_installed_file(void **state)
 {
     (void)state;
@@ -29,7 +29,7 @@ static void test_installed_file(void **state)
     struct conf *conf = load(&options); /* an unknown key would be refused */
     assert_string_equal(conf->node_name, "a");
     assert_int_equal(conf->node_count, 1);
-    /* What it says to be the default is. */
+    /* The values that it names as defaults are the defaults. */
     struct conf_options bare = {.standalone = true};
     struct conf *defaults = load(&bare);
     struct visited given = {0};
@@ -52,7 +52,7 @@ static void test_installed_file(void **state)
     conf_free(conf);
 }
 
-/* Every setting is described in commd.conf(5), and nothing that is none. */
+/* commd.conf(5) describes every setting, and nothing that is no setting. */
 static void test_manual_page(void **state)
 {
     (void)state;

@@ -2,7 +2,7 @@
 
 #include <sys/stat.h>
 
-/* What is refused: in which words, and at which line. */
+/* What conf_load refuses: with which words, and at which line. */
 
 static void test_limits_of_numbers(void **state)
 {
@@ -10,7 +10,7 @@ static void test_limits_of_numbers(void **state)
     static const struct {
         const char *key;
         uint64_t min, max;
-        const char *beside; /* what keeps pairs of settings acceptable */
+        const char *beside; /* the other setting of a pair, so that both fit together */
     } numbers[] = {
         {"heartbeat_interval_ms", 10, 60000, "heartbeat_timeout_ms = 600000;"},
         {"heartbeat_timeout_ms", 50, 600000, "heartbeat_interval_ms = 10;"},
@@ -51,7 +51,7 @@ static void test_limits_of_numbers(void **state)
     }
 }
 
-/* 4294971392 is 4096 modulo 2^32: a good value, were it cut. */
+/* 4294971392 is 4096 modulo 2^32. Cut to 32 bits, it would be accepted. */
 static void test_numbers_do_not_wrap(void **state)
 {
     (void)state;
@@ -221,14 +221,14 @@ static void test_own_name_missing(void **state)
     snprintf(text, sizeof text, "%snode_name = \"b\";", nodes);
     snprintf(part, sizeof part, "nodes: this node, \"b\", is not among them (node_name is %s:2)", path);
     assert_refused(text, 0, part);
-    /* By the host's name, and by an option. */
+    /* The node's name comes from an option, then from the host's name. */
     static const char *const overrides[] = {"node_name=c"};
     struct conf_options options = {.path = path, .overrides = overrides, .override_count = 1};
     assert_refused_with(&options, STATUS_CONFIG, 0,
                         "nodes: this node, \"c\", is not among them (node_name is option)");
     snprintf(text, sizeof text, "nodes = ( { name = \"no-host-%d\"; address = \"h:1\"; } );", (int)getpid());
     assert_refused(text, 0, "is not among them (node_name is default)");
-    /* With an address to listen on, the others may be all that is listed. */
+    /* With an address to listen on, the list may leave out this node. */
     snprintf(text, sizeof text, "%snode_name = \"b\"; listen = \"0.0.0.0:7400\";", nodes);
     struct conf *conf = load_text(text);
     assert_int_equal(conf->node_count, 1);

@@ -24,9 +24,9 @@
 #include "tests/cuda_double/cuda_double.h"
 
 /*
- * Each case runs in a process of its own, because a driver is loaded once a process, and all of a case's
- * processes share a folder, its machine. In such a process a check that fails ends it with a message; the
- * case fails for it.
+ * Each case runs in a process of its own, because a process loads a driver only once. All processes of a case
+ * share a folder, which is their machine. If a check fails in such a process, it ends the process with a
+ * message, and the case fails.
  */
 #define CHECK(condition)                                                                                     \
     do {                                                                                                     \
@@ -51,7 +51,7 @@
 static char case_folder[PATH_MAX];
 static const struct cuda_driver *cuda;
 
-/* What the double has beyond the table of proto/cuda_driver.h. */
+/* The functions that the double has beyond the table of proto/cuda_driver.h. */
 static struct {
 #define CASE_MEMBER(name, symbol, parameters) cuda_result(*name) parameters;
     CUDA_DOUBLE_FUNCTIONS(CASE_MEMBER)
@@ -77,7 +77,7 @@ __attribute__((unused)) static void case_look_up(void *slot, const char *symbol)
     memcpy(slot, &address, sizeof address);
 }
 
-/* What a process of a case begins with, after it has set its environment. */
+/* Every process of a case begins with this, after it has set its environment. */
 __attribute__((unused)) static void case_load(void)
 {
     char why[256] = "";
@@ -113,17 +113,15 @@ __attribute__((unused)) static cuda_pointer case_alloc(size_t bytes)
     return pointer;
 }
 
-/*
- * Lets the double's threads, or other processes, go on for a while: what they must not do would show. No
- * result depends on its being long enough; a busy machine sees less, and fails nothing.
- */
+/* Lets the double's threads, or other processes, go on for a while, so that forbidden actions would show. No
+ * result depends on the length of that time. On a busy machine less shows, but no test fails. */
 __attribute__((unused)) static void case_sleep_ms(long ms)
 {
     struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
     (void)nanosleep(&pause, NULL);
 }
 
-/* A byte at a device's address. */
+/* Returns the byte at a device's address. */
 __attribute__((unused)) static unsigned char case_byte(cuda_pointer pointer)
 {
     unsigned char byte = 0;
@@ -131,7 +129,7 @@ __attribute__((unused)) static unsigned char case_byte(cuda_pointer pointer)
     return byte;
 }
 
-/* A process that does this; it does not outlive the test. */
+/* Runs `body` in a process that does not outlive the test. */
 __attribute__((unused)) static pid_t case_fork(void (*body)(int), int argument)
 {
     pid_t pid = fork();
@@ -174,7 +172,7 @@ __attribute__((unused)) static void case_run(void (*body)(int))
     case_run_with(body, 0);
 }
 
-/* Pairs of processes tell each other things on a socket, with a descriptor where fd is not negative. */
+/* Sends to the other process of a pair on a socket, with a descriptor if fd is not negative. */
 __attribute__((unused)) static void case_send(int socket_fd, const void *bytes, size_t size, int fd)
 {
     union {

@@ -31,7 +31,7 @@ static int status_of(cuda_stream stream)
     return status;
 }
 
-/* The values are those of the capture at every launch. */
+/* At every launch, the values are those of the capture. */
 static void replays(int unused)
 {
     (void)unused;
@@ -65,7 +65,7 @@ static void replays(int unused)
 }
 CASE(replays)
 
-/* Two launches of one graph do not overlap, in whatever streams. */
+/* Two launches of one graph do not overlap, whatever their streams are. */
 static void one_after_the_other(int unused)
 {
     (void)unused;

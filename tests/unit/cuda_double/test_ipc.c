@@ -2,7 +2,7 @@
 
 #include <signal.h>
 
-/* Two processes: the exporter, on the far end of the socket, and the importer. */
+/* Two processes: the exporter, at the other end of the socket, and the importer. */
 static int sockets[2];
 
 static void tell(int fd, const void *bytes, size_t size)
@@ -42,7 +42,7 @@ static void join(pid_t pid)
     CHECK(status == 0);
 }
 
-/* Exports an allocation that bytes of 5 fill, at an offset that is not its base. */
+/* Exports an allocation filled with bytes of 5. The handle is made from an address that is not its base. */
 static cuda_pointer export(int fd, size_t bytes)
 {
     struct cuda_ipc_handle handle;
@@ -152,7 +152,7 @@ static void twice(int unused)
     OK(cuda->ipc_open(&second, handle, CUDA_IPC_LAZY_PEER_ACCESS));
     CHECK(first == second);
     OK(cuda->ipc_close(first));
-    CHECK(case_byte(first) == 0xff); /* the other one still has it */
+    CHECK(case_byte(first) == 0xff); /* the other opening still has it */
     OK(cuda->ipc_close(first));
     OK(cuda->ipc_open(&second, handle, CUDA_IPC_LAZY_PEER_ACCESS));
     OK(cuda->pointer_attribute(&again, CUDA_POINTER_BUFFER_ID, second));
@@ -180,8 +180,8 @@ static void exporter_repeats(int fd)
     }
 }
 
-/* Handles come back with the address; what was opened stays what it was, and keeps its place; nothing stale
- * opens. */
+/* A new allocation at the same address has the same handle. Memory that is open stays what it was, and keeps
+ * its place. A stale handle does not open. */
 static void repeats(int unused)
 {
     (void)unused;
@@ -230,7 +230,8 @@ static void exporter_moves(int fd)
     await_step(fd);
 }
 
-/* Blocks that overlap in part keep each other out, also in another context; others are opened. */
+/* Blocks that overlap in part cannot be open together, not even in another context. Other blocks
+ * are opened. */
 static void overlaps(int unused)
 {
     (void)unused;
@@ -294,7 +295,7 @@ static void killed(int unused)
     kill(pid, SIGKILL);
     CHECK(waitpid(pid, NULL, 0) == pid);
     CHECK(case_byte(pointer + 4 * MIB - 1) == 5);
-    CHECK(free_bytes() == 4 * MIB); /* what is open here stays charged */
+    CHECK(free_bytes() == 4 * MIB); /* memory that is open here stays charged */
     CHECK_RESULT(cuda->ipc_open(&none, handle, CUDA_IPC_LAZY_PEER_ACCESS), CUDA_RESULT_INVALID_VALUE);
     OK(cuda->ipc_close(pointer));
     CHECK(free_bytes() == 8 * MIB);
@@ -320,7 +321,7 @@ static void allocates(int unused)
     }
 }
 
-/* Killed wherever they are, processes leave nothing. */
+/* Processes that are killed at any point leave nothing behind. */
 static void storm(int unused)
 {
     pid_t pids[4];
@@ -368,7 +369,8 @@ static void importer_without(int fd)
     CHECK_RESULT(cuda->ipc_open(&base, handle, CUDA_IPC_LAZY_PEER_ACCESS), CUDA_RESULT_INVALID_DEVICE);
 }
 
-/* Opened in the context of another device: its kernels may touch it, those of the memory's own may not. */
+/* Memory that was opened in the context of another device. Kernels of that device may touch it; kernels of
+ * the memory's own device may not. */
 static void on_another(int unused)
 {
     (void)unused;

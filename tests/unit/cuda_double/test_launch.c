@@ -80,7 +80,7 @@ static void limits(int unused)
 }
 CASE(limits)
 
-/* Three inputs, of which one is an output as well. */
+/* Reduces three inputs, of which one is an output as well. */
 static void reduces(int unused)
 {
     (void)unused;
@@ -145,7 +145,8 @@ static void copies_many(int unused)
 }
 CASE(copies_many)
 
-/* What each of these does to its context; a process a case, since that is for good. */
+/* What each of these faults does to its context. Each runs in a process of its own, because a broken context
+ * stays broken. */
 static void fault(cuda_pointer in, cuda_pointer out, uint32_t inputs, cuda_result expected)
 {
     struct kernels_reduce_few few = {.count_elements = 16, .input_count = inputs, .output_count = 1};

@@ -70,7 +70,7 @@ static nccl_result state_of(nccl_comm comm)
     return state;
 }
 
-/* What NCCL's own kernels would find there. */
+/* Makes a buffer with these bytes on the rank's device, where NCCL's own kernels find it. */
 static cuda_pointer buffer(int rank, const void *bytes, size_t size)
 {
     here(rank);
@@ -171,7 +171,8 @@ static void native_type(int unused)
     OK(nccl->group_end());
     read_back(0, &back, send[0], sizeof back);
     float sum = bits_f16_to_f32(back);
-    CHECK(sum == 2048.0f || sum == 2050.0f); /* by the order; once rounded it would always be 2050 */
+    /* It depends on the order; rounded once, it would always be 2050. */
+    CHECK(sum == 2048.0f || sum == 2050.0f);
 }
 CASE(native_type)
 
@@ -356,7 +357,7 @@ static void aborts(int unused)
     }
     OK(nccl->group_end());
     OK(nccl->comm_abort(comms[0]));
-    here(0); /* is let go at once, and the others when they abort */
+    here(0); /* rank 0's stream ends at once, the others when they abort */
     OK(cuda->stream_synchronize(streams[0]));
     here(1);
     CHECK_RESULT(cuda->stream_query(streams[1]), CUDA_RESULT_NOT_READY);
@@ -389,14 +390,14 @@ static void refusals(int unused)
     CHECK_RESULT(nccl->all_gather(at(send), at(send + 4), 2, NCCL_TYPE_I32, comms[0], streams[0]),
                  NCCL_RESULT_INVALID_ARGUMENT);
     CHECK_RESULT(nccl->group_end(), NCCL_RESULT_INVALID_USAGE);
-    OK(nccl->group_start()); /* what fails inside makes the group fail */
+    OK(nccl->group_start()); /* a call that fails inside makes the group fail */
     CHECK_RESULT(all_reduce(0, send, send, 2, 12), NCCL_RESULT_INVALID_ARGUMENT);
     CHECK_RESULT(nccl->group_end(), NCCL_RESULT_INVALID_ARGUMENT);
     struct nccl_id id;
     struct nccl_config with = config(0);
     nccl_comm other;
     OK(nccl->unique_id(&id));
-    OK(nccl->group_start()); /* blocking and not, in one group */
+    OK(nccl->group_start()); /* a blocking and a nonblocking one, in one group */
     OK(nccl->comm_init(&other, 1, id, 0, &with));
     OK(all_reduce(0, send, send, 2, NCCL_TYPE_I32));
     CHECK_RESULT(nccl->group_end(), NCCL_RESULT_INVALID_ARGUMENT);
@@ -407,7 +408,7 @@ static void refusals(int unused)
 }
 CASE(refusals)
 
-/* Of one rank the memory is not there: its device breaks, and the others wait until they abort. */
+/* The memory of one rank is not there. Its device breaks, and the other ranks wait until they abort. */
 static void fault(int unused)
 {
     cuda_pointer send[RANKS];
@@ -454,7 +455,7 @@ static void *one_rank(void *argument)
     return NULL;
 }
 
-/* With a thread for each rank nothing needs a group. */
+/* With a thread for each rank, no group is needed. */
 static void threads(int unused)
 {
     pthread_t all[RANKS];

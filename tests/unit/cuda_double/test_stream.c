@@ -42,7 +42,7 @@ static void values(int unused)
     OK(cuda->stream_synchronize(stream));
     CHECK(value(1) == 7);
     OK(cuda->stream_query(stream));
-    /* The comparison is of a difference: numbers may wrap. */
+    /* The comparison looks at the difference: numbers may wrap. */
     set(0, UINT64_MAX);
     OK(cuda->stream_wait_value(stream, slot(0), 1, CUDA_WAIT_VALUE_GEQ));
     case_sleep_ms(20);
@@ -71,7 +71,7 @@ static void value_addresses(int unused)
     OK(cuda->stream_wait_value(stream, memory + 8, 5, CUDA_WAIT_VALUE_GEQ)); /* another stream writes it */
     OK(cuda->stream_write_value(other, memory + 8, 5, 0));
     OK(cuda->stream_synchronize(stream));
-    /* Without the flag it is of no use to streams. */
+    /* Without the flag, streams cannot use registered memory. */
     OK(cuda->host_unregister(slots));
     OK(cuda->host_register(slots, sizeof slots, 0));
     CHECK_RESULT(cuda->stream_write_value(stream, slot(0), 1, 0), CUDA_RESULT_INVALID_VALUE);
@@ -165,7 +165,7 @@ static void other_context(int unused)
     OK(cuda->stream_wait_event(here, event, 0));
     OK(cuda->stream_synchronize(here));
     CHECK(case_byte(memory) == 1);
-    /* Kernels of one device do not reach another's memory until that is enabled; copies do. */
+    /* Kernels of one device do not reach the memory of another until that is enabled; copies do. */
     OK(cuda->copy(case_alloc(64), memory, 64, here));
     OK(cuda->stream_synchronize(here));
     OK(cuda->context_enable_peer(first, 0));
@@ -216,7 +216,8 @@ static void staging(int unused)
     memset(pinned, 2, 64);                /* was not */
     set(0, 1);
     unsigned char back[128];
-    OK(cuda->copy_to_host(back, memory, 128, stream)); /* to pageable memory: over when it returns */
+    /* A copy to pageable memory has ended when the call returns. */
+    OK(cuda->copy_to_host(back, memory, 128, stream));
     CHECK(back[0] == 1 && back[63] == 1 && back[64] == 2 && back[127] == 2);
     CHECK_RESULT(cuda->copy_to_host(back, (cuda_pointer)(uintptr_t)pageable, 1, stream),
                  CUDA_RESULT_INVALID_VALUE);
@@ -299,7 +300,7 @@ static void freeing_waits(int unused)
     OK(cuda->host_alloc(&host, 64, 0));
     OK(cuda->stream_wait_value(stream, slot(0), 1, 0));
     OK(cuda->copy_to_host(host, memory, 64, stream));
-    OK(cuda->stream_destroy(stream)); /* what it has is done all the same */
+    OK(cuda->stream_destroy(stream)); /* the stream's work is done all the same */
     CHECK(pthread_create(&thread, NULL, release_later, NULL) == 0);
     OK(cuda->memory_free(memory));
     CHECK(value(0) == 1);
@@ -309,7 +310,7 @@ static void freeing_waits(int unused)
 }
 CASE(freeing_waits)
 
-/* A free in a stream has its turn, and keeps nobody waiting. */
+/* A free in a stream waits for its turn, and its caller does not wait. */
 static void free_in_order(int unused)
 {
     (void)unused;
@@ -341,7 +342,7 @@ static void allocating_waits(int unused)
 }
 CASE(allocating_waits)
 
-/* A context that ends does not wait for what never comes. */
+/* A context that ends does not wait for an event that never comes. */
 static void context_ends(int unused)
 {
     (void)unused;
@@ -354,7 +355,7 @@ CASE(context_ends)
 
 #define DELAYED 200
 
-/* Streams that share a connection wait for each other's waits. */
+/* If streams share a connection, each waits for the others' waits, too. */
 static void shared_connections(int unused)
 {
     (void)unused;

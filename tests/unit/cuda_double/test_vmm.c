@@ -38,7 +38,7 @@ static cuda_pointer map(cuda_allocation allocation)
     return pointer;
 }
 
-/* A buffer that two mappings make up, of which kernels and copies see nothing. */
+/* A buffer that consists of two mappings. Kernels and copies do not notice that. */
 static void expandable(int unused)
 {
     (void)unused;
@@ -201,7 +201,7 @@ static void another_machine(int unused)
 }
 CASE(another_machine)
 
-/* A machine without it says so in its attributes, and in its calls. */
+/* A machine without virtual memory says so in its attributes, and in its calls. */
 static void without(int unused)
 {
     (void)unused;
@@ -225,7 +225,8 @@ static void without(int unused)
 }
 CASE(without)
 
-/* Whatever is mapped into a reservation has its number; blocks have their own. */
+/* Everything that is mapped into a reservation has the reservation's number. Blocks have numbers of their
+ * own. */
 static void numbered_by_reservation(int unused)
 {
     (void)unused;

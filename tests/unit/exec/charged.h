@@ -11,7 +11,7 @@
 #include "daemon/base/budget.h"
 #include "tests/lib/hostile_node.h"
 
-/* An operation of node a's ranks, charged to one user with a ceiling, while node b does what a test wants. */
+/* An operation of node a's ranks, charged to one user with a ceiling. Node b does what the test tells it. */
 #define USER 1000
 
 static struct hostile hostile;

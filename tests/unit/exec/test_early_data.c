@@ -2,7 +2,8 @@
 
 #include "tests/unit/exec/charged.h"
 
-/* What another node sends for operations that are not posted here: little of it comes, and its user pays. */
+/* Another node sends data for operations that are not posted here. Only little of it comes in, and its user
+ * is charged. */
 #define COUNT 4096
 #define SLICE (1 << 20)
 
@@ -14,7 +15,8 @@ static uint64_t early_bytes(void)
     return charged(BUDGET_EARLY);
 }
 
-/* A stream of node b with a header of the operation after the present one, and as much as may follow. */
+/* Opens a stream of node b with a header of the operation after the present one. Sends as much payload as is
+ * accepted. */
 static struct net_stream *send_early(uint64_t bytes)
 {
     struct data_header header = hostile.data[hostile.data_count - 1];
@@ -87,7 +89,8 @@ static uint64_t spent_ns(void)
     return info.spent_ns;
 }
 
-/* The network's time for data and messages, on their way in and out: 1,000 ns for each packet here. */
+/* The network's time for data and messages is charged, in both directions. Here, each packet takes
+ * 1,000 ns. */
 static void test_the_networks_time_is_charged(void **state)
 {
     (void)state;

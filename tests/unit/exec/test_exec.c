@@ -95,8 +95,8 @@ static void op_done(void *context, const struct error *result, uint64_t now_ns)
     outcome->result = *result;
 }
 
-/* A node's peers are all other nodes in order, so that node j is peer j, less one if beyond the node itself.
- */
+/* A node's peers are all other nodes in order. So node j is peer j, or peer j - 1 if it comes after the node
+ * itself. */
 static uint32_t peer_of(uint32_t node, uint32_t other)
 {
     return other < node ? other : other - 1;
@@ -336,7 +336,8 @@ static void op_free(const struct cluster *cluster, struct op_buffers *op)
     }
 }
 
-/* slice_bytes 64: 8 elements a slice; counts around every boundary of slices, lanes and parts. */
+/* With slice_bytes 64, a slice has 8 elements. The counts are around every boundary of slices, lanes and
+ * parts. */
 static void check_counts(uint32_t nodes, double loss)
 {
     static const uint64_t counts[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 15, 16, 17, 63, 64, 65, 127, 1000, 1001};
@@ -388,8 +389,8 @@ static void test_five_nodes_with_loss(void **state)
     check_counts(5, 0.05);
 }
 
-/* Beyond what is copied: the network sends from the buffers themselves; an average is divided there
- * afterwards. */
+/* These buffers are too large to be copied: the network sends from the buffers themselves. An average is
+ * divided there afterwards. */
 static void test_large_in_place_average(void **state)
 {
     (void)state;
@@ -432,8 +433,8 @@ static void test_large_payloads_are_not_copied(void **state)
     cluster_free(&cluster);
 }
 
-/* One node posts hundreds of operations long before the others do: nothing is lost, all are right and in
- * order. */
+/* One node posts hundreds of operations long before the others. Nothing is lost, and all results are right
+ * and in order. */
 static void test_many_queued_and_a_late_node(void **state)
 {
     (void)state;
@@ -487,7 +488,8 @@ static void test_parked_then_claimed(void **state)
     cluster_free(&cluster);
 }
 
-/* Told once, given up by both, and the next one is right: whether what was sent of it is small or large. */
+/* Two nodes disagree about an operation. The error comes once, both nodes give up the operation, and the next
+ * one is right. That holds whether the data sent are small or large. */
 static void test_a_disagreement_ends_one_operation(void **state)
 {
     (void)state;

@@ -48,14 +48,15 @@ static void all_reduce(struct hostile_outcome *outcome)
     hostile_turns(&hostile, 50);
 }
 
-/* Node a's own header of its last data message: node b's looks the same. */
+/* Node a's own header of its last data message. A header of node b looks the same. */
 static struct data_header template(void)
 {
     assert_true(hostile.data_count > 0);
     return hostile.data[hostile.data_count - 1];
 }
 
-/* The bytes of one operation's second stream would be those of whatever the lane does next. */
+/* A second stream for one operation costs the connection: its bytes would count for what the lane
+ * does next. */
 static void test_a_second_stream_for_a_lane(void **state)
 {
     (void)state;
@@ -86,7 +87,7 @@ static void test_a_second_stream_for_a_lane(void **state)
     hostile_stop(&hostile);
 }
 
-/* What comes after the operation's data is of no operation. */
+/* Data that come after the operation's data belong to no operation. */
 static void test_data_for_an_idle_lane(void **state)
 {
     (void)state;
@@ -118,7 +119,7 @@ static void test_data_for_an_idle_lane(void **state)
     hostile_stop(&hostile);
 }
 
-/* A stream that ends within a payload: what was taken cannot be completed by another. */
+/* A stream ends within a payload. Another stream cannot complete what was taken of it. */
 static void test_half_a_payload(void **state)
 {
     (void)state;
@@ -149,7 +150,7 @@ static void test_half_a_payload(void **state)
     }
 }
 
-/* Headers that no node of ours makes, whatever its users call. */
+/* Headers that no correct node makes, whatever its users call. */
 static void test_headers_that_cost_the_connection(void **state)
 {
     (void)state;
@@ -181,7 +182,7 @@ static void test_headers_that_cost_the_connection(void **state)
     }
 }
 
-/* What a user's call can bring about costs that communicator alone. */
+/* A header that a user's call can bring about costs that communicator alone. */
 static void test_another_call_keeps_the_connection(void **state)
 {
     (void)state;
@@ -204,7 +205,8 @@ static void test_another_call_keeps_the_connection(void **state)
 
 #define PEERS_STREAMS (STREAM_PARKED_MAX_BYTES / 2 / STREAM_PARKED_COST_BYTES)
 
-/* Streams for communicators that node a does not have yet, of both kinds together: so many, and no more. */
+/* Streams of both kinds for communicators that node a does not have yet. Their number has one limit for both
+ * kinds. */
 static void test_parked_streams_are_bounded(void **state)
 {
     (void)state;
@@ -252,8 +254,8 @@ static void test_parked_streams_are_bounded(void **state)
     buffers_free();
 }
 
-/* Beginnings of headers, of both kinds together: what comes whole counts no more, and one more than so many
- * costs the connection. */
+/* Beginnings of headers, of both kinds together. A header that is complete does not count any more. One
+ * beginning more than the limit costs the connection. */
 static void test_beginnings_of_headers_are_bounded(void **state)
 {
     (void)state;
@@ -293,7 +295,7 @@ static void test_beginnings_of_headers_are_bounded(void **state)
     buffers_free();
 }
 
-/* They may keep half of what there is for such streams: the other half is for other peers. */
+/* A peer's streams may keep half of the memory for such streams. The other half is for other peers. */
 static void test_parked_bytes_are_bounded(void **state)
 {
     (void)state;
@@ -343,7 +345,7 @@ static uint64_t next_deadline_ns(void)
     return time_min(exec_next_deadline_ns(hostile.exec), p2p_next_deadline_ns(hostile.p2p));
 }
 
-/* Each stream that nobody claims is given up when its own time is over, whatever others do. */
+/* A stream that nobody claims is given up when its own time is over, whatever the others do. */
 static void test_parked_streams_expire_in_turn(void **state)
 {
     (void)state;
@@ -472,8 +474,8 @@ static void test_streams_of_messages(void **state)
     }
 }
 
-/* Half a payload, and the end of its stream: the operation does not wait for its deadline. A node that says
- * why has a moment to do so. */
+/* Half a payload comes, then its stream ends. The operation does not wait for its deadline. A node that wants
+ * to say why has a moment to do so. */
 static void test_a_stream_reset_within_a_message(void **state)
 {
     (void)state;
@@ -487,7 +489,7 @@ static void test_a_stream_reset_within_a_message(void **state)
     assert_true(hostile_say(&hostile, stream, payload, header.payload_bytes / 2));
     net_stream_reset(stream);
     hostile_turns(&hostile, 50);
-    hostile.now_ns += 3 * TIME_S; /* a node that died is found, or a link that stood still goes on */
+    hostile.now_ns += 3 * TIME_S; /* time to notice that a node died, or for a stalled link to go on */
     hostile_turns(&hostile, 50);
     assert_int_equal(hostile.failures, 0);
     hostile.now_ns += STREAM_CUT_NS;

@@ -1,11 +1,12 @@
 #include "daemon/exec/exec_internal.h"
 #include "tests/unit/exec/charged.h"
 
-/* Memory that slices between nodes work in is its user's: one that never gets on holds little of commd's. */
+/* The memory in which slices between nodes work is charged to their user. An operation that never gets on
+ * holds little of commd's memory. */
 #define SLICE (64u << 10)
 #define SLICES 32
 #define COUNT (SLICES * SLICE)
-#define ROOT 1 /* node b's: node a reduces in memory of its own */
+#define ROOT 1 /* on node b: node a reduces in commd's memory */
 
 static const struct hostile_call reduce_call = {
     .kind = OP_KIND_REDUCE, .dtype = DTYPE_U8, .count_elements = COUNT, .root_rank = ROOT};
@@ -15,13 +16,13 @@ static uint64_t lane_bytes(void)
     return charged(BUDGET_LANES);
 }
 
-/* An operation of node a's ranks to which node b does nothing. */
+/* Begins an operation of node a's ranks. Node b does nothing for it. */
 static void begin_call(const struct hostile_call *call, uint64_t ceiling)
 {
     charged_begin(BUDGET_LANES, ceiling, SLICE, call);
 }
 
-/* A reduction, to whose root nobody listens. */
+/* Begins a reduction to a root on node b, which does not answer. */
 static void begin(uint64_t ceiling)
 {
     begin_call(&reduce_call, ceiling);
@@ -67,7 +68,7 @@ static void test_beyond_the_ceiling_the_communicator_fails(void **state)
     end();
 }
 
-/* What is encoded, and the copies that are sent of it, are commd's memory, too. */
+/* Encoded data, and the copies of it that are sent, are commd's memory, too. */
 static void test_compressed_copies_are_charged(void **state)
 {
     (void)state;
@@ -92,7 +93,7 @@ static void test_compressed_copies_are_charged(void **state)
     end();
 }
 
-/* The network is given no more of a large transfer than it can be busy with; a node that takes none of it is
+/* The network gets no more of a large transfer than it can be busy with. If a node takes none of it, it is
  * sent no more. */
 static void test_a_large_transfer_waits_for_acknowledgements(void **state)
 {

@@ -125,7 +125,8 @@ static uint64_t charged(const struct budget_account *account)
     return info.used[BUDGET_COMMUNICATOR_BYTES];
 }
 
-/* However many rails there are; and until the last of them has let go. */
+/* The map of ranks is charged once, however many rails there are. It stays charged until the last of them has
+ * released it. */
 static void test_the_map_of_ranks_is_charged_once(void **state)
 {
     (void)state;

@@ -12,7 +12,7 @@
 #include "daemon/exec/exec.h"
 #include "tests/lib/hostile_node.h"
 
-/* Communicators of two users in one exec: one user with many, all of them busy, and one with one. */
+/* Communicators of two users in one exec. One user has many, all of them busy; the other has one. */
 
 enum {
     RANKS = 2,
@@ -29,7 +29,7 @@ struct setup {
     struct exec *exec;
     struct exec_comm *comms[MANY + 1]; /* the last one is the other user's */
     int32_t in[RANKS][ELEMENTS], out[RANKS][ELEMENTS];
-    unsigned done[2]; /* of the one with many; of the other */
+    unsigned done[2]; /* of the user with many; of the other user */
 };
 static struct setup setup; /* large */
 
@@ -129,7 +129,7 @@ static void setup_stop(void)
     exec_free(setup.exec);
 }
 
-/* The other user's operation needs as many runs as it has steps, and few more; a run's work is bounded. */
+/* The other user's operation needs about as many runs as it has steps. The work of a run is bounded. */
 static void test_many_communicators(void **state)
 {
     (void)state;
@@ -155,7 +155,7 @@ static void test_many_communicators(void **state)
     setup_stop();
 }
 
-/* With as many clock's looks as nanoseconds, a run ends after a few turns of the 500 that wait. */
+/* Each look at the clock takes half of a run's time. So a run ends after a few turns of the 500 that wait. */
 static uint64_t slow_tick(void)
 {
     return ticks += EXEC_RUN_NS / 2;
@@ -180,7 +180,8 @@ static void test_runs_are_short(void **state)
     setup_stop();
 }
 
-/* What comes for a communicator between two runs, after its turn of the same round, is not forgotten. */
+/* Something comes for a communicator between two runs, after its turn in the same round. It is not
+ * forgotten. */
 static void test_news_within_a_round(void **state)
 {
     (void)state;
@@ -227,7 +228,8 @@ static void test_news_within_a_round(void **state)
     }
 }
 
-/* One operation of many ranks on this node, of one element for each: how many turns it takes. */
+/* Runs one operation of many ranks on this node, with one element for each. Returns how many turns
+ * it takes. */
 static unsigned crowd_turns(enum op_kind kind)
 {
     static const uint32_t node_of_rank[CROWD] = {0}, peers[1] = {0};
@@ -284,7 +286,7 @@ static unsigned crowd_turns(enum op_kind kind)
     return turns;
 }
 
-/* It is the pieces that take the time, not the bytes: they are what a turn is bounded by. */
+/* The number of pieces takes the time, not the bytes. So a turn is bounded by its pieces. */
 static void test_small_pieces_take_turns(void **state)
 {
     (void)state;
@@ -294,7 +296,7 @@ static void test_small_pieces_take_turns(void **state)
     assert_int_equal(crowd_turns(OP_KIND_BROADCAST), 1);
 }
 
-/* Communicators that wait for nothing in the same run are stepped, too: none is left out. */
+/* Every communicator takes its steps until all operations have ended: none is left out. */
 static void test_none_is_left_out(void **state)
 {
     (void)state;
@@ -354,7 +356,7 @@ static void test_time_is_charged(void **state)
     budget_free(budget);
 }
 
-/* One beyond the ceiling is refused, and what it took comes back. */
+/* A communicator beyond the ceiling is refused. What it took is given back. */
 static void test_communicators_are_charged(void **state)
 {
     (void)state;
@@ -370,7 +372,7 @@ static void test_communicators_are_charged(void **state)
     uint64_t bytes = info.used[BUDGET_COMMUNICATOR_BYTES];
     assert_in_range(bytes, 1024, 65536);
     budget_set_ceiling(budget, BUDGET_COMMUNICATOR_BYTES, bytes);
-    /* Within the minimum that is set aside the ceiling still counts. */
+    /* The ceiling counts even within the minimum that is set aside for the user. */
     assert_int_equal(comm_try(2, 1000, account, &second, &error), STATUS_LIMIT);
     assert_non_null(strstr(error.text, "\"turns\""));
     assert_non_null(strstr(error.text, "user_limit_communicator_bytes"));

@@ -8,7 +8,7 @@
 #include "daemon/base/random.h"
 #include "daemon/exec/vector.h"
 
-/* Where elements of a vector lie, and what is not of it. */
+/* Where the elements of a vector lie, and which places do not belong to it. */
 static void test_places(void **state)
 {
     (void)state;
@@ -51,7 +51,8 @@ static void test_ranges(void **state)
     vector_free(&vector);
 }
 
-/* Random writes to a vector whose values were lent: what is read is what was written last, or lent. */
+/* Random writes to a vector whose values were lent. What is read is what was written last, or what
+ * was lent. */
 static void test_lent_values(void **state)
 {
     (void)state;

@@ -109,7 +109,7 @@ static void fill(enum content content, uint64_t seed, float *values, size_t coun
     }
 }
 
-/* 2^exponent of the block's scale, by the definition. */
+/* The scale of a block, 2^exponent, by the definition. */
 static double scale_expected(const float *x, size_t count)
 {
     double largest = 0;
@@ -142,7 +142,7 @@ static void check_f8_block(const float *x, const float *decoded, const unsigned 
         assert_true(isfinite(decoded[i]));
         assert_true(lost <= fmax(fabs((double)x[i]) * 0x1p-4, largest * 0x1p-17));
         assert_true(!signbit(x[i]) == !signbit(decoded[i]));
-        /* No other finite code of an f32 value is nearer. */
+        /* No other code is nearer, if its value is a finite f32. */
         for (unsigned code = 0; code < 0x7f; code++) {
             double other = (double)bits_f8e4m3_to_f32((uint8_t)code) * scale;
             assert_true(other > (double)FLT_MAX || lost <= fabs(fabs((double)x[i]) - other));
@@ -253,8 +253,8 @@ static void check_poison(const void *memory, size_t bytes)
     }
 }
 
-/* One level's encoding of values (and residual_before): what it decodes to, at odd addresses of the payload.
- */
+/* Encodes values (with residual_before) at the current level, decodes them, and checks both. The payload
+ * begins at any address: shift. */
 static uint64_t check_round(enum compression compression, uint32_t permille, size_t count, bool feedback,
                             size_t shift)
 {
@@ -348,7 +348,7 @@ static void test_f8_scales(void **state)
             float block[3] = {float_of(exponent << 23 | fractions[f]), 0, 0};
             block[1] = -block[0] * 0.37f;
             block[2] = block[0] * 0x1p-12f + 0.0f;
-            block[1] = block[1] + 0.0f; /* as with the residual: no -0 */
+            block[1] = block[1] + 0.0f; /* no -0, because adding the residual leaves none */
             unsigned char payload[7];
             float decoded[3], residual[3] = {0, 0, 0};
             assert_int_equal(host_compress(COMPRESSION_F8, 0, block, residual, 3, payload), 7);
@@ -409,7 +409,7 @@ static void test_max_bytes(void **state)
     }
 }
 
-/* Over many steps, what is decoded sums to what was given, but for the residual that is left. */
+/* Over many steps, the decoded values sum up to the given values less the residual that is left. */
 static void check_feedback(enum compression compression, uint32_t permille)
 {
     enum { COUNT = 1300, STEPS = 200 };
@@ -436,12 +436,11 @@ static void check_feedback(enum compression compression, uint32_t permille)
     for (size_t i = 0; i < COUNT; i++) {
         double difference = sum_given[i] - sum_decoded[i] - (double)residual[i];
         assert_true(fabs(difference) <= slack[i] + 1e-9);
-        if (compression != COMPRESSION_TOP_K) { /* the residual is one step's error, not the sum of all */
+        if (compression != COMPRESSION_TOP_K) { /* the residual is the error of one step, not of all */
             assert_true(fabs((double)residual[i]) <= 17 * 1.5 * 1.1 * 0x1p-4);
         }
     }
-    if (compression ==
-        COMPRESSION_TOP_K) { /* a residual waits for its turn: it does not grow with the steps */
+    if (compression == COMPRESSION_TOP_K) { /* the residual does not grow with the steps */
         double left = 0, given = 0;
         for (size_t i = 0; i < COUNT; i++) {
             left += fabs((double)residual[i]);
@@ -470,7 +469,7 @@ static enum status decode_exact(enum compression compression, const unsigned cha
     struct error error = {STATUS_OK, ""};
     memcpy(exact, payload, (size_t)bytes);
     memset(out, 0x3e, count * sizeof(float));
-    /* Where bytes is 0, at the end of the allocation. */
+    /* An empty payload is at the end of the allocation. */
     enum status status =
         host_decompress(compression, bytes == 0 ? exact + 1 : exact, bytes, count, out, add, &error);
     if (status != STATUS_OK) {
@@ -516,7 +515,8 @@ static void test_malformed_named(void **state)
         memcpy(payload + 260, &good_scales[s], 4);
         assert_int_equal(decode_exact(COMPRESSION_F8, payload, bytes, 300, true), STATUS_OK);
     }
-    /* Two of three elements: indices equal, falling, beyond the block; a count beyond it. */
+    /* Payloads with two of three elements, whose indices are equal, fall, or lie beyond the block. Then a
+     * payload with more elements than the block. */
     static const unsigned char bad_indices[][2] = {{1, 1}, {1, 0}, {2, 3}, {3, 4}, {0, 255}};
     for (size_t b = 0; b < sizeof bad_indices / sizeof bad_indices[0]; b++) {
         unsigned char pair[14] = {2, 0, bad_indices[b][0], 0, 0, 0, 0, 0, bad_indices[b][1]};

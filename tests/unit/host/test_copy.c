@@ -34,8 +34,8 @@ static void test_every_alignment_and_length(void **state)
     }
 }
 
-/* One source to several targets, one of which may be the source, the others as many bytes behind the begin of
- * a line, or not. */
+/* Copies one source to several targets. in_place: one target is the source. apart: each target has another
+ * offset, else all have the same. */
 static void check_to_all(uint32_t target_count, size_t length, size_t misalignment, bool apart, bool streams,
                          bool in_place)
 {

@@ -30,10 +30,10 @@
 
 #define PAGE 4096u
 
-static struct sigaction guard_bus, guard_segv; /* cmocka has handlers of its own in each test */
+static struct sigaction guard_bus, guard_segv; /* cmocka sets its own handlers in each test */
 
-/* Returns whether holes can be noticed: where a filter forbids userfaultfd, as containers' default ones do,
- * what needs that is skipped. */
+/* Returns whether the guard can notice holes. It cannot where a filter forbids userfaultfd, as the default
+ * filters of containers do. Tests that need it are then skipped. */
 static bool guard_again(void)
 {
     (void)sigaction(SIGBUS, &guard_bus, NULL);
@@ -106,7 +106,7 @@ struct costs {
     uint64_t anonymous_bytes;
 };
 
-/* Of this range alone: ThreadSanitizer keeps mappings of its own elsewhere, for what the process touches. */
+/* Counts this range alone: elsewhere, ThreadSanitizer maps memory of its own for what the process touches. */
 static struct costs costs_of(const unsigned char *begin, const unsigned char *end)
 {
     struct costs costs = {0};
@@ -158,7 +158,7 @@ static void test_a_hole_reads_as_zero_and_makes_no_page(void **state)
     assert_int_equal(pages_of(fd), 7);
     assert_true(guard_hole_count() > holes);
     assert_broken(memory, "memory 42 of process 4711 had no page at offset 12288");
-    for (uint64_t i = 0; i < 8 * PAGE; i++) { /* its neighbours keep what they have */
+    for (uint64_t i = 0; i < 8 * PAGE; i++) { /* the neighbouring pages keep their bytes */
         assert_int_equal(bytes[i], i / PAGE == 3 ? 0 : 7);
     }
     memory_unref(memory);
@@ -174,7 +174,7 @@ static void test_what_is_written_to_a_hole_is_lost(void **state)
     int fd = sparse_memfd(4 * PAGE);
     struct memory *memory = import(fd, 4 * PAGE, &bytes);
     memset(bytes + PAGE - 8, 9, 16);  /* over the border of two holes */
-    assert_int_equal(bytes[PAGE], 9); /* whoever goes on reads what was written */
+    assert_int_equal(bytes[PAGE], 9); /* later reads see what was written */
     assert_int_equal(pages_of(fd), 0);
     assert_broken(memory, "no page at offset");
     memory_unref(memory);
@@ -215,12 +215,12 @@ static void test_large_holes_cost_little(void **state)
     assert_in_range(costs.anonymous_bytes, 1, GUARD_PATCHED_MAX_BYTES);
     assert_in_range(costs.mappings, 2, 2000);
     assert_int_equal(pages_of(fd), 0);
-    assert_int_equal(bytes[0], 0); /* taken away, and back empty */
+    assert_int_equal(bytes[0], 0); /* the guard took its page away; the new one is empty */
     memory_unref(memory);
     close(fd);
 }
 
-/* Every other page of many memories: the kernel's bound of mappings is out of reach. */
+/* Every other page of many memories is a hole. The number of mappings stays far below the kernel's limit. */
 static void test_many_small_holes(void **state)
 {
     (void)state;
@@ -250,8 +250,8 @@ static void test_many_small_holes(void **state)
     close(fd);
 }
 
-/* A larger piece of commd's own memory takes the place of a smaller one, and stays whole when that is
- * dropped. */
+/* A larger piece of commd's own memory replaces a smaller one. It stays complete when the guard drops the
+ * smaller one. */
 static void test_small_pieces_within_larger_ones(void **state)
 {
     (void)state;
@@ -263,7 +263,7 @@ static void test_small_pieces_within_larger_ones(void **state)
     for (uint64_t i = 0; i < GUARD_PATCHES_EACH_SIZE; i++) {
         bytes[2 * i * PAGE] = 1;
     }
-    bytes[PAGE] = 2; /* two pages at once: the first of them was there */
+    bytes[PAGE] = 2; /* fills two pages at once; the first was there already */
     uint64_t touched = 0;
     for (uint64_t at = 0; touched < GUARD_PATCHES_MAX - GUARD_PATCHES_EACH_SIZE; at += 32 * PAGE) {
         other_bytes[at] = 3;
@@ -317,7 +317,7 @@ static void test_punched_while_it_is_reduced(void **state)
     }
     atomic_store(&puncher.stop, true);
     assert_int_equal(pthread_join(thread, NULL), 0);
-    assert_true(pages_of(puncher.fd) < SIZE / PAGE); /* none was made again */
+    assert_true(pages_of(puncher.fd) < SIZE / PAGE); /* the reductions made no page again */
     memory_unref(memory);
     close(puncher.fd);
 }
@@ -344,7 +344,7 @@ static void crash_by_a_sent_signal(void)
 
 static unsigned char *whole_bytes;
 
-/* In guarded memory that is whole: a fault of ours all the same. */
+/* The fault is in guarded memory without a hole, so it is a fault of commd's own. */
 static void crash_in_whole_memory(void)
 {
     (void)mprotect(whole_bytes, PAGE, PROT_READ);
@@ -406,7 +406,7 @@ static bool forbid_userfaultfd(void)
            prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &program) == 0;
 }
 
-/* 0: all as it should be. */
+/* Returns 0 if everything is as it should be. */
 static int run_without_userfaultfd(void)
 {
     struct memory *memory;
@@ -428,7 +428,7 @@ static int run_without_userfaultfd(void)
     return memory_open_memfd(fd, 2 * PAGE, &memory, &error) == STATUS_OK ? 0 : 4;
 }
 
-static int without_userfaultfd; /* the exit status of a process that has none */
+static int without_userfaultfd; /* exit status of a process without userfaultfd */
 
 static void test_without_userfaultfd_holes_are_refused(void **state)
 {
@@ -439,7 +439,7 @@ static void test_without_userfaultfd_holes_are_refused(void **state)
 
 int main(void)
 {
-    pid_t child = fork(); /* before this process has one */
+    pid_t child = fork(); /* before this process has a userfaultfd */
     if (child == 0) {
         _exit(run_without_userfaultfd());
     }
@@ -447,7 +447,7 @@ int main(void)
         perror("fork");
         return 1;
     }
-    (void)signal(SIGBUS, SIG_DFL); /* no sanitizer's */
+    (void)signal(SIGBUS, SIG_DFL); /* removes the handlers of sanitizers */
     (void)signal(SIGSEGV, SIG_DFL);
     (void)guard_start();
     (void)sigaction(SIGBUS, NULL, &guard_bus);

@@ -48,7 +48,7 @@ static void assert_refused(int fd, uint64_t size, enum status status, const char
         fail_msg("\"%s\" is not in \"%s\"", text, error.text);
     }
     assert_ptr_equal(memory, &memory);
-    /* Without a place for the message as well. */
+    /* It works without a struct error, too. */
     assert_int_equal(memory_open_memfd(fd, size, &memory, NULL), status);
 }
 
@@ -161,7 +161,7 @@ static void test_other_kinds(void **state)
         close(fds[i]);
     }
     close(sockets[1]);
-    /* A file on tmpfs has seals to ask for, but none that holds. */
+    /* A file on tmpfs answers which seals it has, but no seal can be added. */
     struct error error;
     struct memory *memory;
     assert_int_equal(memory_open_memfd(file, PAGE, &memory, &error), STATUS_INVALID_ARGUMENT);
@@ -173,7 +173,7 @@ static void test_other_kinds(void **state)
 static void test_huge_pages(void **state)
 {
     (void)state;
-    /* None need exist in the pool for an empty one. */
+    /* An empty memfd needs no huge page in the pool. */
     int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
     if (fd < 0) {
         skip(); /* this kernel has no huge pages */
@@ -196,13 +196,14 @@ static void test_sizes(void **state)
     fd = make_memfd(0, F_SEAL_SHRINK);
     assert_refused(fd, 1, STATUS_INVALID_ARGUMENT, "1 bytes, but the memfd has 0");
     close(fd);
-    /* Truncated before it was sealed: what counts is what it has. */
+    /* The memfd was truncated before it was sealed: its present size counts. */
     fd = make_memfd(3 * PAGE, 0);
     assert_int_equal(ftruncate(fd, PAGE), 0);
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
     assert_refused(fd, 3 * PAGE, STATUS_INVALID_ARGUMENT, "12288 bytes, but the memfd has 4096");
     close(fd);
-    /* Larger than the limit itself: a part within the limit does, if the address space has room. */
+    /* The memfd is larger than the limit. A part within the limit can be mapped, if the address space has
+     * room. */
     fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
     assert_int_equal(ftruncate(fd, (off_t)(MEMORY_MAX_BYTES + PAGE)), 0);
     assert_int_equal(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
@@ -244,7 +245,7 @@ static void test_client_cannot_truncate(void **state)
     enum { SIZE = 4 * PAGE };
     int fd = make_memfd(SIZE, F_SEAL_SHRINK);
     struct memory *memory = import(fd, SIZE);
-    /* All that the client may still try with its descriptor. */
+    /* Everything that the client may still try with its descriptor. */
     assert_int_equal(ftruncate(fd, 0), -1);
     assert_int_equal(ftruncate(fd, SIZE - 1), -1);
     char path[64];
@@ -349,7 +350,8 @@ static void test_nothing_leaks(void **state)
     close(sealed);
 }
 
-/* Charged until the last reference has gone, that of an operation, say; which may be after the owner. */
+/* The memory is charged until its last reference is gone, such as that of an operation. That may be after the
+ * account was closed. */
 static void test_charged_while_it_is_mapped(void **state)
 {
     (void)state;

@@ -4,9 +4,11 @@
 
 #include "kernels/convert_bits.h"
 
-/* host_reduce against a reference of higher precision, at every level. test_reduce_into.c: in place. */
+/* host_reduce against a reference of higher precision, at every level. test_reduce_into.c checks
+ * host_reduce_into. */
 
-/* Of real number i, in a wider type: what the sum of the inputs is, and of their magnitudes. */
+/* Reduces real number i of all inputs in a wider type. *magnitude bounds the rounding errors: for a sum, it
+ * is the sum of the inputs' magnitudes. */
 static void reduce_real(const struct host_reduction *reduction, const void *const *originals, size_t i,
                         long double *value, long double *magnitude)
 {
@@ -97,7 +99,8 @@ static void check_integers(const struct host_reduction *reduction, const void *c
     }
 }
 
-/* One case at every level: right, the same bits, guards untouched, all outputs the same. */
+/* Checks one case at every level. The result is right, all outputs are equal, all levels give the same bits,
+ * and the guards are untouched. */
 static void check_case(enum dtype dtype, enum reduce reduce, uint32_t input_count, size_t count, size_t shift,
                        bool in_place)
 {
@@ -119,7 +122,7 @@ static void check_case(enum dtype dtype, enum reduce reduce, uint32_t input_coun
             out[o] = outputs[o] + GUARD + shift;
         }
         memcpy(in, originals, input_count * sizeof *in);
-        if (in_place) { /* the last input's place is the first output, the first one's the second */
+        if (in_place) { /* the last input is the first output; the first input is the second output */
             memcpy(out[0], inputs[input_count - 1], bytes);
             in[input_count - 1] = out[0];
             if (input_count > 1) {

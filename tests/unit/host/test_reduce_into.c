@@ -1,6 +1,6 @@
 #include "tests/unit/host/reduce_buffers.h"
 
-/* host_reduce_into and host_reduce_into_before against host_reduce, which test_reduce.c checks. */
+/* Compares host_reduce_into and host_reduce_into_before with host_reduce, which test_reduce.c checks. */
 
 /* Bits of NaN (quiet, signalling, two payloads, both signs), zeros, infinities, ordinary and random numbers.
  */
@@ -25,10 +25,8 @@ static void fill_special(enum dtype dtype, unsigned char *buffer, size_t count, 
     }
 }
 
-/*
- * The same bits, also of NaN but in complex products, where a compiler may choose among several NaN
- * differently in place.
- */
+/* Compares the bits, those of NaN too. Only the NaN of complex products may differ: in place, a compiler may
+ * choose another one of several NaN. */
 static void check_same(enum dtype dtype, enum reduce reduce, const char *what, const unsigned char *got,
                        const unsigned char *expected, size_t count)
 {
@@ -43,8 +41,8 @@ static void check_same(enum dtype dtype, enum reduce reduce, const char *what, c
     }
 }
 
-/* host_reduce_into and host_reduce_into_before against host_reduce of two inputs, source at an odd address.
- */
+/* Compares host_reduce_into and host_reduce_into_before with host_reduce of two inputs. The source is at an
+ * odd address. */
 static void check_into(enum dtype dtype, enum reduce reduce, size_t count)
 {
     size_t bytes = count * dtype_size_bytes(dtype);
@@ -108,7 +106,7 @@ static void test_into_and_before(void **state)
     }
 }
 
-/* Of two NaN, min and max keep the first: the source, where it comes before. */
+/* Of two NaN, min and max keep the left operand. For host_reduce_into_before, that is the source. */
 static void test_before_is_the_left_operand(void **state)
 {
     (void)state;

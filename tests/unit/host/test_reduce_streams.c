@@ -12,8 +12,9 @@
 #include "tests/lib/elements.h"
 
 /*
- * Reductions past the caches against the same ones through them, beside their inputs, bit for bit: other
- * blocks, other stores, the same result. What that is, test_reduce says.
+ * Compares reductions that write past the caches, some of them in place, with reductions that write through
+ * the caches, beside their inputs. Blocks and stores differ; the bits of the result are the same.
+ * test_reduce.c checks that the result is right.
  */
 
 enum {
@@ -54,8 +55,8 @@ static size_t input_offset(const struct shape *shape, uint32_t input)
     return (shape->offset * 7 + input * 5u) % OFFSETS;
 }
 
-/* Any bits, but for the highest of a floating-point exponent: no NaN, whose payloads differ, and no infinity.
- */
+/* Any bits, but the highest bit of a floating-point exponent is 0. So there is no infinity, and no NaN, whose
+ * payloads may differ. */
 static void fill_inputs(enum dtype dtype, size_t bytes)
 {
     uint64_t state = 88172645463325252u + (uint64_t)dtype;
@@ -152,7 +153,7 @@ static void for_all(void (*work)(enum dtype dtype, enum reduce reduce))
     }
 }
 
-/* All numbers of inputs and outputs; offsets, tails and what is in place change from one to the next. */
+/* All numbers of inputs and outputs. Offsets, tails and the outputs in place change from case to case. */
 static void every_number_of_buffers(enum dtype dtype, enum reduce reduce)
 {
     static const size_t counts[] = {129, 0, 31, 300, 1, 64, 513, 17, 250, 3, 127};
@@ -194,7 +195,7 @@ static void test_every_offset(void **state)
     for_all(every_offset);
 }
 
-/* Around the blocks of all kinds: 512 bytes, 512 converted values, 8192 bytes. */
+/* Counts around the sizes of all kinds of blocks: 512 bytes, 512 converted values, 8192 bytes. */
 static void around_blocks(enum dtype dtype, enum reduce reduce)
 {
     static const size_t blocks[] = {32, 64, 128, 256, 512, 1024, 2048, 4096};

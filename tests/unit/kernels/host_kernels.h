@@ -4,10 +4,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/*
- * The kernels' own source, compiled for the host: each thread of the grid after the other, the last first
- * where backwards. False where there is no kernel of that name.
- */
+/* Runs a kernel's own source, compiled for the host. The threads of the grid run one after the other;
+ * backwards: the last one first. Returns false if no kernel has that name. */
 #if defined(__cplusplus)
 extern "C"
 #endif

@@ -10,10 +10,8 @@
 
 #include "kernels/convert_bits.h"
 
-/*
- * The reference works on values, not bits: a short type is its sorted list of finite non-negative values, and
- * the nearest of them, ties to the even code, is the answer.
- */
+/* The reference works on values, not on bits. A short type is the sorted list of its finite non-negative
+ * values. The answer is the nearest value. Of two that are equally near, it is the one with the even code. */
 struct format {
     int exponent_bits;
     int mantissa_bits;
@@ -35,8 +33,8 @@ static double value_of(const struct format *format, unsigned code)
     return exponent == 0 ? ldexp(mantissa / one, 1 - bias) : ldexp(1 + mantissa / one, exponent - bias);
 }
 
-/* The code nearest to a finite magnitude: saturates is for f8; the others overflow from half a step above the
- * top. */
+/* Returns the code nearest to a finite magnitude. saturates (f8): every larger value becomes the top. Without
+ * it, values from half a step above the top on overflow. */
 static unsigned nearest_code(const struct format *format, double magnitude, bool saturates)
 {
     unsigned low = 0, high = format->top_code;
@@ -144,7 +142,8 @@ static void check_down(const struct conversion *conversion, float value)
     }
 }
 
-/* Every code there and back; and down from around every midpoint between neighbours, both signs. */
+/* Converts every code to f32 and back. Also converts values around the midpoint between every two neighbours
+ * down to the short type. Both with both signs. */
 static void check_all(const struct conversion *conversion)
 {
     unsigned codes = conversion->sign * 2;
@@ -203,7 +202,7 @@ static void test_f8e5m2(void **state)
 static void test_carry_into_the_exponent(void **state)
 {
     (void)state;
-    assert_int_equal(bits_f32_to_f16(1.9998f), 0x4000); /* 2.0: the carry that a predecessor lost */
+    assert_int_equal(bits_f32_to_f16(1.9998f), 0x4000); /* 2.0: an earlier implementation lost this carry */
     assert_int_equal(bits_f32_to_f16(65519.996f), 0x7bff);
     assert_int_equal(bits_f32_to_f16(65520.0f), 0x7c00);
 }

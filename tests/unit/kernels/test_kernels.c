@@ -13,9 +13,9 @@
 #include "tests/unit/kernels/host_kernels.h"
 
 /*
- * What can be known of the kernels without a GPU: their source, compiled for the host, gives the bits of
- * host_reduce and writes its outputs alone. The device's own conversions of short floats and what the
- * compiler for it makes of the rest are for tests/gpu.
+ * What can be checked of the kernels without a GPU. Their source, compiled for the host, gives the same bits
+ * as host_reduce, and writes only its outputs. tests/gpu checks the rest: the device's own conversions of
+ * short floats, and the code that the device's compiler makes.
  */
 struct host {
     unsigned char *arena;
@@ -37,7 +37,8 @@ static bool host_download(void *context, void *bytes, size_t size)
 }
 
 #if defined(HAVE_HOST_KERNELS)
-/* Of exactly the size that the kernel may read. */
+/* Runs a kernel with a copy of its arguments. The copy has exactly their size, so that sanitizers see reads
+ * beyond it. */
 static bool host_run(void *context, const char *name, void *arguments, size_t arguments_bytes,
                      uint32_t blocks, uint32_t threads)
 {
@@ -113,7 +114,7 @@ static void test_copies(void **state)
     assert_true(kernel_check_copies(&check));
 }
 
-/* A fat binary begins with its magic number; without a toolkit there is none. */
+/* A fat binary begins with its magic number. Without a toolkit, there is no fat binary. */
 static void test_image(void **state)
 {
     static const unsigned char magic[] = {0x50, 0xed, 0x55, 0xba};

@@ -15,7 +15,7 @@
 #include "daemon/mesh/mesh.h"
 #include "tests/network/network.h"
 
-/* Meshes on a network of pipes; node_up and node_down are checked to alternate. */
+/* Meshes on a network of pipes. Their handlers check that node_up and node_down alternate. */
 
 enum { NODES_MAX = 6 };
 

@@ -50,7 +50,7 @@ static void assert_says(const char *text)
     }
 }
 
-/* From 30 days before on, once a day, however often it is asked. */
+/* expiry_check warns from 30 days before the end on, and once a day, however often it is called. */
 static void this_nodes_is_warned_of_once_a_day(void **state)
 {
     (void)state;
@@ -98,7 +98,7 @@ static void others_share_one_line(void **state)
     assert_int_equal(line_count, 3);
 }
 
-/* The line stays short, with names as long as they may be. */
+/* The line stays short, even if every name is as long as a name may be. */
 static void many_others_are_counted(void **state)
 {
     (void)state;

@@ -148,7 +148,7 @@ static void test_blackhole_of_2_seconds_loses_nobody(void **state)
     }
 }
 
-/* The daemon dies, its host lives: it says that nobody listens. */
+/* The daemon of node b dies, but its host lives: the host answers that nobody listens. */
 static void test_suspicion_shortens_the_wait(void **state)
 {
     (void)state;
@@ -156,7 +156,7 @@ static void test_suspicion_shortens_the_wait(void **state)
         struct world world;
         world_start(&world, 3, &calm, seed);
         run(&world, 2 * TIME_S + seed * 53 * TIME_MS);
-        network_cut(world.network, "b", "a", true); /* nobody hears that it goes */
+        network_cut(world.network, "b", "a", true); /* the farewell of node b is lost */
         network_cut(world.network, "b", "c", true);
         uint64_t gone_ns = world.now_ns;
         node_stop(&world.nodes[1]);
@@ -216,7 +216,7 @@ static void test_back_off_is_bounded(void **state)
     network_counters(world.network, &before);
     run(&world, 60 * TIME_S);
     network_counters(world.network, &after);
-    /* An attempt each 2.5 to 5 s, of a dial and an answer, both counted. */
+    /* There is an attempt every 2.5 to 5 s. Each counts two packets: a dial and an answer. */
     assert_in_range(after.packets - before.packets, 20, 60);
     struct mesh_node_info info;
     mesh_node_info(world.nodes[0].mesh, 0, &info);
@@ -275,7 +275,7 @@ static void test_pings(void **state)
     assert_int_equal(pings[1].result, STATUS_TIMED_OUT);
     assert_int_equal(pings[1].done_ns, begin_ns + TIME_MS);
     assert_int_equal(pings[2].done, 0);
-    /* Lost with the node; and as many as there may be. */
+    /* Pings to a node fail when the node is lost. No more than MESH_PINGS_MAX may wait at once. */
     network_kill(world.network, "b");
     for (unsigned i = 0; i < MESH_PINGS_MAX; i++) {
         assert_int_equal(

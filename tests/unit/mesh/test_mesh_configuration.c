@@ -16,7 +16,8 @@ static void remove_node(struct world *world, unsigned from, unsigned to)
     mesh_remove_node(world->nodes[from].mesh, to < from ? to : to - 1, &cause, world->now_ns);
 }
 
-/* Of a, in whichever state its connection to b is: b is told, stays away, and comes back when it is named. */
+/* Node a's configuration removes node b, in whichever state their connection is. Node b is told and stays
+ * away. It comes back when the configuration names it again. */
 static void test_removed_and_named_again(void **state)
 {
     (void)state;
@@ -29,7 +30,7 @@ static void test_removed_and_named_again(void **state)
         run(&world, after_ns[i]);
         unsigned ups = world.nodes[0].ups[0];
         remove_node(&world, 0, 1);
-        remove_node(&world, 0, 1); /* once is enough */
+        remove_node(&world, 0, 1); /* a second removal changes nothing */
         assert_false(mesh_find_node(mesh, "b", &peer));
         assert_false(mesh_node_is_up(mesh, 0));
         assert_true(mesh_node_is_removed(mesh, 0));
@@ -56,7 +57,7 @@ static void test_removed_and_named_again(void **state)
     }
 }
 
-/* Named again before the old connection is over. */
+/* Node b is named again before its old connection has ended. */
 static void test_named_again_at_once(void **state)
 {
     (void)state;
@@ -72,7 +73,7 @@ static void test_named_again_at_once(void **state)
     world_stop(&world);
 }
 
-/* Back-off is over for a node that moves: it is dialled at once; one that is up stays so. */
+/* A node that moves is dialled at once: its back-off is over. A node that is up stays up. */
 static void test_moved(void **state)
 {
     (void)state;

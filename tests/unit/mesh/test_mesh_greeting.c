@@ -3,7 +3,7 @@
 #include "proto/frame.h"
 #include "proto/version.h"
 
-/* How nodes greet each other, and what becomes of one that lies. */
+/* How nodes greet each other, and what happens to a node that lies. */
 
 static unsigned logged_count;
 
@@ -33,12 +33,12 @@ static void test_another_cluster_is_refused(void **state)
     mesh_node_info(world.nodes[1].mesh, 0, &info);
     assert_non_null(strstr(info.last_error, "\"test\""));
     assert_non_null(strstr(info.last_error, "\"other\""));
-    assert_in_range(logged_count, 1, 4); /* not one an attempt */
+    assert_in_range(logged_count, 1, 4); /* fewer lines than attempts */
     log_set_sink(NULL, NULL);
     world_stop(&world);
 }
 
-/* A node below the mesh: says what it likes on its control stream. */
+/* A node that uses the net without a mesh. It can send anything on its control stream. */
 struct liar {
     struct net *net;
     struct net_stream *stream;
@@ -262,13 +262,13 @@ static void test_lies(void **state)
             assert_non_null(strstr(world.nodes[0].cause.text, cases[i].text));
             assert_string_equal(info.version_text, "1?2");
         }
-        assert_int_equal(logged_count, cases[i].status != STATUS_NODE_LOST); /* a silent node is no liar */
+        assert_int_equal(logged_count, cases[i].status != STATUS_NODE_LOST); /* a silent node has not lied */
         net_free(liar.net);
         world_stop(&world);
     }
 }
 
-/* Never greets at all. */
+/* The other node never greets. */
 static void test_no_greeting(void **state)
 {
     (void)state;
@@ -283,7 +283,8 @@ static void test_no_greeting(void **state)
     world_stop(&world);
 }
 
-/* Who breaks the protocol waits longer and longer, whoever dials; who then behaves is forgiven. */
+/* A node that breaks the protocol is held off longer each time, whichever side dials. Once it behaves for
+ * long enough, the next violation is held off briefly again. */
 static void test_violations_are_held_off(void **state)
 {
     (void)state;
@@ -311,14 +312,14 @@ static void test_violations_are_held_off(void **state)
         assert_non_null(strstr(liar.cause.text, "node a takes no connection of node liar for "));
         assert_int_equal(world.nodes[0].ups[0], violation);
         run(&world, again_ns - world.now_ns - 10 * TIME_MS);
-        assert_false(liar.up); /* neither did node a dial */
+        assert_false(liar.up); /* node a has not dialled either */
         run(&world, 20 * TIME_MS);
         assert_true(liar.up);
         hold_ns = time_min(2 * hold_ns, MESH_HOLD_OFF_MAX_NS);
-        assert_int_equal(logged_count, violation); /* one line each */
+        assert_int_equal(logged_count, violation); /* one line for each violation */
     }
     assert_int_equal(hold_ns, MESH_HOLD_OFF_MAX_NS);
-    run(&world, MESH_HOLD_OFF_FORGIVEN_NS); /* never greeting is no violation */
+    run(&world, MESH_HOLD_OFF_FORGIVEN_NS); /* a missing greeting is no violation */
     for (unsigned i = 0; !liar.up; i++) {
         assert_true(i < 1000);
         run(&world, 10 * TIME_MS);
@@ -335,7 +336,7 @@ static void test_violations_are_held_off(void **state)
     world_stop(&world);
 }
 
-/* The node that is accused says so, and does not accuse the other one. */
+/* An accused node logs the accusation. It does not accuse the other node. */
 static void test_an_accused_node_logs_that_it_is(void **state)
 {
     (void)state;
@@ -377,7 +378,7 @@ static void test_hold_offs_are_ended(void **state)
     world_stop(&world);
 }
 
-/* What a node of another version or cluster gets is no hold-off: it may be set right any moment. */
+/* A node of another version or cluster is not held off: an administrator may correct it at any moment. */
 static void test_another_version_is_not_held_off(void **state)
 {
     (void)state;
@@ -390,7 +391,7 @@ static void test_another_version_is_not_held_off(void **state)
     assert_int_equal(net_connect(liar.net, 0, NULL), STATUS_OK);
     run(&world, 10 * TIME_MS);
     assert_true(liar.up);
-    /* A node that knows newer versions as well as this one is no stranger. */
+    /* A node that speaks newer versions besides this one is accepted. */
     liar_hello_range(&liar, "liar", "test", MESH_PROTOCOL_VERSION, MESH_PROTOCOL_VERSION + 3, 1);
     run(&world, 10 * TIME_MS);
     assert_int_equal(world.nodes[0].ups[0], 1);

@@ -11,7 +11,7 @@ static struct network *network;
 
 static const struct network_conditions fine = {.delay_ns = 100 * TIME_US};
 
-/* host: its place on the network; name: whose certificate it has. */
+/* host: the node's place on the network; name: the node whose certificate it has. */
 static inline struct quic_node *make_node(const char *host, const char *name, uint32_t datagram_max_bytes,
                                           uint64_t idle_timeout_ns)
 {

@@ -20,15 +20,18 @@
 #include "tests/network/network.h"
 
 /*
- * Nodes on either network of tests/network that check what they are told against net.h's promises: peer_up
- * and peer_down alternate, nothing of a connection is called after its peer_down, closed comes once for what
- * was received, sent once for each send and never from within a call, bytes arrive whole and in order. A
- * stream's bytes are its id (4 bytes), then pattern(id, offset).
+ * Nodes on either network of tests/network. They check what the network tells them against net.h's promises:
+ * - peer_up and peer_down alternate;
+ * - after peer_down, no handler of that connection is called;
+ * - closed comes once for each stream that was received;
+ * - sent comes once for each send, and never from within a call;
+ * - bytes arrive complete and in order.
+ * A stream's bytes are its id (4 bytes), then pattern(id, offset).
  */
 #define NODES_MAX 8
 #define INCOMING_MAX 4096
 
-/* Else on pipes. */
+/* true: datagrams; false: pipes. */
 static bool on_datagrams;
 
 static const struct network_conditions good = {.delay_ns = 100 * TIME_US, .jitter_ns = 10 * TIME_US};
@@ -43,10 +46,10 @@ struct incoming {
     uint32_t id;
     uint64_t seen;
     uint64_t pieces;
-    uint64_t odd_pieces; /* that ended within a 4-byte element */
+    uint64_t odd_pieces; /* pieces that end within a 4-byte element */
     bool end;
     bool held;
-    enum status status; /* of closed */
+    enum status status; /* the status that closed gave */
 };
 
 struct node {
@@ -54,7 +57,7 @@ struct node {
     struct net *net;
     char name[16];
     struct random random;
-    double hold_chance; /* of leaving bytes unconsumed */
+    double hold_chance; /* chance of leaving bytes unconsumed */
     bool hold_all;      /* consumes nothing */
     bool calling;       /* a net function of this node is on the stack */
     unsigned up[NODES_MAX], down[NODES_MAX], failed[NODES_MAX], suspect[NODES_MAX];
@@ -70,7 +73,7 @@ struct node {
     void (*on_closed)(struct node *node, struct incoming *incoming);
 };
 
-/* One send: done exactly once, not within the call. */
+/* One send. It is done exactly once, and not within the call. */
 struct sending {
     struct node *node;
     uint32_t peer;
@@ -302,7 +305,7 @@ static inline void node_call(struct node *node, void (*function)(struct net_stre
     node->calling = !outermost;
 }
 
-/* Frees the net: afterwards only sent may have been called, and nothing is left. */
+/* Frees the net. Of the handlers, only sent may be called meanwhile, and no send is left. */
 static inline void node_stop(struct node *node)
 {
     net_free(node->net);
@@ -312,7 +315,7 @@ static inline void node_stop(struct node *node)
     }
 }
 
-/* Lets happen what is under way for a span of time. */
+/* Lets the network run for a span of time. */
 static inline void run_for(struct network *network, uint64_t *now_ns, uint64_t span_ns)
 {
     uint64_t until_ns = *now_ns + span_ns;
@@ -372,7 +375,7 @@ static inline void pair_run(struct pair *pair, uint64_t span_ns)
     run_for(pair->network, &pair->now_ns, span_ns);
 }
 
-/* Nothing is under way any more, and nothing happens by itself. QUIC keeps its connections alive. */
+/* With pipes, nothing is under way and no timer is set. QUIC always has timers to keep connections alive. */
 static inline void pair_check_quiet(const struct pair *pair)
 {
     assert_true(on_datagrams || network_next_ns(pair->network) == TIME_NEVER);

@@ -17,7 +17,7 @@
 #include "tests/lib/quic_node.h"
 #include "tests/lib/test_pki.h"
 
-/* Two endpoints, a and b, in one process, of an authority that has a certificate for c, too. */
+/* Two endpoints, a and b, in one process. Their authority has issued a certificate for c, too. */
 
 static struct test_pki *pki;
 static struct loop *loop;
@@ -48,7 +48,7 @@ static inline int setup_loop(void **state)
     return loop_new(&loop, &error) == STATUS_OK ? 0 : -1;
 }
 
-/* Which do not know each other yet. */
+/* The nodes do not know each other yet. */
 static inline int setup_nodes(void **state)
 {
     if (setup_loop(state) != 0) {

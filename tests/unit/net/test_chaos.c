@@ -1,13 +1,13 @@
 #include "tests/lib/chance.h"
 #include "tests/unit/net/network_nodes.h"
 
-/* Anything at any time, on both networks of tests/network. */
+/* Anything may happen at any time, on both networks of tests/network. */
 
 #define CHAOS_NODES 5
 #define CHAOS_STREAMS 64
 
-/* Handlers and the loop do whatever net.h allows, at random; the nodes check that every promise holds all the
- * same. */
+/* Handlers and the loop do at random whatever net.h allows. The nodes check that net.h's promises hold all
+ * the same. */
 struct chaos {
     struct network *network;
     struct node *nodes[CHAOS_NODES];
@@ -145,7 +145,7 @@ static void chaos_stop_node(uint32_t who)
             chaos.streams[who][i] = NULL;
         }
     }
-    chaos.depth = 100; /* a net that goes serves nobody any more */
+    chaos.depth = 100; /* the nodes' handlers do nothing while the net is freed */
     node_stop(node);
     chaos.depth = 0;
 }

@@ -1,15 +1,13 @@
 #include "tests/lib/chance.h"
 #include "tests/unit/net/network_nodes.h"
 
-/*
- * What net.h promises, of both networks of tests/network: of streams here, of their ends in
- * test_contract_ends.c, of connections in test_contract_connections.c.
- */
+/* net.h's promises, checked on both networks of tests/network. This file checks streams. How streams end is
+ * in test_contract_ends.c, connections are in test_contract_connections.c. */
 
 /* --- Transfers --- */
 
-/* A stream's worth of messages of random sizes, cut from one buffer: some copied, some with the first bytes
- * as header. */
+/* The messages of one stream, cut from one buffer. Their sizes are random. The network copies some of them,
+ * and some have their first bytes as header. */
 struct transfer {
     struct node *node;
     struct net_stream *stream;
@@ -216,12 +214,14 @@ static void test_back_pressure(void **state)
     }
     net_stream_finish(stream);
     pair_run(&pair, 10 * TIME_S);
-    /* Exactly the window was taken by the other side, which has been called once. */
+    /* The network has taken exactly the first window. On datagrams, the stream's kind needs one byte of it,
+     * so one piece less may be done. The receiver was called once, and consumed nothing. */
     for (uint32_t i = 0; i < count - 1; i++) {
         assert_true(sendings[i].done == (i < count / 2) || (on_datagrams && i == count / 2 - 1));
     }
     assert_int_equal(pair.b->incoming[0].pieces, 1);
-    /* Resume: not within the call, and again everything at once. */
+    /* net_stream_resume does not call the receiver from within the call. The receiver then gets all bytes
+     * again. */
     pair.b->hold_all = false;
     node_resume_all(pair.b);
     assert_int_equal(pair.b->incoming[0].pieces, 1);
@@ -336,7 +336,8 @@ static void test_what_is_lent_is_read_until_it_is_sent(void **state)
     network_cut(pair.network, "a", "b", false);
     pair_run(&pair, TIME_S);
     assert_int_equal(sending.done, 1);
-    /* What was lent is the network's until sent: a change shows. What is copied does not. */
+    /* The network reads a lent payload until it is sent, so the change of it shows. The network has copied
+     * the header and the other message, so their changes do not show. */
     assert_int_equal(seen_count, 12);
     assert_memory_equal(seen_bytes, "headLENTcopy", 12);
     net_stream_finish(stream);
@@ -364,7 +365,7 @@ static void test_limits_of_a_stream(void **state)
     static uint8_t bytes[NET_STREAM_QUEUE_MAX];
     pattern_fill(1, 0, bytes, sizeof bytes);
     struct net_stream *stream = pair_open(pair.a);
-    uint32_t most = NET_STREAM_QUEUE_MAX - on_datagrams; /* QUIC's first is the stream's kind */
+    uint32_t most = NET_STREAM_QUEUE_MAX - on_datagrams; /* over QUIC, the stream's kind is the first */
     for (uint32_t i = 0; i < most; i++) {
         assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes + i, 1, &sendings[i]), STATUS_OK);
     }
@@ -379,7 +380,7 @@ static void test_limits_of_a_stream(void **state)
     assert_int_equal(node_send(pair.a, copies, NULL, 0, large, room - 1, NULL), STATUS_OK);
     assert_int_equal(node_send(pair.a, copies, NULL, 0, large, 2, NULL), STATUS_LIMIT);
     assert_int_equal(node_send(pair.a, copies, NULL, 0, large + room - 1, 1, NULL), STATUS_OK);
-    /* Nothing of what was refused is in the stream, and what leaves the queue makes room. */
+    /* The stream contains nothing of the refused messages. A message that leaves the queue makes room. */
     network_cut(pair.network, "a", "b", false);
     pair_run(&pair, 10 * TIME_S);
     assert_int_equal(sendings[most - 1].done, 1);

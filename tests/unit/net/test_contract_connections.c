@@ -1,6 +1,7 @@
 #include "tests/unit/net/network_nodes.h"
 
-/* What net.h promises of connections, on both networks of tests/network: how they begin, break and end. */
+/* Checks net.h's promises about connections on both networks of tests/network: how they begin,
+ * break and end. */
 
 static void test_connect(void **state)
 {
@@ -54,14 +55,14 @@ static void test_connect_failures(void **state)
     assert_non_null(stranger);
     node_start(stranger, pair.network, "stranger", 9);
     uint32_t known = node_knows(pair.a, "stranger");
-    /* Nobody of that name: its host says so. */
+    /* No node has that name; its host answers so. */
     node_connect(pair.a, nobody);
     pair_run(&pair, TIME_S);
     assert_int_equal(pair.a->failed[nobody], 1);
     assert_int_equal(pair.a->cause.status, STATUS_UNREACHABLE);
     assert_non_null(strstr(pair.a->cause.text, "nobody"));
     assert_int_equal(pair.a->suspect[nobody], 0);
-    /* The other does not know us. */
+    /* The stranger does not know node a. */
     node_connect(pair.a, known);
     pair_run(&pair, TIME_S);
     assert_int_equal(pair.a->failed[known], 1);
@@ -71,7 +72,7 @@ static void test_connect_failures(void **state)
     net_statistics(stranger->net, &statistics);
     assert_int_equal(statistics.refused_handshakes, 1);
     assert_int_equal(stranger->up[0], 0);
-    /* Silence, either way. */
+    /* The network loses all packets, first from a to b, then from b to a. */
     for (unsigned i = 0; i < 2; i++) {
         network_cut(pair.network, i == 0 ? "a" : "b", i == 0 ? "b" : "a", true);
         uint64_t begin_ns = pair.now_ns;
@@ -93,7 +94,7 @@ static void test_connect_failures(void **state)
     pair_stop(&pair);
 }
 
-/* Both dial at once: one connection stays, both sides agree, and data pass. */
+/* Both nodes dial at once. One connection stays, both nodes agree on it, and data pass. */
 static void test_simultaneous_dials(void **state)
 {
     (void)state;
@@ -108,7 +109,7 @@ static void test_simultaneous_dials(void **state)
         pair_run(&pair, 30 * TIME_S);
         assert_true(node_is_up(pair.a, 0));
         assert_true(node_is_up(pair.b, 0));
-        if (pair.a->failed[0] + pair.b->failed[0] > 0) { /* QUIC's, which was refused for the other */
+        if (pair.a->failed[0] + pair.b->failed[0] > 0) { /* QUIC's dial, refused for the other one */
             assert_true(on_datagrams);
             assert_non_null(strstr(pair.a->failed[0] > 0 ? pair.a->cause.text : pair.b->cause.text,
                                    "have another connection"));
@@ -183,7 +184,7 @@ static void end_by_kill(struct pair *pair)
 {
     network_kill(pair->network, "b");
     pair_run(pair, NETWORK_IDLE_TIMEOUT_NS - TIME_S);
-    assert_int_equal(pair->a->down[0] + pair->b->down[0], 0); /* nobody is told */
+    assert_int_equal(pair->a->down[0] + pair->b->down[0], 0); /* nobody tells them */
     pair_run(pair, 2 * TIME_S);
     assert_int_equal(pair->a->down[0], 1);
     assert_int_equal(pair->b->down[0], 1);
@@ -205,7 +206,7 @@ static void end_by_cut(struct pair *pair, bool forth, bool back)
     network_cut(pair->network, "b", "a", false);
 }
 
-/* Silently gone and back within the idle time-out: its host answers for it. */
+/* Node b dies without a word, and is back within the idle time-out. Its host then tells node a. */
 static void end_by_restart(struct pair *pair)
 {
     network_kill(pair->network, "b");
@@ -248,7 +249,7 @@ static void make_ending(struct pair *pair, enum ending ending)
     }
 }
 
-/* A node whose connection was lost connects again, or comes back as another. */
+/* Node a connects again after the connection was lost. A killed node b must first come back as a new node. */
 static void connect_again(struct pair *pair, enum ending ending)
 {
     if (ending == ENDING_DISCONNECT_A || ending >= ENDING_CUT_BOTH) {
@@ -273,7 +274,7 @@ static void connect_again(struct pair *pair, enum ending ending)
     }
 }
 
-/* In the middle of transfers both ways; every promise is checked by the nodes. */
+/* The connection ends in the middle of transfers in both directions. The nodes check every promise. */
 static void run_ending(uint64_t seed, enum ending ending)
 {
     struct pair pair;
@@ -317,7 +318,7 @@ static void run_ending(uint64_t seed, enum ending ending)
                 aborted += sendings[side][i][j].status != STATUS_OK;
             }
             if (i > 0 && !freed) {
-                /* The streams of a lost connection are closed, and still their owner's. */
+                /* The streams of a lost connection are closed, but still belong to their owner. */
                 assert_int_equal(node_send(node, streams[side][i], NULL, 0, bytes, 1, NULL),
                                  STATUS_UNREACHABLE);
                 node_call(node, i == 1 ? net_stream_finish : net_stream_reset, streams[side][i]);
@@ -326,7 +327,7 @@ static void run_ending(uint64_t seed, enum ending ending)
         assert_true(aborted > 0);
         assert_int_equal(node->open_from[0], 0);
     }
-    /* The buffers are ours again. */
+    /* The network no longer uses the buffers. */
     memset(bytes, 0, size * ENDING_SENDS);
     free(bytes);
     pair_run(&pair, 100 * TIME_S);

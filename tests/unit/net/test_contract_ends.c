@@ -1,6 +1,6 @@
 #include "tests/unit/net/network_nodes.h"
 
-/* What net.h promises of how streams end, on both networks of tests/network. */
+/* Checks net.h's promises about the ends of streams, on both networks of tests/network. */
 
 static void test_empty_messages_and_empty_ends(void **state)
 {
@@ -82,7 +82,7 @@ static void test_reset_by_the_sender(void **state)
         assert_int_equal(sendings[0].done, 1);
         assert_int_equal(sendings[1].done, 1);
         assert_int_equal(sendings[1].status, STATUS_ABORTED);
-        memset(bytes, 0, sizeof bytes); /* ours again: nothing of it may arrive any more */
+        memset(bytes, 0, sizeof bytes); /* the network must not read the buffer any more */
         pair_run(&pair, 5 * TIME_S);
         assert_int_equal(pair.b->open_from[0], 0);
         assert_true(pair.b->incoming_count <= 1);
@@ -97,7 +97,7 @@ static void test_reset_by_the_sender(void **state)
 static void reset_incoming(struct node *node, struct incoming *incoming)
 {
     node_call(node, net_stream_reset, incoming->stream);
-    node_call(node, net_stream_resume, incoming->stream); /* in vain */
+    node_call(node, net_stream_resume, incoming->stream); /* has no effect */
 }
 
 static void test_reset_by_the_receiver(void **state)
@@ -131,7 +131,7 @@ static void test_reset_by_the_receiver(void **state)
         pair_run(&pair, TIME_S);
         assert_int_equal(sendings[0].status, STATUS_ABORTED);
         assert_int_equal(sendings[1].status, STATUS_ABORTED);
-        /* The sender's pointer stays valid until it lets go. */
+        /* The sender's pointer stays valid until the sender finishes or resets the stream. */
         assert_int_equal(node_send(pair.a, stream, NULL, 0, bytes, 1, NULL), STATUS_UNREACHABLE);
         node_call(pair.a, seed % 4 < 2 ? net_stream_finish : net_stream_reset, stream);
         pair_run(&pair, TIME_S);
@@ -160,7 +160,7 @@ static void test_streams_of_a_kind_without_handler(void **state)
     pair_stop(&pair);
 }
 
-/* One user's streams leave some to others, and come back. */
+/* One user cannot open all streams: some are left for others. A stream that ends is free again. */
 static void test_users_share_the_streams(void **state)
 {
     (void)state;

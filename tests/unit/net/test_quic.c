@@ -34,7 +34,7 @@ static bool first_sinks_closed(const void *context)
     return a->sinks != NULL && b->sinks != NULL && a->sinks->closed && b->sinks->closed;
 }
 
-/* Whatever they agreed on carries data both ways. */
+/* Checks that the connection on which both agreed carries data both ways. */
 static void assert_connection_works(void)
 {
     struct quic_source *forth = quic_source_new(a, 0, 1, 100000, 7000, true);
@@ -131,7 +131,8 @@ static void a_peer_that_does_not_answer_times_out(void **state)
 
 /* --- A peer that dies --- */
 
-/* Node b in a process of its own, dialled by a. Returns its process; *port is where it listens. */
+/* Starts node b in a process of its own, to be dialled by node a. Returns the process; *port is where it
+ * listens. */
 static pid_t start_child(uint16_t *port)
 {
     int ends[2];
@@ -197,7 +198,7 @@ static void a_killed_peer_is_suspected_then_lost(void **state)
     struct quic_source *source = quic_source_new(a, 0, 3, 50000, 5000, true);
     uint64_t start_ns = loop_now_ns();
     assert_true(quic_run_until(loop, a_suspects, NULL, 1000));
-    assert_int_equal(a->down_calls[0], 0); /* it may be forged */
+    assert_int_equal(a->down_calls[0], 0); /* the sign of b's death may be forged */
     assert_true(quic_run_until(loop, a_down, NULL, 10000));
     assert_true(loop_now_ns() - start_ns >= 1000 * TIME_MS);
     assert_int_equal(a->down_cause.status, STATUS_NODE_LOST);
@@ -208,7 +209,7 @@ static void a_killed_peer_is_suspected_then_lost(void **state)
     quic_source_free(source);
 }
 
-/* Its host says so: the secret of stateless resets is the same after a restart. */
+/* Node b's host tells node a: the secret of stateless resets is the same after a restart. */
 static void a_restarted_peer_is_noticed_at_once(void **state)
 {
     (void)state;
@@ -238,7 +239,7 @@ static void a_restarted_peer_is_noticed_at_once(void **state)
     assert_connection_works();
 }
 
-/* It dials anew while we still hold the old connection for alive: the new one replaces that. */
+/* Node b dials anew while node a still takes the old connection for alive. The new connection replaces it. */
 static void a_restarted_peer_that_dials_replaces_the_old_connection(void **state)
 {
     (void)state;
@@ -306,7 +307,7 @@ static void a_port_in_use_is_an_error(void **state)
     assert_text(error.text, "1199");
 }
 
-/* Bound to no address in particular, over both families at once, and over IPv6 alone. */
+/* An endpoint can bind to any address of IPv4, to any of both families at once, or to one of IPv6. */
 static void every_kind_of_address_can_be_bound(void **state)
 {
     (void)state;

@@ -8,7 +8,7 @@
 
 #include "daemon/net/quic_admission.h"
 
-/* Slots of handshakes: who gets one, who must show his address first, and who is kept from taking all. */
+/* Slots of handshakes: who gets one, who must first prove his address, and who must not take all. */
 
 enum { SLOTS = QUIC_HALF_OPEN_MAX + 1 };
 
@@ -39,7 +39,8 @@ static int teardown(void **state)
     return 0;
 }
 
-/* "HEAD", two bytes of the number as IPv4 writes them or as groups of IPv6, "TAIL". */
+/* Reads an address: head, then the two bytes of the number, then tail. The bytes are decimal, or two
+ * hexadecimal groups of an IPv6 address. */
 static struct quic_address address_of(const char *head, unsigned number, const char *tail)
 {
     char text[64];
@@ -54,7 +55,7 @@ static struct quic_address address_of(const char *head, unsigned number, const c
     return address;
 }
 
-/* Takes as many as it gets, at most `most`; *verdict is of the first that it does not get. */
+/* Takes slots until one is refused, at most `most` of them. *verdict is the answer to the last request. */
 static unsigned take(const struct quic_address *address, uint32_t *peer, bool validated, unsigned most,
                      enum quic_verdict *verdict)
 {
@@ -70,7 +71,7 @@ static unsigned take(const struct quic_address *address, uint32_t *peer, bool va
     return most;
 }
 
-/* An attacker at one address fills its share, and no more. */
+/* An attacker at one address gets only its share. */
 static void one_address_gets_its_share(void **state)
 {
     (void)state;
@@ -87,7 +88,7 @@ static void one_address_gets_its_share(void **state)
     assert_int_equal(take(&other, NULL, true, 1, &verdict), 1);
 }
 
-/* Somebody forges the address of another: that one's share stays its own. */
+/* An attacker forges the victim's address. The victim's own share stays free. */
 static void forged_addresses_take_nobodys_share(void **state)
 {
     (void)state;
@@ -101,14 +102,16 @@ static void forged_addresses_take_nobodys_share(void **state)
     }
     assert_int_equal(admission.half_open, QUIC_HALF_OPEN_RETRY);
     assert_int_equal(take(&victim, NULL, true, SLOTS, &verdict), QUIC_HALF_OPEN_ADDRESS_MAX);
-    /* A peer's address may be forged as well: it gets a Retry like all others, and its own slots by that. */
+    /* A peer's address may be forged as well. So the peer gets a Retry like all others, and then its own
+     * slots. */
     struct quic_address peer = address_of("198.51.", 1, ":7400");
     assert_int_equal(quic_admission_ask(&admission, &peer, &peer_slots, false), QUIC_VERDICT_RETRY);
     assert_int_equal(take(&peer, &peer_slots, true, SLOTS, &verdict), QUIC_HALF_OPEN_PEER_MAX);
     assert_int_equal(verdict, QUIC_VERDICT_DROP_ADDRESS);
 }
 
-/* Validated strangers without number: peers connect, even from an address that a stranger has used up. */
+/* There are any number of strangers with validated addresses. A peer still connects, even from an address
+ * whose share a stranger has used up. */
 static void strangers_leave_slots_to_peers(void **state)
 {
     (void)state;
@@ -121,7 +124,7 @@ static void strangers_leave_slots_to_peers(void **state)
     assert_int_equal(admission.half_open, QUIC_HALF_OPEN_MAX - QUIC_HALF_OPEN_KEPT);
     struct quic_address peer = address_of("192.0.", 1, ":7400");
     assert_int_equal(take(&peer, &peer_slots, true, 2, &verdict), 2);
-    quic_admission_give_back(&admission, &slots[0]); /* and a stranger when another is done */
+    quic_admission_give_back(&admission, &slots[0]); /* a stranger gets in when another is done */
     slots[0] = slots[--slot_count];
     struct quic_address late = address_of("192.0.", 5000, ":1");
     assert_int_equal(take(&late, NULL, true, SLOTS, &verdict), 1);

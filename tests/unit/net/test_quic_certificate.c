@@ -93,7 +93,7 @@ static void an_encrypted_key_is_refused_without_a_question(void **state)
     refuse_options(&options, STATUS_CONFIG, "encrypted.key", "not an unencrypted private key");
 }
 
-/* OpenSSL's own arena is left out of core dumps. */
+/* OpenSSL leaves its own arena out of core dumps. */
 static void the_key_lies_in_secure_memory(void **state)
 {
     (void)state;
@@ -102,7 +102,7 @@ static void the_key_lies_in_secure_memory(void **state)
     assert_true(CRYPTO_secure_used() > before);
 }
 
-/* systemd passes it with an access list, whose mask looks like a group's access. */
+/* systemd passes a credential with an access list, whose mask looks like access for the file's group. */
 static void a_credential_may_have_an_access_list(void **state)
 {
     (void)state;
@@ -168,8 +168,9 @@ static void unacceptable_certificates_are_noticed_at_start(void **state)
 /* --- The peer's --- */
 
 /*
- * Puts another certificate into an endpoint that has started with a good one, as an attacker's would be: what
- * its own start-up checks refuse, the other side has to.
+ * Puts another certificate into an endpoint that has started with a good one. An attacker's endpoint would do
+ * so. The start-up checks of an endpoint would refuse that certificate, so here the other side must refuse
+ * it.
  */
 static void disguise(struct quic_node *node, const char *stem)
 {
@@ -206,8 +207,8 @@ static void make_nodes(const char *stem)
 
 struct fault {
     const char *stem;
-    const char *dialled_text;  /* what b, dialling a, says; null: it accepts that */
-    const char *accepted_text; /* what b, dialled by a, says */
+    const char *dialled_text;  /* what b says when it dials a; null: it accepts that */
+    const char *accepted_text; /* what b says when a dials it */
     const char *log_text;
 };
 
@@ -224,7 +225,7 @@ static const struct fault faults[] = {
     {"two", "names more than one node", "names more than one node", "\"a\", \"c\""},
 };
 
-/* The dialling side sees it in the handshake; its error names the dialled node and the fault. */
+/* The dialling side finds the fault during the handshake. Its error names the dialled node and the fault. */
 static void a_dialled_peer_with_a_bad_certificate_is_refused(void **state)
 {
     (void)state;
@@ -273,7 +274,7 @@ static void a_dialling_peer_with_a_bad_certificate_is_refused(void **state)
     }
 }
 
-/* Another node's valid certificate makes one that node, and nobody else. */
+/* A node that shows the valid certificate of another node counts as that other node only. */
 static void the_certificate_says_who_it_is(void **state)
 {
     (void)state;
@@ -286,7 +287,7 @@ static void the_certificate_says_who_it_is(void **state)
     assert_true(quic_run_until(loop, both_up, NULL, 3000));
 }
 
-/* Begins node a's dial, before its first packet. */
+/* Begins node a's dial, and returns before the first packet is sent. */
 static SSL *begin_dial(void)
 {
     struct quic_endpoint *endpoint = (struct quic_endpoint *)a->net;

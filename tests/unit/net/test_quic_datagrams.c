@@ -93,7 +93,7 @@ static void rebinding_fails_nothing(void **state)
         network_rebind(network, "a");
     }
     end_exchange(&exchange, 20000);
-    struct exchange next = begin_exchange(100000); /* and when idle */
+    struct exchange next = begin_exchange(100000); /* a new one after the last rebinding */
     quic_run_for(loop, 50);
     end_exchange(&next, 5000);
 }
@@ -137,7 +137,7 @@ static void keys_are_updated_under_load(void **state)
     assert_true(updates >= 3);
 }
 
-static unsigned looks; /* several at one time, in one event, count once */
+static unsigned looks; /* readings of the clock; several at one time, in one event, count once */
 
 static uint64_t later_ns(void)
 {
@@ -161,7 +161,7 @@ static bool sinks_are_open(const void *context)
            b->sinks->next->stream != NULL;
 }
 
-/* Each event with bytes takes 1,000 ns here, of the accounts that these are of. */
+/* Each event that handles bytes takes 1,000 ns here. The accounts of those bytes are charged for it. */
 static void time_is_charged_to_whose_bytes_take_it(void **state)
 {
     (void)state;
@@ -193,11 +193,11 @@ static void time_is_charged_to_whose_bytes_take_it(void **state)
     uint64_t spent[] = {spent_ns(senders[0]), spent_ns(senders[1]), spent_ns(receiver)};
     assert_true(spent[1] >= 500 && spent[0] > 2 * spent[1]);
     assert_true(spent[2] >= 500);
-    /* Every event with a look at the clock is charged, but for what the other sink's bytes, which are
-     * nobody's, took. */
+    /* Every event that reads the clock is charged. The bytes of the other sink have no account: nobody is
+     * charged for their part. */
     assert_in_range(spent[0] + spent[1] + spent[2], looks * UINT64_C(500), looks * UINT64_C(1000));
     unsigned before = looks;
-    quic_run_for(loop, 1000); /* what is nobody's costs no look */
+    quic_run_for(loop, 1000); /* bytes without an account cost no reading of the clock */
     assert_int_equal(looks, before);
     for (uint32_t i = 0; i < STREAMS; i++) {
         quic_source_free(sources[i]);
@@ -207,7 +207,7 @@ static void time_is_charged_to_whose_bytes_take_it(void **state)
     budget_free(budget);
 }
 
-/* Both sides name the other and the rule in words, and the code beside them. */
+/* Each side's error names the other side, the broken rule in words, and the error code. */
 static void violations_are_told_in_words(void **state)
 {
     (void)state;
@@ -254,7 +254,7 @@ static struct quic_connection *connection_of(struct quic_node *node)
     return ((struct quic_endpoint *)node->net)->peers[0]->up;
 }
 
-/* Streams of which the first packet is lost have begun in the end. */
+/* The first packets of some streams are lost. ngtcp2 sends them again: all streams have begun in the end. */
 static void lost_beginnings_come_again(void **state)
 {
     (void)state;
@@ -275,7 +275,7 @@ static void lost_beginnings_come_again(void **state)
     assert_int_equal(connection_of(b)->unbegun, 0);
 }
 
-/* 8 KiB would be kept for each. */
+/* ngtcp2 would keep 8 KiB for each of them. */
 static void too_many_streams_without_a_beginning_end_the_connection(void **state)
 {
     (void)state;
@@ -294,7 +294,8 @@ static void too_many_streams_without_a_beginning_end_the_connection(void **state
     assert_text(b->down_cause.text, "left out the beginning of more than 2048 streams");
 }
 
-/* The memory of the connection is as good as used up; a thread deletes what is as large. */
+/* The connection has nearly used up its memory, or so the test makes it believe. A thread deletes a
+ * connection that large. */
 static void a_peer_gets_so_much_memory(void **state)
 {
     (void)state;

@@ -11,8 +11,8 @@
 #include "daemon/base/time.h"
 #include "daemon/net/quic_inbox.h"
 
-/* How peers share the time for incoming datagrams. A datagram's first byte is its peer, the next four bytes
- * are its number, and the clock moves by what its peer's datagrams take. */
+/* How peers share the time for incoming datagrams. A datagram's first byte is its peer; the next four bytes
+ * are its number. Handling a datagram moves the clock by takes_ns of its peer. */
 
 enum { PEERS = 3, LOG_MAX = 20000, HEADER_BYTES = 5, DATAGRAM_BYTES = 1400 };
 
@@ -57,7 +57,7 @@ static void handle(void *context, const struct quic_datagram *datagram)
     handled_log[handled_count++] = peer;
 }
 
-/* As quic_datagram_arrived. */
+/* Does what quic_datagram_arrived does. */
 static void arrive(unsigned peer, size_t size)
 {
     static uint8_t bytes[65536];
@@ -75,7 +75,7 @@ static void arrive(unsigned peer, size_t size)
     if (!quic_inbox_handle(&inbox, &datagram)) {
         quic_inbox_keep(&inbox, &lines[peer], &datagram);
     }
-    memset(bytes, 0xee, size); /* the socket's buffer is used again */
+    memset(bytes, 0xee, size); /* the next datagram overwrites the socket's buffer */
 }
 
 static int setup(void **state)
@@ -113,7 +113,7 @@ static void test_without_a_clock_nothing_waits(void **state)
     assert_int_equal(next_handled[1], 100);
 }
 
-/* 2 ns a byte: bulk is handled in place, however much there is. */
+/* At 2 ns a byte, datagrams are handled in place, however many there are. */
 static void test_what_bytes_justify_is_handled_in_place(void **state)
 {
     (void)state;
@@ -127,7 +127,7 @@ static void test_what_bytes_justify_is_handled_in_place(void **state)
     assert_int_equal(handled_count, 5000);
 }
 
-/* Small datagrams of a slow handler cost their event no more than QUIC_INBOX_EVENT_NS and a few of them. */
+/* Datagrams that take long take at most QUIC_INBOX_EVENT_NS of an event, and the time of a few datagrams. */
 static void test_an_event_is_bounded(void **state)
 {
     (void)state;
@@ -149,7 +149,7 @@ static void test_an_event_is_bounded(void **state)
     assert_int_equal(inbox.dropped, 0);
 }
 
-/* Peer 1 sends datagrams that take long; peer 2 sends one now and then, behind all of them in the socket. */
+/* The datagrams of peer 1 take long. Peer 2 sends one now and then, behind all of peer 1's in the socket. */
 static void test_a_peer_waits_for_its_own_datagrams_alone(void **state)
 {
     (void)state;
@@ -162,7 +162,7 @@ static void test_a_peer_waits_for_its_own_datagrams_alone(void **state)
         }
         arrive(2, 100);
         uint64_t begun_ns = clock_ns;
-        while (next_handled[2] <= event) { /* at most in this event and the next one */
+        while (next_handled[2] <= event) { /* handled in this event or the next one */
             assert_true(clock_ns - begun_ns <= 2 * (QUIC_INBOX_SERVE_NS + takes_ns[1]));
             quic_inbox_begin(&inbox, clock_now);
             quic_inbox_serve(&inbox);
@@ -171,7 +171,7 @@ static void test_a_peer_waits_for_its_own_datagrams_alone(void **state)
     assert_true(next_handled[1] < next_sent[1]);
 }
 
-/* Of two that both send more than is handled, each gets half of the time. */
+/* Two peers both send more than can be handled. Each gets half of the time. */
 static void test_time_is_shared_not_datagrams(void **state)
 {
     (void)state;
@@ -198,13 +198,14 @@ static void test_time_is_shared_not_datagrams(void **state)
     assert_in_range(spent_ns[2], 45 * TIME_MS / 10, 55 * TIME_MS / 10);
 }
 
-/* One peer alone cannot take all that is kept; what is beyond is counted. */
+/* One peer alone cannot use all memory for waiting datagrams. What exceeds its limit is dropped,
+ * and counted. */
 static void test_what_is_kept_has_limits(void **state)
 {
     (void)state;
     takes_ns[1] = TIME_MS;
     quic_inbox_begin(&inbox, clock_now);
-    for (unsigned i = 0; i < 8; i++) { /* late from here on */
+    for (unsigned i = 0; i < 8; i++) { /* from here on, peer 1's datagrams wait */
         arrive(1, 100);
     }
     uint32_t waiting = next_sent[1] - next_handled[1];
@@ -213,7 +214,7 @@ static void test_what_is_kept_has_limits(void **state)
     }
     assert_true(lines[1].bytes <= QUIC_INBOX_LINE_MAX_BYTES);
     assert_true(lines[1].bytes > QUIC_INBOX_LINE_MAX_BYTES - 61000);
-    next_sent[1]--; /* the last one */
+    next_sent[1]--; /* the last one was dropped */
     uint64_t dropped = inbox.dropped;
     arrive(2, 60000);
     assert_int_equal(inbox.dropped, dropped);
@@ -226,7 +227,7 @@ static void test_what_is_kept_has_limits(void **state)
     assert_true(next_handled[1] > waiting);
 }
 
-/* A peer's line goes with the peer, also while others wait. */
+/* The line of a peer is cleared when the peer goes, also while other peers' datagrams wait. */
 static void test_a_line_is_cleared(void **state)
 {
     (void)state;

@@ -46,7 +46,7 @@ static void reload_takes_new_files_and_keeps_old_ones_on_failure(void **state)
     net_disconnect(a->net, 0, &error);
     quic_run_until(loop, both_down, NULL, 3000);
     quic_node_connect(a, 0);
-    assert_true(quic_run_until(loop, both_up, NULL, 3000)); /* with the old one */
+    assert_true(quic_run_until(loop, both_up, NULL, 3000)); /* with the old certificate */
     test_pki_issue(pki, "renewed", &(struct test_certificate){.name = "a"});
     assert_int_equal(reload(a, &options, &error), STATUS_OK);
     quic_run_for(loop, 50);
@@ -58,7 +58,7 @@ static void reload_takes_new_files_and_keeps_old_ones_on_failure(void **state)
     assert_true(quic_run_until(loop, both_up, NULL, 3000));
 }
 
-/* b's certificate is revoked while it is connected to a, by whichever side: a ends the connection. */
+/* b's certificate is revoked while b is connected to a. Whichever side dialled, a ends the connection. */
 static void revoke_b(struct quic_node *dialler, struct quic_node *other)
 {
     struct quic_options options;
@@ -78,7 +78,7 @@ static void revoke_b(struct quic_node *dialler, struct quic_node *other)
     assert_text(a->down_cause.text, "is revoked");
     assert_int_equal(b->down_cause.status, STATUS_CERTIFICATE);
     assert_text(b->down_cause.text, "is revoked");
-    quic_node_connect(a, 0); /* it does not come back */
+    quic_node_connect(a, 0); /* the connection does not come back */
     quic_node_connect(b, 0);
     assert_true(quic_run_until(loop, a_failed, NULL, 3000));
     assert_true(quic_run_until(loop, b_failed, NULL, 3000));
@@ -102,7 +102,8 @@ static void a_revoked_peer_that_dialled_is_dropped(void **state)
     revoke_b(NULL, a);
 }
 
-/* The whole authority is replaced: who is of the old one goes. Dates do not end a connection. */
+/* Another authority replaces the old one: a drops the peer whose certificate the old one issued. A
+ * certificate that expires does not end a connection. */
 static void a_peer_of_an_authority_that_is_gone_is_dropped(void **state)
 {
     (void)state;
@@ -128,7 +129,7 @@ static void a_peer_of_an_authority_that_is_gone_is_dropped(void **state)
     assert_text(a->down_cause.text, "was not issued by the cluster's CA");
 }
 
-/* Seconds since 1970: of the certificate that was shown, and of our own. */
+/* The ends of certificates, in seconds since 1970: of the peer's certificate and of the node's own. */
 static void the_end_of_certificates_is_known(void **state)
 {
     (void)state;
@@ -155,7 +156,7 @@ static void the_end_of_certificates_is_known(void **state)
     assert_in_range(peer.certificate_ends_s, now_s + DAY_S - 3600, now_s + DAY_S + 60);
 }
 
-/* The handshake began before the list was loaded. */
+/* The handshake begins before node a loads the list that revokes b's certificate. */
 static void a_peer_that_is_revoked_during_its_handshake_is_refused(void **state)
 {
     (void)state;
@@ -209,7 +210,7 @@ static void a_removed_peer_is_told_and_stays_away(void **state)
     assert_true(quic_run_until(loop, both_up, NULL, 3000));
 }
 
-/* An attempt is called off without a word, and the next one goes to the new address. */
+/* A dial to the old address is dropped and reports nothing. The next dial goes to the new address. */
 static void a_moved_peer_is_dialled_at_its_new_address(void **state)
 {
     (void)state;
@@ -228,7 +229,7 @@ static void a_moved_peer_is_dialled_at_its_new_address(void **state)
     assert_int_equal(a->failed_calls[0], 0);
     assert_int_equal(net_move_peer(a->net, 0, "127.0.0.1:9", &error), STATUS_OK);
     quic_run_for(loop, 100);
-    assert_true(both_up(NULL)); /* what works stays */
+    assert_true(both_up(NULL)); /* the connection that works stays */
 }
 
 int main(void)

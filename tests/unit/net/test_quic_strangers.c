@@ -16,7 +16,7 @@ static void garbage(struct random *random, const struct quic_cid *cid)
     case 0:
         size = 0;
         break;
-    case 1: /* to a connection that there is */
+    case 1: /* to an existing connection */
         bytes[0] = 0x40;
         memcpy(bytes + 1, cid->bytes, cid->size);
         break;
@@ -24,7 +24,7 @@ static void garbage(struct random *random, const struct quic_cid *cid)
         memcpy(bytes, "\xc0\x00\x00\x00\x01\x08", 6);
         size = 1200;
         break;
-    case 3: /* a Handshake packet to a connection that there is */
+    case 3: /* a Handshake packet to an existing connection */
         memcpy(bytes, "\xe0\x00\x00\x00\x01\x08", 6);
         memcpy(bytes + 6, cid->bytes, cid->size);
         break;
@@ -131,7 +131,7 @@ static void strangers_get_what_the_protocol_says(void **state)
     assert_in_range(answers, 1, 100);
 }
 
-/* Handshakes whose answers never arrive, as of spoofed addresses. */
+/* The answers to these handshakes never arrive, as if their addresses were forged. */
 static void floods_of_handshakes_are_bounded(void **state)
 {
     (void)state;
@@ -151,7 +151,7 @@ static void floods_of_handshakes_are_bounded(void **state)
     assert_int_equal(endpoint->admission.half_open, QUIC_HALF_OPEN_ADDRESS_RETRY);
 
     struct quic_node *c =
-        make_node("c", "c", 0, 10 * TIME_S); /* whoever has the address that he claims gets through */
+        make_node("c", "c", 0, 10 * TIME_S); /* a node at the address that it claims gets through */
     (void)add_peer(c, "b");
     uint32_t index = add_peer(b, "c");
     net_keep_alive(c->net, 0, true);
@@ -187,7 +187,7 @@ static int teardown_rails(void **state)
     return teardown(state);
 }
 
-/* Sends a packet that looks like one of the connection ID's to the host, and returns the answer's size. */
+/* Sends the host a packet with this connection ID, and returns the size of the answer. */
 static size_t ask_about_connection(const char *host, const ngtcp2_cid *cid, uint8_t *bytes, size_t size)
 {
     uint8_t packet[64] = {0x40}; /* a short header: RFC 9000, 17.3.1 */
@@ -198,7 +198,8 @@ static size_t ask_about_connection(const char *host, const ngtcp2_cid *cid, uint
     return received;
 }
 
-/* RFC 9000, 21.11: otherwise whoever sees a packet may end its connection with what another port answers. */
+/* RFC 9000, 21.11. Otherwise somebody who sees a packet of a connection could ask another port for its reset
+ * token, and end the connection with it. */
 static void one_rail_tells_nothing_of_another_rails_tokens(void **state)
 {
     (void)state;
@@ -239,7 +240,7 @@ static void every_endpoint_has_secrets_of_its_own(void **state)
     assert_memory_not_equal(of_first, of_second, sizeof of_first);
     assert_memory_not_equal(first->retry_secret, second->retry_secret, QUIC_SECRET_BYTES);
     assert_memory_not_equal(first->reset_secret, first->retry_secret, QUIC_SECRET_BYTES);
-    /* Two nodes may have one key, too. */
+    /* The node's name is part of the secret, because two nodes may have the same key. */
     uint8_t of_name[QUIC_SECRET_BYTES];
     struct error error;
     assert_int_equal(quic_tls_reset_secret(first->tls, "b", &first->socket.local, of_name, &error),

@@ -4,7 +4,7 @@
 
 #include "daemon/net/quic_internal.h"
 
-/* Streams between two connected endpoints in one process, beyond what test_contract.c has of them. */
+/* Streams between two connected endpoints in one process: what test_contract.c does not check. */
 
 static int setup(void **state)
 {
@@ -63,7 +63,7 @@ static void both_directions_at_odd_sizes(void **state)
 {
     (void)state;
     enum { SIZE = 64 << 20 };
-    a->consume_max = 70001; /* less than a large datagram: pieces come again and again */
+    a->consume_max = 70001; /* at most so many bytes at a time: the rest is given again */
     b->consume_max = 4093;
     struct quic_source *list[] = {quic_source_new(a, 0, 11, SIZE, (1u << 20) + 13, true),
                                   quic_source_new(b, 0, 12, SIZE + 1, (3u << 20) - 7, true)};
@@ -176,7 +176,7 @@ static void a_receiver_that_refuses_holds_the_sender_back(void **state)
     assert_true(held->done <= NET_STREAM_FIRST_WINDOW_BYTES >> 14);
     quic_source_free(other);
     size_t now = mallinfo2().uordblks + mallinfo2().hblkhd;
-    assert_true(now < kept + (2u << 20)); /* nothing piles up behind a stream that is held */
+    assert_true(now < kept + (2u << 20)); /* nothing piles up behind a held stream */
 
     quic_sink_release(sink);
     assert_true(quic_run_until(loop, source_done, held, 10000));
@@ -185,10 +185,8 @@ static void a_receiver_that_refuses_holds_the_sender_back(void **state)
     quic_source_free(held);
 }
 
-/*
- * However many streams are held back, others get through, of data and of control: what is kept has given its
- * part of the connection's window back, and streams' own windows bound it.
- */
+/* However many streams are held back, other data and control streams get through. The kept bytes have given
+ * back their part of the connection's window. The streams' own windows bound how much is kept. */
 static void held_streams_block_no_others(void **state)
 {
     (void)state;
@@ -266,7 +264,7 @@ static void streams_have_their_limit(void **state)
     for (unsigned i = 0; i < MOST; i++) {
         net_stream_finish(streams[i]);
     }
-    for (unsigned turn = 0; turn < 100; turn++) { /* they come back as they end */
+    for (unsigned turn = 0; turn < 100; turn++) { /* streams that end make room for new ones */
         quic_run_for(loop, 100);
         if (net_stream_open(a->net, 0, NET_STREAM_CONTROL, &stream, &error) == STATUS_OK) {
             break;
@@ -321,7 +319,7 @@ static void the_receiver_gives_a_stream_up(void **state)
     for (struct quic_sink *sink = b->sinks; sink != NULL; sink = sink->next) {
         net_stream_reset(sink->stream);
         assert_false(sink->closed);      /* not within the call */
-        net_stream_resume(sink->stream); /* in vain */
+        net_stream_resume(sink->stream); /* has no effect */
     }
     struct quic_source *list[] = {open, finished};
     struct sources sources = {list, 2};
@@ -338,7 +336,7 @@ static void the_receiver_gives_a_stream_up(void **state)
     assert_true(a->up[0] && b->up[0]);
 }
 
-/* Windows and stream credit come back, whatever becomes of a stream. */
+/* The connection gets windows and stream credit back, whatever becomes of a stream. */
 static void resets_leak_neither_window_nor_streams(void **state)
 {
     (void)state;

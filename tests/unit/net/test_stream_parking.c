@@ -7,7 +7,7 @@
 
 #include "daemon/net/stream_parking.h"
 
-/* What is kept of streams that are nobody's yet, on all threads of a node. */
+/* How much a node keeps, on all its threads, for streams whose communicator it does not know yet. */
 
 #define HALF (STREAM_PARKED_MAX_BYTES / 2)
 
@@ -16,13 +16,13 @@ static void test_one_bound_for_all(void **state)
     (void)state;
     struct stream_parking parking = {0};
     stream_parking_init(&parking);
-    assert_true(stream_parking_count(&parking, 7, 0, HALF)); /* of two threads, say, each a part */
+    assert_true(stream_parking_count(&parking, 7, 0, HALF)); /* half of the whole is a peer's limit */
     assert_false(stream_parking_count(&parking, 7, 0, 1));
-    assert_true(stream_parking_count(&parking, 300, 0, HALF / 2)); /* a peer that comes anew finds room */
+    assert_true(stream_parking_count(&parking, 300, 0, HALF / 2)); /* a new peer finds room */
     assert_false(stream_parking_count(&parking, 300, 0, 1));
     assert_true(stream_parking_count(&parking, 0, 0, HALF / 4));
     assert_false(stream_parking_count(&parking, 7, HALF, HALF + 1));
-    assert_true(stream_parking_count(&parking, 7, HALF, HALF)); /* as before */
+    assert_true(stream_parking_count(&parking, 7, HALF, HALF)); /* as before: no change is always accepted */
     assert_int_equal(parking.bytes, HALF + HALF / 2 + HALF / 4);
 
     assert_true(stream_parking_count(&parking, 7, HALF, HALF - 10));

@@ -42,7 +42,7 @@ static inline void node_failed(void *context, const struct error *cause, uint64_
     node->failure = *cause;
 }
 
-/* As a daemon's loop: who is not woken does not run. */
+/* Does what a daemon's loop does: a node that was not woken does not run. */
 static inline void node_turn(struct node *node, uint64_t now_ns)
 {
     if (now_ns >= p2p_next_deadline_ns(node->p2p)) {

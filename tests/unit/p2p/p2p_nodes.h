@@ -15,10 +15,8 @@
 #include "tests/network/network.h"
 #include "tests/unit/p2p/p2p_node.h"
 
-/*
- * One communicator on a few nodes of an in-memory network, with virtual time: rank r is of node r % nodes.
- * Buffers are the host's.
- */
+/* One communicator on a few nodes of an in-memory network, with virtual time. Rank r is on node r % nodes.
+ * The buffers are host memory. */
 #define NODES_MAX 4u
 #define TURNS_MAX 4000000u
 
@@ -36,7 +34,7 @@ static struct world world;
 struct post {
     struct p2p_message message; /* the first */
     uint32_t calls;
-    const struct error *result_at; /* where it was: not to be read */
+    const struct error *result_at; /* where the result was: only to be compared */
     struct error result;
     uint32_t source;
     uint64_t count;
@@ -73,7 +71,7 @@ static inline void turns(uint32_t count)
     }
 }
 
-/* Until no more than that many messages are under way. */
+/* Runs until no more than that many messages are under way. */
 static inline void settle(uint32_t pending)
 {
     for (uint32_t i = 0; world.pending > pending; i++) {
@@ -84,7 +82,7 @@ static inline void settle(uint32_t pending)
     }
 }
 
-/* Each node with each other. */
+/* Connects each node with each other. */
 static inline void connect_all(void)
 {
     uint32_t unused, node_count = world.node_count;
@@ -108,7 +106,7 @@ static inline void connect_all(void)
     }
 }
 
-/* accounts: of ranks, or null. */
+/* accounts: one for each rank, or null. */
 static inline void start(uint32_t node_count, uint32_t size, struct budget_account *const *accounts)
 {
     struct network_conditions conditions = {

@@ -14,9 +14,9 @@
 #include "tests/unit/p2p/p2p_node.h"
 
 /*
- * Messages of two nodes that share the GPUs of this process, which are doubles, on a network of pipes: rank
- * r is of node r % 2. For processes of case_run: whatever is unexpected ends the process. The network's time
- * is virtual, the GPUs' is not.
+ * Messages of two nodes on a network of pipes. The nodes share the GPUs of this process, which are doubles.
+ * Rank r is on node r % 2. It is for processes of case_run: anything unexpected ends the process. The
+ * network's time is virtual, the GPUs' time is not.
  */
 #define NODES 2u
 #define NODES_RANKS 4u
@@ -56,7 +56,7 @@ struct posted {
 static struct nodes nodes;
 static struct budget_account *nodes_account; /* of both nodes' communicators that are made; null: nobody's */
 
-/* As a daemon's loop: who is not woken does not run. */
+/* Does what a daemon's loop does: a node that was not woken does not run. */
 static void nodes_turn(void)
 {
     uint64_t next_ns = network_next_ns(nodes.network);
@@ -74,7 +74,7 @@ __attribute__((unused)) static void nodes_turns(uint32_t count)
     }
 }
 
-/* What is left. */
+/* Prints what has not ended. */
 static void nodes_print(void)
 {
     for (uint32_t i = 0; i < NODES; i++) {
@@ -139,7 +139,7 @@ static void nodes_comm(uint32_t i)
     CHECK_RESULT(p2p_comm_new(nodes.at[i].p2p, &options, &nodes.at[i].comm, NULL), STATUS_OK);
 }
 
-/* Of the double, by its environment, as it is when this is called. */
+/* Starts the nodes. The double reads its environment at this call. */
 __attribute__((unused)) static void nodes_start(const struct network_conditions *conditions)
 {
     static const struct network_conditions usual = {
@@ -180,7 +180,7 @@ __attribute__((unused)) static void nodes_abort(uint32_t i, const char *text)
     p2p_comm_abort(nodes.at[i].comm, &cause);
 }
 
-/* Every message has ended, and every GPU is what it was. */
+/* Checks that every message has ended, and that every GPU is as it was before. */
 __attribute__((unused)) static void nodes_stop(void)
 {
     CHECK(nodes.under_way == 0);
@@ -226,7 +226,7 @@ static unsigned char *bytes_new(size_t size)
     return bytes;
 }
 
-/* Poisoned. */
+/* Makes a buffer full of poison. */
 __attribute__((unused)) static struct buffer buffer_new(int gpu, size_t bytes)
 {
     struct buffer buffer = {.gpu = gpu, .bytes = bytes};
@@ -263,7 +263,7 @@ __attribute__((unused)) static void buffer_fill(const struct buffer *buffer, uin
     free(bytes);
 }
 
-/* The first so many are the sender's, all others poison. */
+/* Checks that the first `count` bytes are the sender's, and all others poison. */
 __attribute__((unused)) static void buffer_check(const struct buffer *buffer, uint64_t seed, size_t count)
 {
     unsigned char *bytes = bytes_new(buffer->bytes + GUARD_BYTES);

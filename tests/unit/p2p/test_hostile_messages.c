@@ -10,10 +10,8 @@
 #include "daemon/p2p/p2p.h"
 #include "tests/lib/hostile_node.h"
 
-/*
- * Node b has a certificate and lies about messages: about credit, replies and ends. What no correct node
- * sends costs it its connection; what crosses on the way of a correct one does not.
- */
+/* Node b has a certificate and lies about messages: about credit, replies and ends. What no correct node
+ * sends costs node b its connection. What crosses on the way, as it does with a correct node, does not. */
 #define BYTES 40000u
 
 static struct hostile hostile;
@@ -45,7 +43,7 @@ static void say(struct net_stream *stream, enum message_kind kind, uint64_t id, 
     }
 }
 
-/* A send of node a's, whose envelope has come. */
+/* Node a posts a send, and its envelope has come. */
 static void start_send(const struct hostile_buffer *buffer, struct hostile_outcome *outcome)
 {
     hostile_start(&hostile, 1 << 20);
@@ -53,7 +51,7 @@ static void start_send(const struct hostile_buffer *buffer, struct hostile_outco
     hostile_turns(&hostile, 50);
 }
 
-/* A receive of node a's, and an envelope for it on the stream that is returned. */
+/* Node a posts a receive. An envelope for it comes on the stream that is returned. */
 static struct net_stream *start_receive(const struct hostile_buffer *buffer, struct hostile_outcome *outcome)
 {
     hostile_start(&hostile, 1 << 20);
@@ -64,7 +62,7 @@ static struct net_stream *start_receive(const struct hostile_buffer *buffer, str
     return envelopes;
 }
 
-/* Eager data beyond the credit of the pair, which nobody receives. */
+/* Node b sends eager data beyond the credit of the pair. Nobody receives them. */
 static void test_more_than_its_credit(void **state)
 {
     (void)state;
@@ -85,7 +83,7 @@ static void test_more_than_its_credit(void **state)
     }
 }
 
-/* Each alone, on a fresh connection. Node a has sent one message, which is offered. */
+/* Each of these comes alone, on a fresh connection. Node a has offered one message before. */
 static void test_what_no_node_says(void **state)
 {
     (void)state;
@@ -118,7 +116,7 @@ static void test_what_no_node_says(void **state)
     }
 }
 
-/* A second word on a message; a word on a message of other ranks. */
+/* A second reply to a message, and a reply to a message of other ranks. */
 static void test_second_replies(void **state)
 {
     (void)state;
@@ -141,8 +139,8 @@ static void test_second_replies(void **state)
     }
 }
 
-/* What is on its way when a message ends: its payload, and replies to it, go nowhere, and nobody is blamed.
- */
+/* When a message ends, its payload and replies to it may still be on their way. They have no effect, and no
+ * node is blamed. */
 static void test_words_that_cross(void **state)
 {
     (void)state;
@@ -175,7 +173,7 @@ static void test_words_that_cross(void **state)
     hostile_buffer_free(&buffer);
 }
 
-/* Half a payload, and the end of its stream: the receive does not wait for its deadline. */
+/* Half a payload comes, then its stream ends. The receive does not wait for its deadline. */
 static void test_a_payload_that_is_cut(void **state)
 {
     (void)state;
@@ -188,7 +186,7 @@ static void test_a_payload_that_is_cut(void **state)
         assert_true(hostile_say(&hostile, data, payload, 1000));
         net_stream_reset(data);
         hostile_turns(&hostile, 50);
-        hostile.now_ns += 3 * TIME_S; /* a node that died is found, or a link that stood still goes on */
+        hostile.now_ns += 3 * TIME_S; /* time to notice that a node died, or for a stalled link to go on */
         hostile_turns(&hostile, 50);
         assert_int_equal(receive.calls, 0);
         if (says == 1) {

@@ -2,7 +2,7 @@
 
 #include "daemon/gpu/queue.h"
 
-/* The pipe alone: its callers are this test, and GPUs that are doubles. */
+/* The pipe alone. This test is its caller, and its GPUs are doubles. */
 
 static struct gpu_queue *queue_of(uint32_t gpu)
 {
@@ -18,7 +18,7 @@ static void gpus_open(void)
     case_load();
 }
 
-/* How many bytes a turn stores or takes is as odd as that of packets. */
+/* The number of bytes that a turn stores or takes is as irregular as that of packets. */
 static void run_pipe(struct message_pipe *pipe, const struct buffer *source, const struct buffer *sink,
                      size_t bytes)
 {
@@ -103,8 +103,7 @@ static void test_memory(void **state)
     assert_int_equal(message_pipe_memory_bytes(UINT64_MAX), RING);
 }
 
-/* The source does not get further than the ring while nobody takes; and no chunk is written before it was
- * drained. */
+/* While nobody takes, the source gets no further than the ring. No chunk is written before it was drained. */
 static void holds_back(int unused)
 {
     (void)unused;
@@ -153,7 +152,7 @@ static void test_a_taker_holds_the_source_back(void **state)
     case_run(holds_back);
 }
 
-/* Each call that can fail, at some chunk: the pipe says so, and lets go. */
+/* Each call that can fail does so, at some chunk. The pipe returns the error and becomes idle. */
 static void failures(int unused)
 {
     static const char *const rules[] = {"cuMemcpyAsync:1=1", "cuMemcpyAsync:11=1", "cuStreamWriteValue64:1=1",

@@ -1,6 +1,6 @@
 #include "tests/unit/p2p/p2p_nodes.h"
 
-/* Messages with the meaning that MPI gives them, within a node and between nodes alike. */
+/* Messages behave as MPI defines it, both within a node and between nodes. */
 
 #define EAGER MESSAGE_EAGER_MAX_BYTES
 #define BIG (3u << 20)
@@ -15,7 +15,8 @@ static void fill(unsigned seed)
     memset(target, 0xa5, BIG);
 }
 
-/* However many are posted, one way: nothing stalls, and memory for each is bounded by its storage. */
+/* Any number of messages is posted in one direction. Nothing stalls, and the storage of each bounds its
+ * memory. */
 static void many_one_way(uint32_t nodes, uint32_t count)
 {
     struct post *sends = calloc(count, sizeof *sends), *receives = calloc(count, sizeof *receives);
@@ -48,7 +49,7 @@ static void test_many_one_way(void **state)
     }
 }
 
-/* The same, sends first: envelopes are never held back. */
+/* The same with the sends first: envelopes are never held back. */
 static void test_many_unexpected(void **state)
 {
     enum { COUNT = 20000 };
@@ -73,7 +74,7 @@ static void test_many_unexpected(void **state)
     }
 }
 
-/* What nobody receives of one tag or pair holds no other up. */
+/* Messages of one tag or pair that nobody receives hold up no others. */
 static void test_other_pairs_and_tags_go_on(void **state)
 {
     enum { COUNT = 400 };
@@ -111,7 +112,7 @@ static void test_eager_sends_end_at_once(void **state)
         struct post sends[6], receives[6];
         start(nodes, 2, NULL);
         fill(4);
-        for (uint32_t i = 0; i < 2; i++) { /* head to head */
+        for (uint32_t i = 0; i < 2; i++) { /* both ranks send to each other */
             post_send(&sends[i], i, 1 - i, 0, source, EAGER);
         }
         settle(0);
@@ -139,10 +140,8 @@ static void test_eager_sends_end_at_once(void **state)
 
 static uint32_t both_ended;
 
-/*
- * Whoever's deadline passes, at any moment: that message ends on both sides, and nothing else. A send may
- * have ended well meanwhile: its last byte was there, or it was eager.
- */
+/* The deadline of either side passes, at any moment. That message ends on both sides, and nothing else does.
+ * A send may have ended well meanwhile: its last byte was there, or it was eager. */
 static void cancelled(uint32_t nodes, uint64_t bytes, bool cancels_send, uint32_t after)
 {
     struct post send, receive, next_send, next_receive;
@@ -163,7 +162,7 @@ static void cancelled(uint32_t nodes, uint64_t bytes, bool cancels_send, uint32_
     }
     memset(target, 0x11, bytes);
     turns(3000);
-    for (uint64_t i = 0; i < bytes; i++) { /* a buffer whose message has ended is nobody's */
+    for (uint64_t i = 0; i < bytes; i++) { /* nobody writes to the buffer of a message that has ended */
         assert_int_equal(target[i], 0x11);
     }
     post_send(&next_send, 0, 1, 8, source, bytes);
@@ -188,7 +187,7 @@ static void test_cancelled_at_any_moment(void **state)
     assert_true(both_ended >= 10);
 }
 
-/* A receive that nothing came for, and a send that nobody took. */
+/* A receive for which nothing came, and a send that nobody took. */
 static void test_a_deadline_of_its_own(void **state)
 {
     (void)state;
@@ -278,7 +277,7 @@ static void test_who_waits_for_a_rank_that_leaves(void **state)
     }
 }
 
-/* A text has half a KiB: receives that end for one reason share it. */
+/* A text takes half a KiB. So receives that end for the same reason share one. */
 static void test_receives_that_wait_for_a_rank_that_leaves_share_a_text(void **state)
 {
     (void)state;
@@ -296,7 +295,7 @@ static void test_receives_that_wait_for_a_rank_that_leaves_share_a_text(void **s
     stop();
 }
 
-/* What a rank that leaves has pending ends for the other side, too. */
+/* Messages that a rank has pending when it leaves end for the other side, too. */
 static void test_a_rank_that_leaves_with_messages_pending(void **state)
 {
     (void)state;
@@ -320,7 +319,8 @@ static void test_a_rank_that_leaves_with_messages_pending(void **state)
 
 /* --- The store --- */
 
-/* Beyond the receiver's budget the sends that are stored last end, alone; eager ones, with their receives. */
+/* Beyond the receiver's budget, the sends that would be stored last end with LIMIT, and no others. Between
+ * nodes, an eager send has ended well already, so its receive ends with LIMIT. */
 static void test_a_store_that_is_full(void **state)
 {
     enum { COUNT = 100 };
@@ -368,9 +368,9 @@ static void test_a_store_that_is_full(void **state)
 /* --- At random --- */
 
 /*
- * Everything at random: nothing hangs, what ends well is right and in order, nothing ends twice. A naive
- * model says which send each receive took: of one sender, receiver and tag the messages are taken in the
- * order sent, with gaps where a send or the receive that took it was given up.
+ * Everything happens at random. Nothing hangs, nothing ends twice, and what ends well is right and in order.
+ * A naive model says which send each receive took. Messages of one sender, receiver and tag are taken in the
+ * order sent. There are gaps where a send, or the receive that took it, was given up.
  */
 static void run_random(uint32_t seed)
 {
@@ -409,7 +409,7 @@ static void run_random(uint32_t seed)
         }
     }
     settle(0);
-    for (uint32_t i = 0; i < POSTS; i++) { /* in the order posted: so are receives of one key taken */
+    for (uint32_t i = 0; i < POSTS; i++) { /* in the order posted, in which receives of one key are matched */
         const struct p2p_message *message = &posts[i].message;
         uint32_t mark[2];
         if (message->sends || posts[i].result.status != STATUS_OK) {
@@ -458,7 +458,7 @@ static enum status comm_try(struct p2p *p2p, struct budget_account *account, str
     return p2p_comm_new(p2p, &options, out, error);
 }
 
-/* One beyond the ceiling is refused, and what the other took comes back. */
+/* A communicator beyond the ceiling is refused. What the other one took is given back. */
 static void test_communicators_are_charged(void **state)
 {
     (void)state;

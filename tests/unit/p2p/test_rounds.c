@@ -37,7 +37,7 @@ static void crowd_done(void *context, struct p2p_message *message, const struct 
     ((struct crowd *)context)->done++;
 }
 
-/* From rank 0 to itself, of no bytes. */
+/* Posts a message of no bytes from rank 0 to itself. */
 static void crowd_post(struct crowd *crowd, uint32_t comm, bool sends, struct p2p_message *message)
 {
     static unsigned char nothing[1];
@@ -45,7 +45,7 @@ static void crowd_post(struct crowd *crowd, uint32_t comm, bool sends, struct p2
     assert_int_equal(p2p_post(crowd->comms[comm], &call, message, NULL), STATUS_OK);
 }
 
-/* As a daemon's loop: who is not woken does not run. */
+/* Does what a daemon's loop does: it runs only when it is woken. */
 static void crowd_run(struct crowd *crowd)
 {
     while (crowd->woken) {
@@ -90,7 +90,8 @@ static void crowd_stop(struct crowd *crowd)
     free(crowd);
 }
 
-/* What comes for a communicator between two runs, after its turn of the same round, is not forgotten. */
+/* Something comes for a communicator between two runs, after its turn in the same round. It is not
+ * forgotten. */
 static void test_news_within_a_round(void **state)
 {
     (void)state;

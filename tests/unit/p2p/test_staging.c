@@ -2,7 +2,7 @@
 
 /* Messages from and to GPUs, which are doubles, between two nodes and within one. */
 
-/* Rank 0 is of the one node, rank 1 of the other, rank 2 of the first. */
+/* Ranks 0 and 2 are on one node, rank 1 is on the other. */
 static void one_message(size_t bytes, int from, int to, uint32_t receiver, bool receive_first, size_t room)
 {
     struct buffer source = buffer_new(from, bytes), sink = buffer_new(to, bytes + room);
@@ -55,7 +55,7 @@ static void boundaries(int unused)
     (void)unused;
     nodes_start(NULL);
     all_places(sizes, sizeof sizes / sizeof sizes[0]);
-    /* One message at a time: each node, each way, a ring; and words of queues. */
+    /* With one message at a time, each node has a ring for each direction, and words of queues. */
     CHECK(gpu_pinned_bytes(nodes.gpus) <= 4 * RING + (1u << 20));
     nodes_stop();
 }
@@ -66,7 +66,7 @@ static void test_boundaries(void **state)
     case_run(boundaries);
 }
 
-/* Within a node, between GPUs that reach each other: nothing goes through the host. */
+/* Within a node, between GPUs that reach each other, nothing goes through the host. */
 static void direct(int unused)
 {
     (void)unused;
@@ -114,7 +114,7 @@ static uint64_t stream_bytes(void)
     return counters.stream_bytes;
 }
 
-/* Bytes of a message that have come to their end, as far as that node knows. */
+/* Returns how many bytes of a message have arrived, as far as that node knows. */
 static uint64_t bytes_there(const struct posted *posted)
 {
     char text[192];
@@ -125,7 +125,7 @@ static uint64_t bytes_there(const struct posted *posted)
     return bytes;
 }
 
-/* What is on the GPU of the receiver is there long before the end of it has left the sender. */
+/* The first bytes are on the receiver's GPU long before the last ones have left the sender. */
 static void stages_overlap(int unused)
 {
     enum { RINGS = 6 };
@@ -169,8 +169,8 @@ static void test_stages_overlap(void **state)
 
 #define MANY 24u
 
-/* More than there is memory for, both ways between two nodes and within both, and taken in another order than
- * sent: those that are taken last hold nobody up. */
+/* More messages than there is memory for, in both directions between two nodes and within both. They are
+ * received in another order than sent. Those that are received last hold up no others. */
 static void many(int unused)
 {
     static struct posted sends[4][MANY], receives[4][MANY];
@@ -200,7 +200,8 @@ static void many(int unused)
         }
     }
     nodes_wait(0);
-    /* By the receiver's rank alone an any-source receive is not told: both senders to rank 1 use all tags. */
+    /* For an any-source receive, the receiver's rank does not tell the sender: both senders to rank 1 use all
+     * tags. */
     for (uint32_t w = 0; w < 4; w++) {
         for (uint32_t i = 0; i < MANY; i++) {
             CHECK_RESULT(sends[w][i].result.status, STATUS_OK);
@@ -228,7 +229,7 @@ static void test_many_at_once(void **state)
     unsetenv("CUDA_DOUBLE_MEMORY_BYTES");
 }
 
-/* Each node accepts as much as it has memory for, and so does the other: what is to be sent has its own. */
+/* Each node accepts as much as it has memory for, and so does the other. Sends have memory of their own. */
 static void both_ways(int unused)
 {
     enum { COUNT = 12 };
@@ -264,7 +265,8 @@ static void test_both_ways_at_once(void **state)
     case_run(both_ways);
 }
 
-/* Of one sender, receiver and tag: small behind large behind small. */
+/* Messages of one sender, receiver and tag: small ones behind large ones, and large ones behind
+ * small ones. */
 static void in_order(int unused)
 {
     enum { COUNT = 12 };
@@ -312,7 +314,8 @@ static bool is_described(const struct posted *posted, const char *as)
     return strstr(text, as) != NULL;
 }
 
-/* A send that waits for its stream holds back those behind it; a receive that does touches nothing. */
+/* A send that waits for its stream holds back the sends behind it. A receive that waits for its stream writes
+ * nothing. */
 static void words(int unused)
 {
     static _Atomic uint64_t sends_word, receives_word;
@@ -330,7 +333,7 @@ static void words(int unused)
             for (uint32_t i = 0; i < 2; i++) {
                 sources[i] = buffer_new(places[p % 2], sizes[s]);
                 sinks[i] = buffer_new(places[p % 2], sizes[s]);
-                buffer_fill(&sources[i], 77); /* to be changed before the stream is there */
+                buffer_fill(&sources[i], 77); /* changed again before the stream is there */
                 CHECK_RESULT(message_post(&sends[i], true, 0, receiver, 1, &sources[i],
                                           i == 0 ? &of_sends : NULL, NULL),
                              STATUS_OK);
@@ -416,8 +419,8 @@ static uint64_t used(enum budget_kind kind)
     return info.used[kind];
 }
 
-/* What messages go through is charged to their user. Those of one communicator wait for each other's; one
- * that finds nothing to wait for ends with LIMIT, and so does its other side. */
+/* The memory through which messages go is charged to their user. Messages of one communicator wait for each
+ * other's memory. A message that has nothing to wait for ends with LIMIT, and so does its other side. */
 static void charged(int unused)
 {
     enum { COUNT = 6 };

@@ -10,7 +10,8 @@ struct traffic {
 };
 static struct traffic traffic;
 
-/* Of all kinds, and each in one of its stages when the end comes: between nodes both ways, and within one. */
+/* Messages of all kinds, between the nodes in both directions and within one. Each is in one of its stages
+ * when the end comes. */
 static const struct {
     uint32_t from, to;
     int source, sink;
@@ -34,7 +35,7 @@ static void traffic_post(void)
     }
 }
 
-/* Who was told of an end has its buffers again: they do not change. Then they are gone. */
+/* The buffers of an ended message are the caller's again: they do not change. Then they are freed. */
 static void traffic_free(void)
 {
     for (uint32_t i = 0; i < MESSAGES; i++) {
@@ -78,7 +79,7 @@ static void refused_now(uint32_t rank)
     buffer_free(&buffer);
 }
 
-/* The other node hears of it later, or never while the first is there. */
+/* Node 0's communicator is aborted first. Node 1 hears of it only after some turns. */
 static void aborted(int turns)
 {
     nodes_start(NULL);
@@ -94,7 +95,7 @@ static void aborted(int turns)
     nodes_stop();
 }
 
-/* After so many turns each: on GPUs with and without a delay, that reach each other or not. */
+/* Runs the test with each number of turns, on GPUs with and without a delay, that reach each other or not. */
 static void run_after_each(void (*run)(int turns), const int *turns, size_t count, const char *delay_us)
 {
     for (size_t t = 0; t < count; t++) {
@@ -113,7 +114,7 @@ static void test_aborted_at_any_time(void **state)
     run_after_each(aborted, turns, sizeof turns / sizeof turns[0], "2000");
 }
 
-/* A host is gone in the middle of it. */
+/* A host dies in the middle of the messages. */
 static void lost(int unused)
 {
     (void)unused;
@@ -160,7 +161,7 @@ static const struct fault {
     {"cuMemHostAlloc:6", "cuMemHostAlloc", STATUS_NO_MEMORY},
 };
 
-/* The message that it happens to ends, and so does its other side; the communicator goes on. */
+/* The message to which the fault happens ends, and so does its other side. The communicator goes on. */
 static void fails(int which)
 {
     const struct fault *fault = &faults[which];
@@ -179,7 +180,7 @@ static void fails(int which)
             named += strstr(result->text, fault->symbol) != NULL ? 1 : 0;
             CHECK(result->status == STATUS_OK || strstr(result->text, "\"test\": ") != NULL);
         }
-        /* Eager, and on its way before. */
+        /* An eager send may have left before. */
         CHECK(traffic.sends[i].result.status == traffic.receives[i].result.status ||
               kinds[i].bytes <= MESSAGE_EAGER_MAX_BYTES);
     }
@@ -195,7 +196,7 @@ static void test_gpus_that_fail(void **state)
     }
 }
 
-/* What fails when its turn comes is found by asking. */
+/* A copy that fails only when its turn comes is found by asking the GPU. */
 static void fails_later(int unused)
 {
     (void)unused;
@@ -221,7 +222,8 @@ static void test_a_gpu_that_fails_later(void **state)
     unsetenv("CUDA_DOUBLE_DELAY_US");
 }
 
-/* One side's deadline passes: both end, no GPU touches their buffers any more, and the next ones work. */
+/* The deadline of one side passes. Both sides end, no GPU touches their buffers any more, and the next
+ * messages work. */
 static void cancelled(int turns)
 {
     nodes_start(NULL);
@@ -268,7 +270,7 @@ static void test_cancelled_at_any_time(void **state)
     run_after_each(cancelled, turns, sizeof turns / sizeof turns[0], "1000");
 }
 
-/* However many wait when the communicator ends: a turn ends a bounded number of them. */
+/* Any number of messages may wait when the communicator ends. One turn ends a bounded number of them. */
 static void many_leave(int unused)
 {
     enum { MANY = 4 * P2P_TURN_MAX };

@@ -112,7 +112,7 @@ static const struct field fields[] = {
     {0, 4, "magic", STATUS_PROTOCOL},
     {4, 1, "version", STATUS_VERSION},
     {5, 3, "reserved", STATUS_PROTOCOL},
-    {8, 32, NULL, STATUS_OK}, /* any number is valid: whether it fits the operation is compared later */
+    {8, 32, NULL, STATUS_OK}, /* any number is valid: whether it fits the operation is checked later */
     {40, 8, "payload_bytes", STATUS_PROTOCOL},
 };
 #define FIELDS_END 48 /* the terms follow: test_op_terms.c */

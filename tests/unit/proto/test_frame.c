@@ -53,10 +53,8 @@ static void check_message(const struct stream *stream, size_t index, const uint8
     }
 }
 
-/*
- * Feeds a piece from memory of exactly its size, gone after the call, so that the sanitizers see any read
- * beyond it or after it. Checks what comes out and counts it in *seen.
- */
+/* Feeds a piece from memory of exactly its size, and frees it after the call. So the sanitizers see any read
+ * beyond it or after the call. Checks what comes out and counts it in *seen. */
 static void feed(struct frame_decoder *decoder, const struct stream *stream, size_t from, size_t size,
                  size_t *seen)
 {
@@ -195,7 +193,7 @@ static void test_largest_message(void **state)
     }
 }
 
-/* What is whole in the given bytes is not copied. */
+/* A frame that is complete in the given bytes is not copied. */
 static void test_whole_frame_points_into_the_bytes(void **state)
 {
     (void)state;
@@ -236,8 +234,8 @@ static void test_boundary(void **state)
     assert_true(frame_decoder_at_boundary(&decoder));
 }
 
-/* A bad length after a good frame, the length cut at each place: the good frame comes out, and then nothing
- * ever. */
+/* A bad length follows a good frame, and its bytes are cut at each place. The decoder returns the good frame,
+ * and afterwards only errors. */
 static void check_bad_length(const uint8_t header[FRAME_HEADER_BYTES])
 {
     for (size_t cut = 0; cut <= FRAME_HEADER_BYTES; cut++) {

@@ -92,7 +92,7 @@ static void test_describe(void **state)
     check_text(&terms, "all_reduce of 5 f32, sum, 2 of 4 in a group");
 }
 
-/* The text is cut, and nothing is written behind its end. */
+/* The text is cut; nothing is written beyond its end. */
 static void test_describe_cuts(void **state)
 {
     (void)state;

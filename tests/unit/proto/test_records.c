@@ -51,7 +51,7 @@ static const uint8_t sample_bytes[] = {
     0xd8, 0xe1, 0xe2, 0xe3, 0xe4, 0xe5, 0xe6, 0xe7, 0xe8,
 };
 
-/* From memory of that size alone: a look beyond it is an error that sanitizers see. */
+/* Reads a record from memory of exactly that size: sanitizers see a read beyond it. */
 static size_t read_exactly(const void *bytes, size_t size_bytes, struct submit_record *out, const char **what)
 {
     uint8_t *copy = malloc(size_bytes + (size_bytes == 0));
@@ -107,7 +107,7 @@ static void random_entries(struct random *source, struct submit_record *record)
     }
 }
 
-/* What can be written is read as it was, however many stand in a packet. */
+/* Every record that can be written is read back unchanged, however many a packet holds. */
 static void test_round_trip(void **state)
 {
     (void)state;
@@ -126,7 +126,7 @@ static void test_round_trip(void **state)
                                 (uint32_t)random_u64(&source));
             record->ticket = random_u64(&source);
             if (!is_event) {
-                uint8_t *terms = (uint8_t *)&record->terms; /* any: whether they are valid is asked later */
+                uint8_t *terms = (uint8_t *)&record->terms; /* any terms: their validity is checked later */
                 for (size_t k = 0; k < offsetof(struct op_terms, hash); k++) {
                     terms[k] =
                         k == offsetof(struct op_terms, has_residual) ? 0 : (uint8_t)random_u64(&source);
@@ -164,7 +164,8 @@ static void test_truncated(void **state)
     expect_same(&record, submit_record_bytes(&record));
 }
 
-/* What is said of each byte when any of its bits is flipped; null: it makes another record that can be. */
+/* What the reader says of each byte when any of its bits is flipped. Null: the flip makes another valid
+ * record. */
 static void test_each_bit(void **state)
 {
     static const struct {
@@ -251,7 +252,8 @@ static void test_entries(void **state)
         if (what >= RECORD_ENDED) {
             expect_same(&record, submit_record_bytes(&record));
         } else {
-            expect_refused(&record, submit_record_bytes(&record), "reserved field"); /* a value of no word */
+            /* This entry has no value. */
+            expect_refused(&record, submit_record_bytes(&record), "reserved field");
         }
     }
 }
@@ -282,7 +284,7 @@ static void test_maxima(void **state)
     expect_same(record, submit_record_bytes(record));
     for (unsigned count = RECORD_ENTRIES_MAX + 1; count <= UINT8_MAX; count++) {
         record->entry_count = (uint8_t)count;
-        expect_refused(record, SUBMIT_RECORD_MIN_BYTES, "entry_count"); /* before any is looked at */
+        expect_refused(record, SUBMIT_RECORD_MIN_BYTES, "entry_count"); /* refused before any entry is read */
     }
 }
 
@@ -393,7 +395,7 @@ static void test_completion_texts(void **state)
     expect_no_completion(beyond, sizeof beyond, "size");
 }
 
-/* Whatever comes, it is refused with a reason or is what stands there. */
+/* Any bytes are refused with a reason, or the record read equals them. */
 static void test_any_bytes(void **state)
 {
     (void)state;

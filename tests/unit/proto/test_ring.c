@@ -55,7 +55,8 @@ static void test_every_length_wherever_it_begins(void **state)
     size_t number = 0, size_bytes;
     pair_make(&pair);
     for (size_t size = 1; size <= ring_packet_max_bytes(CAPACITY); size += size < 64 ? 1 : 61) {
-        for (int again = 0; again < 20; again++, number++) { /* begins drift over the end of the data */
+        /* Packets begin at other places each time, and wrap. */
+        for (int again = 0; again < 20; again++, number++) {
             fill(packet, number, size);
             assert_int_equal(ring_put(&pair.producer, packet, size), RING_OK);
             assert_true(ring_has_packet(&pair.consumer));
@@ -80,7 +81,7 @@ static void test_full_and_room_again(void **state)
     }
     assert_int_equal(put, CAPACITY / 104);
     assert_true(ring_producer_sleep(&pair.producer, sizeof packet));
-    assert_false(ring_producer_sleep(&pair.producer, 1)); /* for that there is room */
+    assert_false(ring_producer_sleep(&pair.producer, 1)); /* there is room for 1 byte */
     assert_true(ring_producer_sleep(&pair.producer, sizeof packet));
     assert_int_equal(ring_take(&pair.consumer, got, sizeof got, &size_bytes), RING_OK);
     check(got, 0, sizeof got);

@@ -11,8 +11,8 @@
 
 /*
  * Everything that is on the wire and in the ABI, written out a second time, so that a change shows. `defined`
- * has one character an operator, in the order of their numbers: sum prod min max avg premul_sum band bor bxor
- * land lor.
+ * has one character for each operator, in the order of their numbers: sum prod min max avg premul_sum band
+ * bor bxor land lor.
  */
 static const struct {
     enum dtype dtype;

@@ -14,7 +14,8 @@ static bool speaks(struct version_range range, uint32_t version)
     return version >= oldest && version <= range.newest;
 }
 
-/* Against a look at every version; both sides come to the same one. Ranges that are none are among them. */
+/* Compares with a search of every version. Both sides choose the same version. Some of the ranges are empty
+ * or begin at 0. */
 static void test_newest_of_both(void **state)
 {
     (void)state;

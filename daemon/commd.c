@@ -25,7 +25,7 @@ enum { EXIT_USAGE = 2, EXIT_CONFIG = 78 };
 
 static const char usage_text[] =
     "usage: commd [OPTION...]\n"
-    "Owns this node's collectives: serves its processes on a Unix socket and the other nodes over QUIC.\n\n"
+    "Runs this node's collectives. Serves its processes on a Unix socket, and other nodes over QUIC.\n\n"
     "  -c, --config FILE     configuration (default " COMMD_SYSCONFDIR "/commd/commd.conf)\n"
     "      --standalone      one node, no configuration, no certificates, no network\n"
     "      --check-config    check the configuration, say what is wrong with it, and exit\n"

@@ -53,7 +53,7 @@ enum status gpus_open(const struct conf *conf, struct gpu_devices **out, struct 
 
 static void end_is_late(int signal_number)
 {
-    static const char text[] = "commd: a GPU still works for it: ended without waiting any longer\n";
+    static const char text[] = "commd: a GPU still works for commd, which ends without waiting any longer\n";
     struct pollfd room = {.fd = STDERR_FILENO, .events = POLLOUT};
     (void)signal_number;
     if (poll(&room, 1, 0) == 1) { /* the write does not block */

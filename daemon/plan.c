@@ -17,7 +17,7 @@ static bool parse_number(const char *what, const char *text, uint64_t low, uint6
     errno = 0;
     unsigned long long number = strtoull(text, &end, 10);
     if (errno != 0 || end == text || *end != '\0' || text[0] == '-' || number < low || number > high) {
-        (void)fprintf(stderr, "plan: %s: \"%s\"; expected a number of %llu to %llu\n", what, text,
+        (void)fprintf(stderr, "plan: %s: \"%s\": expected a number from %llu to %llu\n", what, text,
                       (unsigned long long)low, (unsigned long long)high);
         return false;
     }

@@ -225,7 +225,7 @@ enum exit_code bench_options_parse(int argc, char **argv, struct bench_options *
         return wrong("--first-rank and --ranks", "ranks below --size");
     }
     if (!reduce_is_defined(options->dtype, options->reduce)) {
-        return wrong("--reduce", "sum: complex numbers are in no order");
+        return wrong("--reduce", "sum: complex numbers have no order");
     }
     if (*options->operations == '\0') {
         return wrong("--operation", "a name");

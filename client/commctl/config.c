@@ -13,7 +13,7 @@ static void print_settings(const json_t *object)
     table_print(json_object_get(object, "settings"), columns, sizeof columns / sizeof columns[0]);
     long long hidden = json_integer_value(json_object_get(object, "hidden"));
     if (hidden > 0) {
-        printf("and %lld that administrators alone are shown\n", hidden);
+        printf("and %lld more that only administrators see\n", hidden);
     }
 }
 

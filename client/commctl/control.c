@@ -57,7 +57,7 @@ static enum exit_code parse_options(int argc, char **argv, bool takes_uid, const
             }
             out->has_uid = true;
         } else if (option == 'u') {
-            return usage_wrong(argv[0], "--uid", optarg, "PID and --reason alone", usage);
+            return usage_wrong(argv[0], "--uid", optarg, "only PID and --reason", usage);
         } else {
             fputs(usage, stderr);
             return EXIT_CODE_USAGE;

@@ -33,7 +33,7 @@ static void print_certificate(const json_t *status)
     }
     table_format(json_object_get(status, "certificate_ends_s"), COLUMN_DATE, date, sizeof date);
     if (certificate_has_ended(ends_s)) {
-        printf("%-14sended on %s: no node can connect anew; renew it\n", "certificate", date);
+        printf("%-14sended on %s: no new connection is possible; renew it\n", "certificate", date);
     } else if (ends_s - now_s < CERTIFICATE_WARN_S) {
         printf("%-14suntil %s, %llu days: renew it\n", "certificate", date,
                (unsigned long long)((ends_s - now_s) / 86400u));
@@ -67,7 +67,7 @@ static void print_status(const json_t *status)
     print_field(status, "resident", "resident_bytes", COLUMN_BYTES);
     print_field(status, "reductions", "reduce_level", COLUMN_TEXT);
     if (number(status, "log_lines_lost") > 0) {
-        printf("%-14s%lld lines lost: its reader does not keep up\n", "log",
+        printf("%-14s%lld lines lost: the log's reader is too slow\n", "log",
                number(status, "log_lines_lost"));
     }
 }
@@ -85,7 +85,7 @@ enum exit_code status_fetch(struct commctl *commctl, json_t **status)
         return code;
     }
     if (event->reply->body_case != COMMD__CLIENT__REPLY__BODY_STATUS) {
-        fprintf(commctl->messages, "commctl: an answer to another question\n");
+        fprintf(commctl->messages, "commctl: commd answered another request\n");
         code = EXIT_CODE_FAILURE;
     } else {
         *status = json_of_message(&event->reply->status->base);

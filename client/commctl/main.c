@@ -23,32 +23,32 @@ struct verb {
 static const struct verb verbs[] = {
     {"status", "", "this node in short (the default)", verb_status, true},
     {"nodes", "", "every node: up or not, since when, why not", verb_nodes, true},
-    {"comms", "", "communicators: state, ranks, operations, why failed", verb_comms, true},
+    {"comms", "", "communicators: state, ranks, operations, why they failed", verb_comms, true},
     {"clients", "", "processes that are connected", verb_clients, true},
-    {"ops", "", "operations under way: who arrived, who is missing, how late", verb_ops, true},
+    {"ops", "", "operations under way: ranks arrived, ranks missing, how late", verb_ops, true},
     {"top", "[-d SECONDS] [-n COUNT] ...", "live: communicators, operations, links, processes; what is late",
      verb_top, false},
-    {"users", "", "what each user makes commd hold, and how much a user may", verb_users, true},
-    {"gpus", "", "the node's GPUs: memory, MPS, and who has what on them", verb_gpus, true},
-    {"abort", "COMMUNICATOR [--uid USER] ...", "ends a communicator: its ranks get ABORTED with who and why",
+    {"users", "", "what each user holds in commd, and how much a user may hold", verb_users, true},
+    {"gpus", "", "the node's GPUs: memory, MPS, and what clients have on them", verb_gpus, true},
+    {"abort", "COMMUNICATOR [--uid USER] ...", "ends a communicator: its ranks get ABORTED, who and why",
      verb_abort, false},
     {"disconnect", "PID [--reason TEXT]", "ends a process's sessions: its communicators get RANK_LOST",
      verb_disconnect, false},
     {"ping", "[-n COUNT] NODE", "round trip to another node, from daemon to daemon", verb_ping, false},
-    {"algorithms", "[OPERATION] [-s SIZE] [-n NODES]", "what would be picked for an operation, and why",
-     verb_algorithms, false},
+    {"algorithms", "[OPERATION] [-s SIZE] [-n NODES]",
+     "which algorithm commd picks for an operation, and why", verb_algorithms, false},
     {"plan", "[OPERATION] [-s SIZE] [-n NODES] ...", "predicts time, bytes and memory for any cluster",
      verb_plan, false},
     {"bench", "[--ranks N] [--operation NAME] ...", "measures collectives, and checks their results",
      verb_bench, false},
-    {"trace", "[--seconds S] [-o FILE] [FILE...]", "what operations did lately, for Perfetto or Chrome",
-     verb_trace, false},
-    {"config", "show | check [FILE]", "settings in force and where they come from; check a file", verb_config,
+    {"trace", "[--seconds S] [-o FILE] [FILE...]",
+     "what operations did in the last seconds, for Perfetto or Chrome", verb_trace, false},
+    {"config", "show | check [FILE]", "shows the settings and their sources, or checks a file", verb_config,
      false},
-    {"pki", "init | request NAME | issue NAME", "make the cluster's authority and the nodes' certificates",
+    {"pki", "init | request NAME | issue NAME", "makes the cluster's authority and the nodes' certificates",
      verb_pki, false},
     {"version", "", "versions of commctl and of the commd that runs", verb_version, false},
-    {"help", "[VERB]", "this text, or what a verb takes", verb_help, false},
+    {"help", "[VERB]", "this text, or the arguments of a verb", verb_help, false},
 };
 #define VERB_COUNT (sizeof verbs / sizeof verbs[0])
 
@@ -87,12 +87,11 @@ static enum exit_code verb_help(struct commctl *commctl, int argc, char **argv)
         printf("  %-36s %s\n", call, verbs[i].help);
     }
     puts("\n  -f, --format text|json   how to print (default text)\n"
-         "  -w, --watch[=SECONDS]    again and again, until interrupted (default 1)\n"
+         "  -w, --watch[=SECONDS]    print every SECONDS (default 1), until interrupted\n"
          "  -t, --timeout SECONDS    how long to wait for commd (default 5)\n"
          "      --socket PATH        default $COMMD_SOCKET, else " CLIENT_SOCKET_DEFAULT "\n"
-         "      --admin-socket PATH  of administrators, tried first; default $COMMD_ADMIN_SOCKET, else "
-         "beside the "
-         "clients'\n"
+         "      --admin-socket PATH  the administrators' socket, tried first; default $COMMD_ADMIN_SOCKET, "
+         "else beside the clients'\n"
          "      --version, --help\n\n"
          "Exit codes: 0 fine, 1 failure, 2 usage, 3 commd is not running, 4 not found, 5 degraded, 124 timed "
          "out.");

@@ -24,24 +24,23 @@ static const struct pki_command pki_commands[] = {
 
 static enum exit_code pki_usage(void)
 {
-    fputs(
-        "usage: commctl pki init [--dir DIR] [--days N]       make the cluster's authority\n"
-        "       commctl pki request NAME [--dir DIR]          on a node: make its key and a request\n"
-        "       commctl pki issue NAME [--request FILE] [--dir DIR] [--days N]\n"
-        "                                                     certify a request; without one, make the key, "
-        "too\n"
-        "       commctl pki renew NAME [--new-key | --request FILE] [--dir DIR] [--days N]\n"
-        "                                                     a new certificate, by default for the same "
-        "key\n"
-        "       commctl pki revoke NAME|SERIAL|FILE [--dir DIR]\n"
-        "                                                     write the revocation list anew, with these on "
-        "it\n"
-        "       commctl pki show [NAME|FILE] [--dir DIR]      what was issued; what is in a file\n"
-        "Files are DIR/ca.crt, ca.key, ca.crl, issued.txt, NAME.crt, NAME.key, NAME.csr; DIR is . by "
-        "default. "
-        "NAME is a node's\n"
-        "name: letters, digits and hyphens, at most 63, not \"ca\".\n",
-        stderr);
+    fputs("usage: commctl pki init [--dir DIR] [--days N]       make the cluster's authority\n"
+          "       commctl pki request NAME [--dir DIR]          on a node: make its key and a request\n"
+          "       commctl pki issue NAME [--request FILE] [--dir DIR] [--days N]\n"
+          "                                                     certify a request; without one, make the key "
+          "too\n"
+          "       commctl pki renew NAME [--new-key | --request FILE] [--dir DIR] [--days N]\n"
+          "                                                     a new certificate, by default for the same "
+          "key\n"
+          "       commctl pki revoke NAME|SERIAL|FILE [--dir DIR]\n"
+          "                                                     write a new revocation list that has these "
+          "too\n"
+          "       commctl pki show [NAME|FILE] [--dir DIR]      show what was issued, or what is in a file\n"
+          "Files are DIR/ca.crt, ca.key, ca.crl, issued.txt, NAME.crt, NAME.key, NAME.csr; DIR is . by "
+          "default. "
+          "NAME is a node's\n"
+          "name: letters, digits and hyphens, at most 63, not \"ca\".\n",
+          stderr);
     return EXIT_CODE_USAGE;
 }
 
@@ -50,7 +49,7 @@ static const char *expected_subject(const struct pki_command *command, const cha
 {
     switch (command->subject) {
     case PKI_NOBODY:
-        return name == NULL ? NULL : "options alone";
+        return name == NULL ? NULL : "only options";
     case PKI_NODE:
         return name != NULL && pki_name_is_valid(name)
                    ? NULL

@@ -83,7 +83,7 @@ bool pki_read(const char *path, struct pki_bytes *out)
     if (!S_ISREG(attributes.st_mode)) {
         (void)fail(path, "not a regular file");
     } else if (attributes.st_size > (off_t)PKI_FILE_MAX_BYTES) {
-        (void)fail(path, "larger than 16 MiB: no file of certificates");
+        (void)fail(path, "larger than 16 MiB: not a file of certificates");
     } else {
         done = read_all(fd, path, (size_t)attributes.st_size, out);
     }

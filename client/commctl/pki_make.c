@@ -224,10 +224,10 @@ static EVP_PKEY *key_of_request(const char *path, const char *name)
     } else if (EVP_PKEY_get_security_bits(key) < KEY_BITS_MIN) {
         (void)fail(path, "the request's key is too weak (expected a usual curve, or RSA of 2048 bits)");
     } else if (!pki_name_of_request(request, found)) {
-        fprintf(stderr, "commctl pki: %s: the request is not of one node (expected \"CN=%s\" alone)\n", path,
-                name);
+        fprintf(stderr, "commctl pki: %s: the request does not name one node (expected only \"CN=%s\")\n",
+                path, name);
     } else if (strcmp(found, name) != 0) {
-        fprintf(stderr, "commctl pki: %s: the request is of \"%s\", not of \"%s\"\n", path, found, name);
+        fprintf(stderr, "commctl pki: %s: the request is for \"%s\", not for \"%s\"\n", path, found, name);
     } else {
         good = true;
     }
@@ -317,8 +317,8 @@ static EVP_PKEY *key_of_certificate(struct pki *pki, const struct pki_authority 
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s", pki_path(pki, pki->name, "crt"));
     if (!pki_read(path, &file)) {
-        fputs("commctl pki: renew keeps the key of that certificate; --new-key makes another one, --request "
-              "FILE brings one\n",
+        fputs("commctl pki: renew needs that certificate to keep its key; use --new-key or --request FILE "
+              "for another key\n",
               stderr);
         return NULL;
     }
@@ -329,11 +329,11 @@ static EVP_PKEY *key_of_certificate(struct pki *pki, const struct pki_authority 
     } else if (X509_verify(certificate, authority->key) != 1) {
         (void)fail(path, "not issued by this authority");
     } else if (!pki_entry_of(certificate, &entry) || strcmp(entry.name, pki->name) != 0) {
-        fprintf(stderr, "commctl pki: %s: the certificate is not of \"%s\"\n", path, pki->name);
+        fprintf(stderr, "commctl pki: %s: the certificate is not for \"%s\"\n", path, pki->name);
     } else if (pki_record_load(pki, &record)) {
         const struct pki_entry *known = pki_record_find(&record, entry.serial);
         if (known != NULL && known->revoked[0] != '\0') {
-            (void)fail(path, "it is revoked, and its key with it: use --new-key or --request FILE");
+            (void)fail(path, "it is revoked, and so is its key: use --new-key or --request FILE");
         } else {
             key = X509_get_pubkey(certificate);
         }

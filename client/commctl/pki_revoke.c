@@ -125,7 +125,7 @@ static bool select_file(struct pki *pki, const struct pki_authority *authority, 
     } else if (X509_verify(certificate, authority->key) != 1) {
         wrong = "not issued by this authority";
     } else if (!pki_entry_of(certificate, &entry)) {
-        wrong = "not of one node";
+        wrong = "does not name one node";
     } else if (pki_record_find(record, entry.serial) == NULL && !pki_record_add(record, &entry)) {
         wrong = "no memory";
     } else {
@@ -191,8 +191,8 @@ static enum exit_code revoke_meant(struct pki *pki, const struct pki_authority *
                         : (known = 0);
     if (marked == 0 && known == 0) {
         fprintf(stderr,
-                "commctl pki: %s: %s/issued.txt has no such name or serial number that is still good (a file "
-                "may be given instead)\n",
+                "commctl pki: %s: %s/issued.txt has no valid certificate of that name or serial number (or "
+                "give the certificate's file)\n",
                 pki->name, pki->folder);
         return EXIT_CODE_NOT_FOUND;
     }
@@ -204,7 +204,7 @@ static enum exit_code revoke_meant(struct pki *pki, const struct pki_authority *
     if (!pki_revocations_store(pki, authority, record)) {
         return EXIT_CODE_FAILURE;
     }
-    printf("copy %s/ca.crl to every node, as its revocation_list, and reload there\n", pki->folder);
+    printf("copy %s/ca.crl to every node, as its revocation_list, and reload commd there\n", pki->folder);
     return EXIT_CODE_OK;
 }
 

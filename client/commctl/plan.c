@@ -141,7 +141,7 @@ static enum exit_code read_rows(FILE *from, json_t *rows)
     while (fgets(line, sizeof line, from) != NULL) {
         json_t *row = json_loads(line, 0, NULL);
         if (row == NULL) {
-            (void)fprintf(stderr, "commctl: commd says what cannot be understood: %s", line);
+            (void)fprintf(stderr, "commctl: commd's output cannot be understood: %s", line);
             return EXIT_CODE_FAILURE;
         }
         bool picked = json_is_true(json_object_get(row, "picked"));

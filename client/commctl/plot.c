@@ -138,8 +138,8 @@ bool plot_write(const char *path, const char *title, const json_t *rows)
         next = draw_line(&plot, rows, next, number);
     }
     (void)fprintf(plot.file,
-                  "<text x='%.1f' y='%.1f' fill='#555'>dots: what would be picked</text>\n"
-                  "<text x='%.1f' y='%.1f' text-anchor='middle'>size of the operation</text>\n</svg>\n",
+                  "<text x='%.1f' y='%.1f' fill='#555'>dots: what commd would pick</text>\n<text x='%.1f' "
+                  "y='%.1f' text-anchor='middle'>size of the operation</text>\n</svg>\n",
                   WIDTH - RIGHT + 14, TOP + 24 + 20 * (double)number, (LEFT + WIDTH - RIGHT) / 2,
                   HEIGHT - 16);
     return fclose(plot.file) == 0;

@@ -102,7 +102,7 @@ static enum exit_code ask(struct commctl *commctl, Commd__Client__TraceQuery *qu
     request.trace = query;
     enum exit_code code = connection_request(commctl, &request, event);
     if (code == EXIT_CODE_OK && (*event)->reply->body_case != COMMD__CLIENT__REPLY__BODY_TRACE) {
-        fprintf(stderr, "commctl: an answer to another question\n");
+        fprintf(stderr, "commctl: commd answered another request\n");
         commd__client__event__free_unpacked(*event, NULL);
         *event = NULL;
         code = EXIT_CODE_FAILURE;

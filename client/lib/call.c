@@ -25,13 +25,13 @@ comm_result_t call_begin(struct client_call *call, const char *name, enum op_kin
     }
     if (call->options.stream != NULL && call->options.stream != COMM_STREAM_NONE && comm->gpu == NULL) {
         return error_report(COMM_UNSUPPORTED,
-                            "%s on \"%s\": a CUDA stream, but the communicator is the host's", name,
+                            "%s on \"%s\": a CUDA stream, but the communicator's rank is on the host", name,
                             comm->name);
     }
     if (call->options.persistent != 0 && call->options.request == NULL) {
         return error_report(COMM_INVALID_ARGUMENT,
-                            "%s on \"%s\": persistent, but there is no place for the handle", name,
-                            comm->name);
+                            "%s on \"%s\": persistent, but the argument for the handle is a null pointer",
+                            name, comm->name);
     }
     if (!dtype_from_wire((unsigned)dtype, &call->terms.dtype)) {
         return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": %d is no element type", name, comm->name,
@@ -40,8 +40,8 @@ comm_result_t call_begin(struct client_call *call, const char *name, enum op_kin
     if (!compression_from_wire((unsigned)call->options.compression, &call->terms.compression) ||
         call->options.top_k_permille > OP_TOP_K_MAX_PERMILLE) {
         return error_report(COMM_INVALID_ARGUMENT,
-                            "%s on \"%s\": compression %d of %u of a thousand elements", name, comm->name,
-                            (int)call->options.compression, call->options.top_k_permille);
+                            "%s on \"%s\": compression %d with %u of a thousand elements is not known", name,
+                            comm->name, (int)call->options.compression, call->options.top_k_permille);
     }
     call->terms.top_k_permille = (uint16_t)call->options.top_k_permille;
     return COMM_OK;
@@ -65,7 +65,8 @@ comm_result_t call_set_reduce(struct client_call *call, const struct comm_comm *
 comm_result_t call_set_root(struct client_call *call, const struct comm_comm *comm, uint32_t root)
 {
     if (root >= comm->size) {
-        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": root %u of %u ranks", call->name,
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": the root is rank %u, but there are %u ranks", call->name,
                             comm->name, root, comm->size);
     }
     call->terms.root_rank = root;
@@ -165,8 +166,8 @@ comm_result_t call_check_overlap(const struct client_call *call, const struct co
         return COMM_OK;
     }
     return error_report(COMM_INVALID_ARGUMENT,
-                        "%s on \"%s\": the buffers of %zu bytes at %p and %zu at %p overlap, and not as the "
-                        "operation has it in place",
+                        "%s on \"%s\": the buffers of %zu bytes at %p and %zu at %p overlap, but not as this "
+                        "operation allows in place",
                         call->name, comm->name, input_bytes, (const void *)input, output_bytes,
                         (const void *)output);
 }

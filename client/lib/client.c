@@ -110,7 +110,8 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     size_t heart_fds = has_heart ? CLIENT_HEARTBEAT_FDS : 0;
     if (client->hello_fd_count != ring_fds + heart_fds) {
         return error_report(
-            COMM_SYSTEM, "%s: the descriptors that commd passes cannot be taken: is RLIMIT_NOFILE too low?",
+            COMM_SYSTEM,
+            "%s: this process cannot take the descriptors that commd passes: is RLIMIT_NOFILE too low?",
             client->path);
     }
     client->hello_fd_count = 0;
@@ -131,9 +132,9 @@ static comm_result_t take_features(struct comm_client *client, const Commd__Clie
     if (has_heart) {
         fine = heart_open(&client->heart, client->hello_fds + ring_fds) && fine;
     }
-    return fine
-               ? COMM_OK
-               : error_report(COMM_SYSTEM, "%s: the memory that commd offers cannot be mapped", client->path);
+    return fine ? COMM_OK
+                : error_report(COMM_SYSTEM, "%s: this process cannot map the memory that commd offers",
+                               client->path);
 }
 
 #define THREAD_NAME_BYTES 16 /* prctl(2), PR_GET_NAME */
@@ -270,7 +271,7 @@ comm_result_t comm_client_open(const comm_open_options_t *options, comm_client_t
     comm_open_options_t given = COMM_OPEN_OPTIONS_INIT;
     if (out == NULL) {
         return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_client_open: no place for the client: a null pointer");
+                            "comm_client_open: the argument for the client is a null pointer");
     }
     *out = NULL;
     comm_result_t result =

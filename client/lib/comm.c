@@ -108,11 +108,11 @@ static comm_result_t take_formed(struct comm_comm *comm, const Commd__Client__Co
 {
     if (reply->node_count == 0 || reply->node_count > comm->size || reply->local_size > comm->size ||
         reply->local_rank >= reply->local_size) {
-        client_lose(
-            comm->client, COMM_PROTOCOL,
-            "%s: commd says that \"%s\", of %u ranks, has %u nodes, and that this is rank %u of %u here",
-            comm->client->path, comm->name, comm->size, reply->node_count, reply->local_rank,
-            reply->local_size);
+        client_lose(comm->client, COMM_PROTOCOL,
+                    "%s: commd's answer makes no sense: \"%s\", of %u ranks, has %u nodes, and this is rank "
+                    "%u of %u here",
+                    comm->client->path, comm->name, comm->size, reply->node_count, reply->local_rank,
+                    reply->local_size);
         return member_check(comm);
     }
     comm->comm_id = reply->comm_id;
@@ -182,7 +182,7 @@ static comm_result_t take_table_page(struct comm_comm *comm, const Commd__Client
                                      uint32_t *ranks, uint32_t *nodes)
 {
     if (page->n_node_of_rank + page->n_node_names == 0) {
-        return table_failure(comm, "nothing from rank", *ranks);
+        return table_failure(comm, "no entries from rank", *ranks);
     }
     if (page->n_node_of_rank > comm->size - *ranks) {
         return table_failure(comm, "more ranks than", comm->size);
@@ -287,7 +287,7 @@ comm_result_t comm_init(comm_client_t *client, const char *name, uint32_t rank, 
     comm_init_options_t given = COMM_INIT_OPTIONS_INIT;
     if (out == NULL) {
         return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_init: no place for the communicator: a null pointer");
+                            "comm_init: the argument for the communicator is a null pointer");
     }
     *out = NULL;
     comm_result_t result = options_copy(&given, sizeof given, options, "comm_init", "COMM_INIT_OPTIONS_INIT");

@@ -137,7 +137,7 @@ static void drain_ring(struct comm_client *client)
             break;
         }
         if (result != RING_OK) {
-            client_lose(client, COMM_PROTOCOL, "%s: commd's ring holds what cannot be", client->path);
+            client_lose(client, COMM_PROTOCOL, "%s: commd's ring holds invalid data", client->path);
             return;
         }
         any = true;
@@ -197,8 +197,9 @@ static void drain(struct comm_client *client)
     while (client->lost == COMM_OK) {
         ssize_t size = receive_packet(client);
         if (size > (ssize_t)sizeof client->packet) {
-            client_lose(client, COMM_PROTOCOL, "%s: commd sent a packet of %zd bytes; %zu are the most",
-                        client->path, size, sizeof client->packet);
+            client_lose(client, COMM_PROTOCOL,
+                        "%s: commd sent a packet of %zd bytes; at most %zu are allowed", client->path, size,
+                        sizeof client->packet);
         } else if (size > 0) {
             dispatch(client, client->packet, (size_t)size);
         } else if (size == 0) {
@@ -338,7 +339,7 @@ static comm_result_t send_in_ring(struct comm_client *client, const void *packet
             break;
         case RING_NOTHING:
         case RING_BROKEN:
-            client_lose(client, COMM_PROTOCOL, "%s: commd's ring holds what cannot be", client->path);
+            client_lose(client, COMM_PROTOCOL, "%s: commd's ring holds invalid data", client->path);
             break;
         }
     }
@@ -423,7 +424,7 @@ static comm_result_t take_answer(struct comm_client *client, const struct client
     if (reply->body_case == COMMD__CLIENT__REPLY__BODY_ERROR) {
         result = error_repeat(failure_from_wire(reply->error->status), reply->error->text);
     } else {
-        client_lose(client, COMM_PROTOCOL, "%s: %s: commd gave the answer to another question", client->path,
+        client_lose(client, COMM_PROTOCOL, "%s: %s: commd sent the answer to another request", client->path,
                     question->what);
         result = error_repeat(client->lost, client->lost_text);
     }

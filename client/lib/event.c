@@ -149,8 +149,8 @@ static comm_result_t check_event_and_comm(const comm_event_t *event, const comm_
     }
     if (result == COMM_OK && event->client != comm->client) {
         result = error_report(COMM_INVALID_ARGUMENT,
-                              "%s on \"%s\": the event is another client's than the communicator", call,
-                              comm->name);
+                              "%s on \"%s\": the event and the communicator belong to different clients",
+                              call, comm->name);
     }
     return result;
 }
@@ -182,7 +182,7 @@ comm_result_t comm_event_create(comm_client_t *client, comm_event_t **out)
 {
     if (out == NULL) {
         return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_event_create: no place for the event: a null pointer");
+                            "comm_event_create: the argument for the event is a null pointer");
     }
     *out = NULL;
     comm_result_t result = client_check(client);
@@ -346,7 +346,7 @@ static comm_result_t await_mark(struct comm_client *client, const struct fence_m
     while (!fence_is_reached(mark) && client->lost == COMM_OK) {
         uint64_t now_ns = clock_ns();
         if (now_ns >= deadline_ns) {
-            return error_report(COMM_TIMED_OUT, "%s: commd has not said that it is reached", call);
+            return error_report(COMM_TIMED_OUT, "%s: commd has not reported that the event is reached", call);
         }
         client_progress(client, now_ns + WAIT_POLL_NS);
     }
@@ -368,7 +368,8 @@ comm_result_t comm_event_wait(comm_event_t *event, void *stream)
         return result == COMM_OK ? COMM_OK : error_within(result, "comm_event_wait");
     }
     if (group_is_open()) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_event_wait: within a group nothing is waited for");
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_event_wait: a group is open: a call cannot wait before comm_group_end");
     }
     result = client_enter(event->client);
     if (result == COMM_OK) {
@@ -484,7 +485,8 @@ comm_result_t comm_sync_stream(comm_t *comm, uint32_t timeout_ms)
         return error_report(COMM_INVALID_ARGUMENT, "comm_sync_stream: the communicator is a null pointer");
     }
     if (group_is_open()) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_sync_stream: within a group nothing is waited for");
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_sync_stream: a group is open: a call cannot wait before comm_group_end");
     }
     comm_result_t result = client_check(comm->client);
     result = result == COMM_OK ? fence_take(comm->client, &slot) : result;

@@ -225,7 +225,8 @@ static comm_result_t area_get(struct comm_client *client)
     bool full = client->fences.area_count >= AREAS_MAX;
     pthread_mutex_unlock(&client->fences.lock);
     if (full) {
-        return error_report(COMM_LIMIT, "%s: %u operations in streams, and events, are the most",
+        return error_report(COMM_LIMIT,
+                            "%s: all %u places for operations in streams and for events are taken",
                             client->path, AREAS_MAX * AREA_LINES);
     }
     struct fence_area *area = kept_take();

@@ -74,7 +74,7 @@ void group_forget(struct comm_comm *comm)
         if (request != NULL) {
             char text[ERROR_TEXT_BYTES];
             (void)snprintf(text, sizeof text,
-                           "%s on \"%s\": the communicator was left before the group ended",
+                           "%s on \"%s\": this rank left the communicator before the group ended",
                            entry->call->name, comm->name);
             request_end(request, COMM_ABORTED, text);
         }

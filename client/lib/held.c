@@ -59,8 +59,8 @@ static comm_result_t check_room(struct comm_comm *comm)
     return comm->held_count < feeder->max
                ? COMM_OK
                : error_report(COMM_LIMIT,
-                              "\"%s\": %u operations are submitted that commd has no place for yet, and "
-                              "these are the most: wait for some of them first",
+                              "\"%s\": %u submitted operations wait until commd has a place for them, which "
+                              "is the limit: wait for some of them first",
                               comm->name, comm->held_count);
 }
 

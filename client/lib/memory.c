@@ -136,7 +136,8 @@ static bool gives_up(const Commd__Client__Request *request)
 static comm_result_t ask(struct comm_client *client, Commd__Client__Request *request, uint32_t id, int fd,
                          uint64_t deadline_ns)
 {
-    struct client_question question = {.what = gives_up(request) ? "giving up memory" : "registering memory",
+    struct client_question question = {.what =
+                                           gives_up(request) ? "deregistering memory" : "registering memory",
                                        .expected = COMMD__CLIENT__REPLY__BODY_DONE,
                                        .fd = fd,
                                        .deadline_ns = deadline_ns};
@@ -384,7 +385,7 @@ comm_result_t comm_mem_alloc(comm_client_t *client, size_t size, int device, voi
 {
     if (memory == NULL) {
         return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_mem_alloc: no place for the address: a null pointer");
+                            "comm_mem_alloc: the argument for the address is a null pointer");
     }
     *memory = NULL;
     if (size == 0 || size > PTRDIFF_MAX) {
@@ -463,13 +464,11 @@ static comm_result_t await_gpu(struct comm_client *client, const struct client_m
 static comm_result_t await_writes(struct comm_client *client, const char *call)
 {
     client_await_daemon_end(client, clock_after_ms(BUSY_TIMEOUT_MS));
-    return !client_daemon_may_write(client)
-               ? COMM_OK
-               : error_report(
-                     COMM_BUSY,
-                     "%s: %s: commd's process has not ended, and may write to the memory when it goes "
-                     "on",
-                     call, client->path);
+    return !client_daemon_may_write(client) ? COMM_OK
+                                            : error_report(COMM_BUSY,
+                                                           "%s: %s: commd's process has not ended, and may "
+                                                           "still write to the memory when it runs again",
+                                                           call, client->path);
 }
 
 static comm_result_t memory_drop(comm_client_t *client, void *base, bool owned, const char *call)

@@ -9,8 +9,8 @@ static comm_result_t message_begin(struct client_call *call, const char *name, e
     comm_result_t result = call_begin(call, name, kind, comm, dtype, count, options);
     bool any = kind == OP_KIND_RECEIVE && peer == COMM_ANY_SOURCE;
     if (result == COMM_OK && peer >= comm->size && !any) {
-        result = error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": rank %u of %u", name, comm->name, peer,
-                              comm->size);
+        result = error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": rank %u, but there are %u ranks", name,
+                              comm->name, peer, comm->size);
     }
     call->peer = peer;
     call->tag = tag;
@@ -46,7 +46,8 @@ comm_result_t comm_send_recv(comm_t *comm, const void *send, size_t send_count, 
     comm_result_t result =
         options_copy(&given, sizeof given, options, "comm_send_recv", "COMM_CALL_OPTIONS_INIT");
     if (result == COMM_OK && group_is_open()) {
-        result = error_report(COMM_INVALID_ARGUMENT, "comm_send_recv: within a group nothing is waited for");
+        result = error_report(COMM_INVALID_ARGUMENT,
+                              "comm_send_recv: a group is open: a call cannot wait before comm_group_end");
     }
     if (result != COMM_OK) {
         return result;

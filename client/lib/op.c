@@ -129,7 +129,7 @@ void ops_drop(struct comm_comm *comm, struct client_op *op)
     }
     (void)list_take(comm, op->ticket);
     op_tell(comm, op, failed ? comm->failure : COMM_ABORTED,
-            failed ? comm->failure_text : "the communicator was left", (comm_received_t){0});
+            failed ? comm->failure_text : "this rank left the communicator", (comm_received_t){0});
     held_free(comm, op->held);
     op_free(comm->client, op, !was_sent);
 }
@@ -153,7 +153,7 @@ static struct comm_comm *event_comm(struct comm_client *client, uint32_t handle,
     if (comm != NULL) {
         comm->heard_ns = clock_ns();
     } else if (handle == 0 || handle > client->last_handle) {
-        client_lose(client, COMM_PROTOCOL, "%s: commd sent %s for communicator %u, which never was",
+        client_lose(client, COMM_PROTOCOL, "%s: commd sent %s for communicator %u, which never existed",
                     client->path, what, handle);
     }
     return comm;
@@ -268,7 +268,7 @@ comm_result_t ops_finish(struct comm_comm *comm, uint64_t ticket, uint64_t deadl
         if (now_ns >= frozen_ns(comm, op, began_ns)) {
             member_fail(comm, COMM_TIMED_OUT,
                         "%s: commd does not answer: operation %" PRIu64 " on \"%s\", %s, is %" PRIu64
-                        " ms past its deadline, and commd has not said so",
+                        " ms past its deadline, and commd has not ended it",
                         comm->client->path, op->ticket, comm->name, op_kind_text(op->kind),
                         (now_ns - op->deadline_ns) / NS_PER_MS);
             break;
@@ -307,8 +307,7 @@ void ops_progress(const struct comm_request *request, uint64_t began_ns)
     }
     member_fail(comm, COMM_TIMED_OUT,
                 "%s: commd does not answer: operation %" PRIu64
-                " on \"%s\", %s, is past its deadline, and commd "
-                "has not said so",
+                " on \"%s\", %s, is past its deadline, and commd has not ended it",
                 comm->client->path, ticket, comm->name, op_kind_text(op->kind));
     ops_drop(comm, op);
 }
@@ -388,7 +387,8 @@ comm_result_t comm_sync(comm_t *comm, uint32_t timeout_ms)
         return error_report(COMM_INVALID_ARGUMENT, "comm_sync: the communicator is a null pointer");
     }
     if (group_is_open()) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_sync: within a group nothing is waited for");
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_sync: a group is open: a call cannot wait before comm_group_end");
     }
     struct comm_client *client = comm->client;
     comm_result_t result = client_enter(client);

@@ -56,7 +56,7 @@ static comm_result_t check_submitted(const char *name, const struct comm_request
     return request == NULL || !request->collected
                ? COMM_OK
                : error_report(COMM_INVALID_ARGUMENT,
-                              "%s on \"%s\": a group has collected the operation and has not ended", name,
+                              "%s on \"%s\": the operation is in a group that has not ended", name,
                               request->comm->name);
 }
 
@@ -83,10 +83,11 @@ static comm_result_t request_take(comm_request_t **handle, comm_received_t *rece
 static comm_result_t check_waiting(const char *name, const void *handle)
 {
     if (handle == NULL) {
-        return error_report(COMM_INVALID_ARGUMENT, "%s: the handle's place is a null pointer", name);
+        return error_report(COMM_INVALID_ARGUMENT, "%s: the argument for the handle is a null pointer", name);
     }
     if (group_is_open()) {
-        return error_report(COMM_INVALID_ARGUMENT, "%s: within a group nothing is waited for", name);
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s: a group is open: a call cannot wait before comm_group_end", name);
     }
     return COMM_OK;
 }
@@ -117,7 +118,8 @@ comm_result_t comm_test(comm_request_t **handle, int *done, comm_received_t *rec
         return result;
     }
     if (done == NULL) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_test: no place for the answer: a null pointer");
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_test: the argument for the answer is a null pointer");
     }
     *done = 1;
     if (*handle == NULL) {
@@ -180,7 +182,8 @@ comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *inde
         return result;
     }
     if (index == NULL) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_wait_any: no place for the answer: a null pointer");
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_wait_any: the argument for the answer is a null pointer");
     }
     *index = count;
     struct comm_client *client = NULL;
@@ -189,7 +192,8 @@ comm_result_t comm_wait_any(comm_request_t **handles, size_t count, size_t *inde
             continue;
         }
         if (client != NULL && handles[i]->comm->client != client) {
-            return error_report(COMM_INVALID_ARGUMENT, "comm_wait_any: the handles are of several clients");
+            return error_report(COMM_INVALID_ARGUMENT,
+                                "comm_wait_any: the handles belong to several clients");
         }
         client = handles[i]->comm->client;
     }
@@ -221,7 +225,8 @@ static comm_result_t check_rests(const struct comm_request *request)
 {
     return !is_started(request)
                ? COMM_OK
-               : error_report(COMM_IN_PROGRESS, "comm_start: %s on \"%s\" was started and not waited for yet",
+               : error_report(COMM_IN_PROGRESS,
+                              "comm_start: %s on \"%s\" was started, and no call has waited for it yet",
                               request->call->name, request->comm->name);
 }
 
@@ -268,7 +273,8 @@ static void request_rest(struct comm_request *request)
 comm_result_t comm_start(comm_request_t *request)
 {
     if (request == NULL || request->call == NULL) {
-        return error_report(COMM_INVALID_ARGUMENT, "comm_start: this is no handle of a persistent operation");
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "comm_start: this is not the handle of a persistent operation");
     }
     if (group_is_open()) {
         return start_in_group(request);

@@ -76,7 +76,7 @@ comm_result_t comm_split(comm_t *comm, int32_t color, int32_t key, comm_t **out)
     struct wish own = {.color = color, .key = key};
     if (out == NULL) {
         return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_split: no place for the communicator: a null pointer");
+                            "comm_split: the argument for the communicator is a null pointer");
     }
     *out = NULL;
     if (comm == NULL) {
@@ -89,7 +89,8 @@ comm_result_t comm_split(comm_t *comm, int32_t color, int32_t key, comm_t **out)
     }
     if (group_is_open()) {
         return error_report(COMM_INVALID_ARGUMENT,
-                            "comm_split on \"%s\": within a group nothing is waited for", comm->name);
+                            "comm_split on \"%s\": a group is open: a call cannot wait before comm_group_end",
+                            comm->name);
     }
     struct wish *wishes = calloc(comm->size, sizeof *wishes);
     if (wishes == NULL) {

@@ -177,8 +177,7 @@ comm_result_t staging_take(struct comm_client *client, size_t size_bytes, struct
     if (class >= STAGING_CLASSES) {
         return error_report(
             COMM_LIMIT,
-            "%zu bytes are too many to copy, %zu are the most: use memory of comm_mem_alloc or "
-            "comm_mem_register",
+            "%zu bytes are too many to copy (at most %zu): use memory of comm_mem_alloc or comm_mem_register",
             size_bytes, STAGING_MAX_BYTES);
     }
     if (pool->slabs[class] == NULL) {

@@ -477,7 +477,8 @@ comm_result_t call_submit_and_sync(struct comm_comm *comm, const struct client_c
 {
     struct stream_order order;
     if (group_is_open()) {
-        return error_report(COMM_INVALID_ARGUMENT, "%s on \"%s\": within a group nothing is waited for",
+        return error_report(COMM_INVALID_ARGUMENT,
+                            "%s on \"%s\": a group is open: a call cannot wait before comm_group_end",
                             call->name, comm->name);
     }
     comm_result_t result = stream_begin(comm, call, &order);

@@ -83,7 +83,7 @@ comm_result_t watchdog_start(struct comm_client *client)
     fences->watched = reason == 0;
     pthread_mutex_unlock(&fences->lock);
     return reason == 0 ? COMM_OK
-                       : error_report(COMM_SYSTEM, "%s: a thread that watches the connection: %s",
+                       : error_report(COMM_SYSTEM, "%s: starting a thread that watches the connection: %s",
                                       client->path, strerror(reason));
 }
 

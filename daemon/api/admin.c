@@ -410,7 +410,7 @@ void api_admin_ping(struct api_session *session, uint64_t request_id, const Comm
     if (!mesh_find_node(session->api->mesh, request->node, &node)) {
         error_set(&error, STATUS_NOT_FOUND, "no other node is called \"%s\"", request->node);
     } else if (session->ping_request_id != 0 || request_id == 0) {
-        error_set(&error, STATUS_LIMIT, "one ping at a time on a connection");
+        error_set(&error, STATUS_LIMIT, "a connection can have only one ping at a time");
     } else {
         session->ping_request_id = request_id;
         if (mesh_ping(session->api->mesh, node, timeout_ms * TIME_MS, ping_done, session, now_ns, &error) ==

@@ -62,9 +62,10 @@ static enum status only_owner(const struct api *api, const char *name, uid_t *ui
                          name);
     }
     if (owners.count > 1) {
-        return error_set(error, STATUS_INVALID_ARGUMENT,
-                         "%u users have a communicator \"%s\", uids %u and %u among them: --uid says whose",
-                         owners.count, name, (unsigned)owners.uids[0], (unsigned)owners.uids[1]);
+        return error_set(
+            error, STATUS_INVALID_ARGUMENT,
+            "%u users have a communicator \"%s\", uids %u and %u among them: choose one user with --uid",
+            owners.count, name, (unsigned)owners.uids[0], (unsigned)owners.uids[1]);
     }
     *uid = owners.uids[0];
     return STATUS_OK;
@@ -80,7 +81,7 @@ static enum status comm_abort(struct api_session *session, const Commd__Client__
     if (!api_session_sees(session, owner_uid)) {
         return error_set(
             error, STATUS_PERMISSION,
-            "uid %u may end its own communicators; those of uid %u, that user or an administrator",
+            "uid %u may end only its own communicators; only uid %u or an administrator may end this one",
             (unsigned)session->client.uid, (unsigned)owner_uid);
     }
     if (session->role == API_ROLE_ADMIN && !request->has_owner) {

@@ -60,7 +60,7 @@ enum status api_death_open(struct api_session *session, struct error *error)
         return error_set(error, STATUS_ABORTED, "process %d, which connected, has ended",
                          (int)session->client.pid);
     }
-    log_debug("client %d: no pidfd of it: its end is seen by its socket alone", (int)session->client.pid);
+    log_debug("client %d: it has no pidfd: commd sees its end only by its socket", (int)session->client.pid);
     return STATUS_OK;
 }
 

@@ -60,7 +60,7 @@ static void bell_rang_for_nothing(struct api_session *session, uint64_t now_ns)
     struct error error;
     if (rings->bell_rest == NULL) {
         api_session_log(session, LOG_LEVEL_WARNING,
-                        "it rings its doorbell for nothing: it is heard less often");
+                        "it rings its doorbell without need: commd now listens to it less often");
         if (loop_timer_new(session->api->loop, bell_rested, session, &rings->bell_rest, &error) !=
             STATUS_OK) {
             loop_watch_set(rings->bell_watch, 0);

@@ -30,7 +30,8 @@ enum status api_session_gpu(const struct api_session *session, const ProtobufCBi
                          number, api->gpus_absent);
     }
     if (uuid->len != sizeof wanted.bytes) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "GPU %d: a UUID of %zu bytes", number, uuid->len);
+        return error_set(error, STATUS_INVALID_ARGUMENT, "GPU %d: a UUID cannot have %zu bytes", number,
+                         uuid->len);
     }
     memcpy(wanted.bytes, uuid->data, sizeof wanted.bytes);
     if (!gpu_devices_find(api->gpus, &wanted, &index)) {
@@ -138,8 +139,8 @@ static enum status memory_open(struct api_session *session, const Commd__Client_
     if (status == STATUS_INVALID_ARGUMENT && session->client.uid != geteuid()) {
         struct error why = *error; /* by default, NVIDIA's open kernel modules compare users */
         return error_set(error, why.status,
-                         "%s (commd runs as user %u, the memory is user %u's: CUDA may open handles of the "
-                         "same user alone; memory of comm_mem_alloc can be passed to any)",
+                         "%s (commd runs as user %u, the memory is user %u's: CUDA may open only handles of "
+                         "the same user; memory of comm_mem_alloc can be passed to any user)",
                          why.text, (unsigned)geteuid(), (unsigned)session->client.uid);
     }
     return status;
@@ -199,8 +200,8 @@ static enum status memory_import(struct api_session *session, const Commd__Clien
                                    : gpu_memory_reserve(gpus, (uint32_t)gpu, request->size_bytes, out, error);
     }
     if (request->ipc_handle.len != sizeof handle.bytes) {
-        return error_set(error, STATUS_PROTOCOL, "memory %u: an IPC handle of %zu bytes", request->memory,
-                         request->ipc_handle.len);
+        return error_set(error, STATUS_PROTOCOL, "memory %u: an IPC handle cannot have %zu bytes",
+                         request->memory, request->ipc_handle.len);
     }
     status = memory_check_handles(session, error);
     if (status != STATUS_OK) {

@@ -178,7 +178,7 @@ void api_comm_destroy(struct api_session *session, uint64_t request_id,
     }
     if (!comm->formed) {
         api_session_reply_failure(session, comm->init_request_id, STATUS_ABORTED,
-                                  "the communicator was left before it had formed");
+                                  "this rank left the communicator before it had formed");
     }
     comms_member_leave(comm->member, COMMS_LEAVE_ORDERLY, now_ns);
     comm_forget(comm);

@@ -183,7 +183,7 @@ bool api_rings_take(struct api_session *session, uint8_t *bytes, size_t room_byt
     session->api->took_requests = true;
     if (result != RING_OK) {
         *size_bytes = 0;
-        api_session_reply_end(session, 0, STATUS_PROTOCOL, "its ring holds what cannot be");
+        api_session_reply_end(session, 0, STATUS_PROTOCOL, "its ring holds invalid data");
     }
     return true;
 }

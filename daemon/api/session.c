@@ -110,7 +110,7 @@ static bool session_send_packet(struct api_session *session, const struct api_pa
     case RING_BROKEN:
         break;
     }
-    api_session_log(session, LOG_LEVEL_WARNING, "dropped, its ring holds what cannot be");
+    api_session_log(session, LOG_LEVEL_WARNING, "dropped, its ring holds invalid data");
     api_session_break(session);
     return false;
 }
@@ -321,18 +321,17 @@ void api_session_refuse(struct api *api, enum api_role role, int fd, const struc
     size_t size_bytes = commd__client__event__pack(&event, bytes);
     api_packets_discard(api, credentials.uid, fd);
     if (send(fd, bytes, size_bytes, MSG_NOSIGNAL | MSG_DONTWAIT) < 0) {
-        log_debug("a client that is refused cannot be told: %s", strerror(errno));
+        log_debug("commd cannot tell a client why it is refused: %s", strerror(errno));
     }
     api_session_close_socket(api, role, credentials.uid, fd);
 }
 
 void api_session_has_too_much(struct api_session *session, uint64_t request_id)
 {
-    api_session_reply_end(
-        session, request_id, STATUS_LIMIT,
-        "%u file descriptors wait to be closed, too many of them of user %u: who serves their files does "
-        "not answer",
-        fd_reaper_count(session->api->fd_reaper), (unsigned)session->client.uid);
+    api_session_reply_end(session, request_id, STATUS_LIMIT,
+                          "%u file descriptors wait to be closed, too many of them of user %u: the server of "
+                          "their files does not answer",
+                          fd_reaper_count(session->api->fd_reaper), (unsigned)session->client.uid);
 }
 
 /* Whether the session may make this request now. If not, sends the reason, and the session ends. */
@@ -345,7 +344,7 @@ static bool session_may(struct api_session *session, uint64_t request_id, bool i
     if (session->role == API_ROLE_ADMIN && !admin_may) {
         api_session_reply_end(
             session, request_id, STATUS_PERMISSION,
-            "this is the administrators' socket: communicators and memory are had on the clients' one");
+            "this is the administrators' socket: use the clients' socket for communicators and memory");
         return false;
     }
     return true;
@@ -406,7 +405,7 @@ static bool packet_lacks_fd(const struct api_packet_in *packet)
 static void session_refuse_fd(struct api_session *session, uint64_t request_id)
 {
     struct error error;
-    api_lacks_fds(&error, "the descriptor of this request was not taken");
+    api_lacks_fds(&error, "commd did not take the descriptor of this request");
     api_session_log(session, LOG_LEVEL_WARNING, "%s", error.text);
     api_session_reply_error(session, request_id, &error);
 }

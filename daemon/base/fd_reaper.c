@@ -194,9 +194,8 @@ static void process_ended(void *context, unsigned events, uint64_t now_ns)
     struct fd_reaper *fd_reaper = context;
     (void)events;
     (void)now_ns;
-    log_error(
-        "the process that closes descriptors of clients was ended: they stay open until commd is started "
-        "again");
+    log_error("the process that closes clients' descriptors has ended: these descriptors stay open until "
+              "commd is started again");
     loop_watch_set(fd_reaper->process_watch, 0);
 }
 
@@ -213,7 +212,8 @@ static enum status start_process(struct fd_reaper *fd_reaper, fd_reaper_close_fu
     }
     (void)pthread_sigmask(SIG_SETMASK, &before, NULL);
     fd_reaper->pid = (pid_t)pid;
-    return pid > 0 ? STATUS_OK : error_set_errno(error, clone_errno, "a process that closes descriptors");
+    return pid > 0 ? STATUS_OK
+                   : error_set_errno(error, clone_errno, "starting a process that closes descriptors");
 }
 
 enum status fd_reaper_new(struct loop *loop, fd_reaper_close_function *function, struct fd_reaper **out,
@@ -233,7 +233,7 @@ enum status fd_reaper_new(struct loop *loop, fd_reaper_close_function *function,
     if (fd_reaper->pipes.parent < 0 || pipe2(fd_reaper->pipes.requests, O_CLOEXEC) != 0 ||
         pipe2(fd_reaper->pipes.answers, O_CLOEXEC) != 0 ||
         fcntl(fd_reaper->pipes.answers[0], F_SETFL, O_NONBLOCK) != 0) {
-        status = error_set_errno(error, errno, "pipes to a process that closes descriptors");
+        status = error_set_errno(error, errno, "making pipes to a process that closes descriptors");
     }
     if (status == STATUS_OK) {
         status = loop_watch_new(loop, fd_reaper->pipes.answers[0], LOOP_READ, fd_reaper_answered, fd_reaper,
@@ -244,9 +244,10 @@ enum status fd_reaper_new(struct loop *loop, fd_reaper_close_function *function,
     }
     if (status == STATUS_OK) {
         fd_reaper->process = (int)syscall(SYS_pidfd_open, fd_reaper->pid, 0);
-        status = fd_reaper->process < 0 ? error_set_errno(error, errno, "a process that closes descriptors")
-                                        : loop_watch_new(loop, fd_reaper->process, LOOP_READ, process_ended,
-                                                         fd_reaper, &fd_reaper->process_watch, error);
+        status = fd_reaper->process < 0
+                     ? error_set_errno(error, errno, "starting a process that closes descriptors")
+                     : loop_watch_new(loop, fd_reaper->process, LOOP_READ, process_ended, fd_reaper,
+                                      &fd_reaper->process_watch, error);
     }
     if (status != STATUS_OK) {
         fd_reaper_free(fd_reaper);

@@ -88,7 +88,7 @@ static bool queue_put_report(void)
         return true;
     }
     size_t size = log_format_line(line, LOG_LEVEL_WARNING,
-                                  "%llu log lines were lost: standard error was not read, or took none",
+                                  "%llu log lines were lost: nobody read standard error, or it took no more",
                                   (unsigned long long)writer.lost_unreported);
     struct line_header header = {.size_bytes = (uint32_t)size, .reports = writer.lost_unreported};
     if (!queue_put(line, &header)) {
@@ -188,7 +188,8 @@ enum status log_writer_start(struct error *error)
     writer.state = failure == 0 ? WRITER_RUNS : WRITER_ABSENT;
     pthread_mutex_unlock(&writer.lock);
     pthread_attr_destroy(&attributes);
-    return failure == 0 ? STATUS_OK : error_set_errno(error, failure, "a thread that writes log lines");
+    return failure == 0 ? STATUS_OK
+                        : error_set_errno(error, failure, "starting a thread that writes log lines");
 }
 
 void log_writer_stop(uint32_t timeout_ms)

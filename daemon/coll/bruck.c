@@ -201,9 +201,8 @@ const struct coll_algorithm coll_bruck_all_gather = {
 const struct coll_algorithm coll_bruck_all_to_all = {
     .id = 25,
     .name = "bruck",
-    .description =
-        "for small equal blocks where partners are dear: ceil(log2 n) rounds with one partner each, "
-        "about n messages, log2(n)/2 of the bytes",
+    .description = "for small equal blocks where each partner costs much: ceil(log2 n) rounds with one "
+                   "partner each, about n messages, log2(n)/2 of the bytes",
     .kind = OP_KIND_ALL_TO_ALL,
     .copies_sends = true,
     .serves = bruck_serves,

@@ -221,9 +221,8 @@ static void halving_estimate(const struct coll_call *call, struct coll_estimate 
 const struct coll_algorithm coll_halving_doubling_all_reduce = {
     .id = 6,
     .name = "halving_doubling",
-    .description =
-        "best for medium operations: 2 ceil(log2 n) rounds, 2(p-1)/p of the bytes each way for the "
-        "power of two p of the nodes, and all of them twice for the surplus",
+    .description = "best for medium operations: 2 ceil(log2 n) rounds, 2(p-1)/p of the bytes each way among "
+                   "p nodes, the largest power of two, and all bytes twice for the other nodes",
     .kind = OP_KIND_ALL_REDUCE,
     .round_count = halving_doubling_round_count,
     .transfers_max = coll_one_transfer,

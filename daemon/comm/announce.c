@@ -225,8 +225,8 @@ static void announce_to_formed(struct communicator *comm, uint32_t node,
     if (index < comm->node_count && comm->nodes[index].nonce == announce->nonce) {
         if (announce->comm_id != comm->comm_id) {
             error_set(&error, STATUS_ABORTED,
-                      "communicator \"%s\": node %s took its part back while it was being formed", comm->name,
-                      communicator_node_name(comm, node));
+                      "communicator \"%s\": node %s withdrew while the communicator was being formed",
+                      comm->name, communicator_node_name(comm, node));
             communicator_fail(comm, &error, COMMS_TELL_NODES, now_ns);
         }
         return;

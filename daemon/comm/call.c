@@ -353,17 +353,20 @@ static enum status check_compression(const struct comms_op *op, struct error *er
 static enum status check_arguments(const struct comms_op *op, uint32_t size, struct error *error)
 {
     if (op_kind_has_root(op->terms.kind) && op->terms.root_rank >= size) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "root %u of %u ranks", op->terms.root_rank, size);
+        return error_set(error, STATUS_INVALID_ARGUMENT, "the root is rank %u, but there are %u ranks",
+                         op->terms.root_rank, size);
     }
     if (op->terms.has_layouts && !op_kind_has_blocks(op->terms.kind)) {
         return error_set(error, STATUS_INVALID_ARGUMENT, "%s has no blocks to count",
                          op_kind_text(op->terms.kind));
     }
     if (op->terms.kind == OP_KIND_SEND && op->peer_rank >= size) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "send to rank %u of %u", op->peer_rank, size);
+        return error_set(error, STATUS_INVALID_ARGUMENT, "send to rank %u, but there are %u ranks",
+                         op->peer_rank, size);
     }
     if (op->terms.kind == OP_KIND_RECEIVE && op->peer_rank >= size && op->peer_rank != COMM_ANY_SOURCE_RANK) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "recv from rank %u of %u", op->peer_rank, size);
+        return error_set(error, STATUS_INVALID_ARGUMENT, "recv from rank %u, but there are %u ranks",
+                         op->peer_rank, size);
     }
     enum status status = op_kind_reduces(op->terms.kind) ? check_reduction(op, error) : STATUS_OK;
     return status == STATUS_OK ? check_compression(op, error) : status;

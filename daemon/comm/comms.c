@@ -162,7 +162,7 @@ static enum status terms_check(const struct comms *comms, const struct comms_ter
                          terms->name, terms->size, COMM_SIZE_MAX);
     }
     if (terms->rank >= terms->size) {
-        return error_set(error, STATUS_INVALID_ARGUMENT, "communicator \"%s\": rank %u of size %u",
+        return error_set(error, STATUS_INVALID_ARGUMENT, "communicator \"%s\": rank %u, but the size is %u",
                          terms->name, terms->rank, terms->size);
     }
     if (terms->algorithms != NULL && terms->algorithms[0] != '\0' &&

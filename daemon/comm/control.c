@@ -16,7 +16,7 @@ static void cause_from_wire(const struct comms *comms, uint32_t node, uint32_t s
     }
     comms_text_from_wire(text, out->text, sizeof out->text);
     if (out->text[0] == '\0') {
-        error_set(out, out->status, "node %s says no more than: %s", mesh_node_name(comms->mesh, node),
+        error_set(out, out->status, "node %s gives only this reason: %s", mesh_node_name(comms->mesh, node),
                   status_text(out->status));
     }
 }
@@ -108,7 +108,7 @@ static struct communicator *find_by_id(struct comms *comms, uint64_t comm_id, ui
 {
     struct communicator *comm = communicator_find_id(comms, comm_id);
     if (comm != NULL && communicator_node_index(comm, node) == comm->node_count) {
-        mesh_violation(comms->mesh, node, "a message of a communicator that it has no part in");
+        mesh_violation(comms->mesh, node, "a message about a communicator that it does not belong to");
         return NULL;
     }
     return comm;
@@ -151,7 +151,7 @@ static void on_leave(struct comms *comms, uint32_t node, const Commd__Mesh__Leav
     uint32_t index = communicator_node_index(comm, node);
     for (size_t i = 0; i < leave->n_ranks; i++) {
         if (leave->ranks[i] >= comm->terms.size || comm->node_of_rank[leave->ranks[i]] != index) {
-            mesh_violation(comms->mesh, node, "that a rank leaves which it does not have");
+            mesh_violation(comms->mesh, node, "the leave of a rank that it does not have");
             return;
         }
     }
@@ -173,7 +173,7 @@ static void on_dispute(struct comms *comms, uint32_t node, const Commd__Mesh__Di
     struct communicator *comm = find_by_id(comms, dispute->comm_id, node);
     if (dispute->ops < 1 || dispute->ops > OP_BUCKET_OPS_MAX || dispute->seq < 1 ||
         dispute->seq > UINT64_MAX - dispute->ops) {
-        mesh_violation(comms->mesh, node, "a dispute on operations that cannot be");
+        mesh_violation(comms->mesh, node, "a dispute on operations that cannot exist");
     } else if (comm != NULL) {
         comms_dispute_received(comm, dispute, now_ns);
     }
@@ -186,9 +186,9 @@ static void on_verdict(struct comms *comms, uint32_t node, const Commd__Mesh__Ve
     uint32_t index = comm == NULL ? 0 : communicator_node_index(comm, node);
     if (verdict->ops < 1 || verdict->ops > OP_BUCKET_OPS_MAX || verdict->seq < 1 ||
         verdict->seq > UINT64_MAX - verdict->ops) {
-        mesh_violation(comms->mesh, node, "a verdict on operations that cannot be");
+        mesh_violation(comms->mesh, node, "a verdict on operations that cannot exist");
     } else if (comm != NULL && (verdict->final ? index != 0 : comm->own_index != 0)) {
-        mesh_violation(comms->mesh, node, "a verdict that is not its to say, or not ours");
+        mesh_violation(comms->mesh, node, "a verdict that it may not give, or not to this node");
     } else if (comm != NULL) {
         comms_verdict_received(comm, verdict, now_ns);
     }
@@ -199,7 +199,8 @@ static void on_missing(struct comms *comms, uint32_t node, const Commd__Mesh__Mi
 {
     struct communicator *comm = find_by_id(comms, missing->comm_id, node);
     if (comm != NULL && !comms_missing_received(comm, node, missing, now_ns)) {
-        mesh_violation(comms->mesh, node, "of missing ranks what is not its to say, or not ours to hear");
+        mesh_violation(comms->mesh, node,
+                       "a list of missing ranks that it may not send, or not to this node");
     }
 }
 
@@ -207,7 +208,7 @@ static void on_reach(struct comms *comms, uint32_t node, const Commd__Mesh__Reac
 {
     struct communicator *comm = find_by_id(comms, reach->comm_id, node);
     if (comm != NULL && !comms_reach_received(comm, node, reach)) {
-        mesh_violation(comms->mesh, node, "a second time which rails it reaches");
+        mesh_violation(comms->mesh, node, "a second list of the rails that it reaches");
     }
 }
 

@@ -165,7 +165,7 @@ void comms_dispute_received(struct communicator *comm, const Commd__Mesh__Disput
         describe_post(op, ours, sizeof ours);
         ops = op->terms.bucket_ops > ops ? op->terms.bucket_ops : ops;
     } else {
-        (void)snprintf(ours, sizeof ours, "node %s is past it", communicator_own_name(comm));
+        (void)snprintf(ours, sizeof ours, "node %s has ended it already", communicator_own_name(comm));
     }
     error_set(&cause, STATUS_MISMATCH, "op %llu on \"%s\": %s; %s%s%s", (unsigned long long)dispute->seq,
               comm->name, theirs, ours, how[0] != '\0' ? ": " : "", how);

@@ -32,7 +32,7 @@ static enum status fences_fill(struct comms_fences *fences, const struct comms_f
         _Atomic uint64_t *word = word_of(&waits[i]);
         if (word == NULL) {
             return error_set(error, STATUS_INVALID_ARGUMENT,
-                             "what it waits for is no word of 64 bits in registered memory of the host");
+                             "what it waits for is not a word of 64 bits in registered memory of the host");
         }
         fences->waits[i] = (struct fence){.word = word, .value = waits[i].value};
         fences->memories[i] = memory_ref(waits[i].word.memory);
@@ -42,9 +42,9 @@ static enum status fences_fill(struct comms_fences *fences, const struct comms_f
         fences->ended = word_of(ended);
         fences->ended_value = ended->value;
         if (fences->ended == NULL) {
-            return error_set(
-                error, STATUS_INVALID_ARGUMENT,
-                "what is to tell its end is no word of 64 bits in registered memory of the host");
+            return error_set(error, STATUS_INVALID_ARGUMENT,
+                             "the place that shall tell its end is not a word of 64 bits in registered "
+                             "memory of the host");
         }
         fences->ended_memory = memory_ref(ended->word.memory);
     }
@@ -60,7 +60,7 @@ enum status comms_fences_take(const struct comms_fence *waits, uint32_t wait_cou
     }
     if (wait_count > COMMS_FENCES_MAX) {
         comms_fence_set(ended);
-        return error_set(error, STATUS_LIMIT, "it waits for %u words; %d are the most", wait_count,
+        return error_set(error, STATUS_LIMIT, "it waits for %u words; at most %d are allowed", wait_count,
                          COMMS_FENCES_MAX);
     }
     struct comms_fences *fences = calloc(1, sizeof *fences);

@@ -34,7 +34,8 @@ static bool too_many(const struct comms_member *member, struct error *why)
     if (there == NULL || there->seq == seq) {
         return false;
     }
-    error_set(why, STATUS_LIMIT, "a communicator has at most %d operations pending, and op %llu is not over",
+    error_set(why, STATUS_LIMIT,
+              "a communicator has at most %d operations pending, and op %llu has not ended",
               COMMS_PENDING_OPS_MAX, (unsigned long long)there->seq);
     return true;
 }
@@ -50,10 +51,11 @@ static enum status check_bucket(const struct comms_member *member, const struct 
     if (member->bucket_left == 0 ? begins : goes_on) {
         return STATUS_OK;
     }
-    return error_set(
-        error, STATUS_INVALID_ARGUMENT,
-        "communicator \"%s\", rank %u: operation %u of %u of a bucket, where %u of it are to come",
-        member->comm->name, member->rank, terms->bucket_index + 1, terms->bucket_ops, member->bucket_left);
+    return error_set(error, STATUS_INVALID_ARGUMENT,
+                     "communicator \"%s\", rank %u: operation %u of %u of a bucket does not continue the "
+                     "open bucket, which lacks %u operations",
+                     member->comm->name, member->rank, terms->bucket_index + 1, terms->bucket_ops,
+                     member->bucket_left);
 }
 
 /* Inserts the operation by seq. Higher ones may be there already, posted by ranks to which this one was

@@ -24,10 +24,9 @@ bool comms_user_may_say(struct comms *comms, uid_t uid, uint32_t node, const cha
         return true;
     }
     if (log_limit_pass(&comms->node_limit, now_ns, &suppressed)) {
-        log_warning(
-            "node %s: what it says of communicator \"%s\" of uid %u is ignored: users lets that user have "
-            "no ranks there",
-            node_name(comms, node), name, (unsigned)uid);
+        log_warning("node %s: commd ignores what it says of communicator \"%s\" of uid %u: users in "
+                    "commd.conf allows that user no ranks there",
+                    node_name(comms, node), name, (unsigned)uid);
     }
     return false;
 }

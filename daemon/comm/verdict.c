@@ -31,7 +31,7 @@ bool comms_verdict_find(const struct communicator *comm, uint64_t seq, struct er
     }
     if (cause != NULL) {
         error_set(cause, (enum status)status,
-                  "op %llu on \"%s\" ended before this rank posted it; why is not kept any more",
+                  "op %llu on \"%s\" ended before this rank posted it; commd no longer has the reason",
                   (unsigned long long)seq, comm->name);
     }
     return true;
@@ -177,7 +177,8 @@ void comms_verdict_received(struct communicator *comm, const Commd__Mesh__Verdic
 
 void comms_verdicts_begin(struct communicator *comm, uint64_t now_ns)
 {
-    static const struct error cause = {.status = STATUS_LIMIT, .text = "ended before it was posted here"};
+    static const struct error cause = {.status = STATUS_LIMIT,
+                                       .text = "it ended before a rank of this node posted it"};
     for (uint32_t i = 0; i < comm->verdicts.count; i++) {
         exec_cancel(comm->exec, comm->verdicts.items[i].first, comm->verdicts.items[i].count, &cause, now_ns);
     }

@@ -240,8 +240,8 @@ static enum status check_source(const char *path, const char *text, struct error
         return error_set(error, STATUS_CONFIG, "%s:%u: %.*s: expected the whole configuration in this file",
                          path, place.line, (int)(size_bytes < 64 ? size_bytes : 64), fault);
     }
-    return error_set(error, STATUS_CONFIG, "%s:%u: %.*s = %.*s: expected a number that is not so large", path,
-                     place.line, (int)(place.key_bytes < 64 ? place.key_bytes : 64), place.key,
+    return error_set(error, STATUS_CONFIG, "%s:%u: %.*s = %.*s: expected a smaller number", path, place.line,
+                     (int)(place.key_bytes < 64 ? place.key_bytes : 64), place.key,
                      (int)(size_bytes < 64 ? size_bytes : 64), fault);
 }
 
@@ -342,7 +342,8 @@ static enum status default_node_name(struct conf *conf, struct error *error)
         return error_set_errno(error, errno, "gethostname");
     }
     host[strcspn(host, ".")] = '\0';
-    return set_text(conf, &schema[0], host, "node_name is not set, and the host's name does not do", error);
+    return set_text(conf, &schema[0], host, "node_name is not set, and the host's name cannot replace it",
+                    error);
 }
 
 static const char *source_of(const struct conf *conf, const char *key)
@@ -374,7 +375,8 @@ static enum status check_together(const struct conf *conf, struct error *error)
             (unsigned long long)conf->reconnect_max_ms, (unsigned long long)conf->reconnect_min_ms);
     }
     if (conf->standalone && conf->node_count > 0) {
-        return error_set(error, STATUS_CONFIG, "%s: nodes: there are others, but --standalone was given",
+        return error_set(error, STATUS_CONFIG,
+                         "%s: nodes: other nodes are listed, but --standalone was given",
                          conf->nodes[0].source);
     }
     return STATUS_OK;

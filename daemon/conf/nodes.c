@@ -91,7 +91,7 @@ static enum status read_node(struct conf *conf, const config_setting_t *entry, c
     }
     for (size_t i = 0; i < conf->node_count; i++) {
         if (strcmp(conf->nodes[i].name, name) == 0) {
-            return error_set(error, STATUS_CONFIG, "%s: nodes: \"%s\" is there twice, first at %s", where,
+            return error_set(error, STATUS_CONFIG, "%s: nodes: \"%s\" is listed twice, first at %s", where,
                              name, conf->nodes[i].source);
         }
     }

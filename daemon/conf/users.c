@@ -172,7 +172,7 @@ enum status conf_users_check(struct conf *conf, struct error *error)
     for (size_t i = 1; i < conf->user_count; i++) {
         const struct conf_user *user = &conf->users[i];
         if (user->uid == user[-1].uid) {
-            return error_set(error, STATUS_CONFIG, "%s: users: uid %u (\"%s\") is there twice, also at %s",
+            return error_set(error, STATUS_CONFIG, "%s: users: uid %u (\"%s\") is listed twice, also at %s",
                              user->source, user->uid, user->name, user[-1].source);
         }
     }

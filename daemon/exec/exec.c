@@ -117,7 +117,7 @@ static void fail_cut(struct exec *exec, uint64_t now_ns)
     while ((comm = exec->cut) != NULL && comm->cut_ns <= now_ns) {
         struct error error;
         error_set(&error, STATUS_PROTOCOL,
-                  "\"%s\": node %s reset a stream within a message, and gives no reason", comm->options.name,
+                  "\"%s\": node %s reset a stream within a message, and gave no reason", comm->options.name,
                   comm->options.node_names[comm->cut_node]);
         exec_forget_cut(comm);
         exec_comm_fail(comm, &error, now_ns);

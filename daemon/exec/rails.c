@@ -132,8 +132,8 @@ static void link_is_up(struct rails *rails, uint32_t rail, uint32_t peer)
     if (at->is_down) {
         struct error cause;
         error_set(&cause, STATUS_UNREACHABLE,
-                  "node %s takes no connection of node %s on rail %u before rail 0", rails->node_name,
-                  at->name, rail);
+                  "node %s accepts no connection from node %s on rail %u before rail 0 is up",
+                  rails->node_name, at->name, rail);
         order(rails, rail, peer, ORDER_DISCONNECT, &cause);
     }
     link->up = true;
@@ -227,7 +227,7 @@ static enum status add_peer(struct rails_endpoint *endpoint, const struct link_m
     enum status status =
         net_add_peer(endpoint->rails->nets[endpoint->rail], mail->at->name, mail->address, &index, error);
     if (status == STATUS_OK && index != mail->peer) {
-        return error_set(error, STATUS_INTERNAL, "it is peer %u, not %u", index, mail->peer);
+        return error_set(error, STATUS_INTERNAL, "the network calls it peer %u, not %u", index, mail->peer);
     }
     if (status == STATUS_OK && index >= endpoint->peer_count) { /* not a removed peer that is added again */
         endpoint->peer_count = index + 1;

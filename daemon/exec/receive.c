@@ -115,7 +115,7 @@ static enum match match_lane(struct data_reader *incoming, struct exec_op *op, u
         return MATCH_WAIT; /* our part of the slice is not ready yet */
     }
     if (lane->state != LANE_ROUNDS || (!agreement && lane->slice > header->slice)) {
-        return set_fault(incoming, "data of a slice that is done", error);
+        return set_fault(incoming, "data of a slice that has ended", error);
     }
     if ((!agreement && lane->slice < header->slice) || header->round > lane->round) {
         return MATCH_WAIT;
@@ -163,7 +163,7 @@ static enum match match(struct data_reader *incoming, uint64_t now_ns, struct er
         if (comm->share_index > 0) {
             return MATCH_WAIT; /* an operation with more slices than ours: rail 0 finds the difference */
         }
-        return set_fault(incoming, "data of it although it is over", error);
+        return set_fault(incoming, "data of it although it has ended", error);
     }
     if (!running || header->seq > op->call.seq) {
         return MATCH_WAIT;
@@ -370,7 +370,7 @@ static size_t data_take(struct stream_reader *reader, const uint8_t *bytes, size
         used = take_elements(incoming, lane_next_receive(lane), bytes, size);
     }
     if (used == 0) {
-        stream_reader_violates(reader, "a payload that is not what its header said");
+        stream_reader_violates(reader, "a payload that contradicts its header");
     }
     return used;
 }
@@ -495,7 +495,8 @@ static void data_crowded(struct stream_reader *reader, const struct error *why)
     struct exec_comm *comm = comm_of(reader);
     const struct exec_comm_options *options = &comm->options;
     struct error error;
-    error_set(&error, STATUS_LIMIT, "\"%s\": node %s posts too little of what node %s sends: %s",
+    error_set(&error, STATUS_LIMIT,
+              "\"%s\": ranks of node %s have not posted calls for the data that node %s sends: %s",
               options->name, options->node_names[options->node_index], options->node_names[reader->node],
               why->text);
     exec_comm_fail(comm, &error, comm->exec->now_ns);

@@ -59,7 +59,7 @@ static void wait_text(const struct exec_comm *comm, const struct exec_wait *wait
         (void)snprintf(text, size, "what was sent to several nodes is not acknowledged yet");
         break;
     case EXEC_WAITING_WORD:
-        (void)snprintf(text, size, "waiting for word of node %s, or of those behind it", node);
+        (void)snprintf(text, size, "waiting for the agreement of node %s, or of nodes behind it", node);
         break;
     }
 }
@@ -93,7 +93,7 @@ static void spread_describe(const struct exec_comm *comm, const struct exec_op *
         return;
     }
     if (comm->options.node_count == 1) {
-        (void)snprintf(text, size, "%u other threads have not done their slices", spread->parts_left);
+        (void)snprintf(text, size, "%u other threads have not finished their slices", spread->parts_left);
         return;
     }
     for (uint32_t i = 0; i < spread->part_count && wait.waiting == EXEC_WAITING_NOT; i++) {

@@ -47,7 +47,7 @@ static enum status result_status(const struct gpu_devices *gpus, uint32_t gpu, c
     if (sticky && !atomic_load(&at->failed)) {
         at->failure = failure;
         atomic_store(&at->failed, true);
-        log_error("%s: it is of no use until commd is started again", failure.text);
+        log_error("%s: commd does not use this GPU again until commd restarts", failure.text);
     }
     pthread_mutex_unlock(lock);
     return error_set(error, status, "%s", failure.text);

@@ -92,7 +92,7 @@ static enum status open_handle(struct gpu_devices *gpus, uint32_t gpu, const str
     enum status status = cuda_result_status(gpus, gpu, cuda_symbol_of_ipc_open(), result, error);
     if (result == CUDA_RESULT_ALREADY_MAPPED) {
         return error_set(error, STATUS_BUSY,
-                         "GPU %u (%s): memory that was freed, and was where this is, is still in use", gpu,
+                         "GPU %u (%s): freed memory that was at the same address is still in use", gpu,
                          gpus->gpus[gpu].info.name);
     }
     return blame_client(gpus, gpu, status, error);

@@ -169,8 +169,8 @@ enum status gpu_queue_reduce(struct gpu_queue *queue, const struct host_reductio
         reduction->input_count > reduction->output_count ? reduction->input_count : reduction->output_count;
     bool many = most > KERNELS_FEW;
     if (most > GPU_QUEUE_BUFFERS_MAX) {
-        return error_set(error, STATUS_LIMIT, "%u ranks of a communicator on GPU %u; %u are the most", most,
-                         queue->gpu, GPU_QUEUE_BUFFERS_MAX);
+        return error_set(error, STATUS_LIMIT, "%u ranks of a communicator on GPU %u; at most %u are possible",
+                         most, queue->gpu, GPU_QUEUE_BUFFERS_MAX);
     }
     enum status status = queue_enter(queue, error);
     if (status != STATUS_OK || reduction->count_elements == 0) {

@@ -248,8 +248,8 @@ static void start(void)
     (void)sigaction(SIGSEGV, &action, &previous_segv);
     userfault_fd = open_userfault();
     if (userfault_fd < 0) {
-        log_warning("userfaultfd: %s: a page that a client takes out of its memory after registering it is "
-                    "made anew by commd, and charged to commd's memory cgroup instead of the client's",
+        log_warning("userfaultfd: %s: if a client takes a page out of registered memory, commd makes the "
+                    "page anew, and the page is charged to commd's memory cgroup instead of the client's",
                     strerror(errno));
     }
 }

@@ -84,7 +84,7 @@ static enum status check_holes(int fd, uint64_t size_bytes, struct error *error)
     (void)snprintf(path, sizeof path, "/proc/self/fd/%d", fd);
     int own = open(path, O_RDONLY | O_CLOEXEC);
     if (own < 0) {
-        return error_set_errno(error, errno, "a look for holes in the memfd");
+        return error_set_errno(error, errno, "looking for holes in the memfd");
     }
     off_t hole = lseek(own, 0, SEEK_HOLE);
     (void)close(own);
@@ -206,8 +206,8 @@ enum status memory_check(const struct memory *memory, struct error *error)
         return STATUS_OK;
     }
     return error_set(error, STATUS_INVALID_ARGUMENT,
-                     "memory %u of process %d had no page at offset %llu: it was never written to, or taken "
-                     "out since (fallocate, madvise); fill it and register it anew",
+                     "memory %u of process %d had no page at offset %llu: the process never wrote to it, or "
+                     "took it out (fallocate, madvise); fill the memory and register it anew",
                      memory->owner_id, (int)memory->owner_process, (unsigned long long)offset_bytes);
 }
 

@@ -53,8 +53,8 @@ static enum status hello_check(const struct mesh_peer *peer, const Commd__Mesh__
     }
     if (strcmp(hello->node_name, peer->name) != 0) {
         text_copy(hello->node_name, text, sizeof text);
-        return error_set(cause, STATUS_CERTIFICATE, "node %s by its certificate calls itself \"%s\"",
-                         peer->name, text);
+        return error_set(cause, STATUS_CERTIFICATE,
+                         "node %s has a certificate of that name, but calls itself \"%s\"", peer->name, text);
     }
     if (hello->instance == 0) {
         return error_set(cause, STATUS_PROTOCOL, "node %s greets with instance 0", peer->name);
@@ -165,7 +165,7 @@ static void message_received(struct mesh_peer *peer, const uint8_t *bytes, size_
     } else if (known) {
         message_functions[body](peer, message, now_ns);
     } else {
-        log_debug("node %s: a message of a kind that is not known here is ignored", peer->name);
+        log_debug("node %s: commd ignores a message of a kind that it does not know", peer->name);
     }
     commd__mesh__message__free_unpacked(message, NULL);
 }

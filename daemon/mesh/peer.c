@@ -131,7 +131,7 @@ void mesh_peer_up(void *context, uint32_t node, uint64_t now_ns)
     peer->closing = false;
     peer_set_state(peer, MESH_NODE_GREETING, now_ns);
     if (peer_is_held_off(peer, now_ns)) {
-        error_set(&cause, STATUS_UNREACHABLE, "node %s takes no connection of node %s for %llu ms: %s",
+        error_set(&cause, STATUS_UNREACHABLE, "node %s accepts no connection from node %s for %llu ms: %s",
                   mesh->options.node_name, peer->name,
                   (unsigned long long)((peer->held_off_until_ns - now_ns) / TIME_MS), peer->last_error);
         mesh_peer_disconnect(peer, &cause);

@@ -99,7 +99,7 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
     ngtcp2_pkt_hd header;
     if (ngtcp2_accept(&header, datagram->bytes, datagram->size) != 0 ||
         header.dcid.datalen < NGTCP2_MIN_INITIAL_DCIDLEN) {
-        quic_drop(endpoint, datagram, "of no connection, and not the first of one");
+        quic_drop(endpoint, datagram, "it belongs to no connection, and begins none");
         return;
     }
     ngtcp2_cid original;
@@ -111,7 +111,7 @@ static void quic_accept(struct quic_endpoint *endpoint, const struct quic_datagr
                                                       datagram->remote->size, &header.dcid,
                                                       QUIC_RETRY_TOKEN_TIMEOUT_NS, endpoint->now_ns) == 0;
         if (!validated) { /* a client accepts only one Retry, so a second would have no effect */
-            quic_drop(endpoint, datagram, "its address validation token is not valid, or no longer");
+            quic_drop(endpoint, datagram, "its address validation token is invalid or has expired");
             return;
         }
     }
@@ -165,7 +165,7 @@ void quic_datagram_received(void *context, const struct quic_datagram *datagram)
     int decoded = ngtcp2_pkt_decode_version_cid(&ids, datagram->bytes, datagram->size, QUIC_CID_BYTES);
     if (decoded == NGTCP2_ERR_VERSION_NEGOTIATION) {
         quic_negotiate_version(endpoint, datagram, &ids);
-        quic_drop(endpoint, datagram, "a QUIC version that is not spoken here");
+        quic_drop(endpoint, datagram, "this node does not speak its QUIC version");
         return;
     }
     if (decoded != 0) {
@@ -184,7 +184,7 @@ void quic_datagram_received(void *context, const struct quic_datagram *datagram)
     } else if (ids.version != 0) {
         quic_accept(endpoint, datagram);
     } else {
-        quic_drop(endpoint, datagram, "of no connection");
+        quic_drop(endpoint, datagram, "it belongs to no connection");
         if (datagram->size >= QUIC_SHORT_PACKET_MIN_BYTES) {
             quic_reset_stateless(endpoint, datagram, &ids);
         }

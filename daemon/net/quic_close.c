@@ -179,7 +179,7 @@ void quic_connection_fail(struct quic_connection *connection, int failure)
         break;
     case NGTCP2_ERR_RETRY:
     case NGTCP2_ERR_DROP_CONN:
-        error_set(&cause, STATUS_PROTOCOL, "%s: no connection can be begun with what it sent", who);
+        error_set(&cause, STATUS_PROTOCOL, "%s: what it sent cannot begin a connection", who);
         connection->silent = true;
         connection->forgotten = true;
         break;

@@ -278,7 +278,7 @@ enum quic_send_result quic_socket_send(struct quic_socket *socket, const struct 
     enum quic_send_result result = quic_send_singly(socket, batch, sent_bytes, &refused);
     if (!refused) {
         socket->gso = false;
-        log_info("UDP segmentation offload is not to be had on this path: datagrams are sent one by one from "
+        log_info("UDP segmentation offload does not work on this path: commd sends datagrams one by one from "
                  "now on");
     }
     return result;

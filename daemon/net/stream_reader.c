@@ -90,7 +90,7 @@ static void set_begun(struct stream_reader *reader, bool has_begun)
     }
     reader->has_begun = has_begun;
     if (!stream_parking_begun(parking_of(reader->readers), reader->peer, has_begun) && has_begun) {
-        stream_reader_violates(reader, "the beginnings of too many headers, and the rest of none");
+        stream_reader_violates(reader, "the beginnings of too many headers without the rest");
     }
 }
 
@@ -197,7 +197,7 @@ static bool find_comm(struct stream_reader *reader)
             return wrong == NULL && !reader->resetting;
         }
     }
-    stream_reader_violates(reader, "something for a communicator that it has no part in");
+    stream_reader_violates(reader, "data for a communicator that it does not belong to");
     return false;
 }
 
@@ -329,7 +329,7 @@ static void stream_closed(void *context, struct net_stream *stream, const struct
     }
     *reader->readers->now_ns = now_ns;
     if (cause == NULL && reader->header_have > 0) {
-        stream_reader_violates(reader, "half a message, and the end of its stream");
+        stream_reader_violates(reader, "half a message, then the end of its stream");
     }
     bool within = reader->header_have > 0 && !reader->resetting;
     if (cause != NULL && cause->status == STATUS_ABORTED && within && reader->group != NULL) {

@@ -103,7 +103,7 @@ static const char *message_check_next(const struct stream_reader *reader)
 {
     const struct message_reader *incoming = (const struct message_reader *)reader;
     bool same = flow_of(incoming->header.kind) == incoming->flow && !incoming->is_over;
-    return same ? NULL : "messages on one stream that belong on two";
+    return same ? NULL : "on one stream messages that belong on two";
 }
 
 static const char *message_decode(struct stream_reader *reader)
@@ -144,7 +144,7 @@ void incoming_end_cut(struct p2p *p2p, uint64_t now_ns)
         const struct p2p_comm *comm = arrival->comm;
         struct error error;
         error_set(&error, STATUS_PROTOCOL,
-                  "\"%s\": node %s reset the payload of rank %u's send, tag %u, and gives no reason",
+                  "\"%s\": node %s reset the payload of rank %u's send, tag %u, and gave no reason",
                   comm->options.name, comm->options.node_names[arrival->link->node], arrival->source_rank,
                   arrival->tag);
         arrival->cut_ns = 0;
@@ -239,7 +239,7 @@ static enum stream_ready begin_arrival(struct message_reader *incoming)
     const struct message_header *header = &incoming->header;
     struct p2p_link *link = link_of(&incoming->reader);
     bool eager = header->kind == MESSAGE_EAGER;
-    const char *wrong = header->id != link->came_count + 1 ? "a message out of its order"
+    const char *wrong = header->id != link->came_count + 1 ? "a message out of order"
                         : eager                            ? keep_credit(link->comm, header)
                                                            : NULL;
     if (wrong != NULL) {
@@ -280,13 +280,13 @@ static const char *on_withdraw(struct p2p_link *link, const struct message_heade
     struct p2p_arrival *arrival = find_arrival(link, header);
     struct error ended;
     if (header->id == 0 || header->id > link->came_count) {
-        return "that a message ends which it never sent";
+        return "the end of a message that it never sent";
     }
     if (arrival == NULL) {
         return NULL; /* it was refused, or has ended, meanwhile */
     }
     if (arrival->source_rank != header->source_rank || arrival->to_rank != header->to_rank) {
-        return "that a message of other ranks ends";
+        return "the end of a message of other ranks";
     }
     if (arrival->receive == NULL) {
         arrival_free(arrival);
@@ -347,7 +347,7 @@ static const char *on_credit(struct p2p_comm *comm, const struct message_header 
 {
     struct p2p_pair *pair = pair_find(comm, header->source_rank, header->to_rank);
     if (pair == NULL || header->count_elements > pair->sent_bytes) {
-        return "that more was taken than was sent";
+        return "credit for more bytes than it received";
     }
     pair->sent_bytes -= (uint32_t)header->count_elements;
     return NULL;

@@ -154,7 +154,7 @@ NODE = [
     Node("message_giant", "messages", "malformed: payload_bytes"),
     Node("message_zero", "messages", "malformed: reserved"),
     Node("message_comm", "messages", "TIMED_OUT"),
-    Node("message_id", "messages", "message that was not sent|message out of its order"),
+    Node("message_id", "messages", "message that was not sent|message out of order"),
     Node("message_source", "messages", "ranks that are elsewhere|another size"),
     Node("message_to", "messages", "ranks that are elsewhere"),
     Node("second_stream", "reduce", "second stream", True),

@@ -235,7 +235,7 @@ def rows(results, machine, figures):
 
 def kernel_rows(kernels):
     """kernels: bench_reduce's objects."""
-    large = [each["of_copy"] for each in kernels if each["type"] == "f32" and each["kernel"] == "dev_reduce" and each["streams"]]
+    large = [each["of_copy"] for each in kernels if each["type"] == "f32" and each["kernel"] == "host_reduce" and each["streams"]]
     small = [each["ns"] for each in kernels if each["type"] == "f32" and each["bytes"] == 64 and each["inputs"] == 2]
     return [row("f32 sums past the caches: of a copy's rate in touched bytes, median of the shapes", statistics.median(large) if large else None, 0.9),
             row("the same, worst shape", min(large, default=None), 0.9),

@@ -90,7 +90,7 @@ class Users(StandaloneTest):
             self.assertEqual({row["key"] for row in shown["settings"]} & hidden, set())
             self.assertEqual(shown["hidden"], len(hidden))
         self.assertNotIn("node.key", self.as_nobody("config", "show").stdout)
-        self.assertIn("and 4 that administrators alone are shown", self.as_nobody("config", "show").stdout)
+        self.assertIn("and 4 more that only administrators see", self.as_nobody("config", "show").stdout)
         self.assertLessEqual(hidden, {row["key"] for row in self.cluster.json("solo", "config", "show")["settings"]})
 
     def test_the_administrators_socket_is_closed_to_others(self):
@@ -177,7 +177,7 @@ class Ended(StandaloneTest):
     def test_a_user_aborts_nobody_elses(self):
         done = self.as_nobody("abort", "train", "--uid", "root")
         self.assertEqual(done.returncode, 1)
-        self.assertIn(f"uid {NOBODY} may end its own communicators", done.stderr)
+        self.assertIn(f"uid {NOBODY} may end only its own communicators", done.stderr)
         done = self.as_nobody("disconnect", self.root[0].pid)
         self.assertEqual(done.returncode, 4)
         self.assertIn(f"no client of yours has pid {self.root[0].pid}", done.stderr)

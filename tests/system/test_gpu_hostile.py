@@ -126,8 +126,8 @@ class Hostile(cluster.StandaloneTest):
     def test_uuids(self):
         handle = self.gpu.ipc_handle(self.buffer)
         self.register(BUFFER, UNIT, NOT_FOUND, "none of the 2", uuid=bytes(16), handle=handle)
-        self.register(BUFFER, UNIT, INVALID_ARGUMENT, "UUID of 15 bytes", uuid=self.uuid[:15], handle=handle)
-        self.register(BUFFER, UNIT, INVALID_ARGUMENT, "UUID of 17 bytes", uuid=self.uuid + b"x", handle=handle)
+        self.register(BUFFER, UNIT, INVALID_ARGUMENT, "UUID cannot have 15 bytes", uuid=self.uuid[:15], handle=handle)
+        self.register(BUFFER, UNIT, INVALID_ARGUMENT, "UUID cannot have 17 bytes", uuid=self.uuid + b"x", handle=handle)
         other = next(bytes.fromhex(each["uuid"]) if isinstance(each["uuid"], str) else each["uuid"]
                      for each in self.cluster.json("solo", "gpus")["gpus"] if each["index"] == 1)
         self.register(BUFFER, UNIT, INVALID_ARGUMENT, "not of GPU 1", uuid=other, handle=handle)
@@ -135,7 +135,7 @@ class Hostile(cluster.StandaloneTest):
     def test_handles(self):
         handle = self.gpu.ipc_handle(self.buffer)
         for length in (0, 1, 63, 65, 4096):
-            self.register(BUFFER, UNIT, PROTOCOL, f"handle of {length} bytes", handle=(handle + bytes(4096))[:length])
+            self.register(BUFFER, UNIT, PROTOCOL, f"handle cannot have {length} bytes", handle=(handle + bytes(4096))[:length])
         for at in range(0, 64, 7):
             forged = bytearray(handle)
             forged[at] ^= 0x55
@@ -483,9 +483,9 @@ class Hostile(cluster.StandaloneTest):
         self.share()
         self.join()
         for wait in ((WORDS, 4096, 1), (WORDS, 4092, 1), (WORDS, (1 << 64) - 8, 1), (WORDS, 4, 1), (BUFFER, 0, 1), (99, 0, 1)):
-            self.refused(INVALID_ARGUMENT, "no word of 64 bits", waits=[wait])
+            self.refused(INVALID_ARGUMENT, "not a word of 64 bits", waits=[wait])
         for ended in ((WORDS, 4096, 1), (WORDS, 4, 1), (BUFFER, 0, 1)):
-            self.refused(INVALID_ARGUMENT, "no word of 64 bits", told=False, ended=ended)
+            self.refused(INVALID_ARGUMENT, "not a word of 64 bits", told=False, ended=ended)
         self.done()
 
     def test_too_many_waits(self):

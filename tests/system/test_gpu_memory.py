@@ -89,7 +89,7 @@ class GpuMemory(FailureCase):
             works = self.work(cluster, [("comm", None), ("comm", None)])
             self.expect(self.rank(cluster, 0, 1, "handle", "once"), "PERMISSION", 'cuda_ipc_handles = "refuse"', "comm_mem_alloc",
                         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True", "comm_all_reduce on", within_s=10)
-            self.expect(self.rank(cluster, 0, 1, "fall-back", "once", "memory=comm", environment=WITHOUT), "PERMISSION", "comm_mem_alloc: GPU 0 makes no memory",
+            self.expect(self.rank(cluster, 0, 1, "fall-back", "once", "memory=comm", environment=WITHOUT), "PERMISSION", "comm_mem_alloc: GPU 0 cannot make memory",
                         'cuda_ipc_handles = "refuse"', within_s=10)
             self.assertEqual(self.imported(cluster), (2, 0, 2 * UNIT))
             self.assertTrue(all(process.poll() is None for process in works), "the others go on")

@@ -76,7 +76,7 @@ class UnreadLog(unittest.TestCase):
                 text += os.read(self.reader, 65536)
             except BlockingIOError:
                 self.status()  # something more to log
-            return b"log lines were lost: standard error was not read" in text
+            return b"log lines were lost: nobody read standard error" in text
 
         self.wait(read_report, "the log says what is missing")
         self.daemon.terminate()

@@ -61,15 +61,15 @@ class Pki(unittest.TestCase):
     def test_a_request_must_be_of_the_name(self):
         self.good("request", "beta", "--dir", self.folder)
         errors = self.bad(1, "issue", "gamma", "--request", self.folder / "beta.csr", "--dir", self.ca)
-        self.assertIn('of "beta", not of "gamma"', errors)
+        self.assertIn('for "beta", not for "gamma"', errors)
         self.assertEqual(self.record(), [])
         self.good("issue", "beta", "--request", self.folder / "beta.csr", "--dir", self.ca)
         self.assertFalse((self.ca / "beta.key").exists())
         self.assertEqual(self.json("show", self.folder / "beta.csr")["key_sha256"], self.json("show", "beta", "--dir", self.ca)["key_sha256"])
         request = self.folder / "two.csr"
-        for arguments, text in ((("-subj", "/CN=beta/CN=gamma"), "not of one node"), (("-subj", "/O=beta"), "not of one node"),
-                                (("-subj", "/CN=beta", "-addext", "subjectAltName=DNS:beta,DNS:gamma"), "not of one node"),
-                                (("-subj", "/CN=beta", "-addext", "subjectAltName=DNS:gamma"), "not of one node")):
+        for arguments, text in ((("-subj", "/CN=beta/CN=gamma"), "does not name one node"), (("-subj", "/O=beta"), "does not name one node"),
+                                (("-subj", "/CN=beta", "-addext", "subjectAltName=DNS:beta,DNS:gamma"), "does not name one node"),
+                                (("-subj", "/CN=beta", "-addext", "subjectAltName=DNS:gamma"), "does not name one node")):
             subprocess.run(["openssl", "req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-keyout", self.folder / "two.key",
                             "-out", request, *arguments], check=True, capture_output=True)
             self.assertIn(text, self.bad(1, "renew", "beta", "--request", request, "--dir", self.ca), arguments)
@@ -93,7 +93,7 @@ class Pki(unittest.TestCase):
         self.assertEqual(self.json("show", "gamma", "--dir", self.ca)["state"], "revoked")
         self.assertIn("it is revoked", self.bad(1, "renew", "gamma", "--dir", self.ca))
         for name in ("nobody", "beta", "0A0A"):
-            self.assertIn("still good", self.bad(4, "revoke", name, "--dir", self.ca), name)
+            self.assertIn("no valid certificate of that name", self.bad(4, "revoke", name, "--dir", self.ca), name)
         crl = self.json("show", self.ca / "ca.crl")
         self.assertEqual(crl["ends"], self.json("show", "ca", "--dir", self.ca)["ends"])
         verified = subprocess.run(["openssl", "crl", "-in", self.ca / "ca.crl", "-CAfile", self.ca / "ca.crt", "-noout", "-verify", "-crlnumber"],
@@ -126,7 +126,7 @@ class Pki(unittest.TestCase):
         self.assertEqual(self.mode(self.ca / "alpha.key"), "0o600")
         self.assertIn("--new-key", self.bad(1, "renew", "beta", "--dir", self.ca))
         shutil.copy(self.ca / "alpha.crt", self.ca / "beta.crt")
-        self.assertIn('not of "beta"', self.bad(1, "renew", "beta", "--dir", self.ca))
+        self.assertIn('not for "beta"', self.bad(1, "renew", "beta", "--dir", self.ca))
 
     def test_links_are_never_followed(self):
         victim = self.folder / "victim"

@@ -107,7 +107,7 @@ class Rings(cluster.StandaloneTest):
 
     def test_a_length_that_cannot_be(self):
         self.client.put(b"x" * 8, length=1 << 30)
-        self.assertIn(b"what cannot be", self.client.answer())
+        self.assertIn(b"invalid data", self.client.answer())
         self.assertTrue(self.client.is_ended())
 
     def test_a_tail_that_cannot_be(self):

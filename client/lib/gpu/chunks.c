@@ -128,8 +128,9 @@ static comm_result_t find_chunks(const struct client_gpu *gpu, const unsigned ch
     }
     if (next < at + size_bytes) {
         return chunks->count == CHUNKS_MAX
-                   ? error_report(COMM_LIMIT, "the memory at %p is of more than %u parts mapped one by one",
-                                  at, CHUNKS_MAX / 2)
+                   ? error_report(COMM_LIMIT,
+                                  "the memory at %p has more than %u parts that were mapped one by one", at,
+                                  CHUNKS_MAX / 2)
                    : error_report(COMM_INVALID_ARGUMENT,
                                   "of %zu bytes at %p, those from %p on are no memory of GPU %d that can be "
                                   "passed to commd",

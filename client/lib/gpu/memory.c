@@ -177,9 +177,10 @@ static comm_result_t make_place(struct comm_client *client, const struct gpu_chu
     struct client_memory *other;
     while ((other = memory_overlapping(client, begin, size_bytes)) != NULL && client->lost == COMM_OK) {
         if (other->gpu == NULL) {
-            return error_report(COMM_INVALID_ARGUMENT,
-                                "the memory at %p is registered as memory of the host: comm_mem_deregister",
-                                (const void *)other->base);
+            return error_report(
+                COMM_INVALID_ARGUMENT,
+                "the memory at %p is registered as memory of the host: call comm_mem_deregister first",
+                (const void *)other->base);
         }
         if (other->ready && !other->growing) {
             forget(client, other);
@@ -409,7 +410,7 @@ comm_result_t gpu_memory_make(struct comm_client *client, size_t size_bytes, int
         client_leave(client);
     }
     if (result != COMM_OK && made.guard_bytes == 0) {
-        result = error_within(result, "GPU %d makes no memory that is passed by descriptor", ordinal);
+        result = error_within(result, "GPU %d cannot make memory that can be passed by descriptor", ordinal);
     }
     if (result != COMM_OK) {
         gpu_allocation_free(&made); /* no work can use it yet */

@@ -37,7 +37,7 @@ static void test_bells_for_nothing(void **state)
     assert_true(heard_of(&client, 16) == 16);
     assert_false(api_is_awake(node->api)); /* it does not keep the daemon awake */
     assert_true(heard_of(&client, 2000) < 1000);
-    assert_contains(node->last_warning, "rings its doorbell for nothing");
+    assert_contains(node->last_warning, "rings its doorbell without need");
     unsigned warnings = node->warnings;
     ring_client_check(&other);
     fall_asleep(node);

@@ -239,7 +239,7 @@ static void test_left_before_formed(void **state)
     client_submit(&client, &submit);
     client_expect_complete(&client, 4, 31, STATUS_IN_PROGRESS, "");
     uint64_t id = client_send_destroy(&client, 4);
-    client_expect_error(&client, init_id, STATUS_ABORTED, "left before it had formed");
+    client_expect_error(&client, init_id, STATUS_ABORTED, "left the communicator before it had formed");
     client_expect_done(&client, id);
     client_init(&client, 4, "comm"); /* handle and name are free */
     client_free(&client);

@@ -172,7 +172,7 @@ static void test_hostile_heads_and_packets(void **state)
         atomic_store(&client.in.shared->head, heads[i]);
         assert_int_equal(put_status(&client), RING_OK);
         expect_ended(&client, NULL); /* the daemon cannot tell the client */
-        assert_contains(node->last_warning, "dropped, its ring holds what cannot be");
+        assert_contains(node->last_warning, "dropped, its ring holds invalid data");
         ring_client_free(&client);
     }
     struct ring_client client = ring_client_new(node);
@@ -195,7 +195,7 @@ static void test_hostile_clients(void **state)
     for (size_t i = 0; i < sizeof tails / sizeof tails[0]; i++) {
         struct ring_client client = ring_client_new(node);
         atomic_store(&client.out.shared->tail, tails[i]);
-        expect_ended(&client, "its ring holds what cannot be");
+        expect_ended(&client, "its ring holds invalid data");
         ring_client_free(&client);
     }
     static const uint32_t lengths[] = {
@@ -205,7 +205,7 @@ static void test_hostile_clients(void **state)
         ring_client_check(&client); /* also not at the beginning */
         memcpy(client.out.data + client.out.own, &lengths[i], sizeof lengths[i]);
         atomic_store(&client.out.shared->tail, client.out.own + 24);
-        expect_ended(&client, "its ring holds what cannot be");
+        expect_ended(&client, "its ring holds invalid data");
         ring_client_free(&client);
     }
     assert_int_equal(count_fds(), fds);

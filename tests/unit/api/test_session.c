@@ -365,7 +365,7 @@ static void test_no_descriptor_is_left(void **state)
     struct rlimit before = forbid_descriptors();
     for (unsigned i = 0; i < 3; i++) {
         uint64_t id = client_send_register(&client, 1, 4096, fd);
-        client_expect_error(&client, id, STATUS_LIMIT, "the descriptor of this request was not taken");
+        client_expect_error(&client, id, STATUS_LIMIT, "commd did not take the descriptor of this request");
         client_check(&client);
     }
     assert_contains(node->last_warning, "file descriptors open that it may have");

@@ -218,7 +218,7 @@ static void test_the_most(void **state)
         comm_request_free(post(comm, bytes[i], sizeof bytes[i]));
     }
     assert_int_equal(comm_barrier(comm, NULL), COMM_LIMIT);
-    assert_error_says("\"most\": 10 operations are submitted that commd has no place for yet");
+    assert_error_says("\"most\": 10 submitted operations wait until commd has a place for them");
     fake_daemon_wait(pair.daemon, so_many_submits, 4);
     assert_int_equal(comm_barrier(comm, NULL), COMM_OK);
     assert_int_equal(fake_daemon_counts(pair.daemon).submits, MOST + 2);

@@ -38,7 +38,7 @@ static void test_hostile_commd(void **state)
             if (result != COMM_PROTOCOL) {
                 fail_msg("abuse %u at %u: %s", abuse, (unsigned)at_op, comm_result_text(result));
             }
-            assert_error_says("commd's ring holds what cannot be");
+            assert_error_says("commd's ring holds invalid data");
             assert_int_equal(comm_sync(comm, 0), COMM_PROTOCOL); /* and stays so */
             pair_stop(&pair);
         }
@@ -58,9 +58,9 @@ static void test_wrong_events(void **state)
         {FAKE_EMPTY_EVENT, "an event of an unknown kind"},
         {FAKE_OTHER_RECORD, "a completion with a wrong version"},
         {FAKE_OTHER_TICKET, "which is not in flight"},
-        {FAKE_OTHER_HANDLE, "which never was"},
+        {FAKE_OTHER_HANDLE, "which never existed"},
         {FAKE_OTHER_REQUEST, "which was not made"},
-        {FAKE_OVERSIZE, "are the most"},
+        {FAKE_OVERSIZE, "at most"},
     };
     for (size_t i = 0; i < sizeof wrongs / sizeof wrongs[0]; i++) {
         struct pair pair = pair_start(&(struct fake_script){.rings = true});

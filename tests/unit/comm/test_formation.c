@@ -164,7 +164,7 @@ static void test_bad_terms(void **state)
         {{.name = long_name, .size = 1}, "127"},
         {{.name = "x", .size = 0}, "size 0"},
         {{.name = "x", .size = COMM_SIZE_MAX + 1}, "size 65537"},
-        {{.name = "x", .size = 3, .rank = 3}, "rank 3 of size 3"},
+        {{.name = "x", .size = 3, .rank = 3}, "rank 3, but the size is 3"},
         {{.name = "x", .size = 3, .algorithms = "a b"}, "algorithms"},
     };
     world_start(&world, 1, 1, NULL);

@@ -239,10 +239,10 @@ static void test_what_costs_the_connection(void **state)
     (void)state;
     enum { DISPUTE, VERDICT, FINAL, LEAVE, BEYOND, ANNOUNCE, SUMMARY, REACH, CASES };
     static const char *const whats[CASES] = {
-        "a dispute on operations that cannot be",        "a verdict on operations that cannot be",
-        "a verdict that is not its to say, or not ours", "that a rank leaves which it does not have",
-        "that a rank leaves which it does not have",     "a malformed announcement of ranks",
-        "of missing ranks what is not its to say",       "a second time which rails it reaches"};
+        "a dispute on operations that cannot exist",           "a verdict on operations that cannot exist",
+        "a verdict that it may not give, or not to this node", "the leave of a rank that it does not have",
+        "the leave of a rank that it does not have",           "a malformed announcement of ranks",
+        "a list of missing ranks that it may not send",        "a second list of the rails that it reaches"};
     for (int which = 0; which < CASES; which++) {
         struct mesh_node_info info;
         hostile_start();

@@ -39,7 +39,7 @@ static void test_beyond_pending(void **state)
             post_barriers(members[eager], COMMS_PENDING_OPS_MAX);
             assert_int_equal(post_barrier(members[eager], 0, &error), STATUS_LIMIT);
             assert_non_null(strstr(error.text, "op 1025 on \"eager\""));
-            assert_non_null(strstr(error.text, "at most 1024 operations pending, and op 1 is not over"));
+            assert_non_null(strstr(error.text, "at most 1024 operations pending, and op 1 has not ended"));
             run(&world, 20 * TIME_MS);
             for (uint32_t rank = 0; rank < SIZE; rank++) {
                 if (rank != eager) {
@@ -58,7 +58,7 @@ static void test_beyond_pending(void **state)
             for (uint32_t rank = 0; rank < SIZE; rank++) {
                 if (rank != eager) {
                     assert_int_equal(members[rank]->completed, 1);
-                    assert_error(&members[rank]->results[1], STATUS_LIMIT, "and op 1 is not over");
+                    assert_error(&members[rank]->results[1], STATUS_LIMIT, "and op 1 has not ended");
                 }
                 post_barriers(members[rank], 1);
             }

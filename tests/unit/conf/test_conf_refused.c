@@ -56,7 +56,7 @@ static void test_numbers_do_not_wrap(void **state)
 {
     (void)state;
     assert_refused("\nslice_bytes = 4294971392;\n" OWN, 2,
-                   "slice_bytes = 4294971392: expected a number that is not so large");
+                   "slice_bytes = 4294971392: expected a smaller number");
     assert_refused("slice_bytes = 4294971392L;\n" OWN, 1,
                    "slice_bytes = 4294971392: expected a number from 4096 to 268435456");
     assert_refused("slice_bytes = 0x100001000;\n" OWN, 1, "slice_bytes = 0x100001000: expected");
@@ -202,10 +202,10 @@ static void test_nodes_refused(void **state)
         {"nodes = ( { name = \"a\";\n name = \"b\"; address = \"h:1\"; } );", 2, "duplicate setting name"},
         {"node_name = \"a\"; nodes = ( { name = \"a\"; address = \"h:1\"; },\n"
          "{ name = \"b\"; address = \"h:2\"; },\n{ name = \"b\"; address = \"h:3\"; } );",
-         3, "nodes: \"b\" is there twice, first at "},
+         3, "nodes: \"b\" is listed twice, first at "},
         {"node_name = \"a\"; nodes = ( { name = \"a\"; address = \"h:1\"; },\n"
          "{ name = \"a\"; address = \"h:1\"; } );",
-         2, "nodes: \"a\" is there twice, first at "},
+         2, "nodes: \"a\" is listed twice, first at "},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         assert_refused(cases[i].text, cases[i].line, cases[i].part);
@@ -253,7 +253,8 @@ static void test_settings_that_contradict_each_other(void **state)
     const char *others = "node_name = \"b\";\n"
                          "nodes = ( { name = \"a\"; address = \"h:1\"; } );";
     write_bytes(others, strlen(others));
-    assert_refused_with(&options, STATUS_CONFIG, 2, "nodes: there are others, but --standalone was given");
+    assert_refused_with(&options, STATUS_CONFIG, 2,
+                        "nodes: other nodes are listed, but --standalone was given");
 }
 
 static void test_unreadable(void **state)

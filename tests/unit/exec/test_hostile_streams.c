@@ -111,7 +111,7 @@ static void test_data_for_an_idle_lane(void **state)
     (void)hostile_say(&hostile, stream, payload, header.payload_bytes);
     hostile_turns(&hostile, 50);
     assert_int_equal(hostile.failures, 1);
-    assert_non_null(strstr(hostile.failure.text, "node b sent data of it although it is over"));
+    assert_non_null(strstr(hostile.failure.text, "node b sent data of it although it has ended"));
     assert_memory_equal(hostile_at(&copy), hostile_at(&out[0]), COUNT);
     net_stream_reset(stream);
     hostile_buffer_free(&copy);

@@ -222,7 +222,8 @@ static void test_lies(void **state)
     } cases[] = {
         {LIE_VERSION, STATUS_VERSION, "node liar speaks version ", 50},
         {LIE_CLUSTER, STATUS_CONFIG, "node liar is of cluster \"toast?[2J\", node a of cluster \"test\"", 50},
-        {LIE_NAME, STATUS_CERTIFICATE, "node liar by its certificate calls itself \"a\"", 50},
+        {LIE_NAME, STATUS_CERTIFICATE, "node liar has a certificate of that name, but calls itself \"a\"",
+         50},
         {LIE_INSTANCE, STATUS_PROTOCOL, "instance 0", 50},
         {LIE_NO_HELLO, STATUS_PROTOCOL, "did not greet first", 50},
         {LIE_TWO_HELLOS, STATUS_PROTOCOL, "greets a second time", 50},
@@ -309,7 +310,7 @@ static void test_violations_are_held_off(void **state)
         assert_false(liar.up);
         assert_int_equal(liar.downs, downs + 1);
         assert_int_equal(liar.cause.status, STATUS_UNREACHABLE);
-        assert_non_null(strstr(liar.cause.text, "node a takes no connection of node liar for "));
+        assert_non_null(strstr(liar.cause.text, "node a accepts no connection from node liar for "));
         assert_int_equal(world.nodes[0].ups[0], violation);
         run(&world, again_ns - world.now_ns - 10 * TIME_MS);
         assert_false(liar.up); /* node a has not dialled either */

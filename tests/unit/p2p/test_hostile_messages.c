@@ -92,11 +92,11 @@ static void test_what_no_node_says(void **state)
         uint64_t id, count;
         const char *what;
     } lies[] = {
-        {MESSAGE_ENVELOPE, 2, BYTES, "a message out of its order"},
-        {MESSAGE_ENVELOPE, 0, BYTES, "a message out of its order"},
-        {MESSAGE_WITHDRAW, 1, BYTES, "that a message ends which it never sent"},
-        {MESSAGE_WITHDRAW, 0, BYTES, "that a message ends which it never sent"},
-        {MESSAGE_CREDIT, 0, 1, "that more was taken than was sent"},
+        {MESSAGE_ENVELOPE, 2, BYTES, "a message out of order"},
+        {MESSAGE_ENVELOPE, 0, BYTES, "a message out of order"},
+        {MESSAGE_WITHDRAW, 1, BYTES, "the end of a message that it never sent"},
+        {MESSAGE_WITHDRAW, 0, BYTES, "the end of a message that it never sent"},
+        {MESSAGE_CREDIT, 0, 1, "credit for more bytes than it received"},
         {MESSAGE_ACCEPT, 2, BYTES, "a reply to a message that was not sent"},
         {MESSAGE_REFUSE, 0, BYTES, "a reply to a message that was not sent"},
         {MESSAGE_DATA, 1, 100, "a payload that no receive waits for"},
